@@ -1,7 +1,7 @@
 """The release that a checkout is nearest to, by the lines of its files.
 
 A sketch has the lines of an engine's driven files as 24-bit checksums, each with the releases that have the
-line. `python -m ci.sketches` writes the sketches. A text that several lines have counts as one line.
+line. `python -m ci.sketches` writes the sketches. Lines of equal text count as one line.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 FOLDER = Path(__file__).with_name("sketches")
-BYTES = 3  # of a checksum
+BYTES = 3  # a checksum has 24 bits
 FAR = 300  # lines: a tree that differs more than that from the oldest release may be older
-_AROUND = 2  # releases on either side: one may be a patch release
-_LEANS = 3  # lines of a release nearby alone: a tree with as many lies between the two
-_SHORTEST = 8  # characters; shorter lines stand everywhere
+_RELEASES_AROUND = 2  # on either side, for one of them may be a patch release
+_LEAST_SHARED = 3  # lines that a tree and the neighbour have, and the nearest release has not: see `leans`
+_SHORTEST_LINE = 8  # characters; shorter lines, such as `else:`, are in every release and tell nothing
 
 
 class Nearest(NamedTuple):
@@ -41,25 +41,25 @@ class Sketch(NamedTuple):
 
 def nearest(engine: str, root: Path) -> Nearest:
     """The release nearest to the files under `root`, which holds the package of the engine."""
-    each = distances(engine, root)
-    release = min(each, key=each.__getitem__)
-    return Nearest(release, each[release])
+    differing_lines = distances(engine, root)
+    release = min(differing_lines, key=differing_lines.__getitem__)
+    return Nearest(release, differing_lines[release])
 
 
 def distances(engine: str, root: Path) -> dict[str, int]:
-    """For each release, how many lines differ, from old to new."""
+    """Return how many lines of the tree under `root` differ from each release, the oldest release first."""
     sketch = read(engine)
     lines = tree_lines(engine, root)
     shared = _per_release(sketch, (sketch.lines.get(line, 0) for line in lines))
-    every = _per_release(sketch, sketch.lines.values())
+    own = _per_release(sketch, sketch.lines.values())
     return {
-        release: len(lines) + own - 2 * both
-        for release, own, both in zip(sketch.releases, every, shared)
+        release: len(lines) + own_lines - 2 * shared_lines
+        for release, own_lines, shared_lines in zip(sketch.releases, own, shared)
     }
 
 
 def _per_release(sketch: Sketch, masks: Iterable[int]) -> list[int]:
-    """How many of these lines, each with the releases that have it, a release has."""
+    """Count the lines of each release. masks: for each line, the releases that have it, a bit for each."""
     counted = Counter(masks)
     return [
         sum(count for mask, count in counted.items() if mask >> number & 1)
@@ -68,8 +68,7 @@ def _per_release(sketch: Sketch, masks: Iterable[int]) -> list[int]:
 
 
 def lines_apart(lines: Set[bytes], others: Set[bytes]) -> int:
-    """How many lines differ between two trees: those that one has and the other has not. An edited line
-    counts twice, as in `git diff --stat`."""
+    """Count the lines that one of two trees lacks. An edited line counts twice, as in `git diff --stat`."""
     return len(lines ^ others)
 
 
@@ -77,74 +76,83 @@ def differing(count: int) -> str:
     """How many lines differ, in words."""
     if not count:
         return "no distinct line differs"
-    return f"{count:,} line{'s differ' if count > 1 else ' differs'}"
+    return "1 line differs" if count == 1 else f"{count:,} lines differ"
 
 
 def tree_lines(engine: str, root: Path) -> Set[bytes]:
-    """The lines of the driven files under `root`, which holds the package of the engine."""
+    """The checksums of the driven files under `root`, which holds the package of the engine."""
     return checksums(root / file for file in read(engine).files)
 
 
 def release_lines(engine: str, release: str) -> Set[bytes]:
-    """The lines of a release that the sketch has. Its folder in the cache may lack files of other ways."""
+    """The checksums of a release, from the sketch: the release's folder in the cache may lack files that
+    other ways drive."""
     sketch = read(engine)
     number = sketch.releases.index(release)
     return {line for line, mask in sketch.lines.items() if mask >> number & 1}
 
 
 def neighbours(engine: str, release: str) -> tuple[str, ...]:
-    """The releases around one, the older ones first. The release is in the sketch."""
+    """The releases next to `release`, the oldest first. Raises ValueError for one that the sketch lacks."""
     releases = read(engine).releases
-    at = releases.index(release)
-    return releases[max(0, at - _AROUND) : at] + releases[at + 1 : at + 1 + _AROUND]
+    index = releases.index(release)
+    older = releases[max(0, index - _RELEASES_AROUND) : index]
+    newer = releases[index + 1 : index + 1 + _RELEASES_AROUND]
+    return older + newer
 
 
 @lru_cache(maxsize=4)
 def leans(engine: str, root: Path, release: str) -> bool:
-    """Whether a tree that is nearest to a release lies between it and a neighbour: it has lines that the
-    neighbour has and the release has not. Such a tree may lack what the release has; any other renamed it."""
-    there = tree_lines(engine, root)
-    lines = release_lines(engine, release)
+    """Whether a tree lies between `release`, its nearest one, and a neighbour: whether it has lines that the
+    neighbour has and the release has not.
+
+    A name of the release that such a tree lacks may not be there yet, or no more. Any other tree renamed it.
+    """
+    of_tree = tree_lines(engine, root)
+    of_release = release_lines(engine, release)
     return any(
-        len(there & (release_lines(engine, name) - lines)) >= _LEANS
+        len(of_tree & (release_lines(engine, name) - of_release)) >= _LEAST_SHARED
         for name in neighbours(engine, release)
     )
 
 
 def checksums(files: Iterable[Path]) -> set[bytes]:
-    """The checksums of the lines of files; a file that is not there has none."""
+    """The checksums of the lines of `files`. Files that do not exist are left out."""
     found = set[bytes]()
     for file in files:
         if file.is_file():
-            found |= _of_text(file.read_text(encoding="utf-8", errors="replace"))
+            found |= _checksums_of_text(file.read_text(encoding="utf-8", errors="replace"))
     return found
 
 
-@lru_cache(maxsize=256)  # a tree is asked several times, and most files of another are the same
-def _of_text(text: str) -> frozenset[bytes]:
+# A check asks for the same tree several times, and another tree has most files unchanged.
+@lru_cache(maxsize=256)
+def _checksums_of_text(text: str) -> frozenset[bytes]:
+    """The checksums of the lines of a text. White space and comments do not make a line another."""
     lines = (" ".join(line.split()) for line in text.splitlines())
     return frozenset(
         zlib.crc32(line.encode()).to_bytes(4, "big")[:BYTES]
         for line in lines
-        if len(line) >= _SHORTEST and not line.startswith("#")
+        if len(line) >= _SHORTEST_LINE and not line.startswith("#")
     )
 
 
 @lru_cache(maxsize=4)
 def read(engine: str) -> Sketch:
-    """The sketch of an engine."""
+    """Read the sketch of an engine: its releases, its files, then a line for each mask (see `written`)."""
     releases, files, *groups = (FOLDER / f"{engine}.txt").read_text("ascii").splitlines()
     lines = dict[bytes, int]()
     for group in groups:
         mask, _, text = group.partition(" ")
-        together = base64.b64decode(text)
-        for at in range(0, len(together), BYTES):
-            lines[together[at : at + BYTES]] = int(mask, 16)
+        joined = base64.b64decode(text)
+        for start in range(0, len(joined), BYTES):
+            lines[joined[start : start + BYTES]] = int(mask, 16)
     return Sketch(tuple(releases.split()), tuple(files.split()), lines)
 
 
 def written(sketch: Sketch) -> str:
-    """A sketch as text, a line for all that the same releases have."""
+    """A sketch as text. Lines that the same releases have share one line: the mask in hexadecimal digits, and
+    their checksums as base64."""
     groups = dict[int, list[bytes]]()
     for line, mask in sketch.lines.items():
         groups.setdefault(mask, []).append(line)

@@ -1,4 +1,5 @@
-"""kvspec export and run-test: a trace as a unit test of a release or as a bug report; such a test, run."""
+"""kvspec export turns a trace into a unit test of a release, or into a bug report. kvspec run-test runs such
+a test."""
 
 from __future__ import annotations
 
@@ -24,11 +25,13 @@ from ci.commands.shared import (
 )  # fmt: skip
 from impl.process.run_test import FAILS
 from impl.system_spec import ENGINES
+from reference.failures import counted
 from stateful_tests.lockstep.endings import Ending, ending
 from stateful_tests.lockstep.known_faults import FOLDER, KnownFault, known_faults
 from stateful_tests.traces.files import shipped
 
 if TYPE_CHECKING:
+    from ci.export.bug_report import Titles
     from stateful_tests.lockstep.results import Trace
 
 
@@ -72,6 +75,8 @@ def export(
     taken, or the test of that bug that was written by hand, or the reason said. Into a folder goes a test of
     each trace of the bug; why one makes no test is said.
     """
+    from ci.export.bug_report import Titles
+
     loaded = load_trace(trace)
     folder = Path(out) if out is not None and (out.endswith("/") or Path(out).is_dir()) else None
     if folder is not None and form == "story":
@@ -80,17 +85,17 @@ def export(
     selector = selector.of(loaded)
     if name is not None and not re.fullmatch("[a-z][a-z0-9_]{0,99}", name):
         raise Unusable(f"--name: {name!r:.60} is no name of a test: a to z, digits and _")
-    names = name, title, selector.checkout
+    titles = Titles(name, title, selector.checkout)
     if form == "story":
         if fixed is not None:
             raise Unusable("--fixed goes with --as pytest")
-        text = _story(trace, loaded, selector, names)
+        text = _story(trace, loaded, selector, titles)
     elif folder is not None:
-        tests, module = _of_each_trace(trace, loaded, selector, fixed, names)
+        tests, module = _of_each_trace(trace, loaded, selector, fixed, titles)
         _write_among(folder, tests, module, force)
         return Ending.CONFORMS
     else:
-        text = _pytest(trace, loaded, selector, fixed, names)
+        text = _pytest(trace, loaded, selector, fixed, titles)
     if target is None:
         sys.stdout.write(text)
     else:
@@ -99,29 +104,34 @@ def export(
 
 
 def _write_among(folder: Path, tests: list[str], module: str, force: bool) -> None:
-    """Write tests into a folder, each named as its test is, and the module that they share, "" for none."""
+    """Write tests into a folder, each to a file with the name of its test, and the module that they import.
+
+    module: its text, "" for none. Raises Unusable for a file that exists, unless `force`.
+    """
     from ci.export.template_parts import SHARED
 
     files: dict[Path, str] = {}
     for text in tests:
         name = re.findall(r"^ *def (test_\w+)\(self\)", text, re.MULTILINE)[-1]
-        alike = (f"{name}{again}.py" for again in ("", *(f"_{n}" for n in range(2, 99))))
-        path = next(folder / each for each in alike if folder / each not in files)
+        path = folder / f"{name}.py"
+        number = 2
+        while path in files:
+            path = folder / f"{name}_{number}.py"
+            number += 1
         files[target_file(path, force)] = text
-    beside = folder / f"{SHARED}.py"
-    if module and not force and beside.exists() and beside.read_bytes() != module.encode():
-        raise Unusable(f"--out {beside}: is for other releases: another folder, or --force")
-    shared = {beside: module} if module else {}
-    for path, text in {**shared, **files}.items():
+    if module:
+        module_path = folder / f"{SHARED}.py"
+        if not force and module_path.exists() and module_path.read_bytes() != module.encode():
+            raise Unusable(f"--out {module_path}: is for other releases: another folder, or --force")
+        write_file(module_path, module, "--out")
+    for path, text in files.items():
         write_file(path, text, "--out")
 
 
-_Names = tuple[str | None, str | None, str | None]
-
-
-def _story(file: str, trace: Trace, selector: SystemSelector, names: _Names) -> str:
+def _story(file: str, trace: Trace, selector: SystemSelector, titles: Titles) -> str:
+    """Return the text of a bug report. Raises Unusable for a trace that conforms."""
     from ci.documents.findings import known_bugs
-    from ci.export import bug_report as exporting
+    from ci.export import bug_report
     from ci.report import data as report
     from stateful_tests.lockstep import lockstep
     from stateful_tests.traces import files as traces
@@ -137,35 +147,34 @@ def _story(file: str, trace: Trace, selector: SystemSelector, names: _Names) -> 
     data = report.replay_data(file, run, known=known) | {"text": traces.dump(trace)}
     if known is not None:
         data["known"] |= next(row for row in known_bugs() if row["id"] == known.id)
-    checkout = "CHECKOUT" if selector.checkout is not None else None  # nobody else has this folder
-    return exporting.story(
-        data, file, replace(selector, checkout=checkout).options, exporting.Titles(*names)
-    )
+    if selector.checkout is not None:
+        selector = replace(selector, checkout="CHECKOUT")  # readers of the report lack this folder
+    return bug_report.story(data, file, selector.options, titles)
 
 
 REPORTS = FOLDER / "reports"
 
 
 def _pytest(
-    file: str, trace: Trace, selector: SystemSelector, fixed: str | None, names: _Names
+    file: str, trace: Trace, selector: SystemSelector, fixed: str | None, titles: Titles
 ) -> str:
-    """The test of a trace, or of the next trace of its bug of which one can be made, or the one of the bug
-    that was written by hand. The traces of the bug that have no test by then are named."""
+    """Return the test of a trace. If none can be made, return that of the first other trace of its bug for
+    which one can, or else the test of the bug that was written by hand. Notes name the other traces."""
     try:
-        text, _ = _tested(file, trace, selector, fixed, names, in_folder=False)
+        text, _ = _tested(file, trace, selector, fixed, titles, in_folder=False)
     except NoTest as error:
         reason = str(error)
     else:
-        faults = partial(_faults_of, file)
-        if others := [other for other, _ in _others(file, trace, selector, faults)]:
-            them = f"{len(others)} other traces" if others[1:] else "another trace"
-            note(f"{file}: its bug has {them}: {', '.join(others)}; --out DIR/ writes a test of each")
+        others = [other for other, _ in _others(file, trace, selector, partial(_faults_of, file))]
+        if others:
+            count = f"{len(others)} other traces" if len(others) > 1 else "another trace"
+            note(f"{file}: its bug has {count}: {', '.join(others)}; --out DIR/ writes a test of each")
         return text
     shown = cache(lambda: _faults_shown(file, trace, selector))
     tried = 0
     for other, its_trace in _others(file, trace, selector, shown):
         try:
-            text, _ = _tested(other, its_trace, selector, fixed, names, in_folder=False)
+            text, _ = _tested(other, its_trace, selector, fixed, titles, in_folder=False)
         except (NoTest, Unusable):
             tried += 1
             continue
@@ -175,22 +184,25 @@ def _pytest(
 
 
 def _of_each_trace(
-    file: str, trace: Trace, selector: SystemSelector, fixed: str | None, names: _Names
+    file: str, trace: Trace, selector: SystemSelector, fixed: str | None, titles: Titles
 ) -> tuple[list[str], str]:
-    """The tests of a trace and of the other traces of its bug, and the module that they import, "" for none.
-    Says why one makes no test; where none does, there is the test of the bug that was written by hand. names:
-    of the first test."""
-    reason, module, tests, tried = "", "", list[str](), 0
+    """Return the tests of a trace and of the other traces of its bug, and the module that they import, "" for
+    none. Notes say why a trace makes no test. If none does, return the test of the bug that was written by
+    hand. titles: those of the first test."""
+    reason = ""
+    module = ""
+    tests: list[str] = []
+    tried = 0
     try:
-        text, module = _tested(file, trace, selector, fixed, names, in_folder=True)
+        text, module = _tested(file, trace, selector, fixed, titles, in_folder=True)
         tests.append(text)
     except NoTest as error:
         reason = str(error)
     shown = cache(lambda: _faults_shown(file, trace, selector))
     for other, its_trace in _others(file, trace, selector, shown):
-        named = (None, None, names[2]) if tests else names
+        its_titles = titles._replace(name=None, title=None) if tests else titles
         try:
-            text, module = _tested(other, its_trace, selector, fixed, named, in_folder=True)
+            text, module = _tested(other, its_trace, selector, fixed, its_titles, in_folder=True)
             tests.append(text)
         except (NoTest, Unusable) as error:
             tried += 1
@@ -205,15 +217,18 @@ def _of_each_trace(
 def _by_hand(
     file: str, reason: str, tried: int, faults: list[KnownFault], selector: SystemSelector, fixed: str | None
 ) -> str:  # fmt: skip
-    """The test of a bug that was written by hand, for a bug of which no trace makes one. It must fail on the
-    release as well. reason: why the trace makes none; tried: how many other traces there were. Raises
-    Unusable where no such test shows the bug."""
+    """Return the test of a bug that was written by hand, where no trace of the bug makes one. It must fail on
+    the release as well.
+
+    reason: why the trace makes none. tried: how many other traces made none. faults: known faults that the
+    trace shows. Raises Unusable where no such test shows the bug.
+    """
     from impl.engines import engine
     from impl.process.remote_system import WorkerSystem
 
     others = ""
     if tried:
-        others = f" Nor of {tried} other {'trace' if tried == 1 else 'traces'} of this bug."
+        others = f" Nor of {counted(tried, 'other trace')} of this bug."
     why_not = ""
     for path in (REPORTS / fault.test for fault in faults if fault.test):
         text = path.read_text(encoding="utf-8")
@@ -241,17 +256,19 @@ def _by_hand(
 
 
 def _faults_of(file: str) -> list[KnownFault]:
-    """The known faults whose trace a file is."""
+    """Return the known faults that list `file` among their traces."""
     path = Path(shipped(file)).resolve()
     return [f for f in known_faults().values() if any(FOLDER / each == path for each in f.traces)]
 
 
 def _faults_shown(file: str, trace: Trace, selector: SystemSelector) -> list[KnownFault]:
-    """The known faults whose trace a file is; of another trace, the one that a replay shows."""
+    """Return the known faults that list `file` among their traces; for any other trace, the known fault that
+    a replay shows."""
     from stateful_tests.lockstep.lockstep import replay
 
-    if of := _faults_of(file):
-        return of
+    listed = _faults_of(file)
+    if listed:
+        return listed
     with ExitStack() as opened:
         system = opened.enter_context(closing(selector.resolve(quiet=True)))
         known = KnownFaults(selector, system, opened).of(replay(system, trace))
@@ -261,8 +278,8 @@ def _faults_shown(file: str, trace: Trace, selector: SystemSelector) -> list[Kno
 def _others(
     file: str, trace: Trace, selector: SystemSelector, faults: Callable[[], list[KnownFault]]
 ) -> Iterator[tuple[str, Trace]]:
-    """Other traces of the same bug: of the finding whose trace this is, and of known faults, for which is
-    asked when the finding has no more."""
+    """Yield other traces of the same bug, each with its name: first those that `kvspec check` saved beside
+    `file` for one finding, then those of the known faults. `faults` may replay: it is called last."""
     from ci.report.data import trace_to_save
     from stateful_tests.lockstep.check_results import finding_name
 
@@ -271,12 +288,14 @@ def _others(
     names = [
         trace_to_save(finding, trace, str(selector.spec))[0] for finding in findings if trace.clause
     ]
-    for beside in (path.with_name(name) for name in names if path.name in names):
-        if beside != path and beside.is_file():
-            yield str(beside), load_trace(str(beside))
-    for each in (each for fault in faults() for each in fault.traces):
-        if FOLDER / each != path.resolve():
-            yield f"@{Path(each).stem}", load_trace(str(FOLDER / each))
+    if path.name in names:
+        for beside in map(path.with_name, names):
+            if beside != path and beside.is_file():
+                yield str(beside), load_trace(str(beside))
+    for fault in faults():
+        for name in fault.traces:
+            if FOLDER / name != path.resolve():
+                yield f"@{Path(name).stem}", load_trace(str(FOLDER / name))
 
 
 def _tested(
@@ -284,13 +303,15 @@ def _tested(
     trace: Trace,
     selector: SystemSelector,
     fixed: str | None,
-    names: _Names,
+    titles: Titles,
     *,
     in_folder: bool,
 ) -> tuple[str, str]:
-    """The test of a trace, run on the release that has the fault, and on the one that must not; and the
-    module that tests of one folder import."""
-    from ci.export.bug_report import Titles
+    """Make the test of a trace and run it: it must fail on the release of --impl and pass on that of --fixed.
+
+    Return its text, and that of the module that tests of one folder import, "" unless `in_folder`. Raises
+    NoTest where no test can be made, or where it does not fail and pass as it must.
+    """
     from ci.export.recorded_run import NotExportable
     from ci.export.template_parts import SHARED
     from ci.shown_kinds import shown_of
@@ -310,30 +331,30 @@ def _tested(
         raise NoTest(
             f"tests are made of classes of SGLang and vLLM, not of {selector.spec.engine}"
         )
-    target = None
-    with tempfile.TemporaryDirectory() as made, ExitStack() as opened:
+    fixed_target = None
+    with tempfile.TemporaryDirectory() as scratch_folder, ExitStack() as opened:
         try:
             with unusable(f"{file}: "):
                 if fixed is not None and not fixed.startswith(OF_HISTORY):
-                    target = target_of(exporting, fixed, "", selector.spec)
+                    fixed_target = target_of(exporting, fixed, "", selector.spec)
                 options = DriveOptions(selector.checkout, calls=True)
                 system = opened.enter_context(closing(registry.driven(selector.spec, options)))
                 assert isinstance(system, WorkerSystem) and system.root is not None
-                if fixed is not None and target is None:
-                    folder = folder_and_name(fixed, selector, system, opened)
-                    target = target_of(exporting, *folder, selector.spec)
-                module = exporting.shared_module(system, target) if in_folder else ""
-                text = exporting.unit_test(trace, file, system, target, Titles(*names), in_folder)
+                if fixed is not None and fixed_target is None:
+                    folder, name = folder_and_name(fixed, selector, system, opened)
+                    fixed_target = target_of(exporting, folder, name, selector.spec)
+                module = exporting.shared_module(system, fixed_target) if in_folder else ""
+                text = exporting.unit_test(trace, file, system, fixed_target, titles, in_folder)
         except NotExportable as error:
             raise NoTest(str(error)) from error
-        scratch = Path(made, "exported.py")
-        Path(made, f"{SHARED}.py").write_text(module, encoding="utf-8")
-        scratch.write_text(text, encoding="utf-8")
+        test_file = Path(scratch_folder, "exported.py")
+        test_file.write_text(text, encoding="utf-8")
+        Path(scratch_folder, f"{SHARED}.py").write_text(module, encoding="utf-8")
         wanted = [Wanted(system.name, system.root, system.release, FAILS)]
-        if target is not None:
-            wanted.append(Wanted(target.name, target.root, target.version, 0))
-        about = f"{file}: " if in_folder else ""
-        run_as_wanted(wanted, scratch, exporting.hook(trace), about)
+        if fixed_target is not None:
+            wanted.append(Wanted(fixed_target.name, fixed_target.root, fixed_target.version, 0))
+        prefix = f"{file}: " if in_folder else ""
+        run_as_wanted(wanted, test_file, exporting.hook(trace), prefix)
     return text, module
 
 

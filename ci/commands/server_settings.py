@@ -1,4 +1,8 @@
-"""Settings of the servers of serve-check: what `--set` gives, and what of it goes together."""
+"""Settings of the servers of serve-check: `--set` is read, and settings that do not go together are refused.
+
+given: the settings by field. Some requirements complete it: they fix a field that was left out, for else it
+would be drawn.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +16,14 @@ NOT_LIVE = {
     "states": "recurrent layers have kernels for a GPU alone",
     "hicache": "its copies are kernels for a GPU alone",
 }
-# kv_cache_configurator.py: three, and two that keep states on the way under overlap
+# SGLang's kv_cache_configurator.py wants three slots, and under overlap two more for states on the way.
 LEAST_STATES = 5
-# those of several tokens: Triton kernels allocate them
+# Releases in which Triton kernels allocate pages of several tokens.
 PAGES_NEED_A_GPU = ("0.5.14", "0.5.18", "0.5.20")
 
 
 def field_of(text: str) -> tuple[str, int | bool]:
-    """A field of Config and its value."""
+    """Read FIELD=N: a field of Config and its value. Raises Unusable for another name, or no number."""
     from impl.sglang.server.clients import Config
 
     name, _, value = text.partition("=")
@@ -31,7 +35,7 @@ def field_of(text: str) -> tuple[str, int | bool]:
 
 
 def require_canary(release: str, again: str | None) -> None:
-    """Raise Unusable where the release's own canary cannot look at a saved run."""
+    """Raise Unusable where the release's own canary cannot look at a saved run. again: its file."""
     from impl.sglang.server.tried import CANARY
 
     if again is None:
@@ -43,14 +47,14 @@ def require_canary(release: str, again: str | None) -> None:
 
 
 def require_live(given: dict[str, int | bool]) -> None:
-    """Raise Unusable for a setting that a live server has on a GPU alone."""
+    """Raise Unusable for a setting that a live server has only on a GPU."""
     for field, why in NOT_LIVE.items():
         if given.get(field):
             raise Unusable(f"--set {field}: not in a live server on a CPU: {why}")
 
 
 def require_small_pages(release: str, given: dict[str, int | bool]) -> None:
-    """Raise Unusable for pages that a live server of the release has on a GPU alone."""
+    """Raise Unusable for pages that a live server of the release has only on a GPU."""
     if release in PAGES_NEED_A_GPU and given.setdefault("page_size", 1) > 1:
         raise Unusable(f"--set page_size: not in a live {release} on a CPU: its kernels need a GPU")
 
@@ -64,7 +68,7 @@ def require_fitting(release: str, given: dict[str, int | bool]) -> None:
 
 
 def _require_priorities(release: str, given: dict[str, int | bool]) -> None:
-    """Refuse settings that need priorities without them, or that the release lacks."""
+    """Refuse settings for priorities where there are none, and those that the release lacks."""
     from impl.sglang.server.clients import PRIORITIES
     from impl.sglang.server.tried import LOWEST
 
@@ -78,14 +82,14 @@ def _require_priorities(release: str, given: dict[str, int | bool]) -> None:
 
 
 def _require_known(field: str, known: Sequence[str], given: dict[str, int | bool]) -> None:
-    """The value of a field is the place of a name."""
+    """Refuse a value that is not the index of a name in `known`."""
     if given.get(field, 0) >= len(known):
-        names = ", ".join(f"{at} {name or 'none'}" for at, name in enumerate(known))
+        names = ", ".join(f"{index} {name or 'none'}" for index, name in enumerate(known))
         raise Unusable(f"--set {field}: one of {names}; not {given[field]}")
 
 
 def _require_states(release: str, given: dict[str, int | bool]) -> None:
-    """Recurrent layers go with the release, and with the rest of the server."""
+    """Refuse recurrent layers that the release cannot run, or that do not go with other settings."""
     from impl.sglang.server.tried import STATES
 
     if given.get("track") and not given.get("states"):
@@ -106,9 +110,9 @@ def _require_states(release: str, given: dict[str, int | bool]) -> None:
         raise Unusable(
             "--set track: at least twice --set draft; below, it is tracked-slot-is-written-again that shows"
         )
-    if given.get("track", 0) % int(given.get("page_size", 1)):
+    if given.get("track", 0) % _page_size(given):
         raise Unusable("--set track: a multiple of --set page_size: a state is kept at a page's end")
-    if given.get("track") == 0 and (given.get("overlap") or int(given.get("page_size", 1)) > 1):
+    if given.get("track") == 0 and (given.get("overlap") or _page_size(given) > 1):
         raise Unusable(
             "--set track=0: states at the end of a text alone go with neither overlap nor pages"
         )
@@ -118,8 +122,12 @@ def _require_states(release: str, given: dict[str, int | bool]) -> None:
         )
 
 
+def _page_size(given: dict[str, int | bool]) -> int:
+    return given.get("page_size", 1)
+
+
 def _require_tier(release: str, given: dict[str, int | bool]) -> None:
-    """A host tier goes with the release, and with the rest of the server."""
+    """Refuse a host tier that the release lacks, or that does not go with other settings."""
     from impl.sglang.server.clients import POLICIES, STORAGES
     from impl.sglang.server.tried import TIERS
 
@@ -131,11 +139,12 @@ def _require_tier(release: str, given: dict[str, int | bool]) -> None:
     if release not in TIERS:
         raise Unusable(f"--set hicache: a host tier runs in {', '.join(TIERS)}; this is {release}")
     if given.get("states"):
-        more = [name for name in ("track", "storage", "mixed", "overlap") if given.get(name)]
-        more += ["page_size"] if int(given.get("page_size", 1)) > 1 else []
-        for field in more:
+        misfits = [name for name in ("track", "storage", "mixed", "overlap") if given.get(name)]
+        if _page_size(given) > 1:
+            misfits.append("page_size")
+        if misfits:
             why = "keeps states at the end of a text alone, without storage, mixed batches, overlap and pages"
-            raise Unusable(f"--set {field}: a server with --set hicache=1 and --set states {why}")
+            raise Unusable(f"--set {misfits[0]}: a server with --set hicache=1 and --set states {why}")
     if given.get("hicache") and given.get("tree") == 0:
         raise Unusable("--set tree=0: a host tier is one of the tree's KV")
     _require_known("policy", POLICIES, given)
@@ -145,7 +154,7 @@ def _require_tier(release: str, given: dict[str, int | bool]) -> None:
 
 
 def _require_pair(release: str, given: dict[str, int | bool]) -> None:
-    """Two servers go with the release, and with what has been driven of a pair."""
+    """Refuse a pair that the release cannot run, and settings with which no pair was driven."""
     from impl.sglang.server.pair.choices import NOT_OF_A_PAIR, OF_A_PAIR
     from impl.sglang.server.tried import PAIRS
 
@@ -163,23 +172,23 @@ def _require_pair(release: str, given: dict[str, int | bool]) -> None:
         raise Unusable("--set prefill_draft: of speculation; needs --set draft=N")
     _require_pair_tiers(given)
     if given.get("prefill_complete"):
-        for field, without in (("window", 0), ("decode_tree", False), ("states", 0)):
-            if given.setdefault(field, without):
+        for field, off in (("window", 0), ("decode_tree", False), ("states", 0)):
+            if given.setdefault(field, off):
                 raise Unusable(f"--set {field}: SGLang has no prefill_complete with it")
 
 
-# Settings of a host tier of a pair, and what SGLang has not with each.
-_WITHOUT = {
+# A setting of a host tier of a pair -> settings that SGLang does not support with it.
+_UNSUPPORTED_WITH = {
     "decode_hicache": ("window", "prefill_complete", "states"),
     "host_backup": ("priority", "states"),
 }
 
 
 def _require_pair_tiers(given: dict[str, int | bool]) -> None:
-    """Refuse host tiers of a pair that do not go with the rest."""
+    """Refuse host tiers of a pair that do not go with other settings."""
     if given.get("decode_hicache") and not given.setdefault("decode_tree", True):
         raise Unusable("--set decode_hicache: the tier of D's tree; needs --set decode_tree=1")
-    for field, others in _WITHOUT.items():
+    for field, others in _UNSUPPORTED_WITH.items():
         if not given.get(field):
             continue
         for other in others:

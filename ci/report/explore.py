@@ -1,8 +1,7 @@
-"""`kvspec explore` and `kvspec tour`: their results as data, and as text made from that."""
+"""Reports of `kvspec explore` and `kvspec tour`: results become JSON data, and the data becomes text."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Any
 
 from rich.console import Console
 from rich.text import Text
@@ -19,25 +18,31 @@ from stateful_tests.lockstep.endings import ending
 from stateful_tests.lockstep.check_results import Finding
 
 
-def _sizes(scope: Any) -> Data:
+def _sizes(scope: Scope | Tour) -> Data:
     return {"geometry": asdict(scope.geometry), "mode": scope.mode.value}
 
 
 def findings_data(found: Sequence[Finding]) -> list[Data]:
-    """Findings as `kvspec check` reports them."""
+    """Group findings by cause, in the form of the report of `kvspec check`."""
     return [finding_data(group) for group in group_by_cause(found)]
 
 
 def explored(result: Exploration) -> Data:
-    """Everything about an exploration."""
-    proved = "proved unreachable in this scope" if result.complete else "not reached so far"
-    what = f"{result.states} states, {result.transitions} transitions, depth {result.depth}"
-    stopped = "a fixed point" if result.complete else f"stopped at {result.stopped}"
-    outcome = (
-        f"violates {result.finding.clause}" if result.finding is not None else "no clause violated"
-    )
-    half = not result.complete and result.finding is None
-    outcome = f"incomplete: {outcome} so far" if half else outcome
+    """The report of an exploration as data, with its verdict and exit code."""
+    if result.complete:
+        missing_means = "proved unreachable in this scope"
+        end = "a fixed point"
+    else:
+        missing_means = "not reached so far"
+        end = f"stopped at {result.stopped}"
+    incomplete = not result.complete and result.finding is None
+    if result.finding is not None:
+        outcome = f"violates {result.finding.clause}"
+    elif incomplete:
+        outcome = "incomplete: no clause violated so far"
+    else:
+        outcome = "no clause violated"
+    counts = f"{result.states} states, {result.transitions} transitions, depth {result.depth}"
     return {
         "scope": result.scope.name,
         "about": result.scope.about,
@@ -49,34 +54,37 @@ def explored(result: Exploration) -> Data:
         "memory_mb": round(result.memory_mb, 1),
         "situations": result.situations,
         "missing": result.missing,
-        "missing_means": proved,
+        "missing_means": missing_means,
         "clauses": {clause: {"reached": clause in result.reached} for clause in CLAUSES},
         "findings": findings_data([result.finding] if result.finding is not None else []),
-        "verdict": f"{result.scope.name}: {outcome}; {what}; {stopped}",
+        "verdict": f"{result.scope.name}: {outcome}; {counts}; {end}",
         "exit_code": ending(
             violated=result.finding is not None,
-            incomplete=half and result.stopped != INTERRUPTED,
+            incomplete=incomplete and result.stopped != INTERRUPTED,
         ),
     }
 
 
 def toured(tour: Tour) -> Data:
-    """Everything about a tour."""
-    planned, ran = tour.transitions + tour.refusals, tour.followed + tour.refused
-    clauses = list(dict.fromkeys(f.clause for f in tour.findings))
-    broke = "BROKEN" in clauses
-    share = 100 * ran / planned if planned else 100.0
+    """The report of a tour as data, with its verdict and exit code."""
+    planned = tour.transitions + tour.refusals
+    ran = tour.followed + tour.refused
+    percent = 100 * ran / planned if planned else 100.0
+    violated = list(dict.fromkeys(finding.clause for finding in tour.findings))
+    broke = "BROKEN" in violated
+    incomplete = bool(tour.stopped) and not violated
     if broke:
         outcome = "the system broke"
-    else:
-        outcome = f"violates {', '.join(clauses)}" if clauses else "conforms"
-    if half := bool(tour.stopped) and not clauses:
+    elif violated:
+        outcome = f"violates {', '.join(violated)}"
+    elif incomplete:
         outcome = f"incomplete: {tour.stopped}"
-    coverage = (
-        "every transition was run"
-        if tour.complete
-        else f"{share:.1f} % of the transitions were run"
-    )
+    else:
+        outcome = "conforms"
+    if tour.complete:
+        coverage = "every transition was run"
+    else:
+        coverage = f"{percent:.1f} % of the transitions were run"
     return {
         "scope": tour.scope,
         "implementation": tour.system,
@@ -92,23 +100,21 @@ def toured(tour: Tour) -> Data:
         "verdict": f"{tour.scope} on {tour.system}: {outcome}; {coverage}",
         "exit_code": ending(
             broke=broke,
-            violated=bool(clauses),
-            incomplete=half and tour.stopped != INTERRUPTED,
+            violated=bool(violated),
+            incomplete=incomplete and tour.stopped != INTERRUPTED,
         ),
     }
 
 
 def scope_rows() -> list[Data]:
-    """The scopes that there are, for a listing."""
-    return [_row(scope) for scope in SCOPES.values()]
-
-
-def _row(scope: Scope) -> Data:
-    return {"id": scope.name, "takes": scope.takes, "about": scope.about}
+    """List the scopes: what each is about, and how long it takes."""
+    return [
+        {"id": scope.name, "takes": scope.takes, "about": scope.about} for scope in SCOPES.values()
+    ]
 
 
 def text(out: Console, data: Data) -> None:
-    """The report of one exploration."""
+    """Print the report of one exploration."""
     words = {
         "scope": f"{data['scope']}: {data['about']}",
         "sizes": f"{render.sizes(data['geometry'])}; mode {data['mode']}",
@@ -118,8 +124,9 @@ def text(out: Console, data: Data) -> None:
         f" {data['steps_per_s']} steps/s, {data['memory_mb']:.0f} MB",
         "clauses": f"all {len(data['clauses'])} checked at every step",
     }
-    if never := [clause for clause, seen in data["clauses"].items() if not seen["reached"]]:
-        words["clauses"] += f"; never put to the test ({data['missing_means']}): {', '.join(never)}"
+    unreached = [clause for clause, seen in data["clauses"].items() if not seen["reached"]]
+    if unreached:
+        words["clauses"] += f"; never put to the test ({data['missing_means']}): {', '.join(unreached)}"
     render.labelled(out, words)
     out.print()
     counts = render.table("situation", "times", right=("times",))
@@ -133,7 +140,7 @@ def text(out: Console, data: Data) -> None:
 
 
 def tour_text(out: Console, data: Data) -> None:
-    """The report of one tour."""
+    """Print the report of one tour."""
     render.labelled(out, {
         "tour": f"{data['scope']}, mode {data['mode']}",
         "run on": data["implementation"],
@@ -152,6 +159,7 @@ def tour_text(out: Console, data: Data) -> None:
 
 
 def _end(out: Console, data: Data) -> None:
+    """Print the findings and the verdict."""
     for number, found in enumerate(data["findings"], 1):
         out.print()
         render_run.finding(out, found, f"violation {number} of {len(data['findings'])}")

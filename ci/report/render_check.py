@@ -1,4 +1,4 @@
-"""The reports of `kvspec check` as text, from the dictionaries of `ci.report.data`."""
+"""Prints the reports of `kvspec check`, from the dictionaries of `ci.report.data`."""
 
 from rich.console import Console
 from rich.text import Text
@@ -10,11 +10,11 @@ from ci.report.render import labelled, say, sizes, table, verdict
 from ci.report.render_run import finding
 
 
-NAMED = 6  # known faults that the line of those alike names
+NAMED = 6  # known faults in one state that their common line names; it counts the others
 
 
 def check(out: Console, data: Data, *, detailed: bool = False) -> None:
-    """The report of `kvspec check`: verdict, violations, coverage. detailed: everything that was counted."""
+    """Print the report of `kvspec check`: verdict, violations, coverage. detailed: with all counts."""
     verdict(out, data["verdict"], data)
     base = data["base"]["implementation"] if data["base"] else None
     _new_findings(out, data["findings"], base, detailed=detailed)
@@ -29,7 +29,8 @@ def check(out: Console, data: Data, *, detailed: bool = False) -> None:
     out.print()
     if detailed:
         _counted(out, data)
-    elif data["incomplete"] and not any(map(_is_new, data["findings"])):  # else these would bury them
+    elif data["incomplete"] and not any(map(_is_new, data["findings"])):
+        # Below new findings the situations would bury them.
         _missing(out, data["situations"], 10)
     say(out, f"{data['tier']}, seed {data['seed']}: {_reached(data, '' if detailed else ' (-v)')}")
     for way in data.get("ways", ()):
@@ -39,37 +40,38 @@ def check(out: Console, data: Data, *, detailed: bool = False) -> None:
 
 
 def _is_new(found: Data) -> bool:
+    """Whether a finding fails the check: neither the base nor another release has it."""
     return not (found["also_in"] or found["known_elsewhere"])
 
 
 def _new_findings(out: Console, findings: list[Data], base: str | None, *, detailed: bool) -> None:
-    """Each finding that fails the check, with its trace. What an implementation shows beside its first
-    finding is often the same bug: it is told without steps, unless a base says that it is new."""
+    """Print each finding that fails the check, with its trace. Findings beside the first are often the same
+    bug: their steps are left out, unless a base shows that they are new."""
     new = [*filter(_is_new, findings)]
     for number, found in enumerate(new, 1):
         out.print()
-        of = f" {number} of {len(new)}" if len(new) > 1 else ""
+        ordinal = f" {number} of {len(new)}" if len(new) > 1 else ""
         if found["flaky"]:
             kind = "flaky"
         else:
             kind = "NEW" if base else "violation"
         against = f" against {base}" if base else ""
         folded = number > 1 and base is None and not detailed
-        finding(out, found, f"{kind}{of}{against}", detailed=detailed, folded=folded)
+        finding(out, found, f"{kind}{ordinal}{against}", detailed=detailed, folded=folded)
     if len(new) > 1 and base is None and not detailed:
         out.print()
         say(out, "often one bug violates several clauses: the first comes first. -v has the steps of all")
 
 
 def _old_findings(out: Console, findings: list[Data], base: str | None) -> None:
-    """A line for each finding that fails no check: the base has it, or another release."""
+    """Print a line for each finding that fails no check: the base has it, or another release."""
     old = [found for found in findings if found["also_in"]]
     if old:
         out.print()
         say(out, f"also in {base} (other bugs that break the same clause may be hidden)", "bold")
     for found in old:
-        none = f" (no witness: {found['no_witness']})" if found["no_witness"] else ""
-        say(out, f"  {_saved(found)}{none}", whole=True)
+        reason = f" (no witness: {found['no_witness']})" if found["no_witness"] else ""
+        say(out, f"  {_saved(found)}{reason}", whole=True)
     elsewhere = [found for found in findings if found["known_elsewhere"]]
     if elsewhere:
         out.print()
@@ -79,13 +81,13 @@ def _old_findings(out: Console, findings: list[Data], base: str | None) -> None:
 
 
 def _saved(found: Data) -> str:
-    """The clauses of a finding, and where its trace is."""
+    """The clauses of a finding, and where its trace is saved."""
     names = ", ".join(clause["id"] for clause in found["clauses"])
     return f"{names}: {found['saved'] or found['not_saved']}"
 
 
 def _reached(data: Data, hint: str) -> str:
-    """How much of the plan was carried out, and what it reached. hint: the option that shows more."""
+    """Say how much of the plan was carried out, and what it reached. hint: the option that shows more."""
     required = data["situations"]["asked"]
     clauses = len(data["clauses"])
     reached = data["situations"]["reached"]
@@ -99,26 +101,28 @@ def _reached(data: Data, hint: str) -> str:
 
 
 def _of_the_plan(data: Data) -> str:
-    """The commands or runs that were carried out, of those of the plan."""
-    if asked := data["commands_asked"]:
+    """Say how many of the planned commands or runs were carried out."""
+    if data["commands_asked"]:
+        planned = data["commands_asked"]
         done = data["commands_carried_out"]
-        what = "commands"
+        unit = "commands"
     else:
-        asked = data["examples_planned"] or 0
+        planned = data["examples_planned"] or 0
         done = data["examples"]
-        what = "runs"
-    if done >= asked:
-        return f"{asked:,} {what}"
-    enough = " (ended early: nothing new came)" if data["stopped_early"] else ""
-    return f"{done:,} of {asked:,} {what}{enough}"
+        unit = "runs"
+    if done >= planned:
+        return f"{planned:,} {unit}"
+    why = " (ended early: nothing new came)" if data["stopped_early"] else ""
+    return f"{done:,} of {planned:,} {unit}{why}"
 
 
 def _known(out: Console, data: Data, release: str, *, detailed: bool) -> None:
-    """The known faults of a release: a line for each that the tree has no more, and how many it has."""
-    alike: dict[str, list[str]] = {}
+    """Print the known faults of a release: a line for each that the tree shows otherwise or no more, and one
+    for all that are in the same state."""
+    alike: dict[str, list[str]] = {}  # state -> faults
     for fault in data["known"]:
-        told = fault["instead"] or fault["fixed_in_part"] or detailed
-        if (fault["masked"] or fault["elsewhere"]) and not told:
+        has_own_line = fault["instead"] or fault["fixed_in_part"] or detailed
+        if (fault["masked"] or fault["elsewhere"]) and not has_own_line:
             alike.setdefault(fault["state"], []).append(fault["id"])
             continue
         among = f" (some of them may be {' or '.join(fault['among'])})" if fault["among"] else ""
@@ -129,12 +133,11 @@ def _known(out: Console, data: Data, release: str, *, detailed: bool) -> None:
         if fault["instead"]:
             times += f"; where the base shows it, this tree violates {', '.join(fault['instead'])}"
         head = f"known: {fault['id']} ({', '.join(fault['clauses'])}), {fault['state']}{times}"
-        says = (
-            f"{fault['says']} ({fault['upstream']})"
-            if detailed
-            else fault["says"].partition(". ")[0]
-        )
-        say(out, f"{head}: {says}")
+        if detailed:
+            description = f"{fault['says']} ({fault['upstream']})"
+        else:
+            description, _, _ = fault["says"].partition(". ")
+        say(out, f"{head}: {description}")
     for state, names in alike.items():
         faults, are = ("faults", "are") if len(names) > 1 else ("fault", "is")
         more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
@@ -148,13 +151,12 @@ def _counted(out: Console, data: Data) -> None:
         plan = f"{data['commands_asked']:,} commands carried out, in runs of up to {data['steps_asked']}"
     else:
         plan = f"{data['examples_asked']} runs for each row below, of up to {data['steps_asked']} commands"
-    words = {
-        "plan": plan + (f", time limit {data['time_limit_s']:g} s" if data["time_limit_s"] else ""),
-        "presets": ", ".join(data["presets"]),
-    }
+    if data["time_limit_s"]:
+        plan += f", time limit {data['time_limit_s']:g} s"
+    words = {"plan": plan, "presets": ", ".join(data["presets"])}
     if data["presets_fitted"]:
         words["fitted"] = "; ".join(
-            f"{name} with {sizes(of)}" for name, of in data["presets_fitted"].items()
+            f"{name} with {sizes(geometry)}" for name, geometry in data["presets_fitted"].items()
         )
     if left_out := data["machines_left_out"] + data["presets_left_out"]:
         words["left out"] = (
@@ -165,16 +167,9 @@ def _counted(out: Console, data: Data) -> None:
     numbers = ("runs", "commands, refused too", "commands/s")
     machines = table("machine", "preset", "mode", *numbers, right=numbers)
     started = [m for m in data["machines"] if m["commands"]]
-    for m in started:
-        row = (
-            m["machine"],
-            m["preset"],
-            m["mode"],
-            m["examples"],
-            m["commands"],
-            m["commands_per_s"],
-        )
-        machines.add_row(*map(str, row))
+    columns = ("machine", "preset", "mode", "examples", "commands", "commands_per_s")
+    for row in started:
+        machines.add_row(*(str(row[column]) for column in columns))
     total = (data["examples"], data["commands"], data["commands_per_s"])
     machines.add_row("all", "", "", *map(str, total), style="bold")
     out.print(machines)
@@ -206,7 +201,7 @@ def _counts(counts: dict[str, int]) -> str:
 
 
 def _missing(out: Console, situations: Data, most: int) -> None:
-    """Situations that no run has reached, `most` of them."""
+    """Print situations that no run has reached: the first `most`, and how many more there are."""
     texts = situations["missing"]
     for text in texts[:most]:
         say(out, f"situation never reached: {text}", "yellow")
@@ -215,7 +210,7 @@ def _missing(out: Console, situations: Data, most: int) -> None:
 
 
 def releases(out: Console, data: Data) -> None:
-    """Which release shows which clause, by machine: a table in Markdown, whole lines of it."""
+    """Print which release violates which clauses, by machine: a Markdown table with unbroken lines."""
     machines = data["machines"]
     lines = [["release", "commands", "seconds", *machines, "not checked"]]
     for row in data["releases"]:
@@ -235,7 +230,10 @@ def releases(out: Console, data: Data) -> None:
     for cells in lines:
         say(out, f"| {' | '.join(map(str.ljust, cells, widths))} |", whole=True)
     out.print()
-    done = f"{len(data['releases'])} of " * data["interrupted"] + str(len(data["systems"]))
-    left = "; interrupted" if data["interrupted"] else ""
-    effort = f"{done} releases, {data['commands']} commands in {data['seconds']:.0f} s{left}"
+    count = f"{len(data['systems'])} releases"
+    effort = f"{data['commands']} commands in {data['seconds']:.0f} s"
+    if data["interrupted"]:
+        count = f"{len(data['releases'])} of {count}"
+        effort += "; interrupted"
+    effort = f"{count}, {effort}"
     verdict(out, f"{data['tier']}, seed {data['seed']}: {effort}", data)

@@ -12,7 +12,7 @@ from reference.commands import Draft, Freed, SpecDecode
 from reference.token_ids import token_id
 
 
-# What a request goes on from.
+# A request continues from a wrong state.
 
 
 @bug(
@@ -75,16 +75,16 @@ def _(self: TorchKV, command: SpecDecode) -> object:
     state. Visible when a draft is rejected. Fix: keep the state after the last accepted one."""
     done = TorchKV.spec_decode(self, command)
     for draft in command.lanes:
-        request = self.requests[draft.request]
-        _fold_rejected(self, request, draft)
+        _fold_rejected(self, self.requests[draft.request], draft)
     return done
 
 
 def _fold_rejected(self: TorchKV, request: KVRequest, draft: Draft) -> None:
+    """Fold the tokens that the draft allocates and does not accept into the state of its request."""
     if self.states is not None and request.state is not None:
         start = request.state_len
-        more = range(start, start + draft.allocate - draft.accept)
-        self.states.fold(request.state, [token_id(request.serial, p) for p in more])
+        rejected = range(start, start + draft.allocate - draft.accept)
+        self.states.fold(request.state, [token_id(request.serial, at) for at in rejected])
 
 
 @bug("session-forgets-its-state", "STA-5", "a session keeps KV without the state", TorchKV.save)
@@ -95,7 +95,7 @@ def _(self: TorchKV, session: KVSession, request: KVRequest) -> None:
     TorchKV.save(self, session, request)
 
 
-# What nodes have.
+# A tree node has a wrong state.
 
 
 @bug(
@@ -142,7 +142,9 @@ class _SplitTakesState(RadixTree):
     def _split(self, tail: TreeNode, at: int) -> TreeNode:
         head = super()._split(tail, at)
         if tail.state is not None:
-            head.state, tail.state, head.state_used = tail.state, None, tail.state_used
+            head.state = tail.state
+            head.state_used = tail.state_used
+            tail.state = None
             self.with_state.remove(tail)
             self.with_state.add(head)
         return head
@@ -176,7 +178,7 @@ def _(self: RadixTree, node: TreeNode) -> bool:
     return self.states is None or (node.state is not None and not node.children)
 
 
-# Slots that come back.
+# A slot is lost, or freed twice.
 
 
 @bug(
@@ -287,7 +289,7 @@ def _(self: TorchKV, request: KVRequest, node: TreeNode) -> None:
     TorchKV.match_state(self, request, node)
 
 
-# Evicting.
+# Eviction goes wrong.
 
 
 @bug(

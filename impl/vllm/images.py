@@ -1,8 +1,8 @@
 """Images in prompts, as vLLM's front end hands them over: placeholders in the text, and a feature for each.
 
-The encoder is ours: of image "A" with three embeddings it makes the three tokens of that image, so that an
-input of the model tells which embedding it is. What of the cache of its outputs is kept, and which of them an
-input reads, is the release's own.
+The encoder is ours: its output for image "A" with three embeddings is the three tokens of that image, so that
+an input of the model tells which embedding it is. The release's own code decides which outputs its cache
+keeps, and which of them an input reads.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from reference.token_ids import image_of, image_tokens, is_image, position_of
 
 UTILS = "vllm/multimodal/utils.py"
 FILES = (UTILS,)
-PLACEHOLDER = 3  # the token in the place of each embedding; no text has so small a one
+PLACEHOLDER = 3  # token id in the place of each embedding, smaller than that of any token of a text
 _RULES = frozenset({"get_mm_features_in_window", "strip_covered_mm_data"})
-# methods of the worker
+# Methods of the release's worker: those that every release has, and those that some have.
 METHODS = ("_batch_mm_inputs_from_scheduler", "_gather_mm_embeddings")
 OPTIONAL_METHODS = ("_get_encoder_output_from_cache", "_process_encoder_cache_scheduler_output")
 
 
 @dataclass
 class ImageSpan:
-    """Where the placeholders of an image stand (multimodal/inputs.py: PlaceholderRange)."""
+    """The positions of an image's placeholders (multimodal/inputs.py: PlaceholderRange)."""
 
     offset: int
     length: int
@@ -56,13 +56,13 @@ class ImageFeature:
 
 
 def rules(root: Path) -> dict[str, Callable[..., Any]]:
-    """The release's functions that say which images a part of a text has, and which the worker gets."""
+    """Load the release's functions that say which images a part of a text has, and which the worker gets."""
     env = {"bisect": bisect, "replace": replace, "MultiModalKwargsItem": dict}
     return cut(root / UTILS, _RULES, env)
 
 
 def provided() -> dict[str, dict[str, Any]]:
-    """Modules of a model with an encoder."""
+    """Return stand-ins for the modules that a scheduler imports for a model with an encoder."""
     return {
         "vllm.multimodal": {"MULTIMODAL_REGISTRY": Values(supports_multimodal_inputs=lambda *_: True)},
         "vllm.multimodal.encoder_budget": {"MultiModalBudget": _budget},
@@ -70,7 +70,7 @@ def provided() -> dict[str, dict[str, Any]]:
 
 
 def _budget(config: Any, *_: Any, **__: Any) -> Any:
-    """The sizes that a server has settled when it starts (multimodal/encoder_budget.py)."""
+    """Return the sizes that a server computes when it starts (multimodal/encoder_budget.py)."""
     sizes = config.scheduler_config
     return Values(
         encoder_compute_budget=sizes.max_num_encoder_input_tokens,
@@ -80,30 +80,31 @@ def _budget(config: Any, *_: Any, **__: Any) -> Any:
 
 
 def with_placeholders(tokens: Sequence[int]) -> list[int]:
-    """The tokens that the front end sends for those of a text with images."""
+    """Return a text as the front end sends it: a placeholder in the place of each token of an image."""
     return [PLACEHOLDER if image_of(token) else token for token in tokens]
 
 
 def features_of(prompt: Prompt) -> list[ImageFeature]:
-    """The images of a prompt."""
+    """Return the images of a prompt, as the front end hands them over."""
     features = []
-    at = 0
+    position = 0
     for piece in prompt:
         if is_image(piece.text):
             name = f"{piece.text}{piece.tokens}"
-            span = ImageSpan(at, piece.tokens)
+            span = ImageSpan(position, piece.tokens)
             features.append(ImageFeature({"image": name}, "image", name, span, name))
-        at += piece.tokens
+        position += piece.tokens
     return features
 
 
 def embeddings(name: str) -> list[int]:
-    """The encoder's output for an image such as "A3"."""
-    return image_tokens(name[0], int(name[1:]))
+    """Return the encoder's output for an image: for "A3", the three tokens of image "A"."""
+    letter = name[0]
+    return image_tokens(letter, int(name[1:]))
 
 
 def with_images(tokens: Sequence[int], features: Sequence[Any] | None) -> list[int]:
-    """The text of these tokens, with those of the images in the places of their placeholders."""
+    """Return tokens of the front end as a text: with the tokens of images in the places of placeholders."""
     text = list(tokens)
     for feature in features or ():
         start = feature.mm_position.offset
@@ -114,7 +115,7 @@ def with_images(tokens: Sequence[int], features: Sequence[Any] | None) -> list[i
 
 
 def images_in(text: Sequence[int]) -> str:
-    """The images of a text, in words: "image A at 2"."""
+    """Name the images of a text, such as "image A at 2"."""
     found = [
         f"image {image_of(token)} at {at}"
         for at, token in enumerate(text)
@@ -124,7 +125,7 @@ def images_in(text: Sequence[int]) -> str:
 
 
 def encoder_facts(scheduler: Any, encoder: Encoder, names: dict[str, str]) -> EncoderFacts:
-    """The cache of the encoder's outputs. names: of requests, as commands call them."""
+    """Gather the facts of the encoder's cache. names: id of a request in the release -> name in commands."""
     manager = scheduler.encoder_cache_manager
     entries = tuple(
         EncoderEntry(
@@ -139,15 +140,17 @@ def encoder_facts(scheduler: Any, encoder: Encoder, names: dict[str, str]) -> En
 
 
 def with_embeddings(inputs: Sequence[int], read: dict[int, int]) -> tuple[int, ...]:
-    """The inputs of a batch entry. inputs: as its text has them. read: the embeddings that it reads in the
-    places of placeholders, by index."""
+    """Return what the model computes with for a batch entry. inputs: the entry's tokens as its text has them.
+    read: index among these -> the embedding that the entry reads in the place of a placeholder."""
     placeholders = with_placeholders(inputs)
     return tuple(read.get(at, token) for at, token in enumerate(placeholders))
 
 
 class Encoder:
-    """The worker's part: it runs the encoder, and reads what the release's own code gathers. encoded:
-    images, by the last command."""
+    """The worker's side: runs the encoder, and reads the embeddings that the release's own code gathers.
+
+    encoded: images that the last command has encoded.
+    """
 
     def __init__(self, worker: Any) -> None:
         self.worker = worker
@@ -155,27 +158,30 @@ class Encoder:
         self._tensor = importlib.import_module("torch").tensor
 
     def encode(self, scheduled: Any) -> None:
-        """As `_execute_mm_encoder`, for the images that the scheduler has chosen and the worker has."""
+        """Encode the images that the scheduler has chosen and whose data the worker has, in the place of
+        `_execute_mm_encoder`."""
         hashes, items, *_ = self.worker._batch_mm_inputs_from_scheduler(scheduled)
-        for key, (_, data) in zip(hashes, items):
-            self.worker.encoder_cache[key] = self._tensor(embeddings(data["image"]))
+        for image_hash, (_, data) in zip(hashes, items):
+            self.worker.encoder_cache[image_hash] = self._tensor(embeddings(data["image"]))
         self.encoded = tuple(hashes)
 
     def gathered(self, scheduled: Any, shift: int = 0) -> dict[str, dict[int, int]]:
-        """The embeddings that each entry of the batch reads, by index among its inputs.
+        """Return the embeddings that each request of the batch reads, by their index among its inputs.
 
-        shift: a drafter reads so many tokens ahead.
+        shift: how many tokens ahead a drafter reads.
         """
         if shift:
-            found, places = self.worker._gather_mm_embeddings(scheduled, shift_computed_tokens=shift)
+            found, is_embedding = self.worker._gather_mm_embeddings(
+                scheduled, shift_computed_tokens=shift
+            )
         else:
-            found, places = self.worker._gather_mm_embeddings(scheduled)
-        values = iter([int(value) for each in found for value in each])
+            found, is_embedding = self.worker._gather_mm_embeddings(scheduled)
+        values = iter([int(value) for tensor in found for value in tensor])
         read: dict[str, dict[int, int]] = {}
-        at = 0
+        start = 0  # of the request's inputs in the batch
         for name in self.worker.input_batch.req_ids:
             count = scheduled.num_scheduled_tokens[name]
-            inside = [i for i in range(count) if bool(places[at + i])]
-            read[name] = {i: next(values) for i in inside}
-            at += count
+            indices = [index for index in range(count) if bool(is_embedding[start + index])]
+            read[name] = {index: next(values) for index in indices}
+            start += count
         return read

@@ -1,10 +1,10 @@
-"""Recurrent layers under model runner V2: the release's own MambaHybridModelState, kernels included, moves
-states between blocks, counts accepted drafts, and tells rounds of drafts from prompts."""
+"""Recurrent layers under model runner V2. The release's own MambaHybridModelState, kernels included, moves
+states between blocks, counts accepted drafts, and tells verify rounds from prompts."""
 
 from __future__ import annotations
 
 import importlib
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -18,7 +18,8 @@ HYBRID = "vllm.v1.worker.gpu.model_states.mamba_hybrid"
 
 
 class DefaultModelState:
-    """The worker's state of every model (model_states/default.py): no recurrent layers need it."""
+    """The base of MambaHybridModelState (model_states/default.py), with what its methods for recurrent layers
+    read."""
 
     num_new_sampled_tokens_per_step = 1
 
@@ -37,12 +38,19 @@ class DefaultModelState:
 
 
 def metadata(**given: Any) -> Any:
-    """`build_attn_metadata`: what is the recurrent layers' own."""
+    """Return the metadata of the recurrent layers alone, in the place of `build_attn_metadata`."""
     return given["model_specific_attn_metadata"]
 
 
+class _Round(NamedTuple):
+    """What the release has found out about a batch entry. accepted: tokens of the round before."""
+
+    verifies_drafts: bool
+    accepted: int
+
+
 class StateRunnerV2(ModelRunnerV2):
-    """One worker of a hybrid model. pool: the KVCacheConfig."""
+    """One worker of a hybrid model. pool: the release's KVCacheConfig."""
 
     def __init__(self, config: EngineConfig, overlap: bool, pool: Any) -> None:
         super().__init__(config, overlap, pool)
@@ -62,34 +70,35 @@ class StateRunnerV2(ModelRunnerV2):
             max_model_len=config.max_model_len,
         )
         model = Values(get_mamba_state_copy_funcs=lambda _: copies)
-        kind = importlib.import_module(HYBRID).MambaHybridModelState
-        self._state = kind(settings, model, None, torch.device("cpu"))
+        hybrid_state = importlib.import_module(HYBRID).MambaHybridModelState
+        self._state = hybrid_state(settings, model, None, torch.device("cpu"))
         self._state.initialize_kv_cache(pool, self.worker.block_tables)
         self.worker.model_state = self._state
         self.worker.kv_caches = self.memory
         self.worker.kv_cache_config = pool
-        # requests: a round of drafts, how many were accepted
-        self._rows: dict[str, tuple[bool, int]] = {}
+        self._rounds: dict[str, _Round] = {}
 
     def prepared(self, batch: Any, tables: Any) -> None:
-        """`execute_model` between the batch and its forward pass."""
+        """Do what `execute_model` does between making the batch and its forward pass."""
         computed = self.worker.req_states.num_computed_tokens.gpu
         self._state.preprocess_state(batch, tables, self._pool, computed)
-        none: list[Any] = [[] for _ in self.config.groups]
-        made = self._state.prepare_attn(batch, None, tables, None, none, self._pool)
-        self._rows = dict.fromkeys(batch.req_ids, (False, 1))
+        attention_groups: list[Any] = [[] for _ in self.config.groups]
+        metadata = self._state.prepare_attn(batch, None, tables, None, attention_groups, self._pool)
+        self._rounds = dict.fromkeys(batch.req_ids, _Round(False, 1))
         if self.config.drafts:
-            kinds = made.num_decode_draft_tokens_cpu.tolist()
-            counts = made.num_accepted_tokens.tolist()
-            for name, kind, count in zip(batch.req_ids, kinds, counts):
-                self._rows[name] = kind >= 0, count
+            # The number of drafts is negative for an entry that verifies none.
+            drafts = metadata.num_decode_draft_tokens_cpu.tolist()
+            accepted = metadata.num_accepted_tokens.tolist()
+            for name, draft_count, accepted_count in zip(batch.req_ids, drafts, accepted):
+                self._rounds[name] = _Round(draft_count >= 0, accepted_count)
 
     def forward(self, lanes: list[Lane]) -> list[Lane]:
-        kinds = [self._rows[lane.request] for lane in lanes]
-        made = [
-            lane._replace(states=self.layers.entry(lane, *kind, self.origin_of(lane.request)))
-            for lane, kind in zip(lanes, kinds)
-        ]
-        super().forward(made)
-        self.layers.run(made, [rounds for rounds, _ in kinds])
-        return made
+        with_states = []
+        for lane in lanes:
+            verifies_drafts, accepted = self._rounds[lane.request]
+            origin = self.origin_of(lane.request)
+            states = self.layers.entry(lane, verifies_drafts, accepted, origin)
+            with_states.append(lane._replace(states=states))
+        super().forward(with_states)
+        self.layers.run(with_states, [self._rounds[lane.request].verifies_drafts for lane in lanes])
+        return with_states

@@ -1,5 +1,5 @@
-"""Host memory that a connector offloads blocks to, as the clauses of a second tier (reference/tiers) see
-it."""
+"""What the clauses of a second tier (reference/tiers) ask about host memory that a connector offloads blocks
+to."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from reference.tiers.records import KeptCopy, Count, HostUnit, Source
 
 
 class HostView:
-    """The part of a BlockStep that is about host memory and transfers."""
+    """The part of a BlockStep for host memory and transfers: a `HasTier` (reference/tiers/records.py)."""
 
     config: EngineConfig
     command: EngineCommand
@@ -28,21 +28,21 @@ class HostView:
 
     @property
     def resets_tier(self) -> bool:
+        """Whether the command has emptied host memory."""
         if isinstance(self.command, NewWeights):
             return self.after.reset
         return isinstance(self.command, ResetConnector) and not self.refused
 
     @property
     def kept_copies(self) -> tuple[int, int]:
-        before, now = (
-            len(facts.host.keys) if facts.host else 0 for facts in (self.before, self.after)
-        )
-        return before, now
+        """How many chunks host memory kept before the command, and keeps now."""
+        return _kept_chunks(self.before), _kept_chunks(self.after)
 
     @remembered
     def reached(self) -> frozenset[str]:
         """Clauses of a second tier that could break at this step."""
-        before, after = self.before, self.after
+        before = self.before
+        after = self.after
         found = {
             "HOST-1": after.host is not None and bool(after.host.free),
             "HOST-2": after.host is not None and any(key.pins >= 0 for key in after.host.keys),
@@ -54,11 +54,12 @@ class HostView:
         return frozenset(name for name, could in found.items() if could)
 
     def rooms(self) -> Iterator[HostUnit]:
+        """The chunks of host memory."""
         if (host := self.after.host) is None:
             return
         kept = Counter(key.chunk for key in host.keys)
         free = Counter(host.free)
-        moving = {part[2] for job in host.transfers for part in job.parts}
+        moving = {chunk for job in host.transfers for _, _, chunk, _ in job.parts}
         for chunk in range(host.chunks):
             owned = "1 hash names it" if kept[chunk] == 1 else f"{kept[chunk]} hashes name it"
             yield HostUnit(
@@ -66,16 +67,20 @@ class HostView:
             )
 
     def copies(self) -> Iterator[KeptCopy]:
+        """The blocks that were copied to host memory, of chunks that no store is still writing."""
         host = self.after.host
         if host is None:
             return
         for key in host.keys:
-            for index in range(self.config.chunk_blocks if key.pins >= 0 else 0):
+            if key.pins < 0:
+                continue
+            for index in range(self.config.chunk_blocks):
                 if (copy := self._block(key, index, host)) is not None:
                     yield copy
 
     def _block(self, key: HostKey, index: int, host: HostFacts) -> KeptCopy | None:
-        """A block of a chunk; None for one that was left out, as no hit needs its window or state."""
+        """Return the block at `index` of a chunk; None for one that was not stored, as no hit needs its
+        window or state."""
         layers = self.config.groups[key.group]
         start = index * layers.block_size
         group, slots = host.memory[key.chunk][index]
@@ -95,7 +100,7 @@ class HostView:
         )
 
     def _state(self, key: HostKey, wanted: int, parts: tuple[int, ...]) -> KeptCopy:
-        """A block with the state after its last token."""
+        """Return the copy of a state. wanted: the stamp after its last token. parts: the stamps found."""
         return KeptCopy(
             f"it must hold the state that its hash in group {key.group} is of",
             (wanted,) * len(PARTS),
@@ -107,79 +112,97 @@ class HostView:
         )
 
     def pins(self) -> Iterator[Count]:
+        """How often each chunk is pinned, and by how many transfers it must be."""
         host = self.after.host
-        words = {-1: "being written"}
         if host is None:
             return
         for key in host.keys:
             loads, stores = self._users(key)
-            want = -1 if stores else loads
-            wanted, got = (
-                words.get(count, f"pinned {counted(count, 'time')}") for count in (want, key.pins)
+            wanted = _pins_in_words(-1 if stores else loads)
+            yield Count(
+                f"chunk {key.chunk}", AtChunk(key.chunk), wanted, _pins_in_words(key.pins)
             )
-            yield Count(f"chunk {key.chunk}", AtChunk(key.chunk), wanted, got)
 
     def _users(self, key: HostKey) -> tuple[int, int]:
-        """Loads and stores in flight of the chunk that is kept under `key`."""
-        jobs = [job for job in self.after.transfers if not job.stale]
-        using = [job.load for job in jobs if any(part[2] == key.chunk for part in job.parts)]
-        return sum(using), len(using) - sum(using)
+        """Count the loads and the stores in flight that use the chunk of `key`."""
+        using = [
+            job
+            for job in self.after.transfers
+            if not job.stale and any(chunk == key.chunk for _, _, chunk, _ in job.parts)
+        ]
+        loads = sum(job.load for job in using)
+        return loads, len(using) - loads
 
     def sources(self) -> Iterator[Source]:
-        before = {job.job for job in self.before.transfers}
+        """What transfers that were started before this command have still to read."""
+        started = {job.job for job in self.before.transfers}
         for job in self.after.transfers:
-            if job.copied or job.job not in before:
+            if job.copied or job.job not in started:
                 continue
             for part in job.parts:
-                called = f"chunk {part[2]}" if job.load else f"block {part[1]}"
-                at = AtChunk(part[2]) if job.load else AtBlock(part[1])
-                was, now = (self._source(facts, job, part) for facts in (self.before, self.after))
-                yield Source(f"transfer {job.job}", called, at, was, now)
+                _, block, chunk, _ = part
+                called = f"chunk {chunk}" if job.load else f"block {block}"
+                place = AtChunk(chunk) if job.load else AtBlock(block)
+                was = self._source(self.before, job, part)
+                now = self._source(self.after, job, part)
+                yield Source(f"transfer {job.job}", called, place, was, now)
 
     def _source(self, facts: BlockFacts, job: Transfer, part: Part) -> tuple[int, tuple[int, ...]]:
-        """Return what a job reads: the slots of the tokens that the block's hash covers, or the state."""
+        """Return the group that the source of a transfer is of, and its stamps: those of the tokens that the
+        block's hash covers, or of the state."""
         group, block, chunk, index = part
         assert facts.host is not None and self.after.host is not None
         if job.load:
             return facts.host.memory[chunk][index]
         layers = self.config.groups[group]
         owner, slots = facts.memory[block]
-        named = next((len(k.stamps) for k in self.after.host.keys if k.chunk == chunk), None)
+        covered = next((len(k.stamps) for k in self.after.host.keys if k.chunk == chunk), None)
         if layers.state:
             return owner, slots[: len(PARTS)]
-        return owner, slots if named is None else slots[: named - index * layers.block_size]
+        if covered is None:
+            return owner, slots
+        return owner, slots[: covered - index * layers.block_size]
 
     def taken(self) -> Iterator[Failure]:
+        """Blocks that a load writes and that somebody else holds, computes with, or has in flight."""
         for job in self.after.transfers:
             if not job.load or job.completed:
                 continue
             for group, block, _, _ in job.parts:
-                where = AtBlock(block)
-                named = self.entries.get(block, ())
-                if len(names := {name for name, _, _ in named}) != 1:
-                    who = " and ".join(sorted(names)) or "nobody"
+                at_block = AtBlock(block)
+                holders = {name for name, _, _ in self.entries.get(block, ())}
+                if len(holders) != 1:
+                    who = " and ".join(sorted(holders)) or "nobody"
                     want = f"block {block} is held for transfer {job.job} alone"
-                    yield failure(want, f"{who} holds it", where)
+                    yield failure(want, f"{who} holds it", at_block)
                 for lane in self.after.lanes:
-                    if (
-                        place := _read_or_written(lane, self.config.groups[group], group, block)
-                    ) is not None:
+                    place = _read_or_written(lane, self.config.groups[group], group, block)
+                    if place is not None:
                         want = f"{lane.request} waits for transfer {job.job}"
                         yield failure(want, f"it computes with block {block}", place)
                 if block in self.in_use:
                     want = f"no step in flight uses block {block}, for transfer {job.job} writes it"
-                    yield failure(want, "one does", where)
+                    yield failure(want, "one does", at_block)
 
     def left_over(self) -> Iterator[Failure]:
+        """Records and blocks that are kept for transfers and requests that are over."""
         facts = self.after
         if facts.host is not None and facts.host.records:
             got = ", ".join(facts.host.records)
             yield failure("no record of what is gone", got, AtCount("host", "records", 0))
         if facts.kept and not facts.transfers and not facts.steps_in_flight:
             blocks = " ".join(map(str, facts.kept))
-            at = (AtBlock(block) for block in facts.kept)
+            places = (AtBlock(block) for block in facts.kept)
             want = "blocks are kept for what is in flight"
-            yield failure(want, f"nothing is; blocks {blocks} are kept", *at)
+            yield failure(want, f"nothing is; blocks {blocks} are kept", *places)
+
+
+def _kept_chunks(facts: BlockFacts) -> int:
+    return 0 if facts.host is None else len(facts.host.keys)
+
+
+def _pins_in_words(pins: int) -> str:
+    return "being written" if pins == -1 else f"pinned {counted(pins, 'time')}"
 
 
 def window_start(layers: LayerGroup, query: int) -> int:
@@ -190,8 +213,8 @@ def window_start(layers: LayerGroup, query: int) -> int:
 def _read_or_written(
     lane: Lane, layers: LayerGroup, group: int, block: int
 ) -> AtTable | AtBlock | None:
-    """Return the place at which a batch entry uses a block: its table, or a block that the table lacks;
-    else None. Of recurrent groups it uses the blocks of its states alone."""
+    """Return where a batch entry uses a block: at its table, or at the block where the table lacks it; None
+    if it does not. In a recurrent group an entry uses the blocks of its states alone."""
     start = window_start(layers, lane.start)
     size = layers.block_size
     row = lane.tables[group]

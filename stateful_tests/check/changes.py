@@ -1,7 +1,7 @@
 """Changes in a checkout since a git revision, and the lines of the corpus that call them.
 
-A function counts as changed where its syntax tree differs: comments, docstrings and annotations do not count.
-What differs outside of functions is the file's.
+A function has changed where its syntax tree differs: comments, docstrings and annotations do not count. A
+change outside of functions counts as one of the function OUTSIDE of its file.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from stateful_tests.check.way_map import NOTHING, OUTSIDE, Function, WayMap, fun
 from stateful_tests.lockstep.lockstep import check_fits, replay, with_calls
 from stateful_tests.lockstep.results import Run
 
-ENOUGH = 60  # lines that call a function, before others are looked for
-PATIENCE = 150  # lines in which a function is looked for that no run is known to call
+ENOUGH = 60  # lines that call a function: no more are looked for
+PATIENCE = 150  # lines that are tried for a function that no run of a release is known to call
 
 
 class Changes(NamedTuple):
     """Changes in a checkout since `revision`; "" where its files differ from the base's.
 
-    first: lines of the corpus that call what changed. called: changed function -> how many of `first` call
-    it; 0 of one that other runs call. missed: those that nothing calls. ignored: those in files that kvspec
-    does not load.
+    first: lines of the corpus that call a changed function. called: changed function -> how many of `first`
+    call it; 0 where only other runs do. missed: changed functions that nothing calls. ignored: changed
+    functions of files that kvspec does not load.
     """
 
     revision: str
@@ -43,34 +43,44 @@ class Changes(NamedTuple):
 
     @property
     def text(self) -> str:
-        """In a line."""
-        text = f"since {self.revision}: {len(self.first)} directed runs come first, which call"
-        text += f" {len(self.called)} of {len(self.called) + len(self.missed)} changes"
-        text += f"; none calls {named(self.missed)}" if self.missed else ""
-        if not (self.called or self.missed):
+        """The changes in one line of a report."""
+        changed = len(self.called) + len(self.missed)
+        if changed:
+            text = (
+                f"since {self.revision}: {len(self.first)} directed runs come first, which call"
+                f" {len(self.called)} of {changed} changes"
+            )
+        else:
             text = f"since {self.revision}: no function that kvspec drives changed"
-        return text + (f"; kvspec does not load {named(self.ignored, 2)}" if self.ignored else "")
+        if self.missed:
+            text += f"; none calls {named(self.missed)}"
+        if self.ignored:
+            text += f"; kvspec does not load {named(self.ignored, 2)}"
+        return text
 
     def also_called(self, functions: Collection[Function]) -> Changes:
-        """The changes, with `functions` counted as called, for other runs call them."""
+        """Return the changes with `functions` counted as called, by other runs than `first`."""
         found = dict.fromkeys((each for each in self.missed if each in functions), 0)
         missed = tuple(each for each in self.missed if each not in functions)
         return self._replace(called=self.called | found, missed=missed)
 
     def among(self, called: Sequence[Sequence[str]]) -> dict[Function, list[int]]:
-        """The changed functions among those that commands call, and the numbers of the commands."""
-        wanted, found = {*self.called, *self.missed}, dict[Function, list[int]]()
-        for at, of_command in enumerate(called):
-            for function in dict.fromkeys(functions_of(of_command)):
-                if function in wanted:
-                    found.setdefault(function, []).append(at)
-        return found
+        """Map each changed function that a run calls to the numbers of the commands that call it. called: the
+        calls of each command."""
+        changed = {*self.called, *self.missed}
+        callers: dict[Function, list[int]] = {}
+        for number, calls in enumerate(called):
+            for function in dict.fromkeys(functions_of(calls)):
+                if function in changed:
+                    callers.setdefault(function, []).append(number)
+        return callers
 
 
 def named(functions: Sequence[Function], most: int = 5) -> str:
-    """Functions as text, `most` of them by name."""
+    """Functions as text: the first `most` by name, and how many more there are."""
     names = ", ".join(f"{file}: {name}" for file, name in functions[:most])
-    return names + (f" and {len(functions) - most} more" if len(functions) > most else "")
+    more = len(functions) - most
+    return f"{names} and {more} more" if more > 0 else names
 
 
 def changes(
@@ -83,29 +93,30 @@ def changes(
 ) -> Changes:
     """Look for lines that call what changed in the checkout of `system`, the shortest first.
 
-    found: is given each of them as soon as it is found. of: what runs of the engine's releases call, and
-    so which files are loaded. way: the one in which the system is driven. Raises ValueError
-    where git cannot tell.
+    found: called with each of them as soon as it is found. of: the functions that runs of the engine's
+    releases call, and the files that these load. way: the way in which the system is driven. Raises
+    ValueError where git cannot tell.
     """
     checkout = cast(WorkerSystem, system)
     assert checkout.root is not None
     changed = sorted({*changed_functions(checkout.root, revision)})
     ignored = tuple(each for each in changed if of.files and not of.loads(each))
+    # Every run executes code outside of functions when its file is loaded: no line has to be found for it.
     loaded = {
         each for each in changed if each[1] == OUTSIDE and way in of.functions.get(each, {way})
     }
     wanted = {each for each in changed if each not in ignored and each not in loaded}
     called: Counter[Function] = Counter()
     first = set()
-    for at, line in enumerate(_in_turns(lines)):
-        open_ = {function for function in wanted if called[function] < ENOUGH}
-        if of.files and at >= PATIENCE:
-            open_ = {each for each in open_ if not called[each] and of.runs(each, way)}
-        if not open_:
+    for tried, line in enumerate(_in_turns(lines)):
+        sought = {function for function in wanted if called[function] < ENOUGH}
+        if of.files and tried >= PATIENCE:
+            sought = {each for each in sought if not called[each] and of.runs(each, way)}
+        if not sought:
             break
         try:
             check_fits(system, line.geometry, line.commands)
-            calls = open_ & {*functions_of(chain(*checkout.called(line.geometry, line.commands)))}
+            calls = sought & {*functions_of(chain(*checkout.called(line.geometry, line.commands)))}
         except UnusableImplementation:
             continue
         called.update(calls)
@@ -118,7 +129,8 @@ def changes(
 
 
 def _in_turns(lines: Iterable[CorpusLine]) -> list[CorpusLine]:
-    """The shortest of each kind first: by machine, traces of faults and ways to situations."""
+    """Order lines so that kinds take turns, each with its shortest line first. Lines are of one kind if they
+    have the same machine and are both traces of faults, or both ways to situations."""
     turns: Counter[tuple[str, bool]] = Counter()
     placed = []
     for line in sorted(lines, key=lambda line: len(line.commands)):
@@ -129,23 +141,23 @@ def _in_turns(lines: Iterable[CorpusLine]) -> list[CorpusLine]:
 
 
 def new_fault(system: AnySystem, base: AnySystem | None, line: CorpusLine) -> Run | None:
-    """A line of the corpus on `system`, where it violates a clause and `base` conforms up to that command.
+    """Replay a line of the corpus. Return the run if it violates a clause on `system` and `base` conforms up
+    to that command; else None.
 
     Without a base, traces of known faults show nothing new.
     """
     try:
         run = replay(system, line.trace)
-    except (
-        UnusableImplementation
-    ):  # it cannot be driven through the line, which the plan leaves out as well
+    except UnusableImplementation:
+        # The system cannot be driven through the line; the plan leaves the line out as well.
         return None
     if run.violation is None or (base is None and line.origin == FIXTURE):
         return None
     ends = replace(run.trace, commands=run.trace.commands[: run.violation.step + 1])
     try:
         known = base is not None and replay(base, ends).violation is not None
-    except UnusableImplementation:  # no witness
-        known = True
+    except UnusableImplementation:
+        known = True  # the base is no witness that the violation is new
     return None if known else with_calls(system, replace(run, trace=ends))
 
 
@@ -165,22 +177,26 @@ def changed_functions(root: Path, revision: str) -> Iterator[Function]:
 
 
 def beside(base: Base, system: AnySystem, called: Iterable[Function]) -> Changes:
-    """The functions that differ between a checkout and its base, in the files of those that are called: what
-    changed where no history tells. Nothing where one of the two is no folder of files."""
-    here, there = root_of(system), root_of(base.system)
-    found: list[Function] = []
-    if here is None or there is None or here == there:
+    """Compare a checkout with its base, where no git history tells what changed: the functions that differ,
+    in the files of those in `called`. Nothing differs where one of the two is no folder of files."""
+    root = root_of(system)
+    base_root = root_of(base.system)
+    if root is None or base_root is None or root == base_root:
         return Changes("", frozenset(), {}, ())
+    found: list[Function] = []
     for name in sorted({file for file, _ in called}):
-        mine, its = here / name, there / name
-        before = its.read_text(encoding="utf-8", errors="replace") if its.is_file() else ""
-        if mine.is_file():
-            found += ((name, function) for function in _differing(before, mine.read_bytes()))
+        file = root / name
+        base_file = base_root / name
+        before = ""
+        if base_file.is_file():
+            before = base_file.read_text(encoding="utf-8", errors="replace")
+        if file.is_file():
+            found += ((name, function) for function in _differing(before, file.read_bytes()))
     return Changes("", frozenset(), dict.fromkeys(found, 0), ())
 
 
 def _differing(before: str, after: bytes) -> Iterator[str]:
-    """The functions of a file that were not so before; `OUTSIDE` where the rest differs."""
+    """Yield the functions of a file that are new or changed, and OUTSIDE if the rest differs."""
     try:
         now = _parts(ast.parse(after))
     except (SyntaxError, ValueError):
@@ -196,8 +212,8 @@ def _differing(before: str, after: bytes) -> Iterator[str]:
 
 
 def _parts(tree: ast.Module) -> dict[str, str]:
-    """The outermost functions and methods of a module, and the rest of it, each as its syntax tree in text:
-    without docstrings, and without annotations of functions."""
+    """Map the outermost functions and methods of a module, and OUTSIDE for the rest, to their syntax trees as
+    text, without docstrings and annotations of functions. Changes `tree`."""
     _Bare().visit(tree)
     parts: dict[str, str] = {}
     for name, node in _defined(tree, ""):
@@ -207,7 +223,7 @@ def _parts(tree: ast.Module) -> dict[str, str]:
 
 
 class _Bare(ast.NodeTransformer):
-    """Removes what changes nothing when the code runs."""
+    """Removes docstrings and annotations of functions, which change nothing when the code runs."""
 
     def visit(self, node: ast.AST) -> ast.AST:
         self.generic_visit(node)
@@ -225,18 +241,18 @@ class _WithoutFunctions(ast.NodeTransformer):
     """Removes functions and methods, and leaves the rest of a module."""
 
     def visit_FunctionDef(self, _: ast.FunctionDef) -> None:
-        """Removed."""
+        """Return None, which removes the node."""
 
     def visit_AsyncFunctionDef(self, _: ast.AsyncFunctionDef) -> None:
-        """Removed."""
+        """Return None, which removes the node."""
 
 
-def _defined(tree: ast.AST, inside: str) -> Iterator[tuple[str, ast.AST]]:
-    """The outermost functions, and methods of classes."""
+def _defined(tree: ast.AST, prefix: str) -> Iterator[tuple[str, ast.AST]]:
+    """Yield the outermost functions, and methods of classes, each with its qualified name."""
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            yield inside + node.name, node
+            yield prefix + node.name, node
+        elif isinstance(node, ast.ClassDef):
+            yield from _defined(node, f"{prefix}{node.name}.")
         else:
-            yield from _defined(
-                node, f"{inside}{node.name}." if isinstance(node, ast.ClassDef) else inside
-            )
+            yield from _defined(node, prefix)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Set
 from typing import NamedTuple
 
 from reference.commands import Command, Done, DescribedEnum
@@ -11,11 +11,11 @@ from stateful_tests.generate.scope import Scope
 from stateful_tests.coverage.situations import kind_name
 from stateful_tests.explore.search import Explorer
 
-NOWHERE = "[*]"  # before and after, as Mermaid writes it
+NOWHERE = "[*]"  # Mermaid's name for the start and the end
 
 
 class Life(DescribedEnum):
-    """The life of a session: what it keeps, and who uses it."""
+    """What a session keeps, and which turn uses it."""
 
     EMPTY = "empty", "keeps nothing"
     FIRST_TURN = "first_turn", "no slot yet, a turn is in flight"
@@ -25,11 +25,12 @@ class Life(DescribedEnum):
     CLOSING = "closing", "closed while a turn is in flight"
 
 
-Transition = tuple[State, Command, State]  # before, what is carried out, after
+Transition = tuple[State, Command, State]  # state before, command, state after
 
 
 class Edge(NamedTuple):
-    """One change: from where, by which command, to where."""
+    """A command that takes a request or a session from one phase to another. before, after: the phases, or
+    NOWHERE."""
 
     before: str
     command: str
@@ -49,28 +50,39 @@ def life(state: State, session: Session) -> Life:
 
 
 def edges(steps: Iterable[Transition]) -> tuple[set[Edge], set[Edge]]:
-    """The edges of the life cycles of requests and of sessions in some transitions.
+    """Return the edges of requests, and those of sessions, in some transitions.
 
-    A command that leaves a request in its phase is an edge if it names the request. A command that leaves a
-    session where it is is none.
+    A command that changes no phase is an edge of the requests that it names, and of no session.
     """
-    requests: set[Edge] = set()
-    sessions: set[Edge] = set()
+    of_requests: set[Edge] = set()
+    of_sessions: set[Edge] = set()
     for was, command, now in steps:
-        kind = kind_name(type(command))
-        named = set(_named(command))
-        phases = ({r.name: r.phase.value for r in state.requests} for state in (was, now))
-        lives = ({s.name: life(state, s).value for s in state.sessions} for state in (was, now))
-        for into, (before, after) in ((requests, phases), (sessions, lives)):
-            for name in {*before, *after}:
-                edge = Edge(before.get(name, NOWHERE), kind, after.get(name, NOWHERE))
-                if edge.before != edge.after or (into is requests and name in named):
-                    into.add(edge)
-    return requests, sessions
+        name = kind_name(type(command))
+        of_requests.update(_changes(_phases(was), name, _phases(now), {*_named(command)}))
+        of_sessions.update(_changes(_lives(was), name, _lives(now)))
+    return of_requests, of_sessions
+
+
+def _changes(
+    before: dict[str, str], command: str, after: dict[str, str], named: Set[str] = frozenset()
+) -> Iterator[Edge]:
+    """Yield the edges of one command. before, after: name -> phase. named: whom the command names."""
+    for name in before.keys() | after.keys():
+        edge = Edge(before.get(name, NOWHERE), command, after.get(name, NOWHERE))
+        if edge.before != edge.after or name in named:
+            yield edge
+
+
+def _phases(state: State) -> dict[str, str]:
+    return {request.name: request.phase.value for request in state.requests}
+
+
+def _lives(state: State) -> dict[str, str]:
+    return {session.name: life(state, session).value for session in state.sessions}
 
 
 def transitions(scope: Scope) -> Iterator[Transition]:
-    """All of a scope."""
+    """Yield the transitions of every command that is carried out in a scope."""
     explorer = Explorer(scope, clauses=False)
     explorer.run()
     for was in explorer.queue:
@@ -80,7 +92,7 @@ def transitions(scope: Scope) -> Iterator[Transition]:
 
 
 def _named(command: Command) -> Iterator[str]:
-    """The requests that a command is about."""
+    """Yield the requests that a command names."""
     yield getattr(command, "request", "")
     yield from getattr(command, "requests", ())
     for lane in getattr(command, "lanes", ()):

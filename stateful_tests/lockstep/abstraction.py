@@ -1,6 +1,6 @@
-"""View -> Facts: what a system's physical facts come down to, whoever the system is.
+"""View -> Facts: owners, reads and leftovers, computed from the rows, free lists and stamps that are shown.
 
-Nothing is judged here. A view that is no partition gives facts that some clause refuses.
+Nothing is judged here. A view in which pages are lost or owned twice gives facts that violate a clause.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import compress, count, repeat
 from operator import attrgetter
+from typing import Any
 
 from impl.adapter import NodeView, View
 from reference.clauses.facts import (
@@ -20,17 +21,18 @@ from reference.state import Cursors
 from reference.prefix_cache import page_name
 from reference.radix_tree import Key
 
-NOTHING = View({}, {}, (), (), {}, ())  # of a system that could not be started
+NOTHING = View({}, {}, (), (), {}, ())  # stands for the view of a system that could not be started
+# `Owned(*values)` without its Python constructor: a step makes one for each page in use.
 _OWNED: Callable[[tuple[str, int, int]], Owned] = partial(tuple.__new__, Owned)
 
 
 def facts_of(view: View, geometry: Geometry) -> Facts:
-    """Gather owners, reads and leftovers. Never raises on a wrong view; indices are clamped."""
+    """Gather owners, reads and leftovers. Never raises on a wrong view: slots outside of a pool become 0."""
     return _Reader(view, geometry).facts()
 
 
 def misfit(view: View, geometry: Geometry) -> str:
-    """Say what a view shows for other sizes than the system was built with; "" if nothing."""
+    """Say in what a view does not fit the sizes that the system was built with; "" if it fits."""
     if view.tree is not None and not geometry.tree:
         return "view().tree: a tree, and there is none in this run (geometry.tree)"
     if view.tree is None and geometry.tree:
@@ -38,45 +40,50 @@ def misfit(view: View, geometry: Geometry) -> str:
     if (view.states is None) == bool(geometry.states):
         has, there = ("None", "are") if view.states is None else ("states", "are none")
         return f"view().states: {has}, and there {there} in this run (geometry.states)"
-    full, swa = (
-        (pages + 1) * geometry.page_size for pages in (geometry.full_pages, geometry.swa_pages)
-    )
-    sizes = {"full_stamps": full}
+    # Page 0 is padding, on top of the pages that geometry counts.
+    full_slots = (geometry.full_pages + 1) * geometry.page_size
+    swa_slots = (geometry.swa_pages + 1) * geometry.page_size
+    sizes = {"full_stamps": full_slots}
     if geometry.window is not None:
-        sizes |= {"full_to_swa": full, "swa_stamps": swa}
+        sizes |= {"full_to_swa": full_slots, "swa_stamps": swa_slots}
     for name, least in sizes.items():
         if len(getattr(view, name)) < least:
             return f"view().{name}: {len(getattr(view, name))} entries, for {least} slots"
     return ""
 
 
-# Requests differ first.
+# Requests change with nearly every command, so two views that differ mostly differ there.
 _FIELDS = ["requests", *(name for name in View.__struct_fields__ if name != "requests")]
 
 
 def same(a: View, b: View) -> bool:
-    """Equal but for the order of free lists and tree nodes."""
+    """Whether two views are equal but for the order of free lists and tree nodes."""
     for name in _FIELDS:
-        x, y = getattr(a, name), getattr(b, name)
-        if x == y:
-            continue
-        if name == "tree" and x is not None and y is not None:
-            x, y = ((sorted(t.nodes, key=_PATH), t.lock_holders, t.sizes) for t in (x, y))
-        elif name == "states" and x is not None and y is not None:
-            # Not what the last batch has read.
-            x, y = ((sorted(s.free), s.stamps, s.requests, s.sessions) for s in (x, y))
-        elif name.startswith("free_"):
-            x, y = sorted(x), sorted(y)
-        if x != y:
+        one = getattr(a, name)
+        other = getattr(b, name)
+        if one != other and (
+            one is None or other is None or _unordered(name, one) != _unordered(name, other)
+        ):
             return False
     return True
+
+
+def _unordered(name: str, value: Any) -> object:
+    """The value of a field of View, with lists sorted whose order tells nothing."""
+    if name == "tree":
+        return sorted(value.nodes, key=_PATH), value.lock_holders, value.sizes
+    if name == "states":
+        # The slots that the last batch has read are left out: they belong to that command alone.
+        return sorted(value.free), value.stamps, value.requests, value.sessions
+    return sorted(value) if name.startswith("free_") else value
 
 
 _PATH = attrgetter("path")
 
 
 def _rows_in_use(view: View) -> list[tuple[str, int, Cursors]]:
-    """(holder, row, cursors): a session and the turn that borrows its row are one holder."""
+    """Return (holder, row, cursors) of each row in use. A session and the turn that borrows its row are one
+    holder."""
     found = []
     lent: set[str] = set()
     for name, request in view.requests.items():
@@ -98,7 +105,9 @@ def _rows_in_use(view: View) -> list[tuple[str, int, Cursors]]:
 class _Reader:
     """Walks the rows of a view and the nodes of its tree, and notes who owns which page.
 
-    live: (full slot, SWA slot) of live positions. The others are what Facts has under these names.
+    full, swa: the pages in use of each pool, by owner.
+    live: (full slot, SWA slot) of live positions.
+    torn and those below: the fields of Facts with these names.
     """
 
     def __init__(self, view: View, geometry: Geometry) -> None:
@@ -119,10 +128,12 @@ class _Reader:
         view = self.view
         geometry = self.geometry
         if self.has_swa:
-            free = {*view.free_full}
+            free_pages = {*view.free_full}
             size = self.page_size
             mapped = compress(count(), view.full_to_swa)
-            self.unused_mapped = [(s, view.full_to_swa[s]) for s in mapped if s // size in free]
+            self.unused_mapped = [
+                (s, view.full_to_swa[s]) for s in mapped if s // size in free_pages
+            ]
         holders = {name: self._row(name, row, cursors) for name, row, cursors in _rows_in_use(view)}
         tree = self._tree() if view.tree is not None else None
         pools = {"full": Pool(geometry.full_pages, view.free_full, self.full)}
@@ -143,16 +154,17 @@ class _Reader:
         )  # fmt: skip
 
     def _shared(self) -> list[tuple[int, int]]:
-        """Entries of live positions that lead where another one leads; a slot that several read is one."""
-        led_to = [entry for _, entry in self.live]
-        if len(set(led_to)) == len(led_to):
+        """Entries at live positions of different full slots that name the same SWA slot. A full slot that
+        several holders share counts once."""
+        swa_slots = [swa for _, swa in self.live]
+        if len(set(swa_slots)) == len(swa_slots):
             return []
         live = set(self.live)
-        times = Counter(entry for _, entry in live)
-        return sorted((slot, entry) for slot, entry in live if times[entry] > 1)
+        times = Counter(swa for _, swa in live)
+        return sorted((slot, swa) for slot, swa in live if times[swa] > 1)
 
     def _row(self, name: str, row: int, cursors: Cursors) -> HolderFacts:
-        """Return what a row in use holds, as far as its cursors go."""
+        """Return what a row in use holds up to kv_allocated_len, and note its pages and SWA entries."""
         view = self.view
         page_size = self.page_size
         cells = view.rows.get(row, ())
@@ -174,16 +186,18 @@ class _Reader:
                 (s, m) for s, m in zip(slots[first:start], mapped[first:start]) if m
             ]
             if length % page_size:
-                self._gap(slots[-1], mapped[-1])
+                self._rest_of_page(slots[-1], mapped[-1])
         return HolderFacts(row, cursors, full_read, swa_read, slots[:first])
 
-    def _gap(self, slot: int, swa: int) -> None:
-        """The slots that follow the last one in its page: unmapped, or mapped to what follows."""
+    def _rest_of_page(self, last: int, last_swa: int) -> None:
+        """Note the slots behind the last allocated one in its page whose entries are wrong: they must be
+        unmapped, or mapped to the SWA slots behind `last_swa`."""
         mapping = self.view.full_to_swa
-        for at in range(slot + 1, min((slot // self.page_size + 1) * self.page_size, len(mapping))):
-            entry = mapping[at]
-            if entry and (not swa or entry - swa != at - slot):
-                self.unused_mapped.append((at, entry))
+        page_end = (last // self.page_size + 1) * self.page_size
+        for slot in range(last + 1, min(page_end, len(mapping))):
+            swa = mapping[slot]
+            if swa and (not last_swa or swa - last_swa != slot - last):
+                self.unused_mapped.append((slot, swa))
 
     def _states(self) -> StateFacts | None:
         """Slots of recurrent state; a session and the turn that borrows its slot are one holder."""
@@ -191,18 +205,20 @@ class _Reader:
         if shown is None:
             return None
         holders = dict(shown.sessions)
-        called = dict[str, str]()
+        holder_of = dict[str, str]()  # request -> its name, or that of its session
         for name, slot in shown.requests.items():
             request = self.view.requests.get(name)
             owner = request.session or name if request is not None else name
-            called[name] = owner if holders.get(owner, slot) == slot else f"{owner}/{name}"
-            holders[called[name]] = slot
-        buffers = {called.get(name, name): slots for name, slots in shown.buffers.items()}
-        tracked = {called.get(name, name): slots for name, slots in shown.tracked.items()}
+            holder_of[name] = owner if holders.get(owner, slot) == slot else f"{owner}/{name}"
+            holders[holder_of[name]] = slot
+        buffers = {holder_of.get(name, name): slots for name, slots in shown.buffers.items()}
+        tracked = {holder_of.get(name, name): slots for name, slots in shown.tracked.items()}
         nodes = self.view.tree.nodes if self.view.tree is not None else ()
         of_nodes = {tuple(node.path): node.state for node in nodes if node.state is not None}
-        slots = self.geometry.states, shown.free, shown.stamps
-        return StateFacts(*slots, holders, of_nodes, shown.read, buffers, tracked)
+        return StateFacts(
+            self.geometry.states, shown.free, shown.stamps, holders, of_nodes, shown.read,
+            buffers, tracked,
+        )  # fmt: skip
 
     def _tree(self) -> TreeFacts:
         tree = self.view.tree
@@ -218,7 +234,7 @@ class _Reader:
         return TreeFacts(nodes, lock_holders, tree.sizes, pages)
 
     def _node(self, node: NodeView) -> NodeFacts:
-        """A node of the radix tree; its pages are owned under the name of the path to their end."""
+        """Return the facts of a tree node, and note its pages. The owner of a page is the path to its end."""
         view = self.view
         size = self.page_size
         path = tuple(node.path)
@@ -231,14 +247,16 @@ class _Reader:
             ("swa", swa, self.swa, self.torn_swa),
         ):
             wrong: list[Torn] = []
-            for _, at, page in self._pages("the tree", pool, own, 0, wrong):
-                at += start // size
-                owned.append(Owned(page_name(path[: (at + 1) * size]), at, page))
+            for _, page_in_node, page in self._pages("the tree", pool, own, 0, wrong):
+                number = start // size + page_in_node
+                owned.append(Owned(page_name(path[: (number + 1) * size]), number, page))
             for each in wrong:
                 at = start + each.start
                 torn.append(each._replace(start=at, path=path[: at + len(each.slots)]))
-        pairs = [(s, m) for s, m in zip(slots, swa or mapped) if m]
-        (self.live if swa else self.evicted_mapped).extend(pairs)
+        if swa:
+            self.live += [(s, m) for s, m in zip(slots, swa) if m]
+        else:  # a tombstone must not be mapped
+            self.evicted_mapped += [(s, m) for s, m in zip(slots, mapped) if m]
         return NodeFacts(
             path, slots, swa, mapped, [view.full_stamps[s] for s in slots],
             [view.swa_stamps[s] for s in swa], node.full_locks, node.swa_locks, node.state,
@@ -248,38 +266,39 @@ class _Reader:
     def _pages(
         self, name: str, pool: str, slots: Sequence[int], start: int, torn: list[Torn]
     ) -> list[Owned]:
-        """Pages of the positions from `start` on; zero slots belong to no page."""
+        """Return the pages of the positions from the first page boundary at or after `start` on. Slots that
+        are not one page in order go to `torn`; a page whose first slot is 0 has no owner."""
         page_size = self.page_size
-        first = -(-start // page_size)
-        own = slots[-(-start // page_size) * page_size :]
+        first_page = -(-start // page_size)
+        own = slots[first_page * page_size :]
         heads = own[::page_size]
-        whole = (
-            heads
-            if page_size == 1
-            else [s for h in heads for s in range(h, h + page_size)][: len(own)]
-        )
-        if (
-            all(heads)
-            and own == whole
-            and not (page_size > 1 and any(h % page_size for h in heads))
-        ):
-            pages = heads if page_size == 1 else [h // page_size for h in heads]
-            return [*map(_OWNED, zip(repeat(name), count(first), pages))]
+        # Nearly every sequence is made of whole pages in order: the loop below is for the others.
+        if all(heads) and _in_order(own, heads, page_size):
+            pages = heads if page_size == 1 else [head // page_size for head in heads]
+            return [*map(_OWNED, zip(repeat(name), count(first_page), pages))]
         owned = []
-        for at in range(-(-start // page_size) * page_size, len(slots), page_size):
+        for at in range(first_page * page_size, len(slots), page_size):
             head = slots[at]
-            if page_size > 1:
-                cells = slots[at : at + page_size]
-                if head % page_size or list(cells) != list(range(head, head + len(cells))):
-                    if all(cells):
-                        torn.append(Torn(name, pool, at, cells))
+            cells = slots[at : at + page_size]
+            if all(cells) and not _in_order(cells, [head], page_size):
+                torn.append(Torn(name, pool, at, cells))
             if head:
                 owned.append(Owned(name, at // page_size, head // page_size))
         return owned
 
 
+def _in_order(slots: Sequence[int], heads: Sequence[int], page_size: int) -> bool:
+    """Whether slots are those of the pages that begin at `heads`, in order; the last page may be cut."""
+    if page_size == 1:
+        return True
+    if any(head % page_size for head in heads):
+        return False
+    expected = [slot for head in heads for slot in range(head, head + page_size)]
+    return list(slots) == expected[: len(slots)]
+
+
 def _within(slots: Sequence[int], size: int) -> Sequence[int]:
-    """The slots, 0 for those that there are not."""
+    """The slots, with 0 in the place of each that is outside of a pool of `size` slots."""
     if not slots or (min(slots) >= 0 and max(slots) < size):
         return slots
     return [s if 0 <= s < size else 0 for s in slots]

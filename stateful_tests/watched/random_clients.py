@@ -1,4 +1,7 @@
-"""Random clients of a whole server, by kind: storms, texts, talks, operators and plain ones."""
+"""Random clients of a whole server, by kind: storms, texts, talks, operators and plain clients.
+
+A saved seed stands for its clients: the order of draws must not change.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from msgspec.structs import replace
 
 from impl.sglang.server.clients import OPERATIONS, Client, Config, Turn
 
-LEAST_LEFT = 7  # tokens of the pool that a prompt leaves, or it is refused
+LEAST_LEFT = 7  # tokens of the pool that a prompt must leave free; a server refuses a longer one
 
 
 def storm(
@@ -19,21 +22,24 @@ def storm(
     flood: bool = False,
     impatient: bool = False,
 ) -> tuple[Client, ...]:
-    """Clients that come at once and want long answers to short prompts, so that memory ends while they are
-    decoded. flood: half of the prompts are long, and chunks meet that.
+    """Clients that arrive at once and want long answers to short prompts, so that the pool runs out while
+    they decode. flood: half of the prompts are long, so that chunks of prefill compete with decode.
 
-    Every third client has many tiny turns. These alone are still admitted when hardly anything is free, and
-    are then retracted before their first result.
+    Every third client has many tiny turns. The server still admits these when hardly anything is free, and
+    retracts them before their first result.
     """
-    share = config.tokens // 6
-    lanes = config.running + 1
+    sixth = config.tokens // 6
+    at_a_time = config.running + 1
 
     def turn(tiny: bool) -> Turn:
-        tokens, limit = rng.randint(1, share), rng.randint(share, 2 * share)
+        tokens = rng.randint(1, sixth)
+        limit = rng.randint(sixth, 2 * sixth)
         if tiny:
-            tokens, limit = rng.randint(1, 3), rng.randint(1, 4)
+            tokens = rng.randint(1, 3)
+            limit = rng.randint(1, 4)
         elif flood and rng.random() < 0.5:
-            tokens, limit = rng.randint(share, 2 * share), rng.randint(1, share)
+            tokens = rng.randint(sixth, 2 * sixth)
+            limit = rng.randint(1, sixth)
         return Turn(
             wait=rng.choice((0, 0, 1, 3)),
             tokens=tokens,
@@ -53,7 +59,7 @@ def storm(
             turns,
             session=rng.random() < 0.5,
             impatient=impatient and rng.random() < 0.5,
-            after=f"c{number - lanes}" if number > lanes else "",
+            after=f"c{number - at_a_time}" if number > at_a_time else "",
         )
 
     return tuple(client(number) for number in range(1, count + 1))
@@ -62,19 +68,19 @@ def storm(
 def texts(
     rng: random.Random, config: Config, *, count: int = 12, impatient: bool = False
 ) -> tuple[Client, ...]:
-    """Clients that ask for the same few long texts again: these are evicted and come back."""
-    length = max(4, config.tokens // rng.choice((3, 4)))
-    own = rng.choice((2, 4, 8))
+    """Clients that send the same few long texts again, so that the tree evicts them and caches them anew."""
+    longest = max(4, config.tokens // rng.choice((3, 4)))
+    text_count = rng.choice((2, 4, 8))
 
     def turn() -> Turn:
-        tokens = rng.randint(1, length)
+        tokens = rng.randint(1, longest)
         return Turn(
             wait=rng.choice((0, 0, 3, 10)),
             tokens=tokens,
             limit=rng.randint(1, 8),
             abort=rng.randint(1, 12) if rng.random() < 0.12 else 0,
             shared=max(0, tokens - rng.choice((0, 0, 1, 5))),
-            text=rng.randrange(own),
+            text=rng.randrange(text_count),
         )
 
     def client(number: int) -> Client:
@@ -92,13 +98,14 @@ def texts(
 def talks(
     rng: random.Random, config: Config, *, count: int = 12, impatient: bool = False
 ) -> tuple[Client, ...]:
-    """Clients without sessions who resend their conversation with each turn: what the tree has of an answer
-    is matched again, by the next turn and by who has had the same conversation."""
-    turns = rng.randint(3, 6)
-    share = max(2, config.tokens // 2 // turns)
+    """Clients without sessions that resend their conversation with each turn. The next turn, and other
+    clients with the same conversation, match the answers that the tree has cached."""
+    turn_count = rng.randint(3, 6)
+    longest_answer = max(2, config.tokens // 2 // turn_count)
 
     def turn() -> Turn:
-        tokens, limit = rng.randint(1, max(1, share // 4)), rng.randint(1, share)
+        tokens = rng.randint(1, max(1, longest_answer // 4))
+        limit = rng.randint(1, longest_answer)
         return Turn(
             wait=rng.choice((0, 0, 1, 4)),
             tokens=tokens,
@@ -113,7 +120,7 @@ def talks(
         Client(
             f"c{number}",
             number * rng.choice((0, 1, 4)),
-            tuple(turn() for _ in range(turns)),
+            tuple(turn() for _ in range(turn_count)),
             session=False,
             resends=True,
             impatient=impatient and rng.random() < 0.5,
@@ -123,10 +130,10 @@ def talks(
 
 
 def operated(rng: random.Random, clients: tuple[Client, ...], config: Config) -> tuple[Client, ...]:
-    """The clients with operators.
+    """Return the clients, and operators that flush the caches and so on (OPERATIONS).
 
     With a storage behind the host tier, half of the clients come after a flush: they find their texts in the
-    storage alone, and some are aborted while these are read.
+    storage alone, and an operator aborts some while the server reads these texts.
     """
     kinds = ["flush", *(rng.choice(OPERATIONS) for _ in range(3))]
     operators = tuple(
@@ -140,24 +147,26 @@ def operated(rng: random.Random, clients: tuple[Client, ...], config: Config) ->
         )
         for number, kind in enumerate(kinds, 1)
     )
-    first, then = clients[: len(clients) // 2], clients[len(clients) // 2 :]
+    half = len(clients) // 2
+    early = clients[:half]
+    late = clients[half:]
     if config.storage:
-        names = {each.name for each in then}
-        then = tuple(each if each.after in names else replace(each, after="o1") for each in then)
-        # while they wait for what is being read
+        names = {each.name for each in late}
+        late = tuple(each if each.after in names else replace(each, after="o1") for each in late)
+        # The abort should come while late clients wait for the storage.
         start = rng.randint(2, 14)
         operators += (Client("o5", start, (), session=False, operator="abort", after="o1"),)
-    return *first, *then, *operators
+    return *early, *late, *operators
 
 
 def hardly_fits(rng: random.Random, client: Client, config: Config) -> Client:
-    """The client with a prompt that takes all of a pool, hardly less, or a token more than there is."""
+    """Return the client with another first prompt: as long as a pool, a little shorter, or a token longer."""
     pool = config.tokens
     if config.window and rng.random() < 0.6:
         pool = config.tokens * config.swa // 10
-    # the last of these is the most that a server of SGLang takes
-    less = rng.choice((-1, 0, 1, config.page_size, 2 * config.page_size + 1, LEAST_LEFT))
-    tokens = max(1, pool - less)
+    # LEAST_LEFT makes the longest prompt that a server of SGLang accepts.
+    left = rng.choice((-1, 0, 1, config.page_size, 2 * config.page_size + 1, LEAST_LEFT))
+    tokens = max(1, pool - left)
     turn = Turn(wait=0, tokens=tokens, limit=rng.choice((1, 2, 5)), text=client.turns[0].text)
     return replace(client, turns=(turn, *client.turns[1:]))
 
@@ -165,16 +174,21 @@ def hardly_fits(rng: random.Random, client: Client, config: Config) -> Client:
 def clients(
     rng: random.Random, config: Config, *, count: int = 6, impatient: bool = False
 ) -> tuple[Client, ...]:
-    """So many clients; impatient: some of them do not wait for answers.
+    """Return `count` plain clients. impatient: some of them do not wait for answers.
 
-    About as many at a time as there are rows: idle sessions keep theirs, and a full server waits for ever.
+    About as many are there at a time as the server has rows: an idle session keeps its row, so more clients
+    would wait for ever.
     """
     longest = max(4, config.tokens // 5)
-    lanes = rng.randint(max(2, config.running - 1), config.running + 1)
-    return tuple(_client(rng, n, lanes, longest, impatient) for n in range(1, count + 1))
+    at_a_time = rng.randint(max(2, config.running - 1), config.running + 1)
+    return tuple(_client(rng, n, at_a_time, longest, impatient) for n in range(1, count + 1))
 
 
-def _client(rng: random.Random, number: int, lanes: int, longest: int, impatient: bool) -> Client:
+def _client(
+    rng: random.Random, number: int, at_a_time: int, longest: int, impatient: bool
+) -> Client:
+    """Draw a client. at_a_time: clients before it that may still be there. longest: of a prompt and an answer
+    (tokens)."""
     turns = tuple(_turn(rng, longest) for _ in range(rng.randint(1, 5)))
     return Client(
         f"c{number}",
@@ -183,12 +197,14 @@ def _client(rng: random.Random, number: int, lanes: int, longest: int, impatient
         session=rng.random() < 0.75,
         impatient=impatient and rng.random() < 0.5,
         close=rng.choice((1, 1, 3, 10)),
-        after=f"c{number - lanes}" if number > lanes else "",
+        after=f"c{number - at_a_time}" if number > at_a_time else "",
     )
 
 
 def _turn(rng: random.Random, longest: int) -> Turn:
-    tokens, limit = rng.choice((1, *[rng.randint(1, longest)] * 6)), rng.randint(1, longest)
+    # One prompt in seven is a single token.
+    tokens = rng.choice((1, *[rng.randint(1, longest)] * 6))
+    limit = rng.randint(1, longest)
     return Turn(
         wait=rng.choice((0, 1, 1, 3, 12)),
         tokens=tokens,

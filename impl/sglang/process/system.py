@@ -19,30 +19,30 @@ from impl.used_names import lost
 from reference.commands import Mode, Reason
 from reference.kinds import ROWS
 
-# What the driver plays. UnlockSwa is not there: the release decides when the SWA part of a lock goes, in
-# decode, where a setting has it do so.
+# Commands that the driver carries out. UnlockSwa is left out: the release itself decides, during decode and
+# if a setting says so, when it releases the SWA part of a lock.
 _DRIVEN = frozenset({
     "Open", "Submit", "Admit", "Extend", "Decode", "SpecDecode", "EvictSwa", "Finish", "Retract", "Abort",
     "Close", "CheckBusy", "CheckIdle", "Match", "Unlock", "Insert", "Evict",
 })  # fmt: skip
-_LATE = frozenset({"Launch", "Settle"})  # what its overlapped loop does, and no other
+_LATE = frozenset({"Launch", "Settle"})  # commands of the overlapped loop alone
 
 
 class SGLangSystem(WorkerSystem):
     """A release (`version`) or a checkout (`path`) of SGLang behind the adapter.
 
-    gpu: on a CUDA device, where the release's own Triton kernels run.
-    overlap: with overlap scheduling, which a server has unless it is started without (see Driver).
-    tree: another radix tree than the release's usual one, by its name in VARIANTS (variants.py).
-    calls: after each command `noted.calls` has what the driver did, as Python (see call_log.py), and
-        `noted.late` what is to be done to each request whose results wait, to leave it as the view shows it.
+    gpu: run on a CUDA device, with the release's own Triton kernels.
+    overlap: use overlap scheduling, as servers do by default (see Driver).
+    tree: name of a radix tree in VARIANTS (variants.py); None for the one that the release uses by default.
+    calls: after each command `noted.calls` has the driver's calls as Python (see call_log.py), and
+        `noted.late` those that bring each request whose results wait into the state that the view shows.
 
-    The wheel is fetched here, the worker starts with the first `reset`. Raises
+    The constructor fetches the wheel; the worker starts with the first `reset`. Raises
     UnusableImplementation when the release is unavailable or not supported.
     """
 
     root: Path
-    remark = ""  # what the user of a checkout should know about how it is driven
+    remark = ""  # for the user of a checkout: how it is driven
     capabilities = Capabilities(
         kind=ROWS.name,
         commands=_DRIVEN,
@@ -53,9 +53,9 @@ class SGLangSystem(WorkerSystem):
         tree_policy_is_free=True,
         exact_reasons=False,
         lists_holders=False,
-        new_views=True,  # read from a message
+        new_views=True,  # each is read from a message of the worker
         modes=(Mode.FAITHFUL,),
-        # A reserve of pages, and more slots ahead than were requested, are policy; UNFAITHFUL is what
+        # A reserve of pages, and more slots ahead than were requested, are policy. UNFAITHFUL refuses what
         # this release's scheduler never does.
         may_refuse=frozenset(
             {
@@ -95,15 +95,19 @@ class SGLangSystem(WorkerSystem):
         if version is not None:
             self.root = release_root(version, STATES_ON_GPU if gpu and recurrent else "")
         release.require(self.root)
-        ways = (*([tree] if tree else []), *(["overlap"] if overlap else []))
-        self.spec = SystemSpec("sglang", version, ways, checkout=path is not None)
+        ways = []
+        if tree:
+            ways.append(tree)
+        if overlap:
+            ways.append("overlap")
+        self.spec = SystemSpec("sglang", version, tuple(ways), checkout=path is not None)
         self.name = str(self.spec)
         settings = dict(settings_of(release.version, list(TABLE)))
         if path is not None:
-            for each in lost("sglang", self.root, release.version):
-                if settings.pop(each.name, None):
-                    default = f"this tree does not read {each.name}: it is driven with its default"
-                    self.doubts += (default,)
+            for lost_name in lost("sglang", self.root, release.version):
+                name = lost_name.name
+                if settings.pop(name, None):
+                    self.doubts += (f"this tree does not read {name}: it is driven with its default",)
         self.capabilities = replace(
             self.capabilities,
             commands=self.capabilities.commands | (_LATE if overlap else frozenset()),
@@ -116,7 +120,8 @@ class SGLangSystem(WorkerSystem):
         )
         flags = {"--gpu": gpu, "--overlap": overlap, "--calls": calls}
         self._options = [spec_of(release), *(option for option, wanted in flags.items() if wanted)]
-        self._options += [] if tree is None else [f"--tree={tree}"]
+        if tree is not None:
+            self._options.append(f"--tree={tree}")
         self.kind = release
         self.release = release.version
         self.overlap = overlap

@@ -1,10 +1,13 @@
-"""The cache of an encoder's outputs (ENC)."""
+"""Clauses of the cache of an encoder's outputs (ENC). An image such as "A3" is a letter and the number of its
+embeddings."""
 
 from __future__ import annotations
 
 from reference.blocks.clauses.step import BlockStep, clause
 from reference.failures import AtCount, AtNamed, Failure, counted, failure
 from reference.token_ids import image_of, image_tokens, position_of
+
+_ENCODED = AtCount("encoder", "encoded")
 
 
 @clause(
@@ -18,7 +21,7 @@ from reference.token_ids import image_of, image_tokens, position_of
     needs=("images",),
     trigger=lambda s: s.after.encoder is not None and bool(s.after.encoder.entries),
 )
-def _adds_up(step: BlockStep) -> Failure | None:
+def _cache_adds_up(step: BlockStep) -> Failure | None:
     encoder = step.after.encoder
     if encoder is None:
         return None
@@ -47,15 +50,18 @@ def _adds_up(step: BlockStep) -> Failure | None:
     needs=("images",),
     trigger=lambda s: s.after.encoder is not None and any(e.users for e in s.after.encoder.entries),
 )
-def _needed(step: BlockStep) -> Failure | None:
-    for entry in step.after.encoder.entries if step.after.encoder is not None else ():
+def _image_is_kept_for_who_needs_it(step: BlockStep) -> Failure | None:
+    encoder = step.after.encoder
+    if encoder is None:
+        return None
+    for entry in encoder.entries:
         for name in entry.users:
             want = f"image {entry.image} is kept for requests that have it and hold blocks"
             places = AtNamed("request", name), AtCount("encoder", entry.image)
             fact = step.after.requests.get(name)
             if fact is None:
                 return failure(want, f"it is kept for {name}, which is gone", *places)
-            if not _has(fact.tokens, entry.image):
+            if not _has_whole_image(fact.tokens, entry.image):
                 return failure(want, f"it is kept for {name}, which has no such image", *places)
             if not any(block for row in fact.tables for block in row):
                 got = f"it is kept for {name}, which is {fact.status} and holds none"
@@ -63,14 +69,23 @@ def _needed(step: BlockStep) -> Failure | None:
     return None
 
 
-def _has(text: tuple[int, ...], image: str) -> bool:
-    """Whether a text has an image such as "A3", whole."""
-    tokens = tuple(image_tokens(image[0], int(image[1:])))
+def _has_whole_image(text: tuple[int, ...], image: str) -> bool:
+    tokens = _embeddings(image)
     return any(
         text[at : at + len(tokens)] == tokens
         for at, token in enumerate(text)
         if image_of(token) == image[0]
     )
+
+
+def _embeddings(image: str) -> tuple[int, ...]:
+    """The embeddings of an image, which are its tokens."""
+    return tuple(image_tokens(image[0], _size(image)))
+
+
+def _size(image: str) -> int:
+    """The number of an image's embeddings."""
+    return int(image[1:])
 
 
 @clause(
@@ -87,7 +102,7 @@ def _has(text: tuple[int, ...], image: str) -> bool:
     needs=("images",),
     trigger=lambda s: s.after.encoder is not None and bool(s.after.encoder.kept),
 )
-def _there(step: BlockStep) -> Failure | None:
+def _worker_keeps_what_scheduler_counts(step: BlockStep) -> Failure | None:
     encoder = step.after.encoder
     if encoder is None:
         return None
@@ -101,7 +116,7 @@ def _there(step: BlockStep) -> Failure | None:
         if image not in counts:
             want = f"the worker drops image {image}, which the scheduler does not count as kept"
             return failure(want, "the worker has it", place)
-        if kept[image] != tuple(image_tokens(image[0], int(image[1:]))):
+        if kept[image] != _embeddings(image):
             return failure(f"image {image} has its own embeddings", "it has others", place)
     return None
 
@@ -118,20 +133,21 @@ def _there(step: BlockStep) -> Failure | None:
     needs=("images",),
     trigger=lambda s: s.after.encoder is not None and bool(s.after.encoder.encoded),
 )
-def _in_budget(step: BlockStep) -> Failure | None:
+def _step_encodes_what_it_lacks(step: BlockStep) -> Failure | None:
     encoder = step.after.encoder
     if encoder is None:
         return None
     budget = step.config.encoder_budget
-    if (total := sum(int(image[1:]) for image in encoder.encoded)) > budget:
-        return failure(f"a step encodes at most {budget} embeddings", f"{total}", _AT)
+    total = sum(map(_size, encoder.encoded))
+    if total > budget:
+        return failure(f"a step encodes at most {budget} embeddings", f"{total}", _ENCODED)
     before = step.before.encoder.entries if step.before.encoder is not None else ()
     needed = {entry.image for entry in before if entry.users}
     for at, image in enumerate(encoder.encoded):
         if image in encoder.encoded[:at]:
-            return failure(f"a step encodes image {image} once", "it does so again", _AT)
+            return failure(f"a step encodes image {image} once", "it does so again", _ENCODED)
         if image in needed:
-            return failure(f"image {image} is kept, so no step encodes it", "this one does", _AT)
+            return failure(f"image {image} is kept, so no step encodes it", "this one does", _ENCODED)
     return None
 
 
@@ -144,25 +160,23 @@ def _in_budget(step: BlockStep) -> Failure | None:
     source="vllm disable_chunked_mm_input, #52306",
     scope="A prefix of an image that the cache has is not computed again.",
     needs=("images",),
-    trigger=lambda s: s.config.whole_images and any(map(image_of, _tokens_of_lanes(s))),
+    trigger=lambda s: s.config.whole_images and any(map(image_of, _inputs(s))),
 )
-def _whole(step: BlockStep) -> Failure | None:
+def _no_chunk_ends_within_image(step: BlockStep) -> Failure | None:
     if not step.config.whole_images:
         return None
     for note in step.lanes:
         lane = note.lane
         end = lane.start + len(lane.tokens) - lane.drafts
-        if 0 < end < len(note.text) and position_of(note.text[end]) > 0 and image_of(note.text[end]):
-            first = end - position_of(note.text[end])
-            if first >= lane.start:
-                want = f"{lane.request} computes its image at {first} whole"
+        if 0 < end < len(note.text) and image_of(note.text[end]):
+            index = position_of(note.text[end])  # within its image
+            image_start = end - index
+            if index > 0 and image_start >= lane.start:
+                want = f"{lane.request} computes its image at {image_start} whole"
                 return failure(want, f"it computes it up to {end}", AtCount(lane.request, "inputs"))
     return None
 
 
-def _tokens_of_lanes(step: BlockStep) -> list[int]:
-    """The inputs of a batch."""
+def _inputs(step: BlockStep) -> list[int]:
+    """The input tokens of the batch."""
     return [token for lane in step.after.lanes for token in lane.tokens]
-
-
-_AT = AtCount("encoder", "encoded")

@@ -1,4 +1,5 @@
-"""Recurrent state: what an entry continues from, what is published, who writes, what is kept (STA)."""
+"""Clauses of recurrent state: where a batch entry continues, what a hash publishes, who writes, what is kept
+(STA)."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ from reference.states import (
     trigger=lambda s: any(n.fresh and n.lane.start and n.lane.states for n in s.lanes),
 )
 def _hit_starts_from_its_state(step: BlockStep) -> Failure | None:
-    return _continued(step, fresh=True)
+    return _first_wrong_start(step, fresh=True)
 
 
 @clause(
@@ -37,12 +38,12 @@ def _hit_starts_from_its_state(step: BlockStep) -> Failure | None:
     trigger=lambda s: any(not n.fresh and n.lane.start and n.lane.states for n in s.lanes),
 )
 def _entry_continues_its_state(step: BlockStep) -> Failure | None:
-    return _continued(step, fresh=False)
+    return _first_wrong_start(step, fresh=False)
 
 
-def _continued(step: BlockStep, fresh: bool) -> Failure | None:
-    """Return the failure of the first entry that continues from a wrong state. fresh: look at requests that
-    held nothing before; else at the others alone."""
+def _first_wrong_start(step: BlockStep, fresh: bool) -> Failure | None:
+    """Return the failure of the first entry that continues from a wrong state. fresh: judge the requests that
+    held no block before the step; otherwise, those that did."""
     for note in step.lanes:
         if note.fresh != fresh:
             continue
@@ -80,18 +81,20 @@ def _wrong_start(use: StateUse, start: int, stamps: Sequence[int]) -> str | None
     trigger=lambda s: any(s.config.groups[p.group].state for p in s.after.published),
 )
 def _published_state_matches_hash(step: BlockStep) -> Failure | None:
-    for block, group, stamps in _published(step):
+    for block, group, stamps in _published_states(step):
         owner, parts = step.after.memory[block]
         found = parts if owner == group else (EMPTY, EMPTY)
-        if (got := misread(found, stamps[-1], stamps)) is not None:
+        observed = misread(found, stamps[-1], stamps)
+        if observed is not None:
+            if "after token" in observed:  # the token is counted within the block, not within the text
+                observed += " of its block"
             want = f"block {block} holds the state that its hash in group {group} is of"
-            return failure(
-                want, f"{got} of its block" if "after token" in got else got, AtBlock(block)
-            )
+            return failure(want, observed, AtBlock(block))
     return None
 
 
-def _published(step: BlockStep) -> list[Published]:
+def _published_states(step: BlockStep) -> list[Published]:
+    """The published blocks of recurrent groups. Block 0 is the null block."""
     return [
         each for each in step.after.published if each.block and step.config.groups[each.group].state
     ]
@@ -111,11 +114,9 @@ def _published(step: BlockStep) -> list[Published]:
     trigger=lambda s: sum(1 for n in s.lanes if n.lane.states) > 1,
 )
 def _state_has_one_writer(step: BlockStep) -> Failure | None:
-    """Each state is written to a block that its request alone holds, and that no other entry of the batch
-    reads."""
     writer_of_block: dict[int, str] = {}
     for lane in step.after.lanes:
-        for group, block in _written(lane):
+        for group, block in _written_blocks(lane):
             want = f"{lane.request} leaves its state of group {group} in a block of its own"
             at_block, at_request = AtBlock(block), AtNamed("request", lane.request)
             if not block:
@@ -137,7 +138,8 @@ def _state_has_one_writer(step: BlockStep) -> Failure | None:
     return None
 
 
-def _written(lane: Lane) -> list[tuple[int, int]]:
+def _written_blocks(lane: Lane) -> list[tuple[int, int]]:
+    """The (group, block) of each state that a batch entry leaves."""
     return [(use.group, block) for use in lane.states for block, _ in use.writes]
 
 
@@ -164,15 +166,16 @@ def _request_keeps_its_state(step: BlockStep) -> Failure | None:
         for group in step.config.recurrent:
             blocks = [step.after.memory[block] for block in tables[group] if block]
             states = [parts for owner, parts in blocks if owner == group]
-            for what, kept in (
-                ("state", {parts[0] for parts in states}),
-                ("convolution window", {part for parts in states for part in parts[1:]}),
-            ):
+            stamps_by_part = {
+                "state": {parts[0] for parts in states},
+                "convolution window": {part for parts in states for part in parts[1:]},
+            }
+            for part, kept in stamps_by_part.items():
                 if want not in kept:
                     others = [f"one {seen(stamp, stamps)}" for stamp in sorted(kept - {EMPTY})]
                     observed = f"of its blocks {', '.join(others) or 'none'}"
                     expected = (
-                        f"{name} keeps the {what} after its first {count} tokens in group {group}"
+                        f"{name} keeps the {part} after its first {count} tokens in group {group}"
                     )
                     return failure(expected, observed, AtCount(name, "kept", count, group))
     return None

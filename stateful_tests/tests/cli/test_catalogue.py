@@ -1,4 +1,4 @@
-"""kvspec bugs: found by words of a bug report and by release."""
+"""kvspec bugs and kvspec clauses: what is listed, and how it is found by words of a report or by release."""
 
 import json
 import re
@@ -32,10 +32,13 @@ REGRESSIONS = Path(__file__).parents[3] / "fixtures" / "regressions"
 )
 def test_bugs_are_found_by_other_forms_of_a_word_and_by_release(words, has, has_not, kvspec):
     code, text, _ = kvspec("bugs", *words)
-    assert code == 0 and has in text and has_not not in text and "not known" not in text
+    assert code == 0
+    assert has in text
+    assert has_not not in text
+    assert "not known" not in text
 
 
-# What reporters wrote, and a right answer, which is among the first three; "" where the honest one is no.
+# What reporters wrote -> a bug that must be among the first four; "" where no known bug is the right answer.
 QUERIES = {
     "memory leak detected": "claimed-page-is-lost",
     "Can not alloc mamba cache": "second-retract-takes-a-second-state",
@@ -56,7 +59,8 @@ QUERIES = {
     "LMCache": "",
     "throughput": "",
 }
-NEAREST = {  # of those that are not known
+# Words for which no bug is known -> what the answer must mention.
+NEAREST = {
     "server hangs after abort offloading connector": "fenced-victims-preempt-for-ever",
     "wrong output after update_weights": "new-weights-leave-host-copies",
     "index of states wrong units": "not reachable",
@@ -67,7 +71,7 @@ NEAREST = {  # of those that are not known
 
 
 def entries(text):
-    """The rows of a listing, each with what stands below it, as one line."""
+    """Return the rows of a listing as single lines: each with its indented lines below."""
     return [" ".join(entry.split()) for entry in re.split(r"\n(?=\S)", text)]
 
 
@@ -76,10 +80,10 @@ def test_a_reporters_words_find_the_right_bug_or_the_honest_no(query, kvspec):
     code, text, _ = kvspec("bugs", *query.split())
     assert code == 0
     head, *rows = entries(text)
-    unknown = "not known", "no bug has all of these words"
-    assert head.startswith(unknown) == (query in NEAREST), head
-    said = NEAREST.get(query) or QUERIES[query]
-    assert any(said in row for row in [head, *rows][:5]), text
+    says_unknown = head.startswith(("not known", "no bug has all of these words"))
+    assert says_unknown == (query in NEAREST), head
+    expected = NEAREST.get(query) or QUERIES[query]
+    assert any(expected in row for row in [head, *rows][:5]), text
 
 
 def test_the_examples_of_readme_are_answered(kvspec):
@@ -90,13 +94,20 @@ def test_the_examples_of_readme_are_answered(kvspec):
         assert code == 0 and not text.startswith(("not known", "no bug has")), line
 
 
-def test_a_word_that_nothing_has_and_a_name_that_is_misspelt_are_said(kvspec):
+def test_a_word_that_no_bug_has_is_named(kvspec):
     _, text, _ = kvspec("bugs", "retract", "nonesuch")
     assert text.startswith("no bug has all of these words (nothing here mentions 'nonesuch')")
+
+
+def test_a_misspelt_name_gets_a_suggestion(kvspec):
     _, text, _ = kvspec("bugs", "last-tokn")
     assert "is it last-token?" in text.splitlines()[0]
+
+
+def test_a_word_that_is_near_to_nothing_gets_no_suggestion(kvspec):
     _, text, err = kvspec("bugs", "zzz")
-    assert "nothing is near" in text and not err
+    assert "nothing is near" in text
+    assert not err
 
 
 @pytest.mark.parametrize(
@@ -107,9 +118,11 @@ def test_a_word_that_nothing_has_and_a_name_that_is_misspelt_are_said(kvspec):
         (["clauses", "x" * 90], f"mentions '{'x' * 37}...'; without a name"),
     ],
 )
-def test_what_cannot_be_looked_up_is_one_line(words, says, kvspec):
+def test_a_name_that_does_not_exist_is_unusable_input_in_one_line(words, says, kvspec):
     code, _, err = kvspec(*words)
-    assert code == 2 and says in err and err.count("\n") == 1
+    assert code == 2
+    assert says in err
+    assert err.count("\n") == 1
 
 
 @pytest.mark.parametrize("name", ["free-1", "FREE1", "Free-1"])
@@ -118,12 +131,12 @@ def test_a_clause_is_named_in_any_case(name, kvspec):
     assert code == 0 and text.splitlines()[0].split() == ["id", "FREE-1"]
 
 
-def test_the_options_of_a_check_are_in_groups(kvspec):
-    """Each once; what no group names is in the last."""
+def test_help_of_check_lists_each_option_once_in_its_group(kvspec):
+    """Options that no group names are in the last one."""
     _, text, _ = kvspec("check", "--help")
     heads = [line for line in text.splitlines() if re.fullmatch(r"[A-Z][\w ]+:", line)]
     assert heads == [f"{heading}:" for heading in CHECK_OPTIONS]
-    # Of the checkouts, whose options stand in one line, the first.
+    # Options of several checkouts stand in one line, of which this finds the first.
     options = re.findall(r"^  (?:-\w, )?(--[\w-]+)", text.partition(heads[0])[2], re.MULTILINE)
     for name in [each for names in CHECK_OPTIONS.values() for each in names]:
         assert options.count(name) == 1, name
@@ -131,8 +144,8 @@ def test_the_options_of_a_check_are_in_groups(kvspec):
 
 
 @pytest.mark.parametrize("listed", ["bugs", "bugs vllm==0.33.0", "clauses", "driven", "bugs chunk hole"])
-def test_a_list_in_a_pipe_is_no_wider_than_a_page(kvspec, listed):
-    """A row begins its line with its name; what is too wide stands below, and is whole."""
+def test_a_list_in_a_pipe_has_lines_of_100_characters_and_cuts_no_text(kvspec, listed):
+    """A row begins with its name. Text that is too wide continues in indented lines below."""
     _, text, _ = kvspec(*listed.split())
     assert max(map(len, text.splitlines())) <= 100
     _, data, _ = kvspec(*listed.split(), "--json", "-")
@@ -141,12 +154,12 @@ def test_a_list_in_a_pipe_is_no_wider_than_a_page(kvspec, listed):
     shown = [row for row in rows if row["id"] in names]
     assert len(shown) > 3
     for row in shown:
-        told = row.get("sentence") or row.get("title") or row["how"]
-        assert " ".join(told.split()) in " ".join(text.split())
+        description = row.get("sentence") or row.get("title") or row["how"]
+        assert " ".join(description.split()) in " ".join(text.split())
 
 
-def test_a_bug_names_the_settings_that_avoid_it_and_the_bugs_of_its_cause(kvspec):
-    """Each setting avoids it by itself. A condition with an "or", and one of the model, names none."""
+def test_a_bug_names_the_settings_that_avoid_it(kvspec):
+    """Each setting avoids the bug by itself. A condition with an "or", and one of the model, names none."""
     settings = {
         "preempted-turn-keeps-its-row": "without --enable-priority-scheduling",
         "request-behind-a-preemption-forgets-its-drafts":
@@ -163,15 +176,21 @@ def test_a_bug_names_the_settings_that_avoid_it_and_the_bugs_of_its_cause(kvspec
     }  # fmt: skip
     known = known_faults()
     assert {each: related.avoid(known[each]) for each in settings} == settings
-    sees = {each: related.see_also(each) for each in known}
-    assert all(each in sees[other] for each, others in sees.items() for other in others)
-    assert "request-behind-a-preemption-forgets-its-drafts" in sees["left-out-request-reads-the-first-column"]
-    assert "end-asserts-behind-its-window" in sees["swept-too-far"]
     _, text, _ = kvspec("bugs", "mixed-round-not-counted")
     assert re.search(r"^  avoid +without --enable-mixed-chunk, or without EAGLE *$", text, re.MULTILINE)
 
 
-def test_a_condition_of_a_bug_is_in_the_list(kvspec):
+def test_bugs_with_one_cause_name_each_other():
+    see_also = {each: related.see_also(each) for each in known_faults()}
+    for bug, others in see_also.items():
+        for other in others:
+            assert bug in see_also[other]
+    first_column = see_also["left-out-request-reads-the-first-column"]
+    assert "request-behind-a-preemption-forgets-its-drafts" in first_column
+    assert "end-asserts-behind-its-window" in see_also["swept-too-far"]
+
+
+def test_a_list_of_bugs_has_the_conditions_of_each(kvspec):
     _, text, _ = kvspec("bugs", "chunk", "hole", "vllm")
     [line] = [line for line in entries(text) if line.startswith("chunk-with-a-hole")]
     assert "chunks of several blocks, and a window" in line
@@ -180,57 +199,71 @@ def test_a_condition_of_a_bug_is_in_the_list(kvspec):
 MESSAGES = json.loads(bug_search.MESSAGES.read_text())
 
 
-def test_what_releases_say_is_kept_of_each_fault_that_makes_them_say_something():
+def test_messages_of_releases_are_saved_for_every_fault_that_has_some():
     faults = {fault.id: fault for fault in known_faults().values() if messages.speaks(fault)}
     assert MESSAGES.keys() == faults.keys()
     for fault, texts in MESSAGES.items():
-        assert texts and texts.keys() <= {*faults[fault].traces}
+        assert texts
+        assert texts.keys() <= {*faults[fault].traces}
+
+
+def test_words_of_reporters_are_for_known_faults_and_clauses():
     assert bug_search.words().said.keys() <= known_faults().keys()
     assert bug_search.words().symptoms.keys() <= {*EVERY_CLAUSE, "BROKEN"}
 
 
 @pytest.mark.parametrize("fault", ["nothing-to-resume", "busy-check-knows-one-pool", "longer-turn-raises"])
-def test_what_releases_say_is_what_they_say(fault):
+def test_the_saved_message_is_that_of_the_newest_release_with_the_fault(fault):
     [trace, *_] = MESSAGES[fault]
-    newest = [each for each in releases(known_faults()[fault].engine) if known_faults()[fault].is_in(each)]
-    assert messages.message(trace, newest[-1]) == MESSAGES[fault][trace][-1], "python -m ci.messages"
+    known = known_faults()[fault]
+    *_, newest = (each for each in releases(known.engine) if known.is_in(each))
+    assert messages.message(trace, newest) == MESSAGES[fault][trace][-1], "python -m ci.messages"
 
 
-def test_a_known_bug_in_full_has_its_stories_its_report_and_its_test(kvspec):
+def test_json_of_a_known_bug_has_its_stories_its_report_and_its_test(kvspec):
     _, text, _ = kvspec("bugs", "last-token", "--json")
     [row] = json.loads(text)
     assert len(row["story"]) == len(row["replay"])
-    assert row["report"].endswith(".md") and row["test"].endswith(".py")
+    assert row["report"].endswith(".md")
+    assert row["test"].endswith(".py")
 
 
-def test_a_shrunk_trace_says_of_what_its_story_is(kvspec, tmp_path):
+def test_the_story_of_a_shrunk_trace_says_that_it_is_of_the_original(kvspec, tmp_path):
     trace = json.loads((REGRESSIONS / "a_batch_evicts_states_for_its_slots.json").read_text())
     trace["steps"].insert(0, trace["steps"][0] | {"holder": "h2"})
-    (long := tmp_path / "long.json").write_text(json.dumps(trace))
-    into = tmp_path / "small.json"
-    kvspec("shrink", str(long), "--impl", f"torch+{trace['bug']}", "--out", str(into))
-    story = json.loads(into.read_text())["story"]
+    long = tmp_path / "long.json"
+    long.write_text(json.dumps(trace))
+    small = tmp_path / "small.json"
+    kvspec("shrink", str(long), "--impl", f"torch+{trace['bug']}", "--out", str(small))
+    story = json.loads(small.read_text())["story"]
     assert story.startswith("(Shortened from 3 commands to 2; of the original:) The tree")
 
 
 def test_a_line_of_a_log_may_mention_an_option(kvspec):
     code, text, _ = kvspec("bugs", "Decode", "out", "of", "memory", "--enable-mixed-chunk")
     assert code == 0
-    fitting, _, near_by = text.partition("if that is not it, nearest:")
-    assert "mixed-without-room" in fitting and near_by.count("\n") > 2, "fewer than three fit"
+    fitting, _, nearest = text.partition("if that is not it, nearest:")
+    assert "mixed-without-room" in fitting
+    assert nearest.count("\n") > 2, "fewer than three are listed as nearest"
 
 
-def test_a_bug_that_nobody_has_met_is_marked(kvspec):
-    """In a list and in full; what a release has is apart from its copy in the built-in implementation."""
+def test_json_of_built_in_bugs_says_whether_they_were_reported_or_invented(kvspec):
     _, text, _ = kvspec("bugs", "--json")
     kinds = {row["id"]: row["kind"] for row in json.loads(text)}
     assert kinds["free-list-duplicate"] == "built in, invented"
     assert kinds["pr22900"] == "built in, as reported"
     assert {*kinds.values()} == {"built in, invented", "built in, as reported"}
+
+
+def test_a_list_tells_bugs_in_releases_from_built_in_ones(kvspec):
     _, text, _ = kvspec("bugs", "vllm==0.33.0")
     assert all("in releases" in line for line in entries(text)[1:])
     _, text, _ = kvspec("bugs", "retract", "tail")
     [copied] = [line for line in entries(text) if line.startswith("pr22213-tail")]
-    assert "built in, as reported" in copied and "in releases" in text
+    assert "built in, as reported" in copied
+    assert "in releases" in text
+
+
+def test_a_bug_in_full_says_whether_it_was_invented(kvspec):
     _, text, _ = kvspec("bugs", "free-list-duplicate")
     assert re.search(r"^  kind +built in, invented *$", text, re.MULTILINE)

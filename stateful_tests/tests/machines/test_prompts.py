@@ -1,4 +1,4 @@
-"""What the machines with a radix tree draw: prompts that meet what is there, and an end to everything."""
+"""Machines with a radix tree: drawn prompts fit, new locks are shown, and a finale empties everything."""
 
 from dataclasses import replace
 
@@ -21,6 +21,7 @@ PAGE4 = replace(PRESETS["page4"], tree=True)
 
 
 def after(*commands: Command) -> State:
+    """Return the state after commands, none of which may be refused."""
     state = model.initial(PAGE4)
     for command in commands:
         state, outcome = model.step(state, command)
@@ -37,24 +38,27 @@ def test_prompts_are_well_formed_and_fit(longest):
         assert 1 <= prompt_len(prompt) <= longest
         assert all(piece.tokens >= 1 for piece in prompt)
         assert prompt == joined(prompt), "pieces that follow each other have different texts"
-        on = draw_prompt(state, source, "abc", max(4, longest), after=prompt_of("a4"))
-        assert shortened(on, 4) == prompt_of("a4")
+        longer = draw_prompt(state, source, "abc", max(4, longest), after=prompt_of("a4"))
+        assert shortened(longer, 4) == prompt_of("a4")
 
 
-def test_a_lock_is_shown_when_it_is_taken_and_no_more():
-    """A release that shapes its own tree lets the reference pin less, between two commands."""
-    insert, match = Insert("h1", prompt_of("a4")), Match("h2", prompt_of("a4"))
-    was, now = after(insert), after(insert, match)
-    lines = ("h2 locks [0, 4): pins 4 SWA tokens, a window needs 4",)
-    less = now._replace(
-        tree=now.tree._replace(locks=tuple(k._replace(swa_from=3) for k in now.tree.locks))
+def test_a_new_lock_is_shown_and_a_lock_that_pins_less_than_before_is_not():
+    """Between two commands the reference may pin less: for a release that shapes its own tree."""
+    insert = Insert("h1", prompt_of("a4"))
+    unlocked = after(insert)
+    locked = after(insert, Match("h2", prompt_of("a4")))
+    less_pinned = locked._replace(
+        tree=locked.tree._replace(locks=tuple(k._replace(swa_from=3) for k in locked.tree.locks))
     )
-    assert (tree_changes(was, now), tree_changes(now, less)) == (lines, ())
-    assert tree_changes(was, less) == ("h2 locks [0, 4): pins 1 SWA token, a window needs 4",)
+    shown = tree_changes(unlocked, locked)
+    assert shown == ("h2 locks [0, 4): pins 4 SWA tokens, a window needs 4",)
+    assert tree_changes(locked, less_pinned) == ()
+    shown = tree_changes(unlocked, less_pinned)
+    assert shown == ("h2 locks [0, 4): pins 1 SWA token, a window needs 4",)
 
 
 @pytest.mark.parametrize("machine", ["sessions", "tree", "both"])
-def test_a_finale_leaves_nothing_behind(machine):
+def test_a_finale_ends_sessions_and_requests_and_empties_the_tree(machine):
     for run in range(20):
         source = RandomChoices(f"reach/{machine}/{run}")
         profile = draw_profile(source, Capabilities(), machine)
@@ -64,5 +68,9 @@ def test_a_finale_leaves_nothing_behind(machine):
             state, _ = model.step(state, propose(state, source, profile))
         for command in finale(state):
             state, _ = model.step(state, command)
-        assert state.tree is not None and not state.tree.children and not state.tree.locks
-        assert not state.sessions and not state.requests and not lock_holders(state)
+        assert state.tree is not None
+        assert not state.tree.children
+        assert not state.tree.locks
+        assert not state.sessions
+        assert not state.requests
+        assert not lock_holders(state)

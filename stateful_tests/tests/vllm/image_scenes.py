@@ -1,7 +1,7 @@
 """Statements about the cache of an encoder's outputs, for the rows of scenes.py.
 
-"A3 is kept for r1" is what the scheduler counts and the worker has; the sizes follow. What begins with "the"
-spoils one fact alone.
+"A3 is kept for r1": the scheduler counts the image, the worker has it, and fewer embeddings are free. A
+statement that begins with "the" spoils one fact and leaves the others.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from reference.token_ids import image_tokens
 
 
 def encoder_of(size: int, users: dict[str, tuple[str, ...]]) -> EncoderFacts:
-    """The facts of a cache that keeps these images, each for its users."""
+    """Return the facts of a cache that keeps images. size: of the cache (embeddings). users: image -> the
+    requests that need it."""
     entries = tuple(EncoderEntry(image, int(image[1:]), names) for image, names in users.items())
     free = size - sum(entry.embeds for entry in entries)
     evictable = free + sum(entry.embeds for entry in entries if not entry.users)
@@ -35,21 +36,23 @@ def _dropped(scene: Any, image: str) -> None:
 
 
 def _spoilt(change: Callable[[EncoderFacts, str], EncoderFacts]) -> Callable[..., None]:
-    def state(scene: Any, value: str) -> None:
+    """Return the function of a statement that changes the facts of the encoder alone."""
+
+    def spoil(scene: Any, value: str) -> None:
         scene._spoil(encoder=lambda facts: change(facts.encoder, value))
 
-    return state
+    return spoil
 
 
-def _without(encoder: EncoderFacts, image: str) -> EncoderFacts:
-    return encoder._replace(kept=tuple(each for each in encoder.kept if each[0] != image))
+def _worker_lacks(encoder: EncoderFacts, image: str) -> EncoderFacts:
+    return encoder._replace(kept=tuple((name, values) for name, values in encoder.kept if name != image))
 
 
-def _with(encoder: EncoderFacts, image: str) -> EncoderFacts:
+def _worker_has(encoder: EncoderFacts, image: str) -> EncoderFacts:
     return encoder._replace(kept=(*encoder.kept, (image, _embeddings(image))))
 
 
-def _as_another(encoder: EncoderFacts, image: str) -> EncoderFacts:
+def _worker_has_other_embeddings(encoder: EncoderFacts, image: str) -> EncoderFacts:
     kept = ((name, (7,) if name == image else values) for name, values in encoder.kept)
     return encoder._replace(kept=tuple(kept))
 
@@ -68,7 +71,7 @@ IMAGE_STATEMENTS: dict[str, Callable[..., None]] = {
     r"the evictable embeddings are (?P<value>\d+)": _spoilt(
         lambda encoder, count: encoder._replace(evictable=int(count))
     ),
-    rf"the worker lacks {_IMAGE}": _spoilt(_without),
-    rf"the worker has {_IMAGE}": _spoilt(_with),
-    rf"the worker has other embeddings of {_IMAGE}": _spoilt(_as_another),
+    rf"the worker lacks {_IMAGE}": _spoilt(_worker_lacks),
+    rf"the worker has {_IMAGE}": _spoilt(_worker_has),
+    rf"the worker has other embeddings of {_IMAGE}": _spoilt(_worker_has_other_embeddings),
 }
