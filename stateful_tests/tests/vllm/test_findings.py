@@ -39,6 +39,8 @@ SAID = {
         "AssertionError: assert start_gpu_block_idx",
     "new_weights_forget_an_image_that_the_cache_had": "RuntimeError: Encoder cache miss for A1.",
     "a_preempted_request_lacks_its_cached_image_in_time": "RuntimeError: Encoder cache miss for A4.",
+    "a_drafter_reads_an_image_that_is_not_encoded": "AssertionError: Encoder cache miss for A2.",
+    "a_session_between_turns_makes_a_chunk_preempt_itself": "after 2 forward passes in 4 calls of the",
     "a_cached_image_is_sent_without_its_pixels": "RuntimeError: Encoder cache miss for A1.",
     "a_preempted_request_lacks_its_cached_image": "RuntimeError: Encoder cache miss for A2.",
     "new_weights_forget_an_image_that_a_turn_came_without": "RuntimeError: Encoder cache miss for A1.",
