@@ -59,14 +59,21 @@ def _telling(
     of: WayMap, own: str, changed: Collection[Function], uncalled: Collection[Function]
 ) -> Sequence[str]:
     """The ways in which changed functions run: those that call what no other does first, then the plain ones,
-    then several at once."""
+    of these those whose own file has changed, then several at once."""
     calling = of.calling(changed)
+    homes = of.homes({file for file, _ in changed}, own)
     left = {*uncalled}
     waiting = [way for way in of.ways if way != own and calling[way]]
     chosen: list[str] = []
     while waiting:
         best = min(
-            waiting, key=lambda way: (-len(left & calling[way]), way.count("+"), of.ways.index(way))
+            waiting,
+            key=lambda way: (
+                -len(left & calling[way]),
+                way.count("+"),
+                -homes[way],
+                of.ways.index(way),
+            ),
         )
         waiting.remove(best)
         chosen.append(best)

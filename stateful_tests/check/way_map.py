@@ -60,6 +60,18 @@ class WayMap(NamedTuple):
             for way in self.ways
         }
 
+    def homes(self, files: Collection[str], own: str) -> dict[str, int]:
+        """For each way the number of these files that are its own: more than a third of their functions that
+        run in some way run in it, and not in the way `own`. Several ways at once have none."""
+        homes = dict.fromkeys(self.ways, 0)
+        single = [way for way in self.ways if "+" not in way]
+        for file in files:
+            runs = [ways for (of, name), ways in self.functions.items() if of == file and name != OUTSIDE]
+            for way in single:
+                alone = sum(way in ways and own not in ways for ways in runs)
+                homes[way] += 3 * alone > len(runs)
+        return homes
+
     def calls_rarely(self, functions: Collection[Function]) -> frozenset[str]:
         """The names of the few configurations that call some of these functions."""
         return frozenset().union(*(self.rare.get(each, ()) for each in functions))

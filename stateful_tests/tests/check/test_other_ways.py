@@ -15,7 +15,7 @@ from impl.adapter import Capabilities
 from impl.system_spec import ENGINES, SystemSpec, ways_in
 from stateful_tests.check import tiers, turns, way_map
 from stateful_tests.check.changes import OUTSIDE
-from stateful_tests.check.other_ways import other_ways
+from stateful_tests.check.other_ways import _telling, other_ways
 from stateful_tests.check.way_map import WayMap
 from stateful_tests.lockstep.reference_system import ReferenceSystem
 from stateful_tests.lockstep.check_results import CheckResult
@@ -44,6 +44,24 @@ def test_ways_that_call_what_nothing_else_calls_come_first():
     assert ways.named == ("rust+overlap", "rust+hicache"), "those have no room"
     assert ways.plan.commands == 20_000 and ways.each.commands == 3_333
     assert chosen([HOST, RUST], [HOST, RUST]).driven[0] == "rust+hicache", "it calls both"
+
+
+def test_a_way_whose_own_file_has_changed_comes_before_the_plain_ones():
+    told, kept, dropped = (("images.py", name) for name in ("told", "kept", "dropped"))
+    everywhere = frozenset(MAP.ways)
+    images = WayMap(
+        (*MAP.ways, "images"),
+        {
+            ALLOC: everywhere | {"images"},
+            told: everywhere | {"images"},
+            kept: frozenset({"images"}),
+            dropped: frozenset({"images"}),
+        },
+    )
+    assert images.homes({"images.py"}, "")["images"] == 1
+    assert images.homes({"a.py"}, "")["images"] == 0
+    assert _telling(images, "", [told], [])[0] == "images"
+    assert _telling(images, "", [ALLOC], [])[0] == "overlap"
 
 
 def test_ways_share_most_of_a_plan_where_no_change_runs_in_the_own_one():

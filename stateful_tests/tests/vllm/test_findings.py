@@ -39,6 +39,9 @@ SAID = {
         "AssertionError: assert start_gpu_block_idx",
     "new_weights_forget_an_image_that_the_cache_had": "RuntimeError: Encoder cache miss for A1.",
     "a_preempted_request_lacks_its_cached_image_in_time": "RuntimeError: Encoder cache miss for A4.",
+    "a_session_between_turns_makes_a_chunk_preempt_itself_in_time":
+        "after 2 forward passes in 4 calls of the",
+    "a_drafter_reads_the_next_image_beside_another_request": "AssertionError: Encoder cache miss for B1.",
     "a_drafter_reads_an_image_that_is_not_encoded": "AssertionError: Encoder cache miss for A2.",
     "a_session_between_turns_makes_a_chunk_preempt_itself": "after 2 forward passes in 4 calls of the",
     "a_cached_image_is_sent_without_its_pixels": "RuntimeError: Encoder cache miss for A1.",
