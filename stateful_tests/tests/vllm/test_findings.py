@@ -26,6 +26,8 @@ SAID = {
     "a_block_of_a_window_stands_twice_in_its_store": "KeyError: 12 at",
     "a_chunk_begins_with_an_image_and_ends_in_it":
         "it computes it up to 1, where r2 computes its image at 0 whole",
+    "an_image_is_kept_for_a_request_that_a_drafter_holds_back":
+        "it is kept for r1, which is WAITING and holds none",
     "a_drafter_looks_into_an_image_behind_another":
         "it computes it up to 4, where r2 computes its image at 2 whole",
     "a_drafter_looks_into_an_image_behind_a_token": "no batch comes, with 4 blocks free and r1 WAITING",
