@@ -28,6 +28,8 @@ SAID = {
         "it computes it up to 1, where r2 computes its image at 0 whole",
     "an_image_is_kept_for_a_request_that_a_drafter_holds_back":
         "it is kept for r1, which is WAITING and holds none",
+    "a_reset_forgets_an_image_that_a_turn_came_without": "RuntimeError: Encoder cache miss for A2.",
+    "a_turn_that_waits_makes_a_chunk_preempt_itself": "after 2 forward passes in 4 calls of the",
     "a_drafter_looks_into_an_image_behind_another":
         "it computes it up to 4, where r2 computes its image at 2 whole",
     "a_drafter_looks_into_an_image_behind_a_token": "no batch comes, with 4 blocks free and r1 WAITING",
