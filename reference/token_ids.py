@@ -51,6 +51,11 @@ def image_tokens(image: str, count: int) -> list[int]:
     return [token_id(serial, position) for position in range(count)]
 
 
+def embeddings_of(image: str) -> tuple[int, ...]:
+    """Return the tokens of an image such as "A3": a letter, and the number of its embeddings."""
+    return tuple(image_tokens(image[0], int(image[1:])))
+
+
 def image_of(token: int) -> str:
     """The image that a token is of, "" for a token of a text."""
     at = serial_of(token) - IMAGES

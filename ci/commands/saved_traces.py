@@ -122,7 +122,7 @@ class Saved:
     def __call__(
         self, traces: dict[str, Trace], standings: Mapping[str, Standing] = MappingProxyType({})
     ) -> None:
-        """standings: what the base says of the clauses, as far as it was asked."""
+        """standings: the base's answers about clauses."""
         from ci.report import data as report
         from stateful_tests.traces import files
 

@@ -1,4 +1,4 @@
-"""What a known fault tells besides itself: settings that avoid it, and faults of the same cause."""
+"""Settings that avoid a known fault, and faults of the same cause."""
 
 from __future__ import annotations
 

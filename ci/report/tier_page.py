@@ -144,7 +144,7 @@ def _request(request: TierRequest) -> str:
 
 
 def _send(send: TierSend) -> str:
-    """What is handed in to be sent, in words."""
+    """Name what a server has handed in to be sent."""
     slots = ", ".join(map(str, send.slots))
     what = f"row {slots} of metadata" if send.pool == METADATA else f"device {send.pool} {slots}"
     return f"{what}: to be read for {send.name}, from position {send.position} on"

@@ -220,7 +220,7 @@ def validated(
     verbose: bool = False,
 ) -> None:
     """The report of one log as text. ended: how its server ended, if it should not have. shown: its
-    mismatches were reported already. alone: known faults are told here, not behind all logs."""
+    mismatches were reported already. alone: this report lists the known faults, not one behind all logs."""
     number = len(data["mismatches"]) + data["more_mismatches"]
     say(out, data["log"], "bold", whole=True)
     words = {

@@ -25,7 +25,7 @@ def plain(_: str) -> KvSource:
 
 
 class KvOrigin(NamedTuple):
-    """What KV was computed from. text: all tokens up to its end, those of images among them."""
+    """The source and the text that KV was computed from. text: all tokens up to its end, images included."""
 
     source: KvSource
     text: tuple[int, ...]

@@ -18,7 +18,7 @@ from impl.isolation import cut
 from impl.stand_ins import Values
 from reference.blocks.facts import EncoderEntry, EncoderFacts
 from reference.commands import Prompt
-from reference.token_ids import image_of, image_tokens, is_image, position_of
+from reference.token_ids import embeddings_of, image_of, is_image, position_of
 
 UTILS = "vllm/multimodal/utils.py"
 FILES = (UTILS,)
@@ -97,18 +97,12 @@ def features_of(prompt: Prompt) -> list[ImageFeature]:
     return features
 
 
-def embeddings(name: str) -> list[int]:
-    """Return the encoder's output for an image: for "A3", the three tokens of image "A"."""
-    letter = name[0]
-    return image_tokens(letter, int(name[1:]))
-
-
 def with_images(tokens: Sequence[int], features: Sequence[Any] | None) -> list[int]:
     """Return tokens of the front end as a text: with the tokens of images in the places of placeholders."""
     text = list(tokens)
     for feature in features or ():
         start = feature.mm_position.offset
-        for at, token in enumerate(embeddings(feature.identifier), start):
+        for at, token in enumerate(embeddings_of(feature.identifier), start):
             if at < len(text) and text[at] == PLACEHOLDER:
                 text[at] = token
     return text
@@ -129,7 +123,7 @@ def encoder_facts(scheduler: Any, encoder: Encoder, names: dict[str, str]) -> En
     manager = scheduler.encoder_cache_manager
     entries = tuple(
         EncoderEntry(
-            image, len(embeddings(image)), tuple(sorted(names.get(user, user) for user in users))
+            image, len(embeddings_of(image)), tuple(sorted(names.get(user, user) for user in users))
         )
         for image, users in manager.cached.items()
     )
@@ -162,7 +156,7 @@ class Encoder:
         `_execute_mm_encoder`."""
         hashes, items, *_ = self.worker._batch_mm_inputs_from_scheduler(scheduled)
         for image_hash, (_, data) in zip(hashes, items):
-            self.worker.encoder_cache[image_hash] = self._tensor(embeddings(data["image"]))
+            self.worker.encoder_cache[image_hash] = self._tensor(embeddings_of(data["image"]))
         self.encoded = tuple(hashes)
 
     def gathered(self, scheduled: Any, shift: int = 0) -> dict[str, dict[int, int]]:

@@ -227,8 +227,9 @@ class PrefillSide(OnServer):
         return Bag(batch_to_run=batch, running_batch=running)
 
     def _fitting(self) -> list[tuple[LiveRequest, int]]:
-        """Who gets into the batch, and up to which token: the request between two chunks first, and after one
-        that goes on nobody. Each matches, and locks what it finds (PrefillAdder)."""
+        """Choose the requests of the batch, each with the token up to which it is computed: first the request
+        between two chunks, and nobody behind one that goes on. Each matches, and locks what it finds
+        (PrefillAdder)."""
         loop = self.loop
         entries: list[tuple[LiveRequest, int]] = []
         spans: list[tuple[int, int]] = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from reference.blocks.clauses.step import BlockStep, clause
 from reference.failures import AtCount, AtNamed, Failure, counted, failure
-from reference.token_ids import image_of, image_tokens, position_of
+from reference.token_ids import embeddings_of, image_of, position_of
 
 _ENCODED = AtCount("encoder", "encoded")
 
@@ -70,22 +70,12 @@ def _image_is_kept_for_who_needs_it(step: BlockStep) -> Failure | None:
 
 
 def _has_whole_image(text: tuple[int, ...], image: str) -> bool:
-    tokens = _embeddings(image)
+    tokens = embeddings_of(image)
     return any(
         text[at : at + len(tokens)] == tokens
         for at, token in enumerate(text)
         if image_of(token) == image[0]
     )
-
-
-def _embeddings(image: str) -> tuple[int, ...]:
-    """The embeddings of an image, which are its tokens."""
-    return tuple(image_tokens(image[0], _size(image)))
-
-
-def _size(image: str) -> int:
-    """The number of an image's embeddings."""
-    return int(image[1:])
 
 
 @clause(
@@ -116,7 +106,7 @@ def _worker_keeps_what_scheduler_counts(step: BlockStep) -> Failure | None:
         if image not in counts:
             want = f"the worker drops image {image}, which the scheduler does not count as kept"
             return failure(want, "the worker has it", place)
-        if kept[image] != _embeddings(image):
+        if kept[image] != embeddings_of(image):
             return failure(f"image {image} has its own embeddings", "it has others", place)
     return None
 
@@ -138,9 +128,10 @@ def _step_encodes_what_it_lacks(step: BlockStep) -> Failure | None:
     if encoder is None:
         return None
     budget = step.config.encoder_budget
-    total = sum(map(_size, encoder.encoded))
+    total = sum(len(embeddings_of(image)) for image in encoder.encoded)
     if total > budget:
-        return failure(f"a step encodes at most {budget} embeddings", f"{total}", _ENCODED)
+        want = f"a step encodes at most {counted(budget, 'embedding')}"
+        return failure(want, f"this one encodes {total}", _ENCODED)
     before = step.before.encoder.entries if step.before.encoder is not None else ()
     needed = {entry.image for entry in before if entry.users}
     for at, image in enumerate(encoder.encoded):

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from reference.blocks.facts import EncoderEntry, EncoderFacts
-from reference.token_ids import image_tokens
+from reference.token_ids import embeddings_of
 
 
 def encoder_of(size: int, users: dict[str, tuple[str, ...]]) -> EncoderFacts:
@@ -19,12 +19,8 @@ def encoder_of(size: int, users: dict[str, tuple[str, ...]]) -> EncoderFacts:
     entries = tuple(EncoderEntry(image, int(image[1:]), names) for image, names in users.items())
     free = size - sum(entry.embeds for entry in entries)
     evictable = free + sum(entry.embeds for entry in entries if not entry.users)
-    kept = tuple((entry.image, _embeddings(entry.image)) for entry in entries)
+    kept = tuple((entry.image, embeddings_of(entry.image)) for entry in entries)
     return EncoderFacts(free, evictable, entries, kept)
-
-
-def _embeddings(image: str) -> tuple[int, ...]:
-    return tuple(image_tokens(image[0], int(image[1:])))
 
 
 def _kept(scene: Any, image: str, names: str) -> None:
@@ -49,7 +45,7 @@ def _worker_lacks(encoder: EncoderFacts, image: str) -> EncoderFacts:
 
 
 def _worker_has(encoder: EncoderFacts, image: str) -> EncoderFacts:
-    return encoder._replace(kept=(*encoder.kept, (image, _embeddings(image))))
+    return encoder._replace(kept=(*encoder.kept, (image, embeddings_of(image))))
 
 
 def _worker_has_other_embeddings(encoder: EncoderFacts, image: str) -> EncoderFacts:
