@@ -65,7 +65,7 @@ _TIERS = {
 TIERS = tuple(_TIERS)
 
 
-_EVERY_PRESET = {name: sizes for kind in KINDS.values() for name, sizes in kind.presets.items()}
+_EVERY_PRESET = list(dict.fromkeys(name for kind in KINDS.values() for name in kind.presets))
 
 
 def _presets_like(name: str) -> str:
@@ -131,9 +131,10 @@ def for_system(plan: Plan, system: AnySystem) -> Plan:
 def sizes_for(machine: str, name: str) -> Any:
     """The preset called `name`, with a radix tree for the machines that drive one; of engines their own."""
     if machine in JUDGED:
-        if name in PRESETS:
+        presets = next(kind.presets for kind in JUDGED_KINDS if kind.machine == machine)
+        if name not in presets:
             raise GeometryError("preset", f"{name} is of another kind of system")
-        return _EVERY_PRESET[name]
+        return presets[name]
     return replace(preset(name), tree=machine != "sessions")
 
 

@@ -9,8 +9,9 @@ import pytest
 from impl.adapter import Capabilities, UnusableImplementation
 from impl.process.wire import capable
 from reference.commands import Mode
-from reference.kinds import BLOCKS, KINDS, ROWS, TIERS, kind_by_commands, kind_of_config
+from reference.kinds import BLOCKS, JUDGED_KINDS, KINDS, ROWS, TIERS, kind_by_commands, kind_of_config
 from stateful_tests.check import campaign, tiers
+from stateful_tests.check.turns import configurations
 from stateful_tests.lockstep.lockstep import check_fits, lockstep_of, new_tallies
 from stateful_tests.lockstep.systems import resolve
 
@@ -32,6 +33,21 @@ class FailsInReset:
 
     def close(self):
         pass
+
+
+@pytest.mark.parametrize("kind", JUDGED_KINDS, ids=lambda kind: kind.name)
+def test_a_preset_that_two_kinds_name_has_the_sizes_of_the_machines_kind(kind):
+    """tight, state and state-window are names of batch-by-batch systems and of engines."""
+    drawn = {name: tiers.sizes_for(kind.machine, name) for name in kind.presets}
+    assert drawn == dict(kind.presets)
+
+
+@pytest.mark.parametrize("version", ["0.20.0", "0.33.0"])
+def test_each_preset_of_an_engine_has_its_runs(version, vllm):
+    system = vllm(version)
+    plan = tiers.for_system(tiers.plan("smoke"), system)
+    driven = {config.preset for config in configurations(system, plan)}
+    assert {*plan.presets} <= driven
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)

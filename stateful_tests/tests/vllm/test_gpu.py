@@ -21,7 +21,11 @@ WORKER = "stateful_tests.tests.support.triton_beside"
 KNOWN = re.compile(
     r"AssertionError: assert num_new_tokens ==|illegal memory access in _post_update"
 )
-PRESETS = [name for name, config in ENGINE_PRESETS.items() if not config.connects]
+PRESETS = [
+    name
+    for name, config in ENGINE_PRESETS.items()
+    if not config.connects and not config.encodes
+]
 COMPILING = Limits(timeout_s=300)  # Triton compiles kernels within a command
 RUNS = 6 if torch.cuda.is_available() else 1  # of each preset; Triton's interpreter is slow
 
