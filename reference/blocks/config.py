@@ -237,6 +237,8 @@ ENGINE_PRESETS: dict[str, EngineConfig] = {
     "block16": EngineConfig((LayerGroup(16), LayerGroup(16, 20)), 10, 64, 32, max_seqs=3),
     "tight": EngineConfig((_TWO,), 8, 16, 12, max_seqs=3, priority=True, long_prefill=3),
     "uncached": EngineConfig((_TWO, _NEAR), 18, 16, 16, max_seqs=3, caching=False, chunked=False),
+    # the default of LMDeploy
+    "plain": EngineConfig((_TWO,), 12, 16, 8, max_seqs=3, caching=False),
     "host": EngineConfig((_TWO,), 10, 16, 8, max_seqs=3, host_chunks=6),
     "host-small": EngineConfig((_TWO,), 10, 16, 8, max_seqs=3, host_chunks=2, sync_loads=True),
     "host-chunks": EngineConfig(
