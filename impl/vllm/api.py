@@ -179,6 +179,18 @@ PARTS = {
 0.23.0 ... multimodal/utils.py | get_mm_features_in_window(_, start=_, end=_)
 0.23.0 ... v1/worker/gpu_model_runner.py | GPUModelRunner._batch_mm_inputs_from_scheduler(_); GPUModelRunner._gather_mm_embeddings(_, shift_computed_tokens=_)
 """,
+    "images+v2": """
+0.31.0 ... v1/worker/gpu/mm/encoder_cache.py | EncoderCache(); EncoderCache.encoder_outputs
+0.31.0 ... v1/worker/gpu/mm/encoder_runner.py | EncoderRunner.prepare_mm_inputs(_); EncoderRunner.encoder_cache; EncoderRunner.is_realtime
+0.31.0 ... v1/worker/gpu/mm/encoder_runner.py | EncoderRunner.gather_mm_embeddings(_, _, _, _, _, _, draft_lookahead=_)
+0.31.0 ... v1/worker/gpu/model_runner.py | GPUModelRunner.reset_encoder_cache(); GPUModelRunner.encoder_cache
+0.31.0 ... v1/worker/gpu/input_batch.py | InputBatch.num_tokens; InputBatch.num_scheduled_tokens; InputBatch.query_start_loc_np; InputBatch.prefill_len_np; InputBatch.num_computed_tokens_np
+0.31.0 ... v1/core/sched/output.py | NewRequestData.mm_features
+""",
+    "updates of images": """
+0.33.0 ... v1/core/sched/output.py | SchedulerOutput.encoder_input_updates
+0.33.0 ... v1/worker/gpu/mm/encoder_cache.py | EncoderCache.update_encoder_inputs(_, _)
+""",
     "pair": """
 0.26.0 ... distributed/kv_transfer/kv_connector/v1/nixl/connector.py | NixlPullConnector; NixlPushConnector
 0.26.0 ... distributed/kv_transfer/kv_connector/v1/nixl/connector.py | NixlBaseConnector.connector_worker; NixlBaseConnector.connector_scheduler
@@ -215,8 +227,8 @@ TABLES = parts.Tables("vllm", "vllm", RELEASES, CORE, PARTS, _SAYS, "A new relea
 EVERY = TABLES.every
 _OF_CONNECTORS = frozenset({"offload", "reset", "sync loads", "failed loads"})
 _OF_PAIRS = frozenset({"pair", "published handshakes"})
-_OF_IMAGES = frozenset({"images", "resets of images"})
-_OF_V2 = frozenset({"v2", "state+v2", "retained windows", "drafts of a batch"})
+_OF_IMAGES = frozenset({"images", "resets of images", "images+v2", "updates of images"})
+_OF_V2 = frozenset({"v2", "state+v2", "images+v2", "updates of images", "retained windows", "drafts of a batch"})
 # What a later release calls a thing, where that is all that is new: `Class.member`, or a function or class. A
 # release has the one name or the other (impl.renamed).
 RENAMED: dict[str, str] = {}
@@ -242,7 +254,9 @@ def facts(
     """Return the facts of the files under `root`. release: that they are, if that is known. overlap: for asynchronous
     scheduling; v2: for model runner V2; offloads: for its OffloadingConnector; pair: for two servers that its
     NixlConnector joins; encodes: for a model with an encoder."""
-    wanted = {"v2": v2, "offload": offloads, "pair": pair, "images": encodes}
+    wanted = {
+        "v2": v2, "offload": offloads, "pair": pair, "images": encodes, "images+v2": encodes and v2,
+    }  # fmt: skip
     unwanted = (frozenset() if v2 else _OF_V2) | (frozenset() if offloads else _OF_CONNECTORS)
     unwanted |= frozenset() if pair else _OF_PAIRS
     unwanted |= frozenset() if encodes else _OF_IMAGES

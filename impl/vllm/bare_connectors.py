@@ -216,11 +216,11 @@ def peer(**given: Any) -> Any:
 class Loads:
     """Loads of KV from the peer, and the worker's reports of them.
 
-    written: what the slots hold once these tokens of a request are computed.
+    written: what the slots hold once the text of a request is computed.
     """
 
     def __init__(
-        self, scheduler: Any, transfers: Transfers, config: Any, written: Callable[[Any, str], Any]
+        self, scheduler: Any, transfers: Transfers, config: Any, written: Callable[[Any], Any]
     ) -> None:
         self.transfers = transfers
         self._peer = scheduler.connector
@@ -255,7 +255,7 @@ class Loads:
 
     def _begin(self, request: Any, tables: tuple[list[int], ...], local: int, tokens: int) -> None:
         """A load of positions from `local` to `tokens`."""
-        values = self._written(request._all_token_ids, request.request_id)
+        values = self._written(request)
         job = len(self._requests)
         parts = []
         host = self.transfers.host
@@ -306,7 +306,7 @@ def worker_of(
     blocks: dict[int, Any],
     config: Any,
     empty: Any,
-    written: Callable[[Any, str], Any],
+    written: Callable[[Any], Any],
 ) -> Any:
     """The worker's side of the connector, None where there is none; arguments as of Transfers and Loads."""
     transfers = Transfers(blocks, config, empty)

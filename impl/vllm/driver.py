@@ -24,7 +24,7 @@ from impl.request_sources import RequestSources
 from impl.vllm.bare_connectors import Loads, Offloads, worker_of
 from impl.vllm.bare_scheduler import pool_of, results
 from impl.vllm.engine import Stamps, start
-from impl.vllm.images import encoder_facts, features_of, with_images, with_placeholders
+from impl.vllm.images import encoder_facts, features_of, text_of, with_placeholders
 from impl.vllm.modules import RUNNER, install, runner_methods
 from impl.renamed import alias, name_of
 from impl.vllm.api import WAYS, renamed_in, uses
@@ -129,8 +129,11 @@ class EngineDriver:
 
     def _move(self) -> Any:
         """The worker's side of the connector."""
-        stamps_of = self.sources.stamps_of
-        return worker_of(self.scheduler, self.runner.memory, self.config, 0, stamps_of)
+
+        def written(request: Any) -> list[int]:
+            return self.sources.stamps_of(text_of(request), request.request_id)
+
+        return worker_of(self.scheduler, self.runner.memory, self.config, 0, written)
 
     def _worker(self, config: EngineConfig) -> ModelRunner:
         if not self.v2 and not config.recurrent:
@@ -366,7 +369,7 @@ class EngineDriver:
                 continue
             requests[self._names[name]] = RequestFact(
                 request.status.name,
-                tuple(with_images(request._all_token_ids, self._features(request))),
+                tuple(text_of(request)),
                 request.num_computed_tokens,
                 tables,
             )
@@ -403,10 +406,6 @@ class EngineDriver:
             ),
             encoder=self._encoder_facts(),
         )
-
-    def _features(self, request: Any) -> Any:
-        """The images of a request."""
-        return optional(request, "Request.mm_features", ()) if self.config.encodes else ()
 
     def _encoder_facts(self) -> EncoderFacts | None:
         encoder = self.runner.encoder

@@ -13,7 +13,7 @@ from impl.process.failures import refuses
 from impl.optional import optional
 from impl.stand_ins import Values
 from impl.vllm.bare_scheduler import made, settings_of
-from impl.vllm.images import with_images
+from impl.vllm.images import text_of
 from reference.blocks.config import EngineConfig
 from reference.blocks.facts import chained
 from reference.sources import PLAIN, KvSource
@@ -134,8 +134,8 @@ def _hashed_for(
 
     def hash_blocks(request: Any) -> Any:
         stamps.source = source_of(request.request_id)._replace(weights=0)
-        features = optional(request, "Request.mm_features", ())
-        stamps.text = tuple(with_images(request._all_token_ids, features)) if features else ()
+        pictured = optional(request, "Request.mm_features", ())
+        stamps.text = tuple(text_of(request)) if pictured else ()
         return hasher(request)
 
     return hash_blocks

@@ -12,6 +12,7 @@ from impl.vllm.modules import RUNNER, RUNNER_V2, STATES, STATES_V2
 from impl.vllm.api import RELEASES, drives
 from impl.vllm.copied import FILES as COPIED
 from impl.vllm.images import FILES as IMAGES
+from impl.vllm.images_v2 import FILES as IMAGES_V2
 from impl.vllm.offload import CONNECTOR
 from impl.vllm.offload import FILES as OFFLOAD
 from impl.vllm.pair import CONNECTOR as NIXL
@@ -22,12 +23,13 @@ _NEEDED = (
     "vllm/v1/core/", "vllm/v1/request.py", "vllm/v1/kv_cache_", "vllm/v1/hisparse/",
     "vllm/v1/engine/__init__.py", "vllm/v1/outputs.py", "vllm/v1/metrics/", "vllm/v1/kv_hints.py",
     "vllm/v1/spec_decode/", "vllm/utils/", RUNNER, *RUNNER_V2, *OFFLOAD, *PAIR, *STATES, *STATES_V2, *COPIED,
-    *IMAGES,
+    *IMAGES, *IMAGES_V2,
 )  # fmt: skip
 
 # A part of the API -> a file that a folder has if it has those of the part.
 OF_WAYS = {
-    "v2": RUNNER_V2[0], "offload": CONNECTOR, "pair": NIXL, "images": IMAGES[0], "state": STATES[0],
+    "v2": RUNNER_V2[0], "offload": CONNECTOR, "pair": NIXL, "images": IMAGES[0], "images+v2": IMAGES_V2[0],
+    "state": STATES[0],
 }  # fmt: skip
 _HAS_NIXL = "0.20.0"  # the first release with these files; pairs are driven later
 
@@ -47,7 +49,8 @@ def release_root(
     unpacked = partial(_unpacked, f"vllm=={version}")
     root = fetch.release_root("vllm", version, unpacked)
     asked = {
-        "v2": v2, "offload": offloads, "pair": pair, "images": encodes, "state": drives(version, "state"),
+        "v2": v2, "offload": offloads, "pair": pair, "images": encodes,
+        "images+v2": encodes and v2, "state": drives(version, "state"),
     }  # fmt: skip
     if not all((root / file).is_file() for part, file in OF_WAYS.items() if asked[part]):
         fetch.complete(root, unpacked)

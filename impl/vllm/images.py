@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from impl.isolation import cut
+from impl.optional import optional
 from impl.stand_ins import Values
 from reference.blocks.facts import EncoderEntry, EncoderFacts
 from reference.commands import Prompt
@@ -108,6 +109,11 @@ def with_images(tokens: Sequence[int], features: Sequence[Any] | None) -> list[i
     return text
 
 
+def text_of(request: Any) -> list[int]:
+    """Return the text of the scheduler's request: its tokens, and those of its images for placeholders."""
+    return with_images(request._all_token_ids, optional(request, "Request.mm_features", ()))
+
+
 def images_in(text: Sequence[int]) -> str:
     """Name the images of a text, such as "image A at 2"."""
     found = [
@@ -127,7 +133,7 @@ def encoder_facts(scheduler: Any, encoder: Encoder, names: dict[str, str]) -> En
         )
         for image, users in manager.cached.items()
     )
-    kept = ((image, tuple(map(int, output))) for image, output in encoder.worker.encoder_cache.items())
+    kept = ((image, tuple(map(int, output))) for image, output in encoder.kept.items())
     return EncoderFacts(
         manager.num_free_slots, manager.num_freeable_slots, entries, tuple(sorted(kept)), encoder.encoded
     )
@@ -151,12 +157,22 @@ class Encoder:
         self.encoded: tuple[str, ...] = ()
         self._tensor = importlib.import_module("torch").tensor
 
-    def encode(self, scheduled: Any) -> None:
-        """Encode the images that the scheduler has chosen and whose data the worker has, in the place of
-        `_execute_mm_encoder`."""
+    @property
+    def kept(self) -> dict[str, Any]:
+        """The outputs that the worker keeps, by the hash of their image."""
+        outputs: dict[str, Any] = self.worker.encoder_cache
+        return outputs
+
+    def chosen(self, scheduled: Any) -> tuple[list[str], list[Any]]:
+        """Return hash and data of each image that the scheduler has chosen and whose data the worker has."""
         hashes, items, *_ = self.worker._batch_mm_inputs_from_scheduler(scheduled)
+        return hashes, items
+
+    def encode(self, scheduled: Any) -> None:
+        """Encode the chosen images, in the place of the release's `execute_mm_encoder`."""
+        hashes, items = self.chosen(scheduled)
         for image_hash, (_, data) in zip(hashes, items):
-            self.worker.encoder_cache[image_hash] = self._tensor(embeddings_of(data["image"]))
+            self.kept[image_hash] = self._tensor(embeddings_of(data["image"]))
         self.encoded = tuple(hashes)
 
     def gathered(self, scheduled: Any, shift: int = 0) -> dict[str, dict[int, int]]:
@@ -170,11 +186,17 @@ class Encoder:
             )
         else:
             found, is_embedding = self.worker._gather_mm_embeddings(scheduled)
+        order = self.worker.input_batch.req_ids
+        counts = {name: scheduled.num_scheduled_tokens[name] for name in order}
+        return self.by_request(found, is_embedding, counts)
+
+    @staticmethod
+    def by_request(found: Any, is_embedding: Any, counts: dict[str, int]) -> dict[str, dict[int, int]]:
+        """Return gathered embeddings as `gathered` does. counts: inputs of each request, in their order."""
         values = iter([int(value) for tensor in found for value in tensor])
         read: dict[str, dict[int, int]] = {}
         start = 0  # of the request's inputs in the batch
-        for name in self.worker.input_batch.req_ids:
-            count = scheduled.num_scheduled_tokens[name]
+        for name, count in counts.items():
             indices = [index for index in range(count) if bool(is_embedding[start + index])]
             read[name] = {index: next(values) for index in indices}
             start += count

@@ -13,7 +13,7 @@ from typing import Any
 from impl.isolation import Bookkeeping, Inert, Provided, cut
 from impl.isolation import install as install_hook
 from impl.stand_ins import Values
-from impl.vllm import images
+from impl.vllm import images, images_v2
 from impl.vllm.bare_scheduler import Questions
 
 REAL = (
@@ -129,7 +129,9 @@ def provided(root: Path | None = None) -> Provided:
             "cdiv": _cdiv, "round_up": lambda x, y: _cdiv(x, y) * y, "round_down": lambda x, y: x // y * y,
             "length_from_prompt_token_ids_or_embeds": lambda tokens, _: len(tokens), "get_dtype_size": size,
         },
-        "vllm.utils.torch_utils": {"get_dtype_size": size, "async_tensor_h2d": _to_device},
+        "vllm.utils.torch_utils": {
+            "get_dtype_size": size, "async_tensor_h2d": _to_device, "PIN_MEMORY": False,
+        },
         "vllm.utils.platform_utils": {"is_uva_available": _no},
         "vllm.v1.attention.backends.utils": {"PAD_SLOT_ID": -1},
         "vllm.triton_utils": {"tl": triton.Language, "triton": triton.Triton, "HAS_TRITON": True},
@@ -137,6 +139,7 @@ def provided(root: Path | None = None) -> Provided:
         "vllm.multimodal.utils": {
             "get_mm_features_in_window": lambda *_, **__: (0, 0),
             "strip_covered_mm_data": lambda features, *_, **__: features,
+            "set_mm_embedding_modality": _nothing,
             **(images.rules(root) if root is not None and (root / images.UTILS).is_file() else {}),
         },
         "vllm.platforms": {
@@ -154,14 +157,17 @@ def install(root: Path, _: str = "", offloads: bool = False, encodes: bool = Fal
     OffloadingConnector; encodes: for a model with an encoder."""
     engine = (root / "vllm/v1/engine").glob("*.py")
     never = tuple(f"vllm.v1.engine.{file.stem}" for file in engine if file.stem != "__init__")
+    stand_ins = provided(root) | (images.provided() if encodes else {})
+    modules = replace(VLLM, inert=never)
+    if encodes:
+        modules = replace(modules, real=VLLM.real + images_v2.MODULES)
     if not offloads:
-        stand_ins = provided(root) | (images.provided() if encodes else {})
-        install_hook(root, replace(VLLM, inert=never), stand_ins)
+        install_hook(root, modules, stand_ins)
         return
     from impl.vllm import offload
 
-    modules = replace(VLLM, real=VLLM.real + offload.REAL, inert=never + offload.INERT)
-    install_hook(root, modules, provided(root) | offload.provided())
+    modules = replace(modules, real=modules.real + offload.REAL, inert=never + offload.INERT)
+    install_hook(root, modules, stand_ins | offload.provided())
     offload.expose()
 
 

@@ -54,7 +54,11 @@ ENGINE = Engine(
     repository="vllm-project/vllm",
     about="Every minor release from 0.11 on; sessions came with 0.15.",
     releases=RELEASES,
-    ways=("", "async", "offload", "v2", "async+v2", "async+offload", "pair", "images", "async+images"),
+    ways=(
+        "", "async", "offload", "v2", "async+v2", "async+offload", "pair",
+        "images", "async+images", "offload+images", "async+offload+images",
+        "v2+images", "async+v2+images",
+    ),
     having=_having,
     drive=_drive,
     test_hook=_test_hook,

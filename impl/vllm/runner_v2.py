@@ -16,6 +16,8 @@ import torch
 from impl.bare import bare
 from impl.optional import optional
 from impl.stand_ins import Values, taken
+from impl.vllm.images import with_embeddings, with_images
+from impl.vllm.images_v2 import EncoderV2
 from impl.vllm.runner import ModelRunner, Ran
 from reference.blocks.commands import STOP_TOKEN
 from reference.blocks.config import EngineConfig
@@ -27,6 +29,8 @@ _PACKAGE = "vllm.v1.worker.gpu"
 
 class ModelRunnerV2(ModelRunner):
     """A worker with model runner V2. pool: its KVCacheConfig."""
+
+    encoder: EncoderV2 | None = None
 
     def __init__(self, config: EngineConfig, overlap: bool, pool: Any) -> None:
         super().__init__(config, overlap)
@@ -80,6 +84,8 @@ class ModelRunnerV2(ModelRunner):
             "pp_handler", "pooling_runner", "encoder_cache", "prompt_logprobs_worker", "sampler",
             "fast_prefill", "adaptive_verification", "pcp_manager",
         )))  # fmt: skip
+        if config.encodes:
+            self.encoder = EncoderV2(worker)
 
     def run(self, scheduled: Any, accept: Sequence[int], stop: Sequence[str]) -> Ran:
         worker = self.worker
@@ -88,9 +94,12 @@ class ModelRunnerV2(ModelRunner):
         worker.free_states(scheduled)
         worker.add_requests(scheduled)
         worker.update_requests(scheduled)
+        if self.encoder is not None:
+            self.encoder.update(scheduled)
         worker.block_tables.apply_staged_writes()
         for new in scheduled.scheduled_new_reqs:
-            self.put(new.req_id, new.prefill_token_ids)
+            known = new.prefill_token_ids
+            self.put(new.req_id, with_images(known, new.mm_features) if self.encoder else known)
         order = list(scheduled.num_scheduled_tokens)
         if not order:
             return Ran((), {})
@@ -103,11 +112,17 @@ class ModelRunnerV2(ModelRunner):
         counts = worker.block_tables.num_blocks.np
         starts = batch.query_start_loc.tolist()
         inputs = batch.input_ids.tolist()
+        read: dict[str, dict[int, int]] = {}
+        if self.encoder is not None:
+            self.encoder.encode(scheduled)
+            read = self.encoder.read_by(batch)
         positions = batch.positions.tolist()
         is_sampled = (batch.seq_lens >= states.prefill_len.gpu[batch.idx_mapping]).tolist()
         lanes: dict[str, Lane] = {}
         for i, (name, index) in enumerate(zip(batch.req_ids, batch.idx_mapping.tolist())):
             tokens = inputs[starts[i] : starts[i + 1]]
+            if self.encoder is not None:
+                tokens = list(with_embeddings(tokens, read[name]))
             drafts = len(scheduled.scheduled_spec_decode_tokens.get(name, ()))
             accepted = accept[min(order.index(name), len(accept) - 1)] if accept else 0
             start = positions[starts[i]]
@@ -123,6 +138,8 @@ class ModelRunnerV2(ModelRunner):
             )
             lanes[name] = Lane(name, start, tuple(tokens), drafts, tuple(sampled), rows)
         lanes = {lane.request: lane for lane in self.forward(list(lanes.values()))}
+        if self.encoder is not None and self.config.eagle:
+            self.encoder.read_by(batch, shift=1)  # the drafter's inputs
         self._postprocess(batch, lanes, scheduled)
         ordered = tuple(lanes[name] for name in order)
         return Ran(ordered, {lane.request: list(lane.sampled) for lane in ordered})

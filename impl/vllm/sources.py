@@ -14,7 +14,7 @@ from impl.stand_ins import Values
 from impl.vllm.bare_connectors import Offloads, chunks_of
 from impl.vllm.bare_scheduler import adapter_of
 from impl.vllm.engine import Stamps
-from impl.vllm.images import images_in, with_images
+from impl.vllm.images import images_in, text_of
 from impl.vocabulary import require
 from reference.blocks.facts import ForeignKey
 from reference.commands import Reason
@@ -64,8 +64,10 @@ def _nothing() -> None:
 def _reset_encoder_cache(scheduler: Any, worker: Any) -> None:
     """EngineCore.reset_encoder_cache: what is counted, and what the worker keeps."""
     optional(scheduler, "Scheduler.reset_encoder_cache", _nothing)()
-    if worker.encoder_cache:  # model runner V2 has none here
+    if isinstance(worker.encoder_cache, dict):
         worker.encoder_cache.clear()
+    else:
+        worker.reset_encoder_cache()
 
 
 def request_fields(source: KvSource) -> dict[str, Any]:
@@ -94,7 +96,7 @@ def foreign_keys(
     for place in places:
         by_key.setdefault(place.key, []).append(place)
     for name, request in scheduler.requests.items():
-        text = with_images(request._all_token_ids, optional(request, "Request.mm_features", ()))
+        text = text_of(request)
         for key in (bytes(each)[-16:] for each in request.block_hashes):
             for place in by_key.get(key, ()):
                 theirs = stamps.origin_in(key, place.stamps)

@@ -56,8 +56,6 @@ class VLLMSystem(WorkerSystem):
         self.ways = {
             "overlap": overlap, "v2": v2, "offloads": offloads, "pair": pair, "encodes": encodes,
         }  # fmt: skip
-        if encodes and (v2 or offloads):
-            raise UnusableImplementation("vllm: +images goes with +async alone")
         if pair and (overlap or v2 or offloads or encodes):
             raise UnusableImplementation(
                 "vllm: +pair goes alone; its sizes say which server is asynchronous"

@@ -287,6 +287,21 @@ ENGINE_PRESETS: dict[str, EngineConfig] = {
         (_TWO, LayerGroup(2, 4)), 22, 18, 12, max_seqs=3, drafts=2, eagle=True,
         image=3, encoder_cache=6, encoder_budget=6,
     ),
+    "host-image": EngineConfig(
+        (_TWO,), 10, 16, 8, max_seqs=3, host_chunks=6,
+        image=3, encoder_cache=6, encoder_budget=4,
+    ),
+    "host-image-tight": EngineConfig(
+        (_TWO,), 8, 16, 12, max_seqs=3, priority=True, host_chunks=12,
+        image=3, encoder_cache=6, encoder_budget=6,
+    ),
+    "host-image-drafts": EngineConfig(
+        (_TWO, _NEAR), 22, 18, 12, max_seqs=3, drafts=2, host_chunks=12, whole_images=True,
+        image=3, encoder_cache=6, encoder_budget=6,
+    ),
+    "peer-image": EngineConfig(
+        (_TWO,), 12, 16, 8, max_seqs=3, peer=True, image=3, encoder_cache=6, encoder_budget=4
+    ),
     "host-priority": EngineConfig(
         (_TWO,), 8, 16, 12, max_seqs=3, priority=True, host_chunks=12, arc=True
     ),

@@ -210,9 +210,11 @@ def loads(device, monkeypatch):
         sys.modules, OUTPUTS, Bag(KVConnectorOutput=lambda: Bag(failed_recving=None))
     )
     peer = Bag(remote={}, started_loads=[])
-    return Loads(
-        Bag(connector=peer), device, CONFIG, lambda tokens, _: [100 + token for token in tokens]
-    )
+
+    def written(request):
+        return [100 + token for token in request._all_token_ids]
+
+    return Loads(Bag(connector=peer), device, CONFIG, written)
 
 
 def shown_of(loads):

@@ -180,6 +180,8 @@ SAID = {
     "a_window_block_is_written_again_before_its_store": "block 2 stays as it is until transfer 0",
     "a_window_block_is_written_again_before_its_store_in_time": "block 2 stays as it is until transfer 0",
     "a_loaded_request_takes_the_row_of_a_waiting_turn_in_time": "AssertionError: No free indices at",
+    "a_turn_that_waits_with_an_image_loses_its_row": "AssertionError: No free indices at",
+    "a_turn_that_waits_with_an_image_loses_its_row_in_time": "AssertionError: No free indices at",
     "a_request_preempted_in_its_own_step_runs_all_the_same_in_time": "r1 at [0, 2) of group 0",
     "a_chunk_preempted_in_its_own_step_runs_all_the_same": "nobody has written block 7",
     "a_turn_that_ends_twice_stands_twice_in_the_queue": "RuntimeError: Invalid request status: RUNNING",

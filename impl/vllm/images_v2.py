@@ -1,0 +1,55 @@
+"""Images under model runner V2: the release's own EncoderCache and EncoderRunner keep features and outputs,
+choose what is encoded, and gather what a batch reads. The encoder is ours, as in `images`."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from impl.bare import bare
+from impl.optional import optional
+from impl.vllm.images import Encoder
+
+FILES = tuple(f"vllm/v1/worker/gpu/mm/{name}.py" for name in ("encoder_cache", "encoder_runner"))
+MODULES = tuple(file.removesuffix(".py").replace("/", ".") for file in FILES)
+
+
+class EncoderV2(Encoder):
+    """The encoder of a `GPUModelRunner`, which gets its cache here."""
+
+    def __init__(self, worker: Any) -> None:
+        super().__init__(worker)
+        cache, runner = map(importlib.import_module, MODULES)
+        worker.encoder_cache = cache.EncoderCache()
+        self._runner = bare(runner.EncoderRunner)
+        self._runner.encoder_cache = worker.encoder_cache
+        self._runner.is_realtime = False
+
+    @property
+    def kept(self) -> dict[str, Any]:
+        outputs: dict[str, Any] = self.worker.encoder_cache.encoder_outputs
+        return outputs
+
+    def update(self, scheduled: Any) -> None:
+        """Take data of images over that the scheduler sends again or takes back, as `execute_model` does."""
+        updates = optional(scheduled, "SchedulerOutput.encoder_input_updates", {})
+        for request, of_request in updates.items():
+            self.worker.encoder_cache.update_encoder_inputs(request, of_request)
+
+    def chosen(self, scheduled: Any) -> tuple[list[str], list[Any]]:
+        hashes, items = self._runner.prepare_mm_inputs(scheduled.scheduled_encoder_inputs)
+        return hashes, items
+
+    def read_by(self, batch: Any, shift: int = 0) -> dict[str, dict[int, int]]:
+        """As `gathered`. batch: an InputBatch."""
+        found, is_embedding = self._runner.gather_mm_embeddings(
+            batch.req_ids,
+            batch.num_tokens,
+            batch.num_scheduled_tokens,
+            batch.query_start_loc_np,
+            batch.prefill_len_np,
+            batch.num_computed_tokens_np,
+            draft_lookahead=shift,
+        )
+        counts = dict(zip(batch.req_ids, batch.num_scheduled_tokens.tolist()))
+        return self.by_request(found, is_embedding, counts)
