@@ -41,13 +41,15 @@ from stateful_tests.traces.notation import format_command
 class Suite:
     """The faults of a file, and how they are looked for.
 
-    core: of a tree with a host tier, "rust" where it is in Rust.
+    core: of a tree with a host tier, "rust" where it is in Rust. images: of an engine, those of prompts
+    with images, which a process of their own loads.
     runs: random runs of each preset. seeds: how often they are drawn anew.
     exports: the unit tests that the commands export as are run too.
     """
 
     file: str
     core: str = ""
+    images: bool = False
     runs: int = 60
     seeds: int = 1
     exports: bool = False
@@ -59,7 +61,9 @@ class Suite:
         return {
             name: fault
             for name, fault in planted_faults(self.file).items()
-            if not fault.mended and others not in fault.file
+            if not fault.mended
+            and others not in fault.file
+            and ("images" in fault.spec.ways) is self.images
         }
 
     @cached_property
@@ -76,6 +80,7 @@ class Suite:
 
 SUITES = {
     "vllm": Suite("vllm/faults.toml", exports=True),
+    "vllm+images": Suite("vllm/faults.toml", images=True, seeds=3, exports=True),
     "tiers": Suite("tiers/faults.toml", runs=40, seeds=3),
     "tiers+rust": Suite("tiers/faults.toml", core="rust", runs=40, seeds=3),
     "pairs": Suite("pairs/faults.toml", seeds=3),

@@ -1,6 +1,7 @@
 """Releases in this process, into whose code a fault can be put."""
 
 import logging
+import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ from impl.system_spec import SystemSpec
 from impl.transformers_paging.driver import PagingDriver
 from impl.vllm.driver import EngineDriver
 from impl.vllm.fetch import release_root
+from impl.vllm.images import UTILS
 from impl.vllm.modules import RUNNER, runner_methods
 from impl.vllm.pair.driver import PairDriver
 from impl.vllm.sources import CORE, reset_caches
@@ -31,11 +33,14 @@ from stateful_tests.tests.support.planted_faults import Edit, planted
 class LoadedEngine(EngineDriver):
     """vLLM. It cuts functions out of two files that it does not load."""
 
-    capabilities = replace(
-        VLLMSystem.capabilities,
-        recurrent=True,
-        commands=frozenset(kind.__name__ for kind in BLOCKS.commands),
-    )
+    def __init__(self, root: Path, overlap: bool, v2: bool, encodes: bool) -> None:
+        super().__init__(root, overlap, v2, offloads=True, encodes=encodes)
+        self.capabilities = replace(
+            VLLMSystem.capabilities,
+            recurrent=True,
+            encodes=encodes,
+            commands=frozenset(kind.__name__ for kind in BLOCKS.commands),
+        )
 
     @contextmanager
     def planted(self, edits: Iterable[Edit]) -> Iterator[None]:
@@ -43,9 +48,9 @@ class LoadedEngine(EngineDriver):
         cut_out = [edit for edit in edits if edit.file in (RUNNER, CORE)]
         was = self._methods, self._reset_caches
         for edit in cut_out:
-            with written(edit, self.root) as folder:
+            with written(edit, self.root, UTILS) as folder:
                 if edit.file == RUNNER:
-                    self._methods = runner_methods(folder, {})
+                    self._methods = runner_methods(folder, {}, self._encodes)
                 else:
                     self._reset_caches = reset_caches(folder)
         with planted(self.root, [edit for edit in edits if edit not in cut_out]):
@@ -74,10 +79,13 @@ class LoadedLMDeploy(LMDeployDriver):
 
 
 @contextmanager
-def written(edit: Edit, root: Path) -> Iterator[Path]:
-    """A folder with the one file that an edit changes."""
+def written(edit: Edit, root: Path, *others: str) -> Iterator[Path]:
+    """A folder with the file that an edit changes, and other files as they are."""
     with tempfile.TemporaryDirectory() as folder:
-        (file := Path(folder, edit.file)).parent.mkdir(parents=True)
+        for name in others:
+            (other := Path(folder, name)).parent.mkdir(parents=True)
+            shutil.copy(root / name, other)
+        (file := Path(folder, edit.file)).parent.mkdir(parents=True, exist_ok=True)
         file.write_text(edit.text(root), encoding="utf-8")
         yield Path(folder)
 
@@ -92,8 +100,9 @@ def loaded(spec: SystemSpec) -> Any:
         system: Any = PairDriver(root)
         system.capabilities = VLLMSystem(version, pair=True).capabilities
     elif spec.engine == "vllm":
-        root = release_root(version, v2=True, offloads=True)
-        system = LoadedEngine(root, "async" in spec.ways, "v2" in spec.ways, offloads=True)
+        encodes = "images" in spec.ways  # all that a process loads do, or none
+        root = release_root(version, v2=True, offloads=True, encodes=encodes)
+        system = LoadedEngine(root, "async" in spec.ways, "v2" in spec.ways, encodes)
     elif "hicache" in spec.ways:
         root = sglang_files.release_root(version)
         core = "rust" if "rust" in spec.ways else ""

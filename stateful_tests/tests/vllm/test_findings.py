@@ -397,7 +397,10 @@ SHOWN_BY_NO_OBJECT = {
 @at_night
 def test_a_fault_is_seen_first_by_its_clause_and_makes_a_unit_test_and_the_release_conforms(vllm):
     vllm("0.33.0")  # or it is unavailable
-    seen = json.loads(printed_by("stateful_tests.tests.support.fault_runs", "vllm", "--replay"))
+    seen = {}
+    for suite in ("vllm", "vllm+images"):
+        text = printed_by("stateful_tests.tests.support.fault_runs", suite, "--replay")
+        seen |= json.loads(text)
     first = {name: each["with"][:1] for name, each in seen.items()}
     assert first == {name: [fault.clause] for name, fault in FAULTS.items()}
     assert [name for name, each in seen.items() if each["without"]] == []
@@ -419,6 +422,10 @@ def test_a_fault_is_seen_first_by_its_clause_and_makes_a_unit_test_and_the_relea
         "a-preempted-request-is-not-queued",
     ):
         not_shown[name] = [f"# {FAULTS[name].clause}: {NO_OBJECT}"] * 2
+    for name in (name for name, fault in FAULTS.items() if "images" in fault.spec.ways):
+        not_shown[name] = [
+            "# prompts have images, and the test of a scheduler has no encoder"
+        ] * 2
     assert tested == {name: not_shown.get(name, ["fails", "passes"]) for name in FAULTS}
 
 
