@@ -60,13 +60,13 @@ def _found(
     text: tuple[str, ...], known: set[str], engines: set[str], named: list[Data], out: ReportOut
 ) -> int:
     """List what has words of a text: of known bugs these, of one engine if `engines` names any."""
-    from ci.documents.bug_search import SHOWN, entries, find
+    from ci.documents.bug_search import KNOWN_KINDS, SHOWN, entries, find
     from ci.report import render
 
     every = [
         entry
         for entry in entries(named)
-        if (entry.kind != "known" or entry.row["id"] in known)
+        if (entry.kind not in KNOWN_KINDS or entry.row["id"] in known)
         and (not engines or {entry.engine} <= engines | {""})
     ]
     found = find(text, every)

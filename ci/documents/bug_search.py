@@ -36,6 +36,7 @@ _WEIGHTS = {
     "name": 4.0, "says": 4.0, "place": 3.0, "said": 4.0, "seen": 2.0, "more": 1.5, "story": 1.0,
 }  # fmt: skip
 _SHORT = "{" + " ".join(name for name in _WEIGHTS if name != "story") + "}: "
+KNOWN_KINDS = ("known", "mended")  # faults of releases
 # What is no fault of a release comes behind one that fits as well, and what is mended behind what is live.
 _FACTORS = {"known": 1.0, "mended": 0.95, "reported": 0.8, "not driven": 0.7, "beyond": 0.8, "named": 0.6}
 
@@ -202,8 +203,14 @@ def find(query: Sequence[str], every: Sequence[SearchEntry]) -> SearchResult:
         for row, score in scores.items()
     }
     fits = {row for row, count in had.items() if count >= FITS * len(content)}
-    ranked = sorted(worth, key=lambda row: (row not in fits, -worth[row], row))
-    is_bug = bool(fits) and every[ranked[0]].kind in ("known", "mended", "named")
+
+
+    def place(row: int) -> tuple[bool, bool, float, int]:
+        """A bug of the built-in implementation that does not fit is behind all that releases have."""
+        return row not in fits, row not in fits and every[row].kind == "named", -worth[row], row
+
+    ranked = sorted(worth, key=place)
+    is_bug = bool(fits) and every[ranked[0]].kind in (*KNOWN_KINDS, "named")
     return SearchResult([every[row].row for row in ranked], len(fits), is_bug, missing)
 
 

@@ -9,6 +9,7 @@ import pytest
 from ci import messages
 from ci.commands.help_groups import CHECK_OPTIONS
 from ci.documents import bug_search, related
+from ci.documents.findings import is_of
 from reference.every_clause import EVERY_CLAUSE
 from stateful_tests.lockstep.known_faults import known_faults, releases
 
@@ -55,6 +56,9 @@ QUERIES = {
     "lora adapter reload wrong answers": "reloaded-adapter-keeps-its-key",
     "wrong output after update_weights": "",
     "index of states wrong units": "#37836",
+    "server hangs after preemption with prefix caching": "request-preempts-itself-beside-a-turn",
+    "wrong output with images under memory pressure": "drafter-looks-into-an-image",
+    "multimodal encoder cache garbage": "image-of-a-preempted-request-counts-as-encoded",
     "image prompts": "",
     "LMCache": "",
     "throughput": "",
@@ -64,7 +68,7 @@ NEAREST = {
     "server hangs after abort offloading connector": "fenced-victims-preempt-for-ever",
     "wrong output after update_weights": "new-weights-leave-host-copies",
     "index of states wrong units": "not reachable",
-    "image prompts": "encoder caches are not driven",
+    "image prompts": "images of other engines are not",
     "LMCache": "OffloadingConnector and NixlConnector are driven",
     "throughput": "how fast",
 }
@@ -84,6 +88,23 @@ def test_a_reporters_words_find_the_right_bug_or_the_honest_no(query, kvspec):
     assert says_unknown == (query in NEAREST), head
     expected = NEAREST.get(query) or QUERIES[query]
     assert any(expected in row for row in [head, *rows][:5]), text
+
+
+def test_bugs_of_a_release_by_words_are_those_that_it_has(kvspec):
+    """A bug that an earlier release had, and that is mended, is none of them."""
+    _, text, _ = kvspec("bugs", "vllm==0.33.0", "hangs", "after", "preemption", "--json")
+    found = {row["id"] for row in json.loads(text)} & known_faults().keys()
+    assert found
+    assert {each for each in found if not is_of(each, "vllm==0.33.0")} == set()
+
+
+def test_a_bug_of_the_built_in_implementation_that_does_not_fit_is_behind_those_of_releases(kvspec):
+    line = "memory leak detected! available_size=123, self.max_total_num_tokens=140"
+    _, text, _ = kvspec("bugs", line, "--json")
+    kinds = [row["kind"].partition(",")[0] for row in json.loads(text) if not row["fits"]]
+    assert {*kinds} >= {"built in", "in releases"}
+    first = kinds.index("built in")
+    assert {*kinds[first:]} == {"built in"}
 
 
 def test_the_examples_of_readme_are_answered(kvspec):
