@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from impl.system_spec import ENGINES, SystemSpec, option
+from impl.system_spec import ENGINES, EngineName, SystemSpec, option
 from stateful_tests.lockstep.endings import Ending
 
 if TYPE_CHECKING:
@@ -130,8 +130,7 @@ class SystemSelector:
 
     def of(self, trace: Trace) -> SystemSelector:
         """The selector for a trace: without --impl it selects torch with the bug that the trace names."""
-        source = click.get_current_context().get_parameter_source("impl")
-        if not trace.bug or source is not ParameterSource.DEFAULT:
+        if not trace.bug or self.checkout is not None or _typed("impl"):
             return self
         return replace(self, spec=SystemSpec("torch", ways=(trace.bug,)))
 
@@ -160,23 +159,33 @@ def _closed(spec: SystemSpec, close: Callable[[], None]) -> None:
         note(f"--impl {spec}: close(): {kind}{error}")
 
 
+class _CheckoutOption(click.Option):
+    """The option that names a checkout of one engine. In a help page one record stands for those of all."""
+
+    def get_help_record(self, context: click.Context) -> tuple[str, str] | None:
+        record = super().get_help_record(context)
+        names = ", ".join(map(option, ENGINES))
+        return None if record is None else (f"{names} {self.metavar}", record[1])
+
+
 def impl_options(command: _Command) -> _Command:
     """--impl and a checkout, and --device where `command` has that, for one that takes `selector`."""
 
     @wraps(command)
-    def run(
-        *given: Any, impl: str, checkout: str | None, device: str = "cpu", **options: Any
-    ) -> Any:
-        return command(
-            *given, selector=SystemSelector(SystemSpec.parse(impl), checkout, device), **options
-        )
+    def run(*given: Any, impl: str, device: str = "cpu", **options: Any) -> Any:
+        paths = {name: options.pop(f"{name}_path") for name in ENGINES}
+        of = {name: path for name, path in paths.items() if path is not None}
+        return command(*given, selector=_selector(impl, of, device), **options)
 
-    run = click.option(
-        *map(option, ENGINES),
-        "checkout",
-        metavar="DIR",
-        help="A checkout, with --impl sglang, --impl vllm, --impl transformers or --impl lmdeploy.",
-    )(run)
+    for name in reversed(ENGINES):
+        run = click.option(
+            option(name),
+            cls=_CheckoutOption,
+            metavar="DIR",
+            hidden=name != ENGINES[0],
+            help="The root of a clone. --impl then need not be named, unless with a way, as in"
+            " --impl sglang+overlap.",
+        )(run)
     return click.option(
         "--impl",
         default="torch",
@@ -185,6 +194,29 @@ def impl_options(command: _Command) -> _Command:
         help="reference | torch | torch+BUG | sglang==VERSION | sglang | vllm==VERSION | vllm |"
         " transformers==VERSION | lmdeploy==VERSION | module:factory",
     )(run)
+
+
+def _selector(impl: str, paths: dict[EngineName, str], device: str) -> SystemSelector:
+    """The selector for --impl and the checkouts of engines. Without --impl a checkout's engine is driven."""
+    spec = SystemSpec.parse(impl)
+    if not paths:
+        return SystemSelector(spec, None, device)
+    if len(paths) > 1:
+        raise Unusable(f"{' and '.join(map(option, paths))}: one checkout is driven at a time")
+    [(name, path)] = paths.items()
+    if not _typed("impl"):
+        spec = SystemSpec(name)
+    if spec.engine != name or spec.version is not None:
+        raise Unusable(
+            f"{option(name)} goes with --impl {name} or {name}+WAY, not with --impl {spec}"
+        )
+    return SystemSelector(spec, path, device)
+
+
+def _typed(name: str) -> bool:
+    """Whether an option has its value from the command line."""
+    source = click.get_current_context().get_parameter_source(name)
+    return source is not ParameterSource.DEFAULT
 
 
 def system_options(command: _Command) -> _Command:

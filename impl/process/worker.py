@@ -160,6 +160,8 @@ def made(spec: str) -> System:
         factory = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
         raise UnusableImplementation(f"--impl {spec}: {error}") from error
+    if not callable(factory):
+        raise UnusableImplementation(f"--impl {spec}: {name} is no class or function")
     system: System = factory()
     missing = [name for name in _OFFERED if not hasattr(system, name)]
     if missing:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 from dataclasses import replace
 from difflib import get_close_matches
+from pathlib import Path
 
 from impl.adapter import AnySystem, System, UnusableImplementation
 from impl.engines import DEFAULTS, DriveOptions, engine
@@ -43,7 +44,7 @@ def driven(spec: SystemSpec, options: DriveOptions = DEFAULTS, in_process: bool 
     is_engine = spec.engine in ENGINES
     if options.checkout is not None and not (is_engine and spec.version is None):
         raise UnusableImplementation(
-            f"--sglang-path goes with --impl sglang, and so on, not {str(spec)!r}"
+            f"a checkout goes with the name of an engine ({', '.join(ENGINES)}), not {str(spec)!r}"
         )
     if str(spec) == "reference":
         from stateful_tests.lockstep.reference_system import ReferenceSystem
@@ -59,6 +60,8 @@ def driven(spec: SystemSpec, options: DriveOptions = DEFAULTS, in_process: bool 
         return _release(spec, options)
     if spec.stranger:
         return _stranger(str(spec), options.limits, in_process)
+    if Path(f"{spec.engine.replace('.', '/')}.py").is_file():
+        raise UnusableImplementation(f"--impl {spec}: names no factory, such as {spec.engine}:make")
     raise UnusableImplementation(
         f"--impl {str(spec)!r}: not one of reference, torch, torch+BUG, sglang==VERSION, sglang,"
         " vllm==VERSION, vllm, transformers==VERSION, lmdeploy==VERSION, module:factory"

@@ -56,6 +56,13 @@ def test_options_of_the_implementation_are_in_the_replay_command(finds, kvspec):
     assert "json --impl sglang --sglang-path 'a b' --device cuda\n" in out
 
 
+@pytest.mark.parametrize("named, impl", [((), "vllm"), (("--impl", "vllm+async"), "vllm+async")])
+def test_a_checkout_selects_its_engine(named, impl, finds, kvspec):
+    finds(checked(finding()))
+    _, out, _ = kvspec("check", *named, "--vllm-path", "clone")
+    assert f"json --impl {impl} --vllm-path clone\n" in out
+
+
 def test_json_has_every_figure(finds, kvspec):
     finds(checked(finding()))
     code, out, err = kvspec("check", "--json", "-")
