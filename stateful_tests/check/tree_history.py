@@ -6,13 +6,14 @@ import io
 import shutil
 import subprocess
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 _DIGITS = 9  # of a commit's hash in reports
 _UPSTREAM = ("@{upstream}", "origin/HEAD", "origin/main", "origin/master")
+_LOCAL = ("main", "master")  # what a clone without any of these has grown from
 # Files that a build makes, so git does not have them: what states the version.
 _BUILT = ("_version.py", "version.py")
 
@@ -78,15 +79,14 @@ def named_revision(root: Path, revision: str) -> Revision:
 def own_base(root: Path, since: str | None = None) -> Revision | None:
     """The commit since which the changes of the checkout are its own; None where it has none of its own.
 
-    That is the merge base of HEAD with `since`, or else with the upstream branch. Where HEAD is in that
-    branch: HEAD, if something is not committed. Raises ValueError where no merge base is known, as in a
-    shallow clone.
+    That is the merge base of HEAD with `since`, or else with the upstream branch, or else, in a repository
+    that has none, with its own main. Where HEAD is in that branch: HEAD, if something is not committed.
+    Raises ValueError where no merge base is known, as in a shallow clone.
     """
     head = _commit(root, "HEAD")
     dirty = bool(edited_files(root) or new_files(root))
-    for branch in _UPSTREAM if since is None else (since,):
-        if not _commit(root, branch):
-            continue
+    upstream = _existing(root, _UPSTREAM) or _existing(root, _LOCAL)
+    for branch in upstream if since is None else _existing(root, (since,)):
         try:
             commit = git(root, "merge-base", "HEAD", branch).strip()
         except ValueError:
@@ -134,6 +134,10 @@ def _commit(root: Path, revision: str) -> str:
     with suppress(ValueError):
         return git(root, "rev-parse", "--verify", "--quiet", f"{revision}^{{commit}}").strip()
     return ""
+
+
+def _existing(root: Path, branches: Iterable[str]) -> list[str]:
+    return [branch for branch in branches if _commit(root, branch)]
 
 
 def _full_name(root: Path, branch: str) -> str:

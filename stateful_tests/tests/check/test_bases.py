@@ -77,6 +77,20 @@ def test_a_tree_without_an_upstream_has_its_edits_alone(clone):
     assert own_base(clone).commit == git(clone, "rev-parse", "HEAD")
 
 
+def test_the_base_without_a_remote_is_the_merge_base_with_the_local_main(clone):
+    fork_point = git(clone, "rev-parse", "HEAD")
+    git(clone, "remote", "remove", "origin")
+    git(clone, "switch", "-c", "feature")
+    commit(clone, "number one\nnumber two\nnumber three\n")
+    assert own_base(clone) == (fork_point, "merge base with main")
+
+
+def test_a_local_main_that_is_behind_the_upstream_branch_is_no_base(clone):
+    git(clone, "switch", "--detach")
+    git(clone, "branch", "-f", "main", "HEAD~1")
+    assert own_base(clone) is None
+
+
 def test_a_shallow_clone_says_what_is_missing(clone, tmp_path):
     origin = tmp_path / "origin"
     git(origin, "switch", "-c", "other", "main~1")
