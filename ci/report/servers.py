@@ -119,12 +119,18 @@ def served_text(out: Console, data: Data) -> None:
         _served_finding(out, each)
     out.print()
     for key, times in data["old"].items():
-        say(out, f"also in the base, {times} times: {key}")
+        say(out, f"also in the base, {_times(times)}: {key}")
     for name, times in data["known"].items():
-        say(out, f"known {name}, {times} times: {known_faults()[name].summary}")
+        say(out, f"known {name}, {_times(times)}: {known_faults()[name].says}")
+    if data["known"]:
+        say(out, "kvspec bugs NAME has more of a known fault: what upstream knows, what avoids it")
     if data["reached"]:
         reached = ", ".join(f"{what} {count}" for what, count in data["reached"].items())
         say(out, f"reached: {reached}")
+
+
+def _times(count: int) -> str:
+    return f"{count} time{'s' * (count != 1)}"
 
 
 def _served_verdict(data: Data, new: int) -> str:

@@ -23,10 +23,8 @@ def check_verdict(
     """A line such as "torch: conforms (30,112 commands of 20 kinds in 1,410 runs of 8 presets, 20.5 s)"."""
     parts = [said(result, masks, base)]
     parts += [f"{_way(way)}: {words.replace('; ', ', ')}" for way, words in result.ways.items()]
-    parts += [
-        f"not driven, though what changed runs there: {ways} ({why})"
-        for why, ways in _not_driven(result).items()
-    ]
+    if left := [f"{ways} ({why})" for why, ways in _not_driven(result).items()]:
+        parts.append(f"not driven, though what changed runs there: {', '.join(left)}")
     if clauses := {**capabilities.waived, **capabilities.known}:
         parts.append(f"not checked: {', '.join(clauses)}")
     if base is not None:
@@ -98,7 +96,7 @@ def _not_driven(result: CheckResult) -> dict[str, str]:
 
 
 def _way(way: str) -> str:
-    return f"+{way}" if way else "without overlap and other ways"
+    return f"+{way}" if way else "plain"
 
 
 def covered(result: CheckResult) -> str:

@@ -7,6 +7,7 @@ from types import SimpleNamespace as Bag
 
 import pytest
 from msgspec.structs import replace
+from rich.console import Console
 
 from ci.report import servers
 from impl.adapter import UnusableImplementation
@@ -89,6 +90,16 @@ def test_a_conforming_check_finds_nothing_and_counts():
     result = serving.check(runner, RELEASE, 1, 3, count=1, fixed={"draft": 2})
     assert runner.runs >= result.runs == 3
     assert result.events > 0 and result.reached["a turn that resumes"] > 0
+
+
+def test_known_faults_are_a_sentence_each_and_where_to_read_on(capsys):
+    result = serving.Served(RELEASE, 1, 2, 10)
+    result.known.update({"last-token": 1, "retract-ends-turn": 2})
+    servers.served_text(Console(width=100), servers.served(result, None, 2))
+    said = capsys.readouterr().out
+    assert "known last-token, 1 time: After a verify round" in said
+    assert "known retract-ends-turn, 2 times: " in said
+    assert "#40252" not in said and "kvspec bugs NAME" in said
 
 
 class Conforms(Pretends):
