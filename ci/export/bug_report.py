@@ -15,6 +15,7 @@ from ci.report import render
 from impl.system_spec import SystemSpec
 from reference.model import SPEC_VERSION
 from stateful_tests.check.fixtures import NotPossible, check_name
+from stateful_tests.lockstep.known_faults import known_faults
 
 LEGEND = (
     "C is kv_committed_len, A kv_allocated_len, E swa_evicted_seqlen, R cache_protected_len, P page_size,"
@@ -112,10 +113,7 @@ def story(data: Data, file: str, options: str, titles: Titles = GENERATED_TITLES
         f"| {clause} | {_markdown(want)} | {_markdown(got)} |" for clause, want, got in clauses
     ]
     if known := data["known"]:
-        lines += [
-            "",
-            f"Known fault `{known['id']}` ({known['source']}): {_markdown(known['summary'])}",
-        ]
+        lines += ["", _known_fault(known["id"], known["source"])]
         if trace["story"] not in known["story"]:
             lines += [
                 "",
@@ -145,6 +143,22 @@ def story(data: Data, file: str, options: str, titles: Titles = GENERATED_TITLES
     lines += ["```", f"kvspec replay {saved} {options}", "```", "", "## Versions", ""]
     lines += [f"* {line}" for line in versions(titles.with_commit(data["implementation"]))]
     return "\n".join(lines) + "\n"
+
+
+def _known_fault(name: str, source: str) -> str:
+    """The paragraph on a known fault. Notes on who searched what stay out: it is for upstream's readers."""
+    fault = known_faults()[name]
+    numbers = ", ".join(f"#{number}" for number in fault.reports or fault.cause)
+    where = source
+    if numbers:
+        where += f"; {'reported in' if fault.reports else 'the cause is in'} {numbers}"
+    return f"Known fault `{name}` ({where}): {_with_code(fault.says)}"
+
+
+def _with_code(text: str) -> str:
+    """As `_markdown`, for a text whose code is in backticks already."""
+    pieces = re.split(r"(`[^`]+`)", text)
+    return "".join(piece if piece.startswith("`") else _markdown(piece) for piece in pieces)
 
 
 def _markdown(text: str) -> str:
