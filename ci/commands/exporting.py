@@ -4,6 +4,7 @@ a test."""
 from __future__ import annotations
 
 import re
+import shlex
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -98,8 +99,12 @@ def export(
         text = _pytest(trace, loaded, selector, fixed, titles)
     if target is None:
         sys.stdout.write(text)
-    else:
-        write_file(target, text, "--out")
+        return Ending.CONFORMS
+    write_file(target, text, "--out")
+    if form == "pytest":
+        note(f"again: {shlex.join(['kvspec', 'run-test', str(target)])} {selector.options}")
+        if beside := _UPSTREAM.get(selector.spec.engine):
+            note(f"such tests are upstream in {beside}")
     return Ending.CONFORMS
 
 
@@ -153,6 +158,10 @@ def _story(file: str, trace: Trace, selector: SystemSelector, titles: Titles) ->
 
 
 REPORTS = FOLDER / "reports"
+_UPSTREAM = {  # engine -> the folder for a test like these, in its repository
+    "sglang": "test/registered/unit; its CI takes a file with a `register_cpu_ci(...)`, as others there have",
+    "vllm": "tests/v1/core",
+}
 
 
 def _pytest(

@@ -55,7 +55,10 @@ def test_a_test_is_run_before_it_is_written(kvspec, made):
         f"kvspec: {OVERSHOOT}: its bug has another trace: @overshoot_stays_in_the_history;"
         " --out DIR/ writes a test of each",
     ]
-    assert kvspec(*options, "--out", "t.py")[0] == 0
+    code, _, err = kvspec(*options, "--out", "t.py")
+    assert code == 0
+    assert "kvspec: again: kvspec run-test t.py --impl sglang==0.5.10\n" in err
+    assert "upstream in test/registered/unit" in err
     assert Path("t.py").read_text() == "# the test\n"
     assert kvspec(*options, "--out", "t.py")[0] == 2
 
