@@ -96,6 +96,7 @@ def validate(
     from ci.report import watcher_logs
     from stateful_tests.lockstep.known_faults import looked_for
     from stateful_tests.watched.beside import TABLE, mapping_row
+    from stateful_tests.watched.reader import NO_LOG
 
     if events:
         rows = [mapping_row(each) for each in TABLE.values()]
@@ -121,7 +122,7 @@ def validate(
             raise Unusable(why)
         note(why)
     if not readings.logs:
-        raise Unusable(f"{logs[0]}: there is no .jsonl in this folder")
+        raise Unusable(f"{logs[0]}: {NO_LOG}")
     for reading in readings.logs.values():
         read = reading.validator
         log = reading.log

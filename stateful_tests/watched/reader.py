@@ -110,6 +110,12 @@ class WatchLog:
                     self.damaged += 1
 
 
+NO_LOG = (
+    "there is no .jsonl in this folder: a server writes one if it starts with KVSPEC_WATCH=DIR and kvspec is"
+    " installed beside it"
+)
+
+
 def logs_of(paths: Iterable[str | os.PathLike[str]]) -> list[WatchLog]:
     """The logs that files and folders hold.
 
@@ -118,7 +124,7 @@ def logs_of(paths: Iterable[str | os.PathLike[str]]) -> list[WatchLog]:
     paths = [*paths]
     found = log_files(paths)
     if not found:
-        raise LogError(f"{paths[0]}: there is no .jsonl in this folder")
+        raise LogError(f"{paths[0]}: {NO_LOG}")
     return [WatchLog(files) for files in found]
 
 
@@ -147,7 +153,10 @@ def _header_of(path: Path) -> WatchHeader:
     except (msgspec.DecodeError, UnicodeDecodeError):
         fields = None
     if not isinstance(fields, dict) or fields.get("format") != FORMAT:
-        raise LogError(f'{path}: line 1: no watcher\'s log: it must say "format": "{FORMAT}"')
+        raise LogError(
+            f"{path}: line 1: no watcher's log, which KVSPEC_WATCH=DIR makes a server write. For a line of a"
+            " server's own log: kvspec bugs 'LINE'"
+        )
     if fields.get("version") not in READABLE:
         version = f"{fields.get('version')!r:.20}"
         can = " and ".join(map(str, READABLE))
