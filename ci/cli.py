@@ -26,6 +26,7 @@ from ci.commands import (
     servers,
     traces,
 )
+from ci.commands.help_groups import COMMANDS, GroupedCommands
 from ci.commands.shared import Unusable
 from stateful_tests.lockstep.endings import Ending
 
@@ -48,7 +49,14 @@ def _version(context: click.Context, _: click.Parameter, requested: bool) -> Non
     context.exit()
 
 
-@click.group(context_settings=_CONTEXT, invoke_without_command=True)
+@click.group(
+    cls=GroupedCommands,
+    groups=COMMANDS,
+    context_settings=_CONTEXT,
+    invoke_without_command=True,
+    epilog="`kvspec check` alone drives the built-in implementation, in half a minute. README.md has a"
+    " section for each kind of user.",
+)
 @click.option(
     "--version",
     is_flag=True,

@@ -372,10 +372,10 @@ def _tested(
 @click.option("-v", "--verbose", is_flag=True, help="All that the tests print.")
 @impl_options
 def run_test(selector: SystemSelector, files: tuple[str, ...], verbose: bool) -> int:
-    """Run exported tests on a release or a checkout that is not installed.
+    """Run exported tests on a release that is not installed.
 
-    FILE: a test that `kvspec export` has written, or one of fixtures/releases/reports. Exit code 0: all pass,
-    1: one fails at an assertion of its own, 3: one stops before, or cannot be run.
+    Or on a checkout. FILE: a test that `kvspec export` has written, or one of fixtures/releases/reports. Exit
+    code 0: all pass, 1: one fails at an assertion of its own, 3: one stops before, or cannot be run.
     """
     from impl.engines import engine
     from impl.process.remote_system import WorkerSystem

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from ci import messages
-from ci.commands.help_groups import CHECK_OPTIONS
+from ci.cli import cli
+from ci.commands.help_groups import CHECK_OPTIONS, COMMANDS
 from ci.documents import bug_search, related
 from ci.documents.findings import is_of
 from reference.every_clause import EVERY_CLAUSE
@@ -162,6 +163,15 @@ def test_help_of_check_lists_each_option_once_in_its_group(kvspec):
     for name in [each for names in CHECK_OPTIONS.values() for each in names]:
         assert options.count(name) == 1, name
     assert text.index("--junit") < text.index("--help")
+
+
+def test_help_lists_each_command_once_in_its_group(kvspec):
+    _, text, _ = kvspec("--help")
+    heads = [line for line in text.splitlines() if re.fullmatch(r"[A-Z][\w ]+:", line)]
+    assert heads == ["Options:", *(f"{heading}:" for heading in COMMANDS)]
+    listed = re.findall(r"^  ([a-z][\w-]*)  ", text.partition("Check:")[2], re.MULTILINE)
+    assert listed == [name for names in COMMANDS.values() for name in names]
+    assert {*listed} == {*cli.commands}
 
 
 @pytest.mark.parametrize("listed", ["bugs", "bugs vllm==0.33.0", "clauses", "driven", "bugs chunk hole"])
