@@ -33,7 +33,7 @@ class TraceSkeleton(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 # Whose recipes a variant has.
-_BASE = {"overlap": "blocks", "overlap_offload": "offload"}
+_BASE = {"overlap": "blocks", "overlap_offload": "offload", "overlap_images": "images"}
 
 
 @cache
@@ -50,8 +50,7 @@ def skeleton_for(spec: SystemSpec, kind: Kind) -> str:
     variants = []
     if spec.engine == "lmdeploy" or "async" in spec.ways:
         variants.append("overlap")
-    if "offload" in spec.ways:
-        variants.append("offload")
+    variants += [way for way in ("offload", "images") if way in spec.ways]
     return "_".join(variants) or kind.name
 
 
