@@ -187,7 +187,22 @@ def changes(before: BlockFacts, now: BlockFacts) -> list[str]:
     for word, blocks in (("published", named - was_named), ("forgotten", was_named - named)):
         if blocks:
             lines.append(f"{word}: {' '.join(map(str, sorted(blocks)))}")
-    return lines + list(_moved(before, now))
+    return [*lines, *_images(before, now), *_moved(before, now)]
+
+
+def _images(before: BlockFacts, now: BlockFacts) -> Iterator[str]:
+    """Yield what a step has encoded, and which images the scheduler counts as kept, where that changes."""
+    if now.encoder is None:
+        return
+    if now.encoder.encoded:
+        yield f"encodes {' '.join(now.encoder.encoded)}"
+    was = {entry.image: entry.users for entry in before.encoder.entries} if before.encoder else {}
+    kept = {entry.image: entry.users for entry in now.encoder.entries}
+    for image in sorted(was.keys() | kept.keys()):
+        if image not in kept:
+            yield f"image {image} is no longer kept"
+        elif was.get(image) != kept[image]:
+            yield f"image {image} kept, needed by {' '.join(kept[image]) or 'nobody'}"
 
 
 def _moved(before: BlockFacts, now: BlockFacts) -> Iterator[str]:

@@ -203,6 +203,27 @@ def test_a_trace_to_start_from_conforms_and_has_a_page(impl, tmp_path, monkeypat
     assert cli.run(["new-trace", "--impl", impl]) == 2
 
 
+def test_a_replay_shows_what_is_encoded_and_which_images_are_kept(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    cli.run(["new-trace", "--impl", "vllm==0.33.0+images"])
+    trace = json.loads(Path("by_hand.json").read_text())
+    trace["config"] |= {"encoder_cache": 3, "encoder_budget": 3}
+    Path("small.json").write_text(json.dumps(trace))
+    capsys.readouterr()
+    assert cli.run(["replay", "small.json", "--impl", "vllm==0.33.0+images"]) == 0
+    lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
+    about = [line for line in lines if line.startswith(("encodes", "image "))]
+    assert about[:6] == [
+        "encodes A3",
+        "image A3 kept, needed by r1",
+        "image A3 kept, needed by nobody",
+        "image A3 kept, needed by r2",
+        "image A3 kept, needed by nobody",
+        "encodes B3",
+    ]
+    assert about[6:8] == ["image A3 is no longer kept", "image B3 kept, needed by r3"]
+
+
 def test_the_readme_keeps_its_word():
     text = README.read_text()
     example = re.search(r"```json\n(.*?)```", text, re.DOTALL)
