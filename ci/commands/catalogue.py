@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from ci import Data
 
 
+_HOW = "by what, or why not"
 _FEW = 3  # bugs that fit: below, those that are near are listed as well
 _BUG_COLUMNS = {
     "id": "bug", "kind": "kind", "title": "what is wrong", "clause": "clause", "source": "source",
@@ -135,29 +136,33 @@ def driven(names: tuple[str, ...], out: ReportOut) -> int:
     """List what is driven of each engine, and what is not.
 
     Classes of the newest SGLang, vLLM, transformers and LMDeploy, and fields of their configurations and
-    requests with the defaults. NAMES: these in full. A word, such as vllm: those that mention it.
+    requests with the defaults: how many by what drives them, or why nothing does. NAMES: these in full. A
+    word, such as vllm or lora: each name that mentions it.
     """
+    from ci.report import render
     from stateful_tests.lockstep.known_faults import FOLDER
 
-    rows = []
-    for engine, table in tomllib.loads(
-        (FOLDER / "driven.toml").read_text(encoding="utf-8")
-    ).items():
-        entries = [
-            (name, driven, why)
-            for driven, groups in (("yes", table["driven"]), ("no", table["not_driven"]))
-            for why, members in groups.items()
-            for name in members
-        ]
-        release = f"{engine}=={table['release']}"
-        rows += [
-            {"id": name, "release": release, "driven": yes, "how": how}
-            for name, yes, how in entries
-        ]
-    headings = {
-        "id": "name",
-        "release": "release",
-        "driven": "driven",
-        "how": "by what, or why not",
-    }
-    return list_rows(rows, out, headings, names)
+    groups = [
+        (f"{engine}=={table['release']}", driven, why, members)
+        for engine, table in tomllib.loads(
+            (FOLDER / "driven.toml").read_text(encoding="utf-8")
+        ).items()
+        for driven in ("no", "yes")
+        for why, members in table["driven" if driven == "yes" else "not_driven"].items()
+    ]
+    rows = [
+        {"id": name, "release": release, "driven": driven, "how": why}
+        for release, driven, why, members in groups
+        for name in members
+    ]
+    if names:
+        headings = {"id": "name", "release": "release", "driven": "driven", "how": _HOW}
+        return list_rows(rows, out, headings, names)
+    summary = [
+        {"release": release, "driven": driven, "names": str(len(members)), "how": why}
+        for release, driven, why, members in groups
+    ]
+    columns = {"release": "release", "driven": "driven", "names": "names", "how": _HOW}
+    render.listing(out.console, summary, columns)
+    note("`kvspec driven WORD` lists the names that mention it, `kvspec driven vllm` those of an engine")
+    return out.end(rows)

@@ -49,13 +49,15 @@ def list_rows(
     columns: dict[str, str],
     names: tuple[str, ...] = (),
 ) -> int:
-    """Rows as a table, or those called `names` in full. Names that no row has: the rows that mention each."""
+    """Rows as a table, or those called `names` in full. Names that no row has: the rows that mention each; of
+    FREE those that begin with FREE-."""
     from ci.report import render
 
     known = {row["id"]: row for row in rows}
     names = tuple(_spelled(name, known) for name in names)
     if names and not known.keys() & {*names}:
-        found = [row for row in rows if all(_mentions(row, word) for word in names)]
+        family = [row for row in rows if row["id"].startswith(f"{names[0]}-") and len(names) == 1]
+        found = family or [row for row in rows if all(_mentions(row, word) for word in names)]
         if found:
             render.listing(out.console, found, columns)
             return out.end(found)

@@ -153,6 +153,13 @@ def test_a_clause_is_named_in_any_case(name, kvspec):
     assert code == 0 and text.splitlines()[0].split() == ["id", "FREE-1"]
 
 
+def test_the_name_of_a_family_lists_its_clauses_alone(kvspec):
+    _, text, _ = kvspec("clauses", "FREE", "--json")
+    assert [row["id"] for row in json.loads(text)] == ["FREE-1", "FREE-2"]
+    _, text, _ = kvspec("clauses", "free", "--json")
+    assert len(json.loads(text)) > 2
+
+
 def test_help_of_check_lists_each_option_once_in_its_group(kvspec):
     """Options that no group names are in the last one."""
     _, text, _ = kvspec("check", "--help")
@@ -174,7 +181,7 @@ def test_help_lists_each_command_once_in_its_group(kvspec):
     assert {*listed} == {*cli.commands}
 
 
-@pytest.mark.parametrize("listed", ["bugs", "bugs vllm==0.33.0", "clauses", "driven", "bugs chunk hole"])
+@pytest.mark.parametrize("listed", ["bugs", "bugs vllm==0.33.0", "clauses", "driven vllm", "bugs chunk hole"])
 def test_a_list_in_a_pipe_has_lines_of_100_characters_and_cuts_no_text(kvspec, listed):
     """A row begins with its name. Text that is too wide continues in indented lines below."""
     _, text, _ = kvspec(*listed.split())

@@ -1,5 +1,7 @@
 """driven.toml lists every class, field and default that the newest releases have."""
 
+import json
+import re
 import tomllib
 
 import pytest
@@ -70,6 +72,17 @@ def test_registered_names_show_a_new_class_a_new_field_and_a_changed_default(tmp
     assert registered.names(table, [tmp_path]) - first == {
         *("Queue", "Sizes.page=2", "Request.salt=None"),
     }
+
+
+def test_driven_command_counts_names_by_the_reason_what_is_not_driven_first(kvspec):
+    code, out, err = kvspec("driven")
+    lines = out.splitlines()
+    first, second = (next(at for at, line in enumerate(lines) if re.search(rf" {word} ", line))
+                     for word in ("no", "yes"))  # fmt: skip
+    assert code == 0 and first < second and "kvspec driven WORD" in err
+    counts = [int(count) for count in re.findall(r"==\S+ +(?:yes|no) +(\d+)$", out, re.MULTILINE)]
+    _, data, _ = kvspec("driven", "--json", "-")
+    assert sum(counts) == len(json.loads(data)) > len(counts)
 
 
 def test_driven_command_prints_the_names_that_match(kvspec):
