@@ -75,7 +75,7 @@ def lines_apart(lines: Set[bytes], others: Set[bytes]) -> int:
 def differing(count: int) -> str:
     """How many lines differ, in words."""
     if not count:
-        return "no distinct line differs"
+        return "no line of code differs"
     return "1 line differs" if count == 1 else f"{count:,} lines differ"
 
 

@@ -102,14 +102,12 @@ def _way(way: str) -> str:
 def covered(result: CheckResult) -> str:
     """Say how much was carried out."""
     driven = [each for each in result.machines if each.examples and each.name != CORPUS]
-    presets = len({each.preset for each in driven})
-    counts = (
-        _count(result.done, "command"),
-        _count(len(result.carried_out), "kind"),
-        _count(result.examples, "run"),
-        _count(presets, "preset"),
-    )
-    return "{} of {} in {} of {}".format(*counts)
+    commands = _count(result.done, "command")
+    if not result.examples:
+        return commands
+    text = f"{commands} of {_count(len(result.carried_out), 'kind')} in {_count(result.examples, 'run')}"
+    presets = len({each.preset for each in driven})  # none, where the corpus alone was driven
+    return f"{text} of {_count(presets, 'preset')}" if presets else text
 
 
 def not_declared(can: Capabilities) -> list[str]:

@@ -10,7 +10,7 @@ import pytest
 
 from ci.cli import interrupts
 from ci.report import data as report
-from ci.report import progress, render, render_check
+from ci.report import progress, render, render_check, verdict
 from impl import engines
 from impl.adapter import Capabilities, UnusableImplementation
 from impl.sglang.releases.catalogue import TABLE
@@ -20,6 +20,8 @@ from reference.failures import Failure
 from stateful_tests.check import campaign, explanation
 from stateful_tests.lockstep import lockstep
 from stateful_tests.lockstep import systems as registry
+from stateful_tests.check.tiers import CORPUS
+from stateful_tests.lockstep.check_results import MachineResult
 from stateful_tests.lockstep.known_faults import known_faults
 from stateful_tests.lockstep.results import Row, Run, Violation
 from stateful_tests.tests.support.made_up_check import (
@@ -54,6 +56,13 @@ def test_options_of_the_implementation_are_in_the_replay_command(finds, kvspec):
     finds(checked(finding()))
     _, out, _ = kvspec("check", "--impl", "sglang", "--sglang-path", "a b", "--device", "cuda")
     assert "json --impl sglang --sglang-path 'a b' --device cuda\n" in out
+
+
+def test_a_verdict_counts_no_presets_where_the_corpus_alone_was_driven():
+    corpus = MachineResult(CORPUS, "", "faithful", examples=21)
+    result = checked(machines=[corpus], carried_out={"Open": 49})
+    assert verdict.covered(result) == "49 commands of 1 kind in 21 runs"
+    assert verdict.covered(checked(machines=[], carried_out={})) == "0 commands"
 
 
 @pytest.mark.parametrize("named, impl", [((), "vllm"), (("--impl", "vllm+async"), "vllm+async")])

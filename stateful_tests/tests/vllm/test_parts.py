@@ -110,7 +110,7 @@ def test_a_tree_older_than_all_is_one_sentence(copied):
 def test_a_way_that_a_tree_lacks_is_refused_by_what_it_lacks(vllm):
     said = refused(vllm("0.30.0").root, v2=True)
     assert "GPUModelRunner.prepare_inputs takes 3 arguments, not 4" in said
-    assert "taken for 0.30.0, the nearest release (no distinct line differs)" in said
+    assert "taken for 0.30.0, the nearest release (no line of code differs)" in said
 
 
 def test_a_renamed_name_that_no_table_has_is_refused(vllm, monkeypatch):
