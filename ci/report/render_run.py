@@ -82,14 +82,14 @@ def _in_short(data: Data, apart: str) -> dict[str, str]:
 
 def _files(out: Console, data: Data) -> None:
     """Print the files of the traces, and the command that replays the first."""
-    beside: dict[str, list[str]] = {}
+    by_file: dict[str, list[str]] = {}
     for clause in data["clauses"]:
-        beside.setdefault(clause["saved"] or data["saved"], []).append(clause["id"])
-    for file, clauses in [*beside.items()][1:]:
-        say(out, f"beside  {', '.join(clauses)}: {file}", whole=True)
+        by_file.setdefault(clause["saved"] or data["saved"], []).append(clause["id"])
     for label in ("saved", "replay", "page"):
         if data[label] is not None:
             say(out, f"{label:<7} {data[label]}", whole=True)
+    for file, clauses in [*by_file.items()][1:]:
+        say(out, f"saved   {file}, for {', '.join(clauses)}", whole=True)
 
 
 def run(out: Console, data: Data, *, detailed: bool = True) -> None:

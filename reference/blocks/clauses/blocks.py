@@ -54,7 +54,8 @@ def _free(step: BlockStep) -> Failure | None:
         want = int(block > 0 and refs == 0)
         if times[block] != want:
             due = "must be in the free queue once" if want else "must not be in the free queue"
-            got = f"the free queue has it {counted(times[block], 'time')}"
+            often = f" {times[block]} times" if times[block] > 1 else ""
+            got = f"the free queue {'has' if times[block] else 'lacks'} block {block}{often}"
             return failure(f"block {block} (ref count {refs}) {due}", got, AtBlock(block))
     return None
 

@@ -107,7 +107,7 @@ def test_clauses_that_fail_at_the_step_of_another_are_one_finding(finds, kvspec)
     assert [c["saved"] for c in first["clauses"]] == [f"traces/{name}.json" for name in traces]
     assert [c["name"] for c in second["clauses"]] == ["READ-1 (2)"]
     assert "violation 1 of 2: LEN-2, FREE-2, OWN-1" in shown
-    assert "beside  OWN-1: traces/own-1-torch-pr22900.json" in shown
+    assert "saved traces/own-1-torch-pr22900.json, for OWN-1" in " ".join(shown.split())
     # The first has its steps, the others how they are replayed; with -v all have them.
     assert shown.count("minimised trace, mode") == 1 and shown.count("replay  kvspec") == 2
     assert "-v has the steps of all" in shown
