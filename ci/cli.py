@@ -111,6 +111,10 @@ def _run(
         return code if isinstance(code, int) else Ending.CONFORMS
     except Unusable as error:
         return complain(str(error), Ending.UNUSABLE)
+    except click.MissingParameter as error:
+        path = error.ctx.command_path if error.ctx is not None else name
+        said = error.format_message().rstrip(".")
+        return complain(f"{said}; `{path} --help` says what it is", Ending.UNUSABLE)
     except click.ClickException as error:
         return complain(error.format_message(), Ending.UNUSABLE)
     except (KeyboardInterrupt, click.Abort):

@@ -66,8 +66,7 @@ def check(
     Each violated clause is reported with its smallest trace.
 
     --impl sglang==all (vllm==all, lmdeploy==all, transformers==all) drives every release, one after the
-    other, and prints which shows which clause; after it may stand +unified, +rust, +overlap (+async,
-    +offload): all that have it.
+    other, and prints which shows which clause; sglang==all+rust: all that run so.
     """
     writable(junit, "--junit")
     if since is not None and selector.checkout is None:
@@ -114,7 +113,7 @@ def replay(
     TRACE is a file, or @NAME: a fixture.
 
     --impl sglang==all (vllm==all, lmdeploy==all, transformers==all) says for every release what the trace
-    does there; after it may stand +unified, +rust, +overlap (+async, +offload).
+    does there; vllm==all+images: every release that runs so.
     """
     if html_file is not None and len(traces) > 1:
         raise Unusable(f"--html {html_file}: shows one trace, not {len(traces)}")

@@ -192,7 +192,9 @@ def impl_options(command: _Command) -> _Command:
         show_default=True,
         metavar="IMPL",
         help="reference | torch | torch+BUG | sglang==VERSION | sglang | vllm==VERSION | vllm |"
-        " transformers==VERSION | lmdeploy==VERSION | module:factory",
+        " transformers==VERSION | lmdeploy==VERSION | module:factory. Behind sglang a way to run: +overlap,"
+        " +rust, +rust+overlap, +hicache, +rust+hicache, +unified; behind vllm +async, +v2, +async+v2,"
+        " +offload, +async+offload, +images, +async+images, +pair.",
     )(run)
 
 

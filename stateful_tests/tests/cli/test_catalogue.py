@@ -11,6 +11,8 @@ from ci.cli import cli
 from ci.commands.help_groups import CHECK_OPTIONS, COMMANDS
 from ci.documents import bug_search, related
 from ci.documents.findings import is_of
+from impl.engines import engine
+from impl.system_spec import ENGINES
 from reference.every_clause import EVERY_CLAUSE
 from stateful_tests.lockstep.known_faults import known_faults, releases
 
@@ -170,6 +172,13 @@ def test_help_of_check_lists_each_option_once_in_its_group(kvspec):
     for name in [each for names in CHECK_OPTIONS.values() for each in names]:
         assert options.count(name) == 1, name
     assert text.index("--junit") < text.index("--help")
+
+
+def test_help_names_each_way_to_run_an_engine(kvspec):
+    _, text, _ = kvspec("check", "--help")
+    impl = text.partition("--impl IMPL")[2].partition("--sglang-path, ")[0]
+    named = {*re.findall(r"\+[a-z0-9+]+", impl)}
+    assert named == {f"+{way}" for name in ENGINES for way in engine(name).ways if way}
 
 
 def test_help_lists_each_command_once_in_its_group(kvspec):
