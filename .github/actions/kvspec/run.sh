@@ -17,11 +17,19 @@ install() {
 }
 
 check() {
-  local tier=${KVSPEC_TIER:-smoke} seed='' code=0 impl base=() more=() earlier
+  local tier=${KVSPEC_TIER:-smoke} seed='' code=0 engine='' path='' impl base=() more=() earlier
   if [ -n "${KVSPEC_SGLANG_PATH:-}" ]; then
-    impl=(--impl sglang --sglang-path "$KVSPEC_SGLANG_PATH")
-  else
-    impl=(--impl "${KVSPEC_IMPL:-torch}")
+    engine=sglang path=$KVSPEC_SGLANG_PATH
+  elif [ -n "${KVSPEC_VLLM_PATH:-}" ]; then
+    engine=vllm path=$KVSPEC_VLLM_PATH
+  fi
+  impl=(--impl "${KVSPEC_IMPL:-torch}")
+  if [ -n "$engine" ]; then
+    case ${KVSPEC_IMPL:-} in
+      "$engine"+*) ;; # a way to run the checkout, such as sglang+overlap
+      *) impl=(--impl "$engine") ;;
+    esac
+    impl+=("--$engine-path" "$path")
   fi
   impl+=(--device "${KVSPEC_DEVICE:-cpu}")
   if [ -n "${KVSPEC_BASE:-}" ]; then

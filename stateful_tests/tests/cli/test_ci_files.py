@@ -127,6 +127,21 @@ def test_the_check_of_a_fork(step):
     assert calls == [f"kvspec check {fork} --tier pr {WRITES} --mode both"]
 
 
+@pytest.mark.parametrize(
+    "given, impl",
+    [
+        ({"KVSPEC_VLLM_PATH": "."}, "vllm --vllm-path ."),
+        ({"KVSPEC_VLLM_PATH": ".", "KVSPEC_IMPL": "vllm+async"}, "vllm+async --vllm-path ."),
+        ({"KVSPEC_SGLANG_PATH": ".", "KVSPEC_IMPL": "torch"}, "sglang --sglang-path ."),
+        ({"KVSPEC_SGLANG_PATH": ".", "KVSPEC_IMPL": "sglang+overlap"}, "sglang+overlap --sglang-path ."),
+    ],
+)
+def test_a_checkout_of_each_engine_in_a_way_that_impl_names(step, given, impl):
+    code, calls = step("check", **given)
+    assert code == 0
+    assert calls == [f"kvspec check --impl {impl} --device cpu --tier smoke {WRITES}"]
+
+
 @pytest.mark.parametrize("base", ["", "sglang==0.5.23"])
 def test_earlier_failures_come_first_and_count(step, tmp_path, base):
     failures = tmp_path / ".kvspec" / "failures"
