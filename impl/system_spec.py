@@ -34,6 +34,8 @@ class SystemSpec:
         engine, stated, version = package.partition("==")
         checkout = not stated and engine.endswith(_CHECKOUT)
         engine = engine.removesuffix(_CHECKOUT) if checkout else engine
+        if engine in ENGINES and version.count(".") == 1 and version.replace(".", "").isdecimal():
+            version += ".0"  # vllm==0.33, as a package index reads it
         return cls(engine, version if stated else None, tuple(ways), checkout)
 
     def __str__(self) -> str:

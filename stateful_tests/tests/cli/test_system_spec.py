@@ -56,3 +56,9 @@ def test_one_system_is_no_row_of_releases():
     assert every_release(SystemSpec.parse("torch==all")) == []
     with pytest.raises(KeyError):
         engine("torch")
+
+
+def test_a_version_of_two_numbers_is_the_release_of_three():
+    assert SystemSpec.parse("vllm==0.33+async") == SystemSpec.parse("vllm==0.33.0+async")
+    assert SystemSpec.parse("vllm==0.33rc1").version == "0.33rc1"
+    assert SystemSpec.parse("torch==2.9").version == "2.9"
