@@ -40,9 +40,11 @@ def bugs(names: tuple[str, ...], out: ReportOut) -> int:
 
     rows = named_bugs()
     if not names:
-        return list_rows(
-            rows, out, {key: _BUG_COLUMNS[key] for key in _BUG_COLUMNS if key != "only"}
-        )
+        columns = {key: _BUG_COLUMNS[key] for key in _BUG_COLUMNS if key != "only"}
+        ending = list_rows(rows, out, columns)
+        of_releases = "`kvspec bugs vllm` lists those of releases, `kvspec bugs WORDS` finds one"
+        note(f"these can be put into torch; {of_releases}")
+        return ending
     releases = [name for name in names if SystemSpec.parse(name).version is not None]
     text = tuple(name for name in names if name not in releases and name not in ENGINES)
     with unusable("", ValueError):

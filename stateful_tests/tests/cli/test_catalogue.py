@@ -294,6 +294,14 @@ def test_a_line_of_a_log_may_mention_an_option(kvspec):
     assert nearest.count("\n") > 2, "fewer than three are listed as nearest"
 
 
+def test_the_list_of_built_in_bugs_says_where_those_of_releases_are(kvspec):
+    _, text, err = kvspec("bugs")
+    assert "in releases" not in text
+    assert "`kvspec bugs vllm` lists those of releases" in err
+    _, text, err = kvspec("bugs", "vllm")
+    assert "in releases" in text and not err
+
+
 def test_json_of_built_in_bugs_says_whether_they_were_reported_or_invented(kvspec):
     _, text, _ = kvspec("bugs", "--json")
     kinds = {row["id"]: row["kind"] for row in json.loads(text)}
