@@ -107,8 +107,9 @@ def start(
     root: of its files. overlap: the asynchronous one; v2: as for model runner V2. source_of: of a request,
     by the name that the engine has for it. adapt: changes the settings.
 
-    Raises UnusableImplementation where the release refuses the configuration, or sets a block of state to
-    max_model_len as it does without prefix caching (mamba_block_size).
+    Raises UnusableImplementation where a module of the release lacks what another imports, and where the
+    release refuses the configuration, or sets a block of state to max_model_len as it does without prefix
+    caching (mamba_block_size).
     """
     if not config.caching and any(
         g.block_size < config.max_model_len for g in config.groups if g.state
@@ -120,6 +121,10 @@ def start(
         _validate(root, settings_of(config, overlap, v2), v2)
         around = partial(_hashed_for, stamps, source_of)
         return made(config, overlap, stamps, v2, around, adapt)
+    except ImportError as error:
+        raise UnusableImplementation(
+            f"its bookkeeping does not load: {type(error).__name__}: {error}"
+        ) from error
     except Exception as error:
         if not refuses(error, root):
             raise

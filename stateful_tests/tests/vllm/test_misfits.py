@@ -53,6 +53,16 @@ def test_a_stand_in_says_what_it_does_not_know():
         _ = asked.width
 
 
+@pytest.mark.parametrize("release", ["vllm==0.25.0", "vllm==0.33.0"])
+def test_a_tree_whose_modules_lack_each_others_names_does_not_load(changed, release):
+    """Files of two releases, or half of a rename: the tree cannot start, and no client is told of it."""
+    asked = "from vllm.v1.core.kv_cache_utils import no_such_name\n"
+    start = "from vllm.v1.core.kv_cache_metrics import"
+    unable = pytest.raises(UnusableImplementation, match="does not load: ImportError.*no_such_name")
+    with unable, closing(changed(release, "vllm/v1/core/block_pool.py", asked + start, start)) as system:
+        configurations(system, tiers.for_system(tiers.plan("smoke"), system))
+
+
 def test_a_drafter_that_is_asked_something_unknown_is_no_refusal(changed):
     """The presets with drafts would be left out, and a check of the drafter's fork be green."""
     asks = "        if vllm_config.speculative_config: vllm_config.speculative_config.rounds_of_tree()\n"
