@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from reference.tiers.facts import TierPart
@@ -178,3 +178,17 @@ class StateStamps:
 def parts_of(pool: str, device: Any, host: Any) -> list[TierPart]:
     """The parts of a transfer of one pool, token by token. device, host: tensors of slots."""
     return [TierPart(pool, *pair) for pair in zip(device.tolist(), host.tolist(), strict=True)]
+
+
+def slots_of(value: Any) -> tuple[int, ...]:
+    """Return the slots of a tensor of indices; none where there is none."""
+    return () if value is None else tuple(value.tolist())
+
+
+def slots_by_pool(full: Any, transfers: Iterable[Any] | None) -> dict[str, tuple[int, ...]]:
+    """Host slots of an operation of the storage, by pool."""
+    slots = {"full": slots_of(full)}
+    for each in transfers or ():
+        if each.indices_from_pool is None and each.host_indices is not None:
+            slots["swa"] = slots_of(each.host_indices)
+    return slots

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -14,34 +14,23 @@ from impl.sglang.parts.namespaces import elements_of
 from impl.sglang.scheduler.live_requests import LiveRequest, LockHolder
 from impl.sglang.scheduler.server import Server
 from impl.sglang.tiers.api import loose
-from impl.sglang.tiers.copy_engine import CopyEngine, parts_of
+from impl.sglang.tiers.copy_engine import CopyEngine, parts_of, slots_of
 from impl.sglang.tiers.decode_side import DecodeSide
+from impl.sglang.tiers.gathering_roles import DecodeGatherer, PrefillGatherer
+from impl.sglang.tiers.gathering_storage import StorageGatherer
+from impl.sglang.tiers.numbering import Numbers
 from impl.sglang.tiers.prefill_side import PrefillSide
-from impl.sglang.tiers.storage import BACKUP, FETCH, QUERY, Storage
+from impl.sglang.tiers.storage import Storage
 from reference.states import chained, stamp_after
 from reference.tiers.config import TierConfig
 from reference.tiers.facts import (
-    METADATA, RECORD_ONLY, TierFacts, TierLock, TierNode, TierOperation, TierPart, TierRead, TierRecord,
-    TierRequest, TierRequestState, TierSend, TierTransfer, TierUser,
+    TierFacts, TierLock, TierNode, TierPart, TierRead, TierRecord,
+    TierRequest, TierRequestState, TierTransfer, TierUser,
 )  # fmt: skip
 from reference.token_ids import token_of, tokens_of
 
 
 _POOLS = {"swa": "swa", "mamba": "state"}  # by PoolName of the release, besides that of full KV
-
-
-class Numbers:
-    """Things of a run, numbered from 1 on in the order in which they came up; each is kept, so that no other
-    gets its identity."""
-
-    def __init__(self) -> None:
-        self.known: dict[Any, tuple[int, Any]] = {}
-
-    def of(self, key: Any, thing: Any = None) -> int:
-        return self.known.setdefault(key, (len(self.known) + 1, thing))[0]
-
-    def __contains__(self, key: Any) -> bool:
-        return key in self.known
 
 
 class Gatherer:
@@ -64,8 +53,6 @@ class Gatherer:
         self.cache: Any = server.cache
         self.controller = self.cache.cache_controller
         self.copies = copies
-        self.side = side
-        self.sends = sends
         kinds = importlib.import_module("sglang.srt.mem_cache.unified_radix_cache").ComponentType
         known = {"full": kinds.FULL, "swa": kinds.SWA, "state": kinds.MAMBA}
         self.kinds = {pool: known[pool] for pool in config.pools}
@@ -76,8 +63,16 @@ class Gatherer:
         self.nodes = Numbers()
         self.locks = Numbers()
         self.jobs = Numbers()
-        # prefetches whose slots were seen: they hold nothing at first
-        self.staged: set[int] = set()
+        self.behind = (
+            StorageGatherer(self.cache, storage, copies, self.jobs, [*self.kinds])
+            if storage is not None
+            else None
+        )
+        self.role: DecodeGatherer | PrefillGatherer | None = None
+        if side is not None:
+            self.role = DecodeGatherer(side, release, server, config, copies)
+        elif sends is not None:
+            self.role = PrefillGatherer(sends, release, server, config, copies)
         self.device_pools = {"full": server.full_pool, "swa": server.swa_pool}
         self.taken: list[tuple[Any, tuple[TierNode, ...]]] = []
         if sends is not None:
@@ -119,7 +114,7 @@ class Gatherer:
 
     def gather(self, reads: tuple[TierRead, ...]) -> TierFacts:
         transfers = tuple(self._transfers())
-        operations = self._operations()
+        operations = () if self.behind is None else self.behind.operations()
         memory = {pool: tuple(self.copies.memory[pool]) for pool in self.kinds}
         return TierFacts(
             tuple(self._nodes()), {pool: self._free(pool) for pool in self.kinds},
@@ -127,7 +122,7 @@ class Gatherer:
             memory, {pool: tuple(self.copies.host[pool]) for pool in self.kinds}, transfers,
             tuple(self._records()), tuple(self._users()), reads,
             "" if transfers or operations else self._complaint(), loose(self.release.version), operations,
-            **(self._kept_for_storage() if self.storage is not None else {}),
+            **({} if self.behind is None else self.behind.kept()),
             **self._of_requests(),
         )  # fmt: skip
 
@@ -213,7 +208,7 @@ class Gatherer:
             for host in (False, True):
                 lock = (record[1], record[2])[host] if len(record) > 2 else record[1]
                 yield self._user(name, host, record[0], id(lock), lock)
-        if self.storage is not None:
+        if self.behind is not None:
             for request, asked in self.cache.ongoing_prefetch.items():
                 lock = asked.anchor_lock_params
                 yield self._user(
@@ -221,20 +216,11 @@ class Gatherer:
                 )
             for node, lock in self.cache.ongoing_backup.values():
                 yield self._user(f"backup of {self.nodes.of(node)}", True, node, id(lock), lock)
-
-        if (side := self.side or self.sends) is not None:
-            yield from self._of_role(side)
-
-    def _of_role(self, side: DecodeSide | PrefillSide) -> Iterator[TierUser]:
-        holders = [(name, turn.req.lock) for name, turn in side.arrivals.items()]
-        slots = self.release.slots(self.cache).items()
-        holders += [(_session(name), slot.lock) for name, slot in slots]
-        for name, lock in holders:
-            if lock is not None:
-                user = self._user(name, False, lock.node, id(lock), lock)
-                yield user._replace(
-                    full_only=lock.swa_released or bool(lock.receipt.skipped_lock_components)
-                )
+        for name, lock in self.role.locks() if self.role is not None else ():
+            user = self._user(name, False, lock.node, id(lock), lock)
+            yield user._replace(
+                full_only=lock.swa_released or bool(lock.receipt.skipped_lock_components)
+            )
 
     def _user(self, name: str, host: bool, node: Any, key: Any, lock: Any) -> TierUser:
         root = _id(node) == self.root
@@ -292,178 +278,16 @@ class Gatherer:
                     name, TierRequestState.HOLDS, -1, -1, {"state": (slot,)}, {}, {}
                 )
 
-    # -- a storage behind the host ------------------------------------------------------------------
-
-    def _operations(self) -> tuple[TierOperation, ...]:
-        """Those that are in a queue, at a thread, or of which the cache has a record."""
-        if self.storage is None:
-            return ()
-        states: dict[int, tuple[Any, str]] = {}
-        for operation, state in self._at_work():
-            states.setdefault(id(operation), (operation, state))
-        for asked in self.cache.ongoing_prefetch.values():
-            states.setdefault(id(asked.operation), (asked.operation, RECORD_ONLY))
-        found = [self._operation(*each) for each in states.values()]
-        there = {operation.id for operation, _ in states.values()}
-        for number in self.cache.ongoing_backup.keys() - there:
-            found.append(TierOperation(self.jobs.of(("backup", number)), True, "", RECORD_ONLY, {}, {}))
-        return tuple(sorted(found))
-
-    def _at_work(self) -> Iterator[tuple[Any, str]]:
-        assert self.storage is not None
-        controller = self.controller
-        for name, waits, body, works in (
-            ("prefetch_queue", "to ask", QUERY, "asks"),
-            ("prefetch_buffer", "to read", FETCH, "reads"),
-            ("backup_queue", "to write", BACKUP, "writes"),
-        ):
-            if (operation := self.storage.thread(body).operation) is not None:
-                yield operation, works
-            yield from (
-                (operation, waits) for operation in getattr(controller, name).queue if operation
-            )
-        yield from ((operation, "answered") for operation in controller.prefetch_hit_queue.queue)
-        yield from ((ack.operation, "done") for ack in controller.ack_prefetch_queue.queue)
-        yield from ((operation, "done") for operation in controller.ack_backup_queue.queue)
-
-    def _operation(self, operation: Any, state: str) -> TierOperation:
-        assert self.storage is not None
-        handle = optional(operation, "PrefetchOperation.handle")
-        host = operation.host_indices
-        if handle is None:
-            slots = _of_pools(host, operation.pool_transfers)
-            done = self.storage.thread(BACKUP).done if state == "writes" else set()
-            moving = {
-                pool: tuple(slot for slot in own if (pool, slot) not in done)
-                for pool, own in slots.items()
-                if state != "done"
-            }
-            number = self.jobs.of(("backup", operation.id))
-            return TierOperation(number, True, "", state, slots, moving)
-        asked = self.cache.ongoing_prefetch.get(handle)
-        if asked is not None and asked.operation is operation:
-            transfers = (transfer for each in asked.comp_xfers.values() for transfer in each)
-            slots = _of_pools(asked.host_indices, transfers)
-        elif host is None:
-            slots = {}
-        else:  # what it has not read is freed when it is over
-            left = () if operation.pool_transfers_done else operation.pool_transfers
-            slots = _of_pools(host[operation.completed_tokens :], left)
-        call = self.storage.thread(FETCH).call if state == "reads" else None
-        moving = {pool: tuple(own) for pool, own in (call or {}).items()}
-        number = self.jobs.of(id(operation), operation)
-        if host is not None and number not in self.staged:
-            self.staged.add(number)
-            for pool, own in slots.items():
-                for slot in own:
-                    self.copies.host[pool][slot] = 0
-        return TierOperation(number, False, handle.rid, state, slots, moving)
-
-    def _kept_for_storage(self) -> dict[str, Any]:
-        assert self.storage is not None
-        cache = self.cache
-        controller = self.controller
-        queues = (
-            controller.host_mem_release_queue,
-            *controller.extra_host_mem_release_queues.values(),
-        )
-        returned = {
-            pool: tuple(slot for slots in each.queue for slot in slots.tolist())
-            for pool, each in zip(self.kinds, queues, strict=True)
-        }
-        asked = {*cache.ongoing_prefetch, *cache.prefetch_loaded_tokens_by_reqid}
-        return {
-            "stored": tuple(self.storage.written),
-            "returned": returned,
-            "asked": tuple(sorted(request.rid for request in asked)),
-            "reserved": int(controller.prefetch_tokens_occupied),
-        }
-
-    # -- a server that only decodes ----------------------------------------------------------------
+    # -- a server with one role ---------------------------------------------------------------------
 
     def _of_requests(self) -> dict[str, Any]:
         """Return the facts of requests of a server with one role, or of holders of recurrent states."""
-        if self.side is not None:
-            return self._received()
-        if self.sends is not None:
-            return self._sent(self.sends)
-        return {"requests": tuple(self._holders_of_states())}
-
-    def _received(self) -> dict[str, Any]:
-        """Its requests, and transfers that are under way for requests that are gone."""
-        assert self.side is not None
-        side = self.side
-        found = []
-        rooms = set()
-        states = {id(req): state for req, state in side.where()}
-        first = {id(each.req): each.metadata_buffer_index for each in self.side.transfers.queue}
-        first |= {id(entry[0].req): entry[3] for entry in side.transfers._deferred_releases}
-        for name, turn in side.arrivals.items():
-            req = turn.req
-            room = turn.req.bootstrap_room
-            rooms.add(room)
-            holds = req.kv is not None and req.kv.holds_kv
-            found.append(TierRequest(
-                name, states.get(id(req), TierRequestState.NOWHERE), req.kv.req_pool_idx if holds else -1,
-                first.get(id(req), -1), self._own(req) if holds else {}, self._retracted(req),
-                self._writing(room),
-            ))  # fmt: skip
-        for name, slot, state in side.idle():
-            row = -1
-            own = {}
-            kept = {}
-            if slot is not None and slot.kv.holds_kv:
-                row = slot.kv.req_pool_idx
-                own = self._own(slot)
-                kept = self._retracted(slot)
-            if slot is not None or state is TierRequestState.BUSY:
-                found.append(TierRequest(_session(name), state, row, -1, own, kept, {}))
-        for room, to in side.peers.writing.items():
-            if room not in rooms:
-                found.append(TierRequest(to.name, TierRequestState.GONE, -1, -1, {}, {}, self._writing(room)))
-        return {
-            "requests": tuple(found),
-            "free_rows": tuple(self.server.rows.free_slots),
-            "free_first": tuple(side.first.free_slots),
-        }
-
-    def _sent(self, side: PrefillSide) -> dict[str, Any]:
-        """The requests of a server that only prefills, and what is still to be read for their decode
-        servers."""
-        states: dict[int, TierRequestState] = {}
-        for req, state in side.where():
-            states.setdefault(id(req), state)
-        found = []
-        for name, turn in side.arrivals.items():
-            req = turn.req
-            holds = req.kv.holds_kv
-            found.append(TierRequest(
-                name, states.get(id(req), TierRequestState.NOWHERE), req.kv.req_pool_idx if holds else -1,
-                req.metadata_buffer_index, self._own(req) if holds else {}, {}, {}, side.sender(turn).due,
-            ))  # fmt: skip
-        memory = self.copies.memory
-        sends = []
-        for sender in side.senders.by_room.values():
-            for part in sender.parts:
-                if part.pool == METADATA:
-                    stamps = [side.rows_of_metadata.room_in(slot) for slot in part.slots]
-                else:
-                    # what is handed in before it is written may be read before
-                    own = memory[part.pool]
-                    stamps = [0 if slot in part.early else own[slot] for slot in part.slots]
-                sends.append(TierSend(
-                    part.job, sender.name, part.pool, part.position, tuple(part.slots), tuple(part.wanted),
-                    tuple(stamps[: len(part.wanted)]),
-                ))  # fmt: skip
-        begun = {rid.partition("#")[0] for rid in side.loop.disagg_prefill_pending_chunk_rids}
-        return {
-            "requests": tuple(found),
-            "free_rows": tuple(self.server.rows.free_slots),
-            "free_first": tuple(side.rows_of_metadata.free_slots),
-            "sends": tuple(sends),
-            "begun": tuple(sorted(begun)),
-            "taken": self._locks_taken(side),
-        }
+        if self.role is None:
+            return {"requests": tuple(self._holders_of_states())}
+        found = self.role.facts()
+        if isinstance(self.role, PrefillGatherer):
+            found["taken"] = self._locks_taken(self.role.side)
+        return found
 
     def _locks_taken(self, side: PrefillSide) -> tuple[TierLock, ...]:
         """The locks of the last command that a request still has."""
@@ -472,34 +296,7 @@ class Gatherer:
         self.taken = []
         return tuple(TierLock(self.locks.of(id(lock), lock), path) for lock, path in taken)
 
-    def _own(self, req: Any) -> dict[str, tuple[int, ...]]:
-        """Device slots of a request that the tree has not: of whole pages as the pool hands them out."""
-        kv = req.kv
-        size = self.config.page_size
-        cells = self.server.rows.req_to_token[kv.req_pool_idx, : kv.kv_allocated_len].tolist()
-        pages = dict.fromkeys(cell // size for cell in cells[kv.cache_protected_len :])
-        found = {"full": tuple(page * size + at for page in pages for at in range(size))}
-        if self.config.window is not None:
-            mapping = self.server.allocator.full_to_swa_index_mapping
-            mapped = (int(mapping[cell]) for cell in cells[kv.cache_protected_len :])
-            swa = dict.fromkeys(slot // size for slot in mapped if slot > 0)
-            found["swa"] = tuple(page * size + at for page in swa for at in range(size))
-        return found
-
-    def _writing(self, room: int) -> dict[str, tuple[int, ...]]:
-        assert self.side is not None
-        to = self.side.peers.writing.get(room)
-        found: dict[str, list[int]] = {}
-        if to is not None:
-            for pool, slot, _ in to.slots:
-                found.setdefault(pool, []).append(slot)
-        return {pool: tuple(slots) for pool, slots in found.items()}
-
-    def _retracted(self, req: Any) -> dict[str, tuple[int, ...]]:
-        backup = optional(req.kv, "ReqKvInfo.retraction_backup")
-        if backup is None or backup.host_indices is None:
-            return {}
-        return _of_pools(backup.host_indices, backup.pool_transfers)
+    # -- reads and checks -------------------------------------------------------------------------
 
     def decoding(self, turn: LiveRequest, end: int) -> Iterator[TierRead]:
         """Yield what the query at position `end` finds of the text before it."""
@@ -512,8 +309,6 @@ class Gatherer:
                 swa = int(self.server.allocator.full_to_swa_index_mapping[slot])
                 found = self.copies.memory["swa"][swa] if swa > 0 else 0
                 yield TierRead(turn.name, "swa", position, swa, found, wanted)
-
-    # -- reads and checks -------------------------------------------------------------------------
 
     def reads(self, holder: LockHolder) -> Iterator[TierRead]:
         """Yield what the forward pass of a request finds of its prefix: full KV, and SWA KV in its window."""
@@ -550,18 +345,10 @@ class Gatherer:
         return ""
 
 
-def _session(name: str) -> str:
-    return f"session {name}"
-
-
 def _id(node: Any) -> int:
     """A node's number by the release; up to 0.5.16 handles are nodes."""
     number: int = optional(node, "UnifiedTreeNode.id", node)
     return number
-
-
-def slots_of(value: Any) -> tuple[int, ...]:
-    return () if value is None else tuple(value.tolist())
 
 
 def _host_free(pool: Any) -> list[int]:
@@ -570,15 +357,6 @@ def _host_free(pool: Any) -> list[int]:
         return []
     lists = [pool.free_slots, *(optional(pool, "HostKVCache.release_slots") or [])]
     slots: list[int] = torch.cat(lists).tolist()
-    return slots
-
-
-def _of_pools(full: Any, transfers: Iterable[Any] | None) -> dict[str, tuple[int, ...]]:
-    """Host slots of an operation of the storage, by pool."""
-    slots = {"full": slots_of(full)}
-    for each in transfers or ():
-        if each.indices_from_pool is None and each.host_indices is not None:
-            slots["swa"] = slots_of(each.host_indices)
     return slots
 
 

@@ -9,7 +9,8 @@ from typing import Any
 
 from impl.sglang.parts.stand_ins import Bag
 from impl.sglang.parts.trees import printed
-from impl.sglang.tiers.gathering import Gatherer, slots_of
+from impl.sglang.tiers.copy_engine import slots_of
+from impl.sglang.tiers.gathering import Gatherer
 from reference.tiers.facts import TierNode
 
 _CACHE = "sglang.srt.mem_cache"

@@ -92,7 +92,7 @@ ADAPTERS = (
             "driver.py: getattr(Driver, kind_name(kind))": "of our driver",
             "driver.py: hasattr(Driver, kind_name(kind))": "of our driver",
             "driver.py: getattr(self.cache.cache_controller, waiting)": "no default; the table has them",
-            "gathering.py: getattr(controller, name)": "no default; the table has them",
+            "gathering_storage.py: getattr(controller, name)": "no default; the table has them",
             "tree_commands.py: getattr(holder.req, field)": "no default",
             "boot.py: getattr(asks, name)": "no default",
             "tier.py: getattr(copies, 'storage', None)": "of our copies",

@@ -58,7 +58,7 @@ def test_a_tree_whose_modules_lack_each_others_names_does_not_load(changed, rele
     """Files of two releases, or half of a rename: the tree cannot start, and no client is told of it."""
     asked = "from vllm.v1.core.kv_cache_utils import no_such_name\n"
     start = "from vllm.v1.core.kv_cache_metrics import"
-    unable = pytest.raises(UnusableImplementation, match="does not load: ImportError.*no_such_name")
+    unable = pytest.raises(UnusableImplementation, match=r"does not load: ImportError.*no_such_name")
     with unable, closing(changed(release, "vllm/v1/core/block_pool.py", asked + start, start)) as system:
         configurations(system, tiers.for_system(tiers.plan("smoke"), system))
 

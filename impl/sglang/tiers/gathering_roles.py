@@ -1,0 +1,161 @@
+"""The facts of a server that only decodes or only prefills: its requests, and what is received or sent."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from impl.optional import optional
+from impl.sglang.scheduler.server import Server
+from impl.sglang.tiers.copy_engine import CopyEngine, slots_by_pool
+from impl.sglang.tiers.decode_side import DecodeSide
+from impl.sglang.tiers.prefill_side import PrefillSide
+from reference.tiers.config import TierConfig
+from reference.tiers.facts import METADATA, TierRequest, TierRequestState, TierSend
+
+
+def session_of(name: str) -> str:
+    """Name the slot of a session as facts do."""
+    return f"session {name}"
+
+
+class _RoleGatherer:
+    """Looks at a server with one role. side: what the adapter plays of it."""
+
+    side: DecodeSide | PrefillSide
+
+    def __init__(self, release: Any, server: Server, config: TierConfig, copies: CopyEngine) -> None:
+        self.release = release
+        self.server = server
+        self.config = config
+        self.copies = copies
+
+    def facts(self) -> dict[str, Any]:
+        """Return the fields of TierFacts that only such a server has."""
+        raise NotImplementedError
+
+    def locks(self) -> Iterator[tuple[str, Any]]:
+        """Yield the locks that requests and idle sessions have in the tree, by holder."""
+        holders = [(name, turn.req.lock) for name, turn in self.side.arrivals.items()]
+        slots = self.release.slots(self.server.cache).items()
+        holders += [(session_of(name), slot.lock) for name, slot in slots]
+        yield from ((name, lock) for name, lock in holders if lock is not None)
+
+    def _own(self, req: Any) -> dict[str, tuple[int, ...]]:
+        """Device slots of a request that the tree has not: of whole pages as the pool hands them out."""
+        kv = req.kv
+        size = self.config.page_size
+        cells = self.server.rows.req_to_token[kv.req_pool_idx, : kv.kv_allocated_len].tolist()
+        pages = dict.fromkeys(cell // size for cell in cells[kv.cache_protected_len :])
+        found = {"full": tuple(page * size + at for page in pages for at in range(size))}
+        if self.config.window is not None:
+            mapping = self.server.allocator.full_to_swa_index_mapping
+            mapped = (int(mapping[cell]) for cell in cells[kv.cache_protected_len :])
+            swa = dict.fromkeys(slot // size for slot in mapped if slot > 0)
+            found["swa"] = tuple(page * size + at for page in swa for at in range(size))
+        return found
+
+
+class DecodeGatherer(_RoleGatherer):
+    """Looks at a server that only decodes."""
+
+    def __init__(self, side: DecodeSide, *given: Any) -> None:
+        super().__init__(*given)
+        self.side: DecodeSide = side
+
+    def facts(self) -> dict[str, Any]:
+        """Its requests, and transfers that are under way for requests that are gone."""
+        side = self.side
+        found = []
+        rooms = set()
+        states = {id(req): state for req, state in side.where()}
+        first = {id(each.req): each.metadata_buffer_index for each in side.transfers.queue}
+        first |= {id(entry[0].req): entry[3] for entry in side.transfers._deferred_releases}
+        for name, turn in side.arrivals.items():
+            req = turn.req
+            room = turn.req.bootstrap_room
+            rooms.add(room)
+            holds = req.kv is not None and req.kv.holds_kv
+            found.append(TierRequest(
+                name, states.get(id(req), TierRequestState.NOWHERE), req.kv.req_pool_idx if holds else -1,
+                first.get(id(req), -1), self._own(req) if holds else {}, self._retracted(req),
+                self._writing(room),
+            ))  # fmt: skip
+        for name, slot, state in side.idle():
+            row = -1
+            own = {}
+            kept = {}
+            if slot is not None and slot.kv.holds_kv:
+                row = slot.kv.req_pool_idx
+                own = self._own(slot)
+                kept = self._retracted(slot)
+            if slot is not None or state is TierRequestState.BUSY:
+                found.append(TierRequest(session_of(name), state, row, -1, own, kept, {}))
+        for room, to in side.peers.writing.items():
+            if room not in rooms:
+                found.append(TierRequest(to.name, TierRequestState.GONE, -1, -1, {}, {}, self._writing(room)))
+        return {
+            "requests": tuple(found),
+            "free_rows": tuple(self.server.rows.free_slots),
+            "free_first": tuple(side.first.free_slots),
+        }
+
+    def _writing(self, room: int) -> dict[str, tuple[int, ...]]:
+        to = self.side.peers.writing.get(room)
+        found: dict[str, list[int]] = {}
+        if to is not None:
+            for pool, slot, _ in to.slots:
+                found.setdefault(pool, []).append(slot)
+        return {pool: tuple(slots) for pool, slots in found.items()}
+
+    def _retracted(self, req: Any) -> dict[str, tuple[int, ...]]:
+        backup = optional(req.kv, "ReqKvInfo.retraction_backup")
+        if backup is None or backup.host_indices is None:
+            return {}
+        return slots_by_pool(backup.host_indices, backup.pool_transfers)
+
+
+class PrefillGatherer(_RoleGatherer):
+    """Looks at a server that only prefills."""
+
+    def __init__(self, side: PrefillSide, *given: Any) -> None:
+        super().__init__(*given)
+        self.side: PrefillSide = side
+
+    def facts(self) -> dict[str, Any]:
+        """The requests of a server that only prefills, and what is still to be read for their decode
+        servers."""
+        side = self.side
+        states: dict[int, TierRequestState] = {}
+        for req, state in side.where():
+            states.setdefault(id(req), state)
+        found = []
+        for name, turn in side.arrivals.items():
+            req = turn.req
+            holds = req.kv.holds_kv
+            found.append(TierRequest(
+                name, states.get(id(req), TierRequestState.NOWHERE), req.kv.req_pool_idx if holds else -1,
+                req.metadata_buffer_index, self._own(req) if holds else {}, {}, {}, side.sender(turn).due,
+            ))  # fmt: skip
+        memory = self.copies.memory
+        sends = []
+        for sender in side.senders.by_room.values():
+            for part in sender.parts:
+                if part.pool == METADATA:
+                    stamps = [side.rows_of_metadata.room_in(slot) for slot in part.slots]
+                else:
+                    # what is handed in before it is written may be read before
+                    own = memory[part.pool]
+                    stamps = [0 if slot in part.early else own[slot] for slot in part.slots]
+                sends.append(TierSend(
+                    part.job, sender.name, part.pool, part.position, tuple(part.slots), tuple(part.wanted),
+                    tuple(stamps[: len(part.wanted)]),
+                ))  # fmt: skip
+        begun = {rid.partition("#")[0] for rid in side.loop.disagg_prefill_pending_chunk_rids}
+        return {
+            "requests": tuple(found),
+            "free_rows": tuple(self.server.rows.free_slots),
+            "free_first": tuple(side.rows_of_metadata.free_slots),
+            "sends": tuple(sends),
+            "begun": tuple(sorted(begun)),
+        }
