@@ -17,6 +17,8 @@ from ci.report.render import changes, labelled, or_none, plain, say, sized, size
 MAX_ROWS = 60  # of a replayed trace; what led to the end is at the end
 # of what a step calls: files, and functions of each, that the text names
 _MOST_FILES, _MOST_NAMES = 5, 3
+# of a short report, what a detailed one says elsewhere
+_SAID_ELSEWHERE = "because", "reach"
 
 
 def finding(
@@ -31,11 +33,13 @@ def finding(
     ]
     about = f" ({data['clauses'][0]['title']})" if data["clauses"][0]["title"] else ""
     say(out, f"{title}: {', '.join(names)}{about}", "bold red")
+    words = _in_short(data, apart)
     if detailed:
         for clause in data["clauses"]:
             labelled(out, {clause["id"]: f"{clause['sentence']}\n{_often(clause)}"})
+        if more := {label: words[label] for label in words if label not in _SAID_ELSEWHERE}:
+            labelled(out, more)
     else:
-        words = _in_short(data, apart)
         labelled(out, words if data.get("changed") else words | _called(data))
     if folded and data["saved"] is not None:
         say(out, f"replay  {data['replay']}", whole=True)

@@ -10,7 +10,7 @@ import pytest
 
 from ci.cli import interrupts
 from ci.report import data as report
-from ci.report import progress, render, render_check, verdict
+from ci.report import progress, render, render_check, render_run, verdict
 from impl import engines
 from impl.adapter import Capabilities, UnusableImplementation
 from impl.sglang.releases.catalogue import TABLE
@@ -18,10 +18,11 @@ from impl.system_spec import SystemSpec
 from reference.commands import Open, Reason, Refused
 from reference.failures import Failure
 from stateful_tests.check import campaign, explanation
+from stateful_tests.check.changes import Changes
 from stateful_tests.lockstep import lockstep
 from stateful_tests.lockstep import systems as registry
 from stateful_tests.check.tiers import CORPUS
-from stateful_tests.lockstep.check_results import MachineResult
+from stateful_tests.lockstep.check_results import LookedUp, MachineResult
 from stateful_tests.lockstep.known_faults import known_faults
 from stateful_tests.lockstep.results import Row, Run, Violation
 from stateful_tests.tests.support.made_up_check import (
@@ -264,6 +265,21 @@ def test_a_finding_is_not_buried_under_situations(finds, kvspec):
     finds(checked(finding(), system="torch", required=MISSED))
     assert "situation never reached: " not in kvspec("check")[1]
     assert kvspec("check", "-v")[1].count("situation never reached: ") == 12
+
+
+@pytest.mark.parametrize("detailed", [False, True])
+def test_a_detailed_finding_names_the_edit_and_the_releases_too(detailed):
+    edited = "pool.py", "free"
+    found = replace(
+        finding(run=replace(RUN, called=((),) * 5 + (("pool.py: free",),))),
+        looked_up=LookedUp(conform=2, driven=2),
+    )
+    data = report.finding_data([found], None, Changes("HEAD", frozenset(), {edited: 1}, ()))
+    render_run.finding(render.console(out := io.StringIO()), data, "NEW", detailed=detailed)
+    shown = " ".join(out.getvalue().split())
+    assert "looked up first seen here: none of 2 releases violates it" in shown
+    assert "changed pool.py: free ran in command 5 (finish r1 keep 1)" in shown
+    assert shown.count("because ") == (0 if detailed else 1)
 
 
 def test_what_should_not_break_is_no_traceback_either(fake, kvspec, monkeypatch):
