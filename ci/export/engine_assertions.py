@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from reference.blocks.clauses.step import window_start
+from reference.blocks.clauses.windows import kept_behind
 from reference.blocks.config import EngineConfig
 from reference.commands import Refused
 from reference.failures import AtBlock, AtChunk, AtCount, AtNamed, AtTable, AtText
@@ -79,6 +80,12 @@ def _of_place(now: EngineMoment, clause: str, place: AtTable, config: EngineConf
     if clause in ("WIN-1", "BLK-5"):
         row = f'engine.tables("{who}")[{group}]'
         return [f"self.assertTrue(any({row}[{place.at}:{place.at + 1}]), {row})"]
+    if clause == "WIN-3":
+        layers = config.groups[group]
+        first = window_start(layers, now.step.bearers[who].sure) // layers.block_size
+        behind = f'engine.tables("{who}")[{group}][:{first}]'
+        most = kept_behind(config, layers)
+        return [f"self.assertLessEqual(sum(map(bool, {behind})), {most}, {behind})"]
     start = end = now.step.bearers[who].sure
     for lane in (lane for lane in now.facts.lanes if lane.request == who):
         start, end = lane.start, lane.start + len(lane.tokens) - lane.drafts

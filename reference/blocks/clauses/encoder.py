@@ -3,6 +3,8 @@ embeddings."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from reference.blocks.clauses.step import BlockStep, clause
 from reference.failures import AtCount, AtNamed, Failure, counted, failure
 from reference.token_ids import embeddings_of, image_of, position_of
@@ -166,6 +168,51 @@ def _no_chunk_ends_within_image(step: BlockStep) -> Failure | None:
                 want = f"{lane.request} computes its image at {image_start} whole"
                 return failure(want, f"it computes it up to {end}", AtCount(lane.request, "inputs"))
     return None
+
+
+@clause(
+    "ENC-6",
+    "an image is kept until it is computed",
+    "An image of which a running request has computed a part is kept for that request.",
+    why=(
+        "Its room is given to another image otherwise. The rest of its tokens then waits for room, and the"
+        " encoder computes it a second time."
+    ),
+    rule="blocks.request_texts",
+    source="vllm EncoderCacheManager.free_encoder_input",
+    needs=("images",),
+    trigger=lambda s: any(True for _ in _images_under_way(s)),
+)
+def _image_is_kept_until_it_is_computed(step: BlockStep) -> Failure | None:
+    encoder = step.after.encoder
+    if encoder is None:
+        return None
+    kept_for = {entry.image: entry.users for entry in encoder.entries}
+    for name, image in _images_under_way(step):
+        if name not in kept_for.get(image, ()):
+            users = " and ".join(kept_for.get(image, ())) or "nobody"
+            want = f"{name} must keep image {image}, having computed a part of it"
+            got = f"image {image} is kept for {users}"
+            return failure(want, got, AtNamed("request", name), AtCount("encoder", image))
+    return None
+
+
+def _images_under_way(step: BlockStep) -> Iterator[tuple[str, str]]:
+    """Yield each running request whose confirmed length ends within an image, and that image."""
+    for name, bearer, _ in step.held():
+        text, end = bearer.text, bearer.sure
+        if step.after.requests[name].status != "RUNNING" or end >= len(text):
+            continue
+        start = end - position_of(text[end])
+        if image_of(text[end]) and start < end:
+            yield name, _image_from(text, start)
+
+
+def _image_from(text: list[int], start: int) -> str:
+    """Name the image that begins at a position of a text. The ids of its tokens are consecutive."""
+    tokens = enumerate(text[start:])
+    size = next((at for at, token in tokens if token != text[start] + at), len(text) - start)
+    return f"{image_of(text[start])}{size}"
 
 
 def _inputs(step: BlockStep) -> list[int]:

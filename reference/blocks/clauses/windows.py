@@ -1,9 +1,10 @@
-"""Clauses on the KV that a batch reads, must keep and writes (HIT, WIN, READ, BLK-5)."""
+"""Clauses on the KV that a batch reads, must keep, gives back and writes (HIT, WIN, READ, BLK-5)."""
 
 from __future__ import annotations
 
 from reference.blocks.clauses.step import NOT_WRITTEN, BlockStep, clause, window_start
-from reference.failures import AtBlock, AtCount, AtTable, Failure, failure
+from reference.blocks.config import EngineConfig, LayerGroup
+from reference.failures import AtBlock, AtCount, AtTable, Failure, counted, failure
 
 
 @clause(
@@ -190,6 +191,43 @@ def _written(step: BlockStep) -> Failure | None:
                     got = f"{other} writes there in the same batch"
                     return failure(f"{where} alone", got, AtBlock(block), place)
     return None
+
+
+@clause(
+    "WIN-3",
+    "what a window has left goes",
+    "Behind the window of its confirmed length a request keeps at most as many blocks as two steps of the"
+    " whole budget and one more fill.",
+    why=(
+        "A pool is sized, and requests are admitted, by that many. A request that keeps more is preempted"
+        " where it would run, though nobody else has a block."
+    ),
+    rule="blocks.config",
+    source="vllm max_admission_blocks_per_request",
+    concerns="outcomes, choices and order",
+    trigger=lambda s: any(
+        window_start(layers, bearer.sure) >= layers.block_size * (kept_behind(s.config, layers) + 1)
+        for _, bearer, _ in s.held()
+        for layers in s.config.groups
+        if layers.window is not None
+    ),
+)
+def _behind(step: BlockStep) -> Failure | None:
+    for name, bearer, tables in step.held():
+        for group, layers in enumerate(step.config.groups):
+            behind = tables[group][: window_start(layers, bearer.sure) // layers.block_size]
+            kept = [at for at, block in enumerate(behind) if block]
+            if len(kept) > (most := kept_behind(step.config, layers)):
+                want = f"{name} must keep at most {counted(most, 'block')} behind its window"
+                blocks = counted(len(kept), "block")
+                got = f"{name} keeps {blocks} of group {group}, from entry {kept[0]} of its table on"
+                return failure(want, got, AtTable(name, group, kept[0], query=bearer.sure))
+    return None
+
+
+def kept_behind(config: EngineConfig, layers: LayerGroup) -> int:
+    """Return the most blocks that a request keeps behind its window: those that two steps fill, and one."""
+    return -(-2 * config.max_batched_tokens // layers.block_size) + 1
 
 
 def _who_had(step: BlockStep, block: int) -> set[str]:

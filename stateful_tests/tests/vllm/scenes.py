@@ -33,6 +33,10 @@ _FULL, _NEAR = LayerGroup(2), LayerGroup(2, 3)
 SIZES = {
     "full": EngineConfig((_FULL,), 12, 12, 8),
     "near": EngineConfig((_NEAR,), 12, 12, 8),
+    "small": EngineConfig((_FULL,), 12, 24, 3),
+    "small near": EngineConfig((_NEAR,), 12, 24, 3),
+    "small wide": EngineConfig((LayerGroup(4, 3),), 12, 24, 3),
+    "small both": EngineConfig((_FULL, _NEAR), 24, 24, 3),
     "both": EngineConfig((_FULL, _NEAR), 12, 12, 8),
     "drafts": EngineConfig((_FULL,), 12, 12, 8, drafts=2),
     "near drafts": EngineConfig((_NEAR,), 12, 12, 8, drafts=2),

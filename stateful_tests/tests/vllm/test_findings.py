@@ -26,6 +26,8 @@ SAID = {
     "a_block_of_a_window_stands_twice_in_its_store": "KeyError: 12 at",
     "a_chunk_begins_with_an_image_and_ends_in_it":
         "it computes it up to 1, where r2 computes its image at 0 whole",
+    "a_repeated_image_is_given_up_in_the_middle":
+        "image A3 is kept for nobody, where r1 must keep image A3",
     "an_image_is_kept_for_a_request_that_a_drafter_holds_back":
         "it is kept for r1, which is WAITING and holds none",
     "a_reset_forgets_an_image_that_a_turn_came_without": "RuntimeError: Encoder cache miss for A2.",
