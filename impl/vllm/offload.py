@@ -6,8 +6,10 @@ the device that moves KV: when a job reads, writes and completes is a command (`
 
 from __future__ import annotations
 
+import copy
 import importlib
-from collections.abc import Iterator, Mapping
+import sys
+from collections.abc import Iterator, Mapping, MutableMapping, MutableSequence, MutableSet
 from typing import Any
 
 from impl.optional import either
@@ -160,3 +162,22 @@ def _records(scheduler: Any, ours: Any) -> Iterator[str]:
     for block, pending in ours._block_id_to_pending_jobs.items():
         if not pending & ours._jobs.keys():
             yield f"block {block}"
+    yield from (f"chunk {chunk}, which no eviction takes" for chunk in stuck_chunks(ours.manager))
+
+
+def stuck_chunks(manager: Any) -> list[int]:
+    """The chunks that nobody reads or writes and that the policy does not evict, though asked for all."""
+    idle = {chunk for _, chunk, pins in chunks_of(manager) if not pins}
+    policy = copy.copy(manager._policy)  # evict() removes chunks from its lists, and changes none
+    for name, value in vars(policy).items():
+        if isinstance(value, MutableMapping | MutableSequence | MutableSet):
+            setattr(policy, name, copy.copy(value))
+    noting = sys.getprofile()
+    sys.setprofile(None)  # what a copy calls is no call of the command
+    try:
+        while idle and (taken := policy.evict(1, set())):
+            for _, chunk in taken:
+                idle.discard(either(chunk, "ChunkStatus.chunk_id", "BlockStatus.block_id"))
+    finally:
+        sys.setprofile(noting)
+    return sorted(idle)

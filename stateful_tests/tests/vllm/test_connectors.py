@@ -7,7 +7,7 @@ import pytest
 
 from impl.vllm.bare_connectors import DeviceJob, Loads, Offloads, Transfers, chunks_of
 from impl.vllm.engine import Stamps
-from impl.vllm.offload import host_facts
+from impl.vllm.offload import host_facts, stuck_chunks
 from reference.blocks.config import LayerGroup
 from reference.blocks.facts import HostFacts, HostKey, Transfer, chain
 
@@ -266,3 +266,29 @@ def test_a_load_that_fails(loads, groups, blocks, names, reported):
         assert (output.invalid_block_ids, getattr(output, "failed_recving", None)) == reported
         assert output.finished_recving == {"r1"} and loads.after(None).invalid_block_ids == set()
         assert len(loads.transfers.jobs[0].parts) == blocks
+
+
+class Policy:
+    """Evicts the oldest idle chunk; an idle chunk that is not in its order it never finds."""
+
+    def __init__(self, pins, order):
+        self.chunks = {bytes([at]): Bag(chunk_id=at, ref_cnt=count) for at, count in pins.items()}
+        self.order = order
+
+    def evict(self, _, protected):
+        assert not protected
+        at = next((at for at in self.order if not self.chunks[bytes([at])].ref_cnt), None)
+        if at is None:
+            return None
+        self.order.remove(at)
+        return [(bytes([at]), self.chunks.pop(bytes([at])))]
+
+
+@pytest.mark.parametrize(
+    ("pins", "order", "stuck"),
+    [({}, [], []), ({0: 0, 1: 2, 2: -1}, [0, 1, 2], []), ({0: 0, 1: 0, 2: 0}, [1], [0, 2])],
+)
+def test_idle_chunks_that_no_eviction_takes(pins, order, stuck):
+    manager = Bag(_policy=Policy(pins, order))
+    assert stuck_chunks(manager) == stuck
+    assert len(manager._policy.chunks) == len(pins), "a copy is asked"

@@ -26,6 +26,7 @@ SAID = {
     "a_block_of_a_window_stands_twice_in_its_store": "KeyError: 12 at",
     "a_chunk_begins_with_an_image_and_ends_in_it":
         "it computes it up to 1, where r2 computes its image at 0 whole",
+    "an_eviction_gives_up_beside_idle_copies": "chunk 3, which no eviction takes",
     "a_repeated_image_is_given_up_in_the_middle":
         "image A3 is kept for nobody, where r1 must keep image A3",
     "an_image_is_kept_for_a_request_that_a_drafter_holds_back":
@@ -382,6 +383,7 @@ KEPT_BY_THE_WORKER = {
     "chunk-of-a-prompt-keeps-drafts",
 }
 SHOWN_BY_NO_OBJECT = {
+    "an_eviction_gives_up_beside_idle_copies",
     "new_weights_find_old_copies_in_host_memory",
     "new_weights_find_old_copies_in_host_memory_in_time",
     "two_requests_preempt_each_other_for_ever",
