@@ -41,15 +41,12 @@ def because(run: Run) -> Because | None:
         text = f"command {violation.step} ({describe(row.command)}): {violation.expected}"
         text += f", {violation.observed}"
         return Because(f"{text}: {why}." if why else f"{text}.")
+    here = f"command {violation.step} ({describe(row.command)})"
     if step is None:
-        here = f"command {violation.step} ({describe(row.command)})"
         broke = violation.observed.rstrip(".")
-        if fails_at_start(broke):
-            return Because(f"no command has a part in it: {broke}.")
-        failed = f"{here} makes the system fail, {broke}"
-        if not failed_in_command(broke):
-            return Because(f"after {here}: {broke}.")
-        ruled = "" if isinstance(row.outcome, Broken) else f"; expected: {say(row.outcome)}"
+        failed = _failed(here, broke)
+        alone = isinstance(row.outcome, Broken) or not failed_in_command(broke)
+        ruled = "" if alone else f"; expected: {say(row.outcome)}"
         return Because(f"{failed}{ruled}.")
     modelled = kind_of_config(run.trace.geometry).modelled
     past: Past[AnyMoment] = Past(run, violation, run.history)
@@ -64,7 +61,19 @@ def because(run: Run) -> Because | None:
         )
     except (LookupError, AssertionError, StopIteration):
         text = _expected(past)  # a view that is odd in more ways than the clause says
+    if "BROKEN" in violation.clauses:
+        broke = violation.failure_of("BROKEN").observed.rstrip(".")
+        text = f"{_failed(here, broke)}, and leaves this: {text}"
     return Because(past.words(f"{text}."), tuple(past.claims))
+
+
+def _failed(here: str, broke: str) -> str:
+    """Say where the system fails. here: the command; broke: how it fails."""
+    if fails_at_start(broke):
+        return f"no command has a part in it: {broke}"
+    if not failed_in_command(broke):
+        return f"after {here}: {broke}"
+    return f"{here} makes the system fail, {broke}"
 
 
 def _described(past: Past[AnyMoment]) -> str:
