@@ -126,6 +126,7 @@ def check_system(
                 result.uncalled = tuple(map(engine_ways.told, changed.missed))
         if changed is None and base is not None:
             changed = _differing(base, system, result.findings)
+            result.findings = lookup.caused_by(result.findings, changed)
         data = check_data(
             result,
             plan,

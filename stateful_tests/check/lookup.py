@@ -114,16 +114,7 @@ class Lookup:
     def _cause(self, found: Finding) -> str:
         """The changed function that runs in the command with which a trace fails: the last that is called in
         the file in which it fails, or else in any."""
-        violation = found.run.violation
-        called = found.run.called
-        if self.changed is None or violation is None or violation.step >= len(called):
-            return ""
-        running = self.changed.among([called[violation.step]])
-        if not running:
-            return ""
-        frame = violation.failure.observed.rpartition(" at ")[2].partition(":")[0]
-        file, name = max(reversed([*running]), key=lambda each: each[0] == frame)
-        return f"{file}: {name}"
+        return "" if self.changed is None else _cause(found, self.changed)
 
     def known_elsewhere(self, traces: Mapping[str, Trace]) -> set[str]:
         """The names of those traces that show a known fault of the base, or of a release between which and
@@ -214,6 +205,34 @@ class Lookup:
         if tree is None or before is None or faulty.version is None:
             return False
         return lies_between(tree, release_lines(faulty.engine, faulty.version), before)
+
+
+def caused_by(findings: Sequence[Finding], differing: Changes) -> list[Finding]:
+    """Findings that name the function which differs from the base in the file in which they fail. differing:
+    from a release, which a tree may leave in many places: another file says nothing."""
+    named = []
+    for found in findings:
+        said = found.looked_up
+        if said is not None and not said.changed and (cause := _cause(found, differing, near=True)):
+            found = replace(found, looked_up=said._replace(changed=cause))
+        named.append(found)
+    return named
+
+
+def _cause(found: Finding, changed: Changes, near: bool = False) -> str:
+    """The changed function that runs in the failing command, "" for none. near: only one of the file in which
+    it fails; else one of that file goes before others."""
+    violation = found.run.violation
+    called = found.run.called
+    if violation is None or violation.step >= len(called):
+        return ""
+    frame = violation.failure.observed.rpartition(" at ")[2].partition(":")[0]
+    every = changed.among([called[violation.step]])
+    running = [each for each in every if each[0] == frame or not near]
+    if not running:
+        return ""
+    file, name = max(reversed(running), key=lambda each: each[0] == frame)
+    return f"{file}: {name}"
 
 
 def _fault_shown(seen: Sequence[SeenOnRelease]) -> bool:

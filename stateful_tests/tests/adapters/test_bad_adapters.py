@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -146,6 +147,7 @@ def test_what_a_failure_leaves_in_the_pages_is_the_headline(where, kvspec):
         code, out, _ = kvspec("replay", f"traces/{file}", "--impl", spec, *where)
         text = " ".join(out.split())
         assert code == 3 and "OWN-1. No page is owned twice" in text, out
+        assert re.search("makes the system fail, .*, and leaves this: full page 1 is in", text), out
         assert "full page 1 is in the free list" in text and "RuntimeError: double free" in text, (
             out
         )

@@ -262,6 +262,14 @@ def test_a_changed_function_of_the_failing_command_is_the_first_cause(monkeypatc
     assert cause((cache, "evict"), (cache, "free")) == f"{cache}: evict", "the last that is called"
     assert cause((cache, "insert")) == "", "it runs in another command"
 
+    def beside_a_release(*functions):
+        differing = Changes("", frozenset(), dict.fromkeys(functions, 1), ())
+        [named] = lookup.caused_by([replace(found, looked_up=LookedUp())], differing)
+        return named.looked_up.changed
+
+    assert beside_a_release((cache, "free"), (schedule, "release_req")) == f"{schedule}: release_req"
+    assert beside_a_release((cache, "free")) == "", "much may differ from a release"
+
 
 @pytest.mark.parametrize(
     ("clause", "what"),
