@@ -98,6 +98,7 @@ SAID = {
     "a_turn_that_ends_twice_leaves_a_running_request_without_a_schedule": "2 calls of the scheduler later",
     "a_preempted_request_runs_behind_a_block_that_was_freed": "block 1 holds nothing of this group there",
     "a_loaded_request_waits_behind_a_preempted_one": "no batch comes, with 3 blocks free",
+    "a_loaded_request_waits_behind_a_load_that_its_rest_leaves_no_room": "no batch comes, with 5 blocks free",
     "a_load_begins_beside_the_store_of_a_next_turn": "AssertionError: assert not req_status.transfer_jobs",
     "a_preempted_request_waits_for_a_store_that_a_reset_forgot": "no batch comes, with 3 blocks free",
     "a_turn_that_ends_twice_empties_the_queue_of_batches": "it computes from 4",
