@@ -21,6 +21,7 @@ from stateful_tests.tests.vllm.test_releases import TRACES
 from stateful_tests.traces import files as traces
 
 SAID = {
+    "a_session_between_turns_makes_a_chunk_preempt_itself_for_ever": "after 4 forward passes in 6 calls",
     "a_session_between_turns_makes_another_preempt_itself_for_ever":
         "after 2 forward passes in 4 calls of the",
     "a_block_of_a_window_stands_twice_in_its_store": "KeyError: 12 at",
