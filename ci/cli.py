@@ -4,6 +4,7 @@ Exit codes: 0 conforms, 1 a clause was violated, 2 unusable input (one line on s
 under test, or kvspec itself, broke, 4 incomplete: nothing was found, but the plan was not done.
 """
 
+import gc
 import os
 import signal
 import sys
@@ -28,6 +29,7 @@ from ci.commands import (
 )
 from ci.commands.help_groups import COMMANDS, GroupedCommands
 from ci.commands.shared import Unusable
+from impl.process.worker import YOUNG
 from stateful_tests.lockstep.endings import Ending
 
 _LONGEST = 2000  # of a line: twenty names that a checkout lacks, and what to do
@@ -167,6 +169,7 @@ def main() -> None:
     if not __debug__:  # an assertion of the system under test is a finding
         os.environ.pop("PYTHONOPTIMIZE", None)
         os.execv(sys.executable, [sys.executable, "-P", "-m", "kvspec", *sys.argv[1:]])
+    gc.set_threshold(YOUNG)
     interrupt = interrupts()
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     for number in numbers:

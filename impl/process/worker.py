@@ -30,6 +30,7 @@ from reference.kinds import BLOCKS
 
 WHERE = signal.SIGUSR1  # asks a worker to say on stderr where it is
 _NOTHING = wire.Noted()
+YOUNG = 50_000  # objects before a collection looks at them: a step makes thousands, and hardly a cycle
 _OFFERED = ("name", "capabilities", "reset", "apply", "view", "close")
 
 
@@ -58,6 +59,7 @@ def serve(make: Callable[[], AnySystem], root: Path | None = None) -> int:
         wire.send(out, _failure(error, root))
         return 2
     gc.freeze()
+    gc.set_threshold(YOUNG)
     gc.enable()
     while (body := wire.receive(asks)) is not None:
         ask = wire.ASKS.decode(body)
