@@ -26,8 +26,9 @@ class remembered(Generic[Of, *Args, R]):  # noqa: N801 (used as functools.cached
         return value
 
     def __call__(self, of: Of, *args: *Args) -> R:
-        known: dict[Any, R] = vars(of)
+        known: dict[Any, R] = of.__dict__
         key = (self, *args) if args else self
-        if key not in known:
-            known[key] = self.compute(of, *args)
-        return known[key]
+        if key in known:
+            return known[key]
+        value = known[key] = self.compute(of, *args)
+        return value

@@ -9,7 +9,7 @@ the reference for more than roles says so in its scope. `CLAUSES` is in the orde
 from __future__ import annotations
 
 from functools import cache
-from typing import Any, cast
+from typing import Any
 
 from reference.clauses import (
     contents, freed, lengths, lifecycle, memory_checks, outcomes, pages, states, tree, tree_evictions,
@@ -26,24 +26,34 @@ _MODULES = (
 CLAUSES = in_order(REGISTERED, _MODULES)
 
 
-def about(step: Step) -> tuple[Clause, ...]:
-    """The clauses that are about this command, on what there is."""
+def about(step: Step, waived: frozenset[str] = frozenset()) -> tuple[Clause, ...]:
+    """The clauses but the waived that are about this command, on what there is."""
     geometry = step.config.geometry
-    kind = cast(type, type(step.command))
+    kind: type = type(step.command)
     return clauses_of(
         kind, step.after.tree is not None, geometry.window is not None, geometry.states > 0,
-        geometry.tracks,
+        geometry.tracks, waived,
     )  # fmt: skip
 
 
 @cache
 def clauses_of(
-    kind: type, tree: bool, window: bool, states: bool, tracks: bool
+    kind: type,
+    tree: bool,
+    window: bool,
+    states: bool,
+    tracks: bool,
+    waived: frozenset[str] = frozenset(),
 ) -> tuple[Clause, ...]:
-    """The clauses about a kind of command, where a system has a tree, a window, states, tracked states."""
+    """The clauses but the waived about a kind of command, where a system has a tree, a window, states,
+    tracked states."""
     needs = ("tree", tree), ("window", window), ("states", states), ("tracks", tracks)
     lacks = {need for need, there in needs if not there}
-    return tuple(c for c in CLAUSES.values() if kind in c.of and lacks.isdisjoint(c.needs))
+    return tuple(
+        c
+        for c in CLAUSES.values()
+        if kind in c.of and lacks.isdisjoint(c.needs) and c.id not in waived
+    )
 
 
 def broken(step: Step, waived: frozenset[str] = frozenset()) -> list[tuple[Clause, Any]]:
@@ -53,12 +63,9 @@ def broken(step: Step, waived: frozenset[str] = frozenset()) -> list[tuple[Claus
     (SES-2), the clauses after it are not checked. The backstop REF-1 is reported only when no other fails.
     """
     found: list[tuple[Clause, Any]] = []
-    for each in about(step):
-        if (
-            each.id in waived
-            or (failure := each.check(step)) is None
-            or (found and each.id == "REF-1")
-        ):
+    for each in about(step, waived):
+        failure = each.check(step)
+        if failure is None or (found and each.id == "REF-1"):
             continue
         found.append((each, failure))
         if each.id in ("OUT-1", "SES-2"):
@@ -72,7 +79,5 @@ _WHEREVER_IT_ENDS = "TREE-1", "TREE-3", "OWN-5", "MAP-1", "OWN-2", "OWN-1", "STA
 
 def broken_off(step: Step, waived: frozenset[str] = frozenset()) -> list[tuple[Clause, Any]]:
     """Return the clauses that fail in the state left by a system that has failed, the headline first."""
-    clauses = [
-        each for each in about(step) if each.id in _WHEREVER_IT_ENDS and each.id not in waived
-    ]
+    clauses = [each for each in about(step, waived) if each.id in _WHEREVER_IT_ENDS]
     return [(each, failure) for each in clauses if (failure := each.check(step)) is not None]

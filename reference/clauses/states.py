@@ -321,7 +321,11 @@ def _add_up(step: Step) -> Failure | None:
     states = step.after.states
     if states is None:
         return None
-    for slot in sorted({*range(1, states.size + 1), *_named_slots(states)}):
+    each_slot = range(1, states.size + 1)
+    named = [*_named_slots(states)]
+    if sorted(named) == [*each_slot]:
+        return None
+    for slot in sorted({*each_slot, *named}):
         owners = states.owners(slot)
         times = list(states.free).count(slot)
         if not 1 <= slot <= states.size:

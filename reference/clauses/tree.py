@@ -158,9 +158,10 @@ def wrong_token(step: Step) -> tuple[NodeFacts, str, int] | None:
     if tree is None:
         return None
     for node in tree.nodes:
+        wanted = [*map(token_of, node.path[node.start :])]
         for pool, got in (("full", node.full_read), ("SWA", node.swa_read)):
-            for at, (want, stamp) in enumerate(zip(node.path[node.start :], got)):
-                if token_of(want) != stamp:
+            for at, (want, stamp) in enumerate(zip(wanted, got)):
+                if want != stamp:
                     return node, pool, at
     return None
 

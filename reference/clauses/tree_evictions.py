@@ -172,6 +172,8 @@ def _states_differ(now: Tree, shown: TreeFacts) -> Failure | None:
 
 
 def _must_shrink(was: Tree, now: Tree) -> bool:
+    if was is now:
+        return False
     gone = any(not had <= pages_of(now)[pool] for pool, had in pages_of(was).items())
     return gone or not state_paths(was) <= state_paths(now)
 
