@@ -150,6 +150,7 @@ PARTS = {
 0.21.0 ... distributed/kv_transfer/kv_connector/v1/offloading_connector.py | OffloadingConnector.build_connector_worker_meta()
 0.11.0 0.25.0 v1/kv_offload/worker/worker.py | TransferResult
 0.25.0 ... v1/kv_offload/base.py | TransferResult
+0.21.0 ... v1/kv_offload/cpu/policies/base.py | CachePolicy.evict(_, _)
 0.21.0 0.30.0 v1/kv_offload/cpu/policies/base.py | BlockStatus.ref_cnt; BlockStatus.block_id
 0.21.0 0.30.0 v1/kv_offload/cpu/manager.py | CPUOffloadingManager._num_allocated_blocks
 0.30.0 ... v1/kv_offload/cpu/policies/base.py | ChunkStatus.ref_cnt; ChunkStatus.chunk_id
@@ -180,12 +181,12 @@ PARTS = {
 0.23.0 ... v1/worker/gpu_model_runner.py | GPUModelRunner._batch_mm_inputs_from_scheduler(_); GPUModelRunner._gather_mm_embeddings(_, shift_computed_tokens=_)
 """,
     "images+v2": """
-0.31.0 ... v1/worker/gpu/mm/encoder_cache.py | EncoderCache(); EncoderCache.encoder_outputs
-0.31.0 ... v1/worker/gpu/mm/encoder_runner.py | EncoderRunner.prepare_mm_inputs(_); EncoderRunner.encoder_cache; EncoderRunner.is_realtime
-0.31.0 ... v1/worker/gpu/mm/encoder_runner.py | EncoderRunner.gather_mm_embeddings(_, _, _, _, _, _, draft_lookahead=_)
-0.31.0 ... v1/worker/gpu/model_runner.py | GPUModelRunner.reset_encoder_cache(); GPUModelRunner.encoder_cache
-0.31.0 ... v1/worker/gpu/input_batch.py | InputBatch.num_tokens; InputBatch.num_scheduled_tokens; InputBatch.query_start_loc_np; InputBatch.prefill_len_np; InputBatch.num_computed_tokens_np
-0.31.0 ... v1/core/sched/output.py | NewRequestData.mm_features
+0.25.0 ... v1/worker/gpu/mm/encoder_cache.py | EncoderCache(); EncoderCache.encoder_outputs
+0.25.0 ... v1/worker/gpu/mm/encoder_runner.py | EncoderRunner.prepare_mm_inputs(_); EncoderRunner.encoder_cache; EncoderRunner.is_realtime
+0.25.0 ... v1/worker/gpu/mm/encoder_runner.py | EncoderRunner.gather_mm_embeddings(_, _, _, _, _, _, draft_lookahead=_)
+0.25.0 ... v1/worker/gpu/model_runner.py | GPUModelRunner.reset_encoder_cache(); GPUModelRunner.encoder_cache
+0.25.0 ... v1/worker/gpu/input_batch.py | InputBatch.num_tokens; InputBatch.num_scheduled_tokens; InputBatch.query_start_loc_np; InputBatch.prefill_len_np; InputBatch.num_computed_tokens_np
+0.25.0 ... v1/core/sched/output.py | NewRequestData.mm_features
 """,
     "updates of images": """
 0.33.0 ... v1/core/sched/output.py | SchedulerOutput.encoder_input_updates

@@ -31,7 +31,8 @@ OF_WAYS = {
     "v2": RUNNER_V2[0], "offload": CONNECTOR, "pair": NIXL, "images": IMAGES[0], "images+v2": IMAGES_V2[0],
     "state": STATES[0],
 }  # fmt: skip
-_HAS_NIXL = "0.20.0"  # the first release with these files; pairs are driven later
+# The first release with a file whose way is driven later.
+_HAS = {NIXL: "0.20.0", IMAGES_V2[1]: "0.15.0"}
 
 
 def release_root(
@@ -59,10 +60,10 @@ def release_root(
 
 def complete(version: str, root: Path) -> None:
     """Add to the folder of a release, which may be from before, what the adapter copies and what other ways
-    load. A checkout of its time has the files of a pair, so the sketch of its lines must have them."""
+    load. A checkout of its time has the files of later ways, so the sketch of its lines must have them."""
     of_ways = [file for part, file in OF_WAYS.items() if drives(version, part)]
-    if RELEASES.index(version) >= RELEASES.index(_HAS_NIXL):
-        of_ways.append(NIXL)
+    since = RELEASES.index
+    of_ways += [file for file, first in _HAS.items() if since(version) >= since(first)]
     if not all((root / file).is_file() for file in (*COPIED, *of_ways)):
         fetch.complete(root, partial(_unpacked, f"vllm=={version}"))
 

@@ -12,6 +12,8 @@ from impl.system_spec import SystemSpec
 from impl.vllm.api import RELEASES, SINCE, WAYS
 from impl.vllm.copied import COPIED
 from impl.vllm.fetch import complete
+from impl.vllm.images import FILES as IMAGES
+from impl.vllm.images_v2 import FILES as IMAGES_V2
 from impl.vllm.modules import RUNNER_V2, STATES_V2
 
 
@@ -77,7 +79,8 @@ ENGINE = Engine(
         "vllm/v1/kv_offload/cpu/manager.py",
         "vllm/v1/kv_offload/cpu/spec.py",
         "vllm/v1/kv_offload/cpu/policies/*.py",
-        "vllm/multimodal/utils.py",  # of +images
+        *IMAGES,
+        *IMAGES_V2,
         # of +pair
         "vllm/distributed/kv_transfer/kv_connector/v1/base.py",
         "vllm/distributed/kv_transfer/kv_connector/v1/nixl/*.py",

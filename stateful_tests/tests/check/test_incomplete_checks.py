@@ -91,7 +91,7 @@ def test_clauses_of_what_no_engine_declares_do_not_count():
     )))  # fmt: skip
     assert whole.keys() == {*BLOCK_CLAUSES}
     lacks = {"KEY-1", "PUB-3", "STA-1", "STA-2", "STA-3", "STA-4", "STA-5"}
-    lacks |= {"ENC-1", "ENC-2", "ENC-3", "ENC-4", "ENC-5"}
+    lacks |= {"ENC-1", "ENC-2", "ENC-3", "ENC-4", "ENC-5", "ENC-6"}
     assert whole.keys() - alone.keys() == lacks | {*OF_CONNECTORS}
 
 
