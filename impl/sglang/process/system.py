@@ -12,7 +12,7 @@ from impl.process.remote_system import LIMITS, Limits, WorkerSystem
 from impl.sglang.parts.fetch import STATES_ON_GPU, checkout_root, release_root
 from impl.sglang.releases.catalogue import TABLE, detect, spec_of, supported
 from impl.sglang.releases.copied import COPIED
-from impl.sglang.releases.settings import settings_of
+from impl.sglang.releases.settings import OUR_WORDS, settings_of
 from impl.sglang.releases.variants import variant
 from impl.system_spec import SystemSpec
 from impl.used_names import lost
@@ -106,7 +106,8 @@ class SGLangSystem(WorkerSystem):
         if path is not None:
             for lost_name in lost("sglang", self.root, release.version):
                 name = lost_name.name
-                if settings.pop(name, None):
+                if name in settings and name not in OUR_WORDS:
+                    del settings[name]
                     self.doubts += (f"this tree does not read {name}: it is driven with its default",)
         self.capabilities = replace(
             self.capabilities,

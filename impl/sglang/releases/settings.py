@@ -30,6 +30,9 @@ _ALL = (
     ("namespaces", "0.5.18", "", ("extra_key", "cache_salt", "lora_id", "extra_key-or-cache_salt")),
 )
 
+# Our word for fields of a request: no release reads it, and whether its files have the word says nothing.
+OUR_WORDS = frozenset({"namespaces"})
+
 
 def settings_of(version: str, order: Sequence[str]) -> Mapping[str, tuple[str, ...]]:
     """The settings of a release, each with the values that a check tries. order: all releases."""

@@ -132,6 +132,14 @@ def test_a_name_is_lost_where_the_releases_nearby_have_it(tmp_path, monkeypatch)
     used_names.read.cache_clear()
 
 
+def test_a_word_of_ours_in_a_comment_of_a_release_is_nothing_that_a_tree_reads(renamed):
+    """0.5.17 has "config namespaces" in a comment; the adapter sets namespaces by fields of requests."""
+    checkout = renamed("sglang", "0.5.17", {"namespaces": "parts"})
+    system = resolve("sglang", checkout=str(checkout))
+    assert [doubt for doubt in system.doubts if "does not read" in doubt] == []
+    system.close()
+
+
 def test_an_attribute_that_the_adapter_did_not_set_is_its_own_omission(tmp_path):
     (file := tmp_path / "of_release.py").write_text(
         "class Loop:\n    def run(self): return self.queue\n"
