@@ -7,7 +7,7 @@ from dataclasses import fields
 
 from ci import Data
 from ci.report.data import fields_of, finding_data, group_by_cause, rate, sentence, title
-from ci.report.verdict import check_verdict, not_declared, said, waived
+from ci.report.verdict import beside, check_verdict, driven, not_declared, said, waived
 from impl.adapter import Capabilities
 from stateful_tests.check.bases import Base
 from stateful_tests.check.changes import Changes
@@ -71,6 +71,8 @@ def check_data(
     }  # fmt: skip
     return data | {
         "said": said(result, masks, base),
+        "driven": driven(result),
+        "beside": beside(result, base),
         "verdict": check_verdict(result, masks, capabilities, base),
         "ways_not_driven": dict(result.not_driven),
         "exit_code": result.exit_code,

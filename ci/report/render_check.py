@@ -15,7 +15,10 @@ NAMED = 6  # known faults in one state that their common line names; it counts t
 
 def check(out: Console, data: Data, *, detailed: bool = False) -> None:
     """Print the report of `kvspec check`: verdict, violations, coverage. detailed: with all counts."""
-    verdict(out, data["verdict"], data)
+    verdict(out, f"{data['implementation']}: {data['said']}", data)
+    unasked = [f"{clause['id']} ({clause['waived']})" for clause in data["clauses"] if clause["waived"]]
+    facts = {"driven": data["driven"], **data["beside"], "not checked": "\n".join(unasked)}
+    labelled(out, {label: text for label, text in facts.items() if text})
     base = data["base"]["implementation"] if data["base"] else None
     _new_findings(out, data["findings"], base, detailed=detailed)
     _old_findings(out, data["findings"], base)
@@ -24,8 +27,6 @@ def check(out: Console, data: Data, *, detailed: bool = False) -> None:
         spec = SystemSpec.parse(data["implementation"])
         driven_as_base = base is not None and spec.version is not None
         _known(out, data, spec.engine if driven_as_base else str(spec), detailed=detailed)
-    if unasked := [f"{c['id']} ({c['waived']})" for c in data["clauses"] if c["waived"]]:
-        say(out, f"not checked: {', '.join(unasked)}")
     out.print()
     if detailed:
         _counted(out, data)

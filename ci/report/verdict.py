@@ -1,9 +1,10 @@
-"""The verdict of a check in one line: what was found, then what was driven."""
+"""The verdict of a check: what was found, what it was compared with, what was driven."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ci.report.data import group_by_cause
 from ci.shown_kinds import shown
 from impl.adapter import Capabilities
 from reference.commands import kind_name
@@ -20,16 +21,22 @@ _Part = tuple[bool, str]  # (whether the verdict has this part, its text)
 def check_verdict(
     result: CheckResult, masks: Sequence[Mask], capabilities: Capabilities, base: Base | None
 ) -> str:
-    """A line such as "torch: conforms (30,112 commands of 20 kinds in 1,410 runs of 8 presets, 20.5 s)"."""
-    parts = [said(result, masks, base)]
-    parts += [f"{_way(way)}: {words.replace('; ', ', ')}" for way, words in result.ways.items()]
-    if left := [f"{ways} ({why})" for why, ways in _not_driven(result).items()]:
-        parts.append(f"not driven, though what changed runs there: {', '.join(left)}")
+    """The verdict in one line, for logs of CI, such as "torch: conforms (30,112 commands of 20 kinds in 1,410
+    runs of 8 presets, 20.5 s)"."""
+    facts = beside(result, base)
     if clauses := {**capabilities.waived, **capabilities.known}:
-        parts.append(f"not checked: {', '.join(clauses)}")
-    if base is not None:
-        parts.append(f"base: {base.text}")
-    return f"{result.system}: {'; '.join(parts)} ({covered(result)}, {result.seconds:.1f} s)"
+        facts["not checked"] = ", ".join(clauses)
+    parts = [said(result, masks, base), *(f"{label}: {text}" for label, text in facts.items())]
+    return f"{result.system}: {'; '.join(parts)} ({driven(result)})"
+
+
+def beside(result: CheckResult, base: Base | None) -> dict[str, str]:
+    """Name the base, and the ways that the change of the system reaches: a label and a text for each."""
+    facts = {} if base is None else {"base": base.text}
+    facts |= {_way(way): words.replace("; ", ", ") for way, words in result.ways.items()}
+    if left := [f"{ways} ({why})" for why, ways in _not_driven(result).items()]:
+        facts["not driven"] = f"what changed runs in {', '.join(left)}"
+    return facts
 
 
 def said(result: CheckResult, masks: Sequence[Mask], base: Base | None) -> str:
@@ -42,7 +49,8 @@ def said(result: CheckResult, masks: Sequence[Mask], base: Base | None) -> str:
 
 def _new(result: CheckResult) -> list[_Part]:
     """The parts on findings that fail the check."""
-    broken = [f.clause for f in result.new if not f.flaky and f.clause != "BROKEN"]
+    told = [finding for group in group_by_cause(result.new) for finding in group]
+    broken = [f.clause for f in told if not f.flaky and f.clause != "BROKEN"]
     flaky = [f.clause for f in result.new if f.flaky]
     return [
         (result.exit_code is Ending.BROKE, "the system broke"),
@@ -99,15 +107,15 @@ def _way(way: str) -> str:
     return f"+{way}" if way else "plain"
 
 
-def covered(result: CheckResult) -> str:
-    """Say how much was carried out."""
-    driven = [each for each in result.machines if each.examples and each.name != CORPUS]
-    commands = _count(result.done, "command")
-    if not result.examples:
-        return commands
-    text = f"{commands} of {_count(len(result.carried_out), 'kind')} in {_count(result.examples, 'run')}"
-    presets = len({each.preset for each in driven})  # none, where the corpus alone was driven
-    return f"{text} of {_count(presets, 'preset')}" if presets else text
+def driven(result: CheckResult) -> str:
+    """Say how much was carried out, and in how many seconds."""
+    text = _count(result.done, "command")
+    if result.examples:
+        text += f" of {_count(len(result.carried_out), 'kind')} in {_count(result.examples, 'run')}"
+    random = [each for each in result.machines if each.examples and each.name != CORPUS]
+    if presets := len({each.preset for each in random}):
+        text += f" of {_count(presets, 'preset')}"
+    return f"{text}, {result.seconds:.1f} s"
 
 
 def not_declared(can: Capabilities) -> list[str]:

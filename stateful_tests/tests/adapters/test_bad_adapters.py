@@ -215,10 +215,7 @@ def test_capabilities_that_mean_nothing_are_refused(adapter, says, kvspec):
 def test_the_verdict_names_what_was_waived(kvspec):
     adapter = f"{bad_adapters.__name__}:WaivesReads"
     _, out, _ = kvspec("check", "--impl", adapter, "--examples", "2", "-j", "1")
-    assert (
-        "; not checked: READ-1 (" in " ".join(out.split())
-        and "not checked: READ-1 (harmless)" in out
-    )
+    assert "not checked  READ-1 (harmless)" in out
 
 
 @pytest.mark.parametrize("adapter", ["RefusesNowAndThen", "LosesAPageNowAndThen"])

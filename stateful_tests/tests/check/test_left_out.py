@@ -52,7 +52,7 @@ def test_a_preset_that_the_tree_alone_refuses_is_named():
     assert data["left_out"] == {"preset no-swa": why}
     assert data["exit_code"] == 4
     assert f"left out: preset no-swa: on the base and not here: {why}" in data["verdict"]
-    assert "base: git:3f2a1b9ab (merge base with origin/main), 12 lines differ (" in data["verdict"]
+    assert "base: git:3f2a1b9ab (merge base with origin/main), 12 lines differ" in data["verdict"]
 
 
 def test_a_command_that_the_tree_alone_lacks_is_named():
