@@ -7,9 +7,21 @@ would be drawn.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import get_type_hints
 
+import click
+
+from ci.commands.listing import near
 from ci.commands.shared import Unusable
 
+# Heading -> the first field of its group in `--help`; the fields of Config stand in this order.
+GROUPS = {
+    "--set, the server": "page_size",
+    "--set, recurrent state (0.5.23)": "states",
+    "--set, a host tier (0.5.23)": "hicache",
+    "--set, priorities": "priority",
+    "--set, a prefill server P and a decode server D (0.5.23)": "pair",
+}
 NOT_LIVE = {
     "draft": "EAGLE's kernels need a GPU",
     "window": "torch_native attention reads the SWA pool by slots of the full one",
@@ -22,15 +34,37 @@ LEAST_STATES = 5
 PAGES_NEED_A_GPU = ("0.5.14", "0.5.18", "0.5.20")
 
 
+class ServeCheckCommand(click.Command):
+    """The command serve-check, whose `--help` ends with the fields of `--set`."""
+
+    def format_epilog(self, _: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write each field with what it means, in groups."""
+        from impl.sglang.server.clients import Config
+
+        headings = {field: heading for heading, field in GROUPS.items()}
+        groups: dict[str, list[tuple[str, str]]] = {}
+        for field, annotated in get_type_hints(Config, include_extras=True).items():
+            heading = headings.get(field) or [*groups][-1]
+            kind, (described,) = annotated.__origin__, annotated.__metadata__
+            value = "0|1" if kind is bool else "N"
+            groups.setdefault(heading, []).append((f"{field}={value}", described.description))
+        for heading, rows in groups.items():
+            with formatter.section(heading):
+                formatter.write_dl(rows)
+
+
 def field_of(text: str) -> tuple[str, int | bool]:
     """Read FIELD=N: a field of Config and its value. Raises Unusable for another name, or no number."""
     from impl.sglang.server.clients import Config
 
     name, _, value = text.partition("=")
     kind = type(getattr(Config(), name, None))
-    if kind not in (int, bool) or not value.isdigit() or (kind is bool and value not in ("0", "1")):
-        names = ", ".join(Config.__struct_fields__)
-        raise Unusable(f"--set {text:.40}: FIELD=N with one of {names}; 0 and 1 for no and yes")
+    if kind not in (int, bool):
+        meant = near(name, Config.__struct_fields__)
+        raise Unusable(f"--set {text:.40}: no such field{meant} (`kvspec serve-check --help` lists them)")
+    if not value.isdigit() or (kind is bool and value not in ("0", "1")):
+        expected = "a number" if kind is int else "0 or 1"
+        raise Unusable(f"--set {text:.40}: expected {name}=N with {expected}")
     return name, kind(int(value))
 
 

@@ -11,6 +11,7 @@ import click
 
 from ci.commands.saved_traces import save_option, save_trace
 from ci.commands.server_settings import (
+    ServeCheckCommand,
     field_of,
     require_canary,
     require_fitting,
@@ -148,7 +149,7 @@ def validate(
     return out.end(data)
 
 
-@click.command("serve-check")
+@click.command("serve-check", cls=ServeCheckCommand)
 @click.option(
     "--impl",
     default="sglang==0.5.23",
@@ -193,7 +194,7 @@ def validate(
     "fixed",
     multiple=True,
     metavar="FIELD=N",
-    help="Fix a value of the configuration (repeatable), such as page_size=4, window=6, draft=0.",
+    help="Fix a field of the configuration below (repeatable), such as page_size=4; others are drawn.",
 )
 @click.option(
     "--time-limit",

@@ -9,9 +9,10 @@ taken out.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
+from msgspec import Meta
 
 from impl.choices import KeyedChoices
 
@@ -29,58 +30,65 @@ PATIENCE = 80  # rounds without a forward pass until a client that only occupies
 
 
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A server. tokens: of the full pool; chunk: of a prefill; window 0: none; swa: the SWA pool, in tenths
-    of the full one; draft: tokens of a verify round, 0 without speculation; tree: prefixes are shared;
-    pressure: admit as if no request went on for long, so that running ones are retracted; mixed: prefills
-    share a batch with tokens that are decoded; states: slots of recurrent state, 0 of a model without;
-    track: a text's state is kept at multiples of so many tokens (extra_buffer), 0: at its end alone
-    (no_buffer); lazy: a request has a second slot for that state only while the next one is written
-    (extra_buffer_lazy); hicache: there is a tier in host memory; host: its pools, in tenths of the
-    device's; policy: which of POLICIES; storage: behind it, of STORAGES; rust: the core of its tree is the
-    one in Rust; priority: who goes first, of PRIORITIES; threshold: a request that waits preempts one whose
-    priority differs by more than this; queue: so many requests wait at most, 0 for any number; lowest: the
-    running request of the lowest priority is retracted, not the one of the fewest outputs;
-    pair: two servers, of which this one only computes prompts and the other only decodes; of that one
-    decode_tokens: of its full pool, 0: as many; decode_overlap, decode_tree: as overlap and tree;
-    deferred: it keeps pages that its peer may still write; optimistic: prompts that are computed this often
-    before it has named pages; prefill_complete: it names pages only for prompts that are computed.
-    prefill_draft: the first server has the draft model as well, and sends its KV; decode_hicache: the
-    second has a host tier behind its tree, and hicache is that of the first; host_backup: KV that the second
-    retracts waits in a host pool, not in tensors of its own."""
+    """A server, or a pair of them: what `kvspec serve-check --set` names, and its `--help` describes."""
 
-    page_size: int = 1
-    tokens: int = 128
-    running: int = 6
-    chunk: int = 16
-    window: int = 0
-    swa: int = 8
-    draft: int = 0
-    overlap: bool = False
-    tree: bool = True
-    pressure: bool = True
-    mixed: bool = False
-    states: int = 0
-    track: int = 0
-    lazy: bool = False
-    hicache: bool = False
-    host: int = 20
-    policy: int = 0
-    storage: int = 0
-    rust: bool = False
-    priority: int = 0
-    threshold: int = 0
-    queue: int = 0
-    lowest: bool = False
-    pair: bool = False
-    decode_tokens: int = 0
-    decode_overlap: bool = False
-    decode_tree: bool = False
-    deferred: bool = True
-    optimistic: int = 0
-    prefill_complete: bool = False
-    prefill_draft: bool = False
-    decode_hicache: bool = False
-    host_backup: bool = False
+    page_size: Annotated[int, Meta(description="tokens of a page")] = 1
+    tokens: Annotated[int, Meta(description="tokens of the full pool")] = 128
+    running: Annotated[int, Meta(description="requests that run at once, at most")] = 6
+    chunk: Annotated[int, Meta(description="tokens of a chunk of a prefill")] = 16
+    window: Annotated[int, Meta(description="tokens of the sliding window; 0: none")] = 0
+    swa: Annotated[int, Meta(description="the SWA pool, in tenths of the full one")] = 8
+    draft: Annotated[int, Meta(description="tokens of a verify round; 0: no speculation")] = 0
+    overlap: Annotated[bool, Meta(description="the next batch is scheduled while one runs")] = False
+    tree: Annotated[bool, Meta(description="requests share prefixes in a radix tree")] = True
+    pressure: Annotated[
+        bool, Meta(description="requests are admitted with little room to go on, so that some are retracted")
+    ] = True
+    mixed: Annotated[bool, Meta(description="a prefill shares its batch with decodes")] = False
+    states: Annotated[int, Meta(description="slots of recurrent state; 0: a model without")] = 0
+    track: Annotated[
+        int, Meta(description="tokens between kept states (extra_buffer); 0: at the end alone (no_buffer)")
+    ] = 0
+    lazy: Annotated[
+        bool, Meta(description="a second slot only while the next state is written (extra_buffer_lazy)")
+    ] = False
+    hicache: Annotated[bool, Meta(description="the tree has a tier in host memory")] = False
+    host: Annotated[int, Meta(description="the host's pools, in tenths of the device's")] = 20
+    policy: Annotated[int, Meta(description="0 write_through, 1 write_through_selective, 2 write_back")] = 0
+    storage: Annotated[
+        int, Meta(description="storage behind the host: 0 none, 1 best_effort, 2 wait_complete")
+    ] = 0
+    rust: Annotated[bool, Meta(description="the core of the tree is the one in Rust")] = False
+    priority: Annotated[
+        int, Meta(description="priorities: 0 none, 1 the greatest goes first, 2 the smallest")
+    ] = 0
+    threshold: Annotated[
+        int, Meta(description="a waiting request preempts one whose priority differs by more")
+    ] = 0
+    queue: Annotated[int, Meta(description="requests that wait, at most; 0: any number")] = 0
+    lowest: Annotated[
+        bool, Meta(description="the lowest priority is retracted, not the fewest outputs")
+    ] = False
+    pair: Annotated[bool, Meta(description="a prefill server (P) and a decode server (D)")] = False
+    decode_tokens: Annotated[int, Meta(description="tokens of D's full pool; 0: as many as P's")] = 0
+    decode_overlap: Annotated[bool, Meta(description="overlap of D")] = False
+    decode_tree: Annotated[bool, Meta(description="tree of D")] = False
+    deferred: Annotated[
+        bool, Meta(description="D keeps pages of an aborted request until P writes no more")
+    ] = True
+    optimistic: Annotated[
+        int, Meta(description="attempts to compute a prompt in P before D has named pages")
+    ] = 0
+    prefill_complete: Annotated[
+        bool, Meta(description="D names pages only for prompts that P has computed")
+    ] = False
+    prefill_draft: Annotated[
+        bool, Meta(description="P has the draft model as well, and sends its KV")
+    ] = False
+    decode_hicache: Annotated[bool, Meta(description="host tier of the tree of D")] = False
+    host_backup: Annotated[
+        bool, Meta(description="KV that D retracts waits in a host pool, not in tensors")
+    ] = False
 
 
 class Turn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -18,6 +18,7 @@ from ci.report.effects import effect
 from impl.adapter import UnusableImplementation
 from impl.sglang.parts.fetch import release_root
 from impl.sglang.server import environment, runs
+from impl.sglang.server.clients import Config
 from reference.clauses import CLAUSES
 from stateful_tests.check import masks as masking
 
@@ -233,6 +234,13 @@ def test_a_huge_number_in_a_log_is_one_line(tmp_path, capsys):
     assert "huge.jsonl: line 4: " in complaint and complaint.count("\n") == 1
 
 
+def test_help_describes_each_field_of_set(capsys):
+    assert run(["serve-check", "--help"]) == 0
+    page = capsys.readouterr().out
+    for field in Config.__struct_fields__:
+        assert re.search(rf"^  {field}=(N|0.1) +[\w']", page, re.M), field
+
+
 @pytest.mark.parametrize(
     "impl, given, says",
     [
@@ -244,7 +252,7 @@ def test_a_huge_number_in_a_log_is_one_line(tmp_path, capsys):
         ("0.5.23", ["threshold=1"], "needs --set priority=1 or 2"),
         ("0.5.23", ["lowest=1", "priority=0"], "needs --set priority=1 or 2"),
         ("0.5.14", ["lowest=1", "priority=1"], "0.5.23 retracts so; this is 0.5.14"),
-        ("0.5.23", ["states=30", "track=8", "lazy=2"], "0 and 1 for no and yes"),
+        ("0.5.23", ["states=30", "track=8", "lazy=2"], "expected lazy=N with 0 or 1"),
         ("0.5.23", ["states=30", "track=8", "lazy=1", "overlap=0"], "needs overlap"),
         ("0.5.23", ["states=30", "window=4"], "a server with --set states has none"),
         ("0.5.23", ["states=30", "track=6", "draft=4"], "at least twice --set draft"),
