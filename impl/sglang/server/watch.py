@@ -131,6 +131,7 @@ class Watcher:
         for event in self._first:
             log.put(event)
         self._first.clear()
+        _LOG.info("KVSPEC_WATCH: this scheduler is watched, its log is in %s", self.folder)
         return log
 
     # -- hooks, in the order of a request's life ----------------------------------------------------

@@ -278,6 +278,13 @@ def test_settings_that_are_none_end_no_server(name, value, says, monkeypatch, ca
     assert says in record.message
 
 
+def test_a_server_says_where_its_log_is(tmp_path, caplog):
+    caplog.set_level("INFO")
+    watcher = Watcher(RELEASE, {"KVSPEC_WATCH": str(tmp_path)})
+    watcher._open(Bag(header=dict, counts=tuple, states=tuple)).close()
+    assert f"this scheduler is watched, its log is in {tmp_path}" in caplog.text
+
+
 def test_what_a_process_is_slower_by_is_not_the_watchers():
     rounds = [1.0, 1.0, 3.0, 0.5, 2.0, 1.5, 3.0, 0.7]
     # the second is slower
