@@ -139,8 +139,13 @@ def _written(past: Past[EngineMoment], block: int) -> str:
                         f"{lane.request} wrote {where} of block {block} last, in {past.command(at)}"
                     )
         was = past.moments[max(0, at - past.run.history_start - 1)].facts
-        if moment.facts.memory[block] != was.memory[block]:
-            return f"a state was copied into block {block} last, in {past.command(at)}"
+        if (held := moment.facts.memory[block]) != was.memory[block]:
+            copied = f"a state was copied into block {block} last"
+            if not step.config.groups[held[0]].state:
+                copied = f"a load wrote block {block} last"
+                if not any(held[1]):
+                    copied = f"a load that failed has left block {block} empty"
+            return f"{copied}, in {past.command(at)}"
     return f"nobody has written block {block}"
 
 

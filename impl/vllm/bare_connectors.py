@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from impl.optional import either, optional
@@ -35,7 +35,7 @@ class Transfers:
     """
 
     def __init__(self, blocks: dict[int, Any], config: Any, empty: Any) -> None:
-        self._blocks = blocks
+        self.blocks = blocks
         self._config = config
         self.empty = empty
         self.host: dict[int, list[tuple[int, tuple[Any, ...]]]] = {}
@@ -108,12 +108,12 @@ class Transfers:
             held = self.host.setdefault(chunk, [*nothing])
             if load:
                 owner, slots = held[index]
-                self._blocks[block] = (
+                self.blocks[block] = (
                     owner,
                     [*slots] or [self.empty] * self._config.groups[group].block_size,
                 )
             else:
-                owner, values = self._blocks.get(block, (-1, ()))
+                owner, values = self.blocks.get(block, (-1, ()))
                 held[index] = (owner, tuple(values)) if block else (-1, ())
         return True
 
@@ -169,30 +169,36 @@ def peer(**given: Any) -> Any:
     base: Any = importlib.import_module(f"{CONNECTORS}.v1.base")
 
     class Peer(base.KVConnectorBase_V1, base.SupportsHMA):  # type: ignore[misc]
-        """remote: of each request the tokens that the peer has yet to send. started_loads: of this step."""
+        """remote: of each request the tokens that the peer has yet to send. started_loads: of this step.
+        in_step: loads are done within the step that needs them."""
 
         def __init__(self) -> None:
             super().__init__(**taken(super().__init__, given))
             self.remote: dict[str, int] = {}
             self.started_loads: list[tuple[Any, tuple[list[int], ...], int, int]] = []
             specs = [group.kv_cache_spec for group in given["kv_cache_config"].kv_cache_groups]
-            self.windows = any(
+            windows = any(
                 optional(spec, "SlidingWindowSpec.sliding_window", None) for spec in specs
             )
+            extra = given["vllm_config"].kv_transfer_config.kv_connector_extra_config
+            self.in_step = bool(extra["sync_load_budget_bytes"])
+            self.computed_here = int(windows or self.in_step)
 
         def get_num_new_matched_tokens(
             self, request: Any, computed: int, *_: Any
         ) -> tuple[int, bool]:
             # The last token is computed again; behind a window its query still needs all that it sees.
             most = min(
-                self.remote.get(request.request_id, 0), request.num_prompt_tokens - self.windows
+                self.remote.get(request.request_id, 0),
+                request.num_prompt_tokens - self.computed_here,
             )
-            return max(0, most - computed), most > computed
+            return max(0, most - computed), most > computed and not self.in_step
 
         def update_state_after_alloc(self, request: Any, blocks: Any, tokens: int) -> None:
             if tokens:
                 most = min(
-                    self.remote.pop(request.request_id), request.num_prompt_tokens - self.windows
+                    self.remote.pop(request.request_id),
+                    request.num_prompt_tokens - self.computed_here,
                 )
                 self.started_loads.append((request, blocks.get_block_ids(), most - tokens, most))
 
@@ -231,6 +237,11 @@ class Loads:
         self._invalid: set[int] = set()
         self._failed: set[str] = set()
         self.failed: set[str] = set()  # requests whose load has failed, until the worker reports it
+        self._in_step = scheduler.connector.in_step
+        self._next_brings: int | None = None  # blocks of the next load within a step, if it fails
+        # Blocks without the KV that they should have -> the step whose results tell the engine.
+        self._lost: dict[int, int] = {}
+        self._steps = self._steps_told = 0
 
     def expects(self, name: str, tokens: int) -> None:
         """The peer has so many tokens of a request's prompt."""
@@ -240,6 +251,8 @@ class Loads:
         """Begin the loads of a batch."""
         for load in self._peer.started_loads:
             self._begin(*load)
+            if self._in_step:
+                self._load_now()
         self._peer.started_loads.clear()
 
     def after(self, _: Any) -> Any:
@@ -271,9 +284,73 @@ class Loads:
         self._requests[job] = request.request_id
         self.transfers.submit(DeviceJob(job, True, tuple(parts)))
 
+    @property
+    def lost(self) -> tuple[int, ...]:
+        """Blocks without the KV that they should have, of which the engine has not been told."""
+        return tuple(sorted(self._lost))
+
+    def _load_now(self) -> None:
+        """The load that has just begun is done."""
+        (job,) = self.transfers.queues[True]
+        brought = len(job.parts) if self._next_brings is None else self._next_brings
+        self._next_brings = None
+        lost = [block for _, block, _, _ in job.parts[brought:]]
+        job.parts = job.parts[:brought]
+        self.transfers.complete(True)
+        self.transfers.completed.clear()  # nobody waits for it
+        self._invalid.update(lost)
+        for block in lost:
+            self._lose(block, 0, self._steps)
+
+    def _lose(self, block: int, first: int, step: int) -> None:
+        """A block has no KV of a text from slot `first` on."""
+        size = self._config.groups[0].block_size
+        owner, slots = self.transfers.blocks.get(block, (-1, ()))
+        kept = slots[:first] if owner == 0 else [self.transfers.empty] * first
+        self.transfers.blocks[block] = (0, [*kept, *[self.transfers.empty] * (size - first)])
+        self._lost[block] = step
+
+    def spoil(self, lanes: Sequence[Any]) -> None:
+        """What entries compute from lost blocks is lost as well. A block that is computed from its first slot
+        on is whole again, unless from lost ones. lanes: have start, tokens and tables."""
+        size = self._config.groups[0].block_size
+        sound = list(lanes) if self._lost else []
+        for lane in sound:
+            for block in lane.tables[0][-(-lane.start // size) : self._end(lane)]:
+                self._lost.pop(block, None)
+        while spoiled := [lane for lane in sound if self._reads_lost(lane) is not None]:
+            lane = spoiled[0]
+            step = self._reads_lost(lane) or 0
+            sound.remove(lane)
+            first = lane.start // size
+            for at, block in enumerate(lane.tables[0][first : self._end(lane)], first):
+                self._lose(block, max(0, lane.start - at * size), step)
+        self._steps += bool(lanes)
+
+    def _end(self, lane: Any) -> int:
+        """The number of blocks up to an entry's last token."""
+        size: int = self._config.groups[0].block_size
+        return -(-(int(lane.start) + len(lane.tokens)) // size)
+
+    def _reads_lost(self, lane: Any) -> int | None:
+        """The first step that lost a block of those before an entry; None where all are there."""
+        row = lane.tables[0][: -(-lane.start // self._config.groups[0].block_size)]
+        return min((self._lost[block] for block in row if block in self._lost), default=None)
+
+    def told(self) -> None:
+        """The engine has the results of the oldest batch that it had none of."""
+        self._lost = {
+            block: step for block, step in self._lost.items() if step > self._steps_told
+        }
+        self._steps_told += 1
+
     def fail(self, blocks: int) -> bool:
-        """The oldest load ends behind its first `blocks` blocks; False where there is none, or where a
-        release has no word for it: with several groups the request is named, which is possible since 0.30."""
+        """The oldest load ends behind its first `blocks` blocks, or the next one within a step; False where
+        there is none, or where a release has no word for it: with several groups the request is named, which
+        is possible since 0.30."""
+        if self._in_step:
+            self._next_brings = blocks
+            return True
         whole = len(self._config.groups) > 1
         queue = self.transfers.queues[True]
         if not queue or (

@@ -101,6 +101,10 @@ class EngineDriver:
             )
         if geometry.encodes and not self._encodes:
             raise UnusableImplementation("image: driven without an encoder; +images has one")
+        if self.v2 and geometry.peer and geometry.sync_loads and not geometry.fail_requests:
+            raise UnusableImplementation(
+                "fail_requests: model runner V2 does not go back behind a load that has failed (#49250)"
+            )
         if self.overlap and geometry.drafts and not self._spec_overlap:
             raise UnusableImplementation("this vLLM's asynchronous scheduler takes no drafts")
         self.config = config = geometry
@@ -288,6 +292,8 @@ class EngineDriver:
         outcome = results(ran.sampled)
         if self._mover is not None:
             outcome.kv_connector_output = self._mover.after(scheduled)
+        if isinstance(self._mover, Loads):
+            self._mover.spoil(ran.lanes)
         if ran.lanes:
             self._in_flight.append((scheduled, ran, outcome))
         else:
@@ -308,6 +314,8 @@ class EngineDriver:
         self._in_step = False
         scheduled, ran, outcome = self._in_flight.popleft()
         self._take(self.scheduler.update_from_output(scheduled, outcome))
+        if isinstance(self._mover, Loads):
+            self._mover.told()
         if self.config.drafts and not self.overlap:
             most = self.config.drafts
             if not self.config.eagle:

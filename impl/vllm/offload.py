@@ -95,7 +95,8 @@ def host_facts(
             if not request.is_finished()
         ]
         failed = tuple(name.partition("-")[0] for name in live if name in of.failed)
-        return HostFacts(0, (), held, (), jobs, tuple(_marks(scheduler)), failed)
+        marks = tuple(_marks(scheduler))
+        return HostFacts(0, (), held, (), jobs, marks, failed, of.lost)
     ours = scheduler.connector.connector_scheduler
     manager = ours.manager
     jobs = (*_unsubmitted(of, ours), *_submitted(transfers, ours._jobs, ours._jobs))

@@ -193,6 +193,11 @@ class ModelRunner:
         stamps += chained(sampled, stamps[-1] if stamps else self.origin_of(name))
         text += sampled
 
+    def discard(self, name: str, tokens: int) -> None:
+        """Keep so many tokens of a text: the scheduler has dropped results that came from a failed load."""
+        for each in self.text[name]:
+            del each[tokens:]
+
     def stamps(self, name: str, start: int, tokens: Sequence[int]) -> list[int]:
         """The stamp of what is before `start`, and those of tokens that are computed from there on."""
         known = self.text[name][1]
@@ -280,6 +285,7 @@ class ModelRunnerV1(ModelRunner):
             if name in added or name not in self.text:
                 known = state.prompt_token_ids + state.output_token_ids
                 self.put(name, with_images(known, state.mm_features) if self.encoder else known)
+            self.discard(name, state.num_tokens)
             given = scheduled.scheduled_spec_decode_tokens.get(name, ())
             samples = computed[name] + count >= state.num_tokens
             real = not self.overlap or (name in previous and name not in added)

@@ -71,7 +71,8 @@ class Update:
 
 @dataclass(frozen=True, slots=True)
 class Fail:
-    """The oldest load ends, and of its blocks only the first `blocks` have come."""
+    """The oldest load ends, and of its blocks only the first `blocks` have come. Where loads are done within
+    the step that needs them, the next one ends so."""
 
     blocks: int = 0
 

@@ -52,9 +52,10 @@ class EngineConfig:
     long_prefill: the longest chunk of a prompt while others wait, 0 for no limit. priority: the waiting are
     ordered by it, not by arrival.
     host_chunks: chunks of host memory that blocks are offloaded to, 0 for none; chunk_blocks: blocks of a
-    chunk; arc: evicted by ARC instead of LRU; sync_loads: a load may be done within the step that needs it;
-    prompt_only: outputs are not offloaded. peer: a peer has computed prompts, whose KV is loaded from it;
-    fail_requests: a load that fails ends its request, which is computed here without.
+    chunk; arc: evicted by ARC instead of LRU; sync_loads: a load may be done within the step that needs it,
+    and from a peer always is; prompt_only: outputs are not offloaded. peer: a peer has computed prompts,
+    whose KV is loaded from it; fail_requests: a load that fails ends its request, which is computed here
+    without.
     Of prefix caching: retention: a state or a window is kept every so many tokens, 0 for every block, -1
     for proven boundaries alone; match: tokens of a hash, so that a hit may end within a block, 0 for a whole
     block; checkpoints: a chunk of a prompt also writes a state within it, at a multiple of so many tokens.
@@ -143,6 +144,10 @@ class EngineConfig:
             )
         if self.host_chunks and self.peer:
             raise GeometryError("peer", "goes without host_chunks: an engine has one connector")
+        if self.peer and self.sync_loads and (len(self.groups) > 1 or self.groups[0].window):
+            raise GeometryError(
+                "sync_loads", "of a peer: goes with one group without window, whose lost blocks are named"
+            )
         if self.fail_requests and not self.peer:
             raise GeometryError("fail_requests", "needs peer: loads of that may fail")
         if self.host_chunks and not self.caching:
@@ -264,6 +269,10 @@ ENGINE_PRESETS: dict[str, EngineConfig] = {
     "state-uncached": EngineConfig((_TWO, _ALONE), 32, 20, 12, max_seqs=3, caching=False, drafts=2),
     "peer": EngineConfig((_TWO,), 12, 16, 8, max_seqs=3, peer=True),
     "peer-fails": EngineConfig((_TWO,), 12, 16, 8, max_seqs=3, peer=True, fail_requests=True),
+    "peer-in-step": EngineConfig((_TWO,), 12, 16, 8, max_seqs=3, peer=True, sync_loads=True),
+    "peer-in-step-fails": EngineConfig(
+        (_TWO,), 12, 16, 8, max_seqs=3, peer=True, sync_loads=True, fail_requests=True
+    ),
     "peer-hybrid": EngineConfig((_TWO, _NEAR), 20, 16, 8, max_seqs=3, peer=True),
     "peer-drafts": EngineConfig((_TWO,), 12, 18, 12, max_seqs=3, drafts=2, peer=True),
     "image": EngineConfig(

@@ -142,6 +142,8 @@ class HostFacts(NamedTuple):
     memory: (group, stamps) of each block of each of these chunks; group -1 for a block without KV.
     records: records that the connector keeps for no request, in words.
     failed: requests whose load has failed, until the engine is notified.
+    lost: blocks that a load within a step has not brought, and blocks computed from these, until the engine
+    is notified.
     """
 
     chunks: int
@@ -151,6 +153,7 @@ class HostFacts(NamedTuple):
     transfers: tuple[Transfer, ...]
     records: tuple[str, ...] = ()
     failed: tuple[str, ...] = ()
+    lost: tuple[int, ...] = ()
 
 
 class EncoderEntry(NamedTuple):

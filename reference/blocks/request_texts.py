@@ -25,12 +25,13 @@ from reference.sources import PLAIN, LoadedWeights, KvSource
 class Flight:
     """An entry that ran and whose results the engine does not have. context: the text behind which the model
     sampled, as a stamp. uses: blocks that it writes, and those that its step copies. stale: its request was
-    preempted, or its turn ended, since."""
+    preempted, or its turn ended, since. void: it read blocks that a load has not brought."""
 
     context: int
     sampled: tuple[int, ...]
     uses: frozenset[int] = frozenset()
     stale: bool = False
+    void: bool = False
 
 
 Turn = tuple[list[int], int]  # tokens that a client sends, and how many outputs it wants
@@ -60,6 +61,11 @@ class Bearer:
     failed: bool = False
     flights: list[Flight] = field(default_factory=list)
     source: KvSource = PLAIN
+
+    @property
+    def void(self) -> bool:
+        """Whether its KV is that of a load which has failed, of which the engine is not notified."""
+        return any(flight.void and not flight.stale for flight in self.flights)
 
     @property
     def sure(self) -> int:
@@ -93,7 +99,7 @@ def extend(text: list[int], stamps: list[int], tokens: Sequence[int], origin: in
 @dataclass(slots=True)
 class LaneNote:
     """An entry, and what it should be. fresh: its request held nothing before. text, stamps: of its request,
-    up to what was sampled last; computed: positions that had KV."""
+    up to what was sampled last; computed: positions that had KV; void: as of its Flight."""
 
     lane: Lane
     fresh: bool
@@ -101,6 +107,7 @@ class LaneNote:
     text: list[int]
     stamps: list[int]
     computed: int
+    void: bool = False
 
 
 @dataclass(slots=True)
@@ -174,6 +181,7 @@ class RequestTexts:
         elif isinstance(command, LoadAdapter):
             self.loaded.load_adapter(command.adapter)
         elif isinstance(command, Update):
+            self._notified(facts)
             return [], self._results(facts)
         self._preempted(facts)
         if isinstance(command, NewWeights) and facts.reset:
@@ -213,6 +221,17 @@ class RequestTexts:
                 for flight in known.flights:
                     flight.stale = True
 
+    def _notified(self, facts: BlockFacts) -> None:
+        """Whoever has computed from blocks that a load did not bring holds nothing, once the engine knows."""
+        lost = frozenset(facts.host.lost if facts.host is not None else ())
+        for bearer in self.bearers.values():
+            told = [f for f in bearer.flights if f.void and not f.stale and not f.uses & lost]
+            if told:
+                bearer.computed = None
+                bearer.failed = self.config.fail_requests
+            for flight in told:
+                flight.stale = True
+
     def _tokens(self, command: Add | More) -> list[int]:
         self._sent += 1
         return client_tokens(command.prompt, command.tokens, self._sent)
@@ -243,12 +262,16 @@ class RequestTexts:
                 continue
             text, stamps = bearer.ahead()
             fresh = bearer.computed is None
-            notes.append(LaneNote(lane, fresh, bearer.turned, text, stamps, bearer.computed or 0))
+            written = self._written(lane)
+            void = facts.host is not None and not written.isdisjoint(facts.host.lost)
+            computed = bearer.computed or 0
+            notes.append(LaneNote(lane, fresh, bearer.turned, text, stamps, computed, void))
             end = lane.start + len(lane.tokens) - lane.drafts
             bearer.computed = end + max(0, len(lane.sampled) - 1)
             bearer.turned = False
             context = stamps[end - 1] if 0 < end <= len(stamps) else -1
-            flight = Flight(context, lane.sampled, self._written(lane).union(*facts.copies))
+            uses = written.union(*facts.copies)
+            flight = Flight(context, lane.sampled, uses, void=void)
             bearer.flights.append(flight)
             batch.append((bearer, flight))
         if facts.lanes:
@@ -279,7 +302,8 @@ class RequestTexts:
                 if bearer.gone:
                     continue  # its name may be somebody else's by now
                 bearer.flights.remove(flight)
-                tokens, ends = self._given_out(bearer, flight.sampled)
+                tokens, ends = self._given_out(bearer, () if flight.void else flight.sampled)
+                ends = ends or (flight.void and bearer.failed)
                 current = flight.context == (
                     bearer.stamps[-1] if bearer.stamps else bearer.source.origin
                 )
@@ -290,6 +314,8 @@ class RequestTexts:
                     bearer.outputs += len(output.tokens)
                     if ends:
                         self._stops(bearer)
+                elif output is not None and output.finished and bearer.failed:
+                    self._goes(bearer)
         return notes + self._without_results(given)
 
     def _without_results(self, given: dict[str, Output]) -> list[OutputNote]:

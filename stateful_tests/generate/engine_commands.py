@@ -222,6 +222,8 @@ def propose_engine_command(
         return sent
     if facts.results_due:
         return Update(pick(source, DRAFTS))
+    if texts.config.peer and texts.config.sync_loads and fails and once_in(source, 2 * fails):
+        return Fail(source.upto(2))
     return _schedule(texts, there, source, profile)
 
 

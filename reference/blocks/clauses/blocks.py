@@ -109,6 +109,10 @@ def _leftovers(step: BlockStep) -> Failure | None:
     why="A request that matches the hash reads that KV as its own.",
     rule="blocks.facts",
     source="vllm cache_full_blocks",
+    scope=(
+        "A load within a step that has failed: until the engine is notified, and then while a request has yet"
+        " to compute the block."
+    ),
     trigger=lambda s: bool(s.after.published),
 )
 def _named(step: BlockStep) -> Failure | None:
@@ -119,6 +123,8 @@ def _named(step: BlockStep) -> Failure | None:
             )
         if step.config.groups[group].state or isinstance(step.command, NewWeights):
             continue  # STA-3, PUB-3
+        if block in step.awaited:
+            continue
         owner, slots = step.after.memory[block]
         slots = slots[: len(stamps)]
         if owner != group or slots != stamps:

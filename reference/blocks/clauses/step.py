@@ -67,6 +67,21 @@ class BlockStep(HostView):
             named.setdefault(block, []).append((name, *OUTSIDE))
         return named
 
+    @remembered
+    def awaited(self) -> frozenset[int]:
+        """Blocks whose load within a step has failed: until the engine is notified, and then as long as a
+        request that holds one has yet to compute it."""
+        if self.after.host is None or not self.config.sync_loads:
+            return frozenset()
+        size = self.config.groups[0].block_size
+        again = {
+            block
+            for fact in self.after.requests.values()
+            for at, block in enumerate(fact.tables[0])
+            if (at + 1) * size > fact.computed
+        }
+        return frozenset(again.union(self.after.host.lost))
+
     @property
     def unanswered(self) -> dict[str, str]:
         """The status of each request that is not between turns."""
@@ -95,6 +110,15 @@ class BlockStep(HostView):
         never = f"its prompt leaves no output in {most} tokens" if length >= most else ""
         fits = sane and self.config.has_room_for(length + command.max_tokens)
         return Admission(command.request, never, fits, refused)
+
+    def held_its_text(self, block: int) -> bool:
+        """Whether the block held what its hashes name before the command."""
+        owner, slots = self.before.memory[block]
+        return all(
+            (owner, slots[: len(each.stamps)]) == (each.group, each.stamps)
+            for each in self.before.published
+            if each.block == block
+        )
 
     def held(self) -> Iterator[tuple[str, Bearer, Table]]:
         """Requests with KV, and the cache manager's tables of them."""

@@ -16,7 +16,8 @@ _SERVING = "kvspec"
     why="A token that is lost, doubled or sampled behind another text is a silent wrong answer.",
     rule="blocks.request_texts",
     source="vllm update_from_output",
-    scope="Results of a step that a preemption or the end of a turn has made stale may be dropped.",
+    scope="Results of a step that a preemption or the end of a turn has made stale may be dropped; those of"
+    " an entry that read what a load has not brought must be.",
     trigger=lambda s: bool(s.outputs),
 )
 def _chain(step: BlockStep) -> Failure | None:

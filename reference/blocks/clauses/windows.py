@@ -24,7 +24,7 @@ def _hit(step: BlockStep) -> Failure | None:
     for note in step.lanes:
         start = note.lane.start
         name = note.lane.request
-        if not note.fresh or not start:
+        if not note.fresh or not start or note.void:
             continue
         if not step.config.caching and not step.config.peer:
             want = f"{name} starts at 0: nothing is cached"
@@ -45,12 +45,18 @@ def _hit(step: BlockStep) -> Failure | None:
     why="This is the purpose of the bookkeeping.",
     rule="blocks.request_texts",
     source="as READ-1, READ-2",
+    scope=(
+        "An entry may read what a load within its step, or within one whose results are not taken, has not"
+        " brought: TXT-1 says that its results are dropped."
+    ),
     trigger=lambda s: any(n.lane.start > 0 for n in s.lanes),
 )
 def _reads(step: BlockStep) -> Failure | None:
     for note in step.lanes:
         lane = note.lane
         stamps = note.stamps
+        if note.void:
+            continue
         end = min(lane.start + len(lane.tokens), len(note.stamps))
         if (found := step.misread(lane.request, lane.tables, stamps, lane.start, end)) is not None:
             return found
@@ -106,6 +112,8 @@ def _window(step: BlockStep) -> Failure | None:
 def _stays(step: BlockStep) -> Failure | None:
     for name, bearer, tables in step.held():
         sure = bearer.sure
+        if bearer.void:
+            continue
         stamps = bearer.stamps if sure <= len(bearer.stamps) else bearer.ahead()[1]
         if (found := step.misread(name, tables, stamps, sure, min(sure, len(stamps)))) is not None:
             return found
@@ -175,7 +183,7 @@ def _written(step: BlockStep) -> Failure | None:
                 if at >= len(own) or own[at] != block:
                     got = f"block {block} is not in its table"
                     return failure(f"{where} into a block of its own", got, place)
-                if block in named:
+                if block in named and step.held_its_text(block):
                     if others := _who_had(step, block) - {lane.request}:
                         got = f"{' and '.join(sorted(others))} has block {block} too, and its hash is older"
                         behind = AtCount(lane.request, "start", (at + 1) * size)

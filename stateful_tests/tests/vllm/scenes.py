@@ -46,6 +46,10 @@ SIZES = {
     "state first": EngineConfig((LayerGroup(2, state=True), _FULL), 12, 12, 8),
     "state first near": EngineConfig((LayerGroup(2, state=True), _NEAR), 12, 12, 8),
     "peer": EngineConfig((_FULL,), 12, 12, 8, peer=True, fail_requests=True),
+    "in step": EngineConfig((_FULL,), 12, 12, 8, peer=True, sync_loads=True),
+    "in step fails": EngineConfig(
+        (_FULL,), 12, 12, 8, peer=True, sync_loads=True, fail_requests=True
+    ),
     "host state": EngineConfig((LayerGroup(2, state=True),), 12, 12, 8, host_chunks=4),
     "host near": EngineConfig((_NEAR,), 12, 12, 8, host_chunks=4, chunk_blocks=2),
     "image": EngineConfig((_FULL,), 12, 12, 8, image=3, encoder_cache=6, encoder_budget=4),
@@ -61,7 +65,7 @@ class Scene:
 
     texts: of each request with what was sampled for it; given: with what its client got. waiting: tokens of
     a next turn, until the one before ends. keys, chunks, transfers: of host memory; kept, pinned: blocks.
-    images: that are kept, each with who needs it.
+    images: that are kept, each with who needs it. lost: blocks that a load within a step has not brought.
     """
 
     config: EngineConfig
@@ -78,6 +82,7 @@ class Scene:
     kept: tuple[int, ...] = ()
     pinned: tuple[tuple[str, int], ...] = ()
     images: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    lost: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         self.memory: list[tuple[int, tuple[int, ...]]] = [(-1, ())] * (self.config.blocks + 1)
@@ -160,6 +165,7 @@ class Scene:
             tuple(tuple(self.chunks.get(chunk, nothing)) for chunk in range(count)),
             tuple(HostKey(chunk, 0, stamps, pins[chunk]) for chunk, stamps in self.keys.items()),
             tuple(self.transfers.values()),
+            lost=self.lost,
         )
 
     def _known(self, name: str) -> RequestFact:
@@ -452,10 +458,30 @@ def _free_chunk(host: HostFacts, chunk: int, sign: str) -> HostFacts:
 
 
 _WHO, _BLOCKS = r"(?P<name>r\d)", r"(?P<tables>[\d |]*)"
+def _loads(scene: Scene, name: str, end: str, tables: str) -> None:
+    scene.fill(scene.tables(tables), scene.stamps(name), 0, int(end))
+
+
+def _loses(scene: Scene, blocks: str) -> None:
+    scene.lost += tuple(map(int, blocks.split()))
+    for block in scene.lost:
+        size = scene.config.groups[0].block_size
+        scene.memory[block] = 0, (0,) * size
+
+
+def _is_told(scene: Scene) -> None:
+    """The engine is notified of what was lost. Texts are again those that clients have."""
+    scene.lost = ()
+    scene.texts.update((name, list(given)) for name, given in scene.given.items())
+
+
 _STATEMENTS: dict[str, Callable[..., None]] = {
     rf"{_WHO} runs (?P<start>\d+)-(?P<end>\d+)( with(?P<own> its)? (?P<drafts>\d) drafts)?"
     rf"( samples (?P<samples>\d|stop))? in ?{_BLOCKS}": _runs,
     rf"{_WHO} gets ((?P<count>\d)|(?P<other>other))(?P<twice> twice)?(?P<ends> ends)?": _gets,
+    rf"{_WHO} loads 0-(?P<end>\d+) in ?{_BLOCKS}": _loads,
+    r"loses (?P<blocks>[\d ]+)": _loses,
+    r"it is told": _is_told,
     rf"{_WHO} takes its next turn(?P<kept> behind all)?": _turns,
     rf"{_WHO} is (?P<status>[A-Z]+) (?P<computed>\d+)( in ?{_BLOCKS})?": _is,
     rf"{_WHO} is gone": _drop,

@@ -43,7 +43,7 @@ def test_a_store_and_a_load(device):
     )
     assert device.transfer_async(3, (lists((0,), (1, 0), (0, 0)), lists((4,))))
     device.host[2] = [(9, (9,)), (9, (9,))]
-    device._blocks[0] = (0, (9, 9))  # the null block
+    device.blocks[0] = (0, (9, 9))  # the null block
     assert [job.job for job in device.queues[False]] == [1, 3] and [*device.jobs] == [1, 2, 3]
     assert device.copy(False) and device.copy(False) and not device.copy(False)
     assert device.host == {
@@ -52,9 +52,9 @@ def test_a_store_and_a_load(device):
         4: [NOTHING] * 2,
     }
     assert not device.completed
-    device._blocks.clear()
+    device.blocks.clear()
     assert device.complete(True) and not device.complete(True)
-    assert device._blocks == {5: (0, [11, 12]), 7: (1, [1, 2, 3, 4])}
+    assert device.blocks == {5: (0, [11, 12]), 7: (1, [1, 2, 3, 4])}
     device.host[2] = [(0, (8, 8)), NOTHING]
     assert device.complete(False) and device.completed == [2, 1]
     assert device.host[2][0] == (0, (8, 8)), "copied once"
@@ -63,7 +63,7 @@ def test_a_store_and_a_load(device):
 def test_a_load_of_what_nobody_stored(device):
     device.submit_load(1, lists((4, 5)), lists((6, 7), (1, 1), (0, 0)), expedited=True)
     device.wait({1})
-    assert [device._blocks[at] for at in (6, 7)] == [(-1, [EMPTY] * 2), (-1, [EMPTY] * 4)]
+    assert [device.blocks[at] for at in (6, 7)] == [(-1, [EMPTY] * 2), (-1, [EMPTY] * 4)]
 
 
 def test_a_store_of_a_block_that_nobody_wrote(device):
@@ -209,7 +209,7 @@ def loads(device, monkeypatch):
     monkeypatch.setitem(
         sys.modules, OUTPUTS, Bag(KVConnectorOutput=lambda: Bag(failed_recving=None))
     )
-    peer = Bag(remote={}, started_loads=[])
+    peer = Bag(remote={}, started_loads=[], in_step=False)
 
     def written(request):
         return [100 + token for token in request._all_token_ids]
@@ -292,3 +292,30 @@ def test_idle_chunks_that_no_eviction_takes(pins, order, stuck):
     manager = Bag(_policy=Policy(pins, order))
     assert stuck_chunks(manager) == stuck
     assert len(manager._policy.chunks) == len(pins), "a copy is asked"
+
+
+def entry(start, end, *blocks):
+    return Bag(start=start, tokens=(0,) * (end - start), tables=(blocks, ()))
+
+
+def test_a_load_within_a_step_that_fails(device, monkeypatch):
+    monkeypatch.setitem(sys.modules, OUTPUTS, Bag(KVConnectorOutput=Bag))
+    peer = Bag(remote={}, started_loads=[], in_step=True)
+    loads = Loads(Bag(connector=peer), device, CONFIG, lambda _: [101, 102, 103, 104])
+    assert loads.fail(1)
+    peer.started_loads.append((REQUEST, ([3, 4], []), 0, 4))
+    loads.before(None)
+    assert device.blocks[3] == (0, [101, 102]) and device.blocks[4] == (0, [EMPTY, EMPTY])
+    assert loads.after(None).invalid_block_ids == {4} and loads.lost == (4,)
+    device.blocks[5] = (0, [105, 106])
+    loads.spoil([entry(4, 6, 3, 4, 5), entry(2, 4, 3, 6)])
+    assert loads.lost == (4, 5) and device.blocks[5] == (0, [EMPTY, EMPTY])
+
+    # The next step reads lost blocks as well, and computes one of them anew in its own table.
+    loads.spoil([entry(6, 7, 3, 4, 5, 7), entry(0, 2, 5)])
+    assert loads.lost == (4, 7), "whoever computes a block from its first slot on has it whole"
+    loads.told()
+    assert loads.lost == (), "what was computed from lost blocks is known with them"
+    peer.started_loads.append((REQUEST, ([8, 9], []), 0, 4))
+    loads.before(None)
+    assert loads.lost == () and device.blocks[9] == (0, [103, 104]), "one load fails, not all"

@@ -21,6 +21,16 @@ from stateful_tests.tests.vllm.test_releases import TRACES
 from stateful_tests.traces import files as traces
 
 SAID = {
+    "a_failed_load_stays_cached_after_an_abort": "a load that failed has left block 1 empty, in command 2",
+    "a_failed_load_stays_cached_after_an_abort_in_flight": "slot 0 of block 1 is not written",
+    "a_failed_load_stays_cached_after_a_preemption": "slot 0 of block 6 is not written",
+    "a_failed_load_stays_cached_after_a_reset": "a load that failed has left block 1 empty, in command 2",
+    "a_sharer_of_a_failed_load_keeps_its_hash": "slot 0 of block 3 is not written",
+    "a_sharer_runs_ahead_of_the_recompute": "block 2 holds nothing of this group there",
+    "a_failed_load_leaves_a_placeholder": "other tokens, or none, where r1 computes its text at [0, 4)",
+    "a_step_ahead_of_a_failed_load_is_answered": "where r1 gets []",
+    "a_sharer_ahead_of_a_failed_load_keeps_its_hash": "slot 0 of block 3 is not written",
+    "a_sharer_ahead_of_a_failed_load_ends_and_keeps_its_hash": "slot 0 of block 3 is not written",
     "a_session_between_turns_makes_a_chunk_preempt_itself_for_ever": "after 4 forward passes in 6 calls",
     "a_session_between_turns_makes_another_preempt_itself_for_ever":
         "after 2 forward passes in 4 calls of the",
@@ -256,7 +266,7 @@ SAID = {
 
 
 # a block is marked
-DRAWN = {"BLK-3", "HOST-2", "KEY-1", "PUB-1", "XFER-1", "XFER-2", "STA-1", "STA-2", "STA-3"}
+DRAWN = {"BLK-3", "HIT-1", "HOST-2", "KEY-1", "PUB-1", "XFER-1", "XFER-2", "STA-1", "STA-2", "STA-3"}
 
 
 def released(path):
