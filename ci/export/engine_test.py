@@ -89,6 +89,7 @@ def _needed(code: str, config: EngineConfig, system: VLLMSystem) -> str:
     sizes |= {"any((g.state for g in config.groups))": states}
     if not states:
         sizes |= {"group.state": False, "self.config.groups[group].state": False}
+    sizes |= {"group.drafter": False}
     windows = {group.window is None for group in config.groups}
     if len(windows) == 1:
         sizes |= {"group.window is None": windows == {True}}
@@ -182,6 +183,8 @@ def unit_test(
     """The text of a test that performs the trace on the scheduler of `system`; as `ci.export.unit_test`."""
     if trace.sizes(EngineConfig).encodes:
         raise NotExportable("prompts have images, and the test of a scheduler has no encoder")
+    if any(group.drafter for group in trace.sizes(EngineConfig).groups):
+        raise NotExportable("a drafter has KV of its own, and the test of a scheduler has no drafter")
     run = replay(system, trace)
     if (violation := run.violation) is None:
         raise NotExportable(f"conforms on {system.name}: there is no fault to test")

@@ -65,6 +65,9 @@ PARTS = {
     "retained windows": """
 0.33.0 ... v1/kv_cache_interface.py | SlidingWindowSpec.num_retained_tokens
 """,
+    "skipped drafts": """
+0.33.0 ... v1/core/sched/output.py | SchedulerOutput.skip_drafts
+""",
     "drafts of a batch": """
 0.24.0 ... v1/core/sched/output.py | SchedulerOutput.num_spec_tokens_to_schedule
 """,
@@ -115,7 +118,7 @@ PARTS = {
 0.15.0 ... v1/worker/gpu/model_runner.py | GPUModelRunner.update_requests(_); GPUModelRunner.prepare_inputs
 0.15.0 ... v1/worker/gpu/input_batch.py | InputBuffers(_, _, _)
 0.17.0 ... v1/worker/gpu/model_runner.py | GPUModelRunner.prepare_attn(_)
-0.17.0 ... v1/worker/gpu/states.py | RequestState.all_token_ids
+0.17.0 ... v1/worker/gpu/states.py | RequestState.all_token_ids; RequestState.next_prefill_tokens
 0.23.0 ... v1/worker/gpu/model_runner.py | GPUModelRunner.postprocess_sampled(_, _, _, _, _)
 0.28.0 ... v1/worker/gpu/model_runner.py | GPUModelRunner.gather_batch_req_state(_, _)
 0.31.0 ... v1/worker/gpu/model_runner.py | GPUModelRunner.prepare_inputs(_, _, _, _)
@@ -125,6 +128,17 @@ PARTS = {
 0.21.0 ... v1/worker/gpu/model_states/mamba_hybrid.py | MambaHybridAttnMetadata.num_accepted_tokens; MambaHybridAttnMetadata.num_decode_draft_tokens_cpu
 0.25.0 ... v1/worker/gpu/model_states/mamba_hybrid.py | MambaHybridModelState.preprocess_state(_, _, _, _)
 0.32.0 ... v1/worker/gpu/model_states/mamba_hybrid.py | MambaHybridModelState.initialize_kv_cache(_, _)
+""",
+    "drafter": """
+0.20.0 ... v1/spec_decode/llm_base_proposer.py | SpecDecodeBaseProposer.prepare_next_token_ids_padded(_, _, _, _)
+0.20.0 ... v1/spec_decode/llm_base_proposer.py | SpecDecodeBaseProposer.prepare_inputs_padded(_, _, _)
+0.20.0 ... v1/spec_decode/llm_base_proposer.py | SpecDecodeBaseProposer.set_inputs_first_pass(target_token_ids=_, next_token_ids=_, target_positions=_, target_hidden_states=_, token_indices_to_sample=_, cad=_, num_rejected_tokens_gpu=_)
+0.20.0 ... v1/spec_decode/utils.py | eagle_prepare_next_token_padded_kernel; eagle_prepare_inputs_padded_kernel
+0.20.0 ... v1/kv_cache_interface.py | KVCacheGroupSpec.is_eagle_group
+""",
+    "drafter+v2": """
+0.32.0 ... v1/worker/gpu/spec_decode/target_dependent_ar/speculator.py | prepare_prefill_inputs; _prepare_prefill_inputs_kernel
+0.32.0 ... v1/worker/gpu/states.py | RequestState.last_sampled_tokens
 """,
     "offload": """
 0.11.0 ... distributed/kv_transfer/kv_connector/v1/offloading_connector.py | OffloadingConnector.connector_worker; OffloadingConnector.connector_scheduler
@@ -229,7 +243,7 @@ EVERY = TABLES.every
 _OF_CONNECTORS = frozenset({"offload", "reset", "sync loads", "failed loads"})
 _OF_PAIRS = frozenset({"pair", "published handshakes"})
 _OF_IMAGES = frozenset({"images", "resets of images", "images+v2", "updates of images"})
-_OF_V2 = frozenset({"v2", "state+v2", "images+v2", "updates of images", "retained windows", "drafts of a batch"})
+_OF_V2 = frozenset({"v2", "state+v2", "drafter+v2", "images+v2", "updates of images", "retained windows", "skipped drafts", "drafts of a batch"})
 # What a later release calls a thing, where that is all that is new: `Class.member`, or a function or class. A
 # release has the one name or the other (impl.renamed).
 RENAMED: dict[str, str] = {}

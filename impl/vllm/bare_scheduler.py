@@ -147,6 +147,8 @@ def pool_of(config: Any) -> Any:
             shape["sliding_window"] = group.window
         spec = kind(**taken(kind, shape | {"block_size": group.block_size}))
         groups.append(interface.KVCacheGroupSpec([f"layer{at}"], spec))
+        if group.drafter:
+            groups[-1].is_eagle_group = True
     made = interface.KVCacheConfig(
         num_blocks=config.blocks + 1, kv_cache_tensors=[], kv_cache_groups=groups
     )

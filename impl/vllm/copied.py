@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from impl.copied_rules import CopiedRule, CopiedRules
+from impl.vllm.drafter import KERNELS
 
 RULES = {
     "steps of the engine core": CopiedRule(
@@ -37,6 +38,18 @@ RULES = {
         ),
         "_Batch of runner.py: the class has tensors of samplers",
     ),
+    "batches for which a drafter runs": CopiedRule(
+        ("vllm/v1/worker/gpu_model_runner.py",),
+        ("_input_fits_in_drafter", "sample_tokens", "execute_model"),
+        ("effective_drafter_max_model_len", "input_fits_in_drafter"),
+        "fits of drafter.py: the functions read attention metadata, or run the batch",
+    ),
+    "further passes of a drafter": CopiedRule(
+        (KERNELS,),
+        ("eagle_step_slot_mapping_metadata_kernel",),
+        ("exceeds_max =", "where(exceeds_max"),
+        "run of drafter.py: each pass runs the model",
+    ),
     "rows of the worker's block tables": CopiedRule(
         ("vllm/v1/worker/block_table.py",),
         ("append_row", "add_row"),
@@ -45,4 +58,7 @@ RULES = {
     ),
 }
 COPIED = CopiedRules(RULES, Path(__file__).with_name("copied.txt"))
-FILES = tuple(file for rule in RULES.values() for file in rule.files)
+# that every release has
+FILES = tuple(
+    file for rule in RULES.values() for file in rule.files if file != KERNELS
+)

@@ -23,6 +23,7 @@ from impl.process.worker import serve
 from impl.request_sources import RequestSources
 from impl.vllm.bare_connectors import Loads, Offloads, worker_of
 from impl.vllm.bare_scheduler import pool_of, results
+from impl.vllm.drafter import PROPOSER, SPECULATOR, Drafter, DrafterV1, DrafterV2
 from impl.vllm.engine import Stamps, start
 from impl.vllm.images import encoder_facts, features_of, text_of, with_placeholders
 from impl.vllm.modules import RUNNER, install, runner_methods
@@ -66,7 +67,7 @@ class EngineDriver:
         for name in names:
             for module in dict.fromkeys(module for module, use in uses() if name_of(use) == name):
                 alias(importlib.import_module(module), name, names)
-        self.root = root
+        self.root = self.drafter_root = root
         self.overlap = overlap
         self.v2 = v2
         self._methods = {} if v2 else runner_methods(root, names, encodes)
@@ -113,6 +114,7 @@ class EngineDriver:
         self.scheduler, self._request = self._start(config)
         self.runner = self._worker(config)
         self.runner.origin_of = self.sources.origin_of
+        self.runner.drafter = self._drafter(config)
         self._mover = self._move()
         self._in_flight: deque[tuple[Any, Ran, Any]] = deque()
         self._ids: dict[str, str] = {}  # of a request's name: what the engine calls it
@@ -154,6 +156,20 @@ class EngineDriver:
         from impl.vllm.runner_v2 import ModelRunnerV2
 
         return ModelRunnerV2(config, self.overlap, pool_of(config))
+
+    def _drafter(self, config: EngineConfig) -> Drafter | None:
+        """The layers of a drafter, where a group has them and the release's files are there. A peer has
+        none."""
+        if config.draft_group is None or config.peer:
+            return None
+        if not self.v2:
+            there = (self.drafter_root / PROPOSER).is_file()
+            return DrafterV1(config, self.runner, self.drafter_root) if there else None
+        if not (self.drafter_root / SPECULATOR).is_file():
+            return None
+        from impl.vllm.runner_v2 import input_buffers
+
+        return DrafterV2(config, self.runner, self.drafter_root, input_buffers(config))
 
     def apply(self, command: EngineCommand) -> Outcome:
         """Carry a command out, or refuse it."""
@@ -424,10 +440,19 @@ class EngineDriver:
     def _held(self) -> list[Any]:
         """The group and the stamps of each block."""
         blocks = range(self.config.blocks + 1)
-        return [self.runner.memory.get(block, (-1, ())) for block in blocks]
+        return [self._without_drafter(self.runner.memory.get(block, (-1, ()))) for block in blocks]
+
+    def _without_drafter(self, held: tuple[int, Any]) -> tuple[int, Any]:
+        """What a block holds of the target's KV."""
+        group, slots = held
+        if group < 0 or group != self.config.draft_group:
+            return held
+        return group, slots[: self.config.groups[group].block_size]
 
     def _host(self) -> HostFacts:
-        return host_facts(self._mover, self.scheduler, self.config, self._stamps)
+        facts = host_facts(self._mover, self.scheduler, self.config, self._stamps)
+        memory = (tuple(map(self._without_drafter, chunk)) for chunk in facts.memory)
+        return facts._replace(memory=tuple(memory))
 
     def _published(self, pool: Any) -> Iterator[Published]:
         """The hashes by which blocks are known."""

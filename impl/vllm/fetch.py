@@ -11,6 +11,7 @@ from impl.adapter import UnusableImplementation
 from impl.vllm.modules import RUNNER, RUNNER_V2, STATES, STATES_V2
 from impl.vllm.api import RELEASES, drives
 from impl.vllm.copied import FILES as COPIED
+from impl.vllm.drafter import SPECULATOR
 from impl.vllm.images import FILES as IMAGES
 from impl.vllm.images_v2 import FILES as IMAGES_V2
 from impl.vllm.offload import CONNECTOR
@@ -23,13 +24,13 @@ _NEEDED = (
     "vllm/v1/core/", "vllm/v1/request.py", "vllm/v1/kv_cache_", "vllm/v1/hisparse/",
     "vllm/v1/engine/__init__.py", "vllm/v1/outputs.py", "vllm/v1/metrics/", "vllm/v1/kv_hints.py",
     "vllm/v1/spec_decode/", "vllm/utils/", RUNNER, *RUNNER_V2, *OFFLOAD, *PAIR, *STATES, *STATES_V2, *COPIED,
-    *IMAGES, *IMAGES_V2,
+    *IMAGES, *IMAGES_V2, SPECULATOR,
 )  # fmt: skip
 
 # A part of the API -> a file that a folder has if it has those of the part.
 OF_WAYS = {
     "v2": RUNNER_V2[0], "offload": CONNECTOR, "pair": NIXL, "images": IMAGES[0], "images+v2": IMAGES_V2[0],
-    "state": STATES[0],
+    "state": STATES[0], "drafter+v2": SPECULATOR,
 }  # fmt: skip
 # The first release with a file whose way is driven later.
 _HAS = {NIXL: "0.20.0", IMAGES_V2[1]: "0.15.0"}
@@ -52,6 +53,7 @@ def release_root(
     asked = {
         "v2": v2, "offload": offloads, "pair": pair, "images": encodes,
         "images+v2": encodes and v2, "state": drives(version, "state"),
+        "drafter+v2": v2 and drives(version, "drafter+v2"),
     }  # fmt: skip
     if not all((root / file).is_file() for part, file in OF_WAYS.items() if asked[part]):
         fetch.complete(root, unpacked)

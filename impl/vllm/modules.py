@@ -229,3 +229,8 @@ class WorkerRequest(Values):
     @property
     def num_tokens(self) -> int:
         return self.num_prompt_tokens + len(self.output_token_ids)
+
+    def get_token_id(self, position: int) -> int:
+        """The token at a position, -1 behind the last."""
+        tokens = self.prompt_token_ids + self.output_token_ids
+        return int(tokens[position]) if position < len(tokens) else -1

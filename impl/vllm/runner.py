@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from impl.optional import optional
 from impl.stand_ins import Values
 from impl.toy_model import greedy, other
+from impl.vllm.drafter import Drafter, DrafterV1
 from impl.vllm.images import Encoder, with_embeddings, with_images
 from reference.blocks.commands import STOP_TOKEN
 from reference.blocks.config import EngineConfig
@@ -144,17 +145,31 @@ class SlotMemory(dict[int, tuple[int, list[int]]]):
             self[block] = (group, slots)
         slots[at] = value
 
+    def stamp_drafted(self, block: int, group: int, size: int, at: int, value: int) -> None:
+        """Write the drafter's KV of a slot: its stamps stand behind those of the block."""
+        owner, slots = self.get(block, (-1, []))
+        if owner != group or len(slots) < 2 * size:
+            slots = [*slots, *[0] * (2 * size - len(slots))] if owner == group else [0] * 2 * size
+            self[block] = (group, slots)
+        slots[size + at] = value
+
+    def drafted(self, block: int, group: int, size: int, at: int) -> int:
+        """The stamp of the drafter's KV in a slot, 0 without any of this group."""
+        owner, slots = self.get(block, (-1, []))
+        return slots[size + at] if owner == group and len(slots) > size + at else 0
+
 
 class ModelRunner:
     """A worker of any kind: KV, texts on the device, a model that samples.
 
     memory: a SlotMemory. text: of each request the tokens on the device, and their stamps. origin_of: the
     origin of a request's text. worker: what the release's methods take for `self`. encoder: of a model for
-    images.
+    images. drafter: one with KV of its own.
     """
 
     worker: Any
     encoder: Encoder | None = None
+    drafter: Drafter | None = None
 
     def __init__(self, config: EngineConfig, overlap: bool) -> None:
         self.config = config
@@ -302,10 +317,10 @@ class ModelRunnerV1(ModelRunner):
             lanes.append(Lane(name, start, tokens, len(given), tuple(sampled), tables))
             results[name] = sampled
         lanes = self.forward(lanes)
+        if lanes and self.config.eagle:
+            lanes = self._draft(lanes, scheduled, computed)
         for name, sampled in results.items():
             self._bookkeep(name, sampled)
-        if self.encoder is not None and self.config.eagle and lanes:
-            self.encoder.gathered(scheduled, shift=1)  # the drafter's inputs
         if self.overlap:
             batch.prev_req_id_to_index = {
                 n: batch.req_id_to_index[n] for n, s in results.items() if s
@@ -314,6 +329,26 @@ class ModelRunnerV1(ModelRunner):
             for name, index in batch.prev_req_id_to_index.items():
                 worker.sampled_counts[index] = len(results[name])
         return Ran(tuple(lanes), results)
+
+    def _draft(self, lanes: list[Lane], scheduled: Any, computed: dict[str, int]) -> list[Lane]:
+        """Run the drafter for a batch, as `sample_tokens` does before it remembers what was sampled."""
+        read: dict[str, dict[int, int]] = {}
+        if self.encoder is not None:
+            read = self.encoder.gathered(scheduled, shift=1)
+        drafter = self.drafter
+        longest = max(computed[lane.request] + len(lane.tokens) for lane in lanes)
+        if not isinstance(drafter, DrafterV1) or not drafter.fits(longest):
+            return lanes
+        batch = self.worker.input_batch
+        rows = [batch.req_id_to_index[lane.request] for lane in lanes]
+        lengths = [batch.num_tokens_no_spec[row] for row in rows]
+        inputs = drafter.inputs(lanes, self.worker.requests, lengths)
+        if self.encoder is not None:
+            inputs = [
+                given._replace(tokens=with_embeddings(given.tokens, read[lane.request]))
+                for lane, given in zip(lanes, inputs)
+            ]
+        return drafter.run(lanes, inputs, self.config.drafts - 1)
 
     def proposed(self, ran: Ran, most: int) -> dict[str, list[int]]:
         """The drafts of each request of the batch, as `take_draft_token_ids` returns them.

@@ -16,6 +16,7 @@ import torch
 from impl.bare import bare
 from impl.optional import optional
 from impl.stand_ins import Values, taken
+from impl.vllm.drafter import DrafterV2
 from impl.vllm.images import with_embeddings, with_images
 from impl.vllm.images_v2 import EncoderV2
 from impl.vllm.runner import ModelRunner, Ran
@@ -60,15 +61,14 @@ class ModelRunnerV2(ModelRunner):
         self.worker = worker = bare(runner.GPUModelRunner)
         worker.req_states = states.RequestState(**taken(states.RequestState.__init__, shape))
         worker.block_tables = tables.BlockTables(**taken(tables.BlockTables.__init__, shape))
-        worker.input_buffers = self._batches.InputBuffers(
-            config.max_seqs, config.max_batched_tokens, _DEVICE
-        )
+        worker.input_buffers = input_buffers(config)
         # Token ids of the specification do not fit into 32 bits.
         staged_tensor = type(worker.req_states.all_token_ids)
         worker.req_states.all_token_ids = staged_tensor(
             (config.max_seqs, config.max_model_len), dtype=torch.int64, device=_DEVICE
         )
         worker.input_buffers.input_ids = worker.input_buffers.input_ids.long()
+        worker.req_states.next_prefill_tokens = worker.req_states.next_prefill_tokens.long()
         vars(worker).update(
             device=_DEVICE, max_num_reqs=config.max_seqs, decode_query_len=1 + config.drafts, use_pp=False,
             is_last_pp_rank=False, lora_state=Values(remove_request=_nothing, add_request=_nothing),
@@ -138,17 +138,21 @@ class ModelRunnerV2(ModelRunner):
             )
             lanes[name] = Lane(name, start, tuple(tokens), drafts, tuple(sampled), rows)
         lanes = {lane.request: lane for lane in self.forward(list(lanes.values()))}
+        shifted: dict[str, dict[int, int]] = {}
         if self.encoder is not None and self.config.eagle:
-            self.encoder.read_by(batch, shift=1)  # the drafter's inputs
-        self._postprocess(batch, lanes, scheduled)
+            shifted = self.encoder.read_by(batch, shift=1)  # the drafter's inputs
+        lanes = self._postprocess(batch, lanes, scheduled, shifted)
         ordered = tuple(lanes[name] for name in order)
         return Ran(ordered, {lane.request: list(lane.sampled) for lane in ordered})
 
     def prepared(self, batch: Any, tables: Any) -> None:
         """Called between the preparation of a batch and its forward pass. tables: block tables by group."""
 
-    def _postprocess(self, batch: Any, lanes: dict[str, Lane], scheduled: Any) -> None:
-        """Store the results of the sampler and the drafter, as sample_tokens does."""
+    def _postprocess(
+        self, batch: Any, lanes: dict[str, Lane], scheduled: Any, read: dict[str, dict[int, int]]
+    ) -> dict[str, Lane]:
+        """Store the results of the sampler and the drafter, as sample_tokens does. read: by request the
+        embeddings among the drafter's inputs, by their index."""
         states = self.worker.req_states
         max_drafts = self.config.drafts
         tokens = torch.zeros(len(lanes), 1 + max_drafts, dtype=torch.int64)
@@ -163,20 +167,38 @@ class ModelRunnerV2(ModelRunner):
         self.worker.postprocess_sampled(
             batch.idx_mapping, tokens, sampled, rejected, batch.query_start_loc
         )
+        scheduled_drafts = optional(
+            scheduled, "SchedulerOutput.num_spec_tokens_to_schedule", max_drafts
+        )
+        if isinstance(self.drafter, DrafterV2):
+            inputs = self.drafter.inputs(batch, states, sampled, rejected)
+            if self.encoder is not None:
+                inputs = [
+                    given._replace(tokens=with_embeddings(given.tokens, read[name]))
+                    for name, given in zip(lanes, inputs)
+                ]
+            skips = optional(scheduled, "SchedulerOutput.skip_drafts", False)
+            passes = 0 if skips else max(0, scheduled_drafts - 1)
+            drafted = self.drafter.run(list(lanes.values()), inputs, passes)
+            lanes = {lane.request: lane for lane in drafted}
         for name, lane in lanes.items():
             self.keep(name, lane.sampled)
         if max_drafts:
             drafts = torch.tensor([self.drafts(self.text[name][1], max_drafts) for name in lanes])
-            scheduled_drafts = optional(
-                scheduled, "SchedulerOutput.num_spec_tokens_to_schedule", max_drafts
-            )
             drafts[:, scheduled_drafts:] = -1
             states.draft_tokens[batch.idx_mapping] = drafts
+        return lanes
 
     def proposed(self, ran: Ran, most: int) -> dict[str, list[int]]:
         """Placeholders for the drafts of each request: the drafts stay on the device."""
         del most
         return {lane.request: [-1] * self.config.drafts for lane in ran.lanes}
+
+
+def input_buffers(config: EngineConfig) -> Any:
+    """Buffers for the inputs of a batch."""
+    kind = importlib.import_module(f"{_PACKAGE}.input_batch").InputBuffers
+    return kind(config.max_seqs, config.max_batched_tokens, _DEVICE)
 
 
 def _nothing(*_: Any, **__: Any) -> None:

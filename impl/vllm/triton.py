@@ -155,12 +155,17 @@ class Language:
     constexpr = None
     int32, int64, uint64 = ctypes.c_int32, ctypes.c_int64, ctypes.c_uint64
     uint8, uint16, uint32 = ctypes.c_uint8, ctypes.c_uint16, ctypes.c_uint32
-    where, maximum, minimum, sum = np.where, np.maximum, np.minimum, np.sum
+    where, maximum, minimum, sum, max = np.where, np.maximum, np.minimum, np.sum, np.max
     range = range
 
     @staticmethod
     def arange(first: int, end: int) -> _LaneArray:
         return np.arange(first, end).view(_LaneArray)
+
+    @staticmethod
+    def full(shape: tuple[()], value: int, dtype: Any) -> _Scalar:
+        del shape, dtype
+        return _Scalar(value)
 
     @staticmethod
     def program_id(axis: int) -> int:

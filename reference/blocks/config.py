@@ -35,11 +35,13 @@ class LayerGroup:
     """Layers with one block table: tokens of a block, and how many positions a query sees (None: all).
 
     state: they are recurrent. A block then holds one state (reference.states), that after the last of its
-    tokens which are computed; no query sees a position."""
+    tokens which are computed; no query sees a position. drafter: the layers of a drafter are among them, and
+    the engine is told so."""
 
     block_size: int
     window: int | None = None
     state: bool = False
+    drafter: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +137,12 @@ class EngineConfig:
                 raise GeometryError(
                     f"groups[{at}].window", "goes without state: a recurrent layer has none"
                 )
+            if group.drafter and (group.state or not self.eagle):
+                raise GeometryError(
+                    f"groups[{at}].drafter", "needs eagle, and layers that are not recurrent"
+                )
+        if sum(group.drafter for group in self.groups) > 1:
+            raise GeometryError("groups", "a drafter has layers in one of them")
 
     def _check_connector(self) -> None:
         """Raise GeometryError for a connector that does not go with the rest."""
@@ -188,6 +196,11 @@ class EngineConfig:
         return tuple(at for at, group in enumerate(self.groups) if group.state)
 
     @property
+    def draft_group(self) -> int | None:
+        """The group with the drafter's layers, None where no group has them: their KV is not looked at."""
+        return next((at for at, group in enumerate(self.groups) if group.drafter), None)
+
+    @property
     def connects(self) -> bool:
         """It has a KV connector."""
         return self.host_chunks > 0 or self.peer
@@ -238,6 +251,12 @@ ENGINE_PRESETS: dict[str, EngineConfig] = {
     "unequal": EngineConfig((_FOUR, LayerGroup(2, 5)), 18, 24, 12, max_seqs=3),
     "drafts": EngineConfig((_TWO, LayerGroup(2, 4)), 22, 18, 12, max_seqs=3, drafts=2),
     "eagle": EngineConfig((_TWO, LayerGroup(2, 4)), 22, 18, 12, max_seqs=3, drafts=2, eagle=True),
+    "eagle-full": EngineConfig(
+        (LayerGroup(2, drafter=True),), 12, 18, 12, max_seqs=3, drafts=2, eagle=True
+    ),
+    "eagle-window": EngineConfig(
+        (_TWO, LayerGroup(2, 4, drafter=True)), 22, 18, 12, max_seqs=3, drafts=2, eagle=True
+    ),
     "block1": EngineConfig((_ONE, LayerGroup(1, 2)), 34, 12, 8, max_seqs=2, drafts=1),
     "block16": EngineConfig((LayerGroup(16), LayerGroup(16, 20)), 10, 64, 32, max_seqs=3),
     "tight": EngineConfig((_TWO,), 8, 16, 12, max_seqs=3, priority=True, long_prefill=3),
@@ -253,6 +272,10 @@ ENGINE_PRESETS: dict[str, EngineConfig] = {
     "host-window": EngineConfig((_NEAR,), 12, 16, 8, max_seqs=3, host_chunks=8, prompt_only=True),
     "host-drafts": EngineConfig(
         (_TWO, LayerGroup(2, 4)), 22, 18, 12, max_seqs=3, drafts=2, host_chunks=12
+    ),
+    "host-eagle": EngineConfig(
+        (LayerGroup(2, drafter=True), LayerGroup(2, 4)), 22, 18, 12, max_seqs=3, drafts=2, eagle=True,
+        host_chunks=12,
     ),
     "state": EngineConfig((_TWO, _STATE), 24, 20, 8, max_seqs=3),
     "state-tight": EngineConfig(

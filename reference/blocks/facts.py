@@ -44,6 +44,21 @@ class StateUse(NamedTuple):
     writes: tuple[tuple[int, int], ...]
 
 
+class DraftUse(NamedTuple):
+    """What the drafter's layers read and write of a group for a batch entry.
+
+    first: the first position that they read.
+    found: stamps of their KV from there to the entry's start; 0 for a slot without. The
+    stamp of their KV at a position is that of the text up to the next token.
+    end: past the last position that they write.
+    """
+
+    group: int
+    first: int
+    found: tuple[int, ...]
+    end: int
+
+
 class Lane(NamedTuple):
     """An entry of a batch that ran.
 
@@ -52,6 +67,7 @@ class Lane(NamedTuple):
     sampled: tokens that the model returned, accepted drafts first; none for a chunk that is not the last.
     tables: block tables of the runner.
     states: the use of recurrent state, one for each recurrent group.
+    draft: the use of the drafter's KV; None where no drafter with KV ran.
     """
 
     request: str
@@ -61,6 +77,7 @@ class Lane(NamedTuple):
     sampled: tuple[int, ...]
     tables: Table
     states: tuple[StateUse, ...] = ()
+    draft: DraftUse | None = None
 
 
 class Output(NamedTuple):

@@ -7,7 +7,7 @@ that it derives the text of each request, which positions are computed, and whic
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 
 from reference.blocks.commands import (
@@ -99,7 +99,8 @@ def extend(text: list[int], stamps: list[int], tokens: Sequence[int], origin: in
 @dataclass(slots=True)
 class LaneNote:
     """An entry, and what it should be. fresh: its request held nothing before. text, stamps: of its request,
-    up to what was sampled last; computed: positions that had KV; void: as of its Flight."""
+    up to what was sampled last; computed: positions that had KV; void: as of its Flight. discarded: stamps of
+    last tokens of turns, behind which a drafter has computed."""
 
     lane: Lane
     fresh: bool
@@ -108,6 +109,7 @@ class LaneNote:
     stamps: list[int]
     computed: int
     void: bool = False
+    discarded: Container[int] = ()
 
 
 @dataclass(slots=True)
@@ -129,7 +131,8 @@ class RequestTexts:
     """All requests of one run.
 
     standstill: of the last command, where it was a Schedule while somebody waits. loaded: the weights now.
-    sources: of the requests so far, the newest last."""
+    sources: of the requests so far, the newest last. discarded: stamps of the last tokens of turns, which
+    the next turn goes without."""
 
     def __init__(self, config: EngineConfig) -> None:
         self.config = config
@@ -138,6 +141,7 @@ class RequestTexts:
         self.standstill: Standstill | None = None
         self.loaded = LoadedWeights()
         self.sources: dict[KvSource, None] = {}
+        self.discarded: set[int] = set()
         self._sent = 0
         self._progress = EngineProgress()
 
@@ -248,6 +252,7 @@ class RequestTexts:
         if turn is None:
             self._goes(bearer)
             return
+        self.discarded.add(bearer.stamps[-1])
         del bearer.text[-1], bearer.stamps[-1]
         extend(bearer.text, bearer.stamps, turn[0])
         bearer.idle = False
@@ -265,7 +270,11 @@ class RequestTexts:
             written = self._written(lane)
             void = facts.host is not None and not written.isdisjoint(facts.host.lost)
             computed = bearer.computed or 0
-            notes.append(LaneNote(lane, fresh, bearer.turned, text, stamps, computed, void))
+            notes.append(
+                LaneNote(
+                    lane, fresh, bearer.turned, text, stamps, computed, void, self.discarded
+                )
+            )
             end = lane.start + len(lane.tokens) - lane.drafts
             bearer.computed = end + max(0, len(lane.sampled) - 1)
             bearer.turned = False

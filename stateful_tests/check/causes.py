@@ -173,6 +173,52 @@ def _sized(system: AnySystem, trace: Trace, **sizes: Any) -> Trace:
     return _with_sizes(trace, **sizes)
 
 
+def _no_drafts(system: AnySystem, trace: Trace) -> Trace:
+    """The engine has no drafter."""
+    del system
+    sizes = trace.sizes(EngineConfig)
+    groups = tuple(replace(group, drafter=False) for group in sizes.groups)
+    return _with_sizes(trace, groups=groups, drafts=0, eagle=False)
+
+
+def _longest_text(trace: Trace) -> int:
+    """Tokens of the longest text that a request may have, with all turns and outputs."""
+    lengths = Counter[str]()
+    for command in trace.commands:
+        if isinstance(command, Add | More):
+            sent = command.tokens + sum(piece.tokens for piece in command.prompt)
+            lengths[command.request] += sent + command.max_tokens
+    return max(lengths.values(), default=0)
+
+
+def _resized(trace: Trace, **sizes: Any) -> Trace:
+    """With blocks for the longest text."""
+    config = trace.sizes(EngineConfig)
+    roomy = replace(config, blocks=BOUNDS["blocks"][1], **sizes)
+    most = sum(roomy.most_blocks(group) for group in config.groups)
+    return _with_sizes(trace, **sizes, blocks=max(config.blocks, most))
+
+
+def _whole_prompts(system: AnySystem, trace: Trace) -> Trace:
+    """A drafter sees each prompt in one chunk."""
+    del system
+    sizes = trace.sizes(EngineConfig)
+    if sizes.draft_group is None:
+        return trace
+    budget = max(sizes.max_batched_tokens, sizes.max_seqs * (_longest_text(trace) + sizes.drafts))
+    return _resized(trace, max_batched_tokens=budget, long_prefill=0)
+
+
+def _no_text_near_the_limit(system: AnySystem, trace: Trace) -> Trace:
+    """A drafter has room for its drafts behind each text."""
+    del system
+    sizes = trace.sizes(EngineConfig)
+    if sizes.draft_group is None:
+        return trace
+    longest = _longest_text(trace) + 2 * sizes.drafts + 1
+    return _resized(trace, max_model_len=max(sizes.max_model_len, longest))
+
+
 def _no_chunks(system: AnySystem, trace: Trace) -> Trace:
     """Each insert into a tree with a host tier is a request's last, and each chunk of a prefill server the
     whole rest of a prompt."""
@@ -290,7 +336,7 @@ _NEEDS: dict[str, _Less] = {
     "a next turn": partial(_none_of, More),
     "a reset of the cache": partial(_none_of, (ResetCache, Forget, NewWeights)),
     "drafts": _of_kinds(
-        blocks=partial(_sized, drafts=0, eagle=False),
+        blocks=_no_drafts,
         pairs=partial(_of_servers, drafts=0, eagle=False),
     ),
     "a window": _of_kinds(
@@ -311,6 +357,8 @@ _NEEDS: dict[str, _Less] = {
     "checkpoints within a chunk": _of_kinds(blocks=partial(_sized, checkpoints=0)),
     "chunks of several blocks": _of_kinds(blocks=partial(_sized, chunk_blocks=1)),
     "chunks that go on": _of_kinds(tiers=_no_chunks),
+    "a prompt in chunks": _of_kinds(blocks=_whole_prompts),
+    "a text near max_model_len": _of_kinds(blocks=_no_text_near_the_limit),
     "a small host": _of_kinds(tiers=_host_room),
     "a storage": _of_kinds(tiers=_no_storage),
     "recurrent state": _of_kinds(

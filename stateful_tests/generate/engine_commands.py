@@ -128,7 +128,8 @@ def draw_engine_config(source: Choices, like: EngineConfig) -> EngineConfig:
         sizes = [max(base, 5)] * len(sizes)  # a round of drafts ends in the next block at most
     windows = [group.window and 1 + source.upto(3 * base) for group in like.groups]
     states = [group.state for group in like.groups]
-    groups = tuple(map(LayerGroup, sizes, windows, states))
+    drafters = [group.drafter for group in like.groups]
+    groups = tuple(map(LayerGroup, sizes, windows, states, drafters))
     first = source.upto(len(groups) - 1)
     groups = groups[first:] + groups[:first]  # an engine may number them in any order
     longest = max(4, base * (3 + source.upto(5)) + source.upto(base))

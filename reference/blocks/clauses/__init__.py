@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from reference.blocks.clauses import blocks, encoder, runs, states, texts, windows
+from reference.blocks.clauses import blocks, drafts, encoder, runs, states, texts, windows
 from reference.blocks.clauses.step import REGISTERED, BlockStep
 from reference.blocks.commands import Schedule
 from reference.clauses import Clause, by_cause
@@ -16,7 +16,7 @@ from reference.tiers.clauses import OF_CONNECTORS, TIER_CLAUSES
 
 __all__ = ["BLOCK_CLAUSES", "BlockStep", "broken", "broken_off"]
 BLOCK_CLAUSES = (
-    in_order(REGISTERED, (texts, runs, states, blocks, windows, encoder))
+    in_order(REGISTERED, (texts, runs, states, blocks, windows, drafts, encoder))
     | {name: TIER_CLAUSES[name] for name in OF_CONNECTORS}
     | PROGRESS
 )

@@ -4,7 +4,7 @@ import logging
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -18,6 +18,7 @@ from impl.sglang.tiers.loading import tiered
 from impl.sglang.tiers.system import TierSystem
 from impl.system_spec import SystemSpec
 from impl.transformers_paging.driver import PagingDriver
+from impl.vllm.drafter import FILES as DRAFTER
 from impl.vllm.driver import EngineDriver
 from impl.vllm.fetch import release_root
 from impl.vllm.images import UTILS
@@ -31,7 +32,7 @@ from stateful_tests.tests.support.planted_faults import Edit, planted
 
 
 class LoadedEngine(EngineDriver):
-    """vLLM. It cuts functions out of two files that it does not load."""
+    """vLLM. It cuts functions out of files that it does not load."""
 
     def __init__(self, root: Path, overlap: bool, v2: bool, encodes: bool) -> None:
         super().__init__(root, overlap, v2, offloads=True, encodes=encodes)
@@ -53,8 +54,14 @@ class LoadedEngine(EngineDriver):
                     self._methods = runner_methods(folder, {}, self._encodes)
                 else:
                     self._reset_caches = reset_caches(folder)
-        with planted(self.root, [edit for edit in edits if edit not in cut_out]):
+        of_drafter = [edit for edit in edits if edit.file in DRAFTER]
+        loaded_edits = [edit for edit in edits if edit not in (*cut_out, *of_drafter)]
+        with ExitStack() as kept, planted(self.root, loaded_edits):
+            for edit in of_drafter:
+                there = [file for file in DRAFTER if (self.root / file).is_file()]
+                self.drafter_root = kept.enter_context(written(edit, self.root, *there))
             yield
+            self.drafter_root = self.root
         self._methods, self._reset_caches = was
 
 
@@ -83,7 +90,7 @@ def written(edit: Edit, root: Path, *others: str) -> Iterator[Path]:
     """A folder with the file that an edit changes, and other files as they are."""
     with tempfile.TemporaryDirectory() as folder:
         for name in others:
-            (other := Path(folder, name)).parent.mkdir(parents=True)
+            (other := Path(folder, name)).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(root / name, other)
         (file := Path(folder, edit.file)).parent.mkdir(parents=True, exist_ok=True)
         file.write_text(edit.text(root), encoding="utf-8")

@@ -188,8 +188,8 @@ def config_of(kind: Kind, sizes: str | dict[str, Any]) -> AnyConfig:
     return _geometry(**given)
 
 
-def _group(size: int, window: int = 0, state: bool = False) -> LayerGroup:
-    return LayerGroup(size, window or None, state)
+def _group(size: int, window: int = 0, state: bool = False, drafter: bool = False) -> LayerGroup:
+    return LayerGroup(size, window or None, state, drafter)
 
 
 def _geometry(page_size: int, window: int | None = None, tree: bool = True) -> Geometry:
@@ -224,6 +224,8 @@ def _differences(config: AnyConfig, preset: AnyConfig) -> dict[str, Any]:
 
 
 def _group_stated(group: LayerGroup) -> list[int | bool]:
+    if group.drafter:
+        return [group.block_size, group.window or 0, group.state, True]
     window: list[int | bool] = [group.window or 0] if group.window or group.state else []
     return [group.block_size, *window, *([True] if group.state else [])]
 

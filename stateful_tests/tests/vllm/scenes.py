@@ -17,9 +17,10 @@ from reference.blocks.clauses import BlockStep, broken
 from reference.blocks.commands import Add, More, Update, client_tokens
 from reference.blocks.config import EngineConfig, LayerGroup
 from reference.blocks.facts import (
-    BlockFacts, ForeignKey, HostFacts, HostKey, Lane, Output, Published, RequestFact, StateUse, Table,
-    Transfer, chained,
+    BlockFacts, DraftUse, ForeignKey, HostFacts, HostKey, Lane, Output, Published, RequestFact, StateUse,
+    Table, Transfer, chained,
 )  # fmt: skip
+from reference.blocks.host_view import window_start
 from reference.blocks.request_texts import RequestTexts
 from reference.commands import Reason
 from reference.kinds import BLOCKS
@@ -40,6 +41,10 @@ SIZES = {
     "both": EngineConfig((_FULL, _NEAR), 12, 12, 8),
     "drafts": EngineConfig((_FULL,), 12, 12, 8, drafts=2),
     "near drafts": EngineConfig((_NEAR,), 12, 12, 8, drafts=2),
+    "eagle": EngineConfig((LayerGroup(2, drafter=True),), 12, 12, 8, drafts=2, eagle=True),
+    "eagle near": EngineConfig(
+        (_FULL, LayerGroup(2, 3, drafter=True)), 24, 12, 8, drafts=2, eagle=True
+    ),
     "uncached": EngineConfig((_FULL,), 12, 12, 12, caching=False, chunked=False),
     "host": EngineConfig((_FULL,), 12, 12, 8, host_chunks=4),
     "state": EngineConfig((_FULL, LayerGroup(2, state=True)), 12, 12, 8),
@@ -290,6 +295,22 @@ def _knows_less(scene: Scene, name: str, count: str) -> None:
     scene._spoil(requests=less)
 
 
+def _drafts(scene: Scene, name: str, end: str, what: str | None, at: str | None) -> None:
+    """The drafter finds its KV of the text, but for one position, and writes up to `end`."""
+    lane = next(lane for lane in scene._lanes if lane.request == name)
+    group = scene.config.draft_group
+    assert group is not None
+    first = window_start(scene.config.groups[group], lane.start)
+    found = scene.stamps(name)[first + 1 : lane.start + 1]
+    if at is not None:
+        others = {"nothing": [0], "another": [7]}.get(what or "", scene.expected.discarded)
+        found[int(at) - first] = next(iter(others))
+    use = DraftUse(group, first, tuple(found), int(end))
+    scene._lanes = [
+        each._replace(draft=use) if each.request == name else each for each in scene._lanes
+    ]
+
+
 def _lane(change: Callable[[Lane, str], Lane]) -> Callable[..., None]:
     def state(scene: Scene, name: str, value: str) -> None:
         scene._lanes = [
@@ -487,6 +508,8 @@ _STATEMENTS: dict[str, Callable[..., None]] = {
     rf"{_WHO} is gone": _drop,
     rf"{_WHO} has another token at (?P<at>\d+)": _knows,
     rf"{_WHO} has (?P<count>\d+) tokens": _knows_less,
+    rf"{_WHO} drafts to (?P<end>\d+)(, finds (?P<what>nothing|another|what a turn has left)"
+    r" at (?P<at>\d+))?": _drafts,
     rf"{_WHO} computes another token at (?P<value>\d+)": _lane(_input),
     rf"{_WHO} computes (?P<value>\d) token more": _lane(_more_inputs),
     rf"{_WHO} runs in (?P<value>[\d |]*)": _lane(

@@ -262,11 +262,20 @@ SAID = {
     "a_load_is_given_a_block_that_its_window_found": "r3 has it at [3, 6) of group 0",
     "a_load_from_the_host_is_given_a_block_that_its_window_found": "block 3 has 2 owners",
     "a_load_is_given_a_window_block_that_a_step_still_writes": "one does, where no step in flight",
+    "a_drafter_sees_the_last_token_behind_a_chunk": "block 2 holds KV of another text or next token there",
+    "a_drafter_sees_the_last_token_behind_a_chunk_in_time": "the drafter of r1 finds its KV at position 1",
+    "a_drafter_skips_a_batch_with_a_text_near_the_limit": "holds none of it there, where the drafter of r2",
+    "a_drafter_skips_a_batch_with_a_text_near_the_limit_in_time": "drafter of r2 finds its KV at position 0",
+    "a_block_that_a_hit_has_left_out_is_found_again": "the drafter of r3 finds its KV at position 1",
+    "a_block_that_a_hit_has_left_out_is_found_again_in_time": "the drafter of r3 finds its KV at position 1",
+    "a_block_that_a_hit_has_left_out_is_found_again_beside_a_connector": "block 1 holds KV of another text",
 }  # fmt: skip
 
 
 # a block is marked
-DRAWN = {"BLK-3", "HIT-1", "HOST-2", "KEY-1", "PUB-1", "XFER-1", "XFER-2", "STA-1", "STA-2", "STA-3"}
+DRAWN = {
+    "BLK-3", "DRAFT-1", "HIT-1", "HOST-2", "KEY-1", "PUB-1", "XFER-1", "XFER-2", "STA-1", "STA-2", "STA-3",
+}  # fmt: skip
 
 
 def released(path):
