@@ -56,10 +56,29 @@ def unnamed(
         return None
     if (own := _own_revision(system, since)) is not None:
         try:
-            return _of_history(own, BaseKind.HISTORY, selector, system, opened)
+            base = _of_history(own, BaseKind.HISTORY, selector, system, opened)
         except Unusable as error:
             note(f"{own.name} ({own.why}) cannot be driven: {error}. The base is a release")
+        else:
+            if since is not None or own.is_head or not _is_far(base, system):
+                return base
     return _taken_for(selector, system, opened)
+
+
+def _is_far(base: Base, system: AnySystem) -> bool:
+    """Whether a release is nearer to a checkout than the merge base: most of what changed since is upstream's
+    then, as where the known branch is an old one. A line says so."""
+    from impl.nearest import differing, nearest
+
+    engine = system_spec(system).engine
+    near = nearest(engine, _root(system))
+    if base.lines is None or base.lines <= near.lines:
+        return False
+    note(
+        f"{base.text}; {engine}=={near.release} is nearer ({differing(near.lines)}): the base is that"
+        f" release. --base {base.name} compares with the commit"
+    )
+    return True
 
 
 @dataclass

@@ -6,23 +6,27 @@ import io
 import shutil
 import subprocess
 import tarfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 _DIGITS = 9  # of a commit's hash in reports
+# What a checkout may have grown from. A fork's clone has two remotes, and its own main may be far behind.
 _UPSTREAM = ("@{upstream}", "origin/HEAD", "origin/main", "origin/master")
+_OF_FORK = ("upstream/HEAD", "upstream/main", "upstream/master")
 _LOCAL = ("main", "master")  # what a clone without any of these has grown from
 # Files that a build makes, so git does not have them: what states the version.
 _BUILT = ("_version.py", "version.py")
 
 
 class Revision(NamedTuple):
-    """A commit of a checkout's history. why: what the commit is to the checkout, in words."""
+    """A commit of a checkout's history. why: what the commit is to the checkout, in words. is_head: it is
+    HEAD, and what differs is not committed."""
 
     commit: str
     why: str
+    is_head: bool = False
 
     @property
     def name(self) -> str:
@@ -80,24 +84,41 @@ def own_base(root: Path, since: str | None = None) -> Revision | None:
     """The commit since which the changes of the checkout are its own; None where it has none of its own.
 
     That is the merge base of HEAD with `since`, or else with the upstream branch, or else, in a repository
-    that has none, with its own main. Where HEAD is in that branch: HEAD, if something is not committed.
-    Raises ValueError where no merge base is known, as in a shallow clone.
+    that has none, with its own main; of several such branches the latest. Where HEAD is in that branch: HEAD,
+    if something is not committed. Raises ValueError where no merge base is known, as in a shallow clone.
     """
     head = _commit(root, "HEAD")
     dirty = bool(edited_files(root) or new_files(root))
-    upstream = _existing(root, _UPSTREAM) or _existing(root, _LOCAL)
-    for branch in upstream if since is None else _existing(root, (since,)):
-        try:
-            commit = git(root, "merge-base", "HEAD", branch).strip()
-        except ValueError:
-            raise ValueError(
-                f"no merge base with {branch} (a shallow clone? git fetch --unshallow)"
-            ) from None
-        if commit != head:
-            return Revision(commit, f"merge base with {_full_name(root, branch)}")
-        if dirty:
-            break  # else a branch that was pushed as it is says nothing: ask the next
-    return Revision(head, "HEAD, before what is not committed") if dirty and head else None
+    upstream = _existing(root, _UPSTREAM + _OF_FORK) or _existing(root, _LOCAL)
+    points = _merge_bases(root, upstream if since is None else _existing(root, (since,)))
+    if dirty and head and (not points or head in points.values()):
+        return Revision(head, "HEAD, before what is not committed", is_head=True)
+    if any(points.get(branch) == head for branch in _OF_FORK):
+        return None
+    # A branch that was pushed as it is says nothing.
+    before = {branch: commit for branch, commit in points.items() if commit != head}
+    if not before:
+        return None
+    branch = min(before, key=lambda name: _commits_since(root, before[name]))
+    return Revision(before[branch], f"merge base with {_full_name(root, branch)}")
+
+
+def _merge_bases(root: Path, branches: Sequence[str]) -> dict[str, str]:
+    """The merge base of HEAD with each of these branches. Raises ValueError where none of them has one."""
+    points: dict[str, str] = {}
+    for branch in branches:
+        with suppress(ValueError):
+            points[branch] = git(root, "merge-base", "HEAD", branch).strip()
+    if branches and not points:
+        raise ValueError(
+            f"no merge base with {branches[0]} (a shallow clone? git fetch --unshallow)"
+        )
+    return points
+
+
+def _commits_since(root: Path, commit: str) -> int:
+    """How many commits HEAD has that `commit` has not."""
+    return int(git(root, "rev-list", "--count", f"{commit}..HEAD"))
 
 
 def extract(root: Path, commit: str, package: str, folder: Path) -> None:

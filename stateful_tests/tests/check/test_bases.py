@@ -52,9 +52,9 @@ def test_the_base_is_the_merge_base_with_the_upstream_branch(clone):
     fork_point = git(clone, "rev-parse", "HEAD")
     git(clone, "switch", "-c", "feature")
     commit(clone, "number one\nnumber two\nnumber three\n")
-    assert own_base(clone) == (fork_point, "merge base with origin/main")
+    assert own_base(clone) == (fork_point, "merge base with origin/main", False)
     git(clone, "branch", "--set-upstream-to=origin/main")
-    assert own_base(clone) == (fork_point, "merge base with origin/main")
+    assert own_base(clone) == (fork_point, "merge base with origin/main", False)
     git(clone, "push", "-u", "origin", "feature")
     assert own_base(clone).commit == fork_point, "a branch that was pushed as it is"
     assert own_base(clone, "main~1").commit == git(clone, "rev-parse", "main~1")
@@ -64,7 +64,7 @@ def test_the_base_of_uncommitted_changes_is_head(clone):
     head = git(clone, "rev-parse", "HEAD")
     assert own_base(clone) is None, "nothing is its own"
     (clone / "python" / "new.py").write_text("")
-    assert own_base(clone) == (head, "HEAD, before what is not committed")
+    assert own_base(clone) == (head, "HEAD, before what is not committed", True)
     (clone / "python" / "new.py").unlink()
     (clone / "python" / SCHEDULER).write_text("number one\n")
     assert own_base(clone).commit == head == own_base(clone, "main").commit
@@ -82,13 +82,49 @@ def test_the_base_without_a_remote_is_the_merge_base_with_the_local_main(clone):
     git(clone, "remote", "remove", "origin")
     git(clone, "switch", "-c", "feature")
     commit(clone, "number one\nnumber two\nnumber three\n")
-    assert own_base(clone) == (fork_point, "merge base with main")
+    assert own_base(clone) == (fork_point, "merge base with main", False)
 
 
 def test_a_local_main_that_is_behind_the_upstream_branch_is_no_base(clone):
     git(clone, "switch", "--detach")
     git(clone, "branch", "-f", "main", "HEAD~1")
     assert own_base(clone) is None
+
+
+@pytest.fixture
+def fork(clone, tmp_path):
+    """The clone is one of a fork whose main is behind; its remote "upstream" is two commits on."""
+    git(tmp_path, "clone", "--bare", f"file://{tmp_path / 'origin'}", "upstream")
+    git(clone, "remote", "add", "upstream", f"file://{tmp_path / 'upstream'}")
+    git(clone, "switch", "--detach")
+    commit(clone, "number one\nnumber two\nnumber three\n")
+    commit(clone, "number one\nnumber two\nnumber three\nnumber four\n")
+    git(clone, "push", "upstream", "HEAD:main")
+    git(clone, "fetch", "upstream")
+    return clone
+
+
+def test_the_base_in_a_fork_is_the_latest_merge_base(fork):
+    """A tree of August was compared with the fork's main of spring: all of upstream since was its own."""
+    fork_point = git(fork, "rev-parse", "HEAD")
+    assert own_base(fork) is None, "a state of upstream has nothing of its own"
+    commit(fork, "number one\nnumber three\nnumber four\n")
+    assert own_base(fork) == (fork_point, "merge base with upstream/main", False)
+    git(fork, "update-ref", "refs/remotes/origin/main", "HEAD~2")
+    assert own_base(fork) == (fork_point, "merge base with upstream/main", False)
+    git(fork, "switch", "-c", "feature")
+    git(fork, "push", "-u", "origin", "feature")
+    pushed = git(fork, "rev-parse", "HEAD")
+    commit(fork, "number three\nnumber four\n")
+    assert own_base(fork) == (pushed, "merge base with origin/feature", False)
+
+
+def test_a_fork_s_main_that_is_ahead_is_what_a_branch_of_it_has_grown_from(fork):
+    commit(fork, "number one\nnumber three\nnumber four\n")
+    git(fork, "update-ref", "refs/remotes/origin/main", "HEAD")
+    fork_point = git(fork, "rev-parse", "HEAD")
+    commit(fork, "number three\nnumber four\n")
+    assert own_base(fork) == (fork_point, "merge base with origin/main", False)
 
 
 def test_a_shallow_clone_says_what_is_missing(clone, tmp_path):
@@ -235,6 +271,28 @@ def test_a_revision_that_is_none_is_refused(clone, resolved, edited):
 
 def test_a_clean_tree_is_compared_with_a_release(clone, resolved):
     assert base_of_check(clone).kind is BaseKind.RELEASE
+
+
+@pytest.mark.parametrize(("lines", "is_release"), [(0, True), (1, False)])
+def test_a_release_that_is_nearer_than_the_merge_base_is_the_base(
+    clone, resolved, monkeypatch, capsys, lines, is_release
+):
+    """An old branch of a fork was the base of a tree of upstream: a known fault of the release was NEW."""
+    monkeypatch.setattr(nearest, "nearest", lambda *_: nearest.Nearest("0.5.23", lines))
+    git(clone, "switch", "-c", "feature")
+    commit(clone, "number one\nnumber two\nnumber three\n")
+    base = base_of_check(clone)
+    assert (base.kind is BaseKind.RELEASE) is is_release
+    point = f"git:{short_commit(clone, 'main')}"
+    said = (
+        f"kvspec: {point} (merge base with origin/main), 1 line differs; sglang==0.5.23 is nearer (no line"
+        f" of code differs): the base is that release. --base {point} compares with the commit\n"
+    )
+    assert capsys.readouterr().err == (said if is_release else "")
+    assert base_of_check(clone, since="main").kind is BaseKind.HISTORY
+    assert base_of_check(clone, "git:main").kind is BaseKind.STATED
+    git(clone, "reset", "--mixed", "main")
+    assert base_of_check(clone).kind is BaseKind.HISTORY, "edits are the tree's own"
 
 
 def test_a_revision_goes_with_a_checkout(kvspec):
