@@ -165,8 +165,12 @@ def _validators(root: Path, v2: bool) -> tuple[Callable[..., Any], ...]:
 def _validate(root: Path, settings: Any, v2: bool) -> None:
     """Have a checkout's own validators judge the settings. They read more of a configuration than a scheduler
     does: one that reads what the settings do not have judges nothing here."""
-    settings.cache_config.block_size = settings.cache_config.mamba_block_size
-    if settings.cache_config.block_size is None:
+    cache = settings.cache_config
+    if cache.mamba_block_size is not None and not cache.enable_prefix_caching:
+        # A server's one block for all of a text; a larger one, which traces may have, is no other.
+        cache.mamba_block_size = settings.model_config.max_model_len
+    cache.block_size = cache.mamba_block_size
+    if cache.block_size is None:
         return
     for validator in _validators(root, v2):
         try:

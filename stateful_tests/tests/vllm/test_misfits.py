@@ -111,6 +111,26 @@ def test_what_a_checkouts_own_configuration_refuses_is_not_driven(changed):
         system.reset(replace(engine_preset("tight"), long_prefill=1))
 
 
+ONE_BLOCK = """
+class VllmConfig:
+    def validate_mamba_block_size(self):
+        is_set = (
+            self.cache_config.mamba_block_size is not None
+            and self.cache_config.mamba_block_size != self.model_config.max_model_len
+        )
+        if is_set and not self.cache_config.enable_prefix_caching:
+            raise ValueError("--mamba-block-size can only be set with --enable-prefix-caching")
+"""
+
+
+def test_a_state_block_longer_than_the_model_is_a_server_s_one_block(changed):
+    """Four lines of the corpus were left out of every checkout beside a release: exit code 4."""
+    config = replace(engine_preset("state-tight"), caching=False, max_model_len=5)
+    groups = tuple(replace(g, block_size=8) if g.state else g for g in config.groups)
+    with closing(changed("vllm==0.33.0", CONFIG, ONE_BLOCK)) as system:
+        system.reset(replace(config, groups=groups))
+
+
 def test_a_key_that_a_driver_misses_is_none_of_the_tree(changed):
     """LMDeploy: what was made for a batch has no plans of copies any more."""
     file, key = "lmdeploy/pytorch/engine/inputs_maker.py", "cache_inputs=result.cache_inputs,"
