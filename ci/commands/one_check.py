@@ -123,7 +123,11 @@ def check_system(
         if changed is not None:
             changed = changed.also_called(_called_in(reports))
             if how.other_ways:  # the report of another way lists none: it need not call all changes
-                result.uncalled = tuple(map(engine_ways.told, changed.missed))
+                spec = system_spec(system)
+                undriven = engine_ways.undriven(spec.engine, known.release_of(system))
+                result.uncalled = tuple(
+                    engine_ways.told(each, spec.way, undriven) for each in changed.missed
+                )
         if changed is None and base is not None:
             changed = _differing(base, system, result.findings)
             result.findings = lookup.caused_by(result.findings, changed)

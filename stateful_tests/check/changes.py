@@ -100,7 +100,7 @@ def changes(
     checkout = cast(WorkerSystem, system)
     assert checkout.root is not None
     changed = sorted({*changed_functions(checkout.root, revision)})
-    ignored = tuple(each for each in changed if of.files and not of.loads(each))
+    ignored = tuple(_telling_first([c for c in changed if of.files and not of.loads(c)], of.files))
     # Every run executes code outside of functions when its file is loaded: no line has to be found for it.
     loaded = {
         each for each in changed if each[1] == OUTSIDE and way in of.functions.get(each, {way})
@@ -126,6 +126,19 @@ def changes(
                 found(line)
     missed = tuple(sorted(wanted - called.keys()))
     return Changes(revision, frozenset(first), dict(called), missed, ignored)
+
+
+def _telling_first(functions: Iterable[Function], driven: Collection[str]) -> list[Function]:
+    """Order functions of files that are not loaded: those of driven files first, then those of files beside
+    these, then others, tests last."""
+    folders = {Path(file).parent for file in driven}
+
+    def place(function: Function) -> tuple[bool, bool, bool]:
+        file = Path(function[0])
+        of_tests = file.name.startswith("test_") or not {"test", "tests"}.isdisjoint(file.parts)
+        return of_tests, file.parent not in folders, function[0] not in driven
+
+    return sorted(functions, key=place)
 
 
 def _in_turns(lines: Iterable[CorpusLine]) -> list[CorpusLine]:

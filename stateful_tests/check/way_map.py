@@ -23,6 +23,7 @@ from stateful_tests.lockstep import systems
 
 FILE = Path(__file__).with_name("ways.json")
 COMMANDS = 4_000  # of a plan that is measured, lines of the corpus among them
+_NAMED = 3  # configurations of a function; more are counted
 FEW = 3  # a function is of few presets if at most one in so many of the configurations calls it
 
 Function = tuple[str, str]  # file, qualified name
@@ -76,11 +77,34 @@ class WayMap(NamedTuple):
         """The names of the few configurations that call some of these functions."""
         return frozenset().union(*(self.rare.get(each, ()) for each in functions))
 
-    def told(self, function: Function) -> str:
-        """A function that no run has called as text, with the configurations that call it, where few do."""
+    def told(self, function: Function, own: str, undriven: Mapping[str, str]) -> str:
+        """A function that no run has called as text, with the way in which it runs, if not in the way `own`,
+        and the configurations that call it, where few do. undriven: ways in which the tree's release is not
+        driven, each with the releases that are."""
         text = ": ".join(function)
-        few = sorted(self.rare.get(function, ()))
-        return f"{text} (on {', '.join(few)})" if few else text
+        running = [way for way in self.ways if self.runs(function, way)]
+        hints: list[str] = []
+        if running and own not in running:
+            way = next((way for way in running if way not in undriven), running[0])
+            name = f"+{way}" if way else "the plain way"
+            if way in undriven:
+                return f"{text} (in {name}, which is driven {undriven[way]})"
+            hints.append(f"in {name}")
+        if few := sorted(self.rare.get(function, ())):
+            more = f" and {len(few) - _NAMED} more" if len(few) > _NAMED else ""
+            hints.append(f"on {', '.join(few[:_NAMED])}{more}")
+        return f"{text} ({', '.join(hints)})" if hints else text
+
+    def undriven(self, engine: str, release: str) -> dict[str, str]:
+        """The ways in which a release is not driven, each with the releases that are, in words."""
+        found: dict[str, str] = {}
+        order = [*engines.driven_in(engine, ())] if self.ways else []
+        for way in self.ways:
+            driven = engines.driven_in(engine, ways_in(way))
+            if release in order and release not in driven:
+                before = order.index(release) < order.index(driven[0])
+                found[way] = f"from {driven[0]} on" if before else f"up to {driven[-1]}"
+        return found
 
 
 NOTHING = WayMap((), {})

@@ -262,6 +262,19 @@ def test_files_that_no_run_loads_are_left_to_others(root):
     assert found("", {"hicache"}).missed == (("cache.py", OUTSIDE),), "which it is not in this way"
 
 
+def test_files_beside_driven_ones_are_named_before_others_and_tests_last(root):
+    """Of a fork's memory pool, changed beside forty kernels, the report named two kernels."""
+    for file in ("b/kernel.py", "srt/pool.py", "srt/test_pool.py", "test/unit.py"):
+        (root / file).parent.mkdir(exist_ok=True)
+        (root / file).write_text("def one(): ...")
+    system = Checkout()
+    system.root = root
+    of = WayMap(("",), {("srt/cache.py", "free"): frozenset({""})})
+    found = changes.changes(system, "HEAD", [], None, of)
+    files = [file for file, _ in found.ignored]
+    assert files == ["srt/pool.py", "b/kernel.py", "srt/test_pool.py", "test/unit.py"]
+
+
 def test_what_no_run_is_known_to_call_is_not_looked_for_for_ever(root, monkeypatch):
     """What a run is known to call is."""
     monkeypatch.setattr(changes, "PATIENCE", 3)

@@ -108,9 +108,25 @@ def test_the_map_says_which_functions_run_in_which_way(tmp_path, monkeypatch):
     assert found.calling([ALLOC, HOST]) == {"": {ALLOC}, "hicache": {ALLOC, HOST}}
     assert found.calls_rarely([ALLOC, HOST]) == {"tiers tier", "tiers tier-page2"}
     assert not found.calls_rarely([ALLOC, RUST])
-    assert found.told(HOST) == "a.py: host (on tiers tier, tiers tier-page2)"
-    assert found.told(ALLOC) == "a.py: alloc"
+    assert found.told(HOST, "", {}) == "a.py: host (in +hicache, on tiers tier, tiers tier-page2)"
+    assert found.told(HOST, "hicache", {}) == "a.py: host (on tiers tier, tiers tier-page2)"
+    assert found.told(ALLOC, "", {}) == "a.py: alloc"
+    few = frozenset(f"tiers tier-{at}" for at in range(5))
+    said = found._replace(rare={ALLOC: few}).told(ALLOC, "", {})
+    assert said == "a.py: alloc (on tiers tier-0, tiers tier-1, tiers tier-2 and 2 more)"
     assert way_map.way_map("torch") == way_map.NOTHING
+
+
+def test_a_way_in_which_a_release_is_not_driven_is_told_with_those_that_are():
+    """A tree of June was told presets of the host tier, whose way it is refused in."""
+    of = way_map.way_map("sglang")
+    queue = "sglang/srt/disaggregation/decode.py", "DecodePreallocQueue.pop_preallocated"
+    first = engines.driven_in("sglang", ("hicache",))[0]
+    older = engines.driven_in("sglang", ())[0]
+    said = of.told(queue, "", of.undriven("sglang", older))
+    assert said == f"{': '.join(queue)} (in +hicache, which is driven from {first} on)"
+    assert "(in +hicache, on tiers decode, " in of.told(queue, "", of.undriven("sglang", first))
+    assert of.undriven("sglang", "0.0.1") == {} == way_map.NOTHING.undriven("torch", "")
 
 
 @pytest.mark.parametrize("engine", ENGINES)
