@@ -15,6 +15,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
+from impl.probe import python_of
+
 _SIMPLE = (ast.Assign, ast.AugAssign, ast.Expr, ast.Return, ast.Assert)
 
 
@@ -70,7 +72,9 @@ def statements(root: Path, rule: CopiedRule) -> Iterator[str]:
     for name in rule.files:
         file = root / name
         if file.is_file():
-            yield from _of_text(file.read_text(encoding="utf-8"), rule.functions, rule.moves)
+            with python_of(root, name):
+                found = _of_text(file.read_text(encoding="utf-8"), rule.functions, rule.moves)
+            yield from found
 
 
 @lru_cache(maxsize=256)  # most files of another tree are the same

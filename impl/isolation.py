@@ -249,7 +249,7 @@ def cut(path: Path, names: frozenset[str], env: dict[str, Any]) -> dict[str, Cal
     source = path.read_text(encoding="utf-8")
     chosen: list[ast.stmt] = []
     found: dict[str, str] = {}  # function -> its class, or ""
-    for node in ast.parse(source).body:
+    for node in ast.parse(source, str(path)).body:
         if isinstance(node, _FUNCTIONS) and node.name in names:
             chosen.append(_bare(node))
             found[node.name] = ""
@@ -286,7 +286,7 @@ def plain(path: Path, env: Collection[str]) -> frozenset[str]:
     """The functions of a file that can run as they are: they need nothing but builtins, names of `env` and
     each other, have no decorator, import nothing, and ask nothing about the host."""
     needs: dict[str, set[str]] = {}
-    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+    for node in ast.parse(path.read_text(encoding="utf-8"), str(path)).body:
         if isinstance(node, ast.FunctionDef) and not node.decorator_list:
             alone = ast.Module([node], [])
             flag = __future__.annotations.compiler_flag

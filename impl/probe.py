@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from fnmatch import fnmatchcase as fnmatch
 from functools import lru_cache
 from pathlib import Path
@@ -120,15 +121,8 @@ class Checkout:
         if file not in self._modules:
             path = self._root / self._below / file
             try:
-                self._modules[file] = _parsed(path.read_text(encoding="utf-8"))
-            except (SyntaxError, ValueError) as error:
-                at = ""
-                why = str(error)
-                if isinstance(error, SyntaxError):
-                    at = f":{error.lineno}"
-                    why = error.msg
-                says = f"{self._below}/{file}{at}: {type(error).__name__}: {why}"
-                raise UnusableImplementation(f"{self._root}: {says}. Nothing was driven") from error
+                with python_of(self._root, f"{self._below}/{file}"):
+                    self._modules[file] = _parsed(path.read_text(encoding="utf-8"))
             except OSError:
                 self._modules[file] = None
         return self._modules[file]
@@ -221,6 +215,22 @@ class Checkout:
 
     def _home(self, node: ast.ClassDef) -> Names | None:
         return next((m for m in self._modules.values() if m and m.get(node.name) is node), None)
+
+
+@contextmanager
+def python_of(root: Path, file: str) -> Iterator[None]:
+    """A block that parses a file under `root` raises UnusableImplementation, with its line, where that is no
+    Python."""
+    try:
+        yield
+    except (SyntaxError, ValueError) as error:
+        at = ""
+        why = str(error)
+        if isinstance(error, SyntaxError):
+            at = f":{error.lineno}"
+            why = error.msg
+        says = f"{file}{at}: {type(error).__name__}: {why}"
+        raise UnusableImplementation(f"{root}: {says}. Nothing was driven") from error
 
 
 @lru_cache(maxsize=128)

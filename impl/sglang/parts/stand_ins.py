@@ -109,7 +109,8 @@ def take_defaults(root: Path) -> None:
     """Have SERVER_ARGS know the plain defaults of the ServerArgs under `root`, where that file is there."""
     file = root / "sglang/srt/server_args.py"
     defaults = {}
-    tree = ast.parse(file.read_text(encoding="utf-8")) if file.is_file() else ast.Module([], [])
+    text = file.read_text(encoding="utf-8") if file.is_file() else ""
+    tree = ast.parse(text, str(file))
     for node in tree.body:
         if not isinstance(node, ast.ClassDef):
             continue

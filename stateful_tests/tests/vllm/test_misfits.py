@@ -123,6 +123,13 @@ class VllmConfig:
 """
 
 
+def test_a_runner_that_is_no_python_is_named_with_its_line(changed):
+    """It was "SyntaxError: invalid syntax (<unknown>, line 3301)": no file of the tree was named."""
+    file = "vllm/v1/worker/gpu_model_runner.py"
+    with pytest.raises(UnusableImplementation, match=f": {file}:1: SyntaxError: .*Nothing was driven"):
+        changed("vllm==0.33.0", file, "else:\n")
+
+
 def test_a_state_block_longer_than_the_model_is_a_server_s_one_block(changed):
     """Four lines of the corpus were left out of every checkout beside a release: exit code 4."""
     config = replace(engine_preset("state-tight"), caching=False, max_model_len=5)
