@@ -38,8 +38,8 @@ class Mask:
     there: its traces that fail on the tree, by their own or another clause of the fault, each with what it
     needs; fixed: files of those that conform, and fail on the base. breaks: how the tree breaks in them;
     instead: what they do in place of that, in words. unplayed: why a trace of it could not be replayed; ""
-    where all could. otherwise: no trace of it is of the way to run that the tree is driven in, such as
-    `+overlap`.
+    where all could. absent_from_base: the base does not show it either, as one that is older than the fault.
+    otherwise: no trace of it is of the way to run that the tree is driven in, such as `+overlap`.
     """
 
     fault: KnownFault
@@ -48,6 +48,7 @@ class Mask:
     breaks: frozenset[str] = frozenset()
     instead: tuple[str, ...] = ()
     unplayed: str = ""
+    absent_from_base: bool = False
     otherwise: bool = False
 
     @property
@@ -68,6 +69,8 @@ class Mask:
             return f"its trace {' and '.join(self.instead)} on this tree"
         if self.elsewhere:
             return "not shown by its traces, which are of another way to run"
+        if self.absent_from_base:
+            return "not there on this tree, nor on its base"
         return "not there any more on this tree"
 
     @property
@@ -139,6 +142,7 @@ class _Masking:
     breaks: set[str] = field(default_factory=set)
     instead: dict[str, None] = field(default_factory=dict)
     unplayed: str = ""
+    on_base: bool = False
 
     def replay(self, file: str, trace: Trace, shown: str) -> None:
         """Replay a trace that shows a clause on the release. Raises DoesNotStart, Misfit."""
@@ -151,6 +155,7 @@ class _Masking:
             return
         by = _shown_by(self.fault, shown, seen)
         before = _violation(self.base, trace) if self.base is not None and by != shown else None
+        self.on_base |= before is not None and shown in before.clauses
         if _fixed(before, seen, shown):
             self.fixed += [file] if file not in self.fault.with_another else []
         elif seen is not None:
@@ -189,6 +194,7 @@ class _Masking:
             frozenset(self.breaks),
             tuple(self.instead),
             self.unplayed,
+            self.base is not None and not self.on_base,
             otherwise,
         )
 

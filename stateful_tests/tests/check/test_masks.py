@@ -327,6 +327,8 @@ def test_a_fault_that_is_fixed_on_one_path_and_not_on_the_other_is_told_and_is_n
     monkeypatch.undo()
     fixed = by_id(called(TorchKV), before)["retract-ends-turn"]
     assert fixed.state == "not there any more on this tree"
+    neither = by_id(called(TorchKV), called(TorchKV))["retract-ends-turn"]
+    assert neither.state == "not there on this tree, nor on its base", "a base before the fault"
     assert by_id(before, before)["retract-ends-turn"].holds
 
 
