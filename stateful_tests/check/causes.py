@@ -410,6 +410,13 @@ def needs(system: AnySystem, smallest: Trace, clause: str, among: Iterable[str] 
     return tuple(filter(needed, among))
 
 
+def traits(system: AnySystem, trace: Trace) -> set[str]:
+    """What a trace has of all that one may need, whether it needs it or not. Not whether it has a rejected
+    turn, which shows when it runs."""
+    names = (name for name in _NEEDS if name != REJECTED)
+    return {name for name in names if not lacks(system, (name,), trace)}
+
+
 def to_avoid(known: Sequence[Needs]) -> list[Needs]:
     """Return sets of needs to avoid, the smallest first, so that one need of each known trace is missing."""
     each = dict.fromkeys(tuple(need for need in _NEEDS if need in one) for one in product(*known))

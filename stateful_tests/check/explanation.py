@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from impl.adapter import AnySystem
-from stateful_tests.check.causes import REJECTED, Needs, avoided, needs, to_avoid
+from stateful_tests.check.causes import REJECTED, Needs, avoided, needs, to_avoid, traits
 from stateful_tests.check.masks import (
     Mask, Standing, beside, do_the_same, fails_alike, holding, how_it_breaks, masks,
 )  # fmt: skip
@@ -161,11 +161,21 @@ def known_fault_beside(
 
 
 def explaining(system: AnySystem, masks: Sequence[Mask], trace: Trace, clause: str) -> Mask:
-    """The known fault whose own trace needs what this one does, and the most."""
-    known = [(each, mask) for mask in masks for each in mask.needs(clause)]
-    needed_by_known = {need for each, _ in known for need in each}
-    needed = {*needs(system, trace, clause, needed_by_known)} if len(masks) > 1 else needed_by_known
-    return max(known, key=lambda each: ({*each[0]} <= needed, len(each[0])))[1]
+    """The known fault whose own trace needs what this one does, and the most. Of several alike the one whose
+    trace has the least that this one lacks: beside a fault of every prompt, one of received prompts needs
+    none."""
+    if len(masks) == 1:
+        return masks[0]
+    known = [(*each, mask) for mask in masks for each in mask.traces_of(clause)]
+    needed_by_known = {need for _, needed, _ in known for need in needed}
+    needed = {*needs(system, trace, clause, needed_by_known)}
+    here = traits(system, trace)
+
+    def fits(each: tuple[Trace, Needs, Mask]) -> tuple[bool, int, int]:
+        own, needs_of_own, _ = each
+        return {*needs_of_own} <= needed, len(needs_of_own), -len(traits(system, own) - here)
+
+    return max(known, key=fits)[2]
 
 
 def unexplained(

@@ -98,11 +98,14 @@ class Mask:
         says = self.fault.says.partition(". ")[0].rstrip(".")
         return f"known: {self.fault.id} ({', '.join(self.fault.clauses)}), {self.state}: {says}"
 
-    def needs(self, clause: str) -> list[Needs]:
-        """Return the needs of its traces of a clause; where it has none of that clause, those of all its
+    def traces_of(self, clause: str) -> Sequence[tuple[Trace, Needs]]:
+        """Return its traces of a clause, each with what it needs; where it has none of that clause, all its
         traces."""
-        of_clause = [needed for trace, needed in self.there if trace.clause == clause]
-        return of_clause or [needed for _, needed in self.there]
+        return [each for each in self.there if each[0].clause == clause] or self.there
+
+    def needs(self, clause: str) -> list[Needs]:
+        """Return the needs of its traces of a clause, as `traces_of` has them."""
+        return [needed for _, needed in self.traces_of(clause)]
 
 
 def masks(system: AnySystem, base: AnySystem | None = None, clause: str | None = None) -> Iterator[Mask]:

@@ -123,6 +123,24 @@ def test_a_fault_behind_a_switch_needs_it(release):
     assert needs(release("0.5.12"), trace, "TREE-6") == ("a setting",)
 
 
+@pytest.mark.parametrize(
+    ("file", "fault"),
+    [
+        ("0.5.18/a_prompt_that_is_swept_too_far_has_two_owners", "swept-too-far"),
+        (
+            "0.5.16/a_received_prompt_keeps_less_than_a_window",
+            "received-tail-shorter-than-a-window",
+        ),
+    ],
+)
+def test_a_fault_of_received_prompts_is_told_from_one_of_every_prompt(file, fault, release):
+    """A prompt of a plain server was told as one of a server that only decodes: there, neither trace needs
+    that the prompt is received."""
+    system = release("0.5.18")
+    run = replay(system, replace(load(FOLDER / f"sglang-{file}.json"), clause="OWN-1"))
+    assert known_fault(system, run).id == fault
+
+
 def test_a_known_stall_is_known_where_the_base_happens_not_to_stall(vllm):
     """A stall without what the known ones need is new."""
     system, known = vllm("0.33.0"), list(masks(vllm("0.33.0")))
