@@ -72,8 +72,8 @@ def check_data(
     return data | {
         "said": said(result, masks, base),
         "driven": driven(result),
-        "beside": beside(result, base),
-        "verdict": check_verdict(result, masks, capabilities, base),
+        "beside": beside(result, base, changed),
+        "verdict": check_verdict(result, masks, capabilities, base, changed),
         "ways_not_driven": dict(result.not_driven),
         "exit_code": result.exit_code,
     }

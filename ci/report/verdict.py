@@ -9,6 +9,7 @@ from ci.shown_kinds import shown
 from impl.adapter import Capabilities
 from reference.commands import kind_name
 from stateful_tests.check.bases import Base
+from stateful_tests.check.changes import Changes
 from stateful_tests.check.masks import Mask
 from stateful_tests.check.tiers import CORPUS
 from stateful_tests.lockstep.endings import Ending
@@ -19,20 +20,26 @@ _Part = tuple[bool, str]  # (whether the verdict has this part, its text)
 
 
 def check_verdict(
-    result: CheckResult, masks: Sequence[Mask], capabilities: Capabilities, base: Base | None
+    result: CheckResult,
+    masks: Sequence[Mask],
+    capabilities: Capabilities,
+    base: Base | None,
+    changed: Changes | None = None,
 ) -> str:
     """The verdict in one line, for logs of CI, such as "torch: conforms (30,112 commands of 20 kinds in 1,410
     runs of 8 presets, 20.5 s)"."""
-    facts = beside(result, base)
+    facts = beside(result, base, changed)
     if clauses := {**capabilities.waived, **capabilities.known}:
         facts["not checked"] = ", ".join(clauses)
     parts = [said(result, masks, base), *(f"{label}: {text}" for label, text in facts.items())]
     return f"{result.system}: {'; '.join(parts)} ({driven(result)})"
 
 
-def beside(result: CheckResult, base: Base | None) -> dict[str, str]:
+def beside(result: CheckResult, base: Base | None, changed: Changes | None) -> dict[str, str]:
     """Name the base, and the ways that the change of the system reaches: a label and a text for each."""
     facts = {} if base is None else {"base": base.text}
+    if changed is not None and changed.undriven:
+        facts["changed"] = changed.undriven
     facts |= {_way(way): words.replace("; ", ", ") for way, words in result.ways.items()}
     if left := [f"{ways} ({why})" for why, ways in _not_driven(result).items()]:
         facts["not driven"] = f"what changed runs in {', '.join(left)}"

@@ -58,6 +58,15 @@ class Changes(NamedTuple):
             text += f"; kvspec does not load {named(self.ignored, 2)}"
         return text
 
+    @property
+    def undriven(self) -> str:
+        """What changed, in words, where all of it is in files that kvspec does not load; else ""."""
+        if self.called or self.missed or not self.ignored:
+            return ""
+        first, *others = dict.fromkeys(file for file, _ in self.ignored)
+        more = f" and {len(others)} more file{'s' * (len(others) > 1)}" if others else ""
+        return f"no function that kvspec drives, only {first}{more}"
+
     def also_called(self, functions: Collection[Function]) -> Changes:
         """Return the changes with `functions` counted as called, by other runs than `first`."""
         found = dict.fromkeys((each for each in self.missed if each in functions), 0)

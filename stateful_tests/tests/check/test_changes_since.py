@@ -273,6 +273,17 @@ def test_files_beside_driven_ones_are_named_before_others_and_tests_last(root):
     found = changes.changes(system, "HEAD", [], None, of)
     files = [file for file, _ in found.ignored]
     assert files == ["srt/pool.py", "b/kernel.py", "srt/test_pool.py", "test/unit.py"]
+    result = CheckResult("checkout", "smoke", 0)
+
+    def verdict(changed):
+        return check_verdict(result, (), system.capabilities, None, changed)
+
+    said = "changed: no function that kvspec drives, only srt/pool.py and 3 more files"
+    assert f"; {said} (" in verdict(found), "green, and nothing of the change was driven"
+    assert "and 1 more file (" in verdict(found._replace(ignored=found.ignored[:2]))
+    assert "only srt/pool.py (" in verdict(found._replace(ignored=found.ignored[:1]))
+    for driven in (found._replace(missed=(FREE,)), found._replace(called={FREE: 1})):
+        assert "no function that kvspec" not in verdict(driven)
 
 
 def test_what_no_run_is_known_to_call_is_not_looked_for_for_ever(root, monkeypatch):
