@@ -90,13 +90,17 @@ def own_base(root: Path, since: str | None = None) -> Revision | None:
     head = _commit(root, "HEAD")
     dirty = bool(edited_files(root) or new_files(root))
     upstream = _existing(root, _UPSTREAM + _OF_FORK) or _existing(root, _LOCAL)
-    points = _merge_bases(root, upstream if since is None else _existing(root, (since,)))
-    if dirty and head and (not points or head in points.values()):
+    branches = upstream if since is None else _existing(root, (since,))
+    points = _merge_bases(root, branches)
+    lost = [branch for branch in branches if branch not in points]
+    if dirty and head and (head in points.values() or not branches):
         return Revision(head, "HEAD, before what is not committed", is_head=True)
     if any(points.get(branch) == head for branch in _OF_FORK):
         return None
     # A branch that was pushed as it is says nothing.
     before = {branch: commit for branch, commit in points.items() if commit != head}
+    if not before and lost:
+        raise ValueError(f"no merge base with {lost[0]} (a shallow clone? git fetch --unshallow)")
     if not before:
         return None
     branch = min(before, key=lambda name: _commits_since(root, before[name]))
@@ -104,15 +108,11 @@ def own_base(root: Path, since: str | None = None) -> Revision | None:
 
 
 def _merge_bases(root: Path, branches: Sequence[str]) -> dict[str, str]:
-    """The merge base of HEAD with each of these branches. Raises ValueError where none of them has one."""
+    """The merge base of HEAD with each of these branches; a branch without one is left out."""
     points: dict[str, str] = {}
     for branch in branches:
         with suppress(ValueError):
             points[branch] = git(root, "merge-base", "HEAD", branch).strip()
-    if branches and not points:
-        raise ValueError(
-            f"no merge base with {branches[0]} (a shallow clone? git fetch --unshallow)"
-        )
     return points
 
 

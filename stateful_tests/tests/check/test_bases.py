@@ -134,8 +134,12 @@ def test_a_shallow_clone_says_what_is_missing(clone, tmp_path):
     depth = ("--depth", "1", "--no-single-branch")
     git(tmp_path, "clone", *depth, "--branch", "other", f"file://{origin}", "shallow")
     shallow = tmp_path / "shallow"
-    with pytest.raises(ValueError, match=r"no merge base with origin/main .a shallow clone"):
+    says = r"no merge base with origin/main .a shallow clone"
+    with pytest.raises(ValueError, match=says):
         own_base(shallow, "origin/main")
+    git(shallow, "remote", "set-head", "origin", "main")
+    with pytest.raises(ValueError, match=says.replace("main", "HEAD")):
+        own_base(shallow)  # the branch was pushed as it is, which says nothing
 
 
 def test_a_folder_inside_of_another_clone_has_no_history(clone):
