@@ -66,13 +66,13 @@ def unnamed(
 
 
 def _is_far(base: Base, system: AnySystem) -> bool:
-    """Whether a release is nearer to a checkout than the merge base: most of what changed since is upstream's
-    then, as where the known branch is an old one. A line says so."""
+    """Whether a release is twice as near to a checkout as the merge base: more than half of what changed is
+    upstream's then, as where the branch that is known is an old one. A line says so."""
     from impl.nearest import differing, nearest
 
     engine = system_spec(system).engine
     near = nearest(engine, _root(system))
-    if base.lines is None or base.lines <= near.lines:
+    if base.lines is None or base.lines <= 2 * near.lines:
         return False
     note(
         f"{base.text}; {engine}=={near.release} is nearer ({differing(near.lines)}): the base is that"

@@ -277,20 +277,20 @@ def test_a_clean_tree_is_compared_with_a_release(clone, resolved):
     assert base_of_check(clone).kind is BaseKind.RELEASE
 
 
-@pytest.mark.parametrize(("lines", "is_release"), [(0, True), (1, False)])
-def test_a_release_that_is_nearer_than_the_merge_base_is_the_base(
+@pytest.mark.parametrize(("lines", "is_release"), [(1, True), (2, False), (3, False)])
+def test_a_release_that_is_twice_as_near_than_the_merge_base_is_the_base(
     clone, resolved, monkeypatch, capsys, lines, is_release
 ):
     """An old branch of a fork was the base of a tree of upstream: a known fault of the release was NEW."""
     monkeypatch.setattr(nearest, "nearest", lambda *_: nearest.Nearest("0.5.23", lines))
     git(clone, "switch", "-c", "feature")
-    commit(clone, "number one\nnumber two\nnumber three\n")
+    commit(clone, "number one\nnumber two\nnumber three\nnumber four\nnumber five\n")
     base = base_of_check(clone)
     assert (base.kind is BaseKind.RELEASE) is is_release
     point = f"git:{short_commit(clone, 'main')}"
     said = (
-        f"kvspec: {point} (merge base with origin/main), 1 line differs; sglang==0.5.23 is nearer (no line"
-        f" of code differs): the base is that release. --base {point} compares with the commit\n"
+        f"kvspec: {point} (merge base with origin/main), 3 lines differ; sglang==0.5.23 is nearer (1 line"
+        f" differs): the base is that release. --base {point} compares with the commit\n"
     )
     assert capsys.readouterr().err == (said if is_release else "")
     assert base_of_check(clone, since="main").kind is BaseKind.HISTORY
