@@ -125,8 +125,12 @@ def check_system(
             if how.other_ways:  # the report of another way lists none: it need not call all changes
                 spec = system_spec(system)
                 undriven = engine_ways.undriven(spec.engine, known.release_of(system))
+                had = {spec.way: {f"{m.name} {m.preset}" for m in result.machines if m.examples}}
+                for way, of_way in zip(result.ways, reports):
+                    machines = (each for each in of_way["machines"] if each["examples"])
+                    had[way] = {f"{each['machine']} {each['preset']}" for each in machines}
                 result.uncalled = tuple(
-                    engine_ways.told(each, spec.way, undriven) for each in changed.missed
+                    engine_ways.told(each, spec.way, undriven, had) for each in changed.missed
                 )
         if changed is None and base is not None:
             changed = _differing(base, system, result.findings)

@@ -27,6 +27,7 @@ _NAMED = 3  # configurations of a function; more are counted
 FEW = 3  # a function is of few presets if at most one in so many of the configurations calls it
 
 Function = tuple[str, str]  # file, qualified name
+NO_RUNS: Mapping[str, Collection[str]] = {}
 OUTSIDE = "outside of functions"  # the rest of a file: it runs when the file is loaded
 
 
@@ -77,13 +78,21 @@ class WayMap(NamedTuple):
         """The names of the few configurations that call some of these functions."""
         return frozenset().union(*(self.rare.get(each, ()) for each in functions))
 
-    def told(self, function: Function, own: str, undriven: Mapping[str, str]) -> str:
+    def told(
+        self,
+        function: Function,
+        own: str,
+        undriven: Mapping[str, str],
+        had: Mapping[str, Collection[str]] = NO_RUNS,
+    ) -> str:
         """A function that no run has called as text, with the way in which it runs, if not in the way `own`,
         and the configurations that call it, where few do. undriven: ways in which the tree's release is not
-        driven, each with the releases that are."""
+        driven, each with the releases that are. had: ways that were driven, each with the names of the
+        configurations that its runs had."""
         text = ": ".join(function)
         running = [way for way in self.ways if self.runs(function, way)]
         hints: list[str] = []
+        way = own
         if running and own not in running:
             way = next((way for way in running if way not in undriven), running[0])
             name = f"+{way}" if way else "the plain way"
@@ -92,7 +101,9 @@ class WayMap(NamedTuple):
             hints.append(f"in {name}")
         if few := sorted(self.rare.get(function, ())):
             more = f" and {len(few) - _NAMED} more" if len(few) > _NAMED else ""
-            hints.append(f"on {', '.join(few[:_NAMED])}{more}")
+            unfit = way in had and had[way] and {*few}.isdisjoint(had[way])
+            why = ", which no run on this tree had" if unfit else ""
+            hints.append(f"on {', '.join(few[:_NAMED])}{more}{why}")
         return f"{text} ({', '.join(hints)})" if hints else text
 
     def undriven(self, engine: str, release: str) -> dict[str, str]:

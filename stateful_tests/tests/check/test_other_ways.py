@@ -111,6 +111,9 @@ def test_the_map_says_which_functions_run_in_which_way(tmp_path, monkeypatch):
     assert found.told(HOST, "", {}) == "a.py: host (in +hicache, on tiers tier, tiers tier-page2)"
     assert found.told(HOST, "hicache", {}) == "a.py: host (on tiers tier, tiers tier-page2)"
     assert found.told(ALLOC, "", {}) == "a.py: alloc"
+    hint = "in +hicache, on tiers tier, tiers tier-page2"
+    for had, more in (({"tiers page1"}, ", which no run on this tree had"), ({"tiers tier"}, ""), ((), "")):
+        assert found.told(HOST, "", {}, {"hicache": had}) == f"a.py: host ({hint}{more})"
     few = frozenset(f"tiers tier-{at}" for at in range(5))
     said = found._replace(rare={ALLOC: few}).told(ALLOC, "", {})
     assert said == "a.py: alloc (on tiers tier-0, tiers tier-1, tiers tier-2 and 2 more)"
