@@ -121,7 +121,8 @@ def check_system(
         if others is not None:
             _drive_ways(result, others, selector, system, how, reports, saves)
         if changed is not None:
-            changed = changed.also_called(_called_in(reports))
+            loaded = engine_ways.loaded_in(changed.missed, result.ways)
+            changed = changed.also_called(_called_in(reports) | loaded)
             if how.other_ways:  # the report of another way lists none: it need not call all changes
                 spec = system_spec(system)
                 undriven = engine_ways.undriven(spec.engine, known.release_of(system))

@@ -55,6 +55,14 @@ class WayMap(NamedTuple):
         """Whether a function is known to run in a way."""
         return way in self.functions.get(function, ())
 
+    def loaded_in(self, functions: Collection[Function], ways: Collection[str]) -> set[Function]:
+        """Those of some functions that are the rest of a file which one of these ways loads: it has run."""
+        return {
+            each
+            for each in functions
+            if each[1] == OUTSIDE and any(self.runs(each, way) for way in ways)
+        }
+
     def calling(self, functions: Collection[Function]) -> dict[str, set[Function]]:
         """Those of some functions that run in each way, by way."""
         return {

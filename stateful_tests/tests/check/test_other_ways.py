@@ -111,6 +111,9 @@ def test_the_map_says_which_functions_run_in_which_way(tmp_path, monkeypatch):
     assert found.told(HOST, "", {}) == "a.py: host (in +hicache, on tiers tier, tiers tier-page2)"
     assert found.told(HOST, "hicache", {}) == "a.py: host (on tiers tier, tiers tier-page2)"
     assert found.told(ALLOC, "", {}) == "a.py: alloc"
+    rest = "a.py", OUTSIDE
+    assert found.loaded_in([rest, HOST], ["hicache"]) == {rest}, "it runs when its file is loaded"
+    assert found.loaded_in([rest], ["overlap"]) == found.loaded_in([rest], []) == set()
     hint = "in +hicache, on tiers tier, tiers tier-page2"
     for had, more in (({"tiers page1"}, ", which no run on this tree had"), ({"tiers tier"}, ""), ((), "")):
         assert found.told(HOST, "", {}, {"hicache": had}) == f"a.py: host ({hint}{more})"
