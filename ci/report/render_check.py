@@ -15,7 +15,9 @@ NAMED = 6  # known faults in one state that their common line names; it counts t
 
 def check(out: Console, data: Data, *, detailed: bool = False) -> None:
     """Print the report of `kvspec check`: verdict, violations, coverage. detailed: with all counts."""
-    verdict(out, f"{data['implementation']}: {data['said']}", data)
+    red = [way for way in data.get("ways", ()) if way["exit_code"]]
+    below = "".join(f"; {_of_way(way)}, below" for way in red)
+    verdict(out, f"{data['implementation']}: {data['said']}{below}", data)
     unasked = [f"{clause['id']} ({clause['waived']})" for clause in data["clauses"] if clause["waived"]]
     facts = {"driven": data["driven"], **data["beside"], "not checked": "\n".join(unasked)}
     labelled(out, {label: text for label, text in facts.items() if text})
@@ -38,6 +40,13 @@ def check(out: Console, data: Data, *, detailed: bool = False) -> None:
         if way["exit_code"] or detailed:
             out.print()
             check(out, way, detailed=detailed)
+
+
+def _of_way(data: Data) -> str:
+    """What was found in another way, such as "+offload violates PUB-1"."""
+    way = SystemSpec.parse(data["implementation"]).way
+    found, _, _ = data["said"].partition("; ")
+    return f"{f'+{way}' if way else 'plain'} {found}"
 
 
 def _is_new(found: Data) -> bool:

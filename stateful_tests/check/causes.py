@@ -12,7 +12,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import product
+from itertools import cycle, product
+from string import ascii_lowercase
 from typing import Any
 
 from impl.adapter import AnySystem, UnusableImplementation
@@ -315,6 +316,23 @@ def _no_failure(system: AnySystem, trace: Trace) -> Trace:
     return replace(without, commands=tuple(commands))
 
 
+def _no_shared_load(system: AnySystem, trace: Trace) -> Trace:
+    """Where loads are done within a step, no prompt begins as another."""
+    del system
+    sizes = trace.sizes(EngineConfig)
+    if not (sizes.peer and sizes.sync_loads):
+        return trace
+    letters = cycle(ascii_lowercase)
+    made: list[Any] = []
+    for command in trace.commands:
+        if isinstance(command, Add):
+            own = next(letters)
+            pieces = (p if is_image(p.text) else replace(p, text=own) for p in command.prompt)
+            command = replace(command, prompt=tuple(pieces))
+        made.append(command)
+    return replace(trace, commands=tuple(made))
+
+
 def _of_kinds(**less: _Less) -> _Less:
     """A need that traces of some kinds have, by the name of the kind."""
 
@@ -367,6 +385,7 @@ _NEEDS: dict[str, _Less] = {
     "a setting": _of_kinds(rows=partial(_sized, settings=())),
     "a reset of host memory": partial(_none_of, (ResetConnector, NewWeights)),
     "a failed load": _no_failure,
+    "a load for two": _of_kinds(blocks=_no_shared_load),
     "adapters": _no_adapters,
     "salts": _no_salts,
     "an adapter loaded again": partial(_none_of, LoadAdapter),

@@ -96,6 +96,17 @@ def test_json_has_every_figure(finds, kvspec):
     assert json.loads(Path("out.json").read_text()) == data
 
 
+def test_the_first_line_names_what_another_way_has_found(finds, kvspec):
+    finds(checked())
+    kvspec("check", "--json", "out.json")
+    green = json.loads(Path("out.json").read_text())
+    red = green | {"implementation": "vllm@checkout+offload", "exit_code": 1}
+    ways = [green, red | {"said": "violates PUB-1; 2 known faults"}]
+    render_check.check(render.console(shown := io.StringIO()), green | {"ways": ways})
+    first, *_ = shown.getvalue().splitlines()
+    assert first == "torch+pr22900: conforms; +offload violates PUB-1, below"
+
+
 def test_clauses_that_fail_at_the_step_of_another_are_one_finding(finds, kvspec):
     """A trace of more commands that violates the same clause at the same step has no cause of its own."""
     longer = Run(replace(TRACE, commands=(*COMMANDS, *COMMANDS[:1])), "torch+pr22900", ROWS, BAD)

@@ -124,6 +124,11 @@ def test_a_trace_violates_its_clause_and_conforms_where_it_was_fixed(vllm, path,
             ("checkpoints within a chunk",),
         ),
         (
+            "vllm-0.21.0+offload/a_sharer_of_a_failed_load_keeps_its_hash",
+            ("a failed load", "a load for two"),
+        ),
+        ("vllm-0.21.0+async+offload/a_step_ahead_of_a_failed_load_is_answered", ("a failed load",)),
+        (
             "vllm-0.11.0+async/a_preempted_request_resumes_without_its_token_in_flight",
             ("pools that run full",),
         ),
