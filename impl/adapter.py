@@ -79,6 +79,7 @@ class Capabilities:
     sends: of a tree with a host tier: it can be a server that only prefills (TierConfig.prefill).
     sources: fields of Add that requests of an engine that schedules by itself may have: "adapter", "salt".
     encodes: prompts of an engine that schedules by itself may have images (EngineConfig.image).
+    drafter: its batch entries say what the layers of a drafter read and write (Lane.draft).
     new_views: each view is made of new lists, tuples and dictionaries, so nobody has to copy it.
     """
 
@@ -109,6 +110,7 @@ class Capabilities:
     sends: bool = False
     sources: frozenset[str] = frozenset()
     encodes: bool = False
+    drafter: bool = False
     new_views: bool = False
 
     @property

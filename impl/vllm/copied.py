@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from impl.copied_rules import CopiedRule, CopiedRules
-from impl.vllm.drafter import KERNELS
 
+PROPOSER = "vllm/v1/spec_decode/llm_base_proposer.py"  # prepares a drafter's inputs; V2's is SPECULATOR
+DRAFT_KERNELS = "vllm/v1/spec_decode/utils.py"
+SPECULATOR = "vllm/v1/worker/gpu/spec_decode/target_dependent_ar/speculator.py"
 RULES = {
     "steps of the engine core": CopiedRule(
         ("vllm/v1/engine/core.py",),
@@ -45,7 +47,7 @@ RULES = {
         "fits of drafter.py: the functions read attention metadata, or run the batch",
     ),
     "further passes of a drafter": CopiedRule(
-        (KERNELS,),
+        (DRAFT_KERNELS,),
         ("eagle_step_slot_mapping_metadata_kernel",),
         ("exceeds_max =", "where(exceeds_max"),
         "run of drafter.py: each pass runs the model",
@@ -60,5 +62,5 @@ RULES = {
 COPIED = CopiedRules(RULES, Path(__file__).with_name("copied.txt"))
 # that every release has
 FILES = tuple(
-    file for rule in RULES.values() for file in rule.files if file != KERNELS
+    file for rule in RULES.values() for file in rule.files if file != DRAFT_KERNELS
 )

@@ -17,14 +17,11 @@ import torch
 
 from impl.isolation import cut
 from impl.stand_ins import Values, taken
+from impl.vllm.copied import DRAFT_KERNELS, PROPOSER, SPECULATOR
 from impl.vllm.triton import Kernel, Language, Triton
 from reference.blocks.config import EngineConfig
 from reference.blocks.facts import DraftUse, Lane, chain
 
-PROPOSER = "vllm/v1/spec_decode/llm_base_proposer.py"
-KERNELS = "vllm/v1/spec_decode/utils.py"
-SPECULATOR = "vllm/v1/worker/gpu/spec_decode/target_dependent_ar/speculator.py"
-FILES = (PROPOSER, KERNELS, SPECULATOR)
 _METHODS = ("prepare_next_token_ids_padded", "prepare_inputs_padded", "set_inputs_first_pass")
 _GUESSED = -1  # stamp of KV of a further pass, whose hidden state is the drafter's own
 _MAX_TOKEN = (1 << 31) - 1
@@ -113,7 +110,7 @@ class DrafterV1(Drafter):
         tokens = config.max_batched_tokens
         names = "eagle_prepare_next_token_padded", "eagle_prepare_inputs_padded"
         kernels = cut(
-            root / KERNELS, frozenset(f"{name}_kernel" for name in names), {"tl": Language}
+            root / DRAFT_KERNELS, frozenset(f"{name}_kernel" for name in names), {"tl": Language}
         )
         env: dict[str, Any] = {
             "torch": torch,

@@ -23,7 +23,8 @@ from impl.process.worker import serve
 from impl.request_sources import RequestSources
 from impl.vllm.bare_connectors import Loads, Offloads, worker_of
 from impl.vllm.bare_scheduler import pool_of, results
-from impl.vllm.drafter import PROPOSER, SPECULATOR, Drafter, DrafterV1, DrafterV2
+from impl.vllm.copied import PROPOSER, SPECULATOR
+from impl.vllm.drafter import Drafter, DrafterV1, DrafterV2
 from impl.vllm.engine import Stamps, start
 from impl.vllm.images import encoder_facts, features_of, text_of, with_placeholders
 from impl.vllm.modules import RUNNER, install, runner_methods

@@ -11,7 +11,7 @@ from impl.adapter import UnusableImplementation
 from impl.vllm.modules import RUNNER, RUNNER_V2, STATES, STATES_V2
 from impl.vllm.api import RELEASES, drives
 from impl.vllm.copied import FILES as COPIED
-from impl.vllm.drafter import SPECULATOR
+from impl.vllm.copied import SPECULATOR
 from impl.vllm.images import FILES as IMAGES
 from impl.vllm.images_v2 import FILES as IMAGES_V2
 from impl.vllm.offload import CONNECTOR

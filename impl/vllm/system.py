@@ -11,7 +11,7 @@ from impl.adapter import Capabilities, UnusableImplementation
 from impl.process.remote_system import LIMITS, Limits, WorkerSystem
 from impl.system_spec import SystemSpec
 from impl.vllm.fetch import checkout_root, release_root
-from impl.vllm.copied import COPIED
+from impl.vllm.copied import COPIED, PROPOSER, SPECULATOR
 from impl.vllm.api import RELEASES, TABLES, WAYS, facts
 from reference.blocks.commands import ENGINE_COMMANDS, SOURCE_FIELDS, TRANSFER_COMMANDS
 from reference.commands import Mode
@@ -81,6 +81,8 @@ class VLLMSystem(WorkerSystem):
             self.capabilities = replace(self.capabilities, recurrent=True)
         if encodes:
             self.capabilities = replace(self.capabilities, encodes=True)
+        if (self.root / (SPECULATOR if v2 else PROPOSER)).is_file():
+            self.capabilities = replace(self.capabilities, drafter=True)
         if offloads:
             every = frozenset(kind.__name__ for kind in ENGINE_COMMANDS)
             self.capabilities = replace(self.capabilities, commands=every)

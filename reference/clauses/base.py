@@ -19,7 +19,7 @@ CONCERNS: tuple[Concern, ...] = get_args(Concern)
 # What there must be: a tree that the system shows, a window, recurrent state, a second tier, images. Where
 # that lacks, and of other commands than a clause is about, it holds, its trigger does not come up, and it is
 # not checked.
-Needs = Literal["tree", "window", "states", "tracks", "tier", "keys", "images"]
+Needs = Literal["tree", "window", "states", "tracks", "tier", "keys", "images", "drafter"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -71,6 +71,7 @@ class EngineLockstep(AnyLockstep):
             name
             for name, config in ENGINE_PRESETS.items()
             if (config.connects, config.encodes) == (can.connects, can.encodes)
+            and (can.drafter or config.draft_group is None)
             and not EngineLockstep.lacking(can, config, ())
         )
 

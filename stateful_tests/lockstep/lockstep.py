@@ -218,6 +218,7 @@ def new_tallies(can: Capabilities | None = None) -> dict[str, Tally]:
         "tier": can.system_kind in (TIERS, PAIRS) or can.connects,
         "keys": "LoadAdapter" in can.commands,
         "images": can.encodes,
+        "drafter": can.drafter,
     }
     return {
         name: Tally()

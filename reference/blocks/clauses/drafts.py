@@ -12,6 +12,7 @@ from reference.failures import AtTable, Failure, failure
     "A drafter finds KV of its own at each position before a batch entry that it sees: computed from its"
     " request's text up to the next token.",
     why="It drafts what the target model rejects. Answers are right, and slower.",
+    needs=("drafter",),
     rule="blocks.request_texts",
     source="vllm find_longest_cache_hit (drop_eagle_block), prepare_next_token_ids_padded",
     scope="A session's last token goes when its next turn begins. KV that was computed with it stays:"
@@ -44,6 +45,7 @@ def _drafter_reads(step: BlockStep) -> Failure | None:
     "slots ahead are there",
     "A drafter writes only into blocks of its request's table, in the slots ahead of the batch too.",
     why="Whoever holds the block drafts from what was written there.",
+    needs=("drafter",),
     rule="blocks.facts",
     source="vllm num_lookahead_tokens",
     trigger=lambda s: any(

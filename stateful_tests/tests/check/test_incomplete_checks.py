@@ -88,10 +88,11 @@ def test_what_an_engine_does_not_offer_is_not_missed_whether_or_not_the_plan_is_
 def test_clauses_of_what_no_engine_declares_do_not_count():
     alone, whole = (new_tallies(can) for can in (BlockEngine.capabilities, Capabilities(
         commands=frozenset(kind.__name__ for kind in ENGINE_COMMANDS), recurrent=True, encodes=True,
+        drafter=True,
     )))  # fmt: skip
     assert whole.keys() == {*BLOCK_CLAUSES}
     lacks = {"KEY-1", "PUB-3", "STA-1", "STA-2", "STA-3", "STA-4", "STA-5"}
-    lacks |= {"ENC-1", "ENC-2", "ENC-3", "ENC-4", "ENC-5", "ENC-6"}
+    lacks |= {"ENC-1", "ENC-2", "ENC-3", "ENC-4", "ENC-5", "ENC-6", "DRAFT-1", "DRAFT-2"}
     assert whole.keys() - alone.keys() == lacks | {*OF_CONNECTORS}
 
 

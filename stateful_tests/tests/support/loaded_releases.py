@@ -18,7 +18,7 @@ from impl.sglang.tiers.loading import tiered
 from impl.sglang.tiers.system import TierSystem
 from impl.system_spec import SystemSpec
 from impl.transformers_paging.driver import PagingDriver
-from impl.vllm.drafter import FILES as DRAFTER
+from impl.vllm.copied import DRAFT_KERNELS, PROPOSER, SPECULATOR
 from impl.vllm.driver import EngineDriver
 from impl.vllm.fetch import release_root
 from impl.vllm.images import UTILS
@@ -30,6 +30,8 @@ from reference.kinds import BLOCKS
 from stateful_tests.lockstep.systems import resolve
 from stateful_tests.tests.support.planted_faults import Edit, planted
 
+
+DRAFTER = (PROPOSER, DRAFT_KERNELS, SPECULATOR)
 
 class LoadedEngine(EngineDriver):
     """vLLM. It cuts functions out of files that it does not load."""

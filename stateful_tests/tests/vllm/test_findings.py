@@ -269,6 +269,9 @@ SAID = {
     "a_block_that_a_hit_has_left_out_is_found_again": "the drafter of r3 finds its KV at position 1",
     "a_block_that_a_hit_has_left_out_is_found_again_in_time": "the drafter of r3 finds its KV at position 1",
     "a_block_that_a_hit_has_left_out_is_found_again_beside_a_connector": "block 1 holds KV of another text",
+    "a_first_step_has_no_slots_ahead": "entry 1 of its table is past its end, where the drafter of r1",
+    "an_eviction_gives_up_beside_idle_copies_of_a_window": "chunk 2, which no eviction takes",
+    "a_preempted_request_finds_the_block_of_another_next_token": "the drafter of r2 finds its KV at",
 }  # fmt: skip
 
 
