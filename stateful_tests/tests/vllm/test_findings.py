@@ -22,6 +22,7 @@ from stateful_tests.traces import files as traces
 
 SAID = {
     "a_failed_load_stays_cached_after_an_abort": "a load that failed has left block 1 empty, in command 2",
+    "a_preempted_request_leaves_a_failed_load_cached": "a load that failed has left block 3 empty",
     "a_failed_load_stays_cached_after_an_abort_in_flight": "slot 0 of block 1 is not written",
     "a_failed_load_stays_cached_after_a_preemption": "slot 0 of block 6 is not written",
     "a_failed_load_stays_cached_after_a_reset": "a load that failed has left block 1 empty, in command 2",
