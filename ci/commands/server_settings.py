@@ -28,6 +28,8 @@ NOT_LIVE = {
     "states": "recurrent layers have kernels for a GPU alone",
     "hicache": "its copies are kernels for a GPU alone",
 }
+# Field -> its least value: clients ask for up to a sixth of the pool, and pages divide it.
+LEAST = {"page_size": 1, "tokens": 6}
 # SGLang's kv_cache_configurator.py wants three slots, and under overlap two more for states on the way.
 LEAST_STATES = 5
 # Releases in which Triton kernels allocate pages of several tokens.
@@ -65,6 +67,9 @@ def field_of(text: str) -> tuple[str, int | bool]:
     if not value.isdigit() or (kind is bool and value not in ("0", "1")):
         expected = "a number" if kind is int else "0 or 1"
         raise Unusable(f"--set {text:.40}: expected {name}=N with {expected}")
+    least = LEAST.get(name, 0)
+    if int(value) < least:
+        raise Unusable(f"--set {text:.40}: expected {name}=N with a number of at least {least}")
     return name, kind(int(value))
 
 
@@ -110,7 +115,7 @@ def _require_priorities(release: str, given: dict[str, int | bool]) -> None:
     if not given.get("priority"):
         for field in ("threshold", "lowest"):
             if given.get(field):
-                raise Unusable(f"--set {field}: of priorities; needs --set priority=1 or 2")
+                raise Unusable(f"--set {field}: a setting of priorities; needs --set priority=1 or 2")
     if given.get("lowest") and release not in LOWEST:
         raise Unusable(f"--set lowest: {', '.join(LOWEST)} retracts so; this is {release}")
 
@@ -127,9 +132,9 @@ def _require_states(release: str, given: dict[str, int | bool]) -> None:
     from impl.sglang.server.tried import STATES
 
     if given.get("track") and not given.get("states"):
-        raise Unusable("--set track: where states are kept on the way; needs --set states=N")
+        raise Unusable("--set track: a setting of recurrent states; needs --set states=N")
     if given.get("lazy") and not given.get("track"):
-        raise Unusable("--set lazy: of states that are kept on the way; needs --set track=N")
+        raise Unusable("--set lazy: a setting of kept recurrent states; needs --set track=N")
     if given.get("lazy") and given.get("overlap") == 0:
         raise Unusable("--set lazy=1: needs overlap, and --set overlap=0 takes it away")
     if not given.get("states"):
@@ -168,7 +173,7 @@ def _require_tier(release: str, given: dict[str, int | bool]) -> None:
     if not any(given.get(field) for field in ("hicache", "decode_hicache", "host_backup")):
         for field in ("host", "policy", "storage", "rust"):
             if field in given:
-                raise Unusable(f"--set {field}: of a host tier; needs --set hicache=1")
+                raise Unusable(f"--set {field}: a setting of a host tier; needs --set hicache=1")
         return
     if release not in TIERS:
         raise Unusable(f"--set hicache: a host tier runs in {', '.join(TIERS)}; this is {release}")
@@ -195,7 +200,7 @@ def _require_pair(release: str, given: dict[str, int | bool]) -> None:
     if not given.get("pair"):
         for field in OF_A_PAIR:
             if field in given:
-                raise Unusable(f"--set {field}: of a pair; needs --set pair=1")
+                raise Unusable(f"--set {field}: a setting of a pair; needs --set pair=1")
         return
     if release not in PAIRS:
         raise Unusable(f"--set pair: a pair runs in {', '.join(PAIRS)}; this is {release}")
@@ -203,7 +208,7 @@ def _require_pair(release: str, given: dict[str, int | bool]) -> None:
         if given.get(field):
             raise Unusable(f"--set {field}: not in a pair: {why}")
     if given.get("prefill_draft") and not given.setdefault("draft", 2):
-        raise Unusable("--set prefill_draft: of speculation; needs --set draft=N")
+        raise Unusable("--set prefill_draft: a setting of speculation; needs --set draft=N")
     _require_pair_tiers(given)
     if given.get("prefill_complete"):
         for field, off in (("window", 0), ("decode_tree", False), ("states", 0)):
@@ -221,7 +226,7 @@ _UNSUPPORTED_WITH = {
 def _require_pair_tiers(given: dict[str, int | bool]) -> None:
     """Refuse host tiers of a pair that do not go with other settings."""
     if given.get("decode_hicache") and not given.setdefault("decode_tree", True):
-        raise Unusable("--set decode_hicache: the tier of D's tree; needs --set decode_tree=1")
+        raise Unusable("--set decode_hicache: a setting of D's tree; needs --set decode_tree=1")
     for field, others in _UNSUPPORTED_WITH.items():
         if not given.get(field):
             continue

@@ -10,6 +10,7 @@ from ci import Data
 from ci.report.pair_story import pair_words, story
 from ci.report.render import labelled, say
 from ci.report.watcher_logs import mismatch, validated, validation
+from reference.failures import counted
 from stateful_tests.lockstep.endings import ending
 from stateful_tests.lockstep.known_faults import known_faults
 from stateful_tests.watched.live import LiveRun
@@ -136,10 +137,11 @@ def _times(count: int) -> str:
 def _served_verdict(data: Data, new: int) -> str:
     """Say what a check of whole schedulers found, and in how many runs. new: findings."""
     rate = f", {data['forwards'] / data['seconds']:.0f} a second" if data["seconds"] else ""
-    done = f"{data['runs']} runs, {data['forwards']} forward passes{rate}"
+    runs, passes = counted(data["runs"], "run"), counted(data["forwards"], "forward pass", "es")
+    done = f"{runs}, {passes}{rate}"
     masked = data["known"] or data["old"] or data["findings"]
     if new:
-        what = f"{new} findings"
+        what = counted(new, "finding")
     else:
         what = "nothing new" if masked else "conforms"
     what += f", known faults: {', '.join(data['known'])}," if data["known"] else ""

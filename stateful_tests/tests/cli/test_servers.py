@@ -245,6 +245,8 @@ def test_help_describes_each_field_of_set(capsys):
     "impl, given, says",
     [
         ("0.5.18", ["states=30"], "recurrent layers run in 0.5.23; this is 0.5.18"),
+        ("0.5.23", ["page_size=0"], "expected page_size=N with a number of at least 1"),
+        ("0.5.23", ["tokens=5"], "expected tokens=N with a number of at least 6"),
         ("0.5.23", ["track=8"], "needs --set states=N"),
         ("0.5.23", ["states=30", "lazy=1"], "needs --set track=N"),
         ("0.5.23", ["states=30", "track=4", "page_size=8"], "a multiple of --set page_size"),
@@ -287,7 +289,7 @@ def test_unusable_options_of_serve_check(given, says, capsys):
     ("0.5.23", ["hicache=1", "states=30", "page_size=4"], "--set page_size: a server with --set hicache=1"),
     ("0.5.23", ["hicache=1", "states=30", "mixed=1"], "--set mixed: a server with --set hicache=1 and --set"),
     ("0.5.23", ["hicache=1", "states=30", "storage=1"], "--set storage: a server with --set hicache=1 and"),
-    ("0.5.23", ["rust=1"], "--set rust: of a host tier; needs --set hicache=1"),
+    ("0.5.23", ["rust=1"], "--set rust: a setting of a host tier; needs --set hicache=1"),
     ("0.5.23", ["hicache=1", "tree=0"], "is one of the tree's KV"),
     ("0.5.23", ["hicache=1", "policy=3"], "0 write_through, 1 write_through_selective, 2 write_back; not 3"),
     ("0.5.23", ["storage=1"], "needs --set hicache=1"),

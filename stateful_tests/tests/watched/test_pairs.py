@@ -143,7 +143,7 @@ def test_each_choice_has_words():
 @pytest.mark.parametrize(
     ("release", "given", "says"),
     [
-        (RELEASE, {"deferred": False}, "of a pair; needs --set pair=1"),
+        (RELEASE, {"deferred": False}, "a setting of a pair; needs --set pair=1"),
         ("0.5.20", {"pair": True}, "a pair runs in 0.5.23"),
         (RELEASE, {"pair": True, "queue": 2}, "not in a pair: a server of a pair has no limit"),
         (RELEASE, {"pair": True, "states": 12, "track": 8, "lazy": True}, "not in a pair: SGLang has"),
@@ -154,7 +154,7 @@ def test_each_choice_has_words():
         (RELEASE, {"pair": True, "prefill_complete": True, "states": 9}, "no prefill_complete with"),
         (RELEASE, {"pair": True, "prefill_complete": True, "hicache": True, "policy": 0}, "policy=2"),
         (RELEASE, {"pair": True, "prefill_complete": True, "window": 4}, "no prefill_complete with"),
-        (RELEASE, {"prefill_complete": True}, "of a pair; needs --set pair=1"),
+        (RELEASE, {"prefill_complete": True}, "a setting of a pair; needs --set pair=1"),
     ],
 )
 def test_settings_that_do_not_go_with_a_pair(release, given, says):
