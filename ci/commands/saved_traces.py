@@ -154,7 +154,7 @@ class Saved:
             against = whose.get(of_all[0], "") if len(of_all) == 1 else ""
             beside = f"{against}{self._base}" if against else ""
             found = f"found {', '.join(clauses)}{beside}"
-            self._say(f"{found}: a trace is in {self._folder}, and gets smaller")
+            self._say(f"{found}: a trace is saved in {self._folder}, and is being minimised")
             self._said |= {*clauses}
 
     def tidy(self, reports: list[Data]) -> None:

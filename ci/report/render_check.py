@@ -122,7 +122,7 @@ def _of_the_plan(data: Data) -> str:
         unit = "runs"
     if done >= planned:
         return f"{planned:,} {unit}"
-    why = " (ended early: nothing new came)" if data["stopped_early"] else ""
+    why = " (ended early after a finding: nothing else came up)" if data["stopped_early"] else ""
     return f"{done:,} of {planned:,} {unit}{why}"
 
 

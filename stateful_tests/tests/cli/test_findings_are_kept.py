@@ -42,7 +42,7 @@ def test_a_check_that_is_ended(number, tmp_path):
         process.send_signal(number)
         process.send_signal(number)  # as timeout(1) does
         out, _ = process.communicate(timeout=120)
-    assert reported == "found BROKEN: a trace is in traces, and gets smaller\n"
+    assert reported == "found BROKEN: a trace is saved in traces, and is being minimised\n"
     assert files.load(tmp_path / "traces/broken-example.json").clause == "BROKEN"
     if number == signal.SIGKILL:
         assert process.returncode == -number and not out
@@ -61,7 +61,7 @@ def test_a_clause_is_said_once(tmp_path):
     saved = Saved("torch", str(tmp_path), said.append)
     saved({"FREE-1": one, "OWN-3": one})
     saved({"FREE-1": one, "OWN-3": replace(one, commands=one.commands[1:])})
-    assert said == [f"found FREE-1, OWN-3: a trace is in {tmp_path}, and gets smaller"]
+    assert said == [f"found FREE-1, OWN-3: a trace is saved in {tmp_path}, and is being minimised"]
     assert {path.name for path in tmp_path.iterdir()} == {"free-1-torch.json", "own-3-torch.json"}
 
 
@@ -85,7 +85,7 @@ def test_what_is_found_beside_a_base_is_said_when_the_base_was_asked(standings, 
     assert not told and len([*tmp_path.iterdir()]) == 1
     saved(traces, (asked := dict(zip(traces, standings))))
     saved(traces, asked)
-    assert told == [f"found FREE-1, OWN-3{said}: a trace is in {tmp_path}, and gets smaller"]
+    assert told == [f"found FREE-1, OWN-3{said}: a trace is saved in {tmp_path}, and is being minimised"]
 
 
 def test_a_tour_that_is_ended(tmp_path):
