@@ -9,7 +9,6 @@ import pytest
 
 from ci.commands import one_check
 from ci.commands.shared import SystemSelector, Unusable
-from ci.report import render_check
 from ci.report.verdict import check_verdict
 from impl import engines
 from impl.adapter import Capabilities
@@ -259,15 +258,6 @@ def test_a_way_that_finds_something_is_the_last(drives):
     drives.code = 1
     result = CheckResult("sglang@checkout", "smoke", 0)
     assert len(drive_ways(result)) == 1 and "overlap" in result.not_driven
-
-
-def test_the_first_line_names_the_ways_that_fail():
-    ways = [
-        {"implementation": "vllm@checkout+offload", "exit_code": 0},
-        {"implementation": "vllm@checkout+async", "exit_code": 1},
-    ]
-    assert render_check._found_in_ways({"ways": ways}) == "; exit code 1 for vllm@checkout+async, below"
-    assert render_check._found_in_ways({}) == ""
 
 
 def test_an_interrupt_in_another_way_reports_what_there_is(drives):
