@@ -43,7 +43,7 @@ def check(out: Console, data: Data, *, detailed: bool = False) -> None:
 
 
 def _of_way(data: Data) -> str:
-    """What was found in another way, such as "+offload violates PUB-1"."""
+    """Say what another way has found, such as "+offload violates PUB-1"."""
     way = SystemSpec.parse(data["implementation"]).way
     found, _, _ = data["said"].partition("; ")
     return f"{f'+{way}' if way else 'plain'} {found}"

@@ -241,7 +241,7 @@ class Loads:
         self._next_brings: int | None = None  # blocks of the next load within a step, if it fails
         # Blocks without the KV that they should have -> the step whose results tell the engine.
         self._lost: dict[int, int] = {}
-        self._steps = self._steps_told = 0
+        self._steps = self._steps_taken = 0
 
     def expects(self, name: str, tokens: int) -> None:
         """The peer has so many tokens of a request's prompt."""
@@ -286,7 +286,7 @@ class Loads:
 
     @property
     def lost(self) -> tuple[int, ...]:
-        """Blocks without the KV that they should have, of which the engine has not been told."""
+        """Blocks without the KV that they should have, until the engine takes the results that name them."""
         return tuple(sorted(self._lost))
 
     def _load_now(self) -> None:
@@ -311,8 +311,8 @@ class Loads:
         self._lost[block] = step
 
     def spoil(self, lanes: Sequence[Any]) -> None:
-        """What entries compute from lost blocks is lost as well. A block that is computed from its first slot
-        on is whole again, unless from lost ones. lanes: have start, tokens and tables."""
+        """Mark as lost what entries compute from lost blocks. A block that an entry computes from its first
+        slot on is whole again, unless it reads lost ones. lanes: have start, tokens and tables."""
         size = self._config.groups[0].block_size
         sound = list(lanes) if self._lost else []
         for lane in sound:
@@ -337,12 +337,12 @@ class Loads:
         row = lane.tables[0][: -(-lane.start // self._config.groups[0].block_size)]
         return min((self._lost[block] for block in row if block in self._lost), default=None)
 
-    def told(self) -> None:
-        """The engine has the results of the oldest batch that it had none of."""
+    def results_taken(self) -> None:
+        """The engine has taken the results of its oldest batch."""
         self._lost = {
-            block: step for block, step in self._lost.items() if step > self._steps_told
+            block: step for block, step in self._lost.items() if step > self._steps_taken
         }
-        self._steps_told += 1
+        self._steps_taken += 1
 
     def fail(self, blocks: int) -> bool:
         """The oldest load ends behind its first `blocks` blocks, or the next one within a step; False where

@@ -332,7 +332,7 @@ class EngineDriver:
         scheduled, ran, outcome = self._in_flight.popleft()
         self._take(self.scheduler.update_from_output(scheduled, outcome))
         if isinstance(self._mover, Loads):
-            self._mover.told()
+            self._mover.results_taken()
         if self.config.drafts and not self.overlap:
             most = self.config.drafts
             if not self.config.eagle:
@@ -444,7 +444,7 @@ class EngineDriver:
         return [self._without_drafter(self.runner.memory.get(block, (-1, ()))) for block in blocks]
 
     def _without_drafter(self, held: tuple[int, Any]) -> tuple[int, Any]:
-        """What a block holds of the target's KV."""
+        """Return the group and the stamps of a block, without those of the drafter's KV."""
         group, slots = held
         if group < 0 or group != self.config.draft_group:
             return held

@@ -36,7 +36,7 @@ class LayerGroup:
 
     state: they are recurrent. A block then holds one state (reference.states), that after the last of its
     tokens which are computed; no query sees a position. drafter: the layers of a drafter are among them, and
-    the engine is told so."""
+    the engine's configuration says so."""
 
     block_size: int
     window: int | None = None

@@ -45,7 +45,7 @@ class StateUse(NamedTuple):
 
 
 class DraftUse(NamedTuple):
-    """What the drafter's layers read and write of a group for a batch entry.
+    """A batch entry's use of the KV of the drafter's layers, which are in one group.
 
     first: the first position that they read.
     found: stamps of their KV from there to the entry's start; 0 for a slot without. The

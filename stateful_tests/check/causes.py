@@ -430,8 +430,8 @@ def needs(system: AnySystem, smallest: Trace, clause: str, among: Iterable[str] 
 
 
 def traits(system: AnySystem, trace: Trace) -> set[str]:
-    """What a trace has of all that one may need, whether it needs it or not. Not whether it has a rejected
-    turn, which shows when it runs."""
+    """Return the needs that a trace may have, needed or not, without a rejected turn, which shows when it
+    runs."""
     names = (name for name in _NEEDS if name != REJECTED)
     return {name for name in names if not lacks(system, (name,), trace)}
 

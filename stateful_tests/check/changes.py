@@ -60,7 +60,7 @@ class Changes(NamedTuple):
 
     @property
     def undriven(self) -> str:
-        """What changed, in words, where all of it is in files that kvspec does not load; else ""."""
+        """Say what changed where kvspec loads none of the changed files; else ""."""
         if self.called or self.missed or not self.ignored:
             return ""
         first, *others = dict.fromkeys(file for file, _ in self.ignored)

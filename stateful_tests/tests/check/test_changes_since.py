@@ -263,7 +263,7 @@ def test_files_that_no_run_loads_are_left_to_others(root):
 
 
 def test_files_beside_driven_ones_are_named_before_others_and_tests_last(root):
-    """Of a fork's memory pool, changed beside forty kernels, the report named two kernels."""
+    """A fork changed a memory pool and forty kernels, and the report named two kernels."""
     for file in ("b/kernel.py", "srt/pool.py", "srt/test_pool.py", "test/unit.py"):
         (root / file).parent.mkdir(exist_ok=True)
         (root / file).write_text("def one(): ...")

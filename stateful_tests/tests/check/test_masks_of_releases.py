@@ -134,7 +134,7 @@ def test_a_fault_behind_a_switch_needs_it(release):
     ],
 )
 def test_a_fault_of_received_prompts_is_told_from_one_of_every_prompt(file, fault, release):
-    """A prompt of a plain server was told as one of a server that only decodes: there, neither trace needs
+    """A report named the fault of a server that only decodes for a prompt of a plain one: neither trace needs
     that the prompt is received."""
     system = release("0.5.18")
     run = replay(system, replace(load(FOLDER / f"sglang-{file}.json"), clause="OWN-1"))

@@ -124,7 +124,7 @@ def test_the_map_says_which_functions_run_in_which_way(tmp_path, monkeypatch):
 
 
 def test_a_way_in_which_a_release_is_not_driven_is_told_with_those_that_are():
-    """A tree of June was told presets of the host tier, whose way it is refused in."""
+    """A hint named presets of the host tier to a tree of June, which +hicache refuses."""
     of = way_map.way_map("sglang")
     queue = "sglang/srt/disaggregation/decode.py", "DecodePreallocQueue.pop_preallocated"
     first = engines.driven_in("sglang", ("hicache",))[0]

@@ -490,7 +490,7 @@ def _loses(scene: Scene, blocks: str) -> None:
         scene.memory[block] = 0, (0,) * size
 
 
-def _is_told(scene: Scene) -> None:
+def _is_notified(scene: Scene) -> None:
     """The engine is notified of what was lost. Texts are again those that clients have."""
     scene.lost = ()
     scene.texts.update((name, list(given)) for name, given in scene.given.items())
@@ -502,7 +502,7 @@ _STATEMENTS: dict[str, Callable[..., None]] = {
     rf"{_WHO} gets ((?P<count>\d)|(?P<other>other))(?P<twice> twice)?(?P<ends> ends)?": _gets,
     rf"{_WHO} loads 0-(?P<end>\d+) in ?{_BLOCKS}": _loads,
     r"loses (?P<blocks>[\d ]+)": _loses,
-    r"it is told": _is_told,
+    r"the engine is notified": _is_notified,
     rf"{_WHO} takes its next turn(?P<kept> behind all)?": _turns,
     rf"{_WHO} is (?P<status>[A-Z]+) (?P<computed>\d+)( in ?{_BLOCKS})?": _is,
     rf"{_WHO} is gone": _drop,

@@ -314,7 +314,7 @@ def test_a_load_within_a_step_that_fails(device, monkeypatch):
     # The next step reads lost blocks as well, and computes one of them anew in its own table.
     loads.spoil([entry(6, 7, 3, 4, 5, 7), entry(0, 2, 5)])
     assert loads.lost == (4, 7), "whoever computes a block from its first slot on has it whole"
-    loads.told()
+    loads.results_taken()
     assert loads.lost == (), "what was computed from lost blocks is known with them"
     peer.started_loads.append((REQUEST, ([8, 9], []), 0, 4))
     loads.before(None)
