@@ -1,4 +1,4 @@
-"""Names that adapters use of releases, by the syntax trees of the adapters (see `impl.used_names`)."""
+"""Names that adapters use of releases, by the syntax trees of the adapters (`impl.loading.used_names`)."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 
 import impl
 from impl.engines import PACKS
+from impl.loading.used_names import PLAIN
 from impl.system_spec import EngineName
-from impl.used_names import PLAIN
 
 # Parts of an adapter that a way alone uses: a piece of the file's path -> the way.
 _WAYS = {

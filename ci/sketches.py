@@ -1,6 +1,6 @@
-"""Write the sketches of releases, by which `impl.nearest` finds the one that a checkout is nearest to; the
-names that adapters use of them (`impl.used_names`); and the statements of the rules that adapters copy
-(`impl.copied_rules`).
+"""Write what `impl.loading` knows of releases: their sketches, by which `nearest` finds the one that a
+checkout is nearest to; the names that adapters use of them (`used_names`); and the statements of the rules
+that adapters copy (`copied_rules`).
 
 `python -m ci.sketches [ENGINE...]` reads every driven release of an engine; those that are not in the cache
 are fetched. Run it when a release is added.
@@ -14,8 +14,8 @@ from contextlib import closing
 from pathlib import Path
 
 from ci import adapter_names
-from impl import nearest, used_names
 from impl.engines import Engine, engine
+from impl.loading import nearest, used_names
 from impl.system_spec import ENGINES, release_name
 from stateful_tests.check.bases import root_of
 from stateful_tests.check.way_map import way_map

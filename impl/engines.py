@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import cast
 
-from impl.copied_rules import CopiedRules
+from impl.loading.copied_rules import CopiedRules
 from impl.process.remote_system import LIMITS, Limits, WorkerSystem
 from impl.system_spec import ALL, ENGINES, EngineName, SystemSpec
 

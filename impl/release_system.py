@@ -7,16 +7,16 @@ from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from impl import fetch, parts
 from impl.adapter import Capabilities, UnusableImplementation
 from impl.engines import DriveOptions
-from impl.isolation import Bookkeeping
-from impl.parts import Tables
+from impl.loading import fetch, parts
+from impl.loading.isolation import Bookkeeping
+from impl.loading.parts import Tables
+from impl.loading.wheel_parts import unpack_parts
 from impl.process.failures import Guarded
 from impl.process.remote_system import LIMITS, Limits, WorkerSystem
 from impl.process.worker import serve
 from impl.system_spec import SystemSpec
-from impl.wheel_parts import unpack_parts
 from reference.commands import Mode
 from reference.kinds import BLOCKS
 

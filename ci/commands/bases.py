@@ -68,7 +68,7 @@ def unnamed(
 def _is_far(base: Base, system: AnySystem) -> bool:
     """Whether a release is twice as near to a checkout as the merge base: more than half of what changed is
     upstream's then, as where the branch that is known is an old one. A line says so."""
-    from impl.nearest import differing, nearest
+    from impl.loading.nearest import differing, nearest
 
     engine = system_spec(system).engine
     near = nearest(engine, _root(system))

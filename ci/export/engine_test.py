@@ -17,8 +17,9 @@ from ci.export.inlining import inlined
 from ci.export.specialised import filled, specialised, unannotated
 from ci.export.template_parts import SHARED, used
 from ci.export.unit_test import ReleaseTarget, assembled, commented, failure_message, with_message
-from impl.renamed import in_code
-from impl import optional, stand_ins
+from impl.loading.renamed import in_code
+from impl import stand_ins
+from impl.loading import optional
 from impl.vllm import bare_connectors, bare_scheduler
 from impl.vllm.api import renamed_in, uses
 from impl.vllm.fetch import checkout_root, release_root

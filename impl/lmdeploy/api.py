@@ -1,8 +1,8 @@
-"""The API of LMDeploy that the adapter uses; see `impl.probe` for a line and `impl.parts` for a part."""
+"""The API of LMDeploy that the adapter uses; see `impl.loading`: `probe` for a line, `parts` for a part."""
 
 from __future__ import annotations
 
-from impl.parts import Tables
+from impl.loading.parts import Tables
 
 RELEASES = ("0.16.0", "0.17.0", "0.18.0")
 # ruff: noqa: E501

@@ -18,11 +18,11 @@ import torch
 
 from impl.adapter import Misfit, UnusableImplementation
 from impl.bare import bare
-from impl.isolation import loaded
+from impl.loading.isolation import loaded
 from impl.lmdeploy.loading import CAPABILITIES, load
 from impl.lmdeploy.engine_methods import longest_session_of, sleep_of
 from impl.lmdeploy.states import CheckpointedStates
-from impl.optional import either, optional
+from impl.loading.optional import either, optional
 from impl.process.failures import SystemFailed
 from impl.release_system import serve_driver
 from impl.request_sources import RequestSources

@@ -6,7 +6,7 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
-from impl.isolation import Inert, cut
+from impl.loading.isolation import Inert, cut
 from impl.stand_ins import Values
 
 ENGINE = Path("lmdeploy/pytorch/engine/engine.py")

@@ -12,8 +12,8 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from impl.isolation import Bookkeeping, Inert, install
 from impl.lmdeploy.api import RELEASES, TABLES
+from impl.loading.isolation import Bookkeeping, Inert, install
 from impl.release_system import REQUESTS_ALONE, ReleaseSystem
 from impl.stand_ins import Values
 

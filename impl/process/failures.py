@@ -28,7 +28,7 @@ RESET = "reset"
 VIEW = "view()"
 FIRST_VIEW = "the first view()"
 Place = tuple[str, int, str]  # file, line, function
-_DEVICE = str(_IMPL / "counting_device.py")  # its exceptions are those of the caller of an operator
+_DEVICE = str(_IMPL / "torch_kv" / "counting_device.py")  # its exceptions are the caller's
 _LIBRARIES = (*(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")), _DEVICE)
 
 

@@ -19,8 +19,9 @@ from typing import IO, Any, ClassVar
 
 import msgspec
 
-from impl import HOME, used_names
+from impl import HOME
 from impl.adapter import Capabilities, Misfit, UnusableImplementation
+from impl.loading import used_names
 from impl.process import child, wire
 from impl.process.failures import SystemFailed, stack
 from impl.process.worker import WHERE

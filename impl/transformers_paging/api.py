@@ -1,8 +1,8 @@
-"""Names that the adapter uses of transformers; see `impl.probe` for a line and `impl.parts` for a part."""
+"""Names that the adapter uses of transformers; see `impl.loading`: `probe` for a line, `parts` for a part."""
 
 from __future__ import annotations
 
-from impl.parts import Tables
+from impl.loading.parts import Tables
 
 RELEASES = ("5.23.0",)
 # ruff: noqa: E501

@@ -10,7 +10,7 @@ import torch
 
 from impl.adapter import UnusableImplementation
 from impl.bare import bare
-from impl.isolation import loaded
+from impl.loading.isolation import loaded
 from impl.release_system import serve_driver
 from impl.self_scheduling import SelfSchedulingDriver
 from impl.transformers_paging.loading import load

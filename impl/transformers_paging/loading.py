@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from impl.isolation import Bookkeeping, install
+from impl.loading.isolation import Bookkeeping, install
 from impl.release_system import ReleaseSystem
 from impl.transformers_paging.api import RELEASES, TABLES
 

@@ -1,5 +1,5 @@
-"""Names that the adapter uses of a vLLM; see `impl.probe` for a line and `impl.parts` for a part. Add a line where the
-adapter starts to use something else."""
+"""Names that the adapter uses of a vLLM; see `impl.loading`: `probe` for a line, `parts` for a part. Add a line
+where the adapter starts to use something else."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
-from impl import parts, probe
 from impl.adapter import UnusableImplementation
-from impl.renamed import in_uses, name_of
-from impl.used_names import PLAIN
+from impl.loading import parts, probe
+from impl.loading.renamed import in_uses, name_of
+from impl.loading.used_names import PLAIN
 from impl.vllm.modules import VLLM
 
 # how an engine runs -> its name in `--impl`
@@ -245,7 +245,7 @@ _OF_PAIRS = frozenset({"pair", "published handshakes"})
 _OF_IMAGES = frozenset({"images", "resets of images", "images+v2", "updates of images"})
 _OF_V2 = frozenset({"v2", "state+v2", "drafter+v2", "images+v2", "updates of images", "retained windows", "skipped drafts", "drafts of a batch"})
 # What a later release calls a thing, where that is all that is new: `Class.member`, or a function or class. A
-# release has the one name or the other (impl.renamed).
+# release has the one name or the other (impl.loading.renamed).
 RENAMED: dict[str, str] = {}
 # The first release that is driven so, by the tables.
 SINCE = {part: TABLES.since(part) for part in PARTS}

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from impl.optional import either, optional
+from impl.loading.optional import either, optional
 from impl.stand_ins import taken
 
 CONNECTORS = "vllm.distributed.kv_transfer.kv_connector"

@@ -1,10 +1,10 @@
-"""The rules that the adapter copies of vLLM's engine core and worker (see `impl.copied_rules`)."""
+"""The rules that the adapter copies of vLLM's engine core and worker (see `impl.loading.copied_rules`)."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from impl.copied_rules import CopiedRule, CopiedRules
+from impl.loading.copied_rules import CopiedRule, CopiedRules
 
 PROPOSER = "vllm/v1/spec_decode/llm_base_proposer.py"  # prepares a drafter's inputs; V2's is SPECULATOR
 DRAFT_KERNELS = "vllm/v1/spec_decode/utils.py"

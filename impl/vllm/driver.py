@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from impl.adapter import Capabilities, UnusableImplementation
-from impl.optional import optional
-from impl.isolation import loaded
+from impl.loading.optional import optional
+from impl.loading.isolation import loaded
 from impl.process.failures import Guarded, SystemFailed
 from impl.process.worker import serve
 from impl.request_sources import RequestSources
@@ -28,7 +28,7 @@ from impl.vllm.drafter import Drafter, DrafterV1, DrafterV2
 from impl.vllm.engine import Stamps, start
 from impl.vllm.images import encoder_facts, features_of, text_of, with_placeholders
 from impl.vllm.modules import RUNNER, install, runner_methods
-from impl.renamed import alias, name_of
+from impl.loading.renamed import alias, name_of
 from impl.vllm.api import WAYS, renamed_in, uses
 from impl.vllm.offload import host_facts
 from impl.vllm.runner import ModelRunner, ModelRunnerV1, Ran

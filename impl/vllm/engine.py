@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from impl.adapter import UnusableImplementation
-from impl.isolation import cut
+from impl.loading.isolation import cut
 from impl.process.failures import refuses
-from impl.optional import optional
+from impl.loading.optional import optional
 from impl.stand_ins import Values
 from impl.vllm.bare_scheduler import made, settings_of
 from impl.vllm.images import text_of

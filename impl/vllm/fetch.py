@@ -6,7 +6,7 @@ import os
 from functools import partial
 from pathlib import Path, PurePosixPath
 
-from impl import fetch
+from impl.loading import fetch
 from impl.adapter import UnusableImplementation
 from impl.vllm.modules import RUNNER, RUNNER_V2, STATES, STATES_V2
 from impl.vllm.api import RELEASES, drives
@@ -18,7 +18,7 @@ from impl.vllm.offload import CONNECTOR
 from impl.vllm.offload import FILES as OFFLOAD
 from impl.vllm.pair import CONNECTOR as NIXL
 from impl.vllm.pair import FILES as PAIR
-from impl.wheel_parts import unpack_parts
+from impl.loading.wheel_parts import unpack_parts
 
 _NEEDED = (
     "vllm/v1/core/", "vllm/v1/request.py", "vllm/v1/kv_cache_", "vllm/v1/hisparse/",
@@ -43,7 +43,7 @@ def release_root(
     pair: bool = False,
     encodes: bool = False,
 ) -> Path:
-    """The folder that holds `vllm/` of this release (see `impl.fetch`).
+    """The folder that holds `vllm/` of this release (see `impl.loading.fetch`).
 
     v2: with model runner V2; offloads, pair: with the connector; encodes: with what an encoder needs. They
     and the worker's copies of recurrent states are added to a folder from before they were fetched.

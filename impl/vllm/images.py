@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from impl.isolation import cut
-from impl.optional import optional
+from impl.loading.isolation import cut
+from impl.loading.optional import optional
 from impl.stand_ins import Values
 from reference.blocks.facts import EncoderEntry, EncoderFacts
 from reference.commands import Prompt

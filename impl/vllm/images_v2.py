@@ -7,7 +7,7 @@ import importlib
 from typing import Any
 
 from impl.bare import bare
-from impl.optional import optional
+from impl.loading.optional import optional
 from impl.vllm.images import Encoder
 
 FILES = tuple(f"vllm/v1/worker/gpu/mm/{name}.py" for name in ("encoder_cache", "encoder_runner"))

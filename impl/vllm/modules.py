@@ -10,8 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from impl.isolation import Bookkeeping, Inert, Provided, cut
-from impl.isolation import install as install_hook
+from impl.loading.isolation import Bookkeeping, Inert, Provided, cut
+from impl.loading.isolation import install as install_hook
 from impl.stand_ins import Values
 from impl.vllm import images, images_v2
 from impl.vllm.bare_scheduler import Questions

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator, Mapping, MutableMapping, MutableSequence, MutableSet
 from typing import Any
 
-from impl.optional import either
+from impl.loading.optional import either
 from impl.vllm.bare_connectors import (
     CONNECTORS, Loads, Offloads, Transfers, chunks_of, create_connector,
 )  # fmt: skip

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from types import MethodType
 from typing import Any, NamedTuple
 
-from impl.optional import optional
+from impl.loading.optional import optional
 from impl.stand_ins import Values
 from impl.toy_model import greedy, other
 from impl.vllm.drafter import Drafter, DrafterV1

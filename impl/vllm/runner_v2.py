@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from impl.bare import bare
-from impl.optional import optional
+from impl.loading.optional import optional
 from impl.stand_ins import Values, taken
 from impl.vllm.drafter import DrafterV2
 from impl.vllm.images import with_embeddings, with_images

@@ -7,8 +7,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from impl.isolation import cut
-from impl.optional import optional
+from impl.loading.isolation import cut
+from impl.loading.optional import optional
 from impl.request_sources import RequestSources
 from impl.stand_ins import Values
 from impl.vllm.bare_connectors import Offloads, chunks_of

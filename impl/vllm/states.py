@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from impl.optional import optional
+from impl.loading.optional import optional
 from impl.stand_ins import Values, taken
 from impl.vllm.bare_scheduler import block_sizes, settings_of
 from impl.vllm.runner import ModelRunnerV1, SlotMemory, _Batch

@@ -6,7 +6,7 @@ import os
 import sys
 from dataclasses import replace
 
-from impl import parts
+from impl.loading import parts
 from impl.adapter import Capabilities, UnusableImplementation
 from impl.process.remote_system import LIMITS, Limits, WorkerSystem
 from impl.system_spec import SystemSpec

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from impl.isolation import install
+from impl.loading.isolation import install
 from impl.stand_ins import Values
 from impl.vllm import modules, offload
 

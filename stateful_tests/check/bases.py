@@ -7,8 +7,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import NamedTuple
 
-from impl import nearest
 from impl.adapter import AnySystem
+from impl.loading import nearest
 from impl.system_spec import ENGINES, system_spec
 
 Lines = Set[bytes]

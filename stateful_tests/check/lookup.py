@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from impl.adapter import AnySystem, UnusableImplementation
 from impl.engines import driven_in
-from impl.nearest import release_lines
+from impl.loading.nearest import release_lines
 from impl.process.remote_system import LIMITS, Limits
 from impl.system_spec import ENGINES, SystemSpec, release_name, system_spec
 from stateful_tests.check.bases import Base, BaseKind, lies_between, lines_of

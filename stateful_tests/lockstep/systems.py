@@ -122,6 +122,6 @@ def _torch(bug: str | None, device: str) -> System:
     system = BUGS[bug].system if bug else TorchKV
     if device != "counting":
         return system(device)
-    from impl.counting_device import counted
+    from impl.torch_kv.counting_device import counted
 
     return counted(system)

@@ -9,8 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from impl.isolation import Inert, cut
-from impl.renamed import in_uses
+from impl.loading.isolation import Inert, cut
+from impl.loading.renamed import in_uses
 from impl.sglang.parts.stand_ins import SERVER_ARGS, Bag, DisaggregationMode
 
 _FILE = "sglang/srt/managers/scheduler.py"

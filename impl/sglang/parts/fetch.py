@@ -6,8 +6,8 @@ import os
 from functools import partial
 from pathlib import Path, PurePosixPath
 
-from impl import fetch
 from impl.adapter import UnusableImplementation
+from impl.loading import fetch
 
 # What a folder of an older kvspec may lack: for a server that only decodes or prefills, for
 # states on a GPU.
@@ -38,8 +38,8 @@ _COMPILED = "sglang/srt/mem_cache/rust_tree_core/"
 
 
 def release_root(version: str, newer: str = "") -> Path:
-    """The folder that holds `sglang/` of this release (see `impl.fetch`). newer: one of its files, which is
-    added to a folder from before it was fetched."""
+    """The folder that holds `sglang/` of this release (`impl.loading.fetch`). newer: one of its files, which
+    is added to a folder from before it was fetched."""
     downloaded = partial(_downloaded, f"sglang=={version}")
     root = fetch.release_root("sglang", version, downloaded)
     if not (root / newer).exists():

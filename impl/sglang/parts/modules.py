@@ -10,8 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from impl.isolation import Bookkeeping, Provided, cut, plain
-from impl.isolation import install as install_hook
+from impl.loading.isolation import Bookkeeping, Provided, cut, plain
+from impl.loading.isolation import install as install_hook
 
 SGLANG = Bookkeeping(
     package="sglang",

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from impl.optional import optional
+from impl.loading.optional import optional
 from reference.token_ids import POSITION_BITS, SHARED, serial_of, tree_key
 
 SETTING = "namespaces"

@@ -15,7 +15,7 @@ from typing import Any
 
 from impl.adapter import NodeView, TreeSizes
 from impl.lazy import Tensor, torch
-from impl.optional import optional
+from impl.loading.optional import optional
 from impl.sglang.parts.namespaces import elements_of
 from reference.commands import Freed
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from impl.adapter import Capabilities, UnusableImplementation
+from impl.loading.used_names import lost
 from impl.process.remote_system import LIMITS, Limits, WorkerSystem
 from impl.sglang.parts.fetch import STATES_ON_GPU, checkout_root, release_root
 from impl.sglang.releases.catalogue import TABLE, detect, spec_of, supported
@@ -15,7 +16,6 @@ from impl.sglang.releases.copied import COPIED
 from impl.sglang.releases.settings import OUR_WORDS, settings_of
 from impl.sglang.releases.variants import variant
 from impl.system_spec import SystemSpec
-from impl.used_names import lost
 from reference.commands import Mode, Reason
 from reference.kinds import ROWS
 

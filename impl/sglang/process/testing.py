@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from impl.isolation import cut, source_of
+from impl.loading.isolation import cut, source_of
 from impl.sglang.parts import modules, stand_ins
 from impl.sglang.parts.modules import ASSEMBLER, SGLANG, WITH_TIERS, install
 from impl.sglang.releases.catalogue import supported

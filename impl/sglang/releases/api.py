@@ -1,7 +1,7 @@
-"""Names that the adapter uses of a checkout of SGLang; see `impl.probe`. Add a line where a release or the adapter
-starts to use something else. A name in braces is what the class of each release says; any other name is
-replaced by what the class has for it in `renamed`. A line such as [chunks] names the fact (facts.py) that the
-lines below it are of; all trees need those of [all]."""
+"""Names that the adapter uses of a checkout of SGLang; see `impl.loading.probe`. Add a line where a release or
+the adapter starts to use something else. A name in braces is what the class of each release says; any other
+name is replaced by what the class has for it in `renamed`. A line such as [chunks] names the fact (facts.py)
+that the lines below it are of; all trees need those of [all]."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from impl import probe
-from impl.renamed import in_uses
+from impl.loading import probe
+from impl.loading.renamed import in_uses
 from impl.sglang.parts.modules import WITH_TIERS
 from impl.sglang.releases.v0_5_10_to_14 import Release0510
 

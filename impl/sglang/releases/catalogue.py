@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from impl import probe, used_names
+from impl.loading import probe, used_names
 from impl.adapter import UnusableImplementation
-from impl.nearest import Nearest, differing, distances, nearest
+from impl.loading.nearest import Nearest, differing, distances, nearest
 from impl.sglang.releases.api import files
 from impl.sglang.releases.facts import composed, facts_of
 from impl.sglang.releases import v0_5_10_to_14 as v10, v0_5_15_to_21 as v15, v0_5_22_to_23 as v22

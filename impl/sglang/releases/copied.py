@@ -1,10 +1,10 @@
-"""The rules that the adapter copies of SGLang's scheduler (see `impl.copied_rules`)."""
+"""The rules that the adapter copies of SGLang's scheduler (see `impl.loading.copied_rules`)."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from impl.copied_rules import CopiedRule, CopiedRules
+from impl.loading.copied_rules import CopiedRule, CopiedRules
 
 _RESULTS = (
     "sglang/srt/managers/scheduler_components/batch_result_processor.py",

@@ -11,8 +11,8 @@ import inspect
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar
 
-from impl import probe
-from impl.nearest import Nearest
+from impl.loading import probe
+from impl.loading.nearest import Nearest
 from impl.sglang.releases.v0_5_10_to_14 import Release0510
 
 FACTS: dict[str, tuple[str, ...]] = {

@@ -1,11 +1,11 @@
-"""Names of things that a release has renamed: `renamed` of its class (impl.renamed)."""
+"""Names of things that a release has renamed: `renamed` of its class (impl.loading.renamed)."""
 
 from __future__ import annotations
 
 import importlib
 
-from impl import renamed
 from impl.adapter import UnusableImplementation
+from impl.loading import renamed
 from impl.sglang.releases.api import uses
 from impl.sglang.releases.catalogue import TABLE
 from impl.sglang.releases.v0_5_10_to_14 import Release0510

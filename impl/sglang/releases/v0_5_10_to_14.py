@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from impl.adapter import Cursors, UnusableImplementation
-from impl.isolation import cut, loaded
+from impl.loading.isolation import cut, loaded
 from impl.lazy import torch
 from impl.sglang.parts import stand_ins, memory_checks, trees
 from impl.sglang.parts.aborts import Aborts

@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-from impl import renamed
 from impl.adapter import Cursors
-from impl.isolation import cut
+from impl.loading import renamed
+from impl.loading.isolation import cut
 from impl.sglang.parts import stand_ins, trees
 from impl.sglang.releases.v0_5_10_to_14 import Release0510, Release0511, Release0514
 from reference.geometry import Geometry

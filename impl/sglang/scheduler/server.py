@@ -20,7 +20,7 @@ from impl.adapter import (
     TreeView,
     View,
 )
-from impl.optional import optional
+from impl.loading.optional import optional
 from impl.sglang.parts import namespaces
 from impl.sglang.parts.stand_ins import (
     SERVER_ARGS,

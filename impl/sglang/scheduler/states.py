@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from impl.lazy import torch
 
 from impl.adapter import StatesView
-from impl.optional import optional
+from impl.loading.optional import optional
 from impl.sglang.parts.stand_ins import state_chunk
 from impl.sglang.parts.tracking import buffers_of, tracked_by
 from impl.vocabulary import require

@@ -1,6 +1,6 @@
 """Import a whole release on a CPU: packages that need CUDA, or that a scheduler never uses, are inert.
 
-Runs inside the server's process, before its first import of `sglang`. Unlike `impl.isolation` everything of
+Runs inside the server's process, before its first import of `sglang`. Unlike `impl.loading` everything of
 the release itself is real; only what its files import from these packages is not, and only where it is
 missing.
 """
@@ -18,7 +18,7 @@ import types
 from collections.abc import Sequence
 from typing import Any
 
-from impl.isolation import Inert, InertModule
+from impl.loading.isolation import Inert, InertModule
 
 # Top-level names that SGLang's files import. First what needs CUDA, then what no text-only scheduler uses.
 _CUDA = """

@@ -22,7 +22,7 @@ from importlib.metadata import PathDistribution, version
 from pathlib import Path
 
 from impl.adapter import UnusableImplementation
-from impl.fetch import cache_folder, pip_trouble
+from impl.loading.fetch import cache_folder, pip_trouble
 from impl.process import child
 
 RELEASES = ("0.5.14", "0.5.18", "0.5.20", "0.5.23")  # what was tried

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sized
 from typing import Any
 
-from impl.optional import optional
+from impl.loading.optional import optional
 from reference.pairs.config import DECODE, PREFILL
 
 # What both managers keep by room, and what only one of them does.

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Generator
 from typing import Any
 
-from impl.optional import optional
+from impl.loading.optional import optional
 from impl.sglang.server.events import (
     Event, KVArrived, KVGivenBack, KVNamed, KVSent, Queued, Rested, Snapshot,
 )  # fmt: skip

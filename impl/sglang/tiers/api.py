@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from impl import probe, used_names
 from impl.adapter import UnusableImplementation
-from impl.nearest import Nearest
+from impl.loading import probe, used_names
+from impl.loading.nearest import Nearest
 from impl.sglang.parts.modules import WITH_TIERS
 from impl.sglang.releases.api import TIERED
 from impl.sglang.releases.catalogue import TABLE

@@ -19,7 +19,7 @@ import torch
 
 from impl.adapter import Capabilities, UnusableImplementation
 from impl.lazy import Tensor
-from impl.optional import optional
+from impl.loading.optional import optional
 from impl.process.failures import raising_misfit
 from impl.process import wire
 from impl.process.worker import serve

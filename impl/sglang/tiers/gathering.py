@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from impl.optional import optional
+from impl.loading.optional import optional
 from impl.sglang.parts.namespaces import elements_of
 from impl.sglang.scheduler.live_requests import LiveRequest, LockHolder
 from impl.sglang.scheduler.server import Server

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from impl.optional import optional
+from impl.loading.optional import optional
 from impl.sglang.scheduler.server import Server
 from impl.sglang.tiers.copy_engine import CopyEngine, slots_by_pool
 from impl.sglang.tiers.decode_side import DecodeSide

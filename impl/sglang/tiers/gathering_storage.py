@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from impl.optional import optional
+from impl.loading.optional import optional
 from impl.sglang.tiers.copy_engine import CopyEngine, slots_by_pool
 from impl.sglang.tiers.numbering import Numbers
 from impl.sglang.tiers.storage import BACKUP, FETCH, QUERY, Storage

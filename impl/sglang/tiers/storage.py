@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar
 
-from impl.optional import optional
+from impl.loading.optional import optional
 from impl.sglang.parts.namespaces import exchanged
 from impl.sglang.parts.stand_ins import Bag
 from reference.tiers.facts import TierPage

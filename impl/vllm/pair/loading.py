@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from impl.isolation import install as install_hook
+from impl.loading.isolation import install as install_hook
 from impl.stand_ins import Values, taken
 from impl.vllm import modules, offload
 from impl.vllm.bare_connectors import CONNECTORS

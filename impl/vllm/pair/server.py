@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from impl.optional import optional
+from impl.loading.optional import optional
 from impl.stand_ins import taken
 from impl.vllm.driver import EngineDriver
 from impl.vllm.engine import start

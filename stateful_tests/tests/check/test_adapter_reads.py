@@ -7,9 +7,9 @@ from typing import NamedTuple
 import pytest
 
 import impl
-from impl import nearest
 from impl.adapter import UnusableImplementation
 from impl.lmdeploy import api as lmdeploy
+from impl.loading import nearest
 from impl.sglang.releases import api as sglang
 from impl.sglang.releases.catalogue import TABLE
 from impl.transformers_paging import api as transformers

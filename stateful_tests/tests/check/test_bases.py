@@ -10,8 +10,8 @@ import pytest
 
 from ci.commands import bases as commands
 from ci.commands.shared import SystemSelector, Unusable
-from impl import nearest
-from impl.fetch import cache_folder
+from impl.loading import nearest
+from impl.loading.fetch import cache_folder
 from impl.system_spec import SystemSpec
 from stateful_tests.check import bases, tree_history
 from stateful_tests.check.bases import Base, BaseKind

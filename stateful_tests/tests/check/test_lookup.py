@@ -10,7 +10,7 @@ from ci.report.check_data import check_data
 from ci.report import render, render_check
 from ci.report.junit import text_of
 from impl.adapter import UnusableImplementation
-from impl.nearest import release_lines
+from impl.loading.nearest import release_lines
 from impl.torch_kv import TorchKV
 from reference.commands import Mode
 from reference.failures import Failure

@@ -1,11 +1,12 @@
-"""The release that a checkout is nearest to: impl/nearest.py and its sketches."""
+"""The release that a checkout is nearest to: impl/loading/nearest.py and its sketches."""
 
 import pytest
 
 from ci.sketches import driven_files
-from impl import engines, nearest
+from impl import engines
+from impl.loading import nearest
 from impl.system_spec import ENGINES
-from impl.fetch import cache_folder
+from impl.loading.fetch import cache_folder
 from stateful_tests.check.way_map import way_map
 from stateful_tests.lockstep.known_faults import releases
 

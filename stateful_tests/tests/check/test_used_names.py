@@ -5,14 +5,14 @@ import re
 import pytest
 
 from ci.adapter_names import used
-from impl import used_names
 from impl.adapter import UnusableImplementation
 from impl.bare import bare, is_bare
-from impl.fetch import cache_folder
-from impl.nearest import Nearest, neighbours
+from impl.loading import used_names
+from impl.loading.fetch import cache_folder
+from impl.loading.nearest import Nearest, neighbours
+from impl.loading.used_names import NameSketch, UsedName, lost
 from impl.process.failures import Guarded
 from impl.system_spec import ENGINES
-from impl.used_names import NameSketch, UsedName, lost
 from stateful_tests.lockstep.known_faults import releases
 from stateful_tests.lockstep.systems import resolve
 from stateful_tests.tests.support.night import at_night

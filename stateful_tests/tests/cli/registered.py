@@ -9,8 +9,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from impl.fetch import cache_folder
-from impl.wheel_parts import unpack_parts
+from impl.loading.fetch import cache_folder
+from impl.loading.wheel_parts import unpack_parts
 
 
 def folders(engine: str, table: dict[str, Any]) -> list[Path]:

@@ -8,7 +8,7 @@ import pytest
 
 from impl import engines
 from impl.adapter import UnusableImplementation
-from impl.fetch import cache_folder
+from impl.loading.fetch import cache_folder
 from stateful_tests.lockstep.known_faults import FOLDER
 from stateful_tests.lockstep.systems import resolve
 from stateful_tests.tests.cli import registered

@@ -4,11 +4,11 @@ import shutil
 
 import pytest
 
-from impl import probe
+from impl.loading import probe
 from impl.adapter import UnusableImplementation
-from impl.nearest import Nearest
+from impl.loading.nearest import Nearest
 from impl.sglang.parts.fetch import release_root
-from impl.copied_rules import statements
+from impl.loading.copied_rules import statements
 from impl.sglang.releases import api
 from impl.sglang.releases.copied import COPIED
 from impl.sglang.releases.catalogue import TABLE, detect, spec_of, supported

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from impl import isolation
 from impl.adapter import UnusableImplementation
-from impl.fetch import cache_folder
+from impl.loading import isolation
+from impl.loading.fetch import cache_folder
 from impl.sglang import SGLangSystem
 from impl.sglang.parts import fetch
 from impl.sglang.releases.catalogue import detect

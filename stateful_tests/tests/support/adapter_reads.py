@@ -4,7 +4,7 @@ import ast
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from impl import probe
+from impl.loading import probe
 
 OPTIONAL = ("optional", "either")  # read what a release may lack
 

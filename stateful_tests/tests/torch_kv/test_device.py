@@ -12,7 +12,7 @@ import torch
 
 from impl.adapter import View
 from impl.bugs import BUGS
-from impl.counting_device import DeviceMixError, counted, counting, device
+from impl.torch_kv.counting_device import DeviceMixError, counted, counting, device
 from impl.torch_kv import TorchKV
 from reference import model
 from reference.commands import (

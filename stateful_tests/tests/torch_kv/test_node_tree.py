@@ -4,7 +4,7 @@ import random
 
 import torch
 
-from impl.counting_device import counting, device
+from impl.torch_kv.counting_device import counting, device
 from impl.torch_kv.nodes import Key
 from impl.torch_kv.pool import PagePool
 from impl.torch_kv.store import KVStore

@@ -5,7 +5,7 @@ import importlib.util
 import pytest
 import torch
 
-from impl import counting_device
+from impl.torch_kv import counting_device
 from impl.torch_kv.pool import OutOfPagesError, PagePool
 from impl.torch_kv.store import KVStore
 from reference.geometry import Geometry

@@ -10,8 +10,8 @@ from functools import partial
 import numpy
 import pytest
 
-import impl.fetch
-from impl import wheel_parts
+import impl.loading.fetch
+from impl.loading import wheel_parts
 from impl.adapter import UnusableImplementation
 from impl.vllm import bare_scheduler, fetch
 from impl.vllm.bare_scheduler import results
@@ -82,7 +82,7 @@ def test_the_copies_of_states_are_added_while_others_use_the_folder(monkeypatch,
     answered(monkeypatch, wheel(tmp_path / "old.whl", RUNNER))
     root = fetch.release_root("0.26.0")
     (kept := root / RUNNER).write_text("x = 2\n")
-    impl.fetch.seal(root)
+    impl.loading.fetch.seal(root)
     answered(monkeypatch, wheel(tmp_path / "w.whl", RUNNER, *STATES))
     replaced, seen = os.replace, []
 
@@ -91,7 +91,7 @@ def test_the_copies_of_states_are_added_while_others_use_the_folder(monkeypatch,
         replaced(*names)
 
     monkeypatch.setattr("os.replace", before_the_seal)
-    impl.fetch.complete(root, partial(fetch._unpacked, "vllm==0.26.0"))
+    impl.loading.fetch.complete(root, partial(fetch._unpacked, "vllm==0.26.0"))
     assert seen[-1] and not any(seen[:-1]) and kept.read_text() == "x = 2\n"
     assert fetch.release_root("0.26.0") == root
     (root / STATES[0]).write_text("x = 3\n")

@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from impl import parts, probe
 from impl.adapter import UnusableImplementation
+from impl.loading import parts, probe
 from impl.vllm import api
 from impl.vllm.copied import COPIED
 from impl.vllm.fetch import complete

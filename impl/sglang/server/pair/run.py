@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from impl.optional import optional
+from impl.loading.optional import optional
 from impl.sglang.server import whole_scheduler
 from impl.sglang.server.build import build_scheduler, model_folder
 from impl.sglang.server.clients import Client, Clients, Config, Message

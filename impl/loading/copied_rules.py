@@ -15,7 +15,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
-from impl.probe import python_of
+from impl.loading.probe import python_of
 
 _SIMPLE = (ast.Assign, ast.AugAssign, ast.Expr, ast.Return, ast.Assert)
 

@@ -13,8 +13,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
-from impl import probe
-from impl.nearest import FAR, FOLDER, Nearest, neighbours
+from impl.loading import probe
+from impl.loading.nearest import FAR, FOLDER, Nearest, neighbours
 
 PLAIN = "plain"  # the way of an engine that no option names
 _MOST = 12  # names in a message

@@ -1,8 +1,8 @@
 """Which parts of an engine's API a tree has, looked up in its files one by one, whatever version it states.
 
-A part is a table of lines (see `impl.probe`). Its lines with the same `since` and `before` came together and
-are a step. A tree has a part if it has every step of it. A step that ends at a release and the step of that
-part that begins there are alternatives: the tree needs one of the two.
+A part is a table of lines (see `impl.loading.probe`). Its lines with the same `since` and `before` came
+together and are a step. A tree has a part if it has every step of it. A step that ends at a release and the
+step of that part that begins there are alternatives: the tree needs one of the two.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from impl import probe, used_names
 from impl.adapter import UnusableImplementation
-from impl.isolation import Bookkeeping
-from impl.nearest import FAR, Nearest, differing, leans, nearest
+from impl.loading import probe, used_names
+from impl.loading.isolation import Bookkeeping
+from impl.loading.nearest import FAR, Nearest, differing, leans, nearest
 
 
 class PartStep(NamedTuple):

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from impl.adapter import UnusableImplementation
-from impl.isolation import Bookkeeping
+from impl.loading.isolation import Bookkeeping
 
 Names = dict[str, ast.AST]  # of a module, or of a class
 

@@ -15,8 +15,8 @@ from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from impl import fetch
 from impl.adapter import UnusableImplementation
+from impl.loading import fetch
 
 _TIMEOUT_S = 60
 
