@@ -78,7 +78,7 @@ def init_adapter(name: str, kind: str, force: bool) -> int:
 
 def _toy(kind: str, name: str, title: str) -> tuple[str, str]:
     """What a toy engine of a kind is, and its source as a module of the user's."""
-    from impl import block_engine, example_engine
+    from impl.examples import block_engine, example_engine
 
     file, engine, called, about = {
         "rows": (example_engine.__file__, "ExampleEngine", "example", _GIVEN_BATCHES),

@@ -39,7 +39,7 @@ from stateful_tests.traces.files import load
 
 ROOT = Path(__file__).parents[2]
 ACCEPTED = Path(__file__).with_name("accepted.json")
-OWN_TREE = "impl.own_tree_engine:make"
+OWN_TREE = "impl.examples.own_tree_engine:make"
 _MEMORY = 4 << 30  # bytes that a mutant may ask for beyond what there is
 
 

@@ -24,9 +24,9 @@ from impl.lmdeploy.engine_methods import longest_session_of, sleep_of
 from impl.lmdeploy.states import CheckpointedStates
 from impl.loading.optional import either, optional
 from impl.process.failures import SystemFailed
-from impl.release_system import serve_driver
-from impl.request_sources import RequestSources
-from impl.self_scheduling import SelfSchedulingDriver
+from impl.self_scheduling.release_system import serve_driver
+from impl.self_scheduling.request_sources import RequestSources
+from impl.self_scheduling.driver import SelfSchedulingDriver
 from impl.stand_ins import Values, taken
 from impl.vocabulary import CommandRefused, require
 from reference.blocks.commands import STOP_TOKEN, Add, EngineCommand, NewWeights, Schedule, Update

@@ -14,7 +14,7 @@ from typing import Any
 
 from impl.lmdeploy.api import RELEASES, TABLES
 from impl.loading.isolation import Bookkeeping, Inert, install
-from impl.release_system import REQUESTS_ALONE, ReleaseSystem
+from impl.self_scheduling.release_system import REQUESTS_ALONE, ReleaseSystem
 from impl.stand_ins import Values
 
 _PACKAGE = "lmdeploy.pytorch"

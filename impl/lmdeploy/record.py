@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from impl.engines import Engine
 from impl.lmdeploy.loading import LMDeploySystem
-from impl.release_system import drive_without_ways
+from impl.self_scheduling.release_system import drive_without_ways
 
 ENGINE = Engine(
     name="lmdeploy",

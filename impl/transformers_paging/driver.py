@@ -11,8 +11,8 @@ import torch
 from impl.adapter import UnusableImplementation
 from impl.bare import bare
 from impl.loading.isolation import loaded
-from impl.release_system import serve_driver
-from impl.self_scheduling import SelfSchedulingDriver
+from impl.self_scheduling.release_system import serve_driver
+from impl.self_scheduling.driver import SelfSchedulingDriver
 from impl.transformers_paging.loading import load
 from impl.stand_ins import Values
 from impl.vocabulary import CommandRefused, require

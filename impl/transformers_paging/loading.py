@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from impl.loading.isolation import Bookkeeping, install
-from impl.release_system import ReleaseSystem
+from impl.self_scheduling.release_system import ReleaseSystem
 from impl.transformers_paging.api import RELEASES, TABLES
 
 PACKAGE = "transformers.generation.continuous_batching"

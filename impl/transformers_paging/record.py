@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from impl.engines import Engine
-from impl.release_system import drive_without_ways
+from impl.self_scheduling.release_system import drive_without_ways
 from impl.transformers_paging.loading import TransformersSystem
 
 ENGINE = Engine(

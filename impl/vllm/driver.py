@@ -20,7 +20,7 @@ from impl.loading.optional import optional
 from impl.loading.isolation import loaded
 from impl.process.failures import Guarded, SystemFailed
 from impl.process.worker import serve
-from impl.request_sources import RequestSources
+from impl.self_scheduling.request_sources import RequestSources
 from impl.vllm.bare_connectors import Loads, Offloads, worker_of
 from impl.vllm.bare_scheduler import pool_of, results
 from impl.vllm.copied import PROPOSER, SPECULATOR

@@ -14,8 +14,8 @@ from types import MethodType
 from typing import Any, NamedTuple
 
 from impl.loading.optional import optional
+from impl.self_scheduling.toy_model import greedy, other
 from impl.stand_ins import Values
-from impl.toy_model import greedy, other
 from impl.vllm.drafter import Drafter, DrafterV1
 from impl.vllm.images import Encoder, with_embeddings, with_images
 from reference.blocks.commands import STOP_TOKEN

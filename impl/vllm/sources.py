@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from impl.loading.isolation import cut
 from impl.loading.optional import optional
-from impl.request_sources import RequestSources
+from impl.self_scheduling.request_sources import RequestSources
 from impl.stand_ins import Values
 from impl.vllm.bare_connectors import Offloads, chunks_of
 from impl.vllm.bare_scheduler import adapter_of

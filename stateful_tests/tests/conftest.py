@@ -56,7 +56,7 @@ def forked_workers() -> Iterator[None]:
         yield
         return
     from impl.process import run_test
-    from impl.release_system import ReleaseSystem
+    from impl.self_scheduling.release_system import ReleaseSystem
     from impl.sglang import SGLangSystem
     from impl.vllm.system import VLLMSystem
     from stateful_tests.tests.support.forked_workers import Forked

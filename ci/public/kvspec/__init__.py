@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 # ruff: noqa: F403 (`from MODULE import *` re-exports to a type checker; at run time _NAMES are all)
 if TYPE_CHECKING:
     from impl.adapter import *
-    from impl.self_scheduling import *
+    from impl.self_scheduling.driver import *
     from impl.vocabulary import *
     from kvspec.testing import *
     from reference.blocks.commands import *
@@ -28,7 +28,7 @@ _NAMES = {
         "Capabilities", "Cursors", "EngineSystem", "LockHolderView", "NodeView", "RequestView", "SessionView",
         "System", "TreeSizes", "TreeView", "UnusableImplementation", "View",
     ),
-    "impl.self_scheduling": ("SelfSchedulingDriver",),  # and all that such an engine needs
+    "impl.self_scheduling.driver": ("SelfSchedulingDriver",),  # and all that such an engine needs
     "impl.vocabulary": ("CommandRefused", "require"),
     "kvspec.testing": ("ClauseViolated", "Incomplete", "check", "machine", "replay"),  # loads Hypothesis
     # and every command

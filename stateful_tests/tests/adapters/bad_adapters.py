@@ -12,8 +12,8 @@ from dataclasses import replace
 from msgspec import structs
 
 from impl.adapter import LockHolderView, TreeView, UnusableImplementation
-from impl.block_engine import BlockEngine
-from impl.example_engine import ExampleEngine
+from impl.examples.block_engine import BlockEngine
+from impl.examples.example_engine import ExampleEngine
 from reference.commands import Admit, Decode, Done, Reason, Refused, Submit
 from stateful_tests.lockstep.reference_system import ReferenceSystem
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from impl.adapter import Capabilities
-from impl.block_engine import NULL, BlockEngine
+from impl.examples.block_engine import NULL, BlockEngine
 from reference.blocks.commands import Add
 from reference.tiers.commands import ResetCache
 from reference.commands import Reason, Refused

@@ -11,7 +11,7 @@ import kvspec
 import pytest
 from hypothesis import Phase, settings
 
-from impl.example_engine import ExampleEngine, make
+from impl.examples.example_engine import ExampleEngine, make
 
 TestExampleEngine = kvspec.machine(make).TestCase
 

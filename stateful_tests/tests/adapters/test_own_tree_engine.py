@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from impl.own_tree_engine import OwnTree, OwnTreeEngine, make
+from impl.examples.own_tree_engine import OwnTree, OwnTreeEngine, make
 from impl.torch_kv.requests import Slot
 from impl.vocabulary import CommandRefused
 from reference import radix_tree as radix

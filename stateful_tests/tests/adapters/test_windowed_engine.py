@@ -4,7 +4,7 @@ import kvspec
 import pytest
 from hypothesis import settings
 
-from impl.windowed_engine import WindowedEngine, make
+from impl.examples.windowed_engine import WindowedEngine, make
 
 TestWindowedEngine = kvspec.machine(make, presets=["page2"]).TestCase
 TestWindowedEngine.settings = settings(max_examples=20)  # two block tables take their time

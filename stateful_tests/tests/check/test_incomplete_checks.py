@@ -11,8 +11,8 @@ import pytest
 from ci.report.check_data import check_data
 from ci.report import render, render_check
 from impl.adapter import Capabilities
-from impl.block_engine import BlockEngine
-from impl.example_engine import ExampleEngine
+from impl.examples.block_engine import BlockEngine
+from impl.examples.example_engine import ExampleEngine
 from impl.system_spec import SystemSpec
 from reference.blocks.clauses import BLOCK_CLAUSES
 from reference.blocks.commands import ENGINE_COMMANDS

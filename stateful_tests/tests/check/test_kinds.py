@@ -100,12 +100,12 @@ def test_a_kind_that_cannot_be_is_refused(kind, says):
 
 
 def test_an_adapter_that_declares_no_kind_is_told_which_it_has(kvspec, tmp_path):
-    engine = "from kvspec import *\nfrom impl import example_engine as e\nfrom dataclasses import replace\n"
-    engine += "def make():\n    made = e.make()\n"
+    engine = "from kvspec import *\nfrom impl.examples import example_engine as e\n"
+    engine += "from dataclasses import replace\ndef make():\n    made = e.make()\n"
     engine += '    made.capabilities = replace(made.capabilities, kind="")\n    return made\n'
     (tmp_path / "no_kind.py").write_text(engine)
     code, _, said = kvspec("check", "--impl", "no_kind:make", "--examples", "2", "-j", "1")
     assert code == 0
     assert 'declares no kind. Its commands are of "rows": Capabilities(kind="rows")' in said
-    _, _, said = kvspec("check", "--impl", "impl.example_engine:make", "--examples", "2", "-j", "1")
+    _, _, said = kvspec("check", "--impl", "impl.examples.example_engine:make", "--examples", "2", "-j", "1")
     assert "kind" not in said

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from impl.block_engine import BlockEngine
+from impl.examples.block_engine import BlockEngine
 from reference.commands import Abort
 from stateful_tests.check import campaign, driving, tiers
 from stateful_tests.lockstep.check_results import CheckResult

@@ -10,7 +10,7 @@ from collections import defaultdict
 from pathlib import Path
 
 from ci.bench import __main__ as bench
-from impl.example_engine import ExampleEngine
+from impl.examples.example_engine import ExampleEngine
 from stateful_tests.lockstep.systems import resolve
 from stateful_tests.tests.adapters import bad_adapters
 from stateful_tests.tests.support.night import at_night

@@ -27,7 +27,7 @@ for line in json.loads(lines):
     print("\\nexit code", run(line.split()), end="\\0")
 assert not {"reference", "impl", "stateful_tests", "ci"} & {*sys.modules}, "a top-level name of ours"
 """
-ENGINE = "kvspec.impl.example_engine:make"
+ENGINE = "kvspec.impl.examples.example_engine:make"
 
 
 def built(home: Path, kind: str, folder: Path) -> Path:

@@ -18,9 +18,9 @@ from hypothesis.internal.conjecture import engine
 
 import kvspec
 from kvspec import plugin
-from impl import block_engine
-from impl.block_engine import BlockEngine
-from impl.example_engine import ExampleEngine
+from impl.examples import block_engine
+from impl.examples.block_engine import BlockEngine
+from impl.examples.example_engine import ExampleEngine
 from reference.blocks.commands import ENGINE_COMMANDS
 from reference.commands import COMMANDS, Abort, Done, Finish, Mode, Reason, Retract
 from reference.geometry import PRESETS
@@ -31,7 +31,7 @@ from stateful_tests.machines import server_machine
 FAULTY = "torch+free-list-duplicate"
 BLOCK_ENGINE = Path(block_engine.__file__).read_text(encoding="utf-8")
 ENGINE = """
-from impl.example_engine import ExampleEngine
+from impl.examples.example_engine import ExampleEngine
 
 class MyEngine(ExampleEngine):
     name = "my-engine"
@@ -42,7 +42,7 @@ class MyEngine(ExampleEngine):
         return reason
 """
 AT_ONCE = """
-from impl.example_engine import ExampleEngine
+from impl.examples.example_engine import ExampleEngine
 
 class MyEngine(ExampleEngine):
     name = "my-engine"

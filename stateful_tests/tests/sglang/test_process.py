@@ -72,7 +72,7 @@ def test_a_worker_that_fails_is_broken_until_a_reset_replaces_it(
 
 
 def test_what_each_command_calls_is_noted():
-    system = StrangerSystem("impl.example_engine:make")
+    system = StrangerSystem("impl.examples.example_engine:make")
     try:
         called = system.called(preset("page1"), [Submit("a", None, 1), Admit("a")])
     finally:

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from impl.adapter import UnusableImplementation
-from impl.example_engine import ExampleEngine
+from impl.examples.example_engine import ExampleEngine
 from impl.torch_kv.system import TorchKV
 from reference.commands import Mode, Reason, Refused, Submit
 from reference.geometry import Geometry

@@ -18,7 +18,7 @@ from impl.vllm.bare_scheduler import results
 from impl.vllm.engine import Stamps
 from impl.vllm.api import facts
 from impl.vllm.modules import RUNNER, RUNNER_V2, STATES
-from impl.toy_model import greedy
+from impl.self_scheduling.toy_model import greedy
 from reference.blocks.commands import ResetConnector, Schedule
 from reference.blocks.config import engine_preset
 from reference.blocks.facts import chain

@@ -1,6 +1,6 @@
 """An engine whose radix tree has rules of its own: what `tree_policy_is_free` says, and what it leaves free.
 
-    kvspec check --impl impl.own_tree_engine:make
+    kvspec check --impl impl.examples.own_tree_engine:make
 
 It is the built-in one, but for policy. Leaves are a page long, what was used last is evicted first, and a
 prefill hands over a page less than it could and rounds the rest. A lock pins one window, in whole pages. It
@@ -77,5 +77,5 @@ class OwnTreeEngine(TorchKV):
 
 
 def make() -> OwnTreeEngine:
-    """Make the system that `--impl impl.own_tree_engine:make` names."""
+    """Make the system that `--impl impl.examples.own_tree_engine:make` names."""
     return OwnTreeEngine()

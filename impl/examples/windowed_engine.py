@@ -1,7 +1,7 @@
 """The example engine with a sliding window: two block tables, and a window eviction that says how far it
 went.
 
-    kvspec check --impl impl.windowed_engine:make
+    kvspec check --impl impl.examples.windowed_engine:make
 
 A request has a block of each pool for each page of its text; SWA blocks behind the window go back early.
 How far a window eviction goes is the engine's own policy, so it is reported as a `Choice`.
@@ -14,7 +14,7 @@ from dataclasses import replace
 from msgspec import structs
 
 from impl.adapter import Cursors, RequestView, View
-from impl.example_engine import ExampleEngine
+from impl.examples.example_engine import ExampleEngine
 from reference.commands import (
     Choice, Command, Decode, Done, EvictSwa, Extend, Finish, Mode, Outcome, Reason, Refused,
 )  # fmt: skip

@@ -1,4 +1,6 @@
-"""A whole adapter in a hundred lines, to start yours from: `kvspec check --impl impl.example_engine:make`.
+"""A whole adapter in a hundred lines, to start yours from.
+
+    kvspec check --impl impl.examples.example_engine:make
 
 The engine has one paged pool and serves ordinary requests: no sessions, no window, no radix tree. What it
 cannot do it leaves out of its capabilities, and is never driven through. Lengths are tokens.

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from impl.release_system import REQUESTS_ALONE
-from impl.toy_model import greedy
+from impl.self_scheduling.release_system import REQUESTS_ALONE
+from impl.self_scheduling.toy_model import greedy
 from impl.vocabulary import CommandRefused, require, well_formed
 from reference.blocks.commands import STOP_TOKEN, Add, EngineCommand, Schedule, client_tokens
 from reference.blocks.facts import BlockFacts, Lane, Output, Published

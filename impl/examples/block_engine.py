@@ -1,4 +1,6 @@
-"""A whole adapter of an engine that schedules by itself: `kvspec check --impl impl.block_engine:make`.
+"""A whole adapter of an engine that schedules by itself.
+
+    kvspec check --impl impl.examples.block_engine:make
 
 One pool of blocks serves every group of layers: full attention and windows. Blocks with a hash are shared
 and have a ref count; a block that nobody holds keeps its hash until it is handed out again. Requests that run
@@ -12,7 +14,7 @@ from collections import Counter, deque
 from dataclasses import dataclass, field
 
 from impl.adapter import UnusableImplementation
-from impl.self_scheduling import SelfSchedulingDriver
+from impl.self_scheduling.driver import SelfSchedulingDriver
 from impl.vocabulary import CommandRefused, require
 from reference.blocks.commands import STOP_TOKEN, Add, EngineCommand, Schedule, Update
 from reference.blocks.config import EngineConfig
