@@ -17,8 +17,8 @@ from ci import adapter_names
 from impl.engines import Engine, engine
 from impl.loading import nearest, used_names
 from impl.system_spec import ENGINES, release_name
-from stateful_tests.check.bases import root_of
-from stateful_tests.check.way_map import way_map
+from stateful_tests.check.trees.bases import root_of
+from stateful_tests.check.trees.way_map import way_map
 from stateful_tests.lockstep import systems
 
 

@@ -1,4 +1,4 @@
-"""Measure which functions of each engine run in which ways (stateful_tests/check/ways.json).
+"""Measure which functions of each engine run in which ways (stateful_tests/check/trees/ways.json).
 
 `python -m ci.ways [ENGINE...]`, when a release is added; it takes minutes.
 """
@@ -9,7 +9,7 @@ import json
 import sys
 
 from impl.system_spec import ENGINES
-from stateful_tests.check import way_map
+from stateful_tests.check.trees import way_map
 
 if __name__ == "__main__":
     maps = json.loads(way_map.FILE.read_text("utf-8")) if way_map.FILE.is_file() else {}

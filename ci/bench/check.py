@@ -26,9 +26,10 @@ from impl.process.remote_system import WorkerSystem
 from impl.system_spec import SystemSpec
 from reference import blocks, model, tiers
 from reference import clauses as rows
-from stateful_tests.check import campaign, driving, explanation, finder
+from stateful_tests.check import campaign, driving, finder
+from stateful_tests.check.known_faults import explanation
 from stateful_tests.check.driving import Named
-from stateful_tests.check.masks import masks
+from stateful_tests.check.known_faults.masks import masks
 from stateful_tests.check.tiers import plan
 from stateful_tests.coverage import situations
 from stateful_tests.generate import next_command

@@ -15,9 +15,9 @@ from impl.system_spec import ENGINES, SystemSpec, system_spec
 
 if TYPE_CHECKING:
     from impl.process.remote_system import WorkerSystem
-    from stateful_tests.check.bases import Base, BaseKind
-    from stateful_tests.check.masks import Mask
-    from stateful_tests.check.tree_history import Revision
+    from stateful_tests.check.known_faults.masks import Mask
+    from stateful_tests.check.trees.bases import Base, BaseKind
+    from stateful_tests.check.trees.tree_history import Revision
     from stateful_tests.lockstep.known_faults import KnownFault
     from stateful_tests.lockstep.results import Run
 
@@ -29,7 +29,7 @@ def with_system(
 ) -> tuple[Base | None, AnySystem]:
     """The base of a check, None without one, and the system that `selector` names. named: what --base says.
     opened: keeps both until the check ends."""
-    from stateful_tests.check.bases import BaseKind
+    from stateful_tests.check.trees.bases import BaseKind
 
     if named is not None and not named.startswith(
         OF_HISTORY
@@ -50,7 +50,7 @@ def unnamed(
 ) -> Base | None:
     """The base of a system where the user names none: of a checkout its own history, or else a release; None
     of what is no checkout. opened: keeps the base."""
-    from stateful_tests.check.bases import BaseKind
+    from stateful_tests.check.trees.bases import BaseKind
 
     if selector.checkout is None:
         return None
@@ -103,13 +103,13 @@ class KnownFaults:
 
     @cached_property
     def _masks(self) -> list[Mask]:
-        from stateful_tests.check.masks import masks
+        from stateful_tests.check.known_faults.masks import masks
 
         return [*masks(self.system, self._base)]
 
     def of(self, run: Run) -> KnownFault | None:
         """The known fault that explains what a trace violates, if one does."""
-        from stateful_tests.check.explanation import known_fault, known_fault_beside
+        from stateful_tests.check.known_faults.explanation import known_fault, known_fault_beside
 
         if run.violation is None or self._base is None:
             return known_fault(self.system, run)
@@ -134,7 +134,7 @@ def stated(named: str, selector: SystemSelector) -> AnySystem:
 
 def _name_of(folder: str) -> str:
     """A folder with the commit that is checked out there, if it has one."""
-    from stateful_tests.check.tree_history import git
+    from stateful_tests.check.trees.tree_history import git
 
     with suppress(ValueError):
         return f"{folder} at {git(Path(folder), 'rev-parse', '--short=9', 'HEAD').strip()}"
@@ -166,7 +166,7 @@ def _load(system: AnySystem) -> None:
 
 
 def _revision(named: str, option: str, selector: SystemSelector, system: AnySystem) -> Revision:
-    from stateful_tests.check import tree_history
+    from stateful_tests.check.trees import tree_history
 
     if selector.checkout is None:
         raise Unusable(
@@ -178,7 +178,7 @@ def _revision(named: str, option: str, selector: SystemSelector, system: AnySyst
 
 def _own_revision(system: AnySystem, since: str | None) -> Revision | None:
     """The commit since which the changes of a checkout are its own, if its history tells."""
-    from stateful_tests.check import tree_history
+    from stateful_tests.check.trees import tree_history
 
     spec = system_spec(system)
     if not spec.checkout or not tree_history.has_history(_root(system), spec.engine):
@@ -211,7 +211,7 @@ def _folder_of(
 ) -> Path:
     """A folder with the driven files of a commit of the checkout `system`. opened: keeps the folder. Raises
     Unusable."""
-    from stateful_tests.check import tree_history
+    from stateful_tests.check.trees import tree_history
 
     assert selector.checkout is not None
     folder = Path(opened.enter_context(tempfile.TemporaryDirectory(prefix="kvspec-base-")))
@@ -234,7 +234,7 @@ def commit_folder(
 
 def _taken_for(selector: SystemSelector, system: AnySystem, opened: ExitStack) -> Base | None:
     """The release that a checkout was taken for, driven in the same ways; None where it is unavailable."""
-    from stateful_tests.check.bases import BaseKind
+    from stateful_tests.check.trees.bases import BaseKind
 
     spec = system_spec(system)
     if not spec.checkout:
@@ -250,6 +250,6 @@ def _taken_for(selector: SystemSelector, system: AnySystem, opened: ExitStack) -
 
 def _measured(before: AnySystem, system: AnySystem) -> Base:
     """The base, with how many lines differ between it and the system."""
-    from stateful_tests.check.bases import Base, BaseKind, lines_between
+    from stateful_tests.check.trees.bases import Base, BaseKind, lines_between
 
     return Base(before, BaseKind.STATED, lines=lines_between(system, before))

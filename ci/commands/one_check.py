@@ -19,10 +19,10 @@ from stateful_tests.lockstep.endings import Ending, gravest
 
 if TYPE_CHECKING:
     from ci import Data
-    from stateful_tests.check.bases import Base
-    from stateful_tests.check.changes import Changes
+    from stateful_tests.check.trees.bases import Base
+    from stateful_tests.check.trees.changes import Changes
     from stateful_tests.check.corpus import CorpusLine
-    from stateful_tests.check.other_ways import OtherWays
+    from stateful_tests.check.trees.other_ways import OtherWays
     from stateful_tests.check.tiers import Plan
     from stateful_tests.lockstep.check_results import CheckResult, Finding
     from stateful_tests.lockstep.results import Run
@@ -70,10 +70,11 @@ def check_system(
     """Check one system. Return its report and a function that saves its traces."""
     from ci.report.check_data import check_data
     from ci.report.progress import Progress
-    from stateful_tests.check import campaign, lookup, tiers
+    from stateful_tests.check import campaign, tiers
+    from stateful_tests.check.known_faults import lookup
     from stateful_tests.check import driving
-    from stateful_tests.check import masks as known
-    from stateful_tests.check.way_map import way_map
+    from stateful_tests.check.known_faults import masks as known
+    from stateful_tests.check.trees.way_map import way_map
 
     began = time.monotonic()
     with ExitStack() as opened:
@@ -169,8 +170,9 @@ def _changed(
     history. None: there is no such revision, or an interrupt. early: gets a violation of a directed run that
     calls a change, where the base conforms."""
     from ci.report import data as report
-    from stateful_tests.check import changes, driving, tiers, tree_history
-    from stateful_tests.check.way_map import called_by_plan, way_map
+    from stateful_tests.check import driving, tiers
+    from stateful_tests.check.trees import changes, tree_history
+    from stateful_tests.check.trees.way_map import called_by_plan, way_map
 
     commit = base.commit if base is not None else ""
     if how.since is None and not commit:
@@ -224,17 +226,17 @@ def _changed(
 
 def _differing(base: Base, system: AnySystem, findings: Sequence[Finding]) -> Changes:
     """Name the functions that differ from a base without a history, in the files that the findings call."""
-    from stateful_tests.check import changes
-    from stateful_tests.check.way_map import functions_of
+    from stateful_tests.check.trees import changes
+    from stateful_tests.check.trees.way_map import functions_of
 
     called = (texts for finding in findings for texts in finding.run.called)
     return changes.beside(base, system, functions_of(chain.from_iterable(called)))
 
 
 def _other_ways(system: AnySystem, changed: Changes, asked: Plan) -> OtherWays | None:
-    from stateful_tests.check import masks
-    from stateful_tests.check.other_ways import other_ways
-    from stateful_tests.check.way_map import way_map
+    from stateful_tests.check.known_faults import masks
+    from stateful_tests.check.trees.other_ways import other_ways
+    from stateful_tests.check.trees.way_map import way_map
 
     spec = system_spec(system)
     functions = [*changed.called, *changed.missed]

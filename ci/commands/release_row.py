@@ -145,7 +145,7 @@ def _undriven(impl: str, why: Exception) -> Data:
 
 def _replay(impl: str, system: AnySystem, path: str, trace: Trace) -> Data:
     from ci.report import data as report
-    from stateful_tests.check.explanation import known_fault
+    from stateful_tests.check.known_faults.explanation import known_fault
     from stateful_tests.lockstep import lockstep
 
     try:

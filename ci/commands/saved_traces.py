@@ -17,7 +17,7 @@ from stateful_tests.lockstep.endings import Ending
 if TYPE_CHECKING:
     from ci import Data
     from reference.kinds import AnyCommand
-    from stateful_tests.check.masks import Standing
+    from stateful_tests.check.known_faults.masks import Standing
     from stateful_tests.lockstep.check_results import Finding
     from stateful_tests.lockstep.results import Trace
 

@@ -297,7 +297,7 @@ def _before(release: str, checkout: str | None, base: str | None) -> Before | No
     from impl.sglang.parts.fetch import checkout_root
     from impl.sglang.server import environment
     from impl.sglang.server.runs import WholeScheduler
-    from stateful_tests.check.masks import masks
+    from stateful_tests.check.known_faults.masks import masks
     from stateful_tests.lockstep.systems import driven
     from stateful_tests.traces.files import FIXTURES
     from stateful_tests.watched.serving import Before

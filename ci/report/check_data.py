@@ -9,10 +9,10 @@ from ci import Data
 from ci.report.data import fields_of, finding_data, group_by_cause, rate, sentence, title
 from ci.report.verdict import beside, check_verdict, driven, not_declared, said, waived
 from impl.adapter import Capabilities
-from stateful_tests.check.bases import Base
-from stateful_tests.check.changes import Changes
-from stateful_tests.check.masks import Mask
+from stateful_tests.check.known_faults.masks import Mask
 from stateful_tests.check.tiers import CORPUS, Plan, sizes_for
+from stateful_tests.check.trees.bases import Base
+from stateful_tests.check.trees.changes import Changes
 from stateful_tests.lockstep.check_results import CheckResult, Tally, add_tallies
 
 

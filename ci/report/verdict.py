@@ -8,9 +8,9 @@ from ci.report.data import group_by_cause
 from ci.shown_kinds import shown
 from impl.adapter import Capabilities
 from reference.commands import kind_name
-from stateful_tests.check.bases import Base
-from stateful_tests.check.changes import Changes
-from stateful_tests.check.masks import Mask
+from stateful_tests.check.trees.bases import Base
+from stateful_tests.check.trees.changes import Changes
+from stateful_tests.check.known_faults.masks import Mask
 from stateful_tests.check.tiers import CORPUS
 from stateful_tests.lockstep.endings import Ending
 from stateful_tests.lockstep.check_results import CheckResult

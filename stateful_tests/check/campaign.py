@@ -25,8 +25,8 @@ from stateful_tests.check.driving import (
 from stateful_tests.check.executors import SERIAL, Executor
 from stateful_tests.check.finder import Finder, Found
 from stateful_tests.check.left_out import left_out
-from stateful_tests.check.lookup import Lookup
-from stateful_tests.check.masks import Mask
+from stateful_tests.check.known_faults.lookup import Lookup
+from stateful_tests.check.known_faults.masks import Mask
 from stateful_tests.check.tiers import CORPUS, Plan, for_system
 from stateful_tests.check.turns import batches, configurations, planned
 from stateful_tests.lockstep.lockstep import new_tallies

@@ -17,11 +17,11 @@ from impl.adapter import AnySystem, UnusableImplementation
 from reference.every_clause import EVERY_CLAUSE
 from reference.clauses.base import CONCERNS
 from reference.commands import Broken, Mode
-from stateful_tests.check.causes import Needs, lacks, needs
-from stateful_tests.check.explanation import (
+from stateful_tests.check.known_faults.causes import Needs, lacks, needs
+from stateful_tests.check.known_faults.explanation import (
     Explained, clauses_of, counted_under, needs_of, unexplained,
 )  # fmt: skip
-from stateful_tests.check.masks import (
+from stateful_tests.check.known_faults.masks import (
     Compared, Mask, Standing, beside, do_the_same, holding, how_it_breaks,
 )  # fmt: skip
 from stateful_tests.lockstep.lockstep import rejected_turns, replay, with_calls

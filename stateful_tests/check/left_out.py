@@ -13,8 +13,8 @@ from reference.geometry import GeometryError
 from stateful_tests.check.corpus import CorpusLine
 from stateful_tests.check.counted import offers_all
 from stateful_tests.check.driving import lines_of
-from stateful_tests.check.lookup import nearest_first
-from stateful_tests.check.masks import release_of
+from stateful_tests.check.known_faults.lookup import nearest_first
+from stateful_tests.check.known_faults.masks import release_of
 from stateful_tests.check.tiers import Plan, fit_sizes, for_system, sizes_for
 from stateful_tests.lockstep import systems
 from stateful_tests.lockstep.lockstep import replay

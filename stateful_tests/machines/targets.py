@@ -10,7 +10,7 @@ from typing import NamedTuple
 from impl.adapter import AnySystem, System, UnusableImplementation
 from reference.commands import Mode
 from reference.geometry import Geometry
-from stateful_tests.check.masks import Standing, beside
+from stateful_tests.check.known_faults.masks import Standing, beside
 from stateful_tests.check.tiers import fit_sizes
 from stateful_tests.lockstep.results import Trace, Violation
 

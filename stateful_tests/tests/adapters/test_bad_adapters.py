@@ -15,7 +15,7 @@ from ci.report.page import page
 from impl.adapter import UnusableImplementation
 from reference.commands import Mode
 from stateful_tests.check import campaign, finder, tiers
-from stateful_tests.check.changes import Changes
+from stateful_tests.check.trees.changes import Changes
 from stateful_tests.check.finder import FLAKY, NOT_REPLAYED
 from stateful_tests.lockstep.lockstep import replay
 from stateful_tests.shrink import minimise

@@ -13,8 +13,8 @@ from ci.commands.shared import SystemSelector, Unusable
 from impl.loading import nearest
 from impl.loading.fetch import cache_folder
 from impl.system_spec import SystemSpec
-from stateful_tests.check import bases, tree_history
-from stateful_tests.check.bases import Base, BaseKind
+from stateful_tests.check.trees import bases, tree_history
+from stateful_tests.check.trees.bases import Base, BaseKind
 
 SCHEDULER = "sglang/srt/managers/scheduler.py"  # a driven file
 

@@ -14,9 +14,10 @@ from ci.report.verdict import check_verdict
 from impl.adapter import UnusableImplementation
 from impl.system_spec import SystemSpec
 from reference.commands import Finish, Mode
-from stateful_tests.check import campaign, changes, corpus, driving, tiers, tree_history
-from stateful_tests.check.bases import Base, BaseKind
-from stateful_tests.check.way_map import OUTSIDE, WayMap
+from stateful_tests.check import campaign, corpus, driving, tiers
+from stateful_tests.check.trees import changes, tree_history
+from stateful_tests.check.trees.bases import Base, BaseKind
+from stateful_tests.check.trees.way_map import OUTSIDE, WayMap
 from stateful_tests.lockstep.reference_system import ReferenceSystem
 from stateful_tests.lockstep.check_results import CheckResult
 from stateful_tests.lockstep.systems import resolve

@@ -12,7 +12,7 @@ from reference.geometry import preset
 from stateful_tests.check import finder
 from stateful_tests.check.campaign import run
 from stateful_tests.check.tiers import plan
-from stateful_tests.check.causes import needs, to_avoid
+from stateful_tests.check.known_faults.causes import needs, to_avoid
 from stateful_tests.lockstep.final_closes import violations
 from stateful_tests.lockstep.lockstep import Lockstep, replay, rejected_turns
 from stateful_tests.lockstep.reference_system import ReferenceSystem

@@ -10,8 +10,8 @@ from impl.adapter import UnusableImplementation
 from reference.commands import Mode, Retract
 from stateful_tests.check import campaign, corpus, tiers
 from stateful_tests.check import left_out as left_out_module
-from stateful_tests.check.bases import Base, BaseKind
 from stateful_tests.check.left_out import left_out
+from stateful_tests.check.trees.bases import Base, BaseKind
 from stateful_tests.lockstep.reference_system import ReferenceSystem
 
 PLAN = tiers.plan("smoke", presets=["page1", "page2"], modes=[Mode.FREE], machines=["sessions"])

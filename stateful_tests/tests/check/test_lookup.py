@@ -15,10 +15,11 @@ from impl.torch_kv import TorchKV
 from reference.commands import Mode
 from reference.failures import Failure
 from reference.geometry import PRESETS
-from stateful_tests.check import campaign, lookup, tiers
-from stateful_tests.check.bases import Base, BaseKind
-from stateful_tests.check.changes import Changes
-from stateful_tests.check.lookup import Lookup
+from stateful_tests.check import campaign, tiers
+from stateful_tests.check.known_faults import lookup
+from stateful_tests.check.trees.bases import Base, BaseKind
+from stateful_tests.check.trees.changes import Changes
+from stateful_tests.check.known_faults.lookup import Lookup
 from stateful_tests.lockstep.known_faults import known_faults
 from stateful_tests.lockstep.check_results import LookedUp
 from stateful_tests.lockstep.results import Run, Trace, Violation

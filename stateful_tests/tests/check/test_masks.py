@@ -22,17 +22,18 @@ from reference.failures import Failure
 from reference.geometry import preset
 from reference.kinds import BLOCKS
 
-from stateful_tests.check import explanation, finder, masks as masking
-from stateful_tests.check.bases import Base, BaseKind
+from stateful_tests.check import finder
+from stateful_tests.check.known_faults import explanation, masks as masking
+from stateful_tests.check.trees.bases import Base, BaseKind
 from stateful_tests.check.campaign import run
 from stateful_tests.check.driving import Named, check_also
-from stateful_tests.check.explanation import counted_under, known_fault
+from stateful_tests.check.known_faults.explanation import counted_under, known_fault
 from stateful_tests.check.finder import Finder
-from stateful_tests.check.masks import (
+from stateful_tests.check.known_faults.masks import (
     Standing, also_checked, beside, do_the_same, how_it_breaks, masks,
 )  # fmt: skip
 from stateful_tests.check.tiers import plan
-from stateful_tests.check.causes import avoided
+from stateful_tests.check.known_faults.causes import avoided
 from stateful_tests.lockstep.known_faults import FOLDER, passed_over
 from stateful_tests.lockstep.lockstep import replay, rejected_turns
 from stateful_tests.lockstep.check_results import CheckResult

@@ -18,14 +18,14 @@ from reference.commands import (
 )  # fmt: skip
 from reference.failures import Failure
 
-from stateful_tests.check import explanation
+from stateful_tests.check.known_faults import explanation
 from stateful_tests.check.campaign import run
-from stateful_tests.check.explanation import Explained, counted_under, known_fault
-from stateful_tests.check.masks import (
+from stateful_tests.check.known_faults.explanation import Explained, counted_under, known_fault
+from stateful_tests.check.known_faults.masks import (
     masks,
 )  # fmt: skip
 from stateful_tests.check.tiers import plan
-from stateful_tests.check.causes import avoided, needs
+from stateful_tests.check.known_faults.causes import avoided, needs
 from stateful_tests.lockstep.known_faults import FOLDER, of_system
 from stateful_tests.lockstep.lockstep import replay
 from stateful_tests.lockstep.results import Violation

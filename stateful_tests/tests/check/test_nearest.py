@@ -7,7 +7,7 @@ from impl import engines
 from impl.loading import nearest
 from impl.system_spec import ENGINES
 from impl.loading.fetch import cache_folder
-from stateful_tests.check.way_map import way_map
+from stateful_tests.check.trees.way_map import way_map
 from stateful_tests.lockstep.known_faults import releases
 
 

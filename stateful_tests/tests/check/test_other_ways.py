@@ -13,10 +13,11 @@ from ci.report.verdict import check_verdict
 from impl import engines
 from impl.adapter import Capabilities
 from impl.system_spec import ENGINES, SystemSpec, ways_in
-from stateful_tests.check import tiers, turns, way_map
-from stateful_tests.check.changes import OUTSIDE
-from stateful_tests.check.other_ways import _telling, other_ways
-from stateful_tests.check.way_map import WayMap
+from stateful_tests.check import tiers, turns
+from stateful_tests.check.trees import way_map
+from stateful_tests.check.trees.changes import OUTSIDE
+from stateful_tests.check.trees.other_ways import _telling, other_ways
+from stateful_tests.check.trees.way_map import WayMap
 from stateful_tests.lockstep.reference_system import ReferenceSystem
 from stateful_tests.lockstep.check_results import CheckResult
 from stateful_tests.tests.support.made_up_check import finding

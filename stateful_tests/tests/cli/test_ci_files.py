@@ -24,8 +24,8 @@ from impl.adapter import Capabilities
 from reference.commands import Mode
 from reference.failures import Failure as Failed
 from stateful_tests.check import tiers
-from stateful_tests.check.bases import Base, BaseKind
-from stateful_tests.check.masks import Mask
+from stateful_tests.check.trees.bases import Base, BaseKind
+from stateful_tests.check.known_faults.masks import Mask
 from stateful_tests.lockstep.known_faults import known_faults
 from stateful_tests.lockstep.lockstep import new_tallies
 from stateful_tests.lockstep.check_results import Tally

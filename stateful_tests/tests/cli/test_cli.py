@@ -17,8 +17,9 @@ from impl.sglang.releases.catalogue import TABLE
 from impl.system_spec import SystemSpec
 from reference.commands import Open, Reason, Refused
 from reference.failures import Failure
-from stateful_tests.check import campaign, explanation
-from stateful_tests.check.changes import Changes
+from stateful_tests.check import campaign
+from stateful_tests.check.known_faults import explanation
+from stateful_tests.check.trees.changes import Changes
 from stateful_tests.lockstep import lockstep
 from stateful_tests.lockstep import systems as registry
 from stateful_tests.check.tiers import CORPUS

@@ -14,7 +14,7 @@ import pytest
 
 from ci.commands.saved_traces import Saved
 from impl.process import remote_system
-from stateful_tests.check.masks import Standing
+from stateful_tests.check.known_faults.masks import Standing
 from stateful_tests.tests.adapters import bad_adapters
 from stateful_tests.tests.support.night import some_at_night
 from stateful_tests.traces import files

@@ -20,7 +20,7 @@ from impl.sglang.parts.fetch import release_root
 from impl.sglang.server import environment, runs
 from impl.sglang.server.clients import Config
 from reference.clauses import CLAUSES
-from stateful_tests.check import masks as masking
+from stateful_tests.check.known_faults import masks as masking
 
 WATCHED = Path(__file__).parents[3] / "fixtures" / "watched"
 LOG = str(WATCHED / "sglang-0.5.23-window_and_chunk_cache.jsonl")

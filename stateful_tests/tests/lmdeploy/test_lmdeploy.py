@@ -12,8 +12,8 @@ from reference.blocks.config import EngineConfig, LayerGroup, engine_preset
 from reference.commands import Abort, Done, Mode, Piece, Reason, Refused
 from stateful_tests.check import tiers
 from stateful_tests.check.driving import RunBatch, drive
-from stateful_tests.check.explanation import counted_under
-from stateful_tests.check.masks import masks
+from stateful_tests.check.known_faults.explanation import counted_under
+from stateful_tests.check.known_faults.masks import masks
 from stateful_tests.check.turns import configurations, planned
 from stateful_tests.lockstep.known_faults import FOLDER
 from stateful_tests.lockstep.lockstep import replay

@@ -12,7 +12,7 @@ from reference.tiers.commands import ResetCache
 from reference.blocks.config import engine_preset
 from reference.commands import Abort, Done, Mode, Reason, Refused
 from stateful_tests.check import campaign, tiers
-from stateful_tests.check.causes import needs
+from stateful_tests.check.known_faults.causes import needs
 from stateful_tests.lockstep import known_faults
 from stateful_tests.lockstep.lockstep import replay
 from stateful_tests.lockstep.results import Trace

@@ -16,10 +16,10 @@ from typing import NamedTuple, cast
 
 from impl.adapter import AnySystem, UnusableImplementation
 from impl.process.remote_system import WorkerSystem
-from stateful_tests.check.bases import Base, root_of
 from stateful_tests.check.corpus import FIXTURE, CorpusLine
-from stateful_tests.check.tree_history import git, new_files
-from stateful_tests.check.way_map import NOTHING, OUTSIDE, Function, WayMap, functions_of
+from stateful_tests.check.trees.bases import Base, root_of
+from stateful_tests.check.trees.tree_history import git, new_files
+from stateful_tests.check.trees.way_map import NOTHING, OUTSIDE, Function, WayMap, functions_of
 from stateful_tests.lockstep.lockstep import check_fits, replay, with_calls
 from stateful_tests.lockstep.results import Run
 

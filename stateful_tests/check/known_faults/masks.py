@@ -24,7 +24,7 @@ from reference.commands import Refused
 from reference.geometry import Geometry
 from reference.kinds import kind_of_config
 from stateful_tests.check.driving import check_also
-from stateful_tests.check.causes import Needs, needs
+from stateful_tests.check.known_faults.causes import Needs, needs
 from stateful_tests.lockstep.known_faults import FOLDER, KnownFault, of_system, ways_of
 from stateful_tests.lockstep.lockstep import replay
 from stateful_tests.lockstep.results import Row, Run, Trace, Violation

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from impl.engines import driven_in
 from impl.system_spec import ways_in
 from stateful_tests.check.tiers import Plan
-from stateful_tests.check.way_map import Function, WayMap
+from stateful_tests.check.trees.way_map import Function, WayMap
 
 SHARE = 3  # one in so many commands of a plan is for other ways, or for the own one where no change runs
 LEAST = 3_000  # commands for a way: with fewer a run says little

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from impl.adapter import AnySystem
-from stateful_tests.check.causes import REJECTED, Needs, avoided, needs, to_avoid, traits
-from stateful_tests.check.masks import (
+from stateful_tests.check.known_faults.causes import REJECTED, Needs, avoided, needs, to_avoid, traits
+from stateful_tests.check.known_faults.masks import (
     Mask, Standing, beside, do_the_same, fails_alike, holding, how_it_breaks, masks,
 )  # fmt: skip
 from stateful_tests.lockstep.known_faults import KnownFault

@@ -19,11 +19,11 @@ from impl.engines import driven_in
 from impl.loading.nearest import release_lines
 from impl.process.remote_system import LIMITS, Limits
 from impl.system_spec import ENGINES, SystemSpec, release_name, system_spec
-from stateful_tests.check.bases import Base, BaseKind, lies_between, lines_of
-from stateful_tests.check.changes import Changes
+from stateful_tests.check.trees.bases import Base, BaseKind, lies_between, lines_of
+from stateful_tests.check.trees.changes import Changes
 from stateful_tests.check.executors import SERIAL, Executor
-from stateful_tests.check.explanation import known_fault
-from stateful_tests.check.masks import masks, release_of
+from stateful_tests.check.known_faults.explanation import known_fault
+from stateful_tests.check.known_faults.masks import masks, release_of
 from stateful_tests.lockstep import systems
 from stateful_tests.lockstep.known_faults import KnownFault, known_faults
 from stateful_tests.lockstep.lockstep import replay
