@@ -23,7 +23,7 @@ from impl.system_spec import SystemSpec
 from stateful_tests.lockstep.endings import Ending
 
 if TYPE_CHECKING:
-    from stateful_tests.watched.serving import Before, JudgedRun, ServedRun
+    from stateful_tests.watched.servers.serving import Before, JudgedRun, ServedRun
 
 
 @click.command("setup-server")
@@ -229,7 +229,7 @@ def serve_check(
     from impl.sglang.parts.fetch import checkout_root
     from impl.sglang.server import environment
     from impl.sglang.server.runs import WholeScheduler
-    from stateful_tests.watched import serving
+    from stateful_tests.watched.servers import serving
 
     run = None if again is None else _served_run(again)
     spec = SystemSpec.parse(impl)
@@ -300,7 +300,7 @@ def _before(release: str, checkout: str | None, base: str | None) -> Before | No
     from stateful_tests.check.known_faults.masks import masks
     from stateful_tests.lockstep.systems import driven
     from stateful_tests.traces.files import FIXTURES
-    from stateful_tests.watched.serving import Before
+    from stateful_tests.watched.servers.serving import Before
 
     if base is None and checkout is None:
         return None
@@ -337,7 +337,7 @@ def _live(
     from ci.report import servers
     from impl.sglang.server import environment
     from impl.sglang.server.over_http import LiveServer
-    from stateful_tests.watched import live, population, random_clients
+    from stateful_tests.watched.servers import live, population, random_clients
 
     python = environment.python_of(release)
     rng = random.Random(seed)
@@ -366,7 +366,7 @@ def _live(
 def _served_run(file: str) -> ServedRun:
     import msgspec
 
-    from stateful_tests.watched.serving import FORMAT, VERSION, ServedRun
+    from stateful_tests.watched.servers.serving import FORMAT, VERSION, ServedRun
 
     try:
         text = Path(file).read_bytes()

@@ -123,9 +123,7 @@ AREAS = (
     *(Area(f"impl/vllm/{name}.py", (), (f"{_TESTS}/vllm/test_connectors.py",), without=_OF_RELEASES)
       for name in ("offload", "bare_connectors")),
     Area("stateful_tests/watched", (), _OF_LOGS,
-         without=tuple(f"stateful_tests/watched/{name}.py"
-                       for name in ("live", "pairs", "population", "random_clients", "serving",
-                                    "situation"))),
+         without=("stateful_tests/watched/servers", "stateful_tests/watched/situation.py")),
     Area("stateful_tests/lockstep/follow.py", (OWN_TREE,), (f"{_TESTS}/adapters/test_own_tree_engine.py",)),
     Area("reference/states.py", ("torch",), (f"{_TESTS}/reference", *_OF_BLOCKS)),
     # The vocabulary is everybody's: two systems that share a fault agree.

@@ -13,8 +13,8 @@ from ci.report.watcher_logs import mismatch, validated, validation
 from reference.failures import counted
 from stateful_tests.lockstep.endings import ending
 from stateful_tests.lockstep.known_faults import known_faults
-from stateful_tests.watched.live import LiveRun
-from stateful_tests.watched.serving import JudgedRun, Served
+from stateful_tests.watched.servers.live import LiveRun
+from stateful_tests.watched.servers.serving import JudgedRun, Served
 
 # What an operator does to the server, by its kind.
 _OPERATIONS = {

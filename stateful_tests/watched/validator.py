@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from impl.sglang.server import events as log
-from stateful_tests.watched import ends, prefill, rounds, snapshots, tier, transfers, turns
+from stateful_tests.watched.actions import ends, prefill, rounds, snapshots, tier, transfers, turns
 from stateful_tests.watched.beside import AFTER_A_MISMATCH, TABLE, Beside, Diverged
 from stateful_tests.watched.reader import Line
 from stateful_tests.watched.results import Validated

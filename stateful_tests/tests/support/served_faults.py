@@ -8,9 +8,9 @@ from impl.adapter import UnusableImplementation
 from impl.sglang.server import environment
 from impl.sglang.server.runs import WholeScheduler
 from stateful_tests.tests.support.planted_faults import PlantedFault, checkout_with
-from stateful_tests.watched import serving
-from stateful_tests.watched.pairs import PairPopulation
-from stateful_tests.watched.population import Population
+from stateful_tests.watched.servers import serving
+from stateful_tests.watched.servers.pairs import PairPopulation
+from stateful_tests.watched.servers.population import Population
 
 RUNS = 60
 

@@ -14,7 +14,7 @@ from impl.sglang.server import environment
 from impl.sglang.server.events import FORMAT, NUMBERED
 from impl.sglang.server.runs import WholeScheduler
 from impl.sglang.server.worker import Job
-from stateful_tests.watched import population, random_clients
+from stateful_tests.watched.servers import population, random_clients
 
 FOLDER = Path(__file__).parents[3] / "fixtures" / "watched"
 # release and name: a seed of its clients, how many they are, and the server; `pages` is the level of one

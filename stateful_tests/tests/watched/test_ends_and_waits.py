@@ -9,7 +9,7 @@ from impl.sglang.server import progress
 from impl.sglang.server.clients import Client, Clients, Config, Turn
 from impl.sglang.server.outcome import RunOutcome
 from impl.sglang.server.progress import Room
-from stateful_tests.watched import serving
+from stateful_tests.watched.servers import serving
 from stateful_tests.tests.watched.test_serving import Pretends, RELEASE, WATCHED
 
 

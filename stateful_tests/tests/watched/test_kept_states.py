@@ -7,9 +7,9 @@ from msgspec.structs import replace
 from impl.sglang.server.events import Extended, Paged, ShownStates, WatchHeader
 from reference.commands import Submit
 from stateful_tests.tests.support.watched_logs import header
+from stateful_tests.watched.actions.prefill import extended
 from stateful_tests.watched.beside import Beside
 from stateful_tests.watched.kept_states import KeptStates
-from stateful_tests.watched.prefill import extended
 
 # A turn of c1 began at 2 of pages of 4, so its state is after 6 tokens: of no node that ends with a page.
 KEPT = {"free": [1], "held": {"c1": [2, 3], "c2": [4, 5]}, "tracked": {"c1": (3, 6)}, "nodes": []}

@@ -10,7 +10,7 @@ import pytest
 from ci.report import servers as report
 from impl.sglang.server.clients import Client, Config, Turn
 from impl.sglang.server.over_http import LiveServer
-from stateful_tests.watched.live import LiveRun, watch_live
+from stateful_tests.watched.servers.live import LiveRun, watch_live
 
 LOG = Path(__file__).parents[3] / "fixtures" / "watched" / "sglang-0.5.23-tree_under_overlap.jsonl"
 CLIENTS = (
@@ -65,7 +65,7 @@ class Pretends(LiveServer):
 @pytest.fixture(autouse=True)
 def hasty(monkeypatch):
     monkeypatch.setattr("impl.sglang.server.over_http.ROUND_S", 0.0)
-    monkeypatch.setattr("stateful_tests.watched.live.REST_S", 0.2)
+    monkeypatch.setattr("stateful_tests.watched.servers.live.REST_S", 0.2)
 
 
 def lived(tmp_path: Path, **how: Any) -> LiveRun:

@@ -17,7 +17,7 @@ from impl.sglang.server.runs import WholeScheduler
 from stateful_tests.tests.support.night import NIGHT, at_night
 from stateful_tests.tests.support.planted_faults import planted_faults
 from stateful_tests.tests.support.served_faults import found_in_servers
-from stateful_tests.watched import pairs, serving
+from stateful_tests.watched.servers import pairs, serving
 
 RELEASE = "0.5.23"
 HERE = Path(__file__)

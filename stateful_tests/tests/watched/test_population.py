@@ -4,7 +4,7 @@ import itertools
 import random
 
 from impl.sglang.server.clients import EOS, Client, Clients, Config, Turn
-from stateful_tests.watched import population, random_clients, serving
+from stateful_tests.watched.servers import population, random_clients, serving
 from stateful_tests.tests.watched.test_serving import RELEASE
 
 

@@ -14,7 +14,7 @@ from impl.adapter import UnusableImplementation
 from impl.sglang.server.clients import Config
 from impl.sglang.server.outcome import Complaint, Misread, RunOutcome
 from impl.sglang.server.runs import WholeScheduler
-from stateful_tests.watched import serving
+from stateful_tests.watched.servers import serving
 from stateful_tests.watched.results import Validated
 
 

@@ -22,9 +22,9 @@ from impl.sglang.server.watch import Watcher
 from impl.sglang.server.worker import Job
 from stateful_tests.tests.support.night import at_night
 from stateful_tests.tests.support.watched_logs import header
-from stateful_tests.watched import pairs
+from stateful_tests.watched.servers import pairs
 from stateful_tests.watched.reader import Line, logs_of
-from stateful_tests.watched.transfers import joined
+from stateful_tests.watched.actions.transfers import joined
 from stateful_tests.watched.validator import Validator
 
 RELEASE = "0.5.23"

@@ -13,7 +13,7 @@ from impl.sglang.server.worker import Job
 from stateful_tests.tests.support.night import NIGHT, at_night
 from stateful_tests.tests.support.planted_faults import planted_faults
 from stateful_tests.tests.support.served_faults import found_in_servers
-from stateful_tests.watched import population, random_clients, serving
+from stateful_tests.watched.servers import population, random_clients, serving
 from stateful_tests.watched.reader import WatchLog
 from stateful_tests.watched.validator import Validator
 from stateful_tests.tests.watched.test_serving import RELEASE

@@ -10,7 +10,7 @@ from reference.rules.sessions import end_turn
 from stateful_tests.watched import deviations
 from stateful_tests.watched.beside import Beside, Diverged, action
 from stateful_tests.watched.judging import Shown
-from stateful_tests.watched.rounds import catches_up, counts_outputs
+from stateful_tests.watched.actions.rounds import catches_up, counts_outputs
 
 
 @action(

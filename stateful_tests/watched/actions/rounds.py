@@ -8,10 +8,10 @@ from impl.sglang.server import events as log
 from reference.commands import Decode, Draft, Reason, SpecDecode
 from reference.state import IN_BATCH, Cursors, Phase, free, holders, state_lens
 from stateful_tests.watched import deviations
+from stateful_tests.watched.actions.turns import closes_happen, given_up
 from stateful_tests.watched.beside import Beside, Diverged, action
 from stateful_tests.watched.judging import Shown
 from stateful_tests.watched.seen import RoundSeen
-from stateful_tests.watched.turns import closes_happen, given_up
 
 _FREE = {pool: f"tokens of the {pool} pool free or the tree's" for pool in ("full", "SWA")}
 

@@ -26,7 +26,8 @@ from impl.sglang.server.pair.choices import NetworkChoice
 from impl.sglang.server.tried import LOWEST, STATES
 from impl.sglang.server.worker import Job
 from stateful_tests.shrink.searching import Search, first_improvement
-from stateful_tests.watched import deviations, pairs, population
+from stateful_tests.watched import deviations
+from stateful_tests.watched.servers import pairs, population
 from stateful_tests.watched.reader import logs_of
 from stateful_tests.watched.results import Mismatch, Validated
 from stateful_tests.watched.situation import situation

@@ -10,9 +10,9 @@ from reference.clauses.step import cursors_text
 from reference.commands import Mode
 from reference.state import Cursors, Phase, Request, Session, State, text_len
 from stateful_tests.watched import deviations
+from stateful_tests.watched.actions.prefill import orphaned
+from stateful_tests.watched.actions.rounds import counts_outputs
 from stateful_tests.watched.beside import Beside, Diverged, action
-from stateful_tests.watched.prefill import orphaned
-from stateful_tests.watched.rounds import counts_outputs
 from stateful_tests.watched.seen import RequestSeen, RoundSeen, SessionSeen, StepSeen
 
 

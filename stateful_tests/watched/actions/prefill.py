@@ -7,9 +7,9 @@ from reference.clauses.step import cursors_text
 from reference.commands import Admit, Choice, Chunk, EvictSwa, Extend, Reason
 from reference.state import Cursors, Phase, Request, Session
 from stateful_tests.watched import deviations
+from stateful_tests.watched.actions.rounds import catches_up, prepared
 from stateful_tests.watched.beside import Beside, Diverged, action
 from stateful_tests.watched.judging import Shown
-from stateful_tests.watched.rounds import catches_up, prepared
 
 
 @action(

@@ -16,7 +16,7 @@ import msgspec
 from msgspec.structs import replace
 
 from impl.sglang.server.clients import Client, Config
-from stateful_tests.watched.random_clients import clients, hardly_fits, operated, storm, talks, texts
+from stateful_tests.watched.servers.random_clients import clients, hardly_fits, operated, storm, talks, texts
 
 SCENES = Path(__file__).with_name("scenes.toml")
 USUAL_TURN: dict[str, Any] = {"wait": 1, "tokens": 1, "limit": 6}
