@@ -21,6 +21,7 @@ from ci.cli import cli
 from ci.report.check_data import check_data
 from ci.report import junit
 from impl.adapter import Capabilities
+from impl.engines import engine
 from reference.commands import Mode
 from reference.failures import Failure as Failed
 from stateful_tests.check import tiers
@@ -71,6 +72,15 @@ def test_the_workflow_asks_the_action_for_what_there_is():
     assert named == set(tiers.TIERS)
     assert jobs["gpu"]["runs-on"] == ["self-hosted", "gpu"]
     assert all("timeout-minutes" in job for job in jobs.values())
+
+
+def test_the_weekly_run_asks_for_the_newest_release():
+    [job] = read(HOME / ".github" / "workflows" / "engines.yml")["jobs"].values()
+    script = next(step["run"] for step in job["steps"] if "newest=" in step.get("run", ""))
+    [code] = re.findall(r'python -c \\\n *"(.*)"\)', script)
+    code = code.replace("$ENGINE", "sglang")
+    done = subprocess.run([sys.executable, "-c", code], cwd=HOME, check=True, capture_output=True, text=True)
+    assert done.stdout.split() == [engine("sglang").newest("").version]
 
 
 def test_the_example_for_a_fork_is_ten_lines_at_most():
