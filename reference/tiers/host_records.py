@@ -1,0 +1,218 @@
+"""Records of a tree's host tier that the clauses of any second tier read (reference/tiers/records.py)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from functools import cache
+
+from reference.failures import AtCount, AtTransfer, AtTreeNode, Failure, counted, failure
+from reference.remembered import remembered
+from reference.states import chained
+from reference.tiers.commands import ResetCache, TierCommand
+from reference.tiers.facts import TierFacts, TierNode
+from reference.tiers.locks import LockRange, Where, counts
+from reference.tiers.records import Count, HostUnit, KeptCopy, Source
+from reference.tiers.slot_owners import SlotOwners
+from reference.tiers.slots import Slot, at_slot, called, held, host_slots, source, target
+
+
+class HostRecords(SlotOwners):
+    """The part of a TierStep for copies, locks and transfers: a `HasTier`, but for what is left over."""
+
+    command: TierCommand
+    refused: bool
+    before: TierFacts
+    ranges: list[LockRange]
+
+    @property
+    def resets_tier(self) -> bool:
+        """Whether the command has emptied the tree."""
+        return isinstance(self.command, ResetCache) and not self.refused
+
+    @property
+    def kept_copies(self) -> tuple[int, int]:
+        """How many nodes had a copy on the host before the command, and have one now."""
+        return _nodes_on_host(self.before), _nodes_on_host(self.after)
+
+    @remembered
+    def reached(self) -> frozenset[str]:
+        """Clauses of a second tier that could break at this step."""
+        after = self.after
+        users = any(user.node for user in self.after.users)
+        copying = any(not job.copied for job in after.transfers)
+        found = {
+            "HOST-1": any(any(node.host.values()) for node in after.nodes),
+            "HOST-2": bool(after.nodes),
+            "HOST-3": users,
+            "XFER-1": copying or any(op.back for op in after.operations),
+            "XFER-2": bool(self.unfinished)
+            or any(not op.back and op.moving for op in after.operations)
+            or any(request.writing for request in after.requests),
+            "XFER-3": self.before.in_flight and not after.in_flight,
+        }
+        return frozenset(name for name, could in found.items() if could)
+
+    def rooms(self) -> Iterator[HostUnit]:
+        """The slots of host memory."""
+        for pool in self.config.pools:
+            for at in range(self.config.host_slots(pool)):
+                slot = True, pool, at
+                nodes = len(self.owners.get(slot, ()))
+                others = self.held_back.get(slot, ())
+                owned = _having(nodes)
+                for other in others:
+                    owned += f", {other} has it"
+                owners = nodes + len(others)
+                free = self.free.get(slot, 0)
+                yield HostUnit(called(slot), at_slot(slot), owners, free, False, owned)
+
+    def copies(self) -> Iterator[KeptCopy]:
+        """The KV and the state of each node, on either tier."""
+        # SWA KV is sent anew to each request
+        pools = ("full",) if self.config.decode else self.config.pools
+        for node in self.after.nodes:
+            for host, slots in ((True, node.host), (False, node.device)):
+                for pool in pools:
+                    if own := slots[pool]:
+                        yield self._copy(node, host, pool, own)
+
+    def _copy(self, node: TierNode, host: bool, pool: str, own: tuple[int, ...]) -> KeptCopy:
+        """Return what a node has in a pool of one tier. A slot that is not written yet counts as right."""
+        unwritten = self.unwritten
+        stamps = node.stamps
+        if pool == "state":
+            stamps = tuple(chained(self.texts[node.node])[-1:])
+        memory = (self.after.host_memory if host else self.after.memory)[pool]
+        found = tuple(
+            stamps[i] if (host, pool, slot) in unwritten and i < len(stamps) else memory[slot]
+            for i, slot in enumerate(own)
+        )
+        tier = "host" if host else "device"
+        holds = (
+            f"the {pool} KV of node {node.node} on the {tier} is that of its"
+            f" {counted(len(stamps), 'token')}"
+        )
+        place = "position"
+        another = "KV of another token"
+        first = node.start
+        if pool == "state":
+            holds = f"the state of node {node.node} on the {tier} is that after token {node.end}"
+            place = "the state after token"
+            first = node.end
+            another = "another state"
+        return KeptCopy(
+            holds,
+            stamps,
+            found,
+            lambda i: f"{called((host, pool, own[i]))} of {place} {first + i}",
+            lambda i: at_slot((host, pool, own[i])),
+            "nothing",
+            another,
+        )
+
+    def pins(self) -> Iterator[Count]:
+        """The locks of nodes that do not count their users, and how many they have to count."""
+        wanted = self.wanted_counts
+        for node in self.after.nodes:
+            for host, locks in ((False, node.locks), (True, node.pins)):
+                for pool, got in locks.items():
+                    users = wanted[host, pool, node.node]
+                    if got != users and not self._harmless(node, host, pool, got):
+                        tier = "host" if host else "device"
+                        at = AtTreeNode(node.node, pool, host)
+                        what = pool if pool == "state" else f"{pool} KV"
+                        kv = f"the {what} of node {node.node} on the {tier}"
+                        yield Count(kv, at, _locked(users), _locked(got))
+
+    def _harmless(self, node: TierNode, host: bool, pool: str, got: int) -> bool:
+        """Whether a lock may count nothing on a node: it counts full KV only where the host has it, unless
+        the policy is write_back."""
+        back = self.config.policy == "write_back"
+        return host and pool == "full" and not got and not node.host[pool] and not back
+
+    def sources(self) -> Iterator[Source]:
+        """The slots that transfers and operations of the storage have still to read."""
+        moved = {
+            (job.load, part) for job in self.before.transfers if not job.stale for part in job.parts
+        }
+        for job, part in self.moving(lambda job: not job.copied):
+            yield self._source(job.called, source(job, part), (job.load, part) in moved)
+        read = {(op.job, slot) for op in self.before.operations for slot in host_slots(op.moving)}
+        for op in self.after.operations:
+            if not op.back:
+                continue
+            for slot in host_slots(op.moving):
+                yield self._source(op.called, slot, (op.job, slot) in read)
+
+    def _source(self, transfer: str, slot: Slot, known: bool) -> Source:
+        """Return the source that a transfer has still to read. known: it had it before the command, too."""
+        owners = len(self.owners.get(slot, ()))
+        lost = "it is free" if self.free[slot] else _having(owners)
+        now = held(self.after, slot)
+        before = held(self.before, slot) if known else now
+        return Source(
+            transfer, called(slot), at_slot(slot), before, now, "" if owners == 1 else lost
+        )
+
+    def taken(self) -> Iterator[Failure]:
+        """Yield destinations of transfers that are free, or that somebody else has."""
+        for job, part in self.moving(lambda job: not job.completed):
+            slot = target(job, part)
+            owners = self.owners.get(slot, ())
+            owned = len(owners) + len(self.holders.get(slot, ()))
+            if owned != 1 or self.free[slot]:
+                got = self.had_by(slot)
+                want = f"{called(slot)} is kept for {job.called}"
+                yield failure(want, got, at_slot(slot), AtTransfer(job.job))
+        for operation in self.after.operations:
+            if operation.back:
+                continue
+            for slot in host_slots(operation.moving):
+                nodes = self.owners.get(slot, [])
+                others = self.held_back.get(slot, [])
+                if self.free[slot] or nodes or others != [operation.called]:
+                    names = [*(f"node {node}" for node in nodes), *others]
+                    got = f"{' and '.join(names) or 'nobody'} has it"
+                    if self.free[slot]:
+                        got = "it is free"
+                    want = f"{called(slot)} is kept for {operation.called}"
+                    yield failure(want, got, at_slot(slot), AtTransfer(operation.job))
+
+        yield from self._taken_from_peers()
+
+    def _taken_from_peers(self) -> Iterator[Failure]:
+        """Yield device slots, rows and slots of first tokens that a prefill server has still to write, and
+        that are not kept for that request alone."""
+        for at, request in enumerate(self.after.requests):
+            for pool, own in request.writing.items():
+                for number in own:
+                    slot = False, pool, number
+                    if self.holders.get(slot) != [at] or self.free[slot] or slot in self.owners:
+                        want = f"{called(slot)} is kept for what the prefill server of {request.name} writes"
+                        yield failure(want, self.had_by(slot), at_slot(slot))
+            for what, own_number, free in (
+                ("row", request.row, self.after.free_rows),
+                ("slot of a first token", request.first, self.after.free_first),
+            ):
+                if request.writing and (own_number < 0 or own_number in free):
+                    want = f"{request.name} keeps its {what} while its prefill server writes"
+                    yield failure(want, "it is free", AtCount(request.name, what))
+
+    @remembered
+    def wanted_counts(self) -> Counter[Where]:
+        """The number of users that each node has to count."""
+        return counts(self.after, self.ranges, self.config.pools)
+
+
+def _nodes_on_host(facts: TierFacts) -> int:
+    return sum(any(node.host.values()) for node in facts.nodes)
+
+
+def _locked(times: int) -> str:
+    return f"locked {counted(times, 'time')}"
+
+
+@cache
+def _having(nodes: int) -> str:
+    return f"{counted(nodes, 'node')} {'has' if nodes == 1 else 'have'} it"

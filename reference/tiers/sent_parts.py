@@ -1,0 +1,85 @@
+"""Parts of requests that a prefill server hands in to be sent to a decode server (PD)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from reference.failures import AtCount, Failure, Place, failure
+from reference.tiers.facts import METADATA, TierFacts, TierRequest, TierRequestState, TierSend
+from reference.tiers.slot_owners import SlotOwners
+from reference.tiers.slots import at_slot, called
+
+
+class SentParts(SlotOwners):
+    """The part of a TierStep for what is sent: a `HandsOver` (reference/clauses/handed_over.py)."""
+
+    before: TierFacts
+
+    def needed(self) -> Iterator[TierSend]:
+        """Yield parts that were handed in to be sent and are not read yet."""
+        yield from self.after.sends
+
+    def arrived(self) -> Iterator[TierSend | TierRequest]:
+        """Yield parts that this command handed in, and requests whose last part was handed in."""
+        yield from self._handed_in()
+        for request in self.after.requests:
+            if request.due < 0 or request.state == TierRequestState.SENDS:
+                yield request
+
+    def _handed_in(self) -> list[TierSend]:
+        """Parts that this command handed in."""
+        known = {send.job for send in self.before.sends}
+        return [send for send in self.after.sends if send.job not in known]
+
+    def lost(self) -> Iterator[Failure]:
+        """Yield slots of parts not read yet that are free, or were written."""
+        was = {send.job: send.found for send in self.before.sends}
+        for send in self.after.sends:
+            at_first = was.get(send.job, send.found)
+            for at, slot in enumerate(send.slots):
+                want = f"{_of_send(send, at)} stays as it is until it is read for {send.name}"
+                if self._is_free(send.pool, slot):
+                    yield failure(want, "it is free", _at_sent(send, slot))
+                elif at < len(send.found) and send.found[at] != at_first[at]:
+                    yield failure(want, "it was written", _at_sent(send, slot))
+
+    def _is_free(self, pool: str, slot: int) -> bool:
+        if pool == METADATA:
+            return slot in self.after.free_first
+        return bool(self.free[False, pool, slot])
+
+    def wrongly_sent(self) -> Iterator[Failure]:
+        """Yield parts that hold other KV than that of their place, and requests of which too little or too
+        much was handed in."""
+        for send in self._handed_in():
+            for at, (found, wanted) in enumerate(zip(send.found, send.wanted, strict=True)):
+                if found != wanted:
+                    slot = send.slots[at]
+                    want = f"{_of_send(send, at)} is sent as {_place(send, at)} of {send.name}"
+                    got = "KV of another token" if found else "nothing"
+                    if send.pool == METADATA:
+                        got = "what another request left" if found else "nothing"
+                    yield failure(want, f"it holds {got}", _at_sent(send, slot))
+        for request in self.after.requests:
+            if request.due < 0 or (request.due and request.state == TierRequestState.SENDS):
+                want = f"each page that the decode server of {request.name} expects is handed in once"
+                more = "too few" if request.due > 0 else "too many"
+                got = f"{abs(request.due)} {more}"
+                yield failure(want, got, AtCount(request.name, "pages to send"))
+
+
+def _of_send(send: TierSend, at: int) -> str:
+    """The slot of a part at an index, such as "device full slot 5"."""
+    if send.pool == METADATA:
+        return f"row {send.slots[at]} of metadata"
+    return called((False, send.pool, send.slots[at]))
+
+
+def _place(send: TierSend, at: int) -> str:
+    return METADATA if send.pool == METADATA else f"position {send.position + at}"
+
+
+def _at_sent(send: TierSend, slot: int) -> Place:
+    if send.pool == METADATA:
+        return AtCount(send.name, "row of metadata", slot)
+    return at_slot((False, send.pool, slot))
