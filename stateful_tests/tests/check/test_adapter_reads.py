@@ -76,9 +76,10 @@ ADAPTERS = (
         {
             "testing.py: getattr(sys.modules[module], name)": "no default",
             "facts.py: hasattr(source, name)": "of our classes",
+            "loaded_modules.py: getattr(load(module), name)": "no default; the table has it",
             "v0_5_10_to_14.py: getattr(load(module), name)": "no default; the table has it",
-            "v0_5_10_to_14.py: getattr(req, self.looks)": "no default; the table has it",
-            "v0_5_10_to_14.py: getattr(req, self.chunks)": "no default; the table has it",
+            "release_requests.py: getattr(req, self.looks)": "no default; the table has it",
+            "release_requests.py: getattr(req, self.chunks)": "no default; the table has it",
             "v0_5_10_to_14.py: getattr(self.common, self.checkpoints)": "no default; the table has it",
             "v0_5_22_to_23.py: getattr(self.common, self.checkpoints)": "no default; the table has it",
             "v0_5_22_to_23.py: hasattr(rows, 'mamba_allocator')": "whether it is the class of the table",
