@@ -1,0 +1,152 @@
+"""The parts of one release's engine in this process: scheduler, model runner, drafter, connector."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from impl.adapter import UnusableImplementation
+from impl.loading.isolation import loaded
+from impl.loading.renamed import alias, name_of
+from impl.self_scheduling.request_sources import RequestSources
+from impl.vllm.api import renamed_in, uses
+from impl.vllm.bare_connectors import worker_of
+from impl.vllm.bare_scheduler import pool_of
+from impl.vllm.copied import PROPOSER, SPECULATOR
+from impl.vllm.drafter import Drafter, DrafterV1, DrafterV2
+from impl.vllm.engine import Stamps, start
+from impl.vllm.images import text_of
+from impl.vllm.modules import RUNNER, install, runner_methods
+from impl.vllm.runner import ModelRunner, ModelRunnerV1, Ran
+from impl.vllm.sources import reset_caches
+from reference.blocks.config import EngineConfig
+from reference.blocks.facts import Lane, Output
+
+
+class EngineParts:
+    """One release under `root`, and the engine of the present run.
+
+    overlap: its asynchronous scheduler, with two steps in flight.
+    v2: model runner V2.
+    offloads: with its OffloadingConnector.
+    encodes: prompts have images.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        overlap: bool = False,
+        v2: bool = False,
+        offloads: bool = False,
+        encodes: bool = False,
+    ) -> None:
+        self._load(root, offloads, encodes)
+        names = renamed_in(root)
+        for name in names:
+            for module in dict.fromkeys(module for module, use in uses() if name_of(use) == name):
+                alias(importlib.import_module(module), name, names)
+        self.root = root
+        self.drafter_root = root
+        self.overlap = overlap
+        self.v2 = v2
+        self._methods = {} if v2 else runner_methods(root, names, encodes)
+        runner = (root / RUNNER).read_text(encoding="utf-8")
+        engine = (root / "vllm/v1/engine/__init__.py").read_text(encoding="utf-8")
+        # since 0.14 the engine calls no two requests alike
+        self._renames = "external_req_id" in engine
+        self._spec_overlap = "def _get_valid_sampled_token_count" in runner
+        request = importlib.import_module("vllm.v1.request")
+        self._statuses = request.RequestStatus
+        self._resumable = "resumable" in inspect.signature(request.Request.__init__).parameters
+        self._outputs = importlib.import_module("vllm.v1.outputs")
+        self._utils = importlib.import_module("vllm.v1.core.kv_cache_utils")
+        self._offloads = offloads
+        self._encodes = encodes
+        self._reset_caches = reset_caches(root)
+
+    def _load(self, root: Path, offloads: bool, encodes: bool) -> None:
+        install(root, offloads=offloads, encodes=encodes)
+
+    def reset(self, geometry: EngineConfig) -> None:
+        """Start an engine of these sizes."""
+        if geometry.connects and not self._offloads:
+            raise UnusableImplementation(
+                "host_chunks, peer: driven without a connector; +offload has one"
+            )
+        if geometry.encodes and not self._encodes:
+            raise UnusableImplementation("image: driven without an encoder; +images has one")
+        if self.v2 and geometry.peer and geometry.sync_loads and not geometry.fail_requests:
+            raise UnusableImplementation(
+                "fail_requests: model runner V2 does not go back behind a load that has failed (#49250)"
+            )
+        if self.overlap and geometry.drafts and not self._spec_overlap:
+            raise UnusableImplementation("this vLLM's asynchronous scheduler takes no drafts")
+        self.config = config = geometry
+        self._stamps = Stamps()
+        self.sources = RequestSources()
+        self.scheduler, self._request = self._start(config)
+        self.runner = self._worker(config)
+        self.runner.origin_of = self.sources.origin_of
+        self.runner.drafter = self._drafter(config)
+        self._mover = self._move()
+        self._in_flight: deque[tuple[Any, Ran, Any]] = deque()
+        self._ids: dict[str, str] = {}  # of a request's name: what the engine calls it
+        self._names: dict[str, str] = {}
+        self._ended: set[str] = set()
+        # a schedule waits for the results that end its step of the engine core
+        self._in_step = False
+        self._sent = 0
+        self._lanes: tuple[Lane, ...] = ()
+        self._copies: tuple[tuple[int, int], ...] = ()
+        self._given: tuple[Output, ...] = ()
+        self._reset_done = False
+        loaded("impl/vllm/modules.py")
+
+    def _start(self, config: EngineConfig) -> tuple[Any, Callable[..., Any]]:
+        return start(self.root, config, self.overlap, self._stamps, self.v2, self.sources.of)
+
+    def _move(self) -> Any:
+        """Make the worker's side of the connector."""
+
+        def written(request: Any) -> list[int]:
+            return self.sources.stamps_of(text_of(request), request.request_id)
+
+        return worker_of(self.scheduler, self.runner.memory, self.config, 0, written)
+
+    def _worker(self, config: EngineConfig) -> ModelRunner:
+        if not self.v2 and not config.recurrent:
+            return ModelRunnerV1(config, self.overlap, self._methods)
+        if not self.v2:
+            from impl.vllm.states import StateRunnerV1
+
+            return StateRunnerV1(config, self.overlap, self._methods, pool_of(config))
+        if config.recurrent:
+            from impl.vllm.states_v2 import StateRunnerV2
+
+            return StateRunnerV2(config, self.overlap, pool_of(config))
+
+        from impl.vllm.runner_v2 import ModelRunnerV2
+
+        return ModelRunnerV2(config, self.overlap, pool_of(config))
+
+    def _drafter(self, config: EngineConfig) -> Drafter | None:
+        """Make the layers of a drafter, where a group has them and the release's files are there. A peer has
+        none."""
+        if config.draft_group is None or config.peer:
+            return None
+        if not self.v2:
+            there = (self.drafter_root / PROPOSER).is_file()
+            return DrafterV1(config, self.runner, self.drafter_root) if there else None
+        if not (self.drafter_root / SPECULATOR).is_file():
+            return None
+        from impl.vllm.runner_v2 import input_buffers
+
+        return DrafterV2(config, self.runner, self.drafter_root, input_buffers(config))
+
+    def _due(self) -> bool:
+        """Whether the engine core takes results now."""
+        return self._in_step or bool(self._in_flight and not self.scheduler.has_requests())
