@@ -13,15 +13,15 @@ from typing import Any
 
 from reference.clauses import (
     contents, freed, lengths, lifecycle, memory_checks, outcomes, pages, states, tree, tree_evictions,
-    tree_locks, window,
+    tree_inserts, tree_locks, window,
 )  # fmt: skip
 from reference.clauses.base import REGISTERED, Clause, by_cause, in_order
 from reference.clauses.step import Step
 
 __all__ = ["CLAUSES", "Clause", "about", "broken", "broken_off", "by_cause"]
 _MODULES = (
-    outcomes, memory_checks, lengths, lifecycle, tree, tree_locks, tree_evictions, freed, pages, window,
-    states, contents,
+    outcomes, memory_checks, lengths, lifecycle, tree, tree_inserts, tree_locks, tree_evictions, freed, pages,
+    window, states, contents,
 )  # fmt: skip
 CLAUSES = in_order(REGISTERED, _MODULES)
 
