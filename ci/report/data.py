@@ -21,7 +21,7 @@ from reference.every_clause import EVERY_CLAUSE
 from reference.commands import Mode
 from reference.kinds import kind_of_config
 from stateful_tests.check.trees.changes import Changes
-from stateful_tests.check.finder import cause_order
+from stateful_tests.check.finding_order import cause_order
 from stateful_tests.lockstep.endings import Ending
 from stateful_tests.lockstep.known_faults import KnownFault
 from stateful_tests.lockstep.lockstep import mostly_refused, rejected_turns, unstated_refusals

@@ -35,48 +35,48 @@ from reference.token_ids import tree_key
     scope=f"{WITH_TREE} Inserts that were carried out. Not of systems whose tree picks what it takes.",
     of=(Insert, Finish, Extend),
     needs=("tree",),
-    trigger=lambda s: s.after.tree is not None and any(True for _ in _insertions(s)),
+    trigger=lambda s: s.after.tree is not None and any(True for _ in _inserted_keys(s)),
 )
 def _inserted_found(step: Step) -> Failure | None:
     if step.after.tree is None or step.tree_policy_is_free:
         return None
     window = step.config.geometry.window
-    for insertion in _insertions(step):
-        tombstones = _tombstones_left(step, insertion)
-        if insertion.goes_on and window is not None:
-            begin = len(insertion.key) - window
+    for inserted in _inserted_keys(step):
+        tombstones = _tombstones_left(step, inserted)
+        if inserted.goes_on and window is not None:
+            begin = len(inserted.key) - window
             if any(end > begin for end in tombstones):
                 continue  # it could not match all of its key again
-        wrong = _missing_page(step, insertion, tombstones) or _missing_state(step, insertion)
+        wrong = _missing_page(step, inserted, tombstones) or _missing_state(step, inserted)
         if wrong is not None:
             return wrong
     return None
 
 
-def _tombstones_left(step: Step, insertion: Insertion) -> set[int]:
+def _tombstones_left(step: Step, inserted: InsertedKey) -> set[int]:
     """Return the ends of the pages of a key that may be tombstones, for want of SWA KV or as somebody reads
     through them."""
     assert step.after.tree is not None
     pages = step.after.tree.pages
-    key = insertion.key
+    key = inserted.key
     others = [lock.key for lock in step.locked_before.values()]
-    others += [lock.key for name, lock in step.locks.items() if name != insertion.holder]
+    others += [lock.key for name, lock in step.locks.items() if name != inserted.holder]
     return {
         end
         for end in page_ends(len(key), step.config.geometry.page_size)
         if not pages.get(key[:end], (None, False))[1]
-        and (end <= insertion.brought or any(other[:end] == key[:end] for other in others))
+        and (end <= inserted.brought or any(other[:end] == key[:end] for other in others))
     }
 
 
-def _missing_page(step: Step, insertion: Insertion, tombstones: set[int]) -> Failure | None:
+def _missing_page(step: Step, inserted: InsertedKey, tombstones: set[int]) -> Failure | None:
     """Return the failure of the first page of a key that is not in the tree, or is a tombstone for no reason.
     A page that was there may be evicted on the way: TREE-11."""
     assert step.before.tree is not None and step.after.tree is not None
     known = step.before.tree.pages
     pages = step.after.tree.pages
     geometry = step.config.geometry
-    key = insertion.key
+    key = inserted.key
     for end in page_ends(len(key), geometry.page_size):
         page = pages.get(key[:end])
         evicted = key[:end] in known and lost(step)
@@ -93,11 +93,11 @@ def _missing_page(step: Step, insertion: Insertion, tombstones: set[int]) -> Fai
     return None
 
 
-def _missing_state(step: Step, insertion: Insertion) -> Failure | None:
+def _missing_state(step: Step, inserted: InsertedKey) -> Failure | None:
     """Return the failure where the node at the end of a new key lacks a state, on a recurrent model."""
     assert step.after.tree is not None
-    key = insertion.key
-    before = step.locked_before.get(insertion.holder)
+    key = inserted.key
+    before = step.locked_before.get(inserted.holder)
     new = key and (before is None or len(before.key) < len(key))
     if not step.config.geometry.states or not new or lost_states(step):
         return None
@@ -109,7 +109,7 @@ def _missing_state(step: Step, insertion: Insertion) -> Failure | None:
     )
 
 
-class Insertion(NamedTuple):
+class InsertedKey(NamedTuple):
     """Whole pages that a holder of a lock, or a request, inserts into the tree.
 
     key: their tokens.
@@ -123,7 +123,7 @@ class Insertion(NamedTuple):
     goes_on: bool
 
 
-def _insertions(step: Step) -> Iterator[Insertion]:
+def _inserted_keys(step: Step) -> Iterator[InsertedKey]:
     """Yield what the command inserts into the tree."""
     size = step.config.geometry.page_size
     bigram = step.config.geometry.bigram
@@ -132,13 +132,13 @@ def _insertions(step: Step) -> Iterator[Insertion]:
         return
     if isinstance(command, Insert):
         key = _whole(key_of(command.prompt, bigram), size)
-        yield Insertion(command.holder, key, ceil_page(command.evicted, size), command.chunked)
+        yield InsertedKey(command.holder, key, ceil_page(command.evicted, size), command.chunked)
     elif isinstance(command, Finish) and (was := step.acted) is not None and was.session is None:
         assert was.cursors is not None
         if _brings_state(step, was, command):
             least, most = _finished_keys(step, was, command)
             key = most if step.config.geometry.states else least
-            yield Insertion(was.holder, key, was.cursors.swa_evicted_seqlen, False)
+            yield InsertedKey(was.holder, key, was.cursors.swa_evicted_seqlen, False)
     else:
         for name, (committed, _) in step.progress.items():
             was = step.was.request(name)
@@ -148,7 +148,7 @@ def _insertions(step: Step) -> Iterator[Insertion]:
             if not later and was.phase is not Phase.RUNNING:
                 text = text_tokens(was.text, was.cursors.kv_committed_len + committed)
                 key = _whole(tree_key(text, bigram), size)
-                yield Insertion(was.holder, key, step.frontier(name), True)
+                yield InsertedKey(was.holder, key, step.frontier(name), True)
 
 
 def _finished_keys(step: Step, was: Request, command: Finish) -> list[Key]:
@@ -232,7 +232,7 @@ def _seen_by_the_client(step: Step) -> Failure | None:
         isinstance(s.command, Finish)
         and s.after.tree is not None
         and "swa" in s.after.pools
-        and any(each.brought > 0 and each.key for each in _insertions(s))
+        and any(each.brought > 0 and each.key for each in _inserted_keys(s))
     ),
 )
 def _resumable(step: Step) -> Failure | None:

@@ -14,9 +14,9 @@ from ci.report import render, render_check
 from ci.report.page import page
 from impl.adapter import UnusableImplementation
 from reference.commands import Mode
-from stateful_tests.check import campaign, finder, tiers
+from stateful_tests.check import campaign, caught, finder, tiers
 from stateful_tests.check.trees.changes import Changes
-from stateful_tests.check.finder import FLAKY, NOT_REPLAYED
+from stateful_tests.check.caught import FLAKY, NOT_REPLAYED
 from stateful_tests.lockstep.lockstep import replay
 from stateful_tests.shrink import minimise
 from stateful_tests.tests.adapters import bad_adapters
@@ -260,7 +260,8 @@ def test_a_report_names_commands_to_which_no_replay_came(cut, monkeypatch):
         patch.setattr(finder.Finder, "_smallest", lambda _, trace, *__: trace)
         patch.setattr(finder.Finder, "_prefer_faithful", lambda *_: None)
         patch.setattr(finder, "replay", replayed)
-        patch.setattr(finder, "with_calls", with_calls)
+        patch.setattr(caught, "replay", replayed)
+        patch.setattr(caught, "with_calls", with_calls)
         result = campaign.run(system, plan)
     changed = Changes("HEAD", frozenset(), {("a.py", "f"): 1}, ())
     data = check_data(result, plan, capabilities=system.capabilities, changed=changed)

@@ -11,7 +11,8 @@ from reference.every_clause import EVERY_CLAUSE
 from reference.failures import Failure
 from reference.geometry import preset
 from stateful_tests.check import finder
-from stateful_tests.check.finder import WRONG_KV, Finder
+from stateful_tests.check.finder import Finder
+from stateful_tests.check.finding_order import WRONG_KV
 from stateful_tests.lockstep.check_results import Finding
 from stateful_tests.lockstep.results import Run, Trace, Violation
 
