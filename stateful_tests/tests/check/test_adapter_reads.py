@@ -184,8 +184,8 @@ ADAPTERS = (
         },
         {
             "driver.py: getattr(owner, method)": "no default; the table has both",
-            "driver.py: getattr(copies, f'kv_{which}_plan')": "no default; the table has them",
-            "driver.py: getattr(copies, f'state_{which}_plan')": "no default; the table has them",
+            "model_agent.py: getattr(copies, f'kv_{which}_plan')": "no default; the table has them",
+            "model_agent.py: getattr(copies, f'state_{which}_plan')": "no default; the table has them",
             "loading.py: hasattr(module, 'time')": "which modules have the clock",
         },
     ),

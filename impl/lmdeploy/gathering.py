@@ -1,0 +1,117 @@
+"""Facts of LMDeploy's engine: its blocks, the slots of its states, its trie and its requests."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from impl.lmdeploy.model_agent import ModelAgent
+from reference.blocks.facts import BlockFacts, Published, RequestFact, chained
+
+
+class EngineFacts(ModelAgent):
+    """The part of a driver that reads the engine's objects after a command."""
+
+    new_weights: bool
+    _dispatched_next: bool  # whether the loop waits for the oldest output
+    _listens: bool  # whether the loop gives clients a turn before it goes on
+    _released: list[str]  # requests that gave all their blocks back
+
+    @property
+    def _heard(self) -> bool:
+        """Whether clients can act: while the loop waits for an output, or for work."""
+        return self._listens or not self._flights
+
+    def view(self) -> BlockFacts:
+        """Return the facts of the engine after the last command."""
+        allocator = self.scheduler.block_manager.allocator
+        of = allocator._log_mem.phy_map.tolist()
+        pool = allocator._gpu_allocator
+        states = self._states
+        slots = self.scheduler.state_manager
+        published, copied = self._cached(of)
+        cached = [each.block for each in published]
+        requests = {}
+        kept = list(copied)
+        for sequence in self.scheduler.seq_manager.get_all_sequences():
+            row = [of[block] for block in sequence.logical_blocks.get_real_blocks().tolist()]
+            state = states.table(sequence.logical_state)
+            if (name := self._names.get(sequence.session_id)) is None:
+                kept += (*row, *state)
+            else:
+                requests[name] = self._request(sequence, row, state)
+        refs = [0] * (self.config.blocks + 1)
+        blocks = allocator._num_blocks
+        unused = allocator._free_blocks.tolist()[blocks - allocator._free_count :]
+        for block in {*range(blocks)} - {*unused}:
+            refs[of[block]] += int(allocator._log_mem.ref_count[block])
+        for slot in (*slots._runtime_states, *slots._checkpoint_states):
+            refs[states.blocks + slot] += 1
+        for block in cached:
+            refs[block] -= block not in copied
+        free = _free(pool._free_blocks, pool._free_count)
+        free += [
+            states.blocks + each
+            for each in _free(slots.allocator._free_states, slots.get_num_free())
+        ]
+        free += [block for block in cached if not refs[block]]  # evicted when blocks run out
+        ours = {*self._names, *self._ending}
+        return self.facts(
+            refs=refs,
+            states=states.memory,
+            published=published,
+            free=tuple(free),
+            mapped={block: cached.count(block) for block in cached},
+            requests=requests,
+            leftovers=tuple(
+                f"session {each}" for each in self.scheduler.sessions if each not in ours
+            ),
+            steps_in_flight=len(self._flights),
+            results_due=self._dispatched_next,
+            kept=tuple(kept),
+            merges=True,
+            unheard=not self._heard,
+            released=tuple(self._released),
+            reset=self.new_weights,
+        )
+
+    def _cached(self, of: list[int]) -> tuple[list[Published], list[int]]:
+        """Return what the trie names, and the blocks of checkpoints that batches in flight copy."""
+        published: list[Published] = []
+        copied: list[int] = []
+        roots = [(root, self._origin(root)) for root in self.scheduler.block_trie._roots.values()]
+        waiting = [(root, [origin], origin) for root, origin in roots]
+        while waiting:
+            node, stamps, origin = waiting.pop()
+            if node.parent is not None:
+                published.append(Published(of[int(node.block_id)], 0, tuple(stamps)))
+            if node.state_checkpoint is not None:
+                published += self._states.published(node.state_checkpoint, of, origin)
+                copied += self._states.in_flight(node.state_checkpoint, of)
+            for child in node.children.values():
+                made = chained(child.token_ids.tolist(), stamps[-1])
+                waiting.append((child, made, origin))
+        return published, copied
+
+    def _origin(self, root: Any) -> int:
+        """Return the origin of the texts below a root of the trie, of which each adapter has one."""
+        return self.sources.loaded.source(root.adapter_name or "", "").origin
+
+    def _request(self, sequence: Any, row: list[int], state: tuple[int, ...]) -> RequestFact:
+        """Return the fact of a request. Its own count is made at outputs: what batches in flight have
+        computed is added."""
+        status = sequence.status.name
+        computed = sequence.num_history_ids
+        if status in ("READY", "RUNNING"):
+            status = "RUNNING"
+            if any(sequence in batch for batch, *_ in self._flights):
+                computed = max(computed, self._past[sequence.session_id])
+        elif sequence.session_id in self._past:
+            status = "PAUSED" if row else "PREEMPTED"
+        table = (0,) * (sequence.num_ignored_history // self.block_size) + tuple(row)
+        tables = (table, state)[: len(self.config.groups)]
+        return RequestFact(status, tuple(sequence.all_ids.tolist()), computed, tables)
+
+
+def _free(items: Any, count: int) -> list[int]:
+    """Return the free ones of an allocator, which are the last `count` of its items."""
+    return list(items[len(items) - count :].tolist())

@@ -1,0 +1,161 @@
+"""The worker of LMDeploy (model_agent), and the clients that get its outputs."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Coroutine, Iterator
+from itertools import repeat
+from typing import Any
+
+import torch
+
+from impl.adapter import Misfit
+from impl.lmdeploy.states import CheckpointedStates
+from impl.process.failures import SystemFailed
+from impl.self_scheduling.driver import SelfSchedulingDriver
+from impl.self_scheduling.request_sources import RequestSources
+from impl.stand_ins import Values
+from reference.blocks.commands import STOP_TOKEN
+from reference.blocks.config import EngineConfig
+from reference.blocks.facts import Lane, chained
+
+# What a model gives out beside tokens, and nobody asks for.
+_NOT_ASKED = dict.fromkeys(
+    ("all_routed_experts", "ce_loss", "kv_connector_output", "logits", "logprobs", "model_metas")
+)
+
+
+class ModelAgent(SelfSchedulingDriver):
+    """The part of a driver that runs the batches that are made, and delivers their outputs.
+
+    scheduler: the release's. sources: the sources of KV of requests.
+    """
+
+    config: EngineConfig
+    scheduler: Any
+    sources: RequestSources
+    _states: CheckpointedStates
+    _rows: list[Any]  # of the worker's batch (step_inputs.py), as `_prefilled` makes them
+    _flights: deque[tuple[Any, Any, Any]]  # requests, what was made for them, output
+    _names: dict[int, str]  # of sessions that clients have not ended
+    _past: dict[int, int]  # of sessions that ran: positions that the worker has computed
+    _ending: list[int]  # sessions that have finished, which clients end next
+
+    def _send(self, next_inputs: Coroutine[Any, Any, Any]) -> None:
+        """Have the worker run the batch that is made, if one is."""
+        made, running = ran(next_inputs)
+        if made is not None:
+            copies = made["cache_inputs"]
+            self._copy(copies, "restore")
+            output = self._forward(made["inputs"], made["delta"], running)
+            self._copy(copies, "save")
+            self._flights.append((running, made, output))
+
+    def _copy(self, copies: Any, which: str) -> None:
+        """Copy checkpoints: those to restore before the forward pass, those to save after it."""
+        if copies is None:
+            return
+        blocks = getattr(copies, f"kv_{which}_plan")
+        if blocks is not None:
+            for source, target in blocks.T.tolist():
+                _, slots = self.memory.get(source, (0, [0] * self.block_size))
+                self.memory[target] = 0, list(slots)
+        self._states.copy(getattr(copies, f"state_{which}_plan"))
+
+    def _forward(self, inputs: Any, delta: Any, running: list[Any]) -> Any:
+        """Run a batch: a stamp in each slot, a token for each request whose prompt is done."""
+        if delta is not None and delta.indice_cpu is not None:
+            self._rows = [self._rows[at] for at in delta.indice_cpu]
+        samples = inputs is None or not inputs.is_chunk or bool(inputs.is_last_chunk)
+        batch = [(row, [row.token]) for row in self._rows]
+        source = delta
+        if inputs is not None:
+            batch = list(_prefilled(inputs, running, self.sources))
+            source = inputs
+            self._rows += [row for row, _ in batch] if samples else []
+        if [row.seq for row, _ in batch] != running:
+            raise SystemFailed("the worker has another batch than the engine")
+        tokens = []
+        stopped = []
+        ignored = source.num_ignored_history.tolist()
+        tables = source.block_offsets.tolist()
+        for (row, given), skipped, table in zip(batch, ignored, tables):
+            table = [0] * (skipped // self.block_size) + table
+            tokens.append(self._run(row, given, table, samples))
+            row.left -= samples
+            stopped.append(samples and (row.left <= 0 or row.token == STOP_TOKEN))
+        if inputs is None:
+            delta.seq_length = torch.ones(len(batch), dtype=torch.long)
+            delta.is_decoding = True
+        return Values(
+            next_token_ids=torch.tensor(tokens),
+            stopped=torch.tensor(stopped),
+            new_token_timestamp=0,
+            stop_pos=torch.zeros(len(batch), dtype=torch.long),
+            **_NOT_ASKED,
+        )
+
+    def _run(self, row: Any, tokens: list[int], table: list[int], samples: bool) -> int:
+        """Compute the tokens of one request, note its lane, and return what the model says next."""
+        start = row.past
+        stamps = chained(tokens, row.stamp)
+        for position, stamp in enumerate(stamps, start):
+            at, offset = divmod(position, self.block_size)
+            if at < len(table):
+                self.write(table[at], offset, stamp)
+        origin = self.sources.origin_of(row.seq.session_id)
+        states = self._states.fold(row.slot, start, tokens, origin)
+        name = self._names.get(row.seq.session_id, "")
+        row.past = start + len(tokens)
+        row.stamp = stamps[-1]
+        row.token = self.sample(name, row.stamp)
+        self._past[row.seq.session_id] = row.past
+        if name:
+            sampled = (row.token,) if samples else ()
+            held = tuple(table[: -(-row.past // self.block_size)])
+            tables = (held, self._states.table(row.slot))[: len(self.config.groups)]
+            self.lanes.append(Lane(name, start, tuple(tokens), 0, sampled, tables, states))
+        return int(row.token)
+
+    def _deliver(self, outputs: dict[int, Any]) -> None:
+        """Give outputs to the clients, by session."""
+        for session, output in outputs.items():
+            tokens = output.token_ids.tolist()
+            output.resp.data = {"token_ids": tokens}
+            self.deliver(self._names[session], tokens, output.finish)
+            if output.finish:
+                self._ending.append(session)
+                del self._names[session]
+
+
+def _prefilled(
+    inputs: Any, running: list[Any], sources: RequestSources
+) -> Iterator[tuple[Any, list[int]]]:
+    """Yield a row for each request of a prefill, and its inputs.
+
+    past: positions that have KV. stamp: that of the last. token: what was sampled behind it. left: how many
+    more tokens it may have. slot: that of its state.
+    """
+    given = inputs.input_ids[0].split(inputs.seq_length.tolist())
+    slots = inputs.state_offsets.tolist() if inputs.state_offsets is not None else repeat(-1)
+    for sequence, past, tokens, slot in zip(running, inputs.history_lengths.tolist(), given, slots):
+        origin = sources.origin_of(sequence.session_id)
+        stamp = [origin, *chained(sequence.all_ids[:past].tolist(), origin)][-1]
+        left = sequence.sampling_param.max_new_tokens - sequence.num_new_tokens
+        yield (
+            Values(seq=sequence, past=past, stamp=stamp, token=0, left=left, slot=slot),
+            tokens.tolist(),
+        )
+
+
+async def sent(_: Any) -> None:
+    """Take a batch for the worker, which runs it once it is made."""
+
+
+def ran(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    """Return the result of a coroutine that waits for nothing."""
+    try:
+        coroutine.send(None)
+    except StopIteration as end:
+        return end.value
+    raise Misfit("the maker of batches waits for something that is not played")
