@@ -13,7 +13,7 @@ from pathlib import PurePath
 from ci.documents.bug_search import MESSAGES
 from impl.adapter import UnusableImplementation
 from impl.system_spec import SystemSpec, release_name
-from stateful_tests.lockstep import lockstep
+from stateful_tests.lockstep import replays
 from stateful_tests.lockstep.known_faults import (
     FOLDER,
     KnownFault,
@@ -37,7 +37,7 @@ def message(trace: str, release: str) -> str:
     name = release_name(SystemSpec.parse(_folder(trace)).engine, release, ways_of(trace))
     try:
         with closing(resolve(name)) as system:
-            violation = lockstep.replay(system, load(FOLDER / trace)).violation
+            violation = replays.replay(system, load(FOLDER / trace)).violation
     except UnusableImplementation:
         return ""
     if violation is None:

@@ -29,7 +29,8 @@ from stateful_tests.generate.next_command import propose
 from stateful_tests.generate.run_profile import MACHINES, draw_profile
 from stateful_tests.lockstep import systems as registry
 from stateful_tests.lockstep.abstraction import facts_of
-from stateful_tests.lockstep.lockstep import Lockstep, new_tallies
+from stateful_tests.lockstep.kinds import new_tallies
+from stateful_tests.lockstep.lockstep import Lockstep
 
 STEPS = 50
 Run = tuple[Geometry, list[Command]]

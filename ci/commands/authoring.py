@@ -85,12 +85,12 @@ def shrink(
     from ci.report import data as report
     from ci.report import render_run
     from stateful_tests.check import fixtures as authoring
-    from stateful_tests.lockstep import lockstep
+    from stateful_tests.lockstep import replays
 
     selector = selector.of(trace)
     with ExitStack() as opened, unusable(f"{file}: ", authoring.NotPossible):
         system = opened.enter_context(closing(selector.resolve()))
-        before = lockstep.replay(system, trace)
+        before = replays.replay(system, trace)
         if before.violation is None:
             why = "there is nothing to shrink; try another --impl"
             raise Unusable(f"{file}: conforms on {system.name}: {why}")

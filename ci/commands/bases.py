@@ -157,7 +157,7 @@ def _load(system: AnySystem) -> None:
     """Start a system once, to see that it loads. One that breaks then is a base that shows it."""
     from impl.process.failures import SystemFailed
     from stateful_tests.check.tiers import sizes_for
-    from stateful_tests.lockstep.lockstep import lockstep_of
+    from stateful_tests.lockstep.kinds import lockstep_of
 
     kind = system.capabilities.system_kind
     smallest, *_ = lockstep_of(kind).presets_for(system.capabilities)

@@ -138,12 +138,12 @@ def _story(file: str, trace: Trace, selector: SystemSelector, titles: Titles) ->
     from ci.documents.findings import known_bugs
     from ci.export import bug_report
     from ci.report import data as report
-    from stateful_tests.lockstep import lockstep
+    from stateful_tests.lockstep import replays
     from stateful_tests.traces import files as traces
 
     with ExitStack() as opened, unusable(f"{file}: "):
         system = opened.enter_context(closing(selector.resolve()))
-        run = lockstep.replay(system, trace)
+        run = replays.replay(system, trace)
         known = KnownFaults(selector, system, opened).of(run)
     if run.violation is None:
         raise Unusable(
@@ -273,7 +273,7 @@ def _faults_of(file: str) -> list[KnownFault]:
 def _faults_shown(file: str, trace: Trace, selector: SystemSelector) -> list[KnownFault]:
     """Return the known faults that list `file` among their traces; for any other trace, the known fault that
     a replay shows."""
-    from stateful_tests.lockstep.lockstep import replay
+    from stateful_tests.lockstep.replays import replay
 
     listed = _faults_of(file)
     if listed:

@@ -146,11 +146,11 @@ def _undriven(impl: str, why: Exception) -> Data:
 def _replay(impl: str, system: AnySystem, path: str, trace: Trace) -> Data:
     from ci.report import data as report
     from stateful_tests.check.known_faults.explanation import known_fault
-    from stateful_tests.lockstep import lockstep
+    from stateful_tests.lockstep import replays
 
     try:
         with unusable():
-            run = lockstep.replay(system, trace)
+            run = replays.replay(system, trace)
             shown = report.replay_data(path, run, known=known_fault(system, run))
     except Unusable as error:
         return _undriven(impl, error)

@@ -127,7 +127,8 @@ def replay(
 
     from ci.report import data as report
     from ci.report import page, render_run
-    from stateful_tests.lockstep import lockstep
+    from stateful_tests.lockstep.replays import replay as run_trace
+    from stateful_tests.lockstep.replays import with_calls
 
     replays: list[Data] = []
     with ExitStack() as opened:
@@ -140,7 +141,7 @@ def replay(
         known = bases.KnownFaults(selector, system, opened, before)
         for path, trace in loaded:
             with unusable(f"{path}: "):
-                run = lockstep.with_calls(system, lockstep.replay(system, trace))
+                run = with_calls(system, run_trace(system, trace))
                 fault = known.of(run)
             replays.append(report.replay_data(path, run, before, fault))
             replays[-1]["replay"] = replay_command(path, selector.options)

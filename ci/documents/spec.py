@@ -36,7 +36,7 @@ from reference.rules.sessions import TURNS
 from stateful_tests.generate.scope import Scope
 from stateful_tests.coverage.situations import kind_name
 from stateful_tests.explore import lifecycle as lives
-from stateful_tests.lockstep import lockstep, pictures
+from stateful_tests.lockstep import kinds, pictures, replays
 from stateful_tests.lockstep.reference_system import ReferenceSystem
 from stateful_tests.lockstep.results import Trace
 from stateful_tests.prove import window_theorem
@@ -156,10 +156,10 @@ def collect() -> Data:
 
 def _own_clauses(kind: Kind) -> list[Clause]:
     """The clauses that no other kind of system has, by number; of pairs those on what is handed over, too."""
-    others = [lockstep.lockstep_of(other).clauses for other in KINDS.values() if other is not kind]
+    others = [kinds.lockstep_of(other).clauses for other in KINDS.values() if other is not kind]
     own = [
         clause
-        for name, clause in lockstep.lockstep_of(kind).clauses.items()
+        for name, clause in kinds.lockstep_of(kind).clauses.items()
         if not any(name in clauses for clauses in others)
         or (kind is PAIRS and name in HANDED_OVER)
     ]
@@ -274,7 +274,7 @@ def _modes(bug: Bug) -> str:
 
 def _steps(trace: Trace) -> list[Data]:
     """The worked example, command by command: cursors after, what is freed, the row as a picture."""
-    freed = [row.freed for row in lockstep.replay(ReferenceSystem(), trace).rows]
+    freed = [row.freed for row in replays.replay(ReferenceSystem(), trace).rows]
     state = model.initial(trace.sizes(Geometry), trace.mode)
     steps = list[Data]()
     target = None

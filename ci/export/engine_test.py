@@ -34,7 +34,7 @@ from reference.blocks.facts import Lane, chain
 from reference.blocks.request_texts import LaneNote
 from reference.commands import Abort, Done, kind_name
 from reference.sources import LoadedWeights
-from stateful_tests.lockstep.lockstep import replay
+from stateful_tests.lockstep.replays import replay
 from stateful_tests.lockstep.moments import EngineMoment
 from stateful_tests.lockstep.results import Row, Run, Trace
 from stateful_tests.traces.notation import format_command

@@ -31,7 +31,7 @@ from impl.adapter import UnusableImplementation
 from impl.process.worker import end_with_parent
 from stateful_tests.check.campaign import first_violation
 from stateful_tests.check.tiers import Plan
-from stateful_tests.lockstep.lockstep import replay
+from stateful_tests.lockstep.replays import replay
 from stateful_tests.lockstep.results import Trace
 from stateful_tests.lockstep.systems import resolve
 from ci.mutants.operators import Mutant, files, mutants_of

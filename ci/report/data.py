@@ -24,7 +24,7 @@ from stateful_tests.check.trees.changes import Changes
 from stateful_tests.check.finding_order import cause_order
 from stateful_tests.lockstep.endings import Ending
 from stateful_tests.lockstep.known_faults import KnownFault
-from stateful_tests.lockstep.lockstep import mostly_refused, rejected_turns, unstated_refusals
+from stateful_tests.lockstep.replays import mostly_refused, rejected_turns, unstated_refusals
 from stateful_tests.lockstep.check_results import Finding
 from stateful_tests.lockstep.results import Run, Trace
 from stateful_tests.shrink.minimise import violated

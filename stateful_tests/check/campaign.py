@@ -29,7 +29,7 @@ from stateful_tests.check.known_faults.lookup import Lookup
 from stateful_tests.check.known_faults.masks import Mask
 from stateful_tests.check.tiers import CORPUS, Plan, for_system
 from stateful_tests.check.turns import batches, configurations, planned
-from stateful_tests.lockstep.lockstep import new_tallies
+from stateful_tests.lockstep.kinds import new_tallies
 from stateful_tests.lockstep.check_results import CheckResult, MachineResult, add_tallies
 from stateful_tests.lockstep.results import Run, Violation
 

@@ -13,7 +13,7 @@ from reference.commands import Broken, Mode
 from stateful_tests.check.known_faults.causes import Needs
 from stateful_tests.check.known_faults.masks import Compared, Mask, Standing, beside
 from stateful_tests.lockstep.check_results import Finding
-from stateful_tests.lockstep.lockstep import replay, with_calls
+from stateful_tests.lockstep.replays import replay, with_calls
 from stateful_tests.lockstep.results import Row, Run, Trace, Violation
 
 NOT_REPLAYED = "no replay came to this command"

@@ -16,7 +16,8 @@ from stateful_tests.check.corpus import FIXTURE, CorpusLine
 from stateful_tests.check.driving import Configuration, Declined, Driven, lines_of
 from stateful_tests.check.tiers import CORPUS, Plan
 from stateful_tests.generate.run_profile import MACHINES
-from stateful_tests.lockstep.lockstep import check_fits, check_offered
+from stateful_tests.lockstep.kinds import check_fits
+from stateful_tests.lockstep.lockstep import check_offered
 from stateful_tests.lockstep.check_results import OWN, CheckResult
 
 # Runs in which a system refuses all commands of a kind: it does not serve it any more, or never has.

@@ -60,7 +60,8 @@ from stateful_tests.generate.run_profile import (
 )
 from stateful_tests.lockstep import systems
 from stateful_tests.lockstep.base import AnyLockstep
-from stateful_tests.lockstep.lockstep import Lockstep, check_fits, lockstep_on, new_tallies
+from stateful_tests.lockstep.kinds import check_fits, lockstep_on, new_tallies
+from stateful_tests.lockstep.lockstep import Lockstep
 from stateful_tests.lockstep.final_closes import violations
 from stateful_tests.lockstep.check_results import Tally
 from stateful_tests.lockstep.results import Trace, Violation

@@ -25,7 +25,7 @@ from stateful_tests.check.known_faults.masks import (
     Mask, Standing, beside, do_the_same, holding, how_it_breaks,
 )  # fmt: skip
 from stateful_tests.lockstep.check_results import Finding, finding_name
-from stateful_tests.lockstep.lockstep import rejected_turns, replay
+from stateful_tests.lockstep.replays import rejected_turns, replay
 from stateful_tests.lockstep.results import Trace, Violation
 from stateful_tests.shrink.minimise import Allowed, failing_prefix, minimise
 from stateful_tests.shrink.passes import BUDGET

@@ -17,7 +17,7 @@ from stateful_tests.check.known_faults.lookup import nearest_first
 from stateful_tests.check.known_faults.masks import release_of
 from stateful_tests.check.tiers import Plan, fit_sizes, for_system, sizes_for
 from stateful_tests.lockstep import systems
-from stateful_tests.lockstep.lockstep import replay
+from stateful_tests.lockstep.replays import replay
 from stateful_tests.lockstep.results import Trace
 
 _AROUND = 2  # releases next to that of a tree

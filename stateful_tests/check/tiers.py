@@ -16,7 +16,7 @@ from reference import kinds
 from reference.kinds import JUDGED_KINDS, KINDS, kind_of_config
 from stateful_tests.check.corpus import CorpusLine
 from stateful_tests.generate.run_profile import MACHINES
-from stateful_tests.lockstep.lockstep import check_fits, lockstep_of
+from stateful_tests.lockstep.kinds import check_fits, lockstep_of
 
 CLIENTS = kinds.BLOCKS.machine
 TIERED = kinds.TIERS.machine

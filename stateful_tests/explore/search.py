@@ -28,7 +28,7 @@ from stateful_tests.explore import enumeration
 from stateful_tests.explore.representative import Representatives, relabel
 from stateful_tests.explore.inductive_check import InductiveStepCheck, ReferenceInState
 from stateful_tests.check.finder import Finder
-from stateful_tests.lockstep.lockstep import replay
+from stateful_tests.lockstep.replays import replay
 from stateful_tests.lockstep.reference_system import ReferenceSystem
 from stateful_tests.lockstep.check_results import Finding
 from stateful_tests.lockstep.results import Trace, Violation

@@ -21,7 +21,9 @@ from reference.state import State
 from stateful_tests.explore.representative import relabel
 from stateful_tests.explore.search import INTERRUPTED, Explorer, Progress
 from stateful_tests.generate.run_profile import LATE
-from stateful_tests.lockstep.lockstep import Lockstep, check_fits, replay
+from stateful_tests.lockstep.kinds import check_fits
+from stateful_tests.lockstep.lockstep import Lockstep
+from stateful_tests.lockstep.replays import replay
 from stateful_tests.lockstep.final_closes import violations
 from stateful_tests.lockstep.check_results import Finding
 from stateful_tests.lockstep.results import Trace, Violation

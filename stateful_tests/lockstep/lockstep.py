@@ -6,27 +6,20 @@ every clause. Machines, replay, shrinking and adapters of strangers all go throu
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
-from impl.adapter import Capabilities, AnySystem, System, UnusableImplementation
-from impl.engines import engine
-from impl.process.failures import SystemFailed, failed_in_command
-from impl.process.remote_system import WorkerSystem
+from impl.adapter import Capabilities, System, UnusableImplementation
+from impl.process.failures import SystemFailed
 from impl.process.wire import copied
 from reference import model
-from reference.blocks.config import EngineConfig
-from reference.kinds import (
-    BLOCKS, PAIRS, ROWS, TIERS, AnyCommand, JudgedConfig, Kind, kind_of_config,
-)  # fmt: skip
 from reference.clauses import CLAUSES, Clause, about, broken, broken_off
 from reference.clauses.facts import Facts
 from reference.clauses.locks import Locks
 from reference.clauses.step import Step
 from reference.commands import (
-    COMMANDS, Broken, Command, Done, Extend, Mode, Outcome, Reason, Refused, Submit,
+    Broken, Command, Done, Extend, Mode, Outcome, Reason, Refused, Submit,
 )  # fmt: skip
 from reference.cursors import ceil_page
 from reference.failures import Failure
@@ -35,13 +28,10 @@ from reference.state import Phase, RunConfig, State, full_pages, holders, swa_pa
 from reference.token_ids import SHARED
 from stateful_tests.lockstep import abstraction
 from stateful_tests.lockstep.base import AnyLockstep
-from stateful_tests.lockstep.engine import EngineLockstep
-from stateful_tests.lockstep.pairs import PairLockstep
-from stateful_tests.lockstep.tiers import TierLockstep
 from stateful_tests.lockstep.policy import Answers, ServerPolicy
 from stateful_tests.lockstep.moments import Moment
 from stateful_tests.lockstep.check_results import Tally
-from stateful_tests.lockstep.results import HISTORY_LIMIT, Row, Run, Trace, Violation, violation_of
+from stateful_tests.lockstep.results import Row, violation_of
 from stateful_tests.lockstep.tree_diff import state_changes, tree_changes
 
 
@@ -121,7 +111,7 @@ class Lockstep(AnyLockstep):
 
     @staticmethod
     def presets_for(can: Capabilities) -> tuple[str, ...]:
-        """Those with states only for what keeps states; the rest is fitted to the system."""
+        """Return all presets, those with states only for what keeps states; sizes are fitted later."""
         return tuple(name for name, sizes in PRESETS.items() if can.keeps_states(sizes))
 
     @property
@@ -194,7 +184,7 @@ class Lockstep(AnyLockstep):
         self._view = view
 
     def moment(self) -> Moment:
-        """Both sides as they are now."""
+        """Return both sides as they are now."""
         return Moment(self.state, self._view, self.facts, self.step, self._locks)
 
     def row(self, command: Command, outcome: Outcome, before: Moment) -> Row:
@@ -202,218 +192,14 @@ class Lockstep(AnyLockstep):
         return row_of(command, outcome, before.state, self.state)
 
     def in_words(self, outcome: Outcome) -> str:
-        """The outcome, with the reason of a refusal."""
+        """Return the outcome in words, with the reason of a refusal."""
         return f"refused: {outcome.reason.value}" if isinstance(outcome, Refused) else "done"
 
 
-def new_tallies(can: Capabilities | None = None) -> dict[str, Tally]:
-    """One empty tally per clause; can: of those that such a system can violate."""
-    if can is None:
-        return {name: Tally() for name in CLAUSES}
-    there = {
-        "tree": can.tree,
-        "window": can.swa,
-        "states": can.recurrent or can.tracks,
-        "tracks": can.tracks,
-        "tier": can.system_kind in (TIERS, PAIRS) or can.connects,
-        "keys": "LoadAdapter" in can.commands,
-        "images": can.encodes,
-        "drafter": can.drafter,
-    }
-    return {
-        name: Tally()
-        for name, clause in lockstep_of(can.system_kind).clauses.items()
-        if all(there[need] for need in clause.needs)
-        and (clause.of >= {*COMMANDS} or any(kind.__name__ in can.commands for kind in clause.of))
-    }
-
-
-_LOCKSTEPS: dict[str, Any] = {
-    kind.name: lockstep
-    for kind, lockstep in (
-        (ROWS, Lockstep), (BLOCKS, EngineLockstep), (TIERS, TierLockstep), (PAIRS, PairLockstep),
-    )
-}  # fmt: skip
-
-
-def lockstep_of(kind: Kind) -> type[AnyLockstep]:
-    """How the systems of a kind run."""
-    run: type[AnyLockstep] = _LOCKSTEPS[kind.name]
-    return run
-
-
-def lockstep_on(
-    system: AnySystem,
-    geometry: Geometry | JudgedConfig,
-    mode: Mode,
-    clause: str | None = None,
-    **counts: Any,
-) -> AnyLockstep:
-    """A run of any system. clause, counts (tallies, refusals): as of AnyLockstep."""
-    run: AnyLockstep = _LOCKSTEPS[kind_of_config(geometry).name](
-        system, geometry, mode, clause=clause, **counts
-    )
-    return run
-
-
-def check_fits(
-    system: AnySystem, geometry: Geometry | JudgedConfig, commands: tuple[AnyCommand, ...] = ()
-) -> None:
-    """Raise UnusableImplementation when the system cannot be driven through this."""
-    can = system.capabilities
-    kind = kind_of_config(geometry)
-    if can.system_kind is not kind:
-        needs = f": the trace needs {kind.noun}, such as {_example(geometry)}"
-        raise UnusableImplementation(f"{system.name} {can.system_kind.words}{needs}")
-    if lacks := lockstep_of(kind).lacking(can, geometry, commands):
-        raise UnusableImplementation(f"{system.name} {lacks}")
-
-
-# An engine that has a kind, and in which way.
-_ENGINES = {
-    ROWS.name: ("sglang", ""),
-    BLOCKS.name: ("vllm", ""),
-    TIERS.name: ("sglang", "hicache"),
-    PAIRS.name: ("vllm", "pair"),
-}
-
-
-def _example(geometry: Geometry | JudgedConfig) -> str:
-    """The option that names what can be driven with these sizes."""
-    kind = kind_of_config(geometry)
-    if kind.name not in _ENGINES:
-        return "--impl module:factory"
-    name, way = _ENGINES[kind.name]
-    if isinstance(geometry, EngineConfig) and geometry.connects:
-        way = "offload"
-    if kind is ROWS:
-        return f"--impl torch or --impl {engine(name).newest(way)}"
-    return f"--impl {engine(name).newest(way)}"
-
-
 def _mixed(state: State, batch: Extend) -> bool:
-    """Some of its requests run, and some do not."""
+    """Whether some of a batch's requests run, and some do not."""
     found = (state.request(lane.request) for lane in batch.lanes)
     return len({r.phase is Phase.RUNNING for r in found if r is not None}) > 1
-
-
-def rejected_turns(run: Run) -> set[int]:
-    """The steps at which a client sends a turn while one runs, or takes tokens back."""
-    return {at for at, row in enumerate(run.rows) if _is_rejected_turn(row.command, row.outcome)}
-
-
-def _is_rejected_turn(command: object, outcome: Outcome) -> bool:
-    return (
-        isinstance(command, Submit)
-        and isinstance(outcome, Refused)
-        and outcome.reason in _IMPATIENT
-    )
-
-
-def unstated_refusals(run: Run) -> list[int]:
-    """The steps that the rules refuse without the trace saying so: in a trace by hand often a mistake. The
-    violation that the run ends with is none of them."""
-    stated = {index for index, _ in run.trace.expected}
-    if run.violation is not None:
-        stated.add(run.violation.step)
-    return [
-        at
-        for at, row in enumerate(run.rows)
-        if at not in stated and isinstance(row.outcome, Refused)
-    ]
-
-
-def mostly_refused(run: Run) -> bool:
-    """So much of the trace is refused that it hardly does what it was written for: a third, and two at
-    least."""
-    refused = len(unstated_refusals(run))
-    return refused >= 2 and 3 * refused >= len(run.rows)
-
-
-_IMPATIENT = (Reason.TURN_IN_FLIGHT, Reason.SHRINKING_PREFIX)
-
-
-def driven_through(
-    system: AnySystem, trace: Trace, *, patient: bool = False
-) -> tuple[AnyLockstep, tuple[AnyCommand, ...]]:
-    """Drive a trace up to its first violation, and record nothing. Returns the run and the trace's commands,
-    of which it was given the first `steps`. patient: without the turns that the rules reject on the way, but
-    for the last command.
-
-    Raises UnusableImplementation when the system cannot be driven through it.
-    """
-    check_fits(system, trace.geometry, trace.commands)
-    lockstep = lockstep_on(system, trace.geometry, trace.mode, trace.clause)
-    kept = list(trace.commands)
-    for command in trace.commands:
-        if patient and len(kept) > lockstep.steps + 1 and _would_reject(lockstep, command):
-            del kept[lockstep.steps]
-            continue
-        lockstep.do(command)
-        if lockstep.violation is not None:
-            break
-    return lockstep, tuple(kept)
-
-
-def _would_reject(lockstep: AnyLockstep, command: AnyCommand) -> bool:
-    """Whether a client is impatient, by the rules."""
-    if not (isinstance(lockstep, Lockstep) and isinstance(command, Submit)):
-        return False
-    return _is_rejected_turn(command, model.step(lockstep.state, command)[1])
-
-
-def replay(system: AnySystem, trace: Trace) -> Run:
-    """Run a trace and record what each command changed, up to the first violation; of a clause that can be
-    checked alone, up to the first of that, if there is one.
-
-    Raises UnusableImplementation when the system cannot be driven through it.
-    """
-    check_fits(system, trace.geometry, trace.commands)
-    lockstep = lockstep_on(system, trace.geometry, trace.mode, trace.clause)
-    stated = dict(trace.expected)
-    rows = []
-    history = deque([lockstep.moment()], maxlen=HISTORY_LIMIT)
-    for index, command in enumerate(trace.commands):
-        outcome = lockstep.do(command)
-        rows.append(lockstep.row(command, outcome, history[-1]))
-        history.append(lockstep.moment())
-        if lockstep.violation is None and index in stated:
-            want, got = lockstep.in_words(stated[index]), lockstep.in_words(outcome)
-            if want != got:
-                mismatch = Failure(f"the trace states {want}", f"{lockstep.judge} {got}")
-                lockstep.violation = Violation("TRACE", index, mismatch)
-        if lockstep.violation is not None:
-            break
-    violation = lockstep.violation
-    if lockstep.first_violation is not None and violation in (None, lockstep.first_violation):
-        return replace(replay(system, replace(trace, clause=None)), trace=trace)
-    if violation is not None and violation.clause == "CHK-1":
-        violation = replace(violation, since=_since(system, trace, violation))
-    return Run(trace, system.name, tuple(rows), violation, tuple(history), lockstep.waived)
-
-
-def with_calls(system: AnySystem, run: Run) -> Run:
-    """The run with what its commands call, where the system is in a worker that has not ended."""
-    violation = run.violation
-    if violation is None or not isinstance(system, WorkerSystem) or not system.alive:
-        return run
-    if "BROKEN" in violation.clauses and not failed_in_command(violation.failure_of("BROKEN").observed):
-        return run  # what the command calls has no part in it
-    commands = run.trace.commands[: violation.step + 1]
-    return replace(run, called=system.called(run.trace.geometry, commands))
-
-
-def _since(system: AnySystem, trace: Trace, violation: Violation) -> int | None:
-    """The first step after which the check that failed in the end, had it run there, fails as well."""
-    check = trace.commands[violation.step]
-    for last in range(violation.step - 1):
-        lockstep = lockstep_on(system, trace.geometry, trace.mode, trace.clause)
-        for command in (*trace.commands[: last + 1], check):
-            if lockstep.violation is None:
-                lockstep.do(command)
-        if lockstep.violation is not None and violation.clause in lockstep.violation.clauses:
-            return last
-    return violation.step - 1 if violation.step else None  # a system may count what it did before
 
 
 def row_of(command: Command, outcome: Outcome, was: State, now: State) -> Row:
@@ -421,13 +207,15 @@ def row_of(command: Command, outcome: Outcome, was: State, now: State) -> Row:
     page_size = now.config.geometry.page_size
     before = {h.name: h.cursors for h in holders(was)}
     after = {h.name: h.cursors for h in holders(now)}
-    cursors, freed = [], []
+    cursors = []
+    freed = []
     for name in sorted({*before, *after}):
         a, b = before.get(name), after.get(name)
         for field in ("kv_committed_len", "kv_allocated_len", "swa_evicted_seqlen"):
-            then, now_ = (getattr(c, field) if c is not None else 0 for c in (a, b))
-            if then != now_:
-                cursors.append((name, field, then, now_))
+            old = getattr(a, field) if a is not None else 0
+            new = getattr(b, field) if b is not None else 0
+            if old != new:
+                cursors.append((name, field, old, new))
         if a is None:
             continue
         kept = full_pages(b, page_size) if b is not None else range(0)
@@ -444,7 +232,7 @@ def row_of(command: Command, outcome: Outcome, was: State, now: State) -> Row:
 def _gone(
     name: str, pool: str, had: range, kept: range, page_size: int
 ) -> list[tuple[str, str, int, int]]:
-    """The range of positions that `had` and `kept` differ by, if something was given back."""
+    """Return the range of positions that `had` and `kept` differ by, if something was given back."""
     gone = [p for p in had if p not in kept]
     if not gone:
         return []

@@ -16,7 +16,7 @@ from reference.geometry import Geometry, GeometryError
 from reference.kinds import BLOCKS, PAIRS, ROWS, TIERS, kind_of_config
 from reference.pairs.config import PairConfig
 from reference.tiers.config import POLICIES, TierConfig
-from stateful_tests.lockstep.lockstep import driven_through, replay
+from stateful_tests.lockstep.replays import driven_through, replay
 from stateful_tests.lockstep.results import Trace, Violation
 from stateful_tests.shrink.parts import Failing, without_parts
 from stateful_tests.shrink.passes import BUDGET, StillFails, drop, shrink

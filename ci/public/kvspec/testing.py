@@ -28,7 +28,7 @@ from reference.geometry import PRESETS, Geometry, preset
 from stateful_tests.check import campaign, tiers
 from stateful_tests.check.finder import Finder
 from stateful_tests.generate.run_profile import MACHINES
-from stateful_tests.lockstep import lockstep
+from stateful_tests.lockstep import replays
 from stateful_tests.lockstep.check_results import CheckResult, Finding
 from stateful_tests.lockstep.results import Run, Trace
 from stateful_tests.lockstep.systems import as_base, driven
@@ -198,7 +198,7 @@ def replay(trace: Trace | str | os.PathLike[str], make: Make = None) -> Run:
     loaded = trace if isinstance(trace, Trace) else files.load(trace)
     system = _system(make)
     try:
-        run = lockstep.replay(system, loaded)
+        run = replays.replay(system, loaded)
     finally:
         if system is not make:
             _close(system)

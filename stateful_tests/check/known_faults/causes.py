@@ -29,7 +29,7 @@ from reference.pairs.config import PairConfig
 from reference.tiers.commands import Backup, Fetch, Prefetch, Query, ResetCache
 from reference.tiers.config import TierConfig
 from reference.token_ids import is_image
-from stateful_tests.lockstep.lockstep import driven_through
+from stateful_tests.lockstep.replays import driven_through
 from stateful_tests.lockstep.results import Trace
 from stateful_tests.shrink.minimise import violated
 

@@ -18,7 +18,7 @@ from stateful_tests.check.known_faults.masks import (
     Mask, Standing, beside, do_the_same, fails_alike, holding, how_it_breaks, masks,
 )  # fmt: skip
 from stateful_tests.lockstep.known_faults import KnownFault
-from stateful_tests.lockstep.lockstep import mostly_refused
+from stateful_tests.lockstep.replays import mostly_refused
 from stateful_tests.lockstep.results import Run, Trace, Violation
 from stateful_tests.shrink.minimise import failing_prefix
 

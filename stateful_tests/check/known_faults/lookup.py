@@ -26,7 +26,7 @@ from stateful_tests.check.known_faults.explanation import known_fault
 from stateful_tests.check.known_faults.masks import masks, release_of
 from stateful_tests.lockstep import systems
 from stateful_tests.lockstep.known_faults import KnownFault, known_faults
-from stateful_tests.lockstep.lockstep import replay
+from stateful_tests.lockstep.replays import replay
 from stateful_tests.lockstep.check_results import Finding, LookedUp
 from stateful_tests.lockstep.results import Trace
 

@@ -26,7 +26,7 @@ from reference.kinds import kind_of_config
 from stateful_tests.check.driving import check_also
 from stateful_tests.check.known_faults.causes import Needs, needs
 from stateful_tests.lockstep.known_faults import FOLDER, KnownFault, of_system, ways_of
-from stateful_tests.lockstep.lockstep import replay
+from stateful_tests.lockstep.replays import replay
 from stateful_tests.lockstep.results import Row, Run, Trace, Violation
 from stateful_tests.traces.files import load
 

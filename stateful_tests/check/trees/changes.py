@@ -20,7 +20,8 @@ from stateful_tests.check.corpus import FIXTURE, CorpusLine
 from stateful_tests.check.trees.bases import Base, root_of
 from stateful_tests.check.trees.tree_history import git, new_files
 from stateful_tests.check.trees.way_map import NOTHING, OUTSIDE, Function, WayMap, functions_of
-from stateful_tests.lockstep.lockstep import check_fits, replay, with_calls
+from stateful_tests.lockstep.kinds import check_fits
+from stateful_tests.lockstep.replays import replay, with_calls
 from stateful_tests.lockstep.results import Run
 
 ENOUGH = 60  # lines that call a function: no more are looked for

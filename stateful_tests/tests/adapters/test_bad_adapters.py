@@ -17,7 +17,7 @@ from reference.commands import Mode
 from stateful_tests.check import campaign, caught, finder, tiers
 from stateful_tests.check.trees.changes import Changes
 from stateful_tests.check.caught import FLAKY, NOT_REPLAYED
-from stateful_tests.lockstep.lockstep import replay
+from stateful_tests.lockstep.replays import replay
 from stateful_tests.shrink import minimise
 from stateful_tests.tests.adapters import bad_adapters
 from stateful_tests.tests.support.night import at_night

@@ -21,7 +21,7 @@ from stateful_tests.check.executors import Processes
 from stateful_tests.check.tiers import for_system, plan
 from stateful_tests.check.counted import Counted
 from stateful_tests.lockstep import lockstep
-from stateful_tests.lockstep.lockstep import replay
+from stateful_tests.lockstep.replays import replay
 from stateful_tests.lockstep.reference_system import ReferenceSystem
 from stateful_tests.lockstep.results import Trace
 from stateful_tests.traces.files import prompt_of

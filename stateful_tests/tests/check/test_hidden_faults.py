@@ -14,7 +14,8 @@ from stateful_tests.check.campaign import run
 from stateful_tests.check.tiers import plan
 from stateful_tests.check.known_faults.causes import needs, to_avoid
 from stateful_tests.lockstep.final_closes import violations
-from stateful_tests.lockstep.lockstep import Lockstep, replay, rejected_turns
+from stateful_tests.lockstep.lockstep import Lockstep
+from stateful_tests.lockstep.replays import replay, rejected_turns
 from stateful_tests.lockstep.reference_system import ReferenceSystem
 from stateful_tests.lockstep.results import Trace
 from stateful_tests.lockstep.systems import resolve

@@ -27,7 +27,7 @@ from stateful_tests.check.executors import Processes
 from stateful_tests.check.tiers import plan
 from stateful_tests.check.counted import Counted
 from stateful_tests.check import corpus
-from stateful_tests.lockstep.lockstep import new_tallies
+from stateful_tests.lockstep.kinds import new_tallies
 from stateful_tests.lockstep.reference_system import ReferenceSystem
 from stateful_tests.lockstep.check_results import CheckResult
 from stateful_tests.tests.check.test_campaign import FEW

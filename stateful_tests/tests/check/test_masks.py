@@ -35,7 +35,7 @@ from stateful_tests.check.known_faults.masks import (
 from stateful_tests.check.tiers import plan
 from stateful_tests.check.known_faults.causes import avoided
 from stateful_tests.lockstep.known_faults import FOLDER, passed_over
-from stateful_tests.lockstep.lockstep import replay, rejected_turns
+from stateful_tests.lockstep.replays import replay, rejected_turns
 from stateful_tests.lockstep.check_results import CheckResult
 from stateful_tests.lockstep.results import Row, Run, Trace, Violation
 from stateful_tests.lockstep.systems import resolve

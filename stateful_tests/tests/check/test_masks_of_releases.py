@@ -27,7 +27,7 @@ from stateful_tests.check.known_faults.masks import (
 from stateful_tests.check.tiers import plan
 from stateful_tests.check.known_faults.causes import avoided, needs
 from stateful_tests.lockstep.known_faults import FOLDER, of_system
-from stateful_tests.lockstep.lockstep import replay
+from stateful_tests.lockstep.replays import replay
 from stateful_tests.lockstep.results import Violation
 from stateful_tests.lockstep.systems import resolve
 from stateful_tests.tests.support.night import at_night

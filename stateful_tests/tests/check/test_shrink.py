@@ -20,7 +20,7 @@ from reference.tiers.config import tier_preset
 from stateful_tests.check.campaign import run
 from stateful_tests.check.fixtures import shrunk
 from stateful_tests.check.tiers import plan
-from stateful_tests.lockstep.lockstep import replay
+from stateful_tests.lockstep.replays import replay
 from stateful_tests.lockstep.results import Trace
 from stateful_tests.lockstep.systems import resolve
 from stateful_tests.shrink.minimise import minimise, violated

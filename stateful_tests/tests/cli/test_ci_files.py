@@ -28,7 +28,7 @@ from stateful_tests.check import tiers
 from stateful_tests.check.trees.bases import Base, BaseKind
 from stateful_tests.check.known_faults.masks import Mask
 from stateful_tests.lockstep.known_faults import known_faults
-from stateful_tests.lockstep.lockstep import new_tallies
+from stateful_tests.lockstep.kinds import new_tallies
 from stateful_tests.lockstep.check_results import Tally
 from stateful_tests.lockstep.results import Violation
 from stateful_tests.tests.support.made_up_check import RUN, checked, finding

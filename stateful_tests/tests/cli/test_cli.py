@@ -20,7 +20,7 @@ from reference.failures import Failure
 from stateful_tests.check import campaign
 from stateful_tests.check.known_faults import explanation
 from stateful_tests.check.trees.changes import Changes
-from stateful_tests.lockstep import lockstep
+from stateful_tests.lockstep import replays
 from stateful_tests.lockstep import systems as registry
 from stateful_tests.check.tiers import CORPUS
 from stateful_tests.lockstep.check_results import LookedUp, MachineResult
@@ -336,7 +336,7 @@ def test_replay(fake, kvspec, monkeypatch):
     def run(system, trace):
         return Run(trace, system.name, ROWS, next(runs))
 
-    monkeypatch.setattr(lockstep, "replay", run)
+    monkeypatch.setattr(replays, "replay", run)
     code, out, err = kvspec("replay", "t.json", "t.json", "t.json", "t.json", "--json", "r.json")
     assert (code, err, fake.closed) == (3, "", 1)
     seen = lines(out)
@@ -363,7 +363,7 @@ def test_long_traces_show_their_end(fake, kvspec, monkeypatch):
     traces.save(trace, "t.json")
     rows = (Row(Open("s1"), Refused(Reason.SESSION_EXISTS)),) * 1000
     monkeypatch.setattr(
-        lockstep, "replay", lambda system, trace: Run(trace, system.name, rows, None)
+        replays, "replay", lambda system, trace: Run(trace, system.name, rows, None)
     )
     code, out, _ = kvspec("replay", "t.json")
     assert code == 0
@@ -449,7 +449,7 @@ def test_replay_says_what_a_trace_does_in_every_release(fake, kvspec, monkeypatc
             raise end
         return Run(trace, system.name, ROWS, end)
 
-    monkeypatch.setattr(lockstep, "replay", run)
+    monkeypatch.setattr(replays, "replay", run)
     monkeypatch.setattr(explanation, "known_fault", lambda system, run: next(labels))
     code, out, err = kvspec("replay", "t.json", "--impl", "sglang==all", "--json", "r.json")
     assert (code, fake.closed) == (1, 4) and lines(err)[
@@ -475,7 +475,7 @@ def test_releases_that_cannot_be_driven_are_no_green(fake, kvspec, monkeypatch):
     def refuse(system, trace):
         raise UnusableImplementation("has no tree")
 
-    monkeypatch.setattr(lockstep, "replay", refuse)
+    monkeypatch.setattr(replays, "replay", refuse)
     traces.save(TRACE, "t.json")
     code, out, _ = kvspec("replay", "t.json", "--impl", "sglang==all")
     assert (code, lines(out)[-2]) == (2, f"cannot be driven: {next(iter(TABLE))} to {[*TABLE][-1]}")

@@ -16,7 +16,7 @@ from stateful_tests.check.known_faults.explanation import counted_under
 from stateful_tests.check.known_faults.masks import masks
 from stateful_tests.check.turns import configurations, planned
 from stateful_tests.lockstep.known_faults import FOLDER
-from stateful_tests.lockstep.lockstep import replay
+from stateful_tests.lockstep.replays import replay
 from stateful_tests.lockstep.results import Trace
 from stateful_tests.lockstep.systems import resolve
 from stateful_tests.tests.support.forked_workers import printed_by

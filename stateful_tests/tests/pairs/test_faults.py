@@ -13,7 +13,8 @@ from reference.pairs.config import PAIR_PRESETS, PairConfig
 from stateful_tests.check import tiers
 from stateful_tests.check.driving import RunBatch, drive, unfitted
 from stateful_tests.generate.pair_commands import pair_finale
-from stateful_tests.lockstep.lockstep import lockstep_on, replay
+from stateful_tests.lockstep.kinds import lockstep_on
+from stateful_tests.lockstep.replays import replay
 from stateful_tests.lockstep.systems import resolve
 from stateful_tests.tests.support.forked_workers import printed_by
 from stateful_tests.tests.support.planted_faults import planted_faults, trace_of

@@ -6,7 +6,7 @@ from ci.explain import because
 from ci.report import data, page
 from impl.vllm.api import RELEASES
 from stateful_tests.lockstep import known_faults
-from stateful_tests.lockstep.lockstep import replay
+from stateful_tests.lockstep.replays import replay
 from stateful_tests.lockstep.systems import resolve
 from stateful_tests.tests.support.night import NIGHT
 from stateful_tests.traces import files as traces

@@ -15,7 +15,8 @@ from reference.commands import (
     Report, Submit,
 )  # fmt: skip
 from reference.geometry import PRESETS
-from stateful_tests.lockstep.lockstep import Lockstep, replay
+from stateful_tests.lockstep.lockstep import Lockstep
+from stateful_tests.lockstep.replays import replay
 from stateful_tests.tests.reference.spoilt_facts import (
     PLAIN,
     TREE,

@@ -23,7 +23,7 @@ from reference.clauses import CLAUSES
 from reference.commands import Abort, Admit, Chunk, Done, Extend, Mode, Retract, Submit
 from reference.failures import AtSlot
 from reference.geometry import PRESETS
-from stateful_tests.lockstep import lockstep
+from stateful_tests.lockstep import replays
 from stateful_tests.lockstep.reference_system import ReferenceSystem
 from stateful_tests.lockstep.results import Run, Trace
 from stateful_tests.lockstep.systems import resolve
@@ -45,7 +45,7 @@ def violated(name: str) -> Run:
     trace = BUGS[name]
     system = resolve(f"torch+{trace.bug}")
     try:
-        return lockstep.replay(system, trace)
+        return replays.replay(system, trace)
     finally:
         system.close()
 
@@ -141,7 +141,7 @@ class OwnShape:
 def test_what_is_freed_where_the_tree_policy_is_free(bug, name, says):
     trace = traces.load(FIXTURES[name])
     with_tree = replace(trace, geometry=replace(trace.geometry, tree=True), bug=None, clause=None)
-    run = lockstep.replay(OwnShape(resolve(f"torch+{bug}")), with_tree)
+    run = replays.replay(OwnShape(resolve(f"torch+{bug}")), with_tree)
     assert run.violation.clause in ("FREE-1", "FREE-2")
     found = because(run)
     assert found.text == says
@@ -151,7 +151,7 @@ def test_a_tail_that_is_cut_short_is_one_cause():
     """Nodes end where the SWA KV of an insert begins: TREE-13 says nothing beside SWA-1."""
     trace = traces.load(FIXTURES["a_received_tail_has_the_next_window"])
     with_tree = replace(trace, geometry=replace(trace.geometry, tree=True))
-    run = lockstep.replay(resolve("torch+tail-cuts-the-window"), with_tree)
+    run = replays.replay(resolve("torch+tail-cuts-the-window"), with_tree)
     assert run.violation.clauses == ("SWA-1", "SWA-2", "READ-2")
 
 
@@ -169,7 +169,7 @@ class Forgetful(OwnShape):
 
 def test_a_history_of_other_tokens():
     trace = traces.load(FIXTURES["three_turns_of_one_conversation"])
-    found = because(lockstep.replay(Forgetful(resolve("torch")), trace))
+    found = because(replays.replay(Forgetful(resolve("torch")), trace))
     assert found.text == (
         "command 5 (finish r1 keep 3) must leave the history of s1 with 13 tokens: the history of s1 has 13"
         " tokens, a token that nobody sent at position 0, since command 5 and must have token 0 of the"
@@ -214,7 +214,7 @@ class ObeysAll(ReferenceSystem):
     ],
 )  # fmt: skip
 def test_a_refused_command_says_its_reason(script_of, says):
-    run = lockstep.replay(
+    run = replays.replay(
         ReferenceSystem(), Trace(PRESETS["page1"], Mode.FAITHFUL, script(script_of))
     )
     assert reasons.refusal(run, len(run.rows) - 1) == says
@@ -223,7 +223,7 @@ def test_a_refused_command_says_its_reason(script_of, says):
 def test_a_stated_outcome_that_the_rules_contradict_has_their_reason():
     commands = script("submit r1 (no session) +3; admit r1; extend r1 +3; finish r1 keep 2")
     trace = Trace(PRESETS["page1"], Mode.FAITHFUL, commands, expected=((3, Done()),))
-    assert because(lockstep.replay(ReferenceSystem(), trace)).text == (
+    assert because(replays.replay(ReferenceSystem(), trace)).text == (
         "command 3 (finish r1 keep 2): the trace states done, the rules say refused: bad_length: not 1 <="
         " finished_len <= output; r1 has 3 tokens of input and 1 of output; 1 of them without KV."
     )
@@ -233,7 +233,7 @@ def test_a_refusal_is_explained_by_the_condition_that_failed():
     """The request is queued, as a marked abort wants it; it was so before as well."""
     extend = Extend((Chunk("r1", 2),))
     commands = (Submit("r1", None, 2), Admit("r1"), extend, Retract("r1"), Abort("r1", marked=True))
-    run = lockstep.replay(ObeysAll(), Trace(PRESETS["page1"], Mode.FAITHFUL, commands))
+    run = replays.replay(ObeysAll(), Trace(PRESETS["page1"], Mode.FAITHFUL, commands))
     found = because(run)
     assert found.text == (
         "the system carries out command 4 (abort r1 (marked)) and must refuse it as wrong_phase"
@@ -268,7 +268,7 @@ class AddsToTheInput(ReferenceSystem):
 
 def test_an_input_of_other_tokens():
     trace = Trace(PRESETS["page1"], Mode.FAITHFUL, script("open s1; submit r1 in s1 +3"))
-    text = because(lockstep.replay(AddsToTheInput(), trace)).text
+    text = because(replays.replay(AddsToTheInput(), trace)).text
     assert text.startswith(
         "command 1 (submit r1 in s1 +3) must leave r1 in s1 with 3 tokens of input, and leaves it in s1 with"
         " 5 tokens of input: the text of r1 has 5 tokens"
@@ -295,7 +295,7 @@ def test_the_step_table_fits_and_marks_what_is_wrong(capsys, monkeypatch):
 
 
 def test_both_parts_of_a_split_count_as_changed():
-    run = lockstep.replay(resolve("torch"), traces.load(FIXTURES["a_split_keeps_pages_whole"]))
+    run = replays.replay(resolve("torch"), traces.load(FIXTURES["a_split_keeps_pages_whole"]))
     assert step_table.changed_nodes(snapshots(run, 9)) == ["a4", "a2"], (
         "not the new leaf beside them"
     )
@@ -303,14 +303,14 @@ def test_both_parts_of_a_split_count_as_changed():
 
 def test_a_conforming_run_has_nothing_to_argue():
     system = resolve("reference")
-    run = lockstep.replay(system, BUGS["a_trim_frees_both_pools"])
+    run = replays.replay(system, BUGS["a_trim_frees_both_pools"])
     assert because(run) is None
     data = report.run_data(run)
     assert (data["because"], data["differences"], data["step_table"]) == (None, [], None)
 
 
 def test_of_a_long_run_the_end_is_kept(monkeypatch):
-    monkeypatch.setattr(lockstep, "HISTORY_LIMIT", 2)
+    monkeypatch.setattr(replays, "HISTORY_LIMIT", 2)
     violated.cache_clear()
     try:
         run = violated("finish_behind_the_window_sweep_caps_all_three_lengths")

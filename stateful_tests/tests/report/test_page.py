@@ -18,7 +18,7 @@ from ci.report import page
 from reference.clauses import CLAUSES
 from reference.commands import Insert
 from reference.state import Free
-from stateful_tests.lockstep import lockstep
+from stateful_tests.lockstep import replays
 from stateful_tests.lockstep.results import Run, Trace
 from stateful_tests.lockstep.systems import resolve
 from stateful_tests.traces import files as traces
@@ -32,7 +32,7 @@ UNCLOSED = {"meta", "input", "br"}
 def replayed(system: str, trace: Trace) -> Run:
     found = resolve(system)
     try:
-        return lockstep.replay(found, trace)
+        return replays.replay(found, trace)
     finally:
         found.close()
 
@@ -213,7 +213,7 @@ def test_whose_shape_the_tree_by_the_rules_has(monkeypatch, tree_policy_is_free)
     system, trace = resolve("torch+pr26919"), fixture("a_fresh_leaf_pins_one_window")
     can = replace(system.capabilities, tree_policy_is_free=tree_policy_is_free)
     monkeypatch.setattr(type(system), "capabilities", can)
-    run = lockstep.replay(system, trace)
+    run = replays.replay(system, trace)
     text = shown(run)
     assert run.violation is not None
     assert text.count("(the shape that the system's has)") == len(run.rows) * tree_policy_is_free

@@ -16,7 +16,8 @@ from reference.commands import Account, CheckIdle, Decode, Done, Mode, Piece, Re
 from reference.geometry import preset
 from reference.token_ids import shared_serial, token_id
 from stateful_tests.generate.next_command import finale
-from stateful_tests.lockstep.lockstep import Lockstep, replay
+from stateful_tests.lockstep.lockstep import Lockstep
+from stateful_tests.lockstep.replays import replay
 from stateful_tests.lockstep.results import Trace
 from stateful_tests.lockstep.systems import resolve
 from stateful_tests.tests.export.exports import root_of

@@ -15,7 +15,7 @@ from reference.commands import (
 )  # fmt: skip
 from reference.geometry import Geometry, preset
 from reference.state import Cursors
-from stateful_tests.lockstep.lockstep import replay
+from stateful_tests.lockstep.replays import replay
 from stateful_tests.lockstep.results import Trace
 from stateful_tests.tests.support.release_faults import (
     AGAIN, BEGIN, ENDS, NEXT, NOT_YET, OVERLAP, RELEASES, TRACES, decode, found, overlapped, since,

@@ -12,7 +12,7 @@ from ci.explain import because
 from reference.commands import Abort, Admit, Chunk, Draft, Extend, Mode, Open, SpecDecode, Submit
 from reference.geometry import Geometry, preset
 from stateful_tests.lockstep.known_faults import FOLDER, known_faults
-from stateful_tests.lockstep.lockstep import replay
+from stateful_tests.lockstep.replays import replay
 from stateful_tests.lockstep.results import Trace
 from stateful_tests.lockstep.systems import resolve
 from stateful_tests.tests.support.release_faults import (

@@ -10,7 +10,9 @@ from impl.sglang.process.system import SGLangSystem
 from reference.commands import Mode
 from reference.geometry import preset
 from stateful_tests.generate.next_command import finale
-from stateful_tests.lockstep.lockstep import Lockstep, check_fits, replay
+from stateful_tests.lockstep.kinds import check_fits
+from stateful_tests.lockstep.lockstep import Lockstep
+from stateful_tests.lockstep.replays import replay
 from stateful_tests.tests.support.commands import script
 from stateful_tests.tests.support.planted_faults import checkout_with, planted_faults
 from stateful_tests.traces.files import load

@@ -21,7 +21,7 @@ from ci.export.recorded_run import NotExportable
 from reference.commands import Mode
 from reference.kinds import PAIRS, TIERS
 from stateful_tests.check import driving, tiers
-from stateful_tests.lockstep.lockstep import replay
+from stateful_tests.lockstep.replays import replay
 from stateful_tests.lockstep.results import Trace, Violation
 from stateful_tests.shrink.minimise import failing_prefix, minimise, violated
 from stateful_tests.shrink.passes import shrink

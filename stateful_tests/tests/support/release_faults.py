@@ -9,7 +9,7 @@ from reference.commands import (
     SpecDecode, Submit,
 )  # fmt: skip
 from stateful_tests.lockstep.known_faults import KnownFault, traces
-from stateful_tests.lockstep.lockstep import replay
+from stateful_tests.lockstep.replays import replay
 from stateful_tests.lockstep.results import Trace
 from stateful_tests.tests.support.night import NIGHT
 

@@ -24,7 +24,8 @@ from stateful_tests.check import driving, tiers
 from impl.choices import RandomChoices
 from stateful_tests.generate.tier_commands import propose_tier_command
 from stateful_tests.generate.tier_profile import draw_tier_profile
-from stateful_tests.lockstep.lockstep import check_fits, replay
+from stateful_tests.lockstep.kinds import check_fits
+from stateful_tests.lockstep.replays import replay
 from stateful_tests.lockstep.results import Trace
 from stateful_tests.lockstep.systems import resolve
 from stateful_tests.lockstep.tiers import TierLockstep

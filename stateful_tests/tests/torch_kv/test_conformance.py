@@ -14,7 +14,8 @@ from reference.geometry import PRESETS, Geometry
 from impl.choices import RandomChoices
 from stateful_tests.generate.next_command import finale, propose
 from stateful_tests.generate.run_profile import MACHINES, draw_geometry, draw_profile
-from stateful_tests.lockstep.lockstep import Lockstep, replay
+from stateful_tests.lockstep.lockstep import Lockstep
+from stateful_tests.lockstep.replays import replay
 from stateful_tests.lockstep.results import Trace
 from stateful_tests.tests.support.commands import script
 from stateful_tests.traces.files import load

@@ -22,7 +22,8 @@ from reference.geometry import PRESETS, Geometry
 from impl.choices import RandomChoices
 from stateful_tests.generate.next_command import finale, propose
 from stateful_tests.generate.run_profile import draw_profile
-from stateful_tests.lockstep.lockstep import Lockstep, replay
+from stateful_tests.lockstep.lockstep import Lockstep
+from stateful_tests.lockstep.replays import replay
 from stateful_tests.lockstep.systems import resolve
 from stateful_tests.tests.support.night import NIGHT
 from stateful_tests.traces.files import load

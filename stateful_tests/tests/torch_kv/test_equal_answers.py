@@ -12,7 +12,8 @@ from reference.geometry import Geometry
 from reference.radix_tree import tokens_held
 from impl.choices import RandomChoices
 from stateful_tests.generate.run_profile import draw_profile
-from stateful_tests.lockstep.lockstep import Lockstep, replay
+from stateful_tests.lockstep.lockstep import Lockstep
+from stateful_tests.lockstep.replays import replay
 from stateful_tests.lockstep.reference_system import ReferenceSystem
 from stateful_tests.lockstep.results import Trace
 from stateful_tests.tests.support.commands import script

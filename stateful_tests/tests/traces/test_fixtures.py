@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from impl.bugs import BUGS
-from stateful_tests.lockstep.lockstep import replay
+from stateful_tests.lockstep.replays import replay
 from stateful_tests.lockstep.systems import resolve
 from stateful_tests.traces.files import dump, load
 

@@ -9,7 +9,7 @@ from impl.adapter import UnusableImplementation
 from reference.blocks.commands import Add, More, Schedule, Update
 from reference.blocks.config import EngineConfig, LayerGroup, engine_preset
 from reference.commands import Abort, Done, Mode, Piece, Reason, Refused
-from stateful_tests.lockstep.lockstep import replay
+from stateful_tests.lockstep.replays import replay
 from stateful_tests.lockstep.results import Trace
 from stateful_tests.lockstep.systems import resolve
 from stateful_tests.tests.support.forked_workers import printed_by

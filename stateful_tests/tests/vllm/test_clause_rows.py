@@ -15,7 +15,7 @@ from reference.tiers.commands import Copy
 from reference.blocks.facts import BlockFacts, HostFacts, HostKey, Output, Transfer
 from reference.blocks.request_texts import RequestTexts
 from reference.commands import Done, Mode
-from stateful_tests.lockstep.lockstep import replay
+from stateful_tests.lockstep.replays import replay
 from stateful_tests.lockstep.results import Trace
 from stateful_tests.tests.support.places import in_words
 from stateful_tests.tests.support.row_files import clause_rows

@@ -12,7 +12,7 @@ from ci.report import data as report
 from ci.report import page
 from impl.process.run_test import FAILS, outcomes
 from reference.blocks.clauses import BLOCK_CLAUSES
-from stateful_tests.lockstep.lockstep import replay
+from stateful_tests.lockstep.replays import replay
 from stateful_tests.tests.report.test_page import Reader
 from stateful_tests.tests.support.forked_workers import printed_by
 from stateful_tests.tests.support.night import at_night, some_at_night

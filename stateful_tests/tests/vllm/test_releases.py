@@ -14,7 +14,7 @@ from reference.commands import Abort, Done, Mode, Reason, Refused
 from stateful_tests.check import campaign, tiers
 from stateful_tests.check.known_faults.causes import needs
 from stateful_tests.lockstep import known_faults
-from stateful_tests.lockstep.lockstep import replay
+from stateful_tests.lockstep.replays import replay
 from stateful_tests.lockstep.results import Trace
 from stateful_tests.lockstep.systems import resolve
 from stateful_tests.tests.support.night import NIGHT

@@ -16,7 +16,7 @@ from impl.adapter import UnusableImplementation
 from impl.process import run_test
 from impl.vllm import api
 from impl.vllm.system import VLLMSystem
-from stateful_tests.lockstep.lockstep import replay
+from stateful_tests.lockstep.replays import replay
 from stateful_tests.traces.files import load
 
 TRACE = Path(__file__).parents[3] / "fixtures/releases/vllm-0.23.0"

@@ -1,0 +1,137 @@
+"""Replays of traces, up to the first violation, and what their runs show of refusals."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import replace
+
+from impl.adapter import AnySystem
+from impl.process.failures import failed_in_command
+from impl.process.remote_system import WorkerSystem
+from reference import model
+from reference.commands import Outcome, Reason, Refused, Submit
+from reference.failures import Failure
+from reference.kinds import AnyCommand
+from stateful_tests.lockstep.base import AnyLockstep
+from stateful_tests.lockstep.kinds import check_fits, lockstep_on
+from stateful_tests.lockstep.lockstep import Lockstep
+from stateful_tests.lockstep.results import HISTORY_LIMIT, Run, Trace, Violation
+
+_IMPATIENT = (Reason.TURN_IN_FLIGHT, Reason.SHRINKING_PREFIX)
+
+
+def driven_through(
+    system: AnySystem, trace: Trace, *, patient: bool = False
+) -> tuple[AnyLockstep, tuple[AnyCommand, ...]]:
+    """Drive a trace up to its first violation, and record nothing. Returns the run and the trace's commands,
+    of which it was given the first `steps`. patient: without the turns that the rules reject on the way, but
+    for the last command.
+
+    Raises UnusableImplementation when the system cannot be driven through it.
+    """
+    check_fits(system, trace.geometry, trace.commands)
+    lockstep = lockstep_on(system, trace.geometry, trace.mode, trace.clause)
+    kept = list(trace.commands)
+    for command in trace.commands:
+        if patient and len(kept) > lockstep.steps + 1 and _would_reject(lockstep, command):
+            del kept[lockstep.steps]
+            continue
+        lockstep.do(command)
+        if lockstep.violation is not None:
+            break
+    return lockstep, tuple(kept)
+
+
+def _would_reject(lockstep: AnyLockstep, command: AnyCommand) -> bool:
+    """Whether a client is impatient, by the rules."""
+    if not (isinstance(lockstep, Lockstep) and isinstance(command, Submit)):
+        return False
+    return _is_rejected_turn(command, model.step(lockstep.state, command)[1])
+
+
+def replay(system: AnySystem, trace: Trace) -> Run:
+    """Run a trace and record what each command changed, up to the first violation; of a clause that can be
+    checked alone, up to the first of that, if there is one.
+
+    Raises UnusableImplementation when the system cannot be driven through it.
+    """
+    check_fits(system, trace.geometry, trace.commands)
+    lockstep = lockstep_on(system, trace.geometry, trace.mode, trace.clause)
+    stated = dict(trace.expected)
+    rows = []
+    history = deque([lockstep.moment()], maxlen=HISTORY_LIMIT)
+    for index, command in enumerate(trace.commands):
+        outcome = lockstep.do(command)
+        rows.append(lockstep.row(command, outcome, history[-1]))
+        history.append(lockstep.moment())
+        if lockstep.violation is None and index in stated:
+            want = lockstep.in_words(stated[index])
+            got = lockstep.in_words(outcome)
+            if want != got:
+                mismatch = Failure(f"the trace states {want}", f"{lockstep.judge} {got}")
+                lockstep.violation = Violation("TRACE", index, mismatch)
+        if lockstep.violation is not None:
+            break
+    violation = lockstep.violation
+    if lockstep.first_violation is not None and violation in (None, lockstep.first_violation):
+        return replace(replay(system, replace(trace, clause=None)), trace=trace)
+    if violation is not None and violation.clause == "CHK-1":
+        violation = replace(violation, since=_since(system, trace, violation))
+    return Run(trace, system.name, tuple(rows), violation, tuple(history), lockstep.waived)
+
+
+def with_calls(system: AnySystem, run: Run) -> Run:
+    """Return the run with what its commands call, where the system is in a worker that has not ended."""
+    violation = run.violation
+    if violation is None or not isinstance(system, WorkerSystem) or not system.alive:
+        return run
+    if "BROKEN" in violation.clauses and not failed_in_command(violation.failure_of("BROKEN").observed):
+        return run  # what the command calls has no part in it
+    commands = run.trace.commands[: violation.step + 1]
+    return replace(run, called=system.called(run.trace.geometry, commands))
+
+
+def _since(system: AnySystem, trace: Trace, violation: Violation) -> int | None:
+    """Return the first step after which the check that failed in the end, had it run there, fails too."""
+    check = trace.commands[violation.step]
+    for last in range(violation.step - 1):
+        lockstep = lockstep_on(system, trace.geometry, trace.mode, trace.clause)
+        for command in (*trace.commands[: last + 1], check):
+            if lockstep.violation is None:
+                lockstep.do(command)
+        if lockstep.violation is not None and violation.clause in lockstep.violation.clauses:
+            return last
+    return violation.step - 1 if violation.step else None  # a system may count what it did before
+
+
+def rejected_turns(run: Run) -> set[int]:
+    """Return the steps at which a client sends a turn while one runs, or takes tokens back."""
+    return {at for at, row in enumerate(run.rows) if _is_rejected_turn(row.command, row.outcome)}
+
+
+def _is_rejected_turn(command: object, outcome: Outcome) -> bool:
+    return (
+        isinstance(command, Submit)
+        and isinstance(outcome, Refused)
+        and outcome.reason in _IMPATIENT
+    )
+
+
+def unstated_refusals(run: Run) -> list[int]:
+    """Return the steps that the rules refuse without the trace saying so: in a trace by hand often a mistake.
+    The violation that the run ends with is none of them."""
+    stated = {index for index, _ in run.trace.expected}
+    if run.violation is not None:
+        stated.add(run.violation.step)
+    return [
+        at
+        for at, row in enumerate(run.rows)
+        if at not in stated and isinstance(row.outcome, Refused)
+    ]
+
+
+def mostly_refused(run: Run) -> bool:
+    """Whether so much of the trace is refused that it hardly does what it was written for: a third, and two
+    at least."""
+    refused = len(unstated_refusals(run))
+    return refused >= 2 and 3 * refused >= len(run.rows)
