@@ -35,7 +35,7 @@ def _spoilt(change: Callable[[EncoderFacts, str], EncoderFacts]) -> Callable[...
     """Return the function of a statement that changes the facts of the encoder alone."""
 
     def spoil(scene: Any, value: str) -> None:
-        scene._spoil(encoder=lambda facts: change(facts.encoder, value))
+        scene.spoil(encoder=lambda facts: change(facts.encoder, value))
 
     return spoil
 
