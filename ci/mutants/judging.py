@@ -117,7 +117,7 @@ AREAS = (
     Area("reference/blocks", (), _OF_BLOCKS,
          without=tuple(f"reference/blocks/{name}.py" for name in ("commands", "config", "facts"))),
     Area("reference/tiers", (), _OF_TIERS,
-         # what is counted, and what test_releases.py tests
+         # what is counted, and what test_releases.py and test_sizes.py test
          without=("reference/tiers/host_records.py HostRecords.reached",
                   *(f"reference/tiers/{name}.py" for name in ("commands", "config", "facts")))),
     *(Area(f"impl/vllm/{name}.py", (), (f"{_TESTS}/vllm/test_connectors.py",), without=_OF_RELEASES)

@@ -1,0 +1,113 @@
+"""A storage behind the host tier of a release: pages that go there and come back."""
+
+from dataclasses import replace
+
+import pytest
+
+from ci.explain.tiers import facts_at
+from ci.report import data as report
+from ci.report import page
+from impl.adapter import UnusableImplementation
+from impl.choices import RandomChoices
+from reference.commands import Done, Mode, Reason, Refused
+from reference.failures import AtSlot
+from reference.tiers.commands import Fetch
+from reference.tiers.config import tier_preset
+from stateful_tests.check import tiers
+from stateful_tests.generate.tier_commands import propose_tier_command
+from stateful_tests.generate.tier_profile import draw_tier_profile
+from stateful_tests.lockstep.kinds import check_fits
+from stateful_tests.lockstep.replays import replay
+from stateful_tests.lockstep.results import Trace
+from stateful_tests.lockstep.systems import resolve
+from stateful_tests.lockstep.tiers import TierLockstep
+from stateful_tests.tests.tiers.lines import STORED, commands
+
+
+def test_pages_go_to_a_storage_and_come_back(newest):
+    """The request is admitted with what has been read so far; the thread frees the rest when it is over."""
+    lines = commands(STORED + "; load h2 a4b1; insert h2 a4b1; fetch; poll")
+    run = replay(newest, Trace(tier_preset("storage"), Mode.FAITHFUL, lines))
+    assert run.violation is None
+    told = [line for row in run.rows for line in row.tree]
+    parts = (
+        "backup 3: writes, host full 0-3, the backend still moves host full 2-3",
+        "host full 2 is stored under hash 3: a1",
+        "backup 3 is over",
+        "prefetch 4 of h2: to ask",
+        "prefetch 4 of h2: reads, host full 0-3, the backend still moves host full 0-1",
+        "node 2 under the root: a2 at 0; ",
+        "h2 reads [0, 2)",
+        "prefetch 4 of h2 is over",
+    )
+    for part in parts:
+        assert any(part in line for line in told), (part, told)
+    html = page.page(report.replay_data("t.json", run) | {"replay": "kvspec replay t.json"}, run)
+    assert "prefetch 4 of h2 (reads), host full 0, full 1, full 2, full 3" in html
+
+
+@pytest.mark.parametrize("name", ["storage", "storage-back", "storage-window", "storage-names"])
+def test_random_runs_take_pages_back_from_a_storage(newest, name):
+    source = RandomChoices("a storage")
+    profile = replace(draw_tier_profile(source), cycle=120)
+    run, fetched = TierLockstep(newest, tier_preset(name)), 0
+    for _ in range(120):
+        command = propose_tier_command(run.beside, run.facts, source, profile)
+        fetched += isinstance(run.do(command), Done) and isinstance(command, Fetch)
+        assert run.violation is None
+    assert fetched >= 3
+
+
+@pytest.mark.parametrize(
+    ("lines", "reason"),
+    [
+        ("prefetch h1 a2; prefetch h1 a2", Reason.REQUEST_EXISTS),
+        ("prefetch h1 a2; insert h1 a2", Reason.WRONG_PHASE),
+        ("prefetch h1 a2; load h1 a3", Reason.WRONG_PHASE),
+        ("prefetch h1 a2; reset_cache", Reason.NOT_IDLE),
+        ("prefetch h1 a17", Reason.ROW_TOO_SHORT),
+        ("query", Reason.EMPTY),
+        ("fetch", Reason.EMPTY),
+        ("backup", Reason.EMPTY),
+        ("insert h1 a2; load h2 a2; abort h2", Reason.UNKNOWN_REQUEST),
+        ("insert h1 a2; poll; complete; poll; reset_cache", Reason.NOT_IDLE),
+        (STORED.replace("storage", "wait") + "; abort h2; abort h2", Reason.UNKNOWN_REQUEST),
+    ],
+)
+def test_what_does_not_apply_with_a_storage_is_refused(newest, lines, reason):
+    run = replay(newest, Trace(tier_preset("storage"), Mode.FAITHFUL, commands(lines)))
+    assert run.violation is None and run.rows[-1].outcome == Refused(reason)
+
+
+def test_a_request_that_waits_for_all_of_its_pages_is_not_admitted_before(newest):
+    lines = commands(STORED + "; load h2 a4b1")
+    run = replay(newest, Trace(tier_preset("storage-wait"), Mode.FAITHFUL, lines))
+    assert run.violation is None and run.rows[-1].outcome == Refused(Reason.WRONG_PHASE)
+
+
+def test_without_a_storage_nobody_asks_one(newest):
+    for line in ("prefetch h1 a2", "query", "fetch", "backup"):
+        run = replay(newest, Trace(tier_preset("tier"), Mode.FAITHFUL, commands(line)))
+        assert run.rows[-1].outcome == Refused(Reason.UNFAITHFUL)
+
+
+def test_a_slot_says_what_the_storage_has_to_do_with_it(newest):
+    run = replay(newest, Trace(tier_preset("storage"), Mode.FAITHFUL, commands(STORED)))
+    said = [
+        str(fact) for at in (0, 3) for fact in facts_at(AtSlot("full", at, True), run.history[-1])
+    ]
+    assert "prefetch 4 of h2" in said[0] and "has it" in said[0] and "writes it" in said[1]
+    run = replay(
+        newest, Trace(tier_preset("storage"), Mode.FAITHFUL, commands(STORED + "; abort h2"))
+    )
+    assert "waits to be freed" in str(facts_at(AtSlot("full", 0, True), run.history[-1]))
+
+
+def test_a_release_whose_thread_frees_what_it_has_not_read_is_driven_without_a_storage():
+    system = resolve("sglang==0.5.19+hicache")
+    with pytest.raises(
+        UnusableImplementation, match="is not driven with a storage behind the host"
+    ):
+        check_fits(system, tier_preset("storage"))
+    plan = tiers.for_system(tiers.plan("smoke"), system)
+    assert not any(name.startswith("storage") for name in plan.presets) and "tier" in plan.presets
