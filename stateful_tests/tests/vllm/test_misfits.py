@@ -145,7 +145,7 @@ def test_a_key_that_a_driver_misses_is_none_of_the_tree(changed):
         system.reset(engine_preset("full"))
         system.apply(Add("r1", 2, 3))
         with pytest.raises(
-            Misfit, match=r"KeyError: 'cache_inputs' at impl/lmdeploy/driver.py:\d+, in the ad"
+            Misfit, match=r"KeyError: 'cache_inputs' at impl/lmdeploy/model_agent.py:\d+, in the ad"
         ):
             system.apply(Schedule())
 
