@@ -176,6 +176,16 @@ PARTS = {
 0.22.0 ... v1/kv_offload/cpu/manager.py | CPUOffloadingManager.reset_cache()
 0.22.0 ... distributed/kv_transfer/kv_connector/v1/offloading_connector.py | OffloadingConnector.reset_cache()
 """,
+    "storage": """
+0.28.0 ... v1/kv_offload/tiering/manager.py | TieringOffloadingManager._transfer_jobs; TieringOffloadingManager.primary_tier; TieringOffloadingManager.secondary_tiers
+0.28.0 ... v1/kv_offload/tiering/manager.py | TieringOffloadingManager._register_job(_, _); JobMetadata.transfer_job
+0.28.0 0.30.0 v1/kv_offload/tiering/base.py | TransferJob.block_ids
+0.30.0 ... v1/kv_offload/tiering/base.py | TransferJob.chunk_ids
+0.28.0 ... v1/kv_offload/tiering/base.py | TransferJob.keys; TransferJob.is_promotion
+0.28.0 ... v1/kv_offload/tiering/fs/manager.py | FileSystemTierManager.file_mapper; FileSystemTierManager._lookup_manager
+0.28.0 ... v1/kv_offload/tiering/async_lookup.py | AsyncLookupManager._lookup_queue; AsyncLookupManager._worker()
+0.28.0 ... v1/kv_offload/file_mapper.py | FileMapper.get_file_name(_)
+""",
     "sync loads": """
 0.29.0 ... v1/core/sched/output.py | SchedulerOutput.has_sync_kv_loads
 """,
@@ -240,7 +250,7 @@ _SAYS = {
 }
 TABLES = parts.Tables("vllm", "vllm", RELEASES, CORE, PARTS, _SAYS, "A new release of vLLM")
 EVERY = TABLES.every
-_OF_CONNECTORS = frozenset({"offload", "reset", "sync loads", "failed loads"})
+_OF_CONNECTORS = frozenset({"offload", "reset", "sync loads", "failed loads", "storage"})
 _OF_PAIRS = frozenset({"pair", "published handshakes"})
 _OF_IMAGES = frozenset({"images", "resets of images", "images+v2", "updates of images"})
 _OF_V2 = frozenset({"v2", "state+v2", "drafter+v2", "images+v2", "updates of images", "retained windows", "skipped drafts", "drafts of a batch"})

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
+from tempfile import gettempdir
 from typing import Any
 
 from impl.stand_ins import Values, taken
@@ -259,6 +260,11 @@ def offloading(settings: dict[str, Any], config: Any) -> None:
         "eviction_policy": "arc" if config.arc else "lru",
         "store_threshold": 0,
     }
+    if config.storage:
+        extra |= {
+            "spec_name": "TieringOffloadingSpec",
+            "secondary_tiers": [{"type": "fs", "root_dir": f"{gettempdir()}/kvspec-storage"}],
+        }
     if config.chunk_blocks > 1:
         # all groups have it
         extra["block_size"] = config.chunk_blocks * config.groups[0].block_size

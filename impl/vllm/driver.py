@@ -1,7 +1,7 @@
 """Carries commands out on a release's scheduler, as its engine core does, and gathers the facts.
 
-`python -m impl.vllm.driver ROOT [--async] [--v2] [--offload] [--images]` is the worker of a release. A
-release's module state is global, so each worker has one.
+`python -m impl.vllm.driver ROOT [--async] [--v2] [--offload] [--storage] [--images]` is the worker of a
+release. A release's module state is global, so each worker has one.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from impl.adapter import Capabilities
 from impl.loading.optional import optional
 from impl.process.failures import Guarded, SystemFailed
 from impl.process.worker import serve
+from impl.vllm import storage
 from impl.vllm.api import WAYS
 from impl.vllm.bare_connectors import Loads, Offloads
 from impl.vllm.bare_scheduler import results
@@ -28,7 +29,7 @@ from reference.blocks.commands import (
 )  # fmt: skip
 from reference.blocks.facts import Output
 from reference.commands import Abort, Done, Outcome, Reason, Refused
-from reference.tiers.commands import Complete, Copy, ResetCache
+from reference.tiers.commands import Backup, Complete, Copy, Fetch, ResetCache
 
 
 class EngineDriver(ClientCalls, FactGatherer):
@@ -45,13 +46,14 @@ class EngineDriver(ClientCalls, FactGatherer):
         v2: bool = False,
         offloads: bool = False,
         encodes: bool = False,
+        stores: bool = False,
     ) -> None:
-        super().__init__(root, overlap, v2, offloads, encodes)
+        super().__init__(root, overlap, v2, offloads, encodes, stores)
         self._commands: dict[type, Callable[[Any], None]] = {
             Add: self._add, More: self._more, End: self._end, Abort: self._abort, ResetCache: self._reset,
             Schedule: self._schedule, Update: self._update, Copy: self._copy, Complete: self._complete,
             Fail: self._fail, ResetConnector: self._reset_connector, LoadAdapter: self._load_adapter,
-            NewWeights: self._new_weights,
+            NewWeights: self._new_weights, Backup: self._backup, Fetch: self._fetch,
         }  # fmt: skip
 
     def apply(self, command: EngineCommand) -> Outcome:
@@ -60,9 +62,12 @@ class EngineDriver(ClientCalls, FactGatherer):
         self._given = ()
         self._reset_done = False
         self._copies = ()
+        storage.FILES.lookups = 0
         if self.runner.encoder is not None:
             self.runner.encoder.encoded = ()
-        if self._in_step and not isinstance(command, (Abort, Update, Copy, Complete, Fail)):
+        if self._in_step and not isinstance(
+            command, (Abort, Update, Copy, Complete, Fail, Backup, Fetch)
+        ):
             return Refused(Reason.WRONG_PHASE)
         try:
             self._commands[type(command)](command)
@@ -78,6 +83,8 @@ class EngineDriver(ClientCalls, FactGatherer):
     def _schedule(self, command: Schedule) -> None:
         require(self.scheduler.has_requests(), Reason.EMPTY)
         scheduled = self.scheduler.schedule()
+        if self.config.storage:
+            storage.answer(self.scheduler.connector.connector_scheduler.manager)
         copies = optional(scheduled, "SchedulerOutput.kv_cache_block_copies", None) or ()
         self._copies = tuple((copy.src_block_id, copy.dst_block_id) for copy in copies)
         stop = [self._ids.get(name, "") for name in command.stop]
@@ -139,6 +146,12 @@ class EngineDriver(ClientCalls, FactGatherer):
         loads = self._mover if isinstance(self._mover, Loads) else None
         require(loads is not None and loads.fail(command.blocks), Reason.EMPTY)
 
+    def _backup(self, command: Backup) -> None:
+        require(self.config.storage and storage.FILES.run(False, command.pages), Reason.EMPTY)
+
+    def _fetch(self, command: Fetch) -> None:
+        require(self.config.storage and storage.FILES.run(True, command.pages), Reason.EMPTY)
+
     def _reset_connector(self, _: ResetConnector) -> None:
         require(isinstance(self._mover, Offloads), Reason.EMPTY)
         manager = self.scheduler.connector.connector_scheduler.manager
@@ -158,5 +171,6 @@ if __name__ == "__main__":
     root = Path(sys.argv[1])
     options = sys.argv[2:]
     ways = {way: True for way, word in WAYS.items() if f"--{word}" in options}
+    ways["stores"] = storage.OPTION in options
     of = root, "vLLM", "modules.py", "bare_scheduler.py"
     sys.exit(serve(lambda: Guarded(EngineDriver(root, **ways), *of), root))

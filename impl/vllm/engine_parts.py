@@ -13,6 +13,7 @@ from impl.adapter import UnusableImplementation
 from impl.loading.isolation import loaded
 from impl.loading.renamed import alias, name_of
 from impl.self_scheduling.request_sources import RequestSources
+from impl.vllm import storage
 from impl.vllm.api import renamed_in, uses
 from impl.vllm.bare_connectors import worker_of
 from impl.vllm.bare_scheduler import pool_of
@@ -34,6 +35,7 @@ class EngineParts:
     v2: model runner V2.
     offloads: with its OffloadingConnector.
     encodes: prompts have images.
+    stores: the connector may have a storage behind host memory.
     """
 
     def __init__(
@@ -43,6 +45,7 @@ class EngineParts:
         v2: bool = False,
         offloads: bool = False,
         encodes: bool = False,
+        stores: bool = False,
     ) -> None:
         self._load(root, offloads, encodes)
         names = renamed_in(root)
@@ -66,6 +69,7 @@ class EngineParts:
         self._utils = importlib.import_module("vllm.v1.core.kv_cache_utils")
         self._offloads = offloads
         self._encodes = encodes
+        self._stores = stores
         self._reset_caches = reset_caches(root)
 
     def _load(self, root: Path, offloads: bool, encodes: bool) -> None:
@@ -77,6 +81,8 @@ class EngineParts:
             raise UnusableImplementation(
                 "host_chunks, peer: driven without a connector; +offload has one"
             )
+        if geometry.storage and not self._stores:
+            raise UnusableImplementation("storage: this vLLM is driven without one")
         if geometry.encodes and not self._encodes:
             raise UnusableImplementation("image: driven without an encoder; +images has one")
         if self.v2 and geometry.peer and geometry.sync_loads and not geometry.fail_requests:
@@ -93,6 +99,8 @@ class EngineParts:
         self.runner.origin_of = self.sources.origin_of
         self.runner.drafter = self._drafter(config)
         self._mover = self._move()
+        if config.storage:
+            storage.FILES.reset(self._mover.transfers.host)
         self._in_flight: deque[tuple[Any, Ran, Any]] = deque()
         self._ids: dict[str, str] = {}  # of a request's name: what the engine calls it
         self._names: dict[str, str] = {}

@@ -168,7 +168,7 @@ def install(root: Path, _: str = "", offloads: bool = False, encodes: bool = Fal
 
     modules = replace(modules, real=modules.real + offload.REAL, inert=never + offload.INERT)
     install_hook(root, modules, stand_ins | offload.provided())
-    offload.expose()
+    offload.expose(root)
 
 
 def with_connector(root: Path, _: str = "") -> None:

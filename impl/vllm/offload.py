@@ -10,12 +10,14 @@ import copy
 import importlib
 import sys
 from collections.abc import Iterator, Mapping, MutableMapping, MutableSequence, MutableSet
+from pathlib import Path
 from typing import Any
 
 from impl.loading.optional import either
 from impl.vllm.bare_connectors import (
     CONNECTORS, Loads, Offloads, Transfers, chunks_of, create_connector,
 )  # fmt: skip
+from impl.vllm import storage
 from impl.vllm.engine import Stamps
 from reference.blocks.config import EngineConfig
 from reference.blocks.facts import HostFacts, HostKey, Transfer
@@ -29,10 +31,13 @@ REAL = (
     f"{CONNECTORS}.utils",
     "vllm.v1.kv_offload",
 )
-# Secondary tiers, and what moves bytes: never used.
+# What moves bytes.
 INERT = tuple(
     f"vllm.v1.kv_offload.{name}"
-    for name in ("tiering", "cpu.gpu_worker", "cpu.shared_offload_region", "cpu.host_register")
+    for name in (
+        "tiering.fs.io", "tiering.fs.thread_pool", "cpu.gpu_worker", "cpu.shared_offload_region",
+        "cpu.host_register",
+    )
 )
 FILES = tuple(
     f"vllm/{name}"
@@ -56,26 +61,23 @@ class _Factory:
         return importlib.import_module(f"{_V1}.offloading_connector").OffloadingConnector
 
 
-class _Region:
-    """`SharedOffloadRegion`, of which a size is read: chunks are as large as that, whatever they hold."""
-
-    BLOCK_SIZE_ALIGNMENT = 4096
-
-
 def provided() -> dict[str, dict[str, Any]]:
     """Return what the connector takes from modules that are not loaded."""
     return {
         f"{CONNECTORS}.factory": {"KVConnectorFactory": _Factory},
-        "vllm.v1.kv_offload.cpu.shared_offload_region": {"SharedOffloadRegion": _Region},
+        **storage.provided(),
     }
 
 
-def expose() -> None:
-    """`kv_connector.v1` itself imports every connector; the scheduler takes these names from it."""
+def expose(root: Path | None = None) -> None:
+    """`kv_connector.v1` itself imports every connector; the scheduler takes these names from it. root: of a
+    release whose storage is driven, if it has one."""
     package = importlib.import_module(_V1)
     base = importlib.import_module(f"{_V1}.base")
     for name in ("KVConnectorBase_V1", "KVConnectorRole", "SupportsHMA", "supports_hma"):
         setattr(package, name, getattr(base, name))
+    if root is not None and (root / storage.MANAGER).is_file():
+        storage.expose()
 
 
 CONNECTOR = "vllm/distributed/kv_transfer/kv_connector/v1/offloading_connector.py"
@@ -98,8 +100,8 @@ def host_facts(
         marks = tuple(_marks(scheduler))
         return HostFacts(0, (), held, (), jobs, marks, failed, of.lost)
     ours = scheduler.connector.connector_scheduler
-    manager = ours.manager
-    jobs = (*_unsubmitted(of, ours), *_submitted(transfers, ours._jobs, ours._jobs))
+    manager = storage.primary_of(ours.manager)
+    moving = (*_unsubmitted(of, ours), *_submitted(transfers, ours._jobs, ours._jobs))
     kept = chunks_of(manager)
     keys = tuple(sorted(_key(*each, config, stamps, transfers.host) for each in kept))
     allocated = either(
@@ -108,11 +110,13 @@ def host_facts(
         "CPUOffloadingManager._num_allocated_blocks",
     )
     nothing = [(-1, ())] * config.chunk_blocks
-    named = [key.chunk for key in keys] + [part[2] for job in jobs for part in job.parts]
+    named = [key.chunk for key in keys] + [part[2] for job in moving for part in job.parts]
     chunks = max([allocated, *(chunk + 1 for chunk in named)])
     memory = tuple(tuple(transfers.host.get(chunk, nothing)) for chunk in range(chunks))
     free = (*manager._free_list, *range(allocated, chunks))
-    return HostFacts(chunks, free, memory, keys, jobs, tuple(_records(scheduler, ours)))
+    records = tuple(_records(scheduler, ours))
+    seen = HostFacts(chunks, free, memory, keys, moving, records)
+    return storage.with_storage(seen, ours.manager, config, stamps) if config.storage else seen
 
 
 def _key(
@@ -163,7 +167,8 @@ def _records(scheduler: Any, ours: Any) -> Iterator[str]:
     for block, pending in ours._block_id_to_pending_jobs.items():
         if not pending & ours._jobs.keys():
             yield f"block {block}"
-    yield from (f"chunk {chunk}, which no eviction takes" for chunk in stuck_chunks(ours.manager))
+    primary = storage.primary_of(ours.manager)
+    yield from (f"chunk {chunk}, which no eviction takes" for chunk in stuck_chunks(primary))
 
 
 def stuck_chunks(manager: Any) -> list[int]:

@@ -15,6 +15,7 @@ from impl.vllm.bare_connectors import Offloads, chunks_of
 from impl.vllm.bare_scheduler import adapter_of
 from impl.vllm.engine import Stamps
 from impl.vllm.images import images_in, text_of
+from impl.vllm.storage import primary_of
 from impl.vocabulary import require
 from reference.blocks.facts import ForeignKey
 from reference.commands import Reason
@@ -120,7 +121,7 @@ def places_of(scheduler: Any, memory: Mapping[int, Any], mover: Any) -> Iterator
             _, stamps = memory.get(block.block_id, (-1, ()))
             yield Place(block.block_hash[:-4][-16:], stamps, block=block.block_id)
     if isinstance(mover, Offloads):
-        manager = scheduler.connector.connector_scheduler.manager
+        manager = primary_of(scheduler.connector.connector_scheduler.manager)
         for key, chunk, pins in chunks_of(manager):
             if pins < 0:  # it is being written, and nobody reads it yet
                 continue

@@ -11,9 +11,12 @@ from impl.adapter import Capabilities, UnusableImplementation
 from impl.process.remote_system import LIMITS, Limits, WorkerSystem
 from impl.system_spec import SystemSpec
 from impl.vllm.fetch import checkout_root, release_root
+from impl.vllm.storage import OPTION as STORAGE
 from impl.vllm.copied import COPIED, PROPOSER, SPECULATOR
 from impl.vllm.api import RELEASES, TABLES, WAYS, facts
-from reference.blocks.commands import ENGINE_COMMANDS, SOURCE_FIELDS, TRANSFER_COMMANDS
+from reference.blocks.commands import (
+    ENGINE_COMMANDS, SOURCE_FIELDS, STORAGE_COMMANDS, TRANSFER_COMMANDS,
+)  # fmt: skip
 from reference.commands import Mode
 from reference.kinds import BLOCKS, PAIRS
 from reference.pairs.commands import PAIR_COMMANDS
@@ -89,7 +92,10 @@ class VLLMSystem(WorkerSystem):
         if pair:
             every = frozenset(kind.__name__ for kind in PAIR_COMMANDS)
             self.capabilities = Capabilities(PAIRS.name, every, modes=(Mode.FAITHFUL,))
-        for part, kinds in (("sessions", {"More", "End"}), ("reset", {"ResetConnector"})):
+        for part, kinds in (
+            ("sessions", {"More", "End"}), ("reset", {"ResetConnector"}),
+            ("storage", {kind.__name__ for kind in STORAGE_COMMANDS}),
+        ):
             if part not in self.parts:
                 left = self.capabilities.commands - kinds
                 self.capabilities = replace(self.capabilities, commands=left)
@@ -98,4 +104,6 @@ class VLLMSystem(WorkerSystem):
         if self.ways["pair"]:
             return [sys.executable, "-m", "impl.vllm.pair.driver", str(self.root)]
         options = [f"--{WAYS[way]}" for way, given in self.ways.items() if given]
+        if "storage" in self.parts:
+            options.append(STORAGE)
         return [sys.executable, "-m", "impl.vllm.driver", str(self.root), *options]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Union, get_args
 
 from reference.commands import Abort, Prompt
-from reference.tiers.commands import Complete, Copy, ResetCache
+from reference.tiers.commands import Backup, Complete, Copy, Fetch, ResetCache
 from reference.token_ids import image_tokens, is_image, shared_serial, token_id
 
 
@@ -98,11 +98,12 @@ class NewWeights:
 
 EngineCommand = Union[
     Add, More, End, Abort, ResetCache, Schedule, Update, Copy, Complete, Fail, ResetConnector,
-    LoadAdapter, NewWeights,
+    LoadAdapter, NewWeights, Backup, Fetch,
 ]  # fmt: skip
 ENGINE_COMMANDS: tuple[type, ...] = get_args(EngineCommand)
 SOURCE_FIELDS = ("adapter", "salt")  # of Add
-TRANSFER_COMMANDS = (Copy, Complete, Fail, ResetConnector)  # of engines with a connector
+TRANSFER_COMMANDS = (Copy, Complete, Fail, ResetConnector, Backup, Fetch)  # of engines with a connector
+STORAGE_COMMANDS = (Backup, Fetch)  # of those with a storage behind it
 STOP_TOKEN = 1  # no other token is so small
 
 

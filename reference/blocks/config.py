@@ -55,7 +55,8 @@ class EngineConfig:
     ordered by it, not by arrival.
     host_chunks: chunks of host memory that blocks are offloaded to, 0 for none; chunk_blocks: blocks of a
     chunk; arc: evicted by ARC instead of LRU; sync_loads: a load may be done within the step that needs it,
-    and from a peer always is; prompt_only: outputs are not offloaded. peer: a peer has computed prompts,
+    and from a peer always is; prompt_only: outputs are not offloaded; storage: what is offloaded is also
+    written to a storage, which hits are read back from. peer: a peer has computed prompts,
     whose KV is loaded from it; fail_requests: a load that fails ends its request, which is computed here
     without.
     Of prefix caching: retention: a state or a window is kept every so many tokens, 0 for every block, -1
@@ -83,6 +84,7 @@ class EngineConfig:
     arc: bool = False
     sync_loads: bool = False
     prompt_only: bool = False
+    storage: bool = False
     peer: bool = False
     fail_requests: bool = False
     retention: int = 0
@@ -156,6 +158,8 @@ class EngineConfig:
             raise GeometryError(
                 "sync_loads", "of a peer: goes with one group without window, whose lost blocks are named"
             )
+        if self.storage and not self.host_chunks:
+            raise GeometryError("storage", "needs host_chunks: it stands behind host memory")
         if self.fail_requests and not self.peer:
             raise GeometryError("fail_requests", "needs peer: loads of that may fail")
         if self.host_chunks and not self.caching:
@@ -277,6 +281,15 @@ ENGINE_PRESETS: dict[str, EngineConfig] = {
         (LayerGroup(2, drafter=True), LayerGroup(2, 4)), 22, 18, 12, max_seqs=3, drafts=2, eagle=True,
         host_chunks=12,
     ),
+    "storage": EngineConfig((_TWO,), 10, 16, 8, max_seqs=3, host_chunks=4, storage=True),
+    "storage-chunks": EngineConfig(
+        (_TWO,), 10, 16, 8, max_seqs=3, host_chunks=3, chunk_blocks=2, arc=True, storage=True
+    ),
+    "storage-hybrid": EngineConfig((_TWO, _NEAR), 20, 16, 8, max_seqs=3, host_chunks=10, storage=True),
+    "storage-in-step": EngineConfig(
+        (_TWO,), 8, 16, 12, max_seqs=3, priority=True, host_chunks=6, sync_loads=True, storage=True
+    ),
+    "storage-state": EngineConfig((_TWO, _STATE), 24, 20, 8, max_seqs=3, host_chunks=10, storage=True),
     "state": EngineConfig((_TWO, _STATE), 24, 20, 8, max_seqs=3),
     "state-tight": EngineConfig(
         (_TWO, _STATE), 14, 16, 8, max_seqs=3, priority=True, long_prefill=3

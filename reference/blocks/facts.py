@@ -151,8 +151,33 @@ class HostKey(NamedTuple):
     pins: int
 
 
+class StorageJob(NamedTuple):
+    """A job of the storage's threads that the engine has started and not seen done.
+
+    load: chunks are read from the storage into host memory; otherwise they are written to it.
+    done: the threads are through with it.
+    """
+
+    job: int
+    load: bool
+    chunks: tuple[int, ...]
+    done: bool
+
+
+class StoredChunk(NamedTuple):
+    """A chunk in the storage.
+
+    stamps: stamps of the tokens that its hash is of.
+    memory: (group, stamps) of each of its blocks, as in HostFacts.
+    """
+
+    group: int
+    stamps: tuple[int, ...]
+    memory: tuple[tuple[int, tuple[int, ...]], ...]
+
+
 class HostFacts(NamedTuple):
-    """Host memory.
+    """Host memory, and the storage behind it.
 
     chunks: number of chunks that were handed out at least once.
     free: free chunks.
@@ -161,6 +186,8 @@ class HostFacts(NamedTuple):
     failed: requests whose load has failed, until the engine is notified.
     lost: blocks that a load within a step has not brought, and blocks computed from these, until the engine
     is notified.
+    jobs: jobs of the storage. stored: its chunks. lookups: chunks that the engine has asked it for in this
+    command, and will hear of in the next step.
     """
 
     chunks: int
@@ -171,6 +198,9 @@ class HostFacts(NamedTuple):
     records: tuple[str, ...] = ()
     failed: tuple[str, ...] = ()
     lost: tuple[int, ...] = ()
+    jobs: tuple[StorageJob, ...] = ()
+    stored: tuple[StoredChunk, ...] = ()
+    lookups: int = 0
 
 
 class EncoderEntry(NamedTuple):
@@ -257,3 +287,9 @@ class BlockFacts(NamedTuple):
     def transfers(self) -> tuple[Transfer, ...]:
         """Transfers in flight."""
         return self.host.transfers if self.host is not None else ()
+
+    @property
+    def kv_moves(self) -> bool:
+        """Whether KV moves between tiers, or a storage is asked for it."""
+        host = self.host
+        return host is not None and bool(host.transfers or host.jobs or host.lookups)

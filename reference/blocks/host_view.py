@@ -8,7 +8,9 @@ from collections.abc import Iterator
 
 from reference.blocks.commands import EngineCommand, NewWeights, ResetConnector
 from reference.blocks.config import EngineConfig, LayerGroup
-from reference.blocks.facts import BlockFacts, HostFacts, HostKey, Lane, Part, Transfer
+from reference.blocks.facts import (
+    BlockFacts, HostKey, Lane, Part, StorageJob, Transfer,
+)  # fmt: skip
 from reference.failures import AtBlock, AtChunk, AtCount, AtTable, Failure, counted, failure
 from reference.remembered import remembered
 from reference.states import EMPTY, PARTS
@@ -45,10 +47,13 @@ class HostView:
         after = self.after
         found = {
             "HOST-1": after.host is not None and bool(after.host.free),
-            "HOST-2": after.host is not None and any(key.pins >= 0 for key in after.host.keys),
-            "HOST-3": any(job.load for job in after.transfers),
-            "XFER-1": any(not job.copied and job.parts for job in after.transfers),
-            "XFER-2": any(job.load and not job.completed for job in after.transfers),
+            "HOST-2": after.host is not None
+            and (bool(after.host.stored) or any(key.pins >= 0 for key in after.host.keys)),
+            "HOST-3": any(job.load for job in after.transfers) or bool(_jobs(after)),
+            "XFER-1": any(not job.copied and job.parts for job in after.transfers)
+            or any(not job.load and not job.done for job in _jobs(after)),
+            "XFER-2": any(job.load and not job.completed for job in after.transfers)
+            or any(job.load and not job.done for job in _jobs(after)),
             "XFER-3": bool(before.kept) or (bool(before.transfers) and not after.transfers),
         }
         return frozenset(name for name, could in found.items() if could)
@@ -60,6 +65,7 @@ class HostView:
         kept = Counter(key.chunk for key in host.keys)
         free = Counter(host.free)
         moving = {chunk for job in host.transfers for _, _, chunk, _ in job.parts}
+        moving |= {chunk for job in host.jobs for chunk in job.chunks}
         for chunk in range(host.chunks):
             owned = "1 hash names it" if kept[chunk] == 1 else f"{kept[chunk]} hashes name it"
             yield HostUnit(
@@ -71,19 +77,21 @@ class HostView:
         host = self.after.host
         if host is None:
             return
-        for key in host.keys:
-            if key.pins < 0:
-                continue
+        kept = [(key, host.memory[key.chunk]) for key in host.keys if key.pins >= 0]
+        kept += [(HostKey(STORED, each.group, each.stamps, 0), each.memory) for each in host.stored]
+        for key, memory in kept:
             for index in range(self.config.chunk_blocks):
-                if (copy := self._block(key, index, host)) is not None:
+                if (copy := self._block(key, index, memory)) is not None:
                     yield copy
 
-    def _block(self, key: HostKey, index: int, host: HostFacts) -> KeptCopy | None:
+    def _block(
+        self, key: HostKey, index: int, memory: tuple[tuple[int, tuple[int, ...]], ...]
+    ) -> KeptCopy | None:
         """Return the block at `index` of a chunk; None for one that was not stored, as no hit needs its
-        window or state."""
+        window or state. memory: of the chunk."""
         layers = self.config.groups[key.group]
         start = index * layers.block_size
-        group, slots = host.memory[key.chunk][index]
+        group, slots = memory[index] if index < len(memory) else (-1, ())
         if group < 0 and (layers.window is not None or layers.state):
             return None
         wanted = key.stamps[start : start + layers.block_size]
@@ -94,8 +102,8 @@ class HostView:
             holds,
             wanted,
             slots[: len(wanted)] if group == key.group else (0,) * len(wanted),
-            lambda at: f"slot {start + at} of chunk {key.chunk}",
-            lambda at: AtChunk(key.chunk, start + at),
+            lambda at: f"slot {start + at} of {_called(key)}",
+            lambda at: _place(key, start + at),
             "nothing of this group",
         )
 
@@ -105,8 +113,8 @@ class HostView:
             f"it must hold the state that its hash in group {key.group} is of",
             (wanted,) * len(PARTS),
             (*parts, *[EMPTY] * len(PARTS))[: len(PARTS)],
-            lambda _: f"chunk {key.chunk}",
-            lambda _: AtChunk(key.chunk),
+            lambda _: _called(key),
+            lambda _: _place(key),
             "no state of this group",
             "the state after other tokens",
         )
@@ -131,7 +139,12 @@ class HostView:
             if not job.stale and any(chunk == key.chunk for _, _, chunk, _ in job.parts)
         ]
         loads = sum(job.load for job in using)
-        return loads, len(using) - loads
+        stores = len(using) - loads
+        for storing in _jobs(self.after):
+            if key.chunk in storing.chunks:
+                loads += not storing.load
+                stores += storing.load
+        return loads, stores
 
     def sources(self) -> Iterator[Source]:
         """What transfers that were started before this command have still to read."""
@@ -146,6 +159,20 @@ class HostView:
                 was = self._source(self.before, job, part)
                 now = self._source(self.after, job, part)
                 yield Source(f"transfer {job.job}", called, place, was, now)
+        yield from self._stored_from()
+
+    def _stored_from(self) -> Iterator[Source]:
+        """What jobs of the storage that were started before this command have still to write to it."""
+        started = {job.job for job in _jobs(self.before)}
+        before, after = self.before.host, self.after.host
+        if before is None or after is None:
+            return
+        for job in after.jobs:
+            if job.load or job.done or job.job not in started:
+                continue
+            for chunk in job.chunks:
+                was, now = before.memory[chunk], after.memory[chunk]
+                yield Source(f"storage job {job.job}", f"chunk {chunk}", AtChunk(chunk), was, now)
 
     def _source(self, facts: BlockFacts, job: Transfer, part: Part) -> tuple[int, tuple[int, ...]]:
         """Return the group that the source of a transfer is of, and its stamps: those of the tokens that the
@@ -184,6 +211,20 @@ class HostView:
                     want = f"no step in flight uses block {block}, for transfer {job.job} writes it"
                     yield failure(want, "one does", at_block)
 
+        yield from self._read_into()
+
+    def _read_into(self) -> Iterator[Failure]:
+        """Chunks that a job of the storage reads into, and that somebody else writes or reads."""
+        for job in _jobs(self.after):
+            if not job.load or job.done:
+                continue
+            for chunk in job.chunks:
+                for other in self.after.transfers:
+                    used = any(chunk == part[2] for part in other.parts)
+                    if used and not other.copied:
+                        want = f"chunk {chunk} is used by storage job {job.job} alone"
+                        yield failure(want, f"transfer {other.job} uses it", AtChunk(chunk))
+
     def left_over(self) -> Iterator[Failure]:
         """Records and blocks that are kept for transfers and requests that are over."""
         facts = self.after
@@ -195,6 +236,21 @@ class HostView:
             places = (AtBlock(block) for block in facts.kept)
             want = "blocks are kept for what is in flight"
             yield failure(want, f"nothing is; blocks {blocks} are kept", *places)
+
+
+STORED = -1  # in the place of a chunk: a file of the storage
+
+
+def _jobs(facts: BlockFacts) -> tuple[StorageJob, ...]:
+    return facts.host.jobs if facts.host is not None else ()
+
+
+def _called(key: HostKey) -> str:
+    return "a file of the storage" if key.chunk == STORED else f"chunk {key.chunk}"
+
+
+def _place(key: HostKey, slot: int | None = None) -> AtChunk | AtCount:
+    return AtCount("storage", "files") if key.chunk == STORED else AtChunk(key.chunk, slot)
 
 
 def _kept_chunks(facts: BlockFacts) -> int:

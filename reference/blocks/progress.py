@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator
 
 from reference.blocks.commands import EngineCommand, Schedule, Update
-from reference.blocks.facts import BlockFacts
+from reference.blocks.facts import BlockFacts, HostFacts
 from reference.headway import Headway, Standstill
-from reference.tiers.commands import Complete, Copy
+from reference.tiers.commands import Backup, Complete, Copy, Fetch
 
 # What the engine and its devices do. With any other command a client or a fault comes in between.
-_BY_ITSELF = Schedule, Update, Copy, Complete
+_BY_ITSELF = Schedule, Update, Copy, Complete, Backup, Fetch
 
 
 class EngineProgress:
@@ -41,6 +41,8 @@ class EngineProgress:
         yield from (
             ("transfer", job.job) for job in facts.transfers if job.submitted and not job.completed
         )
+        if facts.host is not None:
+            yield from (("storage", job.job) for job in facts.host.jobs if not job.done)
 
 
 def state_of(facts: BlockFacts) -> Hashable:
@@ -50,9 +52,14 @@ def state_of(facts: BlockFacts) -> Hashable:
         for name, fact in facts.requests.items()
     )
     transfers = sorted((*job[1:2], len(job.parts), *job[3:]) for job in facts.transfers)
-    kept = (len(facts.host.free), len(facts.host.keys)) if facts.host else ()
+    kept = _kept(facts.host) if facts.host else ()
     pools = len(facts.free), len(facts.published), len(facts.pinned), facts.steps_in_flight, *kept
     return requests, tuple(transfers), pools
+
+
+def _kept(host: HostFacts) -> tuple[int, ...]:
+    done = sum(job.done for job in host.jobs)
+    return len(host.free), len(host.keys), len(host.jobs), done, len(host.stored), host.lookups
 
 
 def _blocks_in(table: tuple[int, ...]) -> int:

@@ -87,14 +87,16 @@ class Query:
 
 @dataclass(frozen=True, slots=True)
 class Fetch:
-    """The thread that reads pages into host memory goes on. pages: as above."""
+    """The thread that reads pages into host memory goes on. pages: as above. Of vLLM's connector: the oldest
+    job that reads chunks from the storage is done; behind so many a file is too short, and the job fails."""
 
     pages: int = ALL
 
 
 @dataclass(frozen=True, slots=True)
 class Backup:
-    """The thread that writes pages to the storage goes on. pages: as above."""
+    """The thread that writes pages to the storage goes on. pages: as above. Of vLLM's connector: the oldest
+    job that writes chunks to it is done, and fails behind so many."""
 
     pages: int = ALL
 

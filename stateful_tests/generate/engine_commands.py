@@ -11,9 +11,9 @@ from impl.adapter import Capabilities
 from reference.blocks.commands import (
     Add, End, EngineCommand, Fail, LoadAdapter, More, NewWeights, ResetConnector, Schedule, Update,
 )  # fmt: skip
-from reference.tiers.commands import Complete, Copy, ResetCache
+from reference.tiers.commands import ALL, Backup, Complete, Copy, Fetch, ResetCache
 from reference.blocks.config import EngineConfig, LayerGroup
-from reference.blocks.facts import BlockFacts
+from reference.blocks.facts import BlockFacts, StorageJob
 from reference.blocks.request_texts import Bearer, RequestTexts
 from reference.commands import Abort, Piece, Prompt, prompt_len
 from reference.token_ids import is_image
@@ -267,9 +267,19 @@ def _transfer(
         if fails and job.load and not job.copied and once_in(source, fails):
             return Fail(source.upto(len(job.parts)))
         return Complete(job.load) if job.copied or once_in(source, 2) else Copy(job.load)
+    if (storing := _storing(facts)) and once_in(source, profile.slow):
+        due = pick(source, storing)
+        fails = bool(profile.fails) and once_in(source, profile.fails)
+        chunks = source.upto(len(due.chunks) - 1) if fails else ALL
+        return Fetch(chunks) if due.load else Backup(chunks)
     if not facts.in_step and profile.forget and once_in(source, profile.forget):
         return ResetConnector()
     return None
+
+
+def _storing(facts: BlockFacts) -> list[StorageJob]:
+    """The jobs that threads of the storage have still to do."""
+    return [job for job in facts.host.jobs if not job.done] if facts.host is not None else []
 
 
 def _schedule(
@@ -388,9 +398,11 @@ def engine_finale(texts: RequestTexts, facts: BlockFacts) -> EngineCommand | Non
     moving = [job for job in facts.transfers if job.submitted and not job.completed]
     if moving:
         return Complete(moving[0].load)
+    if storing := _storing(facts):
+        return Fetch() if storing[0].load else Backup()
     for bearer in texts.bearers.values():
         if bearer.resumable and None not in bearer.turns:
             return End(bearer.name)
     if facts.results_due:
         return Update()
-    return Schedule() if texts.bearers or facts.steps_in_flight or facts.transfers else None
+    return Schedule() if texts.bearers or facts.steps_in_flight or facts.kv_moves else None

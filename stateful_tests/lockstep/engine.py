@@ -229,3 +229,23 @@ def _moved(before: BlockFacts, now: BlockFacts) -> Iterator[str]:
     for word, keys in (("under a hash", keeps - kept), ("forgotten", kept - keeps)):
         if keys:
             yield f"chunks {word}: {' '.join(str(chunk) for chunk, _ in sorted(keys))}"
+    yield from _stored(before, now)
+
+
+def _stored(before: BlockFacts, now: BlockFacts) -> Iterator[str]:
+    """Yield what the engine asks a storage for, and what its threads did."""
+    if now.host is None:
+        return
+    if now.host.lookups:
+        yield f"the storage is asked for {counted(now.host.lookups, 'chunk')}"
+    were = {job.job: job for job in before.host.jobs} if before.host is not None else {}
+    are = {job.job: job for job in now.host.jobs}
+    for number in sorted(were | are):
+        was, job = were.get(number), are.get(number) or were[number]
+        what = f"storage {'read' if job.load else 'write'} {number}"
+        if was is None:
+            yield f"{what}: chunks {' '.join(map(str, job.chunks))}"
+        if job.done and not (was and was.done):
+            yield f"{what} is done"
+        if number not in are:
+            yield f"{what} has ended"

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, get_args
 
-from reference.tiers.config import TierConfig
 from reference.blocks.config import EngineConfig
 from impl.adapter import UnusableImplementation
 from reference.blocks.commands import Add
@@ -43,8 +42,9 @@ def _with(trace: Trace, **sizes: Any) -> Trace:
 def _no_storage(trace: Trace) -> Iterator[Trace]:
     """A host tier with nothing behind it."""
     kept = tuple(c for c in trace.commands if not isinstance(c, get_args(StorageCommand)))
-    if trace.sizes(TierConfig).storage:
-        yield replace(_with(trace, storage=""), commands=kept)
+    sizes: Any = trace.geometry
+    if sizes.storage:
+        yield replace(_with(trace, storage=type(sizes.storage)()), commands=kept)
 
 
 def _no_tier_states(trace: Trace) -> Iterator[Trace]:
@@ -86,6 +86,6 @@ def _no_sources(trace: Trace) -> Iterator[Trace]:
 
 _WITHOUT: dict[str, tuple[Callable[[Trace], Iterator[Trace]], ...]] = {
     ROWS.name: (_no_states, _no_namespaces, _no_window),
-    BLOCKS.name: (_no_recurrent_groups, _no_sources),
+    BLOCKS.name: (_no_storage, _no_recurrent_groups, _no_sources),
     TIERS.name: (_no_storage, _no_tier_states, _no_tier_namespaces),
 }

@@ -128,8 +128,8 @@ def _inputs(step: BlockStep) -> Failure | None:
 def _stall(step: BlockStep) -> Failure | None:
     if not isinstance(step.command, Schedule) or step.refused or step.after.lanes:
         return None
-    if step.before.transfers or step.after.transfers:
-        return None  # somebody may wait for one
+    if step.before.kv_moves or step.after.kv_moves:
+        return None  # somebody may wait for it
     if (
         step.before.steps_in_flight
         or any(b.idle for b in step.bearers.values())

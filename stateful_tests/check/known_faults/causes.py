@@ -247,11 +247,13 @@ def _host_room(system: AnySystem, trace: Trace) -> Trace:
     return _with_sizes(trace, host_pages=full, host_swa_pages=swa)
 
 
-def _no_storage(system: AnySystem, trace: Trace) -> Trace:
-    """Nothing stands behind the host."""
-    if not trace.sizes(TierConfig).storage:
+def _no_storage(system: AnySystem, trace: Trace, *beside: type) -> Trace:
+    """Nothing stands behind the host. beside: further commands that go with it."""
+    sizes: Any = trace.geometry
+    if not sizes.storage:
         return trace
-    return _with_sizes(_none_of((Prefetch, Query, Fetch, Backup, Abort), system, trace), storage="")
+    without = _none_of((Prefetch, Query, Fetch, Backup, *beside), system, trace)
+    return _with_sizes(without, storage=type(sizes.storage)())
 
 
 def _no_state(system: AnySystem, trace: Trace, **sizes: Any) -> Trace:
@@ -378,7 +380,7 @@ _NEEDS: dict[str, _Less] = {
     "a prompt in chunks": _of_kinds(blocks=_whole_prompts),
     "a text near max_model_len": _of_kinds(blocks=_no_text_near_the_limit),
     "a small host": _of_kinds(tiers=_host_room),
-    "a storage": _of_kinds(tiers=_no_storage),
+    "a storage": _of_kinds(blocks=_no_storage, tiers=lambda *of: _no_storage(*of, Abort)),
     "recurrent state": _of_kinds(
         rows=partial(_no_state, tracks=False), tiers=partial(_no_state, host_states=0)
     ),

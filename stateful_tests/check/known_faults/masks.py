@@ -372,9 +372,8 @@ def do_the_same(
 
 def _schedule(run: Run) -> list[Row]:
     """The rows of a run without what is stored on a host."""
+    stored = "store ", "chunks ", "storage "
     return [
-        replace(
-            row, tree=tuple(line for line in row.tree if not line.startswith(("store ", "chunks ")))
-        )
+        replace(row, tree=tuple(line for line in row.tree if not line.startswith(stored)))
         for row in run.rows
     ]

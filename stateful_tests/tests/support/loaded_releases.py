@@ -37,7 +37,7 @@ class LoadedEngine(EngineDriver):
     """vLLM. It cuts functions out of files that it does not load."""
 
     def __init__(self, root: Path, overlap: bool, v2: bool, encodes: bool) -> None:
-        super().__init__(root, overlap, v2, offloads=True, encodes=encodes)
+        super().__init__(root, overlap, v2, offloads=True, encodes=encodes, stores=True)
         self.capabilities = replace(
             VLLMSystem.capabilities,
             recurrent=True,

@@ -14,10 +14,12 @@ from itertools import chain
 from reference.blocks.commands import Add, More, client_tokens
 from reference.blocks.config import EngineConfig
 from reference.blocks.facts import (
-    BlockFacts, HostFacts, HostKey, Lane, Output, Published, RequestFact, StateUse, Table, Transfer, chained,
+    BlockFacts, HostFacts, HostKey, Lane, Output, Published, RequestFact, StateUse, StorageJob, StoredChunk,
+    Table, Transfer, chained,
 )  # fmt: skip
 from reference.blocks.request_texts import RequestTexts
 from stateful_tests.tests.vllm.image_scenes import encoder_of
+from stateful_tests.tests.vllm.storage_statements import pins_by
 
 
 @dataclass
@@ -27,6 +29,7 @@ class EngineByHand:
     texts: of each request with what was sampled for it; given: with what its client got. waiting: tokens of
     a next turn, until the one before ends. keys, chunks, transfers: of host memory; kept, pinned: blocks.
     images: that are kept, each with who needs it. lost: blocks that a load within a step has not brought.
+    storage_jobs, files: of the storage behind host memory.
     lanes, outputs: of the last command; batch: tokens that its results have; spoilt: changes of its facts.
     """
 
@@ -45,6 +48,8 @@ class EngineByHand:
     pinned: tuple[tuple[str, int], ...] = ()
     images: dict[str, tuple[str, ...]] = field(default_factory=dict)
     lost: tuple[int, ...] = ()
+    storage_jobs: dict[int, StorageJob] = field(default_factory=dict)
+    files: list[StoredChunk] = field(default_factory=list)
     lanes: list[Lane] = field(default_factory=list)
     outputs: list[Output] = field(default_factory=list)
     batch: dict[str, tuple[int, ...]] = field(default_factory=dict)
@@ -93,11 +98,13 @@ class EngineByHand:
         """Host memory: pins and the free list follow from transfers and hashes."""
         jobs = [job for job in self.transfers.values() if not job.stale]
         moving = [(job.load, chunk) for job in jobs for chunk in {part[2] for part in job.parts}]
-        pins = {
-            chunk: -1 if (False, chunk) in moving else moving.count((True, chunk))
-            for chunk in self.keys
-        }
-        used = {*self.keys, *(chunk for _, chunk in moving)}
+        by_storage = pins_by(self.storage_jobs.values())
+        pins = {chunk: by_storage.get(chunk, 0) for chunk in self.keys}
+        for chunk in self.keys:
+            pins[chunk] += moving.count((True, chunk))
+            if (False, chunk) in moving:
+                pins[chunk] = -1
+        used = {*self.keys, *by_storage, *(chunk for _, chunk in moving)}
         count = self.config.host_chunks
         nothing = [(-1, ())] * self.config.chunk_blocks
         return HostFacts(
@@ -107,6 +114,8 @@ class EngineByHand:
             tuple(HostKey(chunk, 0, stamps, pins[chunk]) for chunk, stamps in self.keys.items()),
             tuple(self.transfers.values()),
             lost=self.lost,
+            jobs=tuple(self.storage_jobs.values()),
+            stored=tuple(self.files),
         )
 
     def _known(self, name: str) -> RequestFact:

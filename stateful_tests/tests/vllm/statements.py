@@ -12,6 +12,7 @@ from reference.blocks.host_view import window_start
 from stateful_tests.tests.vllm.engine_by_hand import EngineByHand
 from stateful_tests.tests.vllm.host_statements import HOST_STATEMENTS
 from stateful_tests.tests.vllm.image_scenes import IMAGE_STATEMENTS
+from stateful_tests.tests.vllm.storage_statements import STORAGE_STATEMENTS
 
 OTHER = 5  # a token that no text has
 STOP = 1  # the stop token
@@ -295,4 +296,5 @@ STATEMENTS: dict[str, Callable[..., None]] = {
     r"equal blocks are one": lambda scene: scene.spoil(merges=lambda _: True),
     **HOST_STATEMENTS,
     **IMAGE_STATEMENTS,
+    **STORAGE_STATEMENTS,
 }

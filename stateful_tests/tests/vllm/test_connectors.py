@@ -11,7 +11,7 @@ from impl.vllm.offload import host_facts, stuck_chunks
 from reference.blocks.config import LayerGroup
 from reference.blocks.facts import HostFacts, HostKey, Transfer, chain
 
-CONFIG = Bag(groups=(LayerGroup(2), LayerGroup(4)), chunk_blocks=2)
+CONFIG = Bag(groups=(LayerGroup(2), LayerGroup(4)), chunk_blocks=2, storage=False)
 NOTHING, EMPTY = (-1, ()), 0
 OUTPUTS = "vllm.v1.outputs"
 

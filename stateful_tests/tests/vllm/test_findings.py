@@ -39,6 +39,11 @@ SAID = {
     "a_chunk_begins_with_an_image_and_ends_in_it":
         "it computes it up to 1, where r2 computes its image at 0 whole",
     "an_eviction_gives_up_beside_idle_copies": "chunk 3, which no eviction takes",
+    "an_eviction_gives_up_beside_a_copy_that_went_to_a_storage": "chunk 0, which no eviction takes",
+    "an_eviction_gives_up_beside_copies_that_went_to_a_storage": "chunk 2, which no eviction takes",
+    "a_block_of_a_state_stands_twice_in_its_store": "KeyError: 2 at",
+    "a_storage_outlives_new_weights": "where r2 has weights of update 1",
+    "a_storage_outlives_new_weights_in_flight": "where r2 has weights of update 1",
     "a_repeated_image_is_given_up_in_the_middle":
         "image A3 is kept for nobody, where r1 must keep image A3",
     "an_image_is_kept_for_a_request_that_a_drafter_holds_back":

@@ -1,0 +1,207 @@
+"""The storage behind host memory: a file system whose threads run when a command lets them.
+
+TieringOffloadingManager and FileSystemTierManager are the release's own. The files are ours, and so are the
+threads that read, write and look them up.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from impl.loading.optional import either, optional
+from impl.stand_ins import Values
+from impl.vllm.engine import Stamps
+from reference.blocks.config import EngineConfig
+from reference.blocks.facts import HostFacts, StorageJob, StoredChunk
+
+TIERING = "vllm.v1.kv_offload.tiering"
+MANAGER = "vllm/v1/kv_offload/tiering/fs/manager.py"
+REGION = "vllm.v1.kv_offload.cpu.shared_offload_region"
+_CHUNK = 8  # bytes of a chunk in the memory that the manager shows its tiers: they only divide by it
+ALL = -1
+OPTION = "--storage"  # of the worker: the release has these modules
+
+
+class Region:
+    """`SharedOffloadRegion`: as large as its chunks are, whatever they hold."""
+
+    BLOCK_SIZE_ALIGNMENT = 4096
+
+    def __init__(self, num_chunks: int = 0, num_blocks: int = 0, **_: Any) -> None:
+        self._chunks = num_chunks or num_blocks
+
+    def create_kv_memoryview(self) -> memoryview:
+        return memoryview(bytearray(self._chunks * _CHUNK)).cast("B", (self._chunks, _CHUNK))
+
+    def cleanup(self) -> None:
+        """Holds nothing."""
+
+
+class Threads:
+    """`DualQueueThreadPool`: jobs run in their order, stores and loads apart."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        self.waiting: dict[bool, dict[Any, list[Callable[[], None]]]] = {False: {}, True: {}}
+        self._finished: list[tuple[Any, bool, float]] = []
+        FILES.threads = self
+
+    def enqueue_store(self, job_id: Any, count: int, tasks: Sequence[Callable[[], None]]) -> None:
+        del count
+        self.waiting[False][job_id] = list(tasks)
+
+    def enqueue_load(self, job_id: Any, count: int, tasks: Sequence[Callable[[], None]]) -> None:
+        del count
+        self.waiting[True][job_id] = list(tasks)
+
+    def run(self, load: bool, chunks: int = ALL) -> bool:
+        """Carry out the oldest job, which fails behind so many chunks; False where there is none."""
+        queue = self.waiting[load]
+        if not queue:
+            return False
+        job = next(iter(queue))
+        tasks = queue.pop(job)
+        FILES.bound = chunks
+        done = True
+        try:
+            for task in tasks:
+                task()
+        except OSError:
+            done = False
+        self._finished.append((job, done, 0.0))
+        return True
+
+    def get_finished(self) -> list[tuple[Any, bool, float]]:
+        done, self._finished = self._finished, []
+        return done
+
+    def wait_idle(self) -> None:
+        while self.run(False) or self.run(True):
+            pass
+
+    def shutdown(self, wait: bool = True) -> None:
+        """Holds nothing."""
+
+
+class Files:
+    """The files of a storage: for each path the blocks of a chunk, each with its group and its stamps.
+
+    host: host memory, by chunk. keys: hash and group of each path. bound: chunks that the next job reads or
+    writes before it fails. lookups: files that were looked up in this command.
+    """
+
+    def __init__(self) -> None:
+        self.host: dict[int, Any] = {}
+        self.files: dict[str, tuple[Any, ...]] = {}
+        self.keys: dict[str, bytes] = {}
+        self.threads: Threads | None = None
+        self.bound = ALL
+        self.lookups = 0
+
+    def reset(self, host: dict[int, Any]) -> None:
+        """Begin with no file."""
+        self.host = host
+        self.files = {}
+        self.lookups = 0
+
+    def store(self, paths: Sequence[str], _: Any, offsets: Sequence[int], size: int, *__: Any) -> None:
+        """`batch_store_block`: a file that is there stays as it is."""
+        for at, (path, offset) in enumerate(zip(paths, offsets)):
+            if at == self.bound:
+                raise OSError("no space left")
+            if path not in self.files:
+                self.files[path] = tuple(self.host.get(offset // size, ()))
+
+    def load(self, paths: Sequence[str], _: Any, offsets: Sequence[int], size: int, *__: Any) -> None:
+        """`batch_load_block`: a file that turns out to be too short is removed."""
+        for at, (path, offset) in enumerate(zip(paths, offsets)):
+            if at == self.bound:
+                self.files.pop(path, None)
+            if path not in self.files:
+                error: Any = OSError("short read")
+                error.num_succeeded = at
+                raise error
+            self.host[offset // size] = [*self.files[path]]
+
+    def run(self, load: bool, chunks: int) -> bool:
+        """Carry out a job (see Threads)."""
+        return self.threads is not None and self.threads.run(load, chunks)
+
+    def there(self, paths: Sequence[str]) -> list[bool]:
+        """Whether each file is there."""
+        self.lookups += len(paths)
+        return [path in self.files for path in paths]
+
+
+FILES = Files()
+
+
+class _NoThread:
+    """A thread that never starts: `answer` does its work."""
+
+    def __init__(self, **_: Any) -> None: ...
+
+    def start(self) -> None: ...
+
+    def join(self) -> None: ...
+
+
+def provided() -> dict[str, dict[str, Any]]:
+    """Return what the tiers take from modules that move bytes."""
+    return {
+        REGION: {"SharedOffloadRegion": Region},
+        f"{TIERING}.fs.io": {
+            "batch_store_block": FILES.store,
+            "batch_load_block": FILES.load,
+            "probe_o_direct": lambda _: False,
+        },
+        f"{TIERING}.fs.thread_pool": {"DualQueueThreadPool": Threads},
+    }
+
+
+def expose() -> None:
+    """Take the threads from the modules that start them."""
+    lookup = importlib.import_module(f"{TIERING}.async_lookup")
+    lookup.threading = Values(Thread=_NoThread)  # type: ignore[attr-defined]
+    manager = importlib.import_module(f"{TIERING}.fs.manager")
+    manager._HAS_BATCH_LOOKUP_C = True  # type: ignore[attr-defined]
+    manager.batch_lookup_C = FILES.there  # type: ignore[attr-defined]
+
+
+def answer(manager: Any) -> None:
+    """Look up the files that the last step has asked for."""
+    FILES.lookups = 0
+    for tier in manager.secondary_tiers:
+        tier._lookup_manager._lookup_queue.put(None)
+        tier._lookup_manager._worker()
+
+
+def primary_of(manager: Any) -> Any:
+    """Return the manager of host memory: of a tiered one that of its primary tier."""
+    return optional(manager, "TieringOffloadingManager.primary_tier", manager)
+
+
+def with_storage(
+    facts: HostFacts, manager: Any, config: EngineConfig, stamps: Stamps
+) -> HostFacts:
+    """Return the facts of host memory, and of the storage behind it."""
+    assert FILES.threads is not None
+    waiting = {job for queue in FILES.threads.waiting.values() for job in queue}
+    jobs = []
+    for number, kept in manager._transfer_jobs.items():
+        job = kept.transfer_job
+        chunks = tuple(map(int, either(job, "TransferJob.chunk_ids", "TransferJob.block_ids")))
+        jobs.append(StorageJob(number, job.is_promotion, chunks, number not in waiting))
+        for tier in manager.secondary_tiers:
+            FILES.keys |= {tier.file_mapper.get_file_name(key): key for key in job.keys}
+    stored = (_stored(path, memory, config, stamps) for path, memory in FILES.files.items())
+    return facts._replace(jobs=tuple(jobs), stored=tuple(stored), lookups=FILES.lookups)
+
+
+def _stored(path: str, memory: Any, config: EngineConfig, stamps: Stamps) -> StoredChunk:
+    key = FILES.keys[path]
+    group = int.from_bytes(key[-4:], "big")
+    tokens = config.groups[group].block_size * config.chunk_blocks
+    found = {stamp for _, slots in memory for stamp in slots}
+    return StoredChunk(group, stamps.of_block(key[:-4][:16], tokens, found), tuple(memory))
