@@ -71,7 +71,7 @@ ENGINE = Engine(
         "vllm/v1/kv_cache_*.py",
         "vllm/v1/outputs.py",
         "vllm/v1/engine/__init__.py",
-        # of +offload, less what moves bytes and its secondary tiers
+        # of +offload, less what moves bytes
         "vllm/distributed/kv_transfer/kv_connector/v1/offloading/*.py",
         "vllm/distributed/kv_transfer/kv_connector/v1/offloading_connector.py",
         "vllm/v1/kv_offload/*.py",
@@ -79,6 +79,8 @@ ENGINE = Engine(
         "vllm/v1/kv_offload/cpu/manager.py",
         "vllm/v1/kv_offload/cpu/spec.py",
         "vllm/v1/kv_offload/cpu/policies/*.py",
+        "vllm/v1/kv_offload/tiering/*.py",
+        "vllm/v1/kv_offload/tiering/fs/manager.py",
         *IMAGES,
         *IMAGES_V2,
         # of +pair

@@ -1,7 +1,7 @@
 """Statements about the storage behind host memory, for the rows of clause_rows.txt.
 
-"storage write 0 of 1 2": the engine has started a job that writes these chunks, which pins them. "storage read
-0 of 1" is one that reads into them. "a file keeps 0-2 of r1": the KV of these positions is in the storage.
+"storage write 0 of 1 2": the engine has started a job that writes these chunks, and pins them. "storage read
+0 of 1": it has started one that reads into them. "a file keeps 0-2 of r1": these positions are stored.
 """
 
 from __future__ import annotations
