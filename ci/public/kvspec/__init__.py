@@ -36,6 +36,7 @@ _NAMES = {
     "reference.blocks.config": ("ENGINE_PRESETS", "EngineConfig", "LayerGroup", "engine_preset"),
     "reference.blocks.facts": (
         "BlockFacts", "HostFacts", "HostKey", "Lane", "Output", "Published", "RequestFact", "StateUse",
+        "StorageJob", "StoredChunk",
         "Transfer", "chain", "chained",
     ),
     "reference.commands": (  # and every command
