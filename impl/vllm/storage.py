@@ -24,7 +24,7 @@ ALL = -1
 OPTION = "--storage"  # of the worker: the release has these modules
 
 
-class Region:
+class HostRegion:
     """`SharedOffloadRegion`: as large as its chunks are, whatever they hold."""
 
     BLOCK_SIZE_ALIGNMENT = 4096
@@ -150,7 +150,7 @@ class _NoThread:
 def provided() -> dict[str, dict[str, Any]]:
     """Return what the tiers take from modules that move bytes."""
     return {
-        REGION: {"SharedOffloadRegion": Region},
+        REGION: {"SharedOffloadRegion": HostRegion},
         f"{TIERING}.fs.io": {
             "batch_store_block": FILES.store,
             "batch_load_block": FILES.load,

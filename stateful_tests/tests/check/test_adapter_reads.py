@@ -130,11 +130,12 @@ ADAPTERS = (
         vllm.EVERY,
         {
             **dict.fromkeys(
-                ("append", "insert", "pop", "popleft", "clear", "get", "keys"), FREE
+                ("append", "insert", "pop", "popleft", "clear", "get", "keys", "update"), FREE
             ),
             "__getitem__": "of Inert",
             "__init__": "for its parameters: `taken` passes what there is",
             "block_ids": "of WorkerRequest, which the release fills, and of the jobs of a device",
+            **dict.fromkeys(("store", "waiting"), "of our storage"),
             "output_token_ids": "of WorkerRequest",
             "prompt_token_ids": "of WorkerRequest",
             "num_tokens": "of WorkerRequest",

@@ -98,6 +98,8 @@ UNSKETCHED = {
         "vllm/v1/engine/core.py": "of which `_reset_caches` alone runs",
         "vllm/v1/worker/gpu_model_runner.py": "a few functions are cut out of it",
         "vllm/v1/worker/mamba_utils.py": "a few functions are cut out of it",
+        "vllm/v1/spec_decode/": "a few functions are cut out of it",
+        "vllm/v1/worker/gpu/spec_decode/": "a few functions are cut out of it",
         "vllm/model_executor/": OTHER_REASONS,
         "vllm/utils/": OTHER_REASONS,
         "vllm/v1/metrics/": OTHER_REASONS,

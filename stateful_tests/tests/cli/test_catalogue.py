@@ -54,10 +54,10 @@ QUERIES = {
     "deadlock in decode server": "parked-prompt-keeps-the-room",
     "deadlock in decode server after a retract": "retracted-request-shuts-the-decode-queue",
     "livelock": "fenced-victims-preempt-for-ever",
-    "CPU offload garbage": "new-weights-leave-host-copies",
+    "CPU offload garbage": "storage-outlives-new-weights",
     "nixl timeout": "abort-waits-for-the-lease",
     "lora adapter reload wrong answers": "reloaded-adapter-keeps-its-key",
-    "wrong output after update_weights": "",
+    "wrong output after update_weights": "storage-outlives-new-weights",
     "index of states wrong units": "#37836",
     "server hangs after preemption with prefix caching": "request-preempts-itself-beside-a-turn",
     "wrong output with images under memory pressure": "drafter-looks-into-an-image",
@@ -69,7 +69,6 @@ QUERIES = {
 # Words for which no bug is known -> what the answer must mention.
 NEAREST = {
     "server hangs after abort offloading connector": "fenced-victims-preempt-for-ever",
-    "wrong output after update_weights": "new-weights-leave-host-copies",
     "index of states wrong units": "not reachable",
     "image prompts": "images of other engines are not",
     "LMCache": "OffloadingConnector and NixlConnector are driven",
