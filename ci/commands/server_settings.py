@@ -29,7 +29,9 @@ NOT_LIVE = {
     "hicache": "its copies are kernels for a GPU alone",
 }
 # Field -> its least value: clients ask for up to a sixth of the pool, and pages divide it.
-LEAST = {"page_size": 1, "tokens": 6}
+LEAST = {"page_size": 1, "tokens": 6, "running": 1}
+# The smallest pool that is drawn where --set names none (tokens).
+DRAWN_TOKENS = 64
 # SGLang's kv_cache_configurator.py wants three slots, and under overlap two more for states on the way.
 LEAST_STATES = 5
 # Releases in which Triton kernels allocate pages of several tokens.
@@ -100,10 +102,18 @@ def require_small_pages(release: str, given: dict[str, int | bool]) -> None:
 
 def require_fitting(release: str, given: dict[str, int | bool]) -> None:
     """Raise Unusable for settings that the release does not run with, or that do not go together."""
+    _require_pages(given)
     _require_states(release, given)
     _require_tier(release, given)
     _require_priorities(release, given)
     _require_pair(release, given)
+
+
+def _require_pages(given: dict[str, int | bool]) -> None:
+    """Refuse pages of which the pool does not hold two: no request would ever fit."""
+    most = given.get("tokens", DRAWN_TOKENS) // 2
+    if _page_size(given) > most:
+        raise Unusable(f"--set page_size: at most half of the pool, {most}; --set tokens=N states the pool")
 
 
 def _require_priorities(release: str, given: dict[str, int | bool]) -> None:

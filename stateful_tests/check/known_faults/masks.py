@@ -176,8 +176,8 @@ class _Masking:
             if by == "BROKEN":
                 self.breaks.add(how_it_breaks(seen.observed))
         else:
-            broke = seen.clause == "BROKEN"
-            self.instead[f"violates {seen.clause}" if not broke else "breaks the system"] = None
+            instead = {"BROKEN": "breaks the system", "TRACE": "comes to other outcomes"}
+            self.instead[instead.get(seen.clause, f"violates {seen.clause}")] = None
 
     def _needs(self, trace: Trace, by: str, shown: str) -> Needs:
         """Return what a trace needs, as the base shows it, if it does: what the tree violates without a need
