@@ -30,8 +30,7 @@ NOT_LIVE = {
 }
 # Field -> its least value: clients ask for up to a sixth of the pool, and pages divide it.
 LEAST = {"page_size": 1, "tokens": 6, "running": 1}
-# The smallest pool that is drawn where --set names none (tokens).
-DRAWN_TOKENS = 64
+MOST_PAGE = 8  # tokens: pools, windows and chunks of the servers that are drawn are this small
 # SGLang's kv_cache_configurator.py wants three slots, and under overlap two more for states on the way.
 LEAST_STATES = 5
 # Releases in which Triton kernels allocate pages of several tokens.
@@ -110,10 +109,12 @@ def require_fitting(release: str, given: dict[str, int | bool]) -> None:
 
 
 def _require_pages(given: dict[str, int | bool]) -> None:
-    """Refuse pages of which the pool does not hold two: no request would ever fit."""
-    most = given.get("tokens", DRAWN_TOKENS) // 2
-    if _page_size(given) > most:
-        raise Unusable(f"--set page_size: at most half of the pool, {most}; --set tokens=N states the pool")
+    """Refuse pages that are larger than a chunk, and a chunk of no whole pages."""
+    page = _page_size(given)
+    if page > MOST_PAGE:
+        raise Unusable(f"--set page_size: at most {MOST_PAGE}: chunks and windows here are no larger")
+    if given.get("chunk", 0) % page:
+        raise Unusable("--set chunk: a multiple of --set page_size: a chunk is whole pages")
 
 
 def _require_priorities(release: str, given: dict[str, int | bool]) -> None:

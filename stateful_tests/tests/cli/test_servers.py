@@ -246,8 +246,8 @@ def test_help_describes_each_field_of_set(capsys):
     [
         ("0.5.18", ["states=30"], "recurrent layers run in 0.5.23; this is 0.5.18"),
         ("0.5.23", ["page_size=0"], "expected page_size=N with a number of at least 1"),
-        ("0.5.23", ["page_size=100000"], "at most half of the pool, 32"),
-        ("0.5.23", ["tokens=96", "page_size=64"], "at most half of the pool, 48"),
+        ("0.5.23", ["page_size=9"], "at most 8"),
+        ("0.5.23", ["chunk=10", "page_size=4"], "a chunk is whole pages"),
         ("0.5.23", ["running=0"], "expected running=N with a number of at least 1"),
         ("0.5.23", ["tokens=5"], "expected tokens=N with a number of at least 6"),
         ("0.5.23", ["track=8"], "needs --set states=N"),

@@ -263,7 +263,17 @@ def configuration(rng: random.Random, **fixed: int | bool) -> Config:
             "storage": (0, 0, 1, 2)[int(luck * 100000) % 4],
             "rust": int(luck * 1000000) % 2 == 1,
         }
-    return Config(**{**found, **fixed})  # type: ignore[arg-type]
+    return Config(**{**found, **_whole_pages(found, fixed), **fixed})  # type: ignore[arg-type]
+
+
+def _whole_pages(
+    found: Mapping[str, int | bool], fixed: Mapping[str, int | bool]
+) -> dict[str, int | bool]:
+    """Fit pages or chunks to those that are fixed: a chunk is whole pages."""
+    if "page_size" in fixed:
+        page = int(fixed["page_size"])
+        return {"tokens": found["tokens"] // page * page, "chunk": max(found["chunk"] // page, 1) * page}
+    return {"page_size": math.gcd(found["page_size"], fixed["chunk"])} if "chunk" in fixed else {}
 
 
 def _with_states(
