@@ -88,7 +88,9 @@ class RecurrentLayers:
     without, it runs in the first. pool: the KVCacheConfig.
     """
 
-    def __init__(self, config: EngineConfig, memory: StateMemory, pool: Any) -> None:
+    dim_first = False  # layout of a window: channels before tokens (DS)
+
+    def __init__(self, config: EngineConfig, memory: Any, pool: Any) -> None:
         self.config = config
         self.memory = memory
         self.align = config.caching
@@ -115,7 +117,8 @@ class RecurrentLayers:
         where there are several."""
         utils: Any = importlib.import_module(_UTILS)
         layers: Any = importlib.import_module(_LAYERS)
-        layers.is_conv_state_dim_first = utils.is_conv_state_dim_first = _no
+        if not self.dim_first:
+            layers.is_conv_state_dim_first = utils.is_conv_state_dim_first = _no
         utils._TEMPORAL_TILES, utils._memcpy_u64_tiled, utils.batch_memcpy = (
             1,
             _copy_tile,
@@ -276,14 +279,22 @@ class DenseBatch(_Batch):
 
 
 class StateRunnerV1(ModelRunnerV1):
-    """One worker of a hybrid model, model runner V1. pool: the KVCacheConfig."""
+    """One worker of a hybrid model, model runner V1. pool: the KVCacheConfig. memory: a StateMemory by
+    default."""
+
+    layers_of = RecurrentLayers
 
     def __init__(
-        self, config: EngineConfig, overlap: bool, methods: dict[str, Any], pool: Any
+        self,
+        config: EngineConfig,
+        overlap: bool,
+        methods: dict[str, Any],
+        pool: Any,
+        memory: Any = None,
     ) -> None:
         super().__init__(config, overlap, methods)
-        self.memory: StateMemory = StateMemory(config)
-        self.layers = RecurrentLayers(config, self.memory, pool)
+        self.memory = StateMemory(config) if memory is None else memory
+        self.layers = self.layers_of(config, self.memory, pool)
         self._pool = pool
         size = 4 * config.max_seqs + 8
         self.worker.kv_caches = self.memory

@@ -91,7 +91,10 @@ class VLLMSystem(WorkerSystem):
             self.capabilities = replace(self.capabilities, commands=every)
         if pair:
             every = frozenset(kind.__name__ for kind in PAIR_COMMANDS)
-            self.capabilities = Capabilities(PAIRS.name, every, modes=(Mode.FAITHFUL,))
+            recurrent = self.capabilities.recurrent
+            self.capabilities = Capabilities(
+                PAIRS.name, every, modes=(Mode.FAITHFUL,), recurrent=recurrent
+            )
         for part, kinds in (
             ("sessions", {"More", "End"}), ("reset", {"ResetConnector"}),
             ("storage", {kind.__name__ for kind in STORAGE_COMMANDS}),

@@ -55,8 +55,8 @@ def _kept(step: HandsOver) -> Failure | None:
     "PD-6",
     "only what was sent is valid",
     "When D counts KV of its peer as computed, each position of it that the next position's query can see"
-    " holds KV of the request's own text, in every group. P hands in each page that D expects once, in"
-    " order.",
+    " holds KV of the request's own text, in every group, and a recurrent group has the state after exactly"
+    " these positions. P hands in each page that D expects once, in order.",
     why=(
         "Both servers compute offsets, clipped windows and blocks of unequal sizes. What the peer never wrote"
         " is read as KV, and nothing crashes."

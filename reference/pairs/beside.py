@@ -6,6 +6,7 @@ It decides nothing. It takes over what the environment did, and what the servers
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Container
 from dataclasses import dataclass, field
 
 from reference.blocks.clauses import BlockStep
@@ -29,14 +30,24 @@ START = PairFacts(NOTHING, NOTHING)
 
 class ServerTexts(RequestTexts):
     """Texts of the requests of one server. prompts: of the whole pair, by name: a forwarded request has the
-    prompt of another."""
+    prompt of another. shortened: requests whose last token this server leaves to its peer, where there is
+    another: a recurrent state cannot go back to the token before."""
 
-    def __init__(self, config: EngineConfig, prompts: dict[str, list[int]]) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        prompts: dict[str, list[int]],
+        shortened: Container[str] = (),
+    ) -> None:
         super().__init__(config)
         self._prompts = prompts
+        self._shortened = shortened
 
     def _tokens(self, command: Add | More) -> list[int]:
-        return list(self._prompts[command.request])
+        tokens = list(self._prompts[command.request])
+        if len(tokens) > 1 and command.request in self._shortened:
+            del tokens[-1]
+        return tokens
 
 
 @dataclass(slots=True)
@@ -73,7 +84,11 @@ class PairBeside:
     _renewed: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        self.texts = {name: ServerTexts(self.config.of(name), self.prompts) for name in SERVERS}
+        shortened = self.asked if self.config.recurrent else ()
+        self.texts = {
+            PREFILL: ServerTexts(self.config.prefill, self.prompts, shortened),
+            DECODE: ServerTexts(self.config.decode, self.prompts),
+        }
 
     # -- what a command is to a server ------------------------------------------------------------
 

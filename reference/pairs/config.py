@@ -38,13 +38,15 @@ class PairConfig:
     def __post_init__(self) -> None:
         for name in ("prefill", "decode"):
             config: EngineConfig = getattr(self, name)
-            if config.host_chunks or config.recurrent:
-                raise GeometryError(name, "goes without host_chunks and without state")
+            if config.host_chunks:
+                raise GeometryError(name, "goes without host_chunks")
         if self.prefill.peer or not self.decode.peer:
             raise GeometryError("decode.peer", "must be true, and prefill.peer false")
         windows = [[group.window for group in each.groups] for each in (self.prefill, self.decode)]
-        if windows[0] != windows[1]:
-            raise GeometryError("decode.groups", "must have the windows of prefill.groups")
+        if windows[0] != windows[1] or self.prefill.recurrent != self.decode.recurrent:
+            raise GeometryError("decode.groups", "must have the windows and states of prefill.groups")
+        if self.recurrent and self.prefill.drafts != self.decode.drafts:
+            raise GeometryError("decode.drafts", "must be those of P: a state has a window for each")
         if (
             1 in windows[0]
         ):  # the last token of a prompt, which D computes again, would see itself alone
@@ -57,6 +59,11 @@ class PairConfig:
     def overlaps(self, server: str) -> bool:
         """Whether the scheduler of a server is asynchronous."""
         return self.prefill_overlap if server == PREFILL else self.decode_overlap
+
+    @property
+    def recurrent(self) -> bool:
+        """Whether layers have recurrent state: P then leaves the last token of a prompt to D."""
+        return bool(self.prefill.recurrent)
 
     @property
     def max_prompt(self) -> int:
@@ -82,6 +89,20 @@ _WINDOWS = EngineConfig((_TWO, _NEAR, _FAR), 34, 16, 8, max_seqs=3)
 _DRAFTS = replace(_FULL, drafts=2, max_batched_tokens=12)
 _EAGLE = EngineConfig((_TWO, _NEAR), 24, 18, 12, max_seqs=3, drafts=2, eagle=True)
 _PRIORITY = replace(_TIGHT, priority=True, long_prefill=3)
+_STATES = LayerGroup(2, state=True)
+_STATE = EngineConfig((_TWO, _STATES), 24, 20, 8, max_seqs=3)
+_STATE_TIGHT = EngineConfig((_TWO, _STATES), 14, 16, 8, max_seqs=3)
+_WIDE = (_FOUR, LayerGroup(4, state=True))
+_STATE_FINE = EngineConfig(_WIDE, 24, 28, 12, max_seqs=3, match=2)
+_STATE_DRAFTS = EngineConfig(_WIDE, 32, 28, 12, max_seqs=3, drafts=2, match=2)
+_STATE_WINDOW = EngineConfig((_TWO, _NEAR, _STATES, _STATES), 40, 20, 8, max_seqs=3)
+_STATE_EAGLE = EngineConfig(_WIDE, 32, 28, 12, max_seqs=3, drafts=2, eagle=True)
+_ALONE = EngineConfig(
+    (_TWO, LayerGroup(20, state=True)), 24, 20, 8, max_seqs=3, caching=False
+)  # without caching a request has one state, whatever its length
+_STATE_UNCACHED = EngineConfig(
+    (_FOUR, LayerGroup(20, state=True)), 24, 20, 12, max_seqs=3, caching=False, drafts=2
+)
 # Tiny on purpose. The names say what is special.
 PAIR_PRESETS: dict[str, PairConfig] = {
     "pair": _pair(_FULL),
@@ -101,4 +122,14 @@ PAIR_PRESETS: dict[str, PairConfig] = {
     "pair-shared": _pair(_FULL, shared=True),
     "pair-late": _pair(_FULL, late=True),
     "pair-push": _pair(_FULL, push=True),
+    "pair-state": _pair(_STATE),
+    "pair-state-tight": _pair(_STATE_TIGHT, replace(_STATE_TIGHT, priority=True, long_prefill=3)),
+    "pair-state-fine": _pair(_STATE_FINE),
+    "pair-state-drafts": _pair(_STATE_DRAFTS),
+    "pair-state-eagle": _pair(_STATE_EAGLE),
+    "pair-state-window": _pair(_STATE_WINDOW),
+    "pair-state-uncached": _pair(_STATE_UNCACHED),
+    "pair-state-cached": _pair(_STATE, _ALONE),
+    "pair-state-overlap": _pair(_STATE, prefill_overlap=True, decode_overlap=True),
+    "pair-state-push": _pair(_STATE, push=True),
 }

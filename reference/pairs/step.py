@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from reference.blocks.clauses import BlockStep
+from reference.blocks.facts import Table
 from reference.failures import AtBlock, AtNamed, AtServer, Failure, failure
 from reference.headway import Standstill
 from reference.pairs.beside import PairBeside
 from reference.pairs.commands import PairCommand
 from reference.pairs.config import DECODE, PREFILL, SERVERS, PairConfig
 from reference.pairs.facts import PairFacts, Promise, ReaderState
+from reference.states import misread, stamp_after
 
 
 @dataclass(eq=False)
@@ -101,7 +103,27 @@ class PairStep:
             stamps = bearer.stamps
             tables = self.after.decode.requests[name].tables
             end = min(computed, len(stamps))
-            if (found := side.misread(name, tables, stamps, end, end)) is not None:
+            found = side.misread(name, tables, stamps, end, end)
+            if found is None:
+                found = next(_wrong_states(side, name, tables, stamps, end), None)
+            if found is not None:
                 places = (AtServer(DECODE, place) for place in found.at)
                 want = f"D counts {computed} tokens of {name} as sent by P: {found.expected}"
                 yield failure(want, found.observed, *places)
+
+
+def _wrong_states(
+    side: BlockStep, name: str, tables: Table, stamps: Sequence[int], end: int
+) -> Iterator[Failure]:
+    """Yield recurrent groups in which no block of a request has the state after the first `end` tokens."""
+    for group in side.config.recurrent if end else ():
+        blocks = [block for block in tables[group] if block]
+        held = [side.after.memory[block] for block in blocks]
+        wrong = [
+            (misread(parts, stamp_after(stamps, end), stamps) if owner == group else "is none")
+            for owner, parts in held
+        ]
+        if None not in wrong:
+            want = f"{name} finds the state after its first {end} tokens in group {group}"
+            each = (f"that of block {block}: {what}" for block, what in zip(blocks, wrong))
+            yield failure(want, ", ".join(each) or "its table has no block", *map(AtBlock, blocks))

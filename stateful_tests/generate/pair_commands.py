@@ -59,6 +59,8 @@ def draw_pair_profile(source: Choices, _: Capabilities) -> PairProfile:
 
 def draw_pair_config(source: Choices, like: PairConfig) -> PairConfig:
     """Sizes that no preset has, with the groups of layers that `like` has."""
+    if like.recurrent:
+        return _draw_with_states(source, like)
     size = pick(source, (1, 2, 3, 4))
     windows = [group.window and 2 + source.upto(3 * size) for group in like.prefill.groups]
     larger = size * (1 if like.push else pick(source, (1, 1, 1, 2)))
@@ -70,12 +72,47 @@ def draw_pair_config(source: Choices, like: PairConfig) -> PairConfig:
     )  # fmt: skip
 
 
+def _draw_with_states(source: Choices, like: PairConfig) -> PairConfig:
+    """Sizes of a pair with recurrent layers: both servers publish and keep the same, and have room of their
+    own. D may have blocks of twice as many tokens, or go without prefix caching: a request then has one
+    state, whatever its length."""
+    prefill, decode = (draw_engine_config(source, each) for each in (like.prefill, like.decode))
+    groups = tuple(
+        replace(group, window=group.window and max(2, group.window)) for group in prefill.groups
+    )
+    larger = 1 if like.push else pick(source, (1, 1, 1, 2))
+    caches = like.decode.caching
+    of_decode = []
+    for group in groups:
+        size = group.block_size * larger
+        if group.state and not caches:
+            size = prefill.max_model_len
+        of_decode.append(replace(group, block_size=size))
+    own = replace(
+        prefill, groups=tuple(of_decode), priority=decode.priority, long_prefill=decode.long_prefill,
+        max_seqs=decode.max_seqs, caching=caches, fail_requests=False,
+        max_batched_tokens=max(decode.max_batched_tokens, decode.max_seqs * (1 + prefill.drafts)),
+        blocks=(1 << 10) + decode.blocks,
+        **({} if caches else {"match": 0, "retention": 0, "checkpoints": 0}),
+    )  # fmt: skip
+    own = _with_groups(own, own.groups)
+    return replace(
+        like, prefill=_with_groups(prefill, groups),
+        decode=replace(own, peer=True, fail_requests=like.decode.fail_requests),
+        prefill_overlap=once_in(source, 2), decode_overlap=once_in(source, 2),
+    )  # fmt: skip
+
+
 def _of_size(config: EngineConfig, windows: list[int | None], size: int) -> EngineConfig:
-    """The engine with blocks of one size, as a connector takes them, and these windows. Rounds of drafts are
-    not cut: whether that goes well is asked of one server alone."""
+    """The engine with blocks of one size, as a connector takes them, and these windows."""
+    return _with_groups(config, tuple(LayerGroup(size, window) for window in windows))
+
+
+def _with_groups(config: EngineConfig, groups: tuple[LayerGroup, ...]) -> EngineConfig:
+    """The engine with these groups, and blocks for a request of the longest text at least. Rounds of drafts
+    are not cut: whether that goes well is asked of one server alone."""
     if config.drafts:
         config = replace(config, long_prefill=0)
-    groups = tuple(LayerGroup(size, window) for window in windows)
     most = replace(config, groups=groups, blocks=1 << 10)
     need = sum(map(most.most_blocks, groups))
     return replace(most, blocks=need + config.blocks % (need + 1))

@@ -54,14 +54,17 @@ class PairLockstep(AnyLockstep):
 
     @staticmethod
     def lacking(can: Capabilities, config: PairConfig, _: Sequence[PairCommand]) -> str:
-        """A pair is driven with any sizes."""
-        del can, config
+        """A pair is driven with any sizes, where it has recurrent layers."""
+        if config.recurrent and not can.recurrent:
+            return "is driven without recurrent state: the trace has it"
         return ""
 
     @staticmethod
-    def presets_for(_: Capabilities) -> tuple[str, ...]:
-        """All."""
-        return tuple(PAIR_PRESETS)
+    def presets_for(can: Capabilities) -> tuple[str, ...]:
+        """All, but for those with recurrent layers where the release has none."""
+        return tuple(
+            name for name, config in PAIR_PRESETS.items() if can.recurrent or not config.recurrent
+        )
 
     @property
     def config(self) -> tuple[PairConfig, Mode]:

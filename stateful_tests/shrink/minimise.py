@@ -253,14 +253,41 @@ def _shrink_pair(system: AnySystem, failing: Failing, trace: Trace) -> Trace:
         fewer = {}
         for name in ("prefill", "decode"):
             config = getattr(trace.sizes(PairConfig), name)
-            fewer[name] = (
-                replace(config, groups=config.groups[:at] + config.groups[at + 1 :])
-                if len(config.groups) > 1
-                else config
-            )
+            fewer[name] = _without_group(config, at) if len(config.groups) > 1 else config
         trace = _resized(failing, trace, **fewer)
+    if trace.sizes(PairConfig).recurrent:  # a block of state has as many tokens as one of attention
+        trace = _with_small_blocks(failing, trace)
     for name in ("prefill", "decode"):
         trace = _shrink_server(system, failing, trace, name)
+    return trace
+
+
+def _without_group(config: EngineConfig, at: int) -> EngineConfig:
+    """The engine without a group, and without what only recurrent groups have if that was the last one."""
+    groups = config.groups[:at] + config.groups[at + 1 :]
+    if any(group.state for group in groups):
+        return replace(config, groups=groups)
+    return replace(config, groups=groups, retention=0, match=0, checkpoints=0)
+
+
+def _with_small_blocks(failing: Failing, trace: Trace) -> Trace:
+    """The trace with smaller blocks in all groups of both servers, if it still fails with them."""
+    largest = max(group.block_size for group in trace.sizes(PairConfig).prefill.groups)
+    for size in range(1, largest):
+        smaller = {}
+        for name in ("prefill", "decode"):
+            config = getattr(trace.sizes(PairConfig), name)
+            groups = tuple(
+                replace(group, block_size=min(size, group.block_size)) for group in config.groups
+            )
+            try:
+                smaller[name] = replace(config, groups=groups)
+            except GeometryError:
+                break
+        else:
+            resized = _resized(failing, trace, **smaller)
+            if resized is not trace:
+                return resized
     return trace
 
 

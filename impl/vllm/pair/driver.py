@@ -16,8 +16,10 @@ from impl.adapter import Capabilities, UnusableImplementation
 from impl.process.failures import Guarded, SystemFailed
 from impl.process.worker import serve
 from impl.vllm.pair.loading import Factory, Layout, install
+from impl.vllm.pair.memory import WORDS
 from impl.vllm.pair.network import NETWORK, START, Clock, NixlState, PostedTransfer
 from impl.vllm.pair.server import PairServer
+from impl.vllm.pair.states import page_tokens, words_of_state
 from impl.vllm.pair.tables import kept_records
 from impl.vocabulary import CommandRefused, require, well_formed
 from reference.blocks.commands import Schedule, Update, client_tokens
@@ -367,9 +369,16 @@ class PairDriver:
 def _check_blocks(config: PairConfig) -> None:
     """Raises UnusableImplementation for sizes at which the release refuses every handshake
     (block_size_ratio)."""
-    sizes = [
-        {group.block_size for group in each.groups} for each in (config.prefill, config.decode)
-    ]
+    servers = config.prefill, config.decode
+    sizes = [{group.block_size for group in each.groups if not group.state} for each in servers]
+    if any(each.recurrent and words_of_state(each) > WORDS * page_tokens(each) for each in servers):
+        raise UnusableImplementation("groups: a page of attention must hold a state")
+    for each in servers:
+        blocks = {group.block_size for group in each.groups}
+        if each.caching and each.recurrent and len(blocks) > 1:
+            raise UnusableImplementation(
+                "groups: with caching a block of state has as many tokens as one of attention"
+            )
     if any(len(each) > 1 for each in sizes):
         raise UnusableImplementation("groups: a NixlConnector has blocks of one size")
     prefill, decode = (max(each) for each in sizes)

@@ -16,6 +16,7 @@ from impl.vllm.pair import V1
 from impl.vllm.pair.loading import Factory, Layout, address, connect
 from impl.vllm.pair.memory import TensorMemory
 from impl.vllm.pair.network import NETWORK, Agent, Handshakes
+from impl.vllm.pair.states import PairStateMemory, PairStateRunner, lay_out_states, page_tokens
 from impl.vllm.runner import ModelRunner
 from reference.blocks.config import EngineConfig
 from reference.blocks.facts import HostFacts
@@ -150,8 +151,10 @@ class PairServer(EngineDriver):
         """Do nothing: the pair has loaded the release."""
 
     def reset(self, geometry: EngineConfig) -> None:
-        size = max(group.block_size for group in geometry.groups)
-        self.memory = TensorMemory(geometry.blocks + 1, size)
+        if geometry.recurrent:
+            self.memory: TensorMemory = PairStateMemory(geometry)
+        else:
+            self.memory = TensorMemory(geometry.blocks + 1, page_tokens(geometry))
         self.answers: dict[str, Any] = {}
         super().reset(geometry)
 
@@ -160,9 +163,14 @@ class PairServer(EngineDriver):
             connect(settings, config, self.server)
 
         with_peer = replace(config, peer=True)
-        return start(self.root, with_peer, self.overlap, self._stamps, adapt=joined)
+        made = start(self.root, with_peer, self.overlap, self._stamps, adapt=joined)
+        lay_out_states(made[0].kv_cache_config, config)
+        return made
 
     def _worker(self, config: EngineConfig) -> ModelRunner:
+        if config.recurrent:
+            pool = self.scheduler.kv_cache_config
+            return PairStateRunner(config, self.overlap, self._methods, pool, self.memory)
         runner = super()._worker(config)
         runner.use(self.memory)
         return runner
@@ -172,7 +180,10 @@ class PairServer(EngineDriver):
 
     def _held(self) -> list[Any]:
         sizes = [group.block_size for group in self.config.groups]
-        return [(group, slots[: sizes[group]]) for group, slots in self.memory.held()]
+        return [
+            (group, slots if group in self.config.recurrent else slots[: sizes[group]])
+            for group, slots in self.memory.held()
+        ]
 
     def _host(self) -> HostFacts:
         failed = sorted(self._names[ident] for ident in self._mover.failed)
@@ -209,7 +220,8 @@ class PairServer(EngineDriver):
             return Refused(Reason.WRONG_PHASE)
         if max_tokens < 1 or not 1 <= len(tokens) < self.config.max_model_len:
             return Refused(Reason.BAD_LENGTH)
-        request = self._request(ident, tokens, max_tokens, priority, False)
+        # a copy: the release takes the last token from a prompt of a recurrent model
+        request = self._request(ident, list(tokens), max_tokens, priority, False)
         request.kv_transfer_params = parameters
         self._ids[name], self._names[ident] = ident, name
         self.scheduler.add_request(request)

@@ -23,10 +23,8 @@ OF_PAIRS = (
     | in_order(REGISTERED, (promises, endings))
     | {name: PROGRESS[name] for name in ("PRO-1", "PRO-2")}
 )
-# Of recurrent state and host memory, which a pair has not; progress is asked of both servers together.
-_ELSEWHERE = {
-    name for name in BLOCK_CLAUSES if name.startswith(("STA-", "HOST-"))
-} | PROGRESS.keys()
+# Of host memory, which a pair has not; progress is asked of both servers together.
+_ELSEWHERE = {name for name in BLOCK_CLAUSES if name.startswith("HOST-")} | PROGRESS.keys()
 SERVER_CLAUSES = {name: each for name, each in BLOCK_CLAUSES.items() if name not in _ELSEWHERE}
 PAIR_CLAUSES = OF_PAIRS | SERVER_CLAUSES
 

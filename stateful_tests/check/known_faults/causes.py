@@ -276,6 +276,40 @@ def _of_servers(system: AnySystem, trace: Trace, **sizes: Any) -> Trace:
     return _with_sizes(trace, **servers)
 
 
+def _uncached_servers(system: AnySystem, trace: Trace) -> Trace:
+    """Neither server has prefix caching: a request then has one state, whatever the length of its text."""
+    del system
+    sizes = trace.sizes(PairConfig)
+    servers = {}
+    try:
+        for name in _SERVERS:
+            config = getattr(sizes, name)
+            longest = max(config.max_model_len, sizes.prefill.max_model_len)
+            groups = tuple(
+                replace(group, block_size=longest) if group.state else group
+                for group in config.groups
+            )
+            servers[name] = replace(
+                config, groups=groups, caching=False, match=0, retention=0, checkpoints=0
+            )
+    except GeometryError:
+        return trace
+    return _with_sizes(trace, **servers)
+
+
+def _no_state_of_servers(system: AnySystem, trace: Trace) -> Trace:
+    """No layers of a pair are recurrent."""
+    del system
+    servers = {}
+    for name in _SERVERS:
+        config = getattr(trace.geometry, name)
+        groups = tuple(group for group in config.groups if not group.state)
+        if not groups:
+            return trace
+        servers[name] = replace(config, groups=groups, match=0, retention=0, checkpoints=0)
+    return _with_sizes(trace, **servers)
+
+
 def _no_window_of_servers(system: AnySystem, trace: Trace) -> Trace:
     """No layer group of a pair has a window."""
     del system
@@ -294,7 +328,10 @@ def _equal_blocks(system: AnySystem, trace: Trace) -> Trace:
     sizes = trace.sizes(PairConfig)
     prefill, decode = sizes.prefill, sizes.decode
     need = sum(map(decode.most_blocks, prefill.groups))
-    same = replace(decode, groups=prefill.groups, blocks=max(decode.blocks, need))
+    try:
+        same = replace(decode, groups=prefill.groups, blocks=max(decode.blocks, need))
+    except GeometryError:  # a state without caching has a block as long as the longest text
+        return trace
     return _with_sizes(trace, decode=same)
 
 
@@ -363,7 +400,7 @@ _NEEDS: dict[str, _Less] = {
         blocks=_no_window_of_groups, tiers=_no_window_of_a_tree, pairs=_no_window_of_servers
     ),
     "blocks of two sizes": _of_kinds(pairs=_equal_blocks),
-    "a cached prefix": _of_kinds(pairs=partial(_of_servers, caching=False)),
+    "a cached prefix": _of_kinds(pairs=_uncached_servers),
     "push": _of_kinds(pairs=partial(_sized, push=False)),
     "overlap": _of_kinds(
         tiers=partial(_sized, overlap=False),
@@ -382,7 +419,9 @@ _NEEDS: dict[str, _Less] = {
     "a small host": _of_kinds(tiers=_host_room),
     "a storage": _of_kinds(blocks=_no_storage, tiers=lambda *of: _no_storage(*of, Abort)),
     "recurrent state": _of_kinds(
-        rows=partial(_no_state, tracks=False), tiers=partial(_no_state, host_states=0)
+        rows=partial(_no_state, tracks=False),
+        tiers=partial(_no_state, host_states=0),
+        pairs=_no_state_of_servers,
     ),
     "a setting": _of_kinds(rows=partial(_sized, settings=())),
     "a reset of host memory": partial(_none_of, (ResetConnector, NewWeights)),

@@ -1,0 +1,128 @@
+"""Recurrent state of a server of a pair: in the bytes that it shares with KV, as its connector sends them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from impl.vllm.pair.memory import WORDS, TensorMemory
+from impl.vllm.states import RecurrentLayers, StateRunnerV1
+from reference.blocks.config import EngineConfig
+
+# Rows of the window of a convolution: x, B and C of Mamba2, of each an owner and the stamp. The owner tells
+# the projection, so that a projection in the place of another is seen.
+_PROJECTIONS = range(3)
+_ROWS = 2 * len(_PROJECTIONS)
+
+
+def words_of_state(config: EngineConfig) -> int:
+    """The size of a state (words of 8 bytes): the window of the convolution, then the recurrent state."""
+    return _ROWS * (1 + config.drafts) + 2
+
+
+def lay_out_states(pool: Any, config: EngineConfig) -> None:
+    """Give the recurrent layers of a KVCacheConfig the shapes of a Mamba2 model in layout DS, in pages as
+    large as those of attention."""
+    page = 8 * WORDS * page_tokens(config)
+    for at in config.recurrent:
+        group = pool.kv_cache_groups[at]
+        group.kv_cache_spec = replace(
+            group.kv_cache_spec, shapes=((_ROWS, 1 + config.drafts), (1, 2)),
+            dtypes=(torch.int64, torch.int64), page_size_padded=page,
+        )  # fmt: skip
+
+
+def page_tokens(config: EngineConfig) -> int:
+    """The largest block of the groups with KV (tokens)."""
+    return max(group.block_size for group in config.groups if not group.state)
+
+
+class PairStateMemory(TensorMemory):
+    """The memory of a server with recurrent layers, for the runner as its StateMemory.
+
+    A block of a recurrent group holds the window of the convolution, with a column for each position that a
+    round of drafts may end at, then the recurrent state. Whatever writes KV into the block clears it.
+    windows, states: both for all blocks, as the layers have them.
+    """
+
+    def __init__(self, config: EngineConfig) -> None:
+        blocks, size = config.blocks + 1, page_tokens(config)
+        super().__init__(blocks, size)
+        self.groups = frozenset(config.recurrent)
+        columns = 1 + config.drafts
+        page = size * WORDS
+        self.windows = self.tensor.as_strided((blocks, _ROWS, columns), (page, columns, 1))
+        self.states = self.tensor.as_strided((blocks, 1, 2), (page, 2, 1), _ROWS * columns)
+
+    def state(self, block: int, group: int) -> int:
+        """The stamp of the recurrent state in a block, 0 if it is none of this group."""
+        owner, stamp = self.states[block, 0].tolist()
+        return int(stamp) if owner == group + 1 else 0
+
+    def window(self, block: int, group: int, offset: int = 0) -> int:
+        """The stamp in the window of the convolution that begins `offset` tokens later; 0 if its projections
+        are not all of one state of this group."""
+        column = self.windows[block, :, offset].tolist()
+        stamps = {*column[1::2]}
+        return int(stamps.pop()) if column[::2] == _owners(group) and len(stamps) == 1 else 0
+
+    def stamp(self, block: int, group: int, size: int, at: int, value: int) -> None:
+        """Write a slot of a block with KV. A state that was in the block is gone."""
+        if self._state_group(block) >= 0:
+            self.tensor[block] = 0
+        super().stamp(block, group, size, at, value)
+
+    def leave(self, block: int, group: int, stamp: int) -> None:
+        """A kernel writes a recurrent state."""
+        if self._state_group(block) != group:
+            self.tensor[block] = 0
+        self.states[block, 0] = torch.tensor([group + 1, stamp])
+
+    def leave_windows(self, block: int, group: int, stamps: Sequence[int]) -> None:
+        """A kernel writes a window and those that follow it."""
+        rows = [row for owner in _owners(group) for row in ([owner] * len(stamps), list(stamps))]
+        self.windows[block, :, : len(stamps)] = torch.tensor(rows)
+
+    def _state_group(self, block: int) -> int:
+        """The group of the recurrent state in a block, -1 for none."""
+        group = int(self.states[block, 0, 0]) - 1
+        return group if group in self.groups else -1
+
+    def __setitem__(self, block: int, held: tuple[int, Any]) -> None:
+        group, slots = held
+        if group not in self.groups:
+            super().__setitem__(block, held)
+            return
+        self.tensor[block] = 0
+        self.leave(block, group, slots[0])
+        self.leave_windows(block, group, slots[1:])
+
+    def held(self) -> list[tuple[int, tuple[int, ...]]]:
+        """The group of each block (-1: none) and its stamps: of KV those of its slots, of a state that of the
+        recurrent state and those of the windows."""
+        found = super().held()
+        columns = range(self.windows.shape[2])
+        for block in range(len(found)):
+            if (group := self._state_group(block)) >= 0:
+                windows = (self.window(block, group, at) for at in columns)
+                found[block] = group, (self.state(block, group), *windows)
+        return found
+
+
+def _owners(group: int) -> list[int]:
+    return [group + 1 + 1000 * projection for projection in _PROJECTIONS]
+
+
+class PairLayers(RecurrentLayers):
+    """Recurrent layers in the layout that the connector needs: channels before tokens."""
+
+    dim_first = True
+
+
+class PairStateRunner(StateRunnerV1):
+    """The worker of a server of a pair with recurrent layers. memory: a PairStateMemory."""
+
+    layers_of = PairLayers
