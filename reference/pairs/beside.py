@@ -186,7 +186,9 @@ class PairBeside:
     def _note_network(self, command: PairCommand, before: PairFacts) -> bool:
         """Failures, and heartbeats that have arrived. Returns whether another message has."""
         if isinstance(command, Shake) and command.fails:
-            waiting = ReaderState.GIVEN, ReaderState.WAITS, ReaderState.LINGERS, ReaderState.GONE
+            waiting = [state for state in ReaderState if state is not ReaderState.READ]
+            if self.config.recurrent:  # D may have had it all, and no way yet to tell P
+                waiting.append(ReaderState.READ)
             self.faulted |= {each.of for each in before.readers if each.state in waiting}
         elif isinstance(command, Lose):
             name = before.under_way[command.at].reader

@@ -92,8 +92,8 @@ def _draw_with_states(source: Choices, like: PairConfig) -> PairConfig:
         prefill, groups=tuple(of_decode), priority=decode.priority, long_prefill=decode.long_prefill,
         max_seqs=decode.max_seqs, caching=caches, fail_requests=False,
         max_batched_tokens=max(decode.max_batched_tokens, decode.max_seqs * (1 + prefill.drafts)),
-        blocks=(1 << 10) + decode.blocks,
-        **({} if caches else {"match": 0, "retention": 0, "checkpoints": 0}),
+        blocks=(1 << 10) + decode.blocks, match=prefill.match * caches,
+        retention=prefill.retention * caches, checkpoints=prefill.checkpoints * caches,
     )  # fmt: skip
     own = _with_groups(own, own.groups)
     return replace(

@@ -19,8 +19,9 @@ from impl.vllm.pair.network import NETWORK, Agent, Handshakes
 from impl.vllm.pair.states import PairStateMemory, PairStateRunner, lay_out_states, page_tokens
 from impl.vllm.runner import ModelRunner
 from reference.blocks.config import EngineConfig
-from reference.blocks.facts import HostFacts
+from reference.blocks.facts import BlockFacts, HostFacts
 from reference.commands import Done, Outcome, Reason, Refused
+from reference.pairs.config import PREFILL
 
 
 class NixlWorker:
@@ -195,6 +196,20 @@ class PairServer(EngineDriver):
                 if output.finish_reason is not None:
                     self.answers[self._names[output.request_id]] = output.kv_transfer_params
         super()._take(given)
+
+    def view(self) -> BlockFacts:
+        """The facts now. A prompt of P for D goes without the token that D computes: up to 0.28 the release
+        takes it from the prompt of a recurrent model when it first schedules it."""
+        facts = super().view()
+        if self.server != PREFILL or not self.config.recurrent:
+            return facts
+        requests = dict(facts.requests)
+        for name, fact in facts.requests.items():
+            params = self.scheduler.requests[self.ident(name)].kv_transfer_params or {}
+            asked = params.get("do_remote_decode") and not params.get("_p_side_truncated")
+            if asked and fact.status == "WAITING" and len(fact.tokens) > 1:
+                requests[name] = fact._replace(tokens=fact.tokens[:-1])
+        return facts._replace(requests=requests)
 
     def ident(self, name: str) -> str:
         """Return the engine's name for a request."""

@@ -21,7 +21,11 @@ from stateful_tests.tests.support.night import NIGHT
 from stateful_tests.traces import files as traces
 from stateful_tests.traces.notation import parse
 
-TRACES = [each for each in known_faults.traces("vllm") if each[1].way != "pair"]
+TRACES = [
+    each
+    for each in known_faults.traces("vllm")
+    if "pair" not in known_faults.ways_of(each[0].parent.name)
+]
 
 
 @pytest.mark.parametrize("way", ["", "+async", "+v2", "+async+v2"])
