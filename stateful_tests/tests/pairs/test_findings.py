@@ -55,7 +55,8 @@ SAID = {
     "a_full_hit_of_a_state_leaves_the_prompt_to_the_lease": "where P gives back what r1 left",
     "a_full_hit_of_a_pushed_prompt_is_never_told": "where P gives back what r1 left",
     "a_full_hit_whose_handshake_fails_ends_the_decode_server": "assert req_id in self.requests",
-    "a_decode_preempted_in_its_own_step_leaves_a_published_state": "block 4 holds the state that its hash in group 1 is of",
+    "a_decode_preempted_in_its_own_step_leaves_a_published_state":
+        "block 4 holds the state that its hash in group 1 is of",
     "a_request_preempted_in_its_own_step_leaves_a_published_block": "slot 0 of block 8 is not written",
 }  # fmt: skip
 
