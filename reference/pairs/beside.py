@@ -186,10 +186,9 @@ class PairBeside:
     def _note_network(self, command: PairCommand, before: PairFacts) -> bool:
         """Failures, and heartbeats that have arrived. Returns whether another message has."""
         if isinstance(command, Shake) and command.fails:
-            waiting = [state for state in ReaderState if state is not ReaderState.READ]
-            if self.config.recurrent:  # D may have had it all, and no way yet to tell P
-                waiting.append(ReaderState.READ)
-            self.faulted |= {each.of for each in before.readers if each.state in waiting}
+            # Of a recurrent model D may have had all itself, and no way yet to tell P.
+            over = () if self.config.recurrent else (ReaderState.READ,)
+            self.faulted |= {each.of for each in before.readers if each.state not in over}
         elif isinstance(command, Lose):
             name = before.under_way[command.at].reader
             self.faulted |= {each.of for each in before.readers if each.request == name}

@@ -45,6 +45,8 @@ class PairConfig:
         windows = [[group.window for group in each.groups] for each in (self.prefill, self.decode)]
         if windows[0] != windows[1] or self.prefill.recurrent != self.decode.recurrent:
             raise GeometryError("decode.groups", "must have the windows and states of prefill.groups")
+        if len(self.prefill.recurrent) == len(self.prefill.groups):
+            raise GeometryError("groups", "must have KV: states lie in pages of attention")
         if self.recurrent and self.prefill.drafts != self.decode.drafts:
             raise GeometryError("decode.drafts", "must be those of P: a state has a window for each")
         if (

@@ -1,0 +1,189 @@
+"""Recurrent layers of a pair: their memory, sizes, what P leaves to D, and what is judged of a state."""
+
+import ctypes
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+
+from impl.adapter import UnusableImplementation
+from impl.choices import RandomChoices
+from impl.vllm.pair.states import PairStateMemory
+from reference.blocks.config import EngineConfig, LayerGroup
+from reference.geometry import GeometryError
+from reference.kinds import PAIRS
+from reference.pairs.config import PAIR_PRESETS, PairConfig
+from reference.pairs.step import _wrong_states
+from reference.states import chained
+from stateful_tests.check.causes import avoided
+from stateful_tests.generate.pair_commands import draw_pair_config
+from stateful_tests.lockstep.lockstep import replay
+from stateful_tests.lockstep.systems import resolve
+from stateful_tests.shrink.minimise import _shrink_pair
+from stateful_tests.tests.support.planted_faults import trace_of
+
+RECURRENT = {name: config for name, config in PAIR_PRESETS.items() if config.recurrent}
+STAMPS = chained(range(7, 12))
+KV, STATE = 0, 1  # groups
+CONFIG = EngineConfig((LayerGroup(4), LayerGroup(4, state=True)), 24, 12, 12, drafts=2)
+
+
+@pytest.fixture
+def memory():
+    return PairStateMemory(CONFIG)
+
+
+@pytest.fixture(scope="module")
+def pair():
+    system = resolve("vllm==0.33.0+pair")
+    yield system
+    system.close()
+
+
+# Memory.
+
+
+def test_a_block_holds_a_state_and_its_windows_or_kv(memory):
+    memory.leave(3, STATE, 41)
+    memory.leave_windows(3, STATE, [41, 42, 43])
+    memory.stamp(4, KV, 4, 1, 51)
+    assert memory.held()[3:6] == [(STATE, (41, 41, 42, 43)), (KV, (0, 51, 0, 0)), (-1, ())]
+    memory.stamp(3, KV, 4, 0, 61)
+    memory.leave(4, STATE, 71)
+    assert memory.held()[3:5] == [(KV, (61, 0, 0, 0)), (STATE, (71, 0, 0, 0))]
+
+
+def test_a_copied_block_holds_the_same(memory):
+    memory.leave(3, STATE, 41)
+    memory.leave_windows(3, STATE, [41, 42, 43])
+    memory[5] = memory.get(3)
+    assert memory.held()[5] == memory.held()[3]
+
+
+@pytest.mark.parametrize(
+    ("moved", "found"),
+    [(slice(18, 20), (41, 0, 0, 0)), (slice(0, 12), (0, 0, 0, 0)), (slice(0, 20), (41, 41, 42, 43))],
+    ids=["without its windows", "without B, C and the state", "whole"],
+)  # fmt: skip
+def test_what_is_sent_in_part_is_no_state(memory, moved, found):
+    sender = PairStateMemory(CONFIG)
+    sender.leave(3, STATE, 41)
+    sender.leave_windows(3, STATE, [41, 42, 43])
+    source, target = sender.tensor[3, moved], memory.tensor[6, moved]
+    ctypes.memmove(target.data_ptr(), source.data_ptr(), 8 * len(source))
+    parts = memory.state(6, STATE), *(memory.window(6, STATE, at) for at in range(3))
+    assert parts == found
+
+
+def test_a_projection_in_the_place_of_another_is_no_window(memory):
+    memory.leave_windows(3, STATE, [41, 42, 43])
+    memory.windows[3, 2:4] = memory.windows[3, :2].clone()
+    assert memory.window(3, STATE) == 0
+
+
+# Sizes.
+
+
+@pytest.mark.parametrize("name", RECURRENT)
+def test_drawn_sizes_fit_both_servers(name):
+    for seed in range(50):
+        drawn = draw_pair_config(RandomChoices(f"{name} {seed}"), RECURRENT[name])
+        assert drawn.recurrent and drawn.decode.caching is RECURRENT[name].decode.caching
+        sizes = {group.block_size for group in drawn.prefill.groups}
+        assert len(sizes) == 1 or not drawn.prefill.caching
+
+
+def test_draws_of_pairs_without_states_are_what_they_were():
+    drawn = draw_pair_config(RandomChoices("pair 1"), PAIR_PRESETS["pair-windows"])
+    assert [group.state for group in drawn.prefill.groups] == [False] * 3
+
+
+def test_servers_with_other_states_or_drafts_are_no_pair():
+    config = RECURRENT["pair-state"]
+    plain = replace(config.decode, groups=(LayerGroup(2), LayerGroup(2)))
+    with pytest.raises(GeometryError, match="windows and states"):
+        replace(config, decode=plain)
+    alone = replace(config.prefill, groups=(LayerGroup(2, state=True),))
+    with pytest.raises(GeometryError, match="must have KV"):
+        replace(config, prefill=alone, decode=replace(alone, peer=True))
+    with pytest.raises(GeometryError, match="a state has a window for each"):
+        replace(config, decode=replace(config.decode, drafts=1))
+
+
+@pytest.mark.parametrize(
+    ("groups", "caching", "why"),
+    [((2, 4), True, "as many tokens as one of attention"), ((1, 16), False, "must hold a state")],
+)
+def test_sizes_that_no_server_has_are_unusable(pair, groups, caching, why):
+    layers = LayerGroup(groups[0]), LayerGroup(groups[1], state=True)
+    engine = EngineConfig(layers, 40, 16, 8, caching=caching, drafts=1)
+    with pytest.raises(UnusableImplementation, match=why):
+        pair.reset(PairConfig(engine, replace(engine, peer=True)))
+
+
+# What a trace needs of a model, and the smallest one.
+
+
+def test_a_trace_is_asked_about_without_states_and_without_caching():
+    trace = trace_of(PAIRS, "prefill r1 a3", "pair-state-fine")
+    without = avoided(None, trace, ("recurrent state",)).sizes(PairConfig)
+    assert not without.recurrent and without.prefill.match == 0
+    uncached = avoided(None, trace, ("a cached prefix",)).sizes(PairConfig)
+    assert uncached.recurrent and not (uncached.prefill.caching or uncached.decode.caching)
+    assert uncached.decode.groups[STATE].block_size >= uncached.decode.max_model_len
+
+
+def test_a_pair_shrinks_to_one_group_and_to_small_blocks():
+    trace = trace_of(PAIRS, "prefill r1 a3", "pair-state-fine")
+
+    def always(candidate):
+        return candidate.commands
+
+    assert [*_groups(_shrink_pair(None, always, trace))] == [(2, False), (2, False)]
+
+    def with_state(candidate):
+        return candidate.commands if candidate.sizes(PairConfig).recurrent else None
+
+    smaller = _shrink_pair(None, with_state, trace)
+    assert [*_groups(smaller)] == [(2, False), (2, True)] * 2
+
+
+def _groups(trace):
+    for server in (trace.sizes(PairConfig).prefill, trace.sizes(PairConfig).decode):
+        for group in server.groups:
+            yield group.block_size, group.state
+
+
+# What is judged.
+
+
+def test_the_prefill_server_leaves_the_last_token_to_the_decode_server(pair):
+    text = "prefill r1 a5; serve P r2 b5 for 1; prefill r3 c1; advance P"
+    run = replay(pair, trace_of(PAIRS, text, "pair-state"))
+    found = run.history[-1].facts.prefill.requests
+    assert run.violation is None
+    assert {name: len(fact.tokens) for name, fact in found.items()} == {"r1": 4, "r2": 5, "r3": 1}
+
+
+@pytest.mark.parametrize(
+    ("held", "observed"),
+    [
+        ((STATE, (STAMPS[3], STAMPS[3])), None),
+        ((STATE, (STAMPS[2], STAMPS[3])), "that of block 2: its recurrent state is that after token 3"),
+        ((STATE, (STAMPS[3], 0)), "that of block 2: its convolution window was not written"),
+        ((KV, STAMPS[:4]), "that of block 2: is none"),
+    ],
+    ids=["the state", "one of another length", "one without its window", "kv"],
+)  # fmt: skip
+def test_a_state_counts_as_sent_if_it_is_that_after_the_counted_tokens(held, observed):
+    after = SimpleNamespace(memory=[(-1, ()), (KV, STAMPS[:4]), held])
+    side = SimpleNamespace(config=CONFIG, after=after)
+    found = next(_wrong_states(side, "r2", ((1,), (0, 2)), STAMPS, 4), None)
+    assert (found and found.observed) == observed
+    assert [*_wrong_states(side, "r2", ((1,), (0, 2)), STAMPS, 0)] == []
+
+
+def test_a_table_without_a_state_has_none():
+    side = SimpleNamespace(config=CONFIG, after=SimpleNamespace(memory=[]))
+    [found] = _wrong_states(side, "r2", ((1,), (0,)), STAMPS, 4)
+    assert found.observed == "its table has no block"
