@@ -91,9 +91,9 @@ class VLLMSystem(WorkerSystem):
             self.capabilities = replace(self.capabilities, commands=every)
         if pair:
             every = frozenset(kind.__name__ for kind in PAIR_COMMANDS)
-            recurrent = self.capabilities.recurrent
+            can = self.capabilities
             self.capabilities = Capabilities(
-                PAIRS.name, every, modes=(Mode.FAITHFUL,), recurrent=recurrent
+                PAIRS.name, every, modes=(Mode.FAITHFUL,), recurrent=can.recurrent, drafter=can.drafter
             )
         for part, kinds in (
             ("sessions", {"More", "End"}), ("reset", {"ResetConnector"}),

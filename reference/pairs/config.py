@@ -45,6 +45,8 @@ class PairConfig:
         windows = [[group.window for group in each.groups] for each in (self.prefill, self.decode)]
         if windows[0] != windows[1] or self.prefill.recurrent != self.decode.recurrent:
             raise GeometryError("decode.groups", "must have the windows and states of prefill.groups")
+        if self.prefill.draft_group != self.decode.draft_group:
+            raise GeometryError("decode.groups", "must have the drafter's layers where prefill.groups has")
         if len(self.prefill.recurrent) == len(self.prefill.groups):
             raise GeometryError("groups", "must have KV: states lie in pages of attention")
         if self.recurrent and self.prefill.drafts != self.decode.drafts:
@@ -98,7 +100,13 @@ _WIDE = (_FOUR, LayerGroup(4, state=True))
 _STATE_FINE = EngineConfig(_WIDE, 24, 28, 12, max_seqs=3, match=2)
 _STATE_DRAFTS = EngineConfig(_WIDE, 32, 28, 12, max_seqs=3, drafts=2, match=2)
 _STATE_WINDOW = EngineConfig((_TWO, _NEAR, _STATES, _STATES), 40, 20, 8, max_seqs=3)
-_STATE_EAGLE = EngineConfig(_WIDE, 32, 28, 12, max_seqs=3, drafts=2, eagle=True)
+_STATE_EAGLE = EngineConfig(
+    (LayerGroup(4, drafter=True), LayerGroup(4, state=True)), 32, 28, 12, max_seqs=3, drafts=2,
+    eagle=True,
+)  # fmt: skip
+_DRAFTER = EngineConfig(
+    (LayerGroup(2, drafter=True), _NEAR), 24, 18, 12, max_seqs=3, drafts=2, eagle=True
+)
 _ALONE = EngineConfig(
     (_TWO, LayerGroup(20, state=True)), 24, 20, 8, max_seqs=3, caching=False
 )  # without caching a request has one state, whatever its length
@@ -115,6 +123,7 @@ PAIR_PRESETS: dict[str, PairConfig] = {
     "pair-windows": _pair(_WINDOWS),
     "pair-drafts": _pair(_FULL, _DRAFTS),
     "pair-eagle": _pair(_EAGLE),
+    "pair-drafter": _pair(_DRAFTER),
     "pair-priority": _pair(_TIGHT, _PRIORITY),
     "pair-small-blocks": _pair(_FULL, _LARGE),
     "pair-fails": _pair(_FULL, replace(_FULL, peer=True, fail_requests=True)),

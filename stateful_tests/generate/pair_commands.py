@@ -64,8 +64,9 @@ def draw_pair_config(source: Choices, like: PairConfig) -> PairConfig:
     size = pick(source, (1, 2, 3, 4))
     windows = [group.window and 2 + source.upto(3 * size) for group in like.prefill.groups]
     larger = size * (1 if like.push else pick(source, (1, 1, 1, 2)))
-    prefill = _of_size(draw_engine_config(source, like.prefill), windows, size)
-    decode = _of_size(draw_engine_config(source, like.decode), windows, larger)
+    drafter = like.prefill.draft_group
+    prefill = _of_size(draw_engine_config(source, like.prefill), windows, size, drafter)
+    decode = _of_size(draw_engine_config(source, like.decode), windows, larger, drafter)
     return replace(
         like, prefill=prefill, decode=replace(decode, peer=True),
         prefill_overlap=once_in(source, 2), decode_overlap=once_in(source, 2),
@@ -103,9 +104,13 @@ def _draw_with_states(source: Choices, like: PairConfig) -> PairConfig:
     )  # fmt: skip
 
 
-def _of_size(config: EngineConfig, windows: list[int | None], size: int) -> EngineConfig:
-    """The engine with blocks of one size, as a connector takes them, and these windows."""
-    return _with_groups(config, tuple(LayerGroup(size, window) for window in windows))
+def _of_size(
+    config: EngineConfig, windows: list[int | None], size: int, drafter: int | None
+) -> EngineConfig:
+    """The engine with blocks of one size, as a connector takes them, and these windows. drafter: the group
+    with the drafter's layers."""
+    groups = (LayerGroup(size, window, drafter=at == drafter) for at, window in enumerate(windows))
+    return _with_groups(config, tuple(groups))
 
 
 def _with_groups(config: EngineConfig, groups: tuple[LayerGroup, ...]) -> EngineConfig:

@@ -7,7 +7,10 @@ from typing import Any
 import numpy as np
 import torch
 
-WORDS = 8  # of a token, 8 bytes each: the stamp in all but one, which has the group
+# Words of a token, 8 bytes each: the stamp in the first, the group in the second, the stamp in those up to
+# the drafter's, which are the group and the stamp of its KV.
+WORDS = 8
+_DRAFTER = 6
 
 
 class TensorMemory:
@@ -28,30 +31,49 @@ class TensorMemory:
 
     def stamp(self, block: int, group: int, _: int, at: int, value: int) -> None:
         """Write a slot of a block. What another group has written in the block is gone."""
+        row = self._claimed(block, group)[at]
+        row[:_DRAFTER] = value
+        row[1] = group + 1
+
+    def stamp_drafted(self, block: int, group: int, _: int, at: int, value: int) -> None:
+        """Write the drafter's KV of a slot of a block."""
+        self._claimed(block, group)[at, _DRAFTER:] = group + 1, value
+
+    def drafted(self, block: int, group: int, _: int, at: int) -> int:
+        """The stamp of the drafter's KV in a slot, 0 without any of this group."""
+        owner, stamp = self._words[block, at, _DRAFTER:].tolist()
+        return int(stamp) if owner == group + 1 else 0
+
+    def _claimed(self, block: int, group: int) -> Any:
+        """The words of a block for a group. What another group has written there is gone."""
         rows = self._words[block]
-        owners = rows[:, 1]
+        owners = rows[:, (1, _DRAFTER)]
         if (owners[owners != 0] != group + 1).any():
             rows[:] = 0
-        rows[at] = value
-        rows[at, 1] = group + 1
+        return rows
 
     def get(self, block: int, default: Any = (-1, ())) -> Any:
-        held = self.held()[block]
-        return held if held[0] >= 0 else default
+        """The group and the stamps of a block, those of the drafter behind the others."""
+        group, slots = self.held()[block]
+        if group < 0:
+            return default
+        drafted = [self.drafted(block, group, self.size, at) for at in range(self.size)]
+        return group, (*slots, *drafted) if any(drafted) else slots
 
     def __setitem__(self, block: int, held: tuple[int, Any]) -> None:
         group, slots = held
         self._words[block] = 0
         for at, value in enumerate(slots):
             if value:
-                self.stamp(block, group, self.size, at, value)
+                write = self.stamp if at < self.size else self.stamp_drafted
+                write(block, group, self.size, at % self.size, value)
 
     def held(self) -> list[tuple[int, tuple[int, ...]]]:
         """The group of each block (-1: none), and the stamps of its slots, 0 for a slot that is not whole."""
         owners = self._words[:, :, 1]
         first = (owners != 0).argmax(axis=1)
         groups = owners[np.arange(len(owners)), first]
-        same = (self._words[:, :, 2:] == self._words[:, :, :1]).all(axis=2)
+        same = (self._words[:, :, 2:_DRAFTER] == self._words[:, :, :1]).all(axis=2)
         whole = same & (owners == groups[:, None]) & (groups[:, None] != 0)
         stamps = np.where(whole, self._words[:, :, 0], 0).tolist()
         return [

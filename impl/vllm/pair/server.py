@@ -10,6 +10,7 @@ from typing import Any
 
 from impl.loading.optional import optional
 from impl.stand_ins import taken
+from impl.vllm.drafter import Drafter
 from impl.vllm.driver import EngineDriver
 from impl.vllm.engine import start
 from impl.vllm.pair import V1
@@ -165,7 +166,10 @@ class PairServer(EngineDriver):
 
         with_peer = replace(config, peer=True)
         made = start(self.root, with_peer, self.overlap, self._stamps, adapt=joined)
-        lay_out_states(made[0].kv_cache_config, config)
+        scheduler = made[0]
+        lay_out_states(scheduler.kv_cache_config, config)
+        # As a server has it, whatever the scheduler counts in: up to 0.31 the worker measures blocks by it.
+        scheduler.vllm_config.cache_config.block_size = page_tokens(config)
         return made
 
     def _worker(self, config: EngineConfig) -> ModelRunner:
@@ -175,6 +179,10 @@ class PairServer(EngineDriver):
         runner = super()._worker(config)
         runner.use(self.memory)
         return runner
+
+    def _drafter(self, config: EngineConfig) -> Drafter | None:
+        """The layers of a drafter: their KV is sent with that of the target."""
+        return super()._drafter(replace(config, peer=False, fail_requests=False))
 
     def _move(self) -> NixlWorker:
         return NixlWorker(self.scheduler, self.memory, len(self.config.groups))

@@ -69,11 +69,17 @@ class PairStateMemory(TensorMemory):
         stamps = {*column[1::2]}
         return int(stamps.pop()) if column[::2] == _owners(group) and len(stamps) == 1 else 0
 
-    def stamp(self, block: int, group: int, size: int, at: int, value: int) -> None:
-        """Write a slot of a block with KV. A state that was in the block is gone."""
+    def _claimed(self, block: int, group: int) -> Any:
+        """The words of a block for a group with KV. A state that was in the block is gone."""
         if self._state_group(block) >= 0:
             self.tensor[block] = 0
-        super().stamp(block, group, size, at, value)
+        return super()._claimed(block, group)
+
+    def get(self, block: int, default: Any = (-1, ())) -> Any:
+        """The group and the stamps of a block, as `held` has those of a state."""
+        if self._state_group(block) >= 0:
+            return self.held()[block]
+        return super().get(block, default)
 
     def leave(self, block: int, group: int, stamp: int) -> None:
         """A kernel writes a recurrent state."""

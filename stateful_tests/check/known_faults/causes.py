@@ -24,7 +24,7 @@ from reference.commands import (
 )  # fmt: skip
 from reference.geometry import Geometry, GeometryError
 from reference.kinds import kind_of_config
-from reference.pairs.commands import Cancel, Drop, Forget, Lose, Prefill, Serve, Shake
+from reference.pairs.commands import Cancel, Drop, Forget, Forward, Lose, Prefill, Serve, Shake
 from reference.pairs.config import PairConfig
 from reference.tiers.commands import Backup, Fetch, Prefetch, Query, ResetCache
 from reference.tiers.config import TierConfig
@@ -220,6 +220,61 @@ def _no_text_near_the_limit(system: AnySystem, trace: Trace) -> Trace:
     return _resized(trace, max_model_len=max(sizes.max_model_len, longest))
 
 
+def _longest_of_a_pair(trace: Trace) -> int:
+    """Tokens of the longest text that a request of a pair may have, with its outputs."""
+    prompts = [c for c in trace.commands if isinstance(c, Prefill | Serve)]
+    longest = max((c.tokens + prompt_len(c.prompt) for c in prompts), default=0)
+    outputs = (c.max_tokens for c in trace.commands if isinstance(c, Forward | Serve))
+    return longest + max(outputs, default=1)
+
+
+def _with_drafters(trace: Trace, sizes: Callable[[EngineConfig], dict[str, Any]]) -> Trace:
+    """A pair with other sizes where its servers have drafters with KV, and blocks for the longest text."""
+    if trace.sizes(PairConfig).prefill.draft_group is None:
+        return trace
+    servers = {}
+    for name in _SERVERS:
+        config = getattr(trace.geometry, name)
+        roomy = replace(config, blocks=BOUNDS["blocks"][1], **sizes(config))
+        most = sum(map(roomy.most_blocks, roomy.groups))
+        servers[name] = replace(roomy, blocks=max(config.blocks, most))
+    return _with_sizes(trace, **servers)
+
+
+def _whole_prompts_of_servers(system: AnySystem, trace: Trace) -> Trace:
+    """The drafters of a pair see each prompt in one chunk, which states may yet cut."""
+    del system
+    longest = _longest_of_a_pair(trace)
+
+    def sizes(config: EngineConfig) -> dict[str, Any]:
+        budget = max(config.max_batched_tokens, config.max_seqs * (longest + config.drafts))
+        return {"max_batched_tokens": budget, "long_prefill": 0}
+
+    return _with_drafters(trace, sizes)
+
+
+def _no_text_near_the_limit_of_servers(system: AnySystem, trace: Trace) -> Trace:
+    """The drafters of a pair have room for their drafts behind each text."""
+    del system
+    longest = _longest_of_a_pair(trace)
+
+    def sizes(config: EngineConfig) -> dict[str, Any]:
+        return {"max_model_len": max(config.max_model_len, longest + 2 * config.drafts + 1)}
+
+    return _with_drafters(trace, sizes)
+
+
+def _no_drafts_of_servers(system: AnySystem, trace: Trace) -> Trace:
+    """Neither server of a pair has a drafter."""
+    del system
+    servers = {}
+    for name in _SERVERS:
+        config = getattr(trace.geometry, name)
+        groups = tuple(replace(group, drafter=False) for group in config.groups)
+        servers[name] = replace(config, groups=groups, drafts=0, eagle=False)
+    return _with_sizes(trace, **servers)
+
+
 def _no_chunks(system: AnySystem, trace: Trace) -> Trace:
     """Each insert into a tree with a host tier is a request's last, and each chunk of a prefill server the
     whole rest of a prompt."""
@@ -394,7 +449,7 @@ _NEEDS: dict[str, _Less] = {
     "a reset of the cache": partial(_none_of, (ResetCache, Forget, NewWeights)),
     "drafts": _of_kinds(
         blocks=_no_drafts,
-        pairs=partial(_of_servers, drafts=0, eagle=False),
+        pairs=_no_drafts_of_servers,
     ),
     "a window": _of_kinds(
         blocks=_no_window_of_groups, tiers=_no_window_of_a_tree, pairs=_no_window_of_servers
@@ -414,8 +469,10 @@ _NEEDS: dict[str, _Less] = {
     "checkpoints within a chunk": _of_kinds(blocks=partial(_sized, checkpoints=0)),
     "chunks of several blocks": _of_kinds(blocks=partial(_sized, chunk_blocks=1)),
     "chunks that go on": _of_kinds(tiers=_no_chunks),
-    "a prompt in chunks": _of_kinds(blocks=_whole_prompts),
-    "a text near max_model_len": _of_kinds(blocks=_no_text_near_the_limit),
+    "a prompt in chunks": _of_kinds(blocks=_whole_prompts, pairs=_whole_prompts_of_servers),
+    "a text near max_model_len": _of_kinds(
+        blocks=_no_text_near_the_limit, pairs=_no_text_near_the_limit_of_servers
+    ),
     "a small host": _of_kinds(tiers=_host_room),
     "a storage": _of_kinds(blocks=_no_storage, tiers=lambda *of: _no_storage(*of, Abort)),
     "recurrent state": _of_kinds(

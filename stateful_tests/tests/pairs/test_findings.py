@@ -57,6 +57,17 @@ SAID = {
     "a_full_hit_whose_handshake_fails_ends_the_decode_server": "assert req_id in self.requests",
     "a_decode_preempted_in_its_own_step_leaves_a_published_state":
         "block 4 holds the state that its hash in group 1 is of",
+    "a_drafter_sees_the_last_token_behind_a_chunk_of_a_prefill_server":
+        "the drafter of r1 finds its KV at position 1",
+    "a_drafter_of_a_pair_skips_a_batch_with_a_text_near_the_limit": "D: block 13 holds none of it there",
+    "a_block_that_a_hit_has_left_out_is_found_again_in_a_pair":
+        "the drafter of r3 finds its KV at position 1",
+    "a_block_that_a_hit_has_left_out_is_found_again_beside_the_network": "the drafter of r3 finds its KV",
+    "a_step_behind_a_prompt_of_a_pair_names_the_running_state":
+        "r1 left the state after its token 2 in block 2",
+    "a_prompt_that_is_cut_behind_a_hit_ends_the_prefill_server": "assert num_new_tokens > 0",
+    "a_prompt_without_its_last_token_leaves_the_drafter_a_guess":
+        "transfer 0 moved block 1 of P into block 1 of D",
     "a_request_preempted_in_its_own_step_leaves_a_published_block": "slot 0 of block 8 is not written",
 }  # fmt: skip
 

@@ -8,6 +8,7 @@ import pytest
 
 from impl.adapter import UnusableImplementation
 from impl.choices import RandomChoices
+from impl.vllm.pair.memory import TensorMemory
 from impl.vllm.pair.states import PairStateMemory
 from reference.blocks.config import EngineConfig, LayerGroup
 from reference.geometry import GeometryError
@@ -187,3 +188,41 @@ def test_a_table_without_a_state_has_none():
     side = SimpleNamespace(config=CONFIG, after=SimpleNamespace(memory=[]))
     [found] = _wrong_states(side, "r2", ((1,), (0,)), STAMPS, 4)
     assert found.observed == "its table has no block"
+
+
+# The drafter's KV, which is sent with that of the target.
+
+
+@pytest.mark.parametrize("kind", [TensorMemory, PairStateMemory])
+def test_the_drafters_kv_stands_beside_the_targets(kind):
+    memory = kind(9, 4) if kind is TensorMemory else kind(CONFIG)
+    memory.stamp_drafted(3, KV, 4, 1, 61)
+    memory.stamp(3, KV, 4, 1, 51)
+    memory.stamp(3, KV, 4, 2, 52)
+    assert memory.held()[3] == (KV, (0, 51, 52, 0))
+    assert [memory.drafted(3, KV, 4, at) for at in range(4)] == [0, 61, 0, 0]
+    memory[5] = memory.get(3)
+    assert memory.held()[5] == memory.held()[3] and memory.drafted(5, KV, 4, 1) == 61
+    memory.stamp(3, KV + 2, 4, 0, 71)
+    assert memory.held()[3] == (KV + 2, (71, 0, 0, 0)) and memory.drafted(3, KV, 4, 1) == 0
+    memory.stamp_drafted(5, KV + 2, 4, 0, 72)
+    assert memory.held()[5][0] < 0
+
+
+def test_a_trace_is_asked_about_without_a_drafter_in_whole_prompts_and_with_room():
+    trace = trace_of(PAIRS, "serve P r1 a9 for 2", "pair-drafter")
+    without = avoided(None, trace, ("drafts",)).sizes(PairConfig)
+    assert (without.prefill.draft_group, without.decode.drafts) == (None, 0)
+    whole = avoided(None, trace, ("a prompt in chunks",)).sizes(PairConfig)
+    assert whole.prefill.max_batched_tokens >= 3 * 11
+    roomy = avoided(None, trace, ("a text near max_model_len",)).sizes(PairConfig)
+    assert roomy.decode.max_model_len >= 18
+    plain = trace_of(PAIRS, "serve P r1 a9 for 2", "pair-eagle")
+    assert avoided(None, plain, ("a prompt in chunks", "a text near max_model_len")) == plain
+
+
+def test_servers_with_drafters_in_other_groups_are_no_pair():
+    config = PAIR_PRESETS["pair-drafter"]
+    groups = tuple(replace(group, drafter=not group.drafter) for group in config.decode.groups)
+    with pytest.raises(GeometryError, match="the drafter's layers"):
+        replace(config, decode=replace(config.decode, groups=groups))
