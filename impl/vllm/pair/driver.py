@@ -69,6 +69,7 @@ class PairDriver:
         _check_blocks(geometry)
         NETWORK.restart()
         Factory.push = geometry.push
+        Layout.kernel_blocks = _kernel_blocks(geometry)
         for name, server in self.servers.items():
             server.overlap = geometry.overlaps(name)
             server.reset(geometry.of(name))
@@ -364,6 +365,13 @@ class PairDriver:
         idents = words[3:].split(",") if renews else [words.rsplit(":", 1)[0]]
         known = self.servers[PREFILL]
         return PairMessage(to, renews, tuple(known.named(ident) for ident in idents))
+
+
+def _kernel_blocks(config: PairConfig) -> int:
+    """Blocks of the kernels in a block of attention: two where there is state, whose pages make blocks large,
+    and both servers have blocks of even sizes."""
+    sizes = page_tokens(config.prefill), page_tokens(config.decode)
+    return 2 if config.recurrent and not any(size % 2 for size in sizes) else 1
 
 
 def _check_blocks(config: PairConfig) -> None:

@@ -9,6 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from impl.loading.isolation import cut
 from impl.loading.isolation import install as install_hook
 from impl.stand_ins import Values, taken
 from impl.vllm import modules, offload
@@ -19,14 +22,17 @@ from reference.blocks.config import EngineConfig
 from reference.pairs.config import DECODE, LEASE, PREFILL
 
 _WORKER = "vllm/distributed/kv_transfer/kv_connector/v1/nixl/base_worker.py"
+_TABLES = "vllm/v1/worker/block_table.py"
 _UTILS = "vllm/distributed/kv_transfer/kv_connector/utils.py"
 
 
 class Layout:
     """The memory layout of the loaded release. tokens_first: the tokens of a block come before its
-    heads in a KV cache. equal_blocks: both servers need blocks of one size (0.26)."""
+    heads in a KV cache. equal_blocks: both servers need blocks of one size (0.26). kernel_blocks: into which
+    the kernels of attention divide a block, as they do with the large ones of a hybrid model."""
 
     tokens_first = equal_blocks = False
+    kernel_blocks = 1
 
 
 class AttentionBackend:
@@ -89,7 +95,7 @@ def install(root: Path) -> None:
     never = tuple(f"vllm.v1.engine.{file.stem}" for file in engine if file.stem != "__init__")
     real = modules.VLLM.real + offload.REAL + REAL
     names = replace(modules.VLLM, real=real, inert=never + offload.INERT)
-    install_hook(root, names, _provided())
+    install_hook(root, names, _provided(root))
     # `from vllm import envs` asks the package before it imports.
     package: Any = importlib.import_module("vllm")
     package.envs = importlib.import_module("vllm.envs")
@@ -100,7 +106,7 @@ def install(root: Path) -> None:
         "get_current_attn_backends": lambda *_: [AttentionBackend],
         "get_current_attn_backend": lambda *_: AttentionBackend,
         "get_current_attn_backends_and_specs": lambda *_: ([AttentionBackend], [None]),
-        "select_common_block_size": lambda size, *_: size,
+        "select_common_block_size": lambda size, *_: size // Layout.kernel_blocks,
     }  # fmt: skip
     for name, module in list(sys.modules.items()):
         if name.startswith(NIXL):
@@ -108,9 +114,12 @@ def install(root: Path) -> None:
             known.update({what: by for what, by in played.items() if what in known})
 
 
-def _provided() -> Any:
+def _provided(root: Path) -> Any:
     """Return what the connector takes from modules that are not loaded."""
     provided: dict[str, dict[str, Any]] = {**modules.provided(), **offload.provided()}
+    maps = cut(root / _TABLES, frozenset({"BlockTable.map_to_kernel_blocks"}), {"np": np})  # to 0.31
+    of_tables = {name.rpartition(".")[2]: function for name, function in maps.items()}
+    provided["vllm.v1.worker.block_table"] = {"BlockTable": Values(**of_tables)}
     vars(provided["vllm.platforms"]["current_platform"]).update(
         device_type="cuda", get_nixl_supported_devices=dict, get_nixl_memory_type=_none,
         set_device=_none, is_cpu=lambda: False,

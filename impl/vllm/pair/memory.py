@@ -81,9 +81,12 @@ class TensorMemory:
             for group, slots in zip(groups.tolist(), stamps)
         ]
 
-    def caches(self, layers: int, tokens_first: bool) -> dict[str, Any]:
+    def caches(self, layers: int, tokens_first: bool, kernel_blocks: int = 1) -> dict[str, Any]:
         """The KV cache of each layer, as the release registers them: all in this memory, for groups share
-        it. tokens_first: a block's tokens come before its heads, as up to 0.31."""
-        shape = (self.size, 1) if tokens_first else (1, self.size)
-        flat = self.tensor.view(torch.float32).view(len(self._words), *shape, 2 * WORDS)
+        it. tokens_first: a block's tokens come before its heads, as up to 0.31. kernel_blocks: that a block
+        is divided into."""
+        size = self.size // kernel_blocks
+        shape = (size, 1) if tokens_first else (1, size)
+        blocks = len(self._words) * kernel_blocks
+        flat = self.tensor.view(torch.float32).view(blocks, *shape, 2 * WORDS)
         return {f"layer{at}": flat for at in range(layers)}

@@ -43,7 +43,8 @@ class NixlWorker:
         if Factory.push:
             self.worker._push_writer_thread = NoThread()
             self.worker._push_writer_stop = self.worker._push_writer_wake = LoopPasses()
-        self.connector.register_kv_caches(memory.caches(layers, Layout.tokens_first))
+        caches = memory.caches(layers, Layout.tokens_first, Layout.kernel_blocks)
+        self.connector.register_kv_caches(caches)
         self.agent: Agent = self.worker.nixl_wrapper
         self.handshakes: Handshakes = self.worker._handshake_initiation_executor
         self.failed: frozenset[str] = frozenset()
