@@ -169,7 +169,7 @@ class PairServer(EngineDriver):
         made = start(self.root, with_peer, self.overlap, self._stamps, adapt=joined)
         scheduler = made[0]
         lay_out_states(scheduler.kv_cache_config, config)
-        # As a server has it, whatever the scheduler counts in: up to 0.31 the worker measures blocks by it.
+        # As a server has it, whatever the scheduler counts in: up to 0.29 the worker measures blocks by it.
         scheduler.vllm_config.cache_config.block_size = page_tokens(config)
         return made
 
