@@ -16,7 +16,7 @@ from reference.kinds import PAIRS
 from reference.pairs.config import PAIR_PRESETS, PairConfig
 from reference.pairs.step import _wrong_states
 from reference.states import chained
-from stateful_tests.check.causes import avoided
+from stateful_tests.check.known_faults.causes import avoided
 from stateful_tests.generate.pair_commands import draw_pair_config
 from stateful_tests.lockstep.lockstep import replay
 from stateful_tests.lockstep.systems import resolve
