@@ -67,6 +67,8 @@ SAID = {
         "r1 left the state after its token 2 in block 2",
     "a_prompt_that_is_cut_behind_a_hit_ends_the_prefill_server": "assert num_new_tokens > 0",
     "a_failed_handshake_of_a_state_counts_as_received": "D counts 1 tokens of r2 as sent by P",
+    "a_full_hit_leaves_its_metadata": "D recving_metadata: r3, where no record",
+    "a_full_hit_of_a_pushed_prompt_leaves_its_metadata": "D recving_metadata: r3, where no record",
     "a_padded_round_of_a_pair_is_cut_at_a_block_of_state": "no token of r2 is due",
     "a_padded_round_behind_a_load_is_cut_at_a_block_of_state": "no token of r3 is due",
     "a_prompt_without_its_last_token_leaves_the_drafter_a_guess":
