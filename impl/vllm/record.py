@@ -86,6 +86,7 @@ ENGINE = Engine(
         # of +pair
         "vllm/distributed/kv_transfer/kv_connector/v1/base.py",
         "vllm/distributed/kv_transfer/kv_connector/v1/nixl/*.py",
+        "vllm/distributed/kv_transfer/kv_connector/v1/ssm_conv_transfer_utils.py",
         *RUNNER_V2,
         *STATES_V2,
     ),

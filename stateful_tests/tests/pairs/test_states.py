@@ -18,7 +18,7 @@ from reference.pairs.step import _wrong_states
 from reference.states import chained
 from stateful_tests.check.known_faults.causes import avoided
 from stateful_tests.generate.pair_commands import draw_pair_config
-from stateful_tests.lockstep.lockstep import replay
+from stateful_tests.lockstep.replays import replay
 from stateful_tests.lockstep.systems import resolve
 from stateful_tests.shrink.minimise import _shrink_pair
 from stateful_tests.tests.support.planted_faults import trace_of
