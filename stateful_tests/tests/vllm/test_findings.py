@@ -278,6 +278,8 @@ SAID = {
     "a_first_step_has_no_slots_ahead": "entry 1 of its table is past its end, where the drafter of r1",
     "an_eviction_gives_up_beside_idle_copies_of_a_window": "chunk 2, which no eviction takes",
     "a_preempted_request_finds_the_block_of_another_next_token": "the drafter of r2 finds its KV at",
+    "a_block_that_a_hit_has_left_out_is_found_again_beside_a_connector_in_time":
+        "block 1 holds KV of another text or next token",
     "a_preempted_request_finds_the_block_of_another_next_token_in_flight":
         "block 1 holds KV of another text or next token",
 }  # fmt: skip
