@@ -14,15 +14,17 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from impl.loading.isolation import cut, source_of
+from impl.loading.isolation import Provided, cut, source_of
 from impl.sglang.parts import modules, stand_ins
 from impl.sglang.parts.modules import ASSEMBLER, SGLANG, WITH_TIERS, install
 from impl.sglang.releases.catalogue import supported
 from impl.sglang.releases.names import called
+from impl.sglang.releases.v0_5_10_to_14 import Release0510
 
 
 class _Missing(importlib.abc.MetaPathFinder):
-    """A module of the bookkeeping that the release does not have: a test may ask and do without."""
+    """Finder that raises ModuleNotFoundError for a bookkeeping module that the release lacks, so that a test
+    can fall back."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -31,8 +33,9 @@ class _Missing(importlib.abc.MetaPathFinder):
         self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
     ) -> None:
         del path, target
-        there = source_of(self.root, fullname) or self.root.joinpath(*fullname.split(".")).is_dir()
-        if SGLANG.is_real(fullname) and not there:
+        folder = self.root.joinpath(*fullname.split("."))
+        exists = source_of(self.root, fullname) or folder.is_dir()
+        if SGLANG.is_real(fullname) and not exists:
             raise ModuleNotFoundError(f"No module named {fullname!r}", name=fullname)
 
 
@@ -41,7 +44,7 @@ def tiered(root: Path, version: str) -> None:
     hook(root, version, tiers=True)
 
 
-# What tests in upstream's shape call besides the bookkeeping that is driven.
+# Modules that tests in upstream's shape call and that no adapter drives.
 _WIDE = (
     "sglang.srt.disaggregation.decode",
     "sglang.srt.managers.scheduler_components.batch_result_processor",
@@ -57,13 +60,30 @@ def wide(root: Path, version: str) -> None:
     modules.SGLANG = replace(modules.SGLANG, real=(*modules.SGLANG.real, *_WIDE), absent=absent)
     hook(root, version)
     for name in _WIDE:
-        # The parent is inert: it gives a submodule that is loaded.
+        # The parent is inert, and has a submodule as an attribute only once that is loaded.
         with contextlib.suppress(ModuleNotFoundError):
             importlib.import_module(name)
 
 
 def hook(root: Path, version: str, tiers: bool = False) -> None:
     """Have this process import the release under `root`. tiers: with what its host tier needs."""
+    provided = _provided_modules()
+    install(root, provided, modules=WITH_TIERS if tiers else None)
+    sys.meta_path.insert(0, _Missing(root))
+    release = supported(version)
+    spec_module = _provide_draft_sizing(root, release, provided)
+    names_in_scope = _scheduler_names()
+    _provide_aborts(root, release, provided, names_in_scope)
+    needed = [spec_module, "sglang.srt.speculative.spec_utils"]
+    if tiers:
+        _provide_tier_methods(root, provided, names_in_scope)
+        needed += ["sglang.srt.managers.cache_controller", ASSEMBLER]
+    for name in needed:  # a loaded module is an attribute of its package
+        importlib.import_module(name)
+
+
+def _provided_modules() -> Provided:
+    """Return stand-ins for the modules that the bookkeeping imports, by module and then by name."""
     provided = stand_ins.provided()
     provided["sglang.srt.server_args"] = {
         "_global_server_args": None,
@@ -77,52 +97,66 @@ def hook(root: Path, version: str, tiers: bool = False) -> None:
 
     provided["sglang.srt.sampling.sampling_params"] = {"SamplingParams": SamplingParams}
     provided["sglang.srt.managers.io_struct"] = {"AbortReq": stand_ins.Bag}
-    install(root, provided, modules=WITH_TIERS if tiers else None)
-    sys.meta_path.insert(0, _Missing(root))
-    load = importlib.import_module
-    context = provided["sglang.srt.runtime_context"]
-    context["get_context"] = lambda: stand_ins.Bag(
+    provided["sglang.srt.runtime_context"]["get_context"] = lambda: stand_ins.Bag(
         override_server_args=_settings,
         parallel=stand_ins.Bag(override=_settings),
         server_args=stand_ins.SERVER_ARGS,
     )
-    release = supported(version)
+    return provided
+
+
+def _provide_draft_sizing(root: Path, release: type[Release0510], provided: Provided) -> str:
+    """Provide the function that prepares a speculative round, cut from the file of the release, and return
+    the name of its module."""
     module = release.spec_file.removesuffix(".py").replace("/", ".")
-    names = ("common", "allocation", "allocation_sizing")  # one module until 0.5.14
-    there = [name for name in names if (root / f"sglang/srt/mem_cache/{name}.py").is_file()]
-    homes = [load(f"sglang.srt.mem_cache.{name}") for name in there]
-    env = {name: value for home in homes for name, value in vars(home).items()}
-    env |= {"torch": sys.modules["torch"], "get_spec": context["get_spec"]}
+    files = ("common", "allocation", "allocation_sizing")  # one module until 0.5.14
+    present = [name for name in files if (root / f"sglang/srt/mem_cache/{name}.py").is_file()]
+    allocation = [importlib.import_module(f"sglang.srt.mem_cache.{name}") for name in present]
+    env = {name: value for each in allocation for name, value in vars(each).items()}
+    env["torch"] = sys.modules["torch"]
+    env["get_spec"] = provided["sglang.srt.runtime_context"]["get_spec"]
     for name in ("get_alloc_len_per_decode", "get_alloc_reserve_per_decode"):
         env[name] = lambda *_, name=name: getattr(sys.modules[module], name)()
-    owner, _, name = release.spec_prepare.rpartition(".")
-    prepare = cut(root / release.spec_file, frozenset({release.spec_prepare}), env)[name]
-    provided[module] = {owner: type(owner, (), {name: prepare})} if owner else {name: prepare}
-    env = {
-        **vars(load("sglang.srt.mem_cache.base_prefix_cache")),
+    owner, _, method = release.spec_prepare.rpartition(".")
+    prepare = cut(root / release.spec_file, frozenset({release.spec_prepare}), env)[method]
+    provided[module] = {method: prepare}
+    if owner:
+        provided[module] = {owner: type(owner, (), {method: prepare})}
+    return module
+
+
+def _scheduler_names() -> dict[str, Any]:
+    """Return the names that methods cut from the scheduler read."""
+    return {
+        **vars(importlib.import_module("sglang.srt.mem_cache.base_prefix_cache")),
         "AbortReq": stand_ins.Bag,
         "DisaggregationMode": stand_ins.DisaggregationMode,
         "_make_abort_req": lambda *_, **__: None,
         "logger": logging.getLogger("sglang"),
     }
-    managers = root / "sglang/srt/managers"
-    assembler = root.joinpath(*ASSEMBLER.split(".")).with_suffix(".py")
+
+
+def _provide_aborts(
+    root: Path, release: type[Release0510], provided: Provided, env: dict[str, Any]
+) -> None:
+    """Provide a scheduler class with the methods of the release that abort a request, compiled in `env`."""
     methods = ("Scheduler.abort_request", "Scheduler._release_aborted_request")
-    named = frozenset(called(name, release) for name in methods)
-    aborts = cut(managers / "scheduler.py", named, env)
+    names = frozenset(called(name, release) for name in methods)
+    aborts = cut(root / "sglang/srt/managers/scheduler.py", names, env)
     provided["sglang.srt.managers.scheduler"] = {"Scheduler": type("Scheduler", (), aborts)}
-    needed = [module, "sglang.srt.speculative.spec_utils"]
-    if tiers:
-        room = cut(assembler, frozenset({"_evict_swa_for_device_alloc"}), env)
-        provided[ASSEMBLER] = {"attach_hybrid_pool_to_unified_cache": None, **room}
-        lock = cut(managers / "schedule_policy.py", frozenset({"PrefillAdder._lock_node"}), {})
-        adder = {name: contextlib.contextmanager(method) for name, method in lock.items()}
-        provided["sglang.srt.managers.schedule_policy"] = {
-            "PrefillAdder": type("PrefillAdder", (), adder)
-        }
-        needed += ["sglang.srt.managers.cache_controller", ASSEMBLER]
-    for name in needed:  # so that its package has it
-        load(name)
+
+
+def _provide_tier_methods(root: Path, provided: Provided, env: dict[str, Any]) -> None:
+    """Provide the release's eviction for a load from the host, compiled in `env`, and its policy's lock."""
+    assembler = root.joinpath(*ASSEMBLER.split(".")).with_suffix(".py")
+    eviction = cut(assembler, frozenset({"_evict_swa_for_device_alloc"}), env)
+    provided[ASSEMBLER] = {"attach_hybrid_pool_to_unified_cache": None, **eviction}
+    policy = root / "sglang/srt/managers/schedule_policy.py"
+    lock = cut(policy, frozenset({"PrefillAdder._lock_node"}), {})
+    adder = {name: contextlib.contextmanager(method) for name, method in lock.items()}
+    provided["sglang.srt.managers.schedule_policy"] = {
+        "PrefillAdder": type("PrefillAdder", (), adder)
+    }
 
 
 @contextlib.contextmanager
