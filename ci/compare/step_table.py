@@ -1,9 +1,9 @@
-"""A violated trace as a step table: a row for each command, a column for each owner, node or page at stake.
+"""The step table of a violated trace: a row for each command, a column for each owner, node or page at stake.
 
-Up to the last row both sides agree, and a row shows both; the last is shown twice, as expected
-and as observed. `*` marks what a command changed, `!` what differs from the reference. Nodes of the tree that
-a command splits, evicts, makes a tombstone or revives have columns as well: their range, live or tombstone,
-their full and SWA locks.
+The system and the reference agree in every row but the last, which has two lines: expected and observed.
+`*` marks a value that the command changed, `!` a value that differs from the reference. A node of the tree
+that a command splits, evicts, makes a tombstone or revives has a column as well: its range, live or
+tombstone, its full and SWA locks.
 """
 
 from collections import Counter
@@ -16,8 +16,8 @@ from stateful_tests.lockstep.pictures import span, swa_of
 from stateful_tests.lockstep.results import Run
 
 MAX_COLUMNS = 3
-MAX_NODES = 2  # columns besides, of nodes that changed
-MAX_ROWS = 60  # of a long trace; what led to the end is at the end
+MAX_NODES = 2  # further columns, for nodes that changed
+MAX_ROWS = 60  # the last rows of a long trace: they led to its end
 
 Cell = dict[str, str]  # label -> value
 Column = tuple[str, ...]  # the key of a difference, without its words
@@ -26,31 +26,37 @@ Column = tuple[str, ...]  # the key of a difference, without its words
 def step_table(
     run: Run, states: list[Data], columns: int = MAX_COLUMNS, nodes: int = MAX_NODES
 ) -> Data:
-    """The rows of these states; a violation at the last one is shown twice. Without one the columns are those
-    who held something. nodes: how many columns there may be besides, of nodes that changed."""
-    split = run.violation is not None
+    """Return the columns and rows for these states.
+
+    A violation at the last state has two rows. A run without one has columns for the holders.
+
+    columns: most columns of differences and holders.
+    nodes: most further columns, for nodes that changed.
+    """
+    violated = run.violation is not None
     geometry = run.trace.sizes(Geometry)
-    drawer = _Drawer(states, geometry.page_size, letters(run, states), columns, nodes)
+    drawer = _Drawer(states, geometry.page_size, cursor_letters(run, states), columns, nodes)
     rows: list[Data] = []
     before: list[Cell] = [{} for _ in drawer.columns]
-    for state in states[:-1] if split else states:
+    for state in states[:-1] if violated else states:
         agreed = [
             drawer.cell(state, "system", column) or drawer.cell(state, "reference", column)
             for column in drawer.columns
         ]
         rows.append(_row(state, state["command"], agreed, before, agreed))
         before = agreed
-    if split:
+    if violated:
         last = states[-1]
-        rules = [drawer.cell(last, "reference", column) for column in drawer.columns]
-        seen = [drawer.cell(last, "system", column) for column in drawer.columns]
-        rows.append(_row(last, f"{last['command']}, expected", rules, before, rules))
-        rows.append(_row(last, "observed", seen, before, rules))
+        expected = [drawer.cell(last, "reference", column) for column in drawer.columns]
+        observed = [drawer.cell(last, "system", column) for column in drawer.columns]
+        rows.append(_row(last, f"{last['command']}, expected", expected, before, expected))
+        rows.append(_row(last, "observed", observed, before, expected))
     return {"columns": [drawer.title(column) for column in drawer.columns], "rows": rows}
 
 
-def letters(run: Run, states: list[Data]) -> str:
-    """The cursors that say something: E with a window, R with a tree, or where it should be 0 and is not."""
+def cursor_letters(run: Run, states: list[Data]) -> str:
+    """Return the letters of the cursors to show: C and A always, E with a window, R with a tree. R also
+    without a tree, where it should be 0 and is not."""
     geometry = run.trace.sizes(Geometry)
     sides = [state[which] for state in states for which in ("reference", "system")]
     cursors = [c for side in sides for c in side["cursors"].values() if isinstance(c, dict)]
@@ -59,23 +65,28 @@ def letters(run: Run, states: list[Data]) -> str:
     return f"CA{swa}{tree}"
 
 
-NOTHING = "-"  # it is not there
-UNKNOWN = "?"  # how many pages the rules would have free, where they had more in use than there are
+NOTHING = "-"  # the owner or node does not exist
+UNKNOWN = "?"  # free pages of the reference, which has more in use than there are
 
 
 class _Drawer:
-    """Which columns there are, and what stands in them."""
+    """Chooses the columns of a table and makes its cells.
+
+    letters: of the cursors to show.
+    max_columns: most columns of differences and holders.
+    max_nodes: most further columns, for nodes that changed.
+    """
 
     def __init__(
-        self, states: list[Data], page_size: int, letters: str, most: int, nodes: int
+        self, states: list[Data], page_size: int, letters: str, max_columns: int, max_nodes: int
     ) -> None:
         self.page_size = page_size
         self.letters = letters
         self.last = states[-1]
         self.differences = {tuple(d["key"]): d for d in self.last["differences"]}
-        self.columns = self._columns(states, most, nodes)
+        self.columns = self._columns(states, max_columns, max_nodes)
 
-    def _columns(self, states: list[Data], most: int, nodes: int) -> list[Column]:
+    def _columns(self, states: list[Data], max_columns: int, max_nodes: int) -> list[Column]:
         """Return the columns: differences at the end, in the order of a report; nodes that changed; then
         other holders."""
         kinds: Counter[str] = Counter()
@@ -83,25 +94,25 @@ class _Drawer:
         columns = dict.fromkeys(self._column(kind, names) for kind, *names in self.differences)
         for column in filter(self._has_past, columns):
             kinds[column[0]] += 1
-            if kinds[column[0]] <= 2 and len(chosen) < most:
+            if kinds[column[0]] <= 2 and len(chosen) < max_columns:
                 chosen.append(column)
-        chosen = chosen or list(columns)[:1]  # what is known of the end only
-        shown = set(map(self._holder, _apart(chosen)))
+        chosen = chosen or list(columns)[:1]  # its cells are empty but for the last row
+        shown = {self._holder(column[1]) for column in chosen if column[0] == "cursors"}
         sides = [state[which] for state in reversed(states) for which in ("reference", "system")]
-        more: list[Column] = [
-            ("holders", n) for side in sides for n in side["holders"] if n not in shown
+        others: list[Column] = [
+            ("holders", name) for side in sides for name in side["holders"] if name not in shown
         ]
-        more += [("lock_holders", name) for side in sides for name in side["lock_holders"]]
-        room = most - len(chosen)
-        others = [column for column in dict.fromkeys((*more, ("free",))) if column not in chosen][
-            :room
-        ]
+        others += [("lock_holders", name) for side in sides for name in side["lock_holders"]]
+        others.append(("free",))
+        others = [column for column in dict.fromkeys(others) if column not in chosen]
+        others = others[: max_columns - len(chosen)]
+        others.sort(key=lambda column: (column == ("free",), column))
         changed: list[Column] = [("nodes", path) for path in changed_nodes(states)]
-        changed = [column for column in changed if column not in chosen][-nodes:]
-        return chosen + changed + sorted(others, key=lambda c: (c == ("free",), c))
+        changed = [column for column in changed if column not in chosen][-max_nodes:]
+        return chosen + changed + others
 
     def _has_past(self, column: Column) -> bool:
-        """It shows something of earlier commands as well."""
+        """Whether a column has cells in the rows of earlier commands as well."""
         kind, *names = column
         if kind == "holders":
             if len(names) == 1:
@@ -115,17 +126,17 @@ class _Drawer:
             return kind, names[0]
         if kind in ("cursors", "holders", "wrong"):
             holder = self._holder(names[0]) if kind == "cursors" else names[0]
-            sides = (self.last[side]["holders"].get(holder, {}) for side in ("reference", "system"))
-            ours, theirs = (side.get("cursors") for side in sides)
-            cursors = {name[0] for kind, *name in self.differences if kind == "cursors"}
-            apart = {name for name in cursors if self._holder(name) == holder}
-            if ours != theirs and len(apart) <= 1:
+            expected = self.last["reference"]["holders"].get(holder, {}).get("cursors")
+            observed = self.last["system"]["holders"].get(holder, {}).get("cursors")
+            differing = {key[1] for key in self.differences if key[0] == "cursors"}
+            of_holder = [name for name in differing if self._holder(name) == holder]
+            if expected != observed and len(of_holder) <= 1:
                 return "holders", holder
             return (kind, names[0]) if kind == "cursors" else (kind, *names)
         return ("free",) if kind == "free" else (kind, *names)
 
     def _holder(self, name: str) -> str:
-        """Under whose name a request or a slot holds its row."""
+        """Return the name under which a request or a slot holds its row: its session's, or its own."""
         if name.startswith("slot of "):
             return name.removeprefix("slot of ")
         requests = self.last["reference"]["requests"] | self.last["system"]["requests"]
@@ -163,7 +174,7 @@ class _Drawer:
                 }
             case ["pools", pool, page] if "pools" in side:
                 return {"": self._owners(side["pools"][pool].get(int(page)))}
-        if state is not self.last:  # it is known of the end only
+        if state is not self.last:  # a difference is known at the last state alone
             return {}
         if column[0] == "pools":
             return {"": "one owner, or free"}
@@ -193,7 +204,7 @@ class _Drawer:
 
 
 def _node(node: Data | None) -> Cell:
-    """A node's positions and SWA KV, and how many locks count on it, of its full and of its SWA KV."""
+    """Return the cell of a node: its positions, live or tombstone, and the locks on its full and SWA KV."""
     if node is None:
         return {"": NOTHING}
     where = span(node["start"], node["end"])
@@ -205,8 +216,10 @@ def _node(node: Data | None) -> Cell:
 
 
 def changed_nodes(states: list[Data]) -> list[str]:
-    """Paths of nodes that a command split, evicted, made a tombstone or revived, on either side; the last of
-    these last."""
+    """Return the paths of nodes that a command split, evicted, made a tombstone or revived, on either side.
+
+    The node that changed last is last.
+    """
     found: dict[str, None] = {}
     for before, after in pairwise(states):
         for which in ("reference", "system"):
@@ -223,24 +236,24 @@ def changed_nodes(states: list[Data]) -> list[str]:
     return list(found)
 
 
-def _apart(columns: list[Column]) -> list[str]:
-    """Requests and slots that have a column of their own."""
-    return [column[1] for column in columns if column[0] == "cursors"]
-
-
-def _row(state: Data, what: str, cells: list[Cell], before: list[Cell], rules: list[Cell]) -> Data:
+def _row(
+    state: Data, what: str, cells: list[Cell], before: list[Cell], expected: list[Cell]
+) -> Data:
+    """Return a row of the table. before: the cells of the row above; expected: those of the reference."""
     texts = []
-    for cell, was, rule in zip(cells, before, rules):
-        text = []
+    for cell, was, rule in zip(cells, before, expected):
+        values = []
         for label, value in cell.items():
-            changed = (
-                bool(was) and was.get(label, "0") != value and value not in (NOTHING, "", "idle")
-            )
-            wrong = rule.get(label) not in (value, UNKNOWN)
-            if value == NOTHING != was.get(label, NOTHING):
-                value = "gone"
-                changed = True
-            marked = f"{'!' if wrong else ''}{value}{'*' if changed else ''}"
-            text.append(f"{label} {marked}".lstrip())
-        texts.append(" ".join(text).replace(" / ", "/"))
+            differs = rule.get(label) not in (value, UNKNOWN)
+            if value == NOTHING and was.get(label, NOTHING) != NOTHING:
+                shown = "gone*"
+            else:
+                shown = value
+                moved = bool(was) and was.get(label, "0") != value
+                if moved and value not in (NOTHING, "", "idle"):
+                    shown += "*"
+            if differs:
+                shown = f"!{shown}"
+            values.append(f"{label} {shown}".lstrip())
+        texts.append(" ".join(values).replace(" / ", "/"))
     return {"step": state["step"], "what": what, "cells": texts}

@@ -15,7 +15,7 @@ from markupsafe import Markup
 
 from ci import TEMPLATES, Data, templates
 from ci.compare.differences import CURSORS, POOL, trouble
-from ci.compare.step_table import letters, step_table
+from ci.compare.step_table import cursor_letters, step_table
 from ci.compare.snapshot import snapshots
 from ci.report import render
 from ci.report.page_row import DRAWING_WIDTH, UNIT, drawing
@@ -125,7 +125,7 @@ def _content(data: Data, run: Run) -> Data:
         "tree": geometry.tree,
         "tree_policy_is_free": policy_is_free,
         "story_open": policy_is_free,
-        "letters": letters(run, shown),
+        "letters": cursor_letters(run, shown),
     }
 
 
