@@ -5,8 +5,6 @@ from __future__ import annotations
 from reference.blocks.clauses.step import BlockStep, clause
 from reference.failures import AtCount, AtNamed, AtText, Failure, failure
 
-_SERVING = "kvspec"
-
 
 @clause(
     "TXT-1",
@@ -20,16 +18,16 @@ _SERVING = "kvspec"
     " an entry that read what a load has not brought must be.",
     trigger=lambda s: bool(s.outputs),
 )
-def _chain(step: BlockStep) -> Failure | None:
+def _outputs_are_sampled_behind_the_text(step: BlockStep) -> Failure | None:
     for note in step.outputs:
         given = note.given.tokens if note.given is not None else ()
         if given != note.tokens and not (note.optional and not given):
-            got = f"it gets {list(given)}"
-            return failure(f"{note.name} gets {list(note.tokens)}", got, AtText(note.name))
+            expected = f"{note.name} gets {list(note.tokens)}"
+            return failure(expected, f"it gets {list(given)}", AtText(note.name))
         if given and not note.current:
-            got = f"{list(given)} was sampled behind another"
-            want = f"{note.name} gets what was sampled behind its text"
-            return failure(want, got, AtCount(note.name, "sampled behind"))
+            expected = f"{note.name} gets what was sampled behind its text"
+            observed = f"{list(given)} was sampled behind another"
+            return failure(expected, observed, AtCount(note.name, "sampled behind"))
     return None
 
 
@@ -43,24 +41,23 @@ def _chain(step: BlockStep) -> Failure | None:
     source="vllm check_stop",
     trigger=lambda s: any(o.ends for o in s.outputs),
 )
-def _ends(step: BlockStep) -> Failure | None:
-    for name in (note.lane.request for note in step.lanes):
+def _turn_ends_when_due(step: BlockStep) -> Failure | None:
+    for note in step.lanes:
+        name = note.lane.request
         if name in step.bearers and step.bearers[name].failed:
-            return failure(
-                f"{name} ends: its load has failed", "it goes on", AtCount(name, "ended", 1)
-            )
-    for note in step.outputs:
-        if note.given is None or not note.given.tokens:
-            if note.given is not None and note.given.finished and not note.ends:
-                at = AtCount(note.name, "ended", 0)
-                return failure(f"{note.name} goes on", f"it ends: {note.given.finished}", at)
+            place = AtCount(name, "ended", 1)
+            return failure(f"{name} ends: its load has failed", "it goes on", place)
+    for output in step.outputs:
+        if output.given is None:
             continue
-        if bool(note.given.finished) != note.ends:
-            return failure(
-                f"{note.name} {'ends' if note.ends else 'goes on'}",
-                f"it {'ends: ' + note.given.finished if note.given.finished else 'goes on'}",
-                AtCount(note.name, "ended", int(note.ends)),
-            )
+        finished = output.given.finished
+        if finished and not output.ends:
+            place = AtCount(output.name, "ended", 0)
+            return failure(f"{output.name} goes on", f"it ends: {finished}", place)
+        # An output that lacks its tokens is judged by TXT-1.
+        if output.ends and not finished and output.given.tokens:
+            place = AtCount(output.name, "ended", 1)
+            return failure(f"{output.name} ends", "it goes on", place)
     return None
 
 
@@ -74,22 +71,21 @@ def _ends(step: BlockStep) -> Failure | None:
     source="vllm Scheduler.requests, _update_request_as_session",
     trigger=lambda s: bool(s.bearers),
 )
-def _texts(step: BlockStep) -> Failure | None:
+def _scheduler_has_the_clients_text(step: BlockStep) -> Failure | None:
     known = set(step.after.requests)
-    there = set(step.bearers)
-    if known != there:
-        wrong = (AtNamed("request", name) for name in sorted(known ^ there))
-        return failure(
-            f"it knows {sorted(there)}, as clients do", f"it knows {sorted(known)}", *wrong
-        )
+    running = set(step.bearers)
+    if known != running:
+        places = (AtNamed("request", name) for name in sorted(known ^ running))
+        expected = f"it knows {sorted(running)}, as clients do"
+        return failure(expected, f"it knows {sorted(known)}", *places)
     for name, fact in step.after.requests.items():
         text = step.bearers[name].text
         if fact.tokens != tuple(text):
-            at = next((i for i, (a, b) in enumerate(zip(fact.tokens, text)) if a != b), None)
-            got = f"{len(fact.tokens)} tokens" + (
-                "" if at is None else f", another one at position {at}"
-            )
-            return failure(
-                f"{name}: the {len(text)} tokens that its client has", got, AtText(name, at)
-            )
+            pairs = enumerate(zip(fact.tokens, text))
+            position = next((i for i, (ours, theirs) in pairs if ours != theirs), None)
+            observed = f"{len(fact.tokens)} tokens"
+            if position is not None:
+                observed += f", another one at position {position}"
+            expected = f"{name}: the {len(text)} tokens that its client has"
+            return failure(expected, observed, AtText(name, position))
     return None
