@@ -23,18 +23,26 @@ from reference.kinds import BLOCKS, KINDS, AnyCommand, Kind, kind_by_commands
 
 _HEADER = struct.Struct("<I")
 MAX_MESSAGE = 64 << 20  # bytes; the largest view of the largest geometry stays well below
-LOOK_S = 0.1  # how often one who waits for a message looks after whoever sends it
+LOOK_S = 0.1  # how often a receiver that waits for a message checks its sender
 
 
 class Reset(msgspec.Struct, tag=True, frozen=True):
-    """Start empty with these sizes. called: note what that calls."""
+    """Start empty with these sizes.
+
+    called: note the functions that this calls.
+    """
 
     geometry: Any
     called: bool = False
 
 
 class Apply(msgspec.Struct, tag=True, frozen=True):
-    """Carry out one command: its class by name, and its fields. called: note what it calls."""
+    """Carry out one command.
+
+    kind: name of the command's class.
+    command: the command's fields, packed.
+    called: note the functions that the command calls.
+    """
 
     kind: str
     command: msgspec.Raw
@@ -42,8 +50,12 @@ class Apply(msgspec.Struct, tag=True, frozen=True):
 
 
 class Noted(msgspec.Struct, frozen=True):
-    """Notes of a system about its last command, as Python, and what is still to come (see
-    SGLangSystem). called: "FILE: FUNCTION, ..." of the system's files, in the order of the first calls."""
+    """Notes of a system about its last command.
+
+    calls: the command as lines of Python.
+    late: what is still to come (see SGLangSystem).
+    called: "FILE: FUNCTION, ..." of the system's files, in the order of the first calls.
+    """
 
     calls: tuple[str, ...] = ()
     late: tuple[tuple[str, str], ...] = ()
@@ -51,7 +63,7 @@ class Noted(msgspec.Struct, frozen=True):
 
 
 class StepReply(msgspec.Struct, tag=True, frozen=True):
-    """Refused for a reason, or done with these choices; and the view after it."""
+    """The system refused the command for a reason or carried it out with these choices; its view after it."""
 
     view: Any
     refused: Reason | None = None
@@ -62,10 +74,12 @@ class StepReply(msgspec.Struct, tag=True, frozen=True):
 
 
 class WorkerFailure(msgspec.Struct, tag=True, frozen=True):
-    """The system failed, or cannot be used at all (`unusable`): one line says why.
+    """The system failed.
 
-    misfit: because the adapter does not fit it. view: what it shows after it has failed, where it still shows
-    something.
+    error: the reason, in one line.
+    unusable: the system cannot be used at all.
+    misfit: it cannot because the adapter does not fit it.
+    view: what the system shows after it has failed; None where it shows nothing.
     """
 
     error: str
@@ -76,7 +90,7 @@ class WorkerFailure(msgspec.Struct, tag=True, frozen=True):
 
 
 class Ready(msgspec.Struct, tag=True, frozen=True):
-    """The worker has made its system, which is called so and can do that."""
+    """The worker has made its system, which has this name and these capabilities."""
 
     name: str = ""
     capabilities: Capabilities = Capabilities()
@@ -87,7 +101,11 @@ Reply = StepReply | WorkerFailure | Ready
 
 
 class KindMessages(NamedTuple):
-    """The messages of a kind of system: a reset with its sizes, a reply and a failure with its facts."""
+    """The message types of a kind of system.
+
+    reset: has the sizes of the kind.
+    reply, failure: have its facts.
+    """
 
     reset: type[Reset]
     reply: type[StepReply]
@@ -96,25 +114,25 @@ class KindMessages(NamedTuple):
 
 def _messages(kind: Kind) -> KindMessages:
     facts: Any = kind.facts or View
-    fields: dict[type, tuple[str, Any]] = {
-        Reset: ("geometry", kind.config), StepReply: ("view", facts), WorkerFailure: ("view", facts | None),
-    }  # fmt: skip
-    made: list[Any] = []
-    for base, (name, of) in fields.items():
-        field = (name, of, None) if base is WorkerFailure else (name, of)
+
+    def typed(base: type, *field: Any) -> Any:
+        """Return a subclass of a message in which a field has the type of this kind."""
         tag = f"{base.__name__} of {kind.name}"
-        made.append(
-            msgspec.defstruct(
-                tag, [field], bases=(base,), module=__name__, tag=tag, frozen=True, kw_only=True
-            )
+        return msgspec.defstruct(
+            tag, [field], bases=(base,), module=__name__, tag=tag, frozen=True, kw_only=True
         )
-    return KindMessages(*made)
+
+    return KindMessages(
+        reset=typed(Reset, "geometry", kind.config),
+        reply=typed(StepReply, "view", facts),
+        failure=typed(WorkerFailure, "view", facts | None, None),
+    )
 
 
 MESSAGES = {kind.name: _messages(kind) for kind in KINDS.values()}
-# What starts a system, by the class of its sizes; the messages with facts by the class of these.
+# The class of a kind's sizes -> its reset; the class of its facts -> its messages.
 RESETS = {kind.config: MESSAGES[kind.name].reset for kind in KINDS.values()}
-OF_FACTS = {kind.facts or View: MESSAGES[kind.name] for kind in KINDS.values()}
+MESSAGES_BY_FACTS = {kind.facts or View: MESSAGES[kind.name] for kind in KINDS.values()}
 
 
 def _plain(value: object) -> object:
@@ -159,38 +177,47 @@ def unpack_command(message: Apply) -> Command:
     return command
 
 
-def copied(view: View) -> View:
-    """The view as it is now: a system may show its own lists, and go on changing them.
+def copied_view(view: View) -> View:
+    """Return a copy of a view: a system may show its own lists, and go on changing them.
 
-    Raises WrongShape where something in it is not what a view has there.
+    Raises WrongShape where a field of the view has another type.
     """
     copy: View = _copied("view()", _VIEW, view)
     return copy
 
 
 def copied_facts(facts: BlockFacts) -> BlockFacts:
-    """A copy of the facts of an engine that schedules by itself. Raises WrongShape."""
+    """Return a copy of the facts of an engine that schedules by itself.
+
+    Raises WrongShape where a field of the facts has another type.
+    """
     try:
         copy: BlockFacts = _copied("view()", _FACTS, facts)
     except WrongShape as error:
-        named = re.sub(
+        # Facts are an array in msgpack: the decoder names a field by its index.
+        message = re.sub(
             r"\[(\d+)\]", lambda at: f".{BlockFacts._fields[int(at[1])]}", str(error), count=1
         )
-        raise WrongShape(named) from None
+        raise WrongShape(message) from None
     return copy
 
 
-def checked(given: object) -> Outcome:
-    """Return the outcome of `apply`. Raises TypeError where it is none, or holds what no outcome has."""
+def checked_outcome(given: object) -> Outcome:
+    """Return a copy of what `apply` returned.
+
+    Raises TypeError where that is no outcome, and WrongShape where a field of it has another type.
+    """
     if type(given) not in _OUTCOMES:
         raise TypeError(f"apply(): gave {given!r:.60}, not Done, Refused or Broken")
     outcome: Outcome = given if given is DONE else _copied("apply()", _OUTCOMES[type(given)], given)
     return outcome
 
 
-def capable(given: Capabilities) -> Capabilities:
-    """Return the capabilities that a system states. Raises TypeError where that is something else, or names
-    no command."""
+def checked_capabilities(given: Capabilities) -> Capabilities:
+    """Return a copy of the capabilities that a system states.
+
+    Raises TypeError where they are of another type, name no command, or contradict each other.
+    """
     if not isinstance(given, Capabilities):
         raise TypeError(f"capabilities: expected Capabilities, got {type(given).__name__}")
     made: Capabilities = _copied("capabilities", _CAPABILITIES, given)
@@ -208,10 +235,8 @@ def capable(given: Capabilities) -> Capabilities:
 
 def _contradiction(can: Capabilities) -> str:
     """Say which capabilities do not go together, or ""."""
-    trees, given = (
-        {k.__name__ for k in kinds} & can.commands for kinds in (TREE_COMMANDS, COMMANDS)
-    )
-    given -= {"Abort"}
+    trees = {kind.__name__ for kind in TREE_COMMANDS} & can.commands
+    given = ({kind.__name__ for kind in COMMANDS} & can.commands) - {"Abort"}
     schedules = can.system_kind is BLOCKS
     by_commands = kind_by_commands(can.commands)
     cases = {
@@ -242,7 +267,7 @@ def _copied(what: str, decoder: msgspec.msgpack.Decoder[Any], given: object) -> 
 
 
 def send(stream: IO[bytes], message: Any) -> None:
-    """Write one message; raises OSError when nobody reads any more."""
+    """Write one message. Raises OSError when the reader has closed the stream."""
     body = _ENCODER.encode(message)
     stream.write(_HEADER.pack(len(body)) + body)
     stream.flush()
@@ -251,8 +276,8 @@ def send(stream: IO[bytes], message: Any) -> None:
 def receive(fd: int, look: Callable[[], None] | None = None) -> bytes | None:
     """Read one message's body; None at the end of the stream.
 
-    look: called now and then while nothing comes; what it raises ends the waiting. Raises ValueError for a
-    length that no message has.
+    look: called every LOOK_S seconds while nothing arrives; an exception of it ends the wait.
+    Raises ValueError for a length above MAX_MESSAGE.
     """
     header = _read(fd, _HEADER.size, look)
     if header is None:

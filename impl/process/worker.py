@@ -54,7 +54,7 @@ def serve(make: Callable[[], AnySystem], root: Path | None = None) -> int:
     gc.disable()  # what is imported stays
     try:
         system = make()
-        wire.send(out, wire.Ready(system.name, wire.capable(system.capabilities)))
+        wire.send(out, wire.Ready(system.name, wire.checked_capabilities(system.capabilities)))
     except BaseException as error:
         wire.send(out, _failure(error, root))
         return 2
@@ -111,7 +111,7 @@ def _answer(system: Any, ask: wire.Ask, root: Path | None) -> wire.StepReply | w
         with failing_as(RESET, root):
             system.reset(ask.geometry)
         return _reply(_seen(system, root, FIRST_VIEW))
-    outcome = wire.checked(system.apply(wire.unpack_command(ask)))
+    outcome = wire.checked_outcome(system.apply(wire.unpack_command(ask)))
     if isinstance(outcome, Broken):
         return wire.WorkerFailure(outcome.error)
     view = _seen(system, root)
@@ -121,12 +121,12 @@ def _answer(system: Any, ask: wire.Ask, root: Path | None) -> wire.StepReply | w
 
 
 def _reply(view: Any, **more: Any) -> wire.StepReply:
-    return wire.OF_FACTS[type(view)].reply(view=view, **more)
+    return wire.MESSAGES_BY_FACTS[type(view)].reply(view=view, **more)
 
 
 def _left(error: str, view: Any) -> wire.WorkerFailure:
     """A failure, with what the system shows after it."""
-    of_kind = wire.OF_FACTS.get(type(view))
+    of_kind = wire.MESSAGES_BY_FACTS.get(type(view))
     failure = wire.WorkerFailure if of_kind is None else of_kind.failure
     return failure(error=error, view=view)
 
@@ -135,11 +135,11 @@ def _seen(system: Any, root: Path | None, what: str = VIEW) -> Any:
     """Return the view of a system. A driver of ours has made that of a release."""
     with failing_as(what, root):
         view: Any = system.view()
-        judged = type(view) in wire.OF_FACTS and type(view) is not View
+        judged = type(view) in wire.MESSAGES_BY_FACTS and type(view) is not View
         if judged and (root is not None or type(view) is not BlockFacts):
             return view
         of_blocks = system.capabilities.system_kind is BLOCKS
-        return wire.copied_facts(view) if of_blocks else wire.copied(view)
+        return wire.copied_facts(view) if of_blocks else wire.copied_view(view)
 
 
 def _failure(error: BaseException, root: Path | None) -> wire.WorkerFailure:
@@ -171,7 +171,7 @@ def made(spec: str) -> System:
             f"--impl {spec}: it offers no {', '.join(missing)} (see kvspec.System)"
         )
     try:
-        wire.capable(system.capabilities)
+        wire.checked_capabilities(system.capabilities)
     except TypeError as error:
         raise UnusableImplementation(f"--impl {spec}: {error} (see kvspec.Capabilities)") from error
     return system

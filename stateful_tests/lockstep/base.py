@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from impl.adapter import AnySystem, Capabilities, UnusableImplementation
 from impl.process.failures import FIRST_VIEW, RESET, VIEW, SystemFailed, describe_error, failing_as
-from impl.process.wire import checked
+from impl.process.wire import checked_outcome
 from reference.clauses import Clause
 from reference.commands import Broken, Mode, Outcome, Refused
 from reference.failures import Failure
@@ -114,7 +114,7 @@ class AnyLockstep(ABC):
     def _carried_out(self, command: Any) -> Outcome:
         """The system's outcome, and its facts after it; Broken where it fails or cannot be looked at."""
         try:
-            outcome = self._unstarted or checked(self.system.apply(command))
+            outcome = self._unstarted or checked_outcome(self.system.apply(command))
             if not isinstance(outcome, Broken):
                 with failing_as(VIEW):
                     self._look()

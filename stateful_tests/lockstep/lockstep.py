@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from impl.adapter import Capabilities, System, UnusableImplementation
 from impl.process.failures import SystemFailed
-from impl.process.wire import copied
+from impl.process.wire import copied_view
 from reference import model
 from reference.clauses import CLAUSES, Clause, about, broken, broken_off
 from reference.clauses.facts import Facts
@@ -176,7 +176,7 @@ class Lockstep(AnyLockstep):
         """Take the system's view. A view that is the same has the same facts."""
         view = self.system.view()
         if not self._can.new_views:
-            view = copied(view)
+            view = copied_view(view)
         if not abstraction.same(self._view, view):
             if wrong := abstraction.misfit(view, self.state.config.geometry):
                 raise SystemFailed(f"TypeError: {wrong}")

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from impl.adapter import Capabilities, UnusableImplementation
-from impl.process.wire import capable
+from impl.process.wire import checked_capabilities
 from reference.commands import Mode
 from reference.kinds import BLOCKS, JUDGED_KINDS, KINDS, ROWS, TIERS, kind_by_commands, kind_of_config
 from stateful_tests.check import campaign, tiers
@@ -96,7 +96,7 @@ def test_a_trace_of_another_kind_does_not_fit(kind):
 )
 def test_a_kind_that_cannot_be_is_refused(kind, says):
     with pytest.raises(TypeError, match=says):
-        capable(Capabilities(kind=kind))
+        checked_capabilities(Capabilities(kind=kind))
 
 
 def test_an_adapter_that_declares_no_kind_is_told_which_it_has(kvspec, tmp_path):
