@@ -1,8 +1,7 @@
 """One pool of KV pages: a stack of free page ids on the device, its top on the host.
 
 A page is `page_size` slots; slot and page 0 are padding and never handed out. Nothing here waits
-for the device: how many pages are free is known on the host, because every caller knows how many it takes
-and gives.
+for the device: the host counts free pages, because every caller knows how many it takes and gives.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ class PagePool:
 
     pages: pages that can be handed out (ids 1..pages). page_size: slots of a page.
     stamps: int64 [(pages + 1) * page_size] on `device`, the token last written to each slot, 0 for none.
-    Whatever is given back lands in the free list, where a reader of the list can find what is wrong.
+    A page that is given back is put on the free list unchecked: a reader of the list finds a double free.
     """
 
     first_page = 1
@@ -28,7 +27,7 @@ class PagePool:
         self.pages = pages
         self.device = device
         first = self.first_page
-        # A stack that grows towards the front: what is free lies behind `_top`, the next to go first.
+        # A stack that grows towards the front: free pages are those from `_top` on, the next one first.
         self._stack = torch.arange(first, first + pages, dtype=torch.int64, device=device)
         self._top = 0
         self.stamps = torch.zeros((pages + 1) * page_size, dtype=torch.int64, device=device)
@@ -36,23 +35,23 @@ class PagePool:
 
     @property
     def available(self) -> int:
-        """Free pages (host count, duplicates counted as they lie in the list)."""
+        """Number of free pages, counted on the host. A page that is in the list twice counts twice."""
         return self._stack.numel() - self._top
 
     def free_pages(self) -> Tensor:
-        """int64 [available] on the device: the free list as it stands, the next to go first; a view."""
+        """Return a view of the free list, the next page first: int64 [available] on the device."""
         return self._stack[self._top :]
 
     def free_list(self) -> list[int]:
-        """The free list on the host. Waits for the device."""
+        """Return the free list on the host. Waits for the device."""
         listed: list[int] = self._stack.tolist()
         return listed[self._top :]
 
     def take(self, count: int) -> Tensor:
         """Take `count` pages off the free list: int64 [count] page ids on the device, a view.
 
-        To be read before any pages are given back. Raises OutOfPagesError, and takes nothing, when
-        fewer are free.
+        The caller reads the view before pages are given back: those overwrite it. Raises OutOfPagesError, and
+        takes nothing, when fewer are free.
         """
         if count > self.available:
             raise OutOfPagesError(f"{count} pages requested, {self.available} free")
@@ -63,7 +62,7 @@ class PagePool:
     def give(self, pages: Tensor) -> None:
         """Put `pages`, int64 [n] page ids on the device, on the free list. Costs O(n).
 
-        While frees wait (`hold`) it does so later.
+        After `hold` the pages are put there by `release`.
         """
         self.room(pages.numel()).copy_(pages)
 
@@ -73,19 +72,20 @@ class PagePool:
         if self._waiting is not None:
             self._waiting.append(torch.empty(count, dtype=torch.int64, device=self.device))
             return self._waiting[-1]
-        if count > self._top:  # only a double free gets here
+        if count > self._top:  # only after a double free: more pages are free than there are
             self._stack = torch.cat((self._stack.new_empty(count), self.free_pages()))
             self._top = count
         self._top -= count
         return self._stack[self._top : self._top + count]
 
     def hold(self) -> None:
-        """From now on what is given waits, and is nobody's: not to be taken. Not to be nested."""
+        """Keep pages that are given back off the free list until `release`. Calls are not nested."""
         assert self._waiting is None
         self._waiting = []
 
     def release(self) -> None:
-        """All that waits is given back, once."""
-        waiting, self._waiting = self._waiting, None
+        """Put the pages that were given back since `hold` on the free list."""
+        waiting = self._waiting
+        self._waiting = None
         if waiting:
             self.give(torch.cat(waiting))

@@ -17,14 +17,17 @@ if TYPE_CHECKING:
     from impl.torch_kv.radix_tree import RadixTree
 
 
-# of a request whose text goes into the tree: the last state that it keeps, and the next
+# Slots of a request whose text is inserted into the tree: the last state that it keeps, and the next.
 BUFFERS = 2
 
 
 class StateRules:
-    """States of requests and of sessions' slots. states: None on a model without recurrent layers. tracks:
-    the tree gets states inside a text, which a request keeps in its buffers while its own goes on. A later
-    turn, whose text goes into no tree, has its slot's row and takes no buffers."""
+    """States of requests and of sessions' slots.
+
+    states: the pool; None on a model without recurrent layers.
+    tracks: the tree gets states inside a text, which a request keeps in its buffers while its own state goes
+    on. A later turn of a session has the row of its slot, is not inserted and has no buffers.
+    """
 
     states: StateSlots | None
     tree: RadixTree | None
@@ -34,7 +37,7 @@ class StateRules:
     # A request's own slot.
 
     def begin_states(self, requests: Sequence[KVRequest]) -> None:
-        """Whoever has no slot takes one, with an empty state. The caller knows that they are there."""
+        """Give each request without a slot one with an empty state. The caller knows that enough are free."""
         if self.states is None:
             return
         for request in requests:
@@ -45,14 +48,17 @@ class StateRules:
                 request.buffers = [(self.states.take(), 0) for _ in range(BUFFERS)]
 
     def clear_new(self, slot: int) -> None:
-        """A text begins in a slot that others have used."""
+        """Reset a slot that another text has used to the empty state."""
         assert self.states is not None
         self.states.clear(slot)
 
     def fold(
         self, requests: Sequence[KVRequest], starts: Sequence[int], ends: Sequence[int]
     ) -> None:
-        """States go on from positions starts[i] to ends[i], past the text by rule (accepted drafts)."""
+        """Fold tokens starts[i] to ends[i] into the state of requests[i].
+
+        Tokens past the text are accepted drafts, whose ids follow from their positions.
+        """
         if self.states is None:
             return
         for request, start, end in zip(requests, starts, ends, strict=True):
@@ -68,7 +74,7 @@ class StateRules:
             request.state_len = end
 
     def free_state(self, holder: KVRequest | Slot) -> None:
-        """Give a slot back."""
+        """Give the slot of a holder back, and the buffers of a request."""
         if holder.state is not None:
             assert self.states is not None
             self.states.give(holder.state)
@@ -79,31 +85,31 @@ class StateRules:
     # States that are kept for the tree.
 
     def tracked_end(self, start: int, end: int) -> int:
-        """Return the position of the state that a batch of [start, end) keeps: its last end of a page; start:
-        none."""
+        """Return the position of the state that a batch of [start, end) keeps: its last end of a page, or
+        `start` where no page ends in it."""
         return max(end // self.page_size * self.page_size, start)
 
     def track(self, request: KVRequest, length: int) -> None:
-        """Copy the state after `length` tokens into the buffer whose own is older."""
+        """Copy the state after `length` tokens into the buffer with the older state."""
         assert self.states is not None and request.state is not None
         slot, _ = request.buffers.pop(0)
         self.states.copy(request.state, slot)
         request.buffers.append((slot, length))
 
     def tracked_len(self, request: KVRequest, length: int) -> int:
-        """How much of the first `length` tokens ends where a state is kept; all where none is tracked."""
+        """Return the last position up to `length` at which a state is kept; `length` without tracking."""
         if not self.tracks:
             return length
         return max((kept for _, kept in request.buffers if kept <= length), default=0)
 
     def take_tracked(self, request: KVRequest, length: int) -> int:
-        """The slot with the state after `length` tokens: the tree's from now on."""
-        found = next(each for each in request.buffers if each[1] == length)
-        request.buffers.remove(found)
-        return found[0]
+        """Hand the slot with the state after `length` tokens over to the tree."""
+        slot, kept = next(each for each in request.buffers if each[1] == length)
+        request.buffers.remove((slot, kept))
+        return slot
 
     def free_buffers(self, request: KVRequest) -> None:
-        """Give the slots back in which states are kept for the tree."""
+        """Give back the slots in which states are kept for the tree."""
         for slot, _ in request.buffers:
             assert self.states is not None
             self.states.give(slot)
@@ -120,7 +126,7 @@ class StateRules:
         require(left or self.tree.evictable_states(node), Reason.OUT_OF_STATES)
 
     def match_state(self, request: KVRequest, node: TreeNode) -> None:
-        """The request continues from a copy of a node's state, in a slot of its own."""
+        """Have a request continue from a copy of the state of `node`, in a slot of its own."""
         if self.states is None:
             return
         self.free_state(request)
@@ -133,16 +139,16 @@ class StateRules:
         self.copy_matched(node.state, request.state)
 
     def copy_matched(self, source: int, slot: int) -> None:
-        """Copy on write: the node keeps its own."""
+        """Copy the state of a node into a request's slot: the node keeps its own."""
         assert self.states is not None
         self.states.copy(source, slot)
 
     def state_resumes(self, slot: Slot, prefix: int) -> bool:
-        """Whether a slot's state is the one after `prefix` tokens: it cannot be cut back."""
+        """Whether a slot's state is the one after `prefix` tokens. A state cannot be cut back to fewer."""
         return self.states is None or slot.state_len == prefix
 
     def rewind_state(self, slot: Slot, prefix: int, lock: NodeLock | None) -> None:
-        """A turn starts again where the tree's prefix ends: from the state there, or from none."""
+        """Set a slot back to the state at the end of the tree's prefix, or to the empty state without one."""
         if self.states is None or slot.state_len == prefix:
             return
         assert slot.state is not None
@@ -154,8 +160,8 @@ class StateRules:
         slot.state_len = prefix
 
     def checkpoint(self, request: KVRequest) -> int | None:
-        """A copy of a request's state, for the tree, in a slot of its own; or the last state that is kept for
-        it, in whose place the request takes another slot."""
+        """Return a slot for the tree: with a copy of the request's state, or the one with the last state that
+        the request keeps for the tree. The request takes another slot in the place of that one."""
         if self.states is None:
             return None
         assert request.state is not None
@@ -168,7 +174,7 @@ class StateRules:
         return slot
 
     def computed_state(self, key: Sequence[int]) -> int | None:
-        """A slot with the state after `key`, as whoever has computed it brings it."""
+        """Return a new slot with the state after `key`, for an inserter that is no request."""
         if self.states is None:
             return None
         slot = self.states.take()
@@ -177,7 +183,7 @@ class StateRules:
         return slot
 
     def donate(self, request: KVRequest, length: int) -> int | None:
-        """The state after `length` tokens of a request that has finished, for the tree."""
+        """Hand the slot with the state after `length` tokens of a finished request over to the tree."""
         if self.tracks:
             return self.take_tracked(request, length)
         slot = request.state
@@ -185,5 +191,5 @@ class StateRules:
         return slot
 
     def brings_state(self, request: KVRequest, length: int) -> bool:
-        """Whether a finished request has the state after all that it inserts: else nobody resumes there."""
+        """Whether a finished request has the state after all that it inserts, for others to resume from."""
         return self.states is None or self.tracks or request.state_len == length
