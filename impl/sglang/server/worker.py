@@ -2,7 +2,7 @@
 
     PYTHON -m impl.sglang.server.worker        a job a line on stdin, an answer a line on stdout
 
-PYTHON is the server environment's. Each run has a fresh process, so that it is repeated by its job alone.
+PYTHON is the server environment's. Each run has a fresh process, so that it depends on its job alone.
 """
 
 from __future__ import annotations
@@ -24,9 +24,15 @@ _HOME = Path(__file__).resolve().parents[3]  # the folder that `impl` and `refer
 
 
 class Job(msgspec.Struct, frozen=True):
-    """One run; watch: settings of the watcher, if it is watched; blocks: rounds after which its hooks are
-    taken out or put back, and whether they are there at first; limit_s: after which it is killed; canary: the
-    release's own KV canary looks at each forward pass; choices: of the environment of a pair."""
+    """One run of a scheduler, or of a pair.
+
+    watch: settings of the watcher; None where the run is not watched.
+    blocks: rounds between taking the watcher's hooks out and putting them back, and whether they are in at
+    first; None where they stay.
+    limit_s: time after which the run is killed (seconds).
+    canary: the release's own KV canary checks each forward pass.
+    choices: what the network of a pair does, decided before the run.
+    """
 
     config: Config
     clients: tuple[Client, ...]
@@ -41,7 +47,7 @@ class Job(msgspec.Struct, frozen=True):
 def main() -> int:
     """Serve until stdin ends."""
     out = os.fdopen(os.dup(1), "wb", buffering=0)
-    os.dup2(2, 1)  # whatever a release prints must not get between the answers
+    os.dup2(2, 1)  # a release may print, and stdout has answers alone
     from impl.sglang.server import whole_scheduler
     from impl.sglang.server.pair import run as pair
 
@@ -50,18 +56,18 @@ def main() -> int:
     out.write(b'"ready"\n')
     decoder = msgspec.json.Decoder(Job)
     for line in sys.stdin.buffer:
-        out.write(msgspec.json.encode(_forked(decoder.decode(line))) + b"\n")
+        out.write(msgspec.json.encode(_outcome_of_child(decoder.decode(line))) + b"\n")
     return 0
 
 
-def _forked(job: Job) -> RunOutcome:
-    """Run a job in a child, which an alarm ends when its time is over."""
+def _outcome_of_child(job: Job) -> RunOutcome:
+    """Run a job in a forked process, which an alarm kills after `limit_s`."""
     read, write = os.pipe()
     if not (child := os.fork()):
         os.close(read)
         try:
             with os.fdopen(write, "wb") as pipe:
-                pipe.write(msgspec.json.encode(_served(job)))
+                pipe.write(msgspec.json.encode(_run_or_unusable(job)))
         except BaseException:
             traceback.print_exc()
             os._exit(1)
@@ -71,11 +77,9 @@ def _forked(job: Job) -> RunOutcome:
         body = pipe.read()
     _, status = os.waitpid(child, 0)
     if not body:
-        why = (
-            f"no answer in {job.limit_s:g} s"
-            if status == signal.SIGALRM
-            else f"exit status {status}"
-        )
+        why = f"exit status {status}"
+        if status == signal.SIGALRM:  # waitpid's status is the number of the signal that killed it
+            why = f"no answer in {job.limit_s:g} s"
         return RunOutcome(0, 0, [], {}, f"the scheduler's process ended: {why}")
     return msgspec.json.decode(body, type=RunOutcome)
 
@@ -89,10 +93,10 @@ def own_failure(error: BaseException) -> str:
     return f"{type(error).__name__}: {error} at {place}, in code of kvspec"
 
 
-def _served(job: Job) -> RunOutcome:
-    """Serve a job. Code of kvspec that fails makes the outcome unusable: it accuses nobody."""
+def _run_or_unusable(job: Job) -> RunOutcome:
+    """Run a job. An exception of kvspec's own code, which is no fault of the release, makes it unusable."""
     try:
-        return _serve(job)
+        return _run(job)
     except Exception as error:
         if not (why := own_failure(error)):
             raise
@@ -100,7 +104,8 @@ def _served(job: Job) -> RunOutcome:
         return RunOutcome(0, 0, [], {}, unusable=why)
 
 
-def _serve(job: Job) -> RunOutcome:
+def _run(job: Job) -> RunOutcome:
+    """Run a job in this process, within its time limit."""
     from impl.sglang.server import whole_scheduler
 
     signal.signal(signal.SIGQUIT, signal.SIG_DFL)
@@ -108,13 +113,13 @@ def _serve(job: Job) -> RunOutcome:
     if job.config.pair:
         from impl.sglang.server.pair import run
 
-        done = run.run(job.config, job.clients, job.choices, job.seed, job.watch)
+        outcome = run.run(job.config, job.clients, job.choices, job.seed, job.watch)
     else:
-        done = whole_scheduler.run(
+        outcome = whole_scheduler.run(
             job.config, job.clients, job.seed, job.watch, job.blocks, job.canary
         )
     signal.setitimer(signal.ITIMER_REAL, 0)
-    return done
+    return outcome
 
 
 if __name__ == "__main__":

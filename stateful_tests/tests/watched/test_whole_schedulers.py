@@ -118,9 +118,9 @@ def test_code_of_kvspec_that_fails_accuses_no_server(monkeypatch):
     def code_of_the_release(_):
         exec(compile("raise KeyError(3)", "/site-packages/sglang/srt/a.py", "exec"))
 
-    monkeypatch.setattr(worker, "_serve", own_code)
-    told = worker._served(Job(Config(), (), 0)).unusable
+    monkeypatch.setattr(worker, "_run", own_code)
+    told = worker._run_or_unusable(Job(Config(), (), 0)).unusable
     assert told.startswith("AttributeError: Manager has no rooms at stateful_tests/tests/watched/")
-    monkeypatch.setattr(worker, "_serve", code_of_the_release)
+    monkeypatch.setattr(worker, "_run", code_of_the_release)
     with pytest.raises(KeyError):
-        worker._served(Job(Config(), (), 0))
+        worker._run_or_unusable(Job(Config(), (), 0))
