@@ -1,7 +1,7 @@
-"""A release's radix tree, as whoever locks a prefix uses it, and as the view shows it.
+"""The radix tree of a release: calls of its methods, and its nodes for the view.
 
-Matching, locking, inserting and evicting are the release's own methods; here is only how they are
-called, and how nodes are read. One class per kind of tree that releases have.
+The release's own methods match, lock, insert and evict; the classes here call them as the release does, and
+read nodes. Each kind of tree that releases have is a class.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from reference.commands import Freed
 class ReleaseTree:
     """RadixCache: one pool, no window.
 
-    cache: the release's cache as the scheduler has it (sessions around the tree, or in it).
-    mapping: full slot -> SWA slot, as the allocator keeps it; None without a window.
+    cache: the release's cache as the scheduler has it, with sessions around the tree or in it.
+    mapping: the allocator's tensor, full slot -> SWA slot; None without a window.
     """
 
-    has_states = False  # the model has recurrent layers
+    has_states = False  # whether the model has recurrent layers
 
     def __init__(self, cache: Any, mapping: Any) -> None:
         base = importlib.import_module("sglang.srt.mem_cache.base_prefix_cache")
@@ -43,15 +43,15 @@ class ReleaseTree:
     # -- locks ------------------------------------------------------------------------------------
 
     def newcomer(self, req: Any) -> None:
-        """Leave `req` as one that was admitted and matched nothing: the root's lock is none."""
+        """Set `req` to what an admission without a match leaves. A lock on the root pins nothing."""
         req.last_node = self.root
         req.prefix_indices = torch.empty((0,), dtype=torch.int64)
 
     def match(self, req: Any, ids: Any) -> Tensor:
-        """Give `req` what the tree has of `ids`, as Req.init_next_round_input does with its text, less the
-        cursor.
+        """Match `ids` and set the node and the slots of `req` as Req.init_next_round_input does, but
+        leave its cursor.
 
-        Returns the slots of what was found.
+        Returns the slots of the matched prefix.
         """
         salt = {"cache_salt": req.cache_salt} if optional(req, "Req.cache_salt") else {}
         key = self._key(token_ids=ids, extra_key=req.extra_key, **salt)
@@ -62,32 +62,35 @@ class ReleaseTree:
         return slots
 
     def lock(self, req: Any) -> None:
-        """PrefillAdder._req_inc_lock_ref."""
+        """Lock the matched prefix of a request as PrefillAdder._req_inc_lock_ref does."""
         self.cache.inc_lock_ref(req.last_node)
 
     def unlock(self, req: Any) -> None:
-        """Unlock a request as cache_finished_req does."""
+        """Unlock the prefix of a request as cache_finished_req does."""
         self.cache.dec_lock_ref(req.last_node)
 
     # -- memory pressure --------------------------------------------------------------------------
 
     def evict(self, full: int, swa: int, states: int = 0) -> Freed:
-        """Have the release free so many tokens, and states; what it says that it freed."""
+        """Evict this many tokens and states. Returns how many the release says that it freed."""
         params = {"mamba_num": states} if states else {}
         done = self.cache.evict(
             self._base.EvictParams(num_tokens=full, swa_num_tokens=swa, **params)
         )
-        freed = int(done.num_tokens_evicted), int(done.swa_num_tokens_evicted)
-        return Freed(*freed, int(done.mamba_num_evicted) if self.has_states else 0)
+        return Freed(
+            int(done.num_tokens_evicted),
+            int(done.swa_num_tokens_evicted),
+            int(done.mamba_num_evicted) if self.has_states else 0,
+        )
 
     def sizes(self) -> TreeSizes:
-        """By the release's counters, in tokens."""
+        """Return the evictable and the locked tokens of each pool, by the release's counters."""
         return TreeSizes(self.cache.evictable_size(), self.cache.protected_size(), 0, 0)
 
     # -- looking ----------------------------------------------------------------------------------
 
     def nodes(self) -> Iterator[NodeView]:
-        """Every node but the root, parents first."""
+        """Yield every node but the root, parents first."""
         first = self.cache.root_node.children.values()
         waiting: list[tuple[Any, list[int]]] = [(child, []) for child in first]
         while waiting:
@@ -101,7 +104,7 @@ class ReleaseTree:
 
 
 class SWARadixTree(ReleaseTree):
-    """SWARadixCache: full and SWA KV; a lock on SWA KV reaches up to a node that it remembers by a number."""
+    """SWARadixCache: full and SWA KV. A lock pins SWA KV up to a node, whose number the unlock needs."""
 
     def lock(self, req: Any) -> None:
         req.swa_uuid_for_lock = self.cache.inc_lock_ref(req.last_node).swa_uuid_for_lock
@@ -162,7 +165,7 @@ class ComponentTree(SWARadixTree):
 
 
 class NumberedTree(ComponentTree):
-    """Nodes are known by numbers outside of the tree's core; a lock says what it left out."""
+    """UnifiedRadixCache that gives out numbers of nodes. An unlock needs the nodes that the lock left out."""
 
     @property
     def root(self) -> Any:
@@ -184,7 +187,7 @@ class NumberedTree(ComponentTree):
 
 
 class ReceiptTree(NumberedTree):
-    """A lock gives a receipt for its unlock."""
+    """UnifiedRadixCache whose lock returns the parameters of its unlock."""
 
     def lock(self, req: Any) -> None:
         req.lock_receipt = self.cache.inc_lock_ref(req.last_node).to_dec_params()
@@ -194,7 +197,7 @@ class ReceiptTree(NumberedTree):
 
 
 class UnifiedTree(ReceiptTree):
-    """UnifiedRadixCache of 0.5.23: locks are objects; requests keep no slots of what they matched."""
+    """UnifiedRadixCache of 0.5.23: a lock is an object; a request keeps no slots of its matched prefix."""
 
     def __init__(self, cache: Any, mapping: Any) -> None:
         super().__init__(cache, mapping)
@@ -218,16 +221,17 @@ class UnifiedTree(ReceiptTree):
 
 
 class _Rust(NumberedTree):
-    """A tree with its core in Rust, which hands out no nodes: what it prints and tells of them, together.
+    """A tree with its core in Rust, which hands out no nodes. They are put together from what it prints and
+    what it returns for a node's number.
 
-    How many locks pin a node's SWA KV it does not tell, only whether one does; as many as pin its full KV
-    are shown then. How many pin its state it does not tell either: none are shown.
+    The core says whether a node's SWA KV is locked, not how often: the view shows the locks on its full KV
+    then. It does not say how many locks a state has: the view shows none.
     """
 
     def nodes(self) -> Iterator[NodeView]:
         core = self.cache.tree_core
-        core.backfill_missing_hash_values()  # a snapshot is given of hashed nodes only
-        free = set(
+        core.backfill_missing_hash_values()  # the core takes snapshots of hashed nodes only
+        without_swa_lock = set(
             core.walk_for_kv_canary(
                 unlocked_only=True, swa_resident_only=True
             ).slot_indices.tolist()
@@ -245,7 +249,7 @@ class _Rust(NumberedTree):
             ]
             full = core.get_component_device_value(node, self._full).tolist()
             swa = None if self.mapping is None else core.get_component_device_value(node, self._swa)
-            swa_locks = 0 if swa is None or full[0] in free else max(1, full_locks)
+            swa_locks = 0 if swa is None or full[0] in without_swa_lock else max(1, full_locks)
             shown = NodeView(path, full, () if swa is None else swa.tolist(), full_locks, swa_locks)
             if self.has_states:
                 state = core.get_component_device_value(node, self._kinds.MAMBA)
