@@ -11,14 +11,15 @@ from typing import Any, Literal, TypeVar, get_args
 from reference.commands import COMMANDS
 from reference.failures import Failure
 
-Check = Callable[[Any], Failure | None]  # of a Step, or of a block-pool engine's BlockStep
-# What a failure concerns. Of several at one step the first of these is the headline: a page that is wrong
-# says more than a counter or an answer that is wrong with it. Lengths that bound who owns what are ownership.
+Check = Callable[[Any], Failure | None]  # takes a Step, or a BlockStep of an engine with a block pool
+# What a failure concerns. The headline of a step with several failures is the one that concerns the earliest
+# of these: a wrong page says more than a counter or an answer that is wrong with it. Lengths that bound what
+# a request owns count as ownership.
 Concern = Literal["contents and ownership", "cursors and locks", "outcomes, choices and order"]
 CONCERNS: tuple[Concern, ...] = get_args(Concern)
-# What there must be: a tree that the system shows, a window, recurrent state, a second tier, images. Where
-# that lacks, and of other commands than a clause is about, it holds, its trigger does not come up, and it is
-# not checked.
+# What a system must have for a clause to be checked: a tree that it shows, a window, recurrent state, a
+# second tier, images. On a system without it, and after a command that the clause is not about, the clause
+# holds and its trigger does not come up.
 Needs = Literal["tree", "window", "states", "tracks", "tier", "keys", "images", "drafter"]
 
 
@@ -26,13 +27,17 @@ Needs = Literal["tree", "window", "states", "tracks", "tier", "keys", "images", 
 class Clause:
     """One clause.
 
-    check: None when it holds for the step, else a Failure. trigger: whether the step is
-    one in which it could break. scope: where it does not hold or says nothing. decision: how an open
-    question was answered, with the smallest counterexample of a simpler rule. assumption: under which that
-    rule would do. rule: what of `reference` states it operationally, such as "cursors.cut, tree.lock".
-    of: the commands that it is about; needs: what there must be. concerns: see by_cause. alone: it inspects
-    the system's names alone, so it may be checked where another clause was violated before, and the reference
-    is somewhere else.
+    scope: where it does not hold or says nothing.
+    decision: how an open question was answered, with the smallest counterexample of a simpler rule.
+    assumption: what would have to hold for that simpler rule to be enough.
+    rule: the functions of `reference` that do what the clause says, such as "cursors.cut, tree.lock".
+    of: the commands that it is about.
+    needs: what a system must have for it to be checked.
+    concerns: orders the failures of one step (by_cause).
+    alone: it reads the system's names alone, so it can be checked after another clause was violated, when
+    the reference has gone another way.
+    check: returns None when the clause holds for the step, else a Failure.
+    trigger: whether the clause could break in the step.
     """
 
     id: str
@@ -56,7 +61,7 @@ Failed = TypeVar("Failed")
 
 
 def by_cause(failures: list[tuple[Clause, Failed]]) -> list[tuple[Clause, Failed]]:
-    """The failures of one step, the headline first: by what they concern, then as they were evaluated."""
+    """Sort the failures of one step, the headline first: by concern, then in the order of evaluation."""
     return sorted(failures, key=lambda failure: CONCERNS.index(failure[0].concerns))
 
 
@@ -64,7 +69,7 @@ REGISTERED: dict[str, Clause] = {}
 
 
 def in_order(registered: dict[str, Clause], modules: Iterable[ModuleType]) -> dict[str, Clause]:
-    """The clauses of some modules, in the order of the modules and then of their text."""
+    """Return the clauses of some modules by id, in the order of the modules and then of their text."""
     return {
         each.id: each
         for module in modules
@@ -91,7 +96,7 @@ def register(
     decision: str = "",
     assumption: str = "",
 ) -> Callable[[Check], Check]:
-    """Register the decorated predicate as a clause."""
+    """Return a decorator that enters a predicate in `into` as a clause."""
 
     def add(check: Check) -> Check:
         into[id] = Clause(

@@ -1,4 +1,4 @@
-"""What an insert leaves in the radix tree, and what a finish brings into it (TREE)."""
+"""Clauses on what an insert leaves in the radix tree, and what a finish brings into it (TREE)."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ def _inserted_found(step: Step) -> Failure | None:
 
 
 def _tombstones_left(step: Step, inserted: InsertedKey) -> set[int]:
-    """Return the ends of the pages of a key that may be tombstones, for want of SWA KV or as somebody reads
-    through them."""
+    """Return the ends of the pages of a key that may be tombstones: the insert brought no SWA KV for them, or
+    another lock passes through them."""
     assert step.after.tree is not None
     pages = step.after.tree.pages
     key = inserted.key
@@ -124,7 +124,7 @@ class InsertedKey(NamedTuple):
 
 
 def _inserted_keys(step: Step) -> Iterator[InsertedKey]:
-    """Yield what the command inserts into the tree."""
+    """Yield the keys that the command inserts into the tree."""
     size = step.config.geometry.page_size
     bigram = step.config.geometry.bigram
     command = step.command
@@ -152,8 +152,8 @@ def _inserted_keys(step: Step) -> Iterator[InsertedKey]:
 
 
 def _finished_keys(step: Step, was: Request, command: Finish) -> list[Key]:
-    """Return the whole pages that a request hands in when it finishes, at least and at most: the last round
-    may be in flight, and then nobody hands it in."""
+    """Return the shortest and the longest key, in whole pages, that a finishing request may insert: a round
+    that is still in flight is not inserted."""
     assert was.cursors is not None
     most = least = min(was.cursors.kv_committed_len, was.origin + command.finished_len)
     if command.finished_len <= was.processed_outputs[1]:
@@ -164,6 +164,7 @@ def _finished_keys(step: Step, was: Request, command: Finish) -> list[Key]:
 
 
 def _whole(key: Key, size: int) -> Key:
+    """Return the whole pages of a key. size: tokens of a page."""
     return key[: len(key) // size * size]
 
 
@@ -187,7 +188,7 @@ def _whole(key: Key, size: int) -> Key:
         and was.cursors.kv_allocated_len > was.origin + s.command.finished_len
     ),
 )
-def _seen_by_the_client(step: Step) -> Failure | None:
+def _finish_brings_no_more_than_the_client_saw(step: Step) -> Failure | None:
     command = step.command
     was = step.acted
     if not isinstance(command, Finish) or not step.done or was is None or step.after.tree is None:
@@ -235,7 +236,7 @@ def _seen_by_the_client(step: Step) -> Failure | None:
         and any(each.brought > 0 and each.key for each in _inserted_keys(s))
     ),
 )
-def _resumable(step: Step) -> Failure | None:
+def _computed_pages_are_resumable(step: Step) -> Failure | None:
     was = step.acted
     window = step.config.geometry.window
     command = step.command
@@ -257,9 +258,9 @@ def _resumable(step: Step) -> Failure | None:
         return None
     pages = step.after.tree.pages
     size = step.config.geometry.page_size
-    locks = [k.key for k in step.locks.values()]
-    found = []
-    # if all is in the tree, all of it is to be resumed
+    locks = [lock.key for lock in step.locks.values()]
+    missing = []
+    # One of the two keys is enough: the tree has the shorter one if the last round was in flight.
     for key in _finished_keys(step, was, command):
         first = max(was.cursors.cache_protected_len, len(key) - window) // size * size
         ends = page_ends(len(key), size, first)
@@ -268,8 +269,8 @@ def _resumable(step: Step) -> Failure | None:
         )
         if gone is None:
             return None
-        found.append((key, gone))
-    key, end = found[0]
+        missing.append((key, gone))
+    key, end = missing[0]
     expected = f"[{end - size}, {end}) of {path_text(key)} live in the tree, for a match of {len(key)} tokens"
     observed = "a tombstone" if key[:end] in pages else "it is not there"
     return failure(
@@ -297,31 +298,31 @@ def _readable(page: tuple[object, bool] | None, path: Key, locks: list[Key]) -> 
     scope=f"{WITH_TREE} Models with SWA. A lock that ends in an inner node pins that whole.",
     of=(Extend, Decode, SpecDecode, Launch, Finish, Insert),
     needs=("tree", "window"),
-    trigger=lambda s: s.grew and any(True for _ in _fresh(s)),
+    trigger=lambda s: s.grew and any(True for _ in _fresh_leaves(s)),
 )
-def _capped(step: Step) -> Failure | None:
+def _fresh_leaf_is_one_window(step: Step) -> Failure | None:
     size = step.config.geometry.page_size
     window = step.config.geometry.window
-    for node in _fresh(step):
+    for node in _fresh_leaves(step):
         assert window is not None
-        need = ceil_page(window, size)
-        if len(node.slots) > need:
-            expected = f"a lock on {where(node)} pins {need // size} SWA pages, as one window needs"
+        needed = ceil_page(window, size)
+        if len(node.slots) > needed:
+            expected = f"a lock on {where(node)} pins {needed // size} SWA pages, as one window needs"
             head = f"makes {where(node)} one leaf, and a lock pins leaves whole: SWA KV of {len(node.slots)}"
-            head += f" tokens for a window of {window}, which needs {need}"
+            head += f" tokens for a window of {window}, which needs {needed}"
             place = AtNode(node.path, "swa")
             return failure(expected, f"{len(node.slots) // size} SWA pages", place, head=head)
     return None
 
 
-def _fresh(step: Step) -> Iterator[NodeFacts]:
+def _fresh_leaves(step: Step) -> Iterator[NodeFacts]:
     """Yield live leaves whose tokens were not in the tree before."""
     tree = step.after.tree
     size = step.config.geometry.page_size
     if tree is None or step.config.geometry.window is None or not step.done:
         return
     assert step.before.tree is not None
-    # A prompt may also come with the first round after its prefill.
+    # A prompt is inserted by its last prefill chunk, or by the first round after it.
     if isinstance(step.command, (Extend, Decode, SpecDecode, Launch, Finish, Insert)):
         known = step.before.tree.pages
         parents = {node.path[: node.start] for node in tree.nodes}
