@@ -1,4 +1,4 @@
-"""Assertions of an exported test about pages, rows and the slots in them, for each kind of place there."""
+"""Assertions of an exported test about pages, rows and slots: a function for each kind of place in them."""
 
 from ci.export.recorded_run import Asserts, RecordedRun, in_tree, within
 from impl.sglang.scheduler.call_log import quoted, variable
@@ -12,61 +12,80 @@ _TREE = "the tree"
 
 
 def page_place(run: RecordedRun, place: AtPage) -> Asserts | None:
-    """A page that is free and should not be, or is owned twice, or by nobody."""
+    """Return assertions about a page that is free and should not be, or has two owners, or none.
+
+    None if the test cannot name the page.
+    """
     pool, page = place
     facts = run.after.facts.pools[pool]
-    size = run.page_size
     free_list = f"free_pages({_allocator(run, pool)})"
-    times = list(facts.free).count(page)
-    if times > 1:
+    times_free = list(facts.free).count(page)
+    if times_free > 1:
         return Asserts([f"free = {free_list}", "self.assertEqual(len(free), len(set(free)))"])
+    every_page = f"{{*range(1, {facts.size + 1})}}"
     if not 1 <= page <= facts.size:
-        return Asserts(
-            [f"self.assertEqual({{*{free_list}}} - {{*range(1, {facts.size + 1})}}, set())"]
-        )
-    owners = [_who(owned.holder) for owned in facts.owned if owned.page == page]
-    if owners and times:
-        lines = [f"owned = pages_of(server, {_slots(run, owners[0], pool)})"]
+        return Asserts([f"self.assertEqual({{*{free_list}}} - {every_page}, set())"])
+    owners = [_owner(owned.holder) for owned in facts.owned if owned.page == page]
+    if owners and times_free:
+        lines = [f"owned = pages_of(server, {_slots_expression(run, owners[0], pool)})"]
         return Asserts([*lines, f"self.assertEqual(owned.intersection({free_list}), set())"])
     if len(set(owners)) > 1:
-        one, other = (_slots(run, who, pool) for who in [*dict.fromkeys(owners)][:2])
-        lines = [f"owned = pages_of(server, {one})"]
+        first, second, *_ = dict.fromkeys(owners)
+        other = _slots_expression(run, second, pool)
+        lines = [f"owned = pages_of(server, {_slots_expression(run, first, pool)})"]
         return Asserts([*lines, f"self.assertEqual(owned & pages_of(server, {other}), set())"])
     if len(owners) > 1:
-        if owners[0] == _TREE and not _twice_in_tree(run, pool):
-            return None
-        lines = [f"slots = {_slots(run, owners[0], pool)}.tolist()"]
-        return Asserts([*lines, "self.assertEqual(len(slots), len(set(slots)))"])
-    if not owners and not times:
-        holders = dict.fromkeys(_who(owned.holder) for owned in run.after.facts.pools["full"].owned)
-        lines = [f"lost = {{*range(1, {facts.size + 1})}} - {{*{free_list}}}"]
-        lines += [f"lost -= pages_of(server, {_slots(run, holder, pool)})" for holder in holders]
+        return _owned_twice_by_one(run, owners[0], pool)
+    if not owners and not times_free:
+        holders = dict.fromkeys(_owner(each.holder) for each in run.after.facts.pools["full"].owned)
+        lines = [f"lost = {every_page} - {{*{free_list}}}"]
+        for holder in holders:
+            lines.append(f"lost -= pages_of(server, {_slots_expression(run, holder, pool)})")
         return Asserts([*lines, "self.assertEqual(lost, set())"])
-    had = [
-        o for o in run.before.facts.pools[pool].owned if o.page == page and _who(o.holder) != _TREE
-    ]
-    if not had:
+    assertion = "assertNotIn" if times_free else "assertIn"
+    return _page_of_earlier_owner(run, place, f"self.{assertion}(page, {free_list})")
+
+
+def _owned_twice_by_one(run: RecordedRun, owner: str, pool: str) -> Asserts | None:
+    """Return assertions about an owner that has a page twice. None where the tree has no slot twice: a page
+    is in two nodes where one ends inside of it."""
+    if owner == _TREE and not _twice_in_tree(run, pool):
         return None
-    notes, held = run.bound(had[0].holder, run.before)
-    slot = run.slot_at(held, had[0].at * size)
-    slot = f"swa_slots(server, {slot})" if pool == "swa" else slot
-    notes = [*notes, f"page = {slot}.item()" + (f" // {size}" if size > 1 else "")]
-    return Asserts([f"self.assert{'Not' if times else ''}In(page, {free_list})"], notes)
+    lines = [f"slots = {_slots_expression(run, owner, pool)}.tolist()"]
+    return Asserts([*lines, "self.assertEqual(len(slots), len(set(slots)))"])
+
+
+def _page_of_earlier_owner(run: RecordedRun, place: AtPage, assertion: str) -> Asserts | None:
+    """Return an assertion about `page`, with notes that bind that name to it before the last command, by the
+    row that had it. None if no row had it."""
+    pool, page = place
+    size = run.page_size
+    for owned in run.before.facts.pools[pool].owned:
+        if owned.page == page and _owner(owned.holder) != _TREE:
+            notes, held = run.bound(owned.holder, run.before)
+            slot = run.slot_at(held, owned.at * size)
+            if pool == "swa":
+                slot = f"swa_slots(server, {slot})"
+            page_of_slot = f"{slot}.item() // {size}" if size > 1 else f"{slot}.item()"
+            return Asserts([assertion], [*notes, f"page = {page_of_slot}"])
+    return None
 
 
 def odd_page(run: RecordedRun) -> Asserts | None:
-    """The first page that does not have one owner or is not free once."""
+    """Return assertions about the first page that has not exactly one owner, or is not free exactly once."""
     for pool, facts in run.after.facts.pools.items():
         seen = [*facts.free, *(owned.page for owned in facts.owned)]
-        odd = dict.fromkeys(page for page in seen if seen.count(page) > 1)
-        odd |= dict.fromkeys(sorted({*range(1, facts.size + 1)} - {*seen}))
-        for found in (page_place(run, AtPage(pool, page)) for page in odd):
+        several = [page for page in seen if seen.count(page) > 1]
+        lost = sorted({*range(1, facts.size + 1)} - {*seen})
+        for page in dict.fromkeys([*several, *lost]):
+            found = page_place(run, AtPage(pool, page))
             if found is not None:
                 return found
     return None
 
 
-def _who(holder: str) -> str:
+def _owner(holder: str) -> str:
+    """Return the owner of a page: a request, a slot, or the tree for all of its nodes."""
     return _TREE if holder.startswith("tree ") else holder
 
 
@@ -74,24 +93,25 @@ def _allocator(run: RecordedRun, pool: str) -> str:
     return "server.allocator" if run.window is None else f"server.allocator.{pool}_attn_allocator"
 
 
-def _slots(run: RecordedRun, holder: str, pool: str) -> str:
-    """The slots that somebody owns in a pool."""
-    if holder == _TREE:
+def _slots_expression(run: RecordedRun, owner: str, pool: str) -> str:
+    """Return the expression for the slots that an owner has in a pool."""
+    if owner == _TREE:
         return "slots_in_tree(server.cache)" if pool == "full" else "swa_slots_in_tree(server)"
-    return f"own_{'' if pool == 'full' else 'swa_'}slots(server, {run.whose(holder, run.after)})"
+    function = "own_slots" if pool == "full" else "own_swa_slots"
+    return f"{function}(server, {run.whose(owner, run.after)})"
 
 
 def _twice_in_tree(run: RecordedRun, pool: str) -> bool:
-    """A slot is in two nodes; a page may also be as a node ends inside of it (TREE-1)."""
+    """Whether a slot is in two nodes. A page may be in two: a node can end inside of it (TREE-1)."""
     tree = run.after.facts.tree
-    found = [
-        n.slots if pool == "full" else n.swa_slots for n in (tree.nodes if tree is not None else ())
-    ]
+    if tree is None:
+        return False
+    found = [node.slots if pool == "full" else node.swa_slots for node in tree.nodes]
     return sum(map(len, found)) > len(set().union(*found))
 
 
 def row_place(run: RecordedRun, place: AtRow) -> Asserts | None:
-    """A row that is held and free, or free twice."""
+    """Return assertions about a row that is held and free, or free twice."""
     facts = run.after.facts
     rows = "server.rows.free_slots"
     if list(facts.free_rows).count(place.row) > 1:
@@ -104,7 +124,8 @@ def row_place(run: RecordedRun, place: AtRow) -> Asserts | None:
 
 
 def position_place(run: RecordedRun, place: AtPosition) -> Asserts | None:
-    """A position whose slot is not the right one: out of order in its page, not the tree's, or unmapped."""
+    """Return assertions about a position with a wrong slot: out of order in its page, not the tree's, or
+    unmapped."""
     owner, pool, position, _ = place
     facts = run.after.facts
     seen = run.after.facts.holders.get(owner)
@@ -118,23 +139,21 @@ def position_place(run: RecordedRun, place: AtPosition) -> Asserts | None:
             locked = f"server.cache.path_device_indices({name}.last_node)"
         return Asserts([f"self.assertEqual({locked}.tolist(), tree_slots(server.cache, {key}))"])
     lines, held = run.bound(owner, run.after)
-    torn = [
-        t
-        for t in (facts.torn if pool == "full" else facts.torn_swa)
-        if t.holder == owner and not t.path
-    ]
-    if any(t.start == position for t in torn):
+    torn_of_pool = facts.torn if pool == "full" else facts.torn_swa
+    torn = [page for page in torn_of_pool if page.holder == owner and not page.path]
+    if any(page.start == position for page in torn):
         lines.append(f"row = {run.row(held, str(position), str(position + len(torn[0].slots)))}")
         slots = "swa_slots(server, row)" if pool == "swa" else "row"
         return Asserts([*lines, *run.in_order(f"{slots}.tolist()")])
-    if any(isinstance(each, AtLock) for each in run.at):  # of what the tree holds for it
+    if any(isinstance(each, AtLock) for each in run.at):  # the position is in the locked prefix
         tokens = f"history(server.sessions.get({quoted(owner)}))"
         if held != "slot":
             request = held.removesuffix(run.holder)
             tokens = f"[*{request}.origin_input_ids, *{request}.output_ids]"
         lines.append(f"row = {run.row(held, end=run.cursor(held, 'cache_protected_len'))}.tolist()")
-        more = " + 1" if run.geometry.bigram else ""
-        lines.append(f"tokens = {tokens}[: len(row){more}]")
+        # A key of n bigrams has n + 1 tokens.
+        length = "len(row) + 1" if run.geometry.bigram else "len(row)"
+        lines.append(f"tokens = {tokens}[: {length}]")
         text = next((text_tokens(held.text) for held in run.step.held if held.name == owner), ())
         slots = f"tree_slots(server.cache, tokens{within(run.geometry, text)})"
         return Asserts([*lines, f"self.assertEqual(row, {slots})"])
@@ -145,8 +164,11 @@ def position_place(run: RecordedRun, place: AtPosition) -> Asserts | None:
 
 
 def renamed_row(run: RecordedRun) -> Asserts | None:
-    """A row that names other slots, before its end, than those in which its tokens were computed."""
-    handed = r"checkpoint\(" if isinstance(run.last, Extend) else ""
+    """Return assertions about a row that names other slots than those in which its tokens were computed.
+
+    The row is noted before the last command; before the call of `checkpoint` in it, if it is an extend.
+    """
+    noted_before = r"checkpoint\(" if isinstance(run.last, Extend) else ""
     if run.after.step is None:
         return None
     for holder in run.after.step.held:
@@ -154,40 +176,43 @@ def renamed_row(run: RecordedRun) -> Asserts | None:
         seen = run.after.facts.holders.get(holder.name)
         if seen is None or tuple(seen.full_read[:length]) == text_tokens(holder.text, length):
             continue
-        if not handed:  # what it has allocated since is not in the row before
+        if not noted_before:  # the row before lacks what was allocated since
             was = run.before.facts.holders.get(holder.name)
             if was is None:
                 continue
             length = min(length, was.cursors.kv_allocated_len)
-        had, has = (
-            run.row(run.whose(holder.name, m), end=str(length)) for m in (run.before, run.after)
-        )
-        notes = [f"row = {has if handed else had}.tolist()"]
-        return Asserts([f"self.assertEqual({has}.tolist(), row)"], notes, handed)
+        row_before = run.row(run.whose(holder.name, run.before), end=str(length))
+        row_after = run.row(run.whose(holder.name, run.after), end=str(length))
+        noted = row_after if noted_before else row_before
+        asserts = [f"self.assertEqual({row_after}.tolist(), row)"]
+        return Asserts(asserts, [f"row = {noted}.tolist()"], noted_before)
     return None
 
 
 def entry_place(run: RecordedRun, place: AtEntry) -> Asserts | None:
-    """A mapping entry of a slot that must lead nowhere, or that leads where another does."""
+    """Return assertions about the mapping entry of a slot that must be 0, or that equals another entry."""
     if any(slot == place.slot for slot, _ in run.after.facts.shared):
         return odd_page(run)
-    for moment in (run.after, run.before):  # who has the slot, or had it
-        named = _slot(run, moment, place.slot)
-        if named:
-            asserts = ["self.assertEqual(swa_slots(server, slot), 0)"]
-            return Asserts(asserts, named) if moment is run.before else Asserts([*named, *asserts])
+    assertion = "self.assertEqual(swa_slots(server, slot), 0)"
+    if binding := _slot_binding(run, run.after, place.slot):
+        return Asserts([*binding, assertion])
+    if binding := _slot_binding(run, run.before, place.slot):
+        return Asserts([assertion], binding)
     return None
 
 
-def _slot(run: RecordedRun, moment: Moment, slot: int) -> list[str]:
-    """Lines that call it `slot`, by the position of a row or of the tree that it is at."""
+def _slot_binding(run: RecordedRun, moment: Moment, slot: int) -> list[str]:
+    """Return lines that bind `slot` by its position in a row or in the tree; none if it is in neither."""
     for name, seen in moment.facts.holders.items():
-        if slot in (cells := list(moment.view.rows.get(seen.row, ()))):
+        cells = list(moment.view.rows.get(seen.row, ()))
+        if slot in cells:
             lines, held = run.bound(name, moment)
             return [*lines, f"slot = {run.slot_at(held, cells.index(slot))}.item()"]
     if moment.view.tree is not None:
         for found in moment.view.tree.nodes:
             if slot in found.slots:
-                at = len(found.path) - len(found.slots) + list(found.slots).index(slot)
-                return [f"slot = tree_slots(server.cache, {in_tree(run.geometry, found.path)})[{at}]"]
+                start = len(found.path) - len(found.slots)
+                position = start + list(found.slots).index(slot)
+                key = in_tree(run.geometry, found.path)
+                return [f"slot = tree_slots(server.cache, {key})[{position}]"]
     return []
