@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ci import Data
     from stateful_tests.generate.scope import Scope
 
-_SHORTEST = "Where the shortest trace of each violation is saved."
+_SAVE_HELP = "Where the shortest trace of each violation is saved."
 
 
 @click.command()
@@ -52,7 +52,7 @@ _SHORTEST = "Where the shortest trace of each violation is saved."
 )
 @parallel_options
 @json_option
-@save_option(_SHORTEST)
+@save_option(_SAVE_HELP)
 def explore(
     out: ReportOut, where: Callable[..., Any], names: tuple[str, ...], listing: bool, states: int | None,
     depth: int | None, memory: int, save_dir: str,
@@ -70,16 +70,16 @@ def explore(
 
         columns = {"id": "scope", "takes": "takes", "about": "about"}
         return list_rows(report.scope_rows(), out, columns)
-    chosen = [_scope(name) for name in names] or [
-        s for s in SCOPES.values() if s.takes == "seconds"
-    ]
+    chosen = [_scope(name) for name in names]
+    if not names:
+        chosen = [scope for scope in SCOPES.values() if scope.takes == "seconds"]
 
     from ci.report import explore as report
     from stateful_tests.explore import search
 
     with where() as executor:
 
-        def one(scope: Scope, progress: Any) -> tuple[Data, str]:
+        def explore_scope(scope: Scope, progress: Any) -> tuple[Data, str]:
             result = search.run(
                 scope,
                 states=states,
@@ -94,24 +94,29 @@ def explore(
             report.text(out.console, data)
             return data, result.stopped
 
-        code, reports = _each(chosen, one)
+        code, reports = _report_scopes(chosen, explore_scope)
     return out.end({"format": "kvspec-explore", "version": 1, "exit_code": code, "scopes": reports})
 
 
-def _each(
-    scopes: list[Scope], one: Callable[[Scope, Any], tuple[Data, str]]
+def _report_scopes(
+    scopes: list[Scope], run_scope: Callable[[Scope, Any], tuple[Data, str]]
 ) -> tuple[int, list[Data]]:
-    """The worst exit code, and the report of each scope, up to an interrupt."""
+    """Run scopes one after the other, up to an interrupt.
+
+    run_scope: returns the report of a scope, and why its run stopped, "" if it came to its end.
+    Returns the gravest exit code and the report of each scope that ran.
+    """
     from ci.report.progress import Progress
     from stateful_tests.explore.search import INTERRUPTED
 
     reports = []
     stopped = ""
     for scope in scopes:
-        if stopped != INTERRUPTED:
-            with Progress() as progress:
-                data, stopped = one(scope, progress)
-            reports.append(data)
+        with Progress() as progress:
+            data, stopped = run_scope(scope, progress)
+        reports.append(data)
+        if stopped == INTERRUPTED:
+            break
     code = gravest(data["exit_code"] for data in reports)
     return code or ending(interrupted=stopped == INTERRUPTED), reports
 
@@ -126,7 +131,7 @@ def _each(
     help="Scope to run (repeatable): kvspec explore --list.",
 )
 @system_options
-@save_option(_SHORTEST)
+@save_option(_SAVE_HELP)
 def tour(selector: SystemSelector, out: ReportOut, names: tuple[str, ...], save_dir: str) -> int:
     """Run every transition of a scope on an implementation."""
     scopes = [_scope(name) for name in names]
@@ -137,23 +142,24 @@ def tour(selector: SystemSelector, out: ReportOut, names: tuple[str, ...], save_
 
     with closing(selector.resolve()) as system:
 
-        def one(scope: Scope, progress: Any) -> tuple[Data, str]:
+        def tour_scope(scope: Scope, progress: Any) -> tuple[Data, str]:
             saved = Saved(system.name, save_dir, progress.say)
             with unusable(f"--impl {selector.spec}: "):
-                made = touring.live(cast("System", system), scope, progress=progress, found=saved)
-            data = report.toured(made)
-            save_traces(made.findings, data["findings"], save_dir, selector.options)
+                toured = touring.live(cast("System", system), scope, progress=progress, found=saved)
+            data = report.toured(toured)
+            save_traces(toured.findings, data["findings"], save_dir, selector.options)
             saved.tidy(data["findings"])
             report.tour_text(out.console, data)
-            return data, made.stopped
+            return data, toured.stopped
 
-        code, reports = _each(scopes, one)
+        code, reports = _report_scopes(scopes, tour_scope)
     return out.end(
         {"format": "kvspec-tour-report", "version": 1, "exit_code": code, "tours": reports}
     )
 
 
 def _scope(name: str) -> Scope:
+    """Return a scope by its name. Raises Unusable, with the nearest names, if there is none."""
     from stateful_tests.coverage.scopes import SCOPES
 
     if name not in SCOPES:

@@ -31,7 +31,7 @@ from stateful_tests.shrink.minimise import violated
 from stateful_tests.traces import files as traces
 from stateful_tests.traces.notation import format_command, format_outcome
 
-# Findings that are not of a clause.
+# Ids in findings that are no clauses -> their sentence.
 _NOT_CLAUSES = {
     "BROKEN": "The system carries a command out or refuses it; it does not fail.",
     "TRACE": "The trace states an outcome that the rules contradict.",
@@ -39,31 +39,31 @@ _NOT_CLAUSES = {
 
 
 def why(clause: str) -> str:
-    """The sentence that says why a clause matters; "" if there is none."""
+    """Return the sentence that says why a clause matters; "" for an unknown clause."""
     return EVERY_CLAUSE[clause].why if clause in EVERY_CLAUSE else ""
 
 
 def title(clause: str) -> str:
-    """The title of a clause; "" if there is none."""
+    """Return the title of a clause; "" for an unknown clause."""
     if clause == "BROKEN":
         return "the system broke"
     return EVERY_CLAUSE[clause].title if clause in EVERY_CLAUSE else ""
 
 
 def sentence(clause: str) -> str:
-    """The sentence of a clause."""
+    """Return the sentence of a clause, or of what a finding has in its place."""
     if clause in EVERY_CLAUSE:
         return EVERY_CLAUSE[clause].sentence
     return _NOT_CLAUSES.get(clause, "(unknown clause)")
 
 
 def rate(commands: int, seconds: float) -> int:
-    """Commands per second."""
+    """Return the commands per second, rounded."""
     return round(commands / seconds) if seconds > 0 else 0
 
 
 def fields_of(source: object, names: str) -> Data:
-    """The named fields of a result, tuples as lists, as in JSON. names: separated by spaces."""
+    """Return fields of a result by name, tuples as lists, as in JSON. names: separated by spaces."""
     values = {name: getattr(source, name) for name in names.split()}
     return {
         name: list(value) if isinstance(value, tuple) else value for name, value in values.items()
@@ -85,7 +85,7 @@ def group_by_cause(findings: Iterable[Finding]) -> list[list[Finding]]:
     joined = [_group_to_join(index, groups) for index in range(len(groups))]
 
     def cause(index: int) -> int:
-        """The group at which joining ends. In a cycle that is the group with the smallest trace."""
+        """Return the group at which joining ends. In a cycle that is the group with the smallest trace."""
         path = [index]
         while joined[path[-1]] not in path:
             path.append(joined[path[-1]])
@@ -103,7 +103,7 @@ def group_by_cause(findings: Iterable[Finding]) -> list[list[Finding]]:
 
 
 def _cause_first(group: list[Finding]) -> list[Finding]:
-    """A group whose headline is the cause, of the clauses that the trace of its first finding shows."""
+    """Sort a group: first the findings whose clauses the trace of its first finding violates, by cause."""
     commands = group[0].run.trace.commands
     shown = [finding for finding in group if finding.run.trace.commands == commands]
     shown.sort(key=lambda finding: cause_order(finding.clause))
@@ -111,12 +111,12 @@ def _cause_first(group: list[Finding]) -> list[Finding]:
 
 
 def _standing(finding: Finding) -> tuple[bool, bool]:
-    """The fields that all findings of a group share."""
+    """Return the fields that all findings of a group have in common."""
     return finding.old, finding.known_elsewhere
 
 
 def _group_to_join(index: int, groups: list[list[Finding]]) -> int:
-    """The index of another group with a clause that fails at the last step of this one; else `index`.
+    """Return the index of another group with a clause that fails at the last step of this one; else `index`.
 
     A second trace of a clause has another cause, so its group joins none.
     """
@@ -189,13 +189,13 @@ def _looked_up(finding: Finding) -> Data | None:
 
 
 def _changed(run: Run, changed: Changes) -> list[Data]:
-    """The changed functions that a run calls, the one called last first: it is the likeliest cause."""
+    """Return the changed functions that a run calls, the one called last first: the likeliest cause."""
     called = sorted(changed.among(run.called).items(), key=lambda each: -each[1][-1])
     return [{"function": f"{file}: {name}", "steps": steps} for (file, name), steps in called]
 
 
 def violation_line(run: Run, base: str) -> str:
-    """One line on a violation that was just found, printed before it is shrunk."""
+    """Return the line that is printed for a violation before its trace is shrunk."""
     violation = run.violation
     assert violation is not None
     kind = f"NEW against {base}" if base else "violation"
@@ -310,7 +310,7 @@ def replay_data(
         else:
             shows = "conforms" if before is not None else "cannot run the trace"
             note = f"new: {base.name} {shows}"
-            known = None  # the base does not show it, so it is no fault of the base
+            known = None  # a known fault of the base would show on the base
     head = {
         "file": file,
         "verdict": verdict,
@@ -325,14 +325,15 @@ def replay_data(
 
 
 def findings_to_save(group: list[Finding]) -> list[Finding]:
-    """For each finding of a group the one whose trace is saved: the first if its trace shows the clause."""
+    """Return for each finding of a group the one whose trace is saved: the first, if its trace violates the
+    clause."""
     first = group[0]
     assert first.run.violation is not None
     return [first if f.clause in first.run.violation.clauses else f for f in group]
 
 
 def trace_to_save(finding: str, trace: Trace, system: str) -> tuple[str, Trace]:
-    """The file name for the trace of a finding on a system, and the trace with its clause and bug."""
+    """Return the file name for the trace of a finding on a system, and the trace with its clause and bug."""
     bug = trace.bug or SystemSpec.parse(system).bug
     name = re.sub(r"[^a-z0-9.]+", "-", f"{finding} {system}".lower()).strip("-.")
     return f"{name[:100]}.json", replace(trace, clause=finding.split()[0], bug=bug)
