@@ -30,11 +30,11 @@ from reference.kinds import BLOCKS
 from stateful_tests.lockstep.systems import resolve
 from stateful_tests.tests.support.planted_faults import Edit, planted
 
-
 DRAFTER = (PROPOSER, DRAFT_KERNELS, SPECULATOR)
 
+
 class LoadedEngine(EngineDriver):
-    """vLLM. It cuts functions out of files that it does not load."""
+    """An adapter of vLLM, which also cuts functions out of files that it does not load."""
 
     def __init__(self, root: Path, overlap: bool, v2: bool, encodes: bool) -> None:
         super().__init__(root, overlap, v2, offloads=True, encodes=encodes, stores=True)
@@ -47,11 +47,12 @@ class LoadedEngine(EngineDriver):
 
     @contextmanager
     def planted(self, edits: Iterable[Edit]) -> Iterator[None]:
-        """With these edits."""
+        """Have the release run with these edits; as it was after the context."""
         cut_out = [edit for edit in edits if edit.file in (RUNNER, CORE)]
-        was = self._methods, self._reset_caches
+        methods = self._methods
+        reset = self._reset_caches
         for edit in cut_out:
-            with written(edit, self.root, UTILS) as folder:
+            with edited_folder(edit, self.root, UTILS) as folder:
                 if edit.file == RUNNER:
                     self._methods = runner_methods(folder, {}, self._encodes)
                 else:
@@ -60,48 +61,52 @@ class LoadedEngine(EngineDriver):
         loaded_edits = [edit for edit in edits if edit not in (*cut_out, *of_drafter)]
         with ExitStack() as kept, planted(self.root, loaded_edits):
             for edit in of_drafter:
-                there = [file for file in DRAFTER if (self.root / file).is_file()]
-                self.drafter_root = kept.enter_context(written(edit, self.root, *there))
+                files = [file for file in DRAFTER if (self.root / file).is_file()]
+                self.drafter_root = kept.enter_context(edited_folder(edit, self.root, *files))
             yield
             self.drafter_root = self.root
-        self._methods, self._reset_caches = was
+        self._methods = methods
+        self._reset_caches = reset
 
 
 class LoadedLMDeploy(LMDeployDriver):
-    """LMDeploy. It cuts functions out of the file of its engine, which it does not load."""
+    """An adapter of LMDeploy, which also cuts a function out of the engine's file, which it does not load."""
 
     root: Path
 
     @contextmanager
     def planted(self, edits: Iterable[Edit]) -> Iterator[None]:
-        """With these edits."""
-        was, loaded_edits = self._longest_session, []
+        """Have the release run with these edits; as it was after the context."""
+        longest_session = self._longest_session
+        loaded_edits = []
         for edit in edits:
             if Path(edit.file) != ENGINE:
                 loaded_edits.append(edit)
                 continue
-            with written(edit, self.root) as folder:
+            with edited_folder(edit, self.root) as folder:
                 self._longest_session = longest_session_of(folder)
         with planted(self.root, loaded_edits):
             yield
-        self._longest_session = was
+        self._longest_session = longest_session
 
 
 @contextmanager
-def written(edit: Edit, root: Path, *others: str) -> Iterator[Path]:
-    """A folder with the file that an edit changes, and other files as they are."""
+def edited_folder(edit: Edit, root: Path, *others: str) -> Iterator[Path]:
+    """Yield a folder with the file that an edit changes, edited, and with other files as they are."""
     with tempfile.TemporaryDirectory() as folder:
         for name in others:
-            (other := Path(folder, name)).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(root / name, other)
-        (file := Path(folder, edit.file)).parent.mkdir(parents=True, exist_ok=True)
+            copy = Path(folder, name)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(root / name, copy)
+        file = Path(folder, edit.file)
+        file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(edit.text(root), encoding="utf-8")
         yield Path(folder)
 
 
 @cache
 def loaded(spec: SystemSpec) -> Any:
-    """The release, with its `root`."""
+    """Return a release that is loaded into this process, with its `root`."""
     logging.disable(logging.CRITICAL)
     version = spec.version or ""
     if spec.engine == "vllm" and "pair" in spec.ways:
@@ -109,7 +114,7 @@ def loaded(spec: SystemSpec) -> Any:
         system: Any = PairDriver(root)
         system.capabilities = VLLMSystem(version, pair=True).capabilities
     elif spec.engine == "vllm":
-        encodes = "images" in spec.ways  # all that a process loads do, or none
+        encodes = "images" in spec.ways  # once per process: all that it loads have an encoder, or none
         root = release_root(version, v2=True, offloads=True, encodes=encodes)
         system = LoadedEngine(root, "async" in spec.ways, "v2" in spec.ways, encodes)
     elif "hicache" in spec.ways:
@@ -125,6 +130,6 @@ def loaded(spec: SystemSpec) -> Any:
 
 
 def planted_in(system: Any, edits: Iterable[Edit]) -> Any:
-    """A context in which a loaded release has these edits."""
+    """Return a context in which a loaded release runs with these edits."""
     edits = list(edits)
     return system.planted(edits) if hasattr(system, "planted") else planted(system.root, edits)

@@ -25,7 +25,7 @@ from stateful_tests.tests.tiers.lines import STORED, commands
 
 
 def test_pages_go_to_a_storage_and_come_back(newest):
-    """The request is admitted with what has been read so far; the thread frees the rest when it is over."""
+    """A request is admitted with the pages that were read so far. The thread frees the others at its end."""
     lines = commands(STORED + "; load h2 a4b1; insert h2 a4b1; fetch; poll")
     run = replay(newest, Trace(tier_preset("storage"), Mode.FAITHFUL, lines))
     assert run.violation is None
@@ -50,7 +50,8 @@ def test_pages_go_to_a_storage_and_come_back(newest):
 def test_random_runs_take_pages_back_from_a_storage(newest, name):
     source = RandomChoices("a storage")
     profile = replace(draw_tier_profile(source), cycle=120)
-    run, fetched = TierLockstep(newest, tier_preset(name)), 0
+    run = TierLockstep(newest, tier_preset(name))
+    fetched = 0
     for _ in range(120):
         command = propose_tier_command(run.beside, run.facts, source, profile)
         fetched += isinstance(run.do(command), Done) and isinstance(command, Fetch)
@@ -74,7 +75,7 @@ def test_random_runs_take_pages_back_from_a_storage(newest, name):
         (STORED.replace("storage", "wait") + "; abort h2; abort h2", Reason.UNKNOWN_REQUEST),
     ],
 )
-def test_what_does_not_apply_with_a_storage_is_refused(newest, lines, reason):
+def test_a_command_that_does_not_apply_is_refused_with_a_reason(newest, lines, reason):
     run = replay(newest, Trace(tier_preset("storage"), Mode.FAITHFUL, commands(lines)))
     assert run.violation is None and run.rows[-1].outcome == Refused(reason)
 
@@ -85,22 +86,22 @@ def test_a_request_that_waits_for_all_of_its_pages_is_not_admitted_before(newest
     assert run.violation is None and run.rows[-1].outcome == Refused(Reason.WRONG_PHASE)
 
 
-def test_without_a_storage_nobody_asks_one(newest):
+def test_without_a_storage_its_commands_are_refused(newest):
     for line in ("prefetch h1 a2", "query", "fetch", "backup"):
         run = replay(newest, Trace(tier_preset("tier"), Mode.FAITHFUL, commands(line)))
         assert run.rows[-1].outcome == Refused(Reason.UNFAITHFUL)
 
 
-def test_a_slot_says_what_the_storage_has_to_do_with_it(newest):
-    run = replay(newest, Trace(tier_preset("storage"), Mode.FAITHFUL, commands(STORED)))
-    said = [
-        str(fact) for at in (0, 3) for fact in facts_at(AtSlot("full", at, True), run.history[-1])
-    ]
-    assert "prefetch 4 of h2" in said[0] and "has it" in said[0] and "writes it" in said[1]
-    run = replay(
-        newest, Trace(tier_preset("storage"), Mode.FAITHFUL, commands(STORED + "; abort h2"))
-    )
-    assert "waits to be freed" in str(facts_at(AtSlot("full", 0, True), run.history[-1]))
+def test_facts_of_a_slot_name_its_prefetch_backup_and_free(newest):
+    def fact_of_host_slot(slot, lines):
+        run = replay(newest, Trace(tier_preset("storage"), Mode.FAITHFUL, commands(lines)))
+        [fact] = facts_at(AtSlot("full", slot, True), run.history[-1])
+        return str(fact)
+
+    read = fact_of_host_slot(0, STORED)
+    assert "prefetch 4 of h2" in read and "has it" in read
+    assert "writes it" in fact_of_host_slot(3, STORED)
+    assert "waits to be freed" in fact_of_host_slot(0, STORED + "; abort h2")
 
 
 def test_a_release_whose_thread_frees_what_it_has_not_read_is_driven_without_a_storage():

@@ -1,4 +1,4 @@
-"""Which parts of vLLM's API a tree has is looked up in its files, one by one."""
+"""Parts of vLLM's API are looked up in the files of a tree, each by itself, and not by its version."""
 
 import os
 import shutil
@@ -14,15 +14,15 @@ from impl.vllm.fetch import complete
 from impl.vllm.modules import VLLM
 from impl.vllm.system import VLLMSystem
 
-# What versions once decided.
-FIRST = {
+# The first release with a part, as the adapter stated it before it looked parts up in the files.
+FIRST_RELEASE = {
     "sessions": "0.15.0", "offload": "0.21.0", "reset": "0.22.0", "state": "0.27.0", "v2": "0.31.0",
     "state+v2": "0.32.0",
 }  # fmt: skip
 
 
-def test_the_tables_say_since_when_a_release_is_driven_so():
-    assert {part: api.SINCE[part] for part in FIRST} == FIRST
+def test_the_tables_have_the_first_release_of_each_part():
+    assert {part: api.SINCE[part] for part in FIRST_RELEASE} == FIRST_RELEASE
 
 
 @pytest.mark.parametrize("release", api.RELEASES)
@@ -32,20 +32,21 @@ def test_a_release_has_the_parts_and_the_lines_that_the_tables_say(vllm, release
     found = api.facts(root)
     assert found.near == (release, 0)
     assert found.parts == {part for part in api.PARTS if api.TABLES.documented(part, release)}
-    checkout, at = probe.Checkout(root, "vllm", VLLM, ()), api.RELEASES.index(release)
+    checkout = probe.Checkout(root, "vllm", VLLM, ())
+    number = api.RELEASES.index(release)
     for part, table in {"": api.CORE, **api.PARTS}.items():
         for (since, before), lines in parts.steps(table).items():
             lacks = checkout.lacking(lines)
-            if api.RELEASES.index(since) > at:
+            if api.RELEASES.index(since) > number:
                 # A release may have lines of a part that is driven from a later one on: pairs.
                 assert lacks or part == "pair", lines[0]
-            elif before == "..." or api.RELEASES.index(before) > at:
+            elif before == "..." or api.RELEASES.index(before) > number:
                 assert not lacks
 
 
 @pytest.fixture
 def copied(vllm, tmp_path):
-    """Makes a copy of a release in which words are others."""
+    """A function that copies a release and replaces words in its files (old=new)."""
 
     def copy(release, **words):
         target = tmp_path / release
@@ -63,7 +64,7 @@ def copied(vllm, tmp_path):
     return copy
 
 
-def refused(root, **ways):
+def refusal_of(root, **ways):
     with pytest.raises(UnusableImplementation) as caught:
         VLLMSystem(path=root, **ways)
     return str(caught.value)
@@ -78,7 +79,7 @@ def test_invented_names_are_named_together_and_no_part_is_driven_without(copied)
         _req_status="_status_of",
     )
     began = time.monotonic()
-    said = refused(root, offloads=True)
+    said = refusal_of(root, offloads=True)
     assert time.monotonic() - began < 10
     for name in ("external_req_id", "has_sync_kv_loads", "deferred_frees", "_req_status"):
         assert f"has no {name}" in said
@@ -102,20 +103,20 @@ def test_a_tree_between_two_releases_is_driven_with_what_it_has(copied, vllm):
 
 def test_a_tree_older_than_all_is_one_sentence(copied):
     root = copied("0.11.0", get_group_id="group_of", block_hash="hash_of_block", Request="Asked")
-    said = refused(root)
+    said = refusal_of(root)
     assert "older than 0.11.0, the oldest release that is driven. Nothing was driven" in said
     assert "get_group_id" not in said
 
 
 def test_a_way_that_a_tree_lacks_is_refused_by_what_it_lacks(vllm):
-    said = refused(vllm("0.30.0").root, v2=True)
+    said = refusal_of(vllm("0.30.0").root, v2=True)
     assert "GPUModelRunner.prepare_inputs takes 3 arguments, not 4" in said
     assert "taken for 0.30.0, the nearest release (no line of code differs)" in said
 
 
 def test_a_renamed_name_that_no_table_has_is_refused(vllm, monkeypatch):
     monkeypatch.setattr(api, "RENAMED", {"Scheduler.no_such_thing": "thing"})
-    assert "no line of its tables has Scheduler.no_such_thing" in refused(vllm("0.33.0").root)
+    assert "no line of its tables has Scheduler.no_such_thing" in refusal_of(vllm("0.33.0").root)
 
 
 def test_a_rule_that_the_adapter_copies_and_the_tree_has_otherwise_is_a_doubt(copied):
