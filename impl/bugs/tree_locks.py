@@ -174,7 +174,9 @@ def _(self: RadixTree, path: list[TreeNode]) -> int:
 def _(self: RadixTree, path: list[TreeNode]) -> int:
     """Cached prefixes are computed again. The live run behind the end must exceed the window instead of
     covering it. Visible when exactly one window is live past a tombstone. Fix: at least the window."""
-    best, run, whole = 0, 0, True
+    best = 0
+    run = 0  # live tokens since the last tombstone
+    whole = True  # no tombstone yet
     for number, node in enumerate(path, 1):
         run = run + len(node.key) if node.live else 0
         whole = whole and node.live

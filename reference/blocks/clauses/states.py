@@ -1,5 +1,5 @@
-"""Clauses of recurrent state: where a batch entry continues, what a hash publishes, who writes, what is kept
-(STA)."""
+"""Clauses on recurrent states: the one that an entry continues from, those that hashes publish, the writer of
+a block, the states that a request keeps (STA)."""
 
 from __future__ import annotations
 
@@ -42,8 +42,10 @@ def _entry_continues_its_state(step: BlockStep) -> Failure | None:
 
 
 def _first_wrong_start(step: BlockStep, fresh: bool) -> Failure | None:
-    """Return the failure of the first entry that continues from a wrong state. fresh: judge the requests that
-    held no block before the step; otherwise, those that did."""
+    """Return the failure of the first entry that continues from a wrong state.
+
+    fresh: judge the requests that held no block before the step; otherwise, those that did.
+    """
     for note in step.lanes:
         if note.fresh != fresh:
             continue
@@ -94,7 +96,7 @@ def _published_state_matches_hash(step: BlockStep) -> Failure | None:
 
 
 def _published_states(step: BlockStep) -> list[Published]:
-    """The published blocks of recurrent groups. Block 0 is the null block."""
+    """Return the published blocks of recurrent groups but the null block, which is block 0."""
     return [
         each for each in step.after.published if each.block and step.config.groups[each.group].state
     ]
@@ -118,7 +120,8 @@ def _state_has_one_writer(step: BlockStep) -> Failure | None:
     for lane in step.after.lanes:
         for group, block in _written_blocks(lane):
             want = f"{lane.request} leaves its state of group {group} in a block of its own"
-            at_block, at_request = AtBlock(block), AtNamed("request", lane.request)
+            at_block = AtBlock(block)
+            at_request = AtNamed("request", lane.request)
             if not block:
                 return failure(want, "it has none there", at_request, at_block)
             fact = step.after.requests.get(lane.request)
@@ -139,7 +142,7 @@ def _state_has_one_writer(step: BlockStep) -> Failure | None:
 
 
 def _written_blocks(lane: Lane) -> list[tuple[int, int]]:
-    """The (group, block) of each state that a batch entry leaves."""
+    """Return the (group, block) of each state that a batch entry leaves."""
     return [(use.group, block) for use in lane.states for block, _ in use.writes]
 
 
