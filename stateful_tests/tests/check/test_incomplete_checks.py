@@ -1,4 +1,4 @@
-"""Checks that say that they are incomplete, and why."""
+"""A check reports that it is incomplete, and why: not reached, refused, cut, excused or ended early."""
 
 import re
 import time
@@ -53,9 +53,9 @@ def test_every_situation_is_reached_on_any_seed_and_the_model_satisfies_all_clau
 
 
 def test_a_situation_that_is_not_reached_makes_a_check_of_our_own_incomplete(monkeypatch):
-    of_sessions = next(line for line in corpus.load() if not line.geometry.tree)
-    nobody = of_sessions._replace(situation="open, as nobody does")
-    monkeypatch.setattr(corpus, "load", lambda: (nobody,))
+    line = next(line for line in corpus.load() if not line.geometry.tree)
+    unreachable = line._replace(situation="open, as nobody does")
+    monkeypatch.setattr(corpus, "load", lambda: (unreachable,))
     driving._lines.cache_clear()
     chosen = replace(FEW, machines=("sessions",))
     result = run(ReferenceSystem(), chosen)
@@ -63,12 +63,13 @@ def test_a_situation_that_is_not_reached_makes_a_check_of_our_own_incomplete(mon
     assert result.exit_code == 4 and "1 of 1 situations were not met" in result.incomplete
     data = check_data(result, chosen, capabilities=ReferenceSystem.capabilities)
     assert (data["exit_code"], data["situations"]["missing"]) == (4, ["open, as nobody does"])
-    result.system = "stranger"  # its policy decides
+    result.system = "stranger"  # which situations it reaches is its policy's choice
     assert result.exit_code == 0
 
 
-def test_what_an_engine_does_not_offer_is_not_missed_whether_or_not_the_plan_is_done():
-    engine, chosen = ExampleEngine(), replace(plan("smoke"), time_limit_s=0)
+def test_features_that_an_engine_does_not_declare_are_not_missing():
+    engine = ExampleEngine()
+    chosen = replace(plan("smoke"), time_limit_s=0)  # before the first command as well
     data = check_data(run(engine, chosen), chosen, capabilities=engine.capabilities)
     assert data["commands_carried_out"] == 0 and data["situations"]["asked"] < 10
     assert {"a window", "a radix tree", "retract", "check busy"} <= {*data["not_declared"]}
@@ -77,19 +78,15 @@ def test_what_an_engine_does_not_offer_is_not_missed_whether_or_not_the_plan_is_
     assert "0 of 30,000 commands; 0 of" in text.getvalue()
     assert "not declared, so not checked: open, " in text.getvalue()
     clauses = {clause["id"] for clause in data["clauses"]}
-    assert {"OUT-1", "FREE-1", "LEN-1"} < clauses and not clauses & {
-        "TREE-1",
-        "SWA-1",
-        "STA-1",
-        "CHK-1",
-    }
+    assert {"OUT-1", "FREE-1", "LEN-1"} < clauses
+    assert not clauses & {"TREE-1", "SWA-1", "STA-1", "CHK-1"}
 
 
-def test_clauses_of_what_no_engine_declares_do_not_count():
-    alone, whole = (new_tallies(can) for can in (BlockEngine.capabilities, Capabilities(
-        commands=frozenset(kind.__name__ for kind in ENGINE_COMMANDS), recurrent=True, encodes=True,
-        drafter=True,
-    )))  # fmt: skip
+def test_clauses_of_features_that_an_engine_does_not_declare_are_not_tallied():
+    every_command = frozenset(kind.__name__ for kind in ENGINE_COMMANDS)
+    everything = Capabilities(commands=every_command, recurrent=True, encodes=True, drafter=True)
+    alone = new_tallies(BlockEngine.capabilities)
+    whole = new_tallies(everything)
     assert whole.keys() == {*BLOCK_CLAUSES}
     lacks = {"KEY-1", "PUB-3", "STA-1", "STA-2", "STA-3", "STA-4", "STA-5"}
     lacks |= {"ENC-1", "ENC-2", "ENC-3", "ENC-4", "ENC-5", "ENC-6", "DRAFT-1", "DRAFT-2"}
@@ -97,7 +94,7 @@ def test_clauses_of_what_no_engine_declares_do_not_count():
 
 
 class RefusesAll(ReferenceSystem):
-    """Every answer is a refusal that a policy allows."""
+    """A system that refuses every command, as its capabilities allow."""
 
     capabilities = replace(
         ReferenceSystem.capabilities, exact_reasons=False, may_refuse=frozenset(Reason)
@@ -116,8 +113,8 @@ def test_a_system_that_refuses_everything_conforms_to_nothing():
     assert "only 0 commands were carried out" in result.incomplete
 
 
-def test_a_plan_that_is_cut_is_incomplete(monkeypatch):
-    """Only where a limit was given: by itself a plan is counted in commands."""
+def test_a_plan_that_reaches_its_time_limit_is_incomplete(monkeypatch):
+    """A plan without a time limit ends after its number of commands."""
     seconds = count(time.monotonic(), 6)
     monkeypatch.setattr(time, "monotonic", lambda: next(seconds))
     chosen = replace(FEW, machines=("sessions",), presets=("page1",))
@@ -127,26 +124,31 @@ def test_a_plan_that_is_cut_is_incomplete(monkeypatch):
     assert not run(ReferenceSystem(), chosen).timed_out
 
 
-class Serves(ReferenceSystem):
-    """Refuses commands of some kinds after so many, as its capabilities allow."""
+class StopsServing(ReferenceSystem):
+    """A system that refuses commands of some kinds, as its capabilities allow, after its first commands.
+
+    accepted: how many commands it serves before.
+    """
 
     capabilities = replace(
         ReferenceSystem.capabilities, exact_reasons=False, may_refuse=frozenset(Reason)
     )
 
-    def __init__(self, kinds, until):
+    def __init__(self, kinds, accepted):
         super().__init__()
-        self.kinds, self.until, self.served = kinds, until, 0
+        self.kinds = kinds
+        self.accepted = accepted
+        self.commands = 0
 
     def apply(self, command):
-        self.served += 1
-        if self.served > self.until and isinstance(command, self.kinds):
+        self.commands += 1
+        if self.commands > self.accepted and isinstance(command, self.kinds):
             return Refused(Reason.UNFAITHFUL)
         return super().apply(command)
 
 
 @pytest.mark.parametrize(
-    "kinds, until, says",
+    "kinds, accepted, says",
     [
         (object, 300, "only 2.. of 1,000 commands were carried out; refused from command 3"),
         (Decode, 0, "refused every time: decode"),
@@ -154,15 +156,15 @@ class Serves(ReferenceSystem):
         (Decode, 10**6, ""),
     ],
 )
-def test_a_system_that_stops_serving_is_incomplete(kinds, until, says):
+def test_a_check_of_a_system_that_stops_serving_is_incomplete(kinds, accepted, says):
     chosen = plan("smoke", presets=["page2"], machines=["sessions"], steps=50, modes=[Mode.FREE])
-    result = run(Serves(kinds, until), replace(chosen, commands=1_000))
+    result = run(StopsServing(kinds, accepted), replace(chosen, commands=1_000))
     assert not result.findings and result.exit_code == (4 if says else 0)
     assert re.match(says, "; ".join(result.incomplete)), result.incomplete
 
 
 @pytest.mark.parametrize(
-    "carried_out, last, says",
+    "carried_out, last_refused, is_declined",
     [
         (lambda run: run % 5 == 0, 12, False),  # seven in a hundred checks end so by chance
         (lambda run: run % 5 == 0, 100, True),
@@ -170,9 +172,11 @@ def test_a_system_that_stops_serving_is_incomplete(kinds, until, says):
         (lambda run: True, 9, False),
     ],
 )
-def test_what_is_often_refused_may_end_with_refusals(carried_out, last, says):
+def test_a_command_that_is_often_refused_may_end_with_refusals(
+    carried_out, last_refused, is_declined
+):
     counted = Counted()
-    for number in range(100 + last):
+    for number in range(100 + last_refused):
         driven = Driven({})
         done = number < 100 and carried_out(number)
         driven.count(EvictSwa("r1", 4), Done() if done else Refused(Reason.UNFAITHFUL), not done)
@@ -180,14 +184,12 @@ def test_what_is_often_refused_may_end_with_refusals(carried_out, last, says):
         counted.ran(1)
     result = CheckResult("reference", "smoke", 0)
     counted.enter(result, ReferenceSystem(), plan("smoke"), [])
-    assert ("evict_swa" in result.declined) == says
+    assert ("evict_swa" in result.declined) == is_declined
 
 
-def test_a_system_that_excuses_most_clauses_is_incomplete():
-    system, chosen = (
-        ReferenceSystem(),
-        plan("smoke", presets=["page2"], machines=["sessions"], examples=2),
-    )
+def test_a_check_that_excuses_most_clauses_is_incomplete():
+    system = ReferenceSystem()
+    chosen = plan("smoke", presets=["page2"], machines=["sessions"], examples=2)
     came_up = [clause for clause, tally in run(system, chosen).tallies.items() if tally.reached]
     for excused, code in ((len(came_up) // 2, 0), (len(came_up) // 2 + 1, 4)):
         waived = dict.fromkeys(came_up[:excused], "harmless")
@@ -199,7 +201,7 @@ def test_a_system_that_excuses_most_clauses_is_incomplete():
 
 
 class BreaksOnCommand(ReferenceSystem):
-    """Fails on each command from the given one of a run on."""
+    """A system that raises an exception at every command of a run after the first `number`."""
 
     def __init__(self, number):
         super().__init__()
