@@ -76,7 +76,7 @@ def field_of(text: str) -> tuple[str, int | bool]:
 
 def require_canary(release: str, again: str | None) -> None:
     """Raise Unusable where the release's own canary cannot look at a saved run. again: its file."""
-    from impl.sglang.server.tried import CANARY
+    from impl.sglang.server.tried_releases import CANARY
 
     if again is None:
         raise Unusable("--canary: looks at a saved run; it goes with --again FILE")
@@ -120,7 +120,7 @@ def _require_pages(given: dict[str, int | bool]) -> None:
 def _require_priorities(release: str, given: dict[str, int | bool]) -> None:
     """Refuse settings for priorities where there are none, and those that the release lacks."""
     from impl.sglang.server.clients import PRIORITIES
-    from impl.sglang.server.tried import LOWEST
+    from impl.sglang.server.tried_releases import LOWEST
 
     _require_known("priority", PRIORITIES, given)
     if not given.get("priority"):
@@ -140,7 +140,7 @@ def _require_known(field: str, known: Sequence[str], given: dict[str, int | bool
 
 def _require_states(release: str, given: dict[str, int | bool]) -> None:
     """Refuse recurrent layers that the release cannot run, or that do not go with other settings."""
-    from impl.sglang.server.tried import STATES
+    from impl.sglang.server.tried_releases import STATES
 
     if given.get("track") and not given.get("states"):
         raise Unusable("--set track: a setting of recurrent states; needs --set states=N")
@@ -179,7 +179,7 @@ def _page_size(given: dict[str, int | bool]) -> int:
 def _require_tier(release: str, given: dict[str, int | bool]) -> None:
     """Refuse a host tier that the release lacks, or that does not go with other settings."""
     from impl.sglang.server.clients import POLICIES, STORAGES
-    from impl.sglang.server.tried import TIERS
+    from impl.sglang.server.tried_releases import TIERS
 
     if not any(given.get(field) for field in ("hicache", "decode_hicache", "host_backup")):
         for field in ("host", "policy", "storage", "rust"):
@@ -206,7 +206,7 @@ def _require_tier(release: str, given: dict[str, int | bool]) -> None:
 def _require_pair(release: str, given: dict[str, int | bool]) -> None:
     """Refuse a pair that the release cannot run, and settings with which no pair was driven."""
     from impl.sglang.server.pair.choices import NOT_OF_A_PAIR, OF_A_PAIR
-    from impl.sglang.server.tried import PAIRS
+    from impl.sglang.server.tried_releases import PAIRS
 
     if not given.get("pair"):
         for field in OF_A_PAIR:

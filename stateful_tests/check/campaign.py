@@ -18,7 +18,7 @@ from itertools import tee
 from impl.adapter import AnySystem, UnusableImplementation
 from impl.process.failures import fails_at_start
 from impl.system_spec import system_spec
-from stateful_tests.check.counted import Counted
+from stateful_tests.check.run_counts import Counted
 from stateful_tests.check.driving import (
     HANG, HANGS, Driven, Named, RunBatch, broken, drive, drive_named,
 )  # fmt: skip

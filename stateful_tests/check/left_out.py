@@ -11,7 +11,7 @@ from impl.adapter import AnySystem, UnusableImplementation
 from impl.system_spec import ENGINES, system_spec
 from reference.geometry import GeometryError
 from stateful_tests.check.corpus import CorpusLine
-from stateful_tests.check.counted import offers_all
+from stateful_tests.check.run_counts import offers_all
 from stateful_tests.check.driving import lines_of
 from stateful_tests.check.known_faults.lookup import nearest_first
 from stateful_tests.check.known_faults.masks import release_of

@@ -18,7 +18,7 @@ from impl.sglang.parts.namespaces import elements_of
 from impl.sglang.parts.tracking import buffers_of
 from impl.sglang.releases.v0_5_10_to_14 import Release0510
 from impl.sglang.server.events import Event, TierHeader, Tiered
-from impl.sglang.server.tried import TIERS
+from impl.sglang.server.tried_releases import TIERS
 from impl.sglang.tiers.copy_engine import CopyEngine, parts_of
 from impl.sglang.tiers.gathering import Gatherer
 from impl.sglang.tiers.rust_gathering import RustGatherer

@@ -19,7 +19,7 @@ from stateful_tests.check.campaign import run
 from stateful_tests.check.driving import Named
 from stateful_tests.check.executors import Processes
 from stateful_tests.check.tiers import for_system, plan
-from stateful_tests.check.counted import Counted
+from stateful_tests.check.run_counts import Counted
 from stateful_tests.lockstep import lockstep
 from stateful_tests.lockstep.replays import replay
 from stateful_tests.lockstep.reference_system import ReferenceSystem

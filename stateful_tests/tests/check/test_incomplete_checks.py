@@ -25,7 +25,7 @@ from stateful_tests.check.campaign import run
 from stateful_tests.check.driving import Driven, Named
 from stateful_tests.check.executors import Processes
 from stateful_tests.check.tiers import plan
-from stateful_tests.check.counted import Counted
+from stateful_tests.check.run_counts import Counted
 from stateful_tests.check import corpus
 from stateful_tests.lockstep.kinds import new_tallies
 from stateful_tests.lockstep.reference_system import ReferenceSystem

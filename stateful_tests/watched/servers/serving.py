@@ -23,7 +23,7 @@ import msgspec
 from impl.sglang.server.clients import Client, Config, Turn
 from impl.sglang.server.outcome import Misread, RunOutcome
 from impl.sglang.server.pair.choices import NetworkChoice
-from impl.sglang.server.tried import LOWEST, STATES
+from impl.sglang.server.tried_releases import LOWEST, STATES
 from impl.sglang.server.worker import Job
 from stateful_tests.shrink.searching import Search, first_improvement
 from stateful_tests.watched import deviations
