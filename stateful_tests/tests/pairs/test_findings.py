@@ -43,6 +43,7 @@ SAID = {
     "a_failed_read_waits_for_blocks_of_one_behind_it":
         "no batch comes, with 8 blocks free and r3 WAITING, r4 WAITING_FOR_REMOTE_KVS",
     "a_renewed_lease_keeps_an_ended_one_behind_it": "where P gives back what r3 left",
+    "a_renewed_lease_of_a_pulled_prompt_keeps_an_ended_one_behind_it": "where P gives back what r3 left",
     "a_load_of_one_block_waits_for_those_of_its_drafts": "no batch comes, with 2 blocks free and r2 WAITING",
     "a_write_that_fails_ends_the_prefill_server": "not found in recving_metadata list",
     "a_registration_that_waits_past_the_lease_is_not_answered":
