@@ -1,4 +1,4 @@
-"""What adapters share whose engines schedule by themselves.
+"""Adapters of engines that schedule by themselves share these files.
 
 driver: a driver without `reset`, `carry_out` and `view`; toy_model: the model that it plays.
 request_sources: the sources of requests' KV, kept beside the engine.

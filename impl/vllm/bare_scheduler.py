@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
-from tempfile import gettempdir
 from typing import Any
 
 from impl.stand_ins import Values, taken
@@ -263,7 +262,7 @@ def offloading(settings: dict[str, Any], config: Any) -> None:
     if config.storage:
         extra |= {
             "spec_name": "TieringOffloadingSpec",
-            "secondary_tiers": [{"type": "fs", "root_dir": f"{gettempdir()}/kvspec-storage"}],
+            "secondary_tiers": [{"type": "fs", "root_dir": "/kvspec-storage"}],
         }
     if config.chunk_blocks > 1:
         # all groups have it

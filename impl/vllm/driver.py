@@ -10,6 +10,7 @@ import importlib
 import logging
 import sys
 from collections.abc import Callable
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -39,17 +40,9 @@ class EngineDriver(ClientCalls, FactGatherer):
     name = ""
     capabilities = Capabilities()
 
-    def __init__(
-        self,
-        root: Path,
-        overlap: bool = False,
-        v2: bool = False,
-        offloads: bool = False,
-        encodes: bool = False,
-        stores: bool = False,
-    ) -> None:
-        super().__init__(root, overlap, v2, offloads, encodes, stores)
-        self._commands: dict[type, Callable[[Any], None]] = {
+    @cached_property
+    def _commands(self) -> dict[type, Callable[[Any], None]]:
+        return {
             Add: self._add, More: self._more, End: self._end, Abort: self._abort, ResetCache: self._reset,
             Schedule: self._schedule, Update: self._update, Copy: self._copy, Complete: self._complete,
             Fail: self._fail, ResetConnector: self._reset_connector, LoadAdapter: self._load_adapter,

@@ -7,6 +7,8 @@ threads that read, write and look them up.
 from __future__ import annotations
 
 import importlib
+import io
+import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -167,6 +169,9 @@ def expose() -> None:
     manager = importlib.import_module(f"{TIERING}.fs.manager")
     manager._HAS_BATCH_LOOKUP_C = True  # type: ignore[attr-defined]
     manager.batch_lookup_C = FILES.there  # type: ignore[attr-defined]
+    # The description of the server that it writes beside its files: nothing is written to a disk.
+    manager.os = Values(path=os.path, makedirs=lambda *_, **__: None)  # type: ignore[attr-defined]
+    manager.open = lambda *_: io.StringIO()  # type: ignore[attr-defined]
 
 
 def answer(manager: Any) -> None:

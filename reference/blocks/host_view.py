@@ -162,7 +162,7 @@ class HostView:
         yield from self._stored_from()
 
     def _stored_from(self) -> Iterator[Source]:
-        """What jobs of the storage that were started before this command have still to write to it."""
+        """Yield the chunks that jobs started before this command have still to write to the storage."""
         started = {job.job for job in _jobs(self.before)}
         before, after = self.before.host, self.after.host
         if before is None or after is None:

@@ -14,9 +14,7 @@ from itertools import product
 
 from impl.adapter import AnySystem
 from reference.blocks.commands import LoadAdapter, More, NewWeights, ResetConnector
-from reference.commands import (
-    Abort, Close, Finish, Launch, Retract, Settle, SpecDecode,
-)  # fmt: skip
+from reference.commands import Abort, Close, Finish, Launch, Retract, Settle, SpecDecode
 from reference.kinds import kind_of_config
 from reference.pairs.commands import Cancel, Drop, Forget
 from reference.tiers.commands import ResetCache

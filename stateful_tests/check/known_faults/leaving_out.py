@@ -16,9 +16,7 @@ from typing import Any
 from impl.adapter import AnySystem, UnusableImplementation
 from reference.blocks.commands import Add, Fail, More
 from reference.blocks.config import BOUNDS, EngineConfig
-from reference.commands import (
-    Evict, Extend, Insert, Submit, prompt_len,
-)  # fmt: skip
+from reference.commands import Evict, Extend, Insert, Submit, prompt_len
 from reference.geometry import Geometry, GeometryError
 from reference.pairs.commands import Lose, Shake
 from reference.tiers.commands import Backup, Fetch, Prefetch, Query

@@ -8,17 +8,29 @@ from typing import Any
 
 from impl.adapter import AnySystem
 from reference.blocks.config import BOUNDS, EngineConfig
-from reference.commands import (
-    prompt_len,
-)  # fmt: skip
+from reference.commands import prompt_len
 from reference.geometry import GeometryError
 from reference.pairs.commands import Forward, Prefill, Serve
 from reference.pairs.config import PairConfig
+from stateful_tests.check.known_faults.leaving_out import with_sizes
 from stateful_tests.lockstep.results import Trace
 
-from stateful_tests.check.known_faults.leaving_out import with_sizes
-
 SERVERS = "prefill", "decode"  # of a PairConfig
+
+
+def with_servers(trace: Trace, change: Callable[[EngineConfig], EngineConfig]) -> Trace:
+    """The trace with another configuration of each server; as it was where the sizes do not fit together."""
+    try:
+        servers = {name: change(getattr(trace.geometry, name)) for name in SERVERS}
+    except GeometryError:
+        return trace
+    return with_sizes(trace, **servers)
+
+
+def of_servers(system: AnySystem, trace: Trace, **sizes: Any) -> Trace:
+    """A pair with these sizes on both servers."""
+    del system
+    return with_servers(trace, lambda config: replace(config, **sizes))
 
 
 def longest_of_a_pair(trace: Trace) -> int:
@@ -33,13 +45,13 @@ def with_drafters(trace: Trace, sizes: Callable[[EngineConfig], dict[str, Any]])
     """A pair with other sizes where its servers have drafters with KV, and blocks for the longest text."""
     if trace.sizes(PairConfig).prefill.draft_group is None:
         return trace
-    servers = {}
-    for name in SERVERS:
-        config = getattr(trace.geometry, name)
+
+    def resized(config: EngineConfig) -> EngineConfig:
         roomy = replace(config, blocks=BOUNDS["blocks"][1], **sizes(config))
         most = sum(map(roomy.most_blocks, roomy.groups))
-        servers[name] = replace(roomy, blocks=max(config.blocks, most))
-    return with_sizes(trace, **servers)
+        return replace(roomy, blocks=max(config.blocks, most))
+
+    return with_servers(trace, resized)
 
 
 def whole_prompts_of_servers(system: AnySystem, trace: Trace) -> Trace:
@@ -68,68 +80,50 @@ def no_text_near_the_limit_of_servers(system: AnySystem, trace: Trace) -> Trace:
 def no_drafts_of_servers(system: AnySystem, trace: Trace) -> Trace:
     """Neither server of a pair has a drafter."""
     del system
-    servers = {}
-    for name in SERVERS:
-        config = getattr(trace.geometry, name)
+
+    def without(config: EngineConfig) -> EngineConfig:
         groups = tuple(replace(group, drafter=False) for group in config.groups)
-        servers[name] = replace(config, groups=groups, drafts=0, eagle=False)
-    return with_sizes(trace, **servers)
+        return replace(config, groups=groups, drafts=0, eagle=False)
 
-
-def of_servers(system: AnySystem, trace: Trace, **sizes: Any) -> Trace:
-    """A pair with these sizes on both servers."""
-    del system
-    try:
-        servers = {name: replace(getattr(trace.geometry, name), **sizes) for name in SERVERS}
-    except GeometryError:
-        return trace
-    return with_sizes(trace, **servers)
+    return with_servers(trace, without)
 
 
 def uncached_servers(system: AnySystem, trace: Trace) -> Trace:
     """Neither server has prefix caching: a request then has one state, whatever the length of its text."""
     del system
-    sizes = trace.sizes(PairConfig)
-    servers = {}
-    try:
-        for name in SERVERS:
-            config = getattr(sizes, name)
-            longest = max(config.max_model_len, sizes.prefill.max_model_len)
-            groups = tuple(
-                replace(group, block_size=longest) if group.state else group
-                for group in config.groups
-            )
-            servers[name] = replace(
-                config, groups=groups, caching=False, match=0, retention=0, checkpoints=0
-            )
-    except GeometryError:
-        return trace
-    return with_sizes(trace, **servers)
+    longest_prompt = trace.sizes(PairConfig).prefill.max_model_len
+
+    def uncached(config: EngineConfig) -> EngineConfig:
+        longest = max(config.max_model_len, longest_prompt)
+        groups = tuple(
+            replace(group, block_size=longest) if group.state else group for group in config.groups
+        )
+        return replace(config, groups=groups, caching=False, match=0, retention=0, checkpoints=0)
+
+    return with_servers(trace, uncached)
 
 
 def no_state_of_servers(system: AnySystem, trace: Trace) -> Trace:
     """No layers of a pair are recurrent."""
     del system
-    servers = {}
-    for name in SERVERS:
-        config = getattr(trace.geometry, name)
+
+    def without(config: EngineConfig) -> EngineConfig:
         groups = tuple(group for group in config.groups if not group.state)
-        if not groups:
-            return trace
-        servers[name] = replace(config, groups=groups, match=0, retention=0, checkpoints=0)
-    return with_sizes(trace, **servers)
+        return replace(config, groups=groups, match=0, retention=0, checkpoints=0)
+
+    return with_servers(trace, without)
 
 
 def no_window_of_servers(system: AnySystem, trace: Trace) -> Trace:
     """No layer group of a pair has a window."""
     del system
-    servers = {}
-    for name in SERVERS:
-        config = getattr(trace.geometry, name)
+
+    def without(config: EngineConfig) -> EngineConfig:
         groups = tuple(replace(group, window=None) for group in config.groups)
         need = sum(map(config.most_blocks, groups))
-        servers[name] = replace(config, groups=groups, blocks=max(config.blocks, need))
-    return with_sizes(trace, **servers)
+        return replace(config, groups=groups, blocks=max(config.blocks, need))
+
+    return with_servers(trace, without)
 
 
 def equal_blocks(system: AnySystem, trace: Trace) -> Trace:
@@ -149,10 +143,10 @@ def room_for_servers(system: AnySystem, trace: Trace) -> Trace:
     """Texts may be as long as the model takes, all of them at once, on both servers."""
     del system
     texts = sum(isinstance(command, Prefill | Serve) for command in trace.commands)
-    servers = {}
-    for name in SERVERS:
-        config = getattr(trace.geometry, name)
+
+    def roomy(config: EngineConfig) -> EngineConfig:
         whole = (replace(group, window=None) for group in config.groups)
         most = (texts + 1) * sum(map(config.most_blocks, whole))
-        servers[name] = replace(config, blocks=max(config.blocks, most))
-    return with_sizes(trace, **servers)
+        return replace(config, blocks=max(config.blocks, most))
+
+    return with_servers(trace, roomy)
