@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from impl.engines import Engine
 from impl.lmdeploy.loading import LMDeploySystem
-from impl.self_scheduling.release_system import drive_without_ways
+from impl.self_scheduling.release_system import drive_release
 
 ENGINE = Engine(
     name="lmdeploy",
@@ -12,7 +12,7 @@ ENGINE = Engine(
     repository="InternLM/lmdeploy",
     about="Its PyTorch engine, with steps that overlap.",
     releases=LMDeploySystem.releases,
-    drive=drive_without_ways(LMDeploySystem),
+    drive=drive_release(LMDeploySystem),
     test_hook=lambda _: "impl.lmdeploy.loading:for_tests",
     sketched=(
         "lmdeploy/pytorch/paging/**/*.py",

@@ -29,13 +29,14 @@ REQUESTS_ALONE = Capabilities(
 
 
 class ReleaseSystem(WorkerSystem):
-    """A release (`version`) or a checkout (`path`), in a worker. Raises UnusableImplementation.
+    """A release (`version`) or a checkout (`path`), in a worker, in `ways`. Raises UnusableImplementation.
 
     package: name of the Python package.
     driver: module that the worker runs.
     releases: releases that can be driven, the oldest first.
     remark: what the user of a checkout should know about how it is driven.
     tables: names of the API that the adapter uses; a release must have all of them.
+    ways: to run it; the part of the API that a way needs has its name.
     modules: modules of the release that the worker loads.
     kept_prefixes: path prefixes of the files of a wheel that are unpacked.
     required_path: file or folder that a wheel must have to be driven.
@@ -48,16 +49,21 @@ class ReleaseSystem(WorkerSystem):
     releases: tuple[str, ...] = ()
     remark = ""
     tables: Tables
+    ways: tuple[str, ...] = ()
     modules: Bookkeeping
     kept_prefixes: tuple[str, ...] = ()
     source = "."
     capabilities = REQUESTS_ALONE
 
     def __init__(
-        self, version: str | None, path: str | None = None, limits: Limits = LIMITS
+        self,
+        version: str | None,
+        path: str | None = None,
+        limits: Limits = LIMITS,
+        ways: tuple[str, ...] = (),
     ) -> None:
         super().__init__(limits)
-        self.spec = SystemSpec(self.package, version, checkout=path is not None)
+        self.spec = SystemSpec(self.package, version, ways, checkout=path is not None)
         self.name = str(self.spec)
         self.root: Path
         if path is None:
@@ -70,10 +76,12 @@ class ReleaseSystem(WorkerSystem):
             raise UnusableImplementation(
                 f"{self.name}: there is no {self.required_path} in {where}{since}"
             )
+        unused = {*self.ways} - {*ways}
+        used = [part for part in self.tables.parts if part not in unused]
         found = parts.facts(
-            self.root, self.tables, self.modules, self.tables.parts, release=version
+            self.root, self.tables, self.modules, used, unused, release=version
         )
-        parts.require(found, self.tables, self.name, self.root)
+        parts.require(found, self.tables, str(self.spec.in_way("")), self.root)
         self.release = found.near.release
         if version not in self.releases:
             self.remark = parts.told(found, self.root)
@@ -88,17 +96,18 @@ class ReleaseSystem(WorkerSystem):
         return path.suffix == ".py" and path.as_posix().startswith(self.kept_prefixes)
 
 
-def drive_without_ways(
+def drive_release(
     system: type[ReleaseSystem],
 ) -> Callable[[SystemSpec, DriveOptions], ReleaseSystem]:
-    """Return the `drive` function of an engine without ways (see `impl.engines.Engine`)."""
+    """Return the `drive` function of an engine (see `impl.engines.Engine`)."""
 
     def drive(spec: SystemSpec, options: DriveOptions) -> ReleaseSystem:
-        if spec.ways:
+        if spec.ways and spec.way not in system.ways:
+            known = " or ".join(f"+{way}" for way in system.ways) or "nothing"
             raise UnusableImplementation(
-                f"--impl {str(spec)!r}: nothing goes after a release of {system.package}"
+                f"--impl {str(spec)!r}: {known} goes after a release of {system.package}"
             )
-        return system(spec.version or None, options.checkout, options.limits)
+        return system(spec.version or None, options.checkout, options.limits, spec.ways)
 
     return drive
 

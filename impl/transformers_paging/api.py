@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from impl.loading.parts import Tables
 
-RELEASES = ("5.23.0",)
+RELEASES = ("5.23.0", "5.24.0")
 # ruff: noqa: E501
 CORE = """
 5.23.0 ... cache.py | PagedAttentionCache(_, _, _, _); PagedAttentionCache.cache_allocators; PagedAttentionCache.max_batch_tokens; PagedAttentionCache.pool
@@ -22,7 +22,15 @@ CORE = """
 5.23.0 ... offloading_manager.py | OffloadingManager(_, _, _, _, _, _)
 5.23.0 ... continuous_api.py | ContinuousBatchProcessor.prepare_next_batch(); ContinuousBatchProcessor.update_batch()
 """
+OVERLAP = "async"  # the way with asynchronous batching, and the part of the API that it needs
+PARTS = {
+    OVERLAP: """
+5.23.0 ... input_outputs.py | ContinuousBatchingAsyncIOs.carry_over_tokens(_, _, _); ContinuousBatchingAsyncIOs.swap_io_pairs()
+5.23.0 ... input_outputs.py | ContinuousBatchingAsyncIOs.current_pair; ContinuousBatchingAsyncIOs.io_pairs
+5.23.0 ... input_outputs.py | ContinuousBatchingAsyncIOs.max_batch_tokens; ContinuousBatchingIOs.req_id_to_new_token_position; ContinuousBatchingIOs.carry_over_ids; ContinuousBatchingIOs.requests_in_batch
+""",
+}
 TABLES = Tables(
-    "transformers", "transformers/generation/continuous_batching", RELEASES, CORE, {}, {},
-    "A new release of LMDeploy or transformers",
+    "transformers", "transformers/generation/continuous_batching", RELEASES, CORE, PARTS,
+    {OVERLAP: "asynchronous batching"}, "A new release of LMDeploy or transformers",
 )  # fmt: skip

@@ -1,4 +1,8 @@
-"""Drives the release's own batch processor, and gathers the facts."""
+"""Drives the release's own batch processor, and gathers the facts.
+
+With asynchronous batching the processor prepares and launches a batch before it updates the requests of the
+batch before.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +17,9 @@ from impl.bare import bare
 from impl.loading.isolation import loaded
 from impl.self_scheduling.release_system import serve_driver
 from impl.self_scheduling.driver import SelfSchedulingDriver
+from impl.system_spec import SystemSpec
+from impl.transformers_paging.api import OVERLAP
+from impl.transformers_paging.batches import HostBatch, LaunchedBatches
 from impl.transformers_paging.loading import load
 from impl.stand_ins import Values
 from impl.vocabulary import CommandRefused, require
@@ -28,6 +35,7 @@ class PagingDriver(SelfSchedulingDriver):
     def __init__(self, root: Path, name: str = "transformers") -> None:
         self.name = name
         self.root = root
+        self.overlap = OVERLAP in SystemSpec.parse(name).ways
         self._of = load(root)
         self._of["cache"].get_device_and_memory_breakdown = lambda: (
             torch.device("cpu"),
@@ -70,7 +78,7 @@ class PagingDriver(SelfSchedulingDriver):
             fallback_max_blocks_per_request=0,
             max_blocks_per_request=None,
             return_logprobs=False,
-            use_async_batching=False,
+            use_async_batching=self.overlap,
         )
         alone = Values(tp_size=1, tp_all_reduce_min=lambda value, **_: value)
         self.cache = self._of["cache"].PagedAttentionCache(model, sizes, "cpu", alone)
@@ -78,15 +86,19 @@ class PagingDriver(SelfSchedulingDriver):
         kind = self._of["scheduler"].FIFOScheduler
         self.scheduler = kind(self.cache, 0.0, geometry.max_seqs)
         offloading = self._of["offloading_manager"].OffloadingManager
+        self._batches = LaunchedBatches(
+            self._of["input_outputs"].ContinuousBatchingAsyncIOs if self.overlap else None,
+            self.cache,
+        )
         self.processor = bare(
             self._processor,
             cache=self.cache,
             scheduler=self.scheduler,
             max_batch_tokens=self.cache.max_batch_tokens,
             offloading_manager=offloading(self.cache, self.scheduler, 0.0, 0.0, None, alone),
-            inputs_and_outputs=self,
+            inputs_and_outputs=self._batches.release_object,
             output_router=self,
-            use_async_batching=False,
+            use_async_batching=self.overlap,
             logit_processor=None,
             model_runner=Values(
                 maybe_pad_inputs=lambda tokens, read, _: (tokens, read), pad_inputs=False
@@ -95,12 +107,14 @@ class PagingDriver(SelfSchedulingDriver):
         )
         # of a hash: the stamps of its block, after those before
         self._texts: dict[int, tuple[int, ...]] = {}
-        self._in_step = False
         loaded("impl/transformers_paging/loading.py")
 
     def carry_out(self, command: EngineCommand) -> None:
         # clients: between steps
-        require(self._in_step == isinstance(command, Update), Reason.WRONG_PHASE)
+        if isinstance(command, Update):
+            require(self._results_due(), Reason.WRONG_PHASE)
+        else:
+            require(not self._batches.in_step, Reason.WRONG_PHASE)
         match command:
             case Add():
                 self._add(command)
@@ -110,12 +124,19 @@ class PagingDriver(SelfSchedulingDriver):
                 self.scheduler.clear_cancelled_requests()
             case Schedule():
                 require(self.scheduler.has_pending_requests(), Reason.EMPTY)
-                self._in_step = bool(self.processor.prepare_next_batch())
+                if self.processor.prepare_next_batch():
+                    self._run(self._batches.launch())
             case Update():
-                self._in_step = False
-                self.processor.update_batch()
+                with self._batches.oldest():
+                    self.processor.update_batch()
             case _:  # it has no sessions, and forgets its cache when it must
                 raise CommandRefused(Reason.UNFAITHFUL)
+
+    def _results_due(self) -> bool:
+        """Whether the loop takes the oldest results next. Where no request is left it takes those of the last
+        batch when it stops."""
+        idle = not self.scheduler.has_pending_requests()
+        return self._batches.in_step or (self._batches.in_flight > 0 and idle)
 
     def _known(self) -> dict[str, Any]:
         return {**self.scheduler.waiting_requests, **self.scheduler.active_requests}
@@ -134,38 +155,25 @@ class PagingDriver(SelfSchedulingDriver):
             )
         )
 
-    # -- what the processor takes for its tensors, its model and its clients ------------------------
+    # -- the model ----------------------------------------------------------------------------------
 
-    def prepare_batch_tensors(self, requests_in_batch: list[Any], **_: Any) -> None:
-        """Runs the batch as well (input_outputs.py, model_runner.py): a stamp in each slot, a token for each
-        request whose prompt is done."""
-        self._batch = requests_in_batch
-        self._tokens: list[int] = []
+    def _run(self, batch: HostBatch) -> None:
+        """Run the batch: write a stamp to each slot, sample a token for each request whose prompt is done."""
         stride = self._pages.block_physical_stride
-        for future in requests_in_batch:
-            state = future.state
-            past = future.state.position_offset
-            count = future.query_length
-            name = state.request_id
-            tokens = tuple(state.tokens_to_process)
-            read: list[list[int]] = [[]]
-            write: list[list[int]] = [[]]
-            self.cache.extend_read_and_write_indices(name, past, count, read, write)
-            text = (state.initial_tokens + state.generated_tokens)[:past]
-            before = chained(text)[-1] if text else 0
-            for stamp, index in zip(chained(tokens, before), write[0]):
+        for entry in batch.entries:
+            before = chained(entry.text)[-1] if entry.text else 0
+            stamps = chained(entry.inputs, before)
+            for stamp, index in zip(stamps, entry.write):
                 self.write(self._block(index // stride), index % stride, stamp)
-            state.position_offset += count
             sampled: tuple[int, ...] = ()
-            if future.has_new_token:
-                sampled = (self.sample(name, stamp),)
-                state.tokens_to_process = [-1]
-                self._tokens += sampled
-            row = tuple(self._block(index // stride) for index in read[0][:: self.block_size])
-            self.lanes.append(Lane(name, past, tokens, 0, sampled, (row,)))
+            if entry.samples:
+                sampled = (self.sample(entry.request, (before, *stamps)[-1]),)
+                batch.tokens += sampled
+            row = tuple(self._block(index // stride) for index in entry.read[:: self.block_size])
+            self.lanes.append(Lane(entry.request, entry.start, entry.inputs, 0, sampled, (row,)))
+        batch.keep_outputs()
 
-    def prepare_batch_update(self) -> tuple[list[Any], list[int], None]:
-        return self._batch, self._tokens, None
+    # -- what the processor hands to its clients ------------------------------------------------------
 
     def deliver_batch(self, outputs: Sequence[Any]) -> None:
         for output in outputs:
@@ -205,6 +213,7 @@ class PagingDriver(SelfSchedulingDriver):
         mapped: dict[int, int] = {}
         for raw in ledger.hash_to_block.values():
             mapped[self._block(raw)] = mapped.get(self._block(raw), 0) + 1
+        due = self._results_due()
         return self.facts(
             refs=(0, *refs),
             published=[Published(self._block(raw), 0, self._texts[value]) for raw, value in hashes],
@@ -212,9 +221,10 @@ class PagingDriver(SelfSchedulingDriver):
             mapped=mapped,
             requests=requests,
             leftovers=tuple(name for name in pages.block_table if name not in requests),
-            steps_in_flight=int(self._in_step),
-            results_due=self._in_step,
-            in_step=self._in_step,
+            # nobody waits for a batch alone in flight: the loop takes its results behind another launch
+            steps_in_flight=self._batches.in_flight if due else 0,
+            results_due=due,
+            in_step=self._batches.in_step,
         )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from impl.loading.isolation import Bookkeeping, install
 from impl.self_scheduling.release_system import ReleaseSystem
-from impl.transformers_paging.api import RELEASES, TABLES
+from impl.transformers_paging.api import OVERLAP, RELEASES, TABLES
 
 PACKAGE = "transformers.generation.continuous_batching"
 _FOLDER = PACKAGE.replace(".", "/")
@@ -22,6 +22,7 @@ class TransformersSystem(ReleaseSystem):
     package = "transformers"
     releases = RELEASES
     tables = TABLES
+    ways = (OVERLAP,)
     modules = Bookkeeping("transformers", (PACKAGE,), imported_only=("tqdm", "psutil"))
     driver = "impl.transformers_paging.driver"
     kept_prefixes = (f"{_FOLDER}/",)
@@ -48,6 +49,7 @@ def load(root: Path) -> dict[str, Any]:
         "requests",
         "scheduler",
         "offloading_manager",
+        "input_outputs",
         "continuous_api",
     )
     return {name.rpartition(".")[2]: importlib.import_module(f"{PACKAGE}.{name}") for name in names}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from impl.engines import Engine
-from impl.self_scheduling.release_system import drive_without_ways
+from impl.self_scheduling.release_system import drive_release
 from impl.transformers_paging.loading import TransformersSystem
 
 ENGINE = Engine(
@@ -12,7 +12,8 @@ ENGINE = Engine(
     repository="huggingface/transformers",
     about="Its continuous batching.",
     releases=TransformersSystem.releases,
-    drive=drive_without_ways(TransformersSystem),
+    ways=("", *TransformersSystem.ways),
+    drive=drive_release(TransformersSystem),
     test_hook=lambda _: "impl.transformers_paging.loading:for_tests",
     sketched=("transformers/generation/continuous_batching/**/*.py",),
 )

@@ -194,7 +194,7 @@ ADAPTERS = (
         "transformers",
         "transformers_paging",
         transformers.TABLES.every,
-        {"update": FREE, "device": "of torch"},
+        {"update": FREE, "device": "of torch", "start": "of our BatchEntry"},
         {},
     ),
 )  # fmt: skip

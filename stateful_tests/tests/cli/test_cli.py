@@ -405,7 +405,7 @@ def test_it_stands_for_all_releases_or_for_those_that_have_a_tree():
     assert rust[0] == "sglang==0.5.19+rust+overlap" and len(rust) == 5
     assert names_of("vllm==all+offload")[0] == "vllm==0.21.0+offload"
     assert names_of("lmdeploy==all")[-1] == "lmdeploy==0.18.0"
-    assert names_of("transformers==all") == ["transformers==5.23.0"]
+    assert names_of("transformers==all") == ["transformers==5.23.0", "transformers==5.24.0"]
     assert names_of("sglang==all+rust+hicache")[0] == "sglang==0.5.20+rust+hicache"
     assert names_of("sglang==0.5.23") == names_of("torch==all") == []
 

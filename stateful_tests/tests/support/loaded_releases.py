@@ -124,7 +124,8 @@ def loaded(spec: SystemSpec) -> Any:
         system.capabilities = TierSystem.capabilities
     else:
         root = resolve(str(spec)).root
-        system = {"lmdeploy": LoadedLMDeploy, "transformers": PagingDriver}[spec.engine](root)
+        driver = {"lmdeploy": LoadedLMDeploy, "transformers": PagingDriver}[spec.engine]
+        system = driver(root, str(spec))
     system.root, system.name = root, str(spec)
     return system
 

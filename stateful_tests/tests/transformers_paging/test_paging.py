@@ -17,7 +17,7 @@ from stateful_tests.tests.support.planted_faults import planted_faults
 from stateful_tests.traces import files as traces
 
 FAULTS = planted_faults("transformers_paging/faults.toml")
-VERSION = "5.23.0"
+VERSION = "5.24.0"
 FIXTURES = Path(__file__).parents[3] / "fixtures" / "releases"
 
 
@@ -25,6 +25,16 @@ FIXTURES = Path(__file__).parents[3] / "fixtures" / "releases"
 def system():
     try:
         made = resolve(f"transformers=={VERSION}")
+    except UnusableImplementation as error:
+        pytest.skip(str(error))
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def overlapped():
+    try:
+        made = resolve(f"transformers=={VERSION}+async")
     except UnusableImplementation as error:
         pytest.skip(str(error))
     yield made
@@ -63,9 +73,9 @@ def test_what_it_does_not_drive_is_one_line(system):
     with pytest.raises(UnusableImplementation, match=r"4\.50\.0: there is no .*cache_allocators"):
         resolve("transformers==4.50.0")
     with pytest.raises(
-        UnusableImplementation, match="nothing goes after a release of transformers"
+        UnusableImplementation, match=r"\+async goes after a release of transformers"
     ):
-        resolve(f"transformers=={VERSION}+async")
+        resolve(f"transformers=={VERSION}+v2")
     with pytest.raises(UnusableImplementation, match="cache_allocators in /nowhere"):
         resolve("transformers", checkout="/nowhere")
 
@@ -79,8 +89,28 @@ def test_a_request_that_finds_no_blocks_starts_again_with_what_it_has(system):
 
 
 def test_an_abort_leaves_new_requests_blocked(system):
-    [path] = FIXTURES.glob("transformers-*/*.json")
+    [path] = FIXTURES.glob("transformers-5.23.0/*.json")
     assert replay(system, traces.load(path)).violation.clause == "RUN-4"
+
+
+def test_the_next_batch_is_launched_before_the_results_of_the_last_one(overlapped):
+    run = outcomes(
+        overlapped, Add("r1", 2, 3), Schedule(), Update(), Schedule(), Schedule(), Update(),
+        Schedule(), Update(), Update(),
+    )  # fmt: skip
+    assert [row.outcome for row in run.rows[2:5:2]] == [Refused(Reason.WRONG_PHASE)] * 2
+    assert "r1 computes [3, 4); samples 1" in run.rows[3].tree
+    assert "r1 gets 1 token" in run.rows[5].tree
+    assert "r1 gets 1 token and ends: length" in run.rows[7].tree
+    assert isinstance(run.rows[8].outcome, Done)  # of the batch behind its end
+
+
+@pytest.mark.parametrize(
+    "path", sorted(FIXTURES.glob("transformers-*+async/*.json")), ids=lambda path: path.stem
+)
+def test_each_trace_of_asynchronous_batching_violates_its_clause(overlapped, path):
+    trace = traces.load(path)
+    assert replay(overlapped, trace).violation.clause == trace.clause
 
 
 def test_each_fault_is_seen_first_by_its_clause_and_the_release_conforms(system):
