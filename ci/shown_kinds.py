@@ -9,7 +9,7 @@ import importlib
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
-from reference.kinds import BLOCKS, PAIRS, ROWS, TIERS, kind_of_config
+from reference.system_kinds import BLOCKS, PAIRS, ROWS, TIERS, kind_of_config
 
 
 class ExplainedPlaces(Protocol):

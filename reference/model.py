@@ -11,8 +11,8 @@ from reference.commands import Choice, Command, Mode, Outcome, Reason, Refused
 from reference.geometry import Geometry
 from reference.state import RunConfig, State
 from reference.prefix_cache import Effects, no_effects
-from reference.rules.base import RULES, Refusal, RuleContext
-from reference.rules.base import ChoiceNotAllowed as ChoiceNotAllowed
+from reference.rules.rule_definition import RULES, Refusal, RuleContext
+from reference.rules.rule_definition import ChoiceNotAllowed as ChoiceNotAllowed
 from reference.radix_tree import Tree
 
 # Raised when the specification is changed: traces carry it.

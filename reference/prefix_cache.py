@@ -1,6 +1,6 @@
 """Requests and lock owners on the radix tree: names, room by eviction, matching, unlocking.
 
-What is inserted is in `handover.py`; the rules of the tree itself are in `tree.py`.
+What is inserted is in `tree_insertion.py`; the rules of the tree itself are in `radix_tree.py`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from reference import radix_tree as radix
 from reference.commands import Freed, Prompt, Reason
 from reference.cursors import page_ends
 from reference.state import State, Text, free, text_len, text_tokens
-from reference.remembered import remembered
+from reference.memoization import memoized
 from reference.radix_tree import Key, Tree
 from reference.token_ids import (
     SHARED, is_bigram, second_of, serial_of, shared_serial, shared_text, token_of, tree_key,
@@ -68,7 +68,7 @@ Pages = dict[str, frozenset[tuple[str, int]]]
 NO_PAGES: Pages = {"full": frozenset(), "swa": frozenset()}
 
 
-@remembered
+@memoized
 def pages_of(tree: Tree) -> Pages:
     """Every page that the tree owns, per pool, by name. Not to be changed: it is handed out again."""
     owned: dict[str, set[tuple[str, int]]] = {"full": set(), "swa": set()}

@@ -17,7 +17,7 @@ from functools import partial
 from typing import NamedTuple
 
 from reference.cursors import ceil_page, floor_page, window_start
-from reference.remembered import remembered
+from reference.memoization import memoized
 
 Key = tuple[int, ...]
 
@@ -103,7 +103,7 @@ class Sizes(NamedTuple):
     swa_protected: int
 
 
-@remembered
+@memoized
 def nodes(tree: Tree) -> Sequence[Placed]:
     """All nodes, parents before children."""
     found = [Placed(node, node.key) for node in tree.children]
@@ -112,7 +112,7 @@ def nodes(tree: Tree) -> Sequence[Placed]:
     return found
 
 
-@remembered
+@memoized
 def tokens_held(tree: Tree) -> tuple[int, int]:
     """Tokens whose full KV, and whose SWA KV, the tree owns."""
     full = swa = 0
@@ -179,13 +179,13 @@ def state_locked(tree: Tree, placed: Placed) -> bool:
     return any(lock.state and lock.key == placed.path for lock in tree.locks)
 
 
-@remembered
+@memoized
 def state_paths(tree: Tree) -> frozenset[Key]:
     """Paths to the nodes that have a state."""
     return frozenset(placed.path for placed in nodes(tree) if placed.node.state_used)
 
 
-@remembered
+@memoized
 def sizes(tree: Tree) -> Sizes:
     """Tokens per pool, evictable and protected (CHK-2)."""
     counts = [0, 0, 0, 0]
@@ -352,7 +352,7 @@ def unlock_state(tree: Tree, holder: str) -> Tree:
     return tree._replace(locks=tuple(locks))
 
 
-@remembered
+@memoized
 def insert(tree: Tree, key: Key, evicted: int) -> tuple[Tree, Insertion]:
     """Put `key`, whole pages, into the tree. `evicted`: SWA KV of the pages below it is gone.
 

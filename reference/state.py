@@ -17,7 +17,7 @@ from typing import NamedTuple, TypeVar
 from reference.commands import Mode, DescribedEnum
 from reference.cursors import Cursors as Cursors
 from reference.geometry import Geometry
-from reference.remembered import remembered
+from reference.memoization import memoized
 from reference.radix_tree import Tree, state_paths, tokens_held
 from reference.token_ids import token_id
 
@@ -184,7 +184,7 @@ class State(_State):
     def __hash__(self) -> int:
         return self._hash
 
-    @remembered
+    @memoized
     def _hash(self) -> int:
         return hash(self[1:])
 
@@ -236,7 +236,7 @@ class Holder(NamedTuple):
     request: Request | None
 
 
-@remembered
+@memoized
 def holders(state: State) -> tuple[Holder, ...]:
     """All holders that have a row. A session and its running turn are one holder, by session name."""
     return tuple(_holders(state))
@@ -279,7 +279,7 @@ class Free(NamedTuple):
     states: int = 0
 
 
-@remembered
+@memoized
 def state_lens(state: State) -> dict[str, int]:
     """Return the length of each recurrent state, in tokens, by the name of its holder.
 
@@ -296,7 +296,7 @@ def state_lens(state: State) -> dict[str, int]:
     return found
 
 
-@remembered
+@memoized
 def free(state: State) -> Free:
     """Total less owned."""
     geometry = state.config.geometry

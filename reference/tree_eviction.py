@@ -10,10 +10,10 @@ from reference.commands import Freed
 from reference.radix_tree import (
     Key, Node, Placed, Tree, changed, full_locked, nodes, path_of, stamped, state_locked, swa_locked,
 )  # fmt: skip
-from reference.remembered import remembered
+from reference.memoization import memoized
 
 
-@remembered
+@memoized
 def evictable_states(tree: Tree) -> int:
     """States that no lock needs."""
     return sum(_state_candidate(tree, placed) for placed in nodes(tree))
@@ -42,14 +42,14 @@ def evict(tree: Tree, full: int, swa: int, states: int = 0) -> tuple[Tree, Freed
     return tree, Freed(*freed)
 
 
-@remembered
+@memoized
 def _without_leaf(tree: Tree) -> tuple[Tree, Freed] | None:
     """Without the leaf that goes first."""
     leaf = _oldest(tree, _full_candidate, "full_used")
     return _dropped(tree, leaf) if leaf is not None else None
 
 
-@remembered
+@memoized
 def _without_swa(tree: Tree) -> tuple[Tree, Freed] | None:
     """Without the SWA KV that goes first."""
     placed = _oldest(tree, _swa_candidate, "swa_used")
@@ -58,7 +58,7 @@ def _without_swa(tree: Tree) -> tuple[Tree, Freed] | None:
     return _less(tree, placed, Freed(0, len(placed.node.key)), live=False)
 
 
-@remembered
+@memoized
 def _without_state(tree: Tree) -> tuple[Tree, Freed] | None:
     """Without the state that goes first."""
     placed = _oldest(tree, _state_candidate, "state_used")

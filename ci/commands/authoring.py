@@ -179,7 +179,7 @@ def new_fixture(
 def _shown_clause(file: str, trace: Trace, spec: SystemSpec, clause: str | None) -> str | None:
     """The clause that a fixture is to show; None of one that conforms."""
     from impl.bugs import BUGS
-    from reference.every_clause import EVERY_CLAUSE
+    from reference.all_clauses import ALL_CLAUSES
 
     if trace.bug is not None and trace.bug not in BUGS:
         raise Unusable(f"{file}: there is no bug called {trace.bug}; `kvspec bugs` lists them")
@@ -188,7 +188,7 @@ def _shown_clause(file: str, trace: Trace, spec: SystemSpec, clause: str | None)
             f"{file}: a trace of the bug {trace.bug} is replayed on torch+{trace.bug}, not {spec}"
         )
     clause = clause or (BUGS[trace.bug].clause if trace.bug else trace.clause)
-    if clause is not None and clause not in EVERY_CLAUSE and clause != "BROKEN":
+    if clause is not None and clause not in ALL_CLAUSES and clause != "BROKEN":
         raise Unusable(f"there is no clause called {clause}; `kvspec clauses` lists them")
     return clause
 
@@ -209,7 +209,7 @@ def _folder_of_fixtures(into: str | None, spec: SystemSpec) -> Path:
 def _replayed(file: str, trace: Trace, selector: SystemSelector, clause: str | None) -> Run:
     """The run of a fixture, on the system that violates the clause and on healthy ones."""
     from reference.geometry import Geometry
-    from reference.kinds import kind_of_config
+    from reference.system_kinds import kind_of_config
     from stateful_tests.check import fixtures as authoring
 
     # Of engines that pick their batches none is healthy; the reference tracks no state.

@@ -106,10 +106,10 @@ def clauses(names: tuple[str, ...], out: ReportOut) -> int:
     NAMES: these in full. Words: those that mention them all.
     """
     from impl.bugs import BUGS
-    from reference.every_clause import EVERY_CLAUSE
+    from reference.all_clauses import ALL_CLAUSES
 
     fields = ("id", "title", "sentence", "scope", "why", "decision", "assumption", "rule", "source")
-    rows = [{field: getattr(clause, field) for field in fields} for clause in EVERY_CLAUSE.values()]
+    rows = [{field: getattr(clause, field) for field in fields} for clause in ALL_CLAUSES.values()]
     for row in rows:
         row["catches"] = [
             f"{bug.id}: {bug.title}" for bug in BUGS.values() if bug.clause == row["id"]

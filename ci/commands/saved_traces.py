@@ -16,7 +16,7 @@ from stateful_tests.lockstep.endings import Ending
 
 if TYPE_CHECKING:
     from ci import Data
-    from reference.kinds import AnyCommand
+    from reference.system_kinds import AnyCommand
     from stateful_tests.check.known_faults.masks import Standing
     from stateful_tests.lockstep.check_results import Finding
     from stateful_tests.lockstep.results import Trace

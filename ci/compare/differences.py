@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from ci import Data
-from reference.clauses.contents import POOL as POOL
+from reference.clauses.attention_reads import POOL as POOL
 from reference.clauses.facts import Facts, TreeFacts
 from reference.clauses.step import Step, span
 from reference.clauses.tree_evictions import walked

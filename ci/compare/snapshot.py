@@ -9,7 +9,7 @@ from dataclasses import asdict
 from ci import Data
 from ci.compare.differences import CURSORS, by_place, difference, differences
 from reference import radix_tree as radix
-from reference.clauses.contents import reads
+from reference.clauses.attention_reads import reads
 from reference.clauses.facts import Facts, TreeFacts
 from reference.clauses.tree_evictions import SIZES
 from reference.commands import Broken, Done, Outcome

@@ -14,7 +14,7 @@ from ci import TEMPLATES
 from impl.adapter import Capabilities
 from impl.system_spec import SystemSpec
 from reference.commands import kind_name
-from reference.kinds import BLOCKS, KINDS, ROWS, Kind
+from reference.system_kinds import BLOCKS, KINDS, ROWS, Kind
 from reference.model import SPEC_VERSION
 from stateful_tests.lockstep.results import Trace
 from stateful_tests.traces.files import loads

@@ -13,7 +13,7 @@ from ci.documents import diagrams, steps
 from impl.bugs import BUGS, Bug
 from reference import model
 from reference.blocks.clauses import BLOCK_CLAUSES
-from reference.clauses.handed_over import HANDED_OVER
+from reference.clauses.disaggregation import HANDED_OVER
 from reference.clauses.progress import PROGRESS
 from reference.blocks.commands import ENGINE_COMMANDS
 from reference.tiers.clauses import TIER_CLAUSES
@@ -21,17 +21,17 @@ from reference.tiers.commands import (
     Arrive, Await, Backup, LastToken, Expire, FailPeer, Fetch, Greet, Load, Poll, Prefetch, Query, Send,
 )  # fmt: skip
 from reference.clauses import CLAUSES, Clause
-from reference.clauses.base import CONCERNS
+from reference.clauses.registry import CONCERNS
 from reference.commands import (
     COMMANDS, Admit, CheckIdle, Chunk, Command, Done, Draft, Evict, EvictSwa, Extend, Finish, Insert, Match,
     Mode, Open, Piece, Reason, SpecDecode, Submit, Unlock,
 )  # fmt: skip
 from reference.cursors import Cursors
 from reference.geometry import Geometry
-from reference.kinds import KINDS, PAIRS, Kind
+from reference.system_kinds import KINDS, PAIRS, Kind
 from reference.state import Phase, State, text_len
 from reference.rules import RULES
-from reference.rules.base import NOTHING, Rule, Span
+from reference.rules.rule_definition import NOTHING, Rule, Span
 from reference.rules.sessions import TURNS
 from stateful_tests.generate.scope import Scope
 from stateful_tests.coverage.situations import kind_name

@@ -14,7 +14,7 @@ from ci.explain.stories import of_kind, stories
 from impl.process.failures import fails_at_start, failed_in_command
 from reference.clauses.step import Step
 from reference.commands import Broken
-from reference.kinds import kind_of_config
+from reference.system_kinds import kind_of_config
 from stateful_tests.lockstep.moments import AnyMoment
 from stateful_tests.lockstep.results import Run
 from stateful_tests.traces.notation import format_command as describe

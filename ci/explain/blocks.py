@@ -9,7 +9,7 @@ from ci.explain.places import Fact
 from reference.blocks.clauses.step import window_start
 from reference.blocks.facts import Lane, StateUse, chained
 from reference.failures import AtBlock, AtChunk, AtCount, AtNamed, AtTable, AtText, Place, counted
-from reference.sources import KvSource
+from reference.kv_sources import KvSource
 from stateful_tests.lockstep.moments import EngineMoment
 
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from ci.compare.differences import CURSORS, POOL, spans
-from reference.clauses.contents import stamp_text
+from reference.clauses.attention_reads import stamp_text
 from reference.clauses.facts import Facts, NodeFacts
 from reference.clauses.tree_evictions import COUNTERS
 from reference.commands import CheckBusy, CheckIdle
@@ -18,7 +18,7 @@ from reference.failures import (
     Place, counted,
 )  # fmt: skip
 from reference.prefix_cache import path_text
-from reference.states import EMPTY, chained
+from reference.recurrent_states import EMPTY, chained
 from stateful_tests.lockstep.moments import Moment
 
 

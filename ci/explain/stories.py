@@ -11,7 +11,7 @@ from ci.explain import places
 from ci.explain.history import History, Past, cursors_of, lent_to
 from ci.explain.places import Fact, letter, token_text
 from ci.shown_kinds import ExplainedPlaces, shown_of
-from reference.clauses.contents import stamp_text
+from reference.clauses.attention_reads import stamp_text
 from reference.commands import Finish, Retract
 from stateful_tests.lockstep.moments import AnyMoment, Moment
 from reference.failures import (

@@ -11,7 +11,7 @@ from ci.export.recorded_run import Asserts, NotExportable, RecordedRun, spelled
 from ci.export.tree_places import counter, node, tree_page
 from impl.sglang.releases.v0_5_10_to_14 import Release0510
 from impl.sglang.scheduler.call_log import ids_text, quoted, variable
-from reference.clauses.window import evicted_too_far
+from reference.clauses.sliding_window import evicted_too_far
 from reference.commands import CheckBusy, CheckIdle, Done, Evict, Submit
 from reference.failures import (
     AtCounter, AtCursor, AtEntry, AtLock, AtNamed, AtNode, AtPage, AtPosition, AtRow, AtText, AtTreePage,

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from reference.blocks.clauses.step import window_start
-from reference.blocks.clauses.windows import kept_behind
+from reference.blocks.clauses.kv_reads import kept_behind
 from reference.blocks.config import EngineConfig
 from reference.commands import Refused
 from reference.failures import AtBlock, AtChunk, AtCount, AtNamed, AtTable, AtText

@@ -33,7 +33,7 @@ from reference.blocks.config import EngineConfig
 from reference.blocks.facts import Lane, chain
 from reference.blocks.request_texts import LaneNote
 from reference.commands import Abort, Done, kind_name
-from reference.sources import LoadedWeights
+from reference.kv_sources import LoadedWeights
 from stateful_tests.lockstep.replays import replay
 from stateful_tests.lockstep.moments import EngineMoment
 from stateful_tests.lockstep.results import Row, Run, Trace

@@ -11,7 +11,7 @@ from reference.clauses.step import Step
 from reference.commands import Outcome
 from reference.failures import Place
 from reference.geometry import Geometry
-from reference.kinds import AnyCommand
+from reference.system_kinds import AnyCommand
 from reference.token_ids import tokens_of
 from stateful_tests.lockstep.moments import AnyMoment, Moment
 from stateful_tests.lockstep.results import Violation

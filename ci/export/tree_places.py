@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from ci.export.recorded_run import Asserts, RecordedRun, in_tree, spelled, within
 from impl.adapter import View
 from impl.sglang.scheduler.call_log import ids_text, variable
-from reference.clauses.tree import wrong_token
+from reference.clauses.tree_shape import wrong_token
 from reference.clauses.tree_locks import match_of, usable_length
 from reference.commands import Finish, Insert
 from reference.cursors import ceil_page

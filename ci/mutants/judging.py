@@ -64,13 +64,13 @@ _SITUATIONS = tuple(
         "step.py Step.grew",
         "step.py Step.evicted_any",
         "step.py Step.freed_something",
-        "tree.py shrank",
+        "tree_shape.py shrank",
         "tree_locks.py locked",
     )
 )
 _OF_CLAUSES = tuple(
     f"{_TESTS}/reference/test_{name}.py"
-    for name in ("accounts", "clause_independence", "clauses", "clauses_of_owners")
+    for name in ("memory_accounts", "clause_independence", "clauses", "clauses_of_owners")
 ) + (f"{_TESTS}/report/test_because.py",)
 _OF_BLOCKS = (f"{_TESTS}/vllm/test_clause_rows.py",)
 _OF_TIERS = (
@@ -78,8 +78,8 @@ _OF_TIERS = (
 )  # fmt: skip
 # Of systems that schedule by themselves: no random run on torch asks whether anybody is answered.
 _OF_PROGRESS = (
-    f"{_TESTS}/reference/test_headway.py", f"{_TESTS}/reference/test_standstill_states.py", *_OF_BLOCKS,
-    f"{_TESTS}/tiers/test_clauses.py",
+    f"{_TESTS}/reference/test_standstill_detector.py", f"{_TESTS}/reference/test_standstill_states.py",
+    *_OF_BLOCKS, f"{_TESTS}/tiers/test_clauses.py",
 )  # fmt: skip
 # What calls vLLM itself: the faults of `stateful_tests/tests/vllm` go through it.
 _OF_RELEASES = (
@@ -108,12 +108,12 @@ _OF_LOGS = tuple(
 )
 AREAS = (
     *(Area(f"reference/{name}.py", (), _OF_PROGRESS) for name in
-      ("headway", "clauses/progress", "blocks/progress", "tiers/progress")),
+      ("standstill_detector", "clauses/progress", "blocks/progress", "tiers/progress")),
     Area("impl/torch_kv/kernels.py", (), (f"{_TESTS}/torch_kv/test_kernels.py",)),
     Area("impl/torch_kv", ("torch",), (f"{_TESTS}/torch_kv",),
          without=("impl/torch_kv/system.py TorchKV.capabilities:",)),
     Area("reference/clauses", ("torch", OWN_TREE), _OF_CLAUSES, fixtures=True,
-         without=("reference/clauses/base.py", *_SITUATIONS)),
+         without=("reference/clauses/registry.py", *_SITUATIONS)),
     Area("reference/blocks", (), _OF_BLOCKS,
          without=tuple(f"reference/blocks/{name}.py" for name in ("commands", "config", "facts"))),
     Area("reference/tiers", (), _OF_TIERS,
@@ -125,12 +125,12 @@ AREAS = (
     Area("stateful_tests/watched", (), _OF_LOGS,
          without=("stateful_tests/watched/servers", "stateful_tests/watched/situation.py")),
     Area("stateful_tests/lockstep/follow.py", (OWN_TREE,), (f"{_TESTS}/adapters/test_own_tree_engine.py",)),
-    Area("reference/states.py", ("torch",), (f"{_TESTS}/reference", *_OF_BLOCKS)),
+    Area("reference/recurrent_states.py", ("torch",), (f"{_TESTS}/reference", *_OF_BLOCKS)),
     # The vocabulary is everybody's: two systems that share a fault agree.
     Area("reference", ("torch", OWN_TREE),
          (f"{_TESTS}/reference", f"{_TESTS}/adapters/test_own_tree_engine.py"),
          without=("reference/clauses", "reference/blocks", "reference/tiers", "reference/commands.py",
-                  "reference/token_ids.py", "reference/geometry.py", "reference/given.py",
+                  "reference/token_ids.py", "reference/geometry.py",
                   "reference/cursors.py owed_")),  # of which proofs alone ask
 )  # fmt: skip
 

@@ -17,9 +17,9 @@ from ci.report.calls import telling_calls
 from impl.adapter import AnySystem
 from impl.bugs import BUGS
 from impl.system_spec import SystemSpec
-from reference.every_clause import EVERY_CLAUSE
+from reference.all_clauses import ALL_CLAUSES
 from reference.commands import Mode
-from reference.kinds import kind_of_config
+from reference.system_kinds import kind_of_config
 from stateful_tests.check.trees.changes import Changes
 from stateful_tests.check.finding_order import cause_order
 from stateful_tests.lockstep.endings import Ending
@@ -40,20 +40,20 @@ _NOT_CLAUSES = {
 
 def why(clause: str) -> str:
     """Return the sentence that says why a clause matters; "" for an unknown clause."""
-    return EVERY_CLAUSE[clause].why if clause in EVERY_CLAUSE else ""
+    return ALL_CLAUSES[clause].why if clause in ALL_CLAUSES else ""
 
 
 def title(clause: str) -> str:
     """Return the title of a clause; "" for an unknown clause."""
     if clause == "BROKEN":
         return "the system broke"
-    return EVERY_CLAUSE[clause].title if clause in EVERY_CLAUSE else ""
+    return ALL_CLAUSES[clause].title if clause in ALL_CLAUSES else ""
 
 
 def sentence(clause: str) -> str:
     """Return the sentence of a clause, or of what a finding has in its place."""
-    if clause in EVERY_CLAUSE:
-        return EVERY_CLAUSE[clause].sentence
+    if clause in ALL_CLAUSES:
+        return ALL_CLAUSES[clause].sentence
     return _NOT_CLAUSES.get(clause, "(unknown clause)")
 
 
@@ -284,7 +284,7 @@ def replay_data(
     also_in: str | None = None
     if trace.bug is not None and trace.bug not in BUGS:
         note = f"there is no bug called {trace.bug}"
-    if trace.clause is not None and trace.clause not in {*EVERY_CLAUSE, *_NOT_CLAUSES}:
+    if trace.clause is not None and trace.clause not in {*ALL_CLAUSES, *_NOT_CLAUSES}:
         note = f"there is no clause called {trace.clause}"
     if violation is None:
         verdict = "conforms"

@@ -21,7 +21,7 @@ from ci.report import render
 from ci.report.page_row import DRAWING_WIDTH, UNIT, drawing
 from ci.shown_kinds import shown_of
 from impl.bugs import BUGS
-from reference.every_clause import EVERY_CLAUSE
+from reference.all_clauses import ALL_CLAUSES
 from reference.commands import Admit
 from reference.geometry import Geometry
 from stateful_tests.lockstep.moments import Moment
@@ -147,7 +147,7 @@ def _violated(violation: Data) -> list[Data]:
     for name, (expected, observed) in zip(
         (violation["clause"], *violation["also"]), details, strict=True
     ):
-        clause = EVERY_CLAUSE.get(name)
+        clause = ALL_CLAUSES.get(name)
         about = {
             "Why": clause.why, "Scope": clause.scope, "Decision": clause.decision,
             "When a simpler rule would do": clause.assumption, "Source": clause.source,

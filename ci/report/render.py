@@ -15,7 +15,7 @@ from rich.text import Text
 
 from ci import Data
 from ci.output import plain as plain
-from reference.accounts import account_text
+from reference.memory_accounts import account_text
 from reference.commands import Account
 
 PIPE_WIDTH = 100

@@ -14,7 +14,7 @@ from ci.documents.related import avoid
 from ci.report.effects import effect
 from ci.report.render import labelled, say, table
 from impl.sglang.server.events import WatchHeader
-from reference.every_clause import EVERY_CLAUSE
+from reference.all_clauses import ALL_CLAUSES
 from reference.failures import counted
 from reference.state import Cursors
 from stateful_tests.lockstep.endings import Ending, ending, gravest
@@ -183,7 +183,7 @@ def _read(data: Data) -> str:
 
 def mismatch(m: Mismatch) -> Data:
     """One mismatch."""
-    title = EVERY_CLAUSE[m.clause].title if m.clause in EVERY_CLAUSE else ""
+    title = ALL_CLAUSES[m.clause].title if m.clause in ALL_CLAUSES else ""
     return {
         "file": m.file, "line": m.line, "at": _clock(m.at), "event": m.event, "command": m.command,
         "clause": m.clause, "title": title,

@@ -34,9 +34,9 @@ MAX_SLOTS = 1 << 16
 class LayerGroup:
     """Layers with one block table: tokens of a block, and how many positions a query sees (None: all).
 
-    state: they are recurrent. A block then holds one state (reference.states), that after the last of its
-    tokens which are computed; no query sees a position. drafter: the layers of a drafter are among them, and
-    the engine's configuration says so."""
+    state: the layers are recurrent. A block then holds one state (reference.recurrent_states), the one after
+    the last of its computed tokens; no query sees a position. drafter: the layers of a drafter are among
+    them, and the engine's configuration says so."""
 
     block_size: int
     window: int | None = None

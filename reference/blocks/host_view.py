@@ -12,13 +12,13 @@ from reference.blocks.facts import (
     BlockFacts, HostKey, Lane, Part, StorageJob, Transfer,
 )  # fmt: skip
 from reference.failures import AtBlock, AtChunk, AtCount, AtTable, Failure, counted, failure
-from reference.remembered import remembered
-from reference.states import EMPTY, PARTS
-from reference.tiers.records import KeptCopy, Count, HostUnit, Source
+from reference.memoization import memoized
+from reference.recurrent_states import EMPTY, PARTS
+from reference.tiers.tier_records import KeptCopy, Count, HostUnit, Source
 
 
 class HostView:
-    """The part of a BlockStep for host memory and transfers: a `HasTier` (reference/tiers/records.py)."""
+    """The part of a BlockStep for host memory and transfers: a `HasTier` (reference.tiers.tier_records)."""
 
     config: EngineConfig
     command: EngineCommand
@@ -40,7 +40,7 @@ class HostView:
         """How many chunks host memory kept before the command, and keeps now."""
         return _kept_chunks(self.before), _kept_chunks(self.after)
 
-    @remembered
+    @memoized
     def reached(self) -> frozenset[str]:
         """Clauses of a second tier that could break at this step."""
         before = self.before

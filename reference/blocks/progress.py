@@ -6,7 +6,7 @@ from collections.abc import Hashable, Iterator
 
 from reference.blocks.commands import EngineCommand, Schedule, Update
 from reference.blocks.facts import BlockFacts, HostFacts
-from reference.headway import Headway, Standstill
+from reference.standstill_detector import StandstillDetector, Standstill
 from reference.tiers.commands import Backup, Complete, Copy, Fetch
 
 # What the engine and its devices do. With any other command a client or a fault comes in between.
@@ -17,7 +17,7 @@ class EngineProgress:
     """States of an engine in one run since a client last got a token, or did something."""
 
     def __init__(self) -> None:
-        self._headway = Headway()
+        self._headway = StandstillDetector()
         self._updates = 0
 
     def follow(
@@ -31,7 +31,7 @@ class EngineProgress:
             self._headway.restart()
         if not waits or not isinstance(command, Schedule):
             return None
-        return self._headway.in_state(
+        return self._headway.enter_state(
             state_of(facts), self._due(facts), runs=bool(facts.lanes), counts=not idle
         )
 

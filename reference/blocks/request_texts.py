@@ -17,8 +17,8 @@ from reference.blocks.config import EngineConfig
 from reference.blocks.facts import BlockFacts, Lane, Output, chained
 from reference.blocks.progress import EngineProgress
 from reference.commands import Abort
-from reference.headway import Standstill
-from reference.sources import PLAIN, LoadedWeights, KvSource
+from reference.standstill_detector import Standstill
+from reference.kv_sources import PLAIN, LoadedWeights, KvSource
 
 
 @dataclass(slots=True)

@@ -12,16 +12,16 @@ from functools import cache
 from typing import Any
 
 from reference.clauses import (
-    contents, freed, lengths, lifecycle, memory_checks, outcomes, pages, states, tree, tree_evictions,
-    tree_inserts, tree_locks, window,
+    attention_reads, cursor_bounds, freed_pages, memory_checks, outcomes, page_owners, recurrent_states,
+    sessions, sliding_window, tree_evictions, tree_inserts, tree_locks, tree_shape,
 )  # fmt: skip
-from reference.clauses.base import REGISTERED, Clause, by_cause, in_order
+from reference.clauses.registry import REGISTERED, Clause, by_cause, in_order
 from reference.clauses.step import Step
 
 __all__ = ["CLAUSES", "Clause", "about", "broken", "broken_off", "by_cause"]
 _MODULES = (
-    outcomes, memory_checks, lengths, lifecycle, tree, tree_inserts, tree_locks, tree_evictions, freed, pages,
-    window, states, contents,
+    outcomes, memory_checks, cursor_bounds, sessions, tree_shape, tree_inserts, tree_locks, tree_evictions,
+    freed_pages, page_owners, sliding_window, recurrent_states, attention_reads,
 )  # fmt: skip
 CLAUSES = in_order(REGISTERED, _MODULES)
 

@@ -11,7 +11,7 @@ from operator import itemgetter
 from typing import NamedTuple
 
 from reference.prefix_cache import path_text
-from reference.remembered import remembered
+from reference.memoization import memoized
 from reference.state import Cursors
 
 
@@ -103,20 +103,20 @@ class _Pool(NamedTuple):
 class Pool(_Pool):
     """One pool: pages 1..size exist (0 is padding), `free` as it stands in the free list."""
 
-    @remembered
+    @memoized
     def free_pages(self) -> frozenset[int]:
         return frozenset(self.free)
 
-    @remembered
+    @memoized
     def owned_once(self) -> frozenset[Owned]:
         return frozenset(self.owned)
 
-    @remembered
+    @memoized
     def places(self) -> frozenset[tuple[str, int]]:
         """The owned pages: holder, and number of the page in its sequence."""
         return frozenset(map(_PLACE, self.owned))
 
-    @remembered
+    @memoized
     def owner_of(self) -> dict[int, Owned]:
         """Page -> who has it; of several owners the last."""
         return dict(zip(map(_PAGE, self.owned), self.owned))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 
-from reference.accounts import HELD, UNCACHED, account_text
-from reference.clauses.base import clause
+from reference.memory_accounts import HELD, UNCACHED, account_text
+from reference.clauses.registry import clause
 from reference.clauses.outcomes import unchanged_failure
 from reference.clauses.step import Step, span
 from reference.commands import Account, CheckBusy, CheckIdle, Done, Entry, Report
@@ -145,7 +145,7 @@ def _only_looks(step: Step) -> Failure | None:
     "While every page has one owner, a memory check passes: in each pool available, evictable, "
     "protected, session_held and uncached add up to the total, and so do the rows.",
     why="A check that cries wolf is switched off, or takes a healthy server down.",
-    rule="accounts.report",
+    rule="memory_accounts.report",
     source="#22213, #22753",
     concerns="outcomes, choices and order",
     scope=(
@@ -199,7 +199,7 @@ def _no_false_alarm(step: Step) -> Failure | None:
     "ceil(A) - ceil(max(R, E)) of the SWA pool, and a row. At level 2 the same is listed by "
     "name.",
     why="Terms that are wrong by the same amount balance, and hide the next leak of that size.",
-    rule="accounts.report, cursors.counted_full, cursors.counted_swa",
+    rule="memory_accounts.report, cursors.counted_full, cursors.counted_swa",
     source="#21499, #22562",
     concerns="outcomes, choices and order",
     scope=(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from reference.clauses.base import clause
+from reference.clauses.registry import clause
 from reference.clauses.facts import Facts
 from reference.clauses.step import Step, cursors_text
 from reference.commands import Done, EvictSwa, Launch, Refused, SpecDecode, Submit
@@ -141,7 +141,7 @@ def difference(before: Facts, after: Facts) -> str:
     "Where the specification leaves a choice (how far to evict a window, how far to allocate "
     "ahead, how much an unresumable cut keeps), the system stays within it.",
     why="Servers differ in policy; only what no correct server may do is a violation.",
-    rule="rules.base.ChoiceNotAllowed, rules.evict_swa.evicted",
+    rule="rules.rule_definition.ChoiceNotAllowed, rules.evict_swa.evicted",
     source="kvspec",
     concerns="outcomes, choices and order",
     scope="Systems that report choices.",

@@ -1,6 +1,6 @@
 """Whether every accepted request is answered (PRO): the same clauses for every kind of server.
 
-A step shows its `standstill` (see reference.headway), who waits, and what is free, in words.
+A step shows its `standstill` (see reference.standstill_detector), who waits, and what is free, in words.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from functools import partial
 from typing import NamedTuple, Protocol
 
-from reference.clauses.base import Clause, register
+from reference.clauses.registry import Clause, register
 from reference.failures import AtCount, AtNamed, Failure, counted, failure
-from reference.headway import FOR_EVER, Standstill
+from reference.standstill_detector import FOR_EVER, Standstill
 
 PROGRESS: dict[str, Clause] = {}
 clause = partial(register, PROGRESS, concerns="outcomes, choices and order", rule="headway")

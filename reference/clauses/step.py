@@ -9,12 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from reference.clauses.facts import Facts
-from reference.clauses.locks import Locks, locks_after, locks_of
+from reference.clauses.lock_facts import Locks, locks_after, locks_of
 from reference.commands import (
     Abort, Admit, Close, Command, Decode, Done, Extend, Finish, Launch, Outcome, Retract,
     SpecDecode,
 )  # fmt: skip
-from reference.remembered import remembered
+from reference.memoization import memoized
 from reference.state import Cursors, Holder, Request, RunConfig, State, holders
 
 PagesByHolder = dict[str, list[int]]  # holder -> page indices of its sequence
@@ -48,15 +48,15 @@ class Step:
         """done: both carried the command out."""
         self.done = isinstance(self.outcome, Done) and isinstance(self.expected, Done)
 
-    @remembered
+    @memoized
     def held_before(self) -> tuple[Holder, ...]:
         return holders(self.was)
 
-    @remembered
+    @memoized
     def held(self) -> tuple[Holder, ...]:
         return holders(self.now)
 
-    @remembered
+    @memoized
     def grew(self) -> bool:
         """The tree has nodes that it did not have."""
         before, after = self.before.tree, self.after.tree
@@ -65,18 +65,18 @@ class Step:
         known = {node.path for node in before.nodes} if before is not None else set()
         return any(node.path not in known for node in after.nodes)
 
-    @remembered
+    @memoized
     def evicted_any(self) -> bool:
         """Some holder's window has moved on."""
         return any(h.cursors.swa_evicted_seqlen > 0 for h in self.held)
 
-    @remembered
+    @memoized
     def freed_something(self) -> bool:
         """A free list of the system grew."""
         before, after = self.before.pools, self.after.pools
         return any(len(p.free) > len(before[n].free) for n, p in after.items())
 
-    @remembered
+    @memoized
     def acted(self) -> Request | None:
         """The request that a command for one request is about, as it was before."""
         return self.was.request(getattr(self.command, "request", None))
@@ -88,7 +88,7 @@ class Step:
                 return held.request.name if held.request is not None else f"slot of {holder}"
         return holder
 
-    @remembered
+    @memoized
     def ended(self) -> tuple[str, Cursors] | None:
         """(holder, its cursors before) when the command gives back everything a holder has."""
         command = self.command
@@ -112,7 +112,7 @@ class Step:
         )
         return (session.name, has) if goes and has is not None else None
 
-    @remembered
+    @memoized
     def cut_at(self) -> tuple[str, Cursors, int] | None:
         """(holder, cursors before, to where) when the command trims a session's row and keeps it."""
         request = self.acted if self.done else None
@@ -147,7 +147,7 @@ class Step:
             return target
         return stop if c.cache_protected_len <= stop < min(c.kv_allocated_len, target) else target
 
-    @remembered
+    @memoized
     def progress(self) -> dict[str, tuple[int, int]]:
         """request -> (tokens committed, kv_allocated_len requested) by a prefill or a round."""
         command = self.command
@@ -173,7 +173,7 @@ class Step:
             progress[name] = (committed, max(request.cursors.kv_allocated_len, most))
         return progress
 
-    @remembered
+    @memoized
     def evicted_after(self) -> frozenset[str]:
         """Requests that the system has evicted after the forward pass of this extend, which is done, by what
         it says, or that have received SWA KV of the last window alone."""
@@ -189,13 +189,13 @@ class Step:
         facts = self.after.requests.get(name)
         return facts.cursors.swa_evicted_seqlen if facts is not None and facts.cursors else 0
 
-    @remembered
+    @memoized
     def locked_before(self) -> Locks:
         """The locks in the system's tree before the step; of a step that stands by itself, by the
         reference."""
         return locks_of(self.was.tree) if self.locks_before is None else self.locks_before
 
-    @remembered
+    @memoized
     def locks(self) -> Locks:
         """The locks in the system's tree now."""
         if not self.done or self.after.tree is None:

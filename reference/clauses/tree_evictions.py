@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from reference.clauses.base import clause
+from reference.clauses.registry import clause
 from reference.clauses.facts import TreeFacts
-from reference.clauses.owed import pages_freed
+from reference.clauses.expected_frees import pages_freed
 from reference.clauses.step import Step
-from reference.clauses.tree import WITH_TREE, lost, lost_states, shrank, tree_of
+from reference.clauses.tree_shape import WITH_TREE, lost, lost_states, shrank, tree_of
 from reference.clauses.tree_locks import locked
 from reference.commands import Evict, Freed
 from reference.failures import AtCounter, AtNode, Failure, failure

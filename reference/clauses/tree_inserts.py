@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from reference.clauses.base import clause
+from reference.clauses.registry import clause
 from reference.clauses.facts import NodeFacts
 from reference.clauses.step import Step
-from reference.clauses.tree import WITH_TREE, lost, lost_states, where
+from reference.clauses.tree_shape import WITH_TREE, lost, lost_states, where
 from reference.commands import Decode, Extend, Finish, Insert, Launch, SpecDecode
 from reference.cursors import ceil_page, page_ends
 from reference.failures import AtNode, AtTreePage, Failure, failure

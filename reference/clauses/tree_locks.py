@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from reference.clauses.base import clause
+from reference.clauses.registry import clause
 from reference.clauses.facts import NodeFacts
-from reference.clauses.locks import Locked, Locks
+from reference.clauses.lock_facts import Locked, Locks
 from reference.clauses.step import Step
-from reference.clauses.tree import WITH_TREE, lost_states, shrank, where
+from reference.clauses.tree_shape import WITH_TREE, lost_states, shrank, where
 from reference.commands import Admit, Match
 from reference.cursors import page_ends
 from reference.failures import AtLock, AtNode, AtPosition, AtTreePage, Failure, counted, failure
@@ -123,7 +123,7 @@ def _state_kept(step: Step) -> Failure | None:
     why=(
         "A row that names pages which the tree has freed as duplicates reads another request's KV."
     ),
-    rule="prefix_cache.matched, handover.insert_prompt",
+    rule="prefix_cache.matched, tree_insertion.insert_prompt",
     source="#20070",
     scope=WITH_TREE,
     needs=("tree",),

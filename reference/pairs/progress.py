@@ -12,7 +12,7 @@ from collections.abc import Hashable, Iterator
 
 from reference.blocks.commands import EngineCommand, Schedule, Update
 from reference.blocks.progress import state_of
-from reference.headway import Headway, Standstill
+from reference.standstill_detector import StandstillDetector, Standstill
 from reference.pairs.commands import Advance, Deliver, Land, Move, PairCommand, Shake, Tick, Write
 from reference.pairs.config import LEASE, SERVERS
 from reference.pairs.facts import PairFacts
@@ -31,8 +31,8 @@ class PairProgress:
     def __init__(self) -> None:
         self.standstill: Standstill | None = None
         self.in_time: Standstill | None = None
-        self._with_clock = Headway()
-        self._without = Headway()
+        self._with_clock = StandstillDetector()
+        self._without = StandstillDetector()
         self._done: Counter[Hashable] = Counter()
 
     def follow(
@@ -66,8 +66,8 @@ class PairProgress:
         timeouts = ("clock", facts.clock // EPOCH)
         runs = any(facts.of(name).lanes for name in SERVERS)
         state = _state_of_pair(facts)
-        self.standstill = self._with_clock.in_state(state, [*due, timeouts], runs=runs)
-        self.in_time = self._without.in_state(state, due, runs=runs)
+        self.standstill = self._with_clock.enter_state(state, [*due, timeouts], runs=runs)
+        self.in_time = self._without.enter_state(state, due, runs=runs)
 
     def _due(self, facts: PairFacts) -> Iterator[Hashable]:
         """Yield the pending work of others. Its name changes once it is done."""

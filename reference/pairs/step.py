@@ -8,18 +8,18 @@ from dataclasses import dataclass
 from reference.blocks.clauses import BlockStep
 from reference.blocks.facts import Table
 from reference.failures import AtBlock, AtNamed, AtServer, Failure, failure
-from reference.headway import Standstill
-from reference.pairs.beside import PairBeside
+from reference.standstill_detector import Standstill
+from reference.pairs.pair_record import PairRecord
 from reference.pairs.commands import PairCommand
 from reference.pairs.config import DECODE, PREFILL, SERVERS, PairConfig
 from reference.pairs.facts import PairFacts, Promise, ReaderState
-from reference.states import misread, stamp_after
+from reference.recurrent_states import misread, stamp_after
 
 
 @dataclass(eq=False)
 class PairStep:
     """before, after: the facts of the pair. refused: the command changed nothing. sides: the step of each
-    server, by its name. beside: what stands beside the pair, after the command."""
+    server, by its name. record: the record of the run, after the command."""
 
     config: PairConfig
     command: PairCommand
@@ -27,17 +27,17 @@ class PairStep:
     before: PairFacts
     after: PairFacts
     sides: Mapping[str, BlockStep]
-    beside: PairBeside
+    record: PairRecord
 
     @property
     def standstill(self) -> Standstill | None:
         """How often the pair was in this state, all timeouts in between."""
-        return None if self.refused else self.beside.progress.standstill
+        return None if self.refused else self.record.progress.standstill
 
     @property
     def in_time(self) -> Standstill | None:
         """How often it was in this state while the clock stood still."""
-        return None if self.refused else self.beside.progress.in_time
+        return None if self.refused else self.record.progress.in_time
 
     @property
     def unanswered(self) -> dict[str, str]:
@@ -57,7 +57,7 @@ class PairStep:
     def needed(self) -> Iterator[Promise]:
         """Promises that somebody will read, or may yet be told to."""
         for promise in self.after.promises:
-            if self.beside.needs(self.after, promise):
+            if self.record.needs(self.after, promise):
                 yield promise
 
     def lost(self) -> Iterator[Failure]:
@@ -82,7 +82,7 @@ class PairStep:
     @property
     def excused(self) -> set[str]:
         """Requests of P whose KV only a lease gives back: its client is gone, or the network has failed."""
-        return self.beside.dropped | self.beside.faulted
+        return self.record.dropped | self.record.faulted
 
     def arrived(self) -> Iterator[tuple[str, int]]:
         """Requests of D whose KV has come by this command, and the tokens that count as computed."""
@@ -95,7 +95,7 @@ class PairStep:
     def wrongly_sent(self) -> Iterator[Failure]:
         """Yield positions that D counts as computed and that hold other KV."""
         side = self.sides[DECODE]
-        texts = self.beside.texts[DECODE]
+        texts = self.record.texts[DECODE]
         for name, computed in self.arrived():
             bearer = texts.bearers.get(name)
             if bearer is None:

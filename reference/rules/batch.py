@@ -7,7 +7,7 @@ from collections.abc import Container, Sequence
 from reference.commands import Reason
 from reference.cursors import lost_below, window_live
 from reference.state import Phase, Request, State, free
-from reference.rules.base import RuleContext, cursors_of, known_request, make_room, require
+from reference.rules.rule_definition import RuleContext, cursors_of, known_request, make_room, require
 from reference.rules.evict_swa import own_eviction, tail_alone
 
 LANES = {

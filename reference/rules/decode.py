@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from reference.commands import Decode, Draft, Launch, Reason, Settle, SpecDecode
 from reference.state import Cursors, Phase, Request, Round, State
-from reference.rules.base import (
+from reference.rules.rule_definition import (
     NO_REQUEST, NOT_RUNNING, Case, ChoiceNotAllowed, RuleContext, cursors_of, known_request, require, rule,
 )  # fmt: skip
 from reference.rules.batch import LANES, POOLS, Grown, allocate, batch_of, require_window

@@ -5,7 +5,7 @@ from __future__ import annotations
 from reference.commands import EvictSwa, Mode, Reason
 from reference.cursors import evict_window, eviction_limit
 from reference.state import IN_BATCH, Request, State
-from reference.rules.base import (
+from reference.rules.rule_definition import (
     NO_REQUEST, Case, ChoiceNotAllowed, RuleContext, cursors_of, known_request, require, rule,
 )  # fmt: skip
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from reference.commands import Extend, Reason
-from reference.handover import insert_prompt
+from reference.tree_insertion import insert_prompt
 from reference.state import Phase, State
-from reference.rules.base import Case, RuleContext, cursors_of, known_request, require, rule
+from reference.rules.rule_definition import Case, RuleContext, cursors_of, known_request, require, rule
 from reference.rules.batch import LANES, POOLS, Grown, allocate, batch_of, require_window
 from reference.rules.evict_swa import own_eviction
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from reference.commands import Abort, Close, Finish, Open, Reason, Retract, Submit, prompt_len
 from reference.state import Request, Session, State, text_len
 from reference.prefix_cache import extended, is_text, unlocked, well_formed
-from reference.rules.base import (
+from reference.rules.rule_definition import (
     NAME_TAKEN,
     Case,
     Refusal,

@@ -1,4 +1,4 @@
-"""Records of a tree's host tier that the clauses of any second tier read (reference/tiers/records.py)."""
+"""Records of a tree's host tier that the clauses of any second tier read (reference.tiers.tier_records)."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from functools import cache
 
 from reference.failures import AtCount, AtTransfer, AtTreeNode, Failure, counted, failure
-from reference.remembered import remembered
-from reference.states import chained
+from reference.memoization import memoized
+from reference.recurrent_states import chained
 from reference.tiers.commands import ResetCache, TierCommand
 from reference.tiers.facts import TierFacts, TierNode
 from reference.tiers.locks import LockRange, Where, counts
-from reference.tiers.records import Count, HostUnit, KeptCopy, Source
+from reference.tiers.tier_records import Count, HostUnit, KeptCopy, Source
 from reference.tiers.slot_owners import SlotOwners
 from reference.tiers.slots import Slot, at_slot, called, held, host_slots, source, target
 
@@ -35,7 +35,7 @@ class HostRecords(SlotOwners):
         """How many nodes had a copy on the host before the command, and have one now."""
         return _nodes_on_host(self.before), _nodes_on_host(self.after)
 
-    @remembered
+    @memoized
     def reached(self) -> frozenset[str]:
         """Clauses of a second tier that could break at this step."""
         after = self.after
@@ -199,7 +199,7 @@ class HostRecords(SlotOwners):
                     want = f"{request.name} keeps its {what} while its prefill server writes"
                     yield failure(want, "it is free", AtCount(request.name, what))
 
-    @remembered
+    @memoized
     def wanted_counts(self) -> Counter[Where]:
         """The number of users that each node has to count."""
         return counts(self.after, self.ranges, self.config.pools)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Iterator
 
-from reference.headway import Headway, Standstill
+from reference.standstill_detector import StandstillDetector, Standstill
 from reference.tiers.commands import Arrive, Complete, Copy, Greet, Poll, Send, TierCommand
 from reference.tiers.facts import TierFacts, TierRequestState
 
@@ -40,7 +40,7 @@ class DecodeProgress:
     """States of a server with one role, in one run since a client last got a token, or did something."""
 
     def __init__(self) -> None:
-        self._headway = Headway()
+        self._headway = StandstillDetector()
 
     def follow(
         self,
@@ -62,7 +62,7 @@ class DecodeProgress:
         sessions = (TierRequestState.IDLE, TierRequestState.BUSY)
         idle = {each.name for each in facts.requests if each.state in sessions}
         between_turns = bool(idle - waiting)
-        return self._headway.in_state(
+        return self._headway.enter_state(
             state_of(facts), _due(facts, greeted, arrived), runs=False, counts=not between_turns
         )
 

@@ -11,7 +11,7 @@ from reference.tiers.slots import at_slot, called
 
 
 class SentParts(SlotOwners):
-    """The part of a TierStep for what is sent: a `HandsOver` (reference/clauses/handed_over.py)."""
+    """The part of a TierStep for what is sent: a `HandsOver` (reference/clauses/disaggregation.py)."""
 
     before: TierFacts
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 
-from reference.remembered import remembered
+from reference.memoization import memoized
 from reference.tiers.config import TierConfig
 from reference.tiers.facts import TierFacts, TierNode, TierPart, TierTransfer
 from reference.tiers.slots import Slot, host_slots, target
@@ -17,12 +17,12 @@ class SlotOwners:
     config: TierConfig
     after: TierFacts
 
-    @remembered
+    @memoized
     def nodes(self) -> dict[int, TierNode]:
         """The nodes of the tree, by number."""
         return {node.node: node for node in self.after.nodes}
 
-    @remembered
+    @memoized
     def owners(self) -> dict[Slot, list[int]]:
         """The nodes that have each slot."""
         owners: dict[Slot, list[int]] = {}
@@ -33,7 +33,7 @@ class SlotOwners:
                         owners.setdefault((host, pool, slot), []).append(node.node)
         return owners
 
-    @remembered
+    @memoized
     def free(self) -> Counter[Slot]:
         """How often the free lists have each slot."""
         found: Counter[Slot] = Counter()
@@ -42,7 +42,7 @@ class SlotOwners:
                 found.update((host, pool, slot) for slot in slots)
         return found
 
-    @remembered
+    @memoized
     def held_back(self) -> dict[Slot, list[str]]:
         """Host slots that operations of the storage have, and those that wait to be freed."""
         found: dict[Slot, list[str]] = {}
@@ -58,7 +58,7 @@ class SlotOwners:
                 found.setdefault(slot, []).append(f"{request.name}, which is retracted,")
         return found
 
-    @remembered
+    @memoized
     def holders(self) -> dict[Slot, list[int]]:
         """The requests that have each device slot for themselves, by their index."""
         found: dict[Slot, list[int]] = {}
@@ -84,12 +84,12 @@ class SlotOwners:
         names = self.who_has(slot)
         return f"{' and '.join(names) or 'nobody'} {'have' if len(names) > 1 else 'has'} it"
 
-    @remembered
+    @memoized
     def unwritten(self) -> set[Slot]:
         """Slots that a transfer has still to write: they hold nothing yet."""
         return {target(job, part) for job, part in self.moving(lambda job: not job.copied)}
 
-    @remembered
+    @memoized
     def unfinished(self) -> set[Slot]:
         """Slots that transfers write which have not completed."""
         return {target(job, part) for job, part in self.moving(lambda job: not job.completed)}
@@ -103,7 +103,7 @@ class SlotOwners:
                 for part in job.parts:
                     yield job, part
 
-    @remembered
+    @memoized
     def texts(self) -> dict[int, tuple[int, ...]]:
         """The text up to the end of each node."""
         found: dict[int, tuple[int, ...]] = {0: ()}

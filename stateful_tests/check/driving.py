@@ -25,7 +25,7 @@ from reference.commands import (
 )  # fmt: skip
 from reference.geometry import Geometry
 from reference.state import State
-from reference.kinds import BLOCKS, PAIRS, TIERS, AnyCommand, AnyConfig, kind_of_config
+from reference.system_kinds import BLOCKS, PAIRS, TIERS, AnyCommand, AnyConfig, kind_of_config
 from reference.token_ids import SHARED
 from stateful_tests.check.tiers import CORPUS, Plan, fit_sizes, sizes_for
 from stateful_tests.check import corpus

@@ -9,7 +9,7 @@ from reference.geometry import Geometry
 from impl.adapter import AnySystem
 from reference import model
 from reference.commands import Broken, Done
-from reference.kinds import kind_of_config
+from reference.system_kinds import kind_of_config
 from stateful_tests.lockstep.lockstep import check_serial
 from stateful_tests.lockstep.replays import replay
 from stateful_tests.lockstep.results import Run, Trace

@@ -11,7 +11,7 @@ from impl.adapter import AnySystem, Capabilities, UnusableImplementation
 from reference import model
 from reference.commands import kind_name
 from reference.geometry import Geometry
-from reference.kinds import kind_of_config
+from reference.system_kinds import kind_of_config
 from stateful_tests.check.corpus import FIXTURE, CorpusLine
 from stateful_tests.check.driving import Configuration, Declined, Driven, lines_of
 from stateful_tests.check.tiers import CORPUS, Plan

@@ -12,16 +12,16 @@ from typing import Any
 from impl.adapter import AnySystem, Misfit, UnusableImplementation
 from reference.commands import Mode
 from reference.geometry import PRESETS, Geometry, GeometryError, preset
-from reference import kinds
-from reference.kinds import JUDGED_KINDS, KINDS, kind_of_config
+from reference import system_kinds
+from reference.system_kinds import JUDGED_KINDS, KINDS, kind_of_config
 from stateful_tests.check.corpus import CorpusLine
 from stateful_tests.generate.run_profile import MACHINES
 from stateful_tests.lockstep.kinds import check_fits, lockstep_of
 
-CLIENTS = kinds.BLOCKS.machine
-TIERED = kinds.TIERS.machine
+CLIENTS = system_kinds.BLOCKS.machine
+TIERED = system_kinds.TIERS.machine
 # Of kinds that facts and clauses judge alone.
-JUDGED = tuple(kind.machine for kind in kinds.KINDS.values() if kind.machine)
+JUDGED = tuple(kind.machine for kind in system_kinds.KINDS.values() if kind.machine)
 _PAGE_SIZES = [1 << power for power in range(9)]
 CORPUS = "corpus"  # the lines of the directed corpus, in the place of a machine
 

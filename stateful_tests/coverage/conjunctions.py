@@ -22,7 +22,7 @@ from reference.prefix_cache import shares_lock
 from reference.radix_tree import (
     Insertion, Key, Lock, Node, Placed, Tree, full_locked, lock_of, nodes, path_of, shared, state_paths,
 )  # fmt: skip
-from reference.rules.base import cursors_of
+from reference.rules.rule_definition import cursors_of
 from reference.state import IN_BATCH, Phase, Request, Session, State, text_tokens
 from reference.token_ids import tree_key
 from stateful_tests.generate.commands.cases import evicts, request_of, tail

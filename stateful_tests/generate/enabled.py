@@ -11,7 +11,7 @@ from reference.commands import Mode, Piece, Prompt
 from reference.cursors import ceil_page, lost_below, window_live
 from reference.state import IN_BATCH, Cursors, Phase, Request, Session, State, free
 from reference.prefix_cache import lock_holders, shares_lock
-from reference.rules.base import cursors_of
+from reference.rules.rule_definition import cursors_of
 from reference.rules.decode import MOST_LATE
 from reference.radix_tree import Sizes, nodes, sizes, swa_locked
 from impl.choices import Choices, once_in, pick

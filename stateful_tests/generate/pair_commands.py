@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from impl.adapter import Capabilities
 from reference.blocks.config import EngineConfig, LayerGroup
 from reference.commands import Piece, Prompt
-from reference.headway import FOR_EVER
-from reference.pairs.beside import PairBeside
+from reference.standstill_detector import FOR_EVER
+from reference.pairs.pair_record import PairRecord
 from reference.pairs.commands import (
     Advance, Cancel, Deliver, Drop, Forget, Forward, Land, Lose, Move, PairCommand, Prefill, Serve, Shake,
     Tick, Write,
@@ -124,7 +124,7 @@ def _with_groups(config: EngineConfig, groups: tuple[LayerGroup, ...]) -> Engine
 
 
 def propose_pair_command(
-    beside: PairBeside, facts: PairFacts, source: Choices, profile: PairProfile
+    beside: PairRecord, facts: PairFacts, source: Choices, profile: PairProfile
 ) -> PairCommand:
     """The next command."""
     if (rare := _rare(beside, facts, source, profile)) is not None:
@@ -165,7 +165,7 @@ def propose_pair_command(
 
 
 def _rare(
-    beside: PairBeside, facts: PairFacts, source: Choices, profile: PairProfile
+    beside: PairRecord, facts: PairFacts, source: Choices, profile: PairProfile
 ) -> PairCommand | None:
     """Somebody gives up, a cache is forgotten, a transfer fails."""
     if profile.cancel and once_in(source, profile.cancel):
@@ -183,7 +183,7 @@ def _rare(
 
 
 def _weights(
-    beside: PairBeside, facts: PairFacts, profile: PairProfile
+    beside: PairRecord, facts: PairFacts, profile: PairProfile
 ) -> dict[tuple[type, str], int]:
     """How often each kind of command comes now, and for which server."""
     network = 6 // profile.slow + (profile.slow < 12)
@@ -210,7 +210,7 @@ def _weights(
     return weights
 
 
-def _to_forward(beside: PairBeside, facts: PairFacts, profile: PairProfile) -> list[str]:
+def _to_forward(beside: PairRecord, facts: PairFacts, profile: PairProfile) -> list[str]:
     """Requests of P whose answer the proxy may hand to D now."""
     if facts.decode.in_step or len(facts.decode.requests) >= profile.crowd + 1:
         return []
@@ -223,7 +223,7 @@ def _to_forward(beside: PairBeside, facts: PairFacts, profile: PairProfile) -> l
 
 
 def _advance(
-    beside: PairBeside, facts: PairFacts, server: str, source: Choices, profile: PairProfile
+    beside: PairRecord, facts: PairFacts, server: str, source: Choices, profile: PairProfile
 ) -> Advance:
     config = beside.config.of(server)
     names = list(facts.of(server).requests)
@@ -235,15 +235,15 @@ def _advance(
     return Advance(server, accept, stop)
 
 
-def _priority(beside: PairBeside, server: str, source: Choices) -> int:
+def _priority(beside: PairRecord, server: str, source: Choices) -> int:
     return source.upto(2) if beside.config.of(server).priority else 0
 
 
-def _fresh(beside: PairBeside) -> str:
+def _fresh(beside: PairRecord) -> str:
     return f"r{len(beside.prompts) + 1}"
 
 
-def _prompt(beside: PairBeside, source: Choices, profile: PairProfile) -> tuple[Prompt, int]:
+def _prompt(beside: PairRecord, source: Choices, profile: PairProfile) -> tuple[Prompt, int]:
     """Pieces of shared texts and tokens of one's own."""
     config = beside.config
     block = max(group.block_size for group in config.prefill.groups)
@@ -270,7 +270,7 @@ def _is_inside(config: PairConfig, length: int) -> bool:
     return all((start + 1) % size for start, size in starts)
 
 
-def pair_finale(beside: PairBeside, facts: PairFacts) -> PairCommand | None:
+def pair_finale(beside: PairRecord, facts: PairFacts) -> PairCommand | None:
     """Return the next command that ends a run: nobody new comes, the network does what it has to, then the
     clock passes every timeout."""
     if waiting := beside.unforwarded(facts):
@@ -296,7 +296,7 @@ def pair_finale(beside: PairBeside, facts: PairFacts) -> PairCommand | None:
     return Advance(min(awake, key=lambda name: done[Advance, name]))
 
 
-def _stands_still(beside: PairBeside, facts: PairFacts) -> bool:
+def _stands_still(beside: PairRecord, facts: PairFacts) -> bool:
     """Only a timeout can bring somebody further."""
     still = beside.progress.in_time
     waits = any(facts.of(name).in_step or facts.of(name).results_due for name in SERVERS)

@@ -13,7 +13,7 @@ from reference.commands import (
     Retract, Settle, SpecDecode, Submit, Unlock, UnlockSwa,
 )  # fmt: skip
 from reference.state import free
-from reference.rules.base import cursors_of
+from reference.rules.rule_definition import cursors_of
 from stateful_tests.generate.commands import HARNESSES
 from stateful_tests.generate.enabled import Enabled, ahead_of, may_overshoot, pages_left
 

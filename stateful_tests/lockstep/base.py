@@ -14,7 +14,7 @@ from impl.process.wire import checked_outcome
 from reference.clauses import Clause
 from reference.commands import Broken, Mode, Outcome, Refused
 from reference.failures import Failure
-from reference.kinds import AnyConfig
+from reference.system_kinds import AnyConfig
 from stateful_tests.lockstep.moments import AnyFacts, AnyMoment, AnyStep
 from stateful_tests.lockstep.check_results import Tally, tally_up
 from stateful_tests.lockstep.results import Row, Violation, violation_of

@@ -10,7 +10,7 @@ from reference.blocks.config import EngineConfig
 from reference.clauses import CLAUSES
 from reference.commands import COMMANDS, Mode
 from reference.geometry import Geometry
-from reference.kinds import (
+from reference.system_kinds import (
     BLOCKS,
     PAIRS,
     ROWS,

@@ -16,7 +16,7 @@ from impl.process.wire import copied_view
 from reference import model
 from reference.clauses import CLAUSES, Clause, about, broken, broken_off
 from reference.clauses.facts import Facts
-from reference.clauses.locks import Locks
+from reference.clauses.lock_facts import Locks
 from reference.clauses.step import Step
 from reference.commands import (
     Broken, Command, Done, Extend, Mode, Outcome, Reason, Refused, Submit,

@@ -8,7 +8,7 @@ from impl.adapter import View
 from reference.blocks.clauses import BlockStep
 from reference.blocks.facts import BlockFacts
 from reference.clauses.facts import Facts
-from reference.clauses.locks import Locks
+from reference.clauses.lock_facts import Locks
 from reference.clauses.step import Step
 from reference.pairs.clauses import PairStep
 from reference.pairs.facts import PairFacts

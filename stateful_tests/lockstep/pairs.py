@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from impl.adapter import Capabilities, PairedSystem
 from reference.commands import Broken, Done, Mode, Outcome
 from reference.failures import Failure
-from reference.pairs.beside import START, PairBeside
+from reference.pairs.pair_record import START, PairRecord
 from reference.pairs.clauses import (
     OF_PAIRS,
     PAIR_CLAUSES,
@@ -48,7 +48,7 @@ class PairLockstep(AnyLockstep):
     ) -> None:
         del mode  # both servers schedule by themselves
         super().__init__(system, tallies, refusals, clause)
-        self.beside = PairBeside(config)
+        self.beside = PairRecord(config)
         self.facts = START
         self._start(config)
 

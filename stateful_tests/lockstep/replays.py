@@ -11,7 +11,7 @@ from impl.process.remote_system import WorkerSystem
 from reference import model
 from reference.commands import Outcome, Reason, Refused, Submit
 from reference.failures import Failure
-from reference.kinds import AnyCommand
+from reference.system_kinds import AnyCommand
 from stateful_tests.lockstep.base import AnyLockstep
 from stateful_tests.lockstep.kinds import check_fits, lockstep_on
 from stateful_tests.lockstep.lockstep import Lockstep

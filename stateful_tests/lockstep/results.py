@@ -10,7 +10,7 @@ from reference.clauses import Clause
 from reference.commands import Account, Command, Mode, Outcome
 from reference.failures import Failure
 from reference.geometry import Geometry
-from reference.kinds import AnyCommand, AnyConfig
+from reference.system_kinds import AnyCommand, AnyConfig
 from stateful_tests.lockstep.moments import AnyMoment
 
 HISTORY_LIMIT = 2000  # moments that a Run keeps: the last ones, which explain its end

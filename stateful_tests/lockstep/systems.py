@@ -12,7 +12,7 @@ from impl.engines import DEFAULTS, DriveOptions, engine
 from impl.process.remote_system import LIMITS, Limits, StrangerSystem
 from impl.process.worker import made
 from impl.system_spec import ENGINES, SystemSpec, option
-from reference.every_clause import EVERY_CLAUSE
+from reference.all_clauses import ALL_CLAUSES
 from stateful_tests.lockstep.known_faults import passed_over
 
 
@@ -88,7 +88,7 @@ def _release(spec: SystemSpec, options: DriveOptions) -> AnySystem:
 def _stranger(spec: str, limits: Limits, in_process: bool) -> AnySystem:
     stranger: AnySystem = made(spec) if in_process else StrangerSystem(spec, limits)
     excused = {*stranger.capabilities.waived, *stranger.capabilities.known}
-    if unknown := sorted(excused - EVERY_CLAUSE.keys()):
+    if unknown := sorted(excused - ALL_CLAUSES.keys()):
         raise UnusableImplementation(
             f"--impl {spec}: waives {', '.join(unknown)}, which is no clause"
         )

@@ -13,7 +13,7 @@ from impl.process.failures import kind_of_failure
 from impl.process.remote_system import WorkerSystem
 from reference.blocks.config import EngineConfig, LayerGroup
 from reference.geometry import Geometry, GeometryError
-from reference.kinds import BLOCKS, PAIRS, ROWS, TIERS, kind_of_config
+from reference.system_kinds import BLOCKS, PAIRS, ROWS, TIERS, kind_of_config
 from reference.pairs.config import PairConfig
 from reference.tiers.config import POLICIES, TierConfig
 from stateful_tests.lockstep.replays import driven_through, replay

@@ -14,7 +14,7 @@ from reference.blocks.config import EngineConfig
 from impl.adapter import UnusableImplementation
 from reference.blocks.commands import Add
 from reference.geometry import Geometry, GeometryError
-from reference.kinds import BLOCKS, ROWS, TIERS, kind_of_config
+from reference.system_kinds import BLOCKS, ROWS, TIERS, kind_of_config
 from reference.tiers.commands import StorageCommand
 from stateful_tests.lockstep.results import Trace
 from stateful_tests.shrink.rewriting import Commands

@@ -16,7 +16,7 @@ from reference.commands import (
     TREE_COMMANDS, Admit, CheckBusy, CheckIdle, Chunk, Decode, Draft, Evict, Extend, Finish, Insert,
     Launch, Open, Piece, Prompt, Retract, SpecDecode, Submit, prompt_len,
 )  # fmt: skip
-from reference.kinds import AnyCommand
+from reference.system_kinds import AnyCommand
 from stateful_tests.shrink.rewriting import (
     Commands, all_less, changed, lives_apart, names_in, numbers, renamed, texts_in, with_names, with_number,
     with_texts,

@@ -7,7 +7,7 @@ from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 from reference.commands import Piece, Submit
-from reference.kinds import AnyCommand
+from reference.system_kinds import AnyCommand
 
 Commands = tuple[AnyCommand, ...]
 

@@ -26,7 +26,7 @@ from reference.commands import Command, Done, Mode, Outcome, Refused
 from reference.commands import prompt_of as prompt_of
 from reference.commands import prompt_text as prompt_text
 from reference.geometry import GeometryError
-from reference.kinds import (
+from reference.system_kinds import (
     BLOCKS, KINDS, ROWS, TIERS, AnyCommand, AnyConfig, Kind, kind_of_config,
 )  # fmt: skip
 from reference.model import SPEC_VERSION

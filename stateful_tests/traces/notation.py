@@ -17,7 +17,7 @@ from reference.commands import (
     Insert, Launch, Match, Outcome, Prompt, Refused, Retract, SpecDecode, Submit, kind_name, prompt_of,
     prompt_text,
 )  # fmt: skip
-from reference.kinds import KINDS, ROWS, AnyCommand, Kind
+from reference.system_kinds import KINDS, ROWS, AnyCommand, Kind
 from reference.pairs.commands import Advance, Forward, Prefill, Serve
 from reference.tiers.commands import Await
 from stateful_tests.traces.files import TraceError, check_command

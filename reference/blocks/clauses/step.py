@@ -11,14 +11,14 @@ from reference.blocks.config import EngineConfig
 from reference.blocks.facts import BlockFacts, Table
 from reference.blocks.host_view import HostView, window_start
 from reference.blocks.request_texts import Bearer, LaneNote, OutputNote
-from reference.clauses.base import Clause, register
+from reference.clauses.registry import Clause, register
 from reference.clauses.progress import Admission
 from reference.commands import Reason, prompt_len
 from reference.failures import AtTable, Failure, counted, failure
-from reference.headway import Standstill
-from reference.remembered import remembered
-from reference.sources import KvSource
-from reference.states import chained
+from reference.standstill_detector import Standstill
+from reference.memoization import memoized
+from reference.kv_sources import KvSource
+from reference.recurrent_states import chained
 
 __all__ = ["REGISTERED", "BlockStep", "clause", "window_start"]
 REGISTERED: dict[str, Clause] = {}
@@ -50,7 +50,7 @@ class BlockStep(HostView):
     kv_sources: tuple[KvSource, ...] = ()
     reason: Reason | None = None
 
-    @remembered
+    @memoized
     def entries(self) -> dict[int, list[tuple[str, int, int]]]:
         """The table entries of each block: (request, group, index in the table), without the null block.
 
@@ -67,7 +67,7 @@ class BlockStep(HostView):
             named.setdefault(block, []).append((name, *OUTSIDE))
         return named
 
-    @remembered
+    @memoized
     def awaited(self) -> frozenset[int]:
         """Blocks whose load within a step has failed: until the engine is notified, and then as long as a
         request that holds one has yet to compute it."""

@@ -9,18 +9,18 @@ from collections.abc import Collection
 from reference.blocks.clauses import BLOCK_CLAUSES
 from reference.blocks.clauses import broken as broken_on_server
 from reference.blocks.clauses import broken_off as broken_off_on_server
-from reference.clauses.base import Clause, by_cause, in_order
-from reference.clauses.handed_over import HANDED_OVER
+from reference.clauses.registry import Clause, by_cause, in_order
+from reference.clauses.disaggregation import HANDED_OVER
 from reference.clauses.progress import PROGRESS
 from reference.failures import AtServer, Failure
-from reference.pairs.clauses import endings, promises
-from reference.pairs.clauses.base import REGISTERED
+from reference.pairs.clauses import idle_leaks, stale_promises
+from reference.pairs.clauses.registry import REGISTERED
 from reference.pairs.step import PairStep
 
 __all__ = ["OF_PAIRS", "PAIR_CLAUSES", "SERVER_CLAUSES", "PairStep", "broken", "broken_off"]
 OF_PAIRS = (
     HANDED_OVER
-    | in_order(REGISTERED, (promises, endings))
+    | in_order(REGISTERED, (stale_promises, idle_leaks))
     | {name: PROGRESS[name] for name in ("PRO-1", "PRO-2")}
 )
 # Of host memory, which a pair has not; progress is asked of both servers together.

@@ -5,17 +5,17 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from reference.clauses.base import Clause, by_cause, in_order
-from reference.clauses.handed_over import HANDED_OVER
+from reference.clauses.registry import Clause, by_cause, in_order
+from reference.clauses.disaggregation import HANDED_OVER
 from reference.clauses.progress import PROGRESS
 from reference.failures import Failure
-from reference.tiers.clauses import host, reads, storage, transfers
-from reference.tiers.clauses.base import REGISTERED
+from reference.tiers.clauses import host_memory, reads, storage, transfers
+from reference.tiers.clauses.registry import REGISTERED
 from reference.tiers.step import TierStep
 
 __all__ = ["OF_CONNECTORS", "TIER_CLAUSES", "TierStep", "broken"]
 TIER_CLAUSES = (
-    in_order(REGISTERED, (host, transfers, reads, storage))
+    in_order(REGISTERED, (host_memory, transfers, reads, storage))
     | HANDED_OVER
     | {"PRO-1": PROGRESS["PRO-1"]}
 )

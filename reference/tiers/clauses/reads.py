@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from reference.commands import Evict
 from reference.failures import AtCount, AtSlot, AtTreeNode, Failure, failure
-from reference.tiers.clauses.base import clause
+from reference.tiers.clauses.registry import clause
 from reference.tiers.step import TierStep
 
 

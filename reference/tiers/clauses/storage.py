@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from reference.failures import AtSlot, AtTreeNode, Failure, failure
 from reference.prefix_cache import path_text
-from reference.tiers.clauses.base import clause
+from reference.tiers.clauses.registry import clause
 from reference.tiers.step import TierStep
 from reference.token_ids import POSITION_BITS, token_of
 

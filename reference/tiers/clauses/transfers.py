@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from reference.failures import AtTransfer, AtTreeNode, Failure, failure
-from reference.tiers.clauses.base import clause
-from reference.tiers.records import HasTier
+from reference.tiers.clauses.registry import clause
+from reference.tiers.tier_records import HasTier
 from reference.tiers.slots import target
 from reference.tiers.step import TierStep
 

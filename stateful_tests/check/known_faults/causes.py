@@ -15,7 +15,7 @@ from itertools import product
 from impl.adapter import AnySystem
 from reference.blocks.commands import LoadAdapter, More, NewWeights, ResetConnector
 from reference.commands import Abort, Close, Finish, Launch, Retract, Settle, SpecDecode
-from reference.kinds import kind_of_config
+from reference.system_kinds import kind_of_config
 from reference.pairs.commands import Cancel, Drop, Forget
 from reference.tiers.commands import ResetCache
 from stateful_tests.lockstep.results import Trace

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from reference.commands import Admit
 from reference.cursors import floor_page
-from reference.rules.base import cursors_of
+from reference.rules.rule_definition import cursors_of
 from reference.state import Phase, Request, State
 from stateful_tests.generate.commands.base import Commands, Harness, Labels, Names, harness
 from stateful_tests.generate.commands.cases import request_of, tail

@@ -7,7 +7,7 @@ from functools import lru_cache
 from itertools import product
 
 from reference.commands import Draft, Prompt, prompt_of
-from reference.rules.base import cursors_of
+from reference.rules.rule_definition import cursors_of
 from reference.state import Phase, Request
 from impl.choices import once_in, pick
 from stateful_tests.generate.enabled import Enabled, ahead_of, room_of

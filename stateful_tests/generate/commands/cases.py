@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 from reference.commands import Command
 from reference.radix_tree import Key, Tree, nodes
-from reference.remembered import remembered
-from reference.rules.base import cursors_of
+from reference.memoization import memoized
+from reference.rules.rule_definition import cursors_of
 from reference.state import Cursors, Request, State
 from stateful_tests.generate.commands.base import Labels, RefusalCase
 
@@ -82,7 +82,7 @@ def evicts(was: State, now: State) -> bool:
     )
 
 
-@remembered
+@memoized
 def page_ends(tree: Tree) -> dict[Key, bool]:
     """Path to the end of each page -> whether it has SWA KV."""
     size = tree.page_size

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from reference.commands import Command, Decode, Draft, Launch, Reason, Settle, SpecDecode
-from reference.rules.base import cursors_of
+from reference.rules.rule_definition import cursors_of
 from reference.radix_tree import sizes
 from reference.state import Phase, Request, State, free
 from impl.choices import once_in

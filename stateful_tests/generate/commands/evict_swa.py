@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from reference.commands import EvictSwa, Mode
-from reference.rules.base import cursors_of
+from reference.rules.rule_definition import cursors_of
 from reference.state import IN_BATCH, Request, State
 from impl.choices import once_in, pick
 from stateful_tests.generate.commands.base import Commands, Harness, Labels, Names, harness

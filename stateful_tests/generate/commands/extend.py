@@ -6,7 +6,7 @@ from itertools import product
 
 from reference.commands import Chunk, Extend, Reason
 from reference.cursors import floor_page
-from reference.rules.base import cursors_of
+from reference.rules.rule_definition import cursors_of
 from reference.state import Phase, Request, State, free
 from impl.choices import once_in, pick
 from stateful_tests.generate.commands.arguments import PREFILLS, chunk_sizes

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from reference.commands import Finish, Mode
-from reference.rules.base import cursors_of
+from reference.rules.rule_definition import cursors_of
 from reference.state import Phase, Request, State
 from impl.choices import once_in
 from stateful_tests.generate.commands.base import Commands, Harness, Labels, Names, harness

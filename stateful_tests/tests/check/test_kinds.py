@@ -9,7 +9,7 @@ import pytest
 from impl.adapter import Capabilities, UnusableImplementation
 from impl.process.wire import checked_capabilities
 from reference.commands import Mode
-from reference.kinds import BLOCKS, JUDGED_KINDS, KINDS, ROWS, TIERS, kind_by_commands, kind_of_config
+from reference.system_kinds import BLOCKS, JUDGED_KINDS, KINDS, ROWS, TIERS, kind_by_commands, kind_of_config
 from stateful_tests.check import campaign, tiers
 from stateful_tests.check.turns import configurations
 from stateful_tests.lockstep.kinds import check_fits, lockstep_of, new_tallies

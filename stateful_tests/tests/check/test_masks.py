@@ -20,7 +20,7 @@ from reference.commands import (
 )  # fmt: skip
 from reference.failures import Failure
 from reference.geometry import preset
-from reference.kinds import BLOCKS
+from reference.system_kinds import BLOCKS
 
 from stateful_tests.check import finder
 from stateful_tests.check.known_faults import explanation, masks as masking

@@ -13,7 +13,7 @@ from ci.documents import bug_search, related
 from ci.documents.findings import is_of
 from impl.engines import engine
 from impl.system_spec import ENGINES
-from reference.every_clause import EVERY_CLAUSE
+from reference.all_clauses import ALL_CLAUSES
 from stateful_tests.lockstep.known_faults import known_faults, releases
 
 README = Path(__file__).parents[3] / "README.md"
@@ -255,7 +255,7 @@ def test_messages_of_releases_are_saved_for_every_fault_that_has_some():
 
 def test_words_of_reporters_are_for_known_faults_and_clauses():
     assert bug_search.words().said.keys() <= known_faults().keys()
-    assert bug_search.words().symptoms.keys() <= {*EVERY_CLAUSE, "BROKEN"}
+    assert bug_search.words().symptoms.keys() <= {*ALL_CLAUSES, "BROKEN"}
 
 
 @pytest.mark.parametrize("fault", ["nothing-to-resume", "busy-check-knows-one-pool", "longer-turn-raises"])

@@ -84,7 +84,7 @@ def test_accepted_mutants_exist_and_have_a_reason():
         ("impl/torch_kv/steps.py Steps._lanes: name in self.requests -> name not in self.requests", "OUT-1"),
         ("impl/torch_kv/kernels.py _give: index >= swa_begin -> index > swa_begin", "a test"),
         ("reference/cursors.py cut: min(c.kv_committed_len, target) -> c.kv_committed_len", "REF-1"),
-        ("reference/clauses/lifecycle.py _close_happens: always: if session.closing", "a fixture"),
+        ("reference/clauses/sessions.py _close_happens: always: if session.closing", "a fixture"),
     ],
 )  # fmt: skip
 def test_a_mutant_is_noticed(name, by):
@@ -93,7 +93,7 @@ def test_a_mutant_is_noticed(name, by):
 
 def test_a_mutant_that_gives_no_answer_is_noticed(monkeypatch):
     monkeypatch.setattr(judging, "_fixtures", lambda: judging.time.sleep(60))
-    name = "reference/clauses/lifecycle.py _close_happens: always: if session.closing"
+    name = "reference/clauses/sessions.py _close_happens: always: if session.closing"
     assert judge(PLAN, 0.2, named(name)).by == "no answer"
 
 
@@ -110,7 +110,7 @@ def test_no_unaccepted_mutant_of_a_small_sample_survives(tmp_path):
 
 
 def test_selecting_a_function_gives_its_mutants_alone():
-    file = "reference/clauses/lifecycle.py"
+    file = "reference/clauses/sessions.py"
     of_function, _ = judging.sample((f"{file}:_close_happens",), None, 0)
     assert {mutant.function for mutant in of_function} == {"_close_happens"}
     of_file, _ = judging.sample((file,), None, 0)
@@ -144,7 +144,7 @@ def test_no_verdict_counts_where_unchanged_code_is_noticed(monkeypatch, capsys):
     "arguments, says",
     [
         (["--only", "README.md"], "--only README.md: it has no mutant"),
-        (["--only", "reference/clauses/freed.py:none"], "freed.py:none: it has no mutant"),
+        (["--only", "reference/clauses/freed_pages.py:none"], "freed_pages.py:none: it has no mutant"),
         (["--only", "reference/commands.py"], "kernels.py, impl/torch_kv, reference/clauses"),
         (["--sample", "0"], "--sample"),
     ],

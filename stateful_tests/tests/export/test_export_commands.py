@@ -15,7 +15,7 @@ from ci.export.recorded_run import NotExportable
 from ci.export.template_parts import SHARED
 from impl.process import run_test
 from impl.sglang.parts.fetch import release_root
-from reference.every_clause import EVERY_CLAUSE
+from reference.all_clauses import ALL_CLAUSES
 from stateful_tests.lockstep import systems as registry
 from stateful_tests.traces.files import load, save
 from stateful_tests.tests.export.test_export import BUG, FIXTURES, OVERSHOOT
@@ -306,7 +306,7 @@ def test_names_and_titles_without_folders_of_this_machine(kvspec, monkeypatch, t
     code, out, _ = kvspec("export", "len-3-torch.json", "--as", "story")
     assert (code, out.split("\n")[0]) == (0, "# Admit: restore caps at the prefix (LEN-3)")
     assert r"A \<b>story\</b> \| with \*stars\*, [links\](http://x) and s_evicted. # None is" in out
-    assert f"> Why it matters: {EVERY_CLAUSE['LEN-3'].why}\n" in out and "pip install" in out
+    assert f"> Why it matters: {ALL_CLAUSES['LEN-3'].why}\n" in out and "pip install" in out
     out = kvspec("export", f"@{BUG.stem}", "--as", "story")[1]
     assert f"Save this as `{BUG.name}`" in out
     out = kvspec("export", "len-3-torch.json", "--as", "story", "--title", "So it is")[1]

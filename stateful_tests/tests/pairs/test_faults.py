@@ -8,7 +8,7 @@ import pytest
 
 from impl.adapter import UnusableImplementation
 from reference.commands import Mode
-from reference.kinds import PAIRS
+from reference.system_kinds import PAIRS
 from reference.pairs.config import PAIR_PRESETS, PairConfig
 from stateful_tests.check import tiers
 from stateful_tests.check.driving import RunBatch, drive, unfitted

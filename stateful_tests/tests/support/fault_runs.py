@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from ci.export import engine_test
 from ci.export.recorded_run import NotExportable
 from reference.commands import Mode
-from reference.kinds import PAIRS, TIERS
+from reference.system_kinds import PAIRS, TIERS
 from stateful_tests.check import driving, tiers
 from stateful_tests.lockstep.replays import replay
 from stateful_tests.lockstep.results import Trace, Violation

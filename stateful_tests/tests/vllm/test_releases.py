@@ -7,7 +7,7 @@ import pytest
 from impl.adapter import UnusableImplementation
 from impl.vllm.api import RELEASES
 from reference.blocks.commands import Add, ResetConnector, Schedule, Update
-from reference.kinds import BLOCKS
+from reference.system_kinds import BLOCKS
 from reference.tiers.commands import ResetCache
 from reference.blocks.config import engine_preset
 from reference.commands import Abort, Done, Mode, Reason, Refused

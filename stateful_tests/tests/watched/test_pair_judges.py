@@ -13,7 +13,7 @@ from impl.sglang.server.pair import judges
 from impl.sglang.server.pair.choices import NetworkChoice
 from impl.sglang.server.pair.model import ServerModel, TensorSlots
 from impl.sglang.server.tier import stamp
-from reference.states import chained, stamp_after
+from reference.recurrent_states import chained, stamp_after
 from stateful_tests.watched import deviations
 from stateful_tests.watched.results import Validated
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from reference.clauses.base import clause
-from reference.clauses.lengths import cursors_off
+from reference.clauses.registry import clause
+from reference.clauses.cursor_bounds import cursors_off
 from reference.clauses.outcomes import unchanged_failure
 from reference.clauses.step import Step, cursors_text
 from reference.commands import Abort, Admit, Close, Finish, Submit

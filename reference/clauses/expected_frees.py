@@ -12,7 +12,7 @@ from reference.commands import (
     Abort, Admit, Close, Decode, Evict, Extend, Finish, Insert, Launch, Retract, SpecDecode, UnlockSwa,
 )  # fmt: skip
 from reference.prefix_cache import page_name
-from reference.remembered import remembered
+from reference.memoization import memoized
 from reference.state import Cursors, text_tokens
 from reference.token_ids import tree_key
 
@@ -20,13 +20,13 @@ _ENDINGS = Close, Finish, Retract, Abort, Admit, Extend  # see `ended`, `cut_at`
 _TREE_GIVES_UP = Extend, Decode, SpecDecode, Launch, Finish, Abort, UnlockSwa, Insert, Evict
 
 
-@remembered
+@memoized
 def pages_freed(step: Step) -> dict[str, PagesByHolder]:
     """By pool: pages that somebody had before and the system gave back."""
     return {pool: _freed_of(step, pool) for pool in step.after.pools}
 
 
-@remembered
+@memoized
 def pages_owed(step: Step) -> dict[str, PagesByHolder]:
     """By pool: pages that must go back."""
     goes = None
@@ -60,7 +60,7 @@ def _name_in_tree(step: Step, holder: str, at: int) -> str | None:
     return page_name(_paths(step)[holder][: (at + 1) * step.config.geometry.page_size])
 
 
-@remembered
+@memoized
 def _paths(step: Step) -> dict[str, tuple[int, ...]]:
     """Return the tree's key for the text of each holder, with what the device has accepted."""
     bigram = step.config.geometry.bigram
@@ -71,7 +71,7 @@ def _paths(step: Step) -> dict[str, tuple[int, ...]]:
     }
 
 
-@remembered
+@memoized
 def _evicted(step: Step) -> list[tuple[str, Cursors, int]]:
     """(holder, cursors before, swa_evicted_seqlen now) of requests whose window has moved on."""
     evicted = []
@@ -129,7 +129,7 @@ def _hand_over(step: Step, pool: str, owed: dict[str, set[int]]) -> None:
                 owed.setdefault(gone.holder, set()).add(gone.at)
 
 
-@remembered
+@memoized
 def _handed(step: Step) -> list[tuple[str, int, int, int]]:
     """(holder, start, end, its swa_evicted_seqlen) of what rows hand to the tree, in order."""
     if isinstance(step.command, Finish) and step.ended is not None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from reference.clauses.base import clause
-from reference.clauses.owed import pages_freed, pages_owed
+from reference.clauses.registry import clause
+from reference.clauses.expected_frees import pages_freed, pages_owed
 from reference.clauses.step import PagesByHolder, Step, span
-from reference.clauses.contents import POOL
+from reference.clauses.attention_reads import POOL
 from reference.failures import AtPage, AtRow, Failure, failure
 from reference.state import Phase
 

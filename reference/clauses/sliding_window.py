@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from reference.clauses.base import clause
-from reference.clauses.lengths import cursors_off
+from reference.clauses.registry import clause
+from reference.clauses.cursor_bounds import cursors_off
 from reference.clauses.step import Step, evicted_below
 from reference.commands import Decode, EvictSwa, Extend, Launch, SpecDecode
 from reference.failures import AtCursor, AtPosition, Failure, failure

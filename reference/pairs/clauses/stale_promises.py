@@ -1,9 +1,9 @@
-"""Clauses on what P keeps for nobody (PD-3). PD-1 and PD-6 are those of reference/clauses/handed_over.py."""
+"""The clause on promises whose lease has ended (PD-3). PD-1, PD-6: reference.clauses.disaggregation."""
 
 from __future__ import annotations
 
 from reference.failures import AtCount, AtServer, Failure, failure
-from reference.pairs.clauses.base import clause
+from reference.pairs.clauses.registry import clause
 from reference.pairs.config import PREFILL
 from reference.pairs.step import PairStep
 
@@ -16,11 +16,11 @@ from reference.pairs.step import PairStep
     source="vllm _reap_expired_send_leases",
     scope="A heartbeat renews a lease when P next schedules.",
     concerns="outcomes, choices and order",
-    trigger=lambda step: any(lease.rounds for lease in step.beside.leases.values()),
+    trigger=lambda step: any(lease.rounds for lease in step.record.leases.values()),
 )
 def _ends(step: PairStep) -> Failure | None:
     for promise in step.after.promises:
-        lease = step.beside.leases.get(promise.request)
+        lease = step.record.leases.get(promise.request)
         if promise.held and lease is not None and lease.rounds > 2:
             want = f"P gives back what {promise.request} left: its lease ended at {lease.ends:g} s"
             got = f"it is kept at {step.after.clock:g} s"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from reference.clauses.base import clause
+from reference.clauses.registry import clause
 from reference.clauses.facts import StateFacts
 from reference.clauses.step import Step
 from reference.commands import (
@@ -25,7 +25,7 @@ from reference.commands import (
 from reference.failures import AtNamed, AtNode, AtState, Failure, Place, failure
 from reference.prefix_cache import path_text
 from reference.state import Phase, Request, Text, state_lens, text_tokens
-from reference.states import (
+from reference.recurrent_states import (
     GOES_ON, HIT, KEPT, NAMED, chained, seen, stamp_after,
 )  # fmt: skip
 
@@ -220,7 +220,7 @@ def _kept_states(step: Step) -> Iterator[tuple[str, int, Text]]:
     "A slot that a request keeps for the tree holds the state after exactly as many tokens of its text as the"
     " request says, written.",
     why="The slot becomes that of a node: whoever matches the node continues from it.",
-    rule="states.stamp_after",
+    rule="recurrent_states.stamp_after",
     source="sglang ReqKvInfo.mamba_last_track_seqlen; #29973, #19415, #27998",
     scope=f"{RECURRENT} Requests whose text goes into the tree.",
     needs=("tree", "states", "tracks"),

@@ -11,7 +11,7 @@ from reference.tiers.slot_owners import SlotOwners
 from reference.tiers.slots import at_slot, called
 
 
-class LeftOver(SlotOwners):
+class Leaks(SlotOwners):
     """The part of a TierStep for what transfers and requests leave behind."""
 
     waiting: Collection[str]

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from reference.blocks.clauses.step import IN_FLIGHT, BlockStep, clause
 from reference.blocks.facts import Lane, Published, StateUse
 from reference.failures import AtBlock, AtCount, AtNamed, Failure, Place, failure
-from reference.states import (
+from reference.recurrent_states import (
     EMPTY, GOES_ON, HIT, KEPT, NAMED, NOWHERE, misread, seen, stamp_after,
 )  # fmt: skip
 

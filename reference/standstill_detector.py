@@ -38,7 +38,7 @@ class _Visit(NamedTuple):
     ran: int
 
 
-class Headway:
+class StandstillDetector:
     """States of a system since somebody last got further."""
 
     def __init__(self) -> None:
@@ -50,7 +50,7 @@ class Headway:
         self._visits.clear()
         self._turn = self._ran = 0
 
-    def in_state(
+    def enter_state(
         self, state: Hashable, due: Iterable[Hashable], *, runs: bool, counts: bool = True
     ) -> Standstill:
         """The scheduler was called and left this state. due: what others (a device, a network) have to do

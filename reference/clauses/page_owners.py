@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from reference.clauses.base import clause
+from reference.clauses.registry import clause
 from reference.clauses.facts import Torn
 from reference.clauses.step import Step, span
 from reference.failures import (

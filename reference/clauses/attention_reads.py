@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from functools import partial
 from itertools import repeat
 
-from reference.clauses.base import clause
+from reference.clauses.registry import clause
 from reference.clauses.facts import HolderFacts
-from reference.clauses.lengths import cursors_off
+from reference.clauses.cursor_bounds import cursors_off
 from reference.clauses.step import Step, cursors_text, evicted_below
 from reference.failures import AtLock, AtNode, AtPage, AtPosition, AtState, Failure, Place, failure
 from reference.radix_tree import state_paths

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from reference.states import chained
+from reference.recurrent_states import chained
 
 
 class KvSource(NamedTuple):

@@ -2,17 +2,17 @@
 
 import pytest
 
-from reference.headway import FOR_EVER, Headway
+from reference.standstill_detector import FOR_EVER, StandstillDetector
 
 
 def visited(*states):
     """The last standstill of these states: (state, what is due, whether it runs)."""
-    headway = Headway()
+    detector = StandstillDetector()
     for state, due, runs in states:
         if state == "token":
-            headway.restart()
+            detector.restart()
         else:
-            still = headway.in_state(state, due, runs=runs)
+            still = detector.enter_state(state, due, runs=runs)
     return still
 
 
@@ -45,7 +45,7 @@ def test_a_state_says_whether_it_runs_and_what_ran_since_somebody_got_further():
 
 
 def test_nothing_counts_while_a_client_could_go_away():
-    headway = Headway()
+    detector = StandstillDetector()
     for _ in range(FOR_EVER):
-        assert headway.in_state("a", (), runs=False, counts=False).times == 1
-    assert headway.in_state("a", (), runs=False).times == 2
+        assert detector.enter_state("a", (), runs=False, counts=False).times == 1
+    assert detector.enter_state("a", (), runs=False).times == 2

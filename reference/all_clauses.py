@@ -7,4 +7,4 @@ from reference.clauses import CLAUSES
 from reference.pairs.clauses import PAIR_CLAUSES
 from reference.tiers.clauses import TIER_CLAUSES
 
-EVERY_CLAUSE = CLAUSES | BLOCK_CLAUSES | TIER_CLAUSES | PAIR_CLAUSES
+ALL_CLAUSES = CLAUSES | BLOCK_CLAUSES | TIER_CLAUSES | PAIR_CLAUSES

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Protocol
 
-from reference.clauses.base import Clause, register
+from reference.clauses.registry import Clause, register
 from reference.failures import Failure
 
 HANDED_OVER: dict[str, Clause] = {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from reference.clauses.base import Clause, register
+from reference.clauses.registry import Clause, register
 
 REGISTERED: dict[str, Clause] = {}
-clause = partial(register, REGISTERED, rule="pairs.beside")
+clause = partial(register, REGISTERED, rule="pairs.pair_record")

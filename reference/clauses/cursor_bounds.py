@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from reference.clauses.base import clause
+from reference.clauses.registry import clause
 from reference.clauses.step import Step, cursors_text, evicted_below
 from reference.commands import Admit, EvictSwa, Finish, Launch, Retract, Settle, SpecDecode
 from reference.failures import AtCursor, Failure, counted, failure

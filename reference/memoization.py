@@ -10,7 +10,7 @@ Args = TypeVarTuple("Args")
 R = TypeVar("R")
 
 
-class remembered(Generic[Of, *Args, R]):  # noqa: N801 (used as functools.cached_property is)
+class memoized(Generic[Of, *Args, R]):  # noqa: N801 (used as functools.cached_property is)
     """A property of an object, or a function of an object and more: the object keeps what it gives.
 
     In a class it is `functools.cached_property` without the lock that this takes in Python 3.11.

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from reference.failures import AtCount, AtNamed, AtServer, Failure, counted, failure
-from reference.headway import FOR_EVER
-from reference.pairs.clauses.base import clause
+from reference.standstill_detector import FOR_EVER
+from reference.pairs.clauses.registry import clause
 from reference.pairs.config import PREFILL
 from reference.pairs.step import PairStep
 
@@ -21,10 +21,10 @@ from reference.pairs.step import PairStep
         " P of these."
     ),
     concerns="outcomes, choices and order",
-    trigger=lambda step: bool(step.after.promises) and step.beside.is_quiet(step.after),
+    trigger=lambda step: bool(step.after.promises) and step.record.is_quiet(step.after),
 )
 def _keeps_nothing_for_lease(step: PairStep) -> Failure | None:
-    if step.refused or not step.beside.is_quiet(step.after):
+    if step.refused or not step.record.is_quiet(step.after):
         return None
     for promise in step.after.promises:
         if promise.held and promise.request not in step.excused:
@@ -56,9 +56,9 @@ def _no_wait_for_timeout(step: PairStep) -> Failure | None:
     standstill = step.in_time
     if standstill is None or standstill.ran or standstill.times < FOR_EVER:
         return None
-    if step.beside.faulted:
+    if step.record.faulted:
         return None
-    if any(p.held and p.request in step.beside.dropped for p in step.after.promises):
+    if any(p.held and p.request in step.record.dropped for p in step.after.promises):
         return None
     waiting = ", ".join(f"{name} {state}" for name, state in step.unanswered.items())
     calls = counted(standstill.turns, "call")
@@ -78,10 +78,10 @@ def _no_wait_for_timeout(step: PairStep) -> Failure | None:
     why="A record that stays meets the next request of that name, or grows until the server starts anew.",
     source="vllm NixlBaseConnectorWorker, NixlBaseConnectorScheduler",
     concerns="outcomes, choices and order",
-    trigger=lambda step: bool(step.after.readers) and step.beside.is_quiet(step.after),
+    trigger=lambda step: bool(step.after.readers) and step.record.is_quiet(step.after),
 )
 def _no_record_left(step: PairStep) -> Failure | None:
-    if step.refused or not step.after.records or not step.beside.is_quiet(step.after):
+    if step.refused or not step.after.records or not step.record.is_quiet(step.after):
         return None
     if any(promise.held for promise in step.after.promises):
         return None

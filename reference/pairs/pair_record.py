@@ -1,6 +1,6 @@
-"""The record beside a pair in one run: texts of its requests, leases, failures, and its progress.
+"""The record of a pair's run: texts of its requests, leases, failures, and its progress.
 
-It decides nothing. It takes over what the environment did, and what the servers scheduled and sampled.
+It decides nothing. It follows what the environment did, and what the servers scheduled and sampled.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Lease:
 
 
 @dataclass(slots=True)
-class PairBeside:
+class PairRecord:
     """One run.
 
     prompts: of each request. asked: requests of P for D. dropped: requests of P whose answer nobody forwards.

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from reference.clauses.base import clause
-from reference.clauses.contents import stamp_text
+from reference.clauses.registry import clause
+from reference.clauses.attention_reads import stamp_text
 from reference.clauses.facts import NodeFacts, TreeFacts
-from reference.clauses.owed import pages_freed
+from reference.clauses.expected_frees import pages_freed
 from reference.clauses.step import Step
 from reference.failures import AtEntry, AtNode, AtTreePage, Failure, failure
 from reference.prefix_cache import path_text

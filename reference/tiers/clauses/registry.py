@@ -2,7 +2,7 @@
 
 from functools import partial
 
-from reference.clauses.base import Clause, register
+from reference.clauses.registry import Clause, register
 
 REGISTERED: dict[str, Clause] = {}
 clause = partial(register, REGISTERED)
