@@ -30,7 +30,7 @@ from ci.commands import (
 from ci.commands.help_groups import COMMANDS, GroupedCommands
 from ci.commands.shared import Unusable
 from impl.process.worker import YOUNG
-from stateful_tests.lockstep.endings import Ending
+from stateful_tests.lockstep.exit_codes import Ending
 
 _LONGEST = 2000  # of a line: twenty names that a checkout lacks, and what to do
 # what brings a package that is not there

@@ -1,7 +1,7 @@
 """Kinds of systems: what each is configured with, and the commands that it is given.
 
 A kind is a value. What a check, a trace or a report does differently for a kind is looked up by it: how its
-systems run in `stateful_tests/lockstep/kinds.py`, the rest in the modules that draw, shrink and show it.
+systems run in `stateful_tests/lockstep/driven_kinds.py`, the rest in modules that draw, shrink and show it.
 """
 
 from __future__ import annotations

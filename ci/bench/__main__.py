@@ -23,13 +23,13 @@ from impl.system_spec import SystemSpec
 from reference import model
 from reference.commands import Command, Mode
 from reference.geometry import PRESETS, Geometry
-from stateful_tests.check.tiers import sizes_for
+from stateful_tests.check.check_plans import sizes_for
 from impl.choices import RandomChoices
 from stateful_tests.generate.next_command import propose
 from stateful_tests.generate.run_profile import MACHINES, draw_profile
-from stateful_tests.lockstep import systems as registry
+from stateful_tests.lockstep import system_names as registry
 from stateful_tests.lockstep.abstraction import facts_of
-from stateful_tests.lockstep.kinds import new_tallies
+from stateful_tests.lockstep.driven_kinds import new_tallies
 from stateful_tests.lockstep.lockstep import Lockstep
 
 STEPS = 50

@@ -26,15 +26,15 @@ from impl.process.remote_system import WorkerSystem
 from impl.system_spec import SystemSpec
 from reference import blocks, model, tiers
 from reference import clauses as rows
-from stateful_tests.check import campaign, driving, finder
+from stateful_tests.check import campaign, run_driver, finder
 from stateful_tests.check.known_faults import explanation
-from stateful_tests.check.driving import Named
+from stateful_tests.check.run_driver import Named
 from stateful_tests.check.known_faults.masks import masks
-from stateful_tests.check.tiers import plan
+from stateful_tests.check.check_plans import plan
 from stateful_tests.coverage import situations
 from stateful_tests.generate import next_command
-from stateful_tests.lockstep import engine, lockstep, tiers as tiered
-from stateful_tests.lockstep.base import AnyLockstep
+from stateful_tests.lockstep import engine_lockstep, lockstep, tier_lockstep as tiered
+from stateful_tests.lockstep.any_lockstep import AnyLockstep
 
 _DRIVING = "driving"
 _FAULTS = "known faults"
@@ -49,7 +49,7 @@ _REST = "the rest"
 def _functions() -> dict[Callable[..., Any], str]:
     """Each function that is timed, with the part that it counts as."""
     parts: dict[str, tuple[Callable[..., Any], ...]] = {
-        _DRIVING: (driving.drive,),
+        _DRIVING: (run_driver.drive,),
         _EXPLAINING: (explanation.counted_under,),
         "the reference": (model.step,),
         "clauses": (rows.broken, blocks.clauses.broken, tiers.clauses.broken),
@@ -67,7 +67,7 @@ def _methods() -> Iterator[tuple[type, str, str]]:
     """Methods that are timed: their class, their name, and the part."""
     for name in ("_catch", "_finds_another_cause", "findings"):
         yield finder.Finder, name, _SHRINKING
-    for lockstep_kind in (lockstep.Lockstep, engine.EngineLockstep, tiered.TierLockstep):
+    for lockstep_kind in (lockstep.Lockstep, engine_lockstep.EngineLockstep, tiered.TierLockstep):
         yield lockstep_kind, "_look", "driving: facts of a view"
     yield AnyLockstep, "_judge", "driving: tallies"
     yield WorkerSystem, "_ask", _WIRE
@@ -133,9 +133,9 @@ def _clocked(clock: _Clock) -> Iterator[None]:
                 patches.append(patch.object(module, name, clock.timed(function, part)))
     draws = {
         machine: each._replace(propose=clock.timed(each.propose, "driving: drawing commands"))
-        for machine, each in driving._DRAWS.items()
+        for machine, each in run_driver._DRAWS.items()
     }
-    patches.append(patch.dict(driving._DRAWS, draws))
+    patches.append(patch.dict(run_driver._DRAWS, draws))
     for each in patches:
         each.start()
     try:

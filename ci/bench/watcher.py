@@ -22,7 +22,7 @@ from impl.sglang.server.clients import Client, Config, Turn
 from impl.sglang.server.runs import WholeScheduler
 from impl.sglang.server.outcome import RunOutcome
 from impl.sglang.server.worker import Job
-from stateful_tests.watched.reader import logs_of
+from stateful_tests.watched.log_reader import logs_of
 from stateful_tests.watched.validator import Validator
 
 ROUNDS = 100  # of a block

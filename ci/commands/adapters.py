@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from ci.commands.shared import Unusable, force_option, target_file
-from stateful_tests.lockstep.endings import Ending
+from stateful_tests.lockstep.exit_codes import Ending
 
 HEAD = '''"""The adapter that connects {title} to kvspec: `kvspec check --impl {name}:make`.
 

@@ -16,10 +16,10 @@ from ci.commands.shared import (
     target_file, unusable, write_file,
 )  # fmt: skip
 from impl.system_spec import SystemSpec
-from stateful_tests.lockstep.endings import Ending
+from stateful_tests.lockstep.exit_codes import Ending
 
 if TYPE_CHECKING:
-    from stateful_tests.lockstep.results import Run, Trace
+    from stateful_tests.lockstep.run_results import Run, Trace
 
 
 @click.command("new-trace")
@@ -238,7 +238,7 @@ def upgrade(out: ReportOut, files: tuple[str, ...]) -> int:
 
     Every FILE is read before the first is written. One of the present format is left as it is.
     """
-    from stateful_tests.traces.files import is_old, read
+    from stateful_tests.traces.trace_files import is_old, read
 
     found = [(file, load_trace(file)) for file in files]
     old = [(file, trace) for file, trace in found if is_old(read(file))]

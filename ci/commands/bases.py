@@ -16,10 +16,10 @@ from impl.system_spec import ENGINES, SystemSpec, system_spec
 if TYPE_CHECKING:
     from impl.process.remote_system import WorkerSystem
     from stateful_tests.check.known_faults.masks import Mask
-    from stateful_tests.check.trees.bases import Base, BaseKind
+    from stateful_tests.check.trees.base_selection import Base, BaseKind
     from stateful_tests.check.trees.tree_history import Revision
     from stateful_tests.lockstep.known_faults import KnownFault
-    from stateful_tests.lockstep.results import Run
+    from stateful_tests.lockstep.run_results import Run
 
 OF_HISTORY = "git:"  # before a revision
 
@@ -29,7 +29,7 @@ def with_system(
 ) -> tuple[Base | None, AnySystem]:
     """The base of a check, None without one, and the system that `selector` names. named: what --base says.
     opened: keeps both until the check ends."""
-    from stateful_tests.check.trees.bases import BaseKind
+    from stateful_tests.check.trees.base_selection import BaseKind
 
     if named is not None and not named.startswith(
         OF_HISTORY
@@ -50,7 +50,7 @@ def unnamed(
 ) -> Base | None:
     """The base of a system where the user names none: of a checkout its own history, or else a release; None
     of what is no checkout. opened: keeps the base."""
-    from stateful_tests.check.trees.bases import BaseKind
+    from stateful_tests.check.trees.base_selection import BaseKind
 
     if selector.checkout is None:
         return None
@@ -118,13 +118,13 @@ class KnownFaults:
 
 def stated(named: str, selector: SystemSelector) -> AnySystem:
     """A base by its name, or a checkout, which is loaded here; driven in the same ways as `selector`."""
-    from stateful_tests.lockstep import systems
+    from stateful_tests.lockstep import system_names
 
     folder = named if Path(named).is_dir() else None
     of_folder = selector.spec.engine if selector.spec.engine in ENGINES else "sglang"
     base = SystemSpec.parse(named) if folder is None else SystemSpec(of_folder)
     with unusable(f"--base {named:.80}: ", Unusable):
-        spec = systems.as_base(base, selector.spec)
+        spec = system_names.as_base(base, selector.spec)
         system: AnySystem = SystemSelector(spec, folder, selector.device).resolve()
         if folder is not None:
             _load(system)
@@ -156,8 +156,8 @@ def _root(system: AnySystem) -> Path:
 def _load(system: AnySystem) -> None:
     """Start a system once, to see that it loads. One that breaks then is a base that shows it."""
     from impl.process.failures import SystemFailed
-    from stateful_tests.check.tiers import sizes_for
-    from stateful_tests.lockstep.kinds import lockstep_of
+    from stateful_tests.check.check_plans import sizes_for
+    from stateful_tests.lockstep.driven_kinds import lockstep_of
 
     kind = system.capabilities.system_kind
     smallest, *_ = lockstep_of(kind).presets_for(system.capabilities)
@@ -234,7 +234,7 @@ def commit_folder(
 
 def _taken_for(selector: SystemSelector, system: AnySystem, opened: ExitStack) -> Base | None:
     """The release that a checkout was taken for, driven in the same ways; None where it is unavailable."""
-    from stateful_tests.check.trees.bases import BaseKind
+    from stateful_tests.check.trees.base_selection import BaseKind
 
     spec = system_spec(system)
     if not spec.checkout:
@@ -250,6 +250,6 @@ def _taken_for(selector: SystemSelector, system: AnySystem, opened: ExitStack) -
 
 def _measured(before: AnySystem, system: AnySystem) -> Base:
     """The base, with how many lines differ between it and the system."""
-    from stateful_tests.check.trees.bases import Base, BaseKind, lines_between
+    from stateful_tests.check.trees.base_selection import Base, BaseKind, lines_between
 
     return Base(before, BaseKind.STATED, lines=lines_between(system, before))

@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 
 from ci.commands.shared import Unusable, unusable, write_file
-from stateful_tests.lockstep.endings import Ending
+from stateful_tests.lockstep.exit_codes import Ending
 
 
 @click.command()

@@ -27,13 +27,13 @@ from ci.commands.shared import (
 from impl.process.run_test import FAILS
 from impl.system_spec import ENGINES
 from reference.failures import counted
-from stateful_tests.lockstep.endings import Ending, ending
+from stateful_tests.lockstep.exit_codes import Ending, ending
 from stateful_tests.lockstep.known_faults import FOLDER, KnownFault, known_faults
-from stateful_tests.traces.files import shipped
+from stateful_tests.traces.trace_files import shipped
 
 if TYPE_CHECKING:
     from ci.export.bug_report import Titles
-    from stateful_tests.lockstep.results import Trace
+    from stateful_tests.lockstep.run_results import Trace
 
 
 @click.command()
@@ -139,7 +139,7 @@ def _story(file: str, trace: Trace, selector: SystemSelector, titles: Titles) ->
     from ci.export import bug_report
     from ci.report import data as report
     from stateful_tests.lockstep import replays
-    from stateful_tests.traces import files as traces
+    from stateful_tests.traces import trace_files as traces
 
     with ExitStack() as opened, unusable(f"{file}: "):
         system = opened.enter_context(closing(selector.resolve()))
@@ -326,7 +326,7 @@ def _tested(
     from ci.shown_kinds import shown_of
     from impl.engines import DriveOptions
     from impl.process.remote_system import WorkerSystem
-    from stateful_tests.lockstep import systems as registry
+    from stateful_tests.lockstep import system_names as registry
 
     exporting = shown_of(trace.geometry).exports()
     if exporting is None:

@@ -15,17 +15,17 @@ from ci.commands.saved_traces import Saved, save_traces
 from ci.commands.shared import SystemSelector, Unusable, note, unusable, worker_limits
 from impl.adapter import AnySystem
 from impl.system_spec import SystemSpec, system_spec
-from stateful_tests.lockstep.endings import Ending, gravest
+from stateful_tests.lockstep.exit_codes import Ending, gravest
 
 if TYPE_CHECKING:
     from ci import Data
-    from stateful_tests.check.trees.bases import Base
-    from stateful_tests.check.trees.changes import Changes
+    from stateful_tests.check.trees.base_selection import Base
+    from stateful_tests.check.trees.changed_functions import Changes
     from stateful_tests.check.corpus import CorpusLine
     from stateful_tests.check.trees.other_ways import OtherWays
-    from stateful_tests.check.tiers import Plan
+    from stateful_tests.check.check_plans import Plan
     from stateful_tests.lockstep.check_results import CheckResult, Finding
-    from stateful_tests.lockstep.results import Run
+    from stateful_tests.lockstep.run_results import Run
 
 # Commands that are driven to find a call of a changed function that no directed run calls.
 SEARCH_COMMANDS = 1_500
@@ -70,9 +70,9 @@ def check_system(
     """Check one system. Return its report and a function that saves its traces."""
     from ci.report.check_data import check_data
     from ci.report.progress import Progress
-    from stateful_tests.check import campaign, tiers
+    from stateful_tests.check import campaign, check_plans
     from stateful_tests.check.known_faults import lookup
-    from stateful_tests.check import driving
+    from stateful_tests.check import run_driver
     from stateful_tests.check.known_faults import masks as known
     from stateful_tests.check.trees.way_map import way_map
 
@@ -90,10 +90,10 @@ def check_system(
             asked = replace(asked, first=changed.first, favoured=favoured)
             others = _other_ways(system, changed, asked) if how.other_ways else None
         asked = asked if others is None else others.plan
-        plan = tiers.for_system(asked, system)
+        plan = check_plans.for_system(asked, system)
         from_factory = selector.spec.stranger  # it may own something that exists once
         cuda = selector.device == "cuda"
-        named = driving.Named(selector.spec, selector.device, selector.checkout, *worker_limits())
+        named = run_driver.Named(selector.spec, selector.device, selector.checkout, *worker_limits())
         with (
             how.make_executor(pays=not from_factory and not cuda, fork=not cuda) as executor,
             Progress() as progress,
@@ -170,8 +170,8 @@ def _changed(
     history. None: there is no such revision, or an interrupt. early: gets a violation of a directed run that
     calls a change, where the base conforms."""
     from ci.report import data as report
-    from stateful_tests.check import driving, tiers
-    from stateful_tests.check.trees import changes, tree_history
+    from stateful_tests.check import run_driver, check_plans
+    from stateful_tests.check.trees import changed_functions, tree_history
     from stateful_tests.check.trees.way_map import called_by_plan, way_map
 
     commit = base.commit if base is not None else ""
@@ -180,12 +180,12 @@ def _changed(
             files = f"{edited[0]} and {len(edited) - 1} more" if edited[1:] else edited[0]
             note(f"{files} changed since HEAD: --since HEAD first drives what calls the changes")
         return None
-    plan = tiers.for_system(asked, system)
+    plan = check_plans.for_system(asked, system)
     noted_clauses = set[str]()
     before = None if base is None else base.system
 
     def note_new_fault(line: CorpusLine) -> None:
-        run = changes.new_fault(system, before, line)
+        run = changed_functions.new_fault(system, before, line)
         violation = None if run is None else run.violation
         if run is None or violation is None or violation.clause in noted_clauses:
             return
@@ -203,9 +203,11 @@ def _changed(
         lines = [
             line
             for mode in plan.modes or system.capabilities.modes
-            for line in driving.lines_of(system, plan, mode)
+            for line in run_driver.lines_of(system, plan, mode)
         ]
-        changed = changes.changes(system, commit or revision, lines, note_new_fault, engine_ways, own_way)
+        changed = changed_functions.changes(
+            system, commit or revision, lines, note_new_fault, engine_ways, own_way
+        )
         changed = changed._replace(revision=revision)
         note(changed.text)
     if changed is None:  # interrupted
@@ -226,11 +228,11 @@ def _changed(
 
 def _differing(base: Base, system: AnySystem, findings: Sequence[Finding]) -> Changes:
     """Name the functions that differ from a base without a history, in the files that the findings call."""
-    from stateful_tests.check.trees import changes
+    from stateful_tests.check.trees import changed_functions
     from stateful_tests.check.trees.way_map import functions_of
 
     called = (texts for finding in findings for texts in finding.run.called)
-    return changes.beside(base, system, functions_of(chain.from_iterable(called)))
+    return changed_functions.beside(base, system, functions_of(chain.from_iterable(called)))
 
 
 def _other_ways(system: AnySystem, changed: Changes, asked: Plan) -> OtherWays | None:

@@ -55,7 +55,7 @@ def plan_options(command: Callable[..., Any]) -> Callable[..., Any]:
         *given: Any, tier: str, mode: str | None, time_limit: float | None, **options: Any
     ) -> Any:
         from reference.commands import Mode
-        from stateful_tests.check import tiers
+        from stateful_tests.check import check_plans
 
         changed = {
             name: options.pop(name) or None for name in ("presets", "examples", "steps", "machines")
@@ -64,7 +64,7 @@ def plan_options(command: Callable[..., Any]) -> Callable[..., Any]:
         if mode is not None:
             modes = tuple(Mode) if mode == "both" else (Mode(mode),)
         with unusable("--", ValueError):
-            plan = tiers.plan(
+            plan = check_plans.plan(
                 tier, modes=modes, seed=options.pop("seed"), time_limit_s=time_limit, **changed
             )
         return command(*given, plan=plan, **options)

@@ -9,14 +9,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ci.commands.shared import ReportOut, SystemSelector, Unusable, note, unusable
-from stateful_tests.lockstep.endings import Ending, ending, gravest
+from stateful_tests.lockstep.exit_codes import Ending, ending, gravest
 
 if TYPE_CHECKING:
     from ci import Data
     from impl.adapter import AnySystem
     from impl.system_spec import SystemSpec
-    from stateful_tests.check.tiers import Plan
-    from stateful_tests.lockstep.results import Trace
+    from stateful_tests.check.check_plans import Plan
+    from stateful_tests.lockstep.run_results import Trace
 
     # The check of one system: its report, and what saves the traces.
     CheckOne = Callable[[SystemSpec], tuple[Data, Callable[[], None]]]

@@ -17,12 +17,12 @@ from ci.commands.saved_traces import load_trace, replay_command, save_option
 from ci.commands.shared import (
     ReportOut, SystemSelector, Unusable, system_options, unusable, writable, write_beside,
 )  # fmt: skip
-from stateful_tests.lockstep.endings import gravest
+from stateful_tests.lockstep.exit_codes import gravest
 
 if TYPE_CHECKING:
     from ci import Data
     from impl.system_spec import SystemSpec
-    from stateful_tests.check.tiers import Plan
+    from stateful_tests.check.check_plans import Plan
 
 
 base_option = click.option(

@@ -19,11 +19,11 @@ from ci.commands.shared import (
     system_options,
     unusable,
 )
-from stateful_tests.lockstep.endings import ending, gravest
+from stateful_tests.lockstep.exit_codes import ending, gravest
 
 if TYPE_CHECKING:
     from ci import Data
-    from stateful_tests.generate.scope import Scope
+    from stateful_tests.generate.exploration_scope import Scope
 
 _SAVE_HELP = "Where the shortest trace of each violation is saved."
 

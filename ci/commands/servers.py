@@ -20,10 +20,10 @@ from ci.commands.server_settings import (
 )
 from ci.commands.shared import ReportOut, Unusable, json_option, note, unusable
 from impl.system_spec import SystemSpec
-from stateful_tests.lockstep.endings import Ending
+from stateful_tests.lockstep.exit_codes import Ending
 
 if TYPE_CHECKING:
-    from stateful_tests.watched.servers.serving import Before, JudgedRun, ServedRun
+    from stateful_tests.watched.servers.scheduler_runs import Before, JudgedRun, ServedRun
 
 
 @click.command("setup-server")
@@ -96,8 +96,8 @@ def validate(
     from ci.commands.validating import LogReadings
     from ci.report import watcher_logs
     from stateful_tests.lockstep.known_faults import looked_for
-    from stateful_tests.watched.beside import TABLE, mapping_row
-    from stateful_tests.watched.reader import NO_LOG
+    from stateful_tests.watched.log_follower import TABLE, mapping_row
+    from stateful_tests.watched.log_reader import NO_LOG
 
     if events:
         rows = [mapping_row(each) for each in TABLE.values()]
@@ -229,7 +229,7 @@ def serve_check(
     from impl.sglang.parts.fetch import checkout_root
     from impl.sglang.server import environment
     from impl.sglang.server.runs import WholeScheduler
-    from stateful_tests.watched.servers import serving
+    from stateful_tests.watched.servers import scheduler_runs
 
     run = None if again is None else _served_run(again)
     spec = SystemSpec.parse(impl)
@@ -260,13 +260,13 @@ def serve_check(
     try:
         with unusable(f"--impl {impl}: "):
             if run is not None:
-                judged = serving.judge(runner, run, before)
+                judged = scheduler_runs.judge(runner, run, before)
                 found = {each.key: judged for each in judged.findings}
-                result = serving.Served(release, run.seed, 1, judged.outcome.forwards, found=found)
+                result = scheduler_runs.Served(release, run.seed, 1, judged.outcome.forwards, found=found)
                 if canary and run.config.pair:
                     raise Unusable("--canary: looks at one server; the run is of a pair")
                 if canary:
-                    opinions = serving.second_opinion(runner, judged)
+                    opinions = scheduler_runs.second_opinion(runner, judged)
             else:
                 with Progress() as progress:
 
@@ -276,7 +276,7 @@ def serve_check(
                             progress.say(f"found {judged.run.key}: {path}")
                         reported.add(path)
 
-                    result = serving.check(
+                    result = scheduler_runs.check(
                         runner, release, seed, runs, fixed=given, count=clients, impatient=impatient,
                         limit_s=time_limit, before=before, say=progress, keep=keep,
                     )  # fmt: skip
@@ -298,9 +298,9 @@ def _before(release: str, checkout: str | None, base: str | None) -> Before | No
     from impl.sglang.server import environment
     from impl.sglang.server.runs import WholeScheduler
     from stateful_tests.check.known_faults.masks import masks
-    from stateful_tests.lockstep.systems import driven
-    from stateful_tests.traces.files import FIXTURES
-    from stateful_tests.watched.servers.serving import Before
+    from stateful_tests.lockstep.system_names import driven
+    from stateful_tests.traces.trace_files import FIXTURES
+    from stateful_tests.watched.servers.scheduler_runs import Before
 
     if base is None and checkout is None:
         return None
@@ -337,7 +337,7 @@ def _live(
     from ci.report import servers
     from impl.sglang.server import environment
     from impl.sglang.server.over_http import LiveServer
-    from stateful_tests.watched.servers import live, population, random_clients
+    from stateful_tests.watched.servers import live_server, population, random_clients
 
     python = environment.python_of(release)
     rng = random.Random(seed)
@@ -349,7 +349,7 @@ def _live(
     )
     asking = random_clients.clients(rng, smaller, count=clients)  # nobody has to wait for ever
     click.echo(f"sglang {release}: its HTTP server starts, in a minute or so", err=True)
-    run = live.watch_live(
+    run = live_server.watch_live(
         lambda folder: LiveServer(python, config, folder, root),
         config,
         asking,
@@ -366,7 +366,7 @@ def _live(
 def _served_run(file: str) -> ServedRun:
     import msgspec
 
-    from stateful_tests.watched.servers.serving import FORMAT, VERSION, ServedRun
+    from stateful_tests.watched.servers.scheduler_runs import FORMAT, VERSION, ServedRun
 
     try:
         text = Path(file).read_bytes()

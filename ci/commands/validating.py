@@ -13,8 +13,8 @@ from msgspec.structs import replace
 
 from ci.commands.shared import note, unusable
 from stateful_tests.watched.actions.transfers import joined
-from stateful_tests.watched.reader import LogError, WatchLog, log_files
-from stateful_tests.watched.results import Mismatch
+from stateful_tests.watched.log_reader import LogError, WatchLog, log_files
+from stateful_tests.watched.validation_results import Mismatch
 from stateful_tests.watched.validator import Validator
 
 PERIOD_S = 0.2  # between two looks for logs that begin

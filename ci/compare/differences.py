@@ -21,7 +21,7 @@ from reference.prefix_cache import path_text
 from reference.radix_tree import nodes
 from reference.token_ids import tree_key
 from stateful_tests.traces.notation import format_outcome as say
-from stateful_tests.lockstep.moments import Moment
+from stateful_tests.lockstep.run_moments import Moment
 
 CURSORS = {
     "C": "kv_committed_len",

@@ -26,8 +26,8 @@ from reference.state import (
     swa_pages,
 )
 from reference.prefix_cache import lock_holders, path_text
-from stateful_tests.lockstep.moments import Moment
-from stateful_tests.lockstep.results import Run
+from stateful_tests.lockstep.run_moments import Moment
+from stateful_tests.lockstep.run_results import Run
 from stateful_tests.traces.notation import format_command as describe
 from stateful_tests.traces.notation import format_outcome as say
 

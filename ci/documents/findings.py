@@ -21,7 +21,7 @@ from stateful_tests.lockstep.known_faults import (
     releases,
     ways_of,
 )
-from stateful_tests.traces.files import load
+from stateful_tests.traces.trace_files import load
 
 if TYPE_CHECKING:
     from ci import Data

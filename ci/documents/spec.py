@@ -33,15 +33,15 @@ from reference.state import Phase, State, text_len
 from reference.rules import RULES
 from reference.rules.rule_definition import NOTHING, Rule, Span
 from reference.rules.sessions import TURNS
-from stateful_tests.generate.scope import Scope
+from stateful_tests.generate.exploration_scope import Scope
 from stateful_tests.coverage.situations import kind_name
 from stateful_tests.explore import lifecycle as lives
-from stateful_tests.lockstep import kinds, pictures, replays
+from stateful_tests.lockstep import driven_kinds, text_drawings, replays
 from stateful_tests.lockstep.reference_system import ReferenceSystem
-from stateful_tests.lockstep.results import Trace
+from stateful_tests.lockstep.run_results import Trace
 from stateful_tests.prove import window_theorem
 from stateful_tests.prove.obligations import OBLIGATIONS
-from stateful_tests.traces import files as traces
+from stateful_tests.traces import trace_files as traces
 from stateful_tests.traces.notation import format_command as describe
 
 ROOT = Path(__file__).parents[2]
@@ -108,7 +108,7 @@ def collect() -> Data:
         "sizes": example.geometry,
         "steps": _steps(example),
         "cached_row": cached,
-        "legend": pictures.legend(cached),
+        "legend": text_drawings.legend(cached),
         "request_diagram": diagrams.states(requests, Phase),
         "session_diagram": diagrams.states(sessions, lives.Life),
         "reasons": list(Reason),
@@ -156,10 +156,10 @@ def collect() -> Data:
 
 def _own_clauses(kind: Kind) -> list[Clause]:
     """The clauses that no other kind of system has, by number; of pairs those on what is handed over, too."""
-    others = [kinds.lockstep_of(other).clauses for other in KINDS.values() if other is not kind]
+    others = [driven_kinds.lockstep_of(other).clauses for other in KINDS.values() if other is not kind]
     own = [
         clause
-        for name, clause in kinds.lockstep_of(kind).clauses.items()
+        for name, clause in driven_kinds.lockstep_of(kind).clauses.items()
         if not any(name in clauses for clauses in others)
         or (kind is PAIRS and name in HANDED_OVER)
     ]
@@ -339,7 +339,7 @@ def _held(state: State) -> tuple[str, Cursors | None]:
 def _drawn(geometry: Geometry, cursors: Cursors | None, target: int | None) -> str:
     if cursors is None or geometry.window is None:
         return ""
-    return pictures.row(cursors, geometry.page_size, geometry.window, target)
+    return text_drawings.row(cursors, geometry.page_size, geometry.window, target)
 
 
 def _cached_row() -> str:

@@ -11,8 +11,8 @@ from reference.commands import Command, Done, Outcome
 from reference.state import Session, State, free, holders
 from reference.prefix_cache import path_text
 from reference.radix_tree import Placed, Tree, nodes
-from stateful_tests.lockstep import pictures
-from stateful_tests.lockstep.results import Trace
+from stateful_tests.lockstep import text_drawings
+from stateful_tests.lockstep.run_results import Trace
 from stateful_tests.traces.notation import format_command, format_outcome
 
 _WIDTH = 108  # of two columns and the gap between them
@@ -92,7 +92,7 @@ def blocks(state: State) -> Blocks:
         )
         title = f"row of {holder.name}{whose}"
         drawn[f"row of {holder.name}"] = (
-            f"{title}\n{pictures.row(holder.cursors, geometry.page_size, geometry.window)}"
+            f"{title}\n{text_drawings.row(holder.cursors, geometry.page_size, geometry.window)}"
         )
     for session in state.sessions:
         drawn[f"session {session.name}"] = _session(session)
@@ -119,7 +119,7 @@ def _session(session: Session) -> str:
 def tree(drawn: Tree) -> str:
     """The radix tree: a node a line, below its parent, with who pins what of it."""
     placed = sorted(nodes(drawn), key=lambda p: p.path)
-    return pictures.tree((_depth(p, placed), [_node(p, drawn)]) for p in placed)
+    return text_drawings.tree((_depth(p, placed), [_node(p, drawn)]) for p in placed)
 
 
 def _depth(placed: Placed, others: list[Placed]) -> int:
@@ -129,4 +129,4 @@ def _depth(placed: Placed, others: list[Placed]) -> int:
 def _node(placed: Placed, tree: Tree) -> str:
     full, swa = map(sorted, lockers(tree, placed))
     live = None if tree.window is None else placed.node.live
-    return pictures.node((placed.start, placed.end), path_text(placed.node.key), live, full, swa)
+    return text_drawings.node((placed.start, placed.end), path_text(placed.node.key), live, full, swa)

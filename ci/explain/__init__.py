@@ -15,8 +15,8 @@ from impl.process.failures import fails_at_start, failed_in_command
 from reference.clauses.step import Step
 from reference.commands import Broken
 from reference.system_kinds import kind_of_config
-from stateful_tests.lockstep.moments import AnyMoment
-from stateful_tests.lockstep.results import Run
+from stateful_tests.lockstep.run_moments import AnyMoment
+from stateful_tests.lockstep.run_results import Run
 from stateful_tests.traces.notation import format_command as describe
 from stateful_tests.traces.notation import format_outcome as say
 

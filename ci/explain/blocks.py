@@ -10,7 +10,7 @@ from reference.blocks.clauses.step import window_start
 from reference.blocks.facts import Lane, StateUse, chained
 from reference.failures import AtBlock, AtChunk, AtCount, AtNamed, AtTable, AtText, Place, counted
 from reference.kv_sources import KvSource
-from stateful_tests.lockstep.moments import EngineMoment
+from stateful_tests.lockstep.run_moments import EngineMoment
 
 
 def block_at(place: AtTable, moment: EngineMoment) -> int | None:

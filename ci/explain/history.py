@@ -12,8 +12,8 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from ci.compare.differences import CURSORS
 from reference.clauses.step import Step
 from reference.state import IN_BATCH, ZERO, Cursors
-from stateful_tests.lockstep.moments import AnyMoment, Moment
-from stateful_tests.lockstep.results import Run, Violation
+from stateful_tests.lockstep.run_moments import AnyMoment, Moment
+from stateful_tests.lockstep.run_results import Run, Violation
 from stateful_tests.traces.notation import format_command as describe
 
 Holds = Callable[[Any], bool]  # of a moment

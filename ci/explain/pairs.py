@@ -10,7 +10,7 @@ from ci.explain.history import Past
 from ci.explain.places import Fact
 from reference.failures import AtCount, AtNamed, AtServer, Failure, Place
 from reference.pairs.config import DECODE, SERVERS
-from stateful_tests.lockstep.moments import EngineMoment, PairMoment
+from stateful_tests.lockstep.run_moments import EngineMoment, PairMoment
 
 
 def on_server(moment: PairMoment, server: str) -> EngineMoment:

@@ -19,7 +19,7 @@ from reference.failures import (
 )  # fmt: skip
 from reference.prefix_cache import path_text
 from reference.recurrent_states import EMPTY, chained
-from stateful_tests.lockstep.moments import Moment
+from stateful_tests.lockstep.run_moments import Moment
 
 
 class Fact(NamedTuple):

@@ -24,9 +24,9 @@ from reference.state import IN_BATCH, Phase, Request, free
 from reference.prefix_cache import path_text
 from reference.rules import RULES as RULES_OF
 from reference.radix_tree import Key, nodes, sizes
-from stateful_tests.lockstep.follow import requests_of_batch
-from stateful_tests.lockstep.moments import Moment
-from stateful_tests.lockstep.results import Run, Violation
+from stateful_tests.lockstep.tree_adoption import requests_of_batch
+from stateful_tests.lockstep.run_moments import Moment
+from stateful_tests.lockstep.run_results import Run, Violation
 from stateful_tests.traces.notation import format_command as describe
 
 

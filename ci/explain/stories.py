@@ -13,7 +13,7 @@ from ci.explain.places import Fact, letter, token_text
 from ci.shown_kinds import ExplainedPlaces, shown_of
 from reference.clauses.attention_reads import stamp_text
 from reference.commands import Finish, Retract
-from stateful_tests.lockstep.moments import AnyMoment, Moment
+from stateful_tests.lockstep.run_moments import AnyMoment, Moment
 from reference.failures import (
     AtCounter, AtCursor, AtLock, AtNamed, AtNode, AtPosition, AtText, Place, counted,
 )  # fmt: skip

@@ -6,7 +6,7 @@ from ci.explain.history import Past
 from ci.explain.places import Fact
 from reference.failures import AtCount, AtSlot, AtTransfer, AtTreeNode, Place
 from reference.tiers.facts import TierFacts, TierTransfer
-from stateful_tests.lockstep.moments import TierMoment
+from stateful_tests.lockstep.run_moments import TierMoment
 
 
 def called(place: Place, m: TierMoment) -> str:

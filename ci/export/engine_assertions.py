@@ -7,8 +7,8 @@ from reference.blocks.clauses.kv_reads import kept_behind
 from reference.blocks.config import EngineConfig
 from reference.commands import Refused
 from reference.failures import AtBlock, AtChunk, AtCount, AtNamed, AtTable, AtText
-from stateful_tests.lockstep.moments import EngineMoment
-from stateful_tests.lockstep.results import Run
+from stateful_tests.lockstep.run_moments import EngineMoment
+from stateful_tests.lockstep.run_results import Run
 
 # What a clause says of a number, as an assertion. A number that is not here shows in no object of the
 # scheduler's side: inputs of the model (RUN-3), what it sampled behind (TXT-1).

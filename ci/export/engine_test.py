@@ -35,8 +35,8 @@ from reference.blocks.request_texts import LaneNote
 from reference.commands import Abort, Done, kind_name
 from reference.kv_sources import LoadedWeights
 from stateful_tests.lockstep.replays import replay
-from stateful_tests.lockstep.moments import EngineMoment
-from stateful_tests.lockstep.results import Row, Run, Trace
+from stateful_tests.lockstep.run_moments import EngineMoment
+from stateful_tests.lockstep.run_results import Row, Run, Trace
 from stateful_tests.traces.notation import format_command
 
 _IMPORTS = "import hashlib\nimport importlib\nimport inspect\nfrom collections import deque\n"

@@ -6,7 +6,7 @@ from reference.commands import Extend
 from reference.failures import AtEntry, AtLock, AtPage, AtPosition, AtRow
 from reference.prefix_cache import lock_holders
 from reference.state import text_tokens
-from stateful_tests.lockstep.moments import Moment
+from stateful_tests.lockstep.run_moments import Moment
 
 _TREE = "the tree"
 

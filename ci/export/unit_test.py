@@ -23,8 +23,8 @@ from impl.sglang.releases import catalogue as releases
 from impl.sglang.releases.names import in_code
 from impl.sglang.tiers.system import TierSystem
 from reference.commands import CheckBusy, CheckIdle, Extend, Open, Outcome, Refused, kind_name
-from stateful_tests.lockstep.kinds import check_fits, lockstep_on
-from stateful_tests.lockstep.results import Trace
+from stateful_tests.lockstep.driven_kinds import check_fits, lockstep_on
+from stateful_tests.lockstep.run_results import Trace
 from stateful_tests.traces.notation import format_command
 
 ENGINE = "sglang"

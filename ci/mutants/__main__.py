@@ -21,8 +21,8 @@ from ci.mutants.judging import ROOT, Noticed
 from ci.mutants.operators import Mutant
 from ci.report import render
 from ci.report.progress import Progress
-from stateful_tests.check import tiers
-from stateful_tests.lockstep.endings import ending
+from stateful_tests.check import check_plans
+from stateful_tests.lockstep.exit_codes import ending
 
 
 @click.command()
@@ -71,7 +71,7 @@ def mutants(
     with unusable("", judging.NoMutants):
         drawn, of = judging.sample(only, size, seed)
         accepted = judging.accepted()
-    plan = tiers.plan(tier, seed=seed)
+    plan = check_plans.plan(tier, seed=seed)
     to_judge = [mutant for mutant in drawn if again or mutant.name not in accepted]
     rows = [_row(mutant, accepted[mutant.name], None) for mutant in drawn if mutant not in to_judge]
     interrupted = False

@@ -30,12 +30,12 @@ import msgspec
 from impl.adapter import UnusableImplementation
 from impl.process.worker import end_with_parent
 from stateful_tests.check.campaign import first_violation
-from stateful_tests.check.tiers import Plan
+from stateful_tests.check.check_plans import Plan
 from stateful_tests.lockstep.replays import replay
-from stateful_tests.lockstep.results import Trace
-from stateful_tests.lockstep.systems import resolve
+from stateful_tests.lockstep.run_results import Trace
+from stateful_tests.lockstep.system_names import resolve
 from ci.mutants.operators import Mutant, files, mutants_of
-from stateful_tests.traces.files import load
+from stateful_tests.traces.trace_files import load
 
 ROOT = Path(__file__).parents[2]
 ACCEPTED = Path(__file__).with_name("accepted.json")
@@ -92,7 +92,7 @@ _OF_RELEASES = (
 _OF_LOGS = tuple(
     f"{_TESTS}/watched/test_{name}.py"
     for name in (
-        "noticed",
+        "noticed_changes",
         "explained_ends",
         "changes",
         "validation",
@@ -102,7 +102,7 @@ _OF_LOGS = tuple(
         "pages_in_logs",
         "log_files",
         "kept_states",
-        "played",
+        "played_servers",
         "watcher",
     )
 )
@@ -123,8 +123,9 @@ AREAS = (
     *(Area(f"impl/vllm/{name}.py", (), (f"{_TESTS}/vllm/test_connectors.py",), without=_OF_RELEASES)
       for name in ("offload", "bare_connectors")),
     Area("stateful_tests/watched", (), _OF_LOGS,
-         without=("stateful_tests/watched/servers", "stateful_tests/watched/situation.py")),
-    Area("stateful_tests/lockstep/follow.py", (OWN_TREE,), (f"{_TESTS}/adapters/test_own_tree_engine.py",)),
+         without=("stateful_tests/watched/servers", "stateful_tests/watched/server_situation.py")),
+    Area("stateful_tests/lockstep/tree_adoption.py", (OWN_TREE,),
+         (f"{_TESTS}/adapters/test_own_tree_engine.py",)),
     Area("reference/recurrent_states.py", ("torch",), (f"{_TESTS}/reference", *_OF_BLOCKS)),
     # The vocabulary is everybody's: two systems that share a fault agree.
     Area("reference", ("torch", OWN_TREE),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from stateful_tests.lockstep.results import Run
+from stateful_tests.lockstep.run_results import Run
 
 _Function = tuple[str, str]  # file, and name in it
 

@@ -20,15 +20,15 @@ from impl.system_spec import SystemSpec
 from reference.all_clauses import ALL_CLAUSES
 from reference.commands import Mode
 from reference.system_kinds import kind_of_config
-from stateful_tests.check.trees.changes import Changes
+from stateful_tests.check.trees.changed_functions import Changes
 from stateful_tests.check.finding_order import cause_order
-from stateful_tests.lockstep.endings import Ending
+from stateful_tests.lockstep.exit_codes import Ending
 from stateful_tests.lockstep.known_faults import KnownFault
 from stateful_tests.lockstep.replays import mostly_refused, rejected_turns, unstated_refusals
 from stateful_tests.lockstep.check_results import Finding
-from stateful_tests.lockstep.results import Run, Trace
+from stateful_tests.lockstep.run_results import Run, Trace
 from stateful_tests.shrink.minimise import violated
-from stateful_tests.traces import files as traces
+from stateful_tests.traces import trace_files as traces
 from stateful_tests.traces.notation import format_command, format_outcome
 
 # Ids in findings that are no clauses -> their sentence.

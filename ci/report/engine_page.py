@@ -7,8 +7,8 @@ from ci.explain.blocks import blocks_of, chunks_of
 from ci.report import render
 from reference.blocks.config import EngineConfig
 from reference.blocks.facts import BlockFacts, Transfer
-from stateful_tests.lockstep.moments import EngineMoment
-from stateful_tests.lockstep.results import Run
+from stateful_tests.lockstep.run_moments import EngineMoment
+from stateful_tests.lockstep.run_results import Run
 from stateful_tests.traces.notation import format_command, format_outcome
 
 HUES = 6

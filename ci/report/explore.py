@@ -11,10 +11,10 @@ from ci.report import render, render_run
 from ci.report.data import finding_data, group_by_cause, rate, fields_of
 from reference.clauses import CLAUSES
 from stateful_tests.coverage.scopes import SCOPES
-from stateful_tests.generate.scope import Scope
+from stateful_tests.generate.exploration_scope import Scope
 from stateful_tests.explore.search import INTERRUPTED, Exploration
 from stateful_tests.explore.tour import Tour
-from stateful_tests.lockstep.endings import ending
+from stateful_tests.lockstep.exit_codes import ending
 from stateful_tests.lockstep.check_results import Finding
 
 

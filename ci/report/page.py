@@ -24,8 +24,8 @@ from impl.bugs import BUGS
 from reference.all_clauses import ALL_CLAUSES
 from reference.commands import Admit
 from reference.geometry import Geometry
-from stateful_tests.lockstep.moments import Moment
-from stateful_tests.lockstep.results import Run
+from stateful_tests.lockstep.run_moments import Moment
+from stateful_tests.lockstep.run_results import Run
 
 MAX_STEPS = 200  # a page of a long trace shows its end
 MAX_COLUMNS, MAX_NODES = 5, 8  # of the step table

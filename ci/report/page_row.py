@@ -7,7 +7,7 @@ from typing import NamedTuple
 from ci import Data
 from ci.compare.differences import CURSORS, POOL, trouble
 from reference.geometry import Geometry
-from stateful_tests.lockstep.pictures import span
+from stateful_tests.lockstep.text_drawings import span
 
 UNIT = 36.0  # the largest width of a token (px)
 DRAWING_WIDTH = 560.0  # (px)

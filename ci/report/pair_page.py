@@ -8,8 +8,8 @@ from ci.explain.pairs import on_server, wire
 from ci.report.engine_page import HUES, MAX_STEPS, drawn, template_values
 from reference.failures import AtServer
 from reference.pairs.config import SERVERS, PairConfig
-from stateful_tests.lockstep.moments import PairMoment
-from stateful_tests.lockstep.results import Run
+from stateful_tests.lockstep.run_moments import PairMoment
+from stateful_tests.lockstep.run_results import Run
 from stateful_tests.traces.notation import format_command, format_outcome
 
 

@@ -7,7 +7,7 @@ from rich.console import Console
 
 from ci import Data
 from ci.report import render
-from stateful_tests.lockstep.endings import ending
+from stateful_tests.lockstep.exit_codes import ending
 from stateful_tests.prove import obligations as proofs
 from stateful_tests.prove import window_theorem
 from stateful_tests.prove.obligations import ProofVerdict

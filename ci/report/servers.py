@@ -11,10 +11,10 @@ from ci.report.pair_story import pair_words, story
 from ci.report.render import labelled, say
 from ci.report.watcher_logs import mismatch, validated, validation
 from reference.failures import counted
-from stateful_tests.lockstep.endings import ending
+from stateful_tests.lockstep.exit_codes import ending
 from stateful_tests.lockstep.known_faults import known_faults
-from stateful_tests.watched.servers.live import LiveRun
-from stateful_tests.watched.servers.serving import JudgedRun, Served
+from stateful_tests.watched.servers.live_server import LiveRun
+from stateful_tests.watched.servers.scheduler_runs import JudgedRun, Served
 
 # What an operator does to the server, by its kind.
 _OPERATIONS = {

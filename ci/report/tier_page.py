@@ -16,8 +16,8 @@ from reference.tiers.facts import (
     TierSend,
     TierTransfer,
 )
-from stateful_tests.lockstep.moments import TierMoment
-from stateful_tests.lockstep.results import Run
+from stateful_tests.lockstep.run_moments import TierMoment
+from stateful_tests.lockstep.run_results import Run
 from stateful_tests.traces.notation import format_command, format_outcome
 
 HUES = 6

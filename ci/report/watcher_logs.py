@@ -17,11 +17,11 @@ from impl.sglang.server.events import WatchHeader
 from reference.all_clauses import ALL_CLAUSES
 from reference.failures import counted
 from reference.state import Cursors
-from stateful_tests.lockstep.endings import Ending, ending, gravest
+from stateful_tests.lockstep.exit_codes import Ending, ending, gravest
 from stateful_tests.lockstep.known_faults import known_faults, looked_for, nearest
-from stateful_tests.watched.beside import AFTER_A_GAP, AFTER_A_MISMATCH
-from stateful_tests.watched.reader import WatchLog
-from stateful_tests.watched.results import Mismatch, Validated
+from stateful_tests.watched.log_follower import AFTER_A_GAP, AFTER_A_MISMATCH
+from stateful_tests.watched.log_reader import WatchLog
+from stateful_tests.watched.validation_results import Mismatch, Validated
 
 _NEXT = (
     "kvspec clauses {clause} has the rule, kvspec bugs WORD the bugs like it. Look at the first mismatch: the"

@@ -25,17 +25,17 @@ from impl.system_spec import SystemSpec
 from kvspec import plugin
 from reference.commands import Mode
 from reference.geometry import PRESETS, Geometry, preset
-from stateful_tests.check import campaign, tiers
+from stateful_tests.check import campaign, check_plans
 from stateful_tests.check.finder import Finder
 from stateful_tests.generate.run_profile import MACHINES
 from stateful_tests.lockstep import replays
 from stateful_tests.lockstep.check_results import CheckResult, Finding
-from stateful_tests.lockstep.results import Run, Trace
-from stateful_tests.lockstep.systems import as_base, driven
+from stateful_tests.lockstep.run_results import Run, Trace
+from stateful_tests.lockstep.system_names import as_base, driven
 from stateful_tests.machines.server_machine import ServerMachine, Violated
 from stateful_tests.machines.shrinking import bounded
 from stateful_tests.machines.targets import MachineTarget
-from stateful_tests.traces import files
+from stateful_tests.traces import trace_files
 
 # A factory, a system, or what `kvspec check --impl` takes; None: torch. `--kvspec-impl` overrides them all.
 Make = Union[Callable[[], System], System, str, None]
@@ -74,7 +74,7 @@ def machine(
     """
     sizes = [geometry] if geometry is not None else [preset(name) for name in presets or PRESETS]
     vary = presets is None and geometry is None
-    tiers.plan("smoke", machines=machines)  # raises ValueError for an unknown name
+    check_plans.plan("smoke", machines=machines)  # raises ValueError for an unknown name
     exactly = geometry is not None
     target = MachineTarget(lambda: _beside_a_model(make), machines, sizes, modes, vary, exactly)
     # The name is what Hypothesis's database knows a machine by.
@@ -166,7 +166,7 @@ def check(
     refuses all violates nothing.
     """
     __tracebackhide__ = True
-    plan = tiers.plan(
+    plan = check_plans.plan(
         plugin.chosen.tier or tier or "smoke",
         machines=machines,
         presets=presets,
@@ -195,7 +195,7 @@ def check(
 def replay(trace: Trace | str | os.PathLike[str], make: Make = None) -> Run:
     """Run a trace, or a file with one. Raises ClauseViolated where the system leaves the specification."""
     __tracebackhide__ = True
-    loaded = trace if isinstance(trace, Trace) else files.load(trace)
+    loaded = trace if isinstance(trace, Trace) else trace_files.load(trace)
     system = _system(make)
     try:
         run = replays.replay(system, loaded)

@@ -6,10 +6,10 @@ from reference.commands import Admit
 from reference.cursors import floor_page
 from reference.rules.rule_definition import cursors_of
 from reference.state import Phase, Request, State
-from stateful_tests.generate.commands.base import Commands, Harness, Labels, Names, harness
-from stateful_tests.generate.commands.cases import request_of, tail
-from stateful_tests.generate.enabled import Enabled
-from stateful_tests.generate.scope import Scope
+from stateful_tests.generate.commands.harness import Commands, Harness, Labels, Names, harness
+from stateful_tests.generate.commands.shared_cases import request_of, tail
+from stateful_tests.generate.enabled_commands import Enabled
+from stateful_tests.generate.exploration_scope import Scope
 
 
 @harness(

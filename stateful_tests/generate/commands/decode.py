@@ -11,8 +11,8 @@ from reference.rules.rule_definition import cursors_of
 from reference.radix_tree import sizes
 from reference.state import Phase, Request, State, free
 from impl.choices import once_in
-from stateful_tests.generate.commands.arguments import draw_drafts, drafts_of, drafts_of_two
-from stateful_tests.generate.commands.base import (
+from stateful_tests.generate.commands.shared_arguments import draw_drafts, drafts_of, drafts_of_two
+from stateful_tests.generate.commands.harness import (
     Commands,
     Harness,
     Labels,
@@ -20,9 +20,9 @@ from stateful_tests.generate.commands.base import (
     RefusalCase,
     harness,
 )
-from stateful_tests.generate.commands.cases import LATE, grows, request_of
-from stateful_tests.generate.enabled import Enabled
-from stateful_tests.generate.scope import Scope
+from stateful_tests.generate.commands.shared_cases import LATE, grows, request_of
+from stateful_tests.generate.enabled_commands import Enabled
+from stateful_tests.generate.exploration_scope import Scope
 
 V = TypeVar("V", SpecDecode, Launch)
 

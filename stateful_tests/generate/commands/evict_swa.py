@@ -6,10 +6,10 @@ from reference.commands import EvictSwa, Mode
 from reference.rules.rule_definition import cursors_of
 from reference.state import IN_BATCH, Request, State
 from impl.choices import once_in, pick
-from stateful_tests.generate.commands.base import Commands, Harness, Labels, Names, harness
-from stateful_tests.generate.commands.cases import pages, request_of
-from stateful_tests.generate.enabled import Enabled, ahead_of
-from stateful_tests.generate.scope import Scope
+from stateful_tests.generate.commands.harness import Commands, Harness, Labels, Names, harness
+from stateful_tests.generate.commands.shared_cases import pages, request_of
+from stateful_tests.generate.enabled_commands import Enabled, ahead_of
+from stateful_tests.generate.exploration_scope import Scope
 
 
 @harness(

@@ -14,7 +14,7 @@ from stateful_tests.check import finder
 from stateful_tests.check.finder import Finder
 from stateful_tests.check.finding_order import WRONG_KV
 from stateful_tests.lockstep.check_results import Finding
-from stateful_tests.lockstep.results import Run, Trace, Violation
+from stateful_tests.lockstep.run_results import Run, Trace, Violation
 
 TRACE = Trace(preset("page1"), Mode.FAITHFUL, (Open("s1"), Close("s1")))
 

@@ -20,14 +20,14 @@ from reference.commands import (
     Abort, Decode, Done, EvictSwa, Mode, Reason, Refused,
 )  # fmt: skip
 from reference.tiers.clauses import OF_CONNECTORS
-from stateful_tests.check import driving
+from stateful_tests.check import run_driver
 from stateful_tests.check.campaign import run
-from stateful_tests.check.driving import Driven, Named
+from stateful_tests.check.run_driver import Driven, Named
 from stateful_tests.check.executors import Processes
-from stateful_tests.check.tiers import plan
+from stateful_tests.check.check_plans import plan
 from stateful_tests.check.run_counts import Counted
 from stateful_tests.check import corpus
-from stateful_tests.lockstep.kinds import new_tallies
+from stateful_tests.lockstep.driven_kinds import new_tallies
 from stateful_tests.lockstep.reference_system import ReferenceSystem
 from stateful_tests.lockstep.check_results import CheckResult
 from stateful_tests.tests.check.test_campaign import FEW
@@ -56,10 +56,10 @@ def test_a_situation_that_is_not_reached_makes_a_check_of_our_own_incomplete(mon
     line = next(line for line in corpus.load() if not line.geometry.tree)
     unreachable = line._replace(situation="open, as nobody does")
     monkeypatch.setattr(corpus, "load", lambda: (unreachable,))
-    driving._lines.cache_clear()
+    run_driver._lines.cache_clear()
     chosen = replace(FEW, machines=("sessions",))
     result = run(ReferenceSystem(), chosen)
-    driving._lines.cache_clear()
+    run_driver._lines.cache_clear()
     assert result.exit_code == 4 and "1 of 1 situations were not met" in result.incomplete
     data = check_data(result, chosen, capabilities=ReferenceSystem.capabilities)
     assert (data["exit_code"], data["situations"]["missing"]) == (4, ["open, as nobody does"])

@@ -9,7 +9,7 @@ from reference.all_clauses import ALL_CLAUSES
 from stateful_tests.lockstep.known_faults import (
     FOLDER, PATH, known_faults, label, of_system, passed_over, read,
 )  # fmt: skip
-from stateful_tests.traces.files import load
+from stateful_tests.traces.trace_files import load
 
 FAULTS = known_faults().values()
 

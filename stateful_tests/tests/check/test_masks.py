@@ -24,23 +24,23 @@ from reference.system_kinds import BLOCKS
 
 from stateful_tests.check import finder
 from stateful_tests.check.known_faults import explanation, masks as masking
-from stateful_tests.check.trees.bases import Base, BaseKind
+from stateful_tests.check.trees.base_selection import Base, BaseKind
 from stateful_tests.check.campaign import run
-from stateful_tests.check.driving import Named, check_also
+from stateful_tests.check.run_driver import Named, check_also
 from stateful_tests.check.known_faults.explanation import counted_under, known_fault
 from stateful_tests.check.finder import Finder
 from stateful_tests.check.known_faults.masks import (
     Standing, also_checked, beside, do_the_same, how_it_breaks, masks,
 )  # fmt: skip
-from stateful_tests.check.tiers import plan
+from stateful_tests.check.check_plans import plan
 from stateful_tests.check.known_faults.causes import avoided
 from stateful_tests.lockstep.known_faults import FOLDER, passed_over
 from stateful_tests.lockstep.replays import replay, rejected_turns
 from stateful_tests.lockstep.check_results import CheckResult
-from stateful_tests.lockstep.results import Row, Run, Trace, Violation
-from stateful_tests.lockstep.systems import resolve
+from stateful_tests.lockstep.run_results import Row, Run, Trace, Violation
+from stateful_tests.lockstep.system_names import resolve
 from stateful_tests.tests.support.closing import KeepsOnThreeWays, WaitsForEver
-from stateful_tests.traces.files import load
+from stateful_tests.traces.trace_files import load
 
 
 PLAN = plan(

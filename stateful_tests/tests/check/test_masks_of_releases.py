@@ -24,16 +24,16 @@ from stateful_tests.check.known_faults.explanation import Explained, counted_und
 from stateful_tests.check.known_faults.masks import (
     masks,
 )  # fmt: skip
-from stateful_tests.check.tiers import plan
+from stateful_tests.check.check_plans import plan
 from stateful_tests.check.known_faults.causes import avoided, needs
 from stateful_tests.lockstep.known_faults import FOLDER, of_system
 from stateful_tests.lockstep.replays import replay
-from stateful_tests.lockstep.results import Violation
-from stateful_tests.lockstep.systems import resolve
+from stateful_tests.lockstep.run_results import Violation
+from stateful_tests.lockstep.system_names import resolve
 from stateful_tests.tests.support.night import at_night
 from stateful_tests.tests.support.patched_code import replaced
 from stateful_tests.tests.support.planted_faults import checkout_with, planted_faults
-from stateful_tests.traces.files import load, prompt_of, save
+from stateful_tests.traces.trace_files import load, prompt_of, save
 from stateful_tests.tests.check.test_masks import KNOWN, THREE
 
 

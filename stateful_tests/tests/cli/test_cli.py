@@ -19,13 +19,13 @@ from reference.commands import Open, Reason, Refused
 from reference.failures import Failure
 from stateful_tests.check import campaign
 from stateful_tests.check.known_faults import explanation
-from stateful_tests.check.trees.changes import Changes
+from stateful_tests.check.trees.changed_functions import Changes
 from stateful_tests.lockstep import replays
-from stateful_tests.lockstep import systems as registry
-from stateful_tests.check.tiers import CORPUS
+from stateful_tests.lockstep import system_names as registry
+from stateful_tests.check.check_plans import CORPUS
 from stateful_tests.lockstep.check_results import LookedUp, MachineResult
 from stateful_tests.lockstep.known_faults import known_faults
-from stateful_tests.lockstep.results import Row, Run, Violation
+from stateful_tests.lockstep.run_results import Row, Run, Violation
 from stateful_tests.tests.support.made_up_check import (
     BAD,
     COMMANDS,
@@ -35,7 +35,7 @@ from stateful_tests.tests.support.made_up_check import (
     checked,
     finding,
 )
-from stateful_tests.traces import files as traces
+from stateful_tests.traces import trace_files as traces
 
 
 def lines(text: str) -> list[str]:

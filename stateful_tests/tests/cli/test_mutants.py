@@ -5,7 +5,7 @@ import json
 import pytest
 
 from ci.cli import run
-from stateful_tests.check.tiers import plan
+from stateful_tests.check.check_plans import plan
 from ci.mutants import judging
 from ci.mutants.judging import Noticed, accepted, judge, sample
 from ci.mutants.__main__ import mutants

@@ -15,7 +15,7 @@ from reference.commands import COMMANDS, Mode, Reason
 from reference.all_clauses import ALL_CLAUSES
 from stateful_tests.coverage.situations import kind_name
 from stateful_tests.lockstep.known_faults import known_faults
-from stateful_tests.traces import files as traces
+from stateful_tests.traces import trace_files as traces
 
 ROOT = Path(__file__).parents[3]
 DOCUMENTS = (

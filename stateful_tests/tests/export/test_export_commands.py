@@ -16,8 +16,8 @@ from ci.export.template_parts import SHARED
 from impl.process import run_test
 from impl.sglang.parts.fetch import release_root
 from reference.all_clauses import ALL_CLAUSES
-from stateful_tests.lockstep import systems as registry
-from stateful_tests.traces.files import load, save
+from stateful_tests.lockstep import system_names as registry
+from stateful_tests.traces.trace_files import load, save
 from stateful_tests.tests.export.test_export import BUG, FIXTURES, OVERSHOOT
 
 

@@ -7,9 +7,9 @@ from ci.report import data, page
 from impl.vllm.api import RELEASES
 from stateful_tests.lockstep import known_faults
 from stateful_tests.lockstep.replays import replay
-from stateful_tests.lockstep.systems import resolve
+from stateful_tests.lockstep.system_names import resolve
 from stateful_tests.tests.support.night import NIGHT
-from stateful_tests.traces import files as traces
+from stateful_tests.traces import trace_files as traces
 
 TRACES = [
     each

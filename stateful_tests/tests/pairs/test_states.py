@@ -19,7 +19,7 @@ from reference.recurrent_states import chained
 from stateful_tests.check.known_faults.causes import avoided
 from stateful_tests.generate.pair_commands import draw_pair_config
 from stateful_tests.lockstep.replays import replay
-from stateful_tests.lockstep.systems import resolve
+from stateful_tests.lockstep.system_names import resolve
 from stateful_tests.shrink.minimise import _shrink_pair
 from stateful_tests.tests.support.planted_faults import trace_of
 

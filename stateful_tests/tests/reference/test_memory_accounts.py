@@ -26,7 +26,7 @@ from stateful_tests.tests.reference.spoilt_facts import (
     text,
 )
 from stateful_tests.tests.support.commands import script
-from stateful_tests.traces.files import load
+from stateful_tests.traces.trace_files import load
 
 FIXTURES = Path(__file__).parents[3] / "fixtures" / "regressions"
 PAGE4 = PRESETS["page4"]

@@ -22,7 +22,7 @@ from reference.state import (
 from reference.rules import RULES
 from reference.rules.rule_definition import Case, Rule
 from reference.rules.sessions import TURNS
-from stateful_tests.generate.scope import Scope
+from stateful_tests.generate.exploration_scope import Scope
 from stateful_tests.coverage.situations import kind_name
 from stateful_tests.explore import lifecycle as lives
 from stateful_tests.explore.search import Explorer

@@ -25,10 +25,10 @@ from reference.failures import AtSlot
 from reference.geometry import PRESETS
 from stateful_tests.lockstep import replays
 from stateful_tests.lockstep.reference_system import ReferenceSystem
-from stateful_tests.lockstep.results import Run, Trace
-from stateful_tests.lockstep.systems import resolve
+from stateful_tests.lockstep.run_results import Run, Trace
+from stateful_tests.lockstep.system_names import resolve
 from stateful_tests.tests.support.commands import script
-from stateful_tests.traces import files as traces
+from stateful_tests.traces import trace_files as traces
 from stateful_tests.traces.notation import format_command as describe
 
 FOLDER = Path(__file__).parents[3] / "fixtures" / "regressions"

@@ -4,7 +4,7 @@ from ci.report.calls import telling_calls
 from reference.commands import Close, Mode, Open
 from reference.failures import Failure
 from reference.geometry import preset
-from stateful_tests.lockstep.results import Run, Trace, Violation
+from stateful_tests.lockstep.run_results import Run, Trace, Violation
 
 GETTERS = "pool.py: available_size, evictable_size"
 

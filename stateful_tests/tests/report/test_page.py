@@ -19,10 +19,10 @@ from reference.clauses import CLAUSES
 from reference.commands import Insert
 from reference.state import Free
 from stateful_tests.lockstep import replays
-from stateful_tests.lockstep.results import Run, Trace
-from stateful_tests.lockstep.systems import resolve
-from stateful_tests.traces import files as traces
-from stateful_tests.traces.files import prompt_of
+from stateful_tests.lockstep.run_results import Run, Trace
+from stateful_tests.lockstep.system_names import resolve
+from stateful_tests.traces import trace_files as traces
+from stateful_tests.traces.trace_files import prompt_of
 
 ROOT = Path(__file__).resolve().parents[3]
 FIXTURES = sorted((ROOT / "fixtures/regressions").glob("*.json"))

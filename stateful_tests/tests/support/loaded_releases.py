@@ -27,7 +27,7 @@ from impl.vllm.pair.driver import PairDriver
 from impl.vllm.sources import CORE, reset_caches
 from impl.vllm.system import VLLMSystem
 from reference.system_kinds import BLOCKS
-from stateful_tests.lockstep.systems import resolve
+from stateful_tests.lockstep.system_names import resolve
 from stateful_tests.tests.support.planted_faults import Edit, planted
 
 DRAFTER = (PROPOSER, DRAFT_KERNELS, SPECULATOR)

@@ -12,10 +12,10 @@ from reference.commands import Mode, Reason, Refused
 from reference.failures import AtSlot
 from reference.tiers.config import tier_preset
 from reference.tiers.facts import TierRequestState
-from stateful_tests.lockstep.kinds import check_fits
+from stateful_tests.lockstep.driven_kinds import check_fits
 from stateful_tests.lockstep.replays import replay
-from stateful_tests.lockstep.results import Trace
-from stateful_tests.lockstep.systems import resolve
+from stateful_tests.lockstep.run_results import Trace
+from stateful_tests.lockstep.system_names import resolve
 from stateful_tests.tests.tiers.lines import commands
 
 RECEIVED = "await h1 a6; greet h1; poll; arrive h1; poll"

@@ -13,14 +13,14 @@ from reference.commands import Done, Mode, Reason, Refused
 from reference.failures import AtSlot
 from reference.tiers.commands import Fetch
 from reference.tiers.config import tier_preset
-from stateful_tests.check import tiers
+from stateful_tests.check import check_plans
 from stateful_tests.generate.tier_commands import propose_tier_command
 from stateful_tests.generate.tier_profile import draw_tier_profile
-from stateful_tests.lockstep.kinds import check_fits
+from stateful_tests.lockstep.driven_kinds import check_fits
 from stateful_tests.lockstep.replays import replay
-from stateful_tests.lockstep.results import Trace
-from stateful_tests.lockstep.systems import resolve
-from stateful_tests.lockstep.tiers import TierLockstep
+from stateful_tests.lockstep.run_results import Trace
+from stateful_tests.lockstep.system_names import resolve
+from stateful_tests.lockstep.tier_lockstep import TierLockstep
 from stateful_tests.tests.tiers.lines import STORED, commands
 
 
@@ -110,5 +110,5 @@ def test_a_release_whose_thread_frees_what_it_has_not_read_is_driven_without_a_s
         UnusableImplementation, match="is not driven with a storage behind the host"
     ):
         check_fits(system, tier_preset("storage"))
-    plan = tiers.for_system(tiers.plan("smoke"), system)
+    plan = check_plans.for_system(check_plans.plan("smoke"), system)
     assert not any(name.startswith("storage") for name in plan.presets) and "tier" in plan.presets

@@ -16,7 +16,7 @@ from reference.blocks.facts import BlockFacts, HostFacts, HostKey, Output, Trans
 from reference.blocks.request_texts import RequestTexts
 from reference.commands import Done, Mode
 from stateful_tests.lockstep.replays import replay
-from stateful_tests.lockstep.results import Trace
+from stateful_tests.lockstep.run_results import Trace
 from stateful_tests.tests.support.places import in_words
 from stateful_tests.tests.support.row_files import clause_rows
 from stateful_tests.tests.vllm.scenes import ROWS as FILE

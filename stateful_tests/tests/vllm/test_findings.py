@@ -18,7 +18,7 @@ from stateful_tests.tests.support.forked_workers import printed_by
 from stateful_tests.tests.support.night import at_night, some_at_night
 from stateful_tests.tests.support.planted_faults import planted_faults
 from stateful_tests.tests.vllm.test_releases import TRACES
-from stateful_tests.traces import files as traces
+from stateful_tests.traces import trace_files as traces
 
 SAID = {
     "a_failed_load_stays_cached_after_an_abort": "a load that failed has left block 1 empty, in command 2",
