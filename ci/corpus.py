@@ -14,7 +14,7 @@ from collections.abc import Iterator
 import click
 
 from ci import cli
-from ci.report.progress import Progress
+from ci.report.progress_line import Progress
 from reference import model
 from reference.commands import Command, Mode
 from reference.token_ids import SHARED

@@ -72,8 +72,8 @@ def save_traces(
     findings: Sequence[Finding], reports: list[Data], folder: str, options: str, html: bool = False
 ) -> None:
     """Save the trace of each finding, with its page if `html`, and note where, or why that failed."""
-    from ci.report import data as report
-    from ci.report import page
+    from ci.report import report_data as report
+    from ci.report.pages import trace_page
     from stateful_tests.traces import trace_files as traces
 
     for group, found in zip(report.group_by_cause(findings), reports, strict=True):
@@ -95,7 +95,7 @@ def save_traces(
         if html:
             shown = Path(found["saved"]).with_suffix(".html")
             if write_beside(
-                shown, page.page(found, group[0].run), "--html", {"exit_code": Ending.VIOLATED}
+                shown, trace_page.page(found, group[0].run), "--html", {"exit_code": Ending.VIOLATED}
             ):
                 found["page"] = str(shown)
 
@@ -123,7 +123,7 @@ class Saved:
         self, traces: dict[str, Trace], standings: Mapping[str, Standing] = MappingProxyType({})
     ) -> None:
         """standings: the base's answers about clauses."""
-        from ci.report import data as report
+        from ci.report import report_data as report
         from stateful_tests.traces import trace_files
 
         together: dict[tuple[object, ...], list[str]] = {}

@@ -50,9 +50,9 @@ class ReportOut:
     @property
     def console(self) -> Console:
         """With the JSON on stdout, the text goes to stderr."""
-        from ci.report import render
+        from ci.report import text_output
 
-        return render.console(sys.stderr if self.file == "-" else sys.stdout)
+        return text_output.console(sys.stderr if self.file == "-" else sys.stdout)
 
     def end(self, data: Any) -> Ending:
         """Write the figures; the ending that they state. The figures name it as well (`ended`)."""
@@ -283,7 +283,7 @@ def _kept_option(option: str) -> Any:
 
 def note(text: str) -> None:
     """A line beside the report, on stderr."""
-    from ci.output import plain
+    from ci.standard_streams import plain
 
     click.echo(f"kvspec: {plain(text)[:600]}", err=True)
 

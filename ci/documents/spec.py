@@ -9,7 +9,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 
 from ci import Data, templates
-from ci.documents import diagrams, steps
+from ci.documents import state_diagrams, step_text
 from impl.bugs import BUGS, Bug
 from reference import model
 from reference.blocks.clauses import BLOCK_CLAUSES
@@ -109,8 +109,8 @@ def collect() -> Data:
         "steps": _steps(example),
         "cached_row": cached,
         "legend": text_drawings.legend(cached),
-        "request_diagram": diagrams.states(requests, Phase),
-        "session_diagram": diagrams.states(sessions, lives.Life),
+        "request_diagram": state_diagrams.states(requests, Phase),
+        "session_diagram": state_diagrams.states(sessions, lives.Life),
         "reasons": list(Reason),
         "turns": [
             {"command": kind_name(kind), "ends": ends, "mark": mark, "keeps": keeps}
@@ -216,14 +216,14 @@ def _example(kind: type[Command], fixtures: dict[str, Trace]) -> Data | None:
     found = [
         ((not step.frees, not step.changes, at, len(step.drawn()), name), step)
         for name, trace in fixtures.items()
-        for at, step in enumerate(steps.steps(trace))
+        for at, step in enumerate(step_text.steps(trace))
         if isinstance(step.command, kind) and isinstance(step.outcome, Done)
     ]
     if not found:
         if kind is not CheckIdle:
             return None  # a new command, of which no fault is named yet
         longer = (*fixtures[EXAMPLE].commands, CheckIdle())
-        *_, last = steps.steps(replace(fixtures[EXAMPLE], commands=longer))
+        *_, last = step_text.steps(replace(fixtures[EXAMPLE], commands=longer))
         return {"fixture": EXAMPLE, "at": None, "drawn": last.drawn(), "frees": False}
     (_, _, at, _, name), step = min(found, key=lambda hit: hit[0])
     return {"fixture": name, "at": at, "drawn": step.drawn(), "frees": step.frees}
@@ -248,7 +248,7 @@ def _clause(clause: Clause, shown_by: dict[str, str], fixtures: dict[str, Trace]
     """killed: the bugs whose first violated clause it is, each with its fixture; drawn: the step that shows
     the first of them, the last of its fixture, as the reference does it."""
     bugs = [bug for bug in BUGS.values() if bug.clause == clause.id]
-    *_, last = steps.steps(fixtures[shown_by[bugs[0].id]]) if bugs else [None]
+    *_, last = step_text.steps(fixtures[shown_by[bugs[0].id]]) if bugs else [None]
     return {
         "clause": clause,
         "scope": _USUAL_SCOPE.sub("", clause.scope),
@@ -316,7 +316,7 @@ def _tree_steps() -> dict[str, Data]:
         before = state
         state, outcome = model.step(state, command)
         assert isinstance(outcome, Done), (command, outcome)
-        shown[name] = {"drawn": steps.DrawnStep(command, before, state, outcome).drawn()}
+        shown[name] = {"drawn": step_text.DrawnStep(command, before, state, outcome).drawn()}
     return shown
 
 

@@ -1,6 +1,6 @@
 """Facts about a page, a cursor, a node, ... at one moment: a case for each kind of place.
 
-`called` names a place, `facts_at` says what is so of it. stories.py dates the facts. Neither knows a clause.
+`called` names a place, `facts_at` lists its facts, and place_history.py dates them. Neither knows a clause.
 """
 
 from __future__ import annotations

@@ -13,8 +13,8 @@ from ci import TEMPLATES
 from ci.export.bug_report import GENERATED_TITLES, Titles, git_description
 from ci.export.engine_assertions import asserted
 from ci.export.recorded_run import NotExportable, not_raising
-from ci.export.inlining import inlined
-from ci.export.specialised import filled, specialised, unannotated
+from ci.export.helper_inlining import inlined
+from ci.export.specialised_scaffold import filled, specialised, unannotated
 from ci.export.template_parts import SHARED, used
 from ci.export.unit_test import ReleaseTarget, assembled, commented, failure_message, with_message
 from impl.loading.renamed import in_code

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import fields
 
 from ci import Data
-from ci.report.data import fields_of, finding_data, group_by_cause, rate, sentence, title
+from ci.report.report_data import fields_of, finding_data, group_by_cause, rate, sentence, title
 from ci.report.verdict import beside, check_verdict, driven, not_declared, said, waived
 from impl.adapter import Capabilities
 from stateful_tests.check.known_faults.masks import Mask

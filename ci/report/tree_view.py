@@ -8,7 +8,7 @@ from rich.console import Console
 from reference.geometry import Geometry
 from ci import Data
 from ci.compare.snapshot import lockers
-from ci.report.render import say, table
+from ci.report.text_output import say, table
 from reference import model
 from reference.commands import Outcome
 from reference.state import State, free

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ci.report.data import group_by_cause
+from ci.report.report_data import group_by_cause
 from ci.shown_kinds import shown
 from impl.adapter import Capabilities
 from reference.commands import kind_name

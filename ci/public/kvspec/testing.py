@@ -17,8 +17,8 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from ci.commands.saved_traces import save_traces
 from ci.commands.shared import SystemSelector
-from ci.report import data as report
-from ci.report import render, render_run
+from ci.report import report_data as report
+from ci.report import text_output, run_text
 from impl.adapter import AnySystem, System, UnusableImplementation
 from impl.engines import DriveOptions
 from impl.system_spec import SystemSpec
@@ -205,7 +205,7 @@ def replay(trace: Trace | str | os.PathLike[str], make: Make = None) -> Run:
     if run.violation is not None:
         text = io.StringIO()
         name = "a trace" if loaded is trace else str(trace)
-        render_run.replay(render.console(text), report.replay_data(name, run))
+        run_text.replay(text_output.console(text), report.replay_data(name, run))
         raise ClauseViolated(text.getvalue(), [run])
     return run
 
@@ -272,13 +272,13 @@ def _failure(findings: Sequence[Finding], make: Make, again: str = "") -> Clause
     selector = SystemSelector(SystemSpec.parse(spelled or ""), chosen.sglang_path, chosen.device)
     save_traces(findings, reports, chosen.save, selector.options)
     text = io.StringIO()
-    out = render.console(text)
+    out = text_output.console(text)
     for number, found in enumerate(reports, 1):
         if found["replay"] is not None:
             python = f"kvspec.replay({found['saved']!r}, make)"
             found["replay"] = _python_path(spelled) + found["replay"] if spelled else python
         which = f" (violation {number} of {len(reports)})" if len(reports) > 1 else ""
-        render_run.finding(out, found, f"{found['implementation']} violates{which}")
+        run_text.finding(out, found, f"{found['implementation']} violates{which}")
     lines = [line.rstrip() for line in text.getvalue().splitlines()]
     return ClauseViolated("\n".join([*lines, again]).rstrip(), [f.run for f in findings])
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from ci.report.check_data import check_data
-from ci.report import render, render_check
-from ci.report.page import page
+from ci.report import text_output, check_text
+from ci.report.pages.trace_page import page
 from impl.adapter import UnusableImplementation
 from reference.commands import Mode
 from stateful_tests.check import campaign, caught_violations, finder, check_plans
@@ -227,7 +227,7 @@ def test_what_comes_by_chance_is_flaky(adapter):
     result = campaign.run(system, plan)
     data = check_data(result, plan, capabilities=system.capabilities)
     assert data["exit_code"] == 1 and f"{system.name}: flaky: " in data["verdict"]
-    render_check.check(render.console(io.StringIO()), data)
+    check_text.check(text_output.console(io.StringIO()), data)
     for found in data["findings"]:
         assert found["flaky"] and FLAKY in found["violation"]["observed"]
         shown = found["rows"][-1]["step"] == found["violation"]["step"] and found["because"]
@@ -267,7 +267,7 @@ def test_a_report_names_commands_to_which_no_replay_came(cut, monkeypatch):
     changed = Changes("HEAD", frozenset(), {("a.py", "f"): 1}, ())
     data = check_data(result, plan, capabilities=system.capabilities, changed=changed)
     for detailed in (False, True):
-        render_check.check(render.console(io.StringIO()), data, detailed=detailed)
+        check_text.check(text_output.console(io.StringIO()), data, detailed=detailed)
     for finding, found in zip(result.findings, data["findings"], strict=True):
         last = found["violation"]["step"]
         assert found["rows"][-1]["step"] == last and found["rows"][-1]["violates"]

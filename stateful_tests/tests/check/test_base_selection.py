@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from ci.commands import bases as commands
+from ci.commands import base_choice as commands
 from ci.commands.shared import SystemSelector, Unusable
 from impl.loading import nearest
 from impl.loading.fetch import cache_folder

@@ -6,10 +6,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from ci.commands import one_check
-from ci.commands.one_check import InterruptGuard
+from ci.commands import system_check
+from ci.commands.system_check import InterruptGuard
 from ci.commands.shared import SystemSelector
-from ci.report import data as report
+from ci.report import report_data as report
 from ci.report.verdict import check_verdict
 from impl.adapter import UnusableImplementation
 from impl.system_spec import SystemSpec
@@ -223,12 +223,12 @@ def test_what_git_cannot_tell_is_a_line(root, kvspec):
 
 def test_without_since_the_changes_are_those_since_the_base(root):
     (root / "cache.py").write_text(BEFORE.replace("return 1", "return 4"))
-    system, how = Checkout(), one_check.CheckOptions(lambda: None, "traces", None, None, html=False)
+    system, how = Checkout(), system_check.CheckOptions(lambda: None, "traces", None, None, html=False)
     system.root = root
     selector, plan = SystemSelector(SystemSpec("sglang"), str(root)), check_plans.plan("smoke")
 
     def changed(base):
-        return one_check._changed(system, selector, base, plan, how, {}, InterruptGuard({}))
+        return system_check._changed(system, selector, base, plan, how, {}, InterruptGuard({}))
 
     found = changed(Base(resolve("reference"), BaseKind.HISTORY, commit="HEAD"))
     assert {*found.called} == {("cache.py", "Cache.free")} and found.revision == "reference"

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from ci.report.data import group_by_cause
+from ci.report.report_data import group_by_cause
 from reference.commands import Close, Mode, Open
 from reference.all_clauses import ALL_CLAUSES
 from reference.failures import Failure

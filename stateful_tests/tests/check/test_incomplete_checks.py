@@ -9,7 +9,7 @@ from itertools import count
 import pytest
 
 from ci.report.check_data import check_data
-from ci.report import render, render_check
+from ci.report import text_output, check_text
 from impl.adapter import Capabilities
 from impl.examples.block_engine import BlockEngine
 from impl.examples.example_engine import ExampleEngine
@@ -74,7 +74,7 @@ def test_features_that_an_engine_does_not_declare_are_not_missing():
     assert data["commands_carried_out"] == 0 and data["situations"]["asked"] < 10
     assert {"a window", "a radix tree", "retract", "check busy"} <= {*data["not_declared"]}
     text = StringIO()
-    render_check.check(render.console(text), data, detailed=True)
+    check_text.check(text_output.console(text), data, detailed=True)
     assert "0 of 30,000 commands; 0 of" in text.getvalue()
     assert "not declared, so not checked: open, " in text.getvalue()
     clauses = {clause["id"] for clause in data["clauses"]}

@@ -7,7 +7,7 @@ import pytest
 from msgspec.structs import replace as replace_fields
 
 from ci.report.check_data import check_data
-from ci.report import render, render_check
+from ci.report import text_output, check_text
 from ci.report.junit import text_of
 from impl.adapter import UnusableImplementation
 from impl.loading.nearest import release_lines
@@ -59,7 +59,7 @@ def checked(tree, kind, base=TorchKV):
     data = check_data(result, PLAN, capabilities=system.capabilities, base=chosen)
     for each in data["findings"]:
         each["not_saved"] = "not saved"
-    render_check.check(out := render.console(io.StringIO()), data)
+    check_text.check(out := text_output.console(io.StringIO()), data)
     return result, data, " ".join(out.file.getvalue().split())
 
 

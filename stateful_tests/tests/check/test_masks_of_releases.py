@@ -10,8 +10,8 @@ import pytest
 
 from ci.documents.findings import known_bugs
 from ci.export import bug_report
-from ci.report import data as report
-from ci.report import render, render_run
+from ci.report import report_data as report
+from ci.report import text_output, run_text
 from impl.torch_kv import TorchKV
 from reference.commands import (
     Abort, Decode, Retract,
@@ -170,7 +170,7 @@ def test_a_replayed_trace_names_the_known_fault_that_explains_it(release):
     assert odd.violation is not None and known_fault(release("0.5.23"), odd) is None
     data = report.replay_data("t.json", run, known=fault)
     data["known"] |= next(row for row in known_bugs() if row["id"] == "retract-ends-turn")
-    render_run.replay(out := render.console(io.StringIO()), data)
+    run_text.replay(out := text_output.console(io.StringIO()), data)
     for text in (out.file.getvalue(), bug_report.story(data | {"text": ""}, "t.json", "")):
         assert "retract-ends-turn" in text and "#40252" in text
 

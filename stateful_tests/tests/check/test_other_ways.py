@@ -7,7 +7,7 @@ from itertools import islice
 
 import pytest
 
-from ci.commands import one_check
+from ci.commands import system_check
 from ci.commands.shared import SystemSelector, Unusable
 from ci.report.verdict import check_verdict
 from impl import engines
@@ -216,16 +216,16 @@ def drives(monkeypatch):
         data = {"said": said, "since": since, "interrupted": False, "exit_code": driven.code}
         return data, lambda: driven.append("saved")
 
-    monkeypatch.setattr(one_check, "check_system", drive)
+    monkeypatch.setattr(system_check, "check_system", drive)
     return driven
 
 
 def drive_ways(result, base=None):
     reports, saves = [], []
     others = chosen([ALLOC, HOST], [HOST])
-    how = one_check.CheckOptions(lambda: None, "traces", base, None, html=False)
+    how = system_check.CheckOptions(lambda: None, "traces", base, None, html=False)
     selector = SystemSelector(SystemSpec("sglang"), "../sglang")
-    one_check._drive_ways(result, others, selector, Tree, how, reports, saves)
+    system_check._drive_ways(result, others, selector, Tree, how, reports, saves)
     return reports
 
 
@@ -237,7 +237,7 @@ def test_ways_are_driven_beside_the_own_one_and_others_named(drives):
     assert result.not_driven["rust"] == "no compiled core"
     command = "kvspec check --impl sglang+rust+overlap --sglang-path ../sglang"
     assert result.not_driven["rust+overlap"] == command
-    assert one_check._called_in(reports) == {HOST}
+    assert system_check._called_in(reports) == {HOST}
 
 
 def test_ways_that_are_not_driven_for_one_reason_are_named_together():

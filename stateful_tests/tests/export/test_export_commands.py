@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ci.commands import exporting
+from ci.commands import trace_export
 from ci.export import unit_test as export
 from ci.export.recorded_run import NotExportable
 from ci.export.template_parts import SHARED
@@ -74,7 +74,7 @@ def test_tests_in_a_folder_share_one_module(kvspec, made, monkeypatch):
         "--out",
         "tests/",
     )
-    monkeypatch.setattr(exporting, "_others", lambda *_: [])
+    monkeypatch.setattr(trace_export, "_others", lambda *_: [])
     for name in ("test_a", "test_b"):
         monkeypatch.setattr(export, "unit_test", lambda *_, name=name: f"def {name}(self): ...\n")
         assert kvspec(*options)[0] == 0
@@ -194,7 +194,7 @@ def test_where_no_test_is_made_it_says_why_and_what_there_is(kvspec, trace, impl
     assert err.endswith(f"The text of a bug report: kvspec export @{trace} --as story --impl {impl}\n")
 
 
-BY_HAND = exporting.REPORTS / "test_retried_turn_resumes_where_its_state_is.py"
+BY_HAND = trace_export.REPORTS / "test_retried_turn_resumes_where_its_state_is.py"
 
 
 @pytest.mark.parametrize("saved", [False, True])

@@ -1,6 +1,6 @@
 """The functions that a finding names: those of its failing command, and not what any command calls."""
 
-from ci.report.calls import telling_calls
+from ci.report.called_functions import telling_calls
 from reference.commands import Close, Mode, Open
 from reference.failures import Failure
 from reference.geometry import preset

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ci.documents.reported import TierReport, reported
+from ci.documents.upstream_reports import TierReport, reported
 from reference.commands import Abort, Close, Evict, Insert, Match, Piece, Unlock
 from reference.tiers.clauses import OF_CONNECTORS, TIER_CLAUSES, TierStep, broken
 from reference.failures import AtCount

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from ci.report import data as report
-from ci.report import page
+from ci.report import report_data as report
+from ci.report.pages import trace_page
 from impl.adapter import UnusableImplementation
 from impl.engines import driven_in
 from impl.sglang.tiers import api
@@ -54,7 +54,7 @@ def test_a_round_trip_through_the_host_is_told_as_it_goes(newest):
     parts = "waits for a store", "store 1 of node 1, ", "is acknowledged", "h2 reads [0, 12)"
     for part in parts:
         assert any(part in line for line in told), (part, told)
-    html = page.page(report.replay_data("t.json", run) | {"replay": "kvspec replay t.json"}, run)
+    html = trace_page.page(report.replay_data("t.json", run) | {"replay": "kvspec replay t.json"}, run)
     parts = (
         '<span class="tag o1">node 1</span> under the root',
         "host full",

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from ci.explain.tiers import facts_at
-from ci.report import data as report
-from ci.report import page
+from ci.explain.tier_places import facts_at
+from ci.report import report_data as report
+from ci.report.pages import trace_page
 from impl.adapter import UnusableImplementation
 from impl.choices import RandomChoices
 from reference.commands import Done, Mode, Reason, Refused
@@ -42,7 +42,7 @@ def test_pages_go_to_a_storage_and_come_back(newest):
     )
     for part in parts:
         assert any(part in line for line in told), (part, told)
-    html = page.page(report.replay_data("t.json", run) | {"replay": "kvspec replay t.json"}, run)
+    html = trace_page.page(report.replay_data("t.json", run) | {"replay": "kvspec replay t.json"}, run)
     assert "prefetch 4 of h2 (reads), host full 0, full 1, full 2, full 3" in html
 
 

@@ -8,8 +8,8 @@ import pytest
 from ci.explain import because
 from ci.export import engine_test
 from ci.export.recorded_run import NotExportable
-from ci.report import data as report
-from ci.report import page
+from ci.report import report_data as report
+from ci.report.pages import trace_page
 from impl.process.run_test import FAILS, outcomes
 from reference.blocks.clauses import BLOCK_CLAUSES
 from stateful_tests.lockstep.replays import replay
@@ -313,7 +313,7 @@ def test_the_reason_is_a_true_sentence_and_is_drawn(vllm, path):
         since = claim.since - run.history_start
         assert all(held[since:]) and not any(held[since - 1 : since]), claim.what
     data = report.replay_data(str(path), run) | {"replay": "kvspec replay"}
-    shown = Reader(page.page(data, run))
+    shown = Reader(trace_page.page(data, run))
     assert f"step-{len(run.rows) - 1}" in shown.ids and explained.text[1:] in shown.text
     wrong = [
         value for _, name, value in shown.attributes if name == "class" and "wrong" in value.split()

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ci.report import servers as report
+from ci.report import server_reports as report
 from impl.sglang.server.clients import Client, Config, Turn
 from impl.sglang.server.over_http import LiveServer
 from stateful_tests.watched.servers.live_server import LiveRun, watch_live

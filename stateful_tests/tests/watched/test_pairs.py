@@ -5,9 +5,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from ci.commands.server_settings import require_fitting
+from ci.commands.options.server_settings import require_fitting
 from ci.commands.shared import Unusable
-from ci.report import pair_story, servers
+from ci.report import pair_story, server_reports
 from impl.adapter import UnusableImplementation
 from impl.sglang.server import environment
 from impl.sglang.server.clients import Client, Config, Turn
@@ -109,7 +109,7 @@ def test_a_report_shows_both_servers_and_the_wire(capsys):
     )  # fmt: skip
     judged = scheduler_runs.serve(Pretends(), run)
     result = scheduler_runs.Served(RELEASE, 1, 1, 10, found={run.key: judged})
-    servers.served_text(Console(width=100), servers.served(result, None, 1))
+    server_reports.served_text(Console(width=100), server_reports.served(result, None, 1))
     said = capsys.readouterr().out
     assert "P and D: page_size 1" in said and "window 4" in said
     assert "transfer 2 of c2.1, when 5 tenths are copied, rests 100 steps" in said

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from ci.bench.watcher import _more
+from ci.bench.watcher_costs import _more
 from impl.adapter import UnusableImplementation
 from impl.sglang.releases.catalogue import TABLE
 from impl.sglang.server import hooks, tier
