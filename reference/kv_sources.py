@@ -29,7 +29,7 @@ class KvSource(NamedTuple):
 
     @property
     def origin(self) -> int:
-        """The stamp of the empty text: 0 for the model as it was started, without a namespace."""
+        """The stamp of the empty text: 0 for the initial model without a namespace."""
         if self == PLAIN:
             return 0
         names = (int.from_bytes(name.encode(), "big") for name in (self.adapter, self.salt))
@@ -47,20 +47,20 @@ PLAIN = KvSource()
 
 
 class LoadedWeights:
-    """Which weights a server computes with now. weights, loads: see KvSource; loads by adapter."""
+    """The weights that a server computes with. weights, loads: see KvSource; loads are by adapter."""
 
     def __init__(self) -> None:
         self.weights = 0
         self.loads: dict[str, int] = {}
 
     def load_adapter(self, adapter: str) -> None:
-        """The adapter's name stands for other weights from now on."""
+        """Replace the weights of an adapter."""
         self.loads[adapter] = self.loads.get(adapter, 0) + 1
 
     def replace_weights(self) -> None:
-        """The model has other weights from now on."""
+        """Replace the weights of the model."""
         self.weights += 1
 
     def source(self, adapter: str, salt: str) -> KvSource:
-        """The source of a request that comes now."""
+        """Return the source of KV for a request that arrives now."""
         return KvSource(adapter, self.loads.get(adapter, 0), salt, self.weights)

@@ -11,7 +11,7 @@ R = TypeVar("R")
 
 
 class memoized(Generic[Of, *Args, R]):  # noqa: N801 (used as functools.cached_property is)
-    """A property of an object, or a function of an object and more: the object keeps what it gives.
+    """A property of an immutable object, or a function of one, whose values the object keeps.
 
     In a class it is `functools.cached_property` without the lock that this takes in Python 3.11.
     """

@@ -17,15 +17,16 @@ HELD, UNCACHED = "session_held", "uncached"
 
 
 def in_batch(request: Request) -> bool:
-    """A running batch lists the request and its KV is its own: recomputed, never remembered (#22753)."""
+    """Return whether a running batch lists the request, so that its KV counts as its own. Computed anew
+    at each check, never stored (#22753)."""
     return request.phase in IN_BATCH
 
 
 def counted(state: State) -> list[tuple[str, str, Cursors]]:
-    """(term, holder, cursors) of every row in use.
+    """Return (term, holder, cursors) for every row in use.
 
-    A lent slot counts once: through its turn, as soon as that is in a batch (#22213). An admission
-    that was rejected puts nothing into a batch, so the slot still holds.
+    A lent slot counts once: through its turn, as soon as the turn is in a batch (#22213). A rejected
+        admission puts nothing into a batch, so the slot still counts.
     """
     found = []
     for session in state.sessions:
@@ -71,7 +72,7 @@ def report(state: State) -> Report:
 
 
 def account_text(account: Account) -> str:
-    """One line of a memory check, such as "full: available 24 + session_held 8 = 32 of 32"."""
+    """Return an account as one line, such as "full: available 24 + session_held 8 = 32 of 32"."""
     terms = ("available", "evictable", "protected", HELD, UNCACHED)
     shown = [f"{t} {getattr(account, t)}" for t in terms if t == "available" or getattr(account, t)]
     total = f" = {account.counted}" if len(shown) > 1 else ""

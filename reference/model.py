@@ -23,7 +23,7 @@ _REFUSED = {reason: Refused(reason) for reason in Reason}
 
 
 def initial(geometry: Geometry, mode: Mode = Mode.FREE) -> State:
-    """The empty state."""
+    """Return the empty state."""
     states = bool(geometry.states)
     tree = Tree(geometry.page_size, geometry.window, states=states) if geometry.tree else None
     return State(RunConfig(geometry, mode), tree=tree)
@@ -40,7 +40,7 @@ def step(state: State, command: Command, choices: Sequence[Choice] = ()) -> tupl
 def step_with_effects(
     state: State, command: Command, choices: Sequence[Choice] = ()
 ) -> tuple[State, Outcome, Effects]:
-    """`step`, and which pages the tree gave back or took over."""
+    """Carry out `command` as `step` does, and also return the pages that the tree gave back or adopted."""
     effects = no_effects() if state.tree is not None else _NO_EFFECTS
     context = RuleContext({c.request: c for c in choices} if choices else _NO_CHOICES, effects)
     try:

@@ -28,7 +28,7 @@ NOWHERE = -1  # instead of a slot: an entry that begins a text continues from no
 
 
 class Words(NamedTuple):
-    """The words of a clause for both kinds of engines."""
+    """The wording of a clause that both kinds of engines have."""
 
     title: str
     sentence: str
@@ -63,17 +63,17 @@ PARTS = ("its recurrent state", "its convolution window")
 
 
 def chain(stamp: int, token: int) -> int:
-    """The stamp of `token` after a prefix that `stamp` stands for; the empty prefix is 0. 61 bits."""
+    """Return the stamp of `token` after the prefix with this stamp; the empty prefix is 0. 61 bits."""
     return hash((stamp, token)) & (1 << 61) - 1
 
 
 def chained(tokens: Iterable[int], stamp: int = 0) -> list[int]:
-    """The stamp of each token, one after the other, after a prefix that `stamp` stands for."""
+    """Return the stamp of each token, after the prefix with this stamp."""
     return list(accumulate(tokens, chain, initial=stamp))[1:]
 
 
 def stamp_after(stamps: Sequence[int], count: int) -> int:
-    """The stamp of the state after the first `count` tokens of a text, of which `stamps` has each; NOWHERE
+    """Return the stamp of the state after the first `count` tokens of a text with these stamps; NOWHERE
     past its end."""
     if count > len(stamps):
         return NOWHERE
@@ -81,7 +81,7 @@ def stamp_after(stamps: Sequence[int], count: int) -> int:
 
 
 def seen(stamp: int, stamps: Sequence[int]) -> str:
-    """Name a part with this stamp, for the owner of a text with these stamps."""
+    """Describe a part with this stamp, for the owner of a text with these stamps."""
     if stamp == EMPTY:
         return "was not written"
     if stamp in stamps:
@@ -90,7 +90,7 @@ def seen(stamp: int, stamps: Sequence[int]) -> str:
 
 
 def misread(found: Sequence[int], want: int, stamps: Sequence[int]) -> str | None:
-    """Say what is wrong with a state whose parts have these stamps; None if all are `want`."""
+    """Describe the fault of a state whose parts have these stamps; None if all are `want`."""
     for part, stamp in zip(PARTS, found):
         if stamp != want:
             return f"{part} {seen(stamp, stamps)}"

@@ -31,12 +31,12 @@ AnyCommand = Command | EngineCommand | TierCommand | PairCommand
 class Kind:
     """A kind of system.
 
-    name: as Capabilities.kind and a trace state it.
-    words: what tells a system of the kind from others, such as "schedules by itself"; noun: such a system.
+    name: as in Capabilities.kind and in a trace.
+    words: the property that distinguishes it, such as "schedules by itself"; noun: such a system.
     config: the class of its sizes. commands: the classes of its commands. presets: sizes by name.
-    facts: the class of what its systems show; None where that is the View of an adapter.
-    machine: the one machine that draws its commands; "" where several do.
-    modelled: the reference model stands beside it; else facts and clauses judge it alone.
+    facts: the class of its facts; None where an adapter shows a View.
+    machine: the only machine that draws its commands; "" where there are several.
+    modelled: the reference model runs beside it; otherwise facts and clauses judge it alone.
     schedules: it picks its batches itself, so a changed tree may run another schedule than its base.
     """
 
@@ -73,13 +73,13 @@ JUDGED_KINDS = tuple(kind for kind in KINDS.values() if not kind.modelled)
 
 
 def kind_of_config(config: object) -> Kind:
-    """The kind of the systems that are configured so."""
+    """Return the kind of systems with this class of configuration."""
     return next(kind for kind in KINDS.values() if isinstance(config, kind.config))
 
 
 def kind_by_commands(commands: frozenset[str]) -> Kind:
-    """The kind whose systems take these commands, by the names of their classes: of an adapter that does not
-    declare its kind."""
+    """Return the kind whose systems take these commands, by the names of their classes: for an adapter
+    that does not declare its kind."""
     if "Schedule" in commands:
         return BLOCKS
     if "Forward" in commands:

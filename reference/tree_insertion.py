@@ -24,7 +24,7 @@ from reference.token_ids import tree_key
 
 
 def insert_prompt(state: State, request: Request, effects: Effects) -> State:
-    """A request goes on: the prompt so far goes into the tree, and its lock then reaches to its end (R)."""
+    """Insert the prompt so far of a request that goes on; its lock then reaches to its end (R)."""
     assert state.tree is not None and request.cursors is not None
     c = request.cursors
     bigram = state.config.geometry.bigram
@@ -32,21 +32,21 @@ def insert_prompt(state: State, request: Request, effects: Effects) -> State:
     if end == c.cache_protected_len:
         return state
     key = tree_key(text_tokens(request.text, end + bigram), bigram)
-    now = _hand_over(state, request.holder, key, _evicted(c), effects, goes_on=True, row=True)
+    now = _insert_key(state, request.holder, key, _own_swa_start(c), effects, goes_on=True, row=True)
     if now is state:
         return state
     return now.with_request(request._replace(cursors=c._replace(cache_protected_len=end)))
 
 
 def insert_on_finish(state: State, request: Request, length: int, effects: Effects) -> State:
-    """A request has ended: the first `length` tokens of its text go into the tree, its lock goes."""
+    """Insert the first `length` tokens of a request that has ended, and drop its lock."""
     assert state.tree is not None and request.cursors is not None
     c = request.cursors
     key = tree_key(text_tokens(request.text, length), state.config.geometry.bigram)
     key = radix.whole_pages(state.tree, key)
     if len(key) > c.cache_protected_len:
-        state = _hand_over(
-            state, request.holder, key, _evicted(c), effects, goes_on=False, row=True
+        state = _insert_key(
+            state, request.holder, key, _own_swa_start(c), effects, goes_on=False, row=True
         )
     return unlocked(state, request.holder)
 
@@ -54,12 +54,12 @@ def insert_on_finish(state: State, request: Request, length: int, effects: Effec
 def insert_by_lock_holder(
     state: State, holder: str, key: Key, evicted: int, effects: Effects, *, goes_on: bool
 ) -> State:
-    """A lock owner that has computed `key`, past what it has locked of it, hands that to the tree."""
+    """Insert the part of `key` behind the prefix that a lock owner has locked and computed on."""
     assert state.tree is not None
     lock = radix.lock_of(state.tree, holder)
     prefix = len(lock.key) if lock is not None else 0
     if len(key) > prefix:
-        state = _hand_over(
+        state = _insert_key(
             state, holder, key, max(evicted, prefix), effects, goes_on=goes_on, row=False
         )
     if not goes_on:
@@ -70,17 +70,18 @@ def insert_by_lock_holder(
     return state
 
 
-def _evicted(c: Cursors) -> int:
-    """Below this the inserter has no SWA KV of its own."""
+def _own_swa_start(c: Cursors) -> int:
+    """Return the position below which the inserter has no SWA KV of its own."""
     return max(c.swa_evicted_seqlen, c.cache_protected_len)
 
 
-def _hand_over(
+def _insert_key(
     state: State, holder: str, key: Key, evicted: int, effects: Effects, *, goes_on: bool, row: bool
 ) -> State:
-    """Insert `key`, whole pages, by the table above; the very same state where nothing can be inserted.
+    """Insert `key`, whole pages, by the table above; return the very same state where nothing can be
+    inserted.
 
-    row: the pages come from the holder's row, else from nowhere (a lock owner has none).
+    row: the pages are those of the holder's row; a lock owner has none.
     """
     assert state.tree is not None
     if not goes_on:

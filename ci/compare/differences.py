@@ -11,7 +11,7 @@ from ci import Data
 from reference.clauses.attention_reads import POOL as POOL
 from reference.clauses.facts import Facts, TreeFacts
 from reference.clauses.step import Step, span
-from reference.clauses.tree_evictions import walked
+from reference.clauses.tree_evictions import sizes_by_walk
 from reference.failures import (
     AtCounter, AtCursor, AtEntry, AtLock, AtNamed, AtNode, AtPage, AtPosition, AtRow, AtText, AtTreePage,
     Place,
@@ -226,7 +226,7 @@ def _tree_differences(moment: Moment, ref: Data, got: Data) -> Iterator[Data]:
     if tree is None:
         return
     if tree.sizes is not None:
-        for name, count in zip(got["counters"], walked(tree)):
+        for name, count in zip(got["counters"], sizes_by_walk(tree)):
             if got["counters"][name] != count:
                 about = f"{name} tokens, by counter"
                 yield difference(("counters", name), about, count, got["counters"][name])

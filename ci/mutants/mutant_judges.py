@@ -60,12 +60,12 @@ _TESTS = "stateful_tests/tests"
 _SITUATIONS = tuple(
     f"reference/clauses/{name}:"
     for name in (
-        "memory_checks.py _checked",
+        "memory_checks.py _check_counts_something",
         "step.py Step.grew",
         "step.py Step.evicted_any",
         "step.py Step.freed_something",
         "tree_shape.py shrank",
-        "tree_locks.py locked",
+        "tree_locks.py locks_anything",
     )
 )
 _OF_CLAUSES = tuple(

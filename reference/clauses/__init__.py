@@ -27,7 +27,7 @@ CLAUSES = in_order(REGISTERED, _MODULES)
 
 
 def about(step: Step, waived: frozenset[str] = frozenset()) -> tuple[Clause, ...]:
-    """The clauses but the waived that are about this command, on what there is."""
+    """Return the clauses about this command on this system, without the waived ones."""
     geometry = step.config.geometry
     kind: type = type(step.command)
     return clauses_of(
@@ -45,8 +45,8 @@ def clauses_of(
     tracks: bool,
     waived: frozenset[str] = frozenset(),
 ) -> tuple[Clause, ...]:
-    """The clauses but the waived about a kind of command, where a system has a tree, a window, states,
-    tracked states."""
+    """Return the clauses about a kind of command, without the waived ones. A system may lack a tree, a
+    window, recurrent states or tracked states: the clauses that need them are left out."""
     needs = ("tree", tree), ("window", window), ("states", states), ("tracks", tracks)
     lacks = {need for need, there in needs if not there}
     return tuple(
@@ -57,10 +57,12 @@ def clauses_of(
 
 
 def broken(step: Step, waived: frozenset[str] = frozenset()) -> list[tuple[Clause, Any]]:
-    """All clauses but the waived that fail at this step, the headline first (by_cause).
+    """Return all clauses that fail at this step, without the waived ones, the headline first
+    (by_cause).
 
     When outcomes differ, states are not comparable and only the outcome is reported. When names differ
-    (SES-2), the clauses after it are not checked. The backstop REF-1 is reported only when no other fails.
+    (SES-2), the clauses after it are not checked. The backstop REF-1 is reported only when no other
+    fails.
     """
     found: list[tuple[Clause, Any]] = []
     for each in about(step, waived):

@@ -58,7 +58,7 @@ def _read_failure(step: Step, pool: str) -> Failure | None:
 def misread(
     step: Step, pool: str
 ) -> tuple[str, int, tuple[int, ...], tuple[int | None, ...]] | None:
-    """The first holder that reads anything but its own tokens, and `reads` of it."""
+    """Return the first holder that reads other tokens than its own, and the `reads` of it."""
     window = step.config.geometry.window
     if pool != "full" and window is None:
         return None
@@ -72,7 +72,8 @@ def misread(
 def reads(
     holder: Holder, facts: HolderFacts | None, pool: str, window: int | None
 ) -> tuple[int, tuple[int, ...], tuple[int | None, ...]]:
-    """A position, the tokens that a holder must read from there on, and those that it reads."""
+    """Return a position, the tokens that a holder must read from there on, and the tokens that it
+    reads."""
     length = min(holder.cursors.kv_committed_len, text_len(holder.text))
     start = 0
     if pool == "swa":
@@ -124,7 +125,7 @@ def _swa_reads(step: Step) -> Failure | None:
     scope="A lent slot's own cursors are compared only while its request has not extended.",
     trigger=lambda s: bool(s.after.holders),
 )
-def _agree(step: Step) -> Failure | None:
+def _agrees_with_reference(step: Step) -> Failure | None:
     page_size = step.config.geometry.page_size
     for request in step.now.requests:
         got = step.after.requests[request.name].cursors
@@ -169,12 +170,12 @@ def _agree(step: Step) -> Failure | None:
                 return Failure(
                     f"{POOL[pool]} pages owned as in the reference",
                     f"differ at {wrong[:4]}",
-                    partial(_owned_otherwise, step, pool, wrong),
+                    partial(_ownership_differences, step, pool, wrong),
                 )
-    return _states_otherwise(step)
+    return _state_differences(step)
 
 
-def _states_otherwise(step: Step) -> Failure | None:
+def _state_differences(step: Step) -> Failure | None:
     states = step.after.states
     if states is None:
         return None
@@ -192,8 +193,8 @@ def _states_otherwise(step: Step) -> Failure | None:
     return None
 
 
-def _owned_otherwise(step: Step, pool: str, places: list[tuple[str, int]]) -> Iterator[Place]:
-    """The pages at these places of sequences; where the system has none, the place in the row."""
+def _ownership_differences(step: Step, pool: str, places: list[tuple[str, int]]) -> Iterator[Place]:
+    """Return the pages at these places of sequences; where the system has none, the place in the row."""
     pages = {(o.holder, o.at): o.page for o in step.after.pools[pool].owned}
     for holder, at in places:
         if (holder, at) in pages:

@@ -13,13 +13,13 @@ from reference.state import ZERO, Cursors
 
 
 def cursors_off(owner: str, want: Cursors | None, got: Cursors | None) -> list[AtCursor]:
-    """The fields in which cursors are not what they must be."""
+    """Return the fields in which the cursors differ from those wanted."""
     fields = zip(Cursors._fields, want or ZERO, got or ZERO)
     return [AtCursor(owner, field, must) for field, must, has in fields if must != has]
 
 
 def capped(c: Cursors, target: int) -> Cursors:
-    """C, A and E each the smaller of what it was and target."""
+    """Return C, A and E, each at most `target`."""
     committed, allocated, evicted, protected = c
     return Cursors(min(committed, target), min(allocated, target), min(evicted, target), protected)
 
@@ -55,7 +55,7 @@ def capped(c: Cursors, target: int) -> Cursors:
         (at := s.cut_at) is not None and not isinstance(s.command, Admit) and max(at[1][:3]) > at[2]
     ),
 )
-def _capped(step: Step) -> Failure | None:
+def _caps_at_target(step: Step) -> Failure | None:
     at = step.cut_at
     if at is None:
         return None
@@ -106,7 +106,7 @@ def _capped(step: Step) -> Failure | None:
         and at[1].kv_allocated_len > at[2]
     ),
 )
-def _restored(step: Step) -> Failure | None:
+def _restore_caps_at_prefix(step: Step) -> Failure | None:
     if not isinstance(step.command, Admit) or not step.done:
         return None
     request = step.acted
@@ -161,7 +161,7 @@ def _restored(step: Step) -> Failure | None:
     scope="Requests with results in flight (Launch).",
     trigger=lambda s: any(len(r.in_flight) > 1 for r in s.now.requests),
 )
-def _covered(step: Step) -> Failure | None:
+def _slots_for_rounds_in_flight(step: Step) -> Failure | None:
     for request in step.now.requests:
         facts = step.after.requests.get(request.name)
         if not request.in_flight or facts is None or facts.cursors is None:
@@ -189,7 +189,7 @@ def _covered(step: Step) -> Failure | None:
         for h in s.held
     ),
 )
-def _order(step: Step) -> Failure | None:
+def _cursors_in_order(step: Step) -> Failure | None:
     geometry = step.config.geometry
     shown = [("", n, r.cursors) for n, r in step.after.requests.items() if r.cursors is not None]
     shown += [("slot of ", n, s.slot) for n, s in step.after.sessions.items() if s.slot is not None]
@@ -206,7 +206,7 @@ def _order(step: Step) -> Failure | None:
 
 
 def _out_of_bounds(c: Cursors, geometry: Geometry) -> Iterator[tuple[str, str, str]]:
-    """(field, the cursor that bounds it, what is wrong with it) of each that is out of bounds."""
+    """Return (field, its bounding cursor, the fault in words) for each cursor out of bounds."""
     bounds = {
         "cache_protected_len": "kv_committed_len",
         "kv_committed_len": "kv_allocated_len",
@@ -238,7 +238,7 @@ def _out_of_bounds(c: Cursors, geometry: Geometry) -> Iterator[tuple[str, str, s
         len(s.progress) > 1 or (isinstance(s.command, (SpecDecode, Launch, Settle)) and s.done)
     ),
 )
-def _moved(step: Step) -> Failure | None:
+def _commits_progress(step: Step) -> Failure | None:
     if not step.done:
         return None
     progress = step.progress

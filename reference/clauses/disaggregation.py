@@ -15,22 +15,22 @@ clause = partial(register, HANDED_OVER, rule="pairs.beside")
 
 
 class HandsOver(Protocol):
-    """A step of a server with a peer, or of both."""
+    """A step of a prefill server, a decode server, or a pair of them."""
 
     def needed(self) -> Iterator[object]:
-        """What the prefill server has still to keep for its peer."""
+        """Yield what the prefill server must still keep for its peer."""
         ...
 
     def lost(self) -> Iterator[Failure]:
-        """What it has to keep and does not."""
+        """Yield what it must keep and has freed or overwritten."""
         ...
 
     def arrived(self) -> Iterator[object]:
-        """What the decode server counts as sent, or is to get."""
+        """Yield what the decode server counts as sent, or will get."""
         ...
 
     def wrongly_sent(self) -> Iterator[Failure]:
-        """What of it is not the request's own KV."""
+        """Yield parts of it with another request's KV."""
         ...
 
 
@@ -47,7 +47,7 @@ class HandsOver(Protocol):
     ),
     trigger=lambda step: any(True for _ in step.needed()),
 )
-def _kept(step: HandsOver) -> Failure | None:
+def _promise_is_kept(step: HandsOver) -> Failure | None:
     return next(step.lost(), None)
 
 
@@ -65,5 +65,5 @@ def _kept(step: HandsOver) -> Failure | None:
     scope="When D no longer waits for it. HIT-1 and READ-3 see what a batch then reads.",
     trigger=lambda step: any(True for _ in step.arrived()),
 )
-def _sent(step: HandsOver) -> Failure | None:
+def _only_sent_kv_is_valid(step: HandsOver) -> Failure | None:
     return next(step.wrongly_sent(), None)

@@ -16,27 +16,27 @@ from reference.memoization import memoized
 from reference.state import Cursors, text_tokens
 from reference.token_ids import tree_key
 
-_ENDINGS = Close, Finish, Retract, Abort, Admit, Extend  # see `ended`, `cut_at` and `_handed`
+_ENDINGS = Close, Finish, Retract, Abort, Admit, Extend  # see `ended`, `cut_at` and `_handed_to_tree`
 _TREE_GIVES_UP = Extend, Decode, SpecDecode, Launch, Finish, Abort, UnlockSwa, Insert, Evict
 
 
 @memoized
 def pages_freed(step: Step) -> dict[str, PagesByHolder]:
-    """By pool: pages that somebody had before and the system gave back."""
-    return {pool: _freed_of(step, pool) for pool in step.after.pools}
+    """Return, by pool, the pages that had an owner before and that the system gave back."""
+    return {pool: _freed_in_pool(step, pool) for pool in step.after.pools}
 
 
 @memoized
 def pages_owed(step: Step) -> dict[str, PagesByHolder]:
-    """By pool: pages that must go back."""
+    """Return, by pool, the pages that the command must free."""
     goes = None
     if isinstance(step.command, _ENDINGS):
         goes = step.cut_at if step.ended is None else (*step.ended, 0)
-    some = step.done and (goes is not None or step.after.tree is not None or _evicted(step))
-    return {pool: _owed_of(step, pool, goes) if some else {} for pool in step.after.pools}
+    some = step.done and (goes is not None or step.after.tree is not None or _window_evictions(step))
+    return {pool: _owed_in_pool(step, pool, goes) if some else {} for pool in step.after.pools}
 
 
-def _freed_of(step: Step, pool: str) -> PagesByHolder:
+def _freed_in_pool(step: Step, pool: str) -> PagesByHolder:
     before, after = step.before.pools[pool], step.after.pools[pool]
     freed: PagesByHolder = {}
     free = after.free_pages
@@ -54,15 +54,16 @@ def _freed_of(step: Step, pool: str) -> PagesByHolder:
 
 
 def _name_in_tree(step: Step, holder: str, at: int) -> str | None:
-    """Return the name of a row's page once the tree has taken it over."""
-    if holder not in _paths(step):
+    """Return the name of a row's page after the tree has adopted it."""
+    if holder not in _tree_keys(step):
         return None
-    return page_name(_paths(step)[holder][: (at + 1) * step.config.geometry.page_size])
+    return page_name(_tree_keys(step)[holder][: (at + 1) * step.config.geometry.page_size])
 
 
 @memoized
-def _paths(step: Step) -> dict[str, tuple[int, ...]]:
-    """Return the tree's key for the text of each holder, with what the device has accepted."""
+def _tree_keys(step: Step) -> dict[str, tuple[int, ...]]:
+    """Return the tree's key for the text of each holder, including tokens that only the device knows to
+    be accepted."""
     bigram = step.config.geometry.bigram
     texts = {r.holder: r.computed_text for r in step.was.requests if r.in_flight}
     return {
@@ -72,8 +73,8 @@ def _paths(step: Step) -> dict[str, tuple[int, ...]]:
 
 
 @memoized
-def _evicted(step: Step) -> list[tuple[str, Cursors, int]]:
-    """(holder, cursors before, swa_evicted_seqlen now) of requests whose window has moved on."""
+def _window_evictions(step: Step) -> list[tuple[str, Cursors, int]]:
+    """Return (holder, cursors before, swa_evicted_seqlen now) for each request whose window has moved."""
     evicted = []
     for request in step.was.requests:
         c = request.cursors
@@ -84,7 +85,7 @@ def _evicted(step: Step) -> list[tuple[str, Cursors, int]]:
     return evicted
 
 
-def _owed_of(step: Step, pool: str, goes: tuple[str, Cursors, int] | None) -> PagesByHolder:
+def _owed_in_pool(step: Step, pool: str, goes: tuple[str, Cursors, int] | None) -> PagesByHolder:
     size = step.config.geometry.page_size
     swa = pool == "swa"
     owed: dict[str, set[int]] = {}
@@ -93,26 +94,27 @@ def _owed_of(step: Step, pool: str, goes: tuple[str, Cursors, int] | None) -> Pa
         start = max(target, c.cache_protected_len, c.swa_evicted_seqlen if swa else 0)
         owed[holder] = {*range(-(-start // size), -(-c.kv_allocated_len // size))}
     if swa:
-        for holder, c, frontier in _evicted(step):
+        for holder, c, frontier in _window_evictions(step):
             start, end = (
                 max(c.cache_protected_len, c.swa_evicted_seqlen),
                 min(frontier, c.kv_allocated_len),
             )
             owed[holder] = {p // size for p in range(start, end, size)}
     if step.after.tree is not None:
-        _hand_over(step, pool, owed)
+        _add_tree_handovers(step, pool, owed)
     return {holder: sorted(pages) for holder, pages in owed.items() if pages} if owed else {}
 
 
-def _hand_over(step: Step, pool: str, owed: dict[str, set[int]]) -> None:
-    """Add what a row hands to the tree, without pages that the tree did not have: those it takes
-    over, each from the first of a batch who has it. What the tree gives up is owed."""
+def _add_tree_handovers(step: Step, pool: str, owed: dict[str, set[int]]) -> None:
+    """Update `owed` for pages that rows hand to the tree. A page that the tree lacked is adopted from
+    the first request of the batch that has it, and is not owed; a duplicate is. Pages that the tree
+    gives up are owed too."""
     before, after = step.before.pools[pool], step.after.pools[pool]
     size = step.config.geometry.page_size
     own = before.places
     had, has = before.owned_once, after.owned_once
-    taken = {o.holder for o in has - had} if _handed(step) else set()
-    for holder, start, end, frontier in _handed(step):
+    taken = {o.holder for o in has - had} if _handed_to_tree(step) else set()
+    for holder, start, end, frontier in _handed_to_tree(step):
         for at in range(start // size, -(-end // size)):
             name = _name_in_tree(step, holder, at)
             if pool == "swa" and at * size < frontier:
@@ -130,8 +132,9 @@ def _hand_over(step: Step, pool: str, owed: dict[str, set[int]]) -> None:
 
 
 @memoized
-def _handed(step: Step) -> list[tuple[str, int, int, int]]:
-    """(holder, start, end, its swa_evicted_seqlen) of what rows hand to the tree, in order."""
+def _handed_to_tree(step: Step) -> list[tuple[str, int, int, int]]:
+    """Return (holder, start, end, swa_evicted_seqlen) for each range that a row hands to the tree, in
+    order."""
     if isinstance(step.command, Finish) and step.ended is not None:
         holder, c = step.ended
         return [(holder, c.cache_protected_len, c.kv_allocated_len, c.swa_evicted_seqlen)]

@@ -13,9 +13,9 @@ _NOBODY = "leaves no owner, so every page and row must be free"
 
 
 def owed_and_freed(step: Step, pool: str) -> tuple[PagesByHolder, PagesByHolder]:
-    """Return the two sides of FREE: the pages that the rules owe and those that the system freed. Where a
-    tree chooses itself what it takes and gives back: of session slots alone, less what the tree has
-    taken."""
+    """Return the pages that the rules owe, and those that the system freed. A tree with a policy of its
+    own decides what it adopts and evicts: then only pages of session slots count, without those that it
+    adopted."""
     owed, freed = pages_owed(step)[pool], pages_freed(step)[pool]
     if step.tree_policy_is_free and step.after.tree is not None:
         slots = {s.name for s in step.was.sessions if s.slot is not None}
@@ -26,7 +26,7 @@ def owed_and_freed(step: Step, pool: str) -> tuple[PagesByHolder, PagesByHolder]
     return owed, freed
 
 
-def _check_freed(step: Step, pool: str) -> Failure | None:
+def _freed_as_owed(step: Step, pool: str) -> Failure | None:
     if (found := wrongly_freed(step, pool)) is None:
         return None
     holder, owed, freed = found
@@ -50,7 +50,7 @@ def _check_freed(step: Step, pool: str) -> Failure | None:
 
 
 def wrongly_freed(step: Step, pool: str) -> tuple[str, list[int], list[int]] | None:
-    """(holder, pages owed, pages freed) of the first for whom the two differ."""
+    """Return (holder, pages owed, pages freed) for the first holder for which they differ."""
     if not step.done or pool not in step.after.pools:
         return None
     owed, freed = owed_and_freed(step, pool)
@@ -84,8 +84,8 @@ def wrongly_freed(step: Step, pool: str) -> tuple[str, list[int], list[int]] | N
     " (LEN-2) counts from where it stopped.",
     trigger=lambda s: s.done and bool(pages_owed(s)["full"]),
 )
-def _freed_full(step: Step) -> Failure | None:
-    return _check_freed(step, "full")
+def _full_pages_freed(step: Step) -> Failure | None:
+    return _freed_as_owed(step, "full")
 
 
 @clause(
@@ -101,8 +101,8 @@ def _freed_full(step: Step) -> Failure | None:
     needs=("window",),
     trigger=lambda s: s.done and "swa" in s.after.pools and bool(pages_owed(s)["swa"]),
 )
-def _freed_swa(step: Step) -> Failure | None:
-    return _check_freed(step, "swa")
+def _swa_pages_freed(step: Step) -> Failure | None:
+    return _freed_as_owed(step, "swa")
 
 
 @clause(
@@ -116,7 +116,7 @@ def _freed_swa(step: Step) -> Failure | None:
     scope="Steps after which nobody holds anything.",
     trigger=lambda s: bool(s.before.holders) and not s.held,
 )
-def _all_back(step: Step) -> Failure | None:
+def _nothing_lost(step: Step) -> Failure | None:
     # may have a row already
     if step.held or any(r.phase is Phase.ADMITTED for r in step.now.requests):
         return None

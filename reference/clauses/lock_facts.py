@@ -14,9 +14,13 @@ from reference.token_ids import tree_key
 
 
 class Locked(NamedTuple):
-    """A locked prefix. Its SWA KV is pinned from `pinned_from` on, and nothing before `reaches` is: the two
-    differ where facts do not tell how far up the lock went when it was taken. state: it needs the recurrent
-    state at its end, where the model has one."""
+    """A locked prefix.
+
+    pinned_from: its SWA KV is pinned from this position on.
+    reaches: no SWA KV before this position is pinned. The two differ where facts do not tell how far up
+        the lock went when it was taken.
+    state: it pins the recurrent state at its end, on a recurrent model.
+    """
 
     key: Key
     pinned_from: int
@@ -28,7 +32,7 @@ Locks = Mapping[str, Locked]  # by holder: a session, a request or a lock owner
 
 
 def locks_of(tree: Tree | None) -> Locks:
-    """The locks that the reference keeps, for a step that stands by itself."""
+    """Return the reference's locks, for a step that has no step before it."""
     if tree is None:
         return {}
     return {k.holder: Locked(k.key, k.swa_from, k.swa_from, k.state) for k in tree.locks if k.key}
@@ -43,22 +47,22 @@ def locks_after(
     geometry: Geometry,
     policy_is_free: bool,
 ) -> Locks:
-    """The locks after a command that led from the facts `was` to `facts`.
+    """Return the locks after a command that led from the facts `was` to `facts`.
 
-    Sessions and requests have locked what they protect, lock owners what the command has given them.
-    Whoever has another length than before has taken a new lock; so has `again`, who was matched again.
+    Sessions and requests have locked their protected prefix, lock owners what the command gave them. A
+    holder whose length has changed has taken a new lock, and so has `again`, which was matched again.
     policy_is_free: the tree splits nodes by rules of its own.
     """
     assert facts.tree is not None
-    lengths = _protected(facts) | _of_lock_holders(before, was, facts, command)
+    lengths = _protected_lengths(facts) | _lock_owner_lengths(before, was, facts, command)
     locks = {n: k for n, k in before.items() if n != again and len(k.key) == lengths.get(n)}
     new = {name: length for name, length in lengths.items() if length and name not in locks}
-    keys = _keys(new, facts, command, geometry.bigram) if new else {}
+    keys = _new_lock_keys(new, facts, command, geometry.bigram) if new else {}
     for name, key in keys.items():
         if isinstance(command, Match) and command.full_only:
-            locks[name] = _of_full_kv(key)._replace(state=False)
+            locks[name] = _full_kv_lock(key)._replace(state=False)
         elif geometry.window is None:
-            locks[name] = _of_full_kv(key)
+            locks[name] = _full_kv_lock(key)
         elif policy_is_free:
             locks[name] = Locked(key, max(0, len(key) - geometry.window), 0)
         else:
@@ -70,19 +74,19 @@ def locks_after(
         asking = facts.requests.get(command.holder)
         holder = asking.session or command.holder if asking is not None else command.holder
         if holder in locks:
-            locks[holder] = _of_full_kv(locks[holder].key)._replace(state=locks[holder].state)
+            locks[holder] = _full_kv_lock(locks[holder].key)._replace(state=locks[holder].state)
     if geometry.window is not None and policy_is_free:
-        _give_back_behind_windows(locks, facts, geometry.window)
+        _release_swa_behind_window(locks, facts, geometry.window)
     return locks
 
 
-def _of_full_kv(key: Key) -> Locked:
-    """A lock that needs no SWA KV."""
+def _full_kv_lock(key: Key) -> Locked:
+    """Return a lock that pins no SWA KV."""
     return Locked(key, len(key), len(key))
 
 
-def _protected(facts: Facts) -> dict[str, int]:
-    """cache_protected_len of each session and request; of a lent slot its request's."""
+def _protected_lengths(facts: Facts) -> dict[str, int]:
+    """Return cache_protected_len by session and request; a lent slot has that of its request."""
     lengths = {
         name: session.slot.cache_protected_len
         for name, session in facts.sessions.items()
@@ -94,8 +98,8 @@ def _protected(facts: Facts) -> dict[str, int]:
     return lengths
 
 
-def _of_lock_holders(before: Locks, was: Facts, facts: Facts, command: Command) -> dict[str, int]:
-    """How much each lock owner has locked (tokens)."""
+def _lock_owner_lengths(before: Locks, was: Facts, facts: Facts, command: Command) -> dict[str, int]:
+    """Return the locked length of each lock owner (tokens)."""
     assert was.tree is not None and facts.tree is not None
     lengths = {name: len(before[name].key) for name in was.tree.lock_holders if name in before}
     if isinstance(command, Match) or (isinstance(command, Insert) and command.chunked):
@@ -105,7 +109,7 @@ def _of_lock_holders(before: Locks, was: Facts, facts: Facts, command: Command) 
     return lengths
 
 
-def _keys(new: dict[str, int], facts: Facts, command: Command, bigram: bool) -> dict[str, Key]:
+def _new_lock_keys(new: dict[str, int], facts: Facts, command: Command, bigram: bool) -> dict[str, Key]:
     """Return the key that each new lock holder has locked."""
     texts: dict[str, Sequence[int]] = {name: s.history for name, s in facts.sessions.items()}
     texts |= {r.session or name: r.text for name, r in facts.requests.items()}
@@ -114,8 +118,9 @@ def _keys(new: dict[str, int], facts: Facts, command: Command, bigram: bool) -> 
     return {n: tree_key(texts[n][: length + bigram], bigram) for n, length in new.items()}
 
 
-def _give_back_behind_windows(locks: dict[str, Locked], facts: Facts, window: int) -> None:
-    """A tree with rules of its own may give back the SWA part that its owner's window has left behind."""
+def _release_swa_behind_window(locks: dict[str, Locked], facts: Facts, window: int) -> None:
+    """Drop the SWA part of locks that their owner's window has passed: a tree with rules of its own may
+    release it."""
     for name, request in facts.requests.items():
         owner = request.session or name
         cursors = request.cursors

@@ -32,11 +32,11 @@ from reference.failures import (
         )
     ),
 )
-def _whole_pages(step: Step) -> Failure | None:
-    return _torn("slots", step.after.torn[0]) if step.after.torn else None
+def _rows_fill_whole_pages(step: Step) -> Failure | None:
+    return _torn_page("slots", step.after.torn[0]) if step.after.torn else None
 
 
-def _torn(slots: str, torn: Torn) -> Failure:
+def _torn_page(slots: str, torn: Torn) -> Failure:
     place: Place = AtPosition(torn.holder, torn.pool, torn.start)
     if torn.path:
         place = AtTreePage(torn.path, torn.start)
@@ -53,7 +53,7 @@ def _torn(slots: str, torn: Torn) -> Failure:
     source="#22790",
     trigger=lambda s: len(s.after.free_rows) > len(s.before.free_rows),
 )
-def _rows(step: Step) -> Failure | None:
+def _one_row_each(step: Step) -> Failure | None:
     held = [h.row for h in step.after.holders.values()]
     seen = [*step.after.free_rows, *held]
     if len(seen) == step.after.rows and len(set(seen)) == len(seen):
@@ -82,9 +82,9 @@ def _rows(step: Step) -> Failure | None:
         and owned[0].holder != owned[-1].holder
     ),
 )
-def _one_to_one(step: Step) -> Failure | None:
+def _mapping_is_one_to_one(step: Step) -> Failure | None:
     if step.after.torn_swa:
-        return _torn("SWA slots", step.after.torn_swa[0])
+        return _torn_page("SWA slots", step.after.torn_swa[0])
     if not step.after.shared:
         return None
     shared = sorted({swa for _, swa in step.after.shared})
@@ -106,7 +106,7 @@ def _one_to_one(step: Step) -> Failure | None:
     needs=("window",),
     trigger=lambda s: "swa" in s.after.pools and bool(s.progress) and s.evicted_any,
 )
-def _mapped(step: Step) -> Failure | None:
+def _live_positions_mapped(step: Step) -> Failure | None:
     if not step.after.unmapped:
         return None
     holder, position = step.after.unmapped[0]
@@ -129,8 +129,8 @@ def _mapped(step: Step) -> Failure | None:
     needs=("window",),
     trigger=lambda s: "swa" in s.after.pools and s.evicted_any,
 )
-def _evicted(step: Step) -> Failure | None:
-    return _stale(step, "evicted position", "swa", step.after.evicted_mapped)
+def _evicted_positions_unmapped(step: Step) -> Failure | None:
+    return _stale_entry(step, "evicted position", "swa", step.after.evicted_mapped)
 
 
 @clause(
@@ -150,12 +150,13 @@ def _evicted(step: Step) -> Failure | None:
     needs=("window",),
     trigger=lambda s: "swa" in s.after.pools and s.freed_something,
 )
-def _unused(step: Step) -> Failure | None:
-    return _stale(step, "unused full slot", "full", step.after.unused_mapped)
+def _unused_slots_unmapped(step: Step) -> Failure | None:
+    return _stale_entry(step, "unused full slot", "full", step.after.unused_mapped)
 
 
-def _stale(step: Step, what: str, pool: str, entries: Sequence[tuple[int, int]]) -> Failure | None:
-    """pool: of the page whose fate made the entry stale."""
+def _stale_entry(step: Step, what: str, pool: str, entries: Sequence[tuple[int, int]]) -> Failure | None:
+    """Return the failure of a mapping entry that should be gone. pool: pool of the page whose freeing
+    made it stale."""
     if not entries:
         return None
     slot = entries[0][0 if pool == "full" else 1]
@@ -176,20 +177,20 @@ def _stale(step: Step, what: str, pool: str, entries: Sequence[tuple[int, int]])
     source="kvspec",
     trigger=lambda s: s.freed_something,
 )
-def _free_is_set(step: Step) -> Failure | None:
+def _free_list_is_set(step: Step) -> Failure | None:
     for name, pool in step.after.pools.items():
         free = pool.free_pages
         if len(free) != len(pool.free):
             twice = sorted({p for p in free if list(pool.free).count(p) > 1})
             expected = f"each page once in the {name} free list"
-            return failure(expected, f"pages {twice} twice or more", *_pages(name, twice))
+            return failure(expected, f"pages {twice} twice or more", *_page_list(name, twice))
         if wrong := sorted(page for page in free if not 1 <= page <= pool.size):
             expected = f"pages 1 to {pool.size} in the {name} free list"
-            return failure(expected, f"pages {wrong}", *_pages(name, wrong))
+            return failure(expected, f"pages {wrong}", *_page_list(name, wrong))
     return None
 
 
-def _pages(pool: str, pages: Iterable[int]) -> list[AtPage]:
+def _page_list(pool: str, pages: Iterable[int]) -> list[AtPage]:
     return [AtPage(pool, page) for page in pages]
 
 
@@ -221,14 +222,14 @@ def _one_owner(step: Step) -> Failure | None:
                     f"{name} page {page} belongs to {owner[page][0]} alone",
                     f"{holder} has it too",
                     AtPage(name, page),
-                    *_where_rows_begin(step, owner[page][0], holder),
+                    *_first_own_positions(step, owner[page][0], holder),
                 )
             owner[page] = (holder, index)
     return None
 
 
-def _where_rows_begin(step: Step, *holders: str) -> list[AtCursor]:
-    """The places where rows begin to own pages, for a page that rows and the tree have."""
+def _first_own_positions(step: Step, *holders: str) -> list[AtCursor]:
+    """Return the places at which rows begin to own pages, for a page that both a row and the tree have."""
     rows = [name for name in holders if name in step.after.holders]
     if len(rows) == len(holders):
         return []
@@ -244,11 +245,11 @@ def _where_rows_begin(step: Step, *holders: str) -> list[AtCursor]:
     source="#22862",
     trigger=lambda s: s.freed_something and bool(s.after.holders),
 )
-def _none_lost(step: Step) -> Failure | None:
+def _no_page_lost(step: Step) -> Failure | None:
     for name, pool in step.after.pools.items():
         found = pool.free_pages | pool.owner_of.keys()
         lost = [page for page in range(1, pool.size + 1) if page not in found]
         if lost:
             expected = f"every {name} page free or owned"
-            return failure(expected, f"pages {lost} are neither", *_pages(name, lost))
+            return failure(expected, f"pages {lost} are neither", *_page_list(name, lost))
     return None

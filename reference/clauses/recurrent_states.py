@@ -43,10 +43,10 @@ _BATCHES = Extend, Decode, SpecDecode, Launch
     scope=f"{RECURRENT} First batches of requests that continue where a prefix of the tree ends.",
     of=(Extend,),
     needs=("states",),
-    trigger=lambda s: any(hit and start for _, start, hit in _entries(s)),
+    trigger=lambda s: any(hit and start for _, start, hit in _batch_entries(s)),
 )
-def _hit(step: Step) -> Failure | None:
-    return _continued(step, hits=True)
+def _hit_has_its_state(step: Step) -> Failure | None:
+    return _wrong_continuation(step, hits=True)
 
 
 @clause(
@@ -60,15 +60,15 @@ def _hit(step: Step) -> Failure | None:
     of=(*_BATCHES, Admit),
     needs=("states",),
     trigger=lambda s: (
-        any(not hit and start for _, start, hit in _entries(s)) or _resumed(s) is not None
+        any(not hit and start for _, start, hit in _batch_entries(s)) or _resumed_turn(s) is not None
     ),
 )
-def _goes_on(step: Step) -> Failure | None:
-    return _resumed_elsewhere(step) or _continued(step, hits=False)
+def _state_continues_text(step: Step) -> Failure | None:
+    return _resumed_without_state(step) or _wrong_continuation(step, hits=False)
 
 
-def _resumed(step: Step) -> tuple[Request, int] | None:
-    """The turn that an admission resumes past what the tree has, and where."""
+def _resumed_turn(step: Step) -> tuple[Request, int] | None:
+    """Return the turn that an admission resumes past the tree's prefix, and its position."""
     if not (isinstance(step.command, Admit) and step.done and step.config.geometry.states):
         return None
     request = step.acted
@@ -81,8 +81,8 @@ def _resumed(step: Step) -> tuple[Request, int] | None:
     return (request, at) if at > session.slot.cache_protected_len else None
 
 
-def _resumed_elsewhere(step: Step) -> Failure | None:
-    resumed = _resumed(step)
+def _resumed_without_state(step: Step) -> Failure | None:
+    resumed = _resumed_turn(step)
     states = step.after.states
     if resumed is None or states is None:
         return None
@@ -100,9 +100,8 @@ def _resumed_elsewhere(step: Step) -> Failure | None:
     )
 
 
-def _entries(step: Step) -> Iterator[tuple[Request, int, bool]]:
-    """Requests of a batch as they were, the position where each starts, and whether a prefix of the tree ends
-    there."""
+def _batch_entries(step: Step) -> Iterator[tuple[Request, int, bool]]:
+    """Yield (request before the batch, its first position, whether a prefix of the tree ends there)."""
     if not step.config.geometry.states:
         return
     for name in step.progress:
@@ -113,12 +112,13 @@ def _entries(step: Step) -> Iterator[tuple[Request, int, bool]]:
         yield request, start, request.phase is Phase.ADMITTED and start == prefix > 0
 
 
-def _continued(step: Step, hits: bool) -> Failure | None:
-    """The first entry that continues from another state than the one after all that is before it."""
+def _wrong_continuation(step: Step, hits: bool) -> Failure | None:
+    """Return the failure of the first entry that continues from another state than the one after its
+    preceding tokens."""
     states = step.after.states
     if states is None:
         return None
-    for request, start, hit in _entries(step):
+    for request, start, hit in _batch_entries(step):
         if hit != hits:
             continue
         stamps = _stamps(request.computed_text)
@@ -149,7 +149,7 @@ def _stamps(text: Text) -> list[int]:
     needs=("tree", "states"),
     trigger=lambda s: s.after.states is not None and bool(s.after.states.nodes),
 )
-def _named(step: Step) -> Failure | None:
+def _node_has_its_state(step: Step) -> Failure | None:
     states = step.after.states
     if states is None:
         return None
@@ -178,13 +178,13 @@ def _named(step: Step) -> Failure | None:
     source="sglang HybridReqToTokenPool.alloc; #55178",
     scope=f"{RECURRENT} Requests that have extended, and idle sessions. An admission may copy later.",
     needs=("states",),
-    trigger=lambda s: any(length for _, length, _ in _kept_states(s)),
+    trigger=lambda s: any(length for _, length, _ in _expected_states(s)),
 )
-def _kept(step: Step) -> Failure | None:
+def _holder_keeps_its_state(step: Step) -> Failure | None:
     states = step.after.states
     if states is None:
         return None
-    for name, length, text in _kept_states(step):
+    for name, length, text in _expected_states(step):
         stamps = _stamps(text)
         slot = states.holders.get(name)
         if length > len(stamps) or (
@@ -194,7 +194,7 @@ def _kept(step: Step) -> Failure | None:
         got = (
             "it has no slot" if slot is None else f"slot {slot} {seen(states.stamp(slot), stamps)}"
         )
-        places = [AtState(slot)] if slot is not None else [AtNamed(_kind(step, name), name)]
+        places = [AtState(slot)] if slot is not None else [AtNamed(_holder_kind(step, name), name)]
         head = f"must keep the state of {name} after its first {length} tokens"
         return failure(
             f"{name} has the state after its first {length} tokens", got, *places, head=head
@@ -202,8 +202,8 @@ def _kept(step: Step) -> Failure | None:
     return None
 
 
-def _kept_states(step: Step) -> Iterator[tuple[str, int, Text]]:
-    """Yield who must have a state now, with the number of tokens before it and the text."""
+def _expected_states(step: Step) -> Iterator[tuple[str, int, Text]]:
+    """Yield (holder, tokens before its state, its text) for each holder that must have a state."""
     lengths = state_lens(step.now)
     for holder in step.held:
         waits = any(
@@ -226,7 +226,7 @@ def _kept_states(step: Step) -> Iterator[tuple[str, int, Text]]:
     needs=("tree", "states", "tracks"),
     trigger=lambda s: any(True for _ in _tracked_states(s)),
 )
-def _tracked(step: Step) -> Failure | None:
+def _tracked_state_is_right(step: Step) -> Failure | None:
     states = step.after.states
     for request, slot, length in _tracked_states(step):
         assert states is not None
@@ -244,8 +244,8 @@ def _tracked(step: Step) -> Failure | None:
 
 
 def _tracked_states(step: Step) -> Iterator[tuple[Request, int, int]]:
-    """Requests whose text goes into the tree, the slots that each keeps for it, and after how many tokens. Of
-    one that holds nothing STA-7 has them."""
+    """Yield (request, slot, tokens before its state) for slots that requests keep for the tree. STA-7
+    has the slots of requests that hold nothing."""
     tracked = step.after.states.tracked if step.after.states is not None else {}
     for request in step.now.requests:
         session = step.now.session(request.session)
@@ -254,7 +254,7 @@ def _tracked_states(step: Step) -> Iterator[tuple[Request, int, int]]:
                 yield request, slot, length
 
 
-def _kind(step: Step, name: str) -> str:
+def _holder_kind(step: Step, name: str) -> str:
     return "session" if step.now.session(name) is not None else "request"
 
 
@@ -275,20 +275,20 @@ def _kind(step: Step, name: str) -> str:
         and isinstance(s.command, (Abort, Close, Finish, Retract))
     ),
 )
-def _given_back(step: Step) -> Failure | None:
+def _ended_holders_have_no_slot(step: Step) -> Failure | None:
     before = step.before.states
     states = step.after.states
     if before is None or states is None:
         return None
     due = state_lens(step.now).keys()
-    having = _slots_of(states)
+    having = _slots_by_holder(states)
     for name in sorted(having.keys() - due):
         slot = having[name][0]
         expected = f"{name} has no slot of recurrent state"
         head = f"must leave {name} without a slot"
         return failure(expected, f"it has slot {slot}", AtState(slot), head=head)
     free = {*states.free}
-    had = _slots_of(before)
+    had = _slots_by_holder(before)
     for name, slot in [(gone, slot) for gone in sorted(had.keys() - due) for slot in had[gone]]:
         if slot not in free and not states.owners(slot):
             expected = f"slot {slot} of {name} is given back"
@@ -297,8 +297,8 @@ def _given_back(step: Step) -> Failure | None:
     return None
 
 
-def _slots_of(states: StateFacts) -> dict[str, list[int]]:
-    """All slots of each holder, its buffers behind its own."""
+def _slots_by_holder(states: StateFacts) -> dict[str, list[int]]:
+    """Return all slots of each holder: its own, then its buffers."""
     slots = {name: [slot] for name, slot in states.holders.items()}
     for name, more in states.buffers.items():
         slots[name] = [*slots.get(name, ()), *more]
@@ -317,7 +317,7 @@ def _slots_of(states: StateFacts) -> dict[str, list[int]]:
     needs=("states",),
     trigger=lambda s: (f := s.after.states) is not None and len(f.holders) + len(f.nodes) > 1,
 )
-def _add_up(step: Step) -> Failure | None:
+def _slots_add_up(step: Step) -> Failure | None:
     states = step.after.states
     if states is None:
         return None
@@ -341,5 +341,5 @@ def _add_up(step: Step) -> Failure | None:
 
 def _named_slots(states: StateFacts) -> Iterator[int]:
     yield from states.free
-    yield from (slot for slots in _slots_of(states).values() for slot in slots)
+    yield from (slot for slots in _slots_by_holder(states).values() for slot in slots)
     yield from states.nodes.values()

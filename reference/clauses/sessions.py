@@ -21,15 +21,15 @@ from reference.state import Phase, text_tokens
     rule="rules.admit.admit",
     source="kvspec",
     of=(Admit,),
-    trigger=lambda s: _readmitted(s),
+    trigger=lambda s: _readmitted_request(s),
 )
-def _idempotent(step: Step) -> Failure | None:
-    if not _readmitted(step) or step.unchanged:
+def _restore_is_idempotent(step: Step) -> Failure | None:
+    if not _readmitted_request(step) or step.unchanged:
         return None
     return unchanged_failure("the state that the first admission left", step, "admits again")
 
 
-def _readmitted(step: Step) -> bool:
+def _readmitted_request(step: Step) -> bool:
     request = step.acted
     if not isinstance(step.command, Admit) or request is None or not step.done:
         return False
@@ -94,15 +94,15 @@ def _close_happens(step: Step) -> Failure | None:
     concerns="cursors and locks",
     trigger=lambda s: isinstance(s.command, (Abort, Close)) and s.done and bool(s.was.requests),
 )
-def _lives(step: Step) -> Failure | None:
+def _sessions_live_and_end(step: Step) -> Failure | None:
     after = step.after
     now = step.now
     names = {r.name for r in now.requests}
     if names != after.requests.keys():
-        return _others(step, "request", "requests", names, after.requests)
+        return _name_differences(step, "request", "requests", names, after.requests)
     names = {s.name for s in now.sessions}
     if names != after.sessions.keys():
-        return _others(step, "session", "open sessions", names, after.sessions)
+        return _name_differences(step, "session", "open sessions", names, after.sessions)
     for session in now.sessions:
         facts = after.sessions[session.name]
         if facts.closing != session.closing:
@@ -130,16 +130,17 @@ def _lives(step: Step) -> Failure | None:
     return None
 
 
-def _others(step: Step, kind: str, what: str, want: Iterable[str], got: Iterable[str]) -> Failure:
-    """It is about those that only one side has, and the turn of a session that is gone too early."""
+def _name_differences(step: Step, kind: str, what: str, want: Iterable[str], got: Iterable[str]) -> Failure:
+    """Return the places of names that only one side has, and of the turn of a session that ended too
+    early."""
     names = sorted({*want} ^ {*got})
     turns = [s.turn for s in step.now.sessions if s.turn is not None and s.name in names]
     does = f"must keep {kind} {names[0]}" if names[0] in want else f"must end {kind} {names[0]}"
     places = [AtNamed(kind, name) for name in names] + [AtNamed("request", turn) for turn in turns]
-    return failure(f"{what} {_names(want)}", f"{what} {_names(got)}", *places, head=does)
+    return failure(f"{what} {_name_list(want)}", f"{what} {_name_list(got)}", *places, head=does)
 
 
-def _names(names: Iterable[str]) -> str:
+def _name_list(names: Iterable[str]) -> str:
     return "{" + ", ".join(sorted(names)) + "}"
 
 
@@ -160,17 +161,17 @@ def _names(names: Iterable[str]) -> str:
         or (isinstance(s.command, Abort) and (r := s.acted) is not None and r.started)
     ),
 )
-def _history(step: Step) -> Failure | None:
+def _history_is_what_client_saw(step: Step) -> Failure | None:
     for session in step.now.sessions:
         got = tuple(step.after.sessions[session.name].history)
         if got != text_tokens(session.history):
             want = text_tokens(session.history)
-            return _other_text(f"history of {session.name}", session.name, want, got)
+            return _text_failure(f"history of {session.name}", session.name, want, got)
     for request in step.now.requests:
         facts = step.after.requests[request.name]
         got, want = tuple(facts.text), text_tokens(request.text)
         if facts.session != request.session or facts.origin != request.origin:
-            first = _first_other(want, got)
+            first = _first_difference(want, got)
             due, given = (f"{counted(n, 'token')} of input" for n in (request.origin, facts.origin))
             where, there = (
                 f"in {each or 'no session'}" for each in (request.session, facts.session)
@@ -182,21 +183,21 @@ def _history(step: Step) -> Failure | None:
                 head=f"must leave {request.name} {where} with {due}, and leaves it {there} with {given}",
             )
         if got != want:
-            return _other_text(f"text of {request.name}", request.name, want, got)
+            return _text_failure(f"text of {request.name}", request.name, want, got)
     return None
 
 
-def _first_other(want: tuple[int, ...], got: tuple[int, ...]) -> int:
-    """The first position at which two texts differ."""
+def _first_difference(want: tuple[int, ...], got: tuple[int, ...]) -> int:
+    """Return the first position at which two texts differ."""
     return next(
         (at for at, (a, b) in enumerate(zip(want, got)) if a != b), min(len(want), len(got))
     )
 
 
-def _other_text(what: str, owner: str, want: tuple[int, ...], got: tuple[int, ...]) -> Failure:
-    """owner: a request, or the session whose history it is."""
+def _text_failure(what: str, owner: str, want: tuple[int, ...], got: tuple[int, ...]) -> Failure:
+    """Return the failure of a text. owner: a request, or the session that has it as its history."""
     observed = f"{len(got)} tokens" if len(got) != len(want) else "as many, but others"
-    first = _first_other(want, got)
+    first = _first_difference(want, got)
     due = want[first] if first < len(want) else None
     head = f"must leave the {what} with {counted(len(want), 'token')}"
     return failure(f"{what}: {len(want)} tokens", observed, AtText(owner, first, due), head=head)

@@ -43,7 +43,7 @@ from reference.state import Request
         for was, _ in window_evictions(s)
     ),
 )
-def _eviction_bounds(step: Step) -> Failure | None:
+def _evictions_leave_windows(step: Step) -> Failure | None:
     found = evicted_too_far(step)
     if found is None:
         return None
@@ -64,8 +64,8 @@ def _eviction_bounds(step: Step) -> Failure | None:
 
 
 def evicted_too_far(step: Step) -> tuple[Request, int, int, int, int] | None:
-    """(request before, driving length, least and most that swa_evicted_seqlen may be, what it is) of the
-    first window eviction out of bounds."""
+    """Return (request before, driving length, least and greatest allowed swa_evicted_seqlen, observed
+    one) for the first window eviction out of bounds."""
     size = step.config.geometry.page_size
     window = step.config.geometry.window
     for was, length in window_evictions(step):
@@ -83,7 +83,8 @@ def evicted_too_far(step: Step) -> tuple[Request, int, int, int, int] | None:
 
 
 def window_evictions(step: Step) -> Iterator[tuple[Request, int]]:
-    """(request before, driving length) for each window eviction that the command was or may contain."""
+    """Return (request before, driving length) for each window eviction that the command was or may
+    contain."""
     if not step.done or step.config.geometry.window is None:
         return
     names = dict.fromkeys(step.progress, None) | (
@@ -127,7 +128,7 @@ def window_evictions(step: Step) -> Iterator[tuple[Request, int]]:
     needs=("window",),
     trigger=lambda s: s.evicted_any,
 )
-def _window(step: Step) -> Failure | None:
+def _next_window_is_live(step: Step) -> Failure | None:
     window = step.config.geometry.window
     if window is None:
         return None

@@ -25,7 +25,7 @@ def where(node: NodeFacts) -> str:
 
 
 def shrank(step: Step) -> bool:
-    """Whether the tree has given pages back."""
+    """Return whether the tree has given pages back."""
     return any(
         holder.startswith("tree ") for pages in pages_freed(step).values() for holder in pages
     )
@@ -43,7 +43,7 @@ def shrank(step: Step) -> bool:
     needs=("tree",),
     trigger=lambda s: s.grew,
 )
-def _shape(step: Step) -> Failure | None:
+def _tree_shape(step: Step) -> Failure | None:
     tree = tree_of(step)
     size = step.config.geometry.page_size
     if tree is None:
@@ -82,7 +82,7 @@ def _shape(step: Step) -> Failure | None:
         "the padding's, and SWA sizes become negative at eviction (#22470)."
     ),
     assumption="If every window eviction stops a page short of the insert boundary, no key loses all SWA KV.",
-    rule="radix_tree._grown",
+    rule="radix_tree._fresh_leaf",
     source="#22470",
     scope=f"{WITH_TREE} Models with SWA.",
     needs=("tree", "window"),
@@ -126,7 +126,7 @@ def _live_or_dead(step: Step) -> Failure | None:
     needs=("tree",),
     trigger=lambda s: s.grew,
 )
-def _contents(step: Step) -> Failure | None:
+def _nodes_hold_their_path(step: Step) -> Failure | None:
     found = wrong_token(step)
     if found is None:
         return None
@@ -148,7 +148,7 @@ def _contents(step: Step) -> Failure | None:
 
 
 def wrong_token(step: Step) -> tuple[NodeFacts, str, int] | None:
-    """Return the first slot of a node that holds another token than its path says: node, pool, index."""
+    """Return (node, pool, index) of the first slot with another token than its path has."""
     tree = tree_of(step)
     if tree is None:
         return None
@@ -162,7 +162,7 @@ def wrong_token(step: Step) -> tuple[NodeFacts, str, int] | None:
 
 
 def lost(step: Step) -> bool:
-    """Whether the system's tree, which it shows before and after, has given up pages, or their SWA KV."""
+    """Return whether the system's tree has given up pages, or their SWA KV. Both views show the tree."""
     before, after = step.before.tree, step.after.tree
     assert before is not None and after is not None
     kept = after.pages
@@ -172,7 +172,7 @@ def lost(step: Step) -> bool:
 
 
 def lost_states(step: Step) -> bool:
-    """Whether the system's tree has given up states; their nodes may be there."""
+    """Return whether the system's tree has given up states. Their nodes may remain."""
     before, after = step.before.states, step.after.states
     return (
         before is not None and after is not None and not before.nodes.keys() <= after.nodes.keys()

@@ -29,9 +29,12 @@ START = PairFacts(NOTHING, NOTHING)
 
 
 class ServerTexts(RequestTexts):
-    """Texts of the requests of one server. prompts: of the whole pair, by name: a forwarded request has the
-    prompt of another. shortened: requests whose last token this server leaves to its peer, where there is
-    another: a recurrent state cannot go back to the token before."""
+    """Texts of the requests of one server.
+
+    prompts: prompts of the whole pair, by request: a forwarded request has the prompt of another.
+    shortened: requests whose last prompt token this server leaves to its peer, because a recurrent
+        state cannot go back to the token before.
+    """
 
     def __init__(
         self,
@@ -52,8 +55,8 @@ class ServerTexts(RequestTexts):
 
 @dataclass(slots=True)
 class Lease:
-    """How long P must keep a promise. ends: at the latest (seconds); rounds: batches that P has scheduled
-    since then."""
+    """The time for which P must keep a promise. ends: the latest end (seconds); rounds: batches that P
+    has scheduled since then."""
 
     ends: float
     rounds: int = 0
@@ -61,12 +64,16 @@ class Lease:
 
 @dataclass(slots=True)
 class PairRecord:
-    """One run.
+    """The record of one run.
 
-    prompts: of each request. asked: requests of P for D. dropped: requests of P whose answer nobody forwards.
-    faulted: requests of P whose KV a failure of the network kept from its reader. leases: by request of P.
-    quiet: what each server has done since nobody has anything to do: batches that it scheduled, turns of its
-    writing thread; loops: batches since the clock moved. done: commands by kind and server.
+    prompts: tokens of each request's prompt.
+    asked: requests of P whose KV is for D.
+    dropped: requests of P whose answer the proxy does not forward.
+    faulted: requests of P whose KV did not reach its reader because of a network failure.
+    leases: by request of P.
+    quiet: batches and writing turns of each server since the pair came to rest.
+    loops: batches of each server since the clock moved.
+    done: commands by kind and server.
     """
 
     config: PairConfig
@@ -93,7 +100,8 @@ class PairRecord:
     # -- what a command is to a server ------------------------------------------------------------
 
     def served(self, command: PairCommand, before: PairFacts) -> tuple[str, EngineCommand] | None:
-        """The server that a command is for, and the engine's command that it is there."""
+        """Return the server that a command is for, and the engine command that it runs there; None for
+        a command of the network."""
         match command:
             case Prefill(request, tokens, prompt, priority):
                 return PREFILL, Add(request, 1, tokens, prompt, priority)
@@ -116,7 +124,7 @@ class PairRecord:
     def follow(
         self, command: PairCommand, before: PairFacts, after: PairFacts
     ) -> dict[str, BlockStep]:
-        """Take over a command that was carried out; gives the step of each server."""
+        """Record a command that was carried out, and return the step of each server."""
         self.done[type(command), getattr(command, "server", "")] += 1
         self._note_texts(command)
         told = self._note_network(command, before)
@@ -130,13 +138,13 @@ class PairRecord:
             steps[server] = self._step(server, ran, before, after, notes)
         self._note_leases(served, after)
         self._note_quiet(command, served, before, after)
-        self.progress.follow(command, served, after, self._owed(after), told)
+        self.progress.follow(command, served, after, self._pending_work(after), told)
         return steps
 
     def broken_off(
         self, command: PairCommand, before: PairFacts, after: PairFacts
     ) -> dict[str, BlockStep]:
-        """The steps of a command at which the pair broke."""
+        """Return the steps of a command at which the pair failed."""
         served = self.served(command, before) if before is not START else None
         return {
             server: self._step(
@@ -184,7 +192,8 @@ class PairRecord:
                         bearers[name].failed = True
 
     def _note_network(self, command: PairCommand, before: PairFacts) -> bool:
-        """Failures, and heartbeats that have arrived. Returns whether another message has."""
+        """Record failures and heartbeats that have arrived. Returns whether another message has
+        arrived."""
         if isinstance(command, Shake) and command.fails:
             # Of a recurrent model D may have had all itself, and no way yet to tell P.
             over = () if self.config.recurrent else (ReaderState.READ,)
@@ -218,7 +227,7 @@ class PairRecord:
         before: PairFacts,
         after: PairFacts,
     ) -> None:
-        if not (self._rests(before) and self._rests(after)):
+        if not (self._is_at_rest(before) and self._is_at_rest(after)):
             self.quiet.clear()
         elif isinstance(command, Write):
             self.quiet[command.server, Write] += 1
@@ -233,53 +242,55 @@ class PairRecord:
 
     # -- what follows from it ---------------------------------------------------------------------
 
-    def _rests(self, facts: PairFacts) -> bool:
-        """Nobody has a request, nothing is under way, and nobody will read."""
+    def _is_at_rest(self, facts: PairFacts) -> bool:
+        """Return whether no server has a request, nothing is under way, and no promise has a reader."""
         busy = any(facts.of(name).requests or facts.of(name).steps_in_flight for name in SERVERS)
         needed = any(self.needs(facts, promise) for promise in facts.promises)
         return facts.network_rests and not busy and not needed
 
     def is_quiet(self, facts: PairFacts) -> bool:
-        """Nobody has anything to do, and each server whose loop runs has scheduled twice since; with push
-        each thread that writes has had two turns."""
+        """Return whether the pair is at rest, each running server loop has scheduled twice since, and
+        with push each writing thread has had two turns."""
         loops = all(name in facts.idle or self.quiet[name, Schedule] >= 2 for name in SERVERS)
         written = all(self.quiet[name, Write] >= 2 for name in SERVERS if self.config.push)
-        return loops and written and self._rests(facts)
+        return loops and written and self._is_at_rest(facts)
 
-    def _owed(self, facts: PairFacts) -> list[tuple[str, str]]:
+    def _pending_work(self, facts: PairFacts) -> list[tuple[str, str]]:
         """Return the pending work of the proxy and of the writing threads."""
         writers = SERVERS if self.config.push else ()
         turns = [(f"writes {name}", str(self.done[Write, name])) for name in writers]
         return [*turns, *(("proxy", name) for name in self.unforwarded(facts))]
 
     def unforwarded(self, facts: PairFacts) -> list[str]:
-        """Requests of P whose answer the proxy has, and may forward or drop."""
+        """Return the requests of P whose answer the proxy may still forward or drop."""
         names = [promise.request for promise in facts.promises if promise.held]
         return [name for name in names if name not in self.dropped and not facts.readers_of(name)]
 
     def needs(self, facts: PairFacts, promise: Promise) -> bool:
-        """Whether somebody will read what was promised, or may yet be told to."""
-        if promise.request in self.dropped or self._ended(facts, promise):
+        """Return whether a request reads what was promised, or may yet be told to."""
+        if promise.request in self.dropped or self._lease_ended(facts, promise):
             return False
         readers = facts.readers_of(promise.request)
         return not readers or any(_will_read(facts, reader) for reader in readers)
 
-    def _ended(self, facts: PairFacts, promise: Promise) -> bool:
-        """Its lease has ended; where nobody is late it does not while somebody needs it."""
+    def _lease_ended(self, facts: PairFacts, promise: Promise) -> bool:
+        """Return whether the promise's lease has ended. Where nobody is late, a lease does not end
+        while it is needed."""
         lease = self.leases.get(promise.request)
         return self.config.late and lease is not None and facts.clock >= lease.ends
 
     def _with_network(self, server: str, facts: PairFacts) -> BlockFacts:
-        """The facts of a server with the network as its second tier: blocks of P are what D loads from."""
+        """Return the facts of a server with the network as its second tier: D loads from the blocks of
+        P."""
         own = facts.of(server)
         failed = own.host.failed if own.host is not None else ()
         if server == PREFILL:
-            return own._replace(host=HostFacts(0, (), (), (), tuple(self._promised(facts))))
+            return own._replace(host=HostFacts(0, (), (), (), tuple(self._promised_stores(facts))))
         memory = tuple((block,) for block in facts.prefill.memory)
-        return own._replace(host=HostFacts(0, (), memory, (), tuple(_loads(facts)), (), failed))
+        return own._replace(host=HostFacts(0, (), memory, (), tuple(_decode_loads(facts)), (), failed))
 
-    def _promised(self, facts: PairFacts) -> list[Transfer]:
-        """Return what P keeps for D, as stores that have copied once nobody needs them."""
+    def _promised_stores(self, facts: PairFacts) -> list[Transfer]:
+        """Return the promises of P as stores, which complete once nobody needs them."""
         jobs = []
         for number, promise in enumerate(facts.promises):
             if promise.held:
@@ -302,9 +313,9 @@ def _will_read(facts: PairFacts, reader: PairReader) -> bool:
     return reader.state is ReaderState.WAITS and to_come
 
 
-def _loads(facts: PairFacts) -> list[Transfer]:
-    """Loads of D, one for each reader. What comes for a reader that is gone may be anything: where it goes
-    alone matters."""
+def _decode_loads(facts: PairFacts) -> list[Transfer]:
+    """Return the loads of D, one for each reader. KV for a reader that has gone may hold anything: only
+    its destination matters."""
     jobs = []
     known = [reader.request for reader in facts.readers]
     for number, reader in enumerate(facts.readers):
@@ -313,14 +324,14 @@ def _loads(facts: PairFacts) -> list[Transfer]:
         if not mine and waits:
             jobs.append(Transfer(number, True, ()))
         elif mine and (waits or any(not job.over for job in mine)):
-            jobs.append(_load(number, mine, wanted=reader.state is ReaderState.WAITS))
+            jobs.append(_as_transfer(number, mine, wanted=reader.state is ReaderState.WAITS))
     for job in facts.under_way:
         if job.reader not in known:
-            jobs.append(_load(len(known) + job.number, (job,), wanted=False))
+            jobs.append(_as_transfer(len(known) + job.number, (job,), wanted=False))
     return jobs
 
 
-def _load(number: int, jobs: tuple, wanted: bool) -> Transfer:  # type: ignore[type-arg]
+def _as_transfer(number: int, jobs: tuple, wanted: bool) -> Transfer:  # type: ignore[type-arg]
     parts = tuple((*move, 0) for job in jobs for move in job.moves)
     read = not wanted or all(job.copied or job.over for job in jobs)
     return Transfer(number, True, parts, True, read, all(job.over for job in jobs))

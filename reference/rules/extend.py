@@ -70,7 +70,7 @@ def extend(state: State, command: Extend, context: RuleContext) -> State:
     for request in requests:
         require_window(state, request)
     prompts = [r.name for r in requests if r.phase is not Phase.RUNNING and state.tree is not None]
-    inserting = [name for name in prompts if _inserts(state, name)]
+    inserting = [name for name in prompts if _prompt_enters_tree(state, name)]
     copies = 0 if state.config.geometry.tracks else len(inserting)
     state, grown = allocate(state, grown, context, tails, copies)
     for (request, allocated), lane in zip(grown, command.lanes):
@@ -91,7 +91,7 @@ def extend(state: State, command: Extend, context: RuleContext) -> State:
     return state
 
 
-def _inserts(state: State, name: str) -> bool:
-    """Later turns of a session stay outside of the tree."""
+def _prompt_enters_tree(state: State, name: str) -> bool:
+    """Return whether the prompt is inserted: later turns of a session stay outside of the tree."""
     session = state.session(known_request(state, name).session)
     return session is None or session.slot is None

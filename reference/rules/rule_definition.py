@@ -60,25 +60,28 @@ class Case:
 
 
 def row_is_cut(when: str, holds: str) -> Case:
-    """The row is kept up to target."""
+    """Return the case in which the row is kept up to target."""
     caps = {"C": "min(C, target)", "A": "min(A, target)", "E": "min(E, target)"}
     return Case(when, holds, caps, ("ceil(target)", "ceil(A)"), ("ceil(max(target, E))", "ceil(A)"))
 
 
 def row_goes(when: str, holds: str) -> Case:
-    """The row is given back, with every page that it owns."""
+    """Return the case in which the row is freed, with every page that it owns."""
     return Case(when, holds, None, ("R", "ceil(A)"), ("ceil(max(R, E))", "ceil(A)"))
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One command. where: names used in the formulas.
+    """The rule of one command.
 
-    refused: every reason that there is, in the order of Reason, and when. cases: none where no cursor moves
-    and nothing goes. page, pages: of a command on the radix tree, what its table is about, and its rows:
-    in which case, what becomes of the full page, and of the SWA page; the first case that holds is the one.
-    choice: what is left to the system. tree: what is different, or more, on a server with a radix tree;
-    states: on a model with recurrent state.
+    does: the effect in words.
+    refused: each reason for a refusal, in the order of Reason, with its condition.
+    where: names used in the formulas.
+    cases: cases of the command; empty where no cursor moves and nothing is freed.
+    page, pages: commands on the radix tree: the subject of the table, and its rows (the case, the fate
+        of the full page, that of the SWA page); the first case that holds applies.
+    choice: what is left to the system.
+    tree: the difference on a server with a radix tree; states: on a model with recurrent state.
     """
 
     command: type
@@ -112,7 +115,7 @@ def rule(
     tree: str = "",
     states: str = "",
 ) -> Callable[[CarryOut[C]], CarryOut[C]]:
-    """Register the decorated function as what carries out `command`."""
+    """Register the decorated function as the rule of `command`."""
 
     def add(carry_out: CarryOut[C]) -> CarryOut[C]:
         RULES[command] = Rule(
@@ -131,7 +134,7 @@ NOT_RUNNING = "the request does not run: its input is not complete, or it waits"
 
 
 def known_request(state: State, name: str) -> Request:
-    """The request of that name, or a refusal."""
+    """Return the request of that name, or refuse."""
     request = state.request(name)
     if request is None:
         raise Refusal(Reason.UNKNOWN_REQUEST)
@@ -139,13 +142,13 @@ def known_request(state: State, name: str) -> Request:
 
 
 def is_taken(state: State, name: str) -> bool:
-    """Some session, request or lock owner is called that."""
+    """Return whether a session, a request or a lock owner has this name."""
     known = state.session(name) or state.request(name)
     return known is not None or name in lock_holders(state)
 
 
 def cursors_of(request: Request) -> Cursors:
-    """Cursors of a request that has some."""
+    """Return the cursors of a request that has some."""
     assert request.cursors is not None
     return request.cursors
 
@@ -153,8 +156,11 @@ def cursors_of(request: Request) -> Cursors:
 def make_room(
     state: State, pages: int, context: RuleContext, swa_pages: int | None = None, states: int = 0
 ) -> State:
-    """The state with so many pages free in each pool, or a refusal. swa_pages: as many as `pages` if None.
-    states: slots of recurrent state, for models that have one."""
+    """Return the state with so many pages free in each pool, or refuse.
+
+    swa_pages: `pages` if None.
+    states: slots of recurrent state, for models that have it.
+    """
     states = states if state.config.geometry.states else 0
     found = with_room(
         state, pages, pages if swa_pages is None else swa_pages, context.effects, states

@@ -35,8 +35,8 @@ TURNS: dict[type, tuple[bool, str, str]] = {
 
 
 def end_turn(state: State, session: Session) -> State:
-    """The session's turn has ended, and `session` says what it keeps. One that a close waits for goes, with
-    everything that it has."""
+    """End the session's turn; `session` says what it keeps. A session that a close waits for is
+    removed, with everything it has."""
     if session.closing:
         return unlocked(state.without_session(session.name), session.name)
     return state.with_session(session._replace(turn=None))

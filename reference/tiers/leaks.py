@@ -17,10 +17,10 @@ class Leaks(SlotOwners):
     waiting: Collection[str]
 
     def left_over(self) -> Iterator[Failure]:
-        """Yield what is kept for transfers and requests that are over."""
+        """Yield records, marks, pins and slots of transfers and requests that have ended."""
         if self.config.role:
-            yield from self._lost()
-        yield from self._nobodys({"state"} & {*self.config.pools})
+            yield from self._unowned()
+        yield from self._unowned_slots({"state"} & {*self.config.pools})
         for name in self.after.asked:
             if name not in self.waiting:
                 at = AtCount(name, "record")
@@ -53,15 +53,16 @@ class Leaks(SlotOwners):
                         expected, f"node {node.node} {got}", AtTreeNode(node.node, host=host)
                     )
 
-    def _lost(self) -> Iterator[Failure]:
-        """Yield what nobody owns on a server with one role: rows, slots of first tokens, device slots."""
+    def _unowned(self) -> Iterator[Failure]:
+        """Yield rows, slots of first tokens and device slots without an owner, on a server with one
+        role."""
         after = self.after
         config = self.config
         first = "row of metadata" if config.prefill else "slot of a first token"
         rows = [request.row for request in after.requests]
         firsts = [request.first for request in after.requests]
-        yield from _not_owned_once("row", config.rows, after.free_rows, rows)
-        yield from _not_owned_once(first, config.metadata_rows, after.free_first, firsts)
+        yield from _ownership_failures("row", config.rows, after.free_rows, rows)
+        yield from _ownership_failures(first, config.metadata_rows, after.free_first, firsts)
         for request in after.requests:
             if (wrong := _WRONG_STATES.get(request.state)) is not None:
                 expected, observed = wrong
@@ -70,10 +71,10 @@ class Leaks(SlotOwners):
         for name in sorted({*after.begun} - {request.name for request in after.requests}):
             at = AtCount(name, "record")
             yield failure(f"no record of parts of {name}, which is gone", "there is one", at)
-        yield from self._nobodys(config.pools)
+        yield from self._unowned_slots(config.pools)
 
-    def _nobodys(self, pools: Iterable[str]) -> Iterator[Failure]:
-        """Yield the device slots that nobody has."""
+    def _unowned_slots(self, pools: Iterable[str]) -> Iterator[Failure]:
+        """Yield device slots without an owner."""
         page = self.config.page_size
         for pool in pools:
             for number in range(page, (self.config.pages(pool) + 1) * page):
@@ -91,11 +92,11 @@ _WRONG_STATES = {
 }
 
 
-def _not_owned_once(
+def _ownership_failures(
     what: str, size: int, free: Iterable[int], owned: Iterable[int]
 ) -> Iterator[Failure]:
-    """Yield what of a kind has several owners, and how many have none. size: how many there are; owned: by
-    requests, -1 for none."""
+    """Yield the numbers with several owners, and how many have none. size: how many there are; owned:
+    numbers that requests own, -1 for none."""
     owners = Counter([*free, *(number for number in owned if number >= 0)])
     for number, times in owners.items():
         if times > 1:

@@ -12,7 +12,7 @@ from reference.tiers.slots import Slot, host_slots, target
 
 
 class SlotOwners:
-    """The part of a TierStep that says who has each slot, after the command."""
+    """The part of a TierStep for the owners of each slot, after the command."""
 
     config: TierConfig
     after: TierFacts
@@ -35,7 +35,7 @@ class SlotOwners:
 
     @memoized
     def free(self) -> Counter[Slot]:
-        """How often the free lists have each slot."""
+        """How often the free lists contain each slot."""
         found: Counter[Slot] = Counter()
         for host, lists in ((False, self.after.free), (True, self.after.host_free)):
             for pool, slots in lists.items():
@@ -44,7 +44,8 @@ class SlotOwners:
 
     @memoized
     def held_back(self) -> dict[Slot, list[str]]:
-        """Host slots that operations of the storage have, and those that wait to be freed."""
+        """Host slots of storage operations, and slots that wait to be freed, each with its owners in
+        words."""
         found: dict[Slot, list[str]] = {}
         for operation in self.after.operations:
             if operation.back:
@@ -60,7 +61,7 @@ class SlotOwners:
 
     @memoized
     def holders(self) -> dict[Slot, list[int]]:
-        """The requests that have each device slot for themselves, by their index."""
+        """The requests that own each device slot, by index."""
         found: dict[Slot, list[int]] = {}
         for at, request in enumerate(self.after.requests):
             for pool, own in request.slots.items():
@@ -69,18 +70,18 @@ class SlotOwners:
         return found
 
     def who_has(self, slot: Slot) -> list[str]:
-        """The owners of a device slot, in words."""
+        """Return the owners of a device slot, in words."""
         names = [f"node {node}" for node in self.owners.get(slot, ())]
         names += [self.after.requests[at].name for at in self.holders.get(slot, ())]
         return names + ["the free list"] * self.free[slot]
 
     def is_shared(self, slot: Slot) -> bool:
-        """Whether several have a device slot, or one and the free list."""
+        """Return whether a device slot has several owners, the free list included."""
         owners = len(self.owners.get(slot, ())) + len(self.holders.get(slot, ()))
         return owners + self.free.get(slot, 0) > 1
 
     def had_by(self, slot: Slot) -> str:
-        """The owners of a device slot, as the observation of a failure."""
+        """Return the owners of a device slot, as the observation of a failure."""
         names = self.who_has(slot)
         return f"{' and '.join(names) or 'nobody'} {'have' if len(names) > 1 else 'has'} it"
 
@@ -97,7 +98,7 @@ class SlotOwners:
     def moving(
         self, which: Callable[[TierTransfer], bool]
     ) -> Iterator[tuple[TierTransfer, TierPart]]:
-        """The parts of transfers that `which` picks, without those of a cache that was reset."""
+        """Yield the parts of transfers that `which` selects, without those of a cache that was reset."""
         for job in self.after.transfers:
             if not job.stale and which(job):
                 for part in job.parts:

@@ -43,7 +43,7 @@ class TierStep(HostRecords, Leaks, SentParts):
 
     @property
     def room(self) -> str:
-        """Name what is free or can be evicted."""
+        """The free or evictable tokens, in words."""
         free = {pool: len(slots) for pool, slots in self.after.free.items()}
         for pool, tokens in self.after.evictable.items():
             free[pool] = free.get(pool, 0) + tokens

@@ -12,8 +12,14 @@ from reference.failures import Failure, Place
 
 
 class HostUnit(NamedTuple):
-    """A chunk or a slot of host memory. owners: keys or nodes that have it; free: times in the free list;
-    moving: a transfer in flight uses it."""
+    """A chunk or a slot of host memory.
+
+    called: its name. at: its place.
+    owners: number of keys or nodes that have it.
+    free: how often the free list has it.
+    moving: a transfer in flight uses it.
+    owned: its owners in words.
+    """
 
     called: str
     at: Place
@@ -24,9 +30,13 @@ class HostUnit(NamedTuple):
 
 
 class KeptCopy(NamedTuple):
-    """KV that was copied to either tier. holds: what it has to be, in words; wanted, found: stamps, slot by
-    slot. slot: how the one at an index is called; at: its place; missing: what is wrong with one that holds
-    none; another: with one that holds another."""
+    """KV that was copied to either tier.
+
+    holds: its required content, in words.
+    wanted, found: stamps, slot by slot.
+    slot: name of the slot at an index; at: its place.
+    missing: the fault of an empty slot; another: of a slot with another stamp.
+    """
 
     holds: str
     wanted: Sequence[int]
@@ -38,7 +48,7 @@ class KeptCopy(NamedTuple):
 
 
 class Count(NamedTuple):
-    """How often something is pinned or locked. wanted, got: in words where they differ."""
+    """A pin or lock count. wanted, got: the two values in words."""
 
     called: str
     at: Place
@@ -47,8 +57,11 @@ class Count(NamedTuple):
 
 
 class Source(NamedTuple):
-    """A source that a transfer has still to read. owned: why its owner keeps it no more, "" where it does
-    or need not."""
+    """A source that a transfer has still to read.
+
+    before, now: its content before the command and now.
+    owned: why its owner does not keep it any more; "" where it does, or need not.
+    """
 
     transfer: str
     called: str
@@ -66,7 +79,7 @@ class HasTier(Protocol):
 
     @property
     def kept_copies(self) -> tuple[int, int]:
-        """How many copies there were before the command, and are now."""
+        """Numbers of copies before the command, and now."""
         ...
 
     def rooms(self) -> Iterator[HostUnit]: ...
@@ -78,7 +91,7 @@ class HasTier(Protocol):
     def sources(self) -> Iterator[Source]: ...
 
     def taken(self) -> Iterator[Failure]:
-        """Destinations of transfers that somebody else has."""
+        """Yield destinations of transfers that have another owner."""
         ...
 
     def left_over(self) -> Iterator[Failure]:
@@ -87,5 +100,5 @@ class HasTier(Protocol):
 
     @property
     def reached(self) -> frozenset[str]:
-        """Clauses of a second tier that could break at this step."""
+        """Clauses of a second tier that could fail at this step."""
         ...

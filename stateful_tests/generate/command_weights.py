@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Set
 
+from impl.choices import weight_if
 from reference.commands import (
     COMMANDS, Abort, Admit, CheckBusy, Close, Decode, Evict, EvictSwa, Extend, Finish, Insert, Launch, Mode,
     Retract, Settle, SpecDecode, Submit, Unlock, UnlockSwa,
@@ -76,7 +77,7 @@ def _allocate_ahead(c: Enabled, weights: Weights) -> None:
         weights[CheckBusy] = 6
     if c.profile.allocate_ahead and state.config.mode is Mode.FREE:
         if any(may_overshoot(state, r) for r in c.running):  # let it, before it ends
-            weights[SpecDecode] = 24 * bool(c.settled)
+            weights[SpecDecode] = weight_if(c.settled, 24)
             weights[Finish] = 1
         if any(ahead_of(r) > 0 for r in c.running):
             weights[EvictSwa] = 20
@@ -112,10 +113,12 @@ def _results_and_clients(c: Enabled, weights: Weights) -> None:
 
 
 def _full_pool(c: Enabled, weights: Weights) -> None:
-    # who has lost its window, in a full pool
+    """Favour what a full pool allows: a request without its window decodes, or others end to make room."""
     if c.windowless and c.cached and c.profile.lock_holders:
-        full = not free(c.state).full
-        weights |= {Insert: 30 * (not full), Decode: 30 * full, SpecDecode: 30 * full}
+        if free(c.state).full:
+            weights |= {Insert: 30, Decode: 0, SpecDecode: 0}
+        else:
+            weights |= {Insert: 0, Decode: 30, SpecDecode: 30}
         weights |= {Finish: 1, Retract: 1}
     elif pages_left(c.state) < 2 or not free(c.state).rows:  # nothing gets on: somebody has to go
         weights |= {Finish: 12, Retract: 8, Extend: 3, Close: 3}
@@ -124,24 +127,24 @@ def _full_pool(c: Enabled, weights: Weights) -> None:
 
 def _crowd(c: Enabled, weights: Weights) -> None:
     """Several run at once before one ends, as far as there is room."""
-    weights[Submit] += 6 * (not c.waiting)
-    weights[Admit] += 8 * bool(c.queued)
-    weights[Extend] += 10 * bool(c.extending)
+    weights[Submit] += weight_if(not c.waiting, 6)
+    weights[Admit] += weight_if(c.queued, 8)
+    weights[Extend] += weight_if(c.extending, 10)
     for kind in (Finish, Retract, Abort, Close):
         weights[kind] = min(1, weights[kind])
 
 
 def _no_free_state(c: Enabled, weights: Weights) -> None:
     """Whoever is admitted behind a prefix needs a state, for which another goes."""
-    weights[Submit] += 6 * (not c.queued)
-    weights[Admit] += 16 * bool(c.queued)
+    weights[Submit] += weight_if(not c.queued, 6)
+    weights[Admit] += weight_if(c.queued, 16)
 
 
 def _mixed(c: Enabled, weights: Weights) -> None:
     """While somebody decodes, somebody else comes, and is extended in the same batch."""
-    weights[Submit] += 6 * (not c.queued)
+    weights[Submit] += weight_if(not c.queued, 6)
     weights[Admit] += 6
-    weights[Extend] += 40 * bool(c.extending)
+    weights[Extend] += weight_if(c.extending, 40)
 
 
 def _synchronise(c: Enabled, weights: Weights) -> None:

@@ -15,7 +15,7 @@ from reference.pairs.commands import (
 )  # fmt: skip
 from reference.pairs.config import DECODE, HEARTBEAT, LEASE, PREFILL, SERVERS, PairConfig
 from reference.pairs.facts import PairFacts
-from impl.choices import Choices, by_weight, once_in, pick
+from impl.choices import Choices, by_weight, once_in, pick, weight_if
 from stateful_tests.generate.engine_commands import draw_engine_config
 
 
@@ -155,11 +155,8 @@ def propose_pair_command(
     if kind is Move:
         return Move(source.upto(sum(not job.copied for job in facts.under_way) - 1))
     if kind is Tick:
-        return Tick(
-            pick(source, (1, 3, HEARTBEAT))
-            if not beside.config.late
-            else pick(source, (3, 6, 12, LEASE + 1))
-        )
+        late = beside.config.late
+        return Tick(pick(source, (3, 6, 12, LEASE + 1) if late else (1, 3, HEARTBEAT)))
     made: PairCommand = kind(server)
     return made
 
@@ -186,25 +183,25 @@ def _weights(
     beside: PairRecord, facts: PairFacts, profile: PairProfile
 ) -> dict[tuple[type, str], int]:
     """How often each kind of command comes now, and for which server."""
-    network = 6 // profile.slow + (profile.slow < 12)
+    network = 6 // profile.slow + weight_if(profile.slow < 12, 1)
     uncopied = any(not job.copied for job in facts.under_way)
     weights: dict[tuple[type, str], int] = {
-        (Forward, ""): 10 * bool(_to_forward(beside, facts, profile)),
-        (Land, ""): network * bool(facts.under_way),
-        (Move, ""): 2 * uncopied,
+        (Forward, ""): weight_if(_to_forward(beside, facts, profile), 10),
+        (Land, ""): weight_if(facts.under_way, network),
+        (Move, ""): weight_if(uncopied, 2),
         (Tick, ""): profile.tick,
     }
     for server in SERVERS:
         own = facts.of(server)
         room = len(own.requests) < profile.crowd and not own.in_step
-        weights[Advance, server] = (10 if server == DECODE else 8) * (server not in facts.idle)
-        weights[Serve, server] = profile.own * room
-        weights[Shake, server] = (network + 1) * (server in facts.handshakes)
-        weights[Deliver, server] = (network + 1) * any(each.to == server for each in facts.messages)
-        weights[Write, server] = 6 * beside.config.push
-    weights[Prefill, ""] = 4 * (
-        len(facts.prefill.requests) < profile.crowd and not facts.prefill.in_step
-    )
+        weights[Advance, server] = weight_if(server not in facts.idle, 10 if server == DECODE else 8)
+        weights[Serve, server] = weight_if(room, profile.own)
+        weights[Shake, server] = weight_if(server in facts.handshakes, network + 1)
+        has_mail = any(each.to == server for each in facts.messages)
+        weights[Deliver, server] = weight_if(has_mail, network + 1)
+        weights[Write, server] = weight_if(beside.config.push, 6)
+    admits = len(facts.prefill.requests) < profile.crowd and not facts.prefill.in_step
+    weights[Prefill, ""] = weight_if(admits, 4)
     if not sum(weights.values()):
         weights[Advance, DECODE] = 1
     return weights

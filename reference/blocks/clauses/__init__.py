@@ -26,7 +26,8 @@ BLOCK_CLAUSES = (
 
 
 def broken(step: BlockStep, waived: Collection[str] = ()) -> list[tuple[Clause, Failure]]:
-    """All clauses but the waived that fail at this step, the headline first (by_cause)."""
+    """Return all clauses that fail at this step, without the waived ones, the headline first
+    (by_cause)."""
     found = []
     for each in BLOCK_CLAUSES.values():
         if each.id not in waived and (failure := each.check(step)) is not None:

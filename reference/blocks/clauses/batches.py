@@ -21,7 +21,7 @@ from reference.failures import AtCount, AtNamed, Failure, counted, failure
         n.lane.start + len(n.lane.tokens) >= s.config.max_model_len - 1 for n in s.lanes
     ),
 )
-def _limits(step: BlockStep) -> Failure | None:
+def _batch_within_limits(step: BlockStep) -> Failure | None:
     lanes = step.after.lanes
     config = step.config
     names = [lane.request for lane in lanes]
@@ -53,18 +53,18 @@ def _limits(step: BlockStep) -> Failure | None:
     scope="A request that held nothing may start anywhere in the cached prefix: HIT-1.",
     trigger=lambda s: any(not n.fresh for n in s.lanes),
 )
-def _goes_on(step: BlockStep) -> Failure | None:
+def _entry_starts_where_kv_ends(step: BlockStep) -> Failure | None:
     for note in step.lanes:
         start = note.lane.start
         if not note.fresh and (start > note.computed if note.turned else start != note.computed):
             name = note.lane.request
             want = f"{note.lane.request} goes on at {note.computed}"
-            got = f"it computes from {start}{_unreported(step, note)}"
+            got = f"it computes from {start}{_explain_low_start(step, note)}"
             return failure(want, got, AtCount(name, "start", note.computed))
     return None
 
 
-def _unreported(step: BlockStep, note: LaneNote) -> str:
+def _explain_low_start(step: BlockStep, note: LaneNote) -> str:
     """Explain a start that is too low, where the request no longer has the blocks that it had."""
     name = note.lane.request
     had, has = (
@@ -90,7 +90,7 @@ def _unreported(step: BlockStep, note: LaneNote) -> str:
     scope="Drafts that no drafter proposed are padding.",
     trigger=lambda s: bool(s.lanes),
 )
-def _inputs(step: BlockStep) -> Failure | None:
+def _inputs_are_text(step: BlockStep) -> Failure | None:
     for note in step.lanes:
         lane = note.lane
         own = lane.tokens[: len(lane.tokens) - lane.drafts]
@@ -125,7 +125,7 @@ def _inputs(step: BlockStep) -> Failure | None:
     ),
     trigger=lambda s: isinstance(s.command, Schedule) and len(s.lanes) < len(s.bearers),
 )
-def _stall(step: BlockStep) -> Failure | None:
+def _batch_makes_progress(step: BlockStep) -> Failure | None:
     if not isinstance(step.command, Schedule) or step.refused or step.after.lanes:
         return None
     if step.before.kv_moves or step.after.kv_moves:

@@ -20,17 +20,17 @@ from reference.failures import AtBlock, AtChunk, AtCount, AtTable, Failure, coun
     scope="The null block is not counted.",
     trigger=lambda s: any(len(named) > 1 for named in s.entries.values()),
 )
-def _counted(step: BlockStep) -> Failure | None:
+def _ref_count_is_owner_count(step: BlockStep) -> Failure | None:
     for block, refs in enumerate(step.after.refs):
         if block and refs != len(named := step.entries.get(block, ())):
-            who = ", ".join(map(_in_words, named)) or "nobody"
+            who = ", ".join(map(_holder_text, named)) or "nobody"
             want = f"block {block} must have ref count {len(named)}: {who} holds it"
             return failure(want, f"its ref count is {refs}", AtBlock(block))
     return None
 
 
-def _in_words(entry: tuple[str, int, int]) -> str:
-    """Name the holder of a block, and its group if a table names it."""
+def _holder_text(entry: tuple[str, int, int]) -> str:
+    """Name the holder of a block, and its group if a table has the block."""
     name, group, _ = entry
     return f"{name} group {group}" if group >= 0 else name
 
@@ -48,7 +48,7 @@ def _in_words(entry: tuple[str, int, int]) -> str:
     source="vllm FreeKVCacheBlockQueue",
     trigger=lambda s: len(s.after.free) < len(s.after.refs) - 1,
 )
-def _free(step: BlockStep) -> Failure | None:
+def _free_queue_has_unheld_blocks(step: BlockStep) -> Failure | None:
     times = Counter(step.after.free)
     for block, refs in enumerate(step.after.refs):
         want = int(block > 0 and refs == 0)
@@ -71,7 +71,7 @@ def _free(step: BlockStep) -> Failure | None:
         len(s.config.groups) > 1 and any(len(named) > 1 for named in s.entries.values())
     ),
 )
-def _one_place(step: BlockStep) -> Failure | None:
+def _block_serves_one_place(step: BlockStep) -> Failure | None:
     for block, named in step.entries.items():
         named = [each for each in named if each[1] >= 0]
         if len({(group, at) for _, group, at in named}) > 1:
@@ -94,7 +94,7 @@ def _one_place(step: BlockStep) -> Failure | None:
     source="vllm single_type_managers",
     trigger=lambda s: len(s.after.requests) < len(s.before.requests),
 )
-def _leftovers(step: BlockStep) -> Failure | None:
+def _ended_requests_keep_nothing(step: BlockStep) -> Failure | None:
     if step.after.leftovers:
         also = ", ".join(step.after.leftovers)
         want = "the manager must keep tables of requests that are there, and no others"
@@ -115,7 +115,7 @@ def _leftovers(step: BlockStep) -> Failure | None:
     ),
     trigger=lambda s: bool(s.after.published),
 )
-def _named(step: BlockStep) -> Failure | None:
+def _hash_names_content(step: BlockStep) -> Failure | None:
     for block, group, stamps in step.after.published:
         if not block:
             return failure(
@@ -148,7 +148,7 @@ def _named(step: BlockStep) -> Failure | None:
     source="vllm BlockHashToBlockMap",
     trigger=lambda s: bool(s.after.published) and len(s.after.published) < len(s.before.published),
 )
-def _mapped(step: BlockStep) -> Failure | None:
+def _map_agrees_with_blocks(step: BlockStep) -> Failure | None:
     bears = Counter(published.block for published in step.after.published)
     for block in {*bears, *step.after.mapped}:
         if (got := step.after.mapped.get(block, 0)) != bears[block]:
@@ -172,7 +172,7 @@ def _mapped(step: BlockStep) -> Failure | None:
     scope="Without prefix caching there is nothing to forget.",
     trigger=lambda s: isinstance(s.command, (ResetCache, NewWeights)) and bool(s.before.published),
 )
-def _forgotten(step: BlockStep) -> Failure | None:
+def _reset_empties_cache(step: BlockStep) -> Failure | None:
     command = step.command
     if not isinstance(command, (ResetCache, NewWeights)) or step.refused or not step.config.caching:
         return None
@@ -211,7 +211,7 @@ def _forgotten(step: BlockStep) -> Failure | None:
     scope="A key that two sources share does no harm while the cache has nothing under it.",
     trigger=lambda s: len(s.kv_sources) > 1 and bool(s.after.published),
 )
-def _one_source(step: BlockStep) -> Failure | None:
+def _key_has_one_source(step: BlockStep) -> Failure | None:
     if isinstance(step.command, NewWeights):  # PUB-3, HOST-4
         return None
     for request, source, found, block, chunk in step.after.foreign_keys:

@@ -153,7 +153,7 @@ def _step_encodes_what_it_lacks(step: BlockStep) -> Failure | None:
     source="vllm disable_chunked_mm_input, #52306",
     scope="A prefix of an image that the cache has is not computed again.",
     needs=("images",),
-    trigger=lambda s: s.config.whole_images and any(map(image_of, _inputs(s))),
+    trigger=lambda s: s.config.whole_images and any(map(image_of, _batch_inputs(s))),
 )
 def _no_chunk_ends_within_image(step: BlockStep) -> Failure | None:
     if not step.config.whole_images:
@@ -215,6 +215,6 @@ def _image_from(text: list[int], start: int) -> str:
     return f"{image_of(text[start])}{size}"
 
 
-def _inputs(step: BlockStep) -> list[int]:
-    """The input tokens of the batch."""
+def _batch_inputs(step: BlockStep) -> list[int]:
+    """Return the input tokens of the batch."""
     return [token for lane in step.after.lanes for token in lane.tokens]

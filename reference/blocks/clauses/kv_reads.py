@@ -20,7 +20,7 @@ from reference.failures import AtBlock, AtCount, AtTable, Failure, counted, fail
     source="vllm find_longest_cache_hit",
     trigger=lambda s: any(n.fresh and n.lane.start for n in s.lanes),
 )
-def _hit(step: BlockStep) -> Failure | None:
+def _hit_is_resumable(step: BlockStep) -> Failure | None:
     for note in step.lanes:
         start = note.lane.start
         name = note.lane.request
@@ -51,7 +51,7 @@ def _hit(step: BlockStep) -> Failure | None:
     ),
     trigger=lambda s: any(n.lane.start > 0 for n in s.lanes),
 )
-def _reads(step: BlockStep) -> Failure | None:
+def _groups_read_text_kv(step: BlockStep) -> Failure | None:
     for note in step.lanes:
         lane = note.lane
         stamps = note.stamps
@@ -80,7 +80,7 @@ def _reads(step: BlockStep) -> Failure | None:
         for layers in s.config.groups
     ),
 )
-def _window(step: BlockStep) -> Failure | None:
+def _confirmed_window_stays(step: BlockStep) -> Failure | None:
     for name, bearer, tables in step.held():
         sure = bearer.sure
         for group, layers in enumerate(step.config.groups):
@@ -109,7 +109,7 @@ def _window(step: BlockStep) -> Failure | None:
     source="kvspec",
     trigger=lambda s: any(b.sure > 0 for _, b, _ in s.held()),
 )
-def _stays(step: BlockStep) -> Failure | None:
+def _held_content_stays(step: BlockStep) -> Failure | None:
     for name, bearer, tables in step.held():
         sure = bearer.sure
         if bearer.void:
@@ -131,7 +131,7 @@ def _stays(step: BlockStep) -> Failure | None:
     scope="Requests that run.",
     trigger=lambda s: any(s.after.requests[name].status == "RUNNING" for name, _, _ in s.held()),
 )
-def _counts(step: BlockStep) -> Failure | None:
+def _counts_in_order(step: BlockStep) -> Failure | None:
     for name, bearer, tables in step.held():
         fact = step.after.requests[name]
         if fact.status != "RUNNING":
@@ -159,7 +159,7 @@ def _counts(step: BlockStep) -> Failure | None:
     source="vllm slot mapping",
     trigger=lambda s: sum(1 for n in s.lanes if len(n.lane.tokens)) > 1,
 )
-def _written(step: BlockStep) -> Failure | None:
+def _writes_own_blocks(step: BlockStep) -> Failure | None:
     writers: dict[tuple[int, int], tuple[str, int]] = {}
     texts = {note.lane.request: note.stamps for note in step.lanes}
     named: set[int] = set()
@@ -184,7 +184,7 @@ def _written(step: BlockStep) -> Failure | None:
                     got = f"block {block} is not in its table"
                     return failure(f"{where} into a block of its own", got, place)
                 if block in named and step.held_its_text(block):
-                    if others := _who_had(step, block) - {lane.request}:
+                    if others := _previous_holders(step, block) - {lane.request}:
                         got = f"{' and '.join(sorted(others))} has block {block} too, and its hash is older"
                         behind = AtCount(lane.request, "start", (at + 1) * size)
                         return failure(
@@ -214,18 +214,19 @@ def _written(step: BlockStep) -> Failure | None:
     source="vllm max_admission_blocks_per_request",
     concerns="outcomes, choices and order",
     trigger=lambda s: any(
-        window_start(layers, bearer.sure) >= layers.block_size * (kept_behind(s.config, layers) + 1)
+        window_start(layers, bearer.sure)
+        >= layers.block_size * (max_blocks_behind_window(s.config, layers) + 1)
         for _, bearer, _ in s.held()
         for layers in s.config.groups
         if layers.window is not None
     ),
 )
-def _behind(step: BlockStep) -> Failure | None:
+def _frees_blocks_behind_window(step: BlockStep) -> Failure | None:
     for name, bearer, tables in step.held():
         for group, layers in enumerate(step.config.groups):
             behind = tables[group][: window_start(layers, bearer.sure) // layers.block_size]
             kept = [at for at, block in enumerate(behind) if block]
-            if len(kept) > (most := kept_behind(step.config, layers)):
+            if len(kept) > (most := max_blocks_behind_window(step.config, layers)):
                 want = f"{name} must keep at most {counted(most, 'block')} behind its window"
                 blocks = counted(len(kept), "block")
                 got = f"{name} keeps {blocks} of group {group}, from entry {kept[0]} of its table on"
@@ -233,13 +234,15 @@ def _behind(step: BlockStep) -> Failure | None:
     return None
 
 
-def kept_behind(config: EngineConfig, layers: LayerGroup) -> int:
-    """Return the most blocks that a request keeps behind its window: those that two steps fill, and one."""
+def max_blocks_behind_window(config: EngineConfig, layers: LayerGroup) -> int:
+    """Return the number of blocks that a request may keep behind its window: those that two steps fill,
+    and one."""
     return -(-2 * config.max_batched_tokens // layers.block_size) + 1
 
 
-def _who_had(step: BlockStep, block: int) -> set[str]:
-    """Requests that have a block since before the command: not who found it as it was computed anew."""
+def _previous_holders(step: BlockStep, block: int) -> set[str]:
+    """Return the requests that have held a block since before the command. A request that found the
+    block computed anew is not among them."""
     had = (
         name
         for name, fact in step.before.requests.items()

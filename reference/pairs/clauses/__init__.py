@@ -30,8 +30,8 @@ PAIR_CLAUSES = OF_PAIRS | SERVER_CLAUSES
 
 
 def broken(step: PairStep, waived: Collection[str] = ()) -> list[tuple[Clause, Failure]]:
-    """All clauses but the waived that fail at this step, the headline first (by_cause): of a clause that
-    fails on both servers the failure on the first."""
+    """Return all clauses that fail at this step, without the waived ones, the headline first
+    (by_cause). A clause that fails on both servers has the failure of the first."""
     found: dict[str, tuple[Clause, Failure]] = {}
     for each in OF_PAIRS.values():
         if each.id not in waived and (failure := each.check(step)) is not None:
@@ -52,7 +52,7 @@ def broken_off(step: PairStep, waived: Collection[str] = ()) -> list[tuple[Claus
 
 
 def on_server(server: str, failure: Failure) -> Failure:
-    """The failure of a server as one of the pair: it names the server, and so do its places."""
+    """Return a server's failure as one of the pair: its texts and places name the server."""
 
     def places() -> tuple[AtServer, ...]:
         return tuple(AtServer(server, place) for place in failure.at)

@@ -18,7 +18,7 @@ from reference.pairs.step import PairStep
     concerns="outcomes, choices and order",
     trigger=lambda step: any(lease.rounds for lease in step.record.leases.values()),
 )
-def _ends(step: PairStep) -> Failure | None:
+def _lease_ends(step: PairStep) -> Failure | None:
     for promise in step.after.promises:
         lease = step.record.leases.get(promise.request)
         if promise.held and lease is not None and lease.rounds > 2:

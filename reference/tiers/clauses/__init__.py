@@ -23,7 +23,8 @@ OF_CONNECTORS = ("HOST-1", "HOST-2", "HOST-3", "HOST-4", "XFER-1", "XFER-2", "XF
 
 
 def broken(step: TierStep, waived: Collection[str] = ()) -> list[tuple[Clause, Failure]]:
-    """All clauses but the waived that fail at this step, the headline first (by_cause)."""
+    """Return all clauses that fail at this step, without the waived ones, the headline first
+    (by_cause)."""
     found = []
     for each in TIER_CLAUSES.values():
         if each.id not in waived and (failure := each.check(step)) is not None:

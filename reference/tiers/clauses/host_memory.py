@@ -19,7 +19,7 @@ from reference.tiers.step import TierStep
     source="vllm CPUOffloadingManager._free_list; sglang HostKVCache.free_slots",
     trigger=lambda s: "HOST-1" in s.reached,
 )
-def _owned(step: HasTier) -> Failure | None:
+def _slot_has_one_owner(step: HasTier) -> Failure | None:
     for room in step.rooms():
         owners = room.owners + room.free
         if owners > 1 or not (owners or room.moving):
@@ -42,7 +42,7 @@ def _owned(step: HasTier) -> Failure | None:
     " server that only decodes: full KV.",
     trigger=lambda s: "HOST-2" in s.reached,
 )
-def _holds(step: HasTier) -> Failure | None:
+def _copy_holds_its_kv(step: HasTier) -> Failure | None:
     for copy in step.copies():
         if copy.found == copy.wanted:
             continue
@@ -68,7 +68,7 @@ def _holds(step: HasTier) -> Failure | None:
     scope="A tree with its core in Rust tells only the locks of full KV on the device.",
     trigger=lambda s: "HOST-3" in s.reached,
 )
-def _pinned(step: HasTier) -> Failure | None:
+def _pins_are_users(step: HasTier) -> Failure | None:
     for count in step.pins():
         if count.got != count.wanted:
             return failure(f"{count.called} is {count.wanted}", f"it is {count.got}", count.at)
@@ -85,7 +85,7 @@ def _pinned(step: HasTier) -> Failure | None:
     source="vllm reset_connector_cache; sglang flush_cache",
     trigger=lambda s: s.resets_tier and s.kept_copies[0] > 0,
 )
-def _forgotten(step: HasTier) -> Failure | None:
+def _reset_forgets_copies(step: HasTier) -> Failure | None:
     if not step.resets_tier or not (left := step.kept_copies[1]):
         return None
     return failure("no hash in host memory", f"{left}", AtCount("host", "hashes", 0))
@@ -101,7 +101,7 @@ def _forgotten(step: HasTier) -> Failure | None:
     scope="Trees with a host tier.",
     trigger=lambda s: any(not node.device["full"] for node in s.after.nodes),
 )
-def _demoted(step: TierStep) -> Failure | None:
+def _evicted_kv_is_on_host(step: TierStep) -> Failure | None:
     for node in step.after.nodes:
         if node.device["full"]:
             continue

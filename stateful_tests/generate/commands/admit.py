@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from impl.choices import weight_if
 from reference.commands import Admit
 from reference.cursors import floor_page
 from reference.rules.rule_definition import cursors_of
@@ -15,7 +16,7 @@ from stateful_tests.generate.exploration_scope import Scope
 @harness(
     Admit,
     applies=lambda c: c.waiting,
-    weight=lambda c: 8 * bool(c.queued) + (8 if c.wiped else 2) * bool(c.admitted),
+    weight=lambda c: weight_if(c.queued, 8) + weight_if(c.admitted, 8 if c.wiped else 2),
     is_in=lambda scope: scope.served,
 )
 class AdmitHarness(Harness[Admit]):

@@ -8,7 +8,7 @@ import pytest
 
 from impl.bugs import broken
 from impl.torch_kv import TorchKV
-from reference.clauses.memory_checks import TERMS, due, miscounted
+from reference.clauses.memory_checks import TERMS, expected_report, miscounted
 from reference.clauses.step import Step
 from reference.commands import (
     Admit, CheckBusy, CheckIdle, Chunk, Command, Done, Entry, Extend, Finish, Mode, Open, Reason, Refused,
@@ -106,7 +106,7 @@ def test_a_wrong_report_is_seen(tell, clauses, check):
 def test_the_rule_counts_what_the_clause_counts_from_facts(sizes, text, differ):
     step = step_of(sizes, f"{text}; check_busy level 2")
     full, swa, _ = step.expected.report.accounts
-    assert due(step) == step.expected.report
+    assert expected_report(step) == step.expected.report
     assert {term for term in TERMS if getattr(full, term) != getattr(swa, term)} >= {*differ}
 
 

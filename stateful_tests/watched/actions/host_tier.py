@@ -22,7 +22,7 @@ def shown(beside: LogFollower, e: log.Tiered) -> None:
     seen.facts = facts
     users = {(user.lock, user.host): user for user in facts.users}
     for number, host, path in e.locked:
-        seen.locks.begins(users[number, host], {node.node: node for node in path})
+        seen.locks.take_lock(users[number, host], {node.node: node for node in path})
     ranges = seen.locks.follow(facts)
     waiting = beside.requests if beside.follows else facts.asked  # else nobody knows
     step = TierStep(seen.config, Poll(), False, before, facts, ranges, waiting)
