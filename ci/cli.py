@@ -15,22 +15,15 @@ from types import FrameType
 
 import click
 
-from ci.output import lasting_output, plain
+from ci.standard_streams import lasting_output, plain
 from ci.commands import (
-    adapters,
-    authoring,
-    catalogue,
-    documents,
-    exporting,
-    running,
-    searching,
-    servers,
-    traces,
-)
-from ci.commands.help_groups import COMMANDS, GroupedCommands
+    catalogue, check_and_replay, explore_and_prove, init_adapter, server_checks, spec_document,
+    trace_authoring, trace_export, tree_view,
+)  # fmt: skip
+from ci.commands.options.help_groups import COMMANDS, GroupedCommands
 from ci.commands.shared import Unusable
 from impl.process.worker import YOUNG
-from stateful_tests.lockstep.endings import Ending
+from stateful_tests.lockstep.exit_codes import Ending
 
 _LONGEST = 2000  # of a line: twenty names that a checkout lacks, and what to do
 # what brings a package that is not there
@@ -75,11 +68,12 @@ def cli(context: click.Context) -> None:
 
 
 for _command in (
-    running.check, running.replay, traces.tree, exporting.export, exporting.run_test,
-    adapters.init_adapter, authoring.new_trace, authoring.shrink, authoring.new_fixture, authoring.upgrade,
-    searching.explore, searching.tour, searching.prove,
-    servers.validate, servers.serve_check, servers.setup_server,
-    catalogue.bugs, catalogue.clauses, catalogue.driven, documents.spec,
+    check_and_replay.check, check_and_replay.replay, tree_view.tree,
+    trace_export.export, trace_export.run_test, init_adapter.init_adapter,
+    trace_authoring.new_trace, trace_authoring.shrink, trace_authoring.new_fixture, trace_authoring.upgrade,
+    explore_and_prove.explore, explore_and_prove.tour, explore_and_prove.prove,
+    server_checks.validate, server_checks.serve_check, server_checks.setup_server,
+    catalogue.bugs, catalogue.clauses, catalogue.driven, spec_document.spec,
 ):  # fmt: skip
     cli.add_command(_command)
 

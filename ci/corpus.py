@@ -14,24 +14,24 @@ from collections.abc import Iterator
 import click
 
 from ci import cli
-from ci.report.progress import Progress
+from ci.report.progress_line import Progress
 from reference import model
 from reference.commands import Command, Mode
 from reference.token_ids import SHARED
-from stateful_tests.check.driving import start_run, unfitted
-from stateful_tests.check.tiers import plan
+from stateful_tests.check.run_driver import start_run, unfitted
+from stateful_tests.check.check_plans import plan
 from stateful_tests.check import corpus
 from stateful_tests.check.corpus import CorpusLine
 from stateful_tests.coverage.conjunctions import conjunctions
 from stateful_tests.coverage.scopes import SCOPES
-from stateful_tests.generate.scope import Scope
+from stateful_tests.generate.exploration_scope import Scope
 from stateful_tests.coverage.situations import situation
 from stateful_tests.explore.search import Explorer
 from stateful_tests.generate.next_command import propose
 from stateful_tests.generate.run_profile import MACHINES
-from stateful_tests.lockstep.systems import resolve
-from stateful_tests.shrink.passes import drop
-from stateful_tests.shrink.rewriting import Commands
+from stateful_tests.lockstep.system_names import resolve
+from stateful_tests.shrink.shrink_passes import drop
+from stateful_tests.shrink.command_rewriting import Commands
 
 SEED, RUNS = 12345, 400  # of the generator: runs of each machine, preset and mode at most
 COMMON_RUNS = 1  # a conjunction that the first so many runs of a configuration meet needs no line

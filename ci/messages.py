@@ -21,8 +21,8 @@ from stateful_tests.lockstep.known_faults import (
     releases,
     ways_of,
 )
-from stateful_tests.lockstep.systems import resolve
-from stateful_tests.traces.files import load
+from stateful_tests.lockstep.system_names import resolve
+from stateful_tests.traces.trace_files import load
 
 
 def speaks(fault: KnownFault) -> bool:

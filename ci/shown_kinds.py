@@ -9,7 +9,7 @@ import importlib
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
-from reference.kinds import BLOCKS, PAIRS, ROWS, TIERS, kind_of_config
+from reference.system_kinds import BLOCKS, PAIRS, ROWS, TIERS, kind_of_config
 
 
 class ExplainedPlaces(Protocol):
@@ -77,7 +77,7 @@ class ShownKind:
 
     tests: "" where none are made. places, page: "" where the reference model stands beside the system, which
     has its own (ci.explain.places,
-        ci.report.page). tests: of an engine's classes; asserts: what those of SGLang's assert.
+        ci.report.pages.trace_page). tests: of an engine's classes; asserts: what those of SGLang's assert.
     models: an adapter may declare that it has no window, no radix tree, no recurrent state.
     """
 
@@ -101,18 +101,18 @@ class ShownKind:
 
 
 _SHOWN = {
-    ROWS.name: ShownKind(tests="ci.export.unit_test", asserts="ci.export.assertions"),
+    ROWS.name: ShownKind(tests="ci.export.unit_test", asserts="ci.export.place_assertions"),
     BLOCKS.name: ShownKind(
-        tests="ci.export.engine_test", places="ci.explain.blocks", page="ci.report.engine_page"
+        tests="ci.export.engine_test", places="ci.explain.block_places", page="ci.report.pages.engine_page"
     ),
     TIERS.name: ShownKind(
         tests="ci.export.unit_test",
-        places="ci.explain.tiers",
-        page="ci.report.tier_page",
-        asserts="ci.export.tier_places",
+        places="ci.explain.tier_places",
+        page="ci.report.pages.tier_page",
+        asserts="ci.export.tier_assertions",
         models=False,
     ),
-    PAIRS.name: ShownKind(places="ci.explain.pairs", page="ci.report.pair_page", models=False),
+    PAIRS.name: ShownKind(places="ci.explain.pair_places", page="ci.report.pages.pair_page", models=False),
 }
 
 

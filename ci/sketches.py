@@ -17,9 +17,9 @@ from ci import adapter_names
 from impl.engines import Engine, engine
 from impl.loading import nearest, used_names
 from impl.system_spec import ENGINES, release_name
-from stateful_tests.check.trees.bases import root_of
+from stateful_tests.check.trees.base_selection import root_of
 from stateful_tests.check.trees.way_map import way_map
-from stateful_tests.lockstep import systems
+from stateful_tests.lockstep import system_names
 
 
 def sketch_of(of: Engine) -> nearest.Sketch:
@@ -62,7 +62,7 @@ def complete_roots(of: Engine) -> Iterator[Path]:
 
 
 def _root(release: str) -> Path:
-    with closing(systems.resolve(release)) as system:
+    with closing(system_names.resolve(release)) as system:
         root = root_of(system)
     assert root is not None
     return root

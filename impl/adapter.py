@@ -18,7 +18,7 @@ from reference.blocks.config import EngineConfig
 from reference.blocks.facts import BlockFacts
 from reference.commands import COMMANDS, Command, Mode, Outcome, Reason
 from reference.geometry import Geometry
-from reference.kinds import KINDS, AnyCommand, Kind, kind_by_commands
+from reference.system_kinds import KINDS, AnyCommand, Kind, kind_by_commands
 from reference.pairs.commands import PairCommand
 from reference.pairs.config import PairConfig
 from reference.pairs.facts import PairFacts
@@ -45,8 +45,8 @@ class Misfit(UnusableImplementation):
 class Capabilities:
     """The capabilities of a system: `apply` gets no other command.
 
-    kind: the name of its kind of system (reference/kinds.py). "" lets its commands tell the kind, as an
-        adapter needs it that was written before kinds were declared.
+    kind: the name of its kind of system (reference/system_kinds.py). "" derives the kind from the commands:
+        adapters that were written before kinds were declared need that.
     commands: names of the command classes it understands. Engines that schedule by themselves: a first turn
         of a session (Add.resumable) comes where More and End are among them.
     mixed_decode: Decode and SpecDecode may meet in one run (else a run has one kind).
@@ -220,8 +220,8 @@ class StatesView(msgspec.Struct):
     """Slots of recurrent state, slot 0 being the padding's.
 
     free: as they stand in the free list. stamps: of each slot, the `chain` of the tokens that were folded
-    into what it holds (reference.states), 0 for none. requests, sessions: who has a slot, a session also
-    while it is lent. read: of each request of the last batch the stamp of the state from which it went on, 0
+    into what it holds (reference.recurrent_states), 0 for none. requests, sessions: who has a slot, a session
+    also while it is lent. read: of each request of the last batch the stamp of the state it went on from, 0
     of an empty one. buffers: more slots of who has one, for states that are kept for the tree while its own
     goes on; tracked: which of them hold such a state now, each with the tokens after which it is.
     """

@@ -54,16 +54,21 @@ class KeyedChoices:
 
 
 def pick(choices: Choices, items: Sequence[T]) -> T:
-    """One of `items`."""
+    """Return one of `items`, each as likely as another."""
     return items[choices.upto(len(items) - 1)]
 
 
 def once_in(choices: Choices, n: int) -> bool:
-    """True once in `n` times."""
+    """Return True once in `n` times."""
     return choices.upto(n - 1) == n - 1
 
 
+def weight_if(condition: object, weight: int) -> int:
+    """Return `weight` where the condition holds, else 0."""
+    return weight if condition else 0
+
+
 def by_weight(choices: Choices, weights: Mapping[T, int]) -> T | None:
-    """A key, as often as its weight says; None where all are 0."""
+    """Return a key, as likely as its share of the weights; None where all are 0."""
     at = choices.upto(max(0, sum(weights.values()) - 1))
     return next((key for key, end in zip(weights, accumulate(weights.values())) if at < end), None)

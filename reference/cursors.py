@@ -134,7 +134,7 @@ def counted_full(c: Cursors, page_size: int) -> int:
 
 
 def counted_swa(c: Cursors, page_size: int) -> int:
-    """The same of the SWA pool: ceil(A) - ceil(max(R, E)).
+    """Tokens of the SWA pool that a memory check counts for a row: ceil(A) - ceil(max(R, E)).
 
     The literal rule, ceil(A) - max(R, E), is safe while E is a page boundary. A cut caps E at any
     target, which a faithful scheduler never evicts past.
@@ -172,7 +172,7 @@ def window_live(evicted: int, position: int, window: int) -> bool:
 
 
 def lost_below(c: Cursors) -> int:
-    """Positions below this have no SWA KV any more: E, unless that lies in the radix tree's prefix.
+    """Position below which a row has no SWA KV: E, unless that lies in the radix tree's prefix.
 
     A window eviction starts at R, so E <= R says that nothing of the row's own was evicted; what the tree has
     there stays for as long as it is locked (TREE-5).

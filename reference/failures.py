@@ -36,9 +36,9 @@ class AtCursor(NamedTuple):
 
 
 class AtPosition(NamedTuple):
-    """A position of a row (tokens), or of what a lock owner has locked, as attention reads it in a pool.
+    """A position of a row (tokens), or of a lock owner's prefix, as attention reads it in a pool.
 
-    must: the token whose KV it has to find there, as a stamp.
+    must: the token whose KV must be there, as a stamp.
     """
 
     owner: str
@@ -48,7 +48,7 @@ class AtPosition(NamedTuple):
 
 
 class AtNode(NamedTuple):
-    """A tree node, by the path to its end. pool: whose lock count; must: the count it has to have now."""
+    """A tree node, by the path to its end. pool: pool of the lock count; must: its expected value."""
 
     path: TreePath
     pool: str = "full"
@@ -56,7 +56,7 @@ class AtNode(NamedTuple):
 
 
 class AtTreePage(NamedTuple):
-    """The page of the tree that ends where `path` does. start: its first position (tokens)."""
+    """The page of the tree that ends at `path`. start: its first position (tokens)."""
 
     path: TreePath
     start: int
@@ -161,8 +161,10 @@ class AtTable(NamedTuple):
 class AtCount(NamedTuple):
     """A number that an engine which schedules by itself shows.
 
-    owner: a request's name, or "batch", "manager", "cache", "host", "tree". name: such as "start" or
-    "computed". must: the value or the bound that it has to keep to; group: of whose table.
+    owner: name of a request, or "batch", "manager", "cache", "host", "tree".
+    name: such as "start" or "computed".
+    must: the expected value, or the bound.
+    group: layer group of the table.
     """
 
     owner: str
@@ -189,9 +191,11 @@ Place = (
 class Failure:
     """A clause that does not hold.
 
-    expected, observed: one line each. head: what the command does that it may not, where the places do not
-    say it, such as "ends the turn at target 38". find: computes the places. Only an explanation, a page or an
-    export calls it, so a search for places costs a check nothing.
+    expected, observed: one line each.
+    head: what the command does wrong, where the places do not show it, such as "ends the turn at target
+        38".
+    find: computes the places. Only an explanation, a page or an export calls it, so that a search for
+        places costs a check nothing.
     """
 
     expected: str
@@ -201,7 +205,7 @@ class Failure:
 
     @property
     def at(self) -> tuple[Place, ...]:
-        """The places, the thing itself first; empty where facts are too odd to find them in."""
+        """The places, the main one first; empty where the facts are too odd to find them."""
         try:
             return tuple(self.find()) if self.find is not None else ()
         except (LookupError, AssertionError, StopIteration, TypeError, ValueError):
@@ -217,10 +221,10 @@ def _rebuilt(expected: str, observed: str, at: tuple[Place, ...], head: str) -> 
 
 
 def failure(expected: str, observed: str, *at: Place, head: str = "") -> Failure:
-    """A Failure whose places are known at once."""
+    """Return a Failure whose places are known at once."""
     return Failure(expected, observed, (lambda: at) if at else None, head)
 
 
 def counted(count: int, what: str, more: str = "s") -> str:
-    """A number of things, such as "1 page", "2 pages"; more: what the plural has."""
+    """Return a number with its noun, such as "1 page", "2 pages". more: ending of the plural."""
     return f"{count} {what}{more * (count != 1)}"

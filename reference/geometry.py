@@ -67,7 +67,7 @@ class Geometry:
         self._check_together()
 
     def _check_alone(self, name: str, value: object) -> None:
-        """Raise GeometryError for a field whose value fits no other."""
+        """Raise GeometryError for a field whose value is out of bounds."""
         if name == "settings":
             for pattern, text in (
                 pair for setting in self.settings for pair in zip(SETTING, setting)
@@ -88,7 +88,7 @@ class Geometry:
             raise GeometryError(name, f"must be in [{low}, {LIMITS[name]}], not {value}")
 
     def _check_together(self) -> None:
-        """Raise GeometryError for a field that does not go with another."""
+        """Raise GeometryError for fields that do not fit together."""
         if self.bigram and not self.tree:
             raise GeometryError("bigram", "needs a tree")
         if self.tracks and not self.states:
@@ -117,7 +117,7 @@ class Geometry:
 
 
 class ServerGeometry(Geometry):
-    """Sizes of a real server, which is watched and not built: there is no upper bound."""
+    """Sizes of a real server, which is watched and not built: no size has an upper bound."""
 
     __slots__ = ()
 
@@ -164,7 +164,7 @@ PRESETS: dict[str, Geometry] = {
 
 
 def preset(name: str) -> Geometry:
-    """The preset called `name`; raises GeometryError that lists the names."""
+    """Return the preset called `name`. Raises GeometryError that lists the names."""
     try:
         return PRESETS[name]
     except KeyError:

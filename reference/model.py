@@ -11,8 +11,8 @@ from reference.commands import Choice, Command, Mode, Outcome, Reason, Refused
 from reference.geometry import Geometry
 from reference.state import RunConfig, State
 from reference.prefix_cache import Effects, no_effects
-from reference.rules.base import RULES, Refusal, RuleContext
-from reference.rules.base import ChoiceNotAllowed as ChoiceNotAllowed
+from reference.rules.rule_definition import RULES, Refusal, RuleContext
+from reference.rules.rule_definition import ChoiceNotAllowed as ChoiceNotAllowed
 from reference.radix_tree import Tree
 
 # Raised when the specification is changed: traces carry it.
@@ -23,7 +23,7 @@ _REFUSED = {reason: Refused(reason) for reason in Reason}
 
 
 def initial(geometry: Geometry, mode: Mode = Mode.FREE) -> State:
-    """The empty state."""
+    """Return the empty state."""
     states = bool(geometry.states)
     tree = Tree(geometry.page_size, geometry.window, states=states) if geometry.tree else None
     return State(RunConfig(geometry, mode), tree=tree)
@@ -40,7 +40,7 @@ def step(state: State, command: Command, choices: Sequence[Choice] = ()) -> tupl
 def step_with_effects(
     state: State, command: Command, choices: Sequence[Choice] = ()
 ) -> tuple[State, Outcome, Effects]:
-    """`step`, and which pages the tree gave back or took over."""
+    """Carry out `command` as `step` does, and also return the pages that the tree gave back or adopted."""
     effects = no_effects() if state.tree is not None else _NO_EFFECTS
     context = RuleContext({c.request: c for c in choices} if choices else _NO_CHOICES, effects)
     try:

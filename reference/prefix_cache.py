@@ -1,6 +1,6 @@
 """Requests and lock owners on the radix tree: names, room by eviction, matching, unlocking.
 
-What is inserted is in `handover.py`; the rules of the tree itself are in `tree.py`.
+What is inserted is in `tree_insertion.py`; the rules of the tree itself are in `radix_tree.py`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from reference import radix_tree as radix
 from reference.commands import Freed, Prompt, Reason
 from reference.cursors import page_ends
 from reference.state import State, Text, free, text_len, text_tokens
-from reference.remembered import remembered
+from reference.memoization import memoized
 from reference.radix_tree import Key, Tree
 from reference.token_ids import (
     SHARED, is_bigram, second_of, serial_of, shared_serial, shared_text, token_of, tree_key,
@@ -21,9 +21,10 @@ from reference.tree_eviction import evict, evictable_states
 
 
 class Effects(NamedTuple):
-    """Pages that changed hands in one command, per pool, as (holder, page index in its sequence).
+    """Pages that changed owners in one command, per pool, as (holder, page index in its sequence).
 
-    gone: of the tree, given back; the holder is the page's name. adopted: of a row, the tree's now.
+    gone: pages that the tree gave back; the holder is the page's name.
+    adopted: pages of a row that the tree adopted.
     """
 
     gone: dict[str, set[tuple[str, int]]]
@@ -31,7 +32,7 @@ class Effects(NamedTuple):
 
 
 def no_effects() -> Effects:
-    """Nothing has changed hands so far."""
+    """Return effects without any page."""
     return Effects({"full": set(), "swa": set()}, {"full": set(), "swa": set()})
 
 
@@ -41,13 +42,13 @@ def no_effects() -> Effects:
 
 @lru_cache(maxsize=1 << 16)
 def page_name(path: Key) -> str:
-    """The tree as the owner of the page at the end of `path`, such as "tree a8b4"."""
+    """Return the tree's name as the owner of the page at the end of `path`, such as "tree a8b4"."""
     return f"tree {path_text(path)}"
 
 
 def path_text(path: Key) -> str:
-    """Tokens as runs of the texts they are from: a8b4, or #3:5 for five that the third Submit brought; of
-    bigrams a8+b, where b follows."""
+    """Return tokens as runs of their texts: a8b4, or #3:5 for five tokens of the third Submit; bigrams
+    as a8+b, where b follows."""
     parts: list[tuple[int, int]] = []
     for token in map(token_of, path):
         serial = serial_of(token)
@@ -68,9 +69,10 @@ Pages = dict[str, frozenset[tuple[str, int]]]
 NO_PAGES: Pages = {"full": frozenset(), "swa": frozenset()}
 
 
-@remembered
+@memoized
 def pages_of(tree: Tree) -> Pages:
-    """Every page that the tree owns, per pool, by name. Not to be changed: it is handed out again."""
+    """Return every page that the tree owns, per pool, by name. Callers must not change the result,
+    which is shared."""
     owned: dict[str, set[tuple[str, int]]] = {"full": set(), "swa": set()}
     size = tree.page_size
     for placed in radix.nodes(tree):
@@ -83,7 +85,7 @@ def pages_of(tree: Tree) -> Pages:
 
 
 def extended(text: Text, prompt: Prompt) -> Text:
-    """`text` and then the pieces of a prompt."""
+    """Return `text` with the pieces of a prompt appended."""
     runs = list(text)
     end = text_len(text)
     for piece in prompt:
@@ -96,12 +98,12 @@ def extended(text: Text, prompt: Prompt) -> Text:
 
 
 def well_formed(prompt: Prompt) -> bool:
-    """Each piece has a token at least, and a text that there is."""
+    """Return whether each piece has a token at least, and names a shared text."""
     return all(p.tokens >= 1 and is_text(p.text) for p in prompt)
 
 
 def is_text(name: str) -> bool:
-    """It names a shared text."""
+    """Return whether this names a shared text."""
     return len(name) == 1 and "a" <= name <= "z"
 
 
@@ -119,8 +121,8 @@ _EMPTY = Tree(1, None)  # nothing to evict
 def with_room(
     state: State, pages: int, swa_pages: int, effects: Effects, states: int = 0
 ) -> State | Reason:
-    """The state with so many pages free in each pool, and slots of recurrent state: what is missing is
-    evicted, just that, or nothing.
+    """Return the state with so many free pages in each pool, and free slots of recurrent state: exactly
+    what is missing is evicted. Returns the reason where that is impossible.
 
     Whatever no lock pins is evictable: a node without a lock has none below it.
     """
@@ -146,7 +148,7 @@ def with_room(
 def evicted(
     state: State, full: int, swa: int, effects: Effects, states: int = 0
 ) -> tuple[State, Freed]:
-    """The tree evicts, in tokens, and in states."""
+    """Evict tokens of each pool and states from the tree."""
     assert state.tree is not None
     before = pages_of(state.tree)
     tree, freed = evict(state.tree, full, swa, states)
@@ -160,21 +162,22 @@ def evicted(
 
 
 def unlocked(state: State, holder: str) -> State:
-    """The holder's lock, if it has one, is given back."""
+    """Return the state without the holder's lock."""
     if state.tree is None:
         return state
     return state._replace(tree=radix.unlock(state.tree, holder))
 
 
 def matched(state: State, holder: str, key: Key, full_only: bool = False) -> tuple[State, int]:
-    """The holder has the longest usable prefix of `key` locked, and no other; its length."""
+    """Lock the longest usable prefix of `key` for the holder, in the place of its lock; also return the
+    length."""
     assert state.tree is not None
     tree, length = radix.match(radix.unlock(state.tree, holder), key, full_only)
     return state._replace(tree=radix.lock(tree, holder, key[:length], full_only)), length
 
 
 def lock_holders(state: State) -> dict[str, Key]:
-    """Return the prefixes locked by those who are neither session nor request, by name."""
+    """Return the prefixes locked by lock owners that are neither session nor request, by name."""
     if state.tree is None:
         return {}
     others = {s.name for s in state.sessions} | {r.name for r in state.requests}
@@ -182,7 +185,7 @@ def lock_holders(state: State) -> dict[str, Key]:
 
 
 def shares_lock(state: State, holder: str) -> bool:
-    """Somebody else has locked some of what the holder has locked."""
+    """Return whether another holder has locked a part of the holder's prefix."""
     locked = {lock.holder: lock.key for lock in state.tree.locks} if state.tree is not None else {}
     page = locked.pop(holder, ())[: state.config.geometry.page_size]
     return bool(page) and any(key[: len(page)] == page for key in locked.values())

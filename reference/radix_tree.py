@@ -17,16 +17,17 @@ from functools import partial
 from typing import NamedTuple
 
 from reference.cursors import ceil_page, floor_page, window_start
-from reference.remembered import remembered
+from reference.memoization import memoized
 
 Key = tuple[int, ...]
 
 
 class Node(NamedTuple):
-    """A run of tokens, whole pages. full_used, swa_used: the moment it was last used, per component.
+    """A run of tokens, whole pages.
 
-    live: it has SWA KV; without a window always true, and nobody asks. state_used: the moment when the
-    recurrent state at its end was last used; 0: it has none.
+    full_used, swa_used: the moment of its last use, per component.
+    live: it has SWA KV; always true without a window.
+    state_used: the moment of the last use of the recurrent state at its end; 0: it has none.
     """
 
     key: Key
@@ -38,9 +39,11 @@ class Node(NamedTuple):
 
 
 class Lock(NamedTuple):
-    """The KV that a holder pins: full KV of `key`, SWA KV from `swa_from` to its end; state: the state
-    there too. whole: where it began to pin SWA KV when it was taken; `reshaped` moves swa_from to the
-    window."""
+    """The KV that a holder pins: full KV of `key`, SWA KV from `swa_from` to its end.
+
+    state: it pins the state at its end too.
+    whole: start of the SWA part when the lock was taken; `reshaped` moves swa_from to the window.
+    """
 
     holder: str
     key: Key
@@ -59,11 +62,16 @@ class _Tree(NamedTuple):
 
 
 class Tree(_Tree):
-    """children: of the root, which is empty. locks: sorted by holder. clock: moments so far. states: the
-    model has recurrent layers."""
+    """A radix tree.
+
+    children: those of the root, which is empty.
+    locks: sorted by holder.
+    clock: moments so far.
+    states: the model has recurrent layers.
+    """
 
     def __getstate__(self) -> None:
-        """Leave out remembered values: they do not travel with a tree."""
+        """Leave out memoized values: they do not travel with a tree."""
 
 
 class Placed(NamedTuple):
@@ -95,7 +103,7 @@ class Insertion(NamedTuple):
 
 
 class Sizes(NamedTuple):
-    """Tokens in the tree, per pool: what may be evicted and what a lock pins."""
+    """Tokens in the tree, per pool: the evictable ones and those that a lock pins."""
 
     full_evictable: int
     full_protected: int
@@ -103,18 +111,18 @@ class Sizes(NamedTuple):
     swa_protected: int
 
 
-@remembered
+@memoized
 def nodes(tree: Tree) -> Sequence[Placed]:
-    """All nodes, parents before children."""
+    """Return all nodes, parents before children."""
     found = [Placed(node, node.key) for node in tree.children]
     for placed in found:
         found += [Placed(child, placed.path + child.key) for child in placed.node.children]
     return found
 
 
-@remembered
+@memoized
 def tokens_held(tree: Tree) -> tuple[int, int]:
-    """Tokens whose full KV, and whose SWA KV, the tree owns."""
+    """Return the numbers of tokens whose full KV, and whose SWA KV, the tree owns."""
     full = swa = 0
     waiting = list(tree.children)
     while waiting:
@@ -126,12 +134,12 @@ def tokens_held(tree: Tree) -> tuple[int, int]:
 
 
 def lock_of(tree: Tree, holder: str) -> Lock | None:
-    """The holder's lock."""
+    """Return the holder's lock, or None."""
     return next((lock for lock in tree.locks if lock.holder == holder), None)
 
 
 def path_of(tree: Tree, key: Key) -> list[Placed]:
-    """The nodes that spell `key`, from the root on; the last may go further than `key` does."""
+    """Return the nodes that spell `key`, from the root on; the last may be longer than `key`."""
     found: list[Placed] = []
     children = tree.children
     at = 0
@@ -150,7 +158,7 @@ def path_of(tree: Tree, key: Key) -> list[Placed]:
 
 
 def shared(a: Key, b: Key, page_size: int) -> int:
-    """Length of the common prefix, whole pages."""
+    """Return the length of the common prefix, in whole pages (tokens)."""
     length = 0
     for x, y in zip(a, b):
         if x != y:
@@ -163,29 +171,29 @@ def shared(a: Key, b: Key, page_size: int) -> int:
 
 
 def full_locked(tree: Tree, placed: Placed) -> bool:
-    """Some lock needs the node's full KV: that of a prefix which passes through it."""
+    """Return whether a lock needs the node's full KV: its prefix passes through the node."""
     return any(lock.key[: placed.end] == placed.path for lock in tree.locks)
 
 
 def swa_locked(tree: Tree, placed: Placed) -> bool:
-    """Some lock needs the node's SWA KV."""
+    """Return whether a lock needs the node's SWA KV."""
     return any(
         lock.swa_from < placed.end and lock.key[: placed.end] == placed.path for lock in tree.locks
     )
 
 
 def state_locked(tree: Tree, placed: Placed) -> bool:
-    """Some lock needs the state at the end of the node."""
+    """Return whether a lock needs the state at the end of the node."""
     return any(lock.state and lock.key == placed.path for lock in tree.locks)
 
 
-@remembered
+@memoized
 def state_paths(tree: Tree) -> frozenset[Key]:
-    """Paths to the nodes that have a state."""
+    """Return the paths to the nodes that have a state."""
     return frozenset(placed.path for placed in nodes(tree) if placed.node.state_used)
 
 
-@remembered
+@memoized
 def sizes(tree: Tree) -> Sizes:
     """Tokens per pool, evictable and protected (CHK-2)."""
     counts = [0, 0, 0, 0]
@@ -197,9 +205,9 @@ def sizes(tree: Tree) -> Sizes:
 
 
 def reshaped(tree: Tree, shape: list[tuple[Key, int, bool, bool]]) -> Tree:
-    """The tree with other nodes, given as (path, start, live, whether it has a state): for systems whose tree
-    splits and evicts by rules of its own. Its locks pin no more SWA KV than the window that they must. Nodes
-    without a parent are left out (TREE-1)."""
+    """Return the tree with other nodes, given as (path, start, live, has a state): for systems whose
+    tree splits and evicts by rules of its own. Its locks pin no more SWA KV than their window needs.
+    Nodes without a parent are left out (TREE-1)."""
     below: dict[Key, list[Node]] = {}
     for path, start, live, state in sorted(shape, key=lambda n: -len(n[0])):
         children = tuple(sorted(below.pop(path, ())))
@@ -214,10 +222,11 @@ def reshaped(tree: Tree, shape: list[tuple[Key, int, bool, bool]]) -> Tree:
 # Changing a persistent tree: everything on the path is copied, nothing else.
 
 
-def _edit(
+def _edit_children(
     children: tuple[Node, ...], path: list[Placed], change: Callable[[Node], tuple[Node, ...]]
 ) -> tuple[Node, ...]:
-    """`children` with the last node of `path` replaced by what `change` makes of it (none: removed)."""
+    """Return `children` with the last node of `path` replaced by the result of `change` (none:
+    removed)."""
     new = change(path[-1].node)
     for above, below in zip(reversed(path[:-1]), reversed(path)):
         new = (above.node._replace(children=_replaced(above.node.children, below.node, new)),)
@@ -225,17 +234,17 @@ def _edit(
 
 
 def _replaced(children: tuple[Node, ...], old: Node, new: tuple[Node, ...]) -> tuple[Node, ...]:
-    """Children with one of them replaced; in the order of their keys, no two of which begin alike."""
+    """Return the children with one of them replaced, in the order of their keys."""
     return tuple(sorted([*(n for n in children if n is not old), *new], key=lambda n: n.key))
 
 
 def changed(tree: Tree, end: Key, change: Callable[[Node], tuple[Node, ...]]) -> Tree:
-    """The node that ends with `end` replaced."""
-    return tree._replace(children=_edit(tree.children, path_of(tree, end), change))
+    """Return the tree with the node that ends at `end` replaced."""
+    return tree._replace(children=_edit_children(tree.children, path_of(tree, end), change))
 
 
 def _split(tree: Tree, key: Key) -> Tree:
-    """Make the end of `key`, a whole number of pages that are there, the end of a node."""
+    """Split a node so that one ends at `key`, whole pages that the tree has."""
     path = path_of(tree, key)
     if path[-1].end == len(key):
         return tree
@@ -245,11 +254,11 @@ def _split(tree: Tree, key: Key) -> Tree:
         tail = node._replace(key=node.key[at:])
         return (node._replace(key=node.key[:at], children=(tail,), state_used=0),)
 
-    return tree._replace(children=_edit(tree.children, path, halves))
+    return tree._replace(children=_edit_children(tree.children, path, halves))
 
 
-def _entered(tree: Tree, key: Key) -> tuple[Tree, Key]:
-    """The part of `key` that is in the tree, and the tree with a node that ends there."""
+def _with_node_at(tree: Tree, key: Key) -> tuple[Tree, Key]:
+    """Return the part of `key` that the tree has, and the tree with a node that ends there."""
     path = path_of(tree, key)
     if not path:
         return tree, ()
@@ -258,9 +267,9 @@ def _entered(tree: Tree, key: Key) -> tuple[Tree, Key]:
     return _split(tree, there), there
 
 
-def _used(tree: Tree, key: Key) -> Tree:
-    """`key` was used: full KV all along the path, SWA KV inside the window of its end (#26615), the state
-    there."""
+def _mark_used(tree: Tree, key: Key) -> Tree:
+    """Mark `key` as used: full KV along the path, SWA KV inside the window of its end (#26615), and the
+    state there."""
     now = tree.clock + 1
     first = window_start(len(key), tree.window) if tree.window else len(key)
     path = path_of(tree, key)
@@ -285,10 +294,11 @@ def stamped(node: Node, **values: int | bool) -> tuple[Node, ...]:
 
 
 def usable(tree: Tree, key: Key, full_only: bool = False) -> int:
-    """How much of `key`, which ends with a node, a request may resume from, in whole nodes.
+    """Return the length of `key`, which ends with a node, that a request may resume from, in whole
+    nodes.
 
-    The KV of one window behind it must be live, or everything back to the root (TREE-5), and a recurrent
-    model continues from the state there; full_only: nobody asks for that.
+    The KV of one window behind it must be live, or everything back to the root (TREE-5), and a
+    recurrent model needs the state there. full_only: neither is required.
     """
     best, live_run, whole = 0, 0, True
     for placed in path_of(tree, key):
@@ -303,14 +313,15 @@ def usable(tree: Tree, key: Key, full_only: bool = False) -> int:
 
 
 def match(tree: Tree, key: Key, full_only: bool = False) -> tuple[Tree, int]:
-    """The longest usable prefix of `key`; the node where the key leaves the tree is split there."""
-    tree, there = _entered(tree, whole_pages(tree, key))
+    """Return the longest usable prefix of `key`, and the tree with a split at its end where the key
+    leaves a node."""
+    tree, there = _with_node_at(tree, whole_pages(tree, key))
     length = usable(tree, there, full_only)
-    return _used(tree, there[:length]), length
+    return _mark_used(tree, there[:length]), length
 
 
 def whole_pages(tree: Tree, key: Key) -> Key:
-    """`key` without its last, open page."""
+    """Return `key` without its last page, if that is not whole."""
     return key[: floor_page(len(key), tree.page_size)]
 
 
@@ -352,7 +363,7 @@ def unlock_state(tree: Tree, holder: str) -> Tree:
     return tree._replace(locks=tuple(locks))
 
 
-@remembered
+@memoized
 def insert(tree: Tree, key: Key, evicted: int) -> tuple[Tree, Insertion]:
     """Put `key`, whole pages, into the tree. `evicted`: SWA KV of the pages below it is gone.
 
@@ -364,7 +375,7 @@ def insert(tree: Tree, key: Key, evicted: int) -> tuple[Tree, Insertion]:
     For a request that has ended; one that goes on uses `insert_and_continue`.
     """
     live_from = min(ceil_page(evicted, tree.page_size), len(key))
-    tree, there = _entered(tree, key)
+    tree, there = _with_node_at(tree, key)
     if any(not p.node.live and p.start < live_from < p.end for p in path_of(tree, there)):
         tree = _split(tree, key[:live_from])
     recovered = []
@@ -373,21 +384,22 @@ def insert(tree: Tree, key: Key, evicted: int) -> tuple[Tree, Insertion]:
             recovered.append((placed.start, placed.end))
             tree = changed(tree, placed.path, partial(stamped, live=True))
     if len(there) < len(key):
-        tree = _grown(tree, key, len(there), live_from)
+        tree = _fresh_leaf(tree, key, len(there), live_from)
     if tree.states:
         tree = changed(tree, key, partial(stamped, state_used=tree.clock + 1))
-    return _used(tree, key), Insertion(len(there), len(key), tuple(recovered))
+    return _mark_used(tree, key), Insertion(len(there), len(key), tuple(recovered))
 
 
 def insert_and_continue(
     tree: Tree, holder: str, key: Key, evicted: int
 ) -> tuple[Tree, Insertion] | None:
-    """insert for a holder that goes on with its lock moved to the end of `key`, whole pages.
+    """Insert for a holder that continues with its lock moved to the end of `key`, whole pages.
 
-    None, and nothing is inserted, where not all of `key` could be matched again: where a recovery is
-    refused the holder's own SWA KV would be freed as a duplicate, and it still reads that. Page size
-    and window 1: key (1, 2) inserted with evicted 1 and locked; another request computes (1,) by itself
-    and inserts it: a match then gives 0. The lock it has counts as anybody's meanwhile.
+    Returns None, and inserts nothing, where `key` could not be matched again as a whole: where a
+    recovery is refused, the holder's own SWA KV would be freed as a duplicate, and the holder still
+    reads it. Page size and window 1: key (1, 2) inserted with evicted 1 and locked; another request
+    computes (1,) by itself and inserts it: a match then gives 0. The holder's present lock counts like
+    any other meanwhile.
     """
     grown, insertion = insert(tree, key, evicted)
     if usable(grown, key) < len(key):
@@ -395,8 +407,8 @@ def insert_and_continue(
     return lock(unlock(grown, holder), holder, key), insertion
 
 
-def _grown(tree: Tree, key: Key, matched: int, live_from: int) -> Tree:
-    """A fresh leaf for key[matched:], cut where its SWA KV begins and one window before its end."""
+def _fresh_leaf(tree: Tree, key: Key, matched: int, live_from: int) -> Tree:
+    """Return a new leaf for key[matched:], split where its SWA KV begins and one window before its end."""
     cuts = {live_from, len(key)}
     if tree.window is not None:
         cuts.add(max(live_from, len(key) - ceil_page(tree.window, tree.page_size)))

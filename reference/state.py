@@ -17,7 +17,7 @@ from typing import NamedTuple, TypeVar
 from reference.commands import Mode, DescribedEnum
 from reference.cursors import Cursors as Cursors
 from reference.geometry import Geometry
-from reference.remembered import remembered
+from reference.memoization import memoized
 from reference.radix_tree import Tree, state_paths, tokens_held
 from reference.token_ids import token_id
 
@@ -28,13 +28,13 @@ Text = tuple[tuple[int, int], ...]
 
 
 def text_len(text: Text) -> int:
-    """Length in tokens."""
+    """Return the length of a text (tokens)."""
     return text[-1][1] if text else 0
 
 
 @lru_cache(maxsize=1 << 12)
 def text_tokens(text: Text, length: int | None = None) -> tuple[int, ...]:
-    """The token ids of the first `length` tokens (all, by default)."""
+    """Return the token ids of the first `length` tokens (all, by default)."""
     limit = text_len(text) if length is None else length
     tokens: list[int] = []
     for serial, end in text:
@@ -43,13 +43,13 @@ def text_tokens(text: Text, length: int | None = None) -> tuple[int, ...]:
 
 
 def goes_on(text: Text, serial: int, end: int) -> Text:
-    """`text`, and then tokens of this serial up to `end`."""
+    """Return `text` continued up to `end` with tokens of this serial."""
     before = text[:-1] if text and text[-1][0] == serial else text
     return (*before, (serial, end))
 
 
 def text_cut(text: Text, length: int) -> Text:
-    """The first `length` tokens, as runs."""
+    """Return the first `length` tokens, as runs."""
     kept: list[tuple[int, int]] = []
     for serial, end in text:
         if kept and kept[-1][1] >= length:
@@ -72,8 +72,12 @@ IN_BATCH = (Phase.EXTENDING, Phase.RUNNING)
 
 
 class Round(NamedTuple):
-    """A verify round in flight: slots for `allocate` tokens, of which the device accepts `accept`.
-    claimed: what kv_committed_len counts of them already."""
+    """A verify round in flight.
+
+    allocate: slots it has taken.
+    accept: tokens that the device accepts.
+    claimed: tokens that kv_committed_len counts already.
+    """
 
     allocate: int
     accept: int
@@ -81,14 +85,19 @@ class Round(NamedTuple):
 
 
 class Request(NamedTuple):
-    """A request that has not ended. Lengths in tokens.
+    """A request that has not ended. Lengths are in tokens.
 
-    history: text its input starts with, prompt included; serial: whose tokens follow; origin: length of the
-    input; output: tokens generated. started: it has written KV. evicted: largest length that window eviction
-    was driven with, or that released the SWA part of its session's lock. processed_outputs: outputs whose
-    results were surely processed when the last round was launched, and when the next one is: a scheduler runs
-    at most one round ahead. cursors: None while it holds no row and no prefix. in_flight: rounds whose
-    results are to come, the oldest first; output has none of them.
+    history: the text before its own tokens, prompt included.
+    serial: the serial of its own tokens.
+    origin: length of the input.
+    output: tokens generated, without those of rounds in flight.
+    started: it has written KV.
+    evicted: the largest length of a window eviction, or of one that released the SWA part of its
+        session's lock.
+    processed_outputs: outputs whose results were processed for certain when the last round was
+        launched, and when the next one is: a scheduler runs at most one round ahead.
+    cursors: None while it holds no row and no prefix.
+    in_flight: rounds whose results are to come, the oldest first.
     """
 
     name: str
@@ -106,7 +115,7 @@ class Request(NamedTuple):
 
     @property
     def settled_len(self) -> int:
-        """Tokens with KV by results that are there: kv_committed_len without the claims of rounds in
+        """Tokens with KV by results that have arrived: kv_committed_len without the claims of rounds in
         flight."""
         assert self.cursors is not None
         committed = self.cursors.kv_committed_len
@@ -114,7 +123,7 @@ class Request(NamedTuple):
 
     @property
     def computed_len(self) -> int:
-        """Tokens with KV on the device, which knows what it has accepted."""
+        """Tokens with KV on the device, which knows the accepted tokens of rounds in flight."""
         return self.settled_len + sum(r.accept for r in self.in_flight)
 
     @property
@@ -124,18 +133,22 @@ class Request(NamedTuple):
 
     @property
     def computed_text(self) -> Text:
-        """Input and outputs, with those that the device has accepted. It has KV up to computed_len."""
+        """Input and outputs, including accepted tokens of rounds in flight. It has KV up to
+        computed_len."""
         return goes_on(self.history, self.serial, max(self.computed_len, self.origin + self.output))
 
     @property
     def holder(self) -> str:
-        """Under whose name it owns pages and locks: its session's, or its own."""
+        """The name under which it owns pages and locks: its session's, or its own."""
         return self.session or self.name
 
 
 class Session(NamedTuple):
-    """An open session. slot: what it keeps between turns, None when it keeps nothing. state: after how many
-    tokens its recurrent state is, which no cut takes back; 0 without one."""
+    """An open session.
+
+    slot: cursors of what it keeps between turns; None when it keeps nothing.
+    state: number of tokens before its recurrent state, which no cut changes; 0 without one.
+    """
 
     name: str
     history: Text = ()
@@ -149,15 +162,15 @@ Named = TypeVar("Named", Session, Request)
 _NAME = attrgetter("name")
 
 
-def _put(those: tuple[Named, ...], one: Named) -> tuple[Named, ...]:
-    """Those with one of them, or another, in the order of their names."""
+def _replaced(those: tuple[Named, ...], one: Named) -> tuple[Named, ...]:
+    """Return the values with `one` added, or in the place of that of its name, in the order of names."""
     found = [each for each in those if each.name != one.name]
     insort(found, one, key=_NAME)
     return tuple(found)
 
 
 class RunConfig(NamedTuple):
-    """The configuration of a run: it does not change."""
+    """The configuration of a run. It does not change."""
 
     geometry: Geometry
     mode: Mode
@@ -174,17 +187,17 @@ class _State(NamedTuple):
 class State(_State):
     """The whole state. sessions and requests are sorted by name; serial counts Submits.
 
-    tree: None where the geometry has none. A lock in it belongs to a session or a request by its name, or
-    to a lock owner, who is nothing else.
+    tree: None where the geometry has none. A lock in it belongs to a session or a request by its name,
+        or to a lock owner.
     """
 
     def __getstate__(self) -> None:
-        """Leave out remembered values: they do not travel with a state."""
+        """Leave out memoized values: they do not travel with a state."""
 
     def __hash__(self) -> int:
         return self._hash
 
-    @remembered
+    @memoized
     def _hash(self) -> int:
         return hash(self[1:])
 
@@ -202,7 +215,7 @@ class State(_State):
 
     def with_session(self, session: Session) -> State:
         return State(
-            self.config, _put(self.sessions, session), self.requests, self.serial, self.tree
+            self.config, _replaced(self.sessions, session), self.requests, self.serial, self.tree
         )
 
     def without_session(self, name: str) -> State:
@@ -210,11 +223,11 @@ class State(_State):
 
     def with_request(self, request: Request) -> State:
         return State(
-            self.config, self.sessions, _put(self.requests, request), self.serial, self.tree
+            self.config, self.sessions, _replaced(self.requests, request), self.serial, self.tree
         )
 
     def with_those(self, moved: Mapping[str, Request]) -> State:
-        """The state with these in the place of the requests of their names."""
+        """Return the state with these requests in the place of those of their names."""
         requests = tuple(moved.get(r.name, r) for r in self.requests)
         return State(self.config, self.sessions, requests, self.serial, self.tree)
 
@@ -223,7 +236,8 @@ class State(_State):
 
 
 def state_of(state: State, request: Request) -> int:
-    """After how many tokens the recurrent state of a request in a batch is; 0 on a model without."""
+    """Return the number of tokens before the recurrent state of a request in a batch; 0 on a model
+    without."""
     return request.computed_len if state.config.geometry.states else 0
 
 
@@ -236,9 +250,10 @@ class Holder(NamedTuple):
     request: Request | None
 
 
-@remembered
+@memoized
 def holders(state: State) -> tuple[Holder, ...]:
-    """All holders that have a row. A session and its running turn are one holder, by session name."""
+    """Return all holders that have a row. A session and its running turn are one holder, under the
+    session's name."""
     return tuple(_holders(state))
 
 
@@ -258,14 +273,14 @@ def _holders(state: State) -> Iterator[Holder]:
 
 
 def full_pages(cursors: Cursors, page_size: int) -> range:
-    """Page indices of the sequence whose full pages the row owns."""
+    """Return the page indices of the sequence whose full pages the row owns."""
     return range(
         cursors.cache_protected_len // page_size, -(-cursors.kv_allocated_len // page_size)
     )
 
 
 def swa_pages(cursors: Cursors, page_size: int) -> range:
-    """Page indices of the sequence whose SWA pages the row owns."""
+    """Return the page indices of the sequence whose SWA pages the row owns."""
     dead = max(cursors.cache_protected_len, cursors.swa_evicted_seqlen)
     return range(-(-dead // page_size), -(-cursors.kv_allocated_len // page_size))
 
@@ -279,7 +294,7 @@ class Free(NamedTuple):
     states: int = 0
 
 
-@remembered
+@memoized
 def state_lens(state: State) -> dict[str, int]:
     """Return the length of each recurrent state, in tokens, by the name of its holder.
 
@@ -296,9 +311,9 @@ def state_lens(state: State) -> dict[str, int]:
     return found
 
 
-@remembered
+@memoized
 def free(state: State) -> Free:
-    """Total less owned."""
+    """Return what is free: the total less what is owned."""
     geometry = state.config.geometry
     full, swa, rows = geometry.full_pages, geometry.swa_pages, geometry.rows
     for _, cursors, _, _ in holders(state):

@@ -25,28 +25,28 @@ def token_id(serial: int, position: int) -> int:
 
 
 def serial_of(token: int) -> int:
-    """The serial of the text that a token is of."""
+    """Return the serial of a token's text."""
     return token >> POSITION_BITS
 
 
 def position_of(token: int) -> int:
-    """The position of a token in its text."""
+    """Return the position of a token in its text."""
     return token & (1 << POSITION_BITS) - 1
 
 
 def shared_serial(text: str) -> int:
-    """The serial of the shared text called by one letter of a to z."""
+    """Return the serial of the shared text called by one letter of a to z."""
     return SHARED + ord(text) - ord("a")
 
 
 def is_image(name: str) -> bool:
-    """Whether a piece of a prompt is an image: it is called by one letter of A to Z."""
+    """Return whether a piece of a prompt is an image, which has a name of one letter of A to Z."""
     return len(name) == 1 and "A" <= name <= "Z"
 
 
 def image_tokens(image: str, count: int) -> list[int]:
-    """The tokens of an image: one for each of the `count` embeddings that the encoder makes of it, wherever
-    it stands in a prompt. An engine has a placeholder in their places."""
+    """Return the tokens of an image: one for each of the `count` embeddings that the encoder makes of
+    it, wherever it occurs in a prompt. An engine has a placeholder in their places."""
     serial = IMAGES + ord(image) - ord("A")
     return [token_id(serial, position) for position in range(count)]
 
@@ -57,43 +57,44 @@ def embeddings_of(image: str) -> tuple[int, ...]:
 
 
 def image_of(token: int) -> str:
-    """The image that a token is of, "" for a token of a text."""
+    """Return the image of a token, "" for a token of a text."""
     at = serial_of(token) - IMAGES
     return chr(ord("A") + at) if 0 <= at < 26 else ""
 
 
 def text_serial(answers: str, serial: int) -> int:
-    """The serial of what a request adds to its prompt: that of a shared text, or the one of its Submit."""
+    """Return the serial of the tokens that a request adds to its prompt: that of a shared text, or of
+    its Submit."""
     return shared_serial(answers) if answers else serial
 
 
 def shared_text(serial: int) -> str:
-    """The letter of a shared text."""
+    """Return the letter of a shared text."""
     return chr(ord("a") + serial - SHARED)
 
 
 def tree_key(tokens: Iterable[int], bigram: bool) -> tuple[int, ...]:
-    """Return a radix tree's key for these tokens: themselves, or each with the one that follows: then the
-    last has no key (EAGLE: what the draft model keeps for a token it computes from the next one too)."""
+    """Return a radix tree's key for these tokens: the tokens, or pairs of each token with the next;
+    then the last token has no key (EAGLE: the draft model's KV of a token depends on the next one too)."""
     return tuple(a << TOKEN_BITS | b for a, b in pairwise(tokens)) if bigram else tuple(tokens)
 
 
 def tokens_of(key: Sequence[int]) -> tuple[int, ...]:
-    """The tokens that a key of a radix tree is made of: of pairs one more than it has elements."""
+    """Return the tokens of a radix tree's key: one more than it has pairs."""
     last = [second_of(key[-1])] if key and is_bigram(key[-1]) else []
     return (*map(token_of, key), *last)
 
 
 def token_of(key: int) -> int:
-    """The token whose KV the tree keeps under one element of a key."""
+    """Return the token whose KV the tree keeps under one element of a key."""
     return key >> TOKEN_BITS or key
 
 
 def is_bigram(key: int) -> bool:
-    """Whether an element of a key is a token with the one that follows."""
+    """Return whether an element of a key is a pair of tokens."""
     return bool(key >> TOKEN_BITS)
 
 
 def second_of(key: int) -> int:
-    """The token that follows, of an element that is a bigram."""
+    """Return the second token of a pair."""
     return key & (1 << TOKEN_BITS) - 1

@@ -10,18 +10,18 @@ from reference.commands import Freed
 from reference.radix_tree import (
     Key, Node, Placed, Tree, changed, full_locked, nodes, path_of, stamped, state_locked, swa_locked,
 )  # fmt: skip
-from reference.remembered import remembered
+from reference.memoization import memoized
 
 
-@remembered
+@memoized
 def evictable_states(tree: Tree) -> int:
-    """States that no lock needs."""
+    """Return the number of states that no lock needs."""
     return sum(_state_candidate(tree, placed) for placed in nodes(tree))
 
 
 def states_in_order(tree: Tree) -> list[Placed]:
-    """Nodes whose state no lock needs, in the order in which pressure on states takes them."""
-    return sorted(_candidates(tree, _state_candidate), key=_turn("state_used"))
+    """Return the nodes whose state no lock needs, in the order of eviction."""
+    return sorted(_candidates(tree, _state_candidate), key=_eviction_order("state_used"))
 
 
 def evict(tree: Tree, full: int, swa: int, states: int = 0) -> tuple[Tree, Freed]:
@@ -34,7 +34,7 @@ def evict(tree: Tree, full: int, swa: int, states: int = 0) -> tuple[Tree, Freed
     part ends with it.
     """
     freed = [0, 0, 0]
-    ways = (full, _without_leaf), (swa, _without_swa), (states, _without_state)
+    ways = (full, _evict_leaf), (swa, _evict_swa), (states, _evict_state)
     for at, (amount, without) in enumerate(ways):
         while freed[at] < amount and (less := without(tree)) is not None:
             tree, gone = less
@@ -42,36 +42,36 @@ def evict(tree: Tree, full: int, swa: int, states: int = 0) -> tuple[Tree, Freed
     return tree, Freed(*freed)
 
 
-@remembered
-def _without_leaf(tree: Tree) -> tuple[Tree, Freed] | None:
-    """Without the leaf that goes first."""
+@memoized
+def _evict_leaf(tree: Tree) -> tuple[Tree, Freed] | None:
+    """Evict the least recently used leaf."""
     leaf = _oldest(tree, _full_candidate, "full_used")
-    return _dropped(tree, leaf) if leaf is not None else None
+    return _drop_leaf(tree, leaf) if leaf is not None else None
 
 
-@remembered
-def _without_swa(tree: Tree) -> tuple[Tree, Freed] | None:
-    """Without the SWA KV that goes first."""
+@memoized
+def _evict_swa(tree: Tree) -> tuple[Tree, Freed] | None:
+    """Evict the least recently used SWA KV of a node."""
     placed = _oldest(tree, _swa_candidate, "swa_used")
     if placed is None:
         return None
-    return _less(tree, placed, Freed(0, len(placed.node.key)), live=False)
+    return _drop_part(tree, placed, Freed(0, len(placed.node.key)), live=False)
 
 
-@remembered
-def _without_state(tree: Tree) -> tuple[Tree, Freed] | None:
-    """Without the state that goes first."""
+@memoized
+def _evict_state(tree: Tree) -> tuple[Tree, Freed] | None:
+    """Evict the least recently used state."""
     placed = _oldest(tree, _state_candidate, "state_used")
     if placed is None:
         return None
-    return _less(tree, placed, Freed(0, 0, 1), state_used=0)
+    return _drop_part(tree, placed, Freed(0, 0, 1), state_used=0)
 
 
-def _less(tree: Tree, placed: Placed, freed: Freed, **marks: Any) -> tuple[Tree, Freed]:
-    """Without a part of a node, or without the node where it is a leaf that nobody has locked."""
+def _drop_part(tree: Tree, placed: Placed, freed: Freed, **marks: Any) -> tuple[Tree, Freed]:
+    """Drop a part of a node, or the node itself where it is an unlocked leaf."""
     if placed.node.children or full_locked(tree, placed):
         return changed(tree, placed.path, partial(stamped, **marks)), freed
-    return _dropped(tree, placed)
+    return _drop_leaf(tree, placed)
 
 
 def _full_candidate(tree: Tree, placed: Placed) -> bool:
@@ -86,26 +86,26 @@ def _state_candidate(tree: Tree, placed: Placed) -> bool:
     return bool(placed.node.state_used) and not state_locked(tree, placed)
 
 
-def _serves(tree: Tree, node: Node) -> bool:
-    """A match may end with this node."""
+def _can_end_match(tree: Tree, node: Node) -> bool:
+    """Return whether a match may end with this node."""
     return node.live and (not tree.states or bool(node.state_used))
 
 
 def _oldest(tree: Tree, candidate: Callable[[Tree, Placed], bool], used: str) -> Placed | None:
-    return min(_candidates(tree, candidate), key=_turn(used), default=None)
+    return min(_candidates(tree, candidate), key=_eviction_order(used), default=None)
 
 
 def _candidates(tree: Tree, candidate: Callable[[Tree, Placed], bool]) -> list[Placed]:
     return [placed for placed in nodes(tree) if candidate(tree, placed)]
 
 
-def _turn(used: str) -> Callable[[Placed], tuple[int, int, Key]]:
-    """Least recently used first; of those used at the same moment, the one nearer to the root."""
+def _eviction_order(used: str) -> Callable[[Placed], tuple[int, int, Key]]:
+    """Return a sort key: least recently used first; among equals, the one nearest to the root."""
     return lambda placed: (getattr(placed.node, used), placed.end, placed.path)
 
 
-def _dropped(tree: Tree, leaf: Placed) -> tuple[Tree, Freed]:
-    """Without this leaf, and the nodes above it that serve no match and have no other child."""
+def _drop_leaf(tree: Tree, leaf: Placed) -> tuple[Tree, Freed]:
+    """Drop this leaf, and its ancestors that cannot end a match and have no other child."""
     full = swa = states = 0
     while True:
         full += len(leaf.node.key)
@@ -113,7 +113,7 @@ def _dropped(tree: Tree, leaf: Placed) -> tuple[Tree, Freed]:
         states += bool(leaf.node.state_used)
         tree = changed(tree, leaf.path, lambda _: ())
         above = path_of(tree, leaf.path[: leaf.start])
-        serves = not above or _serves(tree, above[-1].node)
+        serves = not above or _can_end_match(tree, above[-1].node)
         if serves or above[-1].node.children or full_locked(tree, above[-1]):
             return tree, Freed(full, swa, states)
         leaf = above[-1]

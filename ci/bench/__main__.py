@@ -15,21 +15,21 @@ from typing import Any, cast
 import click
 
 from ci import cli
-from ci.bench import check, watcher
+from ci.bench import check_costs, watcher_costs
 from ci.commands.shared import SystemSelector, ReportOut, json_option
-from ci.report import render
+from ci.report import text_output
 from impl.adapter import Capabilities, System
 from impl.system_spec import SystemSpec
 from reference import model
 from reference.commands import Command, Mode
 from reference.geometry import PRESETS, Geometry
-from stateful_tests.check.tiers import sizes_for
+from stateful_tests.check.check_plans import sizes_for
 from impl.choices import RandomChoices
 from stateful_tests.generate.next_command import propose
 from stateful_tests.generate.run_profile import MACHINES, draw_profile
-from stateful_tests.lockstep import systems as registry
+from stateful_tests.lockstep import system_names as registry
 from stateful_tests.lockstep.abstraction import facts_of
-from stateful_tests.lockstep.kinds import new_tallies
+from stateful_tests.lockstep.driven_kinds import new_tallies
 from stateful_tests.lockstep.lockstep import Lockstep
 
 STEPS = 50
@@ -153,12 +153,12 @@ def bench(
             }
         rows += [_row(machine, name, _seconds(part) / commands) for name, part in parts.items()]
     headings = ("machine", "what", "us/command", "commands/s")
-    render.listing(out.console, rows, dict(zip(rows[0], headings)))
+    text_output.listing(out.console, rows, dict(zip(rows[0], headings)))
     out.end(rows)
 
 
-bench.add_command(check.check)
-bench.add_command(watcher.watcher)
+bench.add_command(check_costs.check)
+bench.add_command(watcher_costs.watcher)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ci.commands.listing import list_rows, near, quoted
+from ci.commands.options.name_lists import list_rows, near, quoted
 from ci.commands.shared import ReportOut, json_option, note, unusable
 from impl.system_spec import ENGINES, SystemSpec
 
@@ -64,7 +64,7 @@ def _found(
 ) -> int:
     """List what has words of a text: of known bugs these, of one engine if `engines` names any."""
     from ci.documents.bug_search import KNOWN_KINDS, SHOWN, entries, find
-    from ci.report import render
+    from ci.report import text_output
 
     every = [
         entry
@@ -81,12 +81,12 @@ def _found(
         lacking = f" (nothing here mentions {lacking})" if lacking else ""
         nearest = "nearest:" if shown else "nothing is near; `kvspec bugs` lists the named bugs"
         unknown = "not known" if len(text) == 1 or not shown else "no bug has all of these words"
-        render.say(out.console, f"{unknown}{lacking}{meant}; {nearest}".replace("?;", "?"), "bold")
+        text_output.say(out.console, f"{unknown}{lacking}{meant}; {nearest}".replace("?;", "?"), "bold")
     if shown:
-        render.listing(out.console, shown, _BUG_COLUMNS)
+        text_output.listing(out.console, shown, _BUG_COLUMNS)
     if 0 < found.fits < _FEW and (near_by := found.rows[found.fits : _FEW + 1]):
-        render.say(out.console, "if that is not it, nearest:", "bold")
-        render.listing(out.console, near_by, _BUG_COLUMNS)
+        text_output.say(out.console, "if that is not it, nearest:", "bold")
+        text_output.listing(out.console, near_by, _BUG_COLUMNS)
         shown = [*shown, *near_by]
     if more := len(found.rows) - len(shown):
         fitting = max(0, found.fits - len(shown))
@@ -106,10 +106,10 @@ def clauses(names: tuple[str, ...], out: ReportOut) -> int:
     NAMES: these in full. Words: those that mention them all.
     """
     from impl.bugs import BUGS
-    from reference.every_clause import EVERY_CLAUSE
+    from reference.all_clauses import ALL_CLAUSES
 
     fields = ("id", "title", "sentence", "scope", "why", "decision", "assumption", "rule", "source")
-    rows = [{field: getattr(clause, field) for field in fields} for clause in EVERY_CLAUSE.values()]
+    rows = [{field: getattr(clause, field) for field in fields} for clause in ALL_CLAUSES.values()]
     for row in rows:
         row["catches"] = [
             f"{bug.id}: {bug.title}" for bug in BUGS.values() if bug.clause == row["id"]
@@ -141,7 +141,7 @@ def driven(names: tuple[str, ...], out: ReportOut) -> int:
     requests with the defaults: how many by what drives them, or why nothing does. NAMES: these in full. A
     word, such as vllm or lora: each name that mentions it.
     """
-    from ci.report import render
+    from ci.report import text_output
     from stateful_tests.lockstep.known_faults import FOLDER
 
     groups = [
@@ -165,6 +165,6 @@ def driven(names: tuple[str, ...], out: ReportOut) -> int:
         for release, driven, why, members in groups
     ]
     columns = {"release": "release", "driven": "driven", "names": "names", "how": _HOW}
-    render.listing(out.console, summary, columns)
+    text_output.listing(out.console, summary, columns)
     note("`kvspec driven WORD` lists the names that mention it, `kvspec driven vllm` those of an engine")
     return out.end(rows)

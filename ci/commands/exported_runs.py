@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import click
 
-from ci.commands.bases import OF_HISTORY, commit_folder
+from ci.commands.base_choice import OF_HISTORY, commit_folder
 from ci.commands.shared import SystemSelector, Unusable
 from impl.process.run_test import FAILS, STOPS
 from impl.system_spec import SystemSpec

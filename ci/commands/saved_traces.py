@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ci.commands.shared import Unusable, unusable, write_beside
-from stateful_tests.lockstep.endings import Ending
+from stateful_tests.lockstep.exit_codes import Ending
 
 if TYPE_CHECKING:
     from ci import Data
-    from reference.kinds import AnyCommand
+    from reference.system_kinds import AnyCommand
     from stateful_tests.check.known_faults.masks import Standing
     from stateful_tests.lockstep.check_results import Finding
-    from stateful_tests.lockstep.results import Trace
+    from stateful_tests.lockstep.run_results import Trace
 
 # The modules behind the commands import torch; they are loaded by the commands that need them.
 
@@ -46,7 +46,7 @@ def save_option(about: str | None = None) -> Callable[[_Command], _Command]:
 
 
 def save_trace(trace: Trace, path: Path, option: str = "") -> None:
-    from stateful_tests.traces import files as traces
+    from stateful_tests.traces import trace_files as traces
 
     try:
         with unusable(f"{option}{path}: ", traces.TraceError):
@@ -57,7 +57,7 @@ def save_trace(trace: Trace, path: Path, option: str = "") -> None:
 
 def load_trace(path: str) -> Trace:
     """The trace in a file."""
-    from stateful_tests.traces.files import TraceError, load
+    from stateful_tests.traces.trace_files import TraceError, load
 
     with unusable("", TraceError):
         trace: Trace = load(path)
@@ -72,9 +72,9 @@ def save_traces(
     findings: Sequence[Finding], reports: list[Data], folder: str, options: str, html: bool = False
 ) -> None:
     """Save the trace of each finding, with its page if `html`, and note where, or why that failed."""
-    from ci.report import data as report
-    from ci.report import page
-    from stateful_tests.traces import files as traces
+    from ci.report import report_data as report
+    from ci.report.pages import trace_page
+    from stateful_tests.traces import trace_files as traces
 
     for group, found in zip(report.group_by_cause(findings), reports, strict=True):
         saved: dict[tuple[AnyCommand, ...], str] = {}
@@ -95,7 +95,7 @@ def save_traces(
         if html:
             shown = Path(found["saved"]).with_suffix(".html")
             if write_beside(
-                shown, page.page(found, group[0].run), "--html", {"exit_code": Ending.VIOLATED}
+                shown, trace_page.page(found, group[0].run), "--html", {"exit_code": Ending.VIOLATED}
             ):
                 found["page"] = str(shown)
 
@@ -123,8 +123,8 @@ class Saved:
         self, traces: dict[str, Trace], standings: Mapping[str, Standing] = MappingProxyType({})
     ) -> None:
         """standings: the base's answers about clauses."""
-        from ci.report import data as report
-        from stateful_tests.traces import files
+        from ci.report import report_data as report
+        from stateful_tests.traces import trace_files
 
         together: dict[tuple[object, ...], list[str]] = {}
         for clause, trace in traces.items():
@@ -134,8 +134,8 @@ class Saved:
             path = Path(self._folder, name)
             if self._there.get(path) != trace:
                 try:
-                    files.save(trace, path)
-                except (OSError, files.TraceError):
+                    trace_files.save(trace, path)
+                except (OSError, trace_files.TraceError):
                     continue  # the report says so
                 if path not in self._there:
                     self._unsaid.add(path)

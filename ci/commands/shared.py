@@ -18,14 +18,14 @@ import click
 from click.core import ParameterSource
 
 from impl.system_spec import ENGINES, EngineName, SystemSpec, option
-from stateful_tests.lockstep.endings import Ending
+from stateful_tests.lockstep.exit_codes import Ending
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from impl.adapter import AnySystem
     from impl.process.remote_system import Limits
-    from stateful_tests.lockstep.results import Trace
+    from stateful_tests.lockstep.run_results import Trace
 
 # The modules behind the commands import torch; they are loaded by the commands that need them.
 
@@ -50,9 +50,9 @@ class ReportOut:
     @property
     def console(self) -> Console:
         """With the JSON on stdout, the text goes to stderr."""
-        from ci.report import render
+        from ci.report import text_output
 
-        return render.console(sys.stderr if self.file == "-" else sys.stdout)
+        return text_output.console(sys.stderr if self.file == "-" else sys.stdout)
 
     def end(self, data: Any) -> Ending:
         """Write the figures; the ending that they state. The figures name it as well (`ended`)."""
@@ -104,7 +104,7 @@ class SystemSelector:
     def resolve(self, *, quiet: bool = False) -> AnySystem:
         """The system. quiet: without a note that says what a checkout was taken for."""
         from impl.engines import DriveOptions
-        from stateful_tests.lockstep import systems as registry
+        from stateful_tests.lockstep import system_names as registry
 
         if self.spec.stranger and os.getcwd() not in sys.path:
             sys.path.insert(0, os.getcwd())  # a factory may live beside where the command is given
@@ -283,7 +283,7 @@ def _kept_option(option: str) -> Any:
 
 def note(text: str) -> None:
     """A line beside the report, on stderr."""
-    from ci.output import plain
+    from ci.standard_streams import plain
 
     click.echo(f"kvspec: {plain(text)[:600]}", err=True)
 
@@ -323,7 +323,7 @@ def writable(file: str | None, option: str) -> None:
 
 
 def write_file(file: str | Path, content: str | bytes, option: str) -> None:
-    from stateful_tests.traces.files import write_atomically
+    from stateful_tests.traces.trace_files import write_atomically
 
     try:
         write_atomically(file, content)

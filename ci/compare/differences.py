@@ -8,10 +8,10 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from ci import Data
-from reference.clauses.contents import POOL as POOL
+from reference.clauses.attention_reads import POOL as POOL
 from reference.clauses.facts import Facts, TreeFacts
 from reference.clauses.step import Step, span
-from reference.clauses.tree_evictions import walked
+from reference.clauses.tree_evictions import sizes_by_walk
 from reference.failures import (
     AtCounter, AtCursor, AtEntry, AtLock, AtNamed, AtNode, AtPage, AtPosition, AtRow, AtText, AtTreePage,
     Place,
@@ -21,7 +21,7 @@ from reference.prefix_cache import path_text
 from reference.radix_tree import nodes
 from reference.token_ids import tree_key
 from stateful_tests.traces.notation import format_outcome as say
-from stateful_tests.lockstep.moments import Moment
+from stateful_tests.lockstep.run_moments import Moment
 
 CURSORS = {
     "C": "kv_committed_len",
@@ -226,7 +226,7 @@ def _tree_differences(moment: Moment, ref: Data, got: Data) -> Iterator[Data]:
     if tree is None:
         return
     if tree.sizes is not None:
-        for name, count in zip(got["counters"], walked(tree)):
+        for name, count in zip(got["counters"], sizes_by_walk(tree)):
             if got["counters"][name] != count:
                 about = f"{name} tokens, by counter"
                 yield difference(("counters", name), about, count, got["counters"][name])

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from ci import Data
 from ci.compare.differences import CURSORS, by_place, difference, differences
 from reference import radix_tree as radix
-from reference.clauses.contents import reads
+from reference.clauses.attention_reads import reads
 from reference.clauses.facts import Facts, TreeFacts
 from reference.clauses.tree_evictions import SIZES
 from reference.commands import Broken, Done, Outcome
@@ -26,8 +26,8 @@ from reference.state import (
     swa_pages,
 )
 from reference.prefix_cache import lock_holders, path_text
-from stateful_tests.lockstep.moments import Moment
-from stateful_tests.lockstep.results import Run
+from stateful_tests.lockstep.run_moments import Moment
+from stateful_tests.lockstep.run_results import Run
 from stateful_tests.traces.notation import format_command as describe
 from stateful_tests.traces.notation import format_outcome as say
 

@@ -12,8 +12,8 @@ from itertools import pairwise
 from reference.geometry import Geometry
 from ci import Data
 from ci.compare.differences import POOL, spans
-from stateful_tests.lockstep.pictures import span, swa_of
-from stateful_tests.lockstep.results import Run
+from stateful_tests.lockstep.text_drawings import span, swa_of
+from stateful_tests.lockstep.run_results import Run
 
 MAX_COLUMNS = 3
 MAX_NODES = 2  # further columns, for nodes that changed

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from ci.documents.findings import known_bugs
-from ci.documents.reported import reported
+from ci.documents.upstream_reports import reported
 from stateful_tests.lockstep.known_faults import FOLDER, known_faults, ways_of
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from functools import cache
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
-from ci.documents import reported
-from ci.documents.related import avoid, see_also
+from ci.documents import upstream_reports
+from ci.documents.related_faults import avoid, see_also
 from impl.bugs import BUGS
 from impl.engines import engine
 from impl.system_spec import ENGINES, SystemSpec, ways_in
@@ -21,7 +21,7 @@ from stateful_tests.lockstep.known_faults import (
     releases,
     ways_of,
 )
-from stateful_tests.traces.files import load
+from stateful_tests.traces.trace_files import load
 
 if TYPE_CHECKING:
     from ci import Data
@@ -49,7 +49,7 @@ def text() -> str:
         faults = [fault for fault in known_faults().values() if fault.engine == name]
         rows = [_row(fault, of.repository) for fault in faults]
         parts.append(f"## {of.title}\n\n{of.about}\n\n{_COLUMNS}{''.join(rows)}")
-        if section := reported.section(name, of.title):
+        if section := upstream_reports.section(name, of.title):
             parts.append(_linked(section, of.repository))
     return "\n".join(parts)
 

@@ -16,7 +16,7 @@ from ci import templates
 from ci.documents import findings
 from impl.engines import engine
 from impl.system_spec import ENGINES
-from stateful_tests.lockstep import pictures
+from stateful_tests.lockstep import text_drawings
 
 ROOT = Path(__file__).parents[2]
 
@@ -45,7 +45,7 @@ def page(markdown: str, anchor: Callable[[str], str]) -> str:
     body = _HEADING.sub(heading, body).removeprefix("</section>") + "</section>"
     return templates(escape=True).get_template("spec.html").render(
         title=contents[0][2], contents=contents[1:], body=Markup(body), cells=list(_CELL.items()),
-        legend=pictures.LEGEND, findings=findings.table(), anchor=anchor,
+        legend=text_drawings.LEGEND, findings=findings.table(), anchor=anchor,
         engines={name: (engine(name).title, engine(name).releases) for name in ENGINES},
     )  # fmt: skip
 

@@ -14,10 +14,10 @@ from ci import TEMPLATES
 from impl.adapter import Capabilities
 from impl.system_spec import SystemSpec
 from reference.commands import kind_name
-from reference.kinds import BLOCKS, KINDS, ROWS, Kind
+from reference.system_kinds import BLOCKS, KINDS, ROWS, Kind
 from reference.model import SPEC_VERSION
-from stateful_tests.lockstep.results import Trace
-from stateful_tests.traces.files import loads
+from stateful_tests.lockstep.run_results import Trace
+from stateful_tests.traces.trace_files import loads
 from stateful_tests.traces.notation import format_command
 from stateful_tests.traces.schema import FORMAT, VERSION, in_words
 

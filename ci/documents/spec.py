@@ -9,11 +9,11 @@ from dataclasses import fields, replace
 from pathlib import Path
 
 from ci import Data, templates
-from ci.documents import diagrams, steps
+from ci.documents import state_diagrams, step_text
 from impl.bugs import BUGS, Bug
 from reference import model
 from reference.blocks.clauses import BLOCK_CLAUSES
-from reference.clauses.handed_over import HANDED_OVER
+from reference.clauses.disaggregation import HANDED_OVER
 from reference.clauses.progress import PROGRESS
 from reference.blocks.commands import ENGINE_COMMANDS
 from reference.tiers.clauses import TIER_CLAUSES
@@ -21,27 +21,27 @@ from reference.tiers.commands import (
     Arrive, Await, Backup, LastToken, Expire, FailPeer, Fetch, Greet, Load, Poll, Prefetch, Query, Send,
 )  # fmt: skip
 from reference.clauses import CLAUSES, Clause
-from reference.clauses.base import CONCERNS
+from reference.clauses.registry import CONCERNS
 from reference.commands import (
     COMMANDS, Admit, CheckIdle, Chunk, Command, Done, Draft, Evict, EvictSwa, Extend, Finish, Insert, Match,
     Mode, Open, Piece, Reason, SpecDecode, Submit, Unlock,
 )  # fmt: skip
 from reference.cursors import Cursors
 from reference.geometry import Geometry
-from reference.kinds import KINDS, PAIRS, Kind
+from reference.system_kinds import KINDS, PAIRS, Kind
 from reference.state import Phase, State, text_len
 from reference.rules import RULES
-from reference.rules.base import NOTHING, Rule, Span
+from reference.rules.rule_definition import NOTHING, Rule, Span
 from reference.rules.sessions import TURNS
-from stateful_tests.generate.scope import Scope
+from stateful_tests.generate.exploration_scope import Scope
 from stateful_tests.coverage.situations import kind_name
 from stateful_tests.explore import lifecycle as lives
-from stateful_tests.lockstep import kinds, pictures, replays
+from stateful_tests.lockstep import driven_kinds, text_drawings, replays
 from stateful_tests.lockstep.reference_system import ReferenceSystem
-from stateful_tests.lockstep.results import Trace
+from stateful_tests.lockstep.run_results import Trace
 from stateful_tests.prove import window_theorem
 from stateful_tests.prove.obligations import OBLIGATIONS
-from stateful_tests.traces import files as traces
+from stateful_tests.traces import trace_files as traces
 from stateful_tests.traces.notation import format_command as describe
 
 ROOT = Path(__file__).parents[2]
@@ -108,9 +108,9 @@ def collect() -> Data:
         "sizes": example.geometry,
         "steps": _steps(example),
         "cached_row": cached,
-        "legend": pictures.legend(cached),
-        "request_diagram": diagrams.states(requests, Phase),
-        "session_diagram": diagrams.states(sessions, lives.Life),
+        "legend": text_drawings.legend(cached),
+        "request_diagram": state_diagrams.states(requests, Phase),
+        "session_diagram": state_diagrams.states(sessions, lives.Life),
         "reasons": list(Reason),
         "turns": [
             {"command": kind_name(kind), "ends": ends, "mark": mark, "keeps": keeps}
@@ -156,10 +156,10 @@ def collect() -> Data:
 
 def _own_clauses(kind: Kind) -> list[Clause]:
     """The clauses that no other kind of system has, by number; of pairs those on what is handed over, too."""
-    others = [kinds.lockstep_of(other).clauses for other in KINDS.values() if other is not kind]
+    others = [driven_kinds.lockstep_of(other).clauses for other in KINDS.values() if other is not kind]
     own = [
         clause
-        for name, clause in kinds.lockstep_of(kind).clauses.items()
+        for name, clause in driven_kinds.lockstep_of(kind).clauses.items()
         if not any(name in clauses for clauses in others)
         or (kind is PAIRS and name in HANDED_OVER)
     ]
@@ -216,14 +216,14 @@ def _example(kind: type[Command], fixtures: dict[str, Trace]) -> Data | None:
     found = [
         ((not step.frees, not step.changes, at, len(step.drawn()), name), step)
         for name, trace in fixtures.items()
-        for at, step in enumerate(steps.steps(trace))
+        for at, step in enumerate(step_text.steps(trace))
         if isinstance(step.command, kind) and isinstance(step.outcome, Done)
     ]
     if not found:
         if kind is not CheckIdle:
             return None  # a new command, of which no fault is named yet
         longer = (*fixtures[EXAMPLE].commands, CheckIdle())
-        *_, last = steps.steps(replace(fixtures[EXAMPLE], commands=longer))
+        *_, last = step_text.steps(replace(fixtures[EXAMPLE], commands=longer))
         return {"fixture": EXAMPLE, "at": None, "drawn": last.drawn(), "frees": False}
     (_, _, at, _, name), step = min(found, key=lambda hit: hit[0])
     return {"fixture": name, "at": at, "drawn": step.drawn(), "frees": step.frees}
@@ -248,7 +248,7 @@ def _clause(clause: Clause, shown_by: dict[str, str], fixtures: dict[str, Trace]
     """killed: the bugs whose first violated clause it is, each with its fixture; drawn: the step that shows
     the first of them, the last of its fixture, as the reference does it."""
     bugs = [bug for bug in BUGS.values() if bug.clause == clause.id]
-    *_, last = steps.steps(fixtures[shown_by[bugs[0].id]]) if bugs else [None]
+    *_, last = step_text.steps(fixtures[shown_by[bugs[0].id]]) if bugs else [None]
     return {
         "clause": clause,
         "scope": _USUAL_SCOPE.sub("", clause.scope),
@@ -316,7 +316,7 @@ def _tree_steps() -> dict[str, Data]:
         before = state
         state, outcome = model.step(state, command)
         assert isinstance(outcome, Done), (command, outcome)
-        shown[name] = {"drawn": steps.DrawnStep(command, before, state, outcome).drawn()}
+        shown[name] = {"drawn": step_text.DrawnStep(command, before, state, outcome).drawn()}
     return shown
 
 
@@ -339,7 +339,7 @@ def _held(state: State) -> tuple[str, Cursors | None]:
 def _drawn(geometry: Geometry, cursors: Cursors | None, target: int | None) -> str:
     if cursors is None or geometry.window is None:
         return ""
-    return pictures.row(cursors, geometry.page_size, geometry.window, target)
+    return text_drawings.row(cursors, geometry.page_size, geometry.window, target)
 
 
 def _cached_row() -> str:

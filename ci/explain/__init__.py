@@ -1,22 +1,22 @@
 """One sentence on why the state at a violation is impossible, made from facts of the run.
 
-A clause's failure names the places that it is about, and where they do not say it what the command does
-that it may not (`Failure.head`). The rest is the same for all clauses: since when each place is as it is,
-until when it was otherwise, who else has it. Outcomes, memory checks, matches and the order of evictions are
-about no place: reasons.py words them. Nothing here decides whether a clause holds, and nothing prints.
+The failure of a clause names its places and, where the places do not show it, what the command does wrong
+(`Failure.head`). The rest is alike for all clauses: since when each place is in its state, until when it was
+in another, and its other owners. Failures of outcomes, memory checks, matches and the order of evictions have
+no places: refusal_reasons.py words them. Nothing here decides whether a clause holds, and nothing prints.
 """
 
 from typing import NamedTuple
 
-from ci.explain import reasons
-from ci.explain.history import Claim, History, Past
-from ci.explain.stories import of_kind, stories
+from ci.explain import refusal_reasons
+from ci.explain.fact_history import Claim, History, Past
+from ci.explain.place_history import of_kind, stories
 from impl.process.failures import fails_at_start, failed_in_command
 from reference.clauses.step import Step
 from reference.commands import Broken
-from reference.kinds import kind_of_config
-from stateful_tests.lockstep.moments import AnyMoment
-from stateful_tests.lockstep.results import Run
+from reference.system_kinds import kind_of_config
+from stateful_tests.lockstep.run_moments import AnyMoment
+from stateful_tests.lockstep.run_results import Run
 from stateful_tests.traces.notation import format_command as describe
 from stateful_tests.traces.notation import format_outcome as say
 
@@ -37,7 +37,7 @@ def because(run: Run) -> Because | None:
     step = run.history[-1].step
     row = run.rows[violation.step]
     if violation.clause == "TRACE":
-        why = reasons.refusal(run, violation.step)
+        why = refusal_reasons.refusal(run, violation.step)
         text = f"command {violation.step} ({describe(row.command)}): {violation.expected}"
         text += f", {violation.observed}"
         return Because(f"{text}: {why}." if why else f"{text}.")
@@ -57,7 +57,7 @@ def because(run: Run) -> Because | None:
         text = (
             _of_engine(past)
             if not isinstance(past, History)
-            else reasons.reason(past) or _described(past)
+            else refusal_reasons.reason(past) or _described(past)
         )
     except (LookupError, AssertionError, StopIteration):
         text = _expected(past)  # a view that is odd in more ways than the clause says

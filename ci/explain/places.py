@@ -1,6 +1,6 @@
 """Facts about a page, a cursor, a node, ... at one moment: a case for each kind of place.
 
-`called` names a place, `facts_at` says what is so of it. stories.py dates the facts. Neither knows a clause.
+`called` names a place, `facts_at` lists its facts, and place_history.py dates them. Neither knows a clause.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from ci.compare.differences import CURSORS, POOL, spans
-from reference.clauses.contents import stamp_text
+from reference.clauses.attention_reads import stamp_text
 from reference.clauses.facts import Facts, NodeFacts
 from reference.clauses.tree_evictions import COUNTERS
 from reference.commands import CheckBusy, CheckIdle
@@ -18,8 +18,8 @@ from reference.failures import (
     Place, counted,
 )  # fmt: skip
 from reference.prefix_cache import path_text
-from reference.states import EMPTY, chained
-from stateful_tests.lockstep.moments import Moment
+from reference.recurrent_states import EMPTY, chained
+from stateful_tests.lockstep.run_moments import Moment
 
 
 class Fact(NamedTuple):

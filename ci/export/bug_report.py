@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ci import Data
-from ci.report import data as report
-from ci.report import render
+from ci.report import report_data as report
+from ci.report import text_output
 from impl.system_spec import SystemSpec
 from reference.model import SPEC_VERSION
 from stateful_tests.check.fixtures import NotPossible, check_name
@@ -128,13 +128,13 @@ def story(data: Data, file: str, options: str, titles: Titles = GENERATED_TITLES
         "|---|---|---|---|",
     ]
     for row in data["rows"]:
-        cells = (str(row["step"]), row["command"], row["outcome"], "; ".join(render.changes(row)))
+        cells = (str(row["step"]), row["command"], row["outcome"], "; ".join(text_output.changes(row)))
         marked = [
             f"**{cell}**" if row["violates"] and cell else cell for cell in map(_markdown, cells)
         ]
         lines.append(f"| {' | '.join(marked)} |")
     mode = f" (mode {trace['mode']})" if "mode" in trace else ""
-    sizes = f"{render.sizes(render.sized(trace))}{mode}."
+    sizes = f"{text_output.sizes(text_output.sized(trace))}{mode}."
     lines += ["", f"Sizes: {sizes}", "", "## How to reproduce", ""]
     saved = f"{Path(file).stem.removeprefix('@')}.json"
     lines += [INSTALL, ""]
@@ -163,7 +163,7 @@ def _with_code(text: str) -> str:
 
 def _markdown(text: str) -> str:
     """Escape plain text so that Markdown reads no table bar, tag, link, code or emphasis in it."""
-    return re.sub(r"[\\`*<|~]|(?<!\w)_|_(?!\w)|\](?=[(\[])", r"\\\g<0>", render.plain(text))
+    return re.sub(r"[\\`*<|~]|(?<!\w)_|_(?!\w)|\](?=[(\[])", r"\\\g<0>", text_output.plain(text))
 
 
 def _paragraph(text: str) -> list[str]:

@@ -3,12 +3,12 @@
 from collections.abc import Callable, Sequence
 
 from reference.blocks.clauses.step import window_start
-from reference.blocks.clauses.windows import kept_behind
+from reference.blocks.clauses.kv_reads import max_blocks_behind_window
 from reference.blocks.config import EngineConfig
 from reference.commands import Refused
 from reference.failures import AtBlock, AtChunk, AtCount, AtNamed, AtTable, AtText
-from stateful_tests.lockstep.moments import EngineMoment
-from stateful_tests.lockstep.results import Run
+from stateful_tests.lockstep.run_moments import EngineMoment
+from stateful_tests.lockstep.run_results import Run
 
 # What a clause says of a number, as an assertion. A number that is not here shows in no object of the
 # scheduler's side: inputs of the model (RUN-3), what it sampled behind (TXT-1).
@@ -84,7 +84,7 @@ def _of_place(now: EngineMoment, clause: str, place: AtTable, config: EngineConf
         layers = config.groups[group]
         first = window_start(layers, now.step.bearers[who].sure) // layers.block_size
         behind = f'engine.tables("{who}")[{group}][:{first}]'
-        most = kept_behind(config, layers)
+        most = max_blocks_behind_window(config, layers)
         return [f"self.assertLessEqual(sum(map(bool, {behind})), {most}, {behind})"]
     start = end = now.step.bearers[who].sure
     for lane in (lane for lane in now.facts.lanes if lane.request == who):

@@ -13,8 +13,8 @@ from ci import TEMPLATES
 from ci.export.bug_report import GENERATED_TITLES, Titles, git_description
 from ci.export.engine_assertions import asserted
 from ci.export.recorded_run import NotExportable, not_raising
-from ci.export.inlining import inlined
-from ci.export.specialised import filled, specialised, unannotated
+from ci.export.helper_inlining import inlined
+from ci.export.specialised_scaffold import filled, specialised, unannotated
 from ci.export.template_parts import SHARED, used
 from ci.export.unit_test import ReleaseTarget, assembled, commented, failure_message, with_message
 from impl.loading.renamed import in_code
@@ -33,10 +33,10 @@ from reference.blocks.config import EngineConfig
 from reference.blocks.facts import Lane, chain
 from reference.blocks.request_texts import LaneNote
 from reference.commands import Abort, Done, kind_name
-from reference.sources import LoadedWeights
+from reference.kv_sources import LoadedWeights
 from stateful_tests.lockstep.replays import replay
-from stateful_tests.lockstep.moments import EngineMoment
-from stateful_tests.lockstep.results import Row, Run, Trace
+from stateful_tests.lockstep.run_moments import EngineMoment
+from stateful_tests.lockstep.run_results import Row, Run, Trace
 from stateful_tests.traces.notation import format_command
 
 _IMPORTS = "import hashlib\nimport importlib\nimport inspect\nfrom collections import deque\n"

@@ -11,10 +11,10 @@ from reference.clauses.step import Step
 from reference.commands import Outcome
 from reference.failures import Place
 from reference.geometry import Geometry
-from reference.kinds import AnyCommand
+from reference.system_kinds import AnyCommand
 from reference.token_ids import tokens_of
-from stateful_tests.lockstep.moments import AnyMoment, Moment
-from stateful_tests.lockstep.results import Violation
+from stateful_tests.lockstep.run_moments import AnyMoment, Moment
+from stateful_tests.lockstep.run_results import Violation
 
 
 class NotExportable(ValueError):

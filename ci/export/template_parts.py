@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ci import templates
-from ci.export.inlining import inlined
-from ci.export.specialised import filled, specialised
+from ci.export.helper_inlining import inlined
+from ci.export.specialised_scaffold import filled, specialised
 from impl.sglang.parts import namespaces
 from impl.sglang.process.system import SGLangSystem
 from impl.sglang.releases.catalogue import ALIKE, TABLE

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 from ci.export.bug_report import GENERATED_TITLES, LEGEND, Titles, git_description
 from ci.export.recorded_run import Asserts, NotExportable, RecordedRun, not_raising
 from ci.export.template_parts import definitions, head_of, imports, server, shared
-from ci.report import data as report
-from ci.report import render
+from ci.report import report_data as report
+from ci.report import text_output
 from ci.shown_kinds import shown_of
 from impl.sglang.parts.fetch import checkout_root, release_root
 from impl.process.wire import Noted
@@ -23,8 +23,8 @@ from impl.sglang.releases import catalogue as releases
 from impl.sglang.releases.names import in_code
 from impl.sglang.tiers.system import TierSystem
 from reference.commands import CheckBusy, CheckIdle, Extend, Open, Outcome, Refused, kind_name
-from stateful_tests.lockstep.kinds import check_fits, lockstep_on
-from stateful_tests.lockstep.results import Trace
+from stateful_tests.lockstep.driven_kinds import check_fits, lockstep_on
+from stateful_tests.lockstep.run_results import Trace
 from stateful_tests.traces.notation import format_command
 
 ENGINE = "sglang"
@@ -302,7 +302,7 @@ def with_message(assertions: Sequence[str], message: str) -> list[str]:
     text = "\n".join(assertions)
     if not re.search(r"^ *self\.assert", text, re.MULTILINE):
         return ["", *comment(message), *text.split("\n")]
-    rows = textwrap.wrap(render.plain(message), 90, drop_whitespace=False)
+    rows = textwrap.wrap(text_output.plain(message), 90, drop_whitespace=False)
     rows = [json.dumps(row, ensure_ascii=False) for row in rows]
     lines = ["message = (", *(f"    {row}" for row in rows), ")"]
     if len(rows) == 1:
@@ -335,7 +335,7 @@ def failure_message(clause: str, wanted: str, name: str, observed: str) -> str:
 
 
 def comment(text: str) -> list[str]:
-    return textwrap.wrap(render.plain(text), 98, initial_indent="# ", subsequent_indent="# ")
+    return textwrap.wrap(text_output.plain(text), 98, initial_indent="# ", subsequent_indent="# ")
 
 
 def _docstring(
@@ -349,6 +349,6 @@ def _docstring(
         f"{clause}: {sentence}" + (f" {LEGEND}" if re.search(r"\b[CERPW]\b", sentence) else ""),
         f"Made by kvspec from {Path(file).name}. No GPU is needed.",
     ]
-    plain = [render.plain(" ".join(text.split())).replace("\\", "/") for text in paragraphs if text]
+    plain = [text_output.plain(" ".join(text.split())).replace("\\", "/") for text in paragraphs if text]
     text = "\n\n".join("\n".join(textwrap.wrap(text, 100)) for text in plain)
     return '"""' + text.replace('"', "'") + '\n"""'

@@ -14,15 +14,15 @@ import click
 from rich.console import Console
 
 from ci import Data, cli
-from ci.commands.parallel import executor
+from ci.commands.options.worker_options import executor
 from ci.commands.shared import ReportOut, json_option, unusable
-from ci.mutants import judging
-from ci.mutants.judging import ROOT, Noticed
-from ci.mutants.operators import Mutant
-from ci.report import render
-from ci.report.progress import Progress
-from stateful_tests.check import tiers
-from stateful_tests.lockstep.endings import ending
+from ci.mutants import mutant_judges
+from ci.mutants.mutant_judges import ROOT, Noticed
+from ci.mutants.mutation_operators import Mutant
+from ci.report import text_output
+from ci.report.progress_line import Progress
+from stateful_tests.check import check_plans
+from stateful_tests.lockstep.exit_codes import ending
 
 
 @click.command()
@@ -68,33 +68,33 @@ def mutants(
     Ends with 1 if one survives that ci/mutants/accepted.json does not have, with 2 if unchanged code is
     noticed as well.
     """
-    with unusable("", judging.NoMutants):
-        drawn, of = judging.sample(only, size, seed)
-        accepted = judging.accepted()
-    plan = tiers.plan(tier, seed=seed)
+    with unusable("", mutant_judges.NoMutants):
+        drawn, of = mutant_judges.sample(only, size, seed)
+        accepted = mutant_judges.accepted()
+    plan = check_plans.plan(tier, seed=seed)
     to_judge = [mutant for mutant in drawn if again or mutant.name not in accepted]
     rows = [_row(mutant, accepted[mutant.name], None) for mutant in drawn if mutant not in to_judge]
     interrupted = False
-    judging.prepare()
+    mutant_judges.prepare()
     with executor(jobs, None) as where, Progress() as progress:
-        judged = where.map(partial(judging.judge, plan, time_limit), to_judge)
-        areas: dict[judging.Area, None] = {}  # in which something was noticed
+        judged = where.map(partial(mutant_judges.judge, plan, time_limit), to_judge)
+        areas: dict[mutant_judges.Area, None] = {}  # in which something was noticed
         try:
             with closing(judged):
                 for number, (mutant, noticed) in enumerate(zip(to_judge, judged), 1):
                     rows.append(row := _row(mutant, accepted.get(mutant.name, ""), noticed))
-                    if noticed.by and (area := judging.area_of(mutant)):
+                    if noticed.by and (area := mutant_judges.area_of(mutant)):
                         areas[area] = None
                     if row["verdict"] == "survived":
                         progress.say(
                             f"survived: {row['path']}:{row['line']} {mutant.name.partition(' ')[2]}"
                         )
                     progress.line(f"{number} of {len(to_judge)} mutants judged")
-            alarms = where.map(partial(judging.unchanged, plan, time_limit), areas)
-            with closing(alarms), unusable("", judging.NoMutants):
+            alarms = where.map(partial(mutant_judges.unchanged, plan, time_limit), areas)
+            with closing(alarms), unusable("", mutant_judges.NoMutants):
                 for area, alarm in zip(areas, alarms):
                     if alarm.by:
-                        raise judging.NoMutants(
+                        raise mutant_judges.NoMutants(
                             f"{area.folder}: {alarm.by} notices unchanged code as well ({alarm.where}):"
                             " no verdict counts"
                         )
@@ -138,20 +138,20 @@ def _text(out: Console, data: Data) -> None:
     counts = f"{data['noticed']} noticed, {data['accepted']} accepted, {data['survived']} survived"
     drawn = f"{done} of {data['of']} mutants (seed {data['seed']}, tier {data['tier']})"
     left = f"; interrupted, {data['drawn'] - done} were not judged" if data["interrupted"] else ""
-    render.verdict(out, f"{drawn}: {counts}{left}", data)
+    text_output.verdict(out, f"{drawn}: {counts}{left}", data)
     for row in (row for row in data["mutants"] if row["verdict"] == "survived"):
         out.print()
-        render.say(out, f"SURVIVED {row['path']}:{row['line']}", style="bold")
+        text_output.say(out, f"SURVIVED {row['path']}:{row['line']}", style="bold")
         for line in row["diff"]:
-            render.say(out, f"  {line}", "red" if line.startswith("-") else "green", whole=True)
-        render.say(
+            text_output.say(out, f"  {line}", "red" if line.startswith("-") else "green", whole=True)
+        text_output.say(
             out, f"  again: python -m ci.mutants --only {shlex.quote(row['name'])}", whole=True
         )
     by: dict[str, list[Data]] = defaultdict(list)
     for row in (row for row in data["mutants"] if row["verdict"] == "noticed"):
         by[row["by"]].append(row)
     if by:
-        made = render.table(
+        made = text_output.table(
             "noticed by", "mutants", "median commands", right=("mutants", "median commands")
         )
         for name, rows in sorted(by.items(), key=lambda found: -len(found[1])):
@@ -161,7 +161,7 @@ def _text(out: Console, data: Data) -> None:
         out.print(made)
     if data["survived"]:
         out.print()
-        render.say(
+        text_output.say(
             out,
             "A survivor is a hole: a test, a clause, or a draw is missing. One that changes nothing that"
             " could be noticed goes by its name into ci/mutants/accepted.json, with the reason.",

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import fields
 
 from ci import Data
-from ci.report.data import fields_of, finding_data, group_by_cause, rate, sentence, title
+from ci.report.report_data import fields_of, finding_data, group_by_cause, rate, sentence, title
 from ci.report.verdict import beside, check_verdict, driven, not_declared, said, waived
 from impl.adapter import Capabilities
 from stateful_tests.check.known_faults.masks import Mask
-from stateful_tests.check.tiers import CORPUS, Plan, sizes_for
-from stateful_tests.check.trees.bases import Base
-from stateful_tests.check.trees.changes import Changes
+from stateful_tests.check.check_plans import CORPUS, Plan, sizes_for
+from stateful_tests.check.trees.base_selection import Base
+from stateful_tests.check.trees.changed_functions import Changes
 from stateful_tests.lockstep.check_results import CheckResult, Tally, add_tallies
 
 

@@ -6,8 +6,8 @@ from xml.dom import minidom
 from junitparser import Error, Failure, JUnitXml, Skipped, TestCase, TestSuite
 
 from ci import Data
-from ci.output import plain
-from ci.report.render import changes
+from ci.standard_streams import plain
+from ci.report.text_output import changes
 
 
 def text_of(data: Data) -> bytes:

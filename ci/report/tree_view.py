@@ -8,15 +8,15 @@ from rich.console import Console
 from reference.geometry import Geometry
 from ci import Data
 from ci.compare.snapshot import lockers
-from ci.report.render import say, table
+from ci.report.text_output import say, table
 from reference import model
 from reference.commands import Outcome
 from reference.state import State, free
 from reference.prefix_cache import path_text
 from reference.radix_tree import Key, Lock, Placed, Tree, nodes, sizes
 from reference.tree_eviction import evict
-from stateful_tests.lockstep import pictures
-from stateful_tests.lockstep.results import Trace
+from stateful_tests.lockstep import text_drawings
+from stateful_tests.lockstep.run_results import Trace
 from stateful_tests.traces.notation import format_command, format_outcome
 
 MAX_NODES = 200  # drawn; --json has them all
@@ -131,9 +131,9 @@ def _lock(state: State, tree: Tree, lock: Lock) -> Data:
         "kind": kind,
         "length": len(lock.key),
         "text": path_text(lock.key),
-        "pins": pictures.swa_pinned(lock),
-        "window_needs": pictures.swa_needed(tree, lock),
-        "says": pictures.lock(tree, lock, path_text(lock.key)),
+        "pins": text_drawings.swa_pinned(lock),
+        "window_needs": text_drawings.swa_needed(tree, lock),
+        "says": text_drawings.lock(tree, lock, path_text(lock.key)),
     }
 
 
@@ -147,7 +147,7 @@ def text(out: Console, data: Data) -> None:
         if depths.get(node["parent"], MAX_DEPTH) < MAX_DEPTH - 1:
             depths[at] = depths[node["parent"]] + 1
             drawn.append((depths[at], _lines(node)))
-    for line in pictures.tree(drawn).split("\n"):
+    for line in text_drawings.tree(drawn).split("\n"):
         say(out, line, whole=True)
     if hidden := len(data["nodes"]) - len(drawn):
         say(out, f"{hidden} more nodes are left out here; --json has them all")
@@ -167,7 +167,7 @@ def _lines(node: Data) -> list[str]:
     """Describe a node and who pins it, and when what nobody pins is evicted."""
     live = {"live": True, "tombstone": False}.get(node["swa"])
     full, swa = node["full_locked_by"], node["swa_locked_by"]
-    lines = [pictures.node((node["start"], node["end"]), node["text"], live, full, swa)]
+    lines = [text_drawings.node((node["start"], node["end"]), node["text"], live, full, swa)]
     if not full:
         below = f"inner node: {', '.join(node['children'])} below it" if node["children"] else ""
         lines.append(f"full: {_goes(node['full_rank'], below)}")

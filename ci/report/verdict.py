@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ci.report.data import group_by_cause
+from ci.report.report_data import group_by_cause
 from ci.shown_kinds import shown
 from impl.adapter import Capabilities
 from reference.commands import kind_name
-from stateful_tests.check.trees.bases import Base
-from stateful_tests.check.trees.changes import Changes
+from stateful_tests.check.trees.base_selection import Base
+from stateful_tests.check.trees.changed_functions import Changes
 from stateful_tests.check.known_faults.masks import Mask
-from stateful_tests.check.tiers import CORPUS
-from stateful_tests.lockstep.endings import Ending
+from stateful_tests.check.check_plans import CORPUS
+from stateful_tests.lockstep.exit_codes import Ending
 from stateful_tests.lockstep.check_results import CheckResult
 
 _MANY = 3  # from so many known faults on they are counted, not named

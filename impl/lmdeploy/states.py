@@ -10,7 +10,7 @@ from typing import Any
 
 from reference.blocks.config import EngineConfig
 from reference.blocks.facts import Published, StateUse, chained
-from reference.states import EMPTY, NOWHERE
+from reference.recurrent_states import EMPTY, NOWHERE
 
 _CHECKPOINTS = 2  # prefix_cache_state_budget
 

@@ -17,7 +17,7 @@ from typing import Any
 from impl.adapter import Misfit, UnusableImplementation
 from impl.bare import is_bare
 from reference.commands import Outcome
-from reference.kinds import AnyCommand, AnyConfig
+from reference.system_kinds import AnyCommand, AnyConfig
 
 # The folder of the adapters, and the prefix of their modules: `impl.`, or `kvspec.impl.` in a wheel.
 _IMPL = Path(__file__).resolve().parents[1]

@@ -27,7 +27,7 @@ from impl.process.failures import SystemFailed, stack
 from impl.process.worker import WHERE
 from impl.system_spec import SystemSpec
 from reference.commands import Broken, Done, Outcome, Refused
-from reference.kinds import AnyCommand, AnyConfig
+from reference.system_kinds import AnyCommand, AnyConfig
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _SAID = 1 << 20  # bytes that a worker may print in a run

@@ -19,7 +19,7 @@ from reference.commands import (
     TREE_COMMANDS,
     COMMANDS, DONE, Broken, Choice, Command, Done, Freed, Outcome, Reason, Refused, Report,
 )  # fmt: skip
-from reference.kinds import BLOCKS, KINDS, AnyCommand, Kind, kind_by_commands
+from reference.system_kinds import BLOCKS, KINDS, AnyCommand, Kind, kind_by_commands
 
 _HEADER = struct.Struct("<I")
 MAX_MESSAGE = 64 << 20  # bytes; the largest view of the largest geometry stays well below

@@ -26,7 +26,7 @@ from impl.process import wire
 from impl.process.failures import FIRST_VIEW, RESET, VIEW, describe_error, failing_as
 from reference.blocks.facts import BlockFacts
 from reference.commands import Broken, Refused
-from reference.kinds import BLOCKS
+from reference.system_kinds import BLOCKS
 
 WHERE = signal.SIGUSR1  # asks a worker to say on stderr where it is
 _NOTHING = wire.Noted()

@@ -18,7 +18,7 @@ from impl.process.remote_system import LIMITS, Limits, WorkerSystem
 from impl.process.worker import serve
 from impl.system_spec import SystemSpec
 from reference.commands import Mode
-from reference.kinds import BLOCKS
+from reference.system_kinds import BLOCKS
 
 # What an engine can do that has no sessions, no reset of its cache and no connectors.
 REQUESTS_ALONE = Capabilities(

@@ -1,11 +1,11 @@
-"""The sources of requests' KV (reference.sources), as a driver keeps them beside its engine."""
+"""The sources of requests' KV (reference.kv_sources), as a driver keeps them beside its engine."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from reference.sources import PLAIN, LoadedWeights, KvSource
-from reference.states import chained
+from reference.kv_sources import PLAIN, LoadedWeights, KvSource
+from reference.recurrent_states import chained
 
 
 class RequestSources:

@@ -1,7 +1,7 @@
 """Slots of recurrent state, and which of them nodes of the radix tree have.
 
-The pool is kept on the host: a slot is a number, and what stands in it is the stamp of the text that was
-folded into it (`reference.states`). A server has a tensor there, which its kernels read and write by these
+The pool is kept on the host: a slot is a number, and it holds the stamp of the text that was folded into it
+(`reference.recurrent_states`). A server has a tensor there, which its kernels read and write by these
 numbers.
 """
 
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from impl.torch_kv.nodes import FULL, TreeNode
-from reference.states import EMPTY, chain
+from reference.recurrent_states import EMPTY, chain
 
 if TYPE_CHECKING:
     from impl.torch_kv.nodes import NodeLock

@@ -15,7 +15,7 @@ from typing import Any
 from impl.torch_kv.cursors import CursorTable, N, whole
 from impl.lazy import Tensor, torch
 from impl.torch_kv.pool import PagePool
-from reference.remembered import remembered
+from reference.memoization import memoized
 from reference.geometry import Geometry
 
 
@@ -56,17 +56,17 @@ class BatchSpan:
             counts,
         )
 
-    @remembered
+    @memoized
     def origin(self) -> Tensor:
         """Return the cell of position 0 of each entry in req_to_token laid flat: int64 [B]."""
         return self._row * self._width
 
-    @remembered
+    @memoized
     def first(self) -> Tensor:
         """Return the cell of the first position of each entry there: int64 [B]."""
         return self.origin + self._start
 
-    @remembered
+    @memoized
     def cell(self) -> Tensor:
         """Return the cells of the positions there: int64 [T]."""
         return (

@@ -30,7 +30,7 @@ from impl.vocabulary import (
 from reference import commands as c
 from reference.commands import Command, Outcome, Reason, Refused, kind_name, prompt_len
 from reference.geometry import Geometry
-from reference.kinds import ROWS
+from reference.system_kinds import ROWS
 from reference.token_ids import token_id
 
 REFUSED = {reason: Refused(reason) for reason in Reason}

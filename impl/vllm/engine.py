@@ -16,7 +16,7 @@ from impl.vllm.bare_scheduler import made, settings_of
 from impl.vllm.images import text_of
 from reference.blocks.config import EngineConfig
 from reference.blocks.facts import chained
-from reference.sources import PLAIN, KvSource
+from reference.kv_sources import PLAIN, KvSource
 
 
 def plain(_: str) -> KvSource:

@@ -122,7 +122,7 @@ def _nothing(*_: Any, **__: Any) -> None:
 
 
 def no_origin(request: str) -> int:
-    """Texts begin at 0: requests have no source of their own (reference.sources)."""
+    """Texts begin at 0: requests have no source of their own (reference.kv_sources)."""
     del request
     return 0
 

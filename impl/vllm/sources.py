@@ -19,7 +19,7 @@ from impl.vllm.storage import primary_of
 from impl.vocabulary import require
 from reference.blocks.facts import ForeignKey
 from reference.commands import Reason
-from reference.sources import KvSource
+from reference.kv_sources import KvSource
 
 CORE = "vllm/v1/engine/core.py"
 _RESET = "_reset_caches"

@@ -18,7 +18,7 @@ from reference.blocks.commands import (
     ENGINE_COMMANDS, SOURCE_FIELDS, STORAGE_COMMANDS, TRANSFER_COMMANDS,
 )  # fmt: skip
 from reference.commands import Mode
-from reference.kinds import BLOCKS, PAIRS
+from reference.system_kinds import BLOCKS, PAIRS
 from reference.pairs.commands import PAIR_COMMANDS
 
 

@@ -18,10 +18,14 @@ from reference.token_ids import image_tokens, is_image, shared_serial, token_id
 
 @dataclass(frozen=True, slots=True)
 class Add:
-    """A client sends a request: `prompt`, then `tokens` that nobody else has. resumable: the first turn of a
-    session, which waits for more when it ends. Requests of lower `priority` go first. remote: tokens of it
-    that a peer has computed. adapter: the LoRA adapter that computes it, "" for none. salt: its KV is shared
-    among requests of the same salt alone, "" for none."""
+    """A client sends a request: `prompt`, then `tokens` that no other request has.
+
+    resumable: the first turn of a session, which waits for more turns when it ends.
+    priority: requests of lower priority run first.
+    remote: tokens of the prompt that a peer has computed.
+    adapter: the LoRA adapter that computes it, "" for none.
+    salt: its KV is shared only among requests of the same salt, "" for all.
+    """
 
     request: str
     max_tokens: int
@@ -53,9 +57,12 @@ class End:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """The engine picks a batch, the model runs it. accept: how many drafts the model agrees with, for the
-    requests of the batch in their order, the last number for all others. stop: requests for which it samples
-    a stop token."""
+    """The engine picks a batch and the model runs it.
+
+    accept: drafts that the model accepts, for the requests of the batch in order; the last number holds
+        for the rest.
+    stop: requests for which the model samples a stop token.
+    """
 
     accept: tuple[int, ...] = ()
     stop: tuple[str, ...] = ()
@@ -63,16 +70,16 @@ class Schedule:
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """The engine gets the results of the oldest batch. drafts: tokens that the drafter then proposes for each
-    request, where it may propose fewer than configured."""
+    """The engine gets the results of the oldest batch. drafts: tokens that the drafter then proposes
+    for each request, where it may propose fewer than configured."""
 
     drafts: int = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Fail:
-    """The oldest load ends, and of its blocks only the first `blocks` have come. Where loads are done within
-    the step that needs them, the next one ends so."""
+    """The oldest load fails after its first `blocks` blocks. Where a step does its loads itself, the
+    next load fails."""
 
     blocks: int = 0
 
@@ -84,16 +91,15 @@ class ResetConnector:
 
 @dataclass(frozen=True, slots=True)
 class LoadAdapter:
-    """Other weights are loaded under the name of an adapter, in the place of those before. No request of the
-    adapter is there."""
+    """Other weights replace those of an adapter. No request uses the adapter."""
 
     adapter: str
 
 
 @dataclass(frozen=True, slots=True)
 class NewWeights:
-    """The model gets other weights, as a server does it between two steps: it preempts who runs, forgets all
-    KV that it keeps, host memory included, and loads them."""
+    """The model's weights are replaced between two steps: the server preempts running requests, empties
+    the prefix cache and host memory, and loads the weights."""
 
 
 EngineCommand = Union[
@@ -108,8 +114,8 @@ STOP_TOKEN = 1  # no other token is so small
 
 
 def client_tokens(prompt: Prompt, own: int, serial: int) -> list[int]:
-    """Return the tokens that the `serial`-th accepted Add or More sends: those of shared texts, then `own`
-    of its own."""
+    """Return the tokens of the `serial`-th accepted Add or More: those of shared texts, then `own`
+    unique ones."""
     tokens: list[int] = []
     for piece in prompt:
         if is_image(piece.text):

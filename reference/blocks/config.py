@@ -34,9 +34,9 @@ MAX_SLOTS = 1 << 16
 class LayerGroup:
     """Layers with one block table: tokens of a block, and how many positions a query sees (None: all).
 
-    state: they are recurrent. A block then holds one state (reference.states), that after the last of its
-    tokens which are computed; no query sees a position. drafter: the layers of a drafter are among them, and
-    the engine's configuration says so."""
+    state: the layers are recurrent. A block then holds one state (reference.recurrent_states), the one after
+    the last of its computed tokens; no query sees a position. drafter: the layers of a drafter are among
+    them, and the engine's configuration says so."""
 
     block_size: int
     window: int | None = None
@@ -147,7 +147,7 @@ class EngineConfig:
             raise GeometryError("groups", "a drafter has layers in one of them")
 
     def _check_connector(self) -> None:
-        """Raise GeometryError for a connector that does not go with the rest."""
+        """Raise GeometryError for a connector that other sizes rule out."""
         if self.chunk_blocks > 1 and len({group.block_size for group in self.groups}) > 1:
             raise GeometryError(
                 "chunk_blocks", "must be 1 where groups have blocks of several sizes"
@@ -201,22 +201,23 @@ class EngineConfig:
 
     @property
     def draft_group(self) -> int | None:
-        """The group with the drafter's layers, None where no group has them: their KV is not looked at."""
+        """The group with the drafter's layers; None where no group has them, and their KV is not
+        checked."""
         return next((at for at, group in enumerate(self.groups) if group.drafter), None)
 
     @property
     def connects(self) -> bool:
-        """It has a KV connector."""
+        """Whether the engine has a KV connector."""
         return self.host_chunks > 0 or self.peer
 
     @property
     def encodes(self) -> bool:
-        """Its prompts may have images."""
+        """Whether prompts may have images."""
         return self.image > 0
 
     def has_room_for(self, length: int) -> bool:
-        """An empty engine has blocks for a text and one of each group to spare, while as many requests as it
-        takes have their states."""
+        """Return whether an empty engine has blocks for a text and one spare block of each group, while
+        as many requests as it runs at once have their states."""
         paged = [group for group in self.groups if not group.state]
         states = [
             self.max_seqs - 1 + self.most_blocks(group) for group in self.groups if group.state
@@ -226,7 +227,8 @@ class EngineConfig:
         return length + page <= self.max_model_len and blocks <= self.blocks
 
     def most_blocks(self, group: LayerGroup) -> int:
-        """Blocks of a group that one request may need, two steps of the whole budget in flight."""
+        """Return the number of blocks of a group that one request may need, with two steps of the whole
+        budget in flight."""
         if group.state:  # the running one, the one before, a copy on write and a checkpoint
             return 4 + self.drafts
         most = -(-self.max_model_len // group.block_size)
@@ -362,7 +364,7 @@ ENGINE_PRESETS: dict[str, EngineConfig] = {
 
 
 def engine_preset(name: str) -> EngineConfig:
-    """The preset called `name`; raises GeometryError that lists the names."""
+    """Return the preset called `name`. Raises GeometryError that lists the names."""
     try:
         return ENGINE_PRESETS[name]
     except KeyError:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from reference.states import chain as chain
-from reference.states import chained as chained
+from reference.recurrent_states import chain as chain
+from reference.recurrent_states import chained as chained
 
 # For each group the blocks of a request, by index in its sequence.
 Table = tuple[tuple[int, ...], ...]
@@ -34,7 +34,7 @@ class StateUse(NamedTuple):
     """A batch entry's use of its recurrent state in one group.
 
     block: the block with the state from which it continues, -1 for an entry that begins a text.
-    found: stamp of each part of that state (`reference.states`), 0 for a part that is not of this group.
+    found: stamp of each part of that state (`reference.recurrent_states`), 0 for a part of another group.
     writes: (block, stamp) of each state that it writes, in the order of its tokens.
     """
 
@@ -256,7 +256,7 @@ class BlockFacts(NamedTuple):
     released: requests that gave all their blocks back in this command, even if they have new ones.
     pinned: (request, block) of blocks outside of tables that requests keep for a connector.
     copies: (from, to) of blocks that the step of a Schedule copies before it runs.
-    foreign_keys: keys of requests under which the cache has KV of another source (reference.sources).
+    foreign_keys: keys of requests under which the cache has KV of another source (reference.kv_sources).
     encoder: the cache of an encoder's outputs, None without images.
     """
 

@@ -12,13 +12,13 @@ from reference.blocks.facts import (
     BlockFacts, HostKey, Lane, Part, StorageJob, Transfer,
 )  # fmt: skip
 from reference.failures import AtBlock, AtChunk, AtCount, AtTable, Failure, counted, failure
-from reference.remembered import remembered
-from reference.states import EMPTY, PARTS
-from reference.tiers.records import KeptCopy, Count, HostUnit, Source
+from reference.memoization import memoized
+from reference.recurrent_states import EMPTY, PARTS
+from reference.tiers.tier_records import KeptCopy, Count, HostUnit, Source
 
 
 class HostView:
-    """The part of a BlockStep for host memory and transfers: a `HasTier` (reference/tiers/records.py)."""
+    """The part of a BlockStep for host memory and transfers: a `HasTier` (reference.tiers.tier_records)."""
 
     config: EngineConfig
     command: EngineCommand
@@ -37,10 +37,10 @@ class HostView:
 
     @property
     def kept_copies(self) -> tuple[int, int]:
-        """How many chunks host memory kept before the command, and keeps now."""
-        return _kept_chunks(self.before), _kept_chunks(self.after)
+        """Numbers of chunks that host memory kept before the command, and keeps now."""
+        return _kept_chunk_count(self.before), _kept_chunk_count(self.after)
 
-    @remembered
+    @memoized
     def reached(self) -> frozenset[str]:
         """Clauses of a second tier that could break at this step."""
         before = self.before
@@ -49,17 +49,17 @@ class HostView:
             "HOST-1": after.host is not None and bool(after.host.free),
             "HOST-2": after.host is not None
             and (bool(after.host.stored) or any(key.pins >= 0 for key in after.host.keys)),
-            "HOST-3": any(job.load for job in after.transfers) or bool(_jobs(after)),
+            "HOST-3": any(job.load for job in after.transfers) or bool(_storage_jobs(after)),
             "XFER-1": any(not job.copied and job.parts for job in after.transfers)
-            or any(not job.load and not job.done for job in _jobs(after)),
+            or any(not job.load and not job.done for job in _storage_jobs(after)),
             "XFER-2": any(job.load and not job.completed for job in after.transfers)
-            or any(job.load and not job.done for job in _jobs(after)),
+            or any(job.load and not job.done for job in _storage_jobs(after)),
             "XFER-3": bool(before.kept) or (bool(before.transfers) and not after.transfers),
         }
         return frozenset(name for name, could in found.items() if could)
 
     def rooms(self) -> Iterator[HostUnit]:
-        """The chunks of host memory."""
+        """Yield the chunks of host memory."""
         if (host := self.after.host) is None:
             return
         kept = Counter(key.chunk for key in host.keys)
@@ -73,7 +73,7 @@ class HostView:
             )
 
     def copies(self) -> Iterator[KeptCopy]:
-        """The blocks that were copied to host memory, of chunks that no store is still writing."""
+        """Yield the blocks that were copied to host memory, in chunks that no store is still writing."""
         host = self.after.host
         if host is None:
             return
@@ -81,14 +81,14 @@ class HostView:
         kept += [(HostKey(STORED, each.group, each.stamps, 0), each.memory) for each in host.stored]
         for key, memory in kept:
             for index in range(self.config.chunk_blocks):
-                if (copy := self._block(key, index, memory)) is not None:
+                if (copy := self._stored_block(key, index, memory)) is not None:
                     yield copy
 
-    def _block(
+    def _stored_block(
         self, key: HostKey, index: int, memory: tuple[tuple[int, tuple[int, ...]], ...]
     ) -> KeptCopy | None:
-        """Return the block at `index` of a chunk; None for one that was not stored, as no hit needs its
-        window or state. memory: of the chunk."""
+        """Return the block at `index` of a chunk; None for a block that was not stored because no hit
+        needs its window or state. memory: the chunk's memory."""
         layers = self.config.groups[key.group]
         start = index * layers.block_size
         group, slots = memory[index] if index < len(memory) else (-1, ())
@@ -96,42 +96,46 @@ class HostView:
             return None
         wanted = key.stamps[start : start + layers.block_size]
         if layers.state:
-            return self._state(key, wanted[-1], slots if group == key.group else ())
+            return self._stored_state(key, wanted[-1], slots if group == key.group else ())
         holds = f"it must hold KV of the tokens that its hash in group {key.group} names"
         return KeptCopy(
             holds,
             wanted,
             slots[: len(wanted)] if group == key.group else (0,) * len(wanted),
-            lambda at: f"slot {start + at} of {_called(key)}",
-            lambda at: _place(key, start + at),
+            lambda at: f"slot {start + at} of {_chunk_name(key)}",
+            lambda at: _chunk_place(key, start + at),
             "nothing of this group",
         )
 
-    def _state(self, key: HostKey, wanted: int, parts: tuple[int, ...]) -> KeptCopy:
-        """Return the copy of a state. wanted: the stamp after its last token. parts: the stamps found."""
+    def _stored_state(self, key: HostKey, wanted: int, parts: tuple[int, ...]) -> KeptCopy:
+        """Return the copy of a recurrent state.
+
+        wanted: stamp after its last token.
+        parts: stamps that its parts have.
+        """
         return KeptCopy(
             f"it must hold the state that its hash in group {key.group} is of",
             (wanted,) * len(PARTS),
             (*parts, *[EMPTY] * len(PARTS))[: len(PARTS)],
-            lambda _: _called(key),
-            lambda _: _place(key),
+            lambda _: _chunk_name(key),
+            lambda _: _chunk_place(key),
             "no state of this group",
             "the state after other tokens",
         )
 
     def pins(self) -> Iterator[Count]:
-        """How often each chunk is pinned, and by how many transfers it must be."""
+        """Yield each chunk's pin count with the number of transfers that must pin it."""
         host = self.after.host
         if host is None:
             return
         for key in host.keys:
-            loads, stores = self._users(key)
-            wanted = _pins_in_words(-1 if stores else loads)
+            loads, stores = self._count_users(key)
+            wanted = _pin_text(-1 if stores else loads)
             yield Count(
-                f"chunk {key.chunk}", AtChunk(key.chunk), wanted, _pins_in_words(key.pins)
+                f"chunk {key.chunk}", AtChunk(key.chunk), wanted, _pin_text(key.pins)
             )
 
-    def _users(self, key: HostKey) -> tuple[int, int]:
+    def _count_users(self, key: HostKey) -> tuple[int, int]:
         """Count the loads and the stores in flight that use the chunk of `key`."""
         using = [
             job
@@ -140,14 +144,14 @@ class HostView:
         ]
         loads = sum(job.load for job in using)
         stores = len(using) - loads
-        for storing in _jobs(self.after):
+        for storing in _storage_jobs(self.after):
             if key.chunk in storing.chunks:
                 loads += not storing.load
                 stores += storing.load
         return loads, stores
 
     def sources(self) -> Iterator[Source]:
-        """What transfers that were started before this command have still to read."""
+        """Yield the sources that transfers from before this command have still to read."""
         started = {job.job for job in self.before.transfers}
         for job in self.after.transfers:
             if job.copied or job.job not in started:
@@ -156,14 +160,14 @@ class HostView:
                 _, block, chunk, _ = part
                 called = f"chunk {chunk}" if job.load else f"block {block}"
                 place = AtChunk(chunk) if job.load else AtBlock(block)
-                was = self._source(self.before, job, part)
-                now = self._source(self.after, job, part)
+                was = self._transfer_source(self.before, job, part)
+                now = self._transfer_source(self.after, job, part)
                 yield Source(f"transfer {job.job}", called, place, was, now)
-        yield from self._stored_from()
+        yield from self._storage_write_sources()
 
-    def _stored_from(self) -> Iterator[Source]:
-        """Yield the chunks that jobs started before this command have still to write to the storage."""
-        started = {job.job for job in _jobs(self.before)}
+    def _storage_write_sources(self) -> Iterator[Source]:
+        """Yield the chunks that jobs from before this command have still to write to the storage."""
+        started = {job.job for job in _storage_jobs(self.before)}
         before, after = self.before.host, self.after.host
         if before is None or after is None:
             return
@@ -174,9 +178,9 @@ class HostView:
                 was, now = before.memory[chunk], after.memory[chunk]
                 yield Source(f"storage job {job.job}", f"chunk {chunk}", AtChunk(chunk), was, now)
 
-    def _source(self, facts: BlockFacts, job: Transfer, part: Part) -> tuple[int, tuple[int, ...]]:
-        """Return the group that the source of a transfer is of, and its stamps: those of the tokens that the
-        block's hash covers, or of the state."""
+    def _transfer_source(self, facts: BlockFacts, job: Transfer, part: Part) -> tuple[int, tuple[int, ...]]:
+        """Return the group of a transfer's source and its stamps: those of the tokens that the block's
+        hash covers, or of the state."""
         group, block, chunk, index = part
         assert facts.host is not None and self.after.host is not None
         if job.load:
@@ -191,7 +195,8 @@ class HostView:
         return owner, slots[: covered - index * layers.block_size]
 
     def taken(self) -> Iterator[Failure]:
-        """Blocks that a load writes and that somebody else holds, computes with, or has in flight."""
+        """Yield blocks that a load writes while another request holds them, computes with them or has
+        them in flight."""
         for job in self.after.transfers:
             if not job.load or job.completed:
                 continue
@@ -203,7 +208,7 @@ class HostView:
                     want = f"block {block} is held for transfer {job.job} alone"
                     yield failure(want, f"{who} holds it", at_block)
                 for lane in self.after.lanes:
-                    place = _read_or_written(lane, self.config.groups[group], group, block)
+                    place = _use_place(lane, self.config.groups[group], group, block)
                     if place is not None:
                         want = f"{lane.request} waits for transfer {job.job}"
                         yield failure(want, f"it computes with block {block}", place)
@@ -211,11 +216,11 @@ class HostView:
                     want = f"no step in flight uses block {block}, for transfer {job.job} writes it"
                     yield failure(want, "one does", at_block)
 
-        yield from self._read_into()
+        yield from self._storage_read_conflicts()
 
-    def _read_into(self) -> Iterator[Failure]:
-        """Chunks that a job of the storage reads into, and that somebody else writes or reads."""
-        for job in _jobs(self.after):
+    def _storage_read_conflicts(self) -> Iterator[Failure]:
+        """Yield chunks that a storage job reads into while a transfer uses them."""
+        for job in _storage_jobs(self.after):
             if not job.load or job.done:
                 continue
             for chunk in job.chunks:
@@ -226,7 +231,7 @@ class HostView:
                         yield failure(want, f"transfer {other.job} uses it", AtChunk(chunk))
 
     def left_over(self) -> Iterator[Failure]:
-        """Records and blocks that are kept for transfers and requests that are over."""
+        """Yield records and blocks that are kept for transfers and requests that have ended."""
         facts = self.after
         if facts.host is not None and facts.host.records:
             got = ", ".join(facts.host.records)
@@ -241,36 +246,37 @@ class HostView:
 STORED = -1  # in the place of a chunk: a file of the storage
 
 
-def _jobs(facts: BlockFacts) -> tuple[StorageJob, ...]:
+def _storage_jobs(facts: BlockFacts) -> tuple[StorageJob, ...]:
     return facts.host.jobs if facts.host is not None else ()
 
 
-def _called(key: HostKey) -> str:
+def _chunk_name(key: HostKey) -> str:
     return "a file of the storage" if key.chunk == STORED else f"chunk {key.chunk}"
 
 
-def _place(key: HostKey, slot: int | None = None) -> AtChunk | AtCount:
+def _chunk_place(key: HostKey, slot: int | None = None) -> AtChunk | AtCount:
     return AtCount("storage", "files") if key.chunk == STORED else AtChunk(key.chunk, slot)
 
 
-def _kept_chunks(facts: BlockFacts) -> int:
+def _kept_chunk_count(facts: BlockFacts) -> int:
     return 0 if facts.host is None else len(facts.host.keys)
 
 
-def _pins_in_words(pins: int) -> str:
+def _pin_text(pins: int) -> str:
     return "being written" if pins == -1 else f"pinned {counted(pins, 'time')}"
 
 
 def window_start(layers: LayerGroup, query: int) -> int:
-    """The first position that a query at `query` sees."""
+    """Return the first position that a query at `query` sees."""
     return 0 if layers.window is None else max(0, query - layers.window + 1)
 
 
-def _read_or_written(
+def _use_place(
     lane: Lane, layers: LayerGroup, group: int, block: int
 ) -> AtTable | AtBlock | None:
-    """Return where a batch entry uses a block: at its table, or at the block where the table lacks it; None
-    if it does not. In a recurrent group an entry uses the blocks of its states alone."""
+    """Return the place where a batch entry uses a block: in its table, or the block itself where the
+    table lacks it; None if the entry does not use it. In a recurrent group an entry uses only the
+    blocks of its states."""
     start = window_start(layers, lane.start)
     size = layers.block_size
     row = lane.tables[group]

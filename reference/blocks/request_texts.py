@@ -17,15 +17,19 @@ from reference.blocks.config import EngineConfig
 from reference.blocks.facts import BlockFacts, Lane, Output, chained
 from reference.blocks.progress import EngineProgress
 from reference.commands import Abort
-from reference.headway import Standstill
-from reference.sources import PLAIN, LoadedWeights, KvSource
+from reference.standstill_detector import Standstill
+from reference.kv_sources import PLAIN, LoadedWeights, KvSource
 
 
 @dataclass(slots=True)
 class Flight:
-    """An entry that ran and whose results the engine does not have. context: the text behind which the model
-    sampled, as a stamp. uses: blocks that it writes, and those that its step copies. stale: its request was
-    preempted, or its turn ended, since. void: it read blocks that a load has not brought."""
+    """A batch entry whose results the engine does not have yet.
+
+    context: stamp of the text behind which the model sampled.
+    uses: blocks that the entry writes, and those that its step copies.
+    stale: its request was preempted, or its turn ended, since the launch.
+    void: it read blocks that a load did not bring.
+    """
 
     context: int
     sampled: tuple[int, ...]
@@ -39,12 +43,16 @@ Turn = tuple[list[int], int]  # tokens that a client sends, and how many outputs
 
 @dataclass(slots=True)
 class Bearer:
-    """A request or session.
+    """A request or a session.
 
-    text: what client and engine agree on; outputs: of this turn. turns: that were sent and wait, None for the
-    end of the session. idle: between turns. computed: positions that have KV, drafts that the model agreed
-    with included; None while it holds nothing. turned: a new turn began and nothing ran since. failed: its
-    load has failed, which ends it. source: of its KV; stamps begin at its origin.
+    text: tokens on which client and engine agree; stamps: their stamps, from the origin of `source` on.
+    outputs: tokens of this turn.
+    turns: turns that were sent and wait; None stands for the end of the session.
+    idle: the session is between turns.
+    computed: positions with KV, accepted drafts included; None while it holds nothing.
+    turned: a new turn has begun and has not run yet.
+    failed: its load has failed, which ends the request.
+    source: the source of its KV.
     """
 
     name: str
@@ -64,18 +72,18 @@ class Bearer:
 
     @property
     def void(self) -> bool:
-        """Whether its KV is that of a load which has failed, of which the engine is not notified."""
+        """Whether its KV comes from a failed load of which the engine is not notified yet."""
         return any(flight.void and not flight.stale for flight in self.flights)
 
     @property
     def sure(self) -> int:
-        """Positions that have KV whatever the results in flight say: no draft of theirs counts. Never below
-        0, however low a batch starts."""
+        """Positions with KV whatever the results in flight are: no draft in flight counts. Never below
+        0."""
         ahead = sum(len(f.sampled) - 1 for f in self.flights if f.sampled and not f.stale)
         return max(0, (self.computed or 0) - ahead)
 
     def ahead(self) -> tuple[list[int], list[int]]:
-        """The text with what was sampled since, and its stamps."""
+        """Return the text and stamps with the tokens that were sampled since."""
         text, stamps = self.text, self.stamps
         if any(f.sampled and not f.stale for f in self.flights):
             text, stamps = list(text), list(stamps)
@@ -85,22 +93,28 @@ class Bearer:
         return text, stamps
 
     def compute_again(self, source: KvSource) -> None:
-        """Its whole text gets KV of this source."""
+        """Set the source of its KV and compute the stamps of its text again."""
         self.source = source
         self.stamps[:] = chained(self.text, source.origin)
 
 
 def extend(text: list[int], stamps: list[int], tokens: Sequence[int], origin: int = 0) -> None:
-    """Append tokens and their stamps. origin: of a text that has no token yet."""
+    """Append tokens and their stamps. origin: the stamp of the empty text."""
     stamps += chained(tokens, stamps[-1] if stamps else origin)
     text += tokens
 
 
 @dataclass(slots=True)
 class LaneNote:
-    """An entry, and what it should be. fresh: its request held nothing before. text, stamps: of its request,
-    up to what was sampled last; computed: positions that had KV; void: as of its Flight. discarded: stamps of
-    last tokens of turns, behind which a drafter has computed."""
+    """A batch entry with its expectation.
+
+    fresh: its request held nothing before.
+    turned: a new turn began since its last entry.
+    text, stamps: the request's, up to the last sampled token.
+    computed: positions that had KV.
+    void: as in Flight.
+    discarded: stamps of the last tokens of turns, behind which a drafter has computed.
+    """
 
     lane: Lane
     fresh: bool
@@ -114,10 +128,13 @@ class LaneNote:
 
 @dataclass(slots=True)
 class OutputNote:
-    """The tokens that the engine gave out for an entry beside those due, up to a stop, and whether the turn
-    ends.
+    """An output of the engine with its expectation.
 
-    current: sampled behind the very text that the client has. optional: it may as well be dropped."""
+    given: the engine's output, None where it gave none.
+    tokens: tokens that are due, up to a stop; ends: the turn ends with them.
+    current: the model sampled behind the very text that the client has.
+    optional: the engine may drop the tokens.
+    """
 
     name: str
     given: Output | None
@@ -128,11 +145,13 @@ class OutputNote:
 
 
 class RequestTexts:
-    """All requests of one run.
+    """The texts of all requests of one run.
 
-    standstill: of the last command, where it was a Schedule while somebody waits. loaded: the weights now.
-    sources: of the requests so far, the newest last. discarded: stamps of the last tokens of turns, which
-    the next turn goes without."""
+    standstill: of the last command, if it was a Schedule while a request waits.
+    loaded: the weights now.
+    sources: sources of the requests so far, the newest last.
+    discarded: stamps of the last tokens of turns, which the next turn drops.
+    """
 
     def __init__(self, config: EngineConfig) -> None:
         self.config = config
@@ -148,14 +167,14 @@ class RequestTexts:
     def follow(
         self, command: EngineCommand, facts: BlockFacts
     ) -> tuple[list[LaneNote], list[OutputNote]]:
-        """Take over a command that the engine has carried out."""
-        notes = self._taken_over(command, facts)
+        """Record a command that the engine has carried out, and return its batch entries and outputs."""
+        notes = self._apply(command, facts)
         self._note_progress(command, facts)
         return notes
 
     def follow_refused(self, command: EngineCommand, facts: BlockFacts) -> None:
-        """Take over a command that the engine has refused. A loop that does not call its scheduler while
-        somebody waits gets nobody further."""
+        """Record a command that the engine has refused. A refused Schedule counts as a call of the
+        scheduler: nobody gets any further."""
         self.standstill = None
         if isinstance(command, Schedule):
             self._note_progress(command, facts)
@@ -165,7 +184,7 @@ class RequestTexts:
         waits = len(self.bearers) > 0
         self.standstill = self._progress.follow(command, facts, waits=waits, idle=idle)
 
-    def _taken_over(
+    def _apply(
         self, command: EngineCommand, facts: BlockFacts
     ) -> tuple[list[LaneNote], list[OutputNote]]:
         bearer = self.bearers.get(getattr(command, "request", ""))
@@ -173,24 +192,24 @@ class RequestTexts:
             self._add(command)
         elif isinstance(command, More) and bearer is not None:
             bearer.turns.append((self._tokens(command), command.max_tokens))
-            self._next_turn(bearer)
+            self._start_next_turn(bearer)
         elif isinstance(command, End) and bearer is not None:
             bearer.turns.append(None)
-            self._next_turn(bearer)
+            self._start_next_turn(bearer)
         elif isinstance(command, Abort) and bearer is not None:
-            self._goes(bearer)
+            self._remove(bearer)
         elif isinstance(command, Fail) and self.config.fail_requests and facts.host is not None:
             for name in facts.host.failed:
                 self.bearers[name].failed = True
         elif isinstance(command, LoadAdapter):
             self.loaded.load_adapter(command.adapter)
         elif isinstance(command, Update):
-            self._notified(facts)
-            return [], self._results(facts)
-        self._preempted(facts)
+            self._drop_failed_loads(facts)
+            return [], self._take_results(facts)
+        self._mark_preempted(facts)
         if isinstance(command, NewWeights) and facts.reset:
             self._replace_weights()
-        return self._lanes(facts), self._without_results(
+        return self._launch_entries(facts), self._outputs_without_results(
             {output.request: output for output in facts.outputs}
         )
 
@@ -205,16 +224,16 @@ class RequestTexts:
         )
 
     def _replace_weights(self) -> None:
-        """Nobody has KV any more; who goes on computes its text with the new weights."""
+        """Drop all KV. Requests that go on compute their text with the new weights."""
         self.loaded.replace_weights()
         for bearer in self.bearers.values():
             source = self.loaded.source(bearer.source.adapter, bearer.source.salt)
             self.sources[source] = None
             bearer.compute_again(source)
 
-    def _preempted(self, facts: BlockFacts) -> None:
-        """Mark the results in flight of preempted requests as stale; one that keeps its KV computes its
-        last token again."""
+    def _mark_preempted(self, facts: BlockFacts) -> None:
+        """Mark results in flight of preempted requests as stale. A request that keeps its KV computes
+        its last token again."""
         for name, fact in facts.requests.items():
             known = self.bearers.get(name)
             if known is None or known.computed is None:
@@ -225,8 +244,9 @@ class RequestTexts:
                 for flight in known.flights:
                     flight.stale = True
 
-    def _notified(self, facts: BlockFacts) -> None:
-        """Whoever has computed from blocks that a load did not bring holds nothing, once the engine knows."""
+    def _drop_failed_loads(self, facts: BlockFacts) -> None:
+        """Drop the KV of requests that computed from blocks of a failed load, once the engine is
+        notified."""
         lost = frozenset(facts.host.lost if facts.host is not None else ())
         for bearer in self.bearers.values():
             told = [f for f in bearer.flights if f.void and not f.stale and not f.uses & lost]
@@ -240,17 +260,18 @@ class RequestTexts:
         self._sent += 1
         return client_tokens(command.prompt, command.tokens, self._sent)
 
-    def _goes(self, bearer: Bearer) -> None:
+    def _remove(self, bearer: Bearer) -> None:
         bearer.gone, bearer.computed = True, None
         self.bearers.pop(bearer.name, None)
 
-    def _next_turn(self, bearer: Bearer) -> None:
-        """Between turns: the last token was sampled and never computed, so the next turn goes without it."""
+    def _start_next_turn(self, bearer: Bearer) -> None:
+        """Start the next turn of an idle session. The last token was sampled and never computed, so the
+        turn drops it."""
         if not bearer.idle or not bearer.turns:
             return
         turn = bearer.turns.popleft()
         if turn is None:
-            self._goes(bearer)
+            self._remove(bearer)
             return
         self.discarded.add(bearer.stamps[-1])
         del bearer.text[-1], bearer.stamps[-1]
@@ -259,7 +280,7 @@ class RequestTexts:
         bearer.outputs, bearer.max_tokens = 0, turn[1]
         bearer.turned = True
 
-    def _lanes(self, facts: BlockFacts) -> list[LaneNote]:
+    def _launch_entries(self, facts: BlockFacts) -> list[LaneNote]:
         notes, batch = [], []
         for lane in facts.lanes:
             bearer = self.bearers.get(lane.request)
@@ -267,7 +288,7 @@ class RequestTexts:
                 continue
             text, stamps = bearer.ahead()
             fresh = bearer.computed is None
-            written = self._written(lane)
+            written = self._blocks_written(lane)
             void = facts.host is not None and not written.isdisjoint(facts.host.lost)
             computed = bearer.computed or 0
             notes.append(
@@ -287,8 +308,8 @@ class RequestTexts:
             self.batches.append(batch)
         return notes
 
-    def _written(self, lane: Lane) -> frozenset[int]:
-        """Blocks that an entry writes, the null block left out."""
+    def _blocks_written(self, lane: Lane) -> frozenset[int]:
+        """Return the blocks that an entry writes, without the null block."""
         blocks: set[int] = set()
         for group, row in zip(self.config.groups, lane.tables):
             if group.state:
@@ -303,7 +324,7 @@ class RequestTexts:
         """Blocks that steps in flight write or copy."""
         return frozenset().union(*(flight.uses for batch in self.batches for _, flight in batch))
 
-    def _results(self, facts: BlockFacts) -> list[OutputNote]:
+    def _take_results(self, facts: BlockFacts) -> list[OutputNote]:
         given = {output.request: output for output in facts.outputs}
         notes = []
         if self.batches:
@@ -311,7 +332,7 @@ class RequestTexts:
                 if bearer.gone:
                     continue  # its name may be somebody else's by now
                 bearer.flights.remove(flight)
-                tokens, ends = self._given_out(bearer, () if flight.void else flight.sampled)
+                tokens, ends = self._tokens_for_client(bearer, () if flight.void else flight.sampled)
                 ends = ends or (flight.void and bearer.failed)
                 current = flight.context == (
                     bearer.stamps[-1] if bearer.stamps else bearer.source.origin
@@ -322,23 +343,23 @@ class RequestTexts:
                     extend(bearer.text, bearer.stamps, output.tokens)
                     bearer.outputs += len(output.tokens)
                     if ends:
-                        self._stops(bearer)
+                        self._end_turn(bearer)
                 elif output is not None and output.finished and bearer.failed:
-                    self._goes(bearer)
-        return notes + self._without_results(given)
+                    self._remove(bearer)
+        return notes + self._outputs_without_results(given)
 
-    def _without_results(self, given: dict[str, Output]) -> list[OutputNote]:
-        """Outputs that nothing was sampled for: the end of a request whose load has failed."""
+    def _outputs_without_results(self, given: dict[str, Output]) -> list[OutputNote]:
+        """Return outputs without a sampled token: the end of a request whose load has failed."""
         notes = []
         for name, output in given.items():
             bearer = self.bearers.get(name)
             ends = bearer is not None and bearer.failed
             notes.append(OutputNote(name, output, (), ends, False, False))
             if ends and output.finished:
-                self._goes(self.bearers[name])
+                self._remove(self.bearers[name])
         return notes
 
-    def _given_out(self, bearer: Bearer, sampled: Sequence[int]) -> tuple[tuple[int, ...], bool]:
+    def _tokens_for_client(self, bearer: Bearer, sampled: Sequence[int]) -> tuple[tuple[int, ...], bool]:
         """Return the sampled tokens that a client gets, and whether the turn ends with them."""
         for count, token in enumerate(sampled, 1):
             outputs = bearer.outputs + count
@@ -351,13 +372,13 @@ class RequestTexts:
                 return tuple(sampled[:count]), True
         return tuple(sampled), False
 
-    def _stops(self, bearer: Bearer) -> None:
+    def _end_turn(self, bearer: Bearer) -> None:
         for flight in bearer.flights:
             flight.stale = True
         if not bearer.resumable:
-            self._goes(bearer)
+            self._remove(bearer)
             return
         if bearer.computed is not None:
             bearer.computed = min(bearer.computed, len(bearer.text) - 1)
         bearer.idle = True
-        self._next_turn(bearer)
+        self._start_next_turn(bearer)

@@ -12,22 +12,22 @@ from functools import cache
 from typing import Any
 
 from reference.clauses import (
-    contents, freed, lengths, lifecycle, memory_checks, outcomes, pages, states, tree, tree_evictions,
-    tree_inserts, tree_locks, window,
+    attention_reads, cursor_bounds, freed_pages, memory_checks, outcomes, page_owners, recurrent_states,
+    sessions, sliding_window, tree_evictions, tree_inserts, tree_locks, tree_shape,
 )  # fmt: skip
-from reference.clauses.base import REGISTERED, Clause, by_cause, in_order
+from reference.clauses.registry import REGISTERED, Clause, by_cause, in_order
 from reference.clauses.step import Step
 
 __all__ = ["CLAUSES", "Clause", "about", "broken", "broken_off", "by_cause"]
 _MODULES = (
-    outcomes, memory_checks, lengths, lifecycle, tree, tree_inserts, tree_locks, tree_evictions, freed, pages,
-    window, states, contents,
+    outcomes, memory_checks, cursor_bounds, sessions, tree_shape, tree_inserts, tree_locks, tree_evictions,
+    freed_pages, page_owners, sliding_window, recurrent_states, attention_reads,
 )  # fmt: skip
 CLAUSES = in_order(REGISTERED, _MODULES)
 
 
 def about(step: Step, waived: frozenset[str] = frozenset()) -> tuple[Clause, ...]:
-    """The clauses but the waived that are about this command, on what there is."""
+    """Return the clauses about this command on this system, without the waived ones."""
     geometry = step.config.geometry
     kind: type = type(step.command)
     return clauses_of(
@@ -45,8 +45,8 @@ def clauses_of(
     tracks: bool,
     waived: frozenset[str] = frozenset(),
 ) -> tuple[Clause, ...]:
-    """The clauses but the waived about a kind of command, where a system has a tree, a window, states,
-    tracked states."""
+    """Return the clauses about a kind of command, without the waived ones. A system may lack a tree, a
+    window, recurrent states or tracked states: the clauses that need them are left out."""
     needs = ("tree", tree), ("window", window), ("states", states), ("tracks", tracks)
     lacks = {need for need, there in needs if not there}
     return tuple(
@@ -57,10 +57,12 @@ def clauses_of(
 
 
 def broken(step: Step, waived: frozenset[str] = frozenset()) -> list[tuple[Clause, Any]]:
-    """All clauses but the waived that fail at this step, the headline first (by_cause).
+    """Return all clauses that fail at this step, without the waived ones, the headline first
+    (by_cause).
 
     When outcomes differ, states are not comparable and only the outcome is reported. When names differ
-    (SES-2), the clauses after it are not checked. The backstop REF-1 is reported only when no other fails.
+    (SES-2), the clauses after it are not checked. The backstop REF-1 is reported only when no other
+    fails.
     """
     found: list[tuple[Clause, Any]] = []
     for each in about(step, waived):

@@ -11,12 +11,13 @@ from operator import itemgetter
 from typing import NamedTuple
 
 from reference.prefix_cache import path_text
-from reference.remembered import remembered
+from reference.memoization import memoized
 from reference.state import Cursors
 
 
 class SessionFacts(NamedTuple):
-    """An open session: the text its next turn starts with, its slot's cursors (None: no slot)."""
+    """An open session: the text that its next turn starts with, and the cursors of its slot (None: no
+    slot)."""
 
     history: Sequence[int]
     closing: bool
@@ -24,7 +25,7 @@ class SessionFacts(NamedTuple):
 
 
 class RequestFacts(NamedTuple):
-    """A request that has not ended; cursors None while it holds nothing."""
+    """A request that has not ended. cursors: None while it holds nothing."""
 
     session: str | None
     origin: int
@@ -33,9 +34,12 @@ class RequestFacts(NamedTuple):
 
 
 class HolderFacts(NamedTuple):
-    """A holder of a row. full_read, swa_read: stamps that attention would find, by position from 0 to
-    kv_allocated_len; swa_read has None where no SWA slot is mapped. prefix: the full slots below
-    cache_protected_len."""
+    """A holder of a row.
+
+    full_read, swa_read: stamps that attention would find at positions 0 to kv_allocated_len; None in
+        swa_read where no SWA slot is mapped.
+    prefix: full slots below cache_protected_len.
+    """
 
     row: int
     cursors: Cursors
@@ -45,10 +49,15 @@ class HolderFacts(NamedTuple):
 
 
 class NodeFacts(NamedTuple):
-    """A node of the radix tree. path: tokens from the root to its end, the last len(slots) of which are
-    its own. slots, swa_slots: of those (swa_slots empty: it shows none); mapped: what full_to_swa has for
-    them. full_read, swa_read: stamps there, swa_read by the node's own SWA slots. full_locks, swa_locks,
-    state_locks: counters. state: the slot of the recurrent state at its end."""
+    """A node of the radix tree.
+
+    path: tokens from the root to its end; the last len(slots) are its own.
+    slots, swa_slots: slots of its tokens; swa_slots is empty where it shows none.
+    mapped: entries of full_to_swa for its slots.
+    full_read, swa_read: stamps in these slots.
+    full_locks, swa_locks, state_locks: lock counters.
+    state: slot of the recurrent state at its end.
+    """
 
     path: tuple[int, ...]
     slots: Sequence[int]
@@ -71,9 +80,13 @@ class NodeFacts(NamedTuple):
 
 
 class TreeFacts(NamedTuple):
-    """The radix tree. nodes: in the order of their paths; lock_holders: name -> full slots of what it has
-    locked; sizes: tokens by the system's counters, full evictable and protected, then SWA. pages: path to
-    the end of each page -> its full slots, and whether it has SWA KV."""
+    """The radix tree.
+
+    nodes: in the order of their paths.
+    lock_holders: name -> full slots that it has locked.
+    sizes: the system's counters (tokens): full evictable and protected, then SWA.
+    pages: path to the end of each page -> its full slots, and whether it has SWA KV.
+    """
 
     nodes: Sequence[NodeFacts]
     lock_holders: Mapping[str, Sequence[int]]
@@ -82,8 +95,8 @@ class TreeFacts(NamedTuple):
 
 
 class Owned(NamedTuple):
-    """Page `page` serves page number `at` of `holder`'s sequence. A page of the radix tree has a holder of
-    its own, called by its path (prefix_cache.page_name)."""
+    """Page `page` serves page number `at` of `holder`'s sequence. A page of the radix tree has the name
+    of its path as its holder (prefix_cache.page_name)."""
 
     holder: str
     at: int
@@ -101,32 +114,34 @@ class _Pool(NamedTuple):
 
 
 class Pool(_Pool):
-    """One pool: pages 1..size exist (0 is padding), `free` as it stands in the free list."""
+    """One pool: pages 1..size exist (0 is padding). free: the free list, as the system has it."""
 
-    @remembered
+    @memoized
     def free_pages(self) -> frozenset[int]:
         return frozenset(self.free)
 
-    @remembered
+    @memoized
     def owned_once(self) -> frozenset[Owned]:
         return frozenset(self.owned)
 
-    @remembered
+    @memoized
     def places(self) -> frozenset[tuple[str, int]]:
-        """The owned pages: holder, and number of the page in its sequence."""
+        """The owned pages, as (holder, page number in its sequence)."""
         return frozenset(map(_PLACE, self.owned))
 
-    @remembered
+    @memoized
     def owner_of(self) -> dict[int, Owned]:
-        """Page -> who has it; of several owners the last."""
+        """Page -> its owner; the last one where there are several."""
         return dict(zip(map(_PAGE, self.owned), self.owned))
 
 
 class Torn(NamedTuple):
-    """Slots of one page of a sequence that are no page, in order.
+    """Slots of one page of a sequence that do not form a page, in order.
 
-    holder: whose row it is, or "the tree"; pool: "full" or "swa"; start: the position of the first
-    (tokens); path: of a tree node, to the last of these slots.
+    holder: owner of the row, or "the tree".
+    pool: "full" or "swa".
+    start: position of the first slot (tokens).
+    path: tree nodes: the path to the last of these slots.
     """
 
     holder: str
@@ -146,11 +161,16 @@ class Torn(NamedTuple):
 
 
 class StateFacts(NamedTuple):
-    """Slots of recurrent state: 1..size exist (0 is padding). free: as it stands in the free list. stamps: of
-    what each slot holds. holders, nodes: who has which; a session and the turn that borrows from it are one
-    holder, unless each has a slot. read: request of the last batch -> the stamp from which it went on.
-    buffers: more slots of holders; tracked: which of them hold a state for the tree, and after how many
-    tokens that is."""
+    """Slots of recurrent state: 1..size exist (0 is padding).
+
+    free: the free list, as the system has it.
+    stamps: the stamp in each slot.
+    holders, nodes: slot of each holder and of each node. A session and the turn that borrows its slot
+        are one holder, unless each has a slot.
+    read: request of the last batch -> the stamp that it continued from.
+    buffers: further slots of holders; tracked: those that hold a state for the tree, with the number of
+        tokens before it.
+    """
 
     size: int
     free: Sequence[int]
@@ -180,12 +200,13 @@ class StateFacts(NamedTuple):
 class Facts(NamedTuple):
     """A system at rest.
 
-    torn, torn_swa: pages of rows and tree nodes whose slots are not one page in order.
+    torn, torn_swa: pages of rows and tree nodes whose slots do not form a page in order.
     unmapped: (holder, position) of live SWA positions without an SWA slot.
     evicted_mapped: (full slot, SWA slot) of entries at positions whose SWA slot was evicted.
-    unused_mapped: the same of free full slots, and of slots past kv_allocated_len whose entry is not
-    the one that follows in their page.
-    shared: (full slot, SWA slot) of entries of live positions that lead where another one leads.
+    unused_mapped: (full slot, SWA slot) of entries of free full slots, and of slots past
+        kv_allocated_len whose entry is not the one that follows in their page.
+    shared: (full slot, SWA slot) of entries of live positions that point to the same SWA slot as
+        another.
     """
 
     sessions: dict[str, SessionFacts]

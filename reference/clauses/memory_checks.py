@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 
-from reference.accounts import HELD, UNCACHED, account_text
-from reference.clauses.base import clause
+from reference.memory_accounts import HELD, UNCACHED, account_text
+from reference.clauses.registry import clause
 from reference.clauses.outcomes import unchanged_failure
 from reference.clauses.step import Step, span
 from reference.commands import Account, CheckBusy, CheckIdle, Done, Entry, Report
@@ -15,26 +15,26 @@ from reference.state import IN_BATCH, Holder
 TERMS = ("available", "evictable", "protected", "session_held", "uncached", "total")
 
 
-def _reports(step: Step) -> tuple[Report | None, Report | None]:
-    """The reference's report and the system's, of a check that both carried out."""
+def _both_reports(step: Step) -> tuple[Report | None, Report | None]:
+    """Return the reports of reference and system for a check that both carried out."""
     if not step.done:
         return None, None
     assert isinstance(step.expected, Done) and isinstance(step.outcome, Done)
     return step.expected.report, step.outcome.report
 
 
-def _checked(step: Step) -> bool:
-    """A check that is switched on has something to count."""
-    return _reports(step)[0] is not None and bool(step.held)
+def _check_counts_something(step: Step) -> bool:
+    """Return whether a check is switched on and has something to count."""
+    return _both_reports(step)[0] is not None and bool(step.held)
 
 
-def due(step: Step) -> Report:
-    """Return what a check must find in its pools, from facts: what is free, how much a row or the
-    tree owns, and whose request a batch lists."""
+def expected_report(step: Step) -> Report:
+    """Return the report that a check must give, from facts: free pages, pages of rows and tree, and
+    requests in batches."""
     assert isinstance(step.expected, Done) and step.expected.report is not None
     accounts, entries = [], []
     for pool in (account.pool for account in step.expected.report.accounts):
-        mine = [_entry(step, pool, holder) for holder in step.held]
+        mine = [_expected_entry(step, pool, holder) for holder in step.held]
         held, uncached = (
             sum(e.amount for e in mine if e.term == term) for term in (HELD, UNCACHED)
         )
@@ -60,8 +60,8 @@ def due(step: Step) -> Report:
     return Report(tuple(accounts), tuple(entries))
 
 
-def _entry(step: Step, pool: str, holder: Holder) -> Entry:
-    """Return a holder's share: of uncached once a batch lists its request, else of session_held."""
+def _expected_entry(step: Step, pool: str, holder: Holder) -> Entry:
+    """Return a holder's entry: uncached if a batch lists its request, else session_held."""
     size = step.config.geometry.page_size
     request = holder.request
     owned = step.after.pools[pool].owned if pool != "rows" else ()
@@ -72,11 +72,11 @@ def _entry(step: Step, pool: str, holder: Holder) -> Entry:
 
 
 def miscounted(step: Step, report: Report, account: Account) -> list[str]:
-    """Name the holders whose pages or row an unbalanced account counts twice, wrongly or not at all, a line
-    each.
+    """Describe the holders whose pages or row an unbalanced account counts twice, wrongly or not at
+    all, a line each.
 
-    Without entries nobody can say whom the system counted, unless it counted nobody: then only what each
-    holder should count as is reported.
+    A report without entries does not tell whom the system counted, unless it counted nobody: then the
+        lines say only how each holder should count.
     """
     pool = account.pool
     lines = []
@@ -84,35 +84,35 @@ def miscounted(step: Step, report: Report, account: Account) -> list[str]:
     known = bool(report.entries) or account.session_held + account.uncached == 0
     known = known and {e.holder for e in report.entries} <= set().union(*names)
     for holder, called in zip(step.held, names):
-        want = _entry(step, pool, holder)
+        want = _expected_entry(step, pool, holder)
         mine = [e for e in report.entries if e.pool == pool and e.holder in called and e.amount]
         if not want.amount or (known and mine == [want]):
             continue
-        what = _place(step, pool, holder)
+        what = _holding_text(step, pool, holder)
         if not known:
-            lines.append(f"{what}: to be counted once, as {_as(want)}")
+            lines.append(f"{what}: to be counted once, as {_term_text(want)}")
         elif not mine:
-            lines.append(f"{what}: counted nowhere, to be counted as {_as(want)}")
+            lines.append(f"{what}: counted nowhere, to be counted as {_term_text(want)}")
         elif len(mine) == 1:
             lines.append(
-                f"{what}: counted with {mine[0].amount} as {_as(mine[0])}, it is {want.amount}"
+                f"{what}: counted with {mine[0].amount} as {_term_text(mine[0])}, it is {want.amount}"
             )
         else:
-            as_what = " and as ".join(f"{_as(e)} ({_amount(pool, e.amount)})" for e in mine)
+            as_what = " and as ".join(f"{_term_text(e)} ({_amount_text(pool, e.amount)})" for e in mine)
             lines.append(f"{what}: counted {len(mine)} times, as {as_what}")
     return lines
 
 
-def _amount(pool: str, amount: int) -> str:
+def _amount_text(pool: str, amount: int) -> str:
     return counted(amount, "row" if pool == "rows" else "token")
 
 
-def _as(entry: Entry) -> str:
+def _term_text(entry: Entry) -> str:
     return f"{entry.term} of {entry.holder}"
 
 
-def _place(step: Step, pool: str, holder: Holder) -> str:
-    """Name what a holder has in a pool, such as "full pages 1, 2 of s1 at [0, 8)"."""
+def _holding_text(step: Step, pool: str, holder: Holder) -> str:
+    """Describe what a holder has in a pool, such as "full pages 1, 2 of s1 at [0, 8)"."""
     if pool == "rows":
         return f"the row of {holder.name}"
     pages = [(o.at, o.page) for o in step.after.pools[pool].owned if o.holder == holder.name]
@@ -131,9 +131,9 @@ def _place(step: Step, pool: str, holder: Holder) -> str:
     source="kvspec",
     scope="Checks. The order of a free list is not looked at.",
     of=(CheckBusy, CheckIdle),
-    trigger=_checked,
+    trigger=_check_counts_something,
 )
-def _only_looks(step: Step) -> Failure | None:
+def _check_changes_nothing(step: Step) -> Failure | None:
     if step.unchanged or not step.done or not isinstance(step.command, (CheckBusy, CheckIdle)):
         return None
     return unchanged_failure("the same state as before", step, "is a check")
@@ -145,7 +145,7 @@ def _only_looks(step: Step) -> Failure | None:
     "While every page has one owner, a memory check passes: in each pool available, evictable, "
     "protected, session_held and uncached add up to the total, and so do the rows.",
     why="A check that cries wolf is switched off, or takes a healthy server down.",
-    rule="accounts.report",
+    rule="memory_accounts.report",
     source="#22213, #22753",
     concerns="outcomes, choices and order",
     scope=(
@@ -162,24 +162,24 @@ def _only_looks(step: Step) -> Failure | None:
     assumption="If every swa_evicted_seqlen is a page boundary, ceil(A) - max(R, E) will do. A realistic"
     " scheduler keeps it so.",
     of=(CheckBusy, CheckIdle),
-    trigger=_checked,
+    trigger=_check_counts_something,
 )
 def _no_false_alarm(step: Step) -> Failure | None:
-    expected, report = _reports(step)
+    expected, report = _both_reports(step)
     if report is None or (not report.alarm and all(a.balances for a in report.accounts)):
         return None
-    wrong = _wrong_terms(due(step), report) if expected is not None else []
+    wrong = _wrong_terms(expected_report(step), report) if expected is not None else []
     lines, heads = [], []
     for account in report.accounts:
         if not account.balances:
             off = account.counted - account.total
-            much = f"{_amount(account.pool, abs(off))} too {'many' if off > 0 else 'few'}"
+            much = f"{_amount_text(account.pool, abs(off))} too {'many' if off > 0 else 'few'}"
             lines.append(f"{account_text(account)}: {much}")
             whose = miscounted(step, report, account)
             lines += whose
-            counted = f"{_amount(account.pool, account.counted)} of {account.total}"
-            sums = f"counts {counted} in {_kind(account.pool)}, though every page has its one owner"
-            why = whose[0] if whose else _terms_off(report, wrong, account.pool)
+            counted = f"{_amount_text(account.pool, account.counted)} of {account.total}"
+            sums = f"counts {counted} in {_pool_text(account.pool)}, though every page has its one owner"
+            why = whose[0] if whose else _wrong_terms_text(report, wrong, account.pool)
             heads.append(f"{sums}: {why}" if why else sums)
     if not lines:
         lines = [report.alarm]
@@ -199,7 +199,7 @@ def _no_false_alarm(step: Step) -> Failure | None:
     "ceil(A) - ceil(max(R, E)) of the SWA pool, and a row. At level 2 the same is listed by "
     "name.",
     why="Terms that are wrong by the same amount balance, and hide the next leak of that size.",
-    rule="accounts.report, cursors.counted_full, cursors.counted_swa",
+    rule="memory_accounts.report, cursors.counted_full, cursors.counted_swa",
     source="#21499, #22562",
     concerns="outcomes, choices and order",
     scope=(
@@ -208,16 +208,16 @@ def _no_false_alarm(step: Step) -> Failure | None:
         "skipped. Names are checked where the system reports them."
     ),
     of=(CheckBusy, CheckIdle),
-    trigger=_checked,
+    trigger=_check_counts_something,
 )
-def _terms(step: Step) -> Failure | None:
-    want, got = _reports(step)
+def _terms_are_right(step: Step) -> Failure | None:
+    want, got = _both_reports(step)
     if want is None:
         return failure("none: level 0 is off", "a report") if got else None
     if got is None:
         return failure("a report", "none")
     listed = isinstance(step.command, CheckBusy) and step.command.level == 2 and want.entries
-    want = due(step)
+    want = expected_report(step)
     mine = {a.pool: a for a in got.accounts}
     if len(mine) < len(got.accounts):
         observed = f"{len(got.accounts)} accounts of {len(mine)} pools"
@@ -227,16 +227,16 @@ def _terms(step: Step) -> Failure | None:
             other = mine.get(account.pool)
             observed = account_text(other) if other else f"{account.pool}: not counted"
             wrong = _wrong_terms(want, got)
-            off = _terms_off(got, wrong, account.pool)
-            head = f"counts wrong terms in {_kind(account.pool)}: {off}" if off else ""
+            off = _wrong_terms_text(got, wrong, account.pool)
+            head = f"counts wrong terms in {_pool_text(account.pool)}: {off}" if off else ""
             return failure(account_text(account), observed, *wrong, head=head)
-    if (got.entries or listed) and _merged(got) != _merged(want):
+    if (got.entries or listed) and _merged_amounts(got) != _merged_amounts(want):
         return failure(_entries_text(want), _entries_text(got))
     return None
 
 
 def _wrong_terms(want: Report, got: Report) -> list[AtCounter]:
-    """The terms of a report that are not what they must be."""
+    """Return the terms in which a report differs from the expected one."""
     mine = {account.pool: account for account in got.accounts}
     return [
         AtCounter(account.pool, term, must)
@@ -247,8 +247,8 @@ def _wrong_terms(want: Report, got: Report) -> list[AtCounter]:
     ]
 
 
-def _terms_off(report: Report, wrong: list[AtCounter], pool: str) -> str:
-    """The terms of a pool that are not what they must be, in words."""
+def _wrong_terms_text(report: Report, wrong: list[AtCounter], pool: str) -> str:
+    """Describe the wrong terms of a pool."""
     accounts = {account.pool: account for account in report.accounts}
     return ", ".join(
         f"{term.name} is {getattr(accounts[pool], term.name)}, not {term.must}"
@@ -257,12 +257,12 @@ def _terms_off(report: Report, wrong: list[AtCounter], pool: str) -> str:
     )
 
 
-def _kind(pool: str) -> str:
+def _pool_text(pool: str) -> str:
     return {"rows": "the rows", "swa": "the SWA pool"}.get(pool, f"the {pool} pool")
 
 
-def _merged(report: Report) -> Counter[tuple[str, str, str]]:
-    """Amounts by pool, term and holder; who adds nothing may be left out."""
+def _merged_amounts(report: Report) -> Counter[tuple[str, str, str]]:
+    """Return amounts by pool, term and holder. A holder that adds nothing may be left out."""
     amounts: Counter[tuple[str, str, str]] = Counter()
     for entry in report.entries:
         amounts[entry.pool, entry.term, entry.holder] += entry.amount
@@ -270,4 +270,4 @@ def _merged(report: Report) -> Counter[tuple[str, str, str]]:
 
 
 def _entries_text(report: Report) -> str:
-    return "; ".join(f"{' '.join(key)} {amount}" for key, amount in sorted(_merged(report).items()))
+    return "; ".join(f"{' '.join(key)} {amount}" for key, amount in sorted(_merged_amounts(report).items()))

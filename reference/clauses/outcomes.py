@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from reference.clauses.base import clause
+from reference.clauses.registry import clause
 from reference.clauses.facts import Facts
 from reference.clauses.step import Step, cursors_text
 from reference.commands import Done, EvictSwa, Launch, Refused, SpecDecode, Submit
@@ -23,7 +23,7 @@ from reference.state import Cursors
     scope="The reason is compared only for systems that declare exact reasons.",
     trigger=lambda s: isinstance(s.expected, Refused),
 )
-def _outcome(step: Step) -> Failure | None:
+def _outcomes_agree(step: Step) -> Failure | None:
     if step.done or step.expected == step.outcome:
         return None
     return failure(_outcome_text(step.expected), _outcome_text(step.outcome))
@@ -49,14 +49,14 @@ def _outcome_text(outcome: object) -> str:
     ),
     trigger=lambda s: isinstance(s.expected, Refused) and bool(s.held_before),
 )
-def _refused_unchanged(step: Step) -> Failure | None:
+def _refusal_changes_nothing(step: Step) -> Failure | None:
     if step.done or step.unchanged or (isinstance(step.command, Submit) and _rejected_turn(step)):
         return None
     return unchanged_failure("the same state as before", step, "is refused")
 
 
 def _rejected_turn(step: Step) -> bool:
-    """Nobody's KV, row or text has changed."""
+    """Return the failure of a rejected turn that changed KV, a row or a text."""
     before, after = step.before, step.after
     if (before.sessions, before.requests, before.holders) != (
         after.sessions,
@@ -73,22 +73,23 @@ def _rejected_turn(step: Step) -> bool:
 
 
 def unchanged_failure(expected: str, step: Step, does: str) -> Failure:
-    """The step should have changed nothing, and did. does: why it should not, such as "is refused"."""
+    """Return the failure of a step that should have changed nothing. does: the reason, such as "is
+    refused"."""
     before, after = step.before, step.after
     observed = difference(before, after)
     cursors = any(word in observed for word in ("kv_committed_len", "changed"))
     head = f"{does} and must change nothing" + ("" if cursors else f" ({observed})")
-    return Failure(expected, observed, lambda: _changes(before, after), head)
+    return Failure(expected, observed, lambda: _changed_places(before, after), head)
 
 
-def _changes(before: Facts, after: Facts) -> Iterator[Place]:
-    """Yield the places that have changed; cursors come with their old value."""
+def _changed_places(before: Facts, after: Facts) -> Iterator[Place]:
+    """Yield the places that have changed; cursors with their old value."""
     for name in sorted({*before.requests, *after.requests}):
         a, b = before.requests.get(name), after.requests.get(name)
         if a is None or b is None:
             yield AtNamed("request", name)
         else:
-            yield from _moved(name, AtNamed("request", name), a.cursors, b.cursors)
+            yield from _moved_cursors(name, AtNamed("request", name), a.cursors, b.cursors)
             if a.text != b.text:
                 yield AtText(name)
     for name in sorted({*before.sessions, *after.sessions}):
@@ -96,7 +97,7 @@ def _changes(before: Facts, after: Facts) -> Iterator[Place]:
         if was is None or now is None or was.closing != now.closing:
             yield AtNamed("session", name)
         else:
-            yield from _moved(f"slot of {name}", AtNamed("slot", name), was.slot, now.slot)
+            yield from _moved_cursors(f"slot of {name}", AtNamed("slot", name), was.slot, now.slot)
             if was.history != now.history:
                 yield AtText(name)
     for name, pool in after.pools.items():
@@ -105,7 +106,7 @@ def _changes(before: Facts, after: Facts) -> Iterator[Place]:
     yield from map(AtRow, sorted({*before.free_rows} ^ {*after.free_rows}))
 
 
-def _moved(
+def _moved_cursors(
     owner: str, itself: AtNamed, was: Cursors | None, now: Cursors | None
 ) -> Iterator[Place]:
     if was is not None and now is not None:
@@ -141,13 +142,13 @@ def difference(before: Facts, after: Facts) -> str:
     "Where the specification leaves a choice (how far to evict a window, how far to allocate "
     "ahead, how much an unresumable cut keeps), the system stays within it.",
     why="Servers differ in policy; only what no correct server may do is a violation.",
-    rule="rules.base.ChoiceNotAllowed, rules.evict_swa.evicted",
+    rule="rules.rule_definition.ChoiceNotAllowed, rules.evict_swa.evicted",
     source="kvspec",
     concerns="outcomes, choices and order",
     scope="Systems that report choices.",
     trigger=lambda s: isinstance(s.command, (EvictSwa, SpecDecode, Launch)) and s.done,
 )
-def _allowed(step: Step) -> Failure | None:
+def _choice_is_allowed(step: Step) -> Failure | None:
     if not step.overreach:
         return None
     head = f"leaves the bounds of a choice, {step.overreach}"

@@ -1,6 +1,6 @@
 """Whether every accepted request is answered (PRO): the same clauses for every kind of server.
 
-A step shows its `standstill` (see reference.headway), who waits, and what is free, in words.
+A step shows its `standstill` (see reference.standstill_detector), who waits, and what is free, in words.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from functools import partial
 from typing import NamedTuple, Protocol
 
-from reference.clauses.base import Clause, register
+from reference.clauses.registry import Clause, register
 from reference.failures import AtCount, AtNamed, Failure, counted, failure
-from reference.headway import FOR_EVER, Standstill
+from reference.standstill_detector import FOR_EVER, Standstill
 
 PROGRESS: dict[str, Clause] = {}
 clause = partial(register, PROGRESS, concerns="outcomes, choices and order", rule="headway")
@@ -20,8 +20,9 @@ clause = partial(register, PROGRESS, concerns="outcomes, choices and order", rul
 class Admission(NamedTuple):
     """A server's decision on a request that a client has sent.
 
-    never: why no empty server could ever answer it, "" where one could. fits: an empty server has room for
-    it, with a page of each pool to spare. refused: for its size.
+    never: reason why even an empty server could not answer it, "" where one could.
+    fits: an empty server has room for it, with a spare page of each pool.
+    refused: the server refused it for its size.
     """
 
     request: str
@@ -31,11 +32,12 @@ class Admission(NamedTuple):
 
 
 class ProgressStep(Protocol):
-    """A step after which somebody may wait for ever.
+    """A step after which a request may wait for ever.
 
-    standstill: None where the scheduler was not called, or nobody waits. unanswered: the state of each
-    request that has no answer, by name. room: what is free, in words. admission: None where no client has
-    sent a request, or it was refused for another reason than its size.
+    standstill: None where the scheduler was not called, or no request waits.
+    unanswered: state of each request without an answer, by name.
+    room: free memory, in words.
+    admission: None where no client has sent a request, or its refusal has another reason than its size.
     """
 
     @property
@@ -70,14 +72,14 @@ class ProgressStep(Protocol):
     assumption="A scheduler that is in the same state, and is called the same way, does the same again.",
     trigger=lambda step: step.standstill is not None and not step.standstill.runs,
 )
-def _waits(step: ProgressStep) -> Failure | None:
+def _no_endless_wait(step: ProgressStep) -> Failure | None:
     still = step.standstill
     if still is None or still.ran or still.times < FOR_EVER:
         return None
     return failure(
         "somebody who waits must get further: all that devices and clients had to do is done",
         f"{counted(still.turns, 'call')} of the scheduler later nothing has run and nothing has changed;"
-        f" {step.room}; {_told(step)}",
+        f" {step.room}; {_waiting_text(step)}",
         AtCount("batch", "stall"),
         *(AtNamed("request", name) for name in step.unanswered),
     )
@@ -95,14 +97,14 @@ def _waits(step: ProgressStep) -> Failure | None:
     assumption="As PRO-1.",
     trigger=lambda step: step.standstill is not None and step.standstill.passes > 1,
 )
-def _cycle(step: ProgressStep) -> Failure | None:
+def _no_cycle_without_token(step: ProgressStep) -> Failure | None:
     still = step.standstill
     if still is None or not still.ran or still.times < FOR_EVER:
         return None
     return failure(
         "a forward pass must bring somebody further",
         f"after {counted(still.ran, 'forward pass', 'es')} in {counted(still.turns, 'call')} of the scheduler"
-        f" everybody is where they were; {step.room}; {_told(step)}",
+        f" everybody is where they were; {step.room}; {_waiting_text(step)}",
         AtCount("batch", "livelock"),
         *(AtNamed("request", name) for name in step.unanswered),
     )
@@ -118,7 +120,7 @@ def _cycle(step: ProgressStep) -> Failure | None:
     scope="The first turn of a session. A refusal may come a page early.",
     trigger=lambda step: step.admission is not None and bool(step.admission.never),
 )
-def _never_fits(step: ProgressStep) -> Failure | None:
+def _oversized_is_refused(step: ProgressStep) -> Failure | None:
     found = step.admission
     if found is None:
         return None
@@ -131,5 +133,5 @@ def _never_fits(step: ProgressStep) -> Failure | None:
     return None
 
 
-def _told(step: ProgressStep) -> str:
+def _waiting_text(step: ProgressStep) -> str:
     return ", ".join(f"{name} {state}" for name, state in step.unanswered.items())

@@ -9,12 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from reference.clauses.facts import Facts
-from reference.clauses.locks import Locks, locks_after, locks_of
+from reference.clauses.lock_facts import Locks, locks_after, locks_of
 from reference.commands import (
     Abort, Admit, Close, Command, Decode, Done, Extend, Finish, Launch, Outcome, Retract,
     SpecDecode,
 )  # fmt: skip
-from reference.remembered import remembered
+from reference.memoization import memoized
 from reference.state import Cursors, Holder, Request, RunConfig, State, holders
 
 PagesByHolder = dict[str, list[int]]  # holder -> page indices of its sequence
@@ -23,12 +23,17 @@ _ENDINGS = Close, Finish, Retract, Abort, Admit, Extend  # see `ended`, `cut_at`
 
 @dataclass(eq=False)
 class Step:
-    """was, now: reference before and after. expected, outcome: the reference's, the system's.
+    """A command on system and reference.
 
-    before, after: the system's facts. unchanged: its view is the same as before. overreach: a choice of
-    the system that the reference could not follow, in words; `now` then follows the default.
-    tree_policy_is_free: the system's tree picks itself what it splits and evicts, and `now` has its shape.
-    locks_before: who had locked what in the tree, as the step before left it.
+    was, now: the reference before and after.
+    expected, outcome: outcomes of reference and system.
+    before, after: the system's facts.
+    unchanged: the system's view is the same as before.
+    overreach: a choice of the system that the reference could not follow, in words; `now` then follows
+        the default.
+    tree_policy_is_free: the system's tree decides itself what it splits and evicts, and `now` has its
+        shape.
+    locks_before: locks in the tree after the step before.
     """
 
     config: RunConfig
@@ -45,52 +50,52 @@ class Step:
     locks_before: Locks | None = None
 
     def __post_init__(self) -> None:
-        """done: both carried the command out."""
+        """Set `done`: both carried the command out."""
         self.done = isinstance(self.outcome, Done) and isinstance(self.expected, Done)
 
-    @remembered
+    @memoized
     def held_before(self) -> tuple[Holder, ...]:
         return holders(self.was)
 
-    @remembered
+    @memoized
     def held(self) -> tuple[Holder, ...]:
         return holders(self.now)
 
-    @remembered
+    @memoized
     def grew(self) -> bool:
-        """The tree has nodes that it did not have."""
+        """Whether the tree has new nodes."""
         before, after = self.before.tree, self.after.tree
         if after is None:
             return False
         known = {node.path for node in before.nodes} if before is not None else set()
         return any(node.path not in known for node in after.nodes)
 
-    @remembered
+    @memoized
     def evicted_any(self) -> bool:
-        """Some holder's window has moved on."""
+        """Whether the window of some holder has moved."""
         return any(h.cursors.swa_evicted_seqlen > 0 for h in self.held)
 
-    @remembered
+    @memoized
     def freed_something(self) -> bool:
-        """A free list of the system grew."""
+        """Whether a free list of the system has grown."""
         before, after = self.before.pools, self.after.pools
         return any(len(p.free) > len(before[n].free) for n, p in after.items())
 
-    @remembered
+    @memoized
     def acted(self) -> Request | None:
         """The request that a command for one request is about, as it was before."""
         return self.was.request(getattr(self.command, "request", None))
 
     def name_of_cursors(self, holder: str) -> str:
-        """Name the bearer of a holder's cursors, for AtCursor: its running request, or "slot of s1"."""
+        """Return the owner of a holder's cursors, for AtCursor: its running request, or "slot of s1"."""
         for held in self.held:
             if held.name == holder:
                 return held.request.name if held.request is not None else f"slot of {holder}"
         return holder
 
-    @remembered
+    @memoized
     def ended(self) -> tuple[str, Cursors] | None:
-        """(holder, its cursors before) when the command gives back everything a holder has."""
+        """(holder, its cursors before) of a command that frees everything a holder has."""
         command = self.command
         if not isinstance(command, (Close, Finish, Retract, Abort)) or not self.done:
             return None
@@ -112,9 +117,9 @@ class Step:
         )
         return (session.name, has) if goes and has is not None else None
 
-    @remembered
+    @memoized
     def cut_at(self) -> tuple[str, Cursors, int] | None:
-        """(holder, cursors before, to where) when the command trims a session's row and keeps it."""
+        """(holder, cursors before, new length) of a command that trims a session's row and keeps it."""
         request = self.acted if self.done else None
         if request is None or request.session is None or self.ended is not None:
             return None
@@ -125,7 +130,7 @@ class Step:
                 if isinstance(self.command, Finish)
                 else request.output - self.command.in_flight
             )
-            stop = self._stop(request.session, request.cursors, request.origin + kept)
+            stop = self._stop_position(request.session, request.cursors, request.origin + kept)
             return request.session, request.cursors, stop
         session = self.was.session(request.session)
         assert session is not None
@@ -135,8 +140,9 @@ class Step:
                 return request.session, session.slot, after.cursors.kv_committed_len
         return None
 
-    def _stop(self, session: str, c: Cursors, target: int) -> int:
-        """target, or the page boundary at which the system's slot ends, if nothing past R can be resumed."""
+    def _stop_position(self, session: str, c: Cursors, target: int) -> int:
+        """Return target, or the page boundary at which the system's slot ends if nothing past R can be
+        resumed."""
         geometry = self.config.geometry
         after = self.after.sessions.get(session)
         if geometry.window is None or after is None or after.slot is None:
@@ -147,9 +153,9 @@ class Step:
             return target
         return stop if c.cache_protected_len <= stop < min(c.kv_allocated_len, target) else target
 
-    @remembered
+    @memoized
     def progress(self) -> dict[str, tuple[int, int]]:
-        """request -> (tokens committed, kv_allocated_len requested) by a prefill or a round."""
+        """Request -> (tokens committed, kv_allocated_len requested) by a prefill or a round."""
         command = self.command
         progress: dict[str, tuple[int, int]] = {}
         if not self.done:
@@ -173,10 +179,10 @@ class Step:
             progress[name] = (committed, max(request.cursors.kv_allocated_len, most))
         return progress
 
-    @remembered
+    @memoized
     def evicted_after(self) -> frozenset[str]:
-        """Requests that the system has evicted after the forward pass of this extend, which is done, by what
-        it says, or that have received SWA KV of the last window alone."""
+        """Requests whose window the system says it evicted after the forward pass of this extend, or
+        that received only the SWA KV of the last window."""
         assert isinstance(self.command, Extend) and isinstance(self.outcome, Done)
         choices = self.outcome.choices
         lanes = self.command.lanes
@@ -185,17 +191,16 @@ class Step:
         )
 
     def frontier(self, name: str) -> int:
-        """The system's swa_evicted_seqlen of a request after the step (0 if it shows none)."""
+        """Return the system's swa_evicted_seqlen of a request after the step (0 if it shows none)."""
         facts = self.after.requests.get(name)
         return facts.cursors.swa_evicted_seqlen if facts is not None and facts.cursors else 0
 
-    @remembered
+    @memoized
     def locked_before(self) -> Locks:
-        """The locks in the system's tree before the step; of a step that stands by itself, by the
-        reference."""
+        """The locks in the system's tree before the step; those of the reference for the first step."""
         return locks_of(self.was.tree) if self.locks_before is None else self.locks_before
 
-    @remembered
+    @memoized
     def locks(self) -> Locks:
         """The locks in the system's tree now."""
         if not self.done or self.after.tree is None:
@@ -219,7 +224,7 @@ class Step:
 
 
 def span(pages: list[int], page_size: int) -> str:
-    """Page indices as token ranges, such as "[36, 44)"."""
+    """Return page indices as token ranges, such as "[36, 44)"."""
     runs: list[list[int]] = []
     for page in sorted(pages):
         if runs and runs[-1][1] == page:
@@ -230,13 +235,13 @@ def span(pages: list[int], page_size: int) -> str:
 
 
 def cursors_text(c: Cursors | None) -> str:
-    """The four cursors by name."""
+    """Return the four cursors with their names."""
     if c is None:
         return "no cursors"
     return " ".join(f"{name} {value}" for name, value in zip(c._fields, c))
 
 
 def evicted_below(c: Cursors) -> int:
-    """Positions of the row's own below this have no SWA KV any more: a window eviction starts at R, so a
-    frontier within the tree's prefix has evicted nothing."""
+    """Return the position below which the row's own positions have no SWA KV. A window eviction starts
+    at R, so a frontier within the tree's prefix has evicted nothing."""
     return c.swa_evicted_seqlen if c.swa_evicted_seqlen > c.cache_protected_len else 0

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from reference.clauses.base import clause
+from reference.clauses.registry import clause
 from reference.clauses.facts import TreeFacts
-from reference.clauses.owed import pages_freed
+from reference.clauses.expected_frees import pages_freed
 from reference.clauses.step import Step
-from reference.clauses.tree import WITH_TREE, lost, lost_states, shrank, tree_of
-from reference.clauses.tree_locks import locked
+from reference.clauses.tree_shape import WITH_TREE, lost, lost_states, shrank, tree_of
+from reference.clauses.tree_locks import locks_anything
 from reference.commands import Evict, Freed
 from reference.failures import AtCounter, AtNode, Failure, failure
 from reference.prefix_cache import pages_of, path_text
@@ -35,13 +35,13 @@ COUNTERS = (
     concerns="cursors and locks",
     scope=f"{WITH_TREE} Systems that show their counters.",
     needs=("tree",),
-    trigger=locked,
+    trigger=locks_anything,
 )
-def _sums(step: Step) -> Failure | None:
+def _counters_are_sums(step: Step) -> Failure | None:
     tree = tree_of(step)
     if tree is None or tree.sizes is None:
         return None
-    want = walked(tree)
+    want = sizes_by_walk(tree)
     if want == list(tree.sizes):
         return None
     return failure(
@@ -55,8 +55,8 @@ def _sums(step: Step) -> Failure | None:
     )
 
 
-def walked(tree: TreeFacts) -> list[int]:
-    """Tokens by a walk over the nodes, for SIZES."""
+def sizes_by_walk(tree: TreeFacts) -> list[int]:
+    """Return the tokens in SIZES, counted by a walk over the nodes."""
     found = [0, 0, 0, 0]
     for node in tree.nodes:
         found[node.full_locks > 0] += len(node.slots)
@@ -85,7 +85,7 @@ def _sizes_text(amounts: Sequence[int]) -> str:
     needs=("tree",),
     trigger=lambda s: isinstance(s.command, Evict) and s.done and (shrank(s) or lost_states(s)),
 )
-def _as_requested(step: Step) -> Failure | None:
+def _frees_requested_amount(step: Step) -> Failure | None:
     command = step.command
     if not isinstance(command, Evict) or not step.done or step.after.tree is None:
         return None
@@ -94,7 +94,7 @@ def _as_requested(step: Step) -> Failure | None:
     requested = {"full": command.full, "swa": command.swa}
     outcome_freed = getattr(step.outcome, "freed", None)
     for pool in step.after.pools:
-        could = walked(step.before.tree)[0 if pool == "full" else 2]
+        could = sizes_by_walk(step.before.tree)[0 if pool == "full" else 2]
         freed = (
             sum(len(p) for h, p in pages_freed(step)[pool].items() if h.startswith("tree ")) * size
         )
@@ -142,7 +142,7 @@ def _states_as_requested(step: Step, command: Evict, reported: Freed | None) -> 
     "old nodes the one nearer to the root goes first. A node without children goes too if no match can end"
     " with it.",
     why="The next request most likely needs what the last ones used.",
-    rule="radix_tree._used, tree_eviction._oldest",
+    rule="radix_tree._mark_used, tree_eviction._oldest",
     source="#26615",
     concerns="outcomes, choices and order",
     scope=f"{WITH_TREE} Not of systems that pick by rules of their own. The reference remembers what was used"
@@ -150,7 +150,7 @@ def _states_as_requested(step: Step, command: Evict, reported: Freed | None) -> 
     needs=("tree",),
     trigger=lambda s: shrank(s) or lost_states(s),
 )
-def _in_order(step: Step) -> Failure | None:
+def _evicts_in_lru_order(step: Step) -> Failure | None:
     if step.tree_policy_is_free or step.after.tree is None:
         return None
     assert step.was.tree is not None and step.now.tree is not None
@@ -158,7 +158,7 @@ def _in_order(step: Step) -> Failure | None:
         return None
     want = {(p.path, p.node.live) for p in nodes(step.now.tree)}
     got = {(n.path, n.live or "swa" not in step.after.pools) for n in step.after.tree.nodes}
-    return _difference(want, got) or _states_differ(step.now.tree, step.after.tree)
+    return _first_different_node(want, got) or _states_differ(step.now.tree, step.after.tree)
 
 
 def _states_differ(now: Tree, shown: TreeFacts) -> Failure | None:
@@ -178,8 +178,8 @@ def _must_shrink(was: Tree, now: Tree) -> bool:
     return gone or not state_paths(was) <= state_paths(now)
 
 
-def _difference(want: set[tuple[Key, bool]], got: set[tuple[Key, bool]]) -> Failure | None:
-    """The first node that differs: which should be there, and which is."""
+def _first_different_node(want: set[tuple[Key, bool]], got: set[tuple[Key, bool]]) -> Failure | None:
+    """Return the first node that differs: the expected one and the observed one."""
     for path, live in sorted(want ^ got):
         name = path_text(path)
         kind = "live" if live else "a tombstone"
@@ -200,7 +200,7 @@ def _difference(want: set[tuple[Key, bool]], got: set[tuple[Key, bool]]) -> Fail
     "A node ends where a matched or inserted key left it or ended, where an insert's SWA KV "
     "begins, and one window of whole pages before the end of a fresh leaf; nowhere else.",
     why="Locks and evictions take nodes whole.",
-    rule="radix_tree._entered, radix_tree._grown",
+    rule="radix_tree._with_node_at, radix_tree._fresh_leaf",
     source="#26919",
     concerns="outcomes, choices and order",
     scope=f"{WITH_TREE} Not where a tree splits by its own rules. The reference says where nodes end,"
@@ -208,8 +208,8 @@ def _difference(want: set[tuple[Key, bool]], got: set[tuple[Key, bool]]) -> Fail
     needs=("tree",),
     trigger=lambda s: s.grew,
 )
-def _ends(step: Step) -> Failure | None:
-    if step.tree_policy_is_free or step.after.tree is None or _evicted_otherwise(step):
+def _node_boundaries(step: Step) -> Failure | None:
+    if step.tree_policy_is_free or step.after.tree is None or _window_eviction_differs(step):
         return None
     assert step.now.tree is not None
     want = {p.path for p in nodes(step.now.tree)}
@@ -222,8 +222,9 @@ def _ends(step: Step) -> Failure | None:
     return None
 
 
-def _evicted_otherwise(step: Step) -> bool:
-    """The system's swa_evicted_seqlen of a request is not the reference's: SWA-1, OUT-3 or REF-1 say so."""
+def _window_eviction_differs(step: Step) -> bool:
+    """Return whether the system's swa_evicted_seqlen of a request differs from the reference's: SWA-1,
+    OUT-3 or REF-1 report that."""
     own = [
         (r.name, r.cursors.swa_evicted_seqlen) for r in step.now.requests if r.cursors is not None
     ]

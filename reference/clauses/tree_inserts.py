@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from reference.clauses.base import clause
+from reference.clauses.registry import clause
 from reference.clauses.facts import NodeFacts
 from reference.clauses.step import Step
-from reference.clauses.tree import WITH_TREE, lost, lost_states, where
+from reference.clauses.tree_shape import WITH_TREE, lost, lost_states, where
 from reference.commands import Decode, Extend, Finish, Insert, Launch, SpecDecode
 from reference.cursors import ceil_page, page_ends
 from reference.failures import AtNode, AtTreePage, Failure, failure
@@ -54,8 +54,8 @@ def _inserted_found(step: Step) -> Failure | None:
 
 
 def _tombstones_left(step: Step, inserted: InsertedKey) -> set[int]:
-    """Return the ends of the pages of a key that may be tombstones: the insert brought no SWA KV for them, or
-    another lock passes through them."""
+    """Return the ends of the pages of a key that may be tombstones: the insert brought no SWA KV for
+    them, or another lock passes through them."""
     assert step.after.tree is not None
     pages = step.after.tree.pages
     key = inserted.key
@@ -110,11 +110,11 @@ def _missing_state(step: Step, inserted: InsertedKey) -> Failure | None:
 
 
 class InsertedKey(NamedTuple):
-    """Whole pages that a holder of a lock, or a request, inserts into the tree.
+    """Whole pages that a lock owner or a request inserts into the tree.
 
     key: their tokens.
-    brought: position up to which no SWA KV is brought.
-    goes_on: the holder goes on, and inserts only if it can match all of them again.
+    brought: position up to which the insert brings no SWA KV.
+    goes_on: the holder continues, and inserts only if it can match all of them again.
     """
 
     holder: str
@@ -131,11 +131,11 @@ def _inserted_keys(step: Step) -> Iterator[InsertedKey]:
     if not step.done:
         return
     if isinstance(command, Insert):
-        key = _whole(key_of(command.prompt, bigram), size)
+        key = _whole_key_pages(key_of(command.prompt, bigram), size)
         yield InsertedKey(command.holder, key, ceil_page(command.evicted, size), command.chunked)
     elif isinstance(command, Finish) and (was := step.acted) is not None and was.session is None:
         assert was.cursors is not None
-        if _brings_state(step, was, command):
+        if _inserts_state(step, was, command):
             least, most = _finished_keys(step, was, command)
             key = most if step.config.geometry.states else least
             yield InsertedKey(was.holder, key, was.cursors.swa_evicted_seqlen, False)
@@ -147,23 +147,23 @@ def _inserted_keys(step: Step) -> Iterator[InsertedKey]:
             later = session is not None and session.slot is not None  # stays outside of the tree
             if not later and was.phase is not Phase.RUNNING:
                 text = text_tokens(was.text, was.cursors.kv_committed_len + committed)
-                key = _whole(tree_key(text, bigram), size)
+                key = _whole_key_pages(tree_key(text, bigram), size)
                 yield InsertedKey(was.holder, key, step.frontier(name), True)
 
 
 def _finished_keys(step: Step, was: Request, command: Finish) -> list[Key]:
-    """Return the shortest and the longest key, in whole pages, that a finishing request may insert: a round
-    that is still in flight is not inserted."""
+    """Return the shortest and the longest key, in whole pages, that a finishing request may insert. A
+    round still in flight is not inserted."""
     assert was.cursors is not None
     most = least = min(was.cursors.kv_committed_len, was.origin + command.finished_len)
     if command.finished_len <= was.processed_outputs[1]:
         least = min(most, was.origin + was.processed_outputs[1] - 1)
     geometry = step.config.geometry
     keys = (tree_key(text_tokens(was.text, length), geometry.bigram) for length in (least, most))
-    return [_whole(key, geometry.page_size) for key in keys]
+    return [_whole_key_pages(key, geometry.page_size) for key in keys]
 
 
-def _whole(key: Key, size: int) -> Key:
+def _whole_key_pages(key: Key, size: int) -> Key:
     """Return the whole pages of a key. size: tokens of a page."""
     return key[: len(key) // size * size]
 
@@ -253,7 +253,7 @@ def _computed_pages_are_resumable(step: Step) -> Failure | None:
         was.session is not None
         or was.evicted >= length
         or lost(step)
-        or not _brings_state(step, was, command)
+        or not _inserts_state(step, was, command)
     ):
         return None
     pages = step.after.tree.pages
@@ -279,7 +279,7 @@ def _computed_pages_are_resumable(step: Step) -> Failure | None:
 
 
 def _readable(page: tuple[object, bool] | None, path: Key, locks: list[Key]) -> bool:
-    """Whether a page is live, or a tombstone that a lock passes through."""
+    """Return whether a page is live, or a tombstone under a lock."""
     return page is not None and (page[1] or any(key[: len(path)] == path for key in locks))
 
 
@@ -292,7 +292,7 @@ def _readable(page: tuple[object, bool] | None, path: Key, locks: list[Key]) -> 
         "A lock pins nodes whole: a lock on a leaf of thousands of tokens pins as much SWA pool, "
         "and others are retracted for it."
     ),
-    rule="radix_tree._grown",
+    rule="radix_tree._fresh_leaf",
     source="#26919",
     concerns="outcomes, choices and order",
     scope=f"{WITH_TREE} Models with SWA. A lock that ends in an inner node pins that whole.",
@@ -335,9 +335,9 @@ def _fresh_leaves(step: Step) -> Iterator[NodeFacts]:
                 yield node
 
 
-def _brings_state(step: Step, was: Request, command: Finish) -> bool:
-    """Whether a request that finishes can be resumed from: a recurrent model has the state after what it
-    inserts, and inserts all that it has."""
+def _inserts_state(step: Step, was: Request, command: Finish) -> bool:
+    """Return whether a finishing request leaves a prefix that can be resumed. A recurrent model has the
+    state after what it inserts, and inserts everything it has."""
     assert was.cursors is not None
     length = min(was.cursors.kv_committed_len, was.origin + command.finished_len)
     geometry = step.config.geometry

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from reference.clauses.base import clause
+from reference.clauses.registry import clause
 from reference.clauses.facts import NodeFacts
-from reference.clauses.locks import Locked, Locks
+from reference.clauses.lock_facts import Locked, Locks
 from reference.clauses.step import Step
-from reference.clauses.tree import WITH_TREE, lost_states, shrank, where
+from reference.clauses.tree_shape import WITH_TREE, lost_states, shrank, where
 from reference.commands import Admit, Match
 from reference.cursors import page_ends
 from reference.failures import AtLock, AtNode, AtPosition, AtTreePage, Failure, counted, failure
@@ -16,7 +16,7 @@ from reference.radix_tree import Key
 from reference.token_ids import tree_key
 
 
-def locked(step: Step) -> bool:
+def locks_anything(step: Step) -> bool:
     return bool(step.locks)
 
 
@@ -34,7 +34,7 @@ def locked(step: Step) -> bool:
     needs=("tree",),
     trigger=lambda s: (m := match_of(s)) is not None and m[2] > 0,
 )
-def _usable(step: Step) -> Failure | None:
+def _match_is_usable(step: Step) -> Failure | None:
     found = match_of(step)
     if found is None:
         return None
@@ -57,7 +57,7 @@ def _usable(step: Step) -> Failure | None:
 
 
 def _deciding_page(step: Step, key: Key, length: int, want: int) -> list[AtTreePage]:
-    """The last page to be handed out; of a match that is too long the last one without KV."""
+    """Return the last page to be handed out; for a match that is too long, the last page without KV."""
     assert step.before.tree is not None
     size = step.config.geometry.page_size
     pages = step.before.tree.pages
@@ -78,9 +78,9 @@ def _deciding_page(step: Step, key: Key, length: int, want: int) -> list[AtTreeP
     source="kvspec",
     scope=WITH_TREE,
     needs=("tree",),
-    trigger=lambda s: locked(s) and (shrank(s) or lost_states(s)),
+    trigger=lambda s: locks_anything(s) and (shrank(s) or lost_states(s)),
 )
-def _kept(step: Step) -> Failure | None:
+def _locked_kv_stays(step: Step) -> Failure | None:
     size = step.config.geometry.page_size
     pages = step.after.tree.pages if step.after.tree is not None else {}
     for holder, (key, pinned_from, *_) in sorted(step.locks.items()):
@@ -95,16 +95,17 @@ def _kept(step: Step) -> Failure | None:
             return failure(
                 f"{expected}, {must}", seen, AtLock(holder), AtTreePage(key[:end], end - size)
             )
-    return _state_kept(step)
+    return _locked_state_stays(step)
 
 
 def _needs_state(step: Step, lock: Locked) -> bool:
-    """A lock keeps the state at its end; a tree with rules of its own may give it back with the SWA part."""
+    """Return whether a lock keeps the state at its end. A tree with rules of its own may release it
+    with the SWA part."""
     given_back = "swa" in step.after.pools and lock.pinned_from == len(lock.key)
     return lock.state and not (step.tree_policy_is_free and given_back)
 
 
-def _state_kept(step: Step) -> Failure | None:
+def _locked_state_stays(step: Step) -> Failure | None:
     if not step.config.geometry.states or step.after.tree is None:
         return None
     having = {node.path for node in step.after.tree.nodes if node.state is not None}
@@ -123,13 +124,13 @@ def _state_kept(step: Step) -> Failure | None:
     why=(
         "A row that names pages which the tree has freed as duplicates reads another request's KV."
     ),
-    rule="prefix_cache.matched, handover.insert_prompt",
+    rule="prefix_cache.matched, tree_insertion.insert_prompt",
     source="#20070",
     scope=WITH_TREE,
     needs=("tree",),
-    trigger=locked,
+    trigger=locks_anything,
 )
-def _prefixes(step: Step) -> Failure | None:
+def _protected_prefix_in_tree(step: Step) -> Failure | None:
     if step.after.tree is None:
         return None
     pages = step.after.tree.pages
@@ -158,8 +159,9 @@ def _prefixes(step: Step) -> Failure | None:
 
 
 def usable_length(step: Step, key: Key) -> int:
-    """How much of `key` could be handed out before this step: up to the end of a node, or where the key
-    leaves the tree, with one window of live SWA KV behind it or no tombstone down to the root."""
+    """Return the length of `key` that could be handed out before this step: up to the end of a node, or
+    to where the key leaves the tree, with one window of live SWA KV behind it or no tombstone down to
+    the root."""
     size = step.config.geometry.page_size
     window = step.config.geometry.window
     assert step.before.tree is not None
@@ -179,7 +181,7 @@ def usable_length(step: Step, key: Key) -> int:
 
 
 def match_of(step: Step) -> tuple[str, Key, int] | None:
-    """(holder, key, length handed out) of a match."""
+    """Return (holder, key, length handed out) of a match."""
     if not step.done or step.after.tree is None:
         return None
     bigram = step.config.geometry.bigram
@@ -230,7 +232,7 @@ def _lock_counts(step: Step) -> Failure | None:
     if step.after.tree is None:
         return None
     for node in step.after.tree.nodes:
-        mine = _through(step.locks, node)
+        mine = _locks_through(step.locks, node)
         full, swa = [*mine], [name for name, k in mine.items() if k.pinned_from < len(node.path)]
         most = sum(k.reaches < len(node.path) for k in mine.values())
         swa_locks = node.swa_locks * has_swa
@@ -238,14 +240,14 @@ def _lock_counts(step: Step) -> Failure | None:
         if node.full_locks == len(full) and len(swa) <= swa_locks <= most:
             least = sum(_needs_state(step, mine[name]) for name in states)
             if not least <= node.state_locks <= len(states):
-                count = f"{where(node)}: {_names(states)} state locks"
+                count = f"{where(node)}: {_holder_names(states)} state locks"
                 place = AtNode(node.path, "state", len(states))
                 return failure(count, f"counter {node.state_locks}", place, *map(AtLock, states))
             continue
         pool, due = ("full", full) if node.full_locks != len(full) else ("swa", swa)
-        others = {**_through(step.locked_before, node), **mine}.keys() - {*due}
+        others = {**_locks_through(step.locked_before, node), **mine}.keys() - {*due}
         return failure(
-            f"{where(node)}: {_names(full)} full, {_names(swa)} SWA",
+            f"{where(node)}: {_holder_names(full)} full, {_holder_names(swa)} SWA",
             f"counters {node.full_locks} full, {swa_locks} SWA",
             AtNode(node.path, pool, len(due)),
             *map(AtLock, (*due, *sorted(others))),
@@ -253,10 +255,10 @@ def _lock_counts(step: Step) -> Failure | None:
     return None
 
 
-def _through(locks: Locks, node: NodeFacts) -> dict[str, Locked]:
-    """The locks whose prefix passes through a node."""
+def _locks_through(locks: Locks, node: NodeFacts) -> dict[str, Locked]:
+    """Return the locks whose prefix passes through a node."""
     return {name: k for name, k in sorted(locks.items()) if k.key[: len(node.path)] == node.path}
 
 
-def _names(names: list[str]) -> str:
+def _holder_names(names: list[str]) -> str:
     return f"{len(names)} ({', '.join(names)})" if names else "0"

@@ -15,7 +15,7 @@ from reference.commands import Prompt
 
 @dataclass(frozen=True, slots=True)
 class Prefill:
-    """The proxy sends a prompt to P, for one token. What P then keeps is for D to read."""
+    """The proxy sends a prompt to P, for one token. P then keeps its KV for D to read."""
 
     request: str
     tokens: int = 0
@@ -25,7 +25,7 @@ class Prefill:
 
 @dataclass(frozen=True, slots=True)
 class Forward:
-    """The proxy sends the prompt of P's request `of` to D, with P's answer to it. With push it does so before
+    """The proxy sends the prompt of P's request `of` to D, with P's answer; with push it does so before
     P answers."""
 
     request: str
@@ -36,7 +36,7 @@ class Forward:
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """The proxy will not forward the answer to P's request: its client is gone."""
+    """The proxy will not forward the answer to P's request, because its client has gone."""
 
     request: str
 
@@ -55,7 +55,7 @@ class Serve:
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """A client of a server, or the proxy, gives a request up."""
+    """A client of a server, or the proxy, aborts a request."""
 
     server: str
     request: str
@@ -63,7 +63,7 @@ class Cancel:
 
 @dataclass(frozen=True, slots=True)
 class Forget:
-    """A server forgets its prefix cache; running: what runs starts again."""
+    """A server empties its prefix cache. running: running requests start again."""
 
     server: str
     running: bool = False
@@ -71,8 +71,12 @@ class Forget:
 
 @dataclass(frozen=True, slots=True)
 class Advance:
-    """The loop of a server does its next half step: it takes the results that are due, or it schedules a
-    batch that the model runs. accept, stop: as of Schedule; drafts: as of Update."""
+    """The loop of a server takes a half step: it takes the results that are due, or it schedules a
+    batch and runs the model.
+
+    accept, stop: as in Schedule.
+    drafts: as in Update.
+    """
 
     server: str
     accept: tuple[int, ...] = ()
@@ -82,14 +86,14 @@ class Advance:
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """The thread of a server that writes KV to its peer has its turn (push)."""
+    """The thread of a server that writes KV to its peer gets a turn (push)."""
 
     server: str
 
 
 @dataclass(frozen=True, slots=True)
 class Shake:
-    """The oldest handshake that a server has begun ends; fails: the peer does not answer."""
+    """The oldest handshake that a server has begun ends. fails: the peer does not answer."""
 
     server: str
     fails: bool = False
@@ -97,22 +101,21 @@ class Shake:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """A transfer moves its bytes. at: which of those that have not, the oldest first."""
+    """A transfer moves its bytes. at: index among those that have not moved, the oldest first."""
 
     at: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Land:
-    """A transfer ends well. Its message to the peer is under way from then on. at: which of those under
-    way."""
+    """A transfer ends well, and its message to the peer is sent. at: index among those under way."""
 
     at: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Lose:
-    """A transfer fails. at: which of those under way."""
+    """A transfer fails. at: index among those under way."""
 
     at: int = 0
 
@@ -126,7 +129,7 @@ class Deliver:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Seconds pass. Where nobody is late they pass once everybody has done what was due."""
+    """Time passes (seconds). Where nobody is late, it passes once everybody has done what was due."""
 
     seconds: int = 1
 

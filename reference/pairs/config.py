@@ -57,11 +57,11 @@ class PairConfig:
             raise GeometryError("groups", "must have windows of two tokens at least")
 
     def of(self, server: str) -> EngineConfig:
-        """The engine of a server."""
+        """Return the engine configuration of a server."""
         return self.prefill if server == PREFILL else self.decode
 
     def overlaps(self, server: str) -> bool:
-        """Whether the scheduler of a server is asynchronous."""
+        """Return whether the scheduler of a server is asynchronous."""
         return self.prefill_overlap if server == PREFILL else self.decode_overlap
 
     @property

@@ -10,8 +10,13 @@ from reference.pairs.config import PREFILL, SERVERS
 
 
 class Promise(NamedTuple):
-    """An answer of P that names blocks for D to read. request: at P; blocks: of each group; at: when it was
-    given (seconds); held: P still keeps them."""
+    """An answer of P that names blocks for D to read.
+
+    request: P's request.
+    blocks: block tables, one for each group.
+    at: when it was given (seconds).
+    held: P still keeps the blocks.
+    """
 
     request: str
     blocks: Table
@@ -20,7 +25,7 @@ class Promise(NamedTuple):
 
 
 class ReaderState(StrEnum):
-    """How far a request of D is with the KV that P has promised it."""
+    """The state of a D request with respect to the KV that P has promised it."""
 
     GIVEN = "has P's answer and has asked for nothing"
     WAITS = "waits for KV of P"
@@ -42,9 +47,12 @@ BlockMove = tuple[int, int, int]
 
 
 class PairTransfer(NamedTuple):
-    """A transfer between the servers that the network has, or whose end D has yet to notice. reader: D's
-    request. moves: (group, block of D, block of P). copied: its bytes have moved; over: it has ended; failed:
-    not well."""
+    """A transfer between the servers that the network has, or whose end D has yet to notice.
+
+    reader: D's request.
+    moves: (group, block of D, block of P).
+    copied: its bytes have moved; over: it has ended; failed: it ended with an error.
+    """
 
     number: int
     reader: str
@@ -55,8 +63,11 @@ class PairTransfer(NamedTuple):
 
 
 class PairMessage(NamedTuple):
-    """A message under way. renews: it is a heartbeat, else it says what was read. requests: of P, that it
-    names."""
+    """A message under way.
+
+    renews: it is a heartbeat; otherwise it says that KV was read.
+    requests: the requests of P that it names.
+    """
 
     to: str
     renews: bool
@@ -66,9 +77,12 @@ class PairMessage(NamedTuple):
 class PairFacts(NamedTuple):
     """A pair at rest after a command.
 
-    prefill, decode: of each server. messages: in the order of sending. handshakes: servers, each as often as
-    it waits for one. clock: seconds since the start. idle: servers whose loop does not run, for it has
-    nothing to do. records: what the connectors' tables have, in words.
+    prefill, decode: facts of each server.
+    messages: in the order of sending.
+    handshakes: server names, one for each handshake that the server waits for.
+    clock: seconds since the start.
+    idle: servers whose loop does not run because it has nothing to do.
+    records: entries of the connectors' tables, in words.
     """
 
     prefill: BlockFacts
@@ -83,7 +97,7 @@ class PairFacts(NamedTuple):
     records: tuple[str, ...] = ()
 
     def of(self, server: str) -> BlockFacts:
-        """The facts of a server."""
+        """Return the facts of a server."""
         return self.prefill if server == PREFILL else self.decode
 
     @property
@@ -97,9 +111,9 @@ class PairFacts(NamedTuple):
         return not (self.under_way or self.messages or self.handshakes)
 
     def readers_of(self, request: str) -> tuple[PairReader, ...]:
-        """The requests of D that were given the answer to a request of P."""
+        """Return the requests of D that were given the answer to a request of P."""
         return tuple(reader for reader in self.readers if reader.of == request)
 
     def transfers_of(self, reader: str) -> tuple[PairTransfer, ...]:
-        """The transfers for a request of D."""
+        """Return the transfers for a request of D."""
         return tuple(job for job in self.transfers if job.reader == reader)

@@ -12,7 +12,7 @@ from collections.abc import Hashable, Iterator
 
 from reference.blocks.commands import EngineCommand, Schedule, Update
 from reference.blocks.progress import state_of
-from reference.headway import Headway, Standstill
+from reference.standstill_detector import StandstillDetector, Standstill
 from reference.pairs.commands import Advance, Deliver, Land, Move, PairCommand, Shake, Tick, Write
 from reference.pairs.config import LEASE, SERVERS
 from reference.pairs.facts import PairFacts
@@ -22,17 +22,17 @@ EPOCH = 2 * LEASE  # seconds in which every timeout ends
 
 
 class PairProgress:
-    """States of a pair in one run since somebody last got further.
+    """States of a pair in one run since a request last got further.
 
-    standstill: of the last command, where it was a Schedule while somebody waits; in_time: the same, with a
-    clock that stands still.
+    standstill: of the last command, if it was a Schedule while a request waits.
+    in_time: as standstill, with a clock that stands still.
     """
 
     def __init__(self) -> None:
         self.standstill: Standstill | None = None
         self.in_time: Standstill | None = None
-        self._with_clock = Headway()
-        self._without = Headway()
+        self._with_clock = StandstillDetector()
+        self._without = StandstillDetector()
         self._done: Counter[Hashable] = Counter()
 
     def follow(
@@ -43,8 +43,11 @@ class PairProgress:
         owed: list[tuple[str, str]],
         told: bool,
     ) -> None:
-        """Take over a command that was carried out. owed: what proxy and writing threads have to do. told: a
-        message has arrived that is no heartbeat, of which a server's state shows nothing yet."""
+        """Record a command that was carried out.
+
+        owed: work of the proxy and of the writing threads.
+        told: a message other than a heartbeat has arrived, which no server's state shows yet.
+        """
         self.standstill = self.in_time = None
         ran = served[1] if served is not None else None
         server = served[0] if served is not None else ""
@@ -62,15 +65,15 @@ class PairProgress:
             self._without.restart()
         if not waits or not isinstance(ran, Schedule):
             return
-        due = [*self._due(facts), *owed]
+        due = [*self._pending_work(facts), *owed]
         timeouts = ("clock", facts.clock // EPOCH)
         runs = any(facts.of(name).lanes for name in SERVERS)
         state = _state_of_pair(facts)
-        self.standstill = self._with_clock.in_state(state, [*due, timeouts], runs=runs)
-        self.in_time = self._without.in_state(state, due, runs=runs)
+        self.standstill = self._with_clock.enter_state(state, [*due, timeouts], runs=runs)
+        self.in_time = self._without.enter_state(state, due, runs=runs)
 
-    def _due(self, facts: PairFacts) -> Iterator[Hashable]:
-        """Yield the pending work of others. Its name changes once it is done."""
+    def _pending_work(self, facts: PairFacts) -> Iterator[Hashable]:
+        """Yield the work that others have to do. The name of a piece of work changes once it is done."""
         for server in SERVERS:
             if server not in facts.idle:
                 yield "schedules", server, self._done[Schedule, server]

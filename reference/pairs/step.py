@@ -8,18 +8,23 @@ from dataclasses import dataclass
 from reference.blocks.clauses import BlockStep
 from reference.blocks.facts import Table
 from reference.failures import AtBlock, AtNamed, AtServer, Failure, failure
-from reference.headway import Standstill
-from reference.pairs.beside import PairBeside
+from reference.standstill_detector import Standstill
+from reference.pairs.pair_record import PairRecord
 from reference.pairs.commands import PairCommand
 from reference.pairs.config import DECODE, PREFILL, SERVERS, PairConfig
 from reference.pairs.facts import PairFacts, Promise, ReaderState
-from reference.states import misread, stamp_after
+from reference.recurrent_states import misread, stamp_after
 
 
 @dataclass(eq=False)
 class PairStep:
-    """before, after: the facts of the pair. refused: the command changed nothing. sides: the step of each
-    server, by its name. beside: what stands beside the pair, after the command."""
+    """A command on a pair, and its state before and after it.
+
+    before, after: the facts of the pair.
+    refused: the command changed nothing.
+    sides: the step of each server, by its name.
+    record: the record of the run, after the command.
+    """
 
     config: PairConfig
     command: PairCommand
@@ -27,17 +32,17 @@ class PairStep:
     before: PairFacts
     after: PairFacts
     sides: Mapping[str, BlockStep]
-    beside: PairBeside
+    record: PairRecord
 
     @property
     def standstill(self) -> Standstill | None:
-        """How often the pair was in this state, all timeouts in between."""
-        return None if self.refused else self.beside.progress.standstill
+        """The standstill of the pair, with every timeout passed in between."""
+        return None if self.refused else self.record.progress.standstill
 
     @property
     def in_time(self) -> Standstill | None:
-        """How often it was in this state while the clock stood still."""
-        return None if self.refused else self.beside.progress.in_time
+        """The standstill of the pair while the clock stood still."""
+        return None if self.refused else self.record.progress.in_time
 
     @property
     def unanswered(self) -> dict[str, str]:
@@ -50,14 +55,14 @@ class PairStep:
 
     @property
     def room(self) -> str:
-        """Name what is free."""
+        """The free blocks, in words."""
         free = (f"{server} has {len(self.after.of(server).free)} blocks free" for server in SERVERS)
         return ", ".join(free)
 
     def needed(self) -> Iterator[Promise]:
-        """Promises that somebody will read, or may yet be told to."""
+        """Yield promises that a request reads, or may yet be told to."""
         for promise in self.after.promises:
-            if self.beside.needs(self.after, promise):
+            if self.record.needs(self.after, promise):
                 yield promise
 
     def lost(self) -> Iterator[Failure]:
@@ -68,11 +73,11 @@ class PairStep:
             for group, row in enumerate(promise.blocks):
                 for block in filter(None, row):
                     if not now.refs[block]:
-                        yield self._lost(promise, group, block, "it is free")
+                        yield self._lost_block(promise, group, block, "it is free")
                     if promise.request in before and was.memory[block] != now.memory[block]:
-                        yield self._lost(promise, group, block, "it was written")
+                        yield self._lost_block(promise, group, block, "it was written")
 
-    def _lost(self, promise: Promise, group: int, block: int, how: str) -> Failure:
+    def _lost_block(self, promise: Promise, group: int, block: int, how: str) -> Failure:
         readers = ", ".join(each.request for each in self.after.readers_of(promise.request))
         keep = f"P keeps block {block} (group {group}) of {promise.request}"
         places = AtBlock(block), AtNamed("request", promise.request)
@@ -81,11 +86,11 @@ class PairStep:
 
     @property
     def excused(self) -> set[str]:
-        """Requests of P whose KV only a lease gives back: its client is gone, or the network has failed."""
-        return self.beside.dropped | self.beside.faulted
+        """Requests of P whose KV only a lease frees: the client has gone, or the network has failed."""
+        return self.record.dropped | self.record.faulted
 
     def arrived(self) -> Iterator[tuple[str, int]]:
-        """Requests of D whose KV has come by this command, and the tokens that count as computed."""
+        """Yield the requests of D whose KV has arrived with this command, and their computed tokens."""
         waited = {each.request for each in self.before.readers if each.state is ReaderState.WAITS}
         for reader in self.after.readers:
             fact = self.after.decode.requests.get(reader.request)
@@ -95,7 +100,7 @@ class PairStep:
     def wrongly_sent(self) -> Iterator[Failure]:
         """Yield positions that D counts as computed and that hold other KV."""
         side = self.sides[DECODE]
-        texts = self.beside.texts[DECODE]
+        texts = self.record.texts[DECODE]
         for name, computed in self.arrived():
             bearer = texts.bearers.get(name)
             if bearer is None:

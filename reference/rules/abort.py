@@ -5,7 +5,7 @@ from __future__ import annotations
 from reference.commands import Abort, Reason
 from reference.state import Phase, State, free
 from reference.prefix_cache import unlocked
-from reference.rules.base import (
+from reference.rules.rule_definition import (
     NO_REQUEST, Case, RuleContext, known_request, make_room, require, row_goes, rule,
 )  # fmt: skip
 from reference.rules.sessions import end_turn

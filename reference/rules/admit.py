@@ -6,7 +6,7 @@ from reference.commands import Admit, Reason
 from reference.cursors import cut, resume
 from reference.state import ZERO, Cursors, Phase, State, text_tokens
 from reference.prefix_cache import matched
-from reference.rules.base import (
+from reference.rules.rule_definition import (
     NO_REQUEST,
     Case,
     RuleContext,

@@ -7,7 +7,7 @@ from collections.abc import Container, Sequence
 from reference.commands import Reason
 from reference.cursors import lost_below, window_live
 from reference.state import Phase, Request, State, free
-from reference.rules.base import RuleContext, cursors_of, known_request, make_room, require
+from reference.rules.rule_definition import RuleContext, cursors_of, known_request, make_room, require
 from reference.rules.evict_swa import own_eviction, tail_alone
 
 LANES = {
@@ -25,8 +25,8 @@ Grown = list[tuple[Request, int]]
 
 
 def batch_of(state: State, names: Sequence[str], *phases: Phase, late: int = 0) -> list[Request]:
-    """The requests of a batch, distinct, all in one of `phases` and with at most so many results late, or a
-    refusal."""
+    """Return the requests of a batch: distinct, in one of these phases, and each with at most `late` results
+    in flight; or refuse."""
     require(len(set(names)) == len(names), Reason.DUPLICATE_LANE)
     requests = [known_request(state, name) for name in names]
     require(
@@ -49,9 +49,11 @@ def allocate(
     tails: Container[str] = (),
     checkpoints: int = 0,
 ) -> tuple[State, Grown]:
-    """Room for every request to grow, after window eviction that the server may make before; or a refusal.
+    """Make room for every request to grow, after window evictions that the server may do before; or
+    refuse.
 
-    tails: who takes SWA slots for the last window alone, as if what is before had been evicted already.
+    tails: requests that take SWA slots only for the last window, as if everything before had been
+        evicted.
     checkpoints: states that the batch hands to the tree.
     """
     geometry = state.config.geometry

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from reference.commands import Decode, Draft, Launch, Reason, Settle, SpecDecode
 from reference.state import Cursors, Phase, Request, Round, State
-from reference.rules.base import (
+from reference.rules.rule_definition import (
     NO_REQUEST, NOT_RUNNING, Case, ChoiceNotAllowed, RuleContext, cursors_of, known_request, require, rule,
 )  # fmt: skip
 from reference.rules.batch import LANES, POOLS, Grown, allocate, batch_of, require_window
@@ -36,7 +36,7 @@ MOST_LATE = 2  # a round is launched before the result of the one before is proc
 def decode(state: State, command: Decode, context: RuleContext) -> State:
     require(command.requests, Reason.EMPTY)
     requests = batch_of(state, command.requests, Phase.RUNNING)
-    return _round(state, [Draft(r.name, 1, 1) for r in requests], requests, context, ahead=False)
+    return _allocate_round(state, [Draft(r.name, 1, 1) for r in requests], requests, context, ahead=False)
 
 
 _OF_A_VERIFY_ROUND = {
@@ -59,7 +59,7 @@ _OF_A_VERIFY_ROUND = {
     tree=_EVICTS_FIRST,
 )
 def spec_decode(state: State, command: SpecDecode, context: RuleContext) -> State:
-    return _round(state, command.lanes, _verified(state, command), context)
+    return _allocate_round(state, command.lanes, _requests_to_verify(state, command), context)
 
 
 @rule(
@@ -80,8 +80,8 @@ def spec_decode(state: State, command: SpecDecode, context: RuleContext) -> Stat
     tree=_EVICTS_FIRST,
 )
 def launch(state: State, command: Launch, context: RuleContext) -> State:
-    return _round(
-        state, command.lanes, _verified(state, command, MOST_LATE - 1), context, late=True
+    return _allocate_round(
+        state, command.lanes, _requests_to_verify(state, command, MOST_LATE - 1), context, late=True
     )
 
 
@@ -110,8 +110,8 @@ def settle(state: State, command: Settle, _: RuleContext) -> State:
     )
 
 
-def _verified(state: State, command: SpecDecode | Launch, late: int = 0) -> list[Request]:
-    """The requests of a verify round, each with at most so many results late."""
+def _requests_to_verify(state: State, command: SpecDecode | Launch, late: int = 0) -> list[Request]:
+    """Return the requests of a verify round, each with at most `late` results in flight."""
     lanes = command.lanes
     require(lanes and all(n.allocate >= 1 and n.accept >= 1 for n in lanes), Reason.EMPTY)
     requests = batch_of(state, [lane.request for lane in lanes], Phase.RUNNING, late=late)
@@ -119,7 +119,7 @@ def _verified(state: State, command: SpecDecode | Launch, late: int = 0) -> list
     return requests
 
 
-def _round(
+def _allocate_round(
     state: State,
     lanes: Sequence[Draft],
     requests: Sequence[Request],
@@ -128,9 +128,10 @@ def _round(
     ahead: bool = True,
     late: bool = False,
 ) -> State:
-    """Slots for what each batch entry may accept, past all that earlier rounds may.
+    """Allocate slots for what each batch entry may accept, past what earlier rounds may.
 
-    ahead: a server may take more; late: the result is in flight.
+    ahead: a server may allocate more.
+    late: the result is in flight.
     """
     geometry = state.config.geometry
     grown: Grown = []
@@ -156,7 +157,7 @@ def _round(
         in_flight = request.in_flight
         gain = lane.accept
         if late:
-            gain = _claimed(request, lane.allocate, context)
+            gain = _claimed_tokens(request, lane.allocate, context)
             in_flight = (*in_flight, Round(lane.allocate, lane.accept, gain))
         else:
             output += gain
@@ -169,8 +170,9 @@ def _round(
     return state.with_those(moved)
 
 
-def _claimed(request: Request, allocate: int, context: RuleContext) -> int:
-    """How much of a round in flight counts as committed: all that it allocates, or what the system chose."""
+def _claimed_tokens(request: Request, allocate: int, context: RuleContext) -> int:
+    """Return the part of a round in flight that counts as committed: all it allocates, or the system's
+    choice."""
     choice = context.choices.get(request.name)
     before = cursors_of(request).kv_committed_len
     if choice is None or choice.kv_committed_len is None:

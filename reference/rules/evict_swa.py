@@ -5,7 +5,7 @@ from __future__ import annotations
 from reference.commands import EvictSwa, Mode, Reason
 from reference.cursors import evict_window, eviction_limit
 from reference.state import IN_BATCH, Request, State
-from reference.rules.base import (
+from reference.rules.rule_definition import (
     NO_REQUEST, Case, ChoiceNotAllowed, RuleContext, cursors_of, known_request, require, rule,
 )  # fmt: skip
 
@@ -39,7 +39,7 @@ def evict_swa(state: State, command: EvictSwa, context: RuleContext) -> State:
 
 
 def evicted(state: State, request: Request, length: int, chosen: int | None) -> Request:
-    """The request after a window eviction with `length`; `chosen` is where the system stopped."""
+    """Return the request after a window eviction with `length`. chosen: where the system stopped."""
     geometry = state.config.geometry
     window = geometry.window
     page_size = geometry.page_size
@@ -62,7 +62,7 @@ def evicted(state: State, request: Request, length: int, chosen: int | None) -> 
 
 
 def tail_alone(state: State, request: Request, length: int, context: RuleContext) -> Request:
-    """The request as it is before it grows to `length` with SWA slots for the last window alone."""
+    """Return the request before it grows to `length` with SWA slots only for the last window."""
     choice = context.choices.get(request.name)
     return evicted(state, request, length, None if choice is None else choice.swa_evicted_seqlen)
 
@@ -70,8 +70,9 @@ def tail_alone(state: State, request: Request, length: int, context: RuleContext
 def own_eviction(
     state: State, request: Request, context: RuleContext, *, after: bool = False
 ) -> Request:
-    """A server may evict inside an allocation, driven with the length committed before it; inside a prefill
-    `after` the forward pass instead, driven with the length committed then."""
+    """Return the request after a window eviction that a server may do inside an allocation, with the
+    length committed before it; inside a prefill `after` the forward pass, with the length committed
+    then."""
     choice = context.choices.get(request.name)
     cursors = cursors_of(request)
     if choice is None or choice.swa_evicted_seqlen in (None, cursors.swa_evicted_seqlen):

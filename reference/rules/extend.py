@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from reference.commands import Extend, Reason
-from reference.handover import insert_prompt
+from reference.tree_insertion import insert_prompt
 from reference.state import Phase, State
-from reference.rules.base import Case, RuleContext, cursors_of, known_request, require, rule
+from reference.rules.rule_definition import Case, RuleContext, cursors_of, known_request, require, rule
 from reference.rules.batch import LANES, POOLS, Grown, allocate, batch_of, require_window
 from reference.rules.evict_swa import own_eviction
 
@@ -70,7 +70,7 @@ def extend(state: State, command: Extend, context: RuleContext) -> State:
     for request in requests:
         require_window(state, request)
     prompts = [r.name for r in requests if r.phase is not Phase.RUNNING and state.tree is not None]
-    inserting = [name for name in prompts if _inserts(state, name)]
+    inserting = [name for name in prompts if _prompt_enters_tree(state, name)]
     copies = 0 if state.config.geometry.tracks else len(inserting)
     state, grown = allocate(state, grown, context, tails, copies)
     for (request, allocated), lane in zip(grown, command.lanes):
@@ -91,7 +91,7 @@ def extend(state: State, command: Extend, context: RuleContext) -> State:
     return state
 
 
-def _inserts(state: State, name: str) -> bool:
-    """Later turns of a session stay outside of the tree."""
+def _prompt_enters_tree(state: State, name: str) -> bool:
+    """Return whether the prompt is inserted: later turns of a session stay outside of the tree."""
     session = state.session(known_request(state, name).session)
     return session is None or session.slot is None

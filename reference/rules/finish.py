@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from reference.commands import Finish, Mode, Reason
 from reference.cursors import Cursors, cut, may_stop_at
-from reference.handover import insert_on_finish
+from reference.tree_insertion import insert_on_finish
 from reference.state import Phase, Request, State, state_of, text_cut
-from reference.rules.base import (
+from reference.rules.rule_definition import (
     NO_REQUEST, NOT_RUNNING, ChoiceNotAllowed, RuleContext, cursors_of, known_request, require, row_goes,
     row_is_cut, rule,
 )  # fmt: skip

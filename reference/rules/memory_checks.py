@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from reference.accounts import report
+from reference.memory_accounts import report
 from reference.commands import CheckBusy, CheckIdle, Done, Reason
 from reference.state import IN_BATCH, State
-from reference.rules.base import RuleContext, require, rule
+from reference.rules.rule_definition import RuleContext, require, rule
 
 
 @rule(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from reference.commands import Mode, Reason, Retract
 from reference.state import Phase, State, state_of
 from reference.prefix_cache import unlocked
-from reference.rules.base import (
+from reference.rules.rule_definition import (
     NO_REQUEST, NOT_RUNNING, RuleContext, known_request, require, row_goes, row_is_cut, rule,
 )  # fmt: skip
 from reference.rules.finish import KEEPS_LESS, cut_of_turn

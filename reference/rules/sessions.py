@@ -9,7 +9,7 @@ from __future__ import annotations
 from reference.commands import Abort, Close, Finish, Open, Reason, Retract, Submit, prompt_len
 from reference.state import Request, Session, State, text_len
 from reference.prefix_cache import extended, is_text, unlocked, well_formed
-from reference.rules.base import (
+from reference.rules.rule_definition import (
     NAME_TAKEN,
     Case,
     Refusal,
@@ -35,8 +35,8 @@ TURNS: dict[type, tuple[bool, str, str]] = {
 
 
 def end_turn(state: State, session: Session) -> State:
-    """The session's turn has ended, and `session` says what it keeps. One that a close waits for goes, with
-    everything that it has."""
+    """End the session's turn; `session` says what it keeps. A session that a close waits for is
+    removed, with everything it has."""
     if session.closing:
         return unlocked(state.without_session(session.name), session.name)
     return state.with_session(session._replace(turn=None))

@@ -15,10 +15,10 @@ from reference.commands import (
     prompt_len,
 )
 from reference.cursors import eviction_limit, floor_page
-from reference.handover import insert_by_lock_holder
+from reference.tree_insertion import insert_by_lock_holder
 from reference.state import IN_BATCH, State
 from reference.prefix_cache import evicted, key_of, lock_holders, matched, unlocked, well_formed
-from reference.rules.base import (
+from reference.rules.rule_definition import (
     NAME_TAKEN, RuleContext, cursors_of, is_taken, make_room, require, rule,
 )  # fmt: skip
 

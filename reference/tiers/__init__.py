@@ -2,5 +2,5 @@
 
 config, commands, facts: of a radix tree with a host tier, which is driven command by command (SGLang).
 clauses: what must hold of any second tier; of vLLM's connector as well.
-step: a command, with what the clauses ask about it: slot_owners, host_records, left_over, sent_parts.
+step: a command, with what the clauses ask about it: slot_owners, host_records, leaks, sent_parts.
 """

@@ -24,30 +24,31 @@ from reference.commands import (
 
 @dataclass(frozen=True, slots=True)
 class ResetCache:
-    """Forget the prefix cache; running: what runs gives its blocks back and starts again."""
+    """Empty the prefix cache. running: running requests give their blocks back and start again."""
 
     running: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """The oldest transfer that has not moved its KV moves it now. load: of loads, else of stores."""
-
-    load: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Complete:
-    """The oldest transfer completes; the engine learns of it with its next batch. load: of loads, else of
+    """The oldest transfer that has not moved its KV moves it. load: of the loads, otherwise of the
     stores."""
 
     load: bool = False
 
 
 @dataclass(frozen=True, slots=True)
+class Complete:
+    """The oldest transfer completes; the engine learns of it with its next batch. load: of the loads,
+    otherwise of the stores."""
+
+    load: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Load:
-    """Match, and what has KV on the host alone is loaded back: device slots are taken for it, a load is
-    queued, and `holder` locks all of it."""
+    """Match a prompt and load back the part whose KV only the host has: device slots are allocated, a
+    load is queued, and `holder` locks the whole prefix."""
 
     holder: str
     prompt: Prompt
@@ -55,14 +56,15 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Send the queued operations to the copy engine as one transfer. load: queued loads, else stores."""
+    """Send the queued operations to the copy engine as one transfer. load: queued loads, otherwise
+    stores."""
 
     load: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Poll:
-    """The scheduler sends queued stores and takes note of what has completed."""
+    """The scheduler sends queued stores and notes completed transfers."""
 
 
 ALL = -1  # pages: as many as there are
@@ -70,8 +72,8 @@ ALL = -1  # pages: as many as there are
 
 @dataclass(frozen=True, slots=True)
 class Prefetch:
-    """A request that waits asks the storage for what neither tier has. Match or Load of its prompt admits it,
-    Abort gives it up."""
+    """A waiting request asks the storage for KV that neither tier has. Match or Load of its prompt
+    admits it, Abort ends it."""
 
     holder: str
     prompt: Prompt
@@ -79,32 +81,33 @@ class Prefetch:
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """The thread that asks the storage for pages goes on. pages: that the backend finds at most, -1 for
-    all."""
+    """The thread that asks the storage for pages proceeds. pages: the most that the backend finds, -1
+    for all."""
 
     pages: int = ALL
 
 
 @dataclass(frozen=True, slots=True)
 class Fetch:
-    """The thread that reads pages into host memory goes on. pages: as above. Of vLLM's connector: the oldest
-    job that reads chunks from the storage is done; behind so many a file is too short, and the job fails."""
+    """The thread that reads pages into host memory proceeds. pages: as in Query. With vLLM's connector:
+    the oldest job that reads chunks from the storage is done; where a file is too short after so many,
+    the job fails."""
 
     pages: int = ALL
 
 
 @dataclass(frozen=True, slots=True)
 class Backup:
-    """The thread that writes pages to the storage goes on. pages: as above. Of vLLM's connector: the oldest
-    job that writes chunks to it is done, and fails behind so many."""
+    """The thread that writes pages to the storage proceeds. pages: as in Query. With vLLM's connector:
+    the oldest job that writes chunks is done, and fails after so many."""
 
     pages: int = ALL
 
 
 @dataclass(frozen=True, slots=True)
 class Await:
-    """A request comes that another server computes, or decodes. resumable: it is a turn of the session of
-    that name, which keeps its KV until the next; the prompt goes on behind what was said in it."""
+    """A request arrives that another server prefills, or decodes. resumable: it is a turn of the
+    session of that name, which keeps its KV until the next; the prompt continues that turn's text."""
 
     holder: str
     prompt: Prompt
@@ -113,8 +116,8 @@ class Await:
 
 @dataclass(frozen=True, slots=True)
 class Greet:
-    """The peer answers: a Poll may take slots, or send. prefix: tokens, whole pages, that a decode server
-    has already."""
+    """The peer answers, so that a Poll may allocate slots, or send. prefix: tokens, whole pages, that a
+    decode server already has."""
 
     holder: str
     prefix: int = 0
@@ -122,27 +125,27 @@ class Greet:
 
 @dataclass(frozen=True, slots=True)
 class Arrive:
-    """The prefill server has written all KV, and writes no more. A Poll lets the request decode. On a prefill
-    server: what it has handed in is read."""
+    """The prefill server has written all KV and writes no more. A Poll lets the request decode. On a
+    prefill server: its parts were read."""
 
     holder: str
 
 
 @dataclass(frozen=True, slots=True)
 class FailPeer:
-    """The receiver or sender reports a failure; what is under way may still be written."""
+    """The receiver or sender reports a failure; KV under way may still be written."""
 
     holder: str
 
 
 @dataclass(frozen=True, slots=True)
 class Expire:
-    """The prefill servers of requests that were given up are gone, and write no more."""
+    """The prefill servers of aborted requests have gone, and write no more."""
 
 
 @dataclass(frozen=True, slots=True)
 class LastToken:
-    """A request has its last token. Its KV goes into the tree, or stays with its session."""
+    """A request gets its last token. Its KV is inserted into the tree, or stays with its session."""
 
     holder: str
 

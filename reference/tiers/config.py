@@ -69,7 +69,7 @@ class TierConfig:
             raise GeometryError("width", f"must be in [page_size, {MAX_SLOTS}], not {self.width}")
 
     def _check_servers(self) -> None:
-        """Raise GeometryError for a server with one role, or a state, that does not go with the rest."""
+        """Raise GeometryError for a server with one role, or a state, that other sizes rule out."""
         if bool(self.role) != (1 <= self.rows <= 64):
             raise GeometryError(
                 "rows", f"must be in [1, 64] where decode or prefill is set, else 0, not {self.rows}"
@@ -111,14 +111,14 @@ class TierConfig:
 
     @property
     def role(self) -> str:
-        """What the server only does: "decode", "prefill", or "" for both."""
+        """The only role of the server: "decode", "prefill", or "" for both."""
         roles = {"decode": self.decode, "prefill": self.prefill}
         return next((role for role, how in roles.items() if how), "")
 
     @property
     def metadata_rows(self) -> int:
-        """Slots of first tokens on a server that only decodes, fewer than rows; rows of metadata on one that
-        only prefills, where a request has one before it has a row."""
+        """Slots of first tokens on a decode server, fewer than rows; rows of metadata on a prefill
+        server, where a request has one before it has a row."""
         return self.rows + 1 if self.prefill else max(1, self.rows - 1)
 
     @property
@@ -129,17 +129,17 @@ class TierConfig:
         return ("full", *swa, *state)
 
     def pages(self, pool: str) -> int:
-        """Pages of `pool` on the device."""
+        """Return the pages of `pool` on the device."""
         return {"full": self.full_pages, "swa": self.swa_pages, "state": self.states}[pool]
 
     def host_slots(self, pool: str) -> int:
-        """Slots of `pool` on the host: tokens, or states."""
+        """Return the slots of `pool` on the host: tokens, or states."""
         pages = {"full": self.host_pages, "swa": self.host_swa_pages, "state": self.host_states}
         return self.page_size * pages[pool]
 
     @property
     def device(self) -> Geometry:
-        """The sizes of the device alone. Texts share one row where nobody decodes or prefills."""
+        """Return the sizes of the device alone. Texts share one row on a server with both roles."""
         return Geometry(
             self.page_size, self.window, self.full_pages, self.swa_pages, self.rows or 1, self.width,
             tree="plain" not in (self.decode, self.prefill),
@@ -200,7 +200,7 @@ TIER_PRESETS: dict[str, TierConfig] = {
 
 
 def tier_preset(name: str) -> TierConfig:
-    """The preset called `name`; raises GeometryError that lists the names."""
+    """Return the preset called `name`. Raises GeometryError that lists the names."""
     try:
         return TIER_PRESETS[name]
     except KeyError:

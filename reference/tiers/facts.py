@@ -15,12 +15,14 @@ METADATA = "metadata"  # the pool of what the last page of a prompt brings along
 
 
 class TierNode(NamedTuple):
-    """A node of the tree, without the root. start: the position of its first token; stamps: its tokens.
+    """A node of the tree, without the root.
 
-    device, host: its slots, by pool, none where it has no KV there. locks, pins: how many locks it counts on
-    the device and on the host. storing: the number of the store that it is marked to wait for, -1 for none.
-    hashed: the text, from the root on, that its hashes of pages stand for; None where it has none.
-    following: of a tree of bigrams, the token after its last one, which its key has as well.
+    start: position of its first token; stamps: its tokens.
+    device, host: its slots, by pool; none where it has no KV there.
+    locks, pins: its lock counts on the device and on the host.
+    storing: number of the store that it waits for, -1 for none.
+    hashed: the text, from the root on, that the hashes of its pages stand for; None where it has none.
+    following: in a tree of bigrams, the token after its last one, which its key has as well.
     """
 
     node: int
@@ -51,9 +53,13 @@ class TierPart(NamedTuple):
 
 
 class TierTransfer(NamedTuple):
-    """A transfer that is not acknowledged. load: from the host, else to it. acks: the numbers under which the
-    cache waits for it. sent: to the copy engine, else queued; copied: its KV has moved; completed: by the
-    engine; stale: from before a reset."""
+    """A transfer that is not acknowledged.
+
+    load: from the host; otherwise to it.
+    acks: numbers under which the cache waits for it.
+    sent: to the copy engine; otherwise queued.
+    copied: its KV has moved. completed: by the engine. stale: it is from before a reset.
+    """
 
     job: int
     load: bool
@@ -66,13 +72,13 @@ class TierTransfer(NamedTuple):
 
     @property
     def called(self) -> str:
-        """Such as "store 3"."""
+        """Its name, such as "store 3"."""
         return f"{'load' if self.load else 'store'} {self.job}"
 
 
 class TierRecord(NamedTuple):
-    """The cache's record of a transfer until it is acknowledged. ack: its number, which is that of a
-    node; nodes: those that it then publishes."""
+    """The cache's record of a transfer until it is acknowledged. ack: its number, that of a node;
+    nodes: those that it then publishes."""
 
     load: bool
     ack: int
@@ -80,8 +86,12 @@ class TierRecord(NamedTuple):
 
 
 class TierUser(NamedTuple):
-    """The holder of a lock. host: on host KV, else on device KV. node: the last of its path; lock: the
-    number of the lock; full_only: it has locked no SWA KV, or unlocked it since."""
+    """The holder of a lock.
+
+    host: on host KV; otherwise on device KV.
+    node: the last of its path; lock: the number of the lock.
+    full_only: it has locked no SWA KV, or unlocked it since.
+    """
 
     name: str
     host: bool
@@ -91,23 +101,23 @@ class TierUser(NamedTuple):
 
 
 class TierLock(NamedTuple):
-    """A lock on device KV that the command took. path: the nodes of its path as they were then, before the
-    command split any of them."""
+    """A lock on device KV that the command took. path: the nodes of its path before the command split
+    any of them."""
 
     lock: int
     path: tuple[TierNode, ...]
 
 
 class TierOperation(NamedTuple):
-    """An operation of the storage that is not over: a prefetch, or a backup.
+    """An operation of the storage in progress: a prefetch, or a backup.
 
     job: its number, among transfers.
     back: from the host to the storage.
     name: the request that asked for it.
-    state: what it waits for, such as "to be read"; RECORD_ONLY where only a record is left of it.
+    state: what it waits for, such as "to be read"; RECORD_ONLY where only a record of it is left.
     slots: host slots that it has, by pool.
-    moving: host slots that a call of the backend has still to read (of a backup all that it has not read) or
-    to write, by pool.
+    moving: host slots that the backend has still to read (in a backup all that it has not read) or to
+        write, by pool.
     """
 
     job: int
@@ -119,7 +129,7 @@ class TierOperation(NamedTuple):
 
     @property
     def called(self) -> str:
-        """Such as "prefetch 3 of h1"."""
+        """Its name, such as "prefetch 3 of h1"."""
         return f"backup {self.job}" if self.back else f"prefetch {self.job} of {self.name}"
 
 
@@ -127,7 +137,7 @@ RECORD_ONLY = "gone"  # the state of an operation of which only a record is left
 
 
 class TierRequestState(StrEnum):
-    """The state of a request of a server that only decodes or prefills, or of another owner of slots."""
+    """The state of a request on a server with one role, or of another owner of slots."""
 
     WAITS = "waits"
     """It waits for its prefill server."""
@@ -175,8 +185,12 @@ _NOT_REQUESTS = (
 
 
 class TierPage(NamedTuple):
-    """A page that a command has written to the storage. key: the number of its hash; slots: of the host;
-    found: their stamps; wanted: of the tokens that the hash stands for."""
+    """A page that a command has written to the storage.
+
+    key: number of its hash.
+    slots: host slots; found: their stamps.
+    wanted: stamps of the tokens that the hash stands for.
+    """
 
     key: int
     pool: str
@@ -209,9 +223,9 @@ class TierRequest(NamedTuple):
 class TierSend(NamedTuple):
     """Slots of one pool that were handed in to be sent to a decode server and are not read yet.
 
-    job: its number. name: the request. position: of the first slot, in the prompt. wanted: the stamps of the
-    prompt there, fewer than slots where it ends; found: those in the slots. Of the pool "metadata" slots are
-    the request's row, and stamps the numbers of rooms.
+    job: its number. name: the request. position: position of the first slot, in the prompt.
+    wanted: stamps of the prompt there, fewer than slots at its end; found: stamps in the slots.
+    In the pool "metadata", slots are the request's row and stamps the numbers of rooms.
     """
 
     job: int
@@ -275,8 +289,8 @@ class TierFacts(NamedTuple):
 
     @property
     def in_flight(self) -> bool:
-        """A transfer of the present cache is not acknowledged, an operation of the storage is not over, or a
-        request is there."""
+        """Whether a transfer of the present cache is not acknowledged, a storage operation is in
+        progress, or a request is there."""
         moving = any(not transfer.stale for transfer in self.transfers)
         there = any(request.state not in _NOT_REQUESTS for request in self.requests)
         return moving or bool(self.operations) or there

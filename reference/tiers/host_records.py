@@ -1,4 +1,4 @@
-"""Records of a tree's host tier that the clauses of any second tier read (reference/tiers/records.py)."""
+"""Records of a tree's host tier that the clauses of any second tier read (reference.tiers.tier_records)."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from collections.abc import Iterator
 from functools import cache
 
 from reference.failures import AtCount, AtTransfer, AtTreeNode, Failure, counted, failure
-from reference.remembered import remembered
-from reference.states import chained
+from reference.memoization import memoized
+from reference.recurrent_states import chained
 from reference.tiers.commands import ResetCache, TierCommand
 from reference.tiers.facts import TierFacts, TierNode
 from reference.tiers.locks import LockRange, Where, counts
-from reference.tiers.records import Count, HostUnit, KeptCopy, Source
+from reference.tiers.tier_records import Count, HostUnit, KeptCopy, Source
 from reference.tiers.slot_owners import SlotOwners
 from reference.tiers.slots import Slot, at_slot, called, held, host_slots, source, target
 
 
 class HostRecords(SlotOwners):
-    """The part of a TierStep for copies, locks and transfers: a `HasTier`, but for what is left over."""
+    """The part of a TierStep for copies, locks and transfers: a `HasTier` without `left_over`."""
 
     command: TierCommand
     refused: bool
@@ -32,10 +32,10 @@ class HostRecords(SlotOwners):
 
     @property
     def kept_copies(self) -> tuple[int, int]:
-        """How many nodes had a copy on the host before the command, and have one now."""
+        """Numbers of nodes that had a copy on the host before the command, and have one now."""
         return _nodes_on_host(self.before), _nodes_on_host(self.after)
 
-    @remembered
+    @memoized
     def reached(self) -> frozenset[str]:
         """Clauses of a second tier that could break at this step."""
         after = self.after
@@ -54,13 +54,13 @@ class HostRecords(SlotOwners):
         return frozenset(name for name, could in found.items() if could)
 
     def rooms(self) -> Iterator[HostUnit]:
-        """The slots of host memory."""
+        """Yield the slots of host memory."""
         for pool in self.config.pools:
             for at in range(self.config.host_slots(pool)):
                 slot = True, pool, at
                 nodes = len(self.owners.get(slot, ()))
                 others = self.held_back.get(slot, ())
-                owned = _having(nodes)
+                owned = _owner_text(nodes)
                 for other in others:
                     owned += f", {other} has it"
                 owners = nodes + len(others)
@@ -68,17 +68,17 @@ class HostRecords(SlotOwners):
                 yield HostUnit(called(slot), at_slot(slot), owners, free, False, owned)
 
     def copies(self) -> Iterator[KeptCopy]:
-        """The KV and the state of each node, on either tier."""
+        """Yield the KV and the state of each node, on either tier."""
         # SWA KV is sent anew to each request
         pools = ("full",) if self.config.decode else self.config.pools
         for node in self.after.nodes:
             for host, slots in ((True, node.host), (False, node.device)):
                 for pool in pools:
                     if own := slots[pool]:
-                        yield self._copy(node, host, pool, own)
+                        yield self._node_copy(node, host, pool, own)
 
-    def _copy(self, node: TierNode, host: bool, pool: str, own: tuple[int, ...]) -> KeptCopy:
-        """Return what a node has in a pool of one tier. A slot that is not written yet counts as right."""
+    def _node_copy(self, node: TierNode, host: bool, pool: str, own: tuple[int, ...]) -> KeptCopy:
+        """Return a node's copy in a pool of one tier. A slot that is not written yet counts as right."""
         unwritten = self.unwritten
         stamps = node.stamps
         if pool == "state":
@@ -112,43 +112,44 @@ class HostRecords(SlotOwners):
         )
 
     def pins(self) -> Iterator[Count]:
-        """The locks of nodes that do not count their users, and how many they have to count."""
+        """Yield the lock counts of nodes that differ from the number of their users."""
         wanted = self.wanted_counts
         for node in self.after.nodes:
             for host, locks in ((False, node.locks), (True, node.pins)):
                 for pool, got in locks.items():
                     users = wanted[host, pool, node.node]
-                    if got != users and not self._harmless(node, host, pool, got):
+                    if got != users and not self._may_count_nothing(node, host, pool, got):
                         tier = "host" if host else "device"
                         at = AtTreeNode(node.node, pool, host)
                         what = pool if pool == "state" else f"{pool} KV"
                         kv = f"the {what} of node {node.node} on the {tier}"
-                        yield Count(kv, at, _locked(users), _locked(got))
+                        yield Count(kv, at, _lock_text(users), _lock_text(got))
 
-    def _harmless(self, node: TierNode, host: bool, pool: str, got: int) -> bool:
-        """Whether a lock may count nothing on a node: it counts full KV only where the host has it, unless
-        the policy is write_back."""
+    def _may_count_nothing(self, node: TierNode, host: bool, pool: str, got: int) -> bool:
+        """Return whether a node may count no lock: it counts locks on full KV only where the host has
+        it, unless the policy is write_back."""
         back = self.config.policy == "write_back"
         return host and pool == "full" and not got and not node.host[pool] and not back
 
     def sources(self) -> Iterator[Source]:
-        """The slots that transfers and operations of the storage have still to read."""
+        """Yield the slots that transfers and storage operations have still to read."""
         moved = {
             (job.load, part) for job in self.before.transfers if not job.stale for part in job.parts
         }
         for job, part in self.moving(lambda job: not job.copied):
-            yield self._source(job.called, source(job, part), (job.load, part) in moved)
+            yield self._read_source(job.called, source(job, part), (job.load, part) in moved)
         read = {(op.job, slot) for op in self.before.operations for slot in host_slots(op.moving)}
         for op in self.after.operations:
             if not op.back:
                 continue
             for slot in host_slots(op.moving):
-                yield self._source(op.called, slot, (op.job, slot) in read)
+                yield self._read_source(op.called, slot, (op.job, slot) in read)
 
-    def _source(self, transfer: str, slot: Slot, known: bool) -> Source:
-        """Return the source that a transfer has still to read. known: it had it before the command, too."""
+    def _read_source(self, transfer: str, slot: Slot, known: bool) -> Source:
+        """Return the source that a transfer has still to read. known: it had it before the command,
+        too."""
         owners = len(self.owners.get(slot, ()))
-        lost = "it is free" if self.free[slot] else _having(owners)
+        lost = "it is free" if self.free[slot] else _owner_text(owners)
         now = held(self.after, slot)
         before = held(self.before, slot) if known else now
         return Source(
@@ -156,7 +157,7 @@ class HostRecords(SlotOwners):
         )
 
     def taken(self) -> Iterator[Failure]:
-        """Yield destinations of transfers that are free, or that somebody else has."""
+        """Yield destinations of transfers that are free, or that have another owner."""
         for job, part in self.moving(lambda job: not job.completed):
             slot = target(job, part)
             owners = self.owners.get(slot, ())
@@ -179,11 +180,11 @@ class HostRecords(SlotOwners):
                     want = f"{called(slot)} is kept for {operation.called}"
                     yield failure(want, got, at_slot(slot), AtTransfer(operation.job))
 
-        yield from self._taken_from_peers()
+        yield from self._peer_write_conflicts()
 
-    def _taken_from_peers(self) -> Iterator[Failure]:
-        """Yield device slots, rows and slots of first tokens that a prefill server has still to write, and
-        that are not kept for that request alone."""
+    def _peer_write_conflicts(self) -> Iterator[Failure]:
+        """Yield device slots, rows and slots of first tokens that a prefill server has still to write,
+        and that are not reserved for that request."""
         for at, request in enumerate(self.after.requests):
             for pool, own in request.writing.items():
                 for number in own:
@@ -199,9 +200,9 @@ class HostRecords(SlotOwners):
                     want = f"{request.name} keeps its {what} while its prefill server writes"
                     yield failure(want, "it is free", AtCount(request.name, what))
 
-    @remembered
+    @memoized
     def wanted_counts(self) -> Counter[Where]:
-        """The number of users that each node has to count."""
+        """The number of users that each node must count."""
         return counts(self.after, self.ranges, self.config.pools)
 
 
@@ -209,10 +210,10 @@ def _nodes_on_host(facts: TierFacts) -> int:
     return sum(any(node.host.values()) for node in facts.nodes)
 
 
-def _locked(times: int) -> str:
+def _lock_text(times: int) -> str:
     return f"locked {counted(times, 'time')}"
 
 
 @cache
-def _having(nodes: int) -> str:
+def _owner_text(nodes: int) -> str:
     return f"{counted(nodes, 'node')} {'has' if nodes == 1 else 'have'} it"

@@ -28,8 +28,11 @@ NOWHERE = 1 << 30
 
 
 class LockRange(NamedTuple):
-    """From which position on a user has locked each pool, up to the end of its node. left_out: where it has
-    not locked SWA KV all the same, as (start, end)."""
+    """A user's lock as ranges of positions.
+
+    low: by pool, the position from which on it is locked, up to the end of its node.
+    left_out: (start, end) within that where its SWA KV is not locked.
+    """
 
     user: TierUser
     low: dict[str, int]
@@ -37,10 +40,16 @@ class LockRange(NamedTuple):
 
 
 class LockRanges:
-    """The ranges of all users, by the number of their lock. prompts: of those who hold one, by name; waiting:
-    of those who have asked a storage; sessions: that are open on a server that only decodes; seen: prompts of
-    the last inserts; lengths: of the last prompts awaited (tokens), by name. greeted, arrived: requests whose
-    peer has answered or failed, has sent all; expired: the last command was an Expire."""
+    """The ranges of all users, by the number of their lock.
+
+    prompts: prompts of lock holders, by name.
+    waiting: prompts of requests that have asked a storage, by name.
+    sessions: open sessions on a decode server.
+    seen: prompts of the last inserts.
+    lengths: lengths of the last prompts awaited (tokens), by name.
+    greeted, arrived: requests whose peer has answered or failed, or has sent everything.
+    expired: the last command was an Expire.
+    """
 
     def __init__(self, config: TierConfig) -> None:
         self.config = config
@@ -57,7 +66,7 @@ class LockRanges:
         self._locks_first = False  # the last command: a backup locks before what is inserted splits
 
     def note(self, command: TierCommand) -> None:
-        """Remember who holds what text after a command that was carried out."""
+        """Record the texts of holders after a command that was carried out."""
         match command:
             case (
                 Match(holder, prompt) | Load(holder, prompt) | Insert(holder, prompt, chunked=True)
@@ -87,15 +96,15 @@ class LockRanges:
         if isinstance(command, Await | Insert):
             self.seen = [command.prompt, *self.seen[:5]]
 
-    def begins(self, user: TierUser, nodes: dict[int, TierNode]) -> None:
-        """A lock is taken on a path of these nodes: what it locks, before anything is split."""
-        self.ranges[user.lock, user.host] = LockRange(user, self._low(user, nodes, ()))
+    def take_lock(self, user: TierUser, nodes: dict[int, TierNode]) -> None:
+        """Record the range of a lock on a path of these nodes, before any of them is split."""
+        self.ranges[user.lock, user.host] = LockRange(user, self._range_starts(user, nodes, ()))
 
     def follow(self, facts: TierFacts) -> list[LockRange]:
-        """The ranges of the users that there are now."""
+        """Return the ranges of the present users."""
         users = {user.lock: user for user in facts.users}
         for taken in facts.taken:
-            self.begins(users[taken.lock], {node.node: node for node in taken.path})
+            self.take_lock(users[taken.lock], {node.node: node for node in taken.path})
         nodes = {node.node: node for node in facts.nodes}
         known = self.ranges
         self.ranges = {}
@@ -107,12 +116,12 @@ class LockRanges:
             if was is not None:
                 self.ranges[key] = was._replace(user=user)
                 continue
-            gaps = _tombstones(user, nodes) if "tombstones" in facts.loose else ()
+            gaps = _ranges_without_swa(user, nodes) if "tombstones" in facts.loose else ()
             at = were if user.host and self._locks_first and user.node in were else nodes
-            self.ranges[key] = LockRange(user, self._low(user, at, gaps), gaps)
+            self.ranges[key] = LockRange(user, self._range_starts(user, at, gaps), gaps)
         return [*self.ranges.values()]
 
-    def _low(self, user: TierUser, nodes: dict[int, TierNode], gaps: Spans) -> dict[str, int]:
+    def _range_starts(self, user: TierUser, nodes: dict[int, TierNode], gaps: Spans) -> dict[str, int]:
         last = nodes.get(user.node)
         if last is None:
             return dict.fromkeys(self.config.pools, NOWHERE)
@@ -121,12 +130,13 @@ class LockRanges:
             kept = last.host["full"] or self.config.policy == "write_back"
             low["full"] = last.start if kept else NOWHERE
         if self.config.window is not None:
-            low["swa"] = _covering(user.node, self.config.window, nodes, gaps)
+            low["swa"] = _window_start_node(user.node, self.config.window, nodes, gaps)
         return low
 
 
-def _covering(node: int, window: int, nodes: dict[int, TierNode], gaps: Spans) -> int:
-    """Return the start of the first node that covers a window before the end of `node`, gaps left out."""
+def _window_start_node(node: int, window: int, nodes: dict[int, TierNode], gaps: Spans) -> int:
+    """Return the start of the first node that covers a window before the end of `node`, without the
+    gaps."""
     covered = 0
     for each in path(node, nodes):
         if (each.start, each.end) not in gaps:
@@ -136,7 +146,7 @@ def _covering(node: int, window: int, nodes: dict[int, TierNode], gaps: Spans) -
     return 0
 
 
-def _tombstones(user: TierUser, nodes: dict[int, TierNode]) -> Spans:
+def _ranges_without_swa(user: TierUser, nodes: dict[int, TierNode]) -> Spans:
     """Return the ranges of a user's path that have no SWA KV."""
     passed = (
         n for n in path(user.node, nodes) if not (n.host if user.host else n.device).get("swa")
@@ -145,14 +155,14 @@ def _tombstones(user: TierUser, nodes: dict[int, TierNode]) -> Spans:
 
 
 def path(node: int, nodes: dict[int, TierNode]) -> Iterator[TierNode]:
-    """A node and its parents, up to the root, which is left out."""
+    """Yield a node and its ancestors, without the root."""
     while node in nodes:
         yield nodes[node]
         node = nodes[node].parent
 
 
 def counts(facts: TierFacts, ranges: list[LockRange], pools: tuple[str, ...]) -> Counter[Where]:
-    """How many users each node has to count."""
+    """Return the number of users that each node must count."""
     nodes = {node.node: node for node in facts.nodes}
     wanted: Counter[Where] = Counter()
     for user, low, left_out in ranges:

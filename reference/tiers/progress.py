@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Iterator
 
-from reference.headway import Headway, Standstill
+from reference.standstill_detector import StandstillDetector, Standstill
 from reference.tiers.commands import Arrive, Complete, Copy, Greet, Poll, Send, TierCommand
 from reference.tiers.facts import TierFacts, TierRequestState
 
@@ -37,10 +37,10 @@ _UNHEARD = TierRequestState.WAITS, TierRequestState.PARKED
 
 
 class DecodeProgress:
-    """States of a server with one role, in one run since a client last got a token, or did something."""
+    """States of a server with one role, in one run, since a client last got a token, or did something."""
 
     def __init__(self) -> None:
-        self._headway = Headway()
+        self._headway = StandstillDetector()
 
     def follow(
         self,
@@ -49,8 +49,11 @@ class DecodeProgress:
         greeted: Collection[str],
         arrived: Collection[str],
     ) -> Standstill | None:
-        """Take over a command that was carried out. greeted, arrived: requests whose prefill server has
-        answered, has sent all. None where the command is no Poll, or nobody waits."""
+        """Record a command that was carried out, and return the standstill; None unless it is a Poll
+        and a request waits.
+
+        greeted, arrived: requests whose prefill server has answered, or has sent everything.
+        """
         states = {request.state for request in facts.requests}
         waits = not states.isdisjoint(WAITING)
         if not waits or not isinstance(command, _BY_ITSELF):
@@ -62,15 +65,15 @@ class DecodeProgress:
         sessions = (TierRequestState.IDLE, TierRequestState.BUSY)
         idle = {each.name for each in facts.requests if each.state in sessions}
         between_turns = bool(idle - waiting)
-        return self._headway.in_state(
-            state_of(facts), _due(facts, greeted, arrived), runs=False, counts=not between_turns
+        return self._headway.enter_state(
+            state_of(facts), _pending_work(facts, greeted, arrived), runs=False, counts=not between_turns
         )
 
 
-def _due(
+def _pending_work(
     facts: TierFacts, greeted: Collection[str], arrived: Collection[str]
 ) -> Iterator[Hashable]:
-    """Yield the pending work of the copy engine, of prefill servers and of clients."""
+    """Yield the work that the copy engine, prefill servers and clients have to do."""
     yield from (("transfer", job.job) for job in facts.transfers if job.sent and not job.completed)
     for request in facts.requests:
         unheard = request.state in _UNHEARD and request.name not in greeted
@@ -82,7 +85,7 @@ def _due(
 
 
 def state_of(facts: TierFacts) -> Hashable:
-    """The state of the server without slots, which change from round to round of the same cycle."""
+    """Return the state of the server without slots, which change from round to round of a cycle."""
     requests = tuple(
         (request.name, request.state, request.row < 0, request.first < 0)
         + tuple(len(slots) for slots in (*request.slots.values(), *request.kept.values()))

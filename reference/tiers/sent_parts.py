@@ -11,7 +11,8 @@ from reference.tiers.slots import at_slot, called
 
 
 class SentParts(SlotOwners):
-    """The part of a TierStep for what is sent: a `HandsOver` (reference/clauses/handed_over.py)."""
+    """The part of a TierStep for KV sent to decode servers: a `HandsOver`
+    (reference.clauses.disaggregation)."""
 
     before: TierFacts
 
@@ -21,13 +22,13 @@ class SentParts(SlotOwners):
 
     def arrived(self) -> Iterator[TierSend | TierRequest]:
         """Yield parts that this command handed in, and requests whose last part was handed in."""
-        yield from self._handed_in()
+        yield from self._parts_handed_in()
         for request in self.after.requests:
             if request.due < 0 or request.state == TierRequestState.SENDS:
                 yield request
 
-    def _handed_in(self) -> list[TierSend]:
-        """Parts that this command handed in."""
+    def _parts_handed_in(self) -> list[TierSend]:
+        """Return the parts that this command handed in."""
         known = {send.job for send in self.before.sends}
         return [send for send in self.after.sends if send.job not in known]
 
@@ -37,11 +38,11 @@ class SentParts(SlotOwners):
         for send in self.after.sends:
             at_first = was.get(send.job, send.found)
             for at, slot in enumerate(send.slots):
-                want = f"{_of_send(send, at)} stays as it is until it is read for {send.name}"
+                want = f"{_part_slot_text(send, at)} stays as it is until it is read for {send.name}"
                 if self._is_free(send.pool, slot):
-                    yield failure(want, "it is free", _at_sent(send, slot))
+                    yield failure(want, "it is free", _slot_place(send, slot))
                 elif at < len(send.found) and send.found[at] != at_first[at]:
-                    yield failure(want, "it was written", _at_sent(send, slot))
+                    yield failure(want, "it was written", _slot_place(send, slot))
 
     def _is_free(self, pool: str, slot: int) -> bool:
         if pool == METADATA:
@@ -49,17 +50,17 @@ class SentParts(SlotOwners):
         return bool(self.free[False, pool, slot])
 
     def wrongly_sent(self) -> Iterator[Failure]:
-        """Yield parts that hold other KV than that of their place, and requests of which too little or too
+        """Yield parts with other KV than their position has, and requests of which too little or too
         much was handed in."""
-        for send in self._handed_in():
+        for send in self._parts_handed_in():
             for at, (found, wanted) in enumerate(zip(send.found, send.wanted, strict=True)):
                 if found != wanted:
                     slot = send.slots[at]
-                    want = f"{_of_send(send, at)} is sent as {_place(send, at)} of {send.name}"
+                    want = f"{_part_slot_text(send, at)} is sent as {_part_place(send, at)} of {send.name}"
                     got = "KV of another token" if found else "nothing"
                     if send.pool == METADATA:
                         got = "what another request left" if found else "nothing"
-                    yield failure(want, f"it holds {got}", _at_sent(send, slot))
+                    yield failure(want, f"it holds {got}", _slot_place(send, slot))
         for request in self.after.requests:
             if request.due < 0 or (request.due and request.state == TierRequestState.SENDS):
                 want = f"each page that the decode server of {request.name} expects is handed in once"
@@ -68,18 +69,18 @@ class SentParts(SlotOwners):
                 yield failure(want, got, AtCount(request.name, "pages to send"))
 
 
-def _of_send(send: TierSend, at: int) -> str:
-    """The slot of a part at an index, such as "device full slot 5"."""
+def _part_slot_text(send: TierSend, at: int) -> str:
+    """Return the name of a part's slot at an index, such as "device full slot 5"."""
     if send.pool == METADATA:
         return f"row {send.slots[at]} of metadata"
     return called((False, send.pool, send.slots[at]))
 
 
-def _place(send: TierSend, at: int) -> str:
+def _part_place(send: TierSend, at: int) -> str:
     return METADATA if send.pool == METADATA else f"position {send.position + at}"
 
 
-def _at_sent(send: TierSend, slot: int) -> Place:
+def _slot_place(send: TierSend, slot: int) -> Place:
     if send.pool == METADATA:
         return AtCount(send.name, "row of metadata", slot)
     return at_slot((False, send.pool, slot))

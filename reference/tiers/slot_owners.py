@@ -5,24 +5,24 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 
-from reference.remembered import remembered
+from reference.memoization import memoized
 from reference.tiers.config import TierConfig
 from reference.tiers.facts import TierFacts, TierNode, TierPart, TierTransfer
 from reference.tiers.slots import Slot, host_slots, target
 
 
 class SlotOwners:
-    """The part of a TierStep that says who has each slot, after the command."""
+    """The part of a TierStep for the owners of each slot, after the command."""
 
     config: TierConfig
     after: TierFacts
 
-    @remembered
+    @memoized
     def nodes(self) -> dict[int, TierNode]:
         """The nodes of the tree, by number."""
         return {node.node: node for node in self.after.nodes}
 
-    @remembered
+    @memoized
     def owners(self) -> dict[Slot, list[int]]:
         """The nodes that have each slot."""
         owners: dict[Slot, list[int]] = {}
@@ -33,18 +33,19 @@ class SlotOwners:
                         owners.setdefault((host, pool, slot), []).append(node.node)
         return owners
 
-    @remembered
+    @memoized
     def free(self) -> Counter[Slot]:
-        """How often the free lists have each slot."""
+        """How often the free lists contain each slot."""
         found: Counter[Slot] = Counter()
         for host, lists in ((False, self.after.free), (True, self.after.host_free)):
             for pool, slots in lists.items():
                 found.update((host, pool, slot) for slot in slots)
         return found
 
-    @remembered
+    @memoized
     def held_back(self) -> dict[Slot, list[str]]:
-        """Host slots that operations of the storage have, and those that wait to be freed."""
+        """Host slots of storage operations, and slots that wait to be freed, each with its owners in
+        words."""
         found: dict[Slot, list[str]] = {}
         for operation in self.after.operations:
             if operation.back:
@@ -58,9 +59,9 @@ class SlotOwners:
                 found.setdefault(slot, []).append(f"{request.name}, which is retracted,")
         return found
 
-    @remembered
+    @memoized
     def holders(self) -> dict[Slot, list[int]]:
-        """The requests that have each device slot for themselves, by their index."""
+        """The requests that own each device slot, by index."""
         found: dict[Slot, list[int]] = {}
         for at, request in enumerate(self.after.requests):
             for pool, own in request.slots.items():
@@ -69,27 +70,27 @@ class SlotOwners:
         return found
 
     def who_has(self, slot: Slot) -> list[str]:
-        """The owners of a device slot, in words."""
+        """Return the owners of a device slot, in words."""
         names = [f"node {node}" for node in self.owners.get(slot, ())]
         names += [self.after.requests[at].name for at in self.holders.get(slot, ())]
         return names + ["the free list"] * self.free[slot]
 
     def is_shared(self, slot: Slot) -> bool:
-        """Whether several have a device slot, or one and the free list."""
+        """Return whether a device slot has several owners, the free list included."""
         owners = len(self.owners.get(slot, ())) + len(self.holders.get(slot, ()))
         return owners + self.free.get(slot, 0) > 1
 
     def had_by(self, slot: Slot) -> str:
-        """The owners of a device slot, as the observation of a failure."""
+        """Return the owners of a device slot, as the observation of a failure."""
         names = self.who_has(slot)
         return f"{' and '.join(names) or 'nobody'} {'have' if len(names) > 1 else 'has'} it"
 
-    @remembered
+    @memoized
     def unwritten(self) -> set[Slot]:
         """Slots that a transfer has still to write: they hold nothing yet."""
         return {target(job, part) for job, part in self.moving(lambda job: not job.copied)}
 
-    @remembered
+    @memoized
     def unfinished(self) -> set[Slot]:
         """Slots that transfers write which have not completed."""
         return {target(job, part) for job, part in self.moving(lambda job: not job.completed)}
@@ -97,13 +98,13 @@ class SlotOwners:
     def moving(
         self, which: Callable[[TierTransfer], bool]
     ) -> Iterator[tuple[TierTransfer, TierPart]]:
-        """The parts of transfers that `which` picks, without those of a cache that was reset."""
+        """Yield the parts of transfers that `which` selects, without those of a cache that was reset."""
         for job in self.after.transfers:
             if not job.stale and which(job):
                 for part in job.parts:
                     yield job, part
 
-    @remembered
+    @memoized
     def texts(self) -> dict[int, tuple[int, ...]]:
         """The text up to the end of each node."""
         found: dict[int, tuple[int, ...]] = {0: ()}

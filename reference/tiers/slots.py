@@ -12,36 +12,36 @@ Slot = tuple[bool, str, int]  # on the host, pool, slot
 
 
 def host_slots(slots: Slots) -> Iterator[Slot]:
-    """The slots of the host in these pools, one by one."""
+    """Yield the host slots of these pools."""
     for pool, own in slots.items():
         for slot in own:
             yield True, pool, slot
 
 
 def held(facts: TierFacts, slot: Slot) -> int:
-    """The stamp in a slot, 0 for none."""
+    """Return the stamp in a slot, 0 for none."""
     host, pool, at = slot
     return (facts.host_memory if host else facts.memory)[pool][at]
 
 
 def source(job: TierTransfer, part: TierPart) -> Slot:
-    """The slot that a transfer reads."""
+    """Return the slot that a transfer reads."""
     return (True, part.pool, part.host) if job.load else (False, part.pool, part.device)
 
 
 def target(job: TierTransfer, part: TierPart) -> Slot:
-    """The slot that a transfer writes."""
+    """Return the slot that a transfer writes."""
     return (False, part.pool, part.device) if job.load else (True, part.pool, part.host)
 
 
 @cache
 def called(slot: Slot) -> str:
-    """The name of a slot, such as "host swa slot 5"."""
+    """Return the name of a slot, such as "host swa slot 5"."""
     return f"{'host' if slot[0] else 'device'} {slot[1]} slot {slot[2]}"
 
 
 @cache
 def at_slot(slot: Slot) -> AtSlot:
-    """A slot as the place of a failure."""
+    """Return a slot as the place of a failure."""
     host, pool, number = slot
     return AtSlot(pool, number, host)

@@ -6,19 +6,19 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from reference.failures import counted
-from reference.headway import Standstill
+from reference.standstill_detector import Standstill
 from reference.tiers.commands import TierCommand
 from reference.tiers.config import TierConfig
 from reference.tiers.facts import TierFacts
 from reference.tiers.host_records import HostRecords
-from reference.tiers.left_over import LeftOver
+from reference.tiers.leaks import Leaks
 from reference.tiers.locks import LockRange
 from reference.tiers.progress import WAITING
 from reference.tiers.sent_parts import SentParts
 
 
 @dataclass(eq=False)
-class TierStep(HostRecords, LeftOver, SentParts):
+class TierStep(HostRecords, Leaks, SentParts):
     """A command on a tree, and the facts before and after it.
 
     refused: the command changed nothing.
@@ -43,7 +43,7 @@ class TierStep(HostRecords, LeftOver, SentParts):
 
     @property
     def room(self) -> str:
-        """Name what is free or can be evicted."""
+        """The free or evictable tokens, in words."""
         free = {pool: len(slots) for pool, slots in self.after.free.items()}
         for pool, tokens in self.after.evictable.items():
             free[pool] = free.get(pool, 0) + tokens

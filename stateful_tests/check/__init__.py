@@ -1,8 +1,10 @@
-"""Random runs in volume, as `kvspec check` does them, and fixtures made of what they find. How a report
-looks is for `ci` to say.
+"""Random runs in volume, as `kvspec check` does them, and fixtures of their findings. `ci` prints the report.
 
-campaign: a check, from its plan (tiers) to its findings. turns, driving, corpus: the runs of a plan.
-finder, caught, finding_order: findings, what they are made of, their order in a report.
-trees: what has changed in a checkout, and what follows. known_faults: what is not reported as new.
-counted, left_out: what speaks against a verdict. executors: where the work is done.
+campaign: a check, from its plan (check_plans) to its findings.
+plan_order, run_driver, corpus: the runs of a plan.
+finder, caught_violations, finding_order: findings, the violations behind them, their order in a report.
+trees: changes in a checkout, and their consequences for the plan.
+known_faults: violations that are not reported as new.
+run_counts, undriven_parts: evidence against a verdict.
+executors: the processes in which the work is done.
 """

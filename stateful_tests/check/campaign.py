@@ -19,19 +19,19 @@ from impl.adapter import AnySystem, UnusableImplementation
 from impl.process.failures import fails_at_start
 from impl.system_spec import system_spec
 from stateful_tests.check.run_counts import Counted
-from stateful_tests.check.driving import (
+from stateful_tests.check.run_driver import (
     HANG, HANGS, Driven, Named, RunBatch, broken, drive, drive_named,
 )  # fmt: skip
 from stateful_tests.check.executors import SERIAL, Executor
 from stateful_tests.check.finder import Finder, Found
-from stateful_tests.check.left_out import left_out
+from stateful_tests.check.undriven_parts import left_out
 from stateful_tests.check.known_faults.lookup import Lookup
 from stateful_tests.check.known_faults.masks import Mask
-from stateful_tests.check.tiers import CORPUS, Plan, for_system
-from stateful_tests.check.turns import batches, configurations, planned
-from stateful_tests.lockstep.kinds import new_tallies
+from stateful_tests.check.check_plans import CORPUS, Plan, for_system
+from stateful_tests.check.plan_order import batches, configurations, planned
+from stateful_tests.lockstep.driven_kinds import new_tallies
 from stateful_tests.lockstep.check_results import CheckResult, MachineResult, add_tallies
-from stateful_tests.lockstep.results import Run, Violation
+from stateful_tests.lockstep.run_results import Run, Violation
 
 Progress = Callable[[str, int, int], None]
 _UNSTARTED = 8  # runs, of several sizes: none starts

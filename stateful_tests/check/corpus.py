@@ -15,10 +15,10 @@ from typing import NamedTuple
 from reference import model
 from reference.commands import TREE_COMMANDS, Mode
 from reference.geometry import Geometry
-from reference.kinds import AnyCommand, AnyConfig, kind_of_config
+from reference.system_kinds import AnyCommand, AnyConfig, kind_of_config
 from stateful_tests.coverage import situations as coverage
-from stateful_tests.lockstep.results import Trace
-from stateful_tests.traces.files import load as load_trace
+from stateful_tests.lockstep.run_results import Trace
+from stateful_tests.traces.trace_files import load as load_trace
 from stateful_tests.traces.notation import format_command, parse
 
 FILE = Path(__file__).with_name("corpus.txt")

@@ -15,7 +15,7 @@ from functools import partial
 
 from impl.adapter import AnySystem
 from reference.commands import Mode
-from stateful_tests.check.caught import Caught, finding_of
+from stateful_tests.check.caught_violations import Caught, finding_of
 from stateful_tests.check.finding_order import is_milder, report_order
 from stateful_tests.check.known_faults.causes import lacks, needs
 from stateful_tests.check.known_faults.explanation import (
@@ -26,9 +26,9 @@ from stateful_tests.check.known_faults.masks import (
 )  # fmt: skip
 from stateful_tests.lockstep.check_results import Finding, finding_name
 from stateful_tests.lockstep.replays import rejected_turns, replay
-from stateful_tests.lockstep.results import Trace, Violation
+from stateful_tests.lockstep.run_results import Trace, Violation
 from stateful_tests.shrink.minimise import Allowed, failing_prefix, minimise
-from stateful_tests.shrink.passes import BUDGET
+from stateful_tests.shrink.shrink_passes import BUDGET
 
 # Called with the current trace of each finding, by name, and what the base says of those that were compared
 # with one.

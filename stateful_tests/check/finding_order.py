@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from reference.clauses.base import CONCERNS
-from reference.every_clause import EVERY_CLAUSE
+from reference.clauses.registry import CONCERNS
+from reference.all_clauses import ALL_CLAUSES
 
 # Clauses that say of KV that it is not what a request reads, or will read, there: a wrong answer that nobody
 # notices. In a report they lead, and what else violates at the same step is folded into them.
@@ -26,7 +26,7 @@ def report_order(name: str) -> tuple[bool, tuple[int, int]]:
 
 def cause_order(clause: str) -> tuple[int, int]:
     """Return a sort key for clauses that fail at one step: what is the cause comes first."""
-    order = list(EVERY_CLAUSE)
+    order = list(ALL_CLAUSES)
     if clause not in order:
         return len(CONCERNS), 0
-    return CONCERNS.index(EVERY_CLAUSE[clause].concerns), order.index(clause)
+    return CONCERNS.index(ALL_CLAUSES[clause].concerns), order.index(clause)

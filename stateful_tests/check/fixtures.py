@@ -9,10 +9,10 @@ from reference.geometry import Geometry
 from impl.adapter import AnySystem
 from reference import model
 from reference.commands import Broken, Done
-from reference.kinds import kind_of_config
+from reference.system_kinds import kind_of_config
 from stateful_tests.lockstep.lockstep import check_serial
 from stateful_tests.lockstep.replays import replay
-from stateful_tests.lockstep.results import Run, Trace
+from stateful_tests.lockstep.run_results import Run, Trace
 from stateful_tests.shrink.minimise import minimise
 
 SHORT = 8  # commands of a fixture are fewer: what a reader takes in at a glance

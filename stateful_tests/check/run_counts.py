@@ -11,12 +11,12 @@ from impl.adapter import AnySystem, Capabilities, UnusableImplementation
 from reference import model
 from reference.commands import kind_name
 from reference.geometry import Geometry
-from reference.kinds import kind_of_config
+from reference.system_kinds import kind_of_config
 from stateful_tests.check.corpus import FIXTURE, CorpusLine
-from stateful_tests.check.driving import Configuration, Declined, Driven, lines_of
-from stateful_tests.check.tiers import CORPUS, Plan
+from stateful_tests.check.run_driver import Configuration, Declined, Driven, lines_of
+from stateful_tests.check.check_plans import CORPUS, Plan
 from stateful_tests.generate.run_profile import MACHINES
-from stateful_tests.lockstep.kinds import check_fits
+from stateful_tests.lockstep.driven_kinds import check_fits
 from stateful_tests.lockstep.lockstep import check_offered
 from stateful_tests.lockstep.check_results import OWN, CheckResult
 

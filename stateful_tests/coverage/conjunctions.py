@@ -22,12 +22,12 @@ from reference.prefix_cache import shares_lock
 from reference.radix_tree import (
     Insertion, Key, Lock, Node, Placed, Tree, full_locked, lock_of, nodes, path_of, shared, state_paths,
 )  # fmt: skip
-from reference.rules.base import cursors_of
+from reference.rules.rule_definition import cursors_of
 from reference.state import IN_BATCH, Phase, Request, Session, State, text_tokens
 from reference.token_ids import tree_key
-from stateful_tests.generate.commands.cases import evicts, request_of, tail
+from stateful_tests.generate.commands.shared_cases import evicts, request_of, tail
 from reference.tree_eviction import states_in_order
-from stateful_tests.generate.enabled import full_alone, slot_source
+from stateful_tests.generate.enabled_commands import full_alone, slot_source
 
 
 def conjunctions(was: State, command: Command, outcome: Outcome, now: State) -> set[str]:

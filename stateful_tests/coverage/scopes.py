@@ -8,7 +8,7 @@ from itertools import product
 
 from reference.commands import Mode
 from reference.geometry import Geometry
-from stateful_tests.generate.scope import Scope
+from stateful_tests.generate.exploration_scope import Scope
 
 
 def spelt_in(texts: str, longest: int, block: int = 1) -> tuple[str, ...]:

@@ -11,8 +11,8 @@ from reference.commands import kind_name as kind_name
 from reference.state import State
 from stateful_tests.coverage.conjunctions import conjunctions
 from stateful_tests.generate.commands import HARNESSES
-from stateful_tests.generate.commands.base import Labels
-from stateful_tests.generate.commands.cases import LATE
+from stateful_tests.generate.commands.harness import Labels
+from stateful_tests.generate.commands.shared_cases import LATE
 
 
 def situations(was: State, command: Command, outcome: Outcome, now: State) -> set[str]:

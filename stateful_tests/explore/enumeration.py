@@ -14,8 +14,8 @@ from reference.commands import COMMANDS, Command
 from reference.radix_tree import Key
 from reference.state import Request, Session
 from stateful_tests.generate.commands import HARNESSES
-from stateful_tests.generate.commands.base import Harness, Names, Present
-from stateful_tests.generate.scope import Scope
+from stateful_tests.generate.commands.harness import Harness, Names, Present
+from stateful_tests.generate.exploration_scope import Scope
 
 
 @lru_cache(maxsize=64)

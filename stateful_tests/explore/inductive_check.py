@@ -18,7 +18,7 @@ from reference.state import State, text_tokens
 from reference.prefix_cache import Effects, no_effects
 from stateful_tests.lockstep.abstraction import facts_of
 from stateful_tests.lockstep.reference_system import ReferenceSystem, layout, rows_of
-from stateful_tests.lockstep.results import Violation, violation_of
+from stateful_tests.lockstep.run_results import Violation, violation_of
 
 # Clauses whose situations a refusal that changes nothing can reach.
 _REFUSALS = CLAUSES["OUT-1"], CLAUSES["OUT-2"]

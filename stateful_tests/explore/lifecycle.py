@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from reference.commands import Command, Done, DescribedEnum
 from reference.state import IN_BATCH, Session, State
-from stateful_tests.generate.scope import Scope
+from stateful_tests.generate.exploration_scope import Scope
 from stateful_tests.coverage.situations import kind_name
 from stateful_tests.explore.search import Explorer
 

@@ -35,9 +35,9 @@ from reference.state import Request, Session, State, Text, text_len
 from reference.prefix_cache import lock_holders
 from reference.radix_tree import Key, Lock, Node, Tree
 from reference.token_ids import SHARED, position_of, serial_of, shared_serial, token_id
-from stateful_tests.generate.scope import Scope
+from stateful_tests.generate.exploration_scope import Scope
 from stateful_tests.explore import enumeration
-from stateful_tests.generate.commands.base import Names, Present
+from stateful_tests.generate.commands.harness import Names, Present
 
 Nameless = tuple[Any, ...]  # sessions, ordinary requests, lock holders, and the tree's nodes
 KEPT = 50_000  # parts that are remembered, and representatives

@@ -22,7 +22,7 @@ from reference.commands import Command, Done, Outcome
 from reference.state import State
 from stateful_tests.check import corpus
 from stateful_tests.check.executors import SERIAL, Executor
-from stateful_tests.generate.scope import Scope
+from stateful_tests.generate.exploration_scope import Scope
 from stateful_tests.coverage.situations import kind_name, situation
 from stateful_tests.explore import enumeration
 from stateful_tests.explore.representative import Representatives, relabel
@@ -31,7 +31,7 @@ from stateful_tests.check.finder import Finder
 from stateful_tests.lockstep.replays import replay
 from stateful_tests.lockstep.reference_system import ReferenceSystem
 from stateful_tests.lockstep.check_results import Finding
-from stateful_tests.lockstep.results import Trace, Violation
+from stateful_tests.lockstep.run_results import Trace, Violation
 
 Progress = Callable[[str, int, int], None]
 MEMORY_MB = 4096  # of the process, where no other bound is given

@@ -15,18 +15,18 @@ from impl.adapter import System
 from reference.commands import Command, Decode, Done, Mode, Outcome, Reason, Refused, SpecDecode
 from reference.geometry import Geometry
 from stateful_tests.check.finder import Finder, Found
-from stateful_tests.generate.scope import Scope
+from stateful_tests.generate.exploration_scope import Scope
 from stateful_tests.coverage.situations import kind_name, situation
 from reference.state import State
 from stateful_tests.explore.representative import relabel
 from stateful_tests.explore.search import INTERRUPTED, Explorer, Progress
 from stateful_tests.generate.run_profile import LATE
-from stateful_tests.lockstep.kinds import check_fits
+from stateful_tests.lockstep.driven_kinds import check_fits
 from stateful_tests.lockstep.lockstep import Lockstep
 from stateful_tests.lockstep.replays import replay
 from stateful_tests.lockstep.final_closes import violations
 from stateful_tests.lockstep.check_results import Finding
-from stateful_tests.lockstep.results import Trace, Violation
+from stateful_tests.lockstep.run_results import Trace, Violation
 
 WALK = 400  # commands after which a walk ends: what a violation is shrunk from
 PATIENCE = 20  # commands for each transition, before a tour gives up

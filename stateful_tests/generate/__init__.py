@@ -1,4 +1,4 @@
-"""Commands drawn from the reference's state, never from a system: run profiles, what is enabled, arguments.
+"""Commands drawn from the reference's state, never from a system: run profiles, enabled commands, arguments.
 
-No command is run here.
+No command runs here.
 """

@@ -18,7 +18,7 @@ from reference.tiers.commands import (
 from reference.tiers.config import TierConfig
 from reference.tiers.facts import TierFacts, TierRequest, TierRequestState
 from reference.tiers.locks import LockRanges
-from impl.choices import Choices, by_weight, once_in, pick
+from impl.choices import Choices, by_weight, once_in, pick, weight_if
 from stateful_tests.generate.tier_profile import TierProfile
 
 OUTPUT = 4  # tokens for which a text leaves room
@@ -30,7 +30,10 @@ def draw_decode_config(source: Choices, like: TierConfig) -> TierConfig:
     windowed = like.window is not None
     page = pick(source, (2, 2, 4) if windowed else (1, 2, 4))
     full = 8 + source.upto(16)
-    swa, window = (6 + source.upto(full), 1 + source.upto(2 * page + 3)) if windowed else (0, None)
+    swa, window = 0, None
+    if windowed:
+        swa = 6 + source.upto(full)
+        window = 1 + source.upto(2 * page + 3)
     return replace(
         like, page_size=page, window=window, full_pages=full, swa_pages=swa, rows=2 + source.upto(3),
         host_pages=2 + source.upto(full) if host else 0, width=max(8, page * min(full, 12)),
@@ -46,11 +49,8 @@ def propose_decode_command(
     for request in facts.requests:
         by_state.setdefault(request.state, []).append(request)
     no_requests = (
-        TierRequestState.GONE,
-        TierRequestState.IDLE,
-        TierRequestState.OVER,
-        TierRequestState.BUSY,
-    )
+        TierRequestState.GONE, TierRequestState.IDLE, TierRequestState.OVER, TierRequestState.BUSY,
+    )  # fmt: skip
     there = {request.name for request in facts.requests if request.state not in no_requests}
     absent = [name for name in profile.requests if name not in there | beside.sessions]
     sessions = sorted(beside.sessions)
@@ -63,14 +63,21 @@ def propose_decode_command(
     writing = [request for request in facts.requests if _sends(beside, request)]
     failing = [*waits, *greeted, *receives]
     weights = {
-        "await": profile.match * bool(absent), "greet": 2 * profile.match * bool(waits),
-        "poll": 2 * profile.poll + 4 * bool(facts.requests), "arrive": profile.complete * bool(writing),
-        "fail": profile.abort * bool(failing), "abort": (1 + profile.abort) * bool(there),
-        "expire": profile.abort * bool(held), "decode": profile.insert * bool(runs),
-        "end": profile.insert * bool(runs), "retract": profile.send * bool(runs),
-        "evict": profile.evict * any(facts.evictable.values()), "refused": 2 * once_in(source, 40),
-        "close": 2 * bool(sessions), "again": bool(again),
-    }  # fmt: skip
+        "await": weight_if(absent, profile.match),
+        "greet": weight_if(waits, 2 * profile.match),
+        "poll": 2 * profile.poll + weight_if(facts.requests, 4),
+        "arrive": weight_if(writing, profile.complete),
+        "fail": weight_if(failing, profile.abort),
+        "abort": weight_if(there, 1 + profile.abort),
+        "expire": weight_if(held, profile.abort),
+        "decode": weight_if(runs, profile.insert),
+        "end": weight_if(runs, profile.insert),
+        "retract": weight_if(runs, profile.send),
+        "evict": weight_if(any(facts.evictable.values()), profile.evict),
+        "refused": weight_if(once_in(source, 40), 2),
+        "close": weight_if(sessions, 2),
+        "again": weight_if(again, 1),
+    }
     match by_weight(source, weights):
         case "await":
             # in a quarter of the runs, as the known faults of sessions end a run early
@@ -98,17 +105,12 @@ def propose_decode_command(
         case "retract":
             return Retract(pick(source, runs).name)
         case "evict":
-            return Evict(
-                1 + source.upto(7), source.upto(4) if beside.config.window is not None else 0
-            )
+            windowed = beside.config.window is not None
+            return Evict(1 + source.upto(7), source.upto(4) if windowed else 0)
         case "refused":
             few: tuple[TierCommand, ...] = (
-                Greet("h9"),
-                Arrive("h9"),
-                LastToken("h9"),
-                Expire(),
-                Abort("h9"),
-            )
+                Greet("h9"), Arrive("h9"), LastToken("h9"), Expire(), Abort("h9"),
+            )  # fmt: skip
             return pick(source, few)
     return Poll()
 
@@ -166,4 +168,6 @@ def decode_finale(beside: LockRanges, facts: TierFacts) -> TierCommand | None:
         return Close(min(closing))
     if facts.in_flight:
         return Poll()
-    return Close(min(beside.sessions)) if beside.sessions else None
+    if beside.sessions:
+        return Close(min(beside.sessions))
+    return None

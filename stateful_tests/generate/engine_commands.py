@@ -6,6 +6,7 @@ A run is a loop of Schedule and Update with clients in between, as an engine cor
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 from impl.adapter import Capabilities
 from reference.blocks.commands import (
@@ -61,6 +62,16 @@ class EngineProfile:
     weights: int = 0
 
 
+_COMMAND_OF_RATE = {
+    "abort": "Abort",
+    "reset": "ResetCache",
+    "forget": "ResetConnector",
+    "fails": "Fail",
+    "loads": "LoadAdapter",
+    "weights": "NewWeights",
+}
+
+
 def draw_engine_profile(source: Choices, can: Capabilities) -> EngineProfile:
     """A profile for one run, within what the engine offers."""
     drawn = EngineProfile(
@@ -87,22 +98,19 @@ def draw_engine_profile(source: Choices, can: Capabilities) -> EngineProfile:
             salts=pick(source, SOURCE_NAMES),
             loads=pick(source, (0, 6, 12)),
         )
-    drawn = (
-        replace(drawn, names=NAMES, busy=True, stop=0)
-        if drawn.alike
-        else replace(drawn, whole=drawn.long and drawn.stop > 4)
-    )
+    if drawn.alike:
+        drawn = replace(drawn, names=NAMES, busy=True, stop=0)
+    else:
+        drawn = replace(drawn, whole=drawn.long and drawn.stop > 4)
+    unoffered: dict[str, Any] = {
+        rate: 0 for rate, command in _COMMAND_OF_RATE.items() if command not in can.commands
+    }
     return replace(
         drawn,
-        sessions=drawn.sessions * can.sessions,
-        abort=drawn.abort * ("Abort" in can.commands),
-        reset=drawn.reset * ("ResetCache" in can.commands),
-        forget=drawn.forget * ("ResetConnector" in can.commands),
-        fails=drawn.fails * ("Fail" in can.commands),
+        sessions=drawn.sessions if can.sessions else 0,
         adapters=drawn.adapters if "adapter" in can.sources else NO_NAME,
         salts=drawn.salts if "salt" in can.sources else NO_NAME,
-        loads=drawn.loads * ("LoadAdapter" in can.commands),
-        weights=drawn.weights * ("NewWeights" in can.commands),
+        **unoffered,
     )
 
 

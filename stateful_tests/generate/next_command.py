@@ -1,4 +1,4 @@
-"""The next command: of which kind (weights.py), drawn by the harness of that kind (commands/).
+"""The next command: of which kind (command_weights.py), drawn by the harness of that kind (commands/).
 
 Mostly commands that apply; one in N need not, and may be refused. `Choices` makes the decisions.
 """
@@ -12,9 +12,9 @@ from reference.prefix_cache import lock_holders
 from reference.state import State
 from impl.choices import Choices, by_weight, once_in
 from stateful_tests.generate.commands import HARNESSES
-from stateful_tests.generate.enabled import Enabled
+from stateful_tests.generate.enabled_commands import Enabled
 from stateful_tests.generate.run_profile import RunProfile
-from stateful_tests.generate.weights import kind_weights
+from stateful_tests.generate.command_weights import kind_weights
 
 
 def propose(

@@ -7,15 +7,15 @@ from dataclasses import dataclass, replace
 from impl.adapter import Capabilities
 from reference.blocks.config import EngineConfig, LayerGroup
 from reference.commands import Piece, Prompt
-from reference.headway import FOR_EVER
-from reference.pairs.beside import PairBeside
+from reference.standstill_detector import FOR_EVER
+from reference.pairs.pair_record import PairRecord
 from reference.pairs.commands import (
     Advance, Cancel, Deliver, Drop, Forget, Forward, Land, Lose, Move, PairCommand, Prefill, Serve, Shake,
     Tick, Write,
 )  # fmt: skip
 from reference.pairs.config import DECODE, HEARTBEAT, LEASE, PREFILL, SERVERS, PairConfig
 from reference.pairs.facts import PairFacts
-from impl.choices import Choices, by_weight, once_in, pick
+from impl.choices import Choices, by_weight, once_in, pick, weight_if
 from stateful_tests.generate.engine_commands import draw_engine_config
 
 
@@ -124,7 +124,7 @@ def _with_groups(config: EngineConfig, groups: tuple[LayerGroup, ...]) -> Engine
 
 
 def propose_pair_command(
-    beside: PairBeside, facts: PairFacts, source: Choices, profile: PairProfile
+    beside: PairRecord, facts: PairFacts, source: Choices, profile: PairProfile
 ) -> PairCommand:
     """The next command."""
     if (rare := _rare(beside, facts, source, profile)) is not None:
@@ -155,17 +155,14 @@ def propose_pair_command(
     if kind is Move:
         return Move(source.upto(sum(not job.copied for job in facts.under_way) - 1))
     if kind is Tick:
-        return Tick(
-            pick(source, (1, 3, HEARTBEAT))
-            if not beside.config.late
-            else pick(source, (3, 6, 12, LEASE + 1))
-        )
+        late = beside.config.late
+        return Tick(pick(source, (3, 6, 12, LEASE + 1) if late else (1, 3, HEARTBEAT)))
     made: PairCommand = kind(server)
     return made
 
 
 def _rare(
-    beside: PairBeside, facts: PairFacts, source: Choices, profile: PairProfile
+    beside: PairRecord, facts: PairFacts, source: Choices, profile: PairProfile
 ) -> PairCommand | None:
     """Somebody gives up, a cache is forgotten, a transfer fails."""
     if profile.cancel and once_in(source, profile.cancel):
@@ -183,34 +180,34 @@ def _rare(
 
 
 def _weights(
-    beside: PairBeside, facts: PairFacts, profile: PairProfile
+    beside: PairRecord, facts: PairFacts, profile: PairProfile
 ) -> dict[tuple[type, str], int]:
     """How often each kind of command comes now, and for which server."""
-    network = 6 // profile.slow + (profile.slow < 12)
+    network = 6 // profile.slow + weight_if(profile.slow < 12, 1)
     uncopied = any(not job.copied for job in facts.under_way)
     weights: dict[tuple[type, str], int] = {
-        (Forward, ""): 10 * bool(_to_forward(beside, facts, profile)),
-        (Land, ""): network * bool(facts.under_way),
-        (Move, ""): 2 * uncopied,
+        (Forward, ""): weight_if(_to_forward(beside, facts, profile), 10),
+        (Land, ""): weight_if(facts.under_way, network),
+        (Move, ""): weight_if(uncopied, 2),
         (Tick, ""): profile.tick,
     }
     for server in SERVERS:
         own = facts.of(server)
         room = len(own.requests) < profile.crowd and not own.in_step
-        weights[Advance, server] = (10 if server == DECODE else 8) * (server not in facts.idle)
-        weights[Serve, server] = profile.own * room
-        weights[Shake, server] = (network + 1) * (server in facts.handshakes)
-        weights[Deliver, server] = (network + 1) * any(each.to == server for each in facts.messages)
-        weights[Write, server] = 6 * beside.config.push
-    weights[Prefill, ""] = 4 * (
-        len(facts.prefill.requests) < profile.crowd and not facts.prefill.in_step
-    )
+        weights[Advance, server] = weight_if(server not in facts.idle, 10 if server == DECODE else 8)
+        weights[Serve, server] = weight_if(room, profile.own)
+        weights[Shake, server] = weight_if(server in facts.handshakes, network + 1)
+        has_mail = any(each.to == server for each in facts.messages)
+        weights[Deliver, server] = weight_if(has_mail, network + 1)
+        weights[Write, server] = weight_if(beside.config.push, 6)
+    admits = len(facts.prefill.requests) < profile.crowd and not facts.prefill.in_step
+    weights[Prefill, ""] = weight_if(admits, 4)
     if not sum(weights.values()):
         weights[Advance, DECODE] = 1
     return weights
 
 
-def _to_forward(beside: PairBeside, facts: PairFacts, profile: PairProfile) -> list[str]:
+def _to_forward(beside: PairRecord, facts: PairFacts, profile: PairProfile) -> list[str]:
     """Requests of P whose answer the proxy may hand to D now."""
     if facts.decode.in_step or len(facts.decode.requests) >= profile.crowd + 1:
         return []
@@ -223,7 +220,7 @@ def _to_forward(beside: PairBeside, facts: PairFacts, profile: PairProfile) -> l
 
 
 def _advance(
-    beside: PairBeside, facts: PairFacts, server: str, source: Choices, profile: PairProfile
+    beside: PairRecord, facts: PairFacts, server: str, source: Choices, profile: PairProfile
 ) -> Advance:
     config = beside.config.of(server)
     names = list(facts.of(server).requests)
@@ -235,15 +232,15 @@ def _advance(
     return Advance(server, accept, stop)
 
 
-def _priority(beside: PairBeside, server: str, source: Choices) -> int:
+def _priority(beside: PairRecord, server: str, source: Choices) -> int:
     return source.upto(2) if beside.config.of(server).priority else 0
 
 
-def _fresh(beside: PairBeside) -> str:
+def _fresh(beside: PairRecord) -> str:
     return f"r{len(beside.prompts) + 1}"
 
 
-def _prompt(beside: PairBeside, source: Choices, profile: PairProfile) -> tuple[Prompt, int]:
+def _prompt(beside: PairRecord, source: Choices, profile: PairProfile) -> tuple[Prompt, int]:
     """Pieces of shared texts and tokens of one's own."""
     config = beside.config
     block = max(group.block_size for group in config.prefill.groups)
@@ -270,7 +267,7 @@ def _is_inside(config: PairConfig, length: int) -> bool:
     return all((start + 1) % size for start, size in starts)
 
 
-def pair_finale(beside: PairBeside, facts: PairFacts) -> PairCommand | None:
+def pair_finale(beside: PairRecord, facts: PairFacts) -> PairCommand | None:
     """Return the next command that ends a run: nobody new comes, the network does what it has to, then the
     clock passes every timeout."""
     if waiting := beside.unforwarded(facts):
@@ -296,7 +293,7 @@ def pair_finale(beside: PairBeside, facts: PairFacts) -> PairCommand | None:
     return Advance(min(awake, key=lambda name: done[Advance, name]))
 
 
-def _stands_still(beside: PairBeside, facts: PairFacts) -> bool:
+def _stands_still(beside: PairRecord, facts: PairFacts) -> bool:
     """Only a timeout can bring somebody further."""
     still = beside.progress.in_time
     waits = any(facts.of(name).in_step or facts.of(name).results_due for name in SERVERS)

@@ -9,7 +9,7 @@ from reference.tiers.commands import Arrive, Await, FailPeer, Greet, Poll, TierC
 from reference.tiers.config import TierConfig
 from reference.tiers.facts import TierFacts, TierRequest, TierRequestState
 from reference.tiers.locks import LockRanges
-from impl.choices import Choices, by_weight, once_in, pick
+from impl.choices import Choices, by_weight, once_in, pick, weight_if
 from stateful_tests.generate.decode_commands import cut_prompt
 from stateful_tests.generate.tier_profile import TierProfile
 
@@ -26,7 +26,10 @@ def draw_prefill_config(source: Choices, like: TierConfig) -> TierConfig:
     windowed = like.window is not None
     page = pick(source, (1, 2, 2, 4))
     full = 6 + source.upto(14)
-    swa, window = (5 + source.upto(full), 1 + source.upto(2 * page + 3)) if windowed else (0, None)
+    swa, window = 0, None
+    if windowed:
+        swa = 5 + source.upto(full)
+        window = 1 + source.upto(2 * page + 3)
     return replace(
         like, page_size=page, window=window, full_pages=full, swa_pages=swa, rows=1 + source.upto(3),
         width=page * min(full, 12), overlap=once_in(source, 2), attempts=source.upto(2),
@@ -50,12 +53,16 @@ def propose_prefill_command(
     failing = [request for request in facts.requests if request.state in _WITH_PEER]
     rests = profile.complete < 9  # transfers of this run
     weights = {
-        "await": profile.match * bool(absent), "greet": profile.match * bool(unheard),
-        "extend": profile.insert * bool(may_run), "poll": 2 * profile.poll + 4 * bool(there),
-        "arrive": (1 if rests else profile.complete) * bool(sending),
-        "fail": (1 + profile.abort) * bool(failing), "abort": (1 + profile.abort) * bool(there),
-        "evict": 2 * profile.evict * any(facts.evictable.values()), "refused": 2 * once_in(source, 40),
-    }  # fmt: skip
+        "await": weight_if(absent, profile.match),
+        "greet": weight_if(unheard, profile.match),
+        "extend": weight_if(may_run, profile.insert),
+        "poll": 2 * profile.poll + weight_if(there, 4),
+        "arrive": weight_if(sending, 1 if rests else profile.complete),
+        "fail": weight_if(failing, 1 + profile.abort),
+        "abort": weight_if(there, 1 + profile.abort),
+        "evict": weight_if(any(facts.evictable.values()), 2 * profile.evict),
+        "refused": weight_if(once_in(source, 40), 2),
+    }
     match by_weight(source, weights):
         case "await":
             return Await(pick(source, absent), _prompt(beside, source, profile))

@@ -27,7 +27,7 @@ from reference.tiers.config import POLICIES, STORAGE, TierConfig
 from reference.tiers.facts import TierFacts, TierNode, TierOperation, TierTransfer
 from reference.tiers.locks import LockRanges, path
 from reference.token_ids import serial_of, shared_text
-from impl.choices import Choices, by_weight, once_in, pick
+from impl.choices import Choices, by_weight, once_in, pick, weight_if
 from stateful_tests.generate.decode_commands import (
     cut_prompt,
     decode_finale,
@@ -48,13 +48,17 @@ def draw_tier_config(source: Choices, like: TierConfig) -> TierConfig:
         return draw_decode_config(source, like)
     if like.prefill:
         return draw_prefill_config(source, like)
-    page = pick(source, (1, 1, 2, 4, 16)) if not like.states else 1
+    page = 1 if like.states else pick(source, (1, 1, 2, 4, 16))
     full = 6 + source.upto(24 if page < 4 else 8)
     host = 3 + source.upto(36 if page < 4 else 12)
-    windowed = like.window is not None
-    swa, host_swa = (4 + source.upto(full), 2 + source.upto(host)) if windowed else (0, 0)
+    window = None
+    swa = host_swa = 0
+    if like.window is not None:
+        swa = 4 + source.upto(full)
+        host_swa = 2 + source.upto(host)
+        window = 1 + source.upto(3 * page + 3)
     return replace(
-        like, page_size=page, window=1 + source.upto(3 * page + 3) if windowed else None, full_pages=full,
+        like, page_size=page, window=window, full_pages=full,
         swa_pages=swa, host_pages=host, host_swa_pages=host_swa, width=page * max(4, min(full, 24)),
         policy=pick(source, POLICIES), storage=pick(source, STORAGE[1:]) if like.storage else "",
         states=like.states and 3 + source.upto(6), host_states=like.states and 1 + source.upto(8),
@@ -76,32 +80,33 @@ def propose_tier_command(
     moving = [job for job in facts.transfers if job.sent and not job.completed]
     queued = [job for job in facts.transfers if not job.sent]
     done = any(job.completed for job in facts.transfers) or _to_drain(facts)
-    polls = 2 if done else int(bool(queued))
+    polls = 2 if done else weight_if(queued, 1)
+    idle = not holders and not beside.waiting
     weights = {
-        "match": profile.match * bool(absent and facts.nodes),
-        "insert": profile.insert * (2 if not facts.nodes else 1) * bool(holders or absent),
-        "unlock": profile.unlock * bool(holders),
-        "evict": profile.evict * any(facts.evictable.values()),
-        "send": profile.send * bool(queued),
+        "match": weight_if(absent and facts.nodes, profile.match),
+        "insert": weight_if(holders or absent, profile.insert * (1 if facts.nodes else 2)),
+        "unlock": weight_if(holders, profile.unlock),
+        "evict": weight_if(any(facts.evictable.values()), profile.evict),
+        "send": weight_if(queued, profile.send),
         "poll": profile.poll * polls + once_in(source, 4),
-        "copy": profile.copy * any(not job.copied for job in moving),
-        "complete": profile.complete * bool(moving),
-        "reset": profile.reset * (not holders and not beside.waiting and once_in(source, 4)),
-        "refused": 3 * once_in(source, 40),
+        "copy": weight_if(any(not job.copied for job in moving), profile.copy),
+        "complete": weight_if(moving, profile.complete),
+        "reset": weight_if(idle and once_in(source, 4), profile.reset),
+        "refused": weight_if(once_in(source, 40), 3),
     }
     if beside.config.storage:
         asks = [op for op in facts.operations if not op.back]
-        weights["poll"] += 10 * _to_drain(facts)
+        weights["poll"] += weight_if(_to_drain(facts), 10)
         reading = any(op.state in ("to read", "reads") for op in asks)
-        early = 1 + reading * profile.cycle // 20  # as often beside what brings pages back
-        # what is in the tree is not asked for, and who is admitted gives up what is under way
+        # Admissions and aborts keep their share beside the commands that bring pages back. A text in the tree
+        # is not prefetched, and an admitted request gives up the pages under way.
+        early = 1 + weight_if(reading, profile.cycle // 20)
         weights |= {
-            "prefetch": profile.prefetch * bool(absent and beside.seen) * (1 if facts.nodes else 6),
-            "thread": profile.threads * bool(_threads(facts)) * (3 if asks else 1),
-            "admit": profile.match * early * bool(beside.waiting) // (8 if asks else 1),
-            "abort": profile.abort * early * bool(beside.waiting),
-            "forget": profile.prefetch
-            * (not holders and not beside.waiting and not facts.in_flight),
+            "prefetch": weight_if(absent and beside.seen, profile.prefetch * (1 if facts.nodes else 6)),
+            "thread": weight_if(_threads(facts), profile.threads * (3 if asks else 1)),
+            "admit": weight_if(beside.waiting, profile.match * early) // (8 if asks else 1),
+            "abort": weight_if(beside.waiting, profile.abort * early),
+            "forget": weight_if(idle and not facts.in_flight, profile.prefetch),
         }
         weights[_on_the_way_back(beside, facts, asks)] += profile.cycle
     kind = by_weight(source, weights) or "poll"
@@ -114,10 +119,10 @@ def _command(
 ) -> TierCommand:  # fmt: skip
     match kind:
         case "match":
-            prompt = _loading(beside, facts, source, profile) or _prompt(
-                beside, facts, source, profile
-            )
-            return (Match if once_in(source, profile.loads) else Load)(pick(source, absent), prompt)
+            prompt = _loading(beside, facts, source, profile)
+            prompt = prompt or _prompt(beside, facts, source, profile)
+            kind_of_match = Match if once_in(source, profile.loads) else Load
+            return kind_of_match(pick(source, absent), prompt)
         case "unlock":
             return Unlock(pick(source, holders))
         case "evict":
@@ -142,17 +147,12 @@ def _command(
             return thread(source.upto(3) if less else ALL)
         case "admit":
             name = pick(source, [*beside.waiting])
-            return (Match if once_in(source, profile.loads) else Load)(name, beside.waiting[name])
+            kind_of_match = Match if once_in(source, profile.loads) else Load
+            return kind_of_match(name, beside.waiting[name])
         case "abort":
             return Abort(pick(source, [*beside.waiting]))
         case "refused":
-            few: tuple[TierCommand, ...] = (
-                Unlock("h9"),
-                Copy(),
-                Copy(True),
-                Complete(),
-                Send(True),
-            )
+            few: tuple[TierCommand, ...] = Unlock("h9"), Copy(), Copy(True), Complete(), Send(True)
             if beside.config.storage:
                 few += Query(), Fetch(), Backup(), Abort("h9")
             return pick(source, (*few, ResetCache()))
@@ -195,12 +195,10 @@ def _on_the_way_back(beside: LockRanges, facts: TierFacts, asks: list[TierOperat
         return "unlock"
     if not facts.nodes:
         return "prefetch" if beside.seen else "insert"
-    if (
-        any(not node.host["full"] for node in facts.nodes)
-        and beside.config.policy != "write_through"
-    ):
-        return "evict" if beside.config.policy == "write_back" else "match"
-    return "forget"
+    policy = beside.config.policy
+    if all(node.host["full"] for node in facts.nodes) or policy == "write_through":
+        return "forget"
+    return "evict" if policy == "write_back" else "match"
 
 
 def _to_drain(facts: TierFacts) -> bool:
@@ -221,7 +219,9 @@ def _evict(config: TierConfig, facts: TierFacts, source: Choices) -> Evict:
     full = pick(source, (0, 1, 3, 8, facts.evictable["full"]))
     swa = pick(source, (0, 0, 1, 4, facts.evictable["swa"])) if config.window is not None else 0
     states = pick(source, (0, 0, 1, facts.evictable["state"])) if config.states else 0
-    return Evict(full or (0 if swa or states else 1), swa, states)
+    if not full and not swa and not states:
+        full = 1
+    return Evict(full, swa, states)
 
 
 def _insert(
@@ -340,4 +340,6 @@ def tier_finale(beside: LockRanges, facts: TierFacts) -> TierCommand | None:
         return Poll()
     if beside.waiting:
         return Abort(next(iter(beside.waiting)))
-    return Unlock(next(iter(beside.prompts))) if beside.prompts else None
+    if beside.prompts:
+        return Unlock(next(iter(beside.prompts)))
+    return None

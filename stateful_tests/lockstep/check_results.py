@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 from reference.clauses import Clause
 from reference.commands import Mode
 from reference.failures import counted
-from stateful_tests.lockstep.endings import Ending, ending
-from stateful_tests.lockstep.results import Run
+from stateful_tests.lockstep.exit_codes import Ending, ending
+from stateful_tests.lockstep.run_results import Run
 
 SHORTEST = 4  # commands: runs that violations end sooner than that come to nothing else
 FEW = 100  # commands: a check of chosen runs that carried out fewer says nothing

@@ -11,9 +11,9 @@ from typing import Any
 
 from impl.adapter import UnusableImplementation
 from reference.commands import Abort, Close, Command
-from stateful_tests.lockstep.base import AnyLockstep
+from stateful_tests.lockstep.any_lockstep import AnyLockstep
 from stateful_tests.lockstep.lockstep import Lockstep
-from stateful_tests.lockstep.results import Trace, Violation
+from stateful_tests.lockstep.run_results import Trace, Violation
 
 _CLOSED = "SES-4"
 

@@ -16,7 +16,7 @@ from impl.process.wire import copied_view
 from reference import model
 from reference.clauses import CLAUSES, Clause, about, broken, broken_off
 from reference.clauses.facts import Facts
-from reference.clauses.locks import Locks
+from reference.clauses.lock_facts import Locks
 from reference.clauses.step import Step
 from reference.commands import (
     Broken, Command, Done, Extend, Mode, Outcome, Reason, Refused, Submit,
@@ -27,11 +27,11 @@ from reference.geometry import PRESETS, Geometry
 from reference.state import Phase, RunConfig, State, full_pages, holders, swa_pages
 from reference.token_ids import SHARED
 from stateful_tests.lockstep import abstraction
-from stateful_tests.lockstep.base import AnyLockstep
-from stateful_tests.lockstep.policy import Answers, ServerPolicy
-from stateful_tests.lockstep.moments import Moment
+from stateful_tests.lockstep.any_lockstep import AnyLockstep
+from stateful_tests.lockstep.system_choices import Answers, ServerPolicy
+from stateful_tests.lockstep.run_moments import Moment
 from stateful_tests.lockstep.check_results import Tally
-from stateful_tests.lockstep.results import Row, violation_of
+from stateful_tests.lockstep.run_results import Row, violation_of
 from stateful_tests.lockstep.tree_diff import state_changes, tree_changes
 
 

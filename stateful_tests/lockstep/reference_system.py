@@ -21,10 +21,10 @@ from reference.geometry import Geometry
 from reference.state import (
     IN_BATCH, Cursors, State, Text, full_pages, holders, state_lens, swa_pages, text_tokens,
 )  # fmt: skip
-from reference.states import chained, stamp_after
+from reference.recurrent_states import chained, stamp_after
 from reference.prefix_cache import NO_PAGES, Effects, lock_holders, page_name, pages_of
-from reference.kinds import ROWS
-from reference.remembered import remembered
+from reference.system_kinds import ROWS
+from reference.memoization import memoized
 from reference.radix_tree import Key, Tree, state_paths
 from reference.token_ids import token_of, tree_key
 
@@ -278,7 +278,7 @@ class RowInUse(NamedTuple):
     computed: int
 
 
-@remembered
+@memoized
 def rows_of(state: State) -> tuple[RowInUse, ...]:
     """The rows in use."""
     return tuple(
@@ -304,7 +304,7 @@ def layout(state: State) -> Hashable:
     return rows_of(state), *turns_of(state), tree, *state_lens(state).items()
 
 
-@remembered
+@memoized
 def _shape(tree: Tree) -> tuple[tuple[tuple[Key, int, bool, int, int, int], ...], TreeSizes]:
     """(path, start, whether it shows SWA slots, locks) of the nodes, and the sizes."""
     has_swa = tree.window is not None

@@ -11,11 +11,11 @@ from impl.process.remote_system import WorkerSystem
 from reference import model
 from reference.commands import Outcome, Reason, Refused, Submit
 from reference.failures import Failure
-from reference.kinds import AnyCommand
-from stateful_tests.lockstep.base import AnyLockstep
-from stateful_tests.lockstep.kinds import check_fits, lockstep_on
+from reference.system_kinds import AnyCommand
+from stateful_tests.lockstep.any_lockstep import AnyLockstep
+from stateful_tests.lockstep.driven_kinds import check_fits, lockstep_on
 from stateful_tests.lockstep.lockstep import Lockstep
-from stateful_tests.lockstep.results import HISTORY_LIMIT, Run, Trace, Violation
+from stateful_tests.lockstep.run_results import HISTORY_LIMIT, Run, Trace, Violation
 
 _IMPATIENT = (Reason.TURN_IN_FLIGHT, Reason.SHRINKING_PREFIX)
 

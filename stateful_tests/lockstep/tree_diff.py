@@ -5,7 +5,7 @@ from __future__ import annotations
 from reference.state import State, state_lens
 from reference.prefix_cache import path_text
 from reference.radix_tree import Key, Placed, Tree, nodes, path_of
-from stateful_tests.lockstep import pictures
+from stateful_tests.lockstep import text_drawings
 
 
 def tree_changes(was: State, now: State) -> tuple[str, ...]:
@@ -29,7 +29,7 @@ def tree_changes(was: State, now: State) -> tuple[str, ...]:
 
 def _node_changes(was: Placed, now: Placed) -> list[str]:
     """Name what a node has got or lost."""
-    where = pictures.node((now.start, now.end), path_text(now.path))
+    where = text_drawings.node((now.start, now.end), path_text(now.path))
     lines = []
     if was.node.live != now.node.live:
         lines.append(f"{where} {'has SWA KV again' if now.node.live else 'is a tombstone'}")
@@ -45,8 +45,8 @@ def _lock_changes(was: Tree, now: Tree) -> list[str]:
     gone = sorted(old.keys() - new.keys())
     taken = [k for name, k in new.items() if name not in old or k.key != old[name].key]
     return [
-        *(f"{name} unlocks {pictures.span(0, len(old[name].key))}" for name in gone),
-        *(f"{k.holder} {pictures.lock(now, k)}" for k in sorted(taken)),
+        *(f"{name} unlocks {text_drawings.span(0, len(old[name].key))}" for name in gone),
+        *(f"{k.holder} {text_drawings.lock(now, k)}" for k in sorted(taken)),
     ]
 
 
@@ -66,7 +66,7 @@ def _inside(tree: Tree, path: Key) -> bool:
 def _node(placed: Placed, tree: Tree) -> str:
     dead = tree.window is not None and not placed.node.live
     state = ", with a state" if placed.node.state_used else ""
-    shown = pictures.node(
+    shown = text_drawings.node(
         (placed.start, placed.end), path_text(placed.path), False if dead else None
     )
     return f"{shown}{state}"

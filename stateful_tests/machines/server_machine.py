@@ -6,7 +6,7 @@ by the harness of its command (stateful_tests/generate/commands), as in `kvspec 
 it is a draw of Hypothesis.
 
 A rule may run while its command applies to the state. Hypothesis picks among those rules all alike. A
-command that is called for less (stateful_tests/generate/weights.py) is offered less often.
+command that is called for less (stateful_tests/generate/command_weights.py) is offered less often.
 
 A failing run is shrunk twice. Hypothesis's shrinker runs first, for some seconds: fewer rules, lower
 decisions. Ours finishes (stateful_tests/shrink): fewer commands, then smaller sizes and lengths.
@@ -24,12 +24,12 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from reference.commands import COMMANDS, Command, kind_name
 from impl.choices import Choices, RandomChoices
-from stateful_tests.generate.enabled import Enabled
+from stateful_tests.generate.enabled_commands import Enabled
 from stateful_tests.generate.next_command import finale
-from stateful_tests.generate.weights import kind_weights
+from stateful_tests.generate.command_weights import kind_weights
 from stateful_tests.lockstep.lockstep import Lockstep
 from stateful_tests.lockstep.final_closes import violations
-from stateful_tests.lockstep.results import Trace, Violation
+from stateful_tests.lockstep.run_results import Trace, Violation
 from stateful_tests.machines.drawing import OUT_OF_TURN, Start, commands, starts
 from stateful_tests.machines.targets import MachineTarget
 

@@ -11,8 +11,8 @@ from impl.adapter import AnySystem, System, UnusableImplementation
 from reference.commands import Mode
 from reference.geometry import Geometry
 from stateful_tests.check.known_faults.masks import Standing, beside
-from stateful_tests.check.tiers import fit_sizes
-from stateful_tests.lockstep.results import Trace, Violation
+from stateful_tests.check.check_plans import fit_sizes
+from stateful_tests.lockstep.run_results import Trace, Violation
 
 
 class MachineConfiguration(NamedTuple):

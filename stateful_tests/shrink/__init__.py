@@ -1,1 +1,1 @@
-"""The smallest trace that still violates its clause. A function says what fails; nothing here knows why."""
+"""The smallest trace that still violates its clause. The caller passes the predicate."""

@@ -13,14 +13,14 @@ from impl.process.failures import kind_of_failure
 from impl.process.remote_system import WorkerSystem
 from reference.blocks.config import EngineConfig, LayerGroup
 from reference.geometry import Geometry, GeometryError
-from reference.kinds import BLOCKS, PAIRS, ROWS, TIERS, kind_of_config
+from reference.system_kinds import BLOCKS, PAIRS, ROWS, TIERS, kind_of_config
 from reference.pairs.config import PairConfig
 from reference.tiers.config import POLICIES, TierConfig
 from stateful_tests.lockstep.replays import driven_through, replay
-from stateful_tests.lockstep.results import Trace, Violation
-from stateful_tests.shrink.parts import Failing, without_parts
-from stateful_tests.shrink.passes import BUDGET, StillFails, drop, shrink
-from stateful_tests.shrink.rewriting import Commands, all_less, numbers, scaled
+from stateful_tests.lockstep.run_results import Trace, Violation
+from stateful_tests.shrink.optional_parts import Failing, without_parts
+from stateful_tests.shrink.shrink_passes import BUDGET, StillFails, drop, shrink
+from stateful_tests.shrink.command_rewriting import Commands, all_less, numbers, scaled
 
 _ROUNDS = 4  # of fewer commands, then smaller sizes
 

@@ -76,7 +76,7 @@ def release() -> Iterator[Callable[[str], System]]:
 
 def _releases(package: str) -> Iterator[Callable[[str], Any]]:
     from impl.adapter import UnusableImplementation
-    from stateful_tests.lockstep.systems import resolve
+    from stateful_tests.lockstep.system_names import resolve
 
     started: dict[str, Any] = {}
 

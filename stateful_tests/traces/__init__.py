@@ -1,2 +1,4 @@
-"""Traces as files, as text that people type, and as they are recorded. No system is driven here, and
-nothing is judged: that a trace conforms is for `lockstep` to say."""
+"""Traces as files, in the notation that people type, and as they are recorded.
+
+No system is driven here, and nothing is judged: `lockstep` decides whether a trace conforms.
+"""

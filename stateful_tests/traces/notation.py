@@ -17,10 +17,10 @@ from reference.commands import (
     Insert, Launch, Match, Outcome, Prompt, Refused, Retract, SpecDecode, Submit, kind_name, prompt_of,
     prompt_text,
 )  # fmt: skip
-from reference.kinds import KINDS, ROWS, AnyCommand, Kind
+from reference.system_kinds import KINDS, ROWS, AnyCommand, Kind
 from reference.pairs.commands import Advance, Forward, Prefill, Serve
 from reference.tiers.commands import Await
-from stateful_tests.traces.files import TraceError, check_command
+from stateful_tests.traces.trace_files import TraceError, check_command
 
 _NAME = r"[A-Za-z0-9_.-]+"
 _PROMPT = r"(?:[a-zA-Z]-?[0-9]{1,5})+"

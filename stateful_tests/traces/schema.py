@@ -19,7 +19,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType, defstruct, structs
 
 from reference.commands import Choice, Mode, Prompt, Reason, kind_name, prompt_of, prompt_text
 from reference.geometry import LIMITS, SETTING, Geometry
-from reference.kinds import BLOCKS, JUDGED_KINDS, KINDS, ROWS, Kind
+from reference.system_kinds import BLOCKS, JUDGED_KINDS, KINDS, ROWS, Kind
 
 FORMAT = "kvspec-trace"
 VERSION = 2  # of a trace; version 1, without a kind, is read as well

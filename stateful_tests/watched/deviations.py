@@ -22,9 +22,9 @@ from reference.commands import Command, Finish, Retract
 from reference.pairs.config import DECODE
 from reference.state import Cursors, State
 from stateful_tests.lockstep.known_faults import label
-from stateful_tests.watched.judging import Shown
-from stateful_tests.watched.results import Validated
-from stateful_tests.watched.seen import RequestSeen
+from stateful_tests.watched.violated_clauses import Shown
+from stateful_tests.watched.validation_results import Validated
+from stateful_tests.watched.log_facts import RequestSeen
 
 _RESUMES_WITHOUT_KV = re.compile(
     "a reused row must carry allocated KV|reusing request must be chunked or have"

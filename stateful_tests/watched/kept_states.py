@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from impl.sglang.server.events import Paged, WatchHeader
 from stateful_tests.watched import deviations
-from stateful_tests.watched.judging import Verdict
+from stateful_tests.watched.violated_clauses import Verdict
 
 Path = tuple[int, ...]
 

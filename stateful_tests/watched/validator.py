@@ -13,16 +13,19 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from impl.sglang.server import events as log
-from stateful_tests.watched.actions import ends, prefill, rounds, snapshots, tier, transfers, turns
-from stateful_tests.watched.beside import AFTER_A_MISMATCH, TABLE, Beside, Diverged
-from stateful_tests.watched.reader import Line
-from stateful_tests.watched.results import Validated
-from stateful_tests.watched.seen import TransfersSeen
+from stateful_tests.watched.actions import (
+    request_ends, prefill, batch_rounds, snapshots, host_tier, transfers, sessions,
+)  # fmt: skip
+from stateful_tests.watched.log_follower import AFTER_A_MISMATCH, TABLE, LogFollower, Diverged
+from stateful_tests.watched.log_reader import Line
+from stateful_tests.watched.validation_results import Validated
+from stateful_tests.watched.log_facts import TransfersSeen
 
-ACTIONS = (ends, prefill, rounds, snapshots, tier, transfers, turns)  # they fill TABLE
+# They fill TABLE.
+ACTIONS = (request_ends, prefill, batch_rounds, snapshots, host_tier, transfers, sessions)
 
 
-class Validator(Beside):
+class Validator(LogFollower):
     """Reads the events of one log."""
 
     def run(self, lines: Iterable[Line]) -> Validated:
@@ -48,9 +51,9 @@ class Validator(Beside):
                 and not isinstance(event, log.Snapshot)
             ):
                 self.loses("the beginning of the log is missing")
-            rounds.notes_gaps(self, event)
+            batch_rounds.notes_gaps(self, event)
             if self.follows and not isinstance(event, log.Tiered):
-                rounds.in_its_place(self, event)
+                batch_rounds.in_its_place(self, event)
             if not self.follows and isinstance(event, log.Stepped):
                 snapshots.begins_empty(self, event)
             if self.follows or isinstance(event, log.Snapshot | log.HookFailed | log.Tiered):

@@ -17,25 +17,25 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from ci.commands.saved_traces import save_traces
 from ci.commands.shared import SystemSelector
-from ci.report import data as report
-from ci.report import render, render_run
+from ci.report import report_data as report
+from ci.report import text_output, run_text
 from impl.adapter import AnySystem, System, UnusableImplementation
 from impl.engines import DriveOptions
 from impl.system_spec import SystemSpec
 from kvspec import plugin
 from reference.commands import Mode
 from reference.geometry import PRESETS, Geometry, preset
-from stateful_tests.check import campaign, tiers
+from stateful_tests.check import campaign, check_plans
 from stateful_tests.check.finder import Finder
 from stateful_tests.generate.run_profile import MACHINES
 from stateful_tests.lockstep import replays
 from stateful_tests.lockstep.check_results import CheckResult, Finding
-from stateful_tests.lockstep.results import Run, Trace
-from stateful_tests.lockstep.systems import as_base, driven
+from stateful_tests.lockstep.run_results import Run, Trace
+from stateful_tests.lockstep.system_names import as_base, driven
 from stateful_tests.machines.server_machine import ServerMachine, Violated
 from stateful_tests.machines.shrinking import bounded
 from stateful_tests.machines.targets import MachineTarget
-from stateful_tests.traces import files
+from stateful_tests.traces import trace_files
 
 # A factory, a system, or what `kvspec check --impl` takes; None: torch. `--kvspec-impl` overrides them all.
 Make = Union[Callable[[], System], System, str, None]
@@ -74,7 +74,7 @@ def machine(
     """
     sizes = [geometry] if geometry is not None else [preset(name) for name in presets or PRESETS]
     vary = presets is None and geometry is None
-    tiers.plan("smoke", machines=machines)  # raises ValueError for an unknown name
+    check_plans.plan("smoke", machines=machines)  # raises ValueError for an unknown name
     exactly = geometry is not None
     target = MachineTarget(lambda: _beside_a_model(make), machines, sizes, modes, vary, exactly)
     # The name is what Hypothesis's database knows a machine by.
@@ -166,7 +166,7 @@ def check(
     refuses all violates nothing.
     """
     __tracebackhide__ = True
-    plan = tiers.plan(
+    plan = check_plans.plan(
         plugin.chosen.tier or tier or "smoke",
         machines=machines,
         presets=presets,
@@ -195,7 +195,7 @@ def check(
 def replay(trace: Trace | str | os.PathLike[str], make: Make = None) -> Run:
     """Run a trace, or a file with one. Raises ClauseViolated where the system leaves the specification."""
     __tracebackhide__ = True
-    loaded = trace if isinstance(trace, Trace) else files.load(trace)
+    loaded = trace if isinstance(trace, Trace) else trace_files.load(trace)
     system = _system(make)
     try:
         run = replays.replay(system, loaded)
@@ -205,7 +205,7 @@ def replay(trace: Trace | str | os.PathLike[str], make: Make = None) -> Run:
     if run.violation is not None:
         text = io.StringIO()
         name = "a trace" if loaded is trace else str(trace)
-        render_run.replay(render.console(text), report.replay_data(name, run))
+        run_text.replay(text_output.console(text), report.replay_data(name, run))
         raise ClauseViolated(text.getvalue(), [run])
     return run
 
@@ -272,13 +272,13 @@ def _failure(findings: Sequence[Finding], make: Make, again: str = "") -> Clause
     selector = SystemSelector(SystemSpec.parse(spelled or ""), chosen.sglang_path, chosen.device)
     save_traces(findings, reports, chosen.save, selector.options)
     text = io.StringIO()
-    out = render.console(text)
+    out = text_output.console(text)
     for number, found in enumerate(reports, 1):
         if found["replay"] is not None:
             python = f"kvspec.replay({found['saved']!r}, make)"
             found["replay"] = _python_path(spelled) + found["replay"] if spelled else python
         which = f" (violation {number} of {len(reports)})" if len(reports) > 1 else ""
-        render_run.finding(out, found, f"{found['implementation']} violates{which}")
+        run_text.finding(out, found, f"{found['implementation']} violates{which}")
     lines = [line.rstrip() for line in text.getvalue().splitlines()]
     return ClauseViolated("\n".join([*lines, again]).rstrip(), [f.run for f in findings])
 

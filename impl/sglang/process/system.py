@@ -17,7 +17,7 @@ from impl.sglang.releases.settings import OUR_WORDS, settings_of
 from impl.sglang.releases.variants import variant
 from impl.system_spec import SystemSpec
 from reference.commands import Mode, Reason
-from reference.kinds import ROWS
+from reference.system_kinds import ROWS
 
 # Commands that the driver carries out. UnlockSwa is left out: the release itself decides, during decode and
 # if a setting says so, when it releases the SWA part of a lock.

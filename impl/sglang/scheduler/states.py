@@ -2,7 +2,7 @@
 that are tracked while their request goes on (extra_buffer).
 
 Slots and nodes are the release's own: `HybridReqToTokenPool`, `MambaSlotAllocator`, the MAMBA component of
-its tree. What stands in a slot is a stamp (reference.states), in the pool's own tensor, so that the release's
+its tree. A slot holds a stamp (reference.recurrent_states), in the pool's own tensor, so that the release's
 copies move it. Stand-ins, each after what a server does: the forward pass (`fold`, `kept`), what the worker
 does before it (`deferred`: ModelRunner, model_runner.py:1920 in 0.5.23), and what the scheduler does with the
 slot of a request that it has matched and does not run (`reverted`: scheduler.py:4285).
@@ -24,7 +24,7 @@ from impl.sglang.parts.stand_ins import state_chunk
 from impl.sglang.parts.tracking import buffers_of, tracked_by
 from impl.vocabulary import require
 from reference.commands import Reason
-from reference.states import chained, stamp_after
+from reference.recurrent_states import chained, stamp_after
 
 if TYPE_CHECKING:
     from impl.sglang.parts.trees import ReleaseTree

@@ -34,7 +34,7 @@ from impl.sglang.server.outcome import Misread
 from impl.sglang.server.tier import stamp
 from impl.sglang.server.progress import RequestHeadway, Stall, excess
 from impl.sglang.tiers.copy_engine import StateStamps
-from reference.states import chained, seen, stamp_after
+from reference.recurrent_states import chained, seen, stamp_after
 
 MOST = 500  # wrong reads that are kept of a run
 UNCLEAN = -1  # the stamp of a slot before its first use

@@ -21,7 +21,7 @@ from impl.sglang.tiers.gathering_storage import StorageGatherer
 from impl.sglang.tiers.numbering import Numbers
 from impl.sglang.tiers.prefill_side import PrefillSide
 from impl.sglang.tiers.storage import Storage
-from reference.states import chained, stamp_after
+from reference.recurrent_states import chained, stamp_after
 from reference.tiers.config import TierConfig
 from reference.tiers.facts import (
     TierFacts, TierLock, TierNode, TierPart, TierRead, TierRecord,

@@ -16,7 +16,7 @@ from impl.sglang.tiers.loading import tiered
 from impl.sglang.tiers.api import require
 from impl.system_spec import SystemSpec
 from reference.commands import Mode
-from reference.kinds import TIERS
+from reference.system_kinds import TIERS
 from reference.tiers.commands import TIER_COMMANDS, DecodeCommand, PrefillCommand, StorageCommand
 
 STORAGE = frozenset(kind.__name__ for kind in get_args(StorageCommand))

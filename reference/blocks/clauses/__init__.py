@@ -5,25 +5,29 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from reference.blocks.clauses import blocks, drafts, encoder, runs, states, texts, windows
+from reference.blocks.clauses import (
+    batches, block_pool, draft_kv, encoder_cache, kv_reads, outputs, recurrent_states,
+)  # fmt: skip
 from reference.blocks.clauses.step import REGISTERED, BlockStep
 from reference.blocks.commands import Schedule
 from reference.clauses import Clause, by_cause
-from reference.clauses.base import in_order
+from reference.clauses.registry import in_order
 from reference.clauses.progress import PROGRESS
 from reference.failures import Failure
 from reference.tiers.clauses import OF_CONNECTORS, TIER_CLAUSES
 
 __all__ = ["BLOCK_CLAUSES", "BlockStep", "broken", "broken_off"]
+_MODULES = outputs, batches, recurrent_states, block_pool, kv_reads, draft_kv, encoder_cache
 BLOCK_CLAUSES = (
-    in_order(REGISTERED, (texts, runs, states, blocks, windows, drafts, encoder))
+    in_order(REGISTERED, _MODULES)
     | {name: TIER_CLAUSES[name] for name in OF_CONNECTORS}
     | PROGRESS
 )
 
 
 def broken(step: BlockStep, waived: Collection[str] = ()) -> list[tuple[Clause, Failure]]:
-    """All clauses but the waived that fail at this step, the headline first (by_cause)."""
+    """Return all clauses that fail at this step, without the waived ones, the headline first
+    (by_cause)."""
     found = []
     for each in BLOCK_CLAUSES.values():
         if each.id not in waived and (failure := each.check(step)) is not None:

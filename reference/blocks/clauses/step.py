@@ -11,14 +11,14 @@ from reference.blocks.config import EngineConfig
 from reference.blocks.facts import BlockFacts, Table
 from reference.blocks.host_view import HostView, window_start
 from reference.blocks.request_texts import Bearer, LaneNote, OutputNote
-from reference.clauses.base import Clause, register
+from reference.clauses.registry import Clause, register
 from reference.clauses.progress import Admission
 from reference.commands import Reason, prompt_len
 from reference.failures import AtTable, Failure, counted, failure
-from reference.headway import Standstill
-from reference.remembered import remembered
-from reference.sources import KvSource
-from reference.states import chained
+from reference.standstill_detector import Standstill
+from reference.memoization import memoized
+from reference.kv_sources import KvSource
+from reference.recurrent_states import chained
 
 __all__ = ["REGISTERED", "BlockStep", "clause", "window_start"]
 REGISTERED: dict[str, Clause] = {}
@@ -32,10 +32,15 @@ OUTSIDE = -1, 0  # group and index of a block outside of tables
 
 @dataclass(eq=False)
 class BlockStep(HostView):
-    """before, after: the engine's facts. refused: the command changed nothing. lanes, outputs: what ran and
-    what was given out, beside what is expected. bearers: who is there after the command, by name. in_use:
-    blocks that steps in flight write or copy. standstill, kv_sources: see RequestTexts (sources). reason: why
-    it was refused."""
+    """A command on an engine, and the state before and after it.
+
+    before, after: the engine's facts.
+    refused: the command changed nothing; reason: the reason for the refusal.
+    lanes, outputs: batch entries and outputs, each with its expectation.
+    bearers: requests and sessions after the command, by name.
+    in_use: blocks that steps in flight write or copy.
+    standstill, kv_sources: see RequestTexts.
+    """
 
     config: EngineConfig
     command: EngineCommand
@@ -50,7 +55,7 @@ class BlockStep(HostView):
     kv_sources: tuple[KvSource, ...] = ()
     reason: Reason | None = None
 
-    @remembered
+    @memoized
     def entries(self) -> dict[int, list[tuple[str, int, int]]]:
         """The table entries of each block: (request, group, index in the table), without the null block.
 
@@ -67,10 +72,10 @@ class BlockStep(HostView):
             named.setdefault(block, []).append((name, *OUTSIDE))
         return named
 
-    @remembered
+    @memoized
     def awaited(self) -> frozenset[int]:
-        """Blocks whose load within a step has failed: until the engine is notified, and then as long as a
-        request that holds one has yet to compute it."""
+        """Blocks whose load within a step has failed. A block stays here until the engine is notified,
+        and then until the requests that hold it have computed it."""
         if self.after.host is None or not self.config.sync_loads:
             return frozenset()
         size = self.config.groups[0].block_size
@@ -93,7 +98,7 @@ class BlockStep(HostView):
 
     @property
     def room(self) -> str:
-        """Name what is free."""
+        """The free blocks, in words."""
         return f"{counted(len(self.after.free), 'block')} free"
 
     @property
@@ -112,7 +117,7 @@ class BlockStep(HostView):
         return Admission(command.request, never, fits, refused)
 
     def held_its_text(self, block: int) -> bool:
-        """Whether the block held what its hashes name before the command."""
+        """Return whether the block's content before the command matched its hashes."""
         owner, slots = self.before.memory[block]
         return all(
             (owner, slots[: len(each.stamps)]) == (each.group, each.stamps)
@@ -121,13 +126,13 @@ class BlockStep(HostView):
         )
 
     def held(self) -> Iterator[tuple[str, Bearer, Table]]:
-        """Requests with KV, and the cache manager's tables of them."""
+        """Requests with KV, and the cache manager's tables of each."""
         for name, bearer in self.bearers.items():
             if bearer.computed is not None and name in self.after.requests:
                 yield name, bearer, self.after.requests[name].tables
 
     def reads(self, tables: Table, group: int, start: int, end: int) -> list[int]:
-        """Return what queries find at positions from `start` to `end` through a table of this group."""
+        """Return the stamps that queries from `start` to `end` read through a table of this group."""
         size = self.config.groups[group].block_size
         row = tables[group]
         memory = self.after.memory
@@ -144,8 +149,8 @@ class BlockStep(HostView):
     def misread(
         self, name: str, tables: Table, stamps: list[int], first_query: int, end: int
     ) -> Failure | None:
-        """Return the failure where a group finds anything but the text, from the window of `first_query` to
-        `end`."""
+        """Return the failure where a group reads other KV than the text's, from the window of
+        `first_query` to `end`."""
         for group, layers in enumerate(self.config.groups):
             if layers.state:  # STA-1, STA-2
                 continue
@@ -160,11 +165,11 @@ class BlockStep(HostView):
                 want = f"{name} finds its own KV at position {start + at} in group {group}"
                 position, size = start + at, layers.block_size
                 place = AtTable(name, group, position // size, position, max(first_query, position))
-                seen = self._seen(name, tables, group, position, found[at])
+                seen = self._describe_read(name, tables, group, position, found[at])
                 return failure(want, seen, place)
         return None
 
-    def _seen(self, name: str, tables: Table, group: int, position: int, value: int) -> str:
+    def _describe_read(self, name: str, tables: Table, group: int, position: int, value: int) -> str:
         at = position // self.config.groups[group].block_size
         if value == NO_BLOCK:
             return f"its table ends before entry {at}"
@@ -173,13 +178,13 @@ class BlockStep(HostView):
             return f"entry {at} of its table is the null block"
         if value == NOT_WRITTEN:
             return f"block {block} holds nothing of this group there"
-        if (source := self._source_of(name, position, value)) is not None:
+        if (source := self._foreign_source(name, position, value)) is not None:
             mine = self.bearers[name].source
             return f"block {block} holds KV of {source} there, and {name} has {mine}"
         return f"block {block} holds KV of another token there"
 
-    def _source_of(self, name: str, position: int, value: int) -> KvSource | None:
-        """The other source that the same text has such a stamp with."""
+    def _foreign_source(self, name: str, position: int, value: int) -> KvSource | None:
+        """Return the other source under which the same text has this stamp."""
         text = self.bearers[name].text[: position + 1] if name in self.bearers else []
         for source in self.kv_sources:
             if len(text) > position and chained(text, source.origin)[-1] == value:

@@ -9,18 +9,18 @@ from collections.abc import Collection
 from reference.blocks.clauses import BLOCK_CLAUSES
 from reference.blocks.clauses import broken as broken_on_server
 from reference.blocks.clauses import broken_off as broken_off_on_server
-from reference.clauses.base import Clause, by_cause, in_order
-from reference.clauses.handed_over import HANDED_OVER
+from reference.clauses.registry import Clause, by_cause, in_order
+from reference.clauses.disaggregation import HANDED_OVER
 from reference.clauses.progress import PROGRESS
 from reference.failures import AtServer, Failure
-from reference.pairs.clauses import endings, promises
-from reference.pairs.clauses.base import REGISTERED
+from reference.pairs.clauses import idle_leaks, stale_promises
+from reference.pairs.clauses.registry import REGISTERED
 from reference.pairs.step import PairStep
 
 __all__ = ["OF_PAIRS", "PAIR_CLAUSES", "SERVER_CLAUSES", "PairStep", "broken", "broken_off"]
 OF_PAIRS = (
     HANDED_OVER
-    | in_order(REGISTERED, (promises, endings))
+    | in_order(REGISTERED, (stale_promises, idle_leaks))
     | {name: PROGRESS[name] for name in ("PRO-1", "PRO-2")}
 )
 # Of host memory, which a pair has not; progress is asked of both servers together.
@@ -30,8 +30,8 @@ PAIR_CLAUSES = OF_PAIRS | SERVER_CLAUSES
 
 
 def broken(step: PairStep, waived: Collection[str] = ()) -> list[tuple[Clause, Failure]]:
-    """All clauses but the waived that fail at this step, the headline first (by_cause): of a clause that
-    fails on both servers the failure on the first."""
+    """Return all clauses that fail at this step, without the waived ones, the headline first
+    (by_cause). A clause that fails on both servers has the failure of the first."""
     found: dict[str, tuple[Clause, Failure]] = {}
     for each in OF_PAIRS.values():
         if each.id not in waived and (failure := each.check(step)) is not None:
@@ -52,7 +52,7 @@ def broken_off(step: PairStep, waived: Collection[str] = ()) -> list[tuple[Claus
 
 
 def on_server(server: str, failure: Failure) -> Failure:
-    """The failure of a server as one of the pair: it names the server, and so do its places."""
+    """Return a server's failure as one of the pair: its texts and places name the server."""
 
     def places() -> tuple[AtServer, ...]:
         return tuple(AtServer(server, place) for place in failure.at)

@@ -5,17 +5,17 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from reference.clauses.base import Clause, by_cause, in_order
-from reference.clauses.handed_over import HANDED_OVER
+from reference.clauses.registry import Clause, by_cause, in_order
+from reference.clauses.disaggregation import HANDED_OVER
 from reference.clauses.progress import PROGRESS
 from reference.failures import Failure
-from reference.tiers.clauses import host, reads, storage, transfers
-from reference.tiers.clauses.base import REGISTERED
+from reference.tiers.clauses import host_memory, reads, storage, transfers
+from reference.tiers.clauses.registry import REGISTERED
 from reference.tiers.step import TierStep
 
 __all__ = ["OF_CONNECTORS", "TIER_CLAUSES", "TierStep", "broken"]
 TIER_CLAUSES = (
-    in_order(REGISTERED, (host, transfers, reads, storage))
+    in_order(REGISTERED, (host_memory, transfers, reads, storage))
     | HANDED_OVER
     | {"PRO-1": PROGRESS["PRO-1"]}
 )
@@ -23,7 +23,8 @@ OF_CONNECTORS = ("HOST-1", "HOST-2", "HOST-3", "HOST-4", "XFER-1", "XFER-2", "XF
 
 
 def broken(step: TierStep, waived: Collection[str] = ()) -> list[tuple[Clause, Failure]]:
-    """All clauses but the waived that fail at this step, the headline first (by_cause)."""
+    """Return all clauses that fail at this step, without the waived ones, the headline first
+    (by_cause)."""
     found = []
     for each in TIER_CLAUSES.values():
         if each.id not in waived and (failure := each.check(step)) is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from reference.commands import Evict
 from reference.failures import AtCount, AtSlot, AtTreeNode, Failure, failure
-from reference.tiers.clauses.base import clause
+from reference.tiers.clauses.registry import clause
 from reference.tiers.step import TierStep
 
 
@@ -19,7 +19,7 @@ from reference.tiers.step import TierStep
     scope="Trees with a host tier.",
     trigger=lambda s: bool(s.after.reads),
 )
-def _reads(step: TierStep) -> Failure | None:
+def _pass_reads_own_text(step: TierStep) -> Failure | None:
     for read in step.after.reads:
         if read.found != read.wanted:
             what = f"{read.pool} KV at position {read.position}"
@@ -48,7 +48,7 @@ def _reads(step: TierStep) -> Failure | None:
     scope="Trees with a host tier.",
     trigger=lambda s: any(not node.device["full"] for node in s.after.nodes),
 )
-def _continues(step: TierStep) -> Failure | None:
+def _device_kv_is_contiguous(step: TierStep) -> Failure | None:
     for node in step.after.nodes:
         parent = step.nodes.get(node.parent)
         if node.device["full"] and parent is not None and not parent.device["full"]:
@@ -75,7 +75,7 @@ def _continues(step: TierStep) -> Failure | None:
         isinstance(s.command, Evict) and not s.refused and s.before.evictable["full"] > 0
     ),
 )
-def _evictable(step: TierStep) -> Failure | None:
+def _evictable_count_is_reachable(step: TierStep) -> Failure | None:
     if not isinstance(step.command, Evict) or step.refused:
         return None
     asked_for = {"full": step.command.full, "swa": step.command.swa, "state": step.command.states}
@@ -102,7 +102,7 @@ def _evictable(step: TierStep) -> Failure | None:
     concerns="outcomes, choices and order",
     trigger=lambda s: not s.after.transfers and bool(s.after.nodes),
 )
-def _passes(step: TierStep) -> Failure | None:
+def _own_check_passes(step: TierStep) -> Failure | None:
     if step.after.complaint:
         return failure(
             "the tree's own check passes", step.after.complaint, AtCount("tree", "check")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from reference.failures import AtSlot, AtTreeNode, Failure, failure
 from reference.prefix_cache import path_text
-from reference.tiers.clauses.base import clause
+from reference.tiers.clauses.registry import clause
 from reference.tiers.step import TierStep
 from reference.token_ids import POSITION_BITS, token_of
 
@@ -20,7 +20,7 @@ from reference.token_ids import POSITION_BITS, token_of
     scope="With a storage.",
     trigger=lambda s: bool(s.after.stored),
 )
-def _stored(step: TierStep) -> Failure | None:
+def _page_matches_hash(step: TierStep) -> Failure | None:
     for page in step.after.stored:
         at = next((i for i, (a, b) in enumerate(zip(page.found, page.wanted)) if a != b), None)
         if at is None and len(page.found) == len(page.wanted):
@@ -29,13 +29,13 @@ def _stored(step: TierStep) -> Failure | None:
         if at is None:
             got = f"it is of {len(page.wanted)} tokens, and {len(page.found)} are stored"
             return failure(want, got)
-        kv = f"KV of {_token(page.found[at])}" if page.found[at] else "nothing"
-        got = f"it stands for {_token(page.wanted[at])}; host slot {page.slots[at]} holds {kv}"
+        kv = f"KV of {_token_text(page.found[at])}" if page.found[at] else "nothing"
+        got = f"it stands for {_token_text(page.wanted[at])}; host slot {page.slots[at]} holds {kv}"
         return failure(want, got, AtSlot(page.pool, page.slots[at], host=True))
     return None
 
 
-def _token(stamp: int) -> str:
+def _token_text(stamp: int) -> str:
     """Such as "a1 at 2"."""
     return f"{path_text((stamp,))} at {token_of(stamp) & (1 << POSITION_BITS) - 1}"
 
@@ -50,7 +50,7 @@ def _token(stamp: int) -> str:
     scope="With a storage.",
     trigger=lambda s: any(node.hashed is not None for node in s.after.nodes),
 )
-def _hashed(step: TierStep) -> Failure | None:
+def _node_hash_is_its_text(step: TierStep) -> Failure | None:
     for node in step.after.nodes:
         text = step.texts[node.node]
         if node.hashed is not None and node.hashed != text:

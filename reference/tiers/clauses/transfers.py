@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from reference.failures import AtTransfer, AtTreeNode, Failure, failure
-from reference.tiers.clauses.base import clause
-from reference.tiers.records import HasTier
+from reference.tiers.clauses.registry import clause
+from reference.tiers.tier_records import HasTier
 from reference.tiers.slots import target
 from reference.tiers.step import TierStep
 
@@ -46,7 +46,7 @@ def _source_stays(step: HasTier) -> Failure | None:
     " DecodeTransferQueue._defer_release",
     trigger=lambda s: "XFER-2" in s.reached,
 )
-def _destination(step: HasTier) -> Failure | None:
+def _destination_is_exclusive(step: HasTier) -> Failure | None:
     return next(step.taken(), None)
 
 
@@ -61,7 +61,7 @@ def _destination(step: HasTier) -> Failure | None:
     source="vllm OffloadingConnectorScheduler._req_status; sglang ongoing_write_through, ongoing_load_back",
     trigger=lambda s: "XFER-3" in s.reached,
 )
-def _records(step: HasTier) -> Failure | None:
+def _no_stale_records(step: HasTier) -> Failure | None:
     return next(step.left_over(), None)
 
 
@@ -76,7 +76,7 @@ def _records(step: HasTier) -> Failure | None:
     scope="A tree with its core in Rust tells no marks: those of its records are taken.",
     trigger=lambda s: any(not record.load for record in s.after.records),
 )
-def _marked(step: TierStep) -> Failure | None:
+def _stored_nodes_are_marked(step: TierStep) -> Failure | None:
     named = {
         node: record.ack
         for record in step.after.records

@@ -1,7 +1,8 @@
-"""Known faults of a release in a check: what they explain is not reported as new.
+"""Known faults of a release in a check: a violation that they explain is not reported as new.
 
-causes: what a trace needs to violate its clause; leaving_out: the same trace without it.
-masks: which known faults a tree still has. explanation: which of them explain a violation.
-lookup: whether a release shows what is new against a base.
-The faults themselves are read in stateful_tests.lockstep.known_faults.
+causes: the parts of a trace that its violation needs.
+trace_reductions, pair_reductions: the trace without them.
+masks: the known faults that a tree still has. explanation: those that explain a violation.
+lookup: a finding that the base lacks, looked up in releases.
+stateful_tests.lockstep.known_faults reads the faults.
 """

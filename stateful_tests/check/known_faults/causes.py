@@ -15,15 +15,15 @@ from itertools import product
 from impl.adapter import AnySystem
 from reference.blocks.commands import LoadAdapter, More, NewWeights, ResetConnector
 from reference.commands import Abort, Close, Finish, Launch, Retract, Settle, SpecDecode
-from reference.kinds import kind_of_config
+from reference.system_kinds import kind_of_config
 from reference.pairs.commands import Cancel, Drop, Forget
 from reference.tiers.commands import ResetCache
-from stateful_tests.lockstep.results import Trace
+from stateful_tests.lockstep.run_results import Trace
 from stateful_tests.shrink.minimise import violated
 
-from stateful_tests.check.known_faults import leaving_out as leave
-from stateful_tests.check.known_faults import leaving_out_of_pairs as pairs
-from stateful_tests.check.known_faults.leaving_out import Less
+from stateful_tests.check.known_faults import trace_reductions as leave
+from stateful_tests.check.known_faults import pair_reductions as pairs
+from stateful_tests.check.known_faults.trace_reductions import Less
 
 Needs = tuple[str, ...]  # names, in the order of _NEEDS
 

@@ -19,7 +19,7 @@ from stateful_tests.check.known_faults.masks import (
 )  # fmt: skip
 from stateful_tests.lockstep.known_faults import KnownFault
 from stateful_tests.lockstep.replays import mostly_refused
-from stateful_tests.lockstep.results import Run, Trace, Violation
+from stateful_tests.lockstep.run_results import Run, Trace, Violation
 from stateful_tests.shrink.minimise import failing_prefix
 
 _IN_FULL, _EACH = 3, 8  # of a shape: the first ones, and then one in so many

@@ -19,16 +19,16 @@ from impl.engines import driven_in
 from impl.loading.nearest import release_lines
 from impl.process.remote_system import LIMITS, Limits
 from impl.system_spec import ENGINES, SystemSpec, release_name, system_spec
-from stateful_tests.check.trees.bases import Base, BaseKind, lies_between, lines_of
-from stateful_tests.check.trees.changes import Changes
+from stateful_tests.check.trees.base_selection import Base, BaseKind, lies_between, lines_of
+from stateful_tests.check.trees.changed_functions import Changes
 from stateful_tests.check.executors import SERIAL, Executor
 from stateful_tests.check.known_faults.explanation import known_fault
 from stateful_tests.check.known_faults.masks import masks, release_of
-from stateful_tests.lockstep import systems
+from stateful_tests.lockstep import system_names
 from stateful_tests.lockstep.known_faults import KnownFault, known_faults
 from stateful_tests.lockstep.replays import replay
 from stateful_tests.lockstep.check_results import Finding, LookedUp
-from stateful_tests.lockstep.results import Trace
+from stateful_tests.lockstep.run_results import Trace
 
 MOST_TRACES = 6  # in a check, of which no release shows a known fault
 _AT_A_TIME = 4  # releases, before it is seen what they have shown
@@ -251,7 +251,7 @@ def nearest_first(engine: str, release: str, ways: Sequence[str]) -> list[str]:
 def shown_by(traces: Sequence[Trace], limits: Limits, name: str) -> list[SeenOnRelease]:
     """Return what a release, by name, shows of each trace."""
     try:
-        system = systems.resolve(name, limits=limits)
+        system = system_names.resolve(name, limits=limits)
     except UnusableImplementation:  # such as a wheel that cannot be fetched
         return [SeenOnRelease(name, Shows.UNDRIVEN)] * len(traces)
     try:

@@ -22,13 +22,13 @@ from impl.process.remote_system import DoesNotStart
 from impl.system_spec import system_spec
 from reference.commands import Refused
 from reference.geometry import Geometry
-from reference.kinds import kind_of_config
-from stateful_tests.check.driving import check_also
+from reference.system_kinds import kind_of_config
+from stateful_tests.check.run_driver import check_also
 from stateful_tests.check.known_faults.causes import Needs, needs
 from stateful_tests.lockstep.known_faults import FOLDER, KnownFault, of_system, ways_of
 from stateful_tests.lockstep.replays import replay
-from stateful_tests.lockstep.results import Row, Run, Trace, Violation
-from stateful_tests.traces.files import load
+from stateful_tests.lockstep.run_results import Row, Run, Trace, Violation
+from stateful_tests.traces.trace_files import load
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
-"""Trees that are checked: what differs from a base, and what of a check follows from that.
+"""Trees that are checked: how they differ from a base, and what a check does about it.
 
-bases: the base that a check compares a system with. tree_history: the git history of a checkout.
-changes: functions that have changed since a revision. way_map: which functions run in which ways (ways.json).
-other_ways: the ways in which changed functions run besides the one that is checked.
+base_selection: the base that a check compares a system with. tree_history: the git history of a checkout.
+changed_functions: functions that have changed since a revision. way_map: functions by way (ways.json).
+other_ways: further ways in which changed functions run.
 """

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from impl.engines import driven_in
 from impl.system_spec import ways_in
-from stateful_tests.check.tiers import Plan
+from stateful_tests.check.check_plans import Plan
 from stateful_tests.check.trees.way_map import Function, WayMap
 
 SHARE = 3  # one in so many commands of a plan is for other ways, or for the own one where no change runs

@@ -16,10 +16,10 @@ from impl import engines
 from impl.adapter import AnySystem
 from impl.system_spec import ways_in
 from impl.process.remote_system import WorkerSystem
-from stateful_tests.check.driving import drive
-from stateful_tests.check.tiers import CORPUS, Plan, for_system, plan
-from stateful_tests.check.turns import batches, configurations
-from stateful_tests.lockstep import systems
+from stateful_tests.check.run_driver import drive
+from stateful_tests.check.check_plans import CORPUS, Plan, for_system, plan
+from stateful_tests.check.plan_order import batches, configurations
+from stateful_tests.lockstep import system_names
 
 FILE = Path(__file__).with_name("ways.json")
 COMMANDS = 4_000  # of a plan that is measured, lines of the corpus among them
@@ -241,7 +241,7 @@ def newest(engine: str, way: str) -> str:
 def called_in(name: str, commands: int) -> tuple[dict[Function, set[str]], set[str]]:
     """Return the functions of a release that a plan calls, each with the names of the configurations that
     call it, and the names of all configurations."""
-    system = systems.resolve(name)
+    system = system_names.resolve(name)
     try:
         asked = plan("smoke")
         of = configurations(system, for_system(asked, system))

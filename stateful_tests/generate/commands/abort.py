@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from reference.commands import Abort
 from reference.state import IN_BATCH, Phase, Request, State
-from impl.choices import once_in
-from stateful_tests.generate.commands.base import Commands, Harness, Labels, Names, harness
-from stateful_tests.generate.commands.cases import request_of
-from stateful_tests.generate.enabled import Enabled
-from stateful_tests.generate.scope import Scope
+from impl.choices import once_in, weight_if
+from stateful_tests.generate.commands.harness import Commands, Harness, Labels, Names, harness
+from stateful_tests.generate.commands.shared_cases import request_of
+from stateful_tests.generate.enabled_commands import Enabled
+from stateful_tests.generate.exploration_scope import Scope
 
 
 @harness(
     Abort,
     applies=lambda c: c.state.requests,
-    weight=lambda c: 1 + 5 * bool(c.abortable),
+    weight=lambda c: 1 + weight_if(c.abortable, 5),
     is_in=lambda scope: scope.served and scope.aborts,
     tells_late=True,
 )

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+from impl.choices import weight_if
 from reference.commands import Admit
 from reference.cursors import floor_page
-from reference.rules.base import cursors_of
+from reference.rules.rule_definition import cursors_of
 from reference.state import Phase, Request, State
-from stateful_tests.generate.commands.base import Commands, Harness, Labels, Names, harness
-from stateful_tests.generate.commands.cases import request_of, tail
-from stateful_tests.generate.enabled import Enabled
-from stateful_tests.generate.scope import Scope
+from stateful_tests.generate.commands.harness import Commands, Harness, Labels, Names, harness
+from stateful_tests.generate.commands.shared_cases import request_of, tail
+from stateful_tests.generate.enabled_commands import Enabled
+from stateful_tests.generate.exploration_scope import Scope
 
 
 @harness(
     Admit,
     applies=lambda c: c.waiting,
-    weight=lambda c: 8 * bool(c.queued) + (8 if c.wiped else 2) * bool(c.admitted),
+    weight=lambda c: weight_if(c.queued, 8) + weight_if(c.admitted, 8 if c.wiped else 2),
     is_in=lambda scope: scope.served,
 )
 class AdmitHarness(Harness[Admit]):

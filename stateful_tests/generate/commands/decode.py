@@ -7,12 +7,12 @@ from dataclasses import replace
 from typing import TypeVar
 
 from reference.commands import Command, Decode, Draft, Launch, Reason, Settle, SpecDecode
-from reference.rules.base import cursors_of
+from reference.rules.rule_definition import cursors_of
 from reference.radix_tree import sizes
 from reference.state import Phase, Request, State, free
-from impl.choices import once_in
-from stateful_tests.generate.commands.arguments import draw_drafts, drafts_of, drafts_of_two
-from stateful_tests.generate.commands.base import (
+from impl.choices import once_in, weight_if
+from stateful_tests.generate.commands.shared_arguments import draw_drafts, drafts_of, drafts_of_two
+from stateful_tests.generate.commands.harness import (
     Commands,
     Harness,
     Labels,
@@ -20,9 +20,9 @@ from stateful_tests.generate.commands.base import (
     RefusalCase,
     harness,
 )
-from stateful_tests.generate.commands.cases import LATE, grows, request_of
-from stateful_tests.generate.enabled import Enabled
-from stateful_tests.generate.scope import Scope
+from stateful_tests.generate.commands.shared_cases import LATE, grows, request_of
+from stateful_tests.generate.enabled_commands import Enabled
+from stateful_tests.generate.exploration_scope import Scope
 
 V = TypeVar("V", SpecDecode, Launch)
 
@@ -46,7 +46,7 @@ _PAGE_OF_TREE = RefusalCase("and a page only from the tree", _tree_could_give)
 @harness(
     Decode,
     applies=lambda c: c.running,
-    weight=lambda c: 5 * bool(c.settled),
+    weight=lambda c: weight_if(c.settled, 5),
     is_in=lambda scope: scope.served and scope.decode,
     refusals={Reason.WRONG_PHASE: LATE, Reason.WINDOW_LOST: _PAGE_OF_TREE},
 )
@@ -91,7 +91,7 @@ class _VerifyRound(Harness[V]):
 @harness(
     SpecDecode,
     applies=lambda c: c.running,
-    weight=lambda c: 6 * bool(c.settled),
+    weight=lambda c: weight_if(c.settled, 6),
     is_in=lambda scope: scope.served and scope.ahead > 0,
     refusals={
         Reason.WRONG_PHASE: LATE,

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from reference.commands import EvictSwa, Mode
-from reference.rules.base import cursors_of
+from reference.rules.rule_definition import cursors_of
 from reference.state import IN_BATCH, Request, State
-from impl.choices import once_in, pick
-from stateful_tests.generate.commands.base import Commands, Harness, Labels, Names, harness
-from stateful_tests.generate.commands.cases import pages, request_of
-from stateful_tests.generate.enabled import Enabled, ahead_of
-from stateful_tests.generate.scope import Scope
+from impl.choices import once_in, pick, weight_if
+from stateful_tests.generate.commands.harness import Commands, Harness, Labels, Names, harness
+from stateful_tests.generate.commands.shared_cases import pages, request_of
+from stateful_tests.generate.enabled_commands import Enabled, ahead_of
+from stateful_tests.generate.exploration_scope import Scope
 
 
 @harness(
     EvictSwa,
     applies=lambda c: bool(c.held) and c.state.config.geometry.window is not None,
-    weight=lambda c: 5 + 10 * bool(c.swa_unlocked),
+    weight=lambda c: 5 + weight_if(c.swa_unlocked, 10),
     is_in=lambda scope: scope.served and scope.window_evictions,
     tells_late=True,
 )

@@ -6,14 +6,14 @@ from itertools import product
 
 from reference.commands import Chunk, Extend, Reason
 from reference.cursors import floor_page
-from reference.rules.base import cursors_of
+from reference.rules.rule_definition import cursors_of
 from reference.state import Phase, Request, State, free
 from impl.choices import once_in, pick
-from stateful_tests.generate.commands.arguments import PREFILLS, chunk_sizes
-from stateful_tests.generate.commands.base import Commands, Harness, Labels, Names, harness
-from stateful_tests.generate.commands.cases import LATE, grows, request_of
-from stateful_tests.generate.enabled import Enabled, room_of
-from stateful_tests.generate.scope import Scope
+from stateful_tests.generate.commands.shared_arguments import PREFILLS, chunk_sizes
+from stateful_tests.generate.commands.harness import Commands, Harness, Labels, Names, harness
+from stateful_tests.generate.commands.shared_cases import LATE, grows, request_of
+from stateful_tests.generate.enabled_commands import Enabled, room_of
+from stateful_tests.generate.exploration_scope import Scope
 
 
 @harness(

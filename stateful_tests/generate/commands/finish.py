@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from reference.commands import Finish, Mode
-from reference.rules.base import cursors_of
+from reference.rules.rule_definition import cursors_of
 from reference.state import Phase, Request, State
 from impl.choices import once_in
-from stateful_tests.generate.commands.base import Commands, Harness, Labels, Names, harness
-from stateful_tests.generate.commands.cases import ALL_BACK, cut, page_ends, request_of
-from stateful_tests.generate.enabled import Enabled
-from stateful_tests.generate.scope import Scope
+from stateful_tests.generate.commands.harness import Commands, Harness, Labels, Names, harness
+from stateful_tests.generate.commands.shared_cases import ALL_BACK, cut, page_ends, request_of
+from stateful_tests.generate.enabled_commands import Enabled
+from stateful_tests.generate.exploration_scope import Scope
 
 
 @harness(

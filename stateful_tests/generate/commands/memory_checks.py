@@ -5,9 +5,9 @@ from __future__ import annotations
 from reference.commands import CheckBusy, CheckIdle
 from reference.state import IN_BATCH, State
 from impl.choices import once_in, pick
-from stateful_tests.generate.commands.base import Commands, Harness, Labels, Names, Present, harness
-from stateful_tests.generate.enabled import Enabled
-from stateful_tests.generate.scope import Scope
+from stateful_tests.generate.commands.harness import Commands, Harness, Labels, Names, Present, harness
+from stateful_tests.generate.enabled_commands import Enabled
+from stateful_tests.generate.exploration_scope import Scope
 
 
 def _held(was: State) -> str:

@@ -8,11 +8,11 @@ from reference.commands import Close, Open, Submit
 from reference.prefix_cache import shares_lock
 from reference.state import Request, Session, State, text_len
 from impl.choices import once_in, pick
-from stateful_tests.generate.commands.arguments import prompts_of
-from stateful_tests.generate.commands.base import Commands, Harness, Labels, Names, Present, harness
-from stateful_tests.generate.enabled import Enabled
+from stateful_tests.generate.commands.shared_arguments import prompts_of
+from stateful_tests.generate.commands.harness import Commands, Harness, Labels, Names, Present, harness
+from stateful_tests.generate.enabled_commands import Enabled
 from stateful_tests.generate.prompts import input_of
-from stateful_tests.generate.scope import Scope
+from stateful_tests.generate.exploration_scope import Scope
 
 
 @harness(

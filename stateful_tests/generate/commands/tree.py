@@ -16,12 +16,12 @@ from reference.radix_tree import (
 )  # fmt: skip
 from reference.state import IN_BATCH, Request, Session, State
 from impl.choices import once_in, pick
-from stateful_tests.generate.commands.arguments import prompts_of
-from stateful_tests.generate.commands.base import Commands, Harness, Labels, Names, Present, harness
-from stateful_tests.generate.commands.cases import evicts, page_ends
-from stateful_tests.generate.enabled import Enabled, full_alone, pages_left
+from stateful_tests.generate.commands.shared_arguments import prompts_of
+from stateful_tests.generate.commands.harness import Commands, Harness, Labels, Names, Present, harness
+from stateful_tests.generate.commands.shared_cases import evicts, page_ends
+from stateful_tests.generate.enabled_commands import Enabled, full_alone, pages_left
 from stateful_tests.generate.prompts import draw_evicted, draw_prompt, spelt
-from stateful_tests.generate.scope import Scope
+from stateful_tests.generate.exploration_scope import Scope
 
 
 def _whole_pages(state: State, prompt: Prompt) -> Key:

@@ -10,18 +10,18 @@ from pathlib import Path
 import pytest
 
 from ci.report.check_data import check_data
-from ci.report import render, render_check
-from ci.report.page import page
+from ci.report import text_output, check_text
+from ci.report.pages.trace_page import page
 from impl.adapter import UnusableImplementation
 from reference.commands import Mode
-from stateful_tests.check import campaign, caught, finder, tiers
-from stateful_tests.check.trees.changes import Changes
-from stateful_tests.check.caught import FLAKY, NOT_REPLAYED
+from stateful_tests.check import campaign, caught_violations, finder, check_plans
+from stateful_tests.check.trees.changed_functions import Changes
+from stateful_tests.check.caught_violations import FLAKY, NOT_REPLAYED
 from stateful_tests.lockstep.replays import replay
 from stateful_tests.shrink import minimise
 from stateful_tests.tests.adapters import bad_adapters
 from stateful_tests.tests.support.night import at_night
-from stateful_tests.traces import files
+from stateful_tests.traces import trace_files
 
 QUICK = ("--examples", "1", "--steps", "9", "--mode", "faithful", "--memory", "200")
 
@@ -56,7 +56,7 @@ def test_what_an_adapter_does_is_found(adapter, says, kvspec, monkeypatch):
     assert code == 3 and "the system broke" in text
     assert says in text, out
     [trace] = Path("traces").iterdir()
-    assert len(files.load(trace).commands) == 1
+    assert len(trace_files.load(trace).commands) == 1
     again = f"kvspec replay {trace} --impl {bad_adapters.__name__}:{adapter}"
     assert " ".join([again, *limit, "--memory 200"]) in text
 
@@ -90,7 +90,8 @@ def test_what_no_command_does_is_laid_at_no_commands_door(
     adapter, says, where, kvspec, monkeypatch
 ):
     monkeypatch.setattr(minimise, "_shrink_size", lambda failing, trace, name: trace)
-    monkeypatch.setattr(tiers, "_TIERS", {"smoke": replace(tiers.plan("smoke"), after_finding=60)})
+    smoke = replace(check_plans.plan("smoke"), after_finding=60)
+    monkeypatch.setattr(check_plans, "_TIERS", {"smoke": smoke})
     options = ("-j", "1", "--json", "report.json", *where)
     code, out, _ = kvspec("check", "--impl", f"{bad_adapters.__name__}:{adapter}", *options)
     data = json.loads(Path("report.json").read_text())
@@ -140,7 +141,7 @@ def test_what_a_failure_leaves_in_the_pages_is_the_headline(where, kvspec):
     spec = f"{bad_adapters.__name__}:RaisesAtADoubleFree"
     code, out, _ = kvspec("check", "--impl", spec, "--examples", "4", "-j", "1", *where)
     assert code == 3
-    clauses = {file.name: files.load(file).clause for file in Path("traces").iterdir()}
+    clauses = {file.name: trace_files.load(file).clause for file in Path("traces").iterdir()}
     assert "violation: OWN-1, BROKEN" in out
     assert {*clauses.values()} <= {"BROKEN", "OWN-1"}
     for file in clauses:
@@ -164,7 +165,7 @@ def test_a_crash_of_a_partial_adapter_shrinks_to_what_it_offers(where, kvspec):
     code, out, _ = kvspec("check", "--impl", f"{bad_adapters.__name__}:OffByOne", *options)
     assert code == 3 and "IndexError: pop from empty list" in " ".join(out.split())
     [file] = Path("traces").iterdir()
-    trace = files.load(file)
+    trace = trace_files.load(file)
     assert {type(c).__name__ for c in trace.commands} <= bad_adapters.OffByOne.capabilities.commands
     assert len(trace.commands) <= 4
     seen = replay(bad_adapters.OffByOne(), trace).violation
@@ -222,11 +223,11 @@ def test_the_verdict_names_what_was_waived(kvspec):
 def test_what_comes_by_chance_is_flaky(adapter):
     """Whatever replays show: a report is made, and nothing is explained that this replay does not show."""
     system = getattr(bad_adapters, adapter)()
-    plan = tiers.plan("smoke", examples=3, steps=20)
+    plan = check_plans.plan("smoke", examples=3, steps=20)
     result = campaign.run(system, plan)
     data = check_data(result, plan, capabilities=system.capabilities)
     assert data["exit_code"] == 1 and f"{system.name}: flaky: " in data["verdict"]
-    render_check.check(render.console(io.StringIO()), data)
+    check_text.check(text_output.console(io.StringIO()), data)
     for found in data["findings"]:
         assert found["flaky"] and FLAKY in found["violation"]["observed"]
         shown = found["rows"][-1]["step"] == found["violation"]["step"] and found["because"]
@@ -248,7 +249,7 @@ def test_a_report_names_commands_to_which_no_replay_came(cut, monkeypatch):
         return replace(run, called=(("a.py: f",),) * (run.violation.step + 1))
 
     system = bad_adapters.AdmitsNobody()
-    plan = tiers.plan(
+    plan = check_plans.plan(
         "smoke",
         examples=1,
         steps=8,
@@ -260,13 +261,13 @@ def test_a_report_names_commands_to_which_no_replay_came(cut, monkeypatch):
         patch.setattr(finder.Finder, "_smallest", lambda _, trace, *__: trace)
         patch.setattr(finder.Finder, "_prefer_faithful", lambda *_: None)
         patch.setattr(finder, "replay", replayed)
-        patch.setattr(caught, "replay", replayed)
-        patch.setattr(caught, "with_calls", with_calls)
+        patch.setattr(caught_violations, "replay", replayed)
+        patch.setattr(caught_violations, "with_calls", with_calls)
         result = campaign.run(system, plan)
     changed = Changes("HEAD", frozenset(), {("a.py", "f"): 1}, ())
     data = check_data(result, plan, capabilities=system.capabilities, changed=changed)
     for detailed in (False, True):
-        render_check.check(render.console(io.StringIO()), data, detailed=detailed)
+        check_text.check(text_output.console(io.StringIO()), data, detailed=detailed)
     for finding, found in zip(result.findings, data["findings"], strict=True):
         last = found["violation"]["step"]
         assert found["rows"][-1]["step"] == last and found["rows"][-1]["violates"]
@@ -287,6 +288,6 @@ def test_a_report_names_commands_to_which_no_replay_came(cut, monkeypatch):
     ],
 )
 def test_a_view_of_other_sizes_is_a_finding(adapter, says):
-    plan = tiers.plan("smoke", examples=1, steps=3, modes=[Mode.FAITHFUL])
+    plan = check_plans.plan("smoke", examples=1, steps=3, modes=[Mode.FAITHFUL])
     result = campaign.run(getattr(bad_adapters, adapter)(), plan)
     assert result.exit_code == 3 and says in result.findings[0].run.violation.observed

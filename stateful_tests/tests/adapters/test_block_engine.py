@@ -11,11 +11,11 @@ from impl.examples.block_engine import NULL, BlockEngine
 from reference.blocks.commands import Add
 from reference.tiers.commands import ResetCache
 from reference.commands import Reason, Refused
-from stateful_tests.check import campaign, tiers
-from stateful_tests.lockstep.engine import EngineLockstep
+from stateful_tests.check import campaign, check_plans
+from stateful_tests.lockstep.engine_lockstep import EngineLockstep
 from reference.blocks.config import engine_preset
 
-PLAN = replace(tiers.plan("smoke"), commands=1200)
+PLAN = replace(check_plans.plan("smoke"), commands=1200)
 
 
 class Noting(BlockEngine):

@@ -15,8 +15,8 @@ from reference.commands import (
 from reference.geometry import PRESETS, Geometry
 from reference.state import Cursors
 from stateful_tests.check import campaign
-from stateful_tests.check.tiers import plan
-from stateful_tests.lockstep.follow import adopt_tree_shape
+from stateful_tests.check.check_plans import plan
+from stateful_tests.lockstep.tree_adoption import adopt_tree_shape
 from stateful_tests.lockstep.lockstep import Lockstep
 from stateful_tests.tests.support.commands import script
 

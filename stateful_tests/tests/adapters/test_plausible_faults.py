@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from stateful_tests.check.campaign import first_violation
-from stateful_tests.check.tiers import plan
+from stateful_tests.check.check_plans import plan
 from stateful_tests.tests.support.night import NIGHT
 from stateful_tests.tests.support.planted_faults import planted_faults
 

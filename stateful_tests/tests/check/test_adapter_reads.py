@@ -14,7 +14,7 @@ from impl.sglang.releases import api as sglang
 from impl.sglang.releases.catalogue import TABLE
 from impl.transformers_paging import api as transformers
 from impl.vllm import api as vllm
-from stateful_tests.lockstep.systems import resolve
+from stateful_tests.lockstep.system_names import resolve
 from stateful_tests.tests.support.adapter_reads import OPTIONAL, attributes, calls, defined, tabled
 
 IMPL = Path(impl.__file__).parent

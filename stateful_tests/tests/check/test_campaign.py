@@ -14,23 +14,23 @@ from reference.commands import (
 )  # fmt: skip
 from reference.geometry import PRESETS
 from reference.state import Phase
-from stateful_tests.check import driving, turns
+from stateful_tests.check import run_driver, plan_order
 from stateful_tests.check.campaign import run
-from stateful_tests.check.driving import Named
+from stateful_tests.check.run_driver import Named
 from stateful_tests.check.executors import Processes
-from stateful_tests.check.tiers import for_system, plan
+from stateful_tests.check.check_plans import for_system, plan
 from stateful_tests.check.run_counts import Counted
 from stateful_tests.lockstep import lockstep
 from stateful_tests.lockstep.replays import replay
 from stateful_tests.lockstep.reference_system import ReferenceSystem
-from stateful_tests.lockstep.results import Trace
-from stateful_tests.traces.files import prompt_of
+from stateful_tests.lockstep.run_results import Trace
+from stateful_tests.traces.trace_files import prompt_of
 
 FEW = replace(plan("smoke"), examples=1)
 
 
 def test_a_run_ends_before_token_ids_do(monkeypatch):
-    for module in (driving, lockstep):
+    for module in (run_driver, lockstep):
         monkeypatch.setattr(module, "SHARED", 4)
     result = run(
         ReferenceSystem(), plan("smoke", examples=3, machines=["sessions"], presets=["page1"])
@@ -79,8 +79,8 @@ def test_a_run_that_begins_with_a_line_is_one_that_the_system_can_be_driven_thro
     """Runs 2, 6, 10 and so on begin so."""
     begin_so = range(2, 40, 4)
     for name in ("page1", "page2", "page4", "tight"):
-        batch = driving.RunBatch(driving.unfitted("both", name, Mode.FAITHFUL), begin_so)
-        driven = driving.drive(kind(), plan("smoke", steps=20), batch)
+        batch = run_driver.RunBatch(run_driver.unfitted("both", name, Mode.FAITHFUL), begin_so)
+        driven = run_driver.drive(kind(), plan("smoke", steps=20), batch)
         assert [found for _, found in driven.runs] == [[]] * len(begin_so)
 
 
@@ -162,8 +162,8 @@ def test_what_a_system_cannot_be_driven_through_is_reported():
 def test_the_first_twentieth_of_a_plan_covers_each_preset_machine_and_mode():
     """Then no fault that one of them shows waits for the end of a plan."""
     whole = for_system(plan("smoke"), ReferenceSystem())
-    planned = turns.batches(
-        ReferenceSystem(), whole, turns.configurations(ReferenceSystem(), whole)
+    planned = plan_order.batches(
+        ReferenceSystem(), whole, plan_order.configurations(ReferenceSystem(), whole)
     )
     early = [batch.config for batch in islice(planned, 60) if batch.config.machine != "corpus"]
     assert {c.preset for c in early} == {*whole.presets} and {c.mode for c in early} == {*Mode}

@@ -5,16 +5,16 @@ from types import SimpleNamespace
 
 import pytest
 
-from ci.report.data import group_by_cause
+from ci.report.report_data import group_by_cause
 from reference.commands import Close, Mode, Open
-from reference.every_clause import EVERY_CLAUSE
+from reference.all_clauses import ALL_CLAUSES
 from reference.failures import Failure
 from reference.geometry import preset
 from stateful_tests.check import finder
 from stateful_tests.check.finder import Finder
 from stateful_tests.check.finding_order import WRONG_KV
 from stateful_tests.lockstep.check_results import Finding
-from stateful_tests.lockstep.results import Run, Trace, Violation
+from stateful_tests.lockstep.run_results import Run, Trace, Violation
 
 TRACE = Trace(preset("page1"), Mode.FAITHFUL, (Open("s1"), Close("s1")))
 
@@ -101,4 +101,4 @@ def test_the_headline_of_a_trace_is_the_cause_of_what_it_shows():
 
 
 def test_each_clause_of_wrong_kv_is_one():
-    assert {*EVERY_CLAUSE} >= WRONG_KV
+    assert {*ALL_CLAUSES} >= WRONG_KV

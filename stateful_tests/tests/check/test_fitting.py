@@ -9,7 +9,7 @@ from reference.commands import (
     Decode, Mode, Reason, Refused, SpecDecode,
 )  # fmt: skip
 from stateful_tests.check.campaign import run
-from stateful_tests.check.tiers import plan
+from stateful_tests.check.check_plans import plan
 from stateful_tests.lockstep.reference_system import ReferenceSystem
 from stateful_tests.tests.check.test_campaign import FEW
 

@@ -11,15 +11,15 @@ from reference.commands import (
 from reference.geometry import preset
 from stateful_tests.check import finder
 from stateful_tests.check.campaign import run
-from stateful_tests.check.tiers import plan
+from stateful_tests.check.check_plans import plan
 from stateful_tests.check.known_faults.causes import needs, to_avoid
 from stateful_tests.lockstep.final_closes import violations
 from stateful_tests.lockstep.lockstep import Lockstep
 from stateful_tests.lockstep.replays import replay, rejected_turns
 from stateful_tests.lockstep.reference_system import ReferenceSystem
-from stateful_tests.lockstep.results import Trace
-from stateful_tests.lockstep.systems import resolve
-from stateful_tests.shrink.passes import BUDGET
+from stateful_tests.lockstep.run_results import Trace
+from stateful_tests.lockstep.system_names import resolve
+from stateful_tests.shrink.shrink_passes import BUDGET
 from stateful_tests.tests.support.closing import KeepsOnThreeWays, WaitsForEver
 from stateful_tests.tests.support.commands import script
 

@@ -9,7 +9,7 @@ from itertools import count
 import pytest
 
 from ci.report.check_data import check_data
-from ci.report import render, render_check
+from ci.report import text_output, check_text
 from impl.adapter import Capabilities
 from impl.examples.block_engine import BlockEngine
 from impl.examples.example_engine import ExampleEngine
@@ -20,14 +20,14 @@ from reference.commands import (
     Abort, Decode, Done, EvictSwa, Mode, Reason, Refused,
 )  # fmt: skip
 from reference.tiers.clauses import OF_CONNECTORS
-from stateful_tests.check import driving
+from stateful_tests.check import run_driver
 from stateful_tests.check.campaign import run
-from stateful_tests.check.driving import Driven, Named
+from stateful_tests.check.run_driver import Driven, Named
 from stateful_tests.check.executors import Processes
-from stateful_tests.check.tiers import plan
+from stateful_tests.check.check_plans import plan
 from stateful_tests.check.run_counts import Counted
 from stateful_tests.check import corpus
-from stateful_tests.lockstep.kinds import new_tallies
+from stateful_tests.lockstep.driven_kinds import new_tallies
 from stateful_tests.lockstep.reference_system import ReferenceSystem
 from stateful_tests.lockstep.check_results import CheckResult
 from stateful_tests.tests.check.test_campaign import FEW
@@ -56,10 +56,10 @@ def test_a_situation_that_is_not_reached_makes_a_check_of_our_own_incomplete(mon
     line = next(line for line in corpus.load() if not line.geometry.tree)
     unreachable = line._replace(situation="open, as nobody does")
     monkeypatch.setattr(corpus, "load", lambda: (unreachable,))
-    driving._lines.cache_clear()
+    run_driver._lines.cache_clear()
     chosen = replace(FEW, machines=("sessions",))
     result = run(ReferenceSystem(), chosen)
-    driving._lines.cache_clear()
+    run_driver._lines.cache_clear()
     assert result.exit_code == 4 and "1 of 1 situations were not met" in result.incomplete
     data = check_data(result, chosen, capabilities=ReferenceSystem.capabilities)
     assert (data["exit_code"], data["situations"]["missing"]) == (4, ["open, as nobody does"])
@@ -74,7 +74,7 @@ def test_features_that_an_engine_does_not_declare_are_not_missing():
     assert data["commands_carried_out"] == 0 and data["situations"]["asked"] < 10
     assert {"a window", "a radix tree", "retract", "check busy"} <= {*data["not_declared"]}
     text = StringIO()
-    render_check.check(render.console(text), data, detailed=True)
+    check_text.check(text_output.console(text), data, detailed=True)
     assert "0 of 30,000 commands; 0 of" in text.getvalue()
     assert "not declared, so not checked: open, " in text.getvalue()
     clauses = {clause["id"] for clause in data["clauses"]}

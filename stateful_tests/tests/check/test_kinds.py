@@ -9,11 +9,11 @@ import pytest
 from impl.adapter import Capabilities, UnusableImplementation
 from impl.process.wire import checked_capabilities
 from reference.commands import Mode
-from reference.kinds import BLOCKS, JUDGED_KINDS, KINDS, ROWS, TIERS, kind_by_commands, kind_of_config
-from stateful_tests.check import campaign, tiers
-from stateful_tests.check.turns import configurations
-from stateful_tests.lockstep.kinds import check_fits, lockstep_of, new_tallies
-from stateful_tests.lockstep.systems import resolve
+from reference.system_kinds import BLOCKS, JUDGED_KINDS, KINDS, ROWS, TIERS, kind_by_commands, kind_of_config
+from stateful_tests.check import campaign, check_plans
+from stateful_tests.check.plan_order import configurations
+from stateful_tests.lockstep.driven_kinds import check_fits, lockstep_of, new_tallies
+from stateful_tests.lockstep.system_names import resolve
 
 
 class FailsInReset:
@@ -38,21 +38,21 @@ class FailsInReset:
 @pytest.mark.parametrize("kind", JUDGED_KINDS, ids=lambda kind: kind.name)
 def test_a_preset_that_two_kinds_name_has_the_sizes_of_the_machines_kind(kind):
     """tight, state and state-window are names of batch-by-batch systems and of engines."""
-    drawn = {name: tiers.sizes_for(kind.machine, name) for name in kind.presets}
+    drawn = {name: check_plans.sizes_for(kind.machine, name) for name in kind.presets}
     assert drawn == dict(kind.presets)
 
 
 @pytest.mark.parametrize("version", ["0.20.0", "0.33.0"])
 def test_each_preset_of_an_engine_has_its_runs(version, vllm):
     system = vllm(version)
-    plan = tiers.for_system(tiers.plan("smoke"), system)
+    plan = check_plans.for_system(check_plans.plan("smoke"), system)
     driven = {config.preset for config in configurations(system, plan)}
     assert {*plan.presets} <= driven
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 def test_a_reset_that_fails_is_a_finding_of_every_kind(kind):
-    result = campaign.run(FailsInReset(kind), replace(tiers.plan("smoke", seed=1), commands=60))
+    result = campaign.run(FailsInReset(kind), replace(check_plans.plan("smoke", seed=1), commands=60))
     [finding] = result.findings
     assert (result.exit_code, finding.clause, len(finding.run.trace.commands)) == (3, "BROKEN", 1)
     assert "reset raises RuntimeError: no pool" in finding.run.violation.failure.observed

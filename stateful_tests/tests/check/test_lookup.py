@@ -7,7 +7,7 @@ import pytest
 from msgspec.structs import replace as replace_fields
 
 from ci.report.check_data import check_data
-from ci.report import render, render_check
+from ci.report import text_output, check_text
 from ci.report.junit import text_of
 from impl.adapter import UnusableImplementation
 from impl.loading.nearest import release_lines
@@ -15,17 +15,17 @@ from impl.torch_kv import TorchKV
 from reference.commands import Mode
 from reference.failures import Failure
 from reference.geometry import PRESETS
-from stateful_tests.check import campaign, tiers
+from stateful_tests.check import campaign, check_plans
 from stateful_tests.check.known_faults import lookup
-from stateful_tests.check.trees.bases import Base, BaseKind
-from stateful_tests.check.trees.changes import Changes
+from stateful_tests.check.trees.base_selection import Base, BaseKind
+from stateful_tests.check.trees.changed_functions import Changes
 from stateful_tests.check.known_faults.lookup import Lookup
 from stateful_tests.lockstep.known_faults import known_faults
 from stateful_tests.lockstep.check_results import LookedUp
-from stateful_tests.lockstep.results import Run, Trace, Violation
+from stateful_tests.lockstep.run_results import Run, Trace, Violation
 from stateful_tests.tests.support.closing import KeepsOnThreeWays
 
-PLAN = tiers.plan("smoke", presets=["page1"], machines=["sessions"], modes=[Mode.FAITHFUL], seed=5)
+PLAN = check_plans.plan("smoke", presets=["page1"], machines=["sessions"], modes=[Mode.FAITHFUL], seed=5)
 PLAN = replace(PLAN, examples=13, after_finding=0)
 
 
@@ -38,7 +38,7 @@ class Releases:
 
     def __init__(self, monkeypatch, **kinds):
         self.asked, self.kinds = [], kinds
-        monkeypatch.setattr(lookup.systems, "resolve", self.resolve)
+        monkeypatch.setattr(lookup.system_names, "resolve", self.resolve)
         monkeypatch.setattr(
             lookup, "driven_in", lambda *_: ["0.5.20", "0.5.21", "0.5.22", "0.5.23"]
         )
@@ -59,7 +59,7 @@ def checked(tree, kind, base=TorchKV):
     data = check_data(result, PLAN, capabilities=system.capabilities, base=chosen)
     for each in data["findings"]:
         each["not_saved"] = "not saved"
-    render_check.check(out := render.console(io.StringIO()), data)
+    check_text.check(out := text_output.console(io.StringIO()), data)
     return result, data, " ".join(out.file.getvalue().split())
 
 
@@ -208,7 +208,7 @@ def test_an_interrupt_while_releases_are_replayed_reports_what_was_found(monkeyp
     def interrupt(name, **_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(lookup.systems, "resolve", interrupt)
+    monkeypatch.setattr(lookup.system_names, "resolve", interrupt)
     result, _, _ = checked(KeepsOnThreeWays, BaseKind.HISTORY)
     assert result.interrupted and result.exit_code == 1
 

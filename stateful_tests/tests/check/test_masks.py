@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from ci.report.check_data import check_data
-from ci.report import render, render_check
+from ci.report import text_output, check_text
 from impl.adapter import UnusableImplementation
 from impl.bugs import BUGS
 from impl.process.remote_system import DoesNotStart
@@ -20,27 +20,27 @@ from reference.commands import (
 )  # fmt: skip
 from reference.failures import Failure
 from reference.geometry import preset
-from reference.kinds import BLOCKS
+from reference.system_kinds import BLOCKS
 
 from stateful_tests.check import finder
 from stateful_tests.check.known_faults import explanation, masks as masking
-from stateful_tests.check.trees.bases import Base, BaseKind
+from stateful_tests.check.trees.base_selection import Base, BaseKind
 from stateful_tests.check.campaign import run
-from stateful_tests.check.driving import Named, check_also
+from stateful_tests.check.run_driver import Named, check_also
 from stateful_tests.check.known_faults.explanation import counted_under, known_fault
 from stateful_tests.check.finder import Finder
 from stateful_tests.check.known_faults.masks import (
     Standing, also_checked, beside, do_the_same, how_it_breaks, masks,
 )  # fmt: skip
-from stateful_tests.check.tiers import plan
+from stateful_tests.check.check_plans import plan
 from stateful_tests.check.known_faults.causes import avoided
 from stateful_tests.lockstep.known_faults import FOLDER, passed_over
 from stateful_tests.lockstep.replays import replay, rejected_turns
 from stateful_tests.lockstep.check_results import CheckResult
-from stateful_tests.lockstep.results import Row, Run, Trace, Violation
-from stateful_tests.lockstep.systems import resolve
+from stateful_tests.lockstep.run_results import Row, Run, Trace, Violation
+from stateful_tests.lockstep.system_names import resolve
 from stateful_tests.tests.support.closing import KeepsOnThreeWays, WaitsForEver
-from stateful_tests.traces.files import load
+from stateful_tests.traces.trace_files import load
 
 
 PLAN = plan(
@@ -91,7 +91,7 @@ def test_a_known_fault_is_reported_first_and_explains_what_it_causes():
     [first] = [each for each in data["known"] if each["id"] == "retract-ends-turn"]
     assert first["masked"] and first["times"] and first["state"] == "still there"
     assert "#40252" in first["upstream"]
-    render_check.check(out := render.console(io.StringIO()), data)
+    check_text.check(out := text_output.console(io.StringIO()), data)
     assert "known: last-token (LEN-2, READ-1), not there any more" in out.file.getvalue()
 
 
@@ -154,7 +154,7 @@ def test_what_the_base_shows_as_well_is_known_by_the_fault_or_stands_in_a_line()
     for one, two in (KEEPS, KEEPS[::-1]):  # the base shows either
         [known] = [fault for fault in data["known"] if fault["id"] == one]
         assert known["times"] == sum(same.masked.values()) and known["among"] == [two]
-    render_check.check(out := render.console(io.StringIO()), data)
+    check_text.check(out := text_output.console(io.StringIO()), data)
     may_be, text = (
         "times (some of them may be rejection-ends-turn)",
         " ".join(out.file.getvalue().split()),
@@ -303,7 +303,7 @@ def test_what_has_no_witness_when_the_plan_is_done_says_so(clauses, seen, old, s
     assert data["exit_code"] == (1 if old is False else 4)  # nothing was driven
     for each in data["findings"]:
         each["not_saved"] = "not saved"
-    render_check.check(out := render.console(io.StringIO()), data)
+    check_text.check(out := text_output.console(io.StringIO()), data)
     assert says in " ".join(out.file.getvalue().split())
 
 
@@ -319,7 +319,7 @@ def test_a_fault_that_is_fixed_on_one_path_and_not_on_the_other_is_told_and_is_n
         result, PLAN, capabilities=half.capabilities, base=named_base("before"), masks=[mask]
     )
     assert "nothing new; fixed in part: retract-ends-turn" in data["verdict"]
-    render_check.check(out := render.console(io.StringIO()), data)
+    check_text.check(out := text_output.console(io.StringIO()), data)
     assert mask.state in " ".join(out.file.getvalue().split())
     # It may be the other's mend.
     fault = msgspec.structs.replace(mask.fault, with_another=mask.fixed)

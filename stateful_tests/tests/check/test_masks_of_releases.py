@@ -10,8 +10,8 @@ import pytest
 
 from ci.documents.findings import known_bugs
 from ci.export import bug_report
-from ci.report import data as report
-from ci.report import render, render_run
+from ci.report import report_data as report
+from ci.report import text_output, run_text
 from impl.torch_kv import TorchKV
 from reference.commands import (
     Abort, Decode, Retract,
@@ -24,16 +24,16 @@ from stateful_tests.check.known_faults.explanation import Explained, counted_und
 from stateful_tests.check.known_faults.masks import (
     masks,
 )  # fmt: skip
-from stateful_tests.check.tiers import plan
+from stateful_tests.check.check_plans import plan
 from stateful_tests.check.known_faults.causes import avoided, needs
 from stateful_tests.lockstep.known_faults import FOLDER, of_system
 from stateful_tests.lockstep.replays import replay
-from stateful_tests.lockstep.results import Violation
-from stateful_tests.lockstep.systems import resolve
+from stateful_tests.lockstep.run_results import Violation
+from stateful_tests.lockstep.system_names import resolve
 from stateful_tests.tests.support.night import at_night
 from stateful_tests.tests.support.patched_code import replaced
 from stateful_tests.tests.support.planted_faults import checkout_with, planted_faults
-from stateful_tests.traces.files import load, prompt_of, save
+from stateful_tests.traces.trace_files import load, prompt_of, save
 from stateful_tests.tests.check.test_masks import KNOWN, THREE
 
 
@@ -170,7 +170,7 @@ def test_a_replayed_trace_names_the_known_fault_that_explains_it(release):
     assert odd.violation is not None and known_fault(release("0.5.23"), odd) is None
     data = report.replay_data("t.json", run, known=fault)
     data["known"] |= next(row for row in known_bugs() if row["id"] == "retract-ends-turn")
-    render_run.replay(out := render.console(io.StringIO()), data)
+    run_text.replay(out := text_output.console(io.StringIO()), data)
     for text in (out.file.getvalue(), bug_report.story(data | {"text": ""}, "t.json", "")):
         assert "retract-ends-turn" in text and "#40252" in text
 

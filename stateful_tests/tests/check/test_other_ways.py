@@ -7,15 +7,15 @@ from itertools import islice
 
 import pytest
 
-from ci.commands import one_check
+from ci.commands import system_check
 from ci.commands.shared import SystemSelector, Unusable
 from ci.report.verdict import check_verdict
 from impl import engines
 from impl.adapter import Capabilities
 from impl.system_spec import ENGINES, SystemSpec, ways_in
-from stateful_tests.check import tiers, turns
+from stateful_tests.check import check_plans, plan_order
 from stateful_tests.check.trees import way_map
-from stateful_tests.check.trees.changes import OUTSIDE
+from stateful_tests.check.trees.changed_functions import OUTSIDE
 from stateful_tests.check.trees.other_ways import _telling, other_ways
 from stateful_tests.check.trees.way_map import WayMap
 from stateful_tests.lockstep.reference_system import ReferenceSystem
@@ -32,7 +32,7 @@ MAP = WayMap(
         RUST: frozenset({"rust", "rust+overlap", "rust+hicache"}),
     },
 )
-SMOKE = tiers.plan("smoke")
+SMOKE = check_plans.plan("smoke")
 
 
 def chosen(changed, uncalled=(), own="", plan=SMOKE, release="0.5.23"):
@@ -85,13 +85,13 @@ def test_what_runs_in_no_other_way_leaves_the_plan_as_it_is():
 
 @pytest.mark.parametrize("more", [{"examples": 3}, {"presets": ["page1"]}, {"time_limit_s": 9.0}])
 def test_a_plan_that_was_narrowed_has_no_room(more):
-    plan = tiers.plan("smoke", **more)
+    plan = check_plans.plan("smoke", **more)
     ways = chosen([HOST], plan=plan)
     assert (ways.driven, ways.named, ways.plan) == ((), ("hicache", "rust+hicache"), plan)
 
 
 def test_a_larger_plan_drives_them_all():
-    assert len(chosen([ALLOC, HOST, RUST], plan=tiers.plan("pr")).driven) == 5
+    assert len(chosen([ALLOC, HOST, RUST], plan=check_plans.plan("pr")).driven) == 5
 
 
 def test_the_map_says_which_functions_run_in_which_way(tmp_path, monkeypatch):
@@ -178,14 +178,14 @@ def test_functions_that_few_configurations_call_name_them():
 
 
 def test_configurations_that_call_a_change_get_half_of_the_runs():
-    system, asked = ReferenceSystem(), tiers.for_system(SMOKE, ReferenceSystem())
+    system, asked = ReferenceSystem(), check_plans.for_system(SMOKE, ReferenceSystem())
     asked = replace(asked, corpus=False, favoured=frozenset({"both state", "both tight"}))
-    configs = turns.configurations(system, asked)
+    configs = plan_order.configurations(system, asked)
     runs = Counter[bool]()
-    for batch in islice(turns.batches(system, asked, configs), 4 * len(configs)):
+    for batch in islice(plan_order.batches(system, asked, configs), 4 * len(configs)):
         runs[batch.config.name in asked.favoured] += len(batch.examples)
     assert 0.4 < runs[True] / runs.total() < 0.6
-    assert turns.times_favoured(replace(asked, favoured=frozenset()), configs) == 1
+    assert plan_order.times_favoured(replace(asked, favoured=frozenset()), configs) == 1
 
 
 class Tree:
@@ -216,16 +216,16 @@ def drives(monkeypatch):
         data = {"said": said, "since": since, "interrupted": False, "exit_code": driven.code}
         return data, lambda: driven.append("saved")
 
-    monkeypatch.setattr(one_check, "check_system", drive)
+    monkeypatch.setattr(system_check, "check_system", drive)
     return driven
 
 
 def drive_ways(result, base=None):
     reports, saves = [], []
     others = chosen([ALLOC, HOST], [HOST])
-    how = one_check.CheckOptions(lambda: None, "traces", base, None, html=False)
+    how = system_check.CheckOptions(lambda: None, "traces", base, None, html=False)
     selector = SystemSelector(SystemSpec("sglang"), "../sglang")
-    one_check._drive_ways(result, others, selector, Tree, how, reports, saves)
+    system_check._drive_ways(result, others, selector, Tree, how, reports, saves)
     return reports
 
 
@@ -237,7 +237,7 @@ def test_ways_are_driven_beside_the_own_one_and_others_named(drives):
     assert result.not_driven["rust"] == "no compiled core"
     command = "kvspec check --impl sglang+rust+overlap --sglang-path ../sglang"
     assert result.not_driven["rust+overlap"] == command
-    assert one_check._called_in(reports) == {HOST}
+    assert system_check._called_in(reports) == {HOST}
 
 
 def test_ways_that_are_not_driven_for_one_reason_are_named_together():

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from reference.blocks.config import EngineConfig, LayerGroup, engine_preset
-from reference.kinds import BLOCKS, PAIRS, ROWS, TIERS
+from reference.system_kinds import BLOCKS, PAIRS, ROWS, TIERS
 from reference.pairs.config import PAIR_PRESETS
 from reference.tiers.config import tier_preset
 from stateful_tests.tests.support.planted_faults import (

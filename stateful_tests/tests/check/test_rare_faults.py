@@ -9,7 +9,7 @@ from impl.torch_kv.system import TorchKV
 from impl.torch_kv.radix_tree import RadixTree
 from reference.commands import CheckBusy
 from stateful_tests.check.campaign import first_violation
-from stateful_tests.check.tiers import plan
+from stateful_tests.check.check_plans import plan
 from stateful_tests.tests.support.night import NIGHT
 
 

@@ -19,16 +19,16 @@ from reference.tiers.commands import Poll, Query
 from reference.tiers.config import tier_preset
 from stateful_tests.check.campaign import run
 from stateful_tests.check.fixtures import shrunk
-from stateful_tests.check.tiers import plan
+from stateful_tests.check.check_plans import plan
 from stateful_tests.lockstep.replays import replay
-from stateful_tests.lockstep.results import Trace
-from stateful_tests.lockstep.systems import resolve
+from stateful_tests.lockstep.run_results import Trace
+from stateful_tests.lockstep.system_names import resolve
 from stateful_tests.shrink.minimise import minimise, violated
-from stateful_tests.shrink.parts import without_parts
-from stateful_tests.shrink.passes import shrink
-from stateful_tests.shrink.rewriting import scaled
+from stateful_tests.shrink.optional_parts import without_parts
+from stateful_tests.shrink.shrink_passes import shrink
+from stateful_tests.shrink.command_rewriting import scaled
 from stateful_tests.tests.support.commands import script
-from stateful_tests.traces.files import load, prompt_of
+from stateful_tests.traces.trace_files import load, prompt_of
 
 NOISE = script(
     "open s1; open s2; submit r1 in s1 +9; decode r1, r2; extend r1 +7, r2 +4; close s2; finish r1 keep 5;"

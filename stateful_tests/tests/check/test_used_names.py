@@ -14,7 +14,7 @@ from impl.loading.used_names import NameSketch, UsedName, lost
 from impl.process.failures import Guarded
 from impl.system_spec import ENGINES
 from stateful_tests.lockstep.known_faults import releases
-from stateful_tests.lockstep.systems import resolve
+from stateful_tests.lockstep.system_names import resolve
 from stateful_tests.tests.support.night import at_night
 
 # engine and way, release -> new names, and the names that the refusal tells.

@@ -3,8 +3,8 @@
 import pytest
 
 from impl.adapter import Capabilities
-from stateful_tests.check import campaign, tiers
-from stateful_tests.lockstep import systems as registry
+from stateful_tests.check import campaign, check_plans
+from stateful_tests.lockstep import system_names as registry
 
 
 class FakeSystem:
@@ -32,7 +32,7 @@ def finds(fake, monkeypatch):
     """Make `check` find this; gives the plans that it had to carry out."""
 
     def find(result):
-        plans: list[tiers.Plan] = []
+        plans: list[check_plans.Plan] = []
 
         def run(_system, plan, say, *_, **_options):
             plans.append(plan)

@@ -8,12 +8,12 @@ import pytest
 
 from ci import messages
 from ci.cli import cli
-from ci.commands.help_groups import CHECK_OPTIONS, COMMANDS
-from ci.documents import bug_search, related
+from ci.commands.options.help_groups import CHECK_OPTIONS, COMMANDS
+from ci.documents import bug_search, related_faults
 from ci.documents.findings import is_of
 from impl.engines import engine
 from impl.system_spec import ENGINES
-from reference.every_clause import EVERY_CLAUSE
+from reference.all_clauses import ALL_CLAUSES
 from stateful_tests.lockstep.known_faults import known_faults, releases
 
 README = Path(__file__).parents[3] / "README.md"
@@ -221,13 +221,13 @@ def test_a_bug_names_the_settings_that_avoid_it(kvspec):
         "last-token": "",
     }  # fmt: skip
     known = known_faults()
-    assert {each: related.avoid(known[each]) for each in settings} == settings
+    assert {each: related_faults.avoid(known[each]) for each in settings} == settings
     _, text, _ = kvspec("bugs", "mixed-round-not-counted")
     assert re.search(r"^  avoid +without --enable-mixed-chunk, or without EAGLE *$", text, re.MULTILINE)
 
 
 def test_bugs_with_one_cause_name_each_other():
-    see_also = {each: related.see_also(each) for each in known_faults()}
+    see_also = {each: related_faults.see_also(each) for each in known_faults()}
     for bug, others in see_also.items():
         for other in others:
             assert bug in see_also[other]
@@ -255,7 +255,7 @@ def test_messages_of_releases_are_saved_for_every_fault_that_has_some():
 
 def test_words_of_reporters_are_for_known_faults_and_clauses():
     assert bug_search.words().said.keys() <= known_faults().keys()
-    assert bug_search.words().symptoms.keys() <= {*EVERY_CLAUSE, "BROKEN"}
+    assert bug_search.words().symptoms.keys() <= {*ALL_CLAUSES, "BROKEN"}
 
 
 @pytest.mark.parametrize("fault", ["nothing-to-resume", "busy-check-knows-one-pool", "longer-turn-raises"])

@@ -24,13 +24,13 @@ from impl.adapter import Capabilities
 from impl.engines import engine
 from reference.commands import Mode
 from reference.failures import Failure as Failed
-from stateful_tests.check import tiers
-from stateful_tests.check.trees.bases import Base, BaseKind
+from stateful_tests.check import check_plans
+from stateful_tests.check.trees.base_selection import Base, BaseKind
 from stateful_tests.check.known_faults.masks import Mask
 from stateful_tests.lockstep.known_faults import known_faults
-from stateful_tests.lockstep.kinds import new_tallies
+from stateful_tests.lockstep.driven_kinds import new_tallies
 from stateful_tests.lockstep.check_results import Tally
-from stateful_tests.lockstep.results import Violation
+from stateful_tests.lockstep.run_results import Violation
 from stateful_tests.tests.support.made_up_check import RUN, checked, finding
 
 HOME = Path(__file__).parents[3]
@@ -69,7 +69,7 @@ def test_the_workflow_asks_the_action_for_what_there_is():
     assert all(set(options) <= set(inputs) for options in given)
     named = {options["tier"] for options in given} - {"${{ matrix.tier }}"}
     named |= set(jobs["pull-request"]["strategy"]["matrix"]["tier"])
-    assert named == set(tiers.TIERS)
+    assert named == set(check_plans.TIERS)
     assert jobs["gpu"]["runs-on"] == ["self-hosted", "gpu"]
     assert all("timeout-minutes" in job for job in jobs.values())
 
@@ -201,7 +201,7 @@ def written(
     masked = {clause for mask in masks for clause in mask.fault.clauses}
     result.machines[0].violated = {f.clause for f in findings} | masked
     result.masked = {((mask.fault.id,), mask.fault.clauses[0]): 3 for mask in masks}
-    plan = tiers.plan("smoke", modes=[Mode.FREE])
+    plan = check_plans.plan("smoke", modes=[Mode.FREE])
     can = Capabilities(waived={"MAP-4": "harmless"})
     result.tallies = new_tallies()
     before = base and Base(SimpleNamespace(name=base), BaseKind.STATED)

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from ci.cli import interrupts
-from ci.report import data as report
-from ci.report import progress, render, render_check, render_run, verdict
+from ci.report import report_data as report
+from ci.report import progress_line, text_output, check_text, run_text, verdict
 from impl import engines
 from impl.adapter import Capabilities, UnusableImplementation
 from impl.sglang.releases.catalogue import TABLE
@@ -19,13 +19,13 @@ from reference.commands import Open, Reason, Refused
 from reference.failures import Failure
 from stateful_tests.check import campaign
 from stateful_tests.check.known_faults import explanation
-from stateful_tests.check.trees.changes import Changes
+from stateful_tests.check.trees.changed_functions import Changes
 from stateful_tests.lockstep import replays
-from stateful_tests.lockstep import systems as registry
-from stateful_tests.check.tiers import CORPUS
+from stateful_tests.lockstep import system_names as registry
+from stateful_tests.check.check_plans import CORPUS
 from stateful_tests.lockstep.check_results import LookedUp, MachineResult
 from stateful_tests.lockstep.known_faults import known_faults
-from stateful_tests.lockstep.results import Row, Run, Violation
+from stateful_tests.lockstep.run_results import Row, Run, Violation
 from stateful_tests.tests.support.made_up_check import (
     BAD,
     COMMANDS,
@@ -35,7 +35,7 @@ from stateful_tests.tests.support.made_up_check import (
     checked,
     finding,
 )
-from stateful_tests.traces import files as traces
+from stateful_tests.traces import trace_files as traces
 
 
 def lines(text: str) -> list[str]:
@@ -103,7 +103,7 @@ def test_the_first_line_names_what_another_way_has_found(finds, kvspec):
     green = json.loads(Path("out.json").read_text())
     red = green | {"implementation": "vllm@checkout+offload", "exit_code": 1}
     ways = [green, red | {"said": "violates PUB-1; 2 known faults"}]
-    render_check.check(render.console(shown := io.StringIO()), green | {"ways": ways})
+    check_text.check(text_output.console(shown := io.StringIO()), green | {"ways": ways})
     first, *_ = shown.getvalue().splitlines()
     assert first == "torch+pr22900: conforms; +offload violates PUB-1, below"
 
@@ -288,7 +288,7 @@ def test_a_detailed_finding_names_the_edit_and_the_releases_too(detailed):
         looked_up=LookedUp(conform=2, driven=2),
     )
     data = report.finding_data([found], None, Changes("HEAD", frozenset(), {edited: 1}, ()))
-    render_run.finding(render.console(out := io.StringIO()), data, "NEW", detailed=detailed)
+    run_text.finding(text_output.console(out := io.StringIO()), data, "NEW", detailed=detailed)
     shown = " ".join(out.getvalue().split())
     assert "looked up first seen here: none of 2 releases violates it" in shown
     assert "changed pool.py: free ran in command 5 (finish r1 keep 1)" in shown
@@ -374,8 +374,8 @@ def test_long_traces_show_their_end(fake, kvspec, monkeypatch):
 
 def test_progress_in_a_pipe_is_a_plain_line_now_and_then(monkeypatch, capsys):
     clock = [0.0]
-    monkeypatch.setattr(progress.time, "monotonic", lambda: clock[0])
-    with progress.Progress() as say:
+    monkeypatch.setattr(progress_line.time, "monotonic", lambda: clock[0])
+    with progress_line.Progress() as say:
         for _ in range(250):
             clock[0] += 0.1
             say("sessions on page1, free", 5, 1)
@@ -493,7 +493,7 @@ def test_no_color_means_no_escape_at_all(value, plain, monkeypatch):
 
     monkeypatch.setenv("NO_COLOR", value)
     monkeypatch.setenv("TERM", "xterm-256color")
-    render.say(render.console(out := Terminal()), "conforms", "bold green")
+    text_output.say(text_output.console(out := Terminal()), "conforms", "bold green")
     assert ("\x1b" not in out.getvalue()) == plain
 
 
@@ -501,7 +501,7 @@ def test_known_faults_are_named_in_their_line():
     """Those that are alike, the first of them."""
     fault = {"state": "still there", "masked": True, "elsewhere": False, "instead": "", "fixed_in_part": ""}
     data = {"known": [fault | {"id": f"fault-{at}"} for at in range(8)]}
-    render_check._known(render.console(out := io.StringIO()), data, "vllm==0.33.0", detailed=False)
+    check_text._known(text_output.console(out := io.StringIO()), data, "vllm==0.33.0", detailed=False)
     said = " ".join(out.getvalue().split())
     assert said.startswith("8 known faults of vllm==0.33.0 are still there: fault-0, fault-1, ")
     assert said.endswith("fault-5 and 2 more (-v)")

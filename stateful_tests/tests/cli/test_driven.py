@@ -10,7 +10,7 @@ from impl import engines
 from impl.adapter import UnusableImplementation
 from impl.loading.fetch import cache_folder
 from stateful_tests.lockstep.known_faults import FOLDER
-from stateful_tests.lockstep.systems import resolve
+from stateful_tests.lockstep.system_names import resolve
 from stateful_tests.tests.cli import registered
 
 TABLES = tomllib.loads((FOLDER / "driven.toml").read_text(encoding="utf-8"))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from stateful_tests.lockstep.endings import Ending, ending, gravest
+from stateful_tests.lockstep.exit_codes import Ending, ending, gravest
 
 
 def test_exit_codes_are_as_documented():

@@ -17,7 +17,7 @@ from impl.process import remote_system
 from stateful_tests.check.known_faults.masks import Standing
 from stateful_tests.tests.adapters import bad_adapters
 from stateful_tests.tests.support.night import some_at_night
-from stateful_tests.traces import files
+from stateful_tests.traces import trace_files
 
 REGRESSIONS = Path(__file__).parents[3] / "fixtures" / "regressions"
 ADAPTER = f"{bad_adapters.__name__}:LeavesAtOnce"
@@ -43,7 +43,7 @@ def test_a_check_that_is_ended(number, tmp_path):
         process.send_signal(number)  # as timeout(1) does
         out, _ = process.communicate(timeout=120)
     assert reported == "found BROKEN: a trace is saved in traces, and is being minimised\n"
-    assert files.load(tmp_path / "traces/broken-example.json").clause == "BROKEN"
+    assert trace_files.load(tmp_path / "traces/broken-example.json").clause == "BROKEN"
     if number == signal.SIGKILL:
         assert process.returncode == -number and not out
         return
@@ -56,7 +56,7 @@ def test_a_check_that_is_ended(number, tmp_path):
 
 def test_a_clause_is_said_once(tmp_path):
     """A smaller trace of one of its clauses is no other finding, and its file may go in the end."""
-    one = files.load(REGRESSIONS / "a_trim_inside_a_page_keeps_the_page.json")
+    one = trace_files.load(REGRESSIONS / "a_trim_inside_a_page_keeps_the_page.json")
     said: list[str] = []
     saved = Saved("torch", str(tmp_path), said.append)
     saved({"FREE-1": one, "OWN-3": one})
@@ -76,7 +76,7 @@ def test_a_clause_is_said_once(tmp_path):
 )
 def test_what_is_found_beside_a_base_is_said_when_the_base_was_asked(standings, said, tmp_path):
     """The trace is there before."""
-    one = files.load(REGRESSIONS / "a_trim_inside_a_page_keeps_the_page.json")
+    one = trace_files.load(REGRESSIONS / "a_trim_inside_a_page_keeps_the_page.json")
     told: list[str] = []
     saved = Saved("torch+pr22900", str(tmp_path), told.append, "torch")
     traces = {"FREE-1": one, "OWN-3": one}
@@ -103,7 +103,7 @@ def test_a_tour_that_is_ended(tmp_path):
         clause, _, _ = _found(process.stderr).removeprefix("found ").partition(": ")
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=120)
-    assert files.load(next((tmp_path / "traces").glob("*.json"))).clause == clause
+    assert trace_files.load(next((tmp_path / "traces").glob("*.json"))).clause == clause
     data = json.loads((tmp_path / "report.json").read_text())
     assert (
         data["tours"][0]["stopped"] == "an interrupt"
@@ -118,25 +118,25 @@ def _found(lines: IO[str]) -> str:
 
 def test_a_file_is_written_whole_or_not_at_all(tmp_path):
     file = tmp_path / "page.html"
-    files.write_atomically(file, "before")
+    trace_files.write_atomically(file, "before")
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
     try:
         with pytest.raises(OSError, match=str(file)):
-            files.write_atomically(file, "x" * 5000)
+            trace_files.write_atomically(file, "x" * 5000)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert file.read_text() == "before" and [*tmp_path.iterdir()] == [file]
 
 
 def test_a_device_and_a_link_stay_what_they_are(tmp_path):
-    files.write_atomically("/dev/null", "text")
+    trace_files.write_atomically("/dev/null", "text")
     assert Path("/dev/null").is_char_device()
     with pytest.raises(OSError, match="/dev/full"):
-        files.write_atomically("/dev/full", "text")
+        trace_files.write_atomically("/dev/full", "text")
     link = tmp_path / "link"
     link.symlink_to(tmp_path / "file")
-    files.write_atomically(link, "text")
+    trace_files.write_atomically(link, "text")
     assert link.is_symlink() and (tmp_path / "file").read_text() == "text"
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ci.bench import __main__ as bench
 from impl.examples.example_engine import ExampleEngine
-from stateful_tests.lockstep.systems import resolve
+from stateful_tests.lockstep.system_names import resolve
 from stateful_tests.tests.adapters import bad_adapters
 from stateful_tests.tests.support.night import at_night
 from stateful_tests.generate.run_profile import MACHINES
@@ -52,7 +52,7 @@ from ci.cli import run
 from contextlib import suppress
 from impl.adapter import UnusableImplementation
 from impl.engines import ENGINES, engine
-from stateful_tests.lockstep.systems import resolve
+from stateful_tests.lockstep.system_names import resolve
 def start_of_a_check(name):
     with suppress(UnusableImplementation):  # such as a wheel that cannot be fetched
         resolve(name)

@@ -5,11 +5,11 @@ import json
 import pytest
 
 from ci.cli import run
-from stateful_tests.check.tiers import plan
-from ci.mutants import judging
-from ci.mutants.judging import Noticed, accepted, judge, sample
+from stateful_tests.check.check_plans import plan
+from ci.mutants import mutant_judges
+from ci.mutants.mutant_judges import Noticed, accepted, judge, sample
 from ci.mutants.__main__ import mutants
-from ci.mutants.operators import Mutant, mutants_of
+from ci.mutants.mutation_operators import Mutant, mutants_of
 from stateful_tests.tests.support.night import at_night
 
 SOURCE = b'''
@@ -39,7 +39,7 @@ PLAN = plan("smoke", presets=["page2"], machines=["sessions"], examples=6)
 
 @pytest.fixture(autouse=True, scope="module")
 def _loaded():
-    judging.prepare()
+    mutant_judges.prepare()
 
 
 def named(name: str) -> Mutant:
@@ -84,7 +84,7 @@ def test_accepted_mutants_exist_and_have_a_reason():
         ("impl/torch_kv/steps.py Steps._lanes: name in self.requests -> name not in self.requests", "OUT-1"),
         ("impl/torch_kv/kernels.py _give: index >= swa_begin -> index > swa_begin", "a test"),
         ("reference/cursors.py cut: min(c.kv_committed_len, target) -> c.kv_committed_len", "REF-1"),
-        ("reference/clauses/lifecycle.py _close_happens: always: if session.closing", "a fixture"),
+        ("reference/clauses/sessions.py _close_happens: always: if session.closing", "a fixture"),
     ],
 )  # fmt: skip
 def test_a_mutant_is_noticed(name, by):
@@ -92,8 +92,8 @@ def test_a_mutant_is_noticed(name, by):
 
 
 def test_a_mutant_that_gives_no_answer_is_noticed(monkeypatch):
-    monkeypatch.setattr(judging, "_fixtures", lambda: judging.time.sleep(60))
-    name = "reference/clauses/lifecycle.py _close_happens: always: if session.closing"
+    monkeypatch.setattr(mutant_judges, "_fixtures", lambda: mutant_judges.time.sleep(60))
+    name = "reference/clauses/sessions.py _close_happens: always: if session.closing"
     assert judge(PLAN, 0.2, named(name)).by == "no answer"
 
 
@@ -110,15 +110,15 @@ def test_no_unaccepted_mutant_of_a_small_sample_survives(tmp_path):
 
 
 def test_selecting_a_function_gives_its_mutants_alone():
-    file = "reference/clauses/lifecycle.py"
-    of_function, _ = judging.sample((f"{file}:_close_happens",), None, 0)
+    file = "reference/clauses/sessions.py"
+    of_function, _ = mutant_judges.sample((f"{file}:_close_happens",), None, 0)
     assert {mutant.function for mutant in of_function} == {"_close_happens"}
-    of_file, _ = judging.sample((file,), None, 0)
+    of_file, _ = mutant_judges.sample((file,), None, 0)
     assert len(of_file) > len(of_function) > 1
 
 
 def test_a_survivor_is_shown(monkeypatch, capsys):
-    monkeypatch.setattr(judging, "judge", lambda plan, limit, mutant: Noticed(""))
+    monkeypatch.setattr(mutant_judges, "judge", lambda plan, limit, mutant: Noticed(""))
     name = "reference/cursors.py cut: min(c.swa_evicted_seqlen, target) -> c.swa_evicted_seqlen"
     assert run(["--only", name, "-j", "1"], mutants) == 1
     out = capsys.readouterr().out
@@ -132,7 +132,7 @@ def test_a_survivor_is_shown(monkeypatch, capsys):
 def test_no_verdict_counts_where_unchanged_code_is_noticed(monkeypatch, capsys):
     name = "reference/cursors.py cut: min(c.swa_evicted_seqlen, target) -> c.swa_evicted_seqlen"
     for asked in ("judge", "unchanged"):
-        monkeypatch.setattr(judging, asked, lambda *_: Noticed("READ-1", "random runs on torch"))
+        monkeypatch.setattr(mutant_judges, asked, lambda *_: Noticed("READ-1", "random runs on torch"))
     assert run(["--only", name, "-j", "1"], mutants) == 2
     assert (
         "reference: READ-1 notices unchanged code as well (random runs on torch): no verdict counts"
@@ -144,7 +144,7 @@ def test_no_verdict_counts_where_unchanged_code_is_noticed(monkeypatch, capsys):
     "arguments, says",
     [
         (["--only", "README.md"], "--only README.md: it has no mutant"),
-        (["--only", "reference/clauses/freed.py:none"], "freed.py:none: it has no mutant"),
+        (["--only", "reference/clauses/freed_pages.py:none"], "freed_pages.py:none: it has no mutant"),
         (["--only", "reference/commands.py"], "kernels.py, impl/torch_kv, reference/clauses"),
         (["--sample", "0"], "--sample"),
     ],

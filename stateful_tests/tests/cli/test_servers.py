@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from ci.cli import run
-from ci.commands import servers, validating
-from ci.commands.validating import LogReading, LogReadings
-from ci.report.effects import effect
+from ci.commands import server_checks, log_validation
+from ci.commands.log_validation import LogReading, LogReadings
+from ci.report.operator_effects import effect
 from impl.adapter import UnusableImplementation
 from impl.sglang.parts.fetch import release_root
 from impl.sglang.server import environment, runs
@@ -125,7 +125,7 @@ def test_a_folder_without_a_log_is_waited_for(tmp_path, monkeypatch):
     looks = iter(
         [lambda: None, partial((tmp_path / "log.jsonl").write_text, Path(LOG).read_text())]
     )
-    monkeypatch.setattr(validating.time, "sleep", lambda _: next(looks, lambda: None)())
+    monkeypatch.setattr(log_validation.time, "sleep", lambda _: next(looks, lambda: None)())
     assert run(["validate", "--follow", str(tmp_path)]) == 0
 
 
@@ -324,5 +324,5 @@ def test_serve_check_says_first_what_a_checkout_lacks(monkeypatch, tmp_path, cap
     monkeypatch.setattr(environment, "python_of", lambda _: Path(sys.executable))
     monkeypatch.setattr(runs, "WholeScheduler", lambda *_: None)
     monkeypatch.setattr(masking, "masks", lambda *_: ())
-    servers._before("0.5.23", str(tmp_path / "it"), None)
+    server_checks._before("0.5.23", str(tmp_path / "it"), None)
     assert "serve-check cannot run it (sglang/srt/managers/utils.py" in capsys.readouterr().err

@@ -12,10 +12,10 @@ from ci.documents import spec
 from impl.bugs import BUGS
 from reference.clauses import CLAUSES
 from reference.commands import COMMANDS, Mode, Reason
-from reference.every_clause import EVERY_CLAUSE
+from reference.all_clauses import ALL_CLAUSES
 from stateful_tests.coverage.situations import kind_name
 from stateful_tests.lockstep.known_faults import known_faults
-from stateful_tests.traces import files as traces
+from stateful_tests.traces import trace_files as traces
 
 ROOT = Path(__file__).parents[3]
 DOCUMENTS = (
@@ -49,7 +49,7 @@ def test_the_reference_beside_it_is_up_to_date_and_has_what_it_only_names(kvspec
     for part in re.findall(rf"\]\({spec.REFERENCE}#([^)]+)\)", text):
         headings = map(spec.anchor, re.findall(r"^#+ (.*)$", beside, re.MULTILINE))
         assert part in {*headings}, part
-    for clause in EVERY_CLAUSE:
+    for clause in ALL_CLAUSES:
         assert f"\n### {clause}\n" in text + beside, clause
     for clause in CLAUSES.values():
         assert f"| [{clause.id}](SPEC.md#{spec.anchor(clause.id)}) |" in beside

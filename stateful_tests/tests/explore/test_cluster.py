@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 
 from impl.system_spec import SystemSpec
-from stateful_tests.check import campaign, driving, tiers
+from stateful_tests.check import campaign, run_driver, check_plans
 from stateful_tests.check.ray_cluster import RayCluster
 from stateful_tests.coverage.scopes import SCOPES
 from stateful_tests.explore import search
-from stateful_tests.lockstep import systems as registry
+from stateful_tests.lockstep import system_names as registry
 
 
 @pytest.fixture
@@ -54,8 +54,8 @@ def test_a_cluster_sees_what_one_process_sees_though_a_node_is_lost(nodes, monke
 
 
 def test_a_check_on_a_cluster_is_the_same_check(nodes):
-    plan = tiers.plan("smoke", examples=4, presets=["page1"], machines=["sessions"], seed=5)
-    named = driving.Named(SystemSpec("torch", ways=("pr22862-tail",)))
+    plan = check_plans.plan("smoke", examples=4, presets=["page1"], machines=["sessions"], seed=5)
+    named = run_driver.Named(SystemSpec("torch", ways=("pr22862-tail",)))
     system = registry.driven(named.spec)
     there = campaign.run(system, plan, executor=nodes.executor, named=named)
     here = campaign.run(system, plan)

@@ -20,7 +20,7 @@ from reference.geometry import Geometry
 from stateful_tests.check import corpus
 from stateful_tests.check.executors import Processes
 from stateful_tests.coverage.scopes import SCOPES, spelt_in
-from stateful_tests.generate.scope import Scope
+from stateful_tests.generate.exploration_scope import Scope
 from stateful_tests.coverage.situations import situation
 from stateful_tests.explore import inductive_check, search
 from stateful_tests.explore.representative import Representatives, relabel

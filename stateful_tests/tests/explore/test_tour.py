@@ -7,10 +7,10 @@ import pytest
 from impl.adapter import Capabilities, UnusableImplementation
 from reference.commands import Abort, Done, Mode, Reason, Refused, Retract, SpecDecode
 from reference.geometry import Geometry
-from stateful_tests.generate.scope import Scope
+from stateful_tests.generate.exploration_scope import Scope
 from stateful_tests.explore.tour import live
 from stateful_tests.lockstep.reference_system import ReferenceSystem
-from stateful_tests.lockstep.systems import resolve
+from stateful_tests.lockstep.system_names import resolve
 from stateful_tests.tests.support.closing import WaitsForEver
 
 TINY = Scope(

@@ -16,13 +16,13 @@ from impl.sglang.process.system import SGLangSystem
 from impl.sglang.scheduler.call_log import ids_text, variable
 from reference.commands import Open
 from reference.token_ids import shared_serial, token_id
-from stateful_tests.lockstep import systems as registry
-from stateful_tests.lockstep.results import Trace
+from stateful_tests.lockstep import system_names as registry
+from stateful_tests.lockstep.run_results import Trace
 from stateful_tests.tests.support.accepted import accepted
 from stateful_tests.tests.support.commands import script
 from stateful_tests.tests.support.planted_faults import checkout_with, planted_faults
 from stateful_tests.tests.export.exports import ALIKE, asserted_in, root_of, run_alike, with_fixes
-from stateful_tests.traces.files import load
+from stateful_tests.traces.trace_files import load
 
 
 FIXTURES = Path(__file__).parents[3] / "fixtures"

@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from ci.commands import exporting
+from ci.commands import trace_export
 from ci.export import unit_test as export
 from ci.export.recorded_run import NotExportable
 from ci.export.template_parts import SHARED
 from impl.process import run_test
 from impl.sglang.parts.fetch import release_root
-from reference.every_clause import EVERY_CLAUSE
-from stateful_tests.lockstep import systems as registry
-from stateful_tests.traces.files import load, save
+from reference.all_clauses import ALL_CLAUSES
+from stateful_tests.lockstep import system_names as registry
+from stateful_tests.traces.trace_files import load, save
 from stateful_tests.tests.export.test_export import BUG, FIXTURES, OVERSHOOT
 
 
@@ -74,7 +74,7 @@ def test_tests_in_a_folder_share_one_module(kvspec, made, monkeypatch):
         "--out",
         "tests/",
     )
-    monkeypatch.setattr(exporting, "_others", lambda *_: [])
+    monkeypatch.setattr(trace_export, "_others", lambda *_: [])
     for name in ("test_a", "test_b"):
         monkeypatch.setattr(export, "unit_test", lambda *_, name=name: f"def {name}(self): ...\n")
         assert kvspec(*options)[0] == 0
@@ -194,7 +194,7 @@ def test_where_no_test_is_made_it_says_why_and_what_there_is(kvspec, trace, impl
     assert err.endswith(f"The text of a bug report: kvspec export @{trace} --as story --impl {impl}\n")
 
 
-BY_HAND = exporting.REPORTS / "test_retried_turn_resumes_where_its_state_is.py"
+BY_HAND = trace_export.REPORTS / "test_retried_turn_resumes_where_its_state_is.py"
 
 
 @pytest.mark.parametrize("saved", [False, True])
@@ -306,7 +306,7 @@ def test_names_and_titles_without_folders_of_this_machine(kvspec, monkeypatch, t
     code, out, _ = kvspec("export", "len-3-torch.json", "--as", "story")
     assert (code, out.split("\n")[0]) == (0, "# Admit: restore caps at the prefix (LEN-3)")
     assert r"A \<b>story\</b> \| with \*stars\*, [links\](http://x) and s_evicted. # None is" in out
-    assert f"> Why it matters: {EVERY_CLAUSE['LEN-3'].why}\n" in out and "pip install" in out
+    assert f"> Why it matters: {ALL_CLAUSES['LEN-3'].why}\n" in out and "pip install" in out
     out = kvspec("export", f"@{BUG.stem}", "--as", "story")[1]
     assert f"Save this as `{BUG.name}`" in out
     out = kvspec("export", "len-3-torch.json", "--as", "story", "--title", "So it is")[1]

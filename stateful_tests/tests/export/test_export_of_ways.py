@@ -13,10 +13,10 @@ from impl.process import run_test
 from impl.sglang.process.system import SGLangSystem
 from impl.sglang.releases.catalogue import ALIKE as SETS
 from impl.sglang.releases.catalogue import TABLE
-from stateful_tests.lockstep import systems as registry
+from stateful_tests.lockstep import system_names as registry
 from stateful_tests.tests.support.night import at_night
 from stateful_tests.tests.export.exports import ALIKE, asserted_in, run_alike, with_fixes
-from stateful_tests.traces.files import load
+from stateful_tests.traces.trace_files import load
 from stateful_tests.tests.export.test_export import FAULTS, FIXTURES, NEW, OLD, OVERSHOOT, run_alike_all
 
 

@@ -2,8 +2,8 @@
 
 import ast
 
-from ci.export.inlining import inlined
-from ci.export.specialised import filled, specialised, unannotated
+from ci.export.helper_inlining import inlined
+from ci.export.specialised_scaffold import filled, specialised, unannotated
 from ci.export.template_parts import head_of, used
 from ci.export.unit_test import failure_message, with_message
 

@@ -9,11 +9,11 @@ from ci.export import unit_test as export
 from ci.export.recorded_run import NotExportable
 from impl.process import run_test
 from impl.sglang.tiers.system import TierSystem
-from reference.kinds import TIERS
+from reference.system_kinds import TIERS
 from stateful_tests.tests.export.exports import asserted_in, root_of
 from stateful_tests.tests.support.night import some_at_night
 from stateful_tests.tests.support.planted_faults import checkout_with, planted_faults, trace_of
-from stateful_tests.traces.files import load
+from stateful_tests.traces.trace_files import load
 from stateful_tests.tests.export.test_export import FIXTURES
 
 TIER_FAULTS = planted_faults("tiers/faults.toml")

@@ -10,18 +10,18 @@ from impl.adapter import UnusableImplementation
 from reference.blocks.commands import Add, More, NewWeights, Schedule, Update
 from reference.blocks.config import EngineConfig, LayerGroup, engine_preset
 from reference.commands import Abort, Done, Mode, Piece, Reason, Refused
-from stateful_tests.check import tiers
-from stateful_tests.check.driving import RunBatch, drive
+from stateful_tests.check import check_plans
+from stateful_tests.check.run_driver import RunBatch, drive
 from stateful_tests.check.known_faults.explanation import counted_under
 from stateful_tests.check.known_faults.masks import masks
-from stateful_tests.check.turns import configurations, planned
+from stateful_tests.check.plan_order import configurations, planned
 from stateful_tests.lockstep.known_faults import FOLDER
 from stateful_tests.lockstep.replays import replay
-from stateful_tests.lockstep.results import Trace
-from stateful_tests.lockstep.systems import resolve
+from stateful_tests.lockstep.run_results import Trace
+from stateful_tests.lockstep.system_names import resolve
 from stateful_tests.tests.support.forked_workers import printed_by
 from stateful_tests.tests.support.planted_faults import checkout_with, planted_faults
-from stateful_tests.traces import files as traces
+from stateful_tests.traces import trace_files as traces
 
 FAULTS = planted_faults("lmdeploy/faults.toml")
 VERSION = "0.18.0"
@@ -45,8 +45,8 @@ def carried_out(system, *commands, config=None):
 
 def test_a_check_drives_the_corpus(system):
     """Its lines for engines that schedule by themselves; of these, this one is driven the fastest."""
-    plan = tiers.for_system(tiers.plan("smoke"), system)
-    corpus = next(each for each in configurations(system, plan) if each.machine == tiers.CORPUS)
+    plan = check_plans.for_system(check_plans.plan("smoke"), system)
+    corpus = next(each for each in configurations(system, plan) if each.machine == check_plans.CORPUS)
     driven = drive(system, plan, RunBatch(corpus, range(planned(system, plan, corpus))))
     assert sum(driven.carried_out.values()) > 100
 

@@ -14,7 +14,7 @@ from reference.clauses import CLAUSES
 from reference.commands import COMMANDS, Mode, kind_name
 from reference.geometry import PRESETS
 from stateful_tests.generate.commands import HARNESSES
-from stateful_tests.lockstep.systems import resolve
+from stateful_tests.lockstep.system_names import resolve
 from stateful_tests.machines import shrinking
 from stateful_tests.machines.server_machine import ServerMachine, Violated
 from stateful_tests.machines.targets import MachineTarget

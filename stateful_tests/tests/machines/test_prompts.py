@@ -15,7 +15,7 @@ from stateful_tests.generate.next_command import finale, propose
 from stateful_tests.generate.prompts import draw_prompt, joined, shortened
 from stateful_tests.generate.run_profile import draw_profile
 from stateful_tests.lockstep.tree_diff import tree_changes
-from stateful_tests.traces.files import prompt_of
+from stateful_tests.traces.trace_files import prompt_of
 
 PAGE4 = replace(PRESETS["page4"], tree=True)
 

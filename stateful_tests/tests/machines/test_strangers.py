@@ -24,7 +24,7 @@ from impl.examples.example_engine import ExampleEngine
 from reference.blocks.commands import ENGINE_COMMANDS
 from reference.commands import COMMANDS, Abort, Done, Finish, Mode, Reason, Retract
 from reference.geometry import PRESETS
-from stateful_tests.check import campaign, tiers
+from stateful_tests.check import campaign, check_plans
 from stateful_tests.lockstep.reference_system import ReferenceSystem
 from stateful_tests.machines import server_machine
 
@@ -245,7 +245,7 @@ class LosesRows(ReferenceSystem):
 
 def test_what_a_scheduler_can_do_as_well_is_not_for_free_mode_alone():
     """Also a second trace of a clause."""
-    chosen = tiers.plan("smoke", presets=["no-swa"], modes=[Mode.FREE], machines=["sessions"])
+    chosen = check_plans.plan("smoke", presets=["no-swa"], modes=[Mode.FREE], machines=["sessions"])
     findings = campaign.run(LosesRows(), chosen).findings
     assert any(found.number > 1 for found in findings)
     assert all(Mode.FAITHFUL in found.modes for found in findings)

@@ -11,8 +11,8 @@ from reference.blocks.commands import client_tokens
 from reference.blocks.config import EngineConfig, LayerGroup
 from reference.blocks.facts import BlockFacts, Output, RequestFact, chained
 from reference.failures import Failure
-from reference.kinds import PAIRS
-from reference.pairs.beside import PairBeside
+from reference.system_kinds import PAIRS
+from reference.pairs.pair_record import PairRecord
 from reference.pairs.clauses import OF_PAIRS, PairStep
 from reference.pairs.commands import (
     Advance, Deliver, Forward, Land, Move, PairCommand, Prefill, Shake,
@@ -171,7 +171,7 @@ def steps(
     life: list[tuple[PairCommand, PairFacts]], config: PairConfig = PAIR
 ) -> Iterator[PairStep]:
     """The steps of a life."""
-    beside, before = PairBeside(config), PairFacts(EMPTY, EMPTY)
+    beside, before = PairRecord(config), PairFacts(EMPTY, EMPTY)
     for command, after in life:
         sides = beside.follow(command, before, after)
         yield PairStep(config, command, False, before, after, sides, beside)

@@ -8,17 +8,17 @@ import pytest
 
 from impl.adapter import UnusableImplementation
 from reference.commands import Mode
-from reference.kinds import PAIRS
+from reference.system_kinds import PAIRS
 from reference.pairs.config import PAIR_PRESETS, PairConfig
-from stateful_tests.check import tiers
-from stateful_tests.check.driving import RunBatch, drive, unfitted
+from stateful_tests.check import check_plans
+from stateful_tests.check.run_driver import RunBatch, drive, unfitted
 from stateful_tests.generate.pair_commands import pair_finale
-from stateful_tests.lockstep.kinds import lockstep_on
+from stateful_tests.lockstep.driven_kinds import lockstep_on
 from stateful_tests.lockstep.replays import replay
-from stateful_tests.lockstep.systems import resolve
+from stateful_tests.lockstep.system_names import resolve
 from stateful_tests.tests.support.forked_workers import printed_by
 from stateful_tests.tests.support.planted_faults import planted_faults, trace_of
-from stateful_tests.traces import files as traces
+from stateful_tests.traces import trace_files as traces
 from stateful_tests.traces.notation import format_command, parse
 
 FAULTS = planted_faults("pairs/faults.toml")
@@ -95,7 +95,7 @@ def test_finale_lets_the_lease_expire_for_dropped_answers_with_push(pair):
 
 
 def test_two_batches_with_one_seed_are_identical(pair):
-    plan = tiers.plan("smoke", examples=2, seed=3)
+    plan = check_plans.plan("smoke", examples=2, seed=3)
     batch = RunBatch(unfitted("pairs", "pair", Mode.FAITHFUL), range(2))
     first, second = (drive(pair, plan, batch) for _ in range(2))
     assert first.runs == second.runs and first.carried_out == second.carried_out

@@ -3,13 +3,14 @@
 import pytest
 
 from ci.explain import because
-from ci.report import data, page
+from ci.report import report_data
+from ci.report.pages import trace_page
 from impl.vllm.api import RELEASES
 from stateful_tests.lockstep import known_faults
 from stateful_tests.lockstep.replays import replay
-from stateful_tests.lockstep.systems import resolve
+from stateful_tests.lockstep.system_names import resolve
 from stateful_tests.tests.support.night import NIGHT
-from stateful_tests.traces import files as traces
+from stateful_tests.traces import trace_files as traces
 
 TRACES = [
     each
@@ -114,7 +115,7 @@ def test_the_reason_is_a_sentence_and_the_page_has_both_servers(pair, path, faul
     run = replay(pair(last_release_of(fault)), traces.load(path))
     explained = because(run)
     assert SAID[path.stem] in explained.text
-    drawn = page.page(data.replay_data(str(path), run) | {"replay": "kvspec replay"}, run)
+    drawn = trace_page.page(report_data.replay_data(str(path), run) | {"replay": "kvspec replay"}, run)
     assert "the pool of P" in drawn and "the pool of D, and the wire between" in drawn
 
 

@@ -12,14 +12,14 @@ from impl.vllm.pair.memory import TensorMemory
 from impl.vllm.pair.states import PairStateMemory
 from reference.blocks.config import EngineConfig, LayerGroup
 from reference.geometry import GeometryError
-from reference.kinds import PAIRS
+from reference.system_kinds import PAIRS
 from reference.pairs.config import PAIR_PRESETS, PairConfig
 from reference.pairs.step import _wrong_states
-from reference.states import chained
+from reference.recurrent_states import chained
 from stateful_tests.check.known_faults.causes import avoided
 from stateful_tests.generate.pair_commands import draw_pair_config
 from stateful_tests.lockstep.replays import replay
-from stateful_tests.lockstep.systems import resolve
+from stateful_tests.lockstep.system_names import resolve
 from stateful_tests.shrink.minimise import _shrink_pair
 from stateful_tests.tests.support.planted_faults import trace_of
 

@@ -28,7 +28,7 @@ from reference.clauses.step import Step
 from reference.commands import Choice, Done, Freed
 from reference.geometry import Geometry
 from reference.state import ZERO, Cursors
-from reference.states import chained
+from reference.recurrent_states import chained
 from stateful_tests.tests.reference.spoilt_facts import (
     ONE, PLAIN, TREE, also_owned, as_refused, changed, free_pages, freed_less, handed_over, in_tree, moved,
     node, one_lost, one_twice, pages, path, reads, step_of, without,

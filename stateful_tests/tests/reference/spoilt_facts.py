@@ -17,7 +17,7 @@ from stateful_tests.lockstep.abstraction import facts_of
 from stateful_tests.lockstep.reference_system import ReferenceSystem
 from stateful_tests.tests.support.commands import script
 from stateful_tests.tests.support.places import in_words
-from stateful_tests.traces.files import prompt_of
+from stateful_tests.traces.trace_files import prompt_of
 
 TREE = Geometry(2, 2, 12, 12, 3, 16, True)
 ONE = replace(TREE, page_size=1)

@@ -16,9 +16,9 @@ from reference.commands import (
 )  # fmt: skip
 from reference.geometry import Geometry
 from stateful_tests.lockstep.lockstep import Lockstep
-from stateful_tests.lockstep.systems import resolve
+from stateful_tests.lockstep.system_names import resolve
 from stateful_tests.tests.support.commands import script
-from stateful_tests.traces.files import prompt_of
+from stateful_tests.traces.trace_files import prompt_of
 
 PLAIN = Geometry(1, 3, 40, 28, 4, 24)
 TREE = Geometry(2, 2, 12, 12, 3, 16, tree=True)

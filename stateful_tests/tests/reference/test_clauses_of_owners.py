@@ -8,7 +8,7 @@ import pytest
 
 from reference.clauses import CLAUSES, about, broken, broken_off
 from reference.clauses.facts import Owned
-from reference.clauses.owed import pages_owed
+from reference.clauses.expected_frees import pages_owed
 from reference.clauses.step import Step
 from reference.failures import AtNamed
 from reference.state import Cursors, Round

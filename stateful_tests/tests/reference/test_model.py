@@ -17,7 +17,7 @@ from reference.radix_tree import Insertion
 from reference.state import Cursors, State, full_pages, holders, swa_pages, text_cut, text_tokens
 from reference.model import ChoiceNotAllowed, initial, step, step_with_effects
 from stateful_tests.lockstep.lockstep import Lockstep
-from stateful_tests.lockstep.systems import resolve
+from stateful_tests.lockstep.system_names import resolve
 from stateful_tests.tests.support.commands import script
 
 PAGE4 = Geometry(page_size=4, window=6, full_pages=12, swa_pages=9, rows=3, width=32)

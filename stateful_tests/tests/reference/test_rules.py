@@ -20,9 +20,9 @@ from reference.state import (
     Cursors, ZERO, Phase, Request, Session, State, full_pages, holders, swa_pages,
 )  # fmt: skip
 from reference.rules import RULES
-from reference.rules.base import Case, Rule
+from reference.rules.rule_definition import Case, Rule
 from reference.rules.sessions import TURNS
-from stateful_tests.generate.scope import Scope
+from stateful_tests.generate.exploration_scope import Scope
 from stateful_tests.coverage.situations import kind_name
 from stateful_tests.explore import lifecycle as lives
 from stateful_tests.explore.search import Explorer

@@ -115,9 +115,9 @@ def test_a_copy_that_grows_is_another_state():
 )  # fmt: skip
 def test_a_transfer_is_due_from_its_send_until_the_engine_has_completed_it(changed, due):
     facts = with_transfer(**changed)._replace(requests=())
-    assert (("transfer", 1) in of_tiers._due(facts, (), ())) is due
+    assert (("transfer", 1) in of_tiers._pending_work(facts, (), ())) is due
     as_block = {("submitted" if name == "sent" else name): value for name, value in changed.items()}
     job = JOB._replace(submitted=False)._replace(**as_block)
     engine = BLOCKS._replace(host=HOST._replace(transfers=(job,)), steps_in_flight=0)
     progress = of_blocks.EngineProgress()
-    assert (("transfer", 1) in progress._due(engine)) is due
+    assert (("transfer", 1) in progress._pending_work(engine)) is due

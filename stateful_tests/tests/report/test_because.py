@@ -11,24 +11,24 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from ci.explain import reasons
+from ci.explain import refusal_reasons
 from ci.compare import step_table
 from ci.compare.snapshot import snapshots
 from ci.explain import Because, because
 from ci.explain.places import Fact
-from ci.explain.stories import story
-from ci.report import data as report
-from ci.report import render, render_run
+from ci.explain.place_history import story
+from ci.report import report_data as report
+from ci.report import text_output, run_text
 from reference.clauses import CLAUSES
 from reference.commands import Abort, Admit, Chunk, Done, Extend, Mode, Retract, Submit
 from reference.failures import AtSlot
 from reference.geometry import PRESETS
 from stateful_tests.lockstep import replays
 from stateful_tests.lockstep.reference_system import ReferenceSystem
-from stateful_tests.lockstep.results import Run, Trace
-from stateful_tests.lockstep.systems import resolve
+from stateful_tests.lockstep.run_results import Run, Trace
+from stateful_tests.lockstep.system_names import resolve
 from stateful_tests.tests.support.commands import script
-from stateful_tests.traces import files as traces
+from stateful_tests.traces import trace_files as traces
 from stateful_tests.traces.notation import format_command as describe
 
 FOLDER = Path(__file__).parents[3] / "fixtures" / "regressions"
@@ -217,7 +217,7 @@ def test_a_refused_command_says_its_reason(script_of, says):
     run = replays.replay(
         ReferenceSystem(), Trace(PRESETS["page1"], Mode.FAITHFUL, script(script_of))
     )
-    assert reasons.refusal(run, len(run.rows) - 1) == says
+    assert refusal_reasons.refusal(run, len(run.rows) - 1) == says
 
 
 def test_a_stated_outcome_that_the_rules_contradict_has_their_reason():
@@ -283,7 +283,7 @@ def test_the_step_table_fits_and_marks_what_is_wrong(capsys, monkeypatch):
         assert [row["step"] for row in rows[-2:]] == [len(data["rows"]) - 1] * 2
         assert any("!" in cell for cell in rows[-1]["cells"]), name
         assert not any("!" in cell for row in rows[:-1] for cell in row["cells"]), name
-        render_run.run(render.console(), data)
+        run_text.run(text_output.console(), data)
         out = capsys.readouterr().out
         assert max(map(len, out.splitlines())) <= 80
         cells = " ; ".join(cell for row in rows for cell in row["cells"])
@@ -326,7 +326,7 @@ def test_a_view_that_is_odd_leaves_expected_and_observed(monkeypatch):
     def odd(_):
         raise KeyError("a name that nobody knows")
 
-    monkeypatch.setitem(reasons._REASONS, "SES-1", odd)
+    monkeypatch.setitem(refusal_reasons._REASONS, "SES-1", odd)
     assert explained("history_ends_where_the_client_stopped").text == (
         "after command 5 (finish r1 keep 1) expected: history of s1: 2 tokens; observed: 3 tokens."
     )

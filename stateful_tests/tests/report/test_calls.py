@@ -1,10 +1,10 @@
 """The functions that a finding names: those of its failing command, and not what any command calls."""
 
-from ci.report.calls import telling_calls
+from ci.report.called_functions import telling_calls
 from reference.commands import Close, Mode, Open
 from reference.failures import Failure
 from reference.geometry import preset
-from stateful_tests.lockstep.results import Run, Trace, Violation
+from stateful_tests.lockstep.run_results import Run, Trace, Violation
 
 GETTERS = "pool.py: available_size, evictable_size"
 

@@ -13,16 +13,16 @@ import pytest
 from ci.compare import snapshot
 from ci.compare.step_table import step_table
 from ci.compare.snapshot import snapshots
-from ci.report import data as report
-from ci.report import page
+from ci.report import report_data as report
+from ci.report.pages import trace_page
 from reference.clauses import CLAUSES
 from reference.commands import Insert
 from reference.state import Free
 from stateful_tests.lockstep import replays
-from stateful_tests.lockstep.results import Run, Trace
-from stateful_tests.lockstep.systems import resolve
-from stateful_tests.traces import files as traces
-from stateful_tests.traces.files import prompt_of
+from stateful_tests.lockstep.run_results import Run, Trace
+from stateful_tests.lockstep.system_names import resolve
+from stateful_tests.traces import trace_files as traces
+from stateful_tests.traces.trace_files import prompt_of
 
 ROOT = Path(__file__).resolve().parents[3]
 FIXTURES = sorted((ROOT / "fixtures/regressions").glob("*.json"))
@@ -43,7 +43,7 @@ def fixture(name: str) -> Trace:
 
 def shown(run: Run) -> str:
     data = report.replay_data("t.json", run) | {"replay": "kvspec replay t.json --impl torch"}
-    return page.page(data, run)
+    return trace_page.page(data, run)
 
 
 class Reader(HTMLParser):
@@ -269,7 +269,7 @@ def test_a_deep_tree_and_no_commands():
 
 
 def test_of_a_long_trace_the_end_is_shown(monkeypatch):
-    monkeypatch.setattr(page, "MAX_STEPS", 3)
+    monkeypatch.setattr(trace_page, "MAX_STEPS", 3)
     run = replayed("torch", fixture("three_turns_of_one_conversation"))
     read = Reader(shown(run))
     assert [i for i in read.ids if i.startswith("step-")] == ["step-14", "step-15", "step-16"]

@@ -3,7 +3,7 @@
 import pytest
 
 from ci.shown_kinds import shown
-from reference.kinds import KINDS
+from reference.system_kinds import KINDS
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)

@@ -18,8 +18,8 @@ from reference.token_ids import shared_serial, token_id
 from stateful_tests.generate.next_command import finale
 from stateful_tests.lockstep.lockstep import Lockstep
 from stateful_tests.lockstep.replays import replay
-from stateful_tests.lockstep.results import Trace
-from stateful_tests.lockstep.systems import resolve
+from stateful_tests.lockstep.run_results import Trace
+from stateful_tests.lockstep.system_names import resolve
 from stateful_tests.tests.export.exports import root_of
 from stateful_tests.tests.support.commands import script
 from stateful_tests.tests.support.release_faults import DRIVEN

@@ -7,11 +7,11 @@ from impl.adapter import System, UnusableImplementation
 from reference import model
 from reference.commands import Broken, Mode, Refused
 from reference.geometry import PRESETS
-from stateful_tests.check.tiers import sizes_for
+from stateful_tests.check.check_plans import sizes_for
 from impl.choices import RandomChoices
 from stateful_tests.generate.next_command import propose
 from stateful_tests.generate.run_profile import MACHINES, draw_profile
-from stateful_tests.lockstep.systems import resolve
+from stateful_tests.lockstep.system_names import resolve
 
 
 def play_both(here: System, there: System, machine: str, preset: str) -> int:

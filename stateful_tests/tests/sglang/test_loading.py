@@ -17,7 +17,7 @@ from impl.sglang import SGLangSystem
 from impl.sglang.parts import fetch
 from impl.sglang.releases.catalogue import detect
 from impl.sglang.releases.variants import VARIANTS
-from stateful_tests.lockstep.systems import resolve
+from stateful_tests.lockstep.system_names import resolve
 
 
 @pytest.fixture

@@ -16,12 +16,12 @@ from reference.commands import (
 from reference.geometry import Geometry, preset
 from reference.state import Cursors
 from stateful_tests.lockstep.replays import replay
-from stateful_tests.lockstep.results import Trace
+from stateful_tests.lockstep.run_results import Trace
 from stateful_tests.tests.support.release_faults import (
     AGAIN, BEGIN, ENDS, NEXT, NOT_YET, OVERLAP, RELEASES, TRACES, decode, found, overlapped, since,
     verify,
 )  # fmt: skip
-from stateful_tests.traces.files import load
+from stateful_tests.traces.trace_files import load
 
 SIZES = Geometry(page_size=1, window=2, full_pages=40, swa_pages=40, rows=4, width=40)
 

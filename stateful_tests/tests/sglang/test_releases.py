@@ -13,12 +13,12 @@ from reference.commands import Abort, Admit, Chunk, Draft, Extend, Mode, Open, S
 from reference.geometry import Geometry, preset
 from stateful_tests.lockstep.known_faults import FOLDER, known_faults
 from stateful_tests.lockstep.replays import replay
-from stateful_tests.lockstep.results import Trace
-from stateful_tests.lockstep.systems import resolve
+from stateful_tests.lockstep.run_results import Trace
+from stateful_tests.lockstep.system_names import resolve
 from stateful_tests.tests.support.release_faults import (
     BEGIN, DRIVEN, ENDS, NOT_YET, TRACES, UNIFIED, found, since,
 )  # fmt: skip
-from stateful_tests.traces.files import load
+from stateful_tests.traces.trace_files import load
 
 
 @pytest.mark.parametrize(

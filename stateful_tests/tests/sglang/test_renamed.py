@@ -20,7 +20,7 @@ from impl.sglang.releases.catalogue import TABLE, detect
 from impl.sglang.server.hooks import targets
 from impl.sglang.server.whole_scheduler import replaced
 from stateful_tests.lockstep.replays import replay
-from stateful_tests.traces.files import load
+from stateful_tests.traces.trace_files import load
 
 FIXTURES = Path(__file__).parents[3] / "fixtures/releases"
 RENAMED = {

@@ -10,12 +10,12 @@ from impl.sglang.process.system import SGLangSystem
 from reference.commands import Mode
 from reference.geometry import preset
 from stateful_tests.generate.next_command import finale
-from stateful_tests.lockstep.kinds import check_fits
+from stateful_tests.lockstep.driven_kinds import check_fits
 from stateful_tests.lockstep.lockstep import Lockstep
 from stateful_tests.lockstep.replays import replay
 from stateful_tests.tests.support.commands import script
 from stateful_tests.tests.support.planted_faults import checkout_with, planted_faults
-from stateful_tests.traces.files import load
+from stateful_tests.traces.trace_files import load
 
 RELEASE = "0.5.23"
 REGRESSIONS = Path(__file__).parents[3] / "fixtures" / "regressions"

@@ -11,7 +11,7 @@ from impl import engines
 from impl.adapter import UnusableImplementation
 from impl.process.run_test import FAILS, outcomes
 from stateful_tests.lockstep.known_faults import FOLDER, known_faults, releases
-from stateful_tests.lockstep.systems import resolve
+from stateful_tests.lockstep.system_names import resolve
 from stateful_tests.tests.support.night import at_night
 
 REPORTS = FOLDER / "reports"

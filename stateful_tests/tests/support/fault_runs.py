@@ -19,12 +19,12 @@ from typing import Any, NamedTuple
 from ci.export import engine_test
 from ci.export.recorded_run import NotExportable
 from reference.commands import Mode
-from reference.kinds import PAIRS, TIERS
-from stateful_tests.check import driving, tiers
+from reference.system_kinds import PAIRS, TIERS
+from stateful_tests.check import run_driver, check_plans
 from stateful_tests.lockstep.replays import replay
-from stateful_tests.lockstep.results import Trace, Violation
+from stateful_tests.lockstep.run_results import Trace, Violation
 from stateful_tests.shrink.minimise import failing_prefix, minimise, violated
-from stateful_tests.shrink.passes import shrink
+from stateful_tests.shrink.shrink_passes import shrink
 from stateful_tests.tests.support.loaded_releases import loaded, planted_in
 from stateful_tests.tests.support.planted_faults import (
     Edit,
@@ -118,14 +118,14 @@ def presets_for(fault: PlantedFault) -> Sequence[str]:
 def look_for(suite: Suite, fault: PlantedFault, seed: int) -> Found:
     """The first random run that violates with a fault what it does not without."""
     system, presets = suite.system(fault), presets_for(fault)
-    plan = tiers.plan("smoke", presets=presets, examples=suite.runs, seed=seed)
+    plan = check_plans.plan("smoke", presets=presets, examples=suite.runs, seed=seed)
     ran = commands = 0
     for example in range(suite.runs):
         for preset in presets:
-            config = driving.unfitted(fault.kind.machine, preset, Mode.FAITHFUL)
-            batch = driving.RunBatch(config, range(example, example + 1))
+            config = run_driver.unfitted(fault.kind.machine, preset, Mode.FAITHFUL)
+            batch = run_driver.RunBatch(config, range(example, example + 1))
             with planted_in(system, [*suite.mends, *fault.edits]):
-                [(count, violations)] = driving.drive(system, plan, batch).runs
+                [(count, violations)] = run_driver.drive(system, plan, batch).runs
             ran, commands = ran + 1, commands + count
             for violation, trace in violations:
                 if fault.kind is PAIRS and trace.geometry != config.sizes:

@@ -26,8 +26,8 @@ from impl.vllm.modules import RUNNER, runner_methods
 from impl.vllm.pair.driver import PairDriver
 from impl.vllm.sources import CORE, reset_caches
 from impl.vllm.system import VLLMSystem
-from reference.kinds import BLOCKS
-from stateful_tests.lockstep.systems import resolve
+from reference.system_kinds import BLOCKS
+from stateful_tests.lockstep.system_names import resolve
 from stateful_tests.tests.support.planted_faults import Edit, planted
 
 DRAFTER = (PROPOSER, DRAFT_KERNELS, SPECULATOR)

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import msgspec
 
 from impl.sglang.server.events import Event
-from stateful_tests.watched.reader import Line, logs_of
-from stateful_tests.watched.results import Validated
+from stateful_tests.watched.log_reader import Line, logs_of
+from stateful_tests.watched.validation_results import Validated
 from stateful_tests.watched.validator import Validator
 
 FOLDER = Path(__file__).parents[3] / "fixtures" / "watched"

@@ -7,7 +7,7 @@ from reference.commands import Done, Mode, Reason, Refused
 from reference.failures import Failure
 from reference.geometry import PRESETS
 from stateful_tests.lockstep.check_results import CheckResult, Finding, MachineResult, Tally
-from stateful_tests.lockstep.results import Row, Run, Trace, Violation
+from stateful_tests.lockstep.run_results import Row, Run, Trace, Violation
 from stateful_tests.tests.support.commands import script
 
 COMMANDS = script(

@@ -34,8 +34,8 @@ from impl.system_spec import SystemSpec, ways_in
 from reference.blocks.config import EngineConfig, LayerGroup
 from reference.commands import Mode
 from reference.geometry import Geometry
-from reference.kinds import BLOCKS, PAIRS, ROWS, TIERS, AnyConfig, Kind, kind_of_config
-from stateful_tests.lockstep.results import Trace
+from reference.system_kinds import BLOCKS, PAIRS, ROWS, TIERS, AnyConfig, Kind, kind_of_config
+from stateful_tests.lockstep.run_results import Trace
 from stateful_tests.tests.support.patched_code import patched, replaced
 from stateful_tests.traces.notation import parse
 

@@ -10,7 +10,7 @@ from reference.commands import (
 )  # fmt: skip
 from stateful_tests.lockstep.known_faults import KnownFault, traces
 from stateful_tests.lockstep.replays import replay
-from stateful_tests.lockstep.results import Trace
+from stateful_tests.lockstep.run_results import Trace
 from stateful_tests.tests.support.night import NIGHT
 
 RELEASES = list(TABLE)

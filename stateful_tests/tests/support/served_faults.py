@@ -8,8 +8,8 @@ from impl.adapter import UnusableImplementation
 from impl.sglang.server import environment
 from impl.sglang.server.runs import WholeScheduler
 from stateful_tests.tests.support.planted_faults import PlantedFault, checkout_with
-from stateful_tests.watched.servers import serving
-from stateful_tests.watched.servers.pairs import PairPopulation
+from stateful_tests.watched.servers import scheduler_runs
+from stateful_tests.watched.servers.server_pairs import PairPopulation
 from stateful_tests.watched.servers.population import Population
 
 RUNS = 60
@@ -29,7 +29,7 @@ def found_in_servers(
     runner, seen = WholeScheduler(python, folder), set[str]()
     try:
         for _ in range(RUNS):
-            judged = serving.serve(runner, serving.ServedRun(release, *runs.draw()))
+            judged = scheduler_runs.serve(runner, scheduler_runs.ServedRun(release, *runs.draw()))
             if isinstance(runs, Population):
                 runs.ran(judged.validated.reached)
             seen |= {name for each in judged.new for name in (each.judge, each.key)}

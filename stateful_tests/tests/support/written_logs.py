@@ -4,8 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from stateful_tests.watched.reader import logs_of
-from stateful_tests.watched.results import Validated
+from stateful_tests.watched.log_reader import logs_of
+from stateful_tests.watched.validation_results import Validated
 from stateful_tests.watched.validator import Validator
 
 

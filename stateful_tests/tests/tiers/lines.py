@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from reference.kinds import TIERS
+from reference.system_kinds import TIERS
 from stateful_tests.tests.support.commands import script
 
 NEWEST = "0.5.23"

@@ -16,7 +16,7 @@ from reference.failures import Failure
 from reference.tiers.clauses import TierStep, broken
 from reference.tiers.commands import Poll, TierCommand
 from reference.tiers.config import TierConfig
-from reference.states import chained
+from reference.recurrent_states import chained
 from reference.tiers.facts import (
     METADATA, TierFacts, TierNode, TierOperation, TierPage, TierPart, TierRead, TierRecord, TierRequest,
     TierRequestState, TierSend, TierTransfer, TierUser,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ci.documents.reported import TierReport, reported
+from ci.documents.upstream_reports import TierReport, reported
 from reference.commands import Abort, Close, Evict, Insert, Match, Piece, Unlock
 from reference.tiers.clauses import OF_CONNECTORS, TIER_CLAUSES, TierStep, broken
 from reference.failures import AtCount
@@ -125,7 +125,7 @@ def test_a_backup_locks_a_node_before_what_is_inserted_splits_it(command, host, 
         nodes=(NODES[1]._replace(node=7, stamps=A[:1]), last, *FACTS.nodes[1:]), users=(user,)
     )
     assert ranges.follow(now) == [LockRange(user, low)]
-    ranges.begins(user, {1: NODES[1]})
+    ranges.take_lock(user, {1: NODES[1]})
     if at == 1:
         assert ranges.follow(now) == [LockRange(user, {"full": 0, "swa": 0})]
 

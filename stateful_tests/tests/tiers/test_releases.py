@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from ci.report import data as report
-from ci.report import page
+from ci.report import report_data as report
+from ci.report.pages import trace_page
 from impl.adapter import UnusableImplementation
 from impl.engines import driven_in
 from impl.sglang.tiers import api
@@ -15,11 +15,11 @@ from reference.blocks.config import engine_preset
 from reference.commands import Done, Mode, Reason, Refused
 from reference.geometry import preset
 from reference.tiers.config import TIER_PRESETS, tier_preset
-from stateful_tests.check import driving, tiers
-from stateful_tests.lockstep.kinds import check_fits
+from stateful_tests.check import run_driver, check_plans
+from stateful_tests.lockstep.driven_kinds import check_fits
 from stateful_tests.lockstep.replays import replay
-from stateful_tests.lockstep.results import Trace
-from stateful_tests.lockstep.systems import resolve
+from stateful_tests.lockstep.run_results import Trace
+from stateful_tests.lockstep.system_names import resolve
 from stateful_tests.shrink.minimise import minimise
 from stateful_tests.tests.support.forked_workers import printed_by
 from stateful_tests.tests.support.planted_faults import planted_faults
@@ -36,10 +36,10 @@ def in_rust():
 def test_the_newest_release_conforms(newest):
     """A run of each kind of sizes, of every other with sizes that no preset has; but for the sessions of a
     server that only decodes, whose faults are known."""
-    plan = tiers.plan("smoke", examples=1, steps=20)
+    plan = check_plans.plan("smoke", examples=1, steps=20)
     for at, name in enumerate(TIER_PRESETS):
-        config, example = driving.unfitted(tiers.TIERED, name, Mode.FAITHFUL), at % 2 * 3
-        driven = driving.drive(newest, plan, driving.RunBatch(config, range(example, example + 1)))
+        config, example = run_driver.unfitted(check_plans.TIERED, name, Mode.FAITHFUL), at % 2 * 3
+        driven = run_driver.drive(newest, plan, run_driver.RunBatch(config, range(example, example + 1)))
         found = driven.runs[0][1]
         assert all(
             "session" in seen.failure.expected for seen, _ in found if name.startswith("decode")
@@ -54,7 +54,7 @@ def test_a_round_trip_through_the_host_is_told_as_it_goes(newest):
     parts = "waits for a store", "store 1 of node 1, ", "is acknowledged", "h2 reads [0, 12)"
     for part in parts:
         assert any(part in line for line in told), (part, told)
-    html = page.page(report.replay_data("t.json", run) | {"replay": "kvspec replay t.json"}, run)
+    html = trace_page.page(report.replay_data("t.json", run) | {"replay": "kvspec replay t.json"}, run)
     parts = (
         '<span class="tag o1">node 1</span> under the root',
         "host full",

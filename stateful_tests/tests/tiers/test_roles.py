@@ -4,18 +4,18 @@ from dataclasses import replace
 
 import pytest
 
-from ci.explain.tiers import facts_at
-from ci.report import data as report
-from ci.report import page
+from ci.explain.tier_places import facts_at
+from ci.report import report_data as report
+from ci.report.pages import trace_page
 from impl.adapter import UnusableImplementation
 from reference.commands import Mode, Reason, Refused
 from reference.failures import AtSlot
 from reference.tiers.config import tier_preset
 from reference.tiers.facts import TierRequestState
-from stateful_tests.lockstep.kinds import check_fits
+from stateful_tests.lockstep.driven_kinds import check_fits
 from stateful_tests.lockstep.replays import replay
-from stateful_tests.lockstep.results import Trace
-from stateful_tests.lockstep.systems import resolve
+from stateful_tests.lockstep.run_results import Trace
+from stateful_tests.lockstep.system_names import resolve
 from stateful_tests.tests.tiers.lines import commands
 
 RECEIVED = "await h1 a6; greet h1; poll; arrive h1; poll"
@@ -41,7 +41,7 @@ def test_a_prompt_is_received_decoded_retracted_and_given_up(newest):
     )
     for part in parts:
         assert any(part in line for line in told), (part, told)
-    html = page.page(report.replay_data("t.json", run) | {"replay": "kvspec replay t.json"}, run)
+    html = trace_page.page(report.replay_data("t.json", run) | {"replay": "kvspec replay t.json"}, run)
     assert "h1 (receives), device full 2" in html and "slots are still to be written" in html
     said = str(facts_at(AtSlot("full", 2, False), run.history[3]))
     assert (
@@ -123,7 +123,7 @@ def test_a_prompt_is_computed_in_chunks_sent_and_given_up(newest):
     assert any(
         "is handed in as [0, 4)" in line for line in run.rows[4].tree
     )  # before the next chunk
-    html = page.page(report.replay_data("t.json", run) | {"replay": "kvspec replay t.json"}, run)
+    html = trace_page.page(report.replay_data("t.json", run) | {"replay": "kvspec replay t.json"}, run)
     assert "to be read for h1, from position 4 on" in html and "row 0 of metadata" in html
     said = str(facts_at(AtSlot("full", 2, False), run.history[5]))
     assert "the decode server of h1" in said and "reads it" in said

@@ -7,9 +7,9 @@ import pytest
 from reference.commands import Mode
 from reference.geometry import GeometryError
 from reference.tiers.config import TierConfig, tier_preset
-from stateful_tests.lockstep.results import Trace
+from stateful_tests.lockstep.run_results import Trace
 from stateful_tests.tests.tiers.lines import ROUND, commands
-from stateful_tests.traces.files import TraceError, dump, loads
+from stateful_tests.traces.trace_files import TraceError, dump, loads
 
 
 def test_a_trace_is_written_and_read():

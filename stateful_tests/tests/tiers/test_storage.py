@@ -4,23 +4,23 @@ from dataclasses import replace
 
 import pytest
 
-from ci.explain.tiers import facts_at
-from ci.report import data as report
-from ci.report import page
+from ci.explain.tier_places import facts_at
+from ci.report import report_data as report
+from ci.report.pages import trace_page
 from impl.adapter import UnusableImplementation
 from impl.choices import RandomChoices
 from reference.commands import Done, Mode, Reason, Refused
 from reference.failures import AtSlot
 from reference.tiers.commands import Fetch
 from reference.tiers.config import tier_preset
-from stateful_tests.check import tiers
+from stateful_tests.check import check_plans
 from stateful_tests.generate.tier_commands import propose_tier_command
 from stateful_tests.generate.tier_profile import draw_tier_profile
-from stateful_tests.lockstep.kinds import check_fits
+from stateful_tests.lockstep.driven_kinds import check_fits
 from stateful_tests.lockstep.replays import replay
-from stateful_tests.lockstep.results import Trace
-from stateful_tests.lockstep.systems import resolve
-from stateful_tests.lockstep.tiers import TierLockstep
+from stateful_tests.lockstep.run_results import Trace
+from stateful_tests.lockstep.system_names import resolve
+from stateful_tests.lockstep.tier_lockstep import TierLockstep
 from stateful_tests.tests.tiers.lines import STORED, commands
 
 
@@ -42,7 +42,7 @@ def test_pages_go_to_a_storage_and_come_back(newest):
     )
     for part in parts:
         assert any(part in line for line in told), (part, told)
-    html = page.page(report.replay_data("t.json", run) | {"replay": "kvspec replay t.json"}, run)
+    html = trace_page.page(report.replay_data("t.json", run) | {"replay": "kvspec replay t.json"}, run)
     assert "prefetch 4 of h2 (reads), host full 0, full 1, full 2, full 3" in html
 
 
@@ -110,5 +110,5 @@ def test_a_release_whose_thread_frees_what_it_has_not_read_is_driven_without_a_s
         UnusableImplementation, match="is not driven with a storage behind the host"
     ):
         check_fits(system, tier_preset("storage"))
-    plan = tiers.for_system(tiers.plan("smoke"), system)
+    plan = check_plans.for_system(check_plans.plan("smoke"), system)
     assert not any(name.startswith("storage") for name in plan.presets) and "tier" in plan.presets

@@ -16,9 +16,9 @@ from stateful_tests.generate.next_command import finale, propose
 from stateful_tests.generate.run_profile import MACHINES, draw_geometry, draw_profile
 from stateful_tests.lockstep.lockstep import Lockstep
 from stateful_tests.lockstep.replays import replay
-from stateful_tests.lockstep.results import Trace
+from stateful_tests.lockstep.run_results import Trace
 from stateful_tests.tests.support.commands import script
-from stateful_tests.traces.files import load
+from stateful_tests.traces.trace_files import load
 
 REGRESSIONS = Path(__file__).parents[3] / "fixtures" / "regressions"
 

@@ -24,9 +24,9 @@ from stateful_tests.generate.next_command import finale, propose
 from stateful_tests.generate.run_profile import draw_profile
 from stateful_tests.lockstep.lockstep import Lockstep
 from stateful_tests.lockstep.replays import replay
-from stateful_tests.lockstep.systems import resolve
+from stateful_tests.lockstep.system_names import resolve
 from stateful_tests.tests.support.night import NIGHT
-from stateful_tests.traces.files import load
+from stateful_tests.traces.trace_files import load
 
 REGRESSIONS = Path(__file__).parents[3] / "fixtures" / "regressions"
 THERE = device()

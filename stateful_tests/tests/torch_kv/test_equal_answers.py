@@ -15,7 +15,7 @@ from stateful_tests.generate.run_profile import draw_profile
 from stateful_tests.lockstep.lockstep import Lockstep
 from stateful_tests.lockstep.replays import replay
 from stateful_tests.lockstep.reference_system import ReferenceSystem
-from stateful_tests.lockstep.results import Trace
+from stateful_tests.lockstep.run_results import Trace
 from stateful_tests.tests.support.commands import script
 
 PAGES = Geometry(2, None, 8, 0, 2, 8, True)

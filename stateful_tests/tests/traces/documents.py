@@ -6,7 +6,7 @@ from typing import Any
 import jsonschema
 
 from reference.geometry import PRESETS, Geometry
-from stateful_tests.traces import files as traces
+from stateful_tests.traces import trace_files as traces
 
 SCHEMA = jsonschema.Draft202012Validator(traces.schema())
 

@@ -10,8 +10,8 @@ import pytest
 
 from impl.bugs import BUGS
 from stateful_tests.lockstep.replays import replay
-from stateful_tests.lockstep.systems import resolve
-from stateful_tests.traces.files import dump, load
+from stateful_tests.lockstep.system_names import resolve
+from stateful_tests.traces.trace_files import dump, load
 
 FOLDER = Path(__file__).parents[3] / "fixtures" / "regressions"
 FIXTURES = sorted(FOLDER.glob("*.json"))

@@ -11,7 +11,7 @@ import jsonschema
 import pytest
 
 from stateful_tests.tests.traces.documents import SCHEMA, document, geometry
-from stateful_tests.traces.files import TraceError, load, loads
+from stateful_tests.traces.trace_files import TraceError, load, loads
 from stateful_tests.traces.schema import MAX_BYTES, MAX_LENGTH
 
 STEP = "$.steps[0]"

@@ -20,11 +20,11 @@ from reference.commands import (
     kind_name,
 )  # fmt: skip
 from reference.geometry import PRESETS
-from stateful_tests.lockstep.results import Trace
+from stateful_tests.lockstep.run_results import Trace
 from stateful_tests.tests.support.commands import commands, names
 from stateful_tests.tests.traces.documents import SCHEMA, document
-from stateful_tests.traces import files as traces
-from stateful_tests.traces.files import TraceError, dump, load, loads, save
+from stateful_tests.traces import trace_files as traces
+from stateful_tests.traces.trace_files import TraceError, dump, load, loads, save
 from stateful_tests.traces.schema import FORMATS, MAX_LENGTH, in_words
 
 README = traces.SCHEMA_PATH.parent / "README.md"

@@ -10,11 +10,11 @@ from reference.blocks.commands import Add, More, Schedule, Update
 from reference.blocks.config import EngineConfig, LayerGroup, engine_preset
 from reference.commands import Abort, Done, Mode, Piece, Reason, Refused
 from stateful_tests.lockstep.replays import replay
-from stateful_tests.lockstep.results import Trace
-from stateful_tests.lockstep.systems import resolve
+from stateful_tests.lockstep.run_results import Trace
+from stateful_tests.lockstep.system_names import resolve
 from stateful_tests.tests.support.forked_workers import printed_by
 from stateful_tests.tests.support.planted_faults import planted_faults
-from stateful_tests.traces import files as traces
+from stateful_tests.traces import trace_files as traces
 
 FAULTS = planted_faults("transformers_paging/faults.toml")
 VERSION = "5.24.0"

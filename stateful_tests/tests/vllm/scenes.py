@@ -13,8 +13,8 @@ from reference.blocks.clauses import BlockStep, broken
 from reference.blocks.commands import Update
 from reference.blocks.config import EngineConfig, LayerGroup
 from reference.commands import Reason
-from reference.kinds import BLOCKS
-from stateful_tests.lockstep.results import Violation, violation_of
+from reference.system_kinds import BLOCKS
+from stateful_tests.lockstep.run_results import Violation, violation_of
 from stateful_tests.tests.vllm.engine_by_hand import EngineByHand
 from stateful_tests.tests.vllm.statements import STATEMENTS
 from stateful_tests.traces.notation import parse

@@ -8,15 +8,15 @@ import pytest
 
 from impl.vllm.system import VLLMSystem
 from reference.blocks.clauses import BLOCK_CLAUSES, BlockStep
-from reference.every_clause import EVERY_CLAUSE
+from reference.all_clauses import ALL_CLAUSES
 from reference.blocks.commands import Add, Fail, Schedule
-from reference.kinds import BLOCKS
+from reference.system_kinds import BLOCKS
 from reference.tiers.commands import Copy
 from reference.blocks.facts import BlockFacts, HostFacts, HostKey, Output, Transfer
 from reference.blocks.request_texts import RequestTexts
 from reference.commands import Done, Mode
 from stateful_tests.lockstep.replays import replay
-from stateful_tests.lockstep.results import Trace
+from stateful_tests.lockstep.run_results import Trace
 from stateful_tests.tests.support.places import in_words
 from stateful_tests.tests.support.row_files import clause_rows
 from stateful_tests.tests.vllm.scenes import ROWS as FILE
@@ -40,7 +40,7 @@ def test_the_last_line_violates_its_clause_and_no_line_before_does(row):
     assert f"{violation.expected}; {violation.observed}".endswith(row.words)
     assert in_words(violation.failure.at) == row.places
     if row.clause in ("HOST-1", "HOST-2", "XFER-1", "XFER-2", "XFER-3"):
-        assert EVERY_CLAUSE[row.clause].trigger(scene.step), (
+        assert ALL_CLAUSES[row.clause].trigger(scene.step), (
             "such a step could not have violated it"
         )
 

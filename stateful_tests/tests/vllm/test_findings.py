@@ -8,8 +8,8 @@ import pytest
 from ci.explain import because
 from ci.export import engine_test
 from ci.export.recorded_run import NotExportable
-from ci.report import data as report
-from ci.report import page
+from ci.report import report_data as report
+from ci.report.pages import trace_page
 from impl.process.run_test import FAILS, outcomes
 from reference.blocks.clauses import BLOCK_CLAUSES
 from stateful_tests.lockstep.replays import replay
@@ -18,7 +18,7 @@ from stateful_tests.tests.support.forked_workers import printed_by
 from stateful_tests.tests.support.night import at_night, some_at_night
 from stateful_tests.tests.support.planted_faults import planted_faults
 from stateful_tests.tests.vllm.test_releases import TRACES
-from stateful_tests.traces import files as traces
+from stateful_tests.traces import trace_files as traces
 
 SAID = {
     "a_failed_load_stays_cached_after_an_abort": "a load that failed has left block 1 empty, in command 2",
@@ -313,7 +313,7 @@ def test_the_reason_is_a_true_sentence_and_is_drawn(vllm, path):
         since = claim.since - run.history_start
         assert all(held[since:]) and not any(held[since - 1 : since]), claim.what
     data = report.replay_data(str(path), run) | {"replay": "kvspec replay"}
-    shown = Reader(page.page(data, run))
+    shown = Reader(trace_page.page(data, run))
     assert f"step-{len(run.rows) - 1}" in shown.ids and explained.text[1:] in shown.text
     wrong = [
         value for _, name, value in shown.attributes if name == "class" and "wrong" in value.split()

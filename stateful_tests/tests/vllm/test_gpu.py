@@ -13,8 +13,8 @@ from impl.process.remote_system import Limits
 from impl.vllm.system import VLLMSystem
 from reference.blocks.config import ENGINE_PRESETS
 from reference.commands import Mode
-from stateful_tests.check import tiers
-from stateful_tests.check.driving import RunBatch, broken, drive, unfitted
+from stateful_tests.check import check_plans
+from stateful_tests.check.run_driver import RunBatch, broken, drive, unfitted
 
 WORKER = "stateful_tests.tests.support.triton_beside"
 # how the release breaks by itself
@@ -30,7 +30,7 @@ COMPILING = Limits(timeout_s=300)  # Triton compiles kernels within a command
 RUNS = 6 if torch.cuda.is_available() else 1  # of each preset; Triton's interpreter is slow
 
 
-class Beside(VLLMSystem):
+class LogFollower(VLLMSystem):
     """vLLM whose worker launches each kernel by Triton too."""
 
     launch = subprocess.Popen  # Triton is loaded anew: whether it interprets is settled by then
@@ -45,11 +45,11 @@ class Beside(VLLMSystem):
 @pytest.mark.parametrize("overlap", [False, True], ids=["+v2", "+async+v2"])
 def test_kernels_leave_what_triton_leaves(overlap, vllm, tmp_path):
     vllm("0.33.0+v2")  # else it is skipped
-    system = Beside("0.33.0", overlap=overlap, v2=True, limits=COMPILING)
+    system = LogFollower("0.33.0", overlap=overlap, v2=True, limits=COMPILING)
     system.counts = tmp_path / "counts"
-    plan, commands = tiers.plan("smoke", presets=PRESETS), 0
+    plan, commands = check_plans.plan("smoke", presets=PRESETS), 0
     for preset in PRESETS:
-        batch = RunBatch(unfitted(tiers.CLIENTS, preset, Mode.FAITHFUL), range(RUNS))
+        batch = RunBatch(unfitted(check_plans.CLIENTS, preset, Mode.FAITHFUL), range(RUNS))
         for done, found in drive(system, plan, batch).runs:
             commands += done
             texts = [text for each in found if (text := broken(each))]

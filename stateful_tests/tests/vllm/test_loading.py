@@ -22,7 +22,7 @@ from impl.self_scheduling.toy_model import greedy
 from reference.blocks.commands import ResetConnector, Schedule
 from reference.blocks.config import engine_preset
 from reference.blocks.facts import chain
-from stateful_tests.lockstep.systems import resolve
+from stateful_tests.lockstep.system_names import resolve
 
 
 @pytest.fixture(autouse=True)

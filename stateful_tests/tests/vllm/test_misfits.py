@@ -13,9 +13,9 @@ from impl.vllm.bare_scheduler import Questions
 from reference.blocks.commands import Add, Schedule
 from reference.blocks.config import engine_preset
 from reference.commands import Piece
-from stateful_tests.check import tiers
-from stateful_tests.check.turns import configurations
-from stateful_tests.lockstep.systems import resolve
+from stateful_tests.check import check_plans
+from stateful_tests.check.plan_order import configurations
+from stateful_tests.lockstep.system_names import resolve
 
 SCHEDULER = "vllm/v1/core/sched/scheduler.py"
 CONFIG = "vllm/config/vllm.py"
@@ -60,7 +60,7 @@ def test_a_tree_whose_modules_lack_each_others_names_does_not_load(changed, rele
     start = "from vllm.v1.core.kv_cache_metrics import"
     unable = pytest.raises(UnusableImplementation, match=r"does not load: ImportError.*no_such_name")
     with unable, closing(changed(release, "vllm/v1/core/block_pool.py", asked + start, start)) as system:
-        configurations(system, tiers.for_system(tiers.plan("smoke"), system))
+        configurations(system, check_plans.for_system(check_plans.plan("smoke"), system))
 
 
 def test_a_drafter_that_is_asked_something_unknown_is_no_refusal(changed):
@@ -69,7 +69,7 @@ def test_a_drafter_that_is_asked_something_unknown_is_no_refusal(changed):
     system = changed("vllm==0.33.0", SCHEDULER, asks + START, START)
     unknown = pytest.raises(Misfit, match=f"no rounds_of_tree at {SCHEDULER}:")
     with closing(system), unknown:
-        configurations(system, tiers.for_system(tiers.plan("smoke"), system))
+        configurations(system, check_plans.for_system(check_plans.plan("smoke"), system))
 
 
 def test_a_question_of_a_drafter_is_answered_no(changed):

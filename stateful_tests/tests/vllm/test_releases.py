@@ -7,18 +7,18 @@ import pytest
 from impl.adapter import UnusableImplementation
 from impl.vllm.api import RELEASES
 from reference.blocks.commands import Add, ResetConnector, Schedule, Update
-from reference.kinds import BLOCKS
+from reference.system_kinds import BLOCKS
 from reference.tiers.commands import ResetCache
 from reference.blocks.config import engine_preset
 from reference.commands import Abort, Done, Mode, Reason, Refused
-from stateful_tests.check import campaign, tiers
+from stateful_tests.check import campaign, check_plans
 from stateful_tests.check.known_faults.causes import needs
 from stateful_tests.lockstep import known_faults
 from stateful_tests.lockstep.replays import replay
-from stateful_tests.lockstep.results import Trace
-from stateful_tests.lockstep.systems import resolve
+from stateful_tests.lockstep.run_results import Trace
+from stateful_tests.lockstep.system_names import resolve
 from stateful_tests.tests.support.night import NIGHT
-from stateful_tests.traces import files as traces
+from stateful_tests.traces import trace_files as traces
 from stateful_tests.traces.notation import parse
 
 TRACES = [
@@ -69,7 +69,7 @@ def test_of_what_clients_do_only_aborts_come_into_a_step(vllm, release, flights)
 
 def test_a_short_check_reaches_situations(vllm):
     system = vllm("0.33.0")
-    plan = tiers.plan("smoke", presets=("hybrid", "drafts"), examples=3)
+    plan = check_plans.plan("smoke", presets=("hybrid", "drafts"), examples=3)
     result = campaign.run(system, plan)
     assert result.examples == 6
     reached = {clause for clause, tally in result.tallies.items() if tally.reached}

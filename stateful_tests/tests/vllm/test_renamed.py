@@ -17,7 +17,7 @@ from impl.process import run_test
 from impl.vllm import api
 from impl.vllm.system import VLLMSystem
 from stateful_tests.lockstep.replays import replay
-from stateful_tests.traces.files import load
+from stateful_tests.traces.trace_files import load
 
 TRACE = Path(__file__).parents[3] / "fixtures/releases/vllm-0.23.0"
 TRACE /= "a_turn_longer_than_the_model_fails_an_assertion.json"

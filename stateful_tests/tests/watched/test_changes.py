@@ -13,7 +13,7 @@ import pytest
 
 from stateful_tests.tests.support.log_changes import FOLDER, Change, ChangedLog
 from impl.sglang.server.events import Released
-from stateful_tests.watched.reader import Line
+from stateful_tests.watched.log_reader import Line
 
 COUNTED = Path(__file__).with_name("counted.txt")
 LOGS = [(path.stem, None) for path in sorted(FOLDER.glob("*.jsonl"))]

@@ -9,8 +9,8 @@ from impl.sglang.server import progress
 from impl.sglang.server.clients import Client, Clients, Config, Turn
 from impl.sglang.server.outcome import RunOutcome
 from impl.sglang.server.progress import Room
-from stateful_tests.watched.servers import serving
-from stateful_tests.tests.watched.test_serving import Pretends, RELEASE, WATCHED
+from stateful_tests.watched.servers import scheduler_runs
+from stateful_tests.tests.watched.test_scheduler_runs import Pretends, RELEASE, WATCHED
 
 
 class RunsOut(Pretends):
@@ -32,7 +32,7 @@ def test_an_end_is_told_with_what_led_there():
     runner, said = RunsOut(), {}
     for kind in ("admit", "extend", "step"):
         runner.lines = max(at for at, line in enumerate(lines, 1) if line.startswith(f'["{kind}"'))
-        (found,) = serving.serve(runner, serving.ServedRun(RELEASE, Config(), (), 1)).new
+        (found,) = scheduler_runs.serve(runner, scheduler_runs.ServedRun(RELEASE, Config(), (), 1)).new
         assert found.key == "server RuntimeError srt/mem_cache/allocation.py:"
         said[kind] = found.says.partition("; ")[2]
     assert said["admit"] == (
@@ -113,8 +113,8 @@ def test_a_chunk_that_is_computed_again_and_again(lengths, found):
 def test_known_faults_say_why_a_client_waits(release, kind, window, known):
     """window: without a tree where it is below 0."""
     outcome = RunOutcome(1, 1, [], {}, stalls=[progress.Stall(kind, "a.1", "waits")])
-    run = serving.ServedRun(release, Config(window=abs(window), tree=window >= 0), (), 1)
-    (found,) = serving._findings(run, outcome, serving.Validated())
+    run = scheduler_runs.ServedRun(release, Config(window=abs(window), tree=window >= 0), (), 1)
+    (found,) = scheduler_runs._findings(run, outcome, scheduler_runs.Validated())
     assert (found.judge, found.key, found.known) == ("progress", f"stalls: {kind}", known)
     clause = {"never": "PRO-3: waits", "swa": "waits"}.get(kind, "PRO-1: waits")
     assert found.says == clause

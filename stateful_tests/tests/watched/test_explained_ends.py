@@ -10,8 +10,8 @@ from reference.state import Cursors
 from stateful_tests.tests.support.commands import script
 from stateful_tests.tests.support.watched_logs import header
 from stateful_tests.watched.deviations import fault_of_cursors, fault_of_end
-from stateful_tests.watched.judging import Shown
-from stateful_tests.watched.results import Validated
+from stateful_tests.watched.violated_clauses import Shown
+from stateful_tests.watched.validation_results import Validated
 
 REUSED = "AssertionError: a reused row must carry allocated KV at srt/mem_cache/memory_pool.py:423"
 PREFIXED = "AssertionError:  at srt/managers/schedule_policy.py:1368"

@@ -8,7 +8,7 @@ from impl.sglang.server.events import Extended, Paged, ShownStates, WatchHeader
 from reference.commands import Submit
 from stateful_tests.tests.support.watched_logs import header
 from stateful_tests.watched.actions.prefill import extended
-from stateful_tests.watched.beside import Beside
+from stateful_tests.watched.log_follower import LogFollower
 from stateful_tests.watched.kept_states import KeptStates
 
 # A turn of c1 began at 2 of pages of 4, so its state is after 6 tokens: of no node that ends with a page.
@@ -71,7 +71,7 @@ def test_a_request_may_end_with_a_state_that_is_ahead(tracks, text, has, known):
 
 def test_a_log_without_pages_leaves_nothing_to_remember():
     """It has no token ids either."""
-    beside = Beside(replace(head(), tree=True))
+    beside = LogFollower(replace(head(), tree=True))
     beside.do(Submit("a", None, 8))
     beside.of("a").matched = 4
     extended(beside, Extended([("a", 4, 4, (8, 8, 0, 4))]))

@@ -8,10 +8,10 @@ import pytest
 
 from impl.sglang.server.events import VERSION
 from stateful_tests.tests.support.log_lines import events, spoilt
-from stateful_tests.watched.beside import AFTER_A_GAP, AFTER_A_MISMATCH
+from stateful_tests.watched.log_follower import AFTER_A_GAP, AFTER_A_MISMATCH
 from stateful_tests.watched.line_order import HELD
-from stateful_tests.watched.reader import LogError, WatchLog, logs_of
-from stateful_tests.watched.results import Validated
+from stateful_tests.watched.log_reader import LogError, WatchLog, logs_of
+from stateful_tests.watched.validation_results import Validated
 from stateful_tests.watched.validator import Validator
 
 FOLDER = Path(__file__).parents[3] / "fixtures" / "watched"

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from stateful_tests.watched import reader
-from stateful_tests.watched.reader import LogError, WatchLog, logs_of
+from stateful_tests.watched import log_reader
+from stateful_tests.watched.log_reader import LogError, WatchLog, logs_of
 from stateful_tests.watched.validator import Validator
 from stateful_tests.tests.support.written_logs import LOGS, lines_of, validate
 
@@ -145,7 +145,7 @@ def test_a_line_that_ends_just_before_the_next_part_begins_is_read_whole(tmp_pat
     path, following = tmp_path / "kvspec-7-0001.jsonl", tmp_path / "kvspec-7-0002.jsonl"
     path.write_bytes(head + lines[0][:20])
     looks = iter((False, False, True))
-    later = reader._later
+    later = log_reader._later
 
     def writes_meanwhile(part):
         if next(looks, False):
@@ -153,7 +153,7 @@ def test_a_line_that_ends_just_before_the_next_part_begins_is_read_whole(tmp_pat
             following.write_bytes(head + b"".join(lines[1:]))
         return later(part)
 
-    monkeypatch.setattr(reader, "_later", writes_meanwhile)
+    monkeypatch.setattr(log_reader, "_later", writes_meanwhile)
     (log,) = logs_of([path])
     found = Validator(log.header).run(log.lines(lambda: not following.exists()))
     assert found.events == len(lines) and log.cut is None
@@ -171,7 +171,7 @@ def test_a_growing_log_that_is_no_part_ends_with_its_server(tmp_path):
 def test_a_line_that_is_too_long_is_not_waited_for(tmp_path, monkeypatch):
     waited, path = [], tmp_path / "long.jsonl"
     path.write_bytes(LOGS[0].read_bytes().splitlines(keepends=True)[0] + b"[" * 3_000)
-    monkeypatch.setattr(reader, "MAX_LINE", 2_000)
+    monkeypatch.setattr(log_reader, "MAX_LINE", 2_000)
     (log,) = logs_of([path])
     with pytest.raises(LogError, match="line 2: longer than 2000 bytes"):
         Validator(log.header).run(log.lines(lambda: waited.append(1)))

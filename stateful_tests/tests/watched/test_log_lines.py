@@ -7,7 +7,7 @@ from impl.sglang.server.events import Event
 from stateful_tests.tests.support.log_lines import (
     EVENTS, LogLineError, changed, event, events, header_fields, spoilt,
 )  # fmt: skip
-from stateful_tests.tests.watched.test_noticed import PIECES, ROWS
+from stateful_tests.tests.watched.test_noticed_changes import PIECES, ROWS
 
 STEP = "step 4: batch 1, sessions 1, full 27, swa 28, rows 3; c1.1 C5 A5 E1"
 LINES = {

@@ -13,9 +13,9 @@ from impl.sglang.server.pair import judges
 from impl.sglang.server.pair.choices import NetworkChoice
 from impl.sglang.server.pair.model import ServerModel, TensorSlots
 from impl.sglang.server.tier import stamp
-from reference.states import chained, stamp_after
+from reference.recurrent_states import chained, stamp_after
 from stateful_tests.watched import deviations
-from stateful_tests.watched.results import Validated
+from stateful_tests.watched.validation_results import Validated
 
 RELEASE = "0.5.23"
 CLIENTS = Clients([Client(name, 0, (Turn(0, 3, 2),), session=False) for name in ("c1", "c2")], 5)

@@ -5,9 +5,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from ci.commands.server_settings import require_fitting
+from ci.commands.options.server_settings import require_fitting
 from ci.commands.shared import Unusable
-from ci.report import pair_story, servers
+from ci.report import pair_story, server_reports
 from impl.adapter import UnusableImplementation
 from impl.sglang.server import environment
 from impl.sglang.server.clients import Client, Config, Turn
@@ -17,7 +17,7 @@ from impl.sglang.server.runs import WholeScheduler
 from stateful_tests.tests.support.night import NIGHT, at_night
 from stateful_tests.tests.support.planted_faults import planted_faults
 from stateful_tests.tests.support.served_faults import found_in_servers
-from stateful_tests.watched.servers import pairs, serving
+from stateful_tests.watched.servers import server_pairs, scheduler_runs
 
 RELEASE = "0.5.23"
 HERE = Path(__file__)
@@ -45,14 +45,14 @@ class Pretends:
 
 
 def test_the_same_seed_gives_the_same_runs_and_each_kind_comes():
-    one, two = (pairs.PairPopulation(3) for _ in range(2))
-    drawn = [one.draw() for _ in pairs.KINDS]
-    assert drawn == [two.draw() for _ in pairs.KINDS]
+    one, two = (server_pairs.PairPopulation(3) for _ in range(2))
+    drawn = [one.draw() for _ in server_pairs.KINDS]
+    assert drawn == [two.draw() for _ in server_pairs.KINDS]
     assert drawn[0][3] == () and all(config.pair for config, *_ in drawn)
-    for kind, (_, clients, _, choices) in zip(pairs.KINDS, drawn):
+    for kind, (_, clients, _, choices) in zip(server_pairs.KINDS, drawn):
         assert harms(choices) <= (kind in ("failures", "time", "death"))
         assert any(t.abort for c in clients for t in c.turns) <= (kind in ("aborts", "alone"))
-        assert pairs.choices_about(clients, choices) == choices
+        assert server_pairs.choices_about(clients, choices) == choices
     runs = [one.draw() for _ in range(120)]
     choices = [each for *_, choices in runs for each in choices]
     assert {*MESSAGES} - {"register"} < {each.what for each in choices}
@@ -73,7 +73,7 @@ def test_the_same_seed_gives_the_same_runs_and_each_kind_comes():
     assert late and not any(config.window or config.decode_tree for config in late)
     assert {bool(turn.priority) for config, clients, *_ in runs if not config.priority
             for each in clients for turn in each.turns} == {False}
-    fixed = pairs.PairPopulation(3, fixed={"page_size": 8, "window": 0, "deferred": False})
+    fixed = server_pairs.PairPopulation(3, fixed={"page_size": 8, "window": 0, "deferred": False})
     assert {(c.page_size, c.window, c.deferred) for c, *_ in (fixed.draw() for _ in range(9))} == {
         (8, 0, False)
     }
@@ -88,7 +88,7 @@ def test_choices_are_found_by_whom_they_are_about():
 
 
 def test_a_run_is_shrunk_to_the_request_and_the_choice_that_it_takes():
-    result = serving.check(Pretends(), RELEASE, 1, 60, fixed={"pair": True})
+    result = scheduler_runs.check(Pretends(), RELEASE, 1, 60, fixed={"pair": True})
     judged = result.found["PD-1 full page of P is free"]
     run = judged.run
     assert [client.name for client in run.clients] == ["c2"]
@@ -96,18 +96,20 @@ def test_a_run_is_shrunk_to_the_request_and_the_choice_that_it_takes():
     assert (choice.what, choice.request, choice.steps, choice.at) == ("transfer", "c2.1", 10, 0)
     assert not run.config.window and not run.config.decode_tree and run.config.pair
     assert judged.findings[0].judge == "pair" and judged.validated.reached["a transfer"] == 1
-    again = msgspec.json.decode(msgspec.json.encode(run), type=serving.ServedRun)
+    again = msgspec.json.decode(msgspec.json.encode(run), type=scheduler_runs.ServedRun)
     assert again == run
 
 
 def test_a_report_shows_both_servers_and_the_wire(capsys):
     from rich.console import Console
 
-    run = serving.ServedRun(RELEASE, Config(pair=True, window=4), (Client("c2", 1, (Turn(1, 3, 2),)),), 1,
-                            (SLOW,), key="PD-1 full page of P is free")  # fmt: skip
-    judged = serving.serve(Pretends(), run)
-    result = serving.Served(RELEASE, 1, 1, 10, found={run.key: judged})
-    servers.served_text(Console(width=100), servers.served(result, None, 1))
+    run = scheduler_runs.ServedRun(
+        RELEASE, Config(pair=True, window=4), (Client("c2", 1, (Turn(1, 3, 2),)),), 1, (SLOW,),
+        key="PD-1 full page of P is free",
+    )  # fmt: skip
+    judged = scheduler_runs.serve(Pretends(), run)
+    result = scheduler_runs.Served(RELEASE, 1, 1, 10, found={run.key: judged})
+    server_reports.served_text(Console(width=100), server_reports.served(result, None, 1))
     said = capsys.readouterr().out
     assert "P and D: page_size 1" in said and "window 4" in said
     assert "transfer 2 of c2.1, when 5 tenths are copied, rests 100 steps" in said
@@ -211,8 +213,8 @@ SERVERS = {
 )
 def test_a_real_pair_conforms_and_repeats_itself(runner, name, choices):
     config = Config(pair=True, **{"page_size": 4, "pressure": False, "running": 4, **SERVERS[name]})
-    run = serving.ServedRun(RELEASE, config, CLIENTS, 3, choices)
-    one, two = serving.serve(runner, run), serving.serve(runner, run)
+    run = scheduler_runs.ServedRun(RELEASE, config, CLIENTS, 3, choices)
+    one, two = scheduler_runs.serve(runner, run), scheduler_runs.serve(runner, run)
     assert not one.findings and set(one.outcome.answers.values()) == {"length"}
     assert len(one.outcome.answers) == 4 and one.outcome.forwards > 10
     assert one.outcome.events == two.outcome.events
@@ -220,8 +222,8 @@ def test_a_real_pair_conforms_and_repeats_itself(runner, name, choices):
 
 @pytest.mark.parametrize("path", RUNS, ids=lambda path: path.stem)
 def test_a_saved_run_shows_its_finding_again(runner, path):
-    run = msgspec.json.decode(path.read_bytes(), type=serving.ServedRun)
-    found = {each.key: each.known for each in serving.serve(runner, run).findings}
+    run = msgspec.json.decode(path.read_bytes(), type=scheduler_runs.ServedRun)
+    found = {each.key: each.known for each in scheduler_runs.serve(runner, run).findings}
     assert found.get(run.key), "no known fault"
 
 
@@ -230,6 +232,6 @@ def test_a_saved_run_shows_its_finding_again(runner, path):
 def test_a_fault_in_a_pair_is_caught(name, tmp_path):
     """By the judge that is named."""
     fault = FAULTS[name]
-    runs = pairs.PairPopulation(7, fixed=fault.server)
+    runs = server_pairs.PairPopulation(7, fixed=fault.server)
     seen = found_in_servers(fault, runs, fault.clause, tmp_path)
     assert fault.clause in seen

@@ -4,8 +4,8 @@ import itertools
 import random
 
 from impl.sglang.server.clients import EOS, Client, Clients, Config, Turn
-from stateful_tests.watched.servers import population, random_clients, serving
-from stateful_tests.tests.watched.test_serving import RELEASE
+from stateful_tests.watched.servers import population, random_clients, scheduler_runs
+from stateful_tests.tests.watched.test_scheduler_runs import RELEASE
 
 
 def test_the_same_seed_gives_the_same_population():
@@ -99,10 +99,10 @@ def test_a_client_without_a_session_resends_its_conversation():
 def test_a_smaller_run_is_one_that_a_server_can_have():
     """States at the end of a text alone go with neither overlap nor pages."""
     for given in ({"overlap": True}, {"page_size": 2}, {}):
-        run = serving.ServedRun(
+        run = scheduler_runs.ServedRun(
             RELEASE, Config(states=30, track=8, **{"overlap": False, **given}), (), 1
         )
-        smaller = [each.config for each in serving._smaller(run)]
+        smaller = [each.config for each in scheduler_runs._smaller(run)]
         assert any(not each.track for each in smaller) == (not given)
         assert any(not each.states for each in smaller)
 

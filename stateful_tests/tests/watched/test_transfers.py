@@ -22,8 +22,8 @@ from impl.sglang.server.watch import Watcher
 from impl.sglang.server.worker import Job
 from stateful_tests.tests.support.night import at_night
 from stateful_tests.tests.support.watched_logs import header
-from stateful_tests.watched.servers import pairs
-from stateful_tests.watched.reader import Line, logs_of
+from stateful_tests.watched.servers import server_pairs
+from stateful_tests.watched.log_reader import Line, logs_of
 from stateful_tests.watched.actions.transfers import joined
 from stateful_tests.watched.validator import Validator
 
@@ -252,7 +252,7 @@ def test_logs_of_random_pairs_show_nothing_new(seed, level, tmp_path):
         runner = WholeScheduler(environment.python_of(RELEASE))
     except UnusableImplementation as error:
         pytest.skip(f"no server environment: {error}")
-    population = pairs.PairPopulation(seed)
+    population = server_pairs.PairPopulation(seed)
     for number in range(30):
         config, clients, of_clients, choices = population.draw()
         folder = tmp_path / str(number)

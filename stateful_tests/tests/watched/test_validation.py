@@ -7,10 +7,10 @@ import pytest
 from impl.sglang.server.events import Event
 from stateful_tests.lockstep.known_faults import known_faults
 from stateful_tests.tests.support import log_changes
-from stateful_tests.traces import files
+from stateful_tests.traces import trace_files
 from stateful_tests.traces.notation import format_command
-from stateful_tests.watched.beside import TABLE
-from stateful_tests.watched.reader import logs_of
+from stateful_tests.watched.log_follower import TABLE
+from stateful_tests.watched.log_reader import logs_of
 from stateful_tests.watched.validator import Validator
 from stateful_tests.tests.support.written_logs import FIXTURES, LOGS, lines_of, validate
 
@@ -64,7 +64,7 @@ def test_a_mismatch_becomes_a_trace(written, tmp_path, monkeypatch):
     assert trace.expected and all(done.choices for _, done in trace.expected)
     assert format_command(trace.commands[-1]) == validator.result.found[0].command
     for most, fits in ((len(trace.commands), True), (len(trace.commands) - 1, False)):
-        monkeypatch.setattr("stateful_tests.watched.beside.MAX_STEPS", most)
+        monkeypatch.setattr("stateful_tests.watched.log_follower.MAX_STEPS", most)
         shorter = Validator(log.header)
         shorter.run(log.lines())
         assert (shorter.trace() == trace) is fits and (shorter.trace() is None) is not fits
@@ -74,8 +74,8 @@ def test_a_mismatch_becomes_a_trace(written, tmp_path, monkeypatch):
     earlier = Validator(log.header)
     earlier.run(log.lines())
     assert len(earlier.trace().commands) < len(trace.commands), "it ends with the first mismatch"
-    files.save(trace, tmp_path / "trace.json")
-    assert files.load(tmp_path / "trace.json").commands == trace.commands
+    trace_files.save(trace, tmp_path / "trace.json")
+    assert trace_files.load(tmp_path / "trace.json").commands == trace.commands
 
 
 def test_a_mismatch_in_a_tree_of_unknown_content_has_no_trace():

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from ci.bench.watcher import _more
+from ci.bench.watcher_costs import _more
 from impl.adapter import UnusableImplementation
 from impl.sglang.releases.catalogue import TABLE
 from impl.sglang.server import hooks, tier
@@ -32,7 +32,7 @@ from impl.sglang.server.watch import Watcher
 from impl.sglang.server.outcome import RunOutcome
 from impl.sglang.tiers.copy_engine import CopyEngine, CopyJob, Event
 from stateful_tests.tests.support.watched_logs import header
-from stateful_tests.watched.reader import logs_of
+from stateful_tests.watched.log_reader import logs_of
 
 RELEASE = TABLE["0.5.23"]()  # its names; nothing is loaded
 HEADER = header(version=VERSION, release="0.5.23", window=None, full_tokens=8, swa_tokens=0, rows=2, width=8)

@@ -13,10 +13,10 @@ from impl.sglang.server.worker import Job
 from stateful_tests.tests.support.night import NIGHT, at_night
 from stateful_tests.tests.support.planted_faults import planted_faults
 from stateful_tests.tests.support.served_faults import found_in_servers
-from stateful_tests.watched.servers import population, random_clients, serving
-from stateful_tests.watched.reader import WatchLog
+from stateful_tests.watched.servers import population, random_clients, scheduler_runs
+from stateful_tests.watched.log_reader import WatchLog
 from stateful_tests.watched.validator import Validator
-from stateful_tests.tests.watched.test_serving import RELEASE
+from stateful_tests.tests.watched.test_scheduler_runs import RELEASE
 
 
 @pytest.fixture(scope="module")
@@ -47,8 +47,8 @@ TURNS = (Turn(0, 20, 6), Turn(1, 5, 9, stop=4), Turn(0, 7, 5, abort=2), Turn(2, 
 )
 def test_a_real_scheduler_conforms_and_repeats_itself(scheduler, config):
     clients = (Client("a", 0, TURNS), Client("b", 3, TURNS[:2], session=False))
-    run = serving.ServedRun(RELEASE, config, clients, 1)
-    one, two = serving.serve(scheduler, run, "pages"), serving.serve(scheduler, run, "pages")
+    run = scheduler_runs.ServedRun(RELEASE, config, clients, 1)
+    one, two = scheduler_runs.serve(scheduler, run, "pages"), scheduler_runs.serve(scheduler, run, "pages")
     assert not one.findings and one.outcome.forwards > 15, one.findings
     same = [replace(judged.outcome, cpu_s=0.0) for judged in (one, two)]
     assert same[0] == same[1] and len(one.tail) == len(two.tail)
@@ -59,7 +59,7 @@ def test_a_known_fault_is_reported_by_name(scheduler):
     second = Client(
         "a", 0, (Turn(0, 20, 30), Turn(4, 3, 3), Turn(4, 3, 3)), impatient=True, close=30
     )
-    judged = serving.serve(scheduler, serving.ServedRun(RELEASE, Config(), (second,), 1))
+    judged = scheduler_runs.serve(scheduler, scheduler_runs.ServedRun(RELEASE, Config(), (second,), 1))
     assert {each.known for each in judged.findings} == {"rejection-ends-turn"}
     assert not judged.new
 
@@ -74,9 +74,9 @@ def test_a_known_fault_is_reported_by_name(scheduler):
 def test_the_release_s_own_canary_sees_a_token_that_was_never_computed(scheduler, limit, says):
     """5: a draft that was right has left its KV there."""
     client = Client("a", 0, (Turn(0, 3, limit), Turn(0, 3, 3)))
-    judged = serving.serve(scheduler, serving.ServedRun(RELEASE, Config(draft=4), (client,), 1))
+    judged = scheduler_runs.serve(scheduler, scheduler_runs.ServedRun(RELEASE, Config(draft=4), (client,), 1))
     assert {each.known for each in judged.findings} == {"last-token"}
-    opinions = serving.second_opinion(scheduler, judged)
+    opinions = scheduler_runs.second_opinion(scheduler, judged)
     assert {key: each.partition(" fail_reason")[0] for key, each in opinions.items()} == says
 
 

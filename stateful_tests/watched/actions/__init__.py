@@ -1,6 +1,6 @@
-"""Actions of the events in a log, each beside the reference (stateful_tests.watched.beside).
+"""Actions for the events of a log, on the reference that follows it (stateful_tests.watched.log_follower).
 
-turns: sessions, and requests that wait. prefill: admission, prefill, the tree. rounds: steps and
-their results. ends: finish, abort, retract. snapshots: a state to compare with, or to begin with.
-tier: a host tier. transfers: one side of a pair.
+sessions: sessions and waiting requests. prefill: admission, prefill, the tree. batch_rounds: steps and their
+results. request_ends: finish, abort, retract. snapshots: a state to compare with, or to start from.
+host_tier: a host tier. transfers: one server of a pair.
 """

@@ -7,9 +7,9 @@ from reference.clauses.step import cursors_text
 from reference.commands import Admit, Choice, Chunk, EvictSwa, Extend, Reason
 from reference.state import Cursors, Phase, Request, Session
 from stateful_tests.watched import deviations
-from stateful_tests.watched.actions.rounds import catches_up, prepared
-from stateful_tests.watched.beside import Beside, Diverged, action
-from stateful_tests.watched.judging import Shown
+from stateful_tests.watched.actions.batch_rounds import catches_up, prepared
+from stateful_tests.watched.log_follower import LogFollower, Diverged, action
+from stateful_tests.watched.violated_clauses import Shown
 
 
 @action(
@@ -18,7 +18,7 @@ from stateful_tests.watched.judging import Shown
     commands="admit, if the session has a slot",
     compared="cursors of the request",
 )
-def admitted(beside: Beside, e: log.Admitted) -> None:
+def admitted(beside: LogFollower, e: log.Admitted) -> None:
     request = beside.request(e.request)
     beside.interrupts(e.request)
     if request.session is not None and e.session is None:
@@ -48,7 +48,7 @@ def admitted(beside: Beside, e: log.Admitted) -> None:
             raise Diverged("LEN-4", want, f"shows {cursors_text(cursors)}", known=known)
 
 
-def _state_resumes(beside: Beside, name: str, session: Session, prefix: int) -> None:
+def _state_resumes(beside: LogFollower, name: str, session: Session, prefix: int) -> None:
     """A turn resumes where its session's state is: that cannot be cut back. Told once, however often the
     scheduler looks at the turn before it runs."""
     beside.result.compared += 1
@@ -69,7 +69,7 @@ def _state_resumes(beside: Beside, name: str, session: Session, prefix: int) -> 
     beside.state = beside.state.with_session(resumed)
 
 
-def orphaned(beside: Beside, request: Request) -> Request:
+def orphaned(beside: LogFollower, request: Request) -> Request:
     """A known fault: the server no longer counts a turn as its session's, whose text it still is."""
     session = beside.session_of(request)
     assert session is not None
@@ -91,7 +91,7 @@ def orphaned(beside: Beside, request: Request) -> Request:
     commands="admit of those without a slot; extend",
     compared="prefix and cursors of each",
 )
-def extended(beside: Beside, e: log.Extended) -> None:
+def extended(beside: LogFollower, e: log.Extended) -> None:
     names = [name for name, *_ in e.lanes]
     prepared(beside, names)
     for waiting in beside.state.requests:
@@ -136,7 +136,7 @@ def extended(beside: Beside, e: log.Extended) -> None:
     beside.result.reach("a chunked prefill", Phase.EXTENDING in phases)
 
 
-def _has_own_text(beside: Beside, name: str, length: int) -> None:
+def _has_own_text(beside: LogFollower, name: str, length: int) -> None:
     """A known fault: the next turn of a session writes into the text of one that is no longer its turn."""
     request = beside.request(name)
     have = request.origin + request.output
@@ -145,7 +145,7 @@ def _has_own_text(beside: Beside, name: str, length: int) -> None:
         raise Diverged("SES-1", f"{name} has {have} tokens", f"computes {length}", known=known)
 
 
-def _eviction(beside: Beside, name: str, shown: Cursors) -> Choice | None:
+def _eviction(beside: LogFollower, name: str, shown: Cursors) -> Choice | None:
     """The window eviction that came before the prefill of a request."""
     request = beside.request(name)
     choice = beside.step.evictions.pop(name, None)
@@ -154,7 +154,7 @@ def _eviction(beside: Beside, name: str, shown: Cursors) -> Choice | None:
     return None if evicts_nothing(beside, request, shown) else choice
 
 
-def evicts_nothing(beside: Beside, request: Request, got: Cursors) -> bool:
+def evicts_nothing(beside: LogFollower, request: Request, got: Cursors) -> bool:
     """A window eviction inside what is the tree's frees nothing, and moves E alone."""
     mine = request.cursors
     assert mine is not None
@@ -164,7 +164,7 @@ def evicts_nothing(beside: Beside, request: Request, got: Cursors) -> bool:
     return True
 
 
-def _prefix_from_tree(beside: Beside, name: str, prefix: int, got: Cursors) -> None:
+def _prefix_from_tree(beside: LogFollower, name: str, prefix: int, got: Cursors) -> None:
     """The tree gave an admitted request its prefix: how much is the tree's choice."""
     protected = got.cache_protected_len
     beside.result.reach("a prefix from the tree", bool(prefix))
@@ -180,7 +180,7 @@ def _prefix_from_tree(beside: Beside, name: str, prefix: int, got: Cursors) -> N
     commands="evict_swa, if E moves beyond what the tree takes",
     compared="only cache_protected_len moves, up and by whole pages (E inside of it)",
 )
-def checkpointed(beside: Beside, e: log.Checkpointed) -> None:
+def checkpointed(beside: LogFollower, e: log.Checkpointed) -> None:
     got = Cursors(*e.cursors)
     catches_up(beside, e.request, got)  # a request that ends inserts before its release is written
     mine = beside.request(e.request).cursors
@@ -215,7 +215,7 @@ def checkpointed(beside: Beside, e: log.Checkpointed) -> None:
     commands="evict_swa, or a choice of the extend that follows",
     compared="how far; cursors",
 )
-def evicted(beside: Beside, e: log.Swept) -> None:
+def evicted(beside: LogFollower, e: log.Swept) -> None:
     beside.result.reach("a window eviction")
     request = beside.request(e.request)
     got = Cursors(*e.cursors)

@@ -11,13 +11,13 @@ from reference.commands import Mode
 from reference.state import Cursors, Phase, Request, Session, State, text_len
 from stateful_tests.watched import deviations
 from stateful_tests.watched.actions.prefill import orphaned
-from stateful_tests.watched.actions.rounds import counts_outputs
-from stateful_tests.watched.beside import Beside, Diverged, action
-from stateful_tests.watched.seen import RequestSeen, RoundSeen, SessionSeen, StepSeen
+from stateful_tests.watched.actions.batch_rounds import counts_outputs
+from stateful_tests.watched.log_follower import LogFollower, Diverged, action
+from stateful_tests.watched.log_facts import RequestSeen, RoundSeen, SessionSeen, StepSeen
 
 
 @action(log.Snapshot, compared="sessions and requests; after a mismatch they are taken as given")
-def snapshot(beside: Beside, e: log.Snapshot) -> None:
+def snapshot(beside: LogFollower, e: log.Snapshot) -> None:
     for r in e.requests:
         request = beside.state.request(r.request)
         if (
@@ -45,12 +45,12 @@ def snapshot(beside: Beside, e: log.Snapshot) -> None:
         _compared(beside, e)
 
 
-def begins(beside: Beside, e: log.Snapshot) -> None:
+def begins(beside: LogFollower, e: log.Snapshot) -> None:
     """Go on with a snapshot that shows what the reference does not expect: the mismatch is reported."""
     _begin(beside, e, _state_of(beside, e))
 
 
-def begins_empty(beside: Beside, e: log.Stepped) -> None:
+def begins_empty(beside: LogFollower, e: log.Stepped) -> None:
     """Go on at a step of a server that nobody uses, as at a snapshot of it: nobody runs, waits or has a row,
     and no session is open."""
     busy = e.batch or e.queued or e.sessions or e.rows != beside.header.rows
@@ -62,7 +62,7 @@ def begins_empty(beside: Beside, e: log.Stepped) -> None:
     beside.step.number, beside.step.at, beside.step.judged = step.number, step.at, step.judged
 
 
-def _compared(beside: Beside, e: log.Snapshot) -> None:
+def _compared(beside: LogFollower, e: log.Snapshot) -> None:
     """Compare what a snapshot shows besides the state: outputs that count, closes to come, slots of turns,
     texts."""
     for r in e.requests:
@@ -108,7 +108,7 @@ def _shown(state: State, unknown: set[str]) -> dict[tuple[str, str], str]:
     return found
 
 
-def _state_of(beside: Beside, e: log.Snapshot) -> State:
+def _state_of(beside: LogFollower, e: log.Snapshot) -> State:
     """The reference's state of a server in the middle of its life."""
     state = model.initial(beside.geometry, Mode.FAITHFUL)
     serial = 0
@@ -134,7 +134,7 @@ def _state_of(beside: Beside, e: log.Snapshot) -> State:
     return state._replace(serial=serial)
 
 
-def _begin(beside: Beside, e: log.Snapshot, given: State) -> None:
+def _begin(beside: LogFollower, e: log.Snapshot, given: State) -> None:
     """Go on with what a snapshot shows."""
     # what came before is not known
     stays_busy = deviations.fault_of_busy_session(beside.header, retracted=True)
@@ -154,7 +154,7 @@ def _begin(beside: Beside, e: log.Snapshot, given: State) -> None:
     beside.result.given += len(e.requests) + len(e.sessions)
 
 
-def _seen(beside: Beside, r: log.RequestState, given: State) -> RequestSeen:
+def _seen(beside: LogFollower, r: log.RequestState, given: State) -> RequestSeen:
     """Return what a log of its whole life would show of a request."""
     request = given.request(r.request)
     assert request is not None

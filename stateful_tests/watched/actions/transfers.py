@@ -10,20 +10,20 @@ from collections.abc import Iterator
 
 from impl.sglang.server import events as log
 from stateful_tests.watched import deviations
-from stateful_tests.watched.beside import Beside, Diverged, action
-from stateful_tests.watched.seen import Crossing
+from stateful_tests.watched.log_follower import LogFollower, Diverged, action
+from stateful_tests.watched.log_facts import Crossing
 
 _UNDER_WAY = "bootstrapping", "waiting", "transferring"
 
 
 @action(log.Queued)
-def queued(beside: Beside, e: log.Queued) -> None:
+def queued(beside: LogFollower, e: log.Queued) -> None:
     beside.step.at = e.at
     beside.transfers.ask(e.room, Crossing(e.request, e.tokens))
 
 
 @action(log.KVSent, compared="tokens that it sends: each once, and at the end all")
-def sent(beside: Beside, e: log.KVSent) -> None:
+def sent(beside: LogFollower, e: log.KVSent) -> None:
     crossing = beside.transfers.open(e.room, e.request, e.start)
     beside.result.compared += 1
     if e.start != crossing.end:
@@ -37,14 +37,14 @@ def sent(beside: Beside, e: log.KVSent) -> None:
 
 
 @action(log.KVNamed)
-def named(beside: Beside, e: log.KVNamed) -> None:
+def named(beside: LogFollower, e: log.KVNamed) -> None:
     crossing = beside.transfers.open(e.room, e.request, e.start)
     crossing.goes_on(e.end, e.pages, last=True)
     beside.result.reach("a prefix that the decode server has", e.start > 0)
 
 
 @action(log.KVArrived, compared="pages: those that were named")
-def arrived(beside: Beside, e: log.KVArrived) -> None:
+def arrived(beside: LogFollower, e: log.KVArrived) -> None:
     crossing = beside.transfers.rooms.get(e.room)
     if crossing is not None:
         _still_has(beside, "XFER-2", crossing, e.pages)
@@ -52,7 +52,7 @@ def arrived(beside: Beside, e: log.KVArrived) -> None:
 
 
 @action(log.KVGivenBack, compared="the transfer is over; pages: those that were sent or named")
-def given_back(beside: Beside, e: log.KVGivenBack) -> None:
+def given_back(beside: LogFollower, e: log.KVGivenBack) -> None:
     crossing = beside.transfers.rooms.get(e.room)
     if crossing is None:
         return
@@ -72,7 +72,7 @@ def given_back(beside: Beside, e: log.KVGivenBack) -> None:
     log.Rested,
     compared="memory, rows and rooms: nothing is kept, at two rests in a row, for requests that have ended",
 )
-def rested(beside: Beside, e: log.Rested) -> None:
+def rested(beside: LogFollower, e: log.Rested) -> None:
     beside.step.at = e.at
     beside.result.compared += 1
     seen: dict[str, tuple[str, str, Crossing | None]] = {}
@@ -101,7 +101,7 @@ def rested(beside: Beside, e: log.Rested) -> None:
 _BY_A_THREAD = "_deferred_ack_targets"
 
 
-def _still_has(beside: Beside, clause: str, crossing: Crossing, pages: list[int] | None) -> None:
+def _still_has(beside: LogFollower, clause: str, crossing: Crossing, pages: list[int] | None) -> None:
     """The pages of a request are those that cross."""
     if pages is None or crossing.pages is None:
         return
@@ -115,7 +115,7 @@ def _still_has(beside: Beside, clause: str, crossing: Crossing, pages: list[int]
             return
 
 
-def joined(prefill: Beside, decode: Beside) -> Iterator[Diverged]:
+def joined(prefill: LogFollower, decode: LogFollower) -> Iterator[Diverged]:
     """Compare both logs of a pair, room by room: what the decode server counts as received, the prefill
     server has sent."""
     for room, there in decode.transfers.rooms.items():

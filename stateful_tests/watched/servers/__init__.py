@@ -1,5 +1,6 @@
 """Runs of whole servers whose logs are validated.
 
 population: configurations with their clients, by a seed, and scenes. random_clients: the clients by kind.
-pairs: the same of two servers. serving: such a run, judged and made smaller. live: a server over HTTP.
+server_pairs: runs of two servers. scheduler_runs: one run, judged and minimised.
+live_server: a server over HTTP.
 """

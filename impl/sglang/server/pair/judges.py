@@ -19,7 +19,7 @@ from impl.sglang.server.pair.network import Block, PlayedNetwork
 from impl.sglang.server.pair.stand_ins import NamedPages
 from impl.sglang.server.fake_model import _stamped
 from reference.pairs.config import DECODE, PREFILL
-from reference.states import chained, seen, stamp_after
+from reference.recurrent_states import chained, seen, stamp_after
 
 _FAILED = 0  # KVPoll.Failed
 RESERVED = 8  # tokens that D reserves for decoding, for each request

@@ -1,0 +1,255 @@
+"""The base of a check: what the user names, or else the checkout's own history, or else a release."""
+
+from __future__ import annotations
+
+import tempfile
+from contextlib import ExitStack, closing, suppress
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from ci.commands.shared import SystemSelector, Unusable, note, unusable
+from impl.adapter import AnySystem
+from impl.system_spec import ENGINES, SystemSpec, system_spec
+
+if TYPE_CHECKING:
+    from impl.process.remote_system import WorkerSystem
+    from stateful_tests.check.known_faults.masks import Mask
+    from stateful_tests.check.trees.base_selection import Base, BaseKind
+    from stateful_tests.check.trees.tree_history import Revision
+    from stateful_tests.lockstep.known_faults import KnownFault
+    from stateful_tests.lockstep.run_results import Run
+
+OF_HISTORY = "git:"  # before a revision
+
+
+def with_system(
+    named: str | None, selector: SystemSelector, since: str | None, opened: ExitStack
+) -> tuple[Base | None, AnySystem]:
+    """The base of a check, None without one, and the system that `selector` names. named: what --base says.
+    opened: keeps both until the check ends."""
+    from stateful_tests.check.trees.base_selection import BaseKind
+
+    if named is not None and not named.startswith(
+        OF_HISTORY
+    ):  # refused before anything is resolved
+        before = opened.enter_context(closing(stated(named, selector)))
+        system = opened.enter_context(closing(selector.resolve()))
+        return _measured(before, system), system
+    system = opened.enter_context(closing(selector.resolve()))
+    if named is not None:
+        revision = _revision(named.removeprefix(OF_HISTORY), "--base", selector, system)
+        with unusable(f"--base {named:.80}: ", Unusable):
+            return _of_history(revision, BaseKind.STATED, selector, system, opened), system
+    return unnamed(selector, since, system, opened), system
+
+
+def unnamed(
+    selector: SystemSelector, since: str | None, system: AnySystem, opened: ExitStack
+) -> Base | None:
+    """The base of a system where the user names none: of a checkout its own history, or else a release; None
+    of what is no checkout. opened: keeps the base."""
+    from stateful_tests.check.trees.base_selection import BaseKind
+
+    if selector.checkout is None:
+        return None
+    if (own := _own_revision(system, since)) is not None:
+        try:
+            base = _of_history(own, BaseKind.HISTORY, selector, system, opened)
+        except Unusable as error:
+            note(f"{own.name} ({own.why}) cannot be driven: {error}. The base is a release")
+        else:
+            if since is not None or own.is_head or not _is_far(base, system):
+                return base
+    return _taken_for(selector, system, opened)
+
+
+def _is_far(base: Base, system: AnySystem) -> bool:
+    """Whether a release is twice as near to a checkout as the merge base: more than half of what changed is
+    upstream's then, as where the branch that is known is an old one. A line says so."""
+    from impl.loading.nearest import differing, nearest
+
+    engine = system_spec(system).engine
+    near = nearest(engine, _root(system))
+    if base.lines is None or base.lines <= 2 * near.lines:
+        return False
+    note(
+        f"{base.text}; {engine}=={near.release} is nearer ({differing(near.lines)}): the base is that"
+        f" release. --base {base.name} compares with the commit"
+    )
+    return True
+
+
+@dataclass
+class KnownFaults:
+    """Names the known faults of traces that are replayed on a system, beside the base that a check of it has.
+
+    before: the base that the user has named. opened: keeps the base of a checkout, which the first violation
+    asks for.
+    """
+
+    selector: SystemSelector
+    system: AnySystem
+    opened: ExitStack
+    before: AnySystem | None = None
+
+    @cached_property
+    def _base(self) -> AnySystem | None:
+        if self.before is not None:
+            return self.before
+        base = unnamed(self.selector, None, self.system, self.opened)
+        return None if base is None else base.system
+
+    @cached_property
+    def _masks(self) -> list[Mask]:
+        from stateful_tests.check.known_faults.masks import masks
+
+        return [*masks(self.system, self._base)]
+
+    def of(self, run: Run) -> KnownFault | None:
+        """The known fault that explains what a trace violates, if one does."""
+        from stateful_tests.check.known_faults.explanation import known_fault, known_fault_beside
+
+        if run.violation is None or self._base is None:
+            return known_fault(self.system, run)
+        return known_fault_beside(self._base, self._masks, self.system, run)
+
+
+def stated(named: str, selector: SystemSelector) -> AnySystem:
+    """A base by its name, or a checkout, which is loaded here; driven in the same ways as `selector`."""
+    from stateful_tests.lockstep import system_names
+
+    folder = named if Path(named).is_dir() else None
+    of_folder = selector.spec.engine if selector.spec.engine in ENGINES else "sglang"
+    base = SystemSpec.parse(named) if folder is None else SystemSpec(of_folder)
+    with unusable(f"--base {named:.80}: ", Unusable):
+        spec = system_names.as_base(base, selector.spec)
+        system: AnySystem = SystemSelector(spec, folder, selector.device).resolve()
+        if folder is not None:
+            _load(system)
+            _of_files(system).name = _name_of(folder)
+    return system
+
+
+def _name_of(folder: str) -> str:
+    """A folder with the commit that is checked out there, if it has one."""
+    from stateful_tests.check.trees.tree_history import git
+
+    with suppress(ValueError):
+        return f"{folder} at {git(Path(folder), 'rev-parse', '--short=9', 'HEAD').strip()}"
+    return folder
+
+
+def _of_files(system: AnySystem) -> WorkerSystem:
+    """A release or a checkout: a worker drives its files."""
+    return cast("WorkerSystem", system)
+
+
+def _root(system: AnySystem) -> Path:
+    """The folder of a checkout's files."""
+    root = _of_files(system).root
+    assert root is not None
+    return root
+
+
+def _load(system: AnySystem) -> None:
+    """Start a system once, to see that it loads. One that breaks then is a base that shows it."""
+    from impl.process.failures import SystemFailed
+    from stateful_tests.check.check_plans import sizes_for
+    from stateful_tests.lockstep.driven_kinds import lockstep_of
+
+    kind = system.capabilities.system_kind
+    smallest, *_ = lockstep_of(kind).presets_for(system.capabilities)
+    with unusable("it does not load: "), suppress(SystemFailed):
+        system.reset(sizes_for(kind.machine or "sessions", smallest))
+
+
+def _revision(named: str, option: str, selector: SystemSelector, system: AnySystem) -> Revision:
+    from stateful_tests.check.trees import tree_history
+
+    if selector.checkout is None:
+        raise Unusable(
+            f"{option} {OF_HISTORY}{named:.80}: goes with a checkout, such as --sglang-path"
+        )
+    with unusable(f"{option} {OF_HISTORY}{named:.80}: ", ValueError):
+        return tree_history.named_revision(_root(system), named)
+
+
+def _own_revision(system: AnySystem, since: str | None) -> Revision | None:
+    """The commit since which the changes of a checkout are its own, if its history tells."""
+    from stateful_tests.check.trees import tree_history
+
+    spec = system_spec(system)
+    if not spec.checkout or not tree_history.has_history(_root(system), spec.engine):
+        return None
+    if since is not None:
+        with unusable(f"--since {since:.80}: ", ValueError):
+            tree_history.named_revision(_root(system), since)
+    try:
+        return tree_history.own_base(_root(system), since)
+    except ValueError as error:
+        note(f"{error}. The base is a release")
+        return None
+
+
+def _of_history(
+    revision: Revision, kind: BaseKind, selector: SystemSelector, system: AnySystem, opened: ExitStack
+) -> Base:
+    """A commit of the checkout's history, driven in the same ways. Raises Unusable."""
+    folder = _folder_of(revision, selector, system, opened)
+    past = SystemSelector(selector.spec, str(folder), selector.device)
+    before: AnySystem = past.resolve(quiet=True)
+    opened.enter_context(closing(before))
+    _load(before)
+    _of_files(before).name = revision.name
+    return _measured(before, system)._replace(kind=kind, why=revision.why, commit=revision.commit)
+
+
+def _folder_of(
+    revision: Revision, selector: SystemSelector, system: AnySystem, opened: ExitStack
+) -> Path:
+    """A folder with the driven files of a commit of the checkout `system`. opened: keeps the folder. Raises
+    Unusable."""
+    from stateful_tests.check.trees import tree_history
+
+    assert selector.checkout is not None
+    folder = Path(opened.enter_context(tempfile.TemporaryDirectory(prefix="kvspec-base-")))
+    root = _root(system)
+    with unusable("", ValueError):
+        below = root.relative_to(Path(selector.checkout).expanduser().resolve())
+        tree_history.extract(root, revision.commit, selector.spec.engine, folder / below)
+    return folder
+
+
+def commit_folder(
+    named: str, option: str, selector: SystemSelector, system: AnySystem, opened: ExitStack
+) -> tuple[str, str]:
+    """A folder with the driven files of `git:REV` of the checkout `system`, and the name of that commit.
+    option: that which names it; opened: keeps the folder. Raises Unusable."""
+    revision = _revision(named.removeprefix(OF_HISTORY), option, selector, system)
+    with unusable(f"{option} {named:.80}: ", Unusable):
+        return str(_folder_of(revision, selector, system, opened)), revision.name
+
+
+def _taken_for(selector: SystemSelector, system: AnySystem, opened: ExitStack) -> Base | None:
+    """The release that a checkout was taken for, driven in the same ways; None where it is unavailable."""
+    from stateful_tests.check.trees.base_selection import BaseKind
+
+    spec = system_spec(system)
+    if not spec.checkout:
+        return None
+    try:
+        release = SystemSelector(spec.of_version(_of_files(system).release), None, selector.device)
+        before = opened.enter_context(closing(release.resolve()))
+    except Unusable as error:
+        note(f"without a base: {error}")
+        return None
+    return _measured(before, system)._replace(kind=BaseKind.RELEASE)
+
+
+def _measured(before: AnySystem, system: AnySystem) -> Base:
+    """The base, with how many lines differ between it and the system."""
+    from stateful_tests.check.trees.base_selection import Base, BaseKind, lines_between
+
+    return Base(before, BaseKind.STATED, lines=lines_between(system, before))

@@ -1,0 +1,146 @@
+"""Logs beside the reference: read as they are, or while servers write them."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from ci.commands.shared import note, unusable
+from stateful_tests.watched.actions.transfers import joined
+from stateful_tests.watched.log_reader import LogError, WatchLog, log_files
+from stateful_tests.watched.validation_results import Mismatch
+from stateful_tests.watched.validator import Validator
+
+PERIOD_S = 0.2  # between two looks for logs that begin
+
+Tell = Callable[[Mismatch], None]
+Begins = Callable[["LogReading"], None]
+
+
+class LogReading:
+    """One log and its validator. unreadable: why the rest of it could not be read; seconds: spent on it."""
+
+    def __init__(self, log: WatchLog, release: str | None) -> None:
+        self.log = log
+        self.unreadable = ""
+        self.seconds = 0.0
+        if release is not None:
+            log.header = replace(log.header, release=release)
+        self.validator = Validator(log.header)
+
+    def read(self, growing: Callable[[], bool] | None = None, tell: Tell = lambda _: None) -> None:
+        """Read it to its end. growing: wait there as long as this says so. tell: what to do with a mismatch
+        that no known fault explains."""
+        started = time.perf_counter()
+        result = self.validator.result
+        try:
+            for line in self.log.lines(growing):
+                reported = len(result.mismatches)
+                self.validator.read(line)
+                for found in result.mismatches[reported:]:
+                    if found.known is None:
+                        tell(found)
+        except LogError as error:
+            self.unreadable = str(error)
+            note(self.unreadable)
+        self.seconds = time.perf_counter() - started
+
+    @property
+    def written(self) -> bool:
+        """Whether the process that writes the log runs on this machine."""
+        try:
+            os.kill(self.log.header.process, 0)
+        except ProcessLookupError:
+            return False
+        except PermissionError:
+            pass
+        return True
+
+
+class LogReadings:
+    """Every log in some files and folders. no_logs: why other files are none."""
+
+    def __init__(self, given: Sequence[str], release: str | None) -> None:
+        self._given = given
+        self._release = release
+        self.logs: dict[Path, LogReading] = {}
+        self.no_logs: dict[Path, str] = {}
+
+    def begun(self) -> list[LogReading]:
+        """Those that were not there before. Raises Unusable where a file or a folder is not there."""
+        new = []
+        with unusable("", LogError):
+            groups = log_files(self._given)
+        for first, *later in groups:
+            if first in self.logs:
+                continue
+            try:
+                reading = LogReading(WatchLog([first, *later]), self._release)
+            except LogError as error:
+                self.no_logs[first] = str(error)
+                continue
+            self.no_logs.pop(first, None)  # its first line had not been written yet
+            self.logs[first] = reading
+            new.append(reading)
+        return new
+
+    def read(self) -> None:
+        """All that is there."""
+        for reading in self.begun():
+            reading.read()
+
+    def join(self) -> None:
+        """Compare the logs of the two servers of a pair, room by room."""
+        validators = [reading.validator for reading in self.logs.values()]
+        for prefill in (each for each in validators if each.header.role == "prefill"):
+            for decode in (each for each in validators if each.header.role == "decode"):
+                for found in joined(prefill, decode):
+                    decode.report(found)
+
+    def follow(self, tell: Tell | None, begins: Begins) -> None:
+        """All at once, and those that begin meanwhile, until the processes that write them have ended or an
+        interrupt. A folder may have no log yet. begins: what to do with each log as it begins."""
+        stopped = threading.Event()
+        telling = threading.Lock()
+        threads: list[threading.Thread] = []
+
+        def one_at_a_time(found: Mismatch) -> None:
+            if tell is not None:
+                with telling:
+                    tell(found)
+
+        def start(reading: LogReading) -> None:
+            with telling:
+                begins(reading)
+            process = reading.log.header.process
+            if not reading.written:
+                note(
+                    f"{reading.log.name}: no process {process} on this machine: nothing is waited for"
+                )
+            growing = partial(lambda each: not stopped.is_set() and each.written, reading)
+            threads.append(threading.Thread(target=reading.read, args=(growing, one_at_a_time)))
+            threads[-1].start()
+
+        waits = False
+        try:
+            while not threads or any(thread.is_alive() for thread in threads):
+                for reading in self.begun():
+                    start(reading)
+                if not threads and self.no_logs:
+                    return
+                if not threads and not waits:
+                    waits = True
+                    note(f"{self._given[0]}: no log yet; a server writes one with its first batch")
+                time.sleep(PERIOD_S)
+        except KeyboardInterrupt:
+            pass
+        finally:
+            stopped.set()
+            for thread in threads:
+                thread.join()

@@ -1,0 +1,83 @@
+"""Lists of names with what they stand for, and the name that somebody meant."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from difflib import get_close_matches
+from typing import TYPE_CHECKING
+
+from ci.commands.shared import ReportOut, Unusable
+
+if TYPE_CHECKING:
+    from ci import Data
+
+
+def near(name: str, names: Iterable[str]) -> str:
+    """Suggest known names for an unknown one, for the end of a line."""
+    close = get_close_matches(name, names, 3)
+    return f"; is it {' or '.join(close)}?" if close else ""
+
+
+def quoted(text: str, most: int = 40) -> str:
+    """A text in quotation marks, cut where it is longer than `most`."""
+    return repr(text if len(text) <= most else f"{text[: most - 3]}...")
+
+
+def _mentions(row: Data, word: str) -> bool:
+    """The word, or another form of it, stands in a text of the row, or of a list in it."""
+    stem = re.sub("(?<=.{4})(?:ion|ing|ed|es|s)$", "", word.lower())
+    texts = (
+        text for value in row.values() for text in (value if isinstance(value, list) else [value])
+    )
+    return any(stem in text.lower() for text in texts if isinstance(text, str))
+
+
+def _spelled(name: str, known: Iterable[str]) -> str:
+    """A name as it is written, where only capitals and hyphens differ: free-1 and free1 are FREE-1."""
+    like = [each for each in known if _bare(each) == _bare(name)]
+    return like[0] if len(like) == 1 else name
+
+
+def _bare(name: str) -> str:
+    return re.sub(r"[-_ ]", "", name.casefold())
+
+
+def list_rows(
+    rows: list[Data],
+    out: ReportOut,
+    columns: dict[str, str],
+    names: tuple[str, ...] = (),
+) -> int:
+    """Rows as a table, or those called `names` in full. Names that no row has: the rows that mention each; of
+    FREE those that begin with FREE-."""
+    from ci.report import text_output
+
+    known = {row["id"]: row for row in rows}
+    names = tuple(_spelled(name, known) for name in names)
+    if names and not known.keys() & {*names}:
+        family = [row for row in rows if row["id"].startswith(f"{names[0]}-") and len(names) == 1]
+        found = family or [row for row in rows if all(_mentions(row, word) for word in names)]
+        if found:
+            text_output.listing(out.console, found, columns)
+            return out.end(found)
+        if len(names) > 1:
+            counts = {word: sum(_mentions(row, word) for row in rows) for word in names}
+            each = ", ".join(f"{word:.40} {count}" for word, count in counts.items())
+            raise Unusable(f"no {columns['id']} mentions all of these words; of each: {each}")
+    for name in names:
+        if name not in known:
+            listed = f"without a name all are listed{near(name, known)}"
+            raise Unusable(
+                f"no {columns['id']} has the name or mentions {quoted(name)}; {listed}"
+            )
+    if out.file in known:
+        raise Unusable(
+            f"--json {out.file}: is a {columns['id']}, not a file; names come before --json"
+        )
+    for name in names:
+        text_output.record(out.console, known[name])
+        out.console.print()
+    if not names:
+        text_output.listing(out.console, rows, columns)
+    return out.end([known[name] for name in names] or rows)

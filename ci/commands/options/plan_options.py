@@ -1,0 +1,74 @@
+"""Options for what a check does: a tier, and what is changed in it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+import click
+
+from ci.commands.shared import unusable
+
+_OPTIONS = (
+    click.option(
+        "--preset", "presets", multiple=True, metavar="NAME",
+        help="Sizes of pools, pages and window to run with (repeatable). [default: all of the tier]",
+    ),
+    click.option(
+        "--tier", type=click.Choice(["smoke", "pr", "nightly"]), default="smoke", show_default=True,
+        help="How much is done: smoke takes seconds, pr minutes, nightly hours.",
+    ),
+    click.option(
+        "--examples", type=click.IntRange(1), metavar="N",
+        help="Runs for each machine, preset and mode. [default: of the tier]",
+    ),
+    click.option(
+        "--steps", type=click.IntRange(1), metavar="N",
+        help="Longest run, in commands. [default: of the tier]",
+    ),
+    click.option(
+        "--seed", type=int, metavar="N",
+        help="Start of the random decisions. [default: 0; nightly: a fresh one, which is printed]",
+    ),
+    click.option(
+        "--time-limit", type=click.FloatRange(1), metavar="SECONDS",
+        help="Leave the rest of the plan after this time; the verdict is then incomplete. [default: none]",
+    ),
+    click.option(
+        "--machine", "machines", multiple=True, metavar="NAME",
+        help="What is driven: sessions, tree, both (repeatable). [default: all]",
+    ),
+    click.option(
+        "--mode", type=click.Choice(["free", "faithful", "both"]),
+        help="faithful: window evictions and ends of turns as a real scheduler has them. free: others too."
+        " [default: both; of a release faithful]",
+    ),
+)  # fmt: skip
+
+
+def plan_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """--tier and changes to it, for a command that takes `plan`."""
+
+    @wraps(command)
+    def run(
+        *given: Any, tier: str, mode: str | None, time_limit: float | None, **options: Any
+    ) -> Any:
+        from reference.commands import Mode
+        from stateful_tests.check import check_plans
+
+        changed = {
+            name: options.pop(name) or None for name in ("presets", "examples", "steps", "machines")
+        }
+        modes = None
+        if mode is not None:
+            modes = tuple(Mode) if mode == "both" else (Mode(mode),)
+        with unusable("--", ValueError):
+            plan = check_plans.plan(
+                tier, modes=modes, seed=options.pop("seed"), time_limit_s=time_limit, **changed
+            )
+        return command(*given, plan=plan, **options)
+
+    for option in reversed(_OPTIONS):
+        run = option(run)
+    return run

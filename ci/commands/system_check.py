@@ -1,0 +1,299 @@
+"""The check of one system: its base, what changed, its plan, and other ways in which the changes run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ci.commands import base_choice
+from ci.commands.saved_traces import Saved, save_traces
+from ci.commands.shared import SystemSelector, Unusable, note, unusable, worker_limits
+from impl.adapter import AnySystem
+from impl.system_spec import SystemSpec, system_spec
+from stateful_tests.lockstep.exit_codes import Ending, gravest
+
+if TYPE_CHECKING:
+    from ci import Data
+    from stateful_tests.check.trees.base_selection import Base
+    from stateful_tests.check.trees.changed_functions import Changes
+    from stateful_tests.check.corpus import CorpusLine
+    from stateful_tests.check.trees.other_ways import OtherWays
+    from stateful_tests.check.check_plans import Plan
+    from stateful_tests.lockstep.check_results import CheckResult, Finding
+    from stateful_tests.lockstep.run_results import Run
+
+# Commands that are driven to find a call of a changed function that no directed run calls.
+SEARCH_COMMANDS = 1_500
+FOUND = (Ending.VIOLATED, Ending.BROKE)  # of a check that has found something new
+Saves = Callable[[], None]  # saves the traces of a report, and notes there where they are
+
+
+class CheckOptions(NamedTuple):
+    """Options of a check.
+
+    make_executor: called with the needs of the system. since: the git revision of --since. html: pages too.
+    other_ways: drive other ways in which changed functions run as well.
+    """
+
+    make_executor: Callable[..., Any]
+    save_dir: str
+    base: str | None
+    since: str | None
+    html: bool
+    other_ways: bool = True
+
+
+@dataclass
+class InterruptGuard:
+    """Notes a KeyboardInterrupt before the plan begins. A clause in `reported` swallows it, so that the
+    report is still made."""
+
+    reported: Collection[str]
+    interrupted: bool = False
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> bool:
+        self.interrupted |= kind is KeyboardInterrupt
+        return kind is KeyboardInterrupt and bool(self.reported)
+
+
+def check_system(
+    selector: SystemSelector, asked: Plan, how: CheckOptions
+) -> tuple[Data, Saves]:
+    """Check one system. Return its report and a function that saves its traces."""
+    from ci.report.check_data import check_data
+    from ci.report.progress_line import Progress
+    from stateful_tests.check import campaign, check_plans
+    from stateful_tests.check.known_faults import lookup
+    from stateful_tests.check import run_driver
+    from stateful_tests.check.known_faults import masks as known
+    from stateful_tests.check.trees.way_map import way_map
+
+    began = time.monotonic()
+    with ExitStack() as opened:
+        base, system = base_choice.with_system(how.base, selector, how.since, opened)
+        before = None if base is None else base.system
+        early: dict[str, Run] = {}  # clause -> the run that showed it
+        cut_short = InterruptGuard(early)
+        changed = _changed(system, selector, base, asked, how, early, cut_short)
+        others = None
+        engine_ways = way_map(system_spec(system).engine)
+        if changed is not None:
+            favoured = engine_ways.calls_rarely([*changed.called, *changed.missed])
+            asked = replace(asked, first=changed.first, favoured=favoured)
+            others = _other_ways(system, changed, asked) if how.other_ways else None
+        asked = asked if others is None else others.plan
+        plan = check_plans.for_system(asked, system)
+        from_factory = selector.spec.stranger  # it may own something that exists once
+        cuda = selector.device == "cuda"
+        named = run_driver.Named(selector.spec, selector.device, selector.checkout, *worker_limits())
+        with (
+            how.make_executor(pays=not from_factory and not cuda, fork=not cuda) as executor,
+            Progress() as progress,
+        ):
+            saved = Saved(system.name, how.save_dir, progress.say, base and base.name)
+            with unusable(f"--impl {selector.spec}: "):
+                masks = []
+                with cut_short:
+                    for mask in known.masks(system, before):
+                        masks.append(mask)
+                        progress.line(mask.line)
+                named = named._replace(also_checked=known.also_checked(system, masks))
+                releases = None
+                if base is not None:
+                    releases = lookup.Lookup(base, system, executor, named.limits, note, changed)
+                result = campaign.run(
+                    system, asked, progress, before,
+                    executor=executor, named=named, found=saved, masks=masks,
+                    early=list(early.values()), interrupted=cut_short.interrupted, began=began,
+                    lookup=releases,
+                )  # fmt: skip
+        for clause in early.keys() - {finding.clause for finding in result.findings}:
+            note(f"{clause}, named above as NEW: a known fault explains it")
+        reports: list[Data] = []
+        saves: list[Saves] = []
+        if others is not None:
+            _drive_ways(result, others, selector, system, how, reports, saves)
+        if changed is not None:
+            loaded = engine_ways.loaded_in(changed.missed, result.ways)
+            changed = changed.also_called(_called_in(reports) | loaded)
+            if how.other_ways:  # the report of another way lists none: it need not call all changes
+                spec = system_spec(system)
+                undriven = engine_ways.undriven(spec.engine, known.release_of(system))
+                had = {spec.way: {f"{m.name} {m.preset}" for m in result.machines if m.examples}}
+                for way, of_way in zip(result.ways, reports):
+                    machines = (each for each in of_way["machines"] if each["examples"])
+                    had[way] = {f"{each['machine']} {each['preset']}" for each in machines}
+                result.uncalled = tuple(
+                    engine_ways.told(each, spec.way, undriven, had) for each in changed.missed
+                )
+        if changed is None and base is not None:
+            changed = _differing(base, system, result.findings)
+            result.findings = lookup.caused_by(result.findings, changed)
+        data = check_data(
+            result,
+            plan,
+            capabilities=system.capabilities,
+            masks=masks,
+            base=base,
+            changed=changed,
+        )
+        endings = [data["exit_code"], *(each["exit_code"] for each in reports)]
+        data |= {"ways": reports, "exit_code": gravest(endings)}
+
+    def save() -> None:
+        save_traces(result.findings, data["findings"], how.save_dir, selector.options, how.html)
+        saved.tidy(data["findings"])
+        for save_way in saves:
+            save_way()
+
+    return data, save
+
+
+def _changed(
+    system: AnySystem,
+    selector: SystemSelector,
+    base: Base | None,
+    asked: Plan,
+    how: CheckOptions,
+    early: dict[str, Run],
+    cut_short: InterruptGuard,
+) -> Changes | None:
+    """Find the functions that changed since --since, or since the base if it is a commit of the checkout's
+    history. None: there is no such revision, or an interrupt. early: gets a violation of a directed run that
+    calls a change, where the base conforms."""
+    from ci.report import report_data as report
+    from stateful_tests.check import run_driver, check_plans
+    from stateful_tests.check.trees import changed_functions, tree_history
+    from stateful_tests.check.trees.way_map import called_by_plan, way_map
+
+    commit = base.commit if base is not None else ""
+    if how.since is None and not commit:
+        if selector.checkout and (edited := tree_history.edited_files(Path(selector.checkout))):
+            files = f"{edited[0]} and {len(edited) - 1} more" if edited[1:] else edited[0]
+            note(f"{files} changed since HEAD: --since HEAD first drives what calls the changes")
+        return None
+    plan = check_plans.for_system(asked, system)
+    noted_clauses = set[str]()
+    before = None if base is None else base.system
+
+    def note_new_fault(line: CorpusLine) -> None:
+        run = changed_functions.new_fault(system, before, line)
+        violation = None if run is None else run.violation
+        if run is None or violation is None or violation.clause in noted_clauses:
+            return
+        noted_clauses.update(violation.clauses)
+        early[violation.clause] = run
+        note(report.violation_line(run, "" if before is None else before.name))
+
+    revision = how.since or (base.name if base is not None else "")
+    note(f"since {revision}: looks for runs that call what changed")
+    changed: Changes | None = None
+    spec = system_spec(system)
+    engine_ways = way_map(spec.engine)
+    own_way = spec.way
+    with unusable(f"--since {revision:.80}: ", ValueError), cut_short:
+        lines = [
+            line
+            for mode in plan.modes or system.capabilities.modes
+            for line in run_driver.lines_of(system, plan, mode)
+        ]
+        changed = changed_functions.changes(
+            system, commit or revision, lines, note_new_fault, engine_ways, own_way
+        )
+        changed = changed._replace(revision=revision)
+        note(changed.text)
+    if changed is None:  # interrupted
+        return None
+    # A function that is known to run in other ways alone is not looked for in this one.
+    wanted = [
+        each
+        for each in changed.missed
+        if each not in engine_ways.functions or engine_ways.runs(each, own_way)
+    ]
+    if not wanted:
+        return changed
+    plan = replace(plan, favoured=engine_ways.calls_rarely(wanted))
+    with unusable(f"--impl {selector.spec}: "), cut_short:
+        return changed.also_called(called_by_plan(system, plan, SEARCH_COMMANDS, wanted).keys())
+    return changed  # interrupted
+
+
+def _differing(base: Base, system: AnySystem, findings: Sequence[Finding]) -> Changes:
+    """Name the functions that differ from a base without a history, in the files that the findings call."""
+    from stateful_tests.check.trees import changed_functions
+    from stateful_tests.check.trees.way_map import functions_of
+
+    called = (texts for finding in findings for texts in finding.run.called)
+    return changed_functions.beside(base, system, functions_of(chain.from_iterable(called)))
+
+
+def _other_ways(system: AnySystem, changed: Changes, asked: Plan) -> OtherWays | None:
+    from stateful_tests.check.known_faults import masks
+    from stateful_tests.check.trees.other_ways import other_ways
+    from stateful_tests.check.trees.way_map import way_map
+
+    spec = system_spec(system)
+    functions = [*changed.called, *changed.missed]
+    return other_ways(
+        way_map(spec.engine), spec.engine, masks.release_of(system), spec.way, functions,
+        changed.missed, asked,
+    )  # fmt: skip
+
+
+def _drive_ways(
+    result: CheckResult,
+    others: OtherWays,
+    selector: SystemSelector,
+    system: AnySystem,
+    how: CheckOptions,
+    reports: list[Data],
+    saves: list[Saves],
+) -> None:
+    """Drive other ways in which changed functions run, until something is found. The result of the check says
+    what each showed, and which were not driven."""
+    plain = SystemSpec(system_spec(system).engine)
+    base_name = how.base
+    if base_name is not None and base_name.startswith(f"{plain}=="):
+        base_name = str(SystemSpec.parse(base_name).in_way(""))
+    stops = bool(result.new) or result.interrupted
+    for way in others.driven + others.named:
+        other = replace(selector, spec=plain.in_way(way))
+        command = f"kvspec check {other.options}"
+        if stops or way in others.named:
+            result.not_driven[way] = command
+            continue
+        note(f"drives {other.spec} as well: what changed runs there")
+        try:
+            options = how._replace(other_ways=False, base=base_name)
+            data, save = check_system(other, others.each, options)
+        except Unusable as error:
+            result.not_driven[way] = str(error)
+            continue
+        except KeyboardInterrupt:
+            result.interrupted = stops = True
+            result.not_driven[way] = command
+            continue
+        result.ways[way] = data["said"]
+        reports.append(data)
+        saves.append(save)
+        stops = data["interrupted"] or data["exit_code"] in FOUND
+
+
+def _called_in(reports: list[Data]) -> set[tuple[str, str]]:
+    """Return the changed functions that runs in other ways called."""
+    called = set()
+    for data in reports:
+        if not data["since"]:
+            continue
+        for text in data["since"]["called"]:
+            file, _, name = text.partition(": ")
+            called.add((file, name))
+    return called

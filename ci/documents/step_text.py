@@ -1,0 +1,132 @@
+"""A step of a run as text: rows, radix tree and pools before it and after it, what is as it was left out."""
+
+from collections.abc import Iterator
+from itertools import zip_longest
+from typing import NamedTuple
+
+from reference.geometry import Geometry
+from ci.compare.snapshot import lockers
+from reference import model
+from reference.commands import Command, Done, Outcome
+from reference.state import Session, State, free, holders
+from reference.prefix_cache import path_text
+from reference.radix_tree import Placed, Tree, nodes
+from stateful_tests.lockstep import text_drawings
+from stateful_tests.lockstep.run_results import Trace
+from stateful_tests.traces.notation import format_command, format_outcome
+
+_WIDTH = 108  # of two columns and the gap between them
+_GAP = 6
+Blocks = dict[str, str]  # what is drawn -> how
+
+
+class DrawnStep(NamedTuple):
+    """A command, and the states around it."""
+
+    command: Command
+    before: State
+    after: State
+    outcome: Outcome
+
+    def drawn(self) -> str:
+        """Draw the changes of the command, before and after, side by side where that fits."""
+        then, now = blocks(self.before), blocks(self.after)
+        names = list(then | now)
+        changed = [name for name in names if then.get(name) != now.get(name)]
+        heading = f"{format_command(self.command)}: {format_outcome(self.outcome)}"
+        if not changed:
+            return "\n\n".join([f"{heading}, and nothing changes", *then.values()])
+        left = "\n\n".join(then.get(name, _missing(name)) for name in changed)
+        right = "\n\n".join(now.get(name, _missing(name)) for name in changed)
+        return f"{heading}\n\n{_beside(left, right)}"
+
+    @property
+    def changes(self) -> bool:
+        return isinstance(self.outcome, Done) and blocks(self.before) != blocks(self.after)
+
+    @property
+    def frees(self) -> bool:
+        then, now = free(self.before), free(self.after)
+        return now.full > then.full or now.swa > then.swa
+
+
+def steps(trace: Trace) -> Iterator[DrawnStep]:
+    """The trace on the reference."""
+    state = model.initial(trace.sizes(Geometry), trace.mode)
+    for command in trace.row_commands:
+        before = state
+        state, outcome = model.step(state, command)
+        yield DrawnStep(command, before, state, outcome)
+
+
+def _missing(name: str) -> str:
+    return f"{name}: none" if name else ""
+
+
+def _beside(left: str, right: str) -> str:
+    """Two drawings with their titles; one below the other where they are too wide."""
+    wide = max(map(len, left.splitlines()))
+    if wide + _GAP + max(map(len, right.splitlines())) > _WIDTH:
+        return f"before\n\n{left}\n\nafter\n\n{right}"
+    columns = ["before", "", *_level(left, right)], ["after", "", *_level(right, left)]
+    pairs = zip_longest(*columns, fillvalue="")
+    return "\n".join(f"{a:<{wide + _GAP}}{b}".rstrip() for a, b in pairs)
+
+
+def _level(text: str, other: str) -> list[str]:
+    """The lines, each block as high as its neighbour."""
+    lines: list[str] = []
+    for mine, theirs in zip_longest(text.split("\n\n"), other.split("\n\n"), fillvalue=""):
+        block = mine.splitlines()
+        lines += block + [""] * (max(len(block), len(theirs.splitlines())) + 1 - len(block))
+    return lines[:-1]
+
+
+def blocks(state: State) -> Blocks:
+    """Each row, the radix tree, sessions and requests without a row, and what is free."""
+    geometry = state.config.geometry
+    drawn = Blocks()
+    for holder in holders(state):
+        whose = (
+            f", lent to {holder.request.name}" if holder.request and holder.request.session else ""
+        )
+        title = f"row of {holder.name}{whose}"
+        drawn[f"row of {holder.name}"] = (
+            f"{title}\n{text_drawings.row(holder.cursors, geometry.page_size, geometry.window)}"
+        )
+    for session in state.sessions:
+        drawn[f"session {session.name}"] = _session(session)
+    for request in state.requests:
+        tokens = f"input {request.origin}" + (
+            f" + output {request.output}" if request.output else ""
+        )
+        drawn[f"request {request.name}"] = (
+            f"request {request.name}: {request.phase.value}, {tokens}"
+        )
+    if state.tree is not None:
+        drawn["radix tree"] = tree(state.tree)
+    left = free(state)
+    pools = f"{left.full} full" + (f", {left.swa} SWA" if geometry.window is not None else "")
+    drawn["free pages"] = f"free pages: {pools}; rows: {left.rows}"
+    return drawn
+
+
+def _session(session: Session) -> str:
+    turn = f"turn {session.turn}" if session.turn is not None else "no turn"
+    return f"session {session.name}: {turn}" + (", closes after it" if session.closing else "")
+
+
+def tree(drawn: Tree) -> str:
+    """The radix tree: a node a line, below its parent, with who pins what of it."""
+    placed = sorted(nodes(drawn), key=lambda p: p.path)
+    return text_drawings.tree((_depth(p, placed), [_node(p, drawn)]) for p in placed)
+
+
+def _depth(placed: Placed, others: list[Placed]) -> int:
+    return sum(len(p.path) < placed.end and placed.path[: p.end] == p.path for p in others)
+
+
+def _node(placed: Placed, tree: Tree) -> str:
+    full, swa = map(sorted, lockers(tree, placed))
+    live = None if tree.window is None else placed.node.live
+    return text_drawings.node((placed.start, placed.end), path_text(placed.node.key), live, full, swa)

@@ -1,0 +1,165 @@
+"""Facts about the blocks, table places and requests of an engine that schedules by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ci.explain.fact_history import Past
+from ci.explain.places import Fact
+from reference.blocks.clauses.step import window_start
+from reference.blocks.facts import Lane, StateUse, chained
+from reference.failures import AtBlock, AtChunk, AtCount, AtNamed, AtTable, AtText, Place, counted
+from reference.kv_sources import KvSource
+from stateful_tests.lockstep.run_moments import EngineMoment
+
+
+def block_at(place: AtTable, moment: EngineMoment) -> int | None:
+    """The block in a place of a table, 0 for the null block; None past the table's end."""
+    fact = moment.facts.requests.get(place.request)
+    row = fact.tables[place.group] if fact is not None else ()
+    return row[place.at] if place.at < len(row) else None
+
+
+def blocks_of(places: tuple[Place, ...], moment: EngineMoment) -> set[int]:
+    """The blocks that a failure is about."""
+    first = places[0] if places else None
+    if isinstance(first, AtTable):
+        return {block_at(first, moment) or 0} - {0}
+    if isinstance(first, AtCount) and first.name == "state":
+        return {place.block for place in places if isinstance(place, AtBlock)}
+    return {first.block} if isinstance(first, AtBlock) else set()
+
+
+def chunks_of(places: tuple[Place, ...]) -> set[int]:
+    """The chunks of host memory that a failure is about."""
+    return {place.chunk for place in places if isinstance(place, AtChunk)}
+
+
+def called(place: Place, m: EngineMoment) -> str:
+    match place:
+        case AtTable(request):
+            return f"{request} at {_range(place, m)}"
+        case AtBlock(block):
+            return f"block {block}"
+        case AtChunk(chunk):
+            return f"chunk {chunk} of host memory"
+        case AtCount(who) | AtText(who) | AtNamed(_, who):
+            return who
+    return ""
+
+
+def facts_at(place: Place, m: EngineMoment) -> list[Fact]:
+    """As places.facts_at. A block is free, named by the prefix cache, and in tables."""
+    facts = m.facts
+    match place:
+        case AtTable():
+            block = block_at(place, m)
+            had = {0: "the null block", None: "no block"}.get(block, f"block {block}")
+            return [Fact("", f"has {had}", f"had {had}" if block else "")]
+        case AtBlock(block):
+            free = [Fact("", "is free", "was free")] if block in facts.free else []
+            named = any(published.block == block for published in facts.published)
+            entries = m.step.entries.get(block, ()) if m.step is not None else ()
+            owners = [Fact(entry[0], _having(AtTable(*entry), m)) for entry in entries]
+            return free + [Fact("", "is named by the prefix cache")] * named + owners
+        case AtChunk(chunk) if facts.host is not None:
+            named = any(key.chunk == chunk for key in facts.host.keys)
+            free = [Fact("", "is free", "was free")] if chunk in facts.host.free else []
+            return free + [Fact("", "is named by a hash", "was named by a hash")] * named
+        case AtCount(who) | AtText(who) | AtNamed(_, who) if who in facts.requests:
+            fact = facts.requests[who]
+            blocks = counted(sum(1 for table in fact.tables for block in table if block), "block")
+            counts = f"counts {fact.computed} computed and holds {blocks}"
+            return [
+                Fact("", f"is {fact.status} with {counted(len(fact.tokens), 'token')}, {counts}")
+            ]
+    return []
+
+
+def _having(place: AtTable, m: EngineMoment) -> str:
+    """group -1: what is in flight keeps the block."""
+    return f"has it at {_range(place, m)}" if place.group >= 0 else "keeps it"
+
+
+def _range(place: AtTable, m: EngineMoment) -> str:
+    assert m.step is not None
+    size = m.step.config.groups[place.group].block_size
+    return f"[{place.at * size}, {(place.at + 1) * size}) of group {place.group}"
+
+
+def events(past: Past[EngineMoment]) -> list[str]:
+    """Return what the facts of one moment do not show: who wrote a block last, and what a query sees."""
+    at = past.violation.failure.at
+    step = past.now.step
+    assert step is not None
+    events = [_written(past, block) for block in sorted(blocks_of(at, past.now))]
+    first = at[0] if at else None
+    if isinstance(first, AtChunk):
+        events.append(_moved(past, first.chunk))
+    if isinstance(first, AtTable) and first.query is not None:
+        layers = step.config.groups[first.group]
+        among = "" if first.position is None else f", {first.position} among them"
+        seen = f"from {window_start(layers, first.query)} on{among}"
+        events.append(f"the query at {first.query} sees positions {seen}")
+    return events
+
+
+def _moved(past: Past[EngineMoment], chunk: int) -> str:
+    """Say what was moved into a chunk of host memory last, and when that was seen first."""
+    moved: dict[int, str] = {}
+    for at, moment in enumerate(past.moments, past.run.history_start):
+        for job in moment.facts.transfers:
+            blocks = [str(part[1]) for part in job.parts if part[2] == chunk]
+            if blocks and job.copied and not job.load:
+                what = f"store {job.job} has moved block {' and '.join(blocks)} into it"
+                moved.setdefault(job.job, f"{what} by {past.command(at)}")
+    return moved[max(moved)] if moved else "no store in sight has written it"
+
+
+def _written(past: Past[EngineMoment], block: int) -> str:
+    """Say who wrote into a block last, which positions, and when; before an entry read the state in it."""
+    moments = list(enumerate(past.moments, past.run.history_start))
+    step = past.now.step
+    assert step is not None
+    if isinstance(past.violation.failure.at[0], AtCount):
+        moments.pop()
+    for at, moment in reversed(moments):
+        for lane in reversed(moment.facts.lanes):
+            if (left := _left(lane, block, step.kv_sources)) is not None:
+                return f"{lane.request} left {left} in block {block} last, in {past.command(at)}"
+            for group, row in enumerate(lane.tables):
+                if step.config.groups[group].state:
+                    continue
+                size = step.config.groups[group].block_size
+                span = range(lane.start, lane.start + len(lane.tokens))
+                there = [p for p in span if p // size < len(row) and row[p // size] == block]
+                if there:
+                    where = f"[{there[0]}, {there[-1] + 1}) of group {group}"
+                    return (
+                        f"{lane.request} wrote {where} of block {block} last, in {past.command(at)}"
+                    )
+        was = past.moments[max(0, at - past.run.history_start - 1)].facts
+        if (held := moment.facts.memory[block]) != was.memory[block]:
+            copied = f"a state was copied into block {block} last"
+            if not step.config.groups[held[0]].state:
+                copied = f"a load wrote block {block} last"
+                if not any(held[1]):
+                    copied = f"a load that failed has left block {block} empty"
+            return f"{copied}, in {past.command(at)}"
+    return f"nobody has written block {block}"
+
+
+def _left(lane: Lane, block: int, sources: Iterable[KvSource]) -> str | None:
+    """The last state that an entry leaves in a block, in words. sources: that its text may begin at."""
+    for use in lane.states:
+        for written, stamp in reversed(use.writes):
+            if written == block:
+                return f"the state after its token {lane.start + _count(lane, use, stamp, sources)}"
+    return None
+
+
+def _count(lane: Lane, use: StateUse, stamp: int, sources: Iterable[KvSource]) -> int:
+    """After how many of the entry's tokens a state has this stamp."""
+    begins = [use.found[0]] if lane.start else [use.found[0], *(each.origin for each in sources)]
+    texts = (chained(lane.tokens, begin) for begin in begins)
+    return next(stamps.index(stamp) + 1 for stamps in texts if stamp in stamps)

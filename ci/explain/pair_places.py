@@ -1,0 +1,108 @@
+"""The explanation of a pair states facts of its blocks, tables and requests, and of the network between."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from ci.explain import block_places
+from ci.explain.fact_history import Past
+from ci.explain.places import Fact
+from reference.failures import AtCount, AtNamed, AtServer, Failure, Place
+from reference.pairs.config import DECODE, SERVERS
+from stateful_tests.lockstep.run_moments import EngineMoment, PairMoment
+
+
+def on_server(moment: PairMoment, server: str) -> EngineMoment:
+    """One server at that moment, as an engine."""
+    sides = moment.step.sides if moment.step is not None else {}
+    return EngineMoment(moment.facts.of(server), sides.get(server))
+
+
+def called(place: Place, m: PairMoment) -> str:
+    match place:
+        case AtServer(server, inner):
+            name = block_places.called(inner, on_server(m, server))
+            return f"{name} of {server}" if name else ""
+        case AtCount(who) | AtNamed(_, who):
+            return who
+    return ""
+
+
+def facts_at(place: Place, m: PairMoment) -> list[Fact]:
+    """As places.facts_at."""
+    match place:
+        case AtServer(server, inner):
+            return block_places.facts_at(inner, on_server(m, server))
+        case AtNamed("request", name):
+            told = (facts for s in SERVERS if (facts := block_places.facts_at(place, on_server(m, s))))
+            states = [each.state.value for each in m.facts.readers if each.request == name]
+            return [*next(told, []), *(Fact("", state) for state in states[:1])]
+    return []
+
+
+def events(past: Past[PairMoment]) -> list[str]:
+    """Events tell what the facts of one moment do not show: who wrote a block last, what a query sees."""
+    at = [place for place in past.violation.failure.at if isinstance(place, AtServer)]
+    if not at:
+        return []
+    server = at[0].server
+    inner = tuple(place.place for place in at if place.server == server)
+    stake = block_places.blocks_of(inner, on_server(past.now, server))
+    sent = [_sent(past, block) for block in sorted(stake)] if server == DECODE else []
+    if any(sent):
+        return [each for each in sent if each]
+    return block_places.events(_alone(past, server, inner))
+
+
+def _alone(past: Past[PairMoment], server: str, places: tuple[Place, ...]) -> Past[EngineMoment]:
+    """The past of one server."""
+    history = tuple(on_server(moment, server) for moment in past.moments)
+    failure = past.violation.failure
+    told = Failure(failure.expected, failure.observed, lambda: places, failure.head)
+    return Past(past.run, replace(past.violation, failure=told), history)
+
+
+def _sent(past: Past[PairMoment], block: int) -> str:
+    """The transfers that moved bytes into a block of D, and when; of several all that one command moved
+    last."""
+    moved: dict[int, list[str]] = {}
+    copied: set[int] = set()
+    for at, moment in enumerate(past.moments, past.run.history_start):
+        for job in moment.facts.transfers:
+            if not job.copied or job.number in copied:
+                continue
+            copied.add(job.number)
+            sources = dict.fromkeys(
+                str(source) for _, target, source in job.moves if target == block
+            )
+            if sources:
+                names = " and ".join(sources)
+                moved.setdefault(at, []).append(
+                    f"transfer {job.number} moved block {names} of P into block {block} of D"
+                )
+    if not moved:
+        return ""
+    last = max(moved)
+    return f"{' and '.join(moved[last])} in {past.command(last)}"
+
+
+def wire(moment: PairMoment) -> Iterator[str]:
+    """Each message and transfer between the servers is told in words."""
+    facts = moment.facts
+    for promise in facts.promises:
+        if promise.held:
+            readers = [
+                f"{each.request} {each.state.value}" for each in facts.readers_of(promise.request)
+            ]
+            yield f"P keeps {promise.request} for D: {', '.join(readers) or 'nobody was told yet'}"
+    for job in facts.transfers:
+        reached = {"failed": job.failed, "ended": job.over, "has moved": job.copied, "waits": True}
+        state = next(words for words, holds in reached.items() if holds)
+        moves = ", ".join(f"{source} to {target}" for _, target, source in job.moves)
+        yield f"transfer {job.number} for {job.reader or 'nobody'} ({state}): blocks {moves}"
+    for message in facts.messages:
+        what = "renews" if message.renews else "no more need of"
+        yield f"message to {message.to}: {what} {' '.join(message.requests)}"
+    yield from (f"{server} waits for a handshake" for server in facts.handshakes)
+    yield f"{facts.clock:g} s"

@@ -1,0 +1,205 @@
+"""Since when each place is as it is, until when it was otherwise, and who else has it: for all clauses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from itertools import groupby
+from typing import Any
+
+from ci.explain import places
+from ci.explain.fact_history import History, Past, cursors_of, lent_to
+from ci.explain.places import Fact, letter, token_text
+from ci.shown_kinds import ExplainedPlaces, shown_of
+from reference.clauses.attention_reads import stamp_text
+from reference.commands import Finish, Retract
+from stateful_tests.lockstep.run_moments import AnyMoment, Moment
+from reference.failures import (
+    AtCounter, AtCursor, AtLock, AtNamed, AtNode, AtPosition, AtText, Place, counted,
+)  # fmt: skip
+
+FactsAt = Callable[[Any, Any], list[Fact]]
+# places of a kind that are reported; of other kinds the first
+MOST = {AtCursor: 6, AtLock: 3, AtNamed: 3}
+
+
+def stories(past: Past[AnyMoment]) -> list[str]:
+    """A story for each place that the violation is about; cursors of one fate together."""
+    at = past.violation.failure.at
+    if not isinstance(past, History):
+        told = of_kind(past)
+        return [story(past, place, told.called, told.facts_at) for place in _few(at)]
+    texts: dict[str, None] = {}
+    cursors = [place for place in at if isinstance(place, AtCursor)][: MOST[AtCursor]]
+    for place in _few(at):
+        if isinstance(place, AtCursor):
+            texts[_cursors(past, cursors)] = None
+        for part in places.leads_to(place, past.now):
+            texts[story(past, part, places.called, places.facts_at)] = None
+    return [each for each in texts if each]
+
+
+def of_kind(past: Past[AnyMoment]) -> ExplainedPlaces:
+    """Return the explainer of the places of a system that facts and clauses judge alone."""
+    found = shown_of(past.run.trace.geometry).explains()
+    assert found is not None
+    return found
+
+
+def _few(at: Iterable[Place]) -> list[Place]:
+    kinds: dict[type, list[Place]] = {}
+    for place in at:
+        kinds.setdefault(type(place), []).append(place)
+    return [place for kind, each in kinds.items() for place in each[: MOST.get(kind, 1)]]
+
+
+def story(past: Past[AnyMoment], place: Place, called: Callable[[Any, Any], str], facts_at: FactsAt) -> str:
+    """Tell the facts about a place now, each since when; for a thing that nobody has those until then.
+    Empty for a kind of place that has no facts."""
+    name = called(place, past.now)
+    facts = facts_at(place, past.now)
+    if not facts:
+        return ""
+
+    def since(fact: Fact) -> str:
+        return past.first_since(f"{place}: {fact.now}", partial(_is_so, facts_at, place, fact))
+
+    own = [fact for fact in facts if not fact.owner]
+    having = [f"{f.owner} {f.now} {since(f)}" for f in facts if f.owner]
+    if not own:
+        # who reads or writes it owns nothing
+        count = sum(fact.now.startswith("has ") for fact in facts)
+        what = f"has {counted(count, 'owner')}" if count > 1 else "is not free"
+        return f"{name} {what}: {' and '.join(having)}"
+    dated = [(fact.now, since(fact)) for fact in own]
+    texts = f"{name} {' and '.join(_together(dated))}{_due(place)}"
+    if having:
+        return ", and ".join([texts, *having])
+    return texts + _until_then(past, place, own[0], facts_at)
+
+
+def _together(dated: list[tuple[str, str]]) -> list[str]:
+    """Facts with their dates, a date and a verb once: "is live and has 1 SWA slot since command 2"."""
+    texts = []
+    for since, facts in groupby(dated, key=lambda each: each[1]):
+        first, *more = [fact for fact, _ in facts]
+        verb = first.split()[0] + " "
+        texts.append(
+            " and ".join([first, *(fact.removeprefix(verb) for fact in more)]) + f" {since}"
+        )
+    return texts
+
+
+def _is_so(facts_at: FactsAt, place: Place, fact: Fact, m: Any) -> bool:
+    return fact in facts_at(place, m)
+
+
+def _due(place: Place) -> str:
+    """Say what has to be so now."""
+    match place:
+        case AtNode(must=int(must)):
+            return f" and must count {must}"
+        case AtCounter(must=int(must)):
+            return f" and must be {must}"
+        case AtPosition(must=int(must)):
+            return f" and must find {stamp_text(must)}"
+        case AtText(at=int(at), must=int(must)):
+            return f" and must have {token_text(must)} at position {at}"
+    return ""
+
+
+def _until_then(past: Past[AnyMoment], place: Place, fact: Fact, facts_at: FactsAt) -> str:
+    before = past.last_before(lambda m: not _is_so(facts_at, place, fact, m))
+    was = [f for f in facts_at(place, before) if f.was] if before is not None else []
+    texts = " and ".join(f"{f.owner or 'it'} {f.was}" for f in was)
+    # whether a lock is older than a split tells why it is miscounted
+    if was and isinstance(place, AtLock):
+        then = past.last_time(f"{place}: {was[0].was}", partial(_is_so, facts_at, place, was[0]))
+        texts += f" {past.at(then[0])}" if then is not None else ""
+    return f"; until then {texts}" if texts else ""
+
+
+_COMMITTED = "kv_committed_len"
+
+
+# -- cursors ---------------------------------------------------------------------------------------------
+
+
+def _cursors(past: History, found: list[AtCursor]) -> str:
+    """Say what cursors are, since when, and what they must be: those of one fate together."""
+    fates: dict[tuple[int, int, int | None, str], dict[str, list[str]]] = {}
+    off: dict[tuple[int, int, int | None, str], list[AtCursor]] = {}
+    for place in found:
+        cursors = cursors_of(past.now, place.owner)
+        if cursors is None:
+            continue
+        got = getattr(cursors, place.field)
+        held = _holds(past.now, place.owner)
+        index = past.first_step(
+            f"{place.field} of {place.owner} is {got}", _is_since, place, got, held
+        )
+        taken = _taken_over(past, place, got) if index == past.violation.step else ""
+        fate = index, got, place.must, taken
+        fates.setdefault(fate, {}).setdefault(place.owner, []).append(letter(place.field))
+        off.setdefault(fate, []).append(place)
+    return "; ".join(_fate(past, fate, whose, off[fate]) for fate, whose in fates.items())
+
+
+def _fate(
+    past: History,
+    fate: tuple[int, int, int | None, str],
+    whose: dict[str, list[str]],
+    off: list[AtCursor],
+) -> str:
+    index, got, must, taken = fate
+    several = len(off) > 1
+    who = ", ".join(f"{' and '.join(k)} of {'the ' * (' ' in n)}{n}" for n, k in whose.items())
+    verb = f"{'are' if several else 'is'} {got} {past.at(index)}"
+    if index == past.violation.step:
+        verb = f"{'become' if several else 'becomes'} {got}{taken}"
+    if must is None:
+        return f"{who} {verb}".rstrip(",")
+    before = past.before
+    stays = all(
+        _is(before, place._replace(owner=_had_by(before, place.owner)), must) for place in off
+    )
+    ends = stays and isinstance(past.run.rows[-1].command, Finish | Retract)
+    written = _written(got, must) if ends and {each.field for each in off} == {_COMMITTED} else ""
+    return f"{who} {verb} and must {'stay' if stays else 'be'} {must}{written}"
+
+
+def _written(got: int, must: int) -> str:
+    """Say what a slot that counts more or fewer tokens than are committed does to their KV."""
+    if got > must:
+        return f": KV of [{must}, {got}) was never written"
+    return f": KV of [{got}, {must}), written or in flight, is computed again"
+
+
+def _is(m: Moment, place: AtCursor, value: int) -> bool:
+    cursors = cursors_of(m, place.owner)
+    return cursors is not None and getattr(cursors, place.field) == value
+
+
+def _holds(m: Moment, owner: str) -> bool:
+    """A request that holds nothing shows no cursors; they count as 0."""
+    request = m.facts.requests.get(owner)
+    return request is None or request.cursors is not None
+
+
+def _is_since(m: Moment, place: AtCursor, value: int, held: bool) -> bool:
+    return _is(m, place, value) and _holds(m, place.owner) is held
+
+
+def _had_by(m: Moment, owner: str) -> str:
+    """Name the turn that has a row, whose cursors it shows."""
+    return lent_to(m, owner) or owner
+
+
+def _taken_over(past: History, place: AtCursor, value: int) -> str:
+    """Since when the turn that had the row of a slot had the value that the slot shows now."""
+    turn = lent_to(past.before, place.owner)
+    if turn is None or not _is(past.before, place._replace(owner=turn), value):
+        return ""
+    was = place._replace(owner=turn)
+    since = past.was_since(f"{place.field} of {turn} was {value}", _is, was, value)
+    return f", which {turn} had {since},"

@@ -1,0 +1,293 @@
+"""Reasons that are no places: why a command is refused, and what an eviction should have taken."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from ci.compare.differences import POOL
+from ci.explain.fact_history import History, cursors_of
+from reference.clauses.step import Step, evicted_below
+from reference.commands import (
+    Abort,
+    Admit,
+    Chunk,
+    Command,
+    Evict,
+    EvictSwa,
+    Extend,
+    Finish,
+    Reason,
+    Refused,
+    Submit,
+)
+from reference.failures import Failure, counted
+from reference.state import IN_BATCH, Phase, Request, free
+from reference.prefix_cache import path_text
+from reference.rules import RULES as RULES_OF
+from reference.radix_tree import Key, nodes, sizes
+from stateful_tests.lockstep.tree_adoption import requests_of_batch
+from stateful_tests.lockstep.run_moments import Moment
+from stateful_tests.lockstep.run_results import Run, Violation
+from stateful_tests.traces.notation import format_command as describe
+
+
+def reason(past: History) -> str | None:
+    """The sentence on a clause of this module; None for the others."""
+    reason = _REASONS.get(past.violation.clause)
+    return reason(past) if reason is not None else None
+
+
+def _outcome(past: History) -> str | None:
+    """OUT-1: a command that is done or refused, and should not be."""
+    got, want = past.step.outcome, past.step.expected
+    does = f"refuses ({got.reason.value})" if isinstance(got, Refused) else "carries out"
+    should = (
+        f"must refuse it as {want.reason.value}"
+        if isinstance(want, Refused)
+        else "must carry it out"
+    )
+    return f"the system {does} {past.here} and {should}{_why(past)}"
+
+
+def refusal(run: Run, index: int) -> str:
+    """Why the rules refuse a command of a replayed trace, in words; "" where they do not, and of commands
+    that they have none for."""
+    row = run.rows[index]
+    at = index - run.history_start
+    if not isinstance(row.outcome, Refused) or type(row.command) not in RULES_OF:
+        return ""
+    step = run.history[at].step if at > 0 else None
+    # Too long ago, or not run by the system; or no model stands beside it.
+    if not isinstance(step, Step) or not isinstance(step.expected, Refused):
+        if at > 0 and isinstance(row.command, Finish) and row.outcome.reason is Reason.UNFAITHFUL:
+            return _taken_back(run.moments(Moment)[at - 1], row.command)
+        return RULES_OF[type(row.command)].refused.get(row.outcome.reason, "")
+    until = replace(run, rows=run.rows[: index + 1], history=run.history[: at + 1])
+    past = History(until, Violation("OUT-1", index, Failure("", "")), step)
+    condition, fact = _condition_and_fact(past)
+    missing = row.outcome.reason is Reason.WRONG_PHASE and _missing_step(step)
+    if fact and (missing or row.outcome.reason is Reason.UNKNOWN_REQUEST):
+        condition = ""  # the fact says it all
+    sentence = past.words("; ".join(filter(None, (condition, fact))))
+    return f"{sentence}: {missing} comes first" if missing else sentence
+
+
+def _why(past: History) -> str:
+    """The fact behind a refusal: the reference's, or what the system says."""
+    condition, fact = _condition_and_fact(past)
+    return (f" ({condition})" if condition else "") + (f", for {fact}" if fact else "")
+
+
+def _condition_and_fact(past: History) -> tuple[str, str]:
+    """Return what the rules say of a refusal, where that says more than the fact, and the fact here; or
+    ""."""
+    step = past.step
+    was = past.before.state
+    ours = isinstance(step.expected, Refused)
+    refusal = step.expected if ours else step.outcome
+    if not isinstance(refusal, Refused):
+        return "", ""
+    reason = refusal.reason
+    request = step.acted
+    if reason is Reason.TURN_IN_FLIGHT and (fact := _turn_in_flight(past)):
+        return "", fact
+    if reason is Reason.WINDOW_LOST:
+        return "", _window_lost(past, ours)
+    if reason in (Reason.OUT_OF_FULL, Reason.OUT_OF_SWA) and not ours:
+        return "", _room(past, "full" if reason is Reason.OUT_OF_FULL else "swa")
+    # "": the system's own
+    condition = RULES_OF[type(step.command)].refused.get(reason, "") if ours else ""
+    if ours and reason is Reason.UNKNOWN_REQUEST:
+        unknown = [name for name in _named(step.command) if was.request(name) is None]
+        return condition, _gone(past, unknown[0]) if unknown else ""
+    if ours and reason is Reason.BAD_LENGTH:
+        return condition, _lengths(past)
+    request = next(iter(_not_ready(step)), request)
+    if request is not None and reason is (Reason.WRONG_PHASE if ours else Reason.UNKNOWN_REQUEST):
+        name = request.name
+        phase = request.phase
+        again = " again" if phase is Phase.QUEUED and request.started else ""
+        is_so = f"{name} is {phase.value}{again}"
+        so = past.first_since(
+            is_so, lambda m: getattr(m.state.request(name), "phase", None) is phase
+        )
+        return condition, f"{is_so} {so}" if ours else is_so
+    return condition, ""
+
+
+def _turn_in_flight(past: History) -> str:
+    """The turn that runs in the session of a submit, and since when; "" where none does."""
+    command = past.step.command
+    session = past.before.state.session(command.session) if isinstance(command, Submit) else None
+    if session is None or session.turn is None:
+        return ""
+    name = session.name
+    turn = session.turn
+    since = past.first_since(
+        f"{turn} is the turn of {name}",
+        lambda m: getattr(m.state.session(name), "turn", "") == turn,
+    )
+    return f"{turn} is in flight in {name} {since}"
+
+
+def _room(past: History, pool: str) -> str:
+    """The pages that a pool has for a command, and how many it takes; "" where the count makes no sense."""
+    was = past.before.state
+    at = {"full": 0, "swa": 2}[pool]
+    left = free(was)
+    evictable = sizes(was.tree)[at] if was.tree is not None else 0
+    if min(left.full, left.swa) < 0:
+        return ""  # row and tree, each with pages of its own, had more than there are
+    pages = counted(getattr(left, pool), f"{POOL[pool]} page")
+    has = f"the pool has {pages} free and {evictable // past.page_size} more evictable"
+    if was.tree is not None:
+        return has  # what the command takes is not what is free behind it
+    takes = getattr(left, pool) - getattr(free(past.step.now), pool)
+    return f"{has}, and the command takes {takes or 'none'}"
+
+
+_READY = {Extend: (Phase.ADMITTED, Phase.EXTENDING), EvictSwa: IN_BATCH, Admit: (Phase.QUEUED,)}
+
+
+def _not_ready(step: Step) -> list[Request]:
+    """The requests of a command that are in a phase which the command does not take."""
+    ready = _READY.get(type(step.command), (Phase.RUNNING,))
+    found = [one for name in _named(step.command) if (one := step.was.request(name)) is not None]
+    return [one for one in found if one.phase not in ready]
+
+
+def _missing_step(step: Step) -> str:
+    """The command that comes before; "" where none is missing."""
+    unready = [] if isinstance(step.command, (Abort, Admit)) else _not_ready(step)
+    if not unready or unready[0].phase is Phase.RUNNING:
+        return ""
+    one = unready[0]
+    return describe(
+        Admit(one.name) if one.phase is Phase.QUEUED else Extend((Chunk(one.name, _left(one)),))
+    )
+
+
+def _left(request: Request) -> int:
+    """How many tokens of its text have no KV (tokens)."""
+    computed = request.cursors.kv_committed_len if request.cursors is not None else 0
+    return request.origin + request.output - computed
+
+
+def _named(command: Command) -> Sequence[str]:
+    """The requests of a command."""
+    one = getattr(command, "request", None)
+    return requests_of_batch(command) if one is None else [one]
+
+
+def _gone(past: History, name: str) -> str:
+    """Why there is no request of that name: its submit was refused, it has ended, or it never came."""
+    for index in reversed(range(past.run.history_start + 1, len(past.run.rows) - 1)):
+        row = past.run.rows[index]
+        if isinstance(row.command, Submit) and row.command.request == name:
+            if isinstance(row.outcome, Refused):
+                return f"{past.command(index)} was refused"
+            ended = past.first_step(f"{name} has ended", lambda m: m.state.request(name) is None)
+            return f"{name} has ended with {past.command(ended)}"
+    return f"no command submits {name}"
+
+
+def _lengths(past: History) -> str:
+    """The lengths of a request that a command asks too much of; "" of a batch of several."""
+    names = _named(past.step.command)
+    one = past.before.state.request(names[0]) if len(names) == 1 else None
+    if one is None:
+        return ""
+    text = f"{one.name} has {counted(one.origin, 'token')} of input and {one.output} of output"
+    return f"{text}; {_left(one)} of them without KV"
+
+
+def _taken_back(before: Moment, command: Finish) -> str:
+    """Say what a finish would take back that no scheduler does."""
+    request = before.state.request(command.request)
+    assert request is not None  # else the refusal has another reason
+    target = request.origin + command.finished_len
+    processed = request.processed_outputs[0]
+    if target < request.evicted:
+        evicted = counted(request.evicted, "token")
+        return f"window eviction has counted {evicted}, and the finish keeps {target}"
+    kept = command.finished_len
+    older = counted(processed, "output")
+    return f"a stop within the last two rounds keeps more than {older}, and the finish keeps {kept}"
+
+
+def _window_lost(past: History, ours: bool) -> str:
+    window = past.step.config.geometry.window
+    one = past.step.acted
+    for name in [one.name] if one is not None else requests_of_batch(past.step.command):
+        was = past.before.state.request(name)
+        if was is None or was.cursors is None or window is None:
+            continue
+        c = was.cursors
+        start = max(0, c.kv_committed_len - window)
+        at = f"the window of {name} at {c.kv_committed_len}"
+        if not ours:
+            return f"{at} is there: it starts at {start}"
+        if evicted_below(c) > start:
+            since = past.first_since(f"E of {name}", _evicted_to, name, c.swa_evicted_seqlen)
+            return f"{at} starts at {start} and its SWA KV below {c.swa_evicted_seqlen} is gone {since}"
+    return ""
+
+
+def _evicted_to(m: Moment, name: str, value: int) -> bool:
+    cursors = cursors_of(m, name)
+    return cursors is not None and cursors.swa_evicted_seqlen == value
+
+
+def _shape(past: History) -> str | None:
+    """TREE-11: nodes that stand or went, and when each was last used."""
+    tree = past.now.facts.tree
+    state = past.now.state
+    before = past.before.state
+    if tree is None or state.tree is None or before.tree is None:
+        return None
+    ours = {p.path: p.node.live for p in nodes(state.tree)}
+    theirs = {n.path: n.live or "swa" not in past.now.facts.pools for n in tree.nodes}
+    was = sorted(p.path for p in nodes(before.tree))
+    parts = []
+    for verb, spares, must, a, b in (
+        ("keeps", "leaves", "must go", theirs, ours),
+        ("takes", "takes", "must stay", ours, theirs),
+    ):
+        for path in was:
+            if path in a and path not in b:
+                parts.append(f"{verb} {_used(past, path)}, which {must}")
+            elif a.get(path) and not b[path]:
+                parts.append(f"{spares} the SWA KV of {_used(past, path)}, which {must}")
+    return f"{past.here} {', and '.join(parts[:2])}" if parts else None
+
+
+def _used(past: History, path: Key) -> str:
+    """A node, and when it was last used in the reference: its SWA KV, if that alone is requested."""
+    swa = isinstance(past.step.command, Evict) and not past.step.command.full
+    before = past.before.state.tree
+    node = (
+        next((p.node for p in nodes(before) if p.path == path), None)
+        if before is not None
+        else None
+    )
+    if node is None:
+        return path_text(path)
+    if swa and not node.live:
+        return f"{path_text(path)} (a tombstone)"
+    moment = node.swa_used if swa else node.full_used
+    at = len(past.moments) - 2
+    while at > 0 and _clock(past.moments[at - 1]) >= moment:
+        at -= 1
+    index = at + past.run.history_start
+    kind = "SWA" if swa else "full"
+    used = f" ({kind} KV last used by {past.command(index)})" if at > 0 else ""
+    return f"{path_text(path)}{used}"
+
+
+def _clock(m: Moment) -> int:
+    return m.state.tree.clock if m.state.tree is not None else 0
+
+
+_REASONS: dict[str, Callable[[History], str | None]] = {
+    "OUT-1": _outcome,
+    "TREE-11": _shape,
+}

@@ -1,0 +1,123 @@
+"""Facts about the slots, nodes and transfers of a tree with a host tier."""
+
+from __future__ import annotations
+
+from ci.explain.fact_history import Past
+from ci.explain.places import Fact
+from reference.failures import AtCount, AtSlot, AtTransfer, AtTreeNode, Place
+from reference.tiers.facts import TierFacts, TierTransfer
+from stateful_tests.lockstep.run_moments import TierMoment
+
+
+def called(place: Place, m: TierMoment) -> str:
+    del m
+    match place:
+        case AtSlot(pool, slot, host):
+            return f"{_tier(host)} {pool} slot {slot}"
+        case AtTreeNode(node):
+            return f"node {node}"
+        case AtTransfer(job):
+            return f"transfer {job}"
+        case AtCount(who):
+            return who
+    return ""
+
+
+def facts_at(place: Place, m: TierMoment) -> list[Fact]:
+    """As places.facts_at. A slot is free, a node's, or a transfer's; a node has KV, locks and marks."""
+    facts = m.facts
+    match place:
+        case AtSlot(pool, slot, host):
+            return _of_slot(facts, pool, slot, host)
+        case AtTreeNode(node):
+            return _of_node(facts, node)
+        case AtTransfer(job):
+            transfers = [
+                Fact("", _progress(each)) for each in facts.transfers if each.job == job
+            ]
+            operations = [
+                Fact("", f"is at: {op.state}") for op in facts.operations if op.job == job
+            ]
+            return transfers + operations
+    return []
+
+
+def _progress(transfer: TierTransfer) -> str:
+    """How far a transfer has come, in words."""
+    if transfer.completed:
+        return "has completed"
+    return "has copied" if transfer.copied else "waits"
+
+
+def _tier(host: bool) -> str:
+    return "host" if host else "device"
+
+
+def _of_slot(facts: TierFacts, pool: str, slot: int, host: bool) -> list[Fact]:
+    free = (facts.host_free if host else facts.free).get(pool, ())
+    found = [Fact("", "is free", "was free")] if slot in free else []
+    for node in facts.nodes:
+        if slot in (node.host if host else node.device).get(pool, ()):
+            found.append(Fact(f"node {node.node}", "has it"))
+    if not host:
+        for request in facts.requests:
+            if slot in request.slots.get(pool, ()):
+                found.append(Fact(request.name, "has it"))
+            if slot in request.writing.get(pool, ()):
+                found.append(Fact(f"the prefill server of {request.name}", "writes it"))
+        for send in facts.sends:
+            if send.pool == pool and slot in send.slots:
+                found.append(Fact(f"the decode server of {send.name}", "reads it"))
+    for job in facts.transfers:
+        if any(
+            (part.host if host else part.device) == slot and part.pool == pool for part in job.parts
+        ):
+            verb = "writes" if job.load != host else "reads"
+            found.append(Fact(job.called, f"{verb} it"))
+    if host:
+        found += _of_storage(facts, pool, slot)
+    return found
+
+
+def _of_storage(facts: TierFacts, pool: str, slot: int) -> list[Fact]:
+    """Return the operations of a storage that concern a host slot."""
+    found = []
+    for op in facts.operations:
+        if slot in op.moving.get(pool, ()):
+            found.append(
+                Fact(op.called, "is to write it to the storage" if op.back else "writes it")
+            )
+        elif slot in op.slots.get(pool, ()) and not op.back:
+            found.append(Fact(op.called, "has it"))
+    if slot in facts.returned.get(pool, ()):
+        found.append(Fact("", "waits to be freed"))
+    return found
+
+
+def _of_node(facts: TierFacts, number: int) -> list[Fact]:
+    for node in facts.nodes:
+        if node.node == number:
+            has = [
+                name
+                for host, slots in ((False, node.device), (True, node.host))
+                for name in (f"{_tier(host)} {pool}" for pool, own in slots.items() if own)
+            ]
+            found = [Fact("", f"has {' and '.join(has)} KV" if has else "has no KV")]
+            users = [user.name for user in facts.users if user.node == number]
+            return found + [Fact(name, "has locked it") for name in dict.fromkeys(users)]
+    return [Fact("", "is not in the tree")]
+
+
+def events(past: Past[TierMoment]) -> list[str]:
+    """Return what the facts of one moment do not show: since when a node stands as it does after a split."""
+    texts = []
+    for place in past.violation.failure.at[:1]:
+        if isinstance(place, AtTreeNode):
+            start = next((n.start for n in past.now.facts.nodes if n.node == place.node), None)
+            for at, moment in reversed(list(enumerate(past.moments, past.run.history_start))):
+                was = next((n.start for n in moment.facts.nodes if n.node == place.node), start)
+                if was != start:
+                    now = f"{past.command(at + 1)} split node {place.node}"
+                    texts.append(f"{now}: it began at {was} and begins at {start}")
+                    break
+    return texts

@@ -1,0 +1,305 @@
+"""Reports on logs of watched servers: what validation found in one log or in several."""
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from textwrap import shorten
+from typing import Any
+
+from rich.console import Console
+
+from ci import Data
+from ci.documents.related_faults import avoid
+from ci.report.operator_effects import effect
+from ci.report.text_output import labelled, say, table
+from impl.sglang.server.events import WatchHeader
+from reference.all_clauses import ALL_CLAUSES
+from reference.failures import counted
+from reference.state import Cursors
+from stateful_tests.lockstep.exit_codes import Ending, ending, gravest
+from stateful_tests.lockstep.known_faults import known_faults, looked_for, nearest
+from stateful_tests.watched.log_follower import AFTER_A_GAP, AFTER_A_MISMATCH
+from stateful_tests.watched.log_reader import WatchLog
+from stateful_tests.watched.validation_results import Mismatch, Validated
+
+_NEXT = (
+    "kvspec clauses {clause} has the rule, kvspec bugs WORD the bugs like it. Look at the first mismatch: the"
+    " others may follow from it"
+)
+SHOWN = 5  # mismatches that the text shows of one log; `--json` has all
+
+
+def server_text(header: WatchHeader) -> str:
+    """Such as "sglang 0.5.23, page_size 4, window 8, tree, overlap"."""
+    parts = [f"{header.engine} {header.release}", f"page_size {header.page_size}"]
+    if header.role:
+        parts.insert(1, f"a {header.role} server: its transfers, and not its batches")
+    parts.append("no window" if header.window is None else f"window {header.window}")
+    parts += [word for word, on in (("tree", header.tree), ("overlap", header.overlap),
+                                    ("speculation", header.speculative)) if on]  # fmt: skip
+    return ", ".join(parts)
+
+
+def validation(
+    name: str, header: WatchHeader, found: Validated, seconds: float, log: WatchLog | None = None
+) -> Data:
+    """Everything about the validation of one log. log: that was read, None of a live server."""
+    cut = log.cut if log is not None else None
+    skipped = [
+        f"{count} {what}"
+        if what.startswith("events")
+        else f"{what}{f' ({count} times)' * (count > 1)}"
+        for what, count in found.skipped.items()
+    ] + ([cut] if cut else [])
+    return {
+        "log": name, "server": server_text(header), "role": header.role, "level": header.level,
+        "events": found.events,
+        "events_judged": found.events - found.skipped[AFTER_A_GAP] - found.skipped[AFTER_A_MISMATCH],
+        "steps": found.steps, "commands": sum(found.commands.values()),
+        "commands_by_kind": dict(found.commands),
+        "values_compared": found.compared, "given": found.given, "seconds": round(seconds, 3),
+        "events_per_s": round(found.events / seconds) if seconds else 0, "skipped": skipped,
+        "refused_by_policy": dict(found.policy), "put_right": log.put_right if log is not None else "",
+        "known": [_known(name, times, found) for name, times in found.known.most_common()],
+        "faults_are_known": looked_for("sglang", header.release),
+        "release": header.release, "nearest": nearest("sglang", header.release),
+        "unreadable": "",
+        "mismatches": [mismatch(each) for each in found.found], "more_mismatches": found.more,
+    }  # fmt: skip
+
+
+def _known(name: str, times: int, found: Validated) -> Data:
+    """A known fault that a log shows. found: the first places."""
+    return {
+        "name": name,
+        "times": times,
+        "says": known_faults()[name].says,
+        "upstream": known_faults()[name].upstream,
+        "avoid": avoid(known_faults()[name]),
+        "found": [mismatch(each) for each in found.mismatches if each.known == name],
+    }
+
+
+def validation_verdict(logs: list[Data], unusable: int = 0) -> str:
+    """The verdict on one log or on several. unusable: number of files that are no logs."""
+    number = sum(len(log["mismatches"]) + log["more_mismatches"] for log in logs)
+    known: Counter[str] = Counter()
+    for log in logs:
+        known.update({each["name"]: each["times"] for each in log["known"]})
+    empty = sum(not log["events"] for log in logs)
+    parts = []
+    judged, events = (sum(log[name] for log in logs) for name in ("events_judged", "events"))
+    of = ""
+    if judged < events:
+        of = f" in {judged:,} of {events:,} events: the others were not judged"
+    if number:
+        parts.append(f"{number} mismatch{'es' * (number > 1)}{of}")
+    elif any(log["skipped"] or log["unreadable"] for log in logs):
+        parts.append("no mismatch" + (of or " in what could be read"))
+    elif known:
+        parts.append("nothing new")
+    if known:
+        counts = (f"{name} ({times})" for name, times in known.most_common())
+        parts.append(f"known faults: {', '.join(counts)}")
+    if 2 * judged < events and not number:
+        parts.append("incomplete")
+    if empty and not number:
+        which = f"{empty} of {len(logs)} logs have" if len(logs) > 1 else "the log has"
+        parts.append(f"incomplete: {which} a header and no event")
+    unread = unusable + sum(bool(log["unreadable"]) for log in logs)
+    if unread and len(logs) + unusable > 1:
+        parts.append(f"{unread} of {len(logs) + unusable} logs could not be read")
+    return "; ".join(parts) or "conforms"
+
+
+_TOTALS = {
+    "events": "events",
+    "steps": "steps",
+    "commands": "commands",
+    "values_compared": "values compared",
+}
+
+
+def validations(logs: list[Data], strict: bool, unusable: Sequence[str] = ()) -> Data:
+    """All logs together. strict: a gap or a cut line fails as well. unusable: why other files are no logs.
+
+    A log of which less than half was judged is incomplete, as one without an event.
+    """
+    few = any(2 * log["events_judged"] < log["events"] or not log["events"] for log in logs)
+    end = ending(
+        violated=any(log["mismatches"] for log in logs),
+        incomplete=few or (strict and any(log["skipped"] for log in logs)),
+    )
+    if unusable or any(log["unreadable"] for log in logs):
+        end = gravest([end, Ending.UNUSABLE])
+    return {
+        "format": "kvspec-validation",
+        "version": 1,
+        "verdict": validation_verdict(logs, len(unusable)),
+        **{total: sum(log[total] for log in logs) for total in _TOTALS},
+        "exit_code": end,
+        "logs": logs,
+        "unusable": [*unusable],
+    }
+
+
+def known_faults_text(out: Console, logs: Sequence[Data], verbose: bool) -> None:
+    """The known faults that some logs show, each once, in two lines. verbose: with all that is known."""
+    by_name: dict[str, list[Data]] = {}
+    for log in logs:
+        for each in log["known"]:
+            by_name.setdefault(each["name"], []).append(each)
+    if by_name:
+        say(out, "known faults (kvspec bugs NAME has more, -v shows where):")
+    for name, shown in by_name.items():
+        first = shown[0]
+        times = counted(sum(each["times"] for each in shown), "time")
+        where = f" in {len(shown)} of {len(logs)} logs" if len(logs) > 1 else ""
+        head = f"  {name}, {times}{where}: {first['says']}"
+        if not verbose:
+            head = f"  {shorten(head, out.width - 2, placeholder=' ...')}"
+        say(out, head)
+        if first["found"]:
+            say(out, f"    effect: {first['found'][0]['effect']}")
+        if first["avoid"]:
+            say(out, f"    avoid: {first['avoid']}")
+        if verbose:
+            say(out, f"    upstream: {first['upstream']}")
+
+
+def validated_all(out: Console, data: Data, verbose: bool = False) -> None:
+    """The total of several logs as text."""
+    if len(data["logs"]) > 1 or data["unusable"]:
+        known_faults_text(out, data["logs"], verbose)
+        read = f"{len(data['logs'])} log{'s' * (len(data['logs']) > 1)}, {_read(data)}"
+        say(out, f"{data['verdict']} ({read})", "bold red" if data["exit_code"] else "bold green")
+
+
+def _read(data: Data) -> str:
+    there = {name: what for name, what in _TOTALS.items() if data[name] or name == "events"}
+    return ", ".join(f"{data[name]:,} {what}" for name, what in there.items())
+
+
+def mismatch(m: Mismatch) -> Data:
+    """One mismatch."""
+    title = ALL_CLAUSES[m.clause].title if m.clause in ALL_CLAUSES else ""
+    return {
+        "file": m.file, "line": m.line, "at": _clock(m.at), "event": m.event, "command": m.command,
+        "clause": m.clause, "title": title,
+        "expected": m.expected, "observed": m.observed, "because": m.sentence, "request": m.about,
+        "known": m.known, "differs": _differing(m.expected, m.observed),
+        "effect": effect(m.clause, m.observed),
+    }  # fmt: skip
+
+
+def _clock(at: float) -> str:
+    """A Unix time such as "2026-11-26 15:55:22.125 UTC"; none of 0."""
+    if not at:
+        return ""
+    when = datetime.fromtimestamp(at, UTC)
+    return f"{when:%Y-%m-%d %H:%M:%S}.{when.microsecond // 1000:03} UTC"
+
+
+_CURSOR = re.compile(rf"\b({'|'.join(Cursors._fields)}) (\d+)")
+
+
+def _differing(expected: str, observed: str) -> list[str]:
+    """The cursors of which both sides show a value, and not the same."""
+    wanted = dict(_CURSOR.findall(expected))
+    return [name for name, value in _CURSOR.findall(observed) if wanted.get(name, value) != value]
+
+
+def validated(
+    out: Console,
+    data: Data,
+    ended: str = "",
+    *,
+    shown: bool = False,
+    alone: bool = True,
+    verbose: bool = False,
+) -> None:
+    """The report of one log as text. ended: how its server ended, if it should not have. shown: its
+    mismatches were reported already. alone: this report lists the known faults, not one behind all logs."""
+    number = len(data["mismatches"]) + data["more_mismatches"]
+    say(out, data["log"], "bold", whole=True)
+    words = {
+        "server": data["server"],
+        "read": f"{_read(data)} in {data['seconds']:.1f} s",
+    }
+    if not data["faults_are_known"]:
+        words["release"] = (
+            "nobody has looked for its faults: known ones count as mismatches"
+            f" (--release {data['nearest']} counts the faults of that as known)"
+        )
+    elif data["release"] != data["nearest"]:
+        words["release"] = f"the known faults are those of {data['nearest']}"
+    if data["given"]:
+        words["begins"] = (
+            f"{data['given']} sessions and requests were taken as given, from a snapshot"
+        )
+    if data["skipped"]:
+        words["skipped"] = "; ".join(data["skipped"])
+    if data["put_right"]:
+        words["order"] = data["put_right"]
+    if data["role"] and data["level"] == "lengths":
+        words["pages"] = "not compared: the log has none (KVSPEC_WATCH_LEVEL=pages)"
+    if verbose:
+        for each in data["known"]:
+            if each["found"]:
+                words[f"known {each['name']}"] = _places(each["times"], each["found"])
+    labelled(out, words)
+    if not shown:
+        for found in data["mismatches"][:SHOWN]:
+            out.print()
+            shown_mismatch(out, found)
+    if number > SHOWN and not shown:
+        say(out, f"and {number - SHOWN} more; the first is the one to look at")
+    if number and not shown:
+        labelled(out, {"next": _NEXT.format(clause=data["mismatches"][0]["clause"])})
+    if alone:
+        known_faults_text(out, [data], verbose)
+    bad = number or ended or not data["events"]
+    say(out, ended or validation_verdict([data]), "bold red" if bad else "bold green")
+
+
+def begins(out: Console, name: str, header: WatchHeader) -> None:
+    """A log that is followed, as it begins."""
+    say(out, f"{name}: {server_text(header)}", whole=True)
+
+
+def show_at_once(out: Console, found: Mismatch) -> None:
+    """A mismatch, as soon as it is found."""
+    shown_mismatch(out, mismatch(found))
+    labelled(out, {"next": _NEXT.format(clause=found.clause)})
+
+
+def _places(times: int, found: list[Data]) -> str:
+    """Say where a known fault shows, when, and in which command."""
+    parts = [(str(m["line"]), m["at"], m["command"] or m["request"]) for m in found[:3]]
+    shown = [", ".join(filter(None, each)) for each in parts]
+    more = f"; and {times - len(shown)} more" if times > len(shown) else ""
+    return f"line {'; '.join(shown)}{more}"
+
+
+def shown_mismatch(out: Console, found: Data) -> None:
+    """One mismatch as text."""
+    at = f"{found['file']}:{found['line']}: {found['event']}"
+    say(out, f"{at}: {found['clause']} ({found['title']})", "bold red", whole=True)
+    off = found["differs"]
+    seen = re.sub(
+        r"\w+", lambda word: f"!{word[0]}" if word[0] in off else word[0], found["observed"]
+    )
+    words = {"command": found["command"], "expected": found["expected"], "server": seen}
+    if found["request"]:
+        words["state"] = found["request"]
+    words |= {"time": found["at"], "effect": found["effect"]}
+    labelled(out, {k: v for k, v in words.items() if v})
+
+
+def events_table(out: Console, rows: list[dict[str, Any]]) -> None:
+    """How each event is read."""
+    shown = table("event", "guard", "commands", "compared besides their outcome")
+    for row in rows:
+        shown.add_row(*(row[name] or "-" for name in ("event", "guard", "commands", "compared")))
+    out.print(shown)

@@ -1,0 +1,330 @@
+"""A replayed trace as one HTML page: every step drawn, the reference beside the system.
+
+The page is made here, from `ci.compare.snapshot`, as plain HTML and SVG; its script only turns pages. So
+it reads without a script, prints, and asks nobody on a network for anything. What comes from a trace is
+escaped by the template, always.
+"""
+
+import base64
+import hashlib
+import json
+from pathlib import PurePath
+from typing import Any
+
+from markupsafe import Markup
+
+from ci import TEMPLATES, Data, templates
+from ci.compare.differences import CURSORS, POOL, trouble
+from ci.compare.step_table import cursor_letters, step_table
+from ci.compare.snapshot import snapshots
+from ci.report import text_output
+from ci.report.pages.row_drawing import DRAWING_WIDTH, UNIT, drawing
+from ci.shown_kinds import shown_of
+from impl.bugs import BUGS
+from reference.all_clauses import ALL_CLAUSES
+from reference.commands import Admit
+from reference.geometry import Geometry
+from stateful_tests.lockstep.run_moments import Moment
+from stateful_tests.lockstep.run_results import Run
+
+MAX_STEPS = 200  # a page of a long trace shows its end
+MAX_COLUMNS, MAX_NODES = 5, 8  # of the step table
+MAX_DEPTH = 24  # of a drawn tree
+HUES = 6
+SMALL, FEW = 48, 16  # pages of a pool that are shown whole, and of a larger one without a reason
+MAX_CELLS = 40_000  # pages drawn, all steps together
+FREE: Data = {"owners": [], "free": 1}
+
+
+def page(data: Data, run: Run) -> str:
+    """Return the page of a run. data: by `ci.report.report_data`. The same run gives the same bytes."""
+    script = _source("replay.js")
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    alone = shown_of(run.trace.geometry).draws()
+    drawn = alone.content(data, run) if alone is not None else _content(data, run)
+    violation = data["violation"]
+    return (
+        templates(escape=True)
+        .get_template("replay.html" if alone is None else "engine.html")
+        .render(
+            **drawn,
+            data=data,
+            title=violation["clause"] if violation is not None else _name(data),
+            because=_opened(data["because"] or violation["observed"])
+            if violation is not None
+            else "",
+            violated=_violated(violation) if violation is not None else [],
+            style=Markup(_source("replay.css")),
+            script=Markup(script),
+            policy=f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'",
+            trace_json=Markup(_inert(data["trace"])),
+        )
+    )
+
+
+def _source(name: str) -> str:
+    return (TEMPLATES / name).read_text(encoding="utf-8")
+
+
+def _inert(value: Any) -> str:
+    """JSON for a script element: nothing in it can end that element or begin another."""
+    text = json.dumps(value, indent=1)
+    return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
+
+
+def states(run: Run) -> list[Data]:
+    """Return the data of a page."""
+    alone = shown_of(run.trace.geometry).draws()
+    return snapshots(run, MAX_STEPS) if alone is None else alone.states(run)
+
+
+def _content(data: Data, run: Run) -> Data:
+    shown = states(run)
+    geometry = run.trace.sizes(Geometry)
+    owners = _owners(shown)
+    two_sided = run.system != "reference"  # the reference has no physical pages
+    rows = step_table(run, shown, MAX_COLUMNS, MAX_NODES) if shown else {"columns": [], "rows": []}
+    length = max(
+        (_extent(side) for s in shown for side in (s["reference"], s["system"])), default=1
+    )
+    used = {pool: _used(shown, pool, geometry.pages(pool)) for pool in geometry.pools}
+    steps = []
+    before = None
+    for state in shown:
+        differs = {tuple(d["key"]) for d in state["differences"]}
+        row = data["rows"][state["step"]]
+        names = ("reference", "system") if two_sided else ("reference",)
+        shown_pools = geometry.pools if two_sided else ()
+        steps.append(
+            {
+                **{k: state[k] for k in ("step", "command", "differences")},
+                "violates": row["violates"],
+                "changes": text_output.changes(row),
+                "sides": [_side(name, state, run, owners, length) for name in names],
+                "pools": [
+                    _pool(pool, state, before, geometry, owners, used[pool]) for pool in shown_pools
+                ],
+                "differs": differs,
+            }
+        )
+        before = state
+    steps_taken = [m.step for m in run.moments(Moment) if m.step is not None]
+    policy_is_free = any(step.tree_policy_is_free for step in steps_taken)
+    return {
+        "steps": steps,
+        "left_out": len(run.rows) - len(shown),
+        "start": _start(shown, data["violation"] is not None),
+        "step_table": rows,
+        "owners": owners,
+        "two_sided": two_sided,
+        # Two drawings beside each other would be too small on paper.
+        "wide": length * UNIT > DRAWING_WIDTH / 2,
+        "sizes": {k: text_output.or_none(v) for k, v in data["trace"]["geometry"].items()},
+        "cursor_names": CURSORS,
+        "window": geometry.window,
+        "tree": geometry.tree,
+        "tree_policy_is_free": policy_is_free,
+        "story_open": policy_is_free,
+        "letters": cursor_letters(run, shown),
+    }
+
+
+def _name(data: Data) -> str:
+    """Name a trace without a violation: its file, in words."""
+    return PurePath(data.get("file", "")).stem.replace("_", " ").strip() or data["implementation"]
+
+
+def _opened(sentence: str) -> str:
+    """With a capital, unless it begins with a name, such as r1."""
+    name = any(c.isdigit() for c in sentence.partition(" ")[0])
+    return sentence if name else sentence[:1].upper() + sentence[1:]
+
+
+def _violated(violation: Data) -> list[Data]:
+    """The clauses that fail at the last command, in order: what SPEC.md says, expected and observed."""
+    details = [(violation["expected"], violation["observed"]), *violation["details"]]
+    found = []
+    for name, (expected, observed) in zip(
+        (violation["clause"], *violation["also"]), details, strict=True
+    ):
+        clause = ALL_CLAUSES.get(name)
+        about = {
+            "Why": clause.why, "Scope": clause.scope, "Decision": clause.decision,
+            "When a simpler rule would do": clause.assumption, "Source": clause.source,
+        } if clause is not None else {}  # fmt: skip
+        found.append(
+            {
+                "id": name,
+                "known": clause is not None,
+                "title": clause.title if clause is not None else "",
+                "sentence": clause.sentence if clause is not None else violation["sentence"],
+                "about": {label: text for label, text in about.items() if text},
+                "bugs": [bug for bug in BUGS.values() if bug.clause == name],
+                "expected": expected,
+                "observed": observed,
+            }
+        )
+    return found
+
+
+def _start(shown: list[Data], violated: bool) -> int:
+    """Return the step that is looked at first: the violation, or else the last step after which somebody
+    holds something."""
+    busy = [
+        i for i, state in enumerate(shown) if state["system"]["holders"] or state["system"]["nodes"]
+    ]
+    return len(shown) - 1 if violated or not busy else busy[-1]
+
+
+def _owners(states: list[Data]) -> dict[str, Data]:
+    """Everybody who holds something, in the order in which they appear: a short tag and a hue."""
+    found: dict[str, Data] = {}
+    for state in states:
+        for side in (state["reference"], state["system"]):
+            for name in (*side["holders"], *side["lock_holders"]):
+                if name not in found:
+                    tag = name if len(name) <= 3 else chr(ord("A") + len(found) % 26)
+                    found[name] = {"tag": tag, "hue": f"o{len(found) % HUES}"}
+    return found
+
+
+def _owner(name: str, owners: dict[str, Data]) -> Data:
+    if name.startswith("tree ") or name not in owners:
+        return {"tag": "tree", "hue": "tree"}
+    return owners[name]
+
+
+def _cut(run: Run, index: int, side: Data) -> tuple[str, int, str] | None:
+    """Return whose row a command cuts, the position on this side, and the name of that place."""
+    step = run.moments(Moment)[index - run.history_start].step
+    if step is None or step.cut_at is None:
+        return None
+    who, _, target = step.cut_at
+    if not isinstance(step.command, Admit):
+        return who, target, "target"
+    return (
+        (who, side["holders"][who]["cursors"]["C"], "resumes at")
+        if who in side["holders"]
+        else None
+    )
+
+
+# One side of a step.
+
+
+def _side(name: str, state: Data, run: Run, owners: dict[str, Data], length: int) -> Data:
+    side, other = state[name], state["system" if name == "reference" else "reference"]
+    cut = _cut(run, state["step"], side)
+    geometry = run.trace.sizes(Geometry)
+    physical = name == "system"
+    holders = [
+        {
+            "name": who,
+            "physical": physical,
+            **_owner(who, owners),
+            **(side["holders"].get(who) or {"who": ""}),
+            "drawing": drawing(who, state, physical, geometry, length, cut)
+            if who in side["holders"]
+            else None,
+        }
+        for who in dict.fromkeys((*side["holders"], *other["holders"]))
+    ]
+    return {
+        "heading": "Reference" if name == "reference" else f"In {run.system}",
+        "outcome": side["outcome"],
+        "holders": sorted(holders, key=lambda h: h["name"]),
+        "cursors": side["cursors"],
+        "requests": side["requests"],
+        "sessions": side["sessions"],
+        "free": side["free"],
+        "lock_holders": side["lock_holders"],
+        "counters": side["counters"],
+        "accounts": side["accounts"],
+        "forest": _forest(side["nodes"]),
+        "missing": [n for n in other["nodes"] if n not in side["nodes"]],
+        "physical": physical,
+    }
+
+
+def _forest(nodes: dict[str, Data]) -> list[Data]:
+    """The tree as nested lists; a node whose parent is missing hangs from the root."""
+    below: dict[str, list[str]] = {}
+    for path, node in nodes.items():
+        parent = node["parent"] if node["parent"] in nodes and node["parent"] != path else ""
+        below.setdefault(parent, []).append(path)
+
+    def grown(path: str, depth: int) -> list[Data]:
+        found: list[Data] = []
+        waiting = list(reversed(below.get(path, ())))
+        while waiting:
+            child = waiting.pop()
+            deeper = depth < MAX_DEPTH
+            children = grown(child, depth + 1) if deeper else []
+            found.append({"path": child, **nodes[child], "children": children})
+            if not deeper:  # set no further in
+                waiting += reversed(below.get(child, ()))
+        return found
+
+    return grown("", 1)
+
+
+def _extent(side: Data) -> int:
+    """How many positions a side's rows need."""
+    reach = (max(*h["cursors"].values(), h["target"] or 0) for h in side["holders"].values())
+    return max(reach, default=1)
+
+
+# Pools: every page of the system, by number.
+
+
+def _used(states: list[Data], pool: str, size: int) -> list[int]:
+    """Pages that were ever anything but free, once, and some more, to show that there are."""
+    busy = {page for state in states for page in state["system"]["pools"][pool]}
+    more = range(1, min(size, SMALL if size <= SMALL else FEW) + 1)
+    return sorted(busy | set(more))[: max(SMALL, MAX_CELLS // max(1, len(states)))]
+
+
+def _pool(
+    pool: str,
+    state: Data,
+    before: Data | None,
+    geometry: Geometry,
+    owners: dict[str, Data],
+    shown: list[int],
+) -> Data:
+    pages = state["system"]["pools"][pool]
+    was = before["system"]["pools"][pool] if before is not None else {}
+    cells = []
+    for number in shown:
+        cell = pages.get(number, FREE)
+        if cell is FREE and not 1 <= number <= geometry.pages(pool):
+            continue
+        wrong = trouble(number, geometry.pages(pool), len(cell["owners"]), cell["free"])
+        who = [_owner(name, owners) for name, _ in cell["owners"]]
+        tags = [*(o["tag"] for o in who), *(["free"] * cell["free"] if wrong else [])][:3]
+        without_owner = "free" if cell["free"] else "lost"
+        size = geometry.page_size
+        places = [
+            f"{name.removeprefix('tree ')} [{at * size}, {(at + 1) * size})"
+            for name, at in cell["owners"]
+        ]
+        owners_text = " and ".join([*places, *(["free"] * cell["free"])]) or "nobody"
+        cells.append(
+            {
+                "number": number,
+                "hue": who[0]["hue"] if who else without_owner,
+                "hue2": who[1]["hue"] if len(who) > 1 else "",
+                "tags": tags if wrong or who else [],
+                "wrong": wrong,
+                "changed": before is not None and was.get(number, FREE) != cell,
+                "title": f"{POOL[pool]} page {number}: {owners_text}"
+                + (f" ({wrong})" if wrong else ""),
+            }
+        )
+    return {
+        "pool": POOL[pool],
+        "cells": cells,
+        "total": geometry.pages(pool),
+        "left_out": geometry.pages(pool) - sum(1 for p in shown if 1 <= p <= geometry.pages(pool)),
+        "free": state["system"]["free"][pool],
+    }

@@ -1,0 +1,57 @@
+"""Progress of long work, on stderr: a live line on a terminal, a plain line now and then in a pipe."""
+
+import sys
+import time
+from types import TracebackType
+from typing import Self
+
+from rich.status import Status
+
+from ci.standard_streams import plain
+from ci.report.text_output import console, say
+
+EVERY_S = 10.0  # between plain lines
+REFRESH_S = 0.1  # between changes of the live line
+
+
+class Progress:
+    """A context manager that is called with (what is running, commands done, findings so far)."""
+
+    def __init__(self) -> None:
+        self._out = out = console(sys.stderr)
+        self._started = self._reported_at = time.monotonic()
+        self._live: Status | None = out.status("starting") if out.is_terminal else None
+
+    def __enter__(self) -> Self:
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def say(self, text: str) -> None:
+        """A line that stays."""
+        say(self._out, text, whole=True)
+
+    def __call__(self, what: str, commands: int, findings: int) -> None:
+        clauses = "1 clause" if findings == 1 else f"{findings} clauses"
+        self.line(f"{what}; {commands} commands, {clauses} violated")
+
+    def line(self, text: str) -> None:
+        """Print what is going on, where nothing was reported for a while."""
+        now = time.monotonic()
+        if now - self._reported_at < (EVERY_S if self._live is None else REFRESH_S):
+            return
+        self._reported_at = now
+        line = f"{now - self._started:.0f} s: {plain(text)}"
+        if self._live is not None:
+            self._live.update(line)
+        else:
+            self._out.print(line, soft_wrap=True)

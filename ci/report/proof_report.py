@@ -1,0 +1,73 @@
+"""`kvspec prove` as data and as text: what is proved of the cursors for all lengths."""
+
+import time
+from collections.abc import Iterable
+
+from rich.console import Console
+
+from ci import Data
+from ci.report import text_output
+from stateful_tests.lockstep.exit_codes import ending
+from stateful_tests.prove import obligations as proofs
+from stateful_tests.prove import window_theorem
+from stateful_tests.prove.obligations import ProofVerdict
+
+
+def collect(names: Iterable[str]) -> Data:
+    """Prove the obligations that `names` stand for; without a name all of them.
+
+    Raises KeyError for a name that stands for none.
+    """
+    selected = tuple(names)
+    obligations = proofs.chosen(selected)
+    began = time.perf_counter()
+    found = [
+        {
+            "name": proof.obligation.name,
+            "claim": proof.obligation.claim,
+            "verdict": proof.verdict.value,
+            "counterexample": proof.counterexample or None,
+            "note": proof.note,
+            "seconds": round(proof.seconds, 3),
+        }
+        for proof in proofs.prove(obligations)
+    ]
+    counts = {
+        verdict.value: sum(proof["verdict"] == verdict for proof in found)
+        for verdict in ProofVerdict
+    }
+    return {
+        "format": "kvspec-proofs",
+        "version": 2,
+        "exit_code": ending(violated=counts[ProofVerdict.PROVED] < len(found)),
+        **counts,
+        "seconds": round(time.perf_counter() - began, 3),
+        "obligations": found,
+        "theorem": None if selected else window_theorem.PARAGRAPH,
+    }
+
+
+def text(out: Console, data: Data) -> None:
+    """The whole report: a line for each obligation, then what is not proved."""
+    text_output.say(out, "For all page sizes, windows and lengths (z3):")
+    for shown in data["obligations"]:
+        mark = "  " if shown["verdict"] == ProofVerdict.PROVED else f"  {shown['verdict'].upper()} "
+        text_output.say(
+            out, f"{mark}{shown['name']}: {shown['claim']} ({1000 * shown['seconds']:.0f} ms)"
+        )
+        if shown["verdict"] != ProofVerdict.PROVED:
+            found = (shown["counterexample"] or {}).items()
+            numbers = ", ".join(f"{name} {value}" for name, value in found)
+            line = f"    {shown['note']}" + (f"; with {numbers}" if numbers else "")
+            text_output.say(out, line, style="bold red")
+    if data["theorem"] is not None:
+        out.print()
+        text_output.say(out, "When a turn comes back behind its window", style="bold")
+        text_output.say(out, data["theorem"])
+    out.print()
+    not_proved = (ProofVerdict.REFUTED, ProofVerdict.UNDECIDED)
+    bad = "".join(f", {data[verdict]} {verdict}" for verdict in not_proved if data[verdict])
+    verdict = (
+        f"{data['proved']} of {len(data['obligations'])} proved{bad} in {data['seconds']:.1f} s"
+    )
+    text_output.verdict(out, verdict, data)

@@ -1,0 +1,179 @@
+"""Shared parts of reports as text: the console, tables, paragraphs, listings; plain in a pipe."""
+
+import os
+import sys
+from collections.abc import Sequence
+from shutil import get_terminal_size
+from textwrap import wrap
+from typing import IO, Any
+
+from rich import box
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from ci import Data
+from ci.standard_streams import plain as plain
+from reference.memory_accounts import account_text
+from reference.commands import Account
+
+PIPE_WIDTH = 100
+SENTENCE, WIDEST = 40, 60  # cells of a listing that are longer on average; those of a column
+
+
+def console(file: IO[str] | None = None) -> Console:
+    """A console that takes text as it is, and writes no control characters unless to a terminal."""
+    out = file if file is not None else sys.stdout
+    terminal = out.isatty()
+    # https://no-color.org; rich would leave what is bold.
+    coloured = terminal and not os.environ.get("NO_COLOR")
+    columns = os.environ.get("COLUMNS", "")
+    asked = int(columns) if columns.isdigit() else 0
+    return Console(
+        file=out,
+        force_terminal=terminal,
+        color_system="auto" if coloured else None,
+        width=asked or (get_terminal_size().columns if terminal else PIPE_WIDTH),
+        markup=False,
+        highlight=False,
+        emoji=False,
+    )
+
+
+def table(*columns: str, right: Sequence[str] = ()) -> Table:
+    """An empty table in the one style that all reports share."""
+    made = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="bold")
+    for column in columns:
+        number = column in right
+        made.add_column(
+            column, justify="right" if number else "left", no_wrap=number, overflow="fold"
+        )
+    return made
+
+
+def say(out: Console, text: str, style: str = "", *, whole: bool = False) -> None:
+    """A paragraph of plain text. whole: never wrapped, as it is there to be copied."""
+    out.print(Text(plain(text), style=style), soft_wrap=whole)
+
+
+def verdict(out: Console, text: str, data: Data) -> None:
+    """The last line of a report, in the colour of its exit code."""
+    say(out, text, "bold red" if data["exit_code"] else "bold green")
+
+
+def labelled(out: Console, words: dict[str, str]) -> None:
+    """Labels and what they stand for; lines that go on are set under the text, not the label."""
+    grid = Table.grid(padding=(0, 2))
+    for label, text in words.items():
+        grid.add_row(f"  {label}", Text("\n".join(map(plain, text.split("\n")))))
+    out.print(grid)
+
+
+def record(out: Console, row: Data) -> None:
+    """One row of a listing in full."""
+    labelled(out, {key: _cell(value, "\n") for key, value in row.items() if value})
+
+
+def listing(out: Console, rows: list[Data], columns: dict[str, str]) -> None:
+    """A plain listing; columns: key -> heading, those with sentences last. On a terminal sentences stand
+    below the name; in a pipe where rows are wider than the console."""
+    cells = {key: [plain(_cell(row[key])) for row in rows] for key in columns}
+    long = {key for key in columns if sum(map(len, cells[key])) > SENTENCE * len(rows)}
+    keys = sorted(columns, key=lambda key: key in long)
+    if out.is_terminal and not long:
+        made = table(*columns.values())
+        made.columns[0].no_wrap = True  # names are there to be copied
+        for row in zip(*cells.values()):
+            made.add_row(*map(Text, row))
+        out.print(made)
+        return
+    short = [key for key in keys if key not in long]
+    if not out.is_terminal:
+        _in_a_pipe(out, columns, cells, keys, short)
+        return
+    for at in range(len(rows)):
+        say(out, "   ".join(filter(None, (cells[key][at] for key in short))), "bold")
+        for key in keys[len(short) :]:
+            out.print(Padding(Text(cells[key][at]), (0, 0, 0, 4)))
+
+
+def _in_a_pipe(
+    out: Console, columns: dict[str, str], cells: dict[str, list[str]], keys: list[str], short: list[str]
+) -> None:  # fmt: skip
+    """A listing as plain lines: a row is one, for grep. Where rows are wider than the console, the widest
+    columns stand below them: those with sentences, then of the `short` ones the widest, with a label."""
+    beside = keys
+    if max(map(len, _lines(columns, cells, keys))) > out.width:
+        beside = [*short]
+    while beside[1:] and max(map(len, _lines(columns, cells, beside))) > out.width:
+        beside.remove(max(beside[1:], key=lambda key: max(map(len, cells[key]))))
+    heading, *lines = _lines(columns, cells, beside)
+    say(out, heading, whole=True)
+    for at, line in enumerate(lines):
+        say(out, line, whole=True)
+        for key in (key for key in keys if key not in beside and cells[key][at]):
+            label = f"{columns[key]}: " if key in short else ""
+            for text in wrap(label + cells[key][at], out.width - 4):
+                say(out, f"    {text}", whole=True)
+
+
+def _lines(columns: dict[str, str], cells: dict[str, list[str]], keys: list[str]) -> list[str]:
+    """The heading and the rows of some columns, each as one line."""
+    lines = [[columns[key] for key in keys], *zip(*(cells[key] for key in keys))]
+    widths = [min(WIDEST, max(map(len, column))) for column in zip(*lines)][:-1]
+    return ["   ".join([*map(str.ljust, line, widths), line[-1]]).rstrip() for line in lines]
+
+
+def _cell(value: Any, between: str = ", ") -> str:
+    return between.join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
+
+
+def or_none(size: Any) -> Any:
+    """Return the word "none" for a size that a system does not have."""
+    return "none" if size is None else size
+
+
+def sizes(geometry: Data) -> str:
+    """Such as "page_size 4, window none, tree"."""
+    given: Data = {k: or_none(v) for k, v in geometry.items() if v is not False}
+    given |= given.pop("settings", {})
+    if groups := given.pop("groups", None):
+        given = {
+            "blocks of": " and ".join(map(_group, groups)),
+            **{k: v for k, v in given.items() if v},
+        }
+    return ", ".join(_size(name, value) for name, value in given.items())
+
+
+def _size(name: str, value: Any) -> str:
+    """A size or a switch; of a pair the sizes of a server."""
+    if isinstance(value, dict):
+        return f"{name} ({sizes(value)})"
+    return name if value is True else f"{name} {value}"
+
+
+def _group(group: Data) -> str:
+    """Such as "4 window 6 with state"."""
+    words = " window ".join(
+        str(group[part]) for part in ("block_size", "window") if group.get(part)
+    )
+    return f"{words} with state" if group.get("state") else words
+
+
+def sized(trace: Data) -> Data:
+    """Return the sizes of a trace's system."""
+    sizes: Data = trace["geometry"] if "geometry" in trace else trace["config"]
+    return sizes
+
+
+def changes(row: Data) -> list[str]:
+    """Return the changes of a step: a line for each cursor, each holder's freed ranges, each part of the
+    tree."""
+    lines = [f"{c['holder']} {c['cursor']} {c['before']} -> {c['after']}" for c in row["cursors"]]
+    freed: dict[str, list[str]] = {}
+    for f in row["freed"]:
+        freed.setdefault(f["holder"], []).append(f"{f['pool']} [{f['start']}, {f['end']})")
+    lines += [account_text(Account(**account)) for account in row["accounts"]]
+    lines += [f"{holder} freed {' '.join(ranges)}" for holder, ranges in freed.items()]
+    return [*lines, *row["tree"]]

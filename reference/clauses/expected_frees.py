@@ -1,0 +1,149 @@
+"""Pages that a command must free, and pages that the system freed, by holder and pool.
+
+A command owes the pages behind the place at which a turn is cut, those that a window eviction passes, what a
+row hands to the tree and the tree has already, and what the tree evicts. Freed is what was owned before the
+step and is in a free list after it, or belongs to somebody else. FREE-1 and FREE-2 compare the two.
+"""
+
+from __future__ import annotations
+
+from reference.clauses.step import PagesByHolder, Step
+from reference.commands import (
+    Abort, Admit, Close, Decode, Evict, Extend, Finish, Insert, Launch, Retract, SpecDecode, UnlockSwa,
+)  # fmt: skip
+from reference.prefix_cache import page_name
+from reference.memoization import memoized
+from reference.state import Cursors, text_tokens
+from reference.token_ids import tree_key
+
+_ENDINGS = Close, Finish, Retract, Abort, Admit, Extend  # see `ended`, `cut_at` and `_handed_to_tree`
+_TREE_GIVES_UP = Extend, Decode, SpecDecode, Launch, Finish, Abort, UnlockSwa, Insert, Evict
+
+
+@memoized
+def pages_freed(step: Step) -> dict[str, PagesByHolder]:
+    """Return, by pool, the pages that had an owner before and that the system gave back."""
+    return {pool: _freed_in_pool(step, pool) for pool in step.after.pools}
+
+
+@memoized
+def pages_owed(step: Step) -> dict[str, PagesByHolder]:
+    """Return, by pool, the pages that the command must free."""
+    goes = None
+    if isinstance(step.command, _ENDINGS):
+        goes = step.cut_at if step.ended is None else (*step.ended, 0)
+    some = step.done and (goes is not None or step.after.tree is not None or _window_evictions(step))
+    return {pool: _owed_in_pool(step, pool, goes) if some else {} for pool in step.after.pools}
+
+
+def _freed_in_pool(step: Step, pool: str) -> PagesByHolder:
+    before, after = step.before.pools[pool], step.after.pools[pool]
+    freed: PagesByHolder = {}
+    free = after.free_pages
+    others = after.owner_of
+    once = len(before.owner_of) == len(before.owned)
+    if once and before.owner_of.items() <= others.items() and free.isdisjoint(others):
+        return freed
+    kept = after.owned_once
+    for owned in before.owned:
+        holder, at, page = owned
+        gone = owned not in kept and page in others
+        if page in free or (gone and others[page].holder != _name_in_tree(step, holder, at)):
+            freed.setdefault(holder, []).append(at)
+    return freed
+
+
+def _name_in_tree(step: Step, holder: str, at: int) -> str | None:
+    """Return the name of a row's page after the tree has adopted it."""
+    if holder not in _tree_keys(step):
+        return None
+    return page_name(_tree_keys(step)[holder][: (at + 1) * step.config.geometry.page_size])
+
+
+@memoized
+def _tree_keys(step: Step) -> dict[str, tuple[int, ...]]:
+    """Return the tree's key for the text of each holder, including tokens that only the device knows to
+    be accepted."""
+    bigram = step.config.geometry.bigram
+    texts = {r.holder: r.computed_text for r in step.was.requests if r.in_flight}
+    return {
+        h.name: tree_key(text_tokens(texts.get(h.name, h.text)), bigram)
+        for h in (*step.held, *step.held_before)
+    }
+
+
+@memoized
+def _window_evictions(step: Step) -> list[tuple[str, Cursors, int]]:
+    """Return (holder, cursors before, swa_evicted_seqlen now) for each request whose window has moved."""
+    evicted = []
+    for request in step.was.requests:
+        c = request.cursors
+        now = step.after.requests.get(request.name)
+        if c is not None and now is not None and now.cursors is not None:
+            if now.cursors.swa_evicted_seqlen > c.swa_evicted_seqlen:
+                evicted.append((request.holder, c, now.cursors.swa_evicted_seqlen))
+    return evicted
+
+
+def _owed_in_pool(step: Step, pool: str, goes: tuple[str, Cursors, int] | None) -> PagesByHolder:
+    size = step.config.geometry.page_size
+    swa = pool == "swa"
+    owed: dict[str, set[int]] = {}
+    if goes is not None:  # from target on, as far as it has pages of its own
+        holder, c, target = goes
+        start = max(target, c.cache_protected_len, c.swa_evicted_seqlen if swa else 0)
+        owed[holder] = {*range(-(-start // size), -(-c.kv_allocated_len // size))}
+    if swa:
+        for holder, c, frontier in _window_evictions(step):
+            start, end = (
+                max(c.cache_protected_len, c.swa_evicted_seqlen),
+                min(frontier, c.kv_allocated_len),
+            )
+            owed[holder] = {p // size for p in range(start, end, size)}
+    if step.after.tree is not None:
+        _add_tree_handovers(step, pool, owed)
+    return {holder: sorted(pages) for holder, pages in owed.items() if pages} if owed else {}
+
+
+def _add_tree_handovers(step: Step, pool: str, owed: dict[str, set[int]]) -> None:
+    """Update `owed` for pages that rows hand to the tree. A page that the tree lacked is adopted from
+    the first request of the batch that has it, and is not owed; a duplicate is. Pages that the tree
+    gives up are owed too."""
+    before, after = step.before.pools[pool], step.after.pools[pool]
+    size = step.config.geometry.page_size
+    own = before.places
+    had, has = before.owned_once, after.owned_once
+    taken = {o.holder for o in has - had} if _handed_to_tree(step) else set()
+    for holder, start, end, frontier in _handed_to_tree(step):
+        for at in range(start // size, -(-end // size)):
+            name = _name_in_tree(step, holder, at)
+            if pool == "swa" and at * size < frontier:
+                continue
+            if name in taken:
+                taken.remove(name)
+                owed.get(holder, set()).discard(at)
+            elif (holder, at) in own:
+                owed.setdefault(holder, set()).add(at)
+    admits = isinstance(step.command, Admit) and step.config.geometry.states  # room for a state
+    if isinstance(step.command, _TREE_GIVES_UP) or admits:
+        for gone in had - has:
+            if gone.holder.startswith("tree "):
+                owed.setdefault(gone.holder, set()).add(gone.at)
+
+
+@memoized
+def _handed_to_tree(step: Step) -> list[tuple[str, int, int, int]]:
+    """Return (holder, start, end, swa_evicted_seqlen) for each range that a row hands to the tree, in
+    order."""
+    if isinstance(step.command, Finish) and step.ended is not None:
+        holder, c = step.ended
+        return [(holder, c.cache_protected_len, c.kv_allocated_len, c.swa_evicted_seqlen)]
+    handed = []
+    if isinstance(step.command, Extend):
+        for name in step.progress:
+            was, now = step.was.request(name), step.after.requests.get(name)
+            assert was is not None and was.cursors is not None
+            if now is not None and now.cursors is not None:
+                end, frontier = now.cursors.cache_protected_len, now.cursors.swa_evicted_seqlen
+                handed.append((was.holder, was.cursors.cache_protected_len, end, frontier))
+    return handed

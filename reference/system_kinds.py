@@ -1,0 +1,87 @@
+"""Kinds of systems: what each is configured with, and the commands that it is given.
+
+A kind is a value. What a check, a trace or a report does differently for a kind is looked up by it: how its
+systems run in `stateful_tests/lockstep/driven_kinds.py`, the rest in modules that draw, shrink and show it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from reference.blocks.commands import ENGINE_COMMANDS, EngineCommand
+from reference.blocks.config import ENGINE_PRESETS, EngineConfig
+from reference.blocks.facts import BlockFacts
+from reference.commands import COMMANDS, Command
+from reference.geometry import PRESETS, Geometry
+from reference.pairs.commands import PAIR_COMMANDS, PairCommand
+from reference.pairs.config import PAIR_PRESETS, PairConfig
+from reference.pairs.facts import PairFacts
+from reference.tiers.commands import TIER_COMMANDS, TierCommand
+from reference.tiers.config import TIER_PRESETS, TierConfig
+from reference.tiers.facts import TierFacts
+
+JudgedConfig = EngineConfig | TierConfig | PairConfig
+# Of a system of any kind.
+AnyConfig = Geometry | JudgedConfig
+AnyCommand = Command | EngineCommand | TierCommand | PairCommand
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Kind:
+    """A kind of system.
+
+    name: as in Capabilities.kind and in a trace.
+    words: the property that distinguishes it, such as "schedules by itself"; noun: such a system.
+    config: the class of its sizes. commands: the classes of its commands. presets: sizes by name.
+    facts: the class of its facts; None where an adapter shows a View.
+    machine: the only machine that draws its commands; "" where there are several.
+    modelled: the reference model runs beside it; otherwise facts and clauses judge it alone.
+    schedules: it picks its batches itself, so a changed tree may run another schedule than its base.
+    """
+
+    name: str
+    words: str
+    noun: str
+    config: type
+    commands: tuple[type, ...]
+    presets: Mapping[str, AnyConfig]
+    facts: type | None = None
+    machine: str = ""
+    modelled: bool = False
+    schedules: bool = False
+
+
+ROWS = Kind(
+    "rows", "is driven batch by batch", "a system that is given each batch", Geometry, COMMANDS,
+    PRESETS, modelled=True,
+)  # fmt: skip
+BLOCKS = Kind(
+    "blocks", "schedules by itself", "an engine that schedules by itself", EngineConfig,
+    ENGINE_COMMANDS, ENGINE_PRESETS, BlockFacts, machine="clients", schedules=True,
+)  # fmt: skip
+TIERS = Kind(
+    "tiers", "has a host tier", "a tree with a host tier", TierConfig, TIER_COMMANDS, TIER_PRESETS,
+    TierFacts, machine="tiers",
+)  # fmt: skip
+PAIRS = Kind(
+    "pairs", "is two servers and a network", "two servers and a network", PairConfig, PAIR_COMMANDS,
+    PAIR_PRESETS, PairFacts, machine="pairs", schedules=True,
+)  # fmt: skip
+KINDS = {kind.name: kind for kind in (ROWS, BLOCKS, TIERS, PAIRS)}
+JUDGED_KINDS = tuple(kind for kind in KINDS.values() if not kind.modelled)
+
+
+def kind_of_config(config: object) -> Kind:
+    """Return the kind of systems with this class of configuration."""
+    return next(kind for kind in KINDS.values() if isinstance(config, kind.config))
+
+
+def kind_by_commands(commands: frozenset[str]) -> Kind:
+    """Return the kind whose systems take these commands, by the names of their classes: for an adapter
+    that does not declare its kind."""
+    if "Schedule" in commands:
+        return BLOCKS
+    if "Forward" in commands:
+        return PAIRS
+    return TIERS if "Poll" in commands else ROWS

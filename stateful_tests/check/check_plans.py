@@ -1,0 +1,192 @@
+"""Plans of a check: its tiers, and plans for systems that offer less or are driven in another way."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from itertools import chain, product
+from typing import Any
+
+from impl.adapter import AnySystem, Misfit, UnusableImplementation
+from reference.commands import Mode
+from reference.geometry import PRESETS, Geometry, GeometryError, preset
+from reference import system_kinds
+from reference.system_kinds import JUDGED_KINDS, KINDS, kind_of_config
+from stateful_tests.check.corpus import CorpusLine
+from stateful_tests.generate.run_profile import MACHINES
+from stateful_tests.lockstep.driven_kinds import check_fits, lockstep_of
+
+CLIENTS = system_kinds.BLOCKS.machine
+TIERED = system_kinds.TIERS.machine
+# Of kinds that facts and clauses judge alone.
+JUDGED = tuple(kind.machine for kind in system_kinds.KINDS.values() if kind.machine)
+_PAGE_SIZES = [1 << power for power in range(9)]
+CORPUS = "corpus"  # the lines of the directed corpus, in the place of a machine
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The plan of a check.
+
+    commands: that the system carries out, those of the corpus as well; configurations share them.
+    steps: commands of a run at most; one run in 32 is eight times as long, every fourth has drawn sizes,
+    and every fourth begins with a line of the corpus, where there is one.
+    after_finding: commands after the last new finding that end the check.
+    examples: runs of each configuration, where these were asked for; `commands` counts for nothing then.
+    modes: none stands for the system's own. corpus: with the lines of the directed corpus; first: those that
+    are driven before others. favoured: configurations by name, such as "both page2", that get as many runs as
+    all others together. whole: it has all that its tier does.
+    time_limit_s: when to leave the rest of the plan, if one was given.
+    """
+
+    tier: str
+    commands: int
+    steps: int
+    after_finding: int
+    examples: int | None = None
+    corpus: bool = True
+    whole: bool = True
+    time_limit_s: float | None = None
+    presets: tuple[str, ...] = tuple(PRESETS)
+    modes: tuple[Mode, ...] = ()
+    machines: tuple[str, ...] = tuple(MACHINES)
+    seed: int = 0
+    first: frozenset[CorpusLine] = frozenset()
+    favoured: frozenset[str] = frozenset()
+
+
+_TIERS = {
+    "smoke": Plan("smoke", 30_000, 40, 4_000),
+    "pr": Plan("pr", 200_000, 50, 15_000),
+    "nightly": Plan("nightly", 5_000_000, 80, 1_000_000),
+}
+TIERS = tuple(_TIERS)
+
+
+_EVERY_PRESET = list(dict.fromkeys(name for kind in KINDS.values() for name in kind.presets))
+
+
+def _presets_like(name: str) -> str:
+    """The presets that may be meant, or else all, by what they are for."""
+    if close := get_close_matches(name, _EVERY_PRESET, 3):
+        return f"is it {' or '.join(close)}?"
+    others = (f"; of {kind.noun} {', '.join(kind.presets)}" for kind in JUDGED_KINDS)
+    return f"one of {', '.join(PRESETS)}{''.join(others)}"
+
+
+def plan(
+    tier: str,
+    *,
+    presets: Sequence[str] | None = None,
+    modes: Sequence[Mode] | None = None,
+    examples: int | None = None,
+    steps: int | None = None,
+    seed: int | None = None,
+    machines: Sequence[str] | None = None,
+    time_limit_s: float | None = None,
+) -> Plan:
+    """The tier's plan with the options that are given instead. Raises ValueError with a one-line reason."""
+    if tier not in _TIERS:
+        raise ValueError(f"tier: unknown {tier!r}; one of {', '.join(TIERS)}")
+    for name in presets or ():
+        if name not in _EVERY_PRESET:
+            raise ValueError(f"preset: unknown {name!r}; {_presets_like(name)}")
+    for name in machines or ():
+        if name not in (*MACHINES, *JUDGED):
+            raise ValueError(f"machine: unknown {name!r}; one of {', '.join(MACHINES)}")
+    for what, value in (("examples", examples), ("steps", steps)):
+        if value is not None and not 1 <= value <= 10**7:
+            raise ValueError(f"{what}: must be between 1 and 10000000, not {value}")
+    base = _TIERS[tier]
+    if seed is None:
+        seed = time.time_ns() % 10**9 if tier == "nightly" else base.seed
+    half = modes is not None and {*modes} != {*Mode}
+    return replace(
+        base,
+        examples=examples,
+        corpus=not any((presets, examples, steps)),
+        whole=not any((presets, half, examples, steps, machines, time_limit_s)),
+        time_limit_s=time_limit_s,
+        presets=tuple(presets or base.presets),
+        modes=tuple(modes or base.modes),
+        steps=steps or base.steps,
+        seed=seed,
+        machines=tuple(machines or base.machines),
+    )
+
+
+def for_system(plan: Plan, system: AnySystem) -> Plan:
+    """The plan for this kind of system, without the machines and presets of others that nobody named."""
+    can = system.capabilities
+    if plan.presets == tuple(PRESETS):
+        plan = replace(plan, presets=lockstep_of(can.system_kind).presets_for(can))
+    machine = can.system_kind.machine
+    if machine and plan.machines == tuple(MACHINES):
+        plan = replace(plan, machines=(machine,))
+    return plan
+
+
+def sizes_for(machine: str, name: str) -> Any:
+    """The preset called `name`, with a radix tree for the machines that drive one; of engines their own."""
+    if machine in JUDGED:
+        presets = next(kind.presets for kind in JUDGED_KINDS if kind.machine == machine)
+        if name not in presets:
+            raise GeometryError("preset", f"{name} is of another kind of system")
+        return presets[name]
+    return replace(preset(name), tree=machine != "sessions")
+
+
+def fit_sizes(system: AnySystem, machine: str, sizes: Any, exactly: bool = False) -> Any:
+    """These sizes, with as little changed as it takes for this machine to drive the system on them: the
+    window, the size of a page, rows, the width. exactly: nothing is changed. Raises UnusableImplementation
+    where nothing helps."""
+    can = system.capabilities
+    missing = {"Match", "Insert"} - can.commands
+    if machine == "tree" and missing:
+        raise UnusableImplementation(f"{system.name} does not offer {', '.join(sorted(missing))}")
+    if exactly or not kind_of_config(sizes).modelled or not can.system_kind.modelled:
+        check_fits(system, sizes)
+        return taken(system, [sizes])
+    if sizes.window is not None and not can.swa:
+        sizes = replace(sizes, window=None, swa_pages=0)
+    elif sizes.window is None and not can.full_only:
+        sizes = replace(sizes, window=sizes.page_size + 1, swa_pages=max(2, sizes.full_pages - 2))
+    check_fits(system, sizes)
+    return taken(system, chain([sizes], _alike(sizes)))
+
+
+def taken(system: AnySystem, candidates: Iterable[Any]) -> Any:
+    """The first of these sizes that the system can be built with. Raises UnusableImplementation, with the
+    reason for the first, where there is none."""
+    reason: UnusableImplementation | None = None
+    for sizes in candidates:
+        try:
+            system.reset(sizes)
+        except Misfit:
+            raise
+        except UnusableImplementation as error:
+            reason = reason or error
+        except (Exception, SystemExit):
+            # The first command of a run meets it as well, and reports it.
+            return sizes
+        else:
+            return sizes
+    assert reason is not None
+    raise reason
+
+
+def _alike(sizes: Geometry) -> Iterator[Geometry]:
+    """Sizes with other pages, the nearest first; then with other widths, and with one row as well."""
+
+    def far(page_size: int) -> int:
+        return max(page_size, sizes.page_size) // min(page_size, sizes.page_size)
+
+    for rows, pages in product(dict.fromkeys((sizes.rows, 1)), (0, 8, 2)):
+        for page_size in sorted(_PAGE_SIZES, key=far) if not sizes.states or sizes.tracks else (1,):
+            wide = pages or max(2, -(-sizes.width // page_size))
+            full = max(sizes.full_pages, wide)
+            yield replace(
+                sizes, page_size=page_size, rows=rows, width=wide * page_size, full_pages=full
+            )

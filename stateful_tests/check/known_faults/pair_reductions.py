@@ -1,0 +1,152 @@
+"""Traces of two servers without something that they may need: a window, states, drafts, unequal blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from impl.adapter import AnySystem
+from reference.blocks.config import BOUNDS, EngineConfig
+from reference.commands import prompt_len
+from reference.geometry import GeometryError
+from reference.pairs.commands import Forward, Prefill, Serve
+from reference.pairs.config import PairConfig
+from stateful_tests.check.known_faults.trace_reductions import with_sizes
+from stateful_tests.lockstep.run_results import Trace
+
+SERVERS = "prefill", "decode"  # of a PairConfig
+
+
+def with_servers(trace: Trace, change: Callable[[EngineConfig], EngineConfig]) -> Trace:
+    """The trace with another configuration of each server; as it was where the sizes do not fit together."""
+    try:
+        servers = {name: change(getattr(trace.geometry, name)) for name in SERVERS}
+    except GeometryError:
+        return trace
+    return with_sizes(trace, **servers)
+
+
+def of_servers(system: AnySystem, trace: Trace, **sizes: Any) -> Trace:
+    """A pair with these sizes on both servers."""
+    del system
+    return with_servers(trace, lambda config: replace(config, **sizes))
+
+
+def longest_of_a_pair(trace: Trace) -> int:
+    """Tokens of the longest text that a request of a pair may have, with its outputs."""
+    prompts = [c for c in trace.commands if isinstance(c, Prefill | Serve)]
+    longest = max((c.tokens + prompt_len(c.prompt) for c in prompts), default=0)
+    outputs = (c.max_tokens for c in trace.commands if isinstance(c, Forward | Serve))
+    return longest + max(outputs, default=1)
+
+
+def with_drafters(trace: Trace, sizes: Callable[[EngineConfig], dict[str, Any]]) -> Trace:
+    """A pair with other sizes where its servers have drafters with KV, and blocks for the longest text."""
+    if trace.sizes(PairConfig).prefill.draft_group is None:
+        return trace
+
+    def resized(config: EngineConfig) -> EngineConfig:
+        roomy = replace(config, blocks=BOUNDS["blocks"][1], **sizes(config))
+        most = sum(map(roomy.most_blocks, roomy.groups))
+        return replace(roomy, blocks=max(config.blocks, most))
+
+    return with_servers(trace, resized)
+
+
+def whole_prompts_of_servers(system: AnySystem, trace: Trace) -> Trace:
+    """The drafters of a pair see each prompt in one chunk, which states may yet cut."""
+    del system
+    longest = longest_of_a_pair(trace)
+
+    def sizes(config: EngineConfig) -> dict[str, Any]:
+        budget = max(config.max_batched_tokens, config.max_seqs * (longest + config.drafts))
+        return {"max_batched_tokens": budget, "long_prefill": 0}
+
+    return with_drafters(trace, sizes)
+
+
+def no_text_near_the_limit_of_servers(system: AnySystem, trace: Trace) -> Trace:
+    """The drafters of a pair have room for their drafts behind each text."""
+    del system
+    longest = longest_of_a_pair(trace)
+
+    def sizes(config: EngineConfig) -> dict[str, Any]:
+        return {"max_model_len": max(config.max_model_len, longest + 2 * config.drafts + 1)}
+
+    return with_drafters(trace, sizes)
+
+
+def no_drafts_of_servers(system: AnySystem, trace: Trace) -> Trace:
+    """Neither server of a pair has a drafter."""
+    del system
+
+    def without(config: EngineConfig) -> EngineConfig:
+        groups = tuple(replace(group, drafter=False) for group in config.groups)
+        return replace(config, groups=groups, drafts=0, eagle=False)
+
+    return with_servers(trace, without)
+
+
+def uncached_servers(system: AnySystem, trace: Trace) -> Trace:
+    """Neither server has prefix caching: a request then has one state, whatever the length of its text."""
+    del system
+    longest_prompt = trace.sizes(PairConfig).prefill.max_model_len
+
+    def uncached(config: EngineConfig) -> EngineConfig:
+        longest = max(config.max_model_len, longest_prompt)
+        groups = tuple(
+            replace(group, block_size=longest) if group.state else group for group in config.groups
+        )
+        return replace(config, groups=groups, caching=False, match=0, retention=0, checkpoints=0)
+
+    return with_servers(trace, uncached)
+
+
+def no_state_of_servers(system: AnySystem, trace: Trace) -> Trace:
+    """No layers of a pair are recurrent."""
+    del system
+
+    def without(config: EngineConfig) -> EngineConfig:
+        groups = tuple(group for group in config.groups if not group.state)
+        return replace(config, groups=groups, match=0, retention=0, checkpoints=0)
+
+    return with_servers(trace, without)
+
+
+def no_window_of_servers(system: AnySystem, trace: Trace) -> Trace:
+    """No layer group of a pair has a window."""
+    del system
+
+    def without(config: EngineConfig) -> EngineConfig:
+        groups = tuple(replace(group, window=None) for group in config.groups)
+        need = sum(map(config.most_blocks, groups))
+        return replace(config, groups=groups, blocks=max(config.blocks, need))
+
+    return with_servers(trace, without)
+
+
+def equal_blocks(system: AnySystem, trace: Trace) -> Trace:
+    """Both servers have blocks of one size."""
+    del system
+    sizes = trace.sizes(PairConfig)
+    prefill, decode = sizes.prefill, sizes.decode
+    need = sum(map(decode.most_blocks, prefill.groups))
+    try:
+        same = replace(decode, groups=prefill.groups, blocks=max(decode.blocks, need))
+    except GeometryError:  # a state without caching has a block as long as the longest text
+        return trace
+    return with_sizes(trace, decode=same)
+
+
+def room_for_servers(system: AnySystem, trace: Trace) -> Trace:
+    """Texts may be as long as the model takes, all of them at once, on both servers."""
+    del system
+    texts = sum(isinstance(command, Prefill | Serve) for command in trace.commands)
+
+    def roomy(config: EngineConfig) -> EngineConfig:
+        whole = (replace(group, window=None) for group in config.groups)
+        most = (texts + 1) * sum(map(config.most_blocks, whole))
+        return replace(config, blocks=max(config.blocks, most))
+
+    return with_servers(trace, roomy)

@@ -1,0 +1,278 @@
+"""Traces without something that they may need: a kind of command, a window, states, a pool that runs full.
+
+Each function gives the same trace without it, as far as that shows when it runs on the system. Those of two
+servers stand in pair_reductions.py.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import cycle
+from string import ascii_lowercase
+from typing import Any
+
+from impl.adapter import AnySystem, UnusableImplementation
+from reference.blocks.commands import Add, Fail, More
+from reference.blocks.config import BOUNDS, EngineConfig
+from reference.commands import Evict, Extend, Insert, Submit, prompt_len
+from reference.geometry import Geometry, GeometryError
+from reference.pairs.commands import Lose, Shake
+from reference.tiers.commands import Backup, Fetch, Prefetch, Query
+from reference.tiers.config import TierConfig
+from reference.token_ids import is_image
+from stateful_tests.lockstep.replays import driven_through
+from stateful_tests.lockstep.run_results import Trace
+
+Less = Callable[[AnySystem, Trace], Trace]  # a trace without a need
+
+WHOLE = 1 << 12  # tokens of a chunk that has all that is left of a prompt
+AHEAD = 8  # pages of rounds that a request may have allocated ahead
+
+
+def none_of(kinds: type | tuple[type, ...], system: AnySystem, trace: Trace) -> Trace:
+    del system
+    return replace(trace, commands=tuple(c for c in trace.commands if not isinstance(c, kinds)))
+
+
+def no_adapters(system: AnySystem, trace: Trace) -> Trace:
+    """No request has an adapter."""
+    del system
+    made = (replace(c, adapter="") if isinstance(c, Add) else c for c in trace.commands)
+    return replace(trace, commands=tuple(made))
+
+
+def no_images(system: AnySystem, trace: Trace) -> Trace:
+    """Prompts have texts in the places of their images."""
+    del system
+    made = []
+    for command in trace.commands:
+        if isinstance(command, Add | More):
+            pieces = (replace(p, text="z") if is_image(p.text) else p for p in command.prompt)
+            command = replace(command, prompt=tuple(pieces))
+        made.append(command)
+    return replace(trace, commands=tuple(made))
+
+
+def no_salts(system: AnySystem, trace: Trace) -> Trace:
+    """No request has a salt."""
+    del system
+    made = (replace(c, salt="") if isinstance(c, Add) else c for c in trace.commands)
+    return replace(trace, commands=tuple(made))
+
+
+def no_rejected_turn(system: AnySystem, trace: Trace) -> Trace:
+    """But for the last command, with which the trace violates its clause. Without one, it may get further,
+    to others. As it is where it cannot be driven: decodes may have come into a run of verify rounds."""
+    if not any(isinstance(command, Submit) for command in trace.commands):
+        return trace
+    try:
+        _, kept = driven_through(system, trace, patient=True)
+    except UnusableImplementation:
+        return trace
+    return replace(trace, commands=kept)
+
+
+def nothing_received(system: AnySystem, trace: Trace) -> Trace:
+    """Each prompt takes SWA slots for all of it."""
+    del system
+    return replace(
+        trace,
+        commands=tuple(
+            replace(c, lanes=tuple(replace(lane, tail=False) for lane in c.lanes))
+            if isinstance(c, Extend)
+            else c
+            for c in trace.commands
+        ),
+    )
+
+
+def with_sizes(trace: Trace, **sizes: Any) -> Trace:
+    """As it was where the sizes do not fit together."""
+    try:
+        return replace(trace, geometry=replace(trace.geometry, **sizes))
+    except GeometryError:
+        return trace
+
+
+def room_for_rows(system: AnySystem, trace: Trace) -> Trace:
+    """Rows may be full, with rounds allocated ahead."""
+    del system
+    sizes = trace.sizes(Geometry)
+    pages = 1 + sizes.rows * (AHEAD - 2 * (-sizes.width // sizes.page_size))
+    swa = 0 if sizes.window is None else max(sizes.swa_pages, pages)
+    return with_sizes(trace, full_pages=max(sizes.full_pages, pages), swa_pages=swa)
+
+
+def room_for_texts(system: AnySystem, trace: Trace) -> Trace:
+    """Texts may be as long as the model takes, without a window, as an admission may ask for."""
+    del system
+    sizes = trace.sizes(EngineConfig)
+    texts = sum(isinstance(command, Add) for command in trace.commands)
+    whole = (replace(group, window=None) for group in sizes.groups)
+    most = (texts + 1) * sum(map(sizes.most_blocks, whole))
+    return with_sizes(trace, blocks=max(sizes.blocks, most))
+
+
+def room_for_images(system: AnySystem, trace: Trace) -> Trace:
+    """Every image can be kept."""
+    del system
+    if not trace.sizes(EngineConfig).encodes:
+        return trace
+    return with_sizes(trace, encoder_cache=BOUNDS["encoder_cache"][1])
+
+
+def no_longer_text(system: AnySystem, trace: Trace) -> Trace:
+    """No session goes on with a turn that leaves no room for an output in max_model_len."""
+    del system
+    kept = []
+    length = Counter[str]()
+    for command in trace.commands:
+        if isinstance(command, Add | More):
+            sent = command.tokens + sum(piece.tokens for piece in command.prompt)
+            before = 0 if isinstance(command, Add) else length[command.request]
+            if isinstance(command, More) and before + sent >= trace.sizes(EngineConfig).max_model_len:
+                continue
+            length[command.request] = before + sent + command.max_tokens
+        kept.append(command)
+    return replace(trace, commands=tuple(kept))
+
+
+def no_window_of_groups(system: AnySystem, trace: Trace) -> Trace:
+    """No layer group of an engine has a window."""
+    del system
+    sizes = trace.sizes(EngineConfig)
+    groups = tuple(replace(group, window=None) for group in sizes.groups)
+    more = sum(map(sizes.most_blocks, groups))
+    return with_sizes(trace, groups=groups, blocks=max(sizes.blocks, more))
+
+
+def no_window_of_a_tree(system: AnySystem, trace: Trace) -> Trace:
+    """A tree with a host tier has no window."""
+    del system
+    commands = tuple(replace(c, evicted=0) if isinstance(c, Insert) else c for c in trace.commands)
+    commands = tuple(replace(c, swa=0) if isinstance(c, Evict) else c for c in commands)
+    without = replace(trace, commands=commands)
+    return with_sizes(without, window=None, swa_pages=0, host_swa_pages=0)
+
+
+def sized(system: AnySystem, trace: Trace, **sizes: Any) -> Trace:
+    del system
+    return with_sizes(trace, **sizes)
+
+
+def no_drafts(system: AnySystem, trace: Trace) -> Trace:
+    """The engine has no drafter."""
+    del system
+    sizes = trace.sizes(EngineConfig)
+    groups = tuple(replace(group, drafter=False) for group in sizes.groups)
+    return with_sizes(trace, groups=groups, drafts=0, eagle=False)
+
+
+def longest_text(trace: Trace) -> int:
+    """Tokens of the longest text that a request may have, with all turns and outputs."""
+    lengths = Counter[str]()
+    for command in trace.commands:
+        if isinstance(command, Add | More):
+            sent = command.tokens + sum(piece.tokens for piece in command.prompt)
+            lengths[command.request] += sent + command.max_tokens
+    return max(lengths.values(), default=0)
+
+
+def resized(trace: Trace, **sizes: Any) -> Trace:
+    """With blocks for the longest text."""
+    config = trace.sizes(EngineConfig)
+    roomy = replace(config, blocks=BOUNDS["blocks"][1], **sizes)
+    most = sum(roomy.most_blocks(group) for group in config.groups)
+    return with_sizes(trace, **sizes, blocks=max(config.blocks, most))
+
+
+def whole_prompts(system: AnySystem, trace: Trace) -> Trace:
+    """A drafter sees each prompt in one chunk."""
+    del system
+    sizes = trace.sizes(EngineConfig)
+    if sizes.draft_group is None:
+        return trace
+    budget = max(sizes.max_batched_tokens, sizes.max_seqs * (longest_text(trace) + sizes.drafts))
+    return resized(trace, max_batched_tokens=budget, long_prefill=0)
+
+
+def no_text_near_the_limit(system: AnySystem, trace: Trace) -> Trace:
+    """A drafter has room for its drafts behind each text."""
+    del system
+    sizes = trace.sizes(EngineConfig)
+    if sizes.draft_group is None:
+        return trace
+    longest = longest_text(trace) + 2 * sizes.drafts + 1
+    return resized(trace, max_model_len=max(sizes.max_model_len, longest))
+
+
+def no_chunks(system: AnySystem, trace: Trace) -> Trace:
+    """Each insert into a tree with a host tier is a request's last, and each chunk of a prefill server the
+    whole rest of a prompt."""
+    del system
+    commands: list[Any] = []
+    for command in trace.commands:
+        if isinstance(command, Insert):
+            commands.append(replace(command, chunked=False))
+        elif isinstance(command, Extend):
+            lanes = tuple(replace(lane, tokens=WHOLE) for lane in command.lanes)
+            commands.append(replace(command, lanes=lanes))
+        else:
+            commands.append(command)
+    return replace(trace, commands=tuple(commands))
+
+
+def host_room(system: AnySystem, trace: Trace) -> Trace:
+    """Host memory has room for all texts."""
+    del system
+    sizes = trace.sizes(TierConfig)
+    texts = (prompt_len(c.prompt) for c in trace.commands if hasattr(c, "prompt"))
+    pages = sum(-(-length // sizes.page_size) for length in texts) + 1
+    full = max(sizes.host_pages, pages)
+    swa = max(sizes.host_swa_pages, pages) if sizes.host_swa_pages else 0
+    return with_sizes(trace, host_pages=full, host_swa_pages=swa)
+
+
+def no_storage(system: AnySystem, trace: Trace, *beside: type) -> Trace:
+    """Nothing stands behind the host. beside: further commands that go with it."""
+    sizes: Any = trace.geometry
+    if not sizes.storage:
+        return trace
+    without = none_of((Prefetch, Query, Fetch, Backup, *beside), system, trace)
+    return with_sizes(without, storage=type(sizes.storage)())
+
+
+def no_state(system: AnySystem, trace: Trace, **sizes: Any) -> Trace:
+    """The model has no recurrent layers. sizes: what goes with them."""
+    del system
+    assert isinstance(trace.geometry, Geometry | TierConfig)
+    if not trace.geometry.states:
+        return trace
+    kept = (replace(c, states=0) if isinstance(c, Evict) else c for c in trace.commands)
+    return with_sizes(replace(trace, commands=tuple(kept)), states=0, **sizes)
+
+
+def no_failure(system: AnySystem, trace: Trace) -> Trace:
+    """No load fails, on its way or before."""
+    without = none_of((Fail, Lose), system, trace)
+    commands = (replace(c, fails=False) if isinstance(c, Shake) else c for c in without.commands)
+    return replace(without, commands=tuple(commands))
+
+
+def no_shared_load(system: AnySystem, trace: Trace) -> Trace:
+    """Where loads are done within a step, no prompt begins as another."""
+    del system
+    sizes = trace.sizes(EngineConfig)
+    if not (sizes.peer and sizes.sync_loads):
+        return trace
+    letters = cycle(ascii_lowercase)
+    made: list[Any] = []
+    for command in trace.commands:
+        if isinstance(command, Add):
+            own = next(letters)
+            pieces = (p if is_image(p.text) else replace(p, text=own) for p in command.prompt)
+            command = replace(command, prompt=tuple(pieces))
+        made.append(command)
+    return replace(trace, commands=tuple(made))

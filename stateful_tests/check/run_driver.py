@@ -1,0 +1,446 @@
+"""Runs of a check: what a few of them do on a system. All follows from the seed and the run's number."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import lru_cache, partial
+from itertools import chain
+from multiprocessing.util import Finalize
+from operator import attrgetter
+from typing import Any, NamedTuple, cast
+
+from impl.adapter import AnySystem, Capabilities, Misfit, UnusableImplementation
+from impl.engines import DriveOptions
+from impl.process.remote_system import LIMITS, Limits
+from impl.system_spec import SystemSpec
+from reference import model
+from reference.clauses.step import Step
+from reference.commands import (
+    Command, Done, Extend, Mode, Outcome, Reason, Refused, SpecDecode, kind_name,
+)  # fmt: skip
+from reference.geometry import Geometry
+from reference.state import State
+from reference.system_kinds import BLOCKS, PAIRS, TIERS, AnyCommand, AnyConfig, kind_of_config
+from reference.token_ids import SHARED
+from stateful_tests.check.check_plans import CORPUS, Plan, fit_sizes, sizes_for
+from stateful_tests.check import corpus
+from stateful_tests.check.corpus import FIXTURE, CorpusLine
+from stateful_tests.coverage.situations import situations
+from impl.choices import Choices, RandomChoices, pick
+from stateful_tests.generate.engine_commands import (
+    draw_engine_config,
+    draw_engine_profile,
+    engine_finale,
+    fitted,
+    propose_engine_command,
+)
+from stateful_tests.generate.next_command import finale, propose
+from stateful_tests.generate.pair_commands import (
+    draw_pair_config,
+    draw_pair_profile,
+    pair_finale,
+    propose_pair_command,
+)
+from stateful_tests.generate.tier_commands import (
+    draw_tier_config,
+    propose_tier_command,
+    tier_finale,
+)
+from stateful_tests.generate.tier_profile import draw_tier_profile
+from stateful_tests.generate.run_profile import (
+    RunProfile,
+    draw_geometry,
+    draw_profile,
+    with_settings,
+)
+from stateful_tests.lockstep import system_names
+from stateful_tests.lockstep.any_lockstep import AnyLockstep
+from stateful_tests.lockstep.driven_kinds import check_fits, lockstep_on, new_tallies
+from stateful_tests.lockstep.lockstep import Lockstep
+from stateful_tests.lockstep.final_closes import violations
+from stateful_tests.lockstep.check_results import Tally
+from stateful_tests.lockstep.run_results import Trace, Violation
+
+
+class Named(NamedTuple):
+    """A system by name, as `systems.driven` takes it: what every process can make for itself.
+
+    also_checked: clauses that are checked although its release is known to violate them.
+    """
+
+    spec: SystemSpec
+    device: str = "cpu"
+    checkout: str | None = None
+    limits: Limits = LIMITS
+    in_process: bool = True
+    also_checked: frozenset[str] = frozenset()
+
+
+class Configuration(NamedTuple):
+    """One machine on one preset in one mode. sizes: those of the preset, fitted to the system; None of the
+    corpus, whose lines have their own."""
+
+    machine: str
+    preset: str
+    mode: Mode
+    sizes: AnyConfig | None = None
+
+    @property
+    def name(self) -> str:
+        """Such as "both page2"; the mode does not matter."""
+        return f"{self.machine} {self.preset}"
+
+
+def unfitted(machine: str, preset: str, mode: Mode) -> Configuration:
+    """With the sizes that the preset states."""
+    return Configuration(machine, preset, mode, sizes_for(machine, preset))
+
+
+class RunBatch(NamedTuple):
+    """A few runs of one configuration, or lines of the corpus, by their numbers."""
+
+    config: Configuration
+    examples: range
+
+
+@dataclass(slots=True)
+class Declined:
+    """Commands of a kind that a system refuses. since: commands before the first; runs: that had one."""
+
+    name: str
+    since: int
+    runs: set[int] = field(default_factory=set)
+
+
+@dataclass(slots=True)
+class Driven:
+    """The results of a batch.
+
+    runs: of each its commands and the violation that it ended with, if it did, with its trace; after that
+        the one that came up when all was closed.
+    kinds: commands by kind; carried_out: without those that were refused. declined: kinds that the system
+        alone refuses since it last carried one out. runs_of: kind -> the runs that had one, and whether a
+        run carried one out.
+    unfit: situation -> why its line could not be driven. unanswered: runs that never came to their
+        end, with a request that waits.
+    """
+
+    tallies: dict[str, Tally]
+    runs: list[tuple[int, list[tuple[Violation, Trace]]]] = field(default_factory=list)
+    refusals: Counter[str] = field(default_factory=Counter)
+    kinds: Counter[str] = field(default_factory=Counter)
+    carried_out: Counter[str] = field(default_factory=Counter)
+    declined: dict[str, Declined] = field(default_factory=dict)
+    runs_of: dict[str, dict[int, bool]] = field(default_factory=dict)
+    situations: Counter[str] = field(default_factory=Counter)
+    unfit: dict[str, str] = field(default_factory=dict)
+    unanswered: int = 0
+    seconds: float = 0.0
+
+    def count(self, command: object, outcome: Outcome, declined: bool) -> None:
+        """Count a command of the run that comes next in `runs`. declined: the system alone refused it."""
+        kind = type(command).__name__
+        if not isinstance(outcome, Refused):
+            self.carried_out[kind] += 1
+            self.declined.pop(kind, None)
+            self.runs_of.setdefault(kind, {})[len(self.runs)] = True
+        elif declined:
+            self.runs_of.setdefault(kind, {}).setdefault(len(self.runs), False)
+            since = self.declined.setdefault(
+                kind, Declined(kind_name(type(command)), self.kinds.total())
+            )
+            since.runs.add(len(self.runs))
+        self.kinds[kind] += 1
+
+
+HANG = "hang:"
+HANGS = 2
+# Commands more than a run had: a run that has not ended by then never will. Chunks of two tokens, one request
+# at a time, take some 700 of them.
+LAST = 1_000
+
+
+def broken(found: tuple[Violation, Trace]) -> str:
+    """How a system failed at a violation; "" where it did not."""
+    violation, _ = found
+    return violation.failure_of("BROKEN").observed if "BROKEN" in violation.clauses else ""
+
+
+def drive(system: AnySystem, plan: Plan, batch: RunBatch) -> Driven:
+    """A few runs on a system."""
+    driven = Driven(new_tallies(system.capabilities))
+    began = time.monotonic()
+    machines: dict[str, Any] = {**dict.fromkeys(_DRAWS, _judged_example), CORPUS: _line}
+    for example in batch.examples:
+        machines.get(batch.config.machine, _example)(system, plan, batch.config, example, driven)
+        if (
+            sum(broke.startswith(HANG) for _, found in driven.runs for broke in map(broken, found))
+            == HANGS
+        ):
+            break  # each takes its time
+    driven.seconds = time.monotonic() - began
+    return driven
+
+
+def drive_named(named: Named, plan: Plan, batch: RunBatch) -> Driven:
+    """Drive a batch of runs on a system of this process, given by its name."""
+    return drive(_system(named), plan, batch)
+
+
+@lru_cache(maxsize=1)
+def _system(named: Named) -> AnySystem:
+    """The system of this process, which is closed when it ends. What it has loaded stays: torch's objects are
+    not looked through for garbage again and again."""
+    options = DriveOptions(named.checkout, named.device, limits=named.limits)
+    system: AnySystem = system_names.driven(named.spec, options, named.in_process)
+    check_also(system, named.also_checked)
+    Finalize(None, partial(_close, system), exitpriority=1)
+    gc.freeze()
+    return system
+
+
+def _close(system: AnySystem) -> None:
+    # whoever started this process closes a system too, and says why it cannot
+    with suppress(Exception):
+        system.close()
+
+
+def check_also(system: Any, clauses: frozenset[str]) -> None:
+    """Check a system for clauses that its release is known to violate."""
+    can = system.capabilities
+    if clauses & can.known.keys():
+        known = {clause: why for clause, why in can.known.items() if clause not in clauses}
+        system.capabilities = replace(can, known=known)
+
+
+class StartedRun(NamedTuple):
+    """A run before its first command: its sizes, who decides, and what it is like."""
+
+    geometry: Geometry
+    source: RandomChoices
+    profile: RunProfile
+
+
+def start_run(system: AnySystem, plan: Plan, config: Configuration, example: int) -> StartedRun:
+    """A run by its number."""
+    machine = config.machine
+    seed = f"{plan.seed}/{config.preset}/{config.mode}/{example}"
+    source = RandomChoices(seed if machine == "sessions" else f"{seed}/{machine}")
+    profile = draw_profile(source, system.capabilities, machine)
+    geometry = config.sizes
+    assert isinstance(geometry, Geometry)
+    if example % 4 == 3:  # the presets are eight points; the specification is for all sizes
+        with suppress(UnusableImplementation):
+            geometry = fit_sizes(system, machine, draw_geometry(source, geometry))
+    geometry = with_settings(RandomChoices(f"{seed}/settings"), geometry, system.capabilities)
+    return StartedRun(geometry, source, profile)
+
+
+def lines_of(system: AnySystem, plan: Plan, mode: Mode) -> list[CorpusLine]:
+    """The lines of the corpus that a plan drives in a mode."""
+    return _lines(plan.machines, plan.modes or system.capabilities.modes, mode, plan.first)
+
+
+_lines = lru_cache(maxsize=4)(corpus.driven)
+
+
+def _line(system: AnySystem, plan: Plan, config: Configuration, example: int, driven: Driven) -> None:
+    """A line of the corpus, by its number. Every other that a model stands beside is closed at its end."""
+    line = lines_of(system, plan, config.mode)[example]
+    tracks = kind_of_config(line.geometry).modelled and line.trace.sizes(Geometry).tracks
+    if line.origin == FIXTURE and tracks and not system.capabilities.tracks:
+        return  # of a release that tracks states: no situation that others lack
+    try:
+        check_fits(system, line.geometry, line.commands)
+        lockstep = _begun(system, line.geometry, config, driven)
+        done: list[AnyCommand] = []
+        can = system.capabilities
+        offered = line.commands
+        if can.system_kind.schedules:
+            offered = tuple(filter(can.offers, offered))
+        _carry_out(lockstep, offered, done, driven)
+        if example % 2:
+            _end(lockstep, done, driven)
+        found = violations(lockstep, done, "generated")
+    except Misfit:
+        raise
+    except UnusableImplementation as error:
+        driven.unfit[line.situation] = str(error).removeprefix(system.name).lstrip(": ")
+    else:
+        driven.runs.append((len(done), found))
+
+
+def _begun(
+    system: AnySystem, geometry: AnyConfig, config: Configuration, driven: Driven
+) -> AnyLockstep:
+    return lockstep_on(
+        system, geometry, config.mode, tallies=driven.tallies, refusals=driven.refusals
+    )
+
+
+def _carry_out(
+    lockstep: AnyLockstep, commands: Iterable[AnyCommand], done: list[AnyCommand], driven: Driven
+) -> None:
+    """Commands up to a violation; where a model stands beside the system, the situations that they meet."""
+    for command in commands:
+        was = lockstep.state if isinstance(lockstep, Lockstep) else None
+        outcome = lockstep.do(command)
+        done.append(command)
+        driven.count(command, outcome, _declined(lockstep.system, was, command, outcome))
+        if lockstep.violation is not None:
+            return
+        if isinstance(lockstep, Lockstep) and was is not None:
+            driven.situations.update(situations(was, cast(Command, command), outcome, lockstep.state))
+
+
+def _end(lockstep: AnyLockstep, done: list[AnyCommand], driven: Driven) -> None:
+    """End everything that runs; what no model stands beside ends by its own last commands."""
+    if lockstep.violation is None and isinstance(lockstep, Lockstep):
+        _carry_out(
+            lockstep, finale(lockstep.state, lockstep.system.capabilities), done, driven
+        )
+
+
+def _declined(system: AnySystem, was: State | None, command: AnyCommand, outcome: Outcome) -> bool:
+    """The rules would carry it out; the system refuses, as it may. Without a model, any refusal of what the
+    system offers."""
+    if not isinstance(outcome, Refused):
+        return False
+    if was is None:
+        return type(command).__name__ in system.capabilities.commands
+    if (
+        isinstance(command, SpecDecode)
+        and outcome.reason is Reason.UNFAITHFUL
+        and was.config.geometry.states
+    ):
+        return was.config.geometry.tracks  # else a server has no drafts on such a model
+    may = outcome.reason in system.capabilities.on(was.config.geometry).may_refuse
+    return may and isinstance(model.step(was, cast(Command, command))[1], Done)
+
+
+def _proposed(run: StartedRun, lockstep: Lockstep, plan: Plan, example: int) -> Iterator[Command]:
+    """The commands of a run. One in 32 is long: what builds up over many turns shows in no short one."""
+    last: type | None = None
+    for _ in range(plan.steps * (8 if example % 32 == 8 else 1)):
+        command = propose(lockstep.state, run.source, run.profile, last)
+        last = type(command)
+        yield command
+        if lockstep.state.serial == SHARED - 1:
+            return
+
+
+def _goes_on(
+    system: AnySystem, config: Configuration, run: StartedRun
+) -> tuple[StartedRun, tuple[Command, ...]]:
+    """The run as one that begins with a line of the corpus, in the line's sizes, and the line's commands."""
+    line = pick(run.source, corpus.beginnings(config.machine, config.mode))
+    try:
+        check_fits(system, line.geometry, line.commands)
+        fit_sizes(system, config.machine, line.geometry, exactly=True)
+    except UnusableImplementation:
+        return run, ()
+    commands = line.trace.row_commands
+    if _rounds(commands) & run.profile.disabled and not system.capabilities.mixed_decode:
+        return run, ()
+    return run._replace(geometry=line.trace.sizes(Geometry)), commands
+
+
+def _rounds(commands: tuple[Command, ...]) -> set[str]:
+    """The kinds of rounds in a line. A batch of several may have some decode."""
+    several = any(isinstance(c, Extend) and len(c.lanes) > 1 for c in commands)
+    kinds = {type(c).__name__ for c in commands}.union(["Decode"] * several)
+    return kinds & {"Decode", "SpecDecode", "Launch"}
+
+
+def _example(system: AnySystem, plan: Plan, config: Configuration, example: int, driven: Driven) -> None:
+    if example % 4 == 2 and plan.corpus:  # what is rare by itself has a sequel
+        run, first = _goes_on(system, config, start_run(system, plan, config, example))
+        if first:
+            with suppress(UnusableImplementation):  # else it cannot be driven through the line
+                _run(system, plan, config, example, driven, run, first)
+                return
+    _run(system, plan, config, example, driven, start_run(system, plan, config, example))
+
+
+def _run(
+    system: AnySystem,
+    plan: Plan,
+    config: Configuration,
+    example: int,
+    driven: Driven,
+    run: StartedRun,
+    first: tuple[Command, ...] = (),
+) -> None:
+    """One run. first: what it begins with."""
+    done = list[AnyCommand]()
+    lockstep = _begun(system, run.geometry, config, driven)
+    assert isinstance(lockstep, Lockstep)
+    _carry_out(lockstep, chain(first, _proposed(run, lockstep, plan, example)), done, driven)
+    if example % 4 != 1:  # else the next run starts on what this one leaves
+        _end(lockstep, done, driven)
+    driven.runs.append((len(done), violations(lockstep, done, "generated")))
+
+
+class _Draws(NamedTuple):
+    """How runs of a kind of system are drawn that no model stands beside."""
+
+    beside: Callable[[Any], Any]  # what is kept beside a run of it
+    profile: Callable[[Choices, Capabilities], Any]
+    sizes: Any
+    fitted: Callable[[Any, Any], Any]  # sizes to a profile
+    propose: Any
+    finale: Any
+
+
+_DRAWS = {
+    BLOCKS.machine: _Draws(
+        attrgetter("texts"), draw_engine_profile, draw_engine_config, fitted, propose_engine_command,
+        engine_finale,
+    ),
+    TIERS.machine: _Draws(
+        attrgetter("beside"), lambda source, _: draw_tier_profile(source), draw_tier_config,
+        lambda sizes, _: sizes, propose_tier_command, tier_finale,
+    ),
+    PAIRS.machine: _Draws(
+        attrgetter("beside"), draw_pair_profile, draw_pair_config, lambda sizes, _: sizes,
+        propose_pair_command, pair_finale,
+    ),
+}  # fmt: skip
+
+
+def _judged_example(
+    system: AnySystem, plan: Plan, config: Configuration, example: int, driven: Driven
+) -> None:
+    source = RandomChoices(f"{plan.seed}/{config.preset}/{example}/{config.machine}")
+    draws = _DRAWS[config.machine]
+    done = list[AnyCommand]()
+    profile = draws.profile(source, system.capabilities)
+    sizes = config.sizes
+    assert sizes is not None
+    drawn = draws.sizes(source, sizes) if example % 4 == 3 else sizes
+    try:
+        lockstep = _begun(system, draws.fitted(drawn, profile), config, driven)
+    except Misfit:
+        raise
+    except UnusableImplementation:  # a release need not take every configuration
+        lockstep = _begun(system, sizes, config, driven)
+    beside = draws.beside(lockstep)
+    steps = plan.steps * (8 if example % 32 == 8 else 1)
+
+    def proposed() -> Iterator[AnyCommand]:
+        for _ in range(steps):
+            yield draws.propose(beside, lockstep.facts, source, profile)
+        for _ in range(steps + LAST):
+            if (command := draws.finale(beside, lockstep.facts)) is None:
+                return
+            yield command
+        if lockstep.step is not None and not isinstance(lockstep.step, Step):
+            driven.unanswered += bool(lockstep.step.unanswered)
+
+    _carry_out(lockstep, proposed(), done, driven)
+    driven.runs.append((len(done), violations(lockstep, done, "generated")))

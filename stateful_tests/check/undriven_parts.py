@@ -1,0 +1,122 @@
+"""Presets, commands and lines of the corpus that run on the base of a check and not on the tree."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping
+from functools import partial
+from typing import Any
+
+from impl.adapter import AnySystem, UnusableImplementation
+from impl.system_spec import ENGINES, system_spec
+from reference.geometry import GeometryError
+from stateful_tests.check.corpus import CorpusLine
+from stateful_tests.check.run_counts import offers_all
+from stateful_tests.check.run_driver import lines_of
+from stateful_tests.check.known_faults.lookup import nearest_first
+from stateful_tests.check.known_faults.masks import release_of
+from stateful_tests.check.check_plans import Plan, fit_sizes, for_system, sizes_for
+from stateful_tests.lockstep import system_names
+from stateful_tests.lockstep.replays import replay
+from stateful_tests.lockstep.run_results import Trace
+
+_AROUND = 2  # releases next to that of a tree
+
+
+Refuses = Callable[[Any], str | None]  # why a system refuses something; None where it does not
+
+
+def left_out(
+    system: AnySystem, base: AnySystem, asked: Plan, unfit: Collection[str], *, guessed: bool = False
+) -> dict[str, str]:
+    """Return the parts of a plan that run on the base and not on the system, each with the reason. asked:
+    the plan before it was made to fit the system; unfit: situations with a line that the system cannot be
+    driven through. guessed: the base is the nearest release. A tree between two releases offers what its
+    facts have, so what it does not offer is no loss; nor is what a release next to the base refuses for the
+    same reason. What else it offers and its own code refuses is one.
+    """
+    found: dict[str, str] = {}
+    again: dict[str, Refuses] = {}
+    plan, of_base = for_system(asked, system), for_system(asked, base)
+    for name in of_base.presets:
+        if guessed and name not in plan.presets:
+            continue
+        why = _refusal(asked, name, system)
+        if why is not None and _refusal(asked, name, base) is None:
+            found[f"preset {name}"] = why
+            again[f"preset {name}"] = partial(_refusal, asked, name)
+    missing = sorted(base.capabilities.commands - system.capabilities.commands)
+    if missing and not guessed:
+        found[f"commands {', '.join(missing)}"] = "the adapter does not offer them here"
+    reasons: Counter[str] = Counter()
+    first: dict[str, CorpusLine] = {}
+    for line in _lines(system, plan, unfit):
+        if guessed and not offers_all(system, line):
+            continue
+        if _reason(line, base) is None and (why := _reason(line, system)) is not None:
+            reasons[why] += 1
+            first.setdefault(why, line)
+    for why, count in reasons.items():
+        what = f"{count} line{'s' if count > 1 else ''} of the corpus"
+        found[what] = why
+        again[what] = partial(_reason, first[why])
+    if guessed and found:
+        for what in _also_refused(system, found, again):
+            del found[what]
+    return found
+
+
+def _also_refused(
+    system: AnySystem, found: Mapping[str, str], again: Mapping[str, Refuses]
+) -> Iterator[str]:
+    """Yield what the releases next to that of a tree refuse for the tree's reason."""
+    spec = system_spec(system)
+    release = release_of(system)
+    if spec.engine not in ENGINES or not release:
+        return
+    left = dict(again)
+    for name in nearest_first(spec.engine, release, spec.ways)[1 : 1 + _AROUND]:
+        try:
+            other = system_names.resolve(name)
+        except UnusableImplementation:  # such as a wheel that cannot be fetched
+            continue
+        try:
+            mine, its = f"{system.name}: ", f"{other.name}: "
+            for what, refuses in [*left.items()]:
+                why = refuses(other)
+                if why is not None and why.replace(its, "") == found[what].replace(mine, ""):
+                    del left[what]
+                    yield what
+        finally:
+            other.close()
+
+
+def _refusal(asked: Plan, preset: str, system: AnySystem) -> str | None:
+    """Why no machine of the plan drives the system on a preset; None where one does."""
+    plan = for_system(asked, system)
+    why = f"{system.name} has no such models"
+    if preset not in plan.presets:
+        return why
+    for machine in plan.machines:
+        try:
+            fit_sizes(system, machine, sizes_for(machine, preset))
+        except (UnusableImplementation, GeometryError) as error:
+            why = str(error)
+        else:
+            return None
+    return why
+
+
+def _lines(system: AnySystem, plan: Plan, unfit: Collection[str]) -> list[CorpusLine]:
+    modes = plan.modes or system.capabilities.modes
+    lines = [line for mode in modes for line in lines_of(system, plan, mode)] if unfit else []
+    return [line for line in lines if line.situation in unfit]
+
+
+def _reason(line: CorpusLine, system: AnySystem) -> str | None:
+    """Why a system cannot be driven through a line; None where it can."""
+    try:
+        replay(system, Trace(line.geometry, line.mode, line.commands))
+    except UnusableImplementation as error:
+        return str(error).removeprefix(system.name).lstrip(": ")
+    return None

@@ -1,0 +1,312 @@
+"""The choices of a generator in a state: the enabled commands, and the room that is left."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from operator import attrgetter
+
+from reference.commands import Mode, Piece, Prompt
+from reference.cursors import ceil_page, lost_below, window_live
+from reference.state import IN_BATCH, Cursors, Phase, Request, Session, State, free
+from reference.prefix_cache import lock_holders, shares_lock
+from reference.rules.rule_definition import cursors_of
+from reference.rules.decode import MOST_LATE
+from reference.radix_tree import Sizes, nodes, sizes, swa_locked
+from impl.choices import Choices, once_in, pick
+from stateful_tests.generate.prompts import draw_length, draw_prompt
+from stateful_tests.generate.run_profile import LOCK_HOLDERS, TEXTS, RunProfile
+
+
+def may_overshoot(state: State, request: Request) -> bool:
+    """A turn that has allocated too little for window eviction to pass its end, and has room for more."""
+    c = cursors_of(request)
+    geometry = state.config.geometry
+    need = (geometry.window or 0) + 2 * geometry.page_size
+    if request.session is None or c.swa_evicted_seqlen > request.origin:
+        return False
+    return c.kv_allocated_len - c.kv_committed_len <= need < room_of(state, c)
+
+
+def ahead_of(request: Request) -> int:
+    """Tokens that are allocated past the commit and were not evicted."""
+    c = cursors_of(request)
+    return c.kv_allocated_len - max(c.kv_committed_len, c.swa_evicted_seqlen)
+
+
+def slot_source(cursors: Cursors, page_size: int) -> str:
+    """Name the source of the slot of the next token: allocated ahead, the rest of a page, a fresh page."""
+    if cursors.kv_allocated_len > cursors.kv_committed_len:
+        return "ahead"
+    return "in the page" if cursors.kv_committed_len % page_size else "a fresh page"
+
+
+def full_alone(state: State) -> set[str]:
+    """Return who has locked a prefix in full KV alone, although there is a window."""
+    tree = state.tree
+    if tree is None or tree.window is None:
+        return set()
+    return {lock.holder for lock in tree.locks if lock.key and lock.swa_from == len(lock.key)}
+
+
+@dataclass(slots=True)
+class Enabled:
+    """The commands that are enabled in a state, and the choices that a command generator makes among them.
+
+    invalid: the command ignores its precondition. last: the kind of the command before it.
+    """
+
+    state: State
+    source: Choices
+    profile: RunProfile
+    invalid: bool
+    last: type | None = None
+
+    def _in(self, *phases: Phase) -> list[Request]:
+        return [r for r in self.state.requests if r.phase in phases]
+
+    @property
+    def tree_alone(self) -> bool:
+        """The radix tree is driven by itself."""
+        return self.profile.machine == "tree"
+
+    @property
+    def cached(self) -> bool:
+        """The radix tree has something."""
+        return self.state.tree is not None and bool(self.state.tree.children)
+
+    @property
+    def queued(self) -> list[Request]:
+        return self._in(Phase.QUEUED)
+
+    @property
+    def admitted(self) -> list[Request]:
+        return self._in(Phase.ADMITTED)
+
+    @property
+    def waiting(self) -> list[Request]:
+        return self._in(Phase.QUEUED, Phase.ADMITTED)
+
+    @property
+    def extending(self) -> list[Request]:
+        return self._in(Phase.ADMITTED, Phase.EXTENDING)
+
+    @property
+    def running(self) -> list[Request]:
+        return self._in(Phase.RUNNING)
+
+    @property
+    def settled(self) -> list[Request]:
+        """Running requests that have no result in flight."""
+        return [r for r in self.running if not r.in_flight]
+
+    @property
+    def sources(self) -> dict[str, list[Request]]:
+        """Settled requests, by where the slot of their next token comes from."""
+        size = self.state.config.geometry.page_size
+        found = dict[str, list[Request]]()
+        for request in self.settled:
+            found.setdefault(slot_source(cursors_of(request), size), []).append(request)
+        return found
+
+    @property
+    def decoding(self) -> list[Request]:
+        """Settled requests for the next round. In a synchronised run a request that needs a fresh page mostly
+        waits until all do."""
+        sources = self.sources if self.profile.synchronise else {}
+        waits = sources.pop("a fresh page", [])
+        if waits and sources and not once_in(self.source, 4):
+            return [request for found in sources.values() for request in found]
+        return self.settled
+
+    @property
+    def launchable(self) -> list[Request]:
+        return [r for r in self.running if len(r.in_flight) < MOST_LATE]
+
+    @property
+    def late(self) -> list[Request]:
+        return [r for r in self.running if r.in_flight]
+
+    @property
+    def held(self) -> list[Request]:
+        return self._in(*IN_BATCH)
+
+    @property
+    def idle(self) -> list[Session]:
+        return [s for s in self.state.sessions if s.turn is None and not s.closing]
+
+    @property
+    def resumable(self) -> list[Session]:
+        """Sessions whose next turn resumes from what their slot keeps."""
+        return [s for s in self.idle if s.slot is not None]
+
+    @property
+    def busy(self) -> list[Session]:
+        """Sessions that reject a second turn: where clients wait, those alone whose turn was retracted."""
+        retracted = {r.session for r in self.waiting if r.started}
+        impatient = self.profile.impatient
+        return [
+            s
+            for s in self.state.sessions
+            if s.turn is not None and not s.closing and (impatient or s.name in retracted)
+        ]
+
+    @property
+    def abortable(self) -> list[Request]:
+        """Requests of which an abort must give back something out of the ordinary: a lock alone, the lock
+        of a slot, what a closing session has; or for which it must evict."""
+        return [r for r in self.state.requests if self._abortable(r)]
+
+    def _abortable(self, r: Request) -> bool:
+        session = self.state.session(r.session)
+        if not r.started and r.phase is Phase.QUEUED:
+            return (session is not None and session.closing) or not free(self.state).full
+        later = not r.started or (session is not None and bool(session.history))
+        return bool(r.cursors and r.cursors.cache_protected_len) and later
+
+    @property
+    def wiped(self) -> list[Session]:
+        """Sessions that an abort has left without a slot: the next turn computes their history again."""
+        return [s for s in self.state.sessions if s.history and s.slot is None and not s.closing]
+
+    @property
+    def closable(self) -> list[Session]:
+        """Sessions whose turn waits, and has not started."""
+        waiting = {r.session for r in self.queued if not r.started}
+        return [s for s in self.state.sessions if s.name in waiting and not s.closing]
+
+    @property
+    def crowded(self) -> list[Session]:
+        """Idle sessions of whose prefix in the tree others have locked some as well."""
+        return [s for s in self.idle if shares_lock(self.state, s.name)]
+
+    @property
+    def windowless(self) -> list[Request]:
+        """Running requests that a window eviction past the commit has left without their window."""
+        window = self.state.config.geometry.window
+        if window is None or self.state.config.mode is not Mode.FREE:
+            return []
+        held = ((r, cursors_of(r)) for r in self.running)
+        return [r for r, c in held if not window_live(lost_below(c), r.settled_len, window)]
+
+    @property
+    def swa_passed(self) -> list[Request]:
+        """Requests that may give the SWA part of their lock back: their window has passed it."""
+        state = self.state
+        window = self.state.config.geometry.window
+        if state.tree is None or window is None:
+            return []
+        return [
+            r
+            for r in self.held
+            if (r.session is None or state.config.mode is Mode.FAITHFUL)
+            and cursors_of(r).kv_committed_len - window >= cursors_of(r).cache_protected_len > 0
+        ]
+
+    @property
+    def swa_unlockable(self) -> list[str]:
+        """Return who may give the SWA part of its lock back: those who have one, else requests that have
+        given it back before."""
+        tree = self.state.tree
+        passed = self.swa_passed
+        if tree is None or tree.window is None:
+            return []
+        with_swa = {k.holder for k in tree.locks if k.swa_from < len(k.key)}
+        names = [r.name for r in passed if r.holder in with_swa]
+        names += (name for name in lock_holders(self.state) if name in with_swa)
+        return names or [r.name for r in passed]
+
+    @property
+    def swa_unlocked(self) -> list[Request]:
+        """Requests that pin full KV alone of their prefix in the tree, before their first window eviction."""
+        alone = full_alone(self.state)
+        held = ((r, cursors_of(r)) for r in self.held if r.holder in alone)
+        return [r for r, c in held if c.swa_evicted_seqlen < c.cache_protected_len]
+
+    @property
+    def orders_differ(self) -> bool:
+        """SWA pressure takes nodes in another order than pressure on full KV would."""
+        tree = self.state.tree
+        if tree is None or tree.window is None:
+            return False
+        live = [p.node for p in nodes(tree) if p.node.live and not swa_locked(tree, p)]
+        live.sort(key=attrgetter("swa_used"))
+        return any(
+            one.full_used > other.full_used and one.swa_used < other.swa_used
+            for one, other in pairwise(live)
+        )
+
+    def request(self, fitting: Sequence[Request]) -> str:
+        """A request that fits; any name at all when invalid or when none does."""
+        if fitting and not (self.invalid and once_in(self.source, 2)):
+            return pick(self.source, fitting).name
+        return pick(self.source, self.profile.requests)
+
+    def lanes(self, fitting: Sequence[Request]) -> list[str]:
+        """Distinct requests that fit, often all of them; when invalid, perhaps one twice or none."""
+        if self.invalid and once_in(self.source, 8):
+            return []
+        rest = [r.name for r in fitting]
+        count = (
+            len(rest) if once_in(self.source, 2) else 1 + self.source.upto(max(0, len(rest) - 1))
+        )
+        names = [rest.pop(self.source.upto(len(rest) - 1)) for _ in range(min(count, len(rest)))]
+        if not names or (self.invalid and once_in(self.source, 3)):
+            names.append(pick(self.source, self.profile.requests))
+        return names
+
+    def prompt(self, longest: int, *, fresh: bool = False) -> Prompt:
+        """A prompt; when invalid, perhaps an empty one or one with a piece of no tokens. fresh: it goes on
+        where no other prompt ends, so that meeting what is known is of no use."""
+        if self.invalid and once_in(self.source, 3):
+            return pick(self.source, ((), (Piece("a", 0),), (Piece("a", 4), Piece("b", -1))))
+        if fresh:
+            length = draw_length(self.state, self.source, longest)
+            text = pick(self.source, self.profile.texts)
+            others = [other for other in TEXTS if other != text]
+            if length > 1 and once_in(self.source, 6):
+                return (Piece(text, length - 1), Piece(pick(self.source, others), 1))
+            return (Piece(text, length),)
+        if self.invalid and once_in(self.source, 3):
+            longest += self.state.config.geometry.width
+        return draw_prompt(self.state, self.source, self.profile.texts, longest)
+
+    def lock_holder(self, fitting: Sequence[str]) -> str:
+        """A lock holder that fits; any name at all when invalid or when none does."""
+        if fitting and not (self.invalid and once_in(self.source, 2)):
+            return pick(self.source, fitting)
+        others = (*(r.name for r in self.state.requests), *(s.name for s in self.state.sessions))
+        return pick(self.source, (*self.profile.lock_holders, *others) or LOCK_HOLDERS)
+
+    def length(self, high: int) -> int:
+        """A length in [1, high], often at a page or window boundary, give or take one."""
+        high = max(1, high)
+        geometry = self.state.config.geometry
+        if once_in(self.source, 2):
+            return 1 + self.source.upto(min(high, 2 * geometry.page_size + 1) - 1)
+        edge = pick(self.source, (geometry.page_size, geometry.window or 1, 2 * geometry.page_size))
+        return max(1, min(high, edge - 1 + self.source.upto(2)))
+
+
+def room_of(state: State, cursors: Cursors | None) -> int:
+    """Tokens past the commit that still fit row and pools."""
+    geometry = state.config.geometry
+    if cursors is None:
+        return geometry.width
+    pages = pages_left(state)
+    reach = ceil_page(cursors.kv_allocated_len, geometry.page_size) + pages * geometry.page_size
+    return min(geometry.width, reach) - cursors.kv_committed_len
+
+
+def pages_left(state: State) -> int:
+    """Free or evictable pages that every pool has."""
+    geometry = state.config.geometry
+    left = free(state)
+    more = sizes(state.tree) if state.tree is not None else Sizes(0, 0, 0, 0)
+    full = left.full + more.full_evictable // geometry.page_size
+    return (
+        full
+        if geometry.window is None
+        else min(full, left.swa + more.swa_evictable // geometry.page_size)
+    )

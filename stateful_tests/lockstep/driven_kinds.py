@@ -1,0 +1,112 @@
+"""Runs of systems of every kind: which class runs one, whether it can, and what is counted of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from impl.adapter import AnySystem, Capabilities, UnusableImplementation
+from impl.engines import engine
+from reference.blocks.config import EngineConfig
+from reference.clauses import CLAUSES
+from reference.commands import COMMANDS, Mode
+from reference.geometry import Geometry
+from reference.system_kinds import (
+    BLOCKS,
+    PAIRS,
+    ROWS,
+    TIERS,
+    AnyCommand,
+    JudgedConfig,
+    Kind,
+    kind_of_config,
+)  # fmt: skip
+from stateful_tests.lockstep.any_lockstep import AnyLockstep
+from stateful_tests.lockstep.check_results import Tally
+from stateful_tests.lockstep.engine_lockstep import EngineLockstep
+from stateful_tests.lockstep.lockstep import Lockstep
+from stateful_tests.lockstep.pair_lockstep import PairLockstep
+from stateful_tests.lockstep.tier_lockstep import TierLockstep
+
+_LOCKSTEPS: dict[str, Any] = {
+    kind.name: lockstep
+    for kind, lockstep in (
+        (ROWS, Lockstep), (BLOCKS, EngineLockstep), (TIERS, TierLockstep), (PAIRS, PairLockstep),
+    )
+}  # fmt: skip
+
+
+def lockstep_of(kind: Kind) -> type[AnyLockstep]:
+    """Return the class of a run of a system of this kind."""
+    run: type[AnyLockstep] = _LOCKSTEPS[kind.name]
+    return run
+
+
+def lockstep_on(
+    system: AnySystem,
+    geometry: Geometry | JudgedConfig,
+    mode: Mode,
+    clause: str | None = None,
+    **counts: Any,
+) -> AnyLockstep:
+    """Start a run of any system. clause, counts (tallies, refusals): as of AnyLockstep."""
+    run: AnyLockstep = _LOCKSTEPS[kind_of_config(geometry).name](
+        system, geometry, mode, clause=clause, **counts
+    )
+    return run
+
+
+def check_fits(
+    system: AnySystem, geometry: Geometry | JudgedConfig, commands: tuple[AnyCommand, ...] = ()
+) -> None:
+    """Raise UnusableImplementation when the system cannot be driven through this."""
+    can = system.capabilities
+    kind = kind_of_config(geometry)
+    if can.system_kind is not kind:
+        needs = f": the trace needs {kind.noun}, such as {_example(geometry)}"
+        raise UnusableImplementation(f"{system.name} {can.system_kind.words}{needs}")
+    if lacks := lockstep_of(kind).lacking(can, geometry, commands):
+        raise UnusableImplementation(f"{system.name} {lacks}")
+
+
+# An engine that has systems of a kind, and in which way.
+_ENGINES = {
+    ROWS.name: ("sglang", ""),
+    BLOCKS.name: ("vllm", ""),
+    TIERS.name: ("sglang", "hicache"),
+    PAIRS.name: ("vllm", "pair"),
+}
+
+
+def _example(geometry: Geometry | JudgedConfig) -> str:
+    """Return the option that names what can be driven with these sizes."""
+    kind = kind_of_config(geometry)
+    if kind.name not in _ENGINES:
+        return "--impl module:factory"
+    name, way = _ENGINES[kind.name]
+    if isinstance(geometry, EngineConfig) and geometry.connects:
+        way = "offload"
+    if kind is ROWS:
+        return f"--impl torch or --impl {engine(name).newest(way)}"
+    return f"--impl {engine(name).newest(way)}"
+
+
+def new_tallies(can: Capabilities | None = None) -> dict[str, Tally]:
+    """Make one empty tally per clause; can: of those that such a system can violate."""
+    if can is None:
+        return {name: Tally() for name in CLAUSES}
+    there = {
+        "tree": can.tree,
+        "window": can.swa,
+        "states": can.recurrent or can.tracks,
+        "tracks": can.tracks,
+        "tier": can.system_kind in (TIERS, PAIRS) or can.connects,
+        "keys": "LoadAdapter" in can.commands,
+        "images": can.encodes,
+        "drafter": can.drafter,
+    }
+    return {
+        name: Tally()
+        for name, clause in lockstep_of(can.system_kind).clauses.items()
+        if all(there[need] for need in clause.needs)
+        and (clause.of >= {*COMMANDS} or any(kind.__name__ in can.commands for kind in clause.of))
+    }

@@ -1,0 +1,251 @@
+"""One run of an engine that schedules by itself, beside the texts and lengths of its requests."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from itertools import chain
+
+from impl.adapter import Capabilities, EngineSystem
+from impl.process.failures import SystemFailed
+from impl.process.remote_system import StrangerSystem, WorkerSystem
+from impl.process.wire import copied_facts
+from reference.blocks.clauses import BLOCK_CLAUSES, BlockStep, broken, broken_off
+from reference.blocks.commands import EngineCommand
+from reference.tiers.commands import ResetCache
+from reference.blocks.config import ENGINE_PRESETS, EngineConfig
+from reference.blocks.facts import BlockFacts
+from reference.blocks.request_texts import RequestTexts
+from reference.commands import Broken, Done, Mode, Outcome, Reason, Refused
+from reference.failures import Failure, counted
+from stateful_tests.lockstep.any_lockstep import AnyLockstep
+from stateful_tests.lockstep.run_moments import EngineMoment
+from stateful_tests.lockstep.check_results import Tally
+from stateful_tests.lockstep.run_results import Row
+
+
+_NOTHING = BlockFacts((), (), (), (), {}, {})
+
+
+class EngineLockstep(AnyLockstep):
+    """One run of an engine. texts: what clients sent and the model sampled."""
+
+    system: EngineSystem
+    facts: BlockFacts
+    step: BlockStep | None
+    judge = "the engine says"
+    clauses = BLOCK_CLAUSES
+
+    def __init__(
+        self,
+        system: EngineSystem,
+        config: EngineConfig,
+        mode: Mode = Mode.FAITHFUL,
+        *,
+        tallies: dict[str, Tally] | None = None,
+        refusals: Counter[str] | None = None,
+        clause: str | None = None,
+    ) -> None:
+        del mode  # it schedules by itself
+        super().__init__(system, tallies, refusals, clause)
+        self.texts = RequestTexts(config)
+        self.facts = _NOTHING
+        self._strange = not isinstance(system, WorkerSystem) or isinstance(system, StrangerSystem)
+        self._start(config)
+
+    @staticmethod
+    def lacking(can: Capabilities, config: EngineConfig, _: Sequence[EngineCommand]) -> str:
+        """Recurrent state, a KV connector, or images."""
+        if config.recurrent and not can.recurrent:
+            return "is driven without recurrent state: the trace has it"
+        if config.connects and not can.connects:
+            return "is driven without a KV connector: the trace has one (of vLLM: +offload)"
+        if config.encodes and not can.encodes:
+            return "is driven without images: the trace has some (of vLLM: +images)"
+        return ""
+
+    @staticmethod
+    def presets_for(can: Capabilities) -> tuple[str, ...]:
+        """An engine with a connector or an encoder is driven with it."""
+        return tuple(
+            name
+            for name, config in ENGINE_PRESETS.items()
+            if (config.connects, config.encodes) == (can.connects, can.encodes)
+            and (can.drafter or config.draft_group is None)
+            and not EngineLockstep.lacking(can, config, ())
+        )
+
+    @property
+    def config(self) -> tuple[EngineConfig, Mode]:
+        return self.texts.config, Mode.FAITHFUL
+
+    def do(self, command: EngineCommand) -> Outcome:
+        """Run one command; sets `violation` if it leaves the specification."""
+        self._begin()
+        if not self._can.offers(command):
+            # the engine has no such command: it gets none
+            return self._count(Refused(Reason.UNFAITHFUL))
+        texts = self.texts
+        before = self.facts
+        outcome = self._carried_out(command)
+        if isinstance(outcome, Broken):
+            self.violation = self._break(
+                Failure("the engine carries it out", outcome.error),
+                lambda: BlockStep(
+                    texts.config, command, False, before, self.facts, [], [], texts.bearers
+                ),
+                broken_off,
+            )
+            return outcome
+        done = isinstance(outcome, Done)
+        lanes, outputs = texts.follow(command, self.facts) if done else ([], [])
+        if not done:
+            texts.follow_refused(command, self.facts)
+        step = self.step = BlockStep(
+            texts.config,
+            command,
+            not done,
+            before,
+            self.facts,
+            lanes,
+            outputs,
+            texts.bearers,
+            texts.in_use,
+            texts.standstill,
+            tuple(texts.sources),
+            outcome.reason if isinstance(outcome, Refused) else None,
+        )
+        self._judge(step, broken(step, self.waived), self.clauses.values())
+        return self._count(outcome)
+
+    def _look(self) -> None:
+        facts: BlockFacts = self.system.view()
+        if not isinstance(self.system, WorkerSystem):
+            facts = copied_facts(facts)
+        if self._strange and (wrong := misfit(facts, self.texts.config)):
+            raise SystemFailed(f"TypeError: {wrong}")
+        self.facts = facts
+
+    def moment(self) -> EngineMoment:
+        """The engine as it is now."""
+        return EngineMoment(self.facts, self.step)
+
+    def row(self, command: EngineCommand, outcome: Outcome, before: EngineMoment) -> Row:
+        """Return the changes of a command."""
+        lines = changes(before.facts, self.facts)
+        if isinstance(command, ResetCache) and isinstance(outcome, Done):
+            lines.insert(0, "the reset succeeds" if self.facts.reset else "the reset fails")
+        return Row(command, outcome, tree=tuple(lines))
+
+
+def misfit(facts: BlockFacts, config: EngineConfig) -> str:
+    """Say which facts are of other sizes than an engine of this configuration has, or ""."""
+    blocks = len(facts.refs)
+    groups = len(config.groups)
+    if len(facts.memory) != blocks:
+        return f"view().memory: {len(facts.memory)} entries, for {blocks} in refs"
+    tables = [(f"requests[{name!r}]", fact.tables) for name, fact in facts.requests.items()]
+    tables += [(f"lanes, {lane.request}", lane.tables) for lane in facts.lanes]
+    for where, rows in tables:
+        if len(rows) != groups:
+            return f"view().{where}: {len(rows)} in tables, for {groups} groups"
+    named = [(f"{where}, tables", [*chain(*rows)]) for where, rows in tables]
+    named += [("free", [*facts.free]), ("mapped", [*facts.mapped]), ("kept", [*facts.kept])]
+    named += [("published", [published.block for published in facts.published])]
+    for where, those in named:
+        if outside := [block for block in those if not 0 <= block < blocks]:
+            return f"view().{where}: block {outside[0]}, where refs has {blocks}"
+    for block, (group, slots) in enumerate(facts.memory):
+        if group >= groups:
+            return f"view().memory[{block}]: group {group}, where there are {groups}"
+        size = config.groups[group].block_size
+        if group >= 0 and not config.groups[group].state and len(slots) != size:
+            return f"view().memory[{block}]: {len(slots)} stamps, where a block of group {group} has {size}"
+    wrong = [each for each in facts.published if not 0 <= each.group < groups]
+    return f"view().published: group {wrong[0].group}, where there are {groups}" if wrong else ""
+
+
+def changes(before: BlockFacts, now: BlockFacts) -> list[str]:
+    """Return the changes of a command, a sentence each."""
+    lines = []
+    for lane in now.lanes:
+        end = lane.start + len(lane.tokens)
+        drafts = f", {lane.drafts} of them drafts" if lane.drafts else ""
+        sampled = f"; samples {len(lane.sampled)}" if lane.sampled else ""
+        lines.append(f"{lane.request} computes [{lane.start}, {end}){drafts}{sampled}")
+    for output in now.outputs:
+        ends = f" and ends: {output.finished}" if output.finished else ""
+        tokens = counted(len(output.tokens), "token")
+        lines.append(f"{output.request} gets {tokens}{ends}")
+    for name in {**before.requests, **now.requests}:
+        was, fact = before.requests.get(name), now.requests.get(name)
+        if fact is None:
+            lines.append(f"{name} is gone")
+        elif was is None or was._replace(tokens=()) != fact._replace(tokens=()):
+            tables = "; ".join(" ".join(map(str, table)) or "none" for table in fact.tables)
+            lines.append(f"{name} {fact.status}, computed {fact.computed}, blocks {tables}")
+    was_named, named = ({p.block for p in facts.published} for facts in (before, now))
+    for word, blocks in (("published", named - was_named), ("forgotten", was_named - named)):
+        if blocks:
+            lines.append(f"{word}: {' '.join(map(str, sorted(blocks)))}")
+    return [*lines, *_images(before, now), *_moved(before, now)]
+
+
+def _images(before: BlockFacts, now: BlockFacts) -> Iterator[str]:
+    """Yield what a step has encoded, and which images the scheduler counts as kept, where that changes."""
+    if now.encoder is None:
+        return
+    if now.encoder.encoded:
+        yield f"encodes {' '.join(now.encoder.encoded)}"
+    was = {entry.image: entry.users for entry in before.encoder.entries} if before.encoder else {}
+    kept = {entry.image: entry.users for entry in now.encoder.entries}
+    for image in sorted(was.keys() | kept.keys()):
+        if image not in kept:
+            yield f"image {image} is no longer kept"
+        elif was.get(image) != kept[image]:
+            yield f"image {image} kept, needed by {' '.join(kept[image]) or 'nobody'}"
+
+
+def _moved(before: BlockFacts, now: BlockFacts) -> Iterator[str]:
+    """Yield what transfers did, and what host memory keeps."""
+    were, are = ({job.job: job for job in facts.transfers} for facts in (before, now))
+    for number in sorted(were | are):
+        was, job = were.get(number), are.get(number) or were[number]
+        what = f"{'load' if job.load else 'store'} {number}"
+        if was is None:
+            blocks, chunks = (" ".join(str(part[at]) for part in job.parts) for at in (1, 2))
+            ends = (f"blocks {blocks}", f"chunks {chunks}")
+            yield f"{what}: {' to '.join(reversed(ends) if job.load else ends)}"
+        if job.copied and not job.completed and not (was and was.copied):
+            yield f"{what} has copied"
+        if job.completed and not (was and was.completed):
+            yield f"{what} completes"
+        if number not in are:
+            yield f"{what} has ended"
+    kept, keeps = (
+        {(key.chunk, key.stamps) for key in facts.host.keys} if facts.host else set()
+        for facts in (before, now)
+    )
+    for word, keys in (("under a hash", keeps - kept), ("forgotten", kept - keeps)):
+        if keys:
+            yield f"chunks {word}: {' '.join(str(chunk) for chunk, _ in sorted(keys))}"
+    yield from _stored(before, now)
+
+
+def _stored(before: BlockFacts, now: BlockFacts) -> Iterator[str]:
+    """Yield what the engine asks a storage for, and what its threads did."""
+    if now.host is None:
+        return
+    if now.host.lookups:
+        yield f"the storage is asked for {counted(now.host.lookups, 'chunk')}"
+    were = {job.job: job for job in before.host.jobs} if before.host is not None else {}
+    are = {job.job: job for job in now.host.jobs}
+    for number in sorted(were | are):
+        was, job = were.get(number), are.get(number) or were[number]
+        what = f"storage {'read' if job.load else 'write'} {number}"
+        if was is None:
+            yield f"{what}: chunks {' '.join(map(str, job.chunks))}"
+        if job.done and not (was and was.done):
+            yield f"{what} is done"
+        if number not in are:
+            yield f"{what} has ended"

@@ -1,0 +1,170 @@
+"""One run of a pair, beside the texts of its requests, its promises and leases."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from impl.adapter import Capabilities, PairedSystem
+from reference.commands import Broken, Done, Mode, Outcome
+from reference.failures import Failure
+from reference.pairs.pair_record import START, PairRecord
+from reference.pairs.clauses import (
+    OF_PAIRS,
+    PAIR_CLAUSES,
+    SERVER_CLAUSES,
+    PairStep,
+    broken,
+    broken_off,
+)
+from reference.pairs.commands import PairCommand
+from reference.pairs.config import PAIR_PRESETS, SERVERS, PairConfig
+from reference.pairs.facts import PairMessage, PairFacts, PairTransfer
+from stateful_tests.lockstep.any_lockstep import AnyLockstep
+from stateful_tests.lockstep.engine_lockstep import changes
+from stateful_tests.lockstep.run_moments import PairMoment
+from stateful_tests.lockstep.check_results import Tally, tally_up
+from stateful_tests.lockstep.run_results import Row
+
+
+class PairLockstep(AnyLockstep):
+    """One run of a pair. beside: see PairBeside."""
+
+    system: PairedSystem
+    facts: PairFacts
+    step: PairStep | None
+    judge = "the pair says"
+    clauses = PAIR_CLAUSES
+
+    def __init__(
+        self,
+        system: PairedSystem,
+        config: PairConfig,
+        mode: Mode = Mode.FAITHFUL,
+        *,
+        tallies: dict[str, Tally] | None = None,
+        refusals: Counter[str] | None = None,
+        clause: str | None = None,
+    ) -> None:
+        del mode  # both servers schedule by themselves
+        super().__init__(system, tallies, refusals, clause)
+        self.beside = PairRecord(config)
+        self.facts = START
+        self._start(config)
+
+    @staticmethod
+    def lacking(can: Capabilities, config: PairConfig, _: Sequence[PairCommand]) -> str:
+        """A pair is driven with any sizes, where it has recurrent layers."""
+        if config.recurrent and not can.recurrent:
+            return "is driven without recurrent state: the trace has it"
+        return ""
+
+    @staticmethod
+    def presets_for(can: Capabilities) -> tuple[str, ...]:
+        """All, but for those with recurrent layers where the release has none."""
+        return tuple(
+            name for name, config in PAIR_PRESETS.items() if can.recurrent or not config.recurrent
+        )
+
+    @property
+    def config(self) -> tuple[PairConfig, Mode]:
+        return self.beside.config, Mode.FAITHFUL
+
+    def do(self, command: PairCommand) -> Outcome:
+        """Run one command; sets `violation` if it leaves the specification."""
+        self._begin()
+        before = self.facts
+        outcome = self._carried_out(command)
+        if isinstance(outcome, Broken):
+            self.violation = self._break(
+                Failure("the pair carries it out", outcome.error),
+                lambda: self._step(command, False, before, broke=True),
+                broken_off,
+            )
+            return outcome
+        step = self.step = self._step(command, not isinstance(outcome, Done), before)
+        if step.refused:
+            return self._count(outcome)
+        if self._tallies is not None:
+            for side in step.sides.values():
+                tally_up(self._tallies, SERVER_CLAUSES.values(), side, self._reached)
+        self._judge(step, broken(step, self.waived), OF_PAIRS.values())
+        return self._count(outcome)
+
+    def _step(
+        self, command: PairCommand, refused: bool, before: PairFacts, broke: bool = False
+    ) -> PairStep:
+        beside = self.beside
+        after = self.facts
+        if broke:
+            sides = beside.broken_off(command, before, after)
+        else:
+            sides = {} if refused else beside.follow(command, before, after)
+        return PairStep(beside.config, command, refused, before, after, sides, beside)
+
+    def _look(self) -> None:
+        self.facts = self.system.view()
+
+    def moment(self) -> PairMoment:
+        """The pair as it is now."""
+        return PairMoment(self.facts, self.step)
+
+    def row(self, command: PairCommand, outcome: Outcome, before: PairMoment) -> Row:
+        """Return the changes of a command on each server and between them."""
+        was, now = before.facts, self.facts
+        lines = [
+            f"{server}: {line}"
+            for server in SERVERS
+            for line in changes(was.of(server), now.of(server))
+        ]
+        return Row(command, outcome, tree=(*lines, *_between(was, now)))
+
+
+def _between(was: PairFacts, now: PairFacts) -> Iterator[str]:
+    """Yield what was promised, sent and taken back between the servers."""
+    for promise in now.promises[len(was.promises) :]:
+        yield f"P promises blocks {_listed(promise.blocks)} of {promise.request}"
+    for before, promise in zip(was.promises, now.promises):
+        if before.held and not promise.held:
+            yield f"P gives back what {promise.request} left"
+    states = {reader.request: reader.state for reader in was.readers}
+    for reader in now.readers:
+        if states.get(reader.request) != reader.state:
+            yield f"{reader.request} {reader.state.value}"
+    waited = len(now.handshakes) - len(was.handshakes)
+    if waited:
+        yield "a handshake begins" if waited > 0 else "a handshake has ended"
+    yield from _moved(was, now)
+    for message in now.messages[len(was.messages) :]:
+        yield in_words(message)
+    if now.clock != was.clock:
+        yield f"it is {now.clock:g} s"
+
+
+def _moved(was: PairFacts, now: PairFacts) -> Iterator[str]:
+    before = {job.number: job for job in was.transfers}
+    for job in now.transfers:
+        had = before.get(job.number)
+        if had is None:
+            yield transfer_in_words(job)
+        elif job.copied and not had.copied:
+            yield f"transfer {job.number} has moved its bytes"
+        if job.over and not (had is not None and had.over):
+            yield f"transfer {job.number} has {'failed' if job.failed else 'ended'}"
+
+
+def transfer_in_words(job: PairTransfer) -> str:
+    """Such as "transfer 0 for r2: blocks 1 2 of P to 4 5 of D"."""
+    sources = " ".join(str(source) for _, _, source in job.moves)
+    targets = " ".join(str(target) for _, target, _ in job.moves)
+    return f"transfer {job.number} for {job.reader or 'nobody'}: blocks {sources} of P to {targets} of D"
+
+
+def in_words(message: PairMessage) -> str:
+    """A message under way."""
+    what = "renews the leases of" if message.renews else "says that there is no more need of"
+    return f"a message to {message.to} {what} {' '.join(message.requests)}"
+
+
+def _listed(blocks: tuple[tuple[int, ...], ...]) -> str:
+    return " | ".join(" ".join(map(str, row)) or "none" for row in blocks)

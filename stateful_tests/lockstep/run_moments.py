@@ -1,0 +1,63 @@
+"""Moments of a run: the facts at rest, and the step that led there, for each kind of system."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from impl.adapter import View
+from reference.blocks.clauses import BlockStep
+from reference.blocks.facts import BlockFacts
+from reference.clauses.facts import Facts
+from reference.clauses.lock_facts import Locks
+from reference.clauses.step import Step
+from reference.pairs.clauses import PairStep
+from reference.pairs.facts import PairFacts
+from reference.state import State
+from reference.tiers.clauses import TierStep
+from reference.tiers.facts import TierFacts
+
+# Of a system of any kind.
+AnyFacts = Facts | BlockFacts | TierFacts | PairFacts
+AnyStep = Step | BlockStep | TierStep | PairStep
+
+
+class Moment(NamedTuple):
+    """Both sides at rest: the reference's state, the system's view and what that comes down to.
+
+    step: the command that led here with everything that clauses check of it; None at the start, where
+    the system did not run it (a faithful scheduler would not do it), and where the system broke.
+    locks: who has locked what in the tree, from facts.
+    """
+
+    state: State
+    view: View
+    facts: Facts
+    step: Step | None
+    locks: Locks
+
+
+class EngineMoment(NamedTuple):
+    """An engine that schedules by itself, at rest: its facts, and the command that led there with what its
+    clauses check; None at the start, and where the engine broke."""
+
+    facts: BlockFacts
+    step: BlockStep | None
+
+
+class TierMoment(NamedTuple):
+    """A tree with a host tier at rest: its facts, and the command that led there with what its clauses check;
+    None at the start, and where the release broke."""
+
+    facts: TierFacts
+    step: TierStep | None
+
+
+class PairMoment(NamedTuple):
+    """A pair at rest: its facts, and the command that led there with what its clauses check; None at the
+    start, and where it broke."""
+
+    facts: PairFacts
+    step: PairStep | None
+
+
+AnyMoment = Moment | EngineMoment | TierMoment | PairMoment

@@ -1,0 +1,255 @@
+"""One run of a tree with a host tier, beside what its users have locked."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
+
+from impl.adapter import Capabilities, TieredSystem
+from reference.clauses import Clause
+from reference.commands import Broken, Done, Mode, Outcome
+from reference.failures import Failure
+from reference.prefix_cache import path_text
+from reference.tiers.clauses import TIER_CLAUSES, TierStep, broken
+from reference.tiers.commands import TierCommand
+from reference.tiers.config import TIER_PRESETS, TierConfig
+from reference.tiers.facts import METADATA, NO_SLOTS, Slots, TierFacts, TierNode
+from reference.tiers.locks import LockRanges
+from reference.tiers.progress import DecodeProgress
+from stateful_tests.lockstep.any_lockstep import AnyLockstep
+from stateful_tests.lockstep.run_moments import TierMoment
+from stateful_tests.lockstep.check_results import Tally
+from stateful_tests.lockstep.run_results import Row
+
+
+_NOTHING = TierFacts((), NO_SLOTS, NO_SLOTS, {}, NO_SLOTS, NO_SLOTS)
+
+
+class TierLockstep(AnyLockstep):
+    """One run of a tree with a host tier. beside: what its users have locked, and for what texts."""
+
+    system: TieredSystem
+    facts: TierFacts
+    step: TierStep | None
+    judge = "the tree says"
+    clauses = TIER_CLAUSES
+
+    def __init__(
+        self,
+        system: TieredSystem,
+        config: TierConfig,
+        mode: Mode = Mode.FAITHFUL,
+        *,
+        tallies: dict[str, Tally] | None = None,
+        refusals: Counter[str] | None = None,
+        clause: str | None = None,
+    ) -> None:
+        del mode  # its users are a scheduler's
+        super().__init__(system, tallies, refusals, clause)
+        self.beside = LockRanges(config)
+        self._progress = DecodeProgress()
+        self.facts = _NOTHING
+        self._start(config)
+
+    @staticmethod
+    def lacking(can: Capabilities, config: TierConfig, _: Sequence[TierCommand]) -> str:
+        """A storage, the queues of a server with one role, or recurrent state."""
+        lacks = {
+            "is not driven with a storage behind the host": config.storage and not can.storage,
+            "is not driven as a server that only decodes": config.decode and not can.receives,
+            "is not driven as a server that only prefills": config.prefill and not can.sends,
+            "is not driven with recurrent state": config.states and not can.recurrent,
+        }
+        return next((words for words, lacking in lacks.items() if lacking), "")
+
+    @staticmethod
+    def presets_for(can: Capabilities) -> tuple[str, ...]:
+        """All that it can be built with."""
+        return tuple(
+            name for name, sizes in TIER_PRESETS.items() if not TierLockstep.lacking(can, sizes, ())
+        )
+
+    @property
+    def config(self) -> tuple[TierConfig, Mode]:
+        return self.beside.config, Mode.FAITHFUL
+
+    def do(self, command: TierCommand) -> Outcome:
+        """Run one command; sets `violation` if it leaves the specification."""
+        self._begin()
+        before = self.facts
+        outcome = self._carried_out(command)
+        if isinstance(outcome, Broken):
+            failure = Failure("the tree carries it out", outcome.error)
+            self.violation = self._break(
+                failure, lambda: self._step(command, False, before), _broken_off
+            )
+            return outcome
+        done = isinstance(outcome, Done)
+        if done:
+            self.beside.note(command)
+        self.step = self._step(command, not done, before)
+        if done:
+            self.step.standstill = self._progress.follow(
+                command, self.facts, self.beside.greeted, self.beside.arrived
+            )
+        self._judge(self.step, broken(self.step, self.waived), self.clauses.values())
+        return self._count(outcome)
+
+    def _step(self, command: TierCommand, refused: bool, before: TierFacts) -> TierStep:
+        ranges = self.beside.follow(self.facts)
+        waiting = self.beside.waiting.keys()
+        return TierStep(self.beside.config, command, refused, before, self.facts, ranges, waiting)
+
+    def _look(self) -> None:
+        self.facts = self.system.view()
+
+    def moment(self) -> TierMoment:
+        """The tree as it is now."""
+        return TierMoment(self.facts, self.step)
+
+    def row(self, command: TierCommand, outcome: Outcome, before: TierMoment) -> Row:
+        """Return the changes of a command."""
+        was, now = before.facts, self.facts
+        lines = (
+            *_requests(was, now, self.beside.config.prefill),
+            *_sends(was, now),
+            *_nodes(was, now),
+            *_transfers(was, now),
+            *_operations(was, now),
+            *_reads(now),
+        )
+        return Row(command, outcome, tree=lines)
+
+
+def _broken_off(step: TierStep, waived: Collection[str]) -> list[tuple[Clause, Failure]]:
+    """In the middle of a command locks, marks and slots may be on their way: KV that is there is right."""
+    return broken(step, {*waived, *(TIER_CLAUSES.keys() - {"HOST-2"})})
+
+
+def _nodes(before: TierFacts, now: TierFacts) -> Iterator[str]:
+    """Yield the changes of nodes."""
+    were, are = ({node.node: node for node in facts.nodes} for facts in (before, now))
+    for number in sorted(were | are):
+        was, node = were.get(number), are.get(number)
+        if node is None:
+            yield f"node {number} is gone"
+            continue
+        told = _told(node)
+        if was is None:
+            yield f"node {number} under {_parent(node)}: {_text(node)} at {node.start}; {told}"
+        elif (_told(was), was.start) != (told, node.start):
+            cut = f"{_text(node)} at {node.start}; " if was.start != node.start else ""
+            yield f"node {number}: {cut}{told}"
+
+
+def _parent(node: TierNode) -> str:
+    return f"node {node.parent}" if node.parent else "the root"
+
+
+def _text(node: TierNode) -> str:
+    return path_text(node.stamps)
+
+
+def _told(node: TierNode) -> str:
+    """Say where a node's KV is and who holds it."""
+    device, host = _kv("device", node.device), _kv("host", node.host)
+    parts = [*device, *host] or ["no KV"]
+    for word, counts in (("locked", node.locks), ("pinned", node.pins)):
+        told = ", ".join(f"{pool} {count}" for pool, count in counts.items() if count)
+        parts += [f"{word} {told}"] if told else []
+    if node.storing >= 0:
+        parts.append("waits for a store")
+    if node.loading >= 0:
+        parts.append("waits for a load")
+    return ", ".join(parts)
+
+
+def _kv(tier: str, slots: Slots) -> list[str]:
+    return [f"{tier} {pool} {_ranges(own)}" for pool, own in slots.items() if own]
+
+
+def _ranges(slots: tuple[int, ...]) -> str:
+    """Slots, runs of them as 3-7."""
+    runs: list[list[int]] = []
+    for slot in slots:
+        if runs and slot == runs[-1][1] + 1:
+            runs[-1][1] = slot
+        else:
+            runs.append([slot, slot])
+    return " ".join(f"{a}-{b}" if a != b else f"{a}" for a, b in runs)
+
+
+def _transfers(before: TierFacts, now: TierFacts) -> Iterator[str]:
+    """Yield the changes of transfers."""
+    were, are = ({job.job: job for job in facts.transfers} for facts in (before, now))
+    for number in sorted(were | are):
+        was, job = were.get(number), are.get(number)
+        if job is None:
+            old = were[number]
+            yield f"{old.called} {'is acknowledged' if old.sent else 'is sent with others'}"
+            continue
+        if was is None:
+            of = ", ".join(dict.fromkeys(f"node {ack}" for ack in job.acks))
+            count = len(job.parts)
+            yield f"{job.called} of {of or 'no node'}, {count} slots: {'sent' if job.sent else 'queued'}"
+        if job.copied and not job.completed and not (was and was.copied):
+            yield f"{job.called} has copied"
+        if job.completed and not (was and was.completed):
+            yield f"{job.called} completes"
+
+
+def _requests(before: TierFacts, now: TierFacts, prefill: str) -> Iterator[str]:
+    """Yield the changes of requests of a server that only decodes, or only prefills."""
+    first = "row {} of metadata" if prefill else "first token in slot {}"
+    for gone in {r.name for r in before.requests} - {r.name for r in now.requests}:
+        yield f"{gone} is gone"
+    for request in now.requests:
+        if request in before.requests:
+            continue
+        device = _kv("device", request.slots)
+        writing = " ".join(_kv("device", request.writing))
+        parts = [request.state, f"row {request.row}" if request.row >= 0 else ""]
+        parts += [first.format(request.first) if request.first >= 0 else "", *device]
+        parts += [
+            *_kv("host", request.kept),
+            f"the prefill server still writes {writing}" if writing else "",
+        ]
+        yield f"{request.name}: {', '.join(filter(None, parts))}"
+
+
+def _sends(before: TierFacts, now: TierFacts) -> Iterator[str]:
+    """Yield the changes of what is sent to decode servers."""
+    were, are = ({send.job: send for send in facts.sends} for facts in (before, now))
+    for job, send in are.items():
+        if job not in were and send.pool != METADATA:
+            end = send.position + len(send.wanted)
+            what = f"device {send.pool} {_ranges(send.slots)}"
+            yield f"{what} is handed in as [{send.position}, {end}) of {send.name}"
+    for name in dict.fromkeys(send.name for job, send in were.items() if job not in are):
+        yield f"what was handed in of {name} is read, or given up"
+
+
+def _operations(before: TierFacts, now: TierFacts) -> Iterator[str]:
+    """Yield the changes of operations of the storage."""
+    were, are = ({op.job: op for op in facts.operations} for facts in (before, now))
+    for number in sorted(were | are):
+        was, operation = were.get(number), are.get(number)
+        if operation is None:
+            yield f"{were[number].called} is over"
+        elif was is None or was != operation:
+            has = " ".join(_kv("host", operation.slots))
+            moves = " ".join(_kv("host", operation.moving))
+            parts = [operation.state, has, f"the backend still moves {moves}" if moves else ""]
+            yield f"{operation.called}: {', '.join(filter(None, parts))}"
+    for page in now.stored:
+        where = f"host {page.pool} {_ranges(page.slots)}"
+        yield f"{where} is stored under hash {page.key}: {path_text(page.found)}"
+    for pool, slots in now.returned.items():
+        if slots and slots != before.returned.get(pool):
+            yield f"host {pool} {_ranges(slots)} waits to be freed"
+
+
+def _reads(now: TierFacts) -> Iterator[str]:
+    if now.reads:
+        last = max(read.position for read in now.reads)
+        yield f"{now.reads[0].holder} reads [0, {last + 1})"

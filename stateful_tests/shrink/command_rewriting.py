@@ -1,0 +1,165 @@
+"""Commands with other names, texts or numbers: what the passes of shrinking have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass, replace
+from typing import Any
+
+from reference.commands import Piece, Submit
+from reference.system_kinds import AnyCommand
+
+Commands = tuple[AnyCommand, ...]
+
+
+def changed(command: AnyCommand, **changes: Any) -> AnyCommand:
+    """The command with some of its fields changed."""
+    of: Any = command
+    made: AnyCommand = replace(of, **changes)
+    return made
+
+
+# The attributes in which commands and batch entries name somebody, and what the names become.
+_NAMING = {
+    "request": "r",
+    "of": "r",
+    "requests": "r",
+    "lanes": "r",
+    "session": "s",
+    "holder": "h",
+    "stop": "r",
+}
+
+
+def renamed(commands: Commands) -> Commands:
+    """Sessions s1, requests r1, lock holders h1, texts a, and so on, in the order of appearance."""
+    names: dict[str, str] = {}
+    counts = dict.fromkeys("rsh", 0)
+    letters: dict[str, str] = {}
+    for command in commands:
+        for attribute, letter in _NAMING.items():
+            for name in named(getattr(command, attribute, None)):
+                if name not in names:
+                    counts[letter] += 1
+                    names[name] = f"{letter}{counts[letter]}"
+        for piece in getattr(command, "prompt", ()):
+            letters.setdefault(piece.text, chr(ord("a") + len(letters) % 26))
+        if answers := getattr(command, "answers", ""):
+            letters.setdefault(answers, chr(ord("a") + len(letters) % 26))
+    return tuple(with_texts(with_names(command, names), letters) for command in commands)
+
+
+def lives_apart(commands: Commands) -> Commands:
+    """A name of its own for each life of a request: what is tried with one leaves the others alone."""
+    taken = set().union(*map(names_in, commands))
+    seen: set[str] = set()
+    names: dict[str, str] = {}
+    apart = []
+    for command in commands:
+        if isinstance(command, Submit):
+            name = command.request
+            if name in seen:
+                names[name] = next(
+                    n for i in range(len(taken) + 1) if (n := f"r{i + 1}") not in taken
+                )
+                taken.add(names[name])
+            seen.add(name)
+        apart.append(with_names(command, names))
+    return tuple(apart)
+
+
+def named(value: Any) -> list[str]:
+    """The names in an attribute: one, or those of a batch, or of its entries."""
+    if isinstance(value, tuple):
+        return [str(getattr(lane, "request", lane)) for lane in value]
+    return [] if value is None else [value]
+
+
+def names_in(command: AnyCommand) -> set[str]:
+    """Sessions, requests and lock holders that a command names."""
+    return {name for attribute in _NAMING for name in named(getattr(command, attribute, None))}
+
+
+def texts_in(command: AnyCommand) -> set[str]:
+    """The shared texts that its prompt names, and the one that answers it."""
+    answers = {getattr(command, "answers", "")} - {""}
+    return {piece.text for piece in getattr(command, "prompt", ())} | answers
+
+
+def with_names(command: AnyCommand, names: dict[str, str]) -> AnyCommand:
+    """The command with its bearers called otherwise; names that are not given stay."""
+    changes: dict[str, Any] = {}
+    for attribute in _NAMING:
+        value: Any = getattr(command, attribute, None)
+        if attribute == "lanes" and value is not None:
+            changes[attribute] = tuple(
+                replace(n, request=names.get(n.request, n.request)) for n in value
+            )
+        elif isinstance(value, tuple):
+            changes[attribute] = tuple(names.get(n, n) for n in value)
+        elif value is not None:
+            changes[attribute] = names.get(value, value)
+    return changed(command, **changes)
+
+
+def with_texts(command: AnyCommand, letters: dict[str, str]) -> AnyCommand:
+    """The command with the texts of its prompt and of its answer called otherwise."""
+    if not hasattr(command, "prompt"):
+        return command
+    changes: dict[str, Any] = {
+        "prompt": tuple(Piece(letters.get(p.text, p.text), p.tokens) for p in command.prompt)
+    }
+    if isinstance(command, Submit):
+        changes["answers"] = letters.get(command.answers, command.answers)
+    return changed(command, **changes)
+
+
+Path = tuple[str] | tuple[str, int, str]
+
+
+def numbers(command: AnyCommand) -> Iterator[tuple[Path, int]]:
+    """Paths and values of the whole numbers in a command, flags included."""
+    for field in fields(command):
+        value: Any = getattr(command, field.name)
+        if isinstance(value, int):
+            if value:
+                yield (field.name,), int(value)
+        elif isinstance(value, tuple):
+            for at, lane in enumerate(value):
+                if is_dataclass(lane):
+                    for inner in fields(lane):
+                        number = getattr(lane, inner.name)
+                        if isinstance(number, int) and number:
+                            yield (field.name, at, inner.name), int(number)
+
+
+def with_number(command: AnyCommand, path: Path, number: int) -> AnyCommand:
+    """The command with one number replaced; a flag stays a flag."""
+    if len(path) == 1:
+        return changed(command, **_replaced(command, path[0], number))
+    name, at, inner = path
+    old = getattr(command, name)
+    lane = replace(old[at], **_replaced(old[at], inner, number))
+    return changed(command, **{name: (*old[:at], lane, *old[at + 1 :])})
+
+
+def _replaced(of: Any, field: str, number: int) -> dict[str, int]:
+    return {field: bool(number) if isinstance(getattr(of, field), bool) else number}
+
+
+def scaled(commands: Commands, size: int, was: int) -> Commands:
+    """Lengths that were meant for pages of `was` tokens, for pages of `size`."""
+    fitted = []
+    for command in commands:
+        for path, value in list(numbers(command)):
+            command = with_number(command, path, -(-value * size // was))
+        fitted.append(command)
+    return tuple(fitted)
+
+
+def all_less(command: AnyCommand, less: int, low: int, high: int) -> AnyCommand:
+    """The command with all its numbers from `low` to `high` smaller by `less`."""
+    for path, value in list(numbers(command)):
+        if low <= value <= high:
+            command = with_number(command, path, value - less)
+    return command

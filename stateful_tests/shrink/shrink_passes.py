@@ -1,0 +1,322 @@
+"""The smallest trace that still shows a fault: delta debugging on commands, then on their numbers.
+
+Works on any trace, recorded ones too: commands are closed under deletion, so every shorter list means
+something. The order of attempts is fixed, so the same fault gives the same trace.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import combinations, product
+from string import ascii_lowercase
+
+from reference.blocks.commands import SOURCE_FIELDS, Add, Schedule
+from reference.commands import (
+    TREE_COMMANDS, Admit, CheckBusy, CheckIdle, Chunk, Decode, Draft, Evict, Extend, Finish, Insert,
+    Launch, Open, Piece, Prompt, Retract, SpecDecode, Submit, prompt_len,
+)  # fmt: skip
+from reference.system_kinds import AnyCommand
+from stateful_tests.shrink.command_rewriting import (
+    Commands, all_less, changed, lives_apart, names_in, numbers, renamed, texts_in, with_names, with_number,
+    with_texts,
+)  # fmt: skip
+from stateful_tests.shrink.candidate_search import Search, first_improvement
+
+# Runs a candidate; returns it cut after the failing step if it still fails, else None.
+StillFails = Callable[[Commands], Commands | None]
+BUDGET = 1500  # candidates
+
+
+def drop(commands: Commands, still_fails: StillFails) -> Commands:
+    """Fewer commands, and nothing else changed: the cheap half of `shrink`."""
+    search = Search(still_fails, budget=300)
+    return _drop_chunks(first_improvement(commands, search, _name_dropped), search)
+
+
+def shrink(commands: Commands, still_fails: StillFails, *, budget: int = BUDGET) -> Commands:
+    """A locally minimal failing list: no command can go, no number can be smaller.
+
+    `budget` bounds the candidates that are run. `commands` itself must fail.
+    """
+    search = Search(still_fails, budget)
+    best = search.run(commands) or commands
+    best = search.run(lives_apart(best)) or best
+    while True:
+        before = best
+        best = first_improvement(best, search, _name_dropped)
+        best = _drop_chunks(best, search)
+        for simpler in (
+            _without_lane, _rounds_merged, _turns_merged, _turns_fused, _ordinary, _inserted, _pressed, _busy,
+            _pairs_dropped, _plainer_prompts, _plainer_sources, _plainer_steps, _smaller_numbers,
+        ):  # fmt: skip
+            best = first_improvement(best, search, simpler)
+        if best == before or search.spent:
+            best = search.run(_logged(best)) or best
+            return search.run(renamed(best)) or best
+
+
+def _logged(commands: Commands) -> Commands:
+    """Memory checks at the level that logs who was counted as what."""
+    return tuple(CheckBusy(2) if isinstance(c, CheckBusy) and c.level else c for c in commands)
+
+
+def _drop_chunks(best: Commands, search: Search[Commands]) -> Commands:
+    """Leave out runs of commands, long runs first."""
+    size = max(1, len(best) // 2)
+    while size:
+        at = len(best) - size
+        while at >= 0:
+            shorter = search.run(best[:at] + best[at + size :])
+            if shorter is not None:
+                best = shorter
+            at = min(at - size, len(best) - size) if shorter is None else min(at, len(best)) - size
+        size //= 2
+    return best
+
+
+def _related(a: AnyCommand, b: AnyCommand) -> bool:
+    """Two commands may be of use only together: a name or a text in common, or all of the tree."""
+    together = names_in(a) & names_in(b) or texts_in(a) & texts_in(b)
+    return isinstance(a, Evict) or isinstance(b, Evict) or bool(together)
+
+
+def _with(commands: Commands, at: int, *instead: AnyCommand) -> Commands:
+    """The commands with others in the place of one."""
+    return (*commands[:at], *instead, *commands[at + 1 :])
+
+
+def _name_dropped(commands: Commands) -> Iterator[Commands]:
+    """Everything about one session, request or lock holder at once; batches keep their other entries."""
+    for name in sorted(set().union(*map(names_in, commands))):
+        kept = []
+        for command in commands:
+            if isinstance(command, (Extend, SpecDecode, Launch)):
+                command = changed(
+                    command, lanes=tuple(n for n in command.lanes if n.request != name)
+                )
+            elif isinstance(command, Decode):
+                command = Decode(tuple(n for n in command.requests if n != name))
+            if name not in names_in(command):
+                kept.append(command)
+        yield tuple(kept)
+
+
+def _pairs_dropped(commands: Commands) -> Iterator[Commands]:
+    """Two commands about the same that are of use only together, such as retract and admit."""
+    for i, j in combinations(range(len(commands)), 2):
+        if _related(commands[i], commands[j]):
+            yield _with(_with(commands, j), i)
+
+
+def _without_lane(commands: Commands) -> Iterator[Commands]:
+    """One entry less in a batch; two chunks of one prefill as one."""
+    for i, command in enumerate(commands):
+        for name in ("lanes", "requests"):
+            lanes = getattr(command, name, ())
+            for at in range(len(lanes) if len(lanes) > 1 else 0):
+                yield _with(commands, i, changed(command, **{name: lanes[:at] + lanes[at + 1 :]}))
+        if isinstance(command, Extend) and len(command.lanes) == 1:
+            [lane] = command.lanes
+            for j, other in enumerate(commands[i + 1 :], i + 1):
+                if isinstance(other, Extend) and [n.request for n in other.lanes] == [lane.request]:
+                    merged = Extend((Chunk(lane.request, lane.tokens + other.lanes[0].tokens),))
+                    yield _with(_with(commands, j), i, merged)
+
+
+def _rounds_merged(commands: Commands) -> Iterator[Commands]:
+    """Two decode rounds of a request as one; a round in flight as one with its result; a retract that is
+    admitted again as a decode."""
+    for i, command in enumerate(commands):
+        if isinstance(command, Launch):
+            yield _with(commands, i, SpecDecode(command.lanes))
+        if (first := _round(command)) is not None:
+            for j, later in enumerate(commands[i + 1 :], i + 1):
+                other = _round(later)
+                if other is not None and other.request == first.request:
+                    allocate = max(first.allocate, first.accept + other.allocate)
+                    merged = SpecDecode(
+                        (Draft(other.request, allocate, first.accept + other.accept),)
+                    )
+                    yield _with(_with(commands, j, merged), i)
+                    break
+        if isinstance(command, Retract) and command.in_flight == 0:
+            again = Admit(command.request), Extend((Chunk(command.request, 1),))
+            rest = list(commands[i + 1 :])
+            if {*again} <= {*rest}:
+                for gone in again:
+                    rest.remove(gone)
+                yield (*commands[:i], Decode((command.request,)), *rest)
+
+
+def _turns_merged(commands: Commands) -> Iterator[Commands]:
+    """A retract instead of a finish and the next turn's submit: one turn that is admitted twice."""
+    for i, finish in enumerate(commands):
+        after = [c for c in commands[i + 1 :] if isinstance(c, Submit) and c.session is not None]
+        if isinstance(finish, Finish) and after:
+            names = {after[0].request: finish.request}
+            rest = (with_names(c, names) for c in commands[i + 1 :] if c is not after[0])
+            yield (*commands[:i], Retract(finish.request), *rest)
+
+
+def _turns_fused(commands: Commands) -> Iterator[Commands]:
+    """One turn with the whole input instead of a turn and the one after it."""
+    for i, finish in enumerate(commands):
+        if not isinstance(finish, Finish):
+            continue
+        submits = [c for c in commands[:i] if isinstance(c, Submit) and c.request == finish.request]
+        if not submits or submits[-1].session is None:
+            continue
+        first, rest = submits[-1], commands[i + 1 :]
+        after = next(
+            (c for c in rest if isinstance(c, Submit) and c.session == first.session), None
+        )
+        if after is None:
+            continue
+        tokens = first.tokens + finish.finished_len + after.tokens
+        extend = next(
+            (c for c in rest if isinstance(c, Extend) and after.request in names_in(c)), None
+        )
+        whole = Extend((Chunk(after.request, tokens),))
+        yield (
+            *(c for c in commands[:i] if finish.request not in names_in(c)),
+            replace(after, tokens=tokens),
+            *(whole if c is extend else c for c in rest if c is not after),
+        )
+
+
+def _round(command: AnyCommand) -> Draft | None:
+    """The only entry of a decode round."""
+    if isinstance(command, SpecDecode) and len(command.lanes) == 1:
+        return command.lanes[0]
+    if isinstance(command, Decode) and len(command.requests) == 1:
+        return Draft(command.requests[0], 1, 1)
+    return None
+
+
+def _ordinary(commands: Commands) -> Iterator[Commands]:
+    """An ordinary request instead of a session's turn."""
+    for i, command in enumerate(commands):
+        if isinstance(command, Submit) and command.session is not None:
+            plain = _with(commands, i, replace(command, session=None))
+            yield tuple(c for c in plain if c != Open(command.session))
+
+
+def _inserted(commands: Commands) -> Iterator[Commands]:
+    """A lock holder that inserts a prompt instead of the request that computes it."""
+    for i, command in enumerate(commands):
+        if isinstance(command, Submit) and command.session is None:
+            name = command.request
+            prompt = command.prompt or _text_of_its_own(command, commands)
+            for at, last in [(j, c) for j, c in enumerate(commands) if name in names_in(c)][1:]:
+                if isinstance(last, (Finish, Extend)):
+                    insert = Insert(name, prompt, 0, isinstance(last, Extend))
+                    before, after = (
+                        [c for c in some if name not in names_in(c)]
+                        for some in (commands[i + 1 : at], commands[at:])
+                    )
+                    yield (*commands[:i], *before, insert, *after)
+
+
+def _pressed(commands: Commands) -> Iterator[Commands]:
+    """An eviction, and the lock holders of the tree alone, instead of all who press them."""
+    lock_holders = tuple(c for c in commands if isinstance(c, TREE_COMMANDS))
+    if len(commands) - len(lock_holders) < 2:
+        return
+    for at, pages in product(range(1, len(lock_holders)), (1, 2, 3)):
+        for evict in (Evict(0, pages), Evict(pages, 0)):
+            yield (*lock_holders[:at], evict, *lock_holders[at:])
+
+
+def _text_of_its_own(submit: Submit, commands: Commands) -> Prompt:
+    """A prompt in place of tokens that nobody else has: in a letter that no other prompt uses."""
+    used = set().union(*map(texts_in, commands))
+    return (Piece(next((c for c in ascii_lowercase if c not in used), "z"), submit.tokens),)
+
+
+def _busy(commands: Commands) -> Iterator[Commands]:
+    """A busy check instead of an idle one: nothing has to end before it."""
+    for i, command in enumerate(commands):
+        if isinstance(command, CheckIdle):
+            yield _with(commands, i, CheckBusy(2))
+
+
+def _plainer_prompts(commands: Commands) -> Iterator[Commands]:
+    """A piece less, two as one, nobody's text for a shared one, one text for another: here or everywhere."""
+    for i, command in enumerate(commands):
+        prompt: Prompt = getattr(command, "prompt", ())
+        fewer = [prompt[:at] + prompt[at + 1 :] for at in range(len(prompt))]
+        for at in range(len(prompt) - 1):
+            merged = Piece(prompt[at].text, prompt_len(prompt[at : at + 2]))
+            fewer.append((*prompt[:at], merged, *prompt[at + 2 :]))
+        for at, piece in enumerate(prompt):
+            for text in (c for c in ascii_lowercase if c < piece.text):
+                fewer.append((*prompt[:at], Piece(text, piece.tokens), *prompt[at + 1 :]))
+        if isinstance(command, Submit) and command.answers:
+            yield _with(commands, i, replace(command, answers=""))
+        if isinstance(command, Submit) and prompt:
+            yield _with(
+                commands, i, replace(command, prompt=(), tokens=command.tokens + prompt_len(prompt))
+            )
+        for plainer in fewer:
+            yield _with(commands, i, changed(command, prompt=plainer))
+    texts = sorted(set().union(*map(texts_in, commands)))
+    for other, text in combinations(texts, 2):
+        yield tuple(with_texts(c, {text: other}) for c in commands)
+
+
+def _plainer_sources(commands: Commands) -> Iterator[Commands]:
+    """No adapter or no salt, for all that have the same one, or for one request."""
+    for field in SOURCE_FIELDS:
+        named = [i for i, c in enumerate(commands) if getattr(c, field, "") and isinstance(c, Add)]
+        names = sorted({getattr(commands[i], field) for i in named})
+        for those in (
+            *([i for i in named if getattr(commands[i], field) == name] for name in names),
+            *([i] for i in named),
+        ):
+            plainer = list(commands)
+            for i in those:
+                plainer[i] = changed(commands[i], **{field: ""})
+            yield tuple(plainer)
+
+
+def _plainer_steps(commands: Commands) -> Iterator[Commands]:
+    """A model that agrees with fewer drafts, and stops nobody."""
+    for i, command in enumerate(commands):
+        if isinstance(command, Schedule):
+            accept = command.accept
+            stop = command.stop
+            for at in range(len(stop)):
+                yield _with(commands, i, changed(command, stop=stop[:at] + stop[at + 1 :]))
+            if accept:
+                yield _with(commands, i, changed(command, accept=accept[:-1]))
+            for at in (at for at, count in enumerate(accept) if count):
+                fewer = (*accept[:at], accept[at] - 1, *accept[at + 1 :])
+                yield _with(commands, i, changed(command, accept=fewer))
+
+
+def _smaller_numbers(commands: Commands) -> Iterator[Commands]:
+    """Every number of every command towards 0: at once, by half, by one; matching ones together."""
+    for i, command in enumerate(commands):
+        for path, value in numbers(command):
+            for smaller in dict.fromkeys((0, 1, value // 2, value - 1)):
+                if 0 <= smaller < value:
+                    yield _with(commands, i, with_number(command, path, smaller))
+    # What several commands have in common shrinks only together: all equal lengths, all that are as long.
+    values = sorted({value for c in commands for _, value in numbers(c) if value > 1}, reverse=True)
+    for value in values:
+        for less in dict.fromkeys((value - 1, value // 2, 1)):
+            yield tuple(all_less(c, less, value, value) for c in commands)
+            yield tuple(all_less(c, less, value, values[0]) for c in commands)
+    # A prompt and the chunk that prefills it as well.
+    for i, j in combinations(range(len(commands)), 2):
+        one, two = commands[i], commands[j]
+        if _related(one, two):
+            for (path, value), (other_path, other) in product(numbers(one), numbers(two)):
+                most = min(value, other) - 1
+                if most <= 0:
+                    continue
+                for less in dict.fromkeys((most, most // 2, 1)):
+                    if less:
+                        first = _with(commands, i, with_number(one, path, value - less))
+                        yield _with(first, j, with_number(two, other_path, other - less))

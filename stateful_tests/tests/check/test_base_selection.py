@@ -1,0 +1,378 @@
+"""The base of a checkout comes out of its own history; how near a base is."""
+
+import shutil
+import subprocess
+from contextlib import ExitStack
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from ci.commands import base_choice as commands
+from ci.commands.shared import SystemSelector, Unusable
+from impl.loading import nearest
+from impl.loading.fetch import cache_folder
+from impl.system_spec import SystemSpec
+from stateful_tests.check.trees import base_selection, tree_history
+from stateful_tests.check.trees.base_selection import Base, BaseKind
+
+SCHEDULER = "sglang/srt/managers/scheduler.py"  # a driven file
+
+
+def git(folder, *arguments):
+    who = ("-c", "user.name=a", "-c", "user.email=a@b", "-c", "protocol.file.allow=always")
+    done = subprocess.run(["git", *who, *arguments], cwd=folder, check=True, capture_output=True)
+    return done.stdout.decode().strip()
+
+
+def commit(folder, text):
+    (folder / "python" / SCHEDULER).write_text(text)
+    git(folder, "add", ".")
+    git(folder, "commit", "-m", "a change")
+    return git(folder, "rev-parse", "HEAD")
+
+
+@pytest.fixture
+def clone(tmp_path):
+    """A clone of a repository with two commits; its main is that of origin."""
+    origin = tmp_path / "origin"
+    (origin / "python" / SCHEDULER).parent.mkdir(parents=True)
+    git(tmp_path, "init", "-b", "main", "origin")
+    commit(origin, "number one\n")
+    commit(origin, "number one\nnumber two\n")
+    git(tmp_path, "clone", f"file://{origin}", "clone")
+    return tmp_path / "clone"
+
+
+def own_base(clone, since=None):
+    return tree_history.own_base(clone / "python", since)
+
+
+def test_the_base_is_the_merge_base_with_the_upstream_branch(clone):
+    fork_point = git(clone, "rev-parse", "HEAD")
+    git(clone, "switch", "-c", "feature")
+    commit(clone, "number one\nnumber two\nnumber three\n")
+    assert own_base(clone) == (fork_point, "merge base with origin/main", False)
+    git(clone, "branch", "--set-upstream-to=origin/main")
+    assert own_base(clone) == (fork_point, "merge base with origin/main", False)
+    git(clone, "push", "-u", "origin", "feature")
+    assert own_base(clone).commit == fork_point, "a branch that was pushed as it is"
+    assert own_base(clone, "main~1").commit == git(clone, "rev-parse", "main~1")
+
+
+def test_the_base_of_uncommitted_changes_is_head(clone):
+    head = git(clone, "rev-parse", "HEAD")
+    assert own_base(clone) is None, "nothing is its own"
+    (clone / "python" / "new.py").write_text("")
+    assert own_base(clone) == (head, "HEAD, before what is not committed", True)
+    (clone / "python" / "new.py").unlink()
+    (clone / "python" / SCHEDULER).write_text("number one\n")
+    assert own_base(clone).commit == head == own_base(clone, "main").commit
+
+
+def test_a_tree_without_an_upstream_has_its_edits_alone(clone):
+    git(clone, "remote", "remove", "origin")
+    assert own_base(clone) is None
+    (clone / "python" / SCHEDULER).write_text("number one\n")
+    assert own_base(clone).commit == git(clone, "rev-parse", "HEAD")
+
+
+def test_the_base_without_a_remote_is_the_merge_base_with_the_local_main(clone):
+    fork_point = git(clone, "rev-parse", "HEAD")
+    git(clone, "remote", "remove", "origin")
+    git(clone, "switch", "-c", "feature")
+    commit(clone, "number one\nnumber two\nnumber three\n")
+    assert own_base(clone) == (fork_point, "merge base with main", False)
+
+
+def test_a_local_main_that_is_behind_the_upstream_branch_is_no_base(clone):
+    git(clone, "switch", "--detach")
+    git(clone, "branch", "-f", "main", "HEAD~1")
+    assert own_base(clone) is None
+
+
+@pytest.fixture
+def fork(clone, tmp_path):
+    """The clone is one of a fork whose main is behind; its remote "upstream" is two commits on."""
+    git(tmp_path, "clone", "--bare", f"file://{tmp_path / 'origin'}", "upstream")
+    git(clone, "remote", "add", "upstream", f"file://{tmp_path / 'upstream'}")
+    git(clone, "switch", "--detach")
+    commit(clone, "number one\nnumber two\nnumber three\n")
+    commit(clone, "number one\nnumber two\nnumber three\nnumber four\n")
+    git(clone, "push", "upstream", "HEAD:main")
+    git(clone, "fetch", "upstream")
+    return clone
+
+
+def test_the_base_in_a_fork_is_the_latest_merge_base(fork):
+    """A tree of August was compared with the fork's main of spring: all of upstream since was its own."""
+    fork_point = git(fork, "rev-parse", "HEAD")
+    assert own_base(fork) is None, "a state of upstream has nothing of its own"
+    commit(fork, "number one\nnumber three\nnumber four\n")
+    assert own_base(fork) == (fork_point, "merge base with upstream/main", False)
+    git(fork, "update-ref", "refs/remotes/origin/main", "HEAD~2")
+    assert own_base(fork) == (fork_point, "merge base with upstream/main", False)
+    git(fork, "switch", "-c", "feature")
+    git(fork, "push", "-u", "origin", "feature")
+    pushed = git(fork, "rev-parse", "HEAD")
+    commit(fork, "number three\nnumber four\n")
+    assert own_base(fork) == (pushed, "merge base with origin/feature", False)
+
+
+def test_a_fork_s_main_that_is_ahead_is_what_a_branch_of_it_has_grown_from(fork):
+    commit(fork, "number one\nnumber three\nnumber four\n")
+    git(fork, "update-ref", "refs/remotes/origin/main", "HEAD")
+    fork_point = git(fork, "rev-parse", "HEAD")
+    commit(fork, "number three\nnumber four\n")
+    assert own_base(fork) == (fork_point, "merge base with origin/main", False)
+
+
+def test_a_shallow_clone_says_what_is_missing(clone, tmp_path):
+    origin = tmp_path / "origin"
+    git(origin, "switch", "-c", "other", "main~1")
+    commit(origin, "number one\nother\n")
+    depth = ("--depth", "1", "--no-single-branch")
+    git(tmp_path, "clone", *depth, "--branch", "other", f"file://{origin}", "shallow")
+    shallow = tmp_path / "shallow"
+    says = r"no merge base with origin/main .a shallow clone"
+    with pytest.raises(ValueError, match=says):
+        own_base(shallow, "origin/main")
+    git(shallow, "remote", "set-head", "origin", "main")
+    with pytest.raises(ValueError, match=says.replace("main", "HEAD")):
+        own_base(shallow)  # the branch was pushed as it is, which says nothing
+
+
+def test_a_folder_inside_of_another_clone_has_no_history(clone):
+    assert tree_history.has_history(clone / "python", "sglang")
+    assert not tree_history.has_history(clone / "python", "vllm")
+    assert not tree_history.has_history(clone.parent, "sglang")
+
+
+@pytest.fixture
+def with_core(clone):
+    """The clone with two built files that git ignores: a compiled core and the version."""
+    package = clone / "python" / "sglang"
+    (package / "_version.py").write_text("version = '0.5.23'")
+    (package / "core.so").write_text("compiled")
+    (clone / ".gitignore").write_text("*.so\n_version.py\n")
+    return clone
+
+
+def extracted(clone, revision, into):
+    tree_history.extract(clone / "python", revision, "sglang", into)
+    return into
+
+
+def test_extract_adds_built_files_to_the_files_of_a_commit(with_core, tmp_path):
+    past = extracted(with_core, "HEAD~1", tmp_path / "past")
+    assert (past / SCHEDULER).read_text() == "number one\n"
+    assert (past / "sglang/_version.py").is_file() and (past / "sglang/core.so").is_file()
+
+
+def test_extract_leaves_out_a_core_whose_sources_changed(with_core, tmp_path):
+    (with_core / "core.rs").write_text("")
+    git(with_core, "add", ".")
+    assert not (extracted(with_core, "HEAD", tmp_path / "past") / "sglang/core.so").exists()
+
+
+def test_extract_takes_a_core_that_is_committed(with_core, tmp_path):
+    git(with_core, "add", "--force", "python/sglang/core.so")
+    git(with_core, "commit", "-m", "a core")
+    (with_core / "python/sglang/core.so").write_text("compiled anew")
+    past = extracted(with_core, "HEAD", tmp_path / "past")
+    assert (past / "sglang/core.so").read_text() == "compiled"
+
+
+class Past:
+    """Stand-in for a resolved checkout: its root, its release, and whether it was closed."""
+
+    spec = SystemSpec("sglang", ways=("overlap",), checkout=True)
+    name, release, capabilities = str(spec), "0.5.23", None
+
+    def __init__(self, root):
+        self.root, self.closed = root, False
+
+    def close(self):
+        self.closed = True
+
+
+@pytest.fixture
+def resolved(clone, monkeypatch):
+    """Checkouts resolve to Past, releases to a name; says what was resolved."""
+    asked = []
+
+    def resolve(selector, *, quiet=False):
+        asked.append(selector)
+        if selector.checkout is None:
+            return SimpleNamespace(name=str(selector.spec), close=lambda: None)
+        return Past(Path(selector.checkout) / "python")
+
+    monkeypatch.setattr(SystemSelector, "resolve", resolve)
+    monkeypatch.setattr(commands, "_load", lambda system: None)
+    return asked
+
+
+def base_of_check(clone, named=None, since=None):
+    with ExitStack() as opened:
+        base, _ = commands.with_system(
+            named,
+            SystemSelector(SystemSpec("sglang", ways=("overlap",)), str(clone)),
+            since,
+            opened,
+        )
+        return base
+
+
+def test_the_base_of_an_edit_is_head_and_is_shown_by_its_revision(clone, resolved):
+    (clone / "python" / SCHEDULER).write_text("number one\nnumber two\nnumber three\n")
+    base = base_of_check(clone)
+    head = git(clone, "rev-parse", "HEAD")[:9]
+    assert (base.kind, base.name, base.lines) == (BaseKind.HISTORY, f"git:{head}", 1)
+    assert base.text == f"git:{head} (HEAD, before what is not committed), 1 line differs"
+    assert str(resolved[-1].spec) == "sglang+overlap" and base.system.closed
+    assert not Path(resolved[-1].checkout).exists(), "its files are removed"
+    assert (
+        base_of_check(clone, "git:HEAD~1").text
+        == f"git:{short_commit(clone, 'HEAD~1')} (HEAD~1), 2 lines differ"
+    )
+
+
+def test_a_commit_of_the_same_lines_has_no_distance(clone, resolved):
+    """A line that stands there twice counts once: its removal is no distance."""
+    (clone / "python" / SCHEDULER).write_text("number one\nnumber two\nnumber two\n")
+    base = base_of_check(clone)
+    assert base.lines == 0 and base.text.endswith("(HEAD, before what is not committed)")
+
+
+def short_commit(clone, revision):
+    return git(clone, "rev-parse", revision)[:9]
+
+
+def test_a_base_that_cannot_be_driven_falls_back_to_a_release(clone, resolved, monkeypatch, capsys):
+    (clone / "python" / SCHEDULER).write_text("number one\n")
+
+    def lacks(_):
+        raise Unusable("Req has no prefix_len")
+
+    monkeypatch.setattr(commands, "_load", lacks)
+    base = base_of_check(clone)
+    assert (base.kind, base.name) == (BaseKind.RELEASE, "sglang==0.5.23+overlap")
+    said = capsys.readouterr().err
+    assert "cannot be driven: Req has no prefix_len. The base is a release" in said
+    with pytest.raises(Unusable, match="--base git:HEAD~1: Req has no prefix_len"):
+        base_of_check(clone, "git:HEAD~1")
+    with pytest.raises(Unusable, match="--base git:nothing: bad revision 'nothing'"):
+        base_of_check(clone, "git:nothing")
+
+
+@pytest.mark.parametrize("edited", [True, False])
+def test_a_revision_that_is_none_is_refused(clone, resolved, edited):
+    if edited:
+        (clone / "python" / SCHEDULER).write_text("number one\n")
+    with pytest.raises(Unusable, match="--since nothing: bad revision 'nothing'"):
+        base_of_check(clone, since="nothing")
+
+
+def test_a_clean_tree_is_compared_with_a_release(clone, resolved):
+    assert base_of_check(clone).kind is BaseKind.RELEASE
+
+
+@pytest.mark.parametrize(("lines", "is_release"), [(1, True), (2, False), (3, False)])
+def test_a_release_that_is_twice_as_near_than_the_merge_base_is_the_base(
+    clone, resolved, monkeypatch, capsys, lines, is_release
+):
+    """An old branch of a fork was the base of a tree of upstream: a known fault of the release was NEW."""
+    monkeypatch.setattr(nearest, "nearest", lambda *_: nearest.Nearest("0.5.23", lines))
+    git(clone, "switch", "-c", "feature")
+    commit(clone, "number one\nnumber two\nnumber three\nnumber four\nnumber five\n")
+    base = base_of_check(clone)
+    assert (base.kind is BaseKind.RELEASE) is is_release
+    point = f"git:{short_commit(clone, 'main')}"
+    said = (
+        f"kvspec: {point} (merge base with origin/main), 3 lines differ; sglang==0.5.23 is nearer (1 line"
+        f" differs): the base is that release. --base {point} compares with the commit\n"
+    )
+    assert capsys.readouterr().err == (said if is_release else "")
+    assert base_of_check(clone, since="main").kind is BaseKind.HISTORY
+    assert base_of_check(clone, "git:main").kind is BaseKind.STATED
+    git(clone, "reset", "--mixed", "main")
+    assert base_of_check(clone).kind is BaseKind.HISTORY, "edits are the tree's own"
+
+
+def test_a_revision_goes_with_a_checkout(kvspec):
+    code, _, err = kvspec("check", "--base", "git:HEAD")
+    assert code == 2 and "--base git:HEAD: goes with a checkout" in err
+
+
+@pytest.fixture
+def trees(tmp_path, monkeypatch):
+    """Writes a tree of one file."""
+    monkeypatch.setattr(nearest, "read", lambda _: SimpleNamespace(files=("a.py",), releases=()))
+
+    def write(name, lines):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "a.py").write_text("\n".join(lines))
+        return SimpleNamespace(name="sglang@checkout", root=tmp_path / name)
+
+    return write
+
+
+def numbered(first, end):
+    return [f"line number {number}" for number in range(first, end)]
+
+
+def test_lines_that_one_has_and_the_other_has_not_differ(trees):
+    one = trees("one", ["the first", "the second", "  the third", "# what was said"])
+    two = trees("two", ["the first", "another second", "the third", "", "# what was told"])
+    assert base_selection.lines_between(one, two) == base_selection.lines_between(two, one) == 2
+    more = trees("more", ["the first", "the second", "the third", "the fourth", "the first"])
+    assert base_selection.lines_between(one, more) == 1
+    assert base_selection.lines_between(one, SimpleNamespace(name="torch")) is None
+
+
+def test_a_tree_is_as_far_from_its_base_as_from_the_release_it_is_taken_for(tmp_path):
+    """A tree of 2026-06-10 was "taken for 0.23.0 (1,987 lines differ)", its base "3250 lines away"."""
+    release = nearest.read("vllm").releases[-1]
+    if not (root := cache_folder() / f"vllm-{release}").is_dir():
+        pytest.skip(f"vLLM {release} is not in the cache")
+    scheduler = "vllm/v1/core/sched/scheduler.py"
+    shutil.copytree(root / "vllm/v1/core", tmp_path / "vllm/v1/core")
+    (tmp_path / scheduler).write_text("a_line_of_the_fork = 1\n" * 2)
+    taken = nearest.nearest("vllm", tmp_path)
+    tree = SimpleNamespace(name="vllm@checkout", root=tmp_path)
+    # The folder of the base in the cache counts for nothing.
+    base = SimpleNamespace(name=f"vllm=={taken.release}+async", root=tmp_path)
+    assert taken.lines and base_selection.lines_between(tree, base) == taken.lines
+    told = Base(base, BaseKind.RELEASE, lines=taken.lines)
+    assert told.text.endswith(f", {nearest.differing(taken.lines)}")
+
+
+@pytest.mark.parametrize(
+    ("count", "says"),
+    [(0, "no line of code differs"), (1, "1 line differs"), (2638, "2,638 lines differ")],
+)
+def test_a_distance_in_words(count, says):
+    assert nearest.differing(count) == says
+
+
+@pytest.mark.parametrize(
+    ("own_lines", "share", "between"),
+    [(0, 0.0, False), (9, 0.09, False), (10, 0.1, True), (100, 1.0, True)],
+)
+def test_a_tree_between_two_releases_has_much_of_the_other(trees, own_lines, share, between):
+    base = trees("base", numbered(0, 50))
+    release = trees("release", numbered(50, 150))
+    tree = trees("tree", numbered(0, 50) + numbered(50, 50 + own_lines))
+    lines = [*map(base_selection.lines_of, (tree, release, base))]
+    assert base_selection.share_of_lines(*lines) == pytest.approx(share)
+    assert base_selection.lies_between(*lines) is between
+
+
+def test_a_small_share_is_a_coincidence(trees):
+    base, release = trees("base", []), trees("release", numbered(0, 1000))
+    tree = trees("tree", numbered(0, 20))
+    assert not base_selection.lies_between(*map(base_selection.lines_of, (tree, release, base)))
+
+
+def test_a_base_without_files_has_no_distance():
+    assert Base(SimpleNamespace(name="torch"), BaseKind.STATED).text == "torch"

@@ -1,0 +1,303 @@
+"""--since REV: what changed in a checkout is driven first, and what nothing drives is reported."""
+
+import subprocess
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+
+from ci.commands import system_check
+from ci.commands.system_check import InterruptGuard
+from ci.commands.shared import SystemSelector
+from ci.report import report_data as report
+from ci.report.verdict import check_verdict
+from impl.adapter import UnusableImplementation
+from impl.system_spec import SystemSpec
+from reference.commands import Finish, Mode
+from stateful_tests.check import campaign, corpus, run_driver, check_plans
+from stateful_tests.check.trees import changed_functions, tree_history
+from stateful_tests.check.trees.base_selection import Base, BaseKind
+from stateful_tests.check.trees.way_map import OUTSIDE, WayMap
+from stateful_tests.lockstep.reference_system import ReferenceSystem
+from stateful_tests.lockstep.check_results import CheckResult
+from stateful_tests.lockstep.system_names import resolve
+
+BEFORE = """
+LIMIT = 1
+
+class Cache:
+    def free(self):
+        return 1
+
+    @property
+    def size(self):
+        def inner():
+            return 2
+        return inner()
+
+def gone():
+    return 3
+"""
+
+
+@pytest.fixture
+def root(tmp_path):
+    def git(*arguments):
+        who = ("-c", "user.name=a", "-c", "user.email=a@b")
+        subprocess.run(["git", *who, *arguments], cwd=tmp_path, check=True, capture_output=True)
+
+    (tmp_path / "python").mkdir()
+    (tmp_path / "python" / "cache.py").write_text(BEFORE)
+    git("init")
+    git("add", ".")
+    git("commit", "-m", "before")
+    return tmp_path / "python"
+
+
+@pytest.mark.parametrize(
+    "old, new, found",
+    [
+        ("return 1", "return 4", {"Cache.free"}),
+        ("        return inner()\n", "", {"Cache.size"}),
+        ("@property", "@staticmethod", {"Cache.size"}),
+        ("LIMIT = 1", "LIMIT = 2", {"outside of functions"}),
+        ("def gone():\n    return 3\n", "", set()),
+        ("\nclass", "\n\nclass", set()),
+        ("        return 1", '        """One."""\n        return 1  # one', set()),
+        ("def free(self)", "def free(self) -> int", set()),
+        ("LIMIT", "LIMIT = (", {"cannot be parsed"}),
+    ],
+)
+def test_a_changed_function_is_named(root, old, new, found):
+    (root / "cache.py").write_text(BEFORE.replace(old, new))
+    assert {*changed_functions.changed_functions(root, "HEAD")} == {("cache.py", name) for name in found}
+
+
+def test_what_differs_from_a_base_without_history_is_named_of_the_files_that_are_called(tmp_path):
+    folders = tmp_path / "tree", tmp_path / "base"
+    for folder in folders:
+        folder.mkdir()
+        (folder / "cache.py").write_text(BEFORE)
+        (folder / "other.py").write_text(BEFORE)
+    for name in ("cache.py", "other.py", "new.py"):
+        (folders[0] / name).write_text(BEFORE.replace("return 1", "return 4"))
+    tree, release = (SimpleNamespace(root=folder, name=folder.name) for folder in folders)
+    base = Base(release, BaseKind.RELEASE)
+    called = [("cache.py", "Cache.size"), ("cache.py", "Cache.free"), ("gone.py", "f")]
+    differ = changed_functions.beside(base, tree, called)
+    assert set(differ.called) == {("cache.py", "Cache.free")}
+    assert differ.among([["cache.py: Cache.size"], ["cache.py: Cache.free"]]) == {
+        ("cache.py", "Cache.free"): [1]
+    }
+    whole = changed_functions.beside(base, tree, [("new.py", "Cache.free")])
+    assert ("new.py", "Cache.size") in whole.called
+    for pair in ((base, release), (Base(ReferenceSystem(), BaseKind.STATED), tree)):
+        assert changed_functions.beside(*pair, called).called == {}
+
+
+def test_all_of_a_new_file_has_changed(root):
+    (root / "new.py").write_text("def one(): ...")
+    assert [*changed_functions.changed_functions(root, "HEAD")] == [("new.py", "one")]
+
+
+class Checkout(ReferenceSystem):
+    """Says that a finish calls Cache.free."""
+
+    def called(self, geometry, commands):
+        return [("cache.py: Cache.free, Cache.size",) * isinstance(c, Finish) for c in commands]
+
+
+def test_lines_that_call_it_come_first(root):
+    (root / "cache.py").write_text(
+        BEFORE.replace("return 1", "return 4").replace("return 3", "return 5")
+    )
+    system = Checkout()
+    system.root = root
+    told = []
+    found = changed_functions.changes(system, "HEAD", corpus.load(), told.append)
+    assert (
+        {*told} == found.first
+        and len(told) == changed_functions.ENOUGH
+        and found.missed == (("cache.py", "gone"),)
+    )
+    assert {line.machine for line in told[:10]} >= {"sessions", "both"}, "in turns"
+    assert (
+        f"{changed_functions.ENOUGH} directed runs come first, which call 1 of 2 changes; none calls"
+        in found.text
+    )
+    assert found.also_called({("cache.py", "gone")}).missed == ()
+    result = CheckResult("checkout", "smoke", 0, uncalled=("cache.py: gone",))
+    said = check_verdict(result, (), system.capabilities, None)
+    assert "no run calls cache.py: gone, which changed" in said and result.exit_code == 4
+    called = [
+        (),
+        ("cache.py: Cache.free, gone", "other.py: gone"),
+        ("cache.py: Cache.size, Cache.free",),
+    ]
+    assert found.among(called) == {("cache.py", "Cache.free"): [1, 2], ("cache.py", "gone"): [1]}
+    plan = replace(check_plans.plan("smoke"), first=found.first)
+    driven = [
+        line for mode in Mode for line in run_driver.lines_of(system, plan, mode)[: changed_functions.ENOUGH]
+    ]
+    assert found.first < {*driven} and {
+        *run_driver.lines_of(system, check_plans.plan("smoke"), Mode.FREE)
+    } == {*run_driver.lines_of(system, plan, Mode.FREE)}
+
+
+FAULTY = "torch+free-repeats-a-page"
+
+
+@pytest.mark.parametrize("base, new", [("reference", True), (None, True), (FAULTY, False)])
+def test_a_fault_in_what_changed_is_told_at_once(base, new):
+    """What the base shows too is not new, nor is a known fault without a base."""
+    before = base and resolve(base)
+    [line] = (
+        n for n in corpus.fault_lines() if n.situation == "a_capped_frontier_counts_whole_pages"
+    )
+    line = line._replace(origin="hand" if base is None else line.origin)
+    run = changed_functions.new_fault(resolve(FAULTY), before, line)
+    assert (run is not None) is new
+    assert changed_functions.new_fault(resolve("torch"), before, line) is None
+    if run is not None:
+        assert len(run.trace.commands) == run.violation.step + 1
+        word = report.violation_line(run, base or "")
+        assert word.startswith(f"NEW against {base}: FREE-1" if base else "violation: FREE-1"), word
+    else:
+        assert changed_functions.new_fault(resolve(FAULTY), None, line) is None
+
+
+class CannotMix(ReferenceSystem):
+    """Says in the middle of a run that it cannot be driven on."""
+
+    def apply(self, command):
+        raise UnusableImplementation("a run cannot mix Decode and SpecDecode")
+
+
+def test_a_line_that_the_system_cannot_be_driven_through_shows_nothing():
+    line = corpus.fault_lines()[0]
+    assert changed_functions.new_fault(CannotMix(), ReferenceSystem(), line) is None
+
+
+def test_what_was_told_at_once_is_in_the_report():
+    """Also where the runs of the plan do not come to it."""
+    system, before = resolve(FAULTY), resolve("reference")
+    [line] = (
+        n for n in corpus.fault_lines() if n.situation == "a_capped_frontier_counts_whole_pages"
+    )
+    plan = check_plans.plan("smoke", presets=("page1",), examples=1, steps=1)
+    assert not campaign.run(system, plan, base=before).findings
+    run = changed_functions.new_fault(system, before, line)
+    found = campaign.run(system, plan, base=before, early=[run])
+    assert tuple(finding.clause for finding in found.findings) == run.violation.clauses
+    assert not found.findings[0].old
+
+
+def test_an_interrupt_reports_what_was_told_at_once():
+    """And nothing is driven."""
+    line = next(n for n in corpus.fault_lines() if "capped_frontier" in n.situation)
+    run, guard = changed_functions.new_fault(resolve(FAULTY), resolve("reference"), line), InterruptGuard({})
+    with pytest.raises(KeyboardInterrupt), guard:
+        raise KeyboardInterrupt
+    guard.reported = [run]
+    with guard:
+        raise KeyboardInterrupt
+    found = campaign.run(
+        resolve(FAULTY), check_plans.plan("smoke"), early=guard.reported, interrupted=guard.interrupted
+    )
+    assert found.findings[0].clause == "FREE-1" and found.interrupted and not found.commands
+
+
+def test_an_edit_that_is_not_committed_is_seen(root, tmp_path_factory):
+    assert tree_history.edited_files(root) == []
+    (root / "cache.py").write_text(BEFORE.replace("return 1", "return 4"))
+    assert tree_history.edited_files(root) == ["cache.py"]
+    assert tree_history.edited_files(tmp_path_factory.mktemp("elsewhere")) == []
+
+
+def test_what_git_cannot_tell_is_a_line(root, kvspec):
+    with pytest.raises(ValueError, match="bad revision 'nothing'"):
+        [*changed_functions.changed_functions(root, "nothing")]
+    code, _, err = kvspec("check", "--since", "HEAD")
+    assert code == 2 and "--since goes with a checkout" in err
+
+
+def test_without_since_the_changes_are_those_since_the_base(root):
+    (root / "cache.py").write_text(BEFORE.replace("return 1", "return 4"))
+    system, how = Checkout(), system_check.CheckOptions(lambda: None, "traces", None, None, html=False)
+    system.root = root
+    selector, plan = SystemSelector(SystemSpec("sglang"), str(root)), check_plans.plan("smoke")
+
+    def changed(base):
+        return system_check._changed(system, selector, base, plan, how, {}, InterruptGuard({}))
+
+    found = changed(Base(resolve("reference"), BaseKind.HISTORY, commit="HEAD"))
+    assert {*found.called} == {("cache.py", "Cache.free")} and found.revision == "reference"
+    assert changed(Base(resolve("reference"), BaseKind.RELEASE)) is None, "a base of no history"
+    (root / "cache.py").write_text(BEFORE)
+    said = changed(Base(resolve("reference"), BaseKind.HISTORY, commit="HEAD")).text
+    assert said == "since reference: no function that kvspec drives changed"
+
+
+FREE, GONE = ("cache.py", "Cache.free"), ("cache.py", "gone")
+
+
+def test_files_that_no_run_loads_are_left_to_others(root):
+    (root / "cache.py").write_text(
+        BEFORE.replace("return 1", "return 4").replace("LIMIT = 1", "LIMIT = 2")
+    )
+    (root / "other.py").write_text("def one(): ...")
+    system, lines = Checkout(), [line for line in corpus.load()[:40] if line.geometry.tree]
+    system.root = root
+
+    def found(way, ways):
+        of = WayMap(
+            ("", "hicache"), {FREE: frozenset({""}), ("cache.py", OUTSIDE): frozenset(ways)}
+        )
+        return changed_functions.changes(system, "HEAD", lines, None, of, way)
+
+    here = found("", {"", "hicache"})
+    assert here.ignored == (("other.py", "one"),) and "does not load other.py: one" in here.text
+    assert here.missed == () and {*here.called} == {FREE}, (
+        "the rest of a file runs when it is loaded"
+    )
+    assert found("", {"hicache"}).missed == (("cache.py", OUTSIDE),), "which it is not in this way"
+
+
+def test_files_beside_driven_ones_are_named_before_others_and_tests_last(root):
+    """A fork changed a memory pool and forty kernels, and the report named two kernels."""
+    for file in ("b/kernel.py", "srt/pool.py", "srt/test_pool.py", "test/unit.py"):
+        (root / file).parent.mkdir(exist_ok=True)
+        (root / file).write_text("def one(): ...")
+    system = Checkout()
+    system.root = root
+    of = WayMap(("",), {("srt/cache.py", "free"): frozenset({""})})
+    found = changed_functions.changes(system, "HEAD", [], None, of)
+    files = [file for file, _ in found.ignored]
+    assert files == ["srt/pool.py", "b/kernel.py", "srt/test_pool.py", "test/unit.py"]
+    result = CheckResult("checkout", "smoke", 0)
+
+    def verdict(changed):
+        return check_verdict(result, (), system.capabilities, None, changed)
+
+    said = "changed: no function that kvspec drives, only srt/pool.py and 3 more files"
+    assert f"; {said} (" in verdict(found), "green, and nothing of the change was driven"
+    assert "and 1 more file (" in verdict(found._replace(ignored=found.ignored[:2]))
+    assert "only srt/pool.py (" in verdict(found._replace(ignored=found.ignored[:1]))
+    for driven in (found._replace(missed=(FREE,)), found._replace(called={FREE: 1})):
+        assert "no function that kvspec" not in verdict(driven)
+
+
+def test_what_no_run_is_known_to_call_is_not_looked_for_for_ever(root, monkeypatch):
+    """What a run is known to call is."""
+    monkeypatch.setattr(changed_functions, "PATIENCE", 3)
+    (root / "cache.py").write_text(BEFORE.replace("return 3", "return 5"))
+    system, lines, tried = Checkout(), corpus.load()[:20], []
+    system.root = root
+    monkeypatch.setattr(system, "called", lambda *trace: tried.append(trace) or [])
+
+    def looked_at(way):
+        tried.clear()
+        changed_functions.changes(system, "HEAD", lines, None, WayMap(("",), {GONE: frozenset({""})}), way)
+        return len(tried)
+
+    assert (looked_at("overlap"), looked_at("")) == (3, 20)

@@ -1,0 +1,105 @@
+"""A live server under clients over HTTP: its log is validated while it is written."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from impl.sglang.server.clients import Client, Config
+from impl.sglang.server.events import WatchHeader
+from impl.sglang.server.over_http import HttpClients, LiveServer
+from stateful_tests.watched import deviations
+from stateful_tests.watched.log_reader import LogError, WatchLog, logs_of
+from stateful_tests.watched.validation_results import Validated
+from stateful_tests.watched.validator import Validator
+
+Start = Callable[[Path], LiveServer]
+REST_S = 2.0  # after the last client: deferred closes happen
+
+
+@dataclass(slots=True)
+class LiveRun:
+    """The result of `watch_live`.
+
+    counts: what clients did, and how often; wrong: answers that are not as they should be.
+    behind_s: how long after the clients the last line was judged (seconds).
+    died: the server's last words, if it ended by itself; known: the known fault that explains them, if any.
+    """
+
+    header: WatchHeader
+    validated: Validated
+    start_s: float
+    seconds: float
+    behind_s: float
+    counts: dict[str, int] = field(default_factory=dict)
+    wrong: list[str] = field(default_factory=list)
+    died: str = ""
+    known: str = ""
+
+
+def watch_live(
+    start: Start,
+    config: Config,
+    clients: tuple[Client, ...],
+    seed: int,
+    limit_s: float,
+    say: Callable[[str], None],
+    keep: Path,
+) -> LiveRun:
+    """Start a server, let clients ask, validate what it writes, stop it. keep: where its logs go if anything
+    was wrong."""
+    with tempfile.TemporaryDirectory(prefix="kvspec-") as folder:
+        started = time.monotonic()
+        server = start(Path(folder))
+        try:
+            up = time.monotonic()
+            say(f"it answers on port {server.port} after {up - started:.0f} s")
+            asking = HttpClients(server, clients, seed)
+            (log,) = _logs(server)
+            validator = Validator(log.header)
+            done = 0.0
+
+            def goes_on() -> bool:
+                nonlocal done
+                now = time.monotonic()
+                if asking.done and not done:
+                    done = now
+                return server.alive and now < up + limit_s and not (done and now > done + REST_S)
+
+            judged = time.monotonic()
+            for line in log.lines(goes_on):
+                validator.read(line)
+                judged = time.monotonic()
+            wrong = (
+                asking.wrong
+                if asking.done
+                else [*asking.wrong, f"clients wait after {limit_s:g} s"]
+            )
+            died = "" if server.alive else server.last_words()
+            release = log.header.release
+            known = deviations.fault_of_end(release, died, config, validator.result)
+            server.stop()
+            if died or wrong or validator.result.found:
+                shutil.rmtree(keep, ignore_errors=True)
+                shutil.copytree(server.folder, keep)
+        finally:
+            server.stop()
+    return LiveRun(
+        log.header, validator.result, up - started, (done or judged) - up,
+        max(0.0, judged - done) if done else 0.0, dict(asking.counts), wrong, died, known,
+    )  # fmt: skip
+
+
+def _logs(server: LiveServer) -> list[WatchLog]:
+    """The log, once the first step is written."""
+    while True:
+        try:
+            return logs_of([server.watch])
+        except LogError:
+            if not server.alive:
+                raise
+            time.sleep(0.1)

@@ -1,0 +1,413 @@
+"""Whole schedulers under random clients: run, judge four ways, shrink.
+
+Judges: what attention would read (`reads`), the server's own strict checks (`server`), validation of its log
+(`log`), and whether a client waits for ever though there is room (`progress`). A run is its configuration,
+its clients and a seed; the same three give the same run.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Container, Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+
+from impl.sglang.server.clients import Client, Config, Turn
+from impl.sglang.server.outcome import Misread, RunOutcome
+from impl.sglang.server.pair.choices import NetworkChoice
+from impl.sglang.server.tried_releases import LOWEST, STATES
+from impl.sglang.server.worker import Job
+from stateful_tests.shrink.candidate_search import Search, first_improvement
+from stateful_tests.watched import deviations
+from stateful_tests.watched.servers import server_pairs, population
+from stateful_tests.watched.log_reader import logs_of
+from stateful_tests.watched.validation_results import Mismatch, Validated
+from stateful_tests.watched.server_situation import situation
+from stateful_tests.watched.validator import Validator
+
+FORMAT = "kvspec-served-run"
+VERSION = 1
+SHRINKS = 100  # runs that shrinking one finding may take
+SHRINK_S = 60.0  # seconds that shrinking one finding may take
+
+
+class ServedRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A run as a file: what it takes to repeat it. choices: of the environment of a pair; key: of the finding
+    that it shows, "" for none."""
+
+    release: str
+    config: Config
+    clients: tuple[Client, ...]
+    seed: int
+    choices: tuple[NetworkChoice, ...] = ()
+    key: str = ""
+    format: str = FORMAT
+    version: int = VERSION
+
+
+class Runner(Protocol):
+    """Serves jobs: impl.sglang.server.runs.WholeScheduler."""
+
+    def run(self, job: Job) -> RunOutcome: ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ServedFinding:
+    """A judge's finding about a run. key: the same of another run means the same fault. known: the fault of
+    this release that it is, or that it follows from. old: the base shows it in the same run."""
+
+    judge: str
+    key: str
+    says: str
+    known: str = ""
+    mismatch: Mismatch | None = None
+    old: bool = False
+
+
+@dataclass(slots=True)
+class JudgedRun:
+    """One run and what its judges say. tail: the last lines of its log."""
+
+    run: ServedRun
+    outcome: RunOutcome
+    validated: Validated
+    findings: list[ServedFinding]
+    tail: list[str] = field(default_factory=list)
+
+    @property
+    def new(self) -> list[ServedFinding]:
+        """The findings that no known fault explains, and the base does not show."""
+        return [each for each in self.findings if not each.known and not each.old]
+
+
+@dataclass(slots=True)
+class Served:
+    """A whole check. reached: decisions of the scheduler, and how often; known, old: what known faults
+    explain, and what the base shows as well; found: key -> the smallest run. interrupted: by a signal."""
+
+    release: str
+    seed: int
+    runs: int = 0
+    forwards: int = 0
+    events: int = 0
+    seconds: float = 0.0
+    reached: Counter[str] = field(default_factory=Counter)
+    known: Counter[str] = field(default_factory=Counter)
+    old: Counter[str] = field(default_factory=Counter)
+    found: dict[str, JudgedRun] = field(default_factory=dict)
+    times: Counter[str] = field(default_factory=Counter)
+    interrupted: bool = False
+
+
+def serve(runner: Runner, run: ServedRun, level: str = "") -> JudgedRun:
+    """Serve one run, and judge it. level: of its log; pages, or what is logged of a host tier, tell which
+    states the tree gets. A pair writes no log."""
+    if run.config.pair:
+        outcome = runner.run(Job(run.config, run.clients, run.seed, choices=run.choices))
+        validated = Validated(reached=server_pairs.reached(outcome.events))
+        return JudgedRun(run, outcome, validated, list(_findings(run, outcome, validated)))
+    level = level or ("pages" if run.config.states and not run.config.hicache else "lengths")
+    with tempfile.TemporaryDirectory(prefix="kvspec-") as folder:
+        watch = {"KVSPEC_WATCH": folder, "KVSPEC_WATCH_LEVEL": level, "KVSPEC_WATCH_SNAPSHOT": "64"}
+        watch["KVSPEC_WATCH_TIER"] = str(int(run.config.hicache))
+        outcome = runner.run(Job(run.config, run.clients, run.seed, watch))
+        validated = Validated()
+        tail = []
+        if any(Path(folder).iterdir()):
+            (log,) = logs_of([folder])
+            validator = Validator(log.header)
+            validated = validator.run(log.lines())
+            validated.situation = situation(validator)
+            tail = log.files[-1].read_text().splitlines()[-12:]
+    validated.reached.update([deviations.PREEMPTION] * outcome.preemptions)
+    return JudgedRun(run, outcome, validated, list(_findings(run, outcome, validated)), tail)
+
+
+@dataclass(slots=True)
+class Before:
+    """The release that a tree was taken from.
+
+    there: known fault -> whether the tree has it as well, by its traces. saved: known fault -> the run that
+    shows it. A fault without traces is there if the release shows it in the same run, or the tree in the
+    saved one: the tree's order of events may differ from the release's.
+    """
+
+    runner: Runner
+    there: dict[str, bool]
+    saved: Mapping[str, ServedRun] = field(default_factory=dict)
+
+    def compared(self, judged: JudgedRun, tree: Runner) -> JudgedRun:
+        """The run of the tree beside the same of the release."""
+        if not judged.findings:
+            return judged
+        was = serve(self.runner, judged.run).findings
+        keys = {each.key for each in was}
+        known = {each.known for each in was}
+        judged.findings = [
+            replace(each, known=each.known if self._has(tree, each.known, known) else "")
+            if each.known
+            else replace(each, old=each.key in keys)
+            for each in judged.findings
+        ]
+        return judged
+
+    def _has(self, tree: Runner, fault: str, shown: Container[str]) -> bool:
+        """Whether the tree has a known fault. shown: faults that the release has shown in the same run."""
+        if fault not in self.there:
+            if fault in shown:
+                return True
+            run = self.saved.get(fault)
+            if run is None:
+                return False
+            self.there[fault] = any(each.known == fault for each in serve(tree, run).findings)
+        return self.there[fault]
+
+
+def second_opinion(runner: Runner, judged: JudgedRun) -> dict[str, str]:
+    """Return what the release's own KV canary says of each finding of a run, by key.
+
+    The same run is served once more. A wrong read is seen if the canary fires at its request and position.
+    """
+    run = judged.run
+    outcome = runner.run(Job(run.config, run.clients, run.seed, canary=True))
+    wrong: dict[str, set[tuple[str, int]]] = {}
+    for misread in judged.outcome.misread:
+        wrong.setdefault(f"reads {misread.pool}", set()).add((misread.request, misread.position))
+    says = {}
+    for each in judged.findings:
+        there = [
+            v for v in outcome.canary or () if (v.request, v.position) in wrong.get(each.key, ())
+        ]
+        first = next(iter(there or outcome.canary or ()), None)
+        words = f"is silent in {outcome.forwards} forward passes"
+        if first is not None:
+            at = f"forward pass {first.forward}, position {first.position} of {first.request or 'no request'}"
+            words = "sees it" if there else "does not see it, and fires elsewhere"
+            words = f"{words if each.judge == 'reads' else 'fires in this run'}: {at}: {first.says}"
+        says[each.key] = words
+    return says
+
+
+def judge(runner: Runner, run: ServedRun, before: Before | None = None) -> JudgedRun:
+    """Serve one run, judge it, and compare it with what was before."""
+    judged = serve(runner, run)
+    return judged if before is None else before.compared(judged, runner)
+
+
+def _findings(run: ServedRun, outcome: RunOutcome, validated: Validated) -> Iterator[ServedFinding]:
+    ended = validated.ended or ""
+    for each in validated.mismatches:
+        key = f"log {each.clause} {each.event}"
+        yield ServedFinding("log", key, each.sentence, each.known or "", each)
+    reads: dict[tuple[str, str], list[Misread]] = {}
+    for misread in outcome.misread:
+        hole = (misread.request.rpartition(".")[0], misread.position) in validated.holes
+        known = "last-token" if hole else ended
+        if misread.pool == "state":
+            known = validated.wrong_states.get((misread.request, misread.position), ended)
+        elif run.config.pair:
+            config = run.config
+            pool = misread.pool
+            known = deviations.fault_of_pair_read(run.release, misread.found, pool, config)
+        reads.setdefault((misread.pool, known), []).append(misread)
+    for (pool, known), (first, *more) in reads.items():
+        if pool == "state":
+            says = f"{first.request} must go on at position {first.position} from the state after the tokens"
+            says += f" before it, and {first.found}"
+            yield ServedFinding("reads", "reads state", says, known)
+            continue
+        found = "nothing that was written"
+        if first.got is not None:
+            found = f"token {first.got[0]} of position {first.got[1]}, which {first.writer} wrote"
+        says = f"{first.request} at position {first.position} of the {pool} pool reads {found}"
+        says += f"; its text has token {first.want[0]} ({1 + len(more)} positions are wrong)"
+        says += f"; it is {first.found}" if first.found else ""
+        yield ServedFinding("reads", f"reads {pool}", says, known)
+    for noted in outcome.noted:
+        known = deviations.fault_of_pair(run.release, noted.key, run.config, run.choices)
+        yield ServedFinding("pair", noted.key, noted.says, known)
+    if outcome.error:
+        grant = outcome.grant
+        pool = grant.pool if grant is not None else ""
+        known = ended or deviations.fault_of_end(
+            run.release, outcome.error, run.config, validated, pool
+        )
+        situations = filter(None, (outcome.error, validated.situation))
+        if grant is not None:
+            says = "; ".join((grant.says, *situations))
+            yield ServedFinding("grants", f"grants: {pool}", says, known)
+        else:
+            where = re.sub(r"[0-9]+(?=[^:]*$)|(?<=at ).*/", "", outcome.error.rpartition(" at ")[2])
+            key = f"server {outcome.error.partition(':')[0]} {where or 'ended'}"
+            yield ServedFinding("server", key, "; ".join(situations), known)
+    for kind, stall in {each.kind: each for each in reversed(outcome.stalls)}.items():
+        known = (
+            deviations.fault_of_stall(run.release, kind, run.config, outcome.preemptions) or ended
+        )
+        says = f"{stall.clause}: {stall.says}" if stall.clause else stall.says
+        yield ServedFinding("progress", f"stalls: {kind}", says, known)
+    if outcome.stuck:
+        yield ServedFinding("server", "server stuck", f"{outcome.rounds} rounds and no end", ended)
+
+
+def check(
+    runner: Runner, release: str, seed: int, runs: int, *, fixed: dict[str, int | bool] | None = None,
+    count: int = 12, impatient: bool = False, limit_s: float | None = None, before: Before | None = None,
+    say: Callable[[str, int, int], None] = lambda *_: None, keep: Callable[[JudgedRun], object] = id,
+) -> Served:  # fmt: skip
+    """Serve random runs until their number or the time is over; each new finding is shrunk at once.
+
+    keep: is called with the run of a new finding, and with each smaller one. An interrupt ends the check with
+    what was found until then.
+    """
+    started = time.monotonic()
+    checking = _Check(
+        runner, before, say, keep, Served(release, seed), started + (limit_s or math.inf)
+    )
+    result = checking.result
+    drawn: population.Population | server_pairs.PairPopulation = population.Population(
+        seed, fixed=fixed, count=count, impatient=impatient, states=release in STATES,
+        lowest=release in LOWEST,
+    )  # fmt: skip
+    if fixed and fixed.get("pair"):
+        drawn = server_pairs.PairPopulation(seed, fixed=fixed, count=count)
+    try:
+        for number in range(runs):
+            if checking.over():
+                break
+            drawn.ran(checking.take(ServedRun(release, *drawn.draw())))
+            checking.tell(f"run {number + 1} of {runs}")
+    except KeyboardInterrupt:
+        result.interrupted = True
+    result.seconds = time.monotonic() - started
+    return result
+
+
+@dataclass(slots=True)
+class _Check:
+    runner: Runner
+    before: Before | None
+    say: Callable[[str, int, int], None]
+    keep: Callable[[JudgedRun], object]
+    result: Served
+    ends: float  # by the monotonic clock
+
+    def over(self) -> bool:
+        return time.monotonic() > self.ends
+
+    def tell(self, what: str) -> None:
+        self.say(what, self.result.forwards, len(self.result.found))
+
+    def take(self, run: ServedRun) -> Counter[str]:
+        """Serve a run; a new finding is kept, and shrunk. What the run reached."""
+        judged = judge(self.runner, run, self.before)
+        result = self.result
+        result.runs += 1
+        result.forwards += judged.outcome.forwards
+        result.events += judged.validated.events
+        result.reached.update(judged.validated.reached)
+        for each in judged.findings:
+            if each.known:
+                result.known[each.known] += 1
+            if each.old:
+                result.old[each.key] += 1
+        for key in (each.key for each in judged.new[:1]):
+            result.times[key] += 1
+            if key not in result.found:
+                judged.run = msgspec.structs.replace(run, key=key)
+                self._found(judged)
+                self._shrink(judged.run)
+        return judged.validated.reached
+
+    def _found(self, judged: JudgedRun) -> None:
+        self.result.found[judged.run.key] = judged
+        self.keep(judged)
+
+    def _shrink(self, run: ServedRun) -> None:
+        """Look for the smallest run that still shows the finding, in so many tries."""
+        tries = itertools.count(1)
+        ends = time.monotonic() + SHRINK_S
+
+        def still_shows(smaller: ServedRun) -> ServedRun | None:
+            if self.over() or time.monotonic() > ends:
+                return None
+            self.tell(f"shrinks {run.key}, try {next(tries)} of {SHRINKS} at most")
+            judged = judge(self.runner, smaller, self.before)
+            if all(each.key != run.key for each in judged.new):
+                return None
+            self._found(judged)
+            return smaller
+
+        first_improvement(run, Search(still_shows, SHRINKS), _smaller)
+
+
+# Smaller runs: fewer clients, turns, smaller numbers, then a plainer configuration.
+
+_PLAINEST: dict[type, dict[str, Any]] = {
+    Config: {
+        "draft": 0, "overlap": False, "tree": False, "window": 0, "swa": 8, "page_size": 1, "pressure": False,
+        "mixed": False, "lazy": False, "track": 0, "states": 0,
+        "rust": False, "storage": 0, "hicache": False, "lowest": False, "queue": 0, "threshold": 0,
+        "priority": 0,
+        "decode_overlap": False, "decode_tree": False, "decode_tokens": 0, "optimistic": 0, "deferred": True,
+        "prefill_complete": False, "prefill_draft": False, "decode_hicache": False, "host_backup": False,
+    },
+    Client: {
+        "start": 0, "after": "", "close": 1, "impatient": False, "session": False, "resends": False,
+        "operator": "",
+    },
+    Turn: {
+        "wait": 0, "stop": 0, "abort": 0, "shared": 0, "tokens": 1, "limit": 1, "ignore_eos": False,
+        "priority": 0,
+    },
+    NetworkChoice: {"late": False, "at": 0, "steps": 0},
+}  # fmt: skip
+
+
+def _smaller(of: Any) -> Iterator[Any]:
+    """A run, or a part of one: with a client or a turn less; plainer itself; with a smaller part."""
+    if isinstance(of, ServedRun):
+        choices = server_pairs.choices_about(of.clients, of.choices)
+        if len(choices) < len(of.choices):
+            yield msgspec.structs.replace(of, choices=choices)
+    for name, least in (("clients", 0), ("choices", 0), ("turns", 1)):
+        parts = getattr(of, name, ())
+        # many at once first
+        for size in sorted({len(parts) // 2, len(parts) // 4, 1} - {0}, reverse=True):
+            for at in range(0, len(parts) if len(parts) - size >= least else 0, size):
+                yield msgspec.structs.replace(of, **{name: parts[:at] + parts[at + size :]})
+    for name, plain in _PLAINEST.get(type(of), {}).items():
+        value = getattr(of, name)
+        if isinstance(of, Turn | NetworkChoice):  # numbers, that go down step by step
+            for less in dict.fromkeys((plain, (plain + value) // 2, value - 1)):
+                if plain <= less < value:
+                    made = msgspec.structs.replace(of, **{name: less})
+                    if isinstance(made, NetworkChoice):
+                        yield made
+                        continue
+                    bounds = {  # two that a third bounds
+                        "shared": min(made.shared, made.tokens),
+                        "stop": min(made.stop, made.limit),
+                    }
+                    yield msgspec.structs.replace(made, **bounds)
+        elif value != plain:
+            yield msgspec.structs.replace(of, **{name: plain})
+    if isinstance(of, ServedRun):
+        for config in _smaller(of.config):
+            if not config.states or config.track or not (config.overlap or config.page_size > 1):
+                yield msgspec.structs.replace(of, config=config)
+    for name in ("clients", "choices", "turns"):
+        parts = getattr(of, name, ())
+        for at, part in enumerate(parts):
+            for less in _smaller(part):
+                yield msgspec.structs.replace(of, **{name: (*parts[:at], less, *parts[at + 1 :])})
