@@ -129,7 +129,7 @@ class Capabilities:
         return "Copy" in self.commands
 
     def offers(self, command: AnyCommand) -> bool:
-        """An EngineSystem can be given this command."""
+        """Return whether an EngineSystem takes this command."""
         if isinstance(command, Add) and command.resumable and not self.sessions:
             return False
         if isinstance(command, Add) and any(
@@ -139,12 +139,12 @@ class Capabilities:
         return type(command).__name__ in self.commands
 
     def keeps_states(self, geometry: Geometry) -> bool:
-        """It can be built with these slots of recurrent state, if there are any."""
+        """Return whether the system can be built with the slots of recurrent state of a geometry."""
         return not geometry.states or (self.tracks if geometry.tracks else self.recurrent)
 
     def on(self, geometry: Geometry) -> Capabilities:
-        """The capabilities on a geometry. Where states are tracked, a server decides how many slots a
-        request takes and which of its states the tree gets."""
+        """Return the capabilities on a geometry. Where states are tracked, a server decides how many slots
+        a request takes and which of its states the tree gets."""
         if not geometry.tracks:
             return self
         reasons = self.may_refuse | {Reason.OUT_OF_STATES}

@@ -19,7 +19,7 @@ class Choices(Protocol):
     """Makes every random decision."""
 
     def upto(self, high: int) -> int:
-        """A whole number in [0, high]; 0 where `high` is -1."""
+        """Return a whole number in [0, high]; 0 where `high` is -1."""
 
 
 class RandomChoices:

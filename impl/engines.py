@@ -72,11 +72,11 @@ class Engine:
     complete: Callable[[str, Path], None] = lambda *_: None
 
     def driven_in(self, ways: Sequence[str]) -> Sequence[str]:
-        """The releases that are driven in these ways, the oldest first."""
+        """Return the releases that are driven in these ways, the oldest first."""
         return self.releases if self.having is None else self.having(ways)
 
     def newest(self, way: str) -> SystemSpec:
-        """The newest release that is driven in a way."""
+        """Return the newest release that is driven in a way."""
         plain = SystemSpec(self.name).in_way(way)
         return plain.of_version(self.driven_in(plain.ways)[-1])
 
@@ -87,20 +87,20 @@ def _record(name: EngineName) -> Engine:
 
 
 def engine(name: str) -> Engine:
-    """The engine of that name. Raises KeyError."""
+    """Return the engine of that name. Raises KeyError."""
     if name not in ENGINES:
         raise KeyError(name)
     return _record(name)
 
 
 def driven_in(name: str, ways: Sequence[str]) -> Sequence[str]:
-    """The releases of an engine that are driven in these ways, the oldest first."""
+    """Return the releases of an engine that are driven in these ways, the oldest first."""
     return engine(name).driven_in(ways)
 
 
 def every_release(spec: SystemSpec) -> list[SystemSpec]:
-    """The systems that a name stands for, if it names all releases of an engine: `sglang==all+overlap`, or
-    with other ways behind it; none where it names one system."""
+    """Return the systems that a name stands for, if it names all releases of an engine:
+    `sglang==all+overlap`, or with other ways behind it; none where it names one system."""
     if spec.version != ALL or spec.engine not in ENGINES:
         return []
     return [spec.of_version(version) for version in driven_in(spec.engine, spec.ways)]

@@ -23,7 +23,7 @@ class Values:
 
 
 def taken(function: Callable[..., Any], offered: dict[str, Any]) -> dict[str, Any]:
-    """Those of the arguments that the release's function has a parameter for."""
+    """Return the arguments that the release's function has a parameter for."""
     return {
         name: value
         for name, value in offered.items()

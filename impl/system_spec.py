@@ -54,7 +54,7 @@ class SystemSpec:
 
     @property
     def stranger(self) -> bool:
-        """It names a factory of the user's own: module:factory."""
+        """Whether it names a factory of the user's own: module:factory."""
         return ":" in str(self)
 
     @property
@@ -63,26 +63,27 @@ class SystemSpec:
         return self.way if self.engine == "torch" and self.version is None and self.ways else None
 
     def of_version(self, version: str | None) -> SystemSpec:
-        """Another release, in the same ways; None for what an option names."""
+        """Return another release, in the same ways; None for what an option names."""
         return replace(self, version=version, checkout=False)
 
     def in_way(self, way: str) -> SystemSpec:
-        """The spec of the same release in other ways. way: the ways as text, such as "rust+overlap"."""
+        """Return the spec of the same release in other ways. way: the ways as text, such as
+        "rust+overlap"."""
         return replace(self, ways=ways_in(way))
 
 
 def option(engine: str) -> str:
-    """The option that names a checkout of an engine."""
+    """Return the option that names a checkout of an engine."""
     return f"--{engine}-path"
 
 
 def ways_in(way: str) -> tuple[str, ...]:
-    """The ways of a text such as "rust+overlap"; "" has none."""
+    """Return the ways of a text such as "rust+overlap"; "" has none."""
     return tuple(way.split("+")) if way else ()
 
 
 def release_name(engine: str, version: str, ways: Iterable[str] = ()) -> str:
-    """The name of a release that is run in these ways."""
+    """Return the name of a release that is run in these ways."""
     return str(SystemSpec(engine, version, tuple(ways)))
 
 

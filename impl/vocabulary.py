@@ -39,7 +39,7 @@ def require(condition: object, reason: Reason) -> None:
 
 
 def done(played: Played) -> Done:
-    """The outcome of a command that was carried out."""
+    """Return the outcome of a command that was carried out."""
     if not played:
         return DONE
     if isinstance(played, Report):
@@ -58,15 +58,15 @@ def is_text(name: str) -> bool:
 
 
 def serial_of_turn(command: Submit, counted: int) -> int:
-    """The serial of the tokens that a turn adds to its prompt. counted: of its Submit. Refuses a text that is
-    none (EMPTY)."""
+    """Return the serial of the tokens that a turn adds to its prompt. counted: of its Submit. Refuses a
+    text that is none (EMPTY)."""
     require(not command.answers or is_text(command.answers), Reason.EMPTY)
     return text_serial(command.answers, counted)
 
 
 def spelled(prompt: Prompt, start: int = 0, most: int | None = None) -> list[int]:
-    """Its tokens, the first at position `start` of a text; `most`: of that many tokens at the beginning.
-    Refuses one that is not well-formed (EMPTY)."""
+    """Return its tokens, the first at position `start` of a text; `most`: of that many tokens at the
+    beginning. Refuses one that is not well-formed (EMPTY)."""
     require(well_formed(prompt), Reason.EMPTY)
     tokens: list[int] = []
     for piece in prompt:

@@ -12,7 +12,7 @@ from reference.commands import Freed
     "pr26615",
     "TREE-11",
     "a match refreshes SWA KV all along its path",
-    RadixTree.refresh_from,
+    RadixTree.swa_use_start,
     source="#26615",
 )
 def _(self: RadixTree, length: int) -> int:
@@ -55,16 +55,16 @@ class _LeafKeepsSwa(RadixTree):
 
     _dropping = False
 
-    def _drop(self, node: TreeNode, owed: Owed) -> None:
+    def _drop_leaf(self, node: TreeNode, owed: Owed) -> None:
         self._dropping = True
-        super()._drop(node, owed)
+        super()._drop_leaf(node, owed)
         self._dropping = False
 
-    def entomb(self, node: TreeNode, owed: Owed) -> None:
+    def make_tombstone(self, node: TreeNode, owed: Owed) -> None:
         if self._dropping:
             self._count_live(node, False)
         else:
-            super().entomb(node, owed)
+            super().make_tombstone(node, owed)
 
 
 @bug(
@@ -84,7 +84,7 @@ def _(self: RadixTree, node: TreeNode) -> bool:
     "locked-tombstones-go-with-their-child",
     "TREE-8",
     "a tombstone goes that a lock ends with",
-    RadixTree.stays,
+    RadixTree.remains_without_child,
 )
 def _(self: RadixTree, node: TreeNode) -> bool:
     """A running request reads pages that others write. A tombstone that has lost its last child is taken
@@ -106,7 +106,7 @@ def _(self: RadixTree, node: TreeNode) -> bool:
     return RadixTree.swa_candidate(self, node) and bool(node.children or not node.locks[FULL])
 
 
-@bug("dead-leaves-stay", "TREE-11", "a tombstone outlives its last child", RadixTree.stays)
+@bug("dead-leaves-stay", "TREE-11", "a tombstone outlives its last child", RadixTree.remains_without_child)
 def _(self: RadixTree, node: TreeNode) -> bool:
     """The tree fills with prefixes that no match hands out. When the last node below a tombstone is evicted
     the tombstone stays, and is in the way until full pressure comes round to it. Visible when an inner node

@@ -14,57 +14,57 @@ from impl.torch_kv.radix_tree import RadixTree
 # Lock, unlock and split.
 
 
-@bug("lock-pins-swa-to-the-root", "TREE-6", "a lock pins SWA KV all the way up", RadixTree.swa_from)
+@bug("lock-pins-swa-to-the-root", "TREE-6", "a lock pins SWA KV all the way up", RadixTree.swa_lock_start)
 def _(self: RadixTree, node: TreeNode) -> int:
     """The SWA pool fills early. A lock pins the SWA KV of the whole path, as it does with full KV, instead of
     stopping where a window is covered. Visible when the path has more than one node. Fix: stop there, and
     remember where."""
-    return 0 if self.window is not None else RadixTree.swa_from(self, node)
+    return 0 if self.window is not None else RadixTree.swa_lock_start(self, node)
 
 
 @bug(
     "lock-stops-a-node-early",
     "TREE-6",
     "a lock pins the last node's SWA KV alone",
-    RadixTree.swa_from,
+    RadixTree.swa_lock_start,
 )
 def _(self: RadixTree, node: TreeNode) -> int:
     """A running request loses part of its window under SWA pressure. The lock pins the last node, however
     short, and calls that a window. Visible when the last node is shorter than the window. Fix: go up until a
     window is covered."""
-    return max(RadixTree.swa_from(self, node), node.start)
+    return max(RadixTree.swa_lock_start(self, node), node.start)
 
 
 @bug(
     "unlock-forgets-the-top",
     "TREE-6",
     "unlock stops below the first node of the path",
-    RadixTree.unlocked,
+    RadixTree.nodes_to_unlock,
 )
 def _(self: RadixTree, lock: NodeLock) -> Iterator[TreeNode]:
     """Prefixes near the root are never evicted. The walk of unlock ends when the parent is below the root,
     one node before that of lock. Visible at the first unlock. Fix: walk to the root."""
-    return iter(list(RadixTree.unlocked(self, lock))[:-1])
+    return iter(list(RadixTree.nodes_to_unlock(self, lock))[:-1])
 
 
 @bug(
     "unlock-finds-the-window-again",
     "TREE-6",
     "unlock looks for where lock stopped",
-    RadixTree.unlock_from,
+    RadixTree.swa_unlock_start,
 )
 def _(self: RadixTree, lock: NodeLock) -> int:
     """SWA KV stays pinned for ever. Unlock walks up until a window is covered, as lock did; but where the
     topmost pinned node was split meanwhile it stops a node too early. Visible when a lock pins a node longer
     than it needs and that is split. Fix: the lock remembers where it stopped."""
-    return self.swa_from(lock.node)
+    return self.swa_lock_start(lock.node)
 
 
 @bug(
     "split-forgets-locks",
     "TREE-6",
     "the upper half of a split node is not locked",
-    RadixTree.inherit,
+    RadixTree.inherit_locks_and_use,
 )
 def _(self: RadixTree, head: TreeNode, tail: TreeNode) -> None:
     """A prefix that a request reads is evicted. The node that a split puts on top starts with counters of 0.
@@ -72,7 +72,7 @@ def _(self: RadixTree, head: TreeNode, tail: TreeNode) -> None:
     head.used = list(tail.used)
 
 
-@bug("split-forgets-use", "TREE-11", "a split node counts as never used", RadixTree.inherit)
+@bug("split-forgets-use", "TREE-11", "a split node counts as never used", RadixTree.inherit_locks_and_use)
 def _(self: RadixTree, head: TreeNode, tail: TreeNode) -> None:
     """A hot prefix goes first. Both halves of a split node start with the oldest moment there is. Visible
     when a node is split by a key that parts from it, and something is evicted. Fix: both halves were used
@@ -89,7 +89,7 @@ def _(self: RadixTree, head: TreeNode, tail: TreeNode) -> None:
     "swa-part-given-back-twice",
     "TREE-6",
     "the end of a lock gives its SWA part back again",
-    RadixTree.swa_given_back,
+    RadixTree.forget_swa_part,
 )
 def _(self: RadixTree, lock: NodeLock) -> None:
     """A window that somebody else reads is evicted; alone, the counter falls below zero and an assertion ends
@@ -116,7 +116,7 @@ class _SharedReceipt(RadixTree):
         lock = self._latest[node] = super().lock(node, full_only)
         return lock
 
-    def unlock_from(self, lock: NodeLock) -> int:
+    def swa_unlock_start(self, lock: NodeLock) -> int:
         return self._latest[lock.node].swa_from
 
 
@@ -132,7 +132,7 @@ def _(self: RadixTree, node: TreeNode, full_only: bool = False) -> NodeLock:
     lock has skipped its unlock skips."""
     lock = RadixTree.lock(self, node, full_only)
     if full_only:
-        lock.swa_from = self.swa_from(node)
+        lock.swa_from = self.swa_lock_start(node)
     return lock
 
 
@@ -156,7 +156,7 @@ def _(self: RadixTree, key: Key, full_only: bool = False) -> MatchedPrefix:
     "match-ignores-the-window",
     "TREE-5",
     "a match hands out what full attention could read",
-    RadixTree.usable,
+    RadixTree.usable_count,
 )
 def _(self: RadixTree, path: list[TreeNode]) -> int:
     """The first token of a request reads a window of padding. Match follows the key as far as full KV goes
@@ -169,7 +169,7 @@ def _(self: RadixTree, path: list[TreeNode]) -> int:
     "match-wants-a-page-more",
     "TREE-5",
     "a match wants more than a window of live SWA KV",
-    RadixTree.usable,
+    RadixTree.usable_count,
 )
 def _(self: RadixTree, path: list[TreeNode]) -> int:
     """Cached prefixes are computed again. The live run behind the end must exceed the window instead of
@@ -189,7 +189,7 @@ def _(self: RadixTree, path: list[TreeNode]) -> int:
     "match-adds-up-live-runs",
     "TREE-5",
     "a match counts SWA KV on both sides of a tombstone",
-    RadixTree.usable,
+    RadixTree.usable_count,
 )
 def _(self: RadixTree, path: list[TreeNode]) -> int:
     """A window with a hole is resumed. The live tokens of a path are added up without starting again at a

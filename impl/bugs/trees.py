@@ -14,7 +14,7 @@ _EVERYTHING = 1 << 30  # tokens
 
 
 @bug(
-    "pr26919", "TREE-7", "a fresh leaf is as long as it comes", RadixTree.leaf_cap, source="#26919"
+    "pr26919", "TREE-7", "a fresh leaf is as long as it comes", RadixTree.longest_live_leaf, source="#26919"
 )
 def _(self: RadixTree) -> int:
     """The SWA pool fills early and requests are retracted. A lock pins nodes whole, and a prompt of thousands
@@ -27,7 +27,7 @@ def _(self: RadixTree) -> int:
     "leaf-rounds-its-window-down",
     "TREE-13",
     "the last node is a window of whole pages, rounded down",
-    RadixTree.leaf_cap,
+    RadixTree.longest_live_leaf,
 )
 def _(self: RadixTree) -> int:
     """A lock pins a page more than it needs. The window is rounded down to pages, so the last node covers
@@ -41,7 +41,7 @@ def _(self: RadixTree) -> int:
     "pr22470",
     "TREE-2",
     "a key without SWA KV becomes a live leaf",
-    RadixTree.live_from,
+    RadixTree.first_live_position,
     source="#22470",
 )
 def _(self: RadixTree, evicted: int, end: int) -> int:
@@ -49,7 +49,7 @@ def _(self: RadixTree, evicted: int, end: int) -> int:
     past a tombstone; one whose SWA KV was evicted altogether was taken for live, though its slots lead
     nowhere. Window eviction reached the insert boundary when page_size > window. Visible when the whole key
     was evicted. Fix: a third case, a tombstone, and a window eviction that stops a page short."""
-    live_from = RadixTree.live_from(self, evicted, end)
+    live_from = RadixTree.first_live_position(self, evicted, end)
     return live_from if live_from < end else 0
 
 
@@ -57,7 +57,7 @@ def _(self: RadixTree, evicted: int, end: int) -> int:
     "split-inside-a-page",
     "TREE-1",
     "a node ends where two keys part, page or not",
-    RadixTree._shared,
+    RadixTree._common_length,
 )
 def _(self: RadixTree, mine: Key, theirs: Key) -> int:
     """Half a page belongs to one node and half to another. Where a key leaves a node, the common prefix is
@@ -71,7 +71,7 @@ def _(self: RadixTree, mine: Key, theirs: Key) -> int:
     "leaf-takes-the-first-slots",
     "TREE-3",
     "a fresh leaf takes slots from the front of the row",
-    RadixTree._grow,
+    RadixTree._add_leaves,
 )
 def _(self: RadixTree, path: list[TreeNode], key: Key, slots: Tensor, live_from: int) -> None:
     """A prefix answers with another part of the prompt. The new leaf gets the first slots of the row instead
@@ -79,36 +79,36 @@ def _(self: RadixTree, path: list[TreeNode], key: Key, slots: Tensor, live_from:
     matched length."""
     matched = path[-1].end if path else 0
     shifted = torch.cat((slots[:matched], slots[: len(key) - matched]))
-    RadixTree._grow(self, path, key, shifted, live_from)
+    RadixTree._add_leaves(self, path, key, shifted, live_from)
 
 
-@bug("duplicates-freed-twice", "OWN-2", "an insert frees its duplicates twice", RadixTree.duplicate)
+@bug("duplicates-freed-twice", "OWN-2", "an insert frees its duplicates twice", RadixTree.free_duplicate)
 def _(self: RadixTree, full: Tensor, swa: Tensor, owed: Owed) -> None:
     """A page is handed out to two requests. Pages that the tree has already are freed while the tree is
     walked and once more at the end. Visible when an insert finds a part of its key. Fix: free each once."""
-    RadixTree.duplicate(self, full, swa, owed)
-    RadixTree.duplicate(self, full, swa[:0], owed)
+    RadixTree.free_duplicate(self, full, swa, owed)
+    RadixTree.free_duplicate(self, full, swa[:0], owed)
 
 
-@bug("duplicates-leak", "END-1", "an insert drops its duplicates", RadixTree.duplicate)
+@bug("duplicates-leak", "END-1", "an insert drops its duplicates", RadixTree.free_duplicate)
 def _(self: RadixTree, full: Tensor, swa: Tensor, owed: Owed) -> None:
     """The pools leak by a prompt whenever two requests compute the same one. What the tree has already is
     passed over and belongs to nobody. Visible when an insert finds a part of its key. Fix: free it."""
 
 
-@bug("duplicate-swa-leaks", "END-1", "duplicates keep their SWA side", RadixTree.duplicate)
+@bug("duplicate-swa-leaks", "END-1", "duplicates keep their SWA side", RadixTree.free_duplicate)
 def _(self: RadixTree, full: Tensor, swa: Tensor, owed: Owed) -> None:
     """The SWA pool leaks by a prompt whenever two requests compute the same one. Duplicates are freed in
     the full pool alone. Visible when an insert finds a part of its key, on models with SWA. Fix: free both
     sides."""
-    RadixTree.duplicate(self, full, swa[:0], owed)
+    RadixTree.free_duplicate(self, full, swa[:0], owed)
 
 
 @bug(
     "batch-frees-what-its-last-row-did",
     "OWN-3",
     "the last row of a batch that frees is the only one",
-    RadixTree._settle,
+    RadixTree._free_owed,
 )
 def _(self: RadixTree, owed: Owed) -> None:
     """The pools leak where clients send the same prompt at once. What the rows of a prefill batch free waits
@@ -117,7 +117,7 @@ def _(self: RadixTree, owed: Owed) -> None:
     for pool, pages in zip(self.store.pools, (owed.full, owed.swa)):
         if pool._waiting and pages:
             pool._waiting.clear()
-    RadixTree._settle(self, owed)
+    RadixTree._free_owed(self, owed)
 
 
 @bug(
@@ -130,14 +130,14 @@ class _FreesFirstRowAgain(RadixTree):
 
     _noted = Owed()
 
-    def _settle(self, owed: Owed) -> None:
+    def _free_owed(self, owed: Owed) -> None:
         waiting = self.store.full._waiting
         if waiting is None:
-            return super()._settle(owed)
+            return super()._free_owed(owed)
         self._noted = self._noted if waiting else Owed()
         self._noted.full += owed.full
         self._noted.swa += owed.swa
-        return super()._settle(self._noted)
+        return super()._free_owed(self._noted)
 
 
 @bug("insert-refreshes-nothing", "TREE-11", "an insert does not count as use")
@@ -148,9 +148,9 @@ class _InsertRefreshesNothing(RadixTree):
 
     _known: dict[TreeNode, list[int]]
 
-    def _grow(self, path: list[TreeNode], key: Key, slots: Tensor, live_from: int) -> None:
+    def _add_leaves(self, path: list[TreeNode], key: Key, slots: Tensor, live_from: int) -> None:
         self._known = {node: list(node.used) for node in path}
-        super()._grow(path, key, slots, live_from)
+        super()._add_leaves(path, key, slots, live_from)
 
     def insert(
         self, key: Key, slots: Tensor, evicted: int = 0, prefix: int = 0, state: int | None = None
@@ -165,7 +165,8 @@ class _InsertRefreshesNothing(RadixTree):
 
 
 @bug(
-    "recovery-under-a-lock", "TREE-4", "a tombstone is recovered while it is read", RadixTree.unread
+    "recovery-under-a-lock", "TREE-4", "a tombstone is recovered while it is read",
+    RadixTree.is_unread_tombstone,
 )
 def _(self: RadixTree, node: TreeNode) -> bool:
     """A running request reads somebody else's KV. Recovery gives a tombstone the inserter's slots and frees
@@ -178,13 +179,13 @@ def _(self: RadixTree, node: TreeNode) -> bool:
     "recovery-without-swa-kv",
     "TREE-2",
     "a tombstone is recovered by who has no SWA KV",
-    RadixTree.recoverable,
+    RadixTree.is_recoverable,
 )
 def _(self: RadixTree, node: TreeNode, live_from: int) -> bool:
     """A window is matched that is not there. An insert whose window was evicted recovers tombstones below its
     frontier all the same. Visible when a key with a long evicted part meets a tombstone. Fix: only from the
     frontier on."""
-    return self.unread(node)
+    return self.is_unread_tombstone(node)
 
 
 @bug(
@@ -208,26 +209,26 @@ class _RecoversHalf(RadixTree):
     def _cut_tombstone(self, path: list[TreeNode], live_from: int) -> list[TreeNode]:
         return path
 
-    def recoverable(self, node: TreeNode, live_from: int) -> bool:
-        return self.unread(node) and node.end > live_from
+    def is_recoverable(self, node: TreeNode, live_from: int) -> bool:
+        return self.is_unread_tombstone(node) and node.end > live_from
 
 
 @bug(
     "tombstone-keeps-its-mapping",
     "FREE-2",
     "a tombstone's SWA pages are counted as freed and kept",
-    RadixTree.entomb,
+    RadixTree.make_tombstone,
 )
 def _(self: RadixTree, node: TreeNode, owed: Owed) -> None:
     """SWA eviction frees nothing. The node is marked a tombstone and its size taken off the counters, but its
     pages stay mapped. Visible at the first tombstone. Fix: give them back."""
-    RadixTree.entomb(self, node, Owed())
+    RadixTree.make_tombstone(self, node, Owed())
     owed.tokens[SWA] += len(node.key)
 
 
-@bug("tombstone-still-counts", "TREE-9", "a tombstone counts as evictable SWA KV", RadixTree.entomb)
+@bug("tombstone-still-counts", "TREE-9", "a tombstone counts as evictable SWA KV", RadixTree.make_tombstone)
 def _(self: RadixTree, node: TreeNode, owed: Owed) -> None:
     """Admission trusts room that is not there. The counter of evictable SWA tokens is not lowered when a node
     becomes a tombstone. Visible at the first tombstone. Fix: lower it."""
-    RadixTree.entomb(self, node, owed)
+    RadixTree.make_tombstone(self, node, owed)
     self._evictable[SWA] += len(node.key)

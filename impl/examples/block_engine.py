@@ -91,7 +91,8 @@ class BlockEngine(SelfSchedulingDriver):
     # -- the pool ---------------------------------------------------------------------------------
 
     def _release(self, request: _Request) -> None:
-        """The end of a text first: the longer a cached prefix, the fewer requests have it."""
+        """Free the blocks of a text from its end on: the longer a cached prefix, the fewer requests have
+        it."""
         for table in request.tables:
             for block in reversed(table):
                 self._give_back(block)
@@ -119,13 +120,13 @@ class BlockEngine(SelfSchedulingDriver):
         return block
 
     def _needed(self, request: _Request, end: int) -> list[int]:
-        """Blocks that each group lacks for the first `end` tokens of a request."""
+        """Return the number of blocks that each group lacks for the first `end` tokens of a request."""
         return [
             -(-end // g.block_size) - len(table) for g, table in zip(self.groups, request.tables)
         ]
 
     def _oldest_read(self, group: int, query: int) -> int:
-        """The index of the first block that a query at this position reads."""
+        """Return the index of the first block that a query at this position reads."""
         layers = self.groups[group]
         return (
             0 if layers.window is None else max(0, query - layers.window + 1) // layers.block_size
@@ -134,7 +135,8 @@ class BlockEngine(SelfSchedulingDriver):
     # -- the prefix cache -------------------------------------------------------------------------
 
     def _find(self, request: _Request) -> tuple[int, list[list[int]]]:
-        """The longest prefix of which every group has what the next query reads; and its blocks."""
+        """Return the longest prefix of which every group has the blocks that the next query reads, and
+        these blocks."""
         stamps = chained(request.text)
         step = math.lcm(*(g.block_size for g in self.groups))
         longest = (len(stamps) - 1) // step * step if self.config.caching else 0

@@ -85,7 +85,7 @@ class ExampleEngine:
         return self._compute([(name, 1) for name in c.requests], "running")
 
     def _compute(self, lanes: list[tuple[str, int]], *phases: str) -> Reason | None:
-        """The next tokens of each request, all or nothing: what they need is added up first."""
+        """Compute the next tokens of each request, all or none: their needs are added up first."""
         batch = {name: self.requests[name] for name, n in lanes if name in self.requests and n >= 1}
         if (
             not lanes
@@ -139,7 +139,7 @@ class ExampleEngine:
         return RequestView(None, request.origin, list(request.text), request.row, cursors)
 
     def close(self) -> None:
-        """Nothing is held outside of this process."""
+        """Do nothing: nothing outside this process is held."""
 
 
 make = ExampleEngine  # what `--impl` calls

@@ -23,14 +23,15 @@ from reference.commands import Command, Decode, Outcome
 class OwnTree(RadixTree):
     """Another shape, another order, and locks of which the SWA part is given back early."""
 
-    def leaf_cap(self) -> int:
+    def longest_live_leaf(self) -> int:
         return self.page_size
 
     def rank(self, moment: int) -> int:
         return -moment
 
-    def swa_from(self, node: TreeNode) -> int:
-        """A lock pins one window and no more: the node that this begins in is split there."""
+    def swa_lock_start(self, node: TreeNode) -> int:
+        """Return the first position of the window: a lock pins one window and no more, so the node with
+        that position is split there."""
         if self.window is None:
             return node.end
         first = max(0, node.end - self.window) // self.page_size * self.page_size

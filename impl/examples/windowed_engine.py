@@ -59,20 +59,20 @@ class WindowedEngine(ExampleEngine):
         return outcome
 
     def _lanes(self, c: Extend | Decode) -> list[tuple[str, int]]:
-        """Known requests of a batch, and by how many tokens each grows."""
+        """Return the known requests of a batch, and the number of tokens by which each grows."""
         if isinstance(c, Decode):
             return [(name, 1) for name in c.requests if name in self.requests]
         return [(lane.request, lane.tokens) for lane in c.lanes if lane.request in self.requests]
 
     def _new_pages(self, c: Extend | Decode) -> int:
-        """SWA pages that a batch needs, checked before anything is done."""
+        """Return the number of SWA pages that a batch needs, before anything changes."""
         grown = [(len(self.requests[name].slots), tokens) for name, tokens in self._lanes(c)]
         return sum(
             -(-(n + tokens) // self.page_size) - -(-n // self.page_size) for n, tokens in grown
         )
 
     def _write(self, name: str) -> None:
-        """A SWA block for each new page, and KV for each new token."""
+        """Give each new page an SWA block, and write KV for each new token."""
         request = self.requests[name]
         blocks = self.swa_blocks.setdefault(name, [])
         for at, slot in enumerate(request.slots):

@@ -19,7 +19,7 @@ def sleep_of(root: Path) -> Callable[[Any, Any], Coroutine[Any, Any, Any]]:
     methods = cut(root / ENGINE, _METHODS, {"logger": Inert(), "_SLEEPING_TAGS": set()})
 
     async def nothing(*_: Any) -> None:
-        """The workers hold no memory, and no batch is in flight."""
+        """Do nothing: the workers hold no memory, and no batch is in flight."""
 
     async def sleep(scheduler: Any, maker: Any) -> None:
         loop = Values(drain_for_sleep=nothing, reset_runtime_state=maker.reset_runtime_state)

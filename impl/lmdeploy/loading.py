@@ -47,7 +47,7 @@ class LMDeploySystem(ReleaseSystem):
 
 
 def load(root: Path) -> dict[str, Any]:
-    """The release's modules by their last name, in this process."""
+    """Return the release's modules by their last name, in this process."""
     install(root, LMDeploySystem.modules, {})
     modules: dict[str, Any] = {
         name.rpartition(".")[2]: importlib.import_module(f"{_PACKAGE}.{name}") for name in _CALLED

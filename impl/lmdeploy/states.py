@@ -1,7 +1,7 @@
 """Recurrent state of LMDeploy: slots of requests, checkpoints in the trie, what the worker does with both.
 
-LMDeploy has a pool of slots beside its blocks. Facts number it behind them: slot n is block `blocks` + n.
-"""
+LMDeploy has a pool of slots beside its blocks. Facts number it behind them: slot n is block `blocks` +
+n."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class CheckpointedStates:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Fields of CacheConfig."""
+        """The fields of CacheConfig."""
         if not self.slots:
             return {}
         return {
@@ -44,8 +44,8 @@ class CheckpointedStates:
     def fold(
         self, slot: int, start: int, tokens: Sequence[int], origin: int
     ) -> tuple[StateUse, ...]:
-        """The layers fold tokens into the state of a slot; the first of a text, into an empty one. origin: of
-        the text."""
+        """Fold tokens into the state of a slot, as the layers do; the first tokens of a text into an empty
+        state. origin: of the text."""
         if not self.slots:
             return ()
         found = self.stamps.get(slot, EMPTY) if start else EMPTY
@@ -56,12 +56,12 @@ class CheckpointedStates:
         )
 
     def copy(self, plan: tuple[Sequence[int], Sequence[int]] | None) -> None:
-        """StateCacheEngine.copy_slots."""
+        """Copy slots (StateCacheEngine.copy_slots)."""
         for source, target in zip(*plan or ((), ())):
             self.stamps[target] = self.stamps.get(source, EMPTY)
 
     def table(self, slot: int) -> tuple[int, ...]:
-        """The block of a slot; none for -1."""
+        """Return the block of a slot; none for -1."""
         return (self.blocks + slot,) * (slot >= 0)
 
     @property
@@ -82,11 +82,11 @@ class CheckpointedStates:
                 yield Published(block, group, stamps)
 
     def in_flight(self, checkpoint: Any, of: list[int]) -> list[int]:
-        """Blocks of a checkpoint that batches in flight copy from or to."""
+        """Return blocks of a checkpoint that batches in flight copy from or to."""
         copied = not checkpoint.published or checkpoint.pin_count
         return [block for block in self._blocks(checkpoint, of) if block and copied]
 
     def _blocks(self, checkpoint: Any, of: list[int]) -> tuple[int, int]:
-        """That the text ends in, if it ends within one, and that with the state."""
+        """Return the block in which the text ends, if it ends within one, and the block with the state."""
         frozen = checkpoint.frozen_block_id
         return of[frozen] if frozen >= 0 else 0, self.blocks + checkpoint.slot

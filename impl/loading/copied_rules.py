@@ -40,7 +40,8 @@ class CopiedRules(NamedTuple):
     file: Path
 
     def differences(self, root: Path) -> dict[str, list[str]]:
-        """Rule -> statements of the tree under `root` that no release has; rules without any are left out."""
+        """Return, for each rule, the statements of the tree under `root` that no release has; rules without
+        any are left out."""
         found: dict[str, list[str]] = {}
         known = _read(self.file)
         for name, rule in self.rules.items():
@@ -50,14 +51,14 @@ class CopiedRules(NamedTuple):
         return found
 
     def doubts(self, root: Path) -> tuple[str, ...]:
-        """For each copied rule that the tree under `root` has otherwise, a sentence that says so."""
+        """Return for each copied rule that the tree under `root` has otherwise, a sentence that says so."""
         return tuple(
             f"the adapter plays {rule} as releases have them, and this tree has `{texts[0]:.100}`"
             for rule, texts in self.differences(root).items()
         )
 
     def written(self, roots: Iterable[Path]) -> str:
-        """The statements of all rules in the releases under `roots`, as text."""
+        """Return the statements of all rules in the releases under `roots`, as text."""
         lines = {
             f"{name} | {text}"
             for root in roots
@@ -68,7 +69,7 @@ class CopiedRules(NamedTuple):
 
 
 def statements(root: Path, rule: CopiedRule) -> Iterator[str]:
-    """The statements of a rule that move what is specified, in the files under `root`."""
+    """Yield the statements of a rule that move what is specified, in the files under `root`."""
     for name in rule.files:
         file = root / name
         if file.is_file():
@@ -90,7 +91,7 @@ def _of_text(text: str, functions: tuple[str, ...], moves: tuple[str, ...]) -> t
 
 @lru_cache(maxsize=4)
 def _read(file: Path) -> set[tuple[str, str]]:
-    """Rule and statement, of all releases."""
+    """Return the statements of all releases with their rules."""
     parts = [line.partition(" | ") for line in file.read_text(encoding="utf-8").splitlines()]
     return {(name, text) for name, _, text in parts}
 

@@ -28,7 +28,7 @@ _PIP_TIMEOUT_S = 300
 
 
 def cache_folder() -> Path:
-    """$KVSPEC_CACHE, else $XDG_CACHE_HOME/kvspec, else ~/.cache/kvspec. It need not exist."""
+    """Return $KVSPEC_CACHE, else $XDG_CACHE_HOME/kvspec, else ~/.cache/kvspec. It need not exist."""
     if own := os.environ.get("KVSPEC_CACHE"):
         return Path(own)
     if base := os.environ.get("XDG_CACHE_HOME"):
@@ -37,7 +37,7 @@ def cache_folder() -> Path:
 
 
 def release_root(package: str, version: str, unpacked: Callable[[Path, Path], None]) -> Path:
-    """The folder that holds the package's files of this release, fetched once and then kept.
+    """Return the folder that holds the package's files of this release, fetched once and then kept.
 
     unpacked: puts them into a new folder, the second; the first is for its own use. Raises
     UnusableImplementation: not a version, no index to be reached, no such release, a cache folder that cannot
@@ -115,7 +115,7 @@ def _seal(root: Path) -> Path:
 
 
 def _digest(root: Path) -> str:
-    """SHA-256 of the names and contents of all files but compiled ones."""
+    """Return the SHA-256 of the names and contents of all files but compiled ones."""
     found = hashlib.sha256()
     for path in sorted(root.rglob("*")):
         if path.is_file() and "__pycache__" not in path.parts:
@@ -183,7 +183,7 @@ def ask_pip(arguments: list[str], release: str) -> subprocess.CompletedProcess[s
 
 
 def _pip() -> list[str]:
-    """This Python's pip, else one on the path: environments are often made without."""
+    """Return this Python's pip, else one on the path: environments are often made without."""
     if importlib.util.find_spec("pip") is None and (
         found := shutil.which("pip3") or shutil.which("pip")
     ):
@@ -201,7 +201,7 @@ def unreachable(output: str) -> bool:
 
 
 def pip_trouble(output: str) -> str:
-    """One line out of pip's many."""
+    """Return one line of pip's output that says what is wrong."""
     if "No module named pip" in output:
         return "not in the cache, and this Python has no pip to download it with"
     if unreachable(output):

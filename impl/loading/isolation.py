@@ -216,7 +216,8 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def source_of(root: Path, name: str) -> Path | None:
-    """The file under `root` that a module is loaded from; None for one that is missing, or a bare folder."""
+    """Return the file under `root` that a module is loaded from; None for one that is missing, or a bare
+    folder."""
     stem = root.joinpath(*name.split("."))
     suffixes = (".py", *importlib.machinery.EXTENSION_SUFFIXES)
     files = (stem / "__init__.py", *(stem.with_suffix(suffix) for suffix in suffixes))
@@ -283,8 +284,8 @@ _OF_HOST = frozenset(
 
 
 def plain(path: Path, env: Collection[str]) -> frozenset[str]:
-    """The functions of a file that can run as they are: they need nothing but builtins, names of `env` and
-    each other, have no decorator, import nothing, and ask nothing about the host."""
+    """Return the functions of a file that can run as they are: they need nothing but builtins, names of
+    `env` and each other, have no decorator, import nothing, and ask nothing about the host."""
     needs: dict[str, set[str]] = {}
     for node in ast.parse(path.read_text(encoding="utf-8"), str(path)).body:
         if isinstance(node, ast.FunctionDef) and not node.decorator_list:
@@ -305,7 +306,7 @@ def plain(path: Path, env: Collection[str]) -> frozenset[str]:
 
 
 def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
-    """A code object, and all of the functions in it."""
+    """Yield a code object, and all functions in it."""
     yield code
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
@@ -313,6 +314,6 @@ def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
 
 
 def _bare(function: _Function) -> _Function:
-    """Without its decorators."""
+    """Return the function without its decorators."""
     function.decorator_list = []
     return function

@@ -40,7 +40,7 @@ class Sketch(NamedTuple):
 
 
 def nearest(engine: str, root: Path) -> Nearest:
-    """The release nearest to the files under `root`, which holds the package of the engine."""
+    """Return the release nearest to the files under `root`, which holds the package of the engine."""
     differing_lines = distances(engine, root)
     release = min(differing_lines, key=differing_lines.__getitem__)
     return Nearest(release, differing_lines[release])
@@ -73,27 +73,28 @@ def lines_apart(lines: Set[bytes], others: Set[bytes]) -> int:
 
 
 def differing(count: int) -> str:
-    """How many lines differ, in words."""
+    """Return the number of differing lines in words."""
     if not count:
         return "no line of code differs"
     return "1 line differs" if count == 1 else f"{count:,} lines differ"
 
 
 def tree_lines(engine: str, root: Path) -> Set[bytes]:
-    """The checksums of the driven files under `root`, which holds the package of the engine."""
+    """Return the checksums of the driven files under `root`, which holds the package of the engine."""
     return checksums(root / file for file in read(engine).files)
 
 
 def release_lines(engine: str, release: str) -> Set[bytes]:
-    """The checksums of a release, from the sketch: the release's folder in the cache may lack files that
-    other ways drive."""
+    """Return the checksums of a release, from the sketch: the release's folder in the cache may lack files
+    that other ways drive."""
     sketch = read(engine)
     number = sketch.releases.index(release)
     return {line for line, mask in sketch.lines.items() if mask >> number & 1}
 
 
 def neighbours(engine: str, release: str) -> tuple[str, ...]:
-    """The releases next to `release`, the oldest first. Raises ValueError for one that the sketch lacks."""
+    """Return the releases next to `release`, the oldest first. Raises ValueError for one that the sketch
+    lacks."""
     releases = read(engine).releases
     index = releases.index(release)
     older = releases[max(0, index - _RELEASES_AROUND) : index]
@@ -106,8 +107,8 @@ def leans(engine: str, root: Path, release: str) -> bool:
     """Whether a tree lies between `release`, its nearest one, and a neighbour: whether it has lines that the
     neighbour has and the release has not.
 
-    A name of the release that such a tree lacks may not be there yet, or no more. Any other tree renamed it.
-    """
+    A name of the release that such a tree lacks may not be there yet, or no more. Any other tree renamed
+    it."""
     of_tree = tree_lines(engine, root)
     of_release = release_lines(engine, release)
     return any(
@@ -117,7 +118,7 @@ def leans(engine: str, root: Path, release: str) -> bool:
 
 
 def checksums(files: Iterable[Path]) -> set[bytes]:
-    """The checksums of the lines of `files`. Files that do not exist are left out."""
+    """Return the checksums of the lines of `files`. Files that do not exist are left out."""
     found = set[bytes]()
     for file in files:
         if file.is_file():
@@ -128,7 +129,7 @@ def checksums(files: Iterable[Path]) -> set[bytes]:
 # A check asks for the same tree several times, and another tree has most files unchanged.
 @lru_cache(maxsize=256)
 def _checksums_of_text(text: str) -> frozenset[bytes]:
-    """The checksums of the lines of a text. White space and comments do not make a line another."""
+    """Return the checksums of the lines of a text. White space and comments do not make a line another."""
     lines = (" ".join(line.split()) for line in text.splitlines())
     return frozenset(
         zlib.crc32(line.encode()).to_bytes(4, "big")[:BYTES]
@@ -151,8 +152,8 @@ def read(engine: str) -> Sketch:
 
 
 def written(sketch: Sketch) -> str:
-    """A sketch as text. Lines that the same releases have share one line: the mask in hexadecimal digits, and
-    their checksums as base64."""
+    """Return a sketch as text. Lines that the same releases have share one line: the mask in hexadecimal
+    digits, and their checksums as base64."""
     groups = dict[int, list[bytes]]()
     for line, mask in sketch.lines.items():
         groups.setdefault(mask, []).append(line)

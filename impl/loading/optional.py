@@ -11,11 +11,12 @@ from typing import Any
 
 
 def optional(owner: Any, name: str, default: Any = None) -> Any:
-    """An attribute, as the tables name it ("Class.member"), or `default` in a release that has none."""
+    """Return an attribute, named as in the tables ("Class.member"), or `default` in a release that has
+    none."""
     return getattr(owner, name.rpartition(".")[2], default)
 
 
 def either(owner: Any, *names: str) -> Any:
-    """The attribute that a release has, of several names ("Class.member") for one thing."""
+    """Return the attribute that a release has, of several names ("Class.member") for one thing."""
     found = [optional(owner, name, None) for name in names]
     return next(each for each in found if each is not None)

@@ -52,7 +52,7 @@ class Tables(NamedTuple):
         return "\n".join(table.strip() for table in (self.core, *self.parts.values()))
 
     def since(self, part: str) -> str:
-        """The first release that has a part, by the table."""
+        """Return the first release that has a part, by the table."""
         return next(release for release in self.releases if self.documented(part, release))
 
     def documented(self, part: str, release: str) -> bool:
@@ -159,13 +159,13 @@ def require(found: TreeParts, tables: Tables, name: str, root: Path) -> None:
 
 
 def told(found: TreeParts, root: Path) -> str:
-    """How a tree is driven, in a line."""
+    """Say in one line how a tree is driven."""
     near = f"{root}: taken for {found.near.release}, the nearest release"
     return f"{near} ({differing(found.near.lines)})" + (f"; {found.remark}" if found.remark else "")
 
 
 def steps(table: str) -> dict[tuple[str, str], list[probe.ApiLine]]:
-    """The lines of a table by (since, before)."""
+    """Return the lines of a table by (since, before)."""
     found: dict[tuple[str, str], list[probe.ApiLine]] = {}
     for line in probe.entries(table):
         found.setdefault((line.since, line.before), []).append(line)
@@ -182,7 +182,7 @@ def _there(checkout: probe.Checkout, table: str) -> list[PartStep]:
 
 
 def _instead(step: PartStep, steps: Iterable[PartStep]) -> list[PartStep]:
-    """The alternatives to a step."""
+    """Return the alternatives to a step."""
     return [other for other in steps if step.before == other.since or other.before == step.since]
 
 

@@ -43,7 +43,7 @@ class Missing(NamedTuple):
 
 
 def named(missing: Iterable[Missing]) -> str:
-    """All that is missing, in one line, by file."""
+    """Name everything that is missing in one line, by file."""
     by_file: dict[str, dict[str, None]] = {}
     for what, file, _ in missing:
         by_file.setdefault(file, {})[what] = None
@@ -51,7 +51,7 @@ def named(missing: Iterable[Missing]) -> str:
 
 
 def entries(table: str, by: str = "", fact: str = "") -> Iterator[ApiLine]:
-    """The lines of a table. One such as [chunks] names the fact that those below it are of."""
+    """Yield the lines of a table. A line such as [chunks] names the fact of the lines below it."""
     for line in table.strip().splitlines():
         if line.startswith("["):
             fact = line.strip("[]")
@@ -92,7 +92,7 @@ class Checkout:
         return found
 
     def uses(self, version: str, order: list[str], fact: str) -> set[tuple[str, str]]:
-        """The uses of a fact in a release of that version: file and use, as text."""
+        """Return the uses of a fact in a release of that version: file and use, as text."""
         lines = self._of_version(version, order, fact)
         return {(line.file, ast.unparse(use)) for line in lines for use in line.uses}
 
@@ -109,15 +109,15 @@ class Checkout:
                 yield line
 
     def _why_not(self, file: str, use: ast.expr) -> str | None:
-        """Why a use is not possible, None where it is; looked up once."""
+        """Return why a use is not possible, None if it is; each is looked up once."""
         key = file, ast.unparse(use)
         if key not in self._known:
             self._known[key] = self._lacks(file, use)
         return self._known[key]
 
     def module(self, file: str) -> Names | None:
-        """Its names; None where there is no such file. Raises UnusableImplementation for what is no Python,
-        which is an error of the checkout, not another release."""
+        """Return the names of a file; None if there is no such file. Raises UnusableImplementation for a
+        file that is no Python: that is an error of the checkout, not another release."""
         if file not in self._modules:
             path = self._root / self._below / file
             try:
@@ -128,7 +128,7 @@ class Checkout:
         return self._modules[file]
 
     def _lacks(self, file: str, use: ast.expr) -> str | None:
-        """Why a use is not possible, None where it is."""
+        """Return why a use is not possible, None if it is."""
         module = self.module(file)
         if module is None:
             there = (self._root / self._below / file).exists()
@@ -196,7 +196,7 @@ class Checkout:
         return node
 
     def _members(self, module: Names, node: ast.ClassDef) -> Names:
-        """Methods and fields of a class, those of its bases first."""
+        """Return the methods and fields of a class, those of its bases first."""
         if node in self._classes:
             return self._classes[node]
         members: Names = {}
@@ -284,7 +284,7 @@ class _Parameters(NamedTuple):
     any_keyword: bool  # **kwargs
 
     def refuse(self, name: str, given: int, keywords: list[str]) -> str | None:
-        """Why a call is not possible."""
+        """Say why a call is not possible."""
         if given > len(self.positional) and not self.more:
             return f"{name} takes {len(self.positional)} arguments, not {given}"
         for keyword in keywords:
@@ -315,7 +315,7 @@ def _parameters(
 
 
 def _fields(node: ast.ClassDef) -> _Parameters | None:
-    """The parameters of a dataclass or named tuple; None of a class that inherits its own."""
+    """Return the parameters of a dataclass or named tuple; None for a class that inherits its own."""
     markers = [ast.unparse(part) for part in (*node.decorator_list, *node.bases)]
     if not any("dataclass" in part or "NamedTuple" in part for part in markers):
         return None

@@ -16,7 +16,7 @@ from impl.adapter import UnusableImplementation
 
 
 def in_uses(text: str, names: Mapping[str, str]) -> str:
-    """Uses of a table of the API, by the names that the release has."""
+    """Return uses of a table of the API, by the names that the release has."""
     members_first = sorted(names.items(), key=lambda each: "." not in each[0])
     for name, new in members_first:
         kind, _, member = name.rpartition(".")
@@ -26,7 +26,7 @@ def in_uses(text: str, names: Mapping[str, str]) -> str:
 
 
 def name_of(use: ast.expr) -> str:
-    """The "Class.member", or name, of a use."""
+    """Return the "Class.member", or name, of a use."""
     return ast.unparse(use.func if isinstance(use, ast.Call) else use)
 
 
@@ -53,7 +53,7 @@ def _property(new: str) -> property:
 
 
 def in_code(text: str, names: Mapping[str, str], uses: Iterable[ast.expr]) -> str:
-    """Lines of Python that use a release, with the names that it has. uses: the table's."""
+    """Return lines of Python that use a release, with the names that it has. uses: the table's."""
     calls = {name_of(use) for use in uses if isinstance(use, ast.Call)}
     for name, new in names.items():
         kind, _, old = name.rpartition(".")

@@ -72,7 +72,7 @@ def not_given(
 
 
 def also_lost(engine: str, root: Path, release: str, said: str) -> str:
-    """The further names that a tree has lost, as the end of a message that has `said` some of them."""
+    """Return the further names that a tree has lost, as the end of a message that has `said` some of them."""
     gone = [each.name for each in lost(engine, root, release)]
     more = [name for name in gone if not re.search(rf"\b{re.escape(name)}\b", said)]
     if not more or len(gone) > _STRANGE:
@@ -83,7 +83,7 @@ def also_lost(engine: str, root: Path, release: str, said: str) -> str:
 
 
 def lost(engine: str, root: Path, release: str) -> Iterator[UsedName]:
-    """The names that a release has, and no file of the tree under `root`."""
+    """Yield the names that a release has and no file of the tree under `root`."""
     sketch = read(engine)
     if release not in sketch.releases:
         return
@@ -95,7 +95,7 @@ def lost(engine: str, root: Path, release: str) -> Iterator[UsedName]:
 
 
 def words(files: Iterable[Path]) -> set[str]:
-    """All words in files; a file that is not there has none."""
+    """Return all words in files; a file that is not there has none."""
     found = set[str]()
     for file in files:
         if file.is_file():
@@ -110,7 +110,7 @@ def _of_text(text: str) -> frozenset[str]:
 
 @lru_cache(maxsize=4)
 def read(engine: str) -> NameSketch:
-    """The names of an engine's adapter."""
+    """Return the names of an engine's adapter."""
     releases, files, *groups = _file(engine).read_text("ascii").splitlines()
     names = []
     for group in groups:

@@ -12,7 +12,7 @@ MARK = "KVSPEC_WORKER"  # names the worker in the environment of all that it sta
 
 
 def environment(search: Iterable[str | Path], **more: str) -> dict[str, str]:
-    """The environment of a child. search: PYTHONPATH, in order; more: further variables.
+    """Return the environment of a child. search: PYTHONPATH, in order; more: further variables.
 
     PYTHONOPTIMIZE is left out: it would remove the assertions of the system under test, which are findings.
     PYTHONSAFEPATH is set: no file of the current folder is imported in the place of a module.

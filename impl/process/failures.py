@@ -42,7 +42,7 @@ class WrongShape(TypeError):
 
 @contextmanager
 def failing_as(what: str, root: Path | None = None) -> Iterator[None]:
-    """A context whose exceptions are failures of `what`, not of a command. Raises SystemFailed."""
+    """Return a context whose exceptions are failures of `what`, not of a command. Raises SystemFailed."""
     try:
         yield
     except (UnusableImplementation, SystemFailed):
@@ -67,10 +67,10 @@ _LATER_PANIC = "after an earlier panic"  # in the message of an extension that h
 
 
 def describe_error(error: BaseException, root: Path | None = None) -> str:
-    """The type and message of an exception, and the line that raised it.
+    """Return the type and message of an exception, and the line that raised it.
 
-    That line is the last one in a file below `root`, or without a root the last one outside of libraries. Its
-    source is the message of an exception that has none, such as a bare assert.
+    That line is the last one in a file below `root`, or without a root the last one outside of libraries.
+    Its source is the message of an exception that has none, such as a bare assert.
     """
     while _LATER_PANIC in str(error) and error.__context__ is not None:
         error = error.__context__  # the first panic of an extension is the cause
@@ -91,7 +91,8 @@ def describe_error(error: BaseException, root: Path | None = None) -> str:
 def raising_misfit(
     root: Path, misfit: str, engine: str, modules: str, unset: str, values: str
 ) -> Iterator[None]:
-    """A context in which an error of the adapter is no failure of the release: it raises Misfit instead.
+    """Return a context in which an error of the adapter is no failure of the release: it raises Misfit
+    instead.
 
     root: folder of the release.
     misfit: what the message says of that folder.
@@ -156,7 +157,7 @@ class Guarded:
 def _fault_of_adapter(
     error: Exception, root: Path, modules: str, unset: str, values: str
 ) -> str | None:
-    """Why the adapter does not fit the release; None if `error` is no fault of the adapter."""
+    """Return why the adapter does not fit the release; None if `error` is no fault of the adapter."""
     message = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
     asked = getattr(error, "obj", None)
     is_stand_in = _is_ours(type(asked)) or is_bare(asked)
@@ -197,19 +198,20 @@ def _is_ours(kind: type) -> bool:
 
 
 def kind_of_failure(failure: str) -> str:
-    """The type of the exception, or another way in which a system ended, such as "SIGSEGV" or "hang"."""
+    """Return the type of the exception, or another way in which a system ended, such as "SIGSEGV" or
+    "hang"."""
     return failure.partition(":")[0]
 
 
 def stack(output: str, root: Path | None = None) -> str:
-    """The place of a worker's innermost call, from the output of faulthandler."""
+    """Return the place of a worker's innermost call, from the output of faulthandler."""
     _, _, last = output.rpartition("(most recent call first):")
     places = re.findall(r'^ +File "(.*)", line (\d+) in (.*)$', last, re.MULTILINE)
     return _location([(file, int(line), name) for file, line, name in reversed(places)], root)
 
 
 def _innermost_place(places: list[Place], root: Path | None) -> Place:
-    """The last place below `root`, or without a root outside of libraries; else the last of all."""
+    """Return the last place below `root`, or without a root outside of libraries; else the last of all."""
     if root:
         own = [place for place in places if place[0].startswith(str(root))]
     else:

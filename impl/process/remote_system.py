@@ -136,7 +136,7 @@ class WorkerSystem:
 
     @property
     def alive(self) -> bool:
-        """Its worker has started and not ended."""
+        """Whether the worker has started and not ended."""
         return self._process is not None and self._process.poll() is None
 
     def called(
@@ -154,7 +154,7 @@ class WorkerSystem:
         return tuple(found)
 
     def view(self) -> Any:
-        """The facts after the last command that came to an end; costs nothing."""
+        """Return the facts after the last command that came to an end; costs nothing."""
         if self._view is None:
             raise SystemFailed(self._broken or "reset comes first")
         return self._view
@@ -248,13 +248,13 @@ class WorkerSystem:
         return reply
 
     def _also_lost(self, said: str) -> str:
-        """The further names that a checkout has lost, for a message that has `said` some."""
+        """Return the further names that a checkout has lost, for a message that has `said` some."""
         if self.spec is None or not self.spec.checkout or self.root is None:
             return ""
         return used_names.also_lost(self.spec.engine, self.root, self.release, said)
 
     def _receive(self, timeout_s: float, what: str) -> wire.Reply | None:
-        """The worker's next reply; None where there is none, and why stands in `_broken`.
+        """Return the worker's next reply; None where there is none, and why stands in `_broken`.
 
         Its time is counted in looks after it: what stops the whole machine is no hang.
         """
@@ -293,7 +293,7 @@ class WorkerSystem:
         self._end()
 
     def _memory_mb(self) -> int:
-        """Resident memory of the worker; 0 where that is unknown."""
+        """Return resident memory of the worker; 0 where that is unknown."""
         assert self._process is not None
         try:
             pages = int(Path(f"/proc/{self._process.pid}/statm").read_text().split()[1])
@@ -311,7 +311,8 @@ class WorkerSystem:
         return stack(self._printed(), self.root)
 
     def _last_words(self) -> str:
-        """How a worker ended: the signal and where it was, or the exit status and its last line on stderr."""
+        """Say how a worker ended: by a signal and where, or with an exit status and its last line on
+        stderr."""
         assert self._process is not None
         try:
             status = self._process.wait(timeout=5)
@@ -324,7 +325,7 @@ class WorkerSystem:
         return f"exit status {status}: {lines[-1][:200] if lines else 'the process ended'}"
 
     def _printed(self) -> str:
-        """The end of what the worker has printed."""
+        """Return the end of the worker's output."""
         if self._errors is None:
             return ""
         size = self._errors.seek(0, os.SEEK_END)

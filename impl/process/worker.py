@@ -88,7 +88,7 @@ def serve(make: Callable[[], AnySystem], root: Path | None = None) -> int:
 
 
 def _noting(called: dict[str, dict[str, None]], root: Path) -> Callable[..., None]:
-    """A profiler that notes the functions called of each file under `root` in `called`."""
+    """Return a profiler that notes the functions called of each file under `root` in `called`."""
     below = f"{root}{os.sep}"
     own = frozenset({"view", "apply"})
 
@@ -125,7 +125,7 @@ def _reply(view: Any, **more: Any) -> wire.StepReply:
 
 
 def _left(error: str, view: Any) -> wire.WorkerFailure:
-    """A failure, with what the system shows after it."""
+    """Return a failure, with what the system shows after it."""
     of_kind = wire.MESSAGES_BY_FACTS.get(type(view))
     failure = wire.WorkerFailure if of_kind is None else of_kind.failure
     return failure(error=error, view=view)
@@ -149,7 +149,7 @@ def _failure(error: BaseException, root: Path | None) -> wire.WorkerFailure:
 
 
 def end_with_parent() -> None:
-    """On Linux the kernel ends this process as soon as the one that started it is gone."""
+    """Have the kernel end this process as soon as its parent is gone (Linux)."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 

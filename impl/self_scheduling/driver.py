@@ -47,14 +47,14 @@ class SelfSchedulingDriver:
         return Done()
 
     def carry_out(self, command: EngineCommand) -> None:
-        """Raises CommandRefused, and changes nothing then."""
+        """Carry out a command. Raises CommandRefused, and then changes nothing."""
         raise NotImplementedError
 
     def close(self) -> None:
-        """Holds nothing outside of this process."""
+        """Do nothing: nothing outside this process is held."""
 
     def accept(self, command: Add, longest: int, known: bool) -> list[int]:
-        """The tokens of a request whose text, outputs included, fits `longest`. known: it is there."""
+        """Return the tokens of a request whose text, outputs included, fits `longest`. known: it is there."""
         length = prompt_len(command.prompt) + command.tokens
         fits = command.max_tokens >= 1 <= length and length + command.max_tokens <= longest
         require(well_formed(command.prompt) and command.tokens >= 0 and fits, Reason.BAD_LENGTH)
@@ -65,11 +65,11 @@ class SelfSchedulingDriver:
         return client_tokens(command.prompt, command.tokens, self.sent)
 
     def sample(self, name: str, stamp: int) -> int:
-        """The token of the model behind a text."""
+        """Return the token of the model behind a text."""
         return STOP_TOKEN if name in self.stop else greedy(stamp)
 
     def deliver(self, name: str, tokens: Sequence[int], finished: bool) -> None:
-        """A client gets what it does not have yet. tokens: all outputs of the request so far."""
+        """Give a client the tokens that it does not have yet. tokens: all outputs of the request so far."""
         fresh = tuple(tokens[self._delivered[name] :])
         self._delivered[name] = len(tokens)
         ended = ""
@@ -78,7 +78,7 @@ class SelfSchedulingDriver:
         self.outputs.append(Output(name, fresh, ended))
 
     def write(self, block: int, offset: int, stamp: int, group: int = 0) -> None:
-        """The model writes the KV of one position, of the layers of a group."""
+        """Write the KV of one position, for the layers of a group."""
         if block not in self.memory or self.memory[block][0] != group:
             self.memory[block] = group, [0] * self.block_sizes[group]
         self.memory[block][1][offset] = stamp
@@ -90,8 +90,8 @@ class SelfSchedulingDriver:
         states: Mapping[int, int] | None = None,
         **more: Any,
     ) -> BlockFacts:
-        """Facts, with what the model and the clients have seen. more: other fields of BlockFacts. states: the
-        stamp in each block of a second group, which has recurrent state."""
+        """Return facts, with what the model and the clients have seen. more: other fields of BlockFacts.
+        states: the stamp in each block of a second group, which has recurrent state."""
         memory = {block: (group, tuple(slots)) for block, (group, slots) in self.memory.items()}
         memory |= {block: (1, (stamp, stamp)) for block, stamp in (states or {}).items()}
         return BlockFacts(

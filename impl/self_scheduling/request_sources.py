@@ -20,27 +20,28 @@ class RequestSources:
 
     @property
     def all_plain(self) -> bool:
-        """No request so far has had a source of its own."""
+        """Whether no request so far has had a source of its own."""
         return all(source == PLAIN for source in self._of.values())
 
     def add(self, request: str | int, adapter: str, salt: str) -> None:
-        """A request comes."""
+        """Add a request."""
         self._of[request] = self.loaded.source(adapter, salt)
 
     def of(self, request: str | int) -> KvSource:
-        """The source of a request."""
+        """Return the source of a request."""
         return self._of.get(request, PLAIN)
 
     def origin_of(self, request: str | int) -> int:
-        """The origin of a request's text."""
+        """Return the origin of a request's text."""
         return self.of(request).origin
 
     def stamps_of(self, tokens: Iterable[int], request: str | int) -> list[int]:
-        """The stamps of the first tokens of a request's text."""
+        """Return the stamps of the first tokens of a request's text."""
         return chained(tokens, self.origin_of(request))
 
     def replace_weights(self) -> None:
-        """The model has other weights; requests that go on compute their texts with them."""
+        """Replace the weights of the model; running requests compute their further tokens with the new
+        ones."""
         self.loaded.replace_weights()
         for request, source in self._of.items():
             self._of[request] = self.loaded.source(source.adapter, source.salt)

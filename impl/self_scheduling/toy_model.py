@@ -4,10 +4,10 @@ from __future__ import annotations
 
 
 def greedy(stamp: int) -> int:
-    """The token that the model likes best after a prefix."""
+    """Return the most likely token after a prefix."""
     return 2 + hash((stamp, 1)) % 999_983
 
 
 def other(stamp: int) -> int:
-    """The one that it samples where it does not agree with a draft."""
+    """Return the token that the model samples if it rejects a draft."""
     return greedy(stamp) + 1_000_000

@@ -39,8 +39,8 @@ class HostWaitError(RuntimeError):
 @dataclass
 class Counts:
     """Counts of the device's work. operators: by name. elements: how many they produced or wrote; views
-    cost nothing. transfers: to the device. waits: by which operators. may_wait: how often, or HostWaitError.
-    """
+    cost nothing. transfers: to the device. waits: by which operators. may_wait: how often, or
+    HostWaitError."""
 
     operators: Counter[str] = field(default_factory=Counter)
     elements: int = 0
@@ -164,7 +164,7 @@ _KERNELS: dict[str, Callable[..., torch.Tensor]] = {
 
 
 def device() -> torch.device:
-    """The device, registered with torch once in a process. Raises UnusableImplementation."""
+    """Return the device, registered with torch once in a process. Raises UnusableImplementation."""
     if not _registered:
         try:
             from torch.utils.backend_registration import (
@@ -183,7 +183,7 @@ def device() -> torch.device:
 
 
 def counted(system: type[TorchKV]) -> TorchKV:
-    """Such a system on the device: HostWaitError for a command that waits more often than it may.
+    """Return such a system on the device: HostWaitError for a command that waits more often than it may.
 
     Its `most`: of each kind of command, by name, the most transfers and waits that one took.
     """

@@ -1,10 +1,9 @@
 """Cursors of rows: int64 [rows, 4] on the device, with a mirror of each line on the host.
 
-The device lines are what batched work reads: ranges to allocate, write, evict and free. The mirror is
-what refusals read, so that none of them waits for the device (servers keep seq_lens and a CPU copy for
-the same reason). Both sides are moved by the same rule, each from its own values: neither is copied
-from the other, so a side that drifts stays visible. Everything that writes cursors goes through
-`CursorTable`, which writes both.
+Batched work reads the device's lines: ranges to allocate, write, evict and free. Refusals read the mirror,
+so that none waits for the device (servers keep seq_lens and a CPU copy for the same reason). The same rule
+moves both sides, each from its own values. Neither is copied from the other, so a drift between them stays
+visible. All writes of cursors are in `CursorTable`, which writes both sides.
 """
 
 from __future__ import annotations
@@ -19,9 +18,9 @@ N = TypeVar("N", int, Tensor)
 
 
 class RowCursors(NamedTuple, Generic[N]):
-    """The four cursors in tokens: of one holder (ints), or of a batch (int64 [B] each).
+    """The four cursors, in tokens: of one holder (ints), or of a batch (int64 [B] each).
 
-    The order is that of the columns on the device.
+    Their order is that of the columns on the device.
     """
 
     kv_committed_len: N
@@ -32,23 +31,23 @@ class RowCursors(NamedTuple, Generic[N]):
 
 ZERO: RowCursors[int] = RowCursors(0, 0, 0, 0)
 
-# How cursors move: from the cursors and one value per argument to the new cursors. Takes ints and
-# tensors alike, so it is arithmetic, `larger` and `smaller`, without branches.
+# A move of cursors: from the cursors and one value per argument to the new cursors. It is arithmetic,
+# `larger` and `smaller`, without branches, so that it takes ints and tensors alike.
 Rule = Callable[..., RowCursors[Any]]
 
 
 def larger(a: N, b: N) -> N:
-    """Elementwise maximum of two ints or two tensors."""
+    """Return the elementwise maximum of two ints or two tensors."""
     return max(a, b) if isinstance(a, int) else torch.maximum(a, b)
 
 
 def smaller(a: N, b: N) -> N:
-    """Elementwise minimum of two ints or two tensors."""
+    """Return the elementwise minimum of two ints or two tensors."""
     return min(a, b) if isinstance(a, int) else torch.minimum(a, b)
 
 
 def whole(length: N, size: int) -> N:
-    """length // size, rounding down: on tensors without the detour that the operator takes in Python."""
+    """Return length // size, rounded down. On tensors `floor_divide` is faster than the operator."""
     if isinstance(length, int):
         return length // size
     return length.floor_divide(size) if size > 1 else length
@@ -64,10 +63,11 @@ class CursorHolder(Protocol):
 
 
 class Lanes:
-    """A batch of holders with their rows and arguments, on both sides: one transfer for all of it.
+    """A batch of holders with their rows and arguments on both sides, sent to the device in one transfer.
 
-    row: int64 [B] on the device. arguments, columns: the same numbers as host lists and as int64 [B]
-    on the device. tail: int64 [n] on the device, anything else that has to travel.
+    row: int64 [B] on the device.
+    arguments, columns: the same numbers as host lists and as int64 [B] on the device.
+    tail: int64 [n] on the device, other numbers of the batch.
     """
 
     __slots__ = ("arguments", "columns", "holders", "row", "tail")
@@ -85,7 +85,7 @@ class Lanes:
         for argument in arguments:
             numbers += argument
         numbers += tail
-        # torch.tensor would look at each number to find a type.
+        # torch.tensor would inspect each number for its type
         flat = torch.frombuffer(array("q", numbers), dtype=torch.int64).to(
             device, non_blocking=True
         )
@@ -94,7 +94,7 @@ class Lanes:
 
 
 class CursorTable:
-    """Cursors of one kind of holder by row; a request that takes a row finds 0 there.
+    """Cursors of one kind of holder by row; those of a free row are 0.
 
     lines: int64 [rows, 4] on `device`, columns as in `RowCursors`.
     """
@@ -104,11 +104,12 @@ class CursorTable:
         self.lines = torch.zeros((rows, 4), dtype=torch.int64, device=device)
 
     def read(self, row: Tensor) -> RowCursors[Tensor]:
-        """Device cursors of the rows `row`, int64 [B]: four tensors of that shape."""
+        """Return the device's cursors of the rows `row`, int64 [B]: four tensors of that shape."""
         return RowCursors(*self.lines.index_select(0, row).unbind(1))
 
     def move(self, lanes: Lanes, rule: Rule) -> tuple[RowCursors[Tensor], RowCursors[Tensor]]:
-        """Apply `rule` with the entries' arguments to both sides; returns device cursors before and after."""
+        """Apply `rule` with the entries' arguments to both sides. Returns the device's cursors before and
+        after."""
         for holder, *values in zip(lanes.holders, *lanes.arguments, strict=True):
             holder.cursors = rule(holder.cursors, *values)
         before = self.read(lanes.row)
@@ -117,7 +118,7 @@ class CursorTable:
         return before, after
 
     def copy(self, source: CursorTable, holder: CursorHolder, origin: CursorHolder) -> None:
-        """Both sides of the holder become those of its origin in `source`, which has the same row."""
+        """Copy both sides from the holder's origin in `source`, which has the same row."""
         holder.cursors = origin.cursors
         row = Lanes(self.device, [holder]).row
         self.lines.index_copy_(0, row, source.lines.index_select(0, row))

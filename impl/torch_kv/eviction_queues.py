@@ -1,4 +1,4 @@
-"""Queues of what may be evicted from a radix tree, and their counters: kept as they change."""
+"""Eviction queues of a radix tree and its counters of tokens, updated with each change of a node."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class EvictionQueues:
         return moment
 
     def full_candidate(self, node: TreeNode) -> bool:
-        """Whether full pressure may take the node."""
+        """Return whether an eviction for the full pool may drop the node."""
         return not node.children and not node.locks[FULL]
 
     def swa_candidate(self, node: TreeNode) -> bool:
-        """Whether SWA pressure may take the node's SWA KV."""
+        """Return whether an eviction for the SWA pool may free the node's SWA KV."""
         return self.window is not None and node.live and not node.locks[SWA]
 
     def _pin(self, node: TreeNode, component: int) -> None:
@@ -42,14 +42,15 @@ class EvictionQueues:
             self._evictable[component] += len(node.key)
 
     def _count_live(self, node: TreeNode, live: bool) -> None:
-        """An unlocked node becomes live, or a tombstone."""
+        """Make an unlocked node live, or a tombstone, and count its tokens accordingly."""
         node.live = live
         self._evictable[SWA] += len(node.key) if live else -len(node.key)
 
     def _queue(self, node: TreeNode) -> None:
-        """Queue a node for each component that may take it. Queued wherever one may have started to.
+        """Queue a node for each component that may evict it. Call it whenever a node may have become
+        evictable.
 
-        Entries are not taken out when a node is used, locked or dropped; `_next` passes over them.
+        Entries stay when their node is used, locked or dropped; `_next` skips them.
         """
         for component, may in enumerate((self.full_candidate, self.swa_candidate)):
             if may(node):
@@ -60,12 +61,12 @@ class EvictionQueues:
                     heapify(queue)
 
     def _current(self, entry: Entry, component: int, may: Callable[[TreeNode], bool]) -> bool:
-        """Whether the entry still says when its node was last used, and the node may go."""
+        """Return whether the entry has its node's last use, and the node is evictable."""
         rank, _, node = entry
         return not node.gone and rank == self.rank(node.used[component]) and may(node)
 
     def _next(self, component: int) -> TreeNode | None:
-        """The node that goes first for this component, off its queue; None when none may go."""
+        """Remove and return the node that is evicted first for a component; None if none is evictable."""
         queue = self._queues[component]
         may = (self.full_candidate, self.swa_candidate)[component]
         while queue:

@@ -35,7 +35,7 @@ class LockHolders(Steps):
         return name in self.sessions or name in self.requests or name in self.lock_holders
 
     def require_tree(self) -> RadixTree:
-        """The radix tree; refused where there is none."""
+        """Return the radix tree; refused where there is none."""
         require(self.tree is not None, Reason.NO_TREE)
         assert self.tree is not None
         return self.tree
@@ -109,7 +109,7 @@ class LockHolders(Steps):
     # The rules.
 
     def dismiss(self, holder: str) -> None:
-        """The lock holder goes, and its lock."""
+        """Remove the lock holder, and release its lock."""
         self.let_go(holder)
         del self.lock_holders[holder]
 
@@ -150,7 +150,8 @@ class LockHolders(Steps):
         self.store.free_starts(full[:: self.page_size], swa[:: self.page_size])
 
     def view_tree(self, full_to_swa: list[int]) -> adapter.TreeView | None:
-        """Nodes, lock holders and counters; waits for the device. full_to_swa: the mapping on the host."""
+        """Return nodes, lock holders and counters; waits for the device. full_to_swa: the mapping on the
+        host."""
         if self.tree is None:
             return None
         held = {

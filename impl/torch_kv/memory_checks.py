@@ -48,22 +48,22 @@ class MemoryChecks(PrefixRules):
     # What a request or slot counts as.
 
     def listed(self) -> list[KVRequest]:
-        """Requests of both batches, each once, because the two may be one object (#21499)."""
+        """Return requests of both batches, each once, because the two may be one object (#21499)."""
         return self._merged()
 
     def _merged(self) -> list[KVRequest]:
         return list(dict.fromkeys((*self.running_batch, *self.last_batch)))
 
     def active(self) -> list[KVRequest]:
-        """Requests with KV of their own; a finished one has given it back (#22753)."""
+        """Return requests with KV of their own; a finished one has given it back (#22753)."""
         return [request for request in self.listed() if request.row is not None]
 
     def active_rows(self) -> set[int | None]:
-        """Rows that count through a request, computed anew by every check."""
+        """Return rows that count through a request, computed anew by every check."""
         return {request.row for request in self.active()}
 
     def held(self) -> Named:
-        """Session slots that no batch uses. A lent slot counts through its request (#22213)."""
+        """Return session slots that no batch uses. A lent slot counts through its request (#22213)."""
         active = self.active_rows()
         slots = [(s.name, s.slot) for s in self.sessions.values() if s.slot is not None]
         return [(name, slot) for name, slot in slots if slot.row not in active]
@@ -74,15 +74,15 @@ class MemoryChecks(PrefixRules):
     # How much it counts.
 
     def counted_full(self, allocated: Tensor, evicted: Tensor, protected: Tensor) -> Tensor:  # noqa: ARG002
-        """Tokens of the full pool per row: whole pages past R (CHK-2)."""
+        """Return tokens of the full pool per row: whole pages past R (CHK-2)."""
         return self.ceil(allocated) - protected
 
     def counted_swa(self, allocated: Tensor, evicted: Tensor, protected: Tensor) -> Tensor:
-        """Tokens of the SWA pool per row: whole pages past R and E (CHK-2)."""
+        """Return tokens of the SWA pool per row: whole pages past R and E (CHK-2)."""
         return self.ceil(allocated) - self.ceil(larger(protected, evicted))
 
     def amounts(self, held: Named, uncached: Named) -> Tensor:
-        """Tokens of each row, rows of slots first: int64 [pools, rows] on the device."""
+        """Return tokens of each row, rows of slots first: int64 [pools, rows] on the device."""
         store = self.store
         rows = torch.tensor([h.row for _, h in (*held, *uncached)], dtype=torch.int64)
         rows = rows.to(store.device, non_blocking=True)

@@ -1,4 +1,4 @@
-"""The nodes of the radix tree, the locks on them, and what its operations report."""
+"""The nodes of the radix tree, locks on them, and results of the tree's operations."""
 
 from __future__ import annotations
 
@@ -9,18 +9,23 @@ from impl.lazy import Tensor
 
 Key = tuple[int, ...]
 
-# Components of a node: what is counted once for each.
+# Components of a node: each has its own locks, last use and counters.
 FULL, SWA = 0, 1
 
 
 @dataclass(slots=True, eq=False)
 class TreeNode:
-    """A run of tokens, whole pages.
+    """A run of tokens in whole pages.
 
-    slots: int64 [len(key)] on the store's device, the full slots of its tokens. parent: None for the
-    root; a node that is `gone` still names it. end: tokens from the root to its end. locks, used: per
-    component how many locks pin it and the moment it was last used. children: by their first page. state: the
-    slot of the recurrent state at its end; state_locks, state_used: the same of that.
+    slots: int64 [len(key)] on the store's device, the full slots of its tokens.
+    parent: None for the root; a dropped node keeps its parent.
+    end: number of tokens from the root to the node's end.
+    live: the tokens have SWA KV; otherwise the node is a tombstone.
+    locks, used: for each component, the number of locks and the clock of the last use.
+    children: child nodes by their first page.
+    gone: the node was dropped from the tree.
+    state: slot of the recurrent state at the node's end, None without one.
+    state_locks, state_used: number of locks on the state, and the clock of its last use.
 
     A node keeps its end and the tokens before it for life: a split puts a new node above it.
     """
@@ -43,7 +48,7 @@ class TreeNode:
         return self.end - len(self.key)
 
     def path(self) -> Key:
-        """The tokens from the root to its end."""
+        """Return the tokens from the root to the node's end."""
         parts = []
         node: TreeNode | None = self
         while node is not None:
@@ -52,12 +57,17 @@ class TreeNode:
         return tuple(token for key in reversed(parts) for token in key)
 
     def __lt__(self, other: TreeNode) -> bool:
-        """Which of two goes first that were last used at one moment and end equally far from the root."""
+        """Order nodes with the same last use and the same end for eviction."""
         return self.path() < other.path()
 
 
 class MatchedPrefix(NamedTuple):
-    """The prefix of a key that can be resumed from. slots: int64 [length], a copy. node: to be locked."""
+    """The prefix of a key that a request may resume from.
+
+    length: its tokens.
+    slots: int64 [length], a copy of its full slots.
+    node: the node at its end, which the caller locks.
+    """
 
     length: int
     slots: Tensor
@@ -66,12 +76,15 @@ class MatchedPrefix(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class NodeLock:
-    """The KV that a holder pins: full KV up to the end of `node`, SWA KV from position swa_from to there
-    (none, if that is its end); state: the recurrent state there.
+    """The KV that a holder pins.
 
-    A position, not a node: wherever nodes are split later, the pinned ones are those on the way up
-    from `node` that end beyond swa_from. SWA counters are not to be found again by walking up until
-    a window is covered, for after a split of the topmost pinned node that walk stops too early.
+    node: full KV is pinned up to this node's end.
+    swa_from: SWA KV is pinned from this position to the node's end; none if it is the end.
+    state: the recurrent state at the node's end is pinned.
+
+    `swa_from` is a position, not a node, so that it survives splits: the nodes with pinned SWA KV are the
+    ancestors of `node` that end behind it. A walk up until a window is covered would not find them: after a
+    split of the topmost pinned node it stops too early.
     """
 
     node: TreeNode
@@ -80,7 +93,12 @@ class NodeLock:
 
 
 class Owed:
-    """Pages that an operation frees: first full slots of them, how many tokens they are; and states."""
+    """Pages and states that an operation frees.
+
+    full, swa: first full slots of the pages, int64 [n] each.
+    tokens: number of tokens, for each component.
+    states: number of states.
+    """
 
     def __init__(self) -> None:
         self.full: list[Tensor] = []
@@ -89,5 +107,5 @@ class Owed:
         self.states = 0
 
 
-# A node as it stands in a queue: its rank, its end, and the node.
+# An entry of an eviction queue: the node's rank and end when it was queued, and the node.
 Entry = tuple[int, int, TreeNode]

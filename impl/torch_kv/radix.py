@@ -1,11 +1,11 @@
-"""Requests and sessions, with a radix tree or without: what is restored, matched, locked, inserted, let go,
-and evicted for room.
+"""Rules of requests and sessions that involve the radix tree: restore, match, lock, insert, release, evict.
 
-Each rule is a method of its own, as in `sessions`. Which pages the tree
-takes, keeps and frees it decides on the host; slots move on the device, and nothing here waits for that.
+Each rule is a method of its own, as in `sessions`. The tree decides on the host which pages it takes, keeps
+and frees; slots move on the device, and nothing waits for it.
 
-A holder is an ordinary request by its own name, a session by its name, or a lock holder of the tree. It has
-one lock at most. R (cache_protected_len) is what a request has locked: the tree's pages, not the row's.
+A holder of a lock is an ordinary request or a session, by its name, or a lock holder of the tree. It has at
+most one lock. R (cache_protected_len) is the length of a request's locked prefix: pages of the tree, not of
+the row.
 """
 
 from __future__ import annotations
@@ -27,47 +27,49 @@ from reference.token_ids import tree_key
 
 
 class PrefixRules(SessionRules):
-    """Admission and ends. The radix tree is for those who have no slot: ordinary requests, and sessions in
-    their first turn.
+    """Admission and end of requests. Only requests without a slot use the radix tree: ordinary requests, and
+    sessions in their first turn.
 
-    tree: None without one. locks: by holder. bigram: the tree knows a token with the one that follows it.
+    tree: the radix tree, None without one.
+    locks: the lock of each holder.
+    bigram: the tree's keys are pairs of a token and the next one.
     """
 
     tree: RadixTree | None
     locks: dict[str, NodeLock]
     bigram: bool
 
-    # Locks.
+    # Locks
 
     def holder_of(self, request: KVRequest) -> str:
-        """Under whose name a request's prefix is locked: its session's, whose slot carries R on."""
+        """Return the holder of a request's lock: its session, whose slot keeps R between turns, or itself."""
         return request.name if request.session is None else request.session.name
 
     def relock(self, holder: str, node: TreeNode, full_only: bool = False) -> None:
-        """The holder's lock reaches to the end of `node`; what it had is let go after that."""
+        """Lock the prefix up to `node` for the holder, and then release the lock that it had."""
         assert self.tree is not None
         lock = self.tree.lock(node, full_only)
         self.let_go(holder)
         self.locks[holder] = lock
 
     def let_go(self, holder: str) -> None:
-        """Give back the holder's lock, if it has one, once."""
+        """Release the holder's lock, if it has one."""
         lock = self.locks.pop(holder, None)
         if lock is not None:
             assert self.tree is not None
             self.tree.unlock(lock)
 
-    # Admission.
+    # Admission
 
     def restore(self, request: KVRequest) -> None:
-        """Lend a session's slot to its request, cut back to the usable prefix. Whoever has none starts at 0,
-        or gets what the tree has of its text, with a lock; it has a row when it first extends.
+        """Lend the session's slot to its request, trimmed to the usable prefix. A request without a slot
+        starts at 0, or with a lock on the prefix that the tree has; it gets a row when it first extends.
 
-        The slot goes on naming its row, so that a rejected admission can be repeated (SES-3).
+        The slot still names its row, so that a rejected admission can be repeated (SES-3).
         """
         slot = self.slot_of(request)
         if slot is None and self.tree is not None:
-            node = self.tree.ending(self.match_key(request))
+            node = self.tree.state_match_end(self.match_key(request))
             self.require_state(request, node)
         if slot is not None:
             prefix = self.resume_length(request, self.key_length(request))
@@ -78,9 +80,10 @@ class PrefixRules(SessionRules):
             self.match_prefix(request)
 
     def match_prefix(self, request: KVRequest) -> None:
-        """Lock the longest usable prefix, in the place of that of an admission that came to nothing.
+        """Lock the longest usable prefix, in place of the lock of an earlier admission that was rejected.
 
-        The slots are kept until a row names them. RowCursors: the mirror alone, there is no row yet.
+        The request keeps the slots until its row names them. Only the host's cursors change: there is no row
+        yet.
         """
         assert self.tree is not None
         holder = self.holder_of(request)
@@ -91,16 +94,16 @@ class PrefixRules(SessionRules):
         request.cursors = self.matched(request.cursors, found.length)
 
     def match_key(self, request: KVRequest) -> Key:
-        """Tokens that a prefix may cover: all but the last."""
+        """Return the tokens that a prefix may cover: all but the last."""
         return tree_key(request.text[: self.key_length(request)], self.bigram)
 
     def matched(self, cursors: RowCursors[N], length: N) -> RowCursors[N]:
-        """A request with `length` tokens of prefix, whole pages: C = A = R, and nothing evicted."""
+        """Return the cursors behind a matched prefix of `length` tokens, whole pages: C = A = R."""
         return RowCursors(length, length, cursors.swa_evicted_seqlen, length)
 
     def take_rows(self, requests: Sequence[KVRequest]) -> None:
-        """A row for each of these, which have none and extend now. The caller knows that they are there. Rows
-        of those who have matched something name the tree's slots."""
+        """Give each request a row: they have none and extend now. The caller has checked that the rows are
+        free. The row of a request with a matched prefix names the tree's slots."""
         for request in requests:
             request.row = self.store.free_rows.pop()
         found = [(r, r.prefix) for r in requests if r.prefix is not None and r.prefix.numel()]
@@ -118,13 +121,13 @@ class PrefixRules(SessionRules):
             request.prefix = None
         self.begin_states(requests)
 
-    # Inserting while the request goes on.
+    # Inserts of unfinished requests
 
     def insert_unfinished(self, requests: Sequence[KVRequest]) -> None:
-        """Insert what a batch has just prefilled into the tree, entry by entry, where it may.
+        """Insert the KV that a batch has just prefilled into the tree, entry by entry.
 
-        Each entry that is inserted has its lock and R at the end of its whole pages, and its row names
-        the tree's slots up to there; an entry finds what those before it have inserted.
+        An inserted entry's lock and R move to the end of its whole pages, and its row names the tree's slots
+        up to there. An entry finds the inserts of the entries before it.
         """
         if self.tree is None:
             return
@@ -147,16 +150,16 @@ class PrefixRules(SessionRules):
             self.move(kept, self.protected_to, ends)
 
     def inserts(self, request: KVRequest) -> bool:
-        """Whether an extend inserts what it has so far: not in later turns, nor if all of it is there."""
+        """Return whether an extend inserts the request's KV: it has no slot, and whole pages behind R."""
         whole = self.unfinished_length(request.cursors) > request.cursors.cache_protected_len
         return whole and self.slot_of(request) is None
 
     def unfinished_length(self, cursors: RowCursors[int]) -> int:
-        """Tokens that a request which goes on has for the tree: whole pages."""
+        """Return the number of tokens that an unfinished request may insert: whole pages."""
         return self.floor(cursors.kv_committed_len - self.bigram)
 
     def owned_from(self, cursors: RowCursors[int]) -> tuple[int, int]:
-        """From where on an inserter brings SWA KV of its own, and full KV: behind its window and R."""
+        """Return the first position with SWA KV of the inserter's own, and the first with full KV."""
         return max(
             cursors.swa_evicted_seqlen, cursors.cache_protected_len
         ), cursors.cache_protected_len
@@ -170,23 +173,24 @@ class PrefixRules(SessionRules):
         prefix: int,
         state: Callable[[], int | None],
     ) -> bool:
-        """Insert `key`, whole pages, and move the lock to its end, if that can then be matched again.
+        """Insert `key`, whole pages, and move the lock to its end, if a match would find all of it then.
+        Otherwise nothing changes, and nothing counts as used.
 
-        slots: int64 [len(key)] on the device. state: gives a slot with the state after `key`. If not, nothing
-        changes, and nothing counts as used.
+        slots: int64 [len(key)] on the device.
+        state: returns a slot with the state after `key`.
         """
         assert self.tree is not None
         if not self.may_keep(key, evicted):
             return False
         self.tree.insert(key, slots, evicted, prefix, state())
-        self.relock(holder, self.tree.at(key))
+        self.relock(holder, self.tree.node_ending_at(key))
         return True
 
     def may_keep(self, key: Key, evicted: int) -> bool:
-        """Whether an inserter that goes on would still have its window.
+        """Return whether the inserter, which is unfinished, still has its window after the insert.
 
-        Where a tombstone is not recovered, for somebody has locked it, the inserter's own KV is freed
-        as a duplicate although it has not ended.
+        A locked tombstone is not recovered: the inserter's own KV is freed as a duplicate, although the
+        inserter still needs it.
         """
         assert self.tree is not None
         return self.tree.usable_after(key, evicted)
@@ -194,18 +198,18 @@ class PrefixRules(SessionRules):
     def rename(
         self, requests: Sequence[KVRequest], lengths: list[int], slots: list[Tensor]
     ) -> None:
-        """Rows name the tree's slots up to `lengths`: duplicates of their own are free (FREE-1).
+        """Have the rows name the tree's slots up to `lengths`; their own duplicates are free (FREE-1).
 
         slots: int64 [lengths[i]] each, on the device.
         """
         self.store.name(self._row_span(requests, lengths), torch.cat(slots))
 
     def protected_to(self, cursors: RowCursors[N], length: N) -> RowCursors[N]:
-        """`length` tokens of the row are the tree's (R)."""
+        """Return the cursors of a row whose first `length` tokens are the tree's (R)."""
         return cursors._replace(cache_protected_len=length)
 
     def row_slots(self, requests: Sequence[KVRequest], lengths: list[int]) -> list[Tensor]:
-        """Full slots of the first lengths[i] positions of each row: int64 [lengths[i]] each."""
+        """Return the full slots of the first lengths[i] positions of each row: int64 [lengths[i]] each."""
         if not requests:
             return []
         return list(self.store.slots(self._row_span(requests, lengths)).split_with_sizes(lengths))
@@ -214,20 +218,20 @@ class PrefixRules(SessionRules):
         lanes = Lanes(self.store.device, requests, lengths)
         return self.store.span(lanes.row, torch.zeros_like(lanes.row), lanes.columns[0], lengths)
 
-    # The end.
+    # End
 
     def end_ordinary(self, request: KVRequest, target: int) -> None:
-        """An ordinary request has finished with the first `target` tokens of its text: they stay in the tree,
-        the rest of its row goes."""
+        """End an ordinary request with the first `target` tokens of its text: the tree keeps these, the
+        rest of the row is freed."""
         with self.store.frees_wait():
             if self.tree is not None:
                 self.insert_finished(request, target)
             self.drop(request)
 
     def insert_finished(self, request: KVRequest, target: int) -> None:
-        """Hand the whole pages of the text that counts to the tree, unless it has them all (R).
+        """Insert the whole pages of the first `target` tokens into the tree, unless it has them all (R).
 
-        From then on they are the tree's, and the release of the row leaves them alone.
+        They are then the tree's, and the release of the row does not free them.
         """
         assert self.tree is not None
         length = self.tracked_len(request, self.finished_length(request.cursors, target))
@@ -240,11 +244,12 @@ class PrefixRules(SessionRules):
             self.move([request], self.protected_to, [length])
 
     def finished_length(self, cursors: RowCursors[int], target: int) -> int:
-        """Tokens that a finished request has for the tree: what counts and is committed, whole pages."""
+        """Return the number of tokens that a finished request inserts: committed, up to `target`, whole
+        pages."""
         return self.floor(min(cursors.kv_committed_len, target) - self.bigram)
 
     def drop(self, request: KVRequest) -> None:
-        """An ordinary request ends or is retracted: what it holds goes, and then its lock."""
+        """Free everything that an ordinary request holds, and then release its lock."""
         if request.row is not None:
             self.release(request)
         self.free_state(request)
@@ -252,38 +257,38 @@ class PrefixRules(SessionRules):
         self.let_go(request.name)
 
     def drop_retracted(self, request: KVRequest) -> None:
-        """A retracted ordinary request keeps nothing."""
+        """Free everything that a retracted ordinary request holds."""
         self.drop(request)
 
     def abort_unstarted(self, request: KVRequest) -> None:
-        """A session's turn is given up that has written nothing: the slot stays as it is, with its lock; one
-        that was taken for this admission goes."""
+        """Abort a turn that has written nothing: the session's slot stays, with its lock. Without a slot the
+        lock and the state of this admission are released."""
         if self.slot_of(request) is None:
             self.let_go(self.holder_of(request))
             self.free_state(request)
 
     def wipe(self, session: KVSession, request: KVRequest) -> None:
-        """Midway abort: the session's KV goes, once; its history stays (sgl-project/sglang#22790)."""
+        """Abort a running turn: the session's KV is freed, its history stays (sgl-project/sglang#22790)."""
         held = self.held_by(session, request)
-        assert held is not None  # for it has written some
+        assert held is not None  # the turn has written KV
         self.release(held)
         self.free_state(held)
         session.slot = None
         self.let_go(session.name)
 
     def close_now(self, session: KVSession) -> None:
-        """Release what an idle session holds."""
+        """Free everything that an idle session holds."""
         if session.slot is not None:
             self.release(session.slot)
             self.free_state(session.slot)
         self.let_go(session.name)
 
-    # Room.
+    # Room
 
     def room_for(self, pages: int, swa_pages: int, states: int = 0) -> None:
-        """Have so many pages free in each pool, and slots of recurrent state, or refuse with nothing evicted.
+        """Evict until so many pages and slots of recurrent state are free, or refuse with nothing evicted.
 
-        All are checked before anything is evicted: whatever no lock pins is evictable.
+        All are checked before the first eviction: everything that no lock pins is evictable.
         """
         full, swa = self.missing(pages, swa_pages)
         short = self.missing_states(states)
@@ -296,18 +301,18 @@ class PrefixRules(SessionRules):
             self.tree.evict(full, swa, short)
 
     def missing_states(self, states: int) -> int:
-        """By how many the free slots of recurrent state fall short; 0 on a model without."""
+        """Return the number of states to evict for `states` free slots; 0 on a model without states."""
         return max(states - len(self.states.free), 0) if self.states is not None else 0
 
     def evictable_states(self) -> int:
         return self.tree.evictable_states() if self.tree is not None else 0
 
     def missing(self, pages: int, swa_pages: int) -> tuple[int, int]:
-        """Tokens by which either pool falls short of so many free pages; 0 SWA tokens without SWA."""
+        """Return the tokens to evict from each pool for so many free pages; 0 SWA tokens without SWA."""
         full, swa = self.store.full, self.store.swa
         short = max(pages - full.available, 0) * self.page_size
         return short, max(swa_pages - swa.available, 0) * self.page_size if swa is not None else 0
 
     def sizes(self) -> TreeSizes:
-        """Tokens in the tree: what it could give back, what locks pin, each once."""
+        """Return the evictable and the protected tokens of the tree."""
         return TreeSizes(0, 0, 0, 0) if self.tree is None else self.tree.sizes()

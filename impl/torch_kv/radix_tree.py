@@ -1,12 +1,12 @@
-"""The radix tree: cached prefixes whose nodes own pages of the full pool, and of the SWA pool or not.
+"""The radix tree: cached prefixes, whose nodes own pages of the full pool and, while live, of the SWA pool.
 
-As servers keep it: nodes on the host, what they own as tensors of slots on the device. A node is a run
-of whole pages. It is live, when its full slots lead to SWA slots through full_to_swa, or a tombstone,
-when they lead nowhere. Locks are counters in nodes; how much may be evicted and how much is pinned is
-kept as it changes and never counted by a walk.
+The layout is that of servers: nodes are on the host, their slots are tensors on the device. A node holds a
+run of whole pages. A live node's full slots map to SWA slots through full_to_swa; a tombstone's map to
+none. Locks are counters in nodes. The sizes that are evictable and protected are updated with each change,
+never counted by a walk.
 
-Nothing here but `view` waits for the device. An operation frees with one call per pool at its end.
-Each rule is a method of its own, so that a named bug is one method put back as it once was.
+Only `view` waits for the device. Each operation frees its slots with one call per pool at its end.
+Each rule is a method of its own, so that a named bug replaces one method by its faulty form.
 
 Lengths and positions are tokens, clocks are numbers of operations. Where rules changed in servers the
 method names the pull request of sgl-project/sglang.
@@ -29,9 +29,9 @@ class RadixTree(NodeStates, EvictionQueues):
     """A radix tree over the pools of a KVStore.
 
     store: the pools; slots that are inserted come from it and evicted ones go back to it.
-    window: tokens of SWA attention, None for a model without; then `live` is always true and asked by
-        nobody.
-    root: the empty prefix; owns nothing and is never locked. states: slots of recurrent state, or None.
+    window: tokens of SWA attention; None for a model without it, whose nodes are all live.
+    root: the empty prefix; it owns nothing and is never locked.
+    states: slots of recurrent state, or None.
     """
 
     def __init__(
@@ -43,34 +43,36 @@ class RadixTree(NodeStates, EvictionQueues):
         self.clock = 0
         self._empty = torch.zeros(0, dtype=torch.int64, device=store.device)
         self.root = TreeNode((), self._empty, None, 0)
-        self.states, self.with_state = states, set()
+        self.states = states
+        self.with_state = set()
         self._count = 0
-        self._evictable, self._protected = [0, 0], [0, 0]
+        self._evictable = [0, 0]  # tokens, by pool
+        self._protected = [0, 0]
         self._queues: tuple[list[Entry], list[Entry]] = ([], [])
 
-    # The operations.
+    # Operations
 
     def match(self, key: Key, full_only: bool = False) -> MatchedPrefix:
-        """The longest prefix of `key`, whole pages, that a request may resume from, or (full_only) who reads
-        full KV alone; marks it used.
+        """Return the longest prefix of `key`, in whole pages, that a request may resume from; mark it used.
 
-        The node where the key leaves the tree is split there. Lock the node before anything else is
-        inserted or evicted: until then nothing keeps the slots.
+        full_only: the request reads full KV alone, so tombstones count as well.
+        The node where the key leaves the tree is split there. The caller locks the returned node before the
+        next insert or eviction: nothing else keeps its slots.
         """
-        path = self._enter(self._whole_pages(key))
-        path = path if full_only else path[: self.usable(path)]
+        path = self._walk_and_split(self._whole_pages(key))
+        path = path if full_only else path[: self.usable_count(path)]
         self.refresh(path)
         if not path:
             return MatchedPrefix(0, self._empty, self.root)
         return MatchedPrefix(path[-1].end, torch.cat([node.slots for node in path]), path[-1])
 
     def lock(self, node: TreeNode, full_only: bool = False) -> NodeLock:
-        """Pin the prefix that ends with `node`, as a match has just handed it out.
+        """Pin the prefix that ends with `node`, which a match has just returned.
 
-        Full KV all the way, SWA KV (but full_only) until a window is covered. Nodes are pinned whole, so that
-        may be up to a node more than one window.
+        Full KV is pinned up to the root, SWA KV (unless full_only) until a window is covered. Nodes are
+        pinned whole, so the pinned SWA KV may exceed the window by the rest of a node.
         """
-        swa_from = node.end if full_only else self.swa_from(node)
+        swa_from = node.end if full_only else self.swa_lock_start(node)
         for above in self._upward(node):
             self._pin(above, FULL)
             if above.end > swa_from:
@@ -81,9 +83,9 @@ class RadixTree(NodeStates, EvictionQueues):
         return NodeLock(node, swa_from, state)
 
     def unlock(self, lock: NodeLock) -> None:
-        """Give back what `lock` took, node by node, whatever was split since. To be done once."""
-        swa_from = self.unlock_from(lock)
-        for node in self.unlocked(lock):
+        """Release everything that `lock` pins, also in nodes that were split since. Call it once per lock."""
+        swa_from = self.swa_unlock_start(lock)
+        for node in self.nodes_to_unlock(lock):
             self._unpin(node, FULL)
             if node.end > swa_from:
                 self._unpin(node, SWA)
@@ -92,124 +94,132 @@ class RadixTree(NodeStates, EvictionQueues):
             self.unpin_state(lock)
 
     def unlock_swa(self, lock: NodeLock) -> None:
-        """Give back the SWA part of `lock`, once; what is left pins full KV alone."""
+        """Release the SWA KV that `lock` pins; it then pins full KV alone. Call it once per lock."""
         for node in self._upward(lock.node):
             if node.end > lock.swa_from:
                 self._unpin(node, SWA)
                 self._queue(node)
-        self.swa_given_back(lock)
+        self.forget_swa_part(lock)
 
     def insert(
         self, key: Key, slots: Tensor, evicted: int = 0, prefix: int = 0, state: int | None = None
     ) -> None:
-        """Hand `key`, whole pages, over to the tree.
+        """Give the tree the KV of `key`, whole pages.
 
-        slots: int64 [at least len(key)] on the device, the full slots of the tokens; of the first `prefix`
-        tokens they are the tree's, on which the caller still holds a lock, and the others belong to the
-        caller alone. evicted: SWA pages of the tokens below it, rounded up to whole pages, are gone; the
-        mapping says so.
+        slots: int64 [at least len(key)] on the device, the full slots of the tokens. Those of the first
+            `prefix` tokens are the tree's, locked by the caller; the others belong to the caller alone.
+        evicted: position below which, rounded up to whole pages, the caller's SWA pages are evicted; the
+            mapping shows it.
+        state: a slot with the state after `key`.
 
-        What the tree has is kept and the caller's pages freed; but a tombstone that nobody has locked
-        takes the caller's slots when they have SWA KV, and its own are freed. What is new becomes a
-        leaf: a tombstone below `evicted`, live from there on (#22470), at most a window of it in one
-        node (#26919). state: a slot with the state after `key`.
+        Where the tree already has a node, the node stays and the caller's pages are freed. An unlocked
+        tombstone instead takes the caller's slots if these have SWA KV, and its own are freed. New tokens
+        become leaves: a tombstone below `evicted`, live nodes from there on (#22470), of at most a window
+        each (#26919).
         """
-        live_from = self.live_from(evicted, len(key))
-        path = self._cut_tombstone(self._enter(key), live_from)
+        live_from = self.first_live_position(evicted, len(key))
+        path = self._cut_tombstone(self._walk_and_split(key), live_from)
         owed = Owed()
         for node in path:
-            if self.recoverable(node, live_from):
+            if self.is_recoverable(node, live_from):
                 self.recover(node, slots[node.start : node.end], owed)
-            elif node.start >= prefix:  # where a node ends, for it is locked
+            elif node.start >= prefix:  # the prefix ends with a node, because it is locked
                 first = max(node.start, live_from)
-                self.duplicate(slots[node.start : node.end], slots[first : node.end], owed)
-        self._grow(path, key, slots, live_from)
+                self.free_duplicate(slots[node.start : node.end], slots[first : node.end], owed)
+        self._add_leaves(path, key, slots, live_from)
         if state is not None:
             self.take_state(path[-1], state)
         self.refresh(path)
-        self._settle(owed)
+        self._free_owed(owed)
 
     def usable_after(self, key: Key, evicted: int) -> bool:
-        """Whether all of `key`, whole pages, could be matched once it is inserted. Changes nothing.
+        """Return whether a match would find all of `key`, whole pages, after an insert. Changes nothing.
 
-        It could not where SWA KV is missing in the window of its end: below `evicted`, and where the tree
-        has a tombstone and keeps it, because of a lock.
+        It would not if SWA KV is missing in the window before the key's end: below `evicted`, or in a
+        tombstone that the insert keeps because it is locked.
         """
         if self.window is None:
             return True
-        live = 0  # how many tokens before where we are have SWA KV, without a gap
-        for start, stop, first in self._runs_after(key, self.live_from(evicted, len(key))):
+        live = 0  # tokens with SWA KV before this position, without a gap
+        for start, stop, first in self._runs_after(key, self.first_live_position(evicted, len(key))):
             live = live + stop - start if first == start else stop - first
         return live == len(key) or live >= self.window
 
     def _runs_after(self, key: Key, live_from: int) -> Iterator[tuple[int, int, int]]:
-        """(start, stop, from where on it has SWA KV) of the nodes that an insert of `key` leaves behind."""
-        node, end = self.root, 0
+        """Yield (start, stop, first position with SWA KV) of each node that `key` has after an insert."""
+        node = self.root
+        end = 0
         while (
             end == node.end
             and (child := node.children.get(key[end : end + self.page_size])) is not None
         ):
             start, node = end, child
-            end += self._shared(child.key, key[start : start + len(child.key)])
-            first = start if child.live else max(start, live_from) if self.unread(child) else end
-            yield start, end, min(first, end)
+            end += self._common_length(child.key, key[start : start + len(child.key)])
+            first = end
+            if child.live:
+                first = start
+            elif self.is_unread_tombstone(child):
+                first = min(max(start, live_from), end)
+            yield start, end, first
         yield end, len(key), max(end, live_from)
 
-    def ending(self, key: Key) -> TreeNode:
-        """The node that a match of `key` ends with on a recurrent model: one that is there, for a state is at
-        the end of a node. Changes nothing."""
-        path, node = [self.root], self.root
+    def state_match_end(self, key: Key) -> TreeNode:
+        """Return the node at which a match of `key` ends on a recurrent model: a state stands at the end of a
+        node, so no node is split. Changes nothing."""
+        path = [self.root]
+        node = self.root
         while (child := node.children.get(key[node.end : node.end + self.page_size])) is not None:
             if key[node.end : child.end] != child.key:
                 break
             path.append(child)
             node = child
-        return path[self.usable(path[1:])]
+        return path[self.usable_count(path[1:])]
 
-    def at(self, key: Key) -> TreeNode:
-        """The node that ends with `key`, which has just been inserted or matched."""
+    def node_ending_at(self, key: Key) -> TreeNode:
+        """Return the node that ends with `key`, which was just inserted or matched."""
         node = self.root
         while node.end < len(key):
             node = node.children[key[node.end : node.end + self.page_size]]
         return node
 
     def slots(self, node: TreeNode) -> Tensor:
-        """Full slots of the tokens up to the end of `node`: int64 [node.end], a copy."""
+        """Return the full slots of all tokens up to the end of `node`: int64 [node.end], a copy."""
         return torch.cat([self._empty, *reversed([above.slots for above in self._upward(node)])])
 
     def evict(self, full: int, swa: int, states: int = 0) -> Freed:
         """Free at least `full` and `swa` tokens and `states` states, least recently used first, or all that
         is evictable.
 
-        For the full pool unlocked leaves go, with their SWA side. For the SWA pool an unlocked leaf goes, and
-        any other node that no window reaches becomes a tombstone; so for states. Of nodes last used at one
-        moment the one nearer to the root goes first.
+        For the full pool unlocked leaves are dropped, with their SWA KV. For the SWA pool an unlocked leaf is
+        dropped, and any other node that no lock's window reaches becomes a tombstone; likewise for states. Of
+        nodes with the same last use the one nearer to the root is first.
         """
         owed = Owed()
         while owed.tokens[FULL] < full and (node := self._next(FULL)) is not None:
-            self._drop(node, owed)
+            self._drop_leaf(node, owed)
         while owed.tokens[SWA] < swa and (node := self._next(SWA)) is not None:
             if self.outlives_swa(node):
-                self.entomb(node, owed)
+                self.make_tombstone(node, owed)
             else:
-                self._drop(node, owed)
+                self._drop_leaf(node, owed)
         while owed.states < states and (node := self.next_state()) is not None:
             if self.outlives_state(node):
                 owed.states += self.free_node_state(node)
             else:
-                self._drop(node, owed)
-        self._settle(owed)
+                self._drop_leaf(node, owed)
+        self._free_owed(owed)
         full_tokens, swa_tokens = owed.tokens
         return Freed(full_tokens, swa_tokens, owed.states)
 
     def sizes(self) -> TreeSizes:
-        """Tokens per pool, evictable and protected: host numbers, kept as they change."""
+        """Return the evictable and the protected tokens of each pool. The host keeps them: no wait."""
         full, swa = zip(self._evictable, self._protected)
         return TreeSizes(*full, *swa)
 
     def view(self, full_to_swa: Sequence[int]) -> list[NodeView]:
-        """All nodes, parents first. Walks the tree and waits for the device: for tests and reports."""
-        found, waiting = [], list(self.root.children.values())
+        """Return all nodes, parents first. It walks the tree and waits for the device."""
+        found = []
+        waiting = list(self.root.children.values())
         while waiting:
             node = waiting.pop()
             slots = tuple(node.slots.tolist())
@@ -224,129 +234,138 @@ class RadixTree(NodeStates, EvictionQueues):
             waiting += node.children.values()
         return found
 
-    # The rules.
+    # Rules
 
-    def usable(self, path: list[TreeNode]) -> int:
-        """How many nodes of `path` a request may resume from.
+    def usable_count(self, path: list[TreeNode]) -> int:
+        """Return the number of nodes of `path` that a request may resume behind.
 
-        The window behind the end must be live, or everything back to the root; a recurrent model has a state
-        there.
+        The window before the last of them must be live, or all of them; on a recurrent model the last one
+        has a state.
         """
-        best, live_run, whole = 0, 0, True
+        count = 0
+        live_run = 0  # live tokens up to the node, without a gap
         for number, node in enumerate(path, 1):
             live_run = live_run + len(node.key) if node.live else 0
-            whole = whole and node.live
-            if (self.window is None or whole or live_run >= self.window) and self.ends_a_match(
-                node
-            ):
-                best = number
-        return best
+            covered = self.window is None or live_run >= min(self.window, node.end)
+            if covered and self.ends_a_match(node):
+                count = number
+        return count
 
-    def refresh_from(self, length: int) -> int:
-        """The position from which on a use of a prefix used SWA KV: one window before its end (#26615)."""
+    def swa_use_start(self, length: int) -> int:
+        """Return the first position whose SWA KV the use of a prefix reads, a window before its end
+        (#26615)."""
         assert self.window is not None
         return length - self.window
 
-    def swa_from(self, node: TreeNode) -> int:
-        """How far up a lock on `node` pins SWA KV: where nodes from its end on cover a window."""
+    def swa_lock_start(self, node: TreeNode) -> int:
+        """Return the position from which a lock on `node` pins SWA KV: nodes from there cover a window."""
         at = node
         while self.window is not None and node.end - at.end < self.window and at.parent is not None:
             at = at.parent
         return at.end
 
-    def unlock_from(self, lock: NodeLock) -> int:
-        """How far up the lock pinned SWA KV."""
+    def swa_unlock_start(self, lock: NodeLock) -> int:
+        """Return the position from which the lock has pinned SWA KV."""
         return lock.swa_from
 
-    def swa_given_back(self, lock: NodeLock) -> None:
-        """The lock has no SWA part any more."""
+    def forget_swa_part(self, lock: NodeLock) -> None:
+        """Note that the lock pins no SWA KV any more."""
         lock.swa_from = lock.node.end
 
-    def unlocked(self, lock: NodeLock) -> Iterator[TreeNode]:
-        """The nodes that the lock pinned."""
+    def nodes_to_unlock(self, lock: NodeLock) -> Iterator[TreeNode]:
+        """Yield the nodes that the lock has pinned."""
         return self._upward(lock.node)
 
-    def inherit(self, head: TreeNode, tail: TreeNode) -> None:
-        """A split: whoever pinned or used the node did so with both halves."""
+    def inherit_locks_and_use(self, head: TreeNode, tail: TreeNode) -> None:
+        """Copy locks and last use of a split node to its new first half: both halves have the same."""
         head.locks = list(tail.locks)
         head.used = list(tail.used)
 
-    def live_from(self, evicted: int, end: int) -> int:
-        """From where on an insert brings SWA KV; `end`: nowhere, all of it a tombstone (#22470)."""
-        return min(self._ceil(evicted), end)
+    def first_live_position(self, evicted: int, end: int) -> int:
+        """Return the first position with SWA KV in an insert; `end` if there is none (#22470)."""
+        return min(self._round_up_to_page(evicted), end)
 
-    def leaf_cap(self) -> int:
-        """Most live tokens of a fresh leaf: a window of whole pages, for a lock pins it whole (#26919)."""
+    def longest_live_leaf(self) -> int:
+        """Return the most live tokens of a new leaf: a window in whole pages, because a lock pins it whole
+        (#26919)."""
         assert self.window is not None
-        return self._ceil(self.window)
+        return self._round_up_to_page(self.window)
 
-    def recoverable(self, node: TreeNode, live_from: int) -> bool:
-        """Whether an insert gives this node its slots: a tombstone through which no lock reads."""
-        return self.unread(node) and node.start >= live_from
+    def is_recoverable(self, node: TreeNode, live_from: int) -> bool:
+        """Return whether an insert replaces the node's slots by its own: an unread tombstone, all of it at
+        positions with SWA KV."""
+        return self.is_unread_tombstone(node) and node.start >= live_from
 
-    def unread(self, node: TreeNode) -> bool:
-        """A tombstone through which no lock reads."""
+    def is_unread_tombstone(self, node: TreeNode) -> bool:
+        """Return whether the node is a tombstone whose full KV no lock reads."""
         return not node.live and not node.locks[FULL]
 
     def recover(self, node: TreeNode, slots: Tensor, owed: Owed) -> None:
-        """A tombstone takes the inserter's slots, int64 [len(node.key)]; its own full pages are freed."""
+        """Make a tombstone live with the inserter's slots, int64 [len(node.key)]; its own full pages are
+        freed."""
         owed.full.append(self._pages(node.slots))
         node.slots = slots.clone()
         self._count_live(node, True)
 
-    def duplicate(self, full: Tensor, swa: Tensor, owed: Owed) -> None:
-        """Slots of the inserter that the tree has no use for; `swa`: those that have an SWA side."""
+    def free_duplicate(self, full: Tensor, swa: Tensor, owed: Owed) -> None:
+        """Free the inserter's slots that the tree does not take.
+
+        full: int64, all of them.
+        swa: int64, those with SWA KV.
+        """
         owed.full.append(self._pages(full))
         if self.window is not None:
             owed.swa.append(self._pages(swa))
 
-    def entomb(self, node: TreeNode, owed: Owed) -> None:
-        """The node loses its SWA KV and stays."""
+    def make_tombstone(self, node: TreeNode, owed: Owed) -> None:
+        """Free the node's SWA KV; the node stays in the tree."""
         self._count_live(node, False)
         owed.swa.append(self._pages(node.slots))
         owed.tokens[SWA] += len(node.key)
 
     def outlives_swa(self, node: TreeNode) -> bool:
-        """Whether a node stays whose SWA KV goes: not a leaf, but where a lock reads its full KV."""
+        """Return whether the node stays when its SWA KV is freed: it has children, or a lock reads its full
+        KV."""
         return bool(node.children or node.locks[FULL])
 
-    def stays(self, node: TreeNode) -> bool:
-        """Whether a node stays that has lost a child: not where no match ends and none is left, it serves
-        nobody, but where a lock reads its full KV."""
+    def remains_without_child(self, node: TreeNode) -> bool:
+        """Return whether the node stays when a child is dropped: a match may end there, it has another child,
+        or a lock reads its full KV."""
         return (node.live and self.ends_a_match(node)) or bool(node.children or node.locks[FULL])
 
-    # Walking and splitting.
+    # Walks and splits
 
     def _whole_pages(self, key: Key) -> Key:
         return key[: len(key) // self.page_size * self.page_size]
 
-    def _ceil(self, length: int) -> int:
+    def _round_up_to_page(self, length: int) -> int:
         return -(-length // self.page_size) * self.page_size
 
     def _pages(self, slots: Tensor) -> Tensor:
-        """The first slot of each page of `slots`, whole pages: a view."""
+        """Return the first slot of each page of `slots`, whole pages: a view."""
         return slots[:: self.page_size]
 
     def _upward(self, node: TreeNode) -> Iterator[TreeNode]:
-        """`node` and those above it, without the root."""
+        """Yield `node` and its ancestors, without the root."""
         while node.parent is not None:
             yield node
             node = node.parent
 
-    def _enter(self, key: Key) -> list[TreeNode]:
-        """The nodes that spell as much of `key` (whole pages) as is there; the last is split to end there."""
+    def _walk_and_split(self, key: Key) -> list[TreeNode]:
+        """Return the path of the longest prefix of `key` (whole pages) in the tree; the last node is split to
+        end with it."""
         path: list[TreeNode] = []
         node = self.root
         while (child := node.children.get(key[node.end : node.end + self.page_size])) is not None:
-            same = self._shared(child.key, key[node.end : node.end + len(child.key)])
+            same = self._common_length(child.key, key[node.end : node.end + len(child.key)])
             if same < len(child.key):
                 return [*path, self._split(child, same)]
             path.append(child)
             node = child
         return path
 
-    def _shared(self, mine: Key, theirs: Key) -> int:
-        """Length of the common prefix, whole pages. theirs: not longer."""
+    def _common_length(self, mine: Key, theirs: Key) -> int:
+        """Return the length of the common prefix in whole pages. theirs: not longer than mine."""
         if mine == theirs:
             return len(mine)
         unlike = (at for at, (a, b) in enumerate(zip(mine, theirs)) if a != b)
@@ -354,11 +373,12 @@ class RadixTree(NodeStates, EvictionQueues):
         return length // self.page_size * self.page_size
 
     def _split(self, tail: TreeNode, at: int) -> TreeNode:
-        """Put a new node with the first `at` tokens of `tail` above it, and return that."""
-        parent, first = tail.parent, tail.key[: self.page_size]
+        """Move the first `at` tokens of `tail` to a new parent of it, and return that."""
+        parent = tail.parent
+        first = tail.key[: self.page_size]
         assert parent is not None
         head = TreeNode(tail.key[:at], tail.slots[:at], parent, tail.start + at, tail.live)
-        self.inherit(head, tail)
+        self.inherit_locks_and_use(head, tail)
         tail.key, tail.slots, tail.parent = tail.key[at:], tail.slots[at:], head
         head.children[tail.key[: self.page_size]] = tail
         parent.children[first] = head
@@ -367,25 +387,28 @@ class RadixTree(NodeStates, EvictionQueues):
         return head
 
     def _cut_tombstone(self, path: list[TreeNode], live_from: int) -> list[TreeNode]:
-        """`path` with a tombstone that `live_from` falls into cut there: the rest may be recovered."""
+        """Return `path`, with the tombstone that contains `live_from` split there: the insert may recover its
+        second half."""
         for number, node in enumerate(path):
             if not node.live and node.start < live_from < node.end:
                 return [*path[:number], self._split(node, live_from - node.start), *path[number:]]
         return path
 
-    def _grow(self, path: list[TreeNode], key: Key, slots: Tensor, live_from: int) -> None:
-        """Add fresh nodes for what of `key` lies past `path`, cut where SWA KV begins and at the cap."""
-        at, end = path[-1].end if path else 0, len(key)
+    def _add_leaves(self, path: list[TreeNode], key: Key, slots: Tensor, live_from: int) -> None:
+        """Add leaves for the tokens of `key` behind `path`, split where SWA KV begins and at the longest live
+        leaf."""
+        at = path[-1].end if path else 0
+        end = len(key)
         if at == end:
             return
-        slots = slots[:end].clone()  # the caller may go on with its own
+        slots = slots[:end].clone()  # the caller may reuse its own tensor
         cuts = {live_from, end}
         if self.window is not None:
-            cuts.add(max(live_from, end - self.leaf_cap()))
+            cuts.add(max(live_from, end - self.longest_live_leaf()))
         for cut in sorted(cut for cut in cuts if cut > at):
             parent = path[-1] if path else self.root
             node = TreeNode(key[at:cut], slots[at:cut], parent, cut, at >= live_from)
-            node.used[SWA] = self.clock + 1  # as all of the path will be used in full KV
+            node.used[SWA] = self.clock + 1  # the insert uses all of the path's full KV next
             parent.children[node.key[: self.page_size]] = node
             self._count += 1
             self._evictable[FULL] += len(node.key)
@@ -393,15 +416,16 @@ class RadixTree(NodeStates, EvictionQueues):
             path.append(node)
             at = cut
 
-    # Use.
+    # Use
 
     def refresh(self, path: list[TreeNode]) -> None:
-        """A new moment: full KV of `path` was used, and SWA KV inside the window of its end."""
+        """Advance the clock, and mark the full KV of `path` and the SWA KV in the window before its end as
+        used."""
         self.clock += 1
         if not path:
             return
         length = path[-1].end
-        first = self.refresh_from(length) if self.window is not None else length
+        first = self.swa_use_start(length) if self.window is not None else length
         for node in path:
             node.used[FULL] = self.clock
             if node.live and node.end > first:
@@ -409,10 +433,10 @@ class RadixTree(NodeStates, EvictionQueues):
             self._queue(node)
         path[-1].state_used = self.clock
 
-    # Freeing.
+    # Frees
 
-    def _drop(self, node: TreeNode, owed: Owed) -> None:
-        """Take out a leaf, and the nodes above it that do not stay without it."""
+    def _drop_leaf(self, node: TreeNode, owed: Owed) -> None:
+        """Remove a leaf, and the ancestors that do not remain without it."""
         while True:
             parent = node.parent
             assert parent is not None
@@ -424,15 +448,15 @@ class RadixTree(NodeStates, EvictionQueues):
             owed.full.append(self._pages(node.slots))
             owed.states += self.free_node_state(node)
             if node.live and self.window is not None:
-                self.entomb(node, owed)
+                self.make_tombstone(node, owed)
             node.slots = self._empty
-            if parent.parent is None or self.stays(parent):
+            if parent.parent is None or self.remains_without_child(parent):
                 break
             node = parent
         if parent.parent is not None:
             self._queue(parent)
 
-    def _settle(self, owed: Owed) -> None:
-        """Free what is owed: one call per pool."""
+    def _free_owed(self, owed: Owed) -> None:
+        """Free everything owed, with one call per pool."""
         full, swa = (torch.cat(parts) if parts else self._empty for parts in (owed.full, owed.swa))
         self.store.free_starts(full, swa)

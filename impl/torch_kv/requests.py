@@ -1,4 +1,4 @@
-"""Requests, sessions, and what a session keeps of its turns."""
+"""Requests, sessions, and the slots in which sessions keep KV between turns."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ from reference.token_ids import token_id
 
 @dataclass(slots=True, eq=False)
 class Slot:
-    """The KV that a session keeps between turns. While lent to a request it goes on naming its row. state:
-    a slot of recurrent state, with the one after state_len tokens."""
+    """The KV that a session keeps between turns. It still names its row while a request borrows it.
+
+    state: slot of the recurrent state after state_len tokens.
+    """
 
     row: int
     cursors: RowCursors[int] = ZERO
@@ -38,13 +40,15 @@ class KVSession:
 class KVRequest:
     """A turn of a session, or (session None) an ordinary request.
 
-    text: tokens of its input (`origin` of them) and of its outputs so far.
-    started: it has extended since it was submitted. row None: it holds no KV.
-    prefix: int64 [R], the radix tree's slots that its admission has found, until a row names them.
-    in_flight: verify rounds whose results are to come, the oldest first. All that they allocate counts as
-    committed; the device knows what it has accepted. state: its slot of recurrent state, with the one after
-    state_len tokens. buffers: more slots, the one that is written next first, each with how many tokens the
-    state in it is after that is kept for the tree; 0: it has none yet.
+    text: tokens of its input (the first `origin`) and of its outputs so far.
+    started: it has extended since it was submitted.
+    row: None while it holds no KV.
+    prefix: int64 [R], the radix tree's slots that its admission has matched, until its row names them.
+    in_flight: verify rounds without results, the oldest first. All tokens that they allocate count as
+        committed.
+    state: slot of the recurrent state after state_len tokens.
+    buffers: slots of states that are kept for the tree, the next one to write first; each with the number of
+        tokens before its state, 0 if it has none.
     """
 
     name: str
@@ -64,16 +68,16 @@ class KVRequest:
 
     @property
     def settled(self) -> int:
-        """Tokens that are committed by results that are there."""
+        """Number of tokens that results have committed."""
         return self.cursors.kv_committed_len - sum(draft.allocate for draft in self.in_flight)
 
     @property
     def rejected(self) -> int:
-        """How far kv_committed_len is past what the device has computed."""
+        """Number of drafts in flight that count as committed and are rejected."""
         return sum(draft.allocate - draft.accept for draft in self.in_flight)
 
     def sample(self, count: int) -> None:
-        """Append the next `count` tokens, as the deterministic sampler yields them."""
+        """Append the next `count` tokens of the deterministic sampler."""
         length = len(self.text)
         self.text.extend(token_id(self.serial, p) for p in range(length, length + count))
 

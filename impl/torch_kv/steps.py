@@ -1,4 +1,5 @@
-"""The scheduler's steps: admit, extend, decode, speculate, evict. A batch is checked before it moves."""
+"""The scheduler's steps: admit, extend, decode, speculate, evict. All entries of a batch are checked before
+any of them changes."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from reference.token_ids import token_id
 
 
 class Steps(MemoryChecks):
-    """Batched steps over the requests that are there. width: tokens that a row can name."""
+    """Batched steps of requests. width: cells of a row (tokens)."""
 
     requests: dict[str, KVRequest]
     width: int
@@ -62,7 +63,7 @@ class Steps(MemoryChecks):
         return None
 
     def _that_may_extend(self, command: c.Extend) -> list[KVRequest]:
-        """The requests of a batch that prefills, as far as no memory is missing."""
+        """Return the requests of a batch that prefills, or refuse it for another reason than memory."""
         require(command.lanes and all(lane.tokens >= 1 for lane in command.lanes), Reason.EMPTY)
         names = [lane.request for lane in command.lanes]
         found = self._lanes(
@@ -83,8 +84,8 @@ class Steps(MemoryChecks):
     def prefill(
         self, requests: Sequence[KVRequest], tokens: list[int], received: bool = False
     ) -> None:
-        """Allocate and write the next tokens[i] positions of requests that have rows. received: KV from
-        elsewhere, of which SWA KV comes for the last window alone."""
+        """Allocate and write the next tokens[i] positions of requests with rows. received: the KV comes from
+        another server, which sends SWA KV for the last window alone."""
         store = self.store
         starts = [request.cursors.kv_committed_len for request in requests]
         ends = [start + count for start, count in zip(starts, tokens, strict=True)]
@@ -113,7 +114,7 @@ class Steps(MemoryChecks):
         self.fold(requests, starts, ends)
 
     def has_started(self, request: KVRequest) -> bool:
-        """It has KV that is not the tree's."""
+        """Return whether the request has KV that is not the tree's."""
         return request.cursors.kv_allocated_len > request.cursors.cache_protected_len
 
     def tail_from(self, request: KVRequest, end: int) -> int:
@@ -123,11 +124,12 @@ class Steps(MemoryChecks):
         ).swa_evicted_seqlen
 
     def received(self, cursors: RowCursors[N], tokens: N, live: N) -> RowCursors[N]:
-        """A chunk is in whose SWA KV begins at `live`: what is before counts as evicted."""
+        """Return the cursors behind a received chunk, whose SWA KV begins at `live`: positions before count
+        as evicted."""
         return self.extended(cursors, tokens)._replace(swa_evicted_seqlen=live)
 
     def extended(self, cursors: RowCursors[N], tokens: N) -> RowCursors[N]:
-        """A chunk is in: C and A behind its last token (LEN-4)."""
+        """Return the cursors behind a chunk: C and A at its end (LEN-4)."""
         end = cursors.kv_committed_len + tokens
         return RowCursors(end, end, cursors.swa_evicted_seqlen, cursors.cache_protected_len)
 
@@ -142,14 +144,14 @@ class Steps(MemoryChecks):
         return None
 
     def compute_next(self, found: Sequence[KVRequest]) -> None:
-        """Allocate and write the newest token of requests that run, and sample one each."""
+        """Allocate and write the newest token of running requests, and sample one token each."""
         store, starts, ends = self.store, self._allocated(found), self._after_decode(found)
         ones = [1] * len(found)
         lanes = Lanes(store.device, found, tail=self._stamps(found, ones, ones))
         before, _ = store.cursors.move(lanes, self.decoded)
         span = store.span_of_one(lanes.row, before.kv_committed_len)
-        fresh = [i for i, end in enumerate(ends) if end > starts[i]]  # the rest has slots ahead
-        if len(fresh) == len(found):  # so A is C in every entry
+        fresh = [i for i, end in enumerate(ends) if end > starts[i]]  # the others have slots ahead
+        if len(fresh) == len(found):  # A is C in every entry
             slots = store.alloc_decode(
                 lanes.row, before.kv_allocated_len, span, store.pages(starts, ends)
             )
@@ -172,23 +174,23 @@ class Steps(MemoryChecks):
         return [request.cursors.kv_allocated_len for request in requests]
 
     def _after_decode(self, requests: Sequence[KVRequest]) -> list[int]:
-        """kv_allocated_len of requests after a token more."""
+        """Return the kv_allocated_len of requests after one more token."""
         return [self.decoded(request.cursors).kv_allocated_len for request in requests]
 
     def decoded(self, cursors: RowCursors[N]) -> RowCursors[N]:
-        """A token is in: one slot past A, unless a draft has allocated ahead (LEN-4)."""
+        """Return the cursors after one more token: A grows unless a draft has allocated ahead (LEN-4)."""
         committed, allocated, evicted, protected = cursors
         return RowCursors(committed + 1, larger(allocated, committed + 1), evicted, protected)
 
     def write_decoded(self, slots: Tensor, tokens: Tensor, fresh: list[int]) -> None:  # noqa: ARG002
-        """Write the token of every entry: a slot there already holds a rejected draft (READ-1).
+        """Write the token of every entry: a slot allocated ahead holds a rejected draft (READ-1).
 
-        fresh: the entries whose slot has just been allocated.
+        fresh: the entries with a newly allocated slot.
         """
         self.store.write(slots, tokens)
 
     def late(self, requests: Sequence[KVRequest], most: int = 0) -> bool:
-        """Some request has more than so many results in flight."""
+        """Return whether a request has more than so many results in flight."""
         return any(len(request.in_flight) > most for request in requests)
 
     def spec_decode(self, command: c.SpecDecode) -> Played:
@@ -198,14 +200,14 @@ class Steps(MemoryChecks):
         return None
 
     def launch_ahead(self, command: c.Launch) -> Played:
-        """A verify round whose result is to come: all that it drafts counts as committed until then."""
+        """Launch a verify round without its result: all its drafts count as committed until that comes."""
         found = self.verify(command.lanes, [draft.allocate for draft in command.lanes], most_late=1)
         for request, draft in zip(found, command.lanes, strict=True):
             request.in_flight.append(draft)
         return None
 
     def settle(self, command: c.Settle) -> None:
-        """The oldest result is there: what was not accepted is taken back."""
+        """Take the oldest result: rejected drafts no longer count as committed."""
         [request] = self._lanes((command.request,), RequestPhase.RUNNING)
         require(request.in_flight, Reason.WRONG_PHASE)
         draft = request.in_flight.pop(0)
@@ -213,13 +215,13 @@ class Steps(MemoryChecks):
         request.sample(draft.accept)
 
     def taken_back(self, cursors: RowCursors[N], rejected: N) -> RowCursors[N]:
-        """Drafts that were not accepted do not count (LEN-4)."""
+        """Return the cursors without the rejected drafts (LEN-4)."""
         return cursors._replace(kv_committed_len=cursors.kv_committed_len - rejected)
 
     def verify(
         self, drafts: Sequence[c.Draft], taken: list[int], most_late: int = 0
     ) -> list[KVRequest]:
-        """Run a verify round in which each entry commits `taken` tokens; its requests."""
+        """Run a verify round in which each entry commits `taken` tokens. Returns its requests."""
         require(drafts and all(d.allocate >= 1 and d.accept >= 1 for d in drafts), Reason.EMPTY)
         found = self._lanes([draft.request for draft in drafts], RequestPhase.RUNNING)
         require(not self.late(found, most_late), Reason.WRONG_PHASE)
@@ -240,7 +242,7 @@ class Steps(MemoryChecks):
         grown = [end - start for start, end in zip(starts, ends, strict=True)]
         span = store.span(lanes.row, start, end - start, grown)
         slots = store.alloc_extend(lanes.row, start, end, span, store.pages(starts, ends))
-        if starts != computed:  # some of the slots were there
+        if starts != computed:  # some slots were allocated before
             first = before.kv_committed_len - lanes.columns[2]
             slots = store.slots(store.span(lanes.row, first, end - first, counts))
         store.write(slots, lanes.tail)
@@ -250,19 +252,20 @@ class Steps(MemoryChecks):
         return found
 
     def written_below(self, request: KVRequest) -> int:
-        """How far below its commit a round begins to write: behind what the device has accepted (READ-1)."""
+        """Return how far below C a round begins to write: behind the tokens that the device has accepted
+        (READ-1)."""
         return request.rejected
 
     def drafted(self, cursors: RowCursors[N], ahead: N, taken: N, rejected: N) -> RowCursors[N]:  # noqa: ARG002
-        """A verify round: slots up to C + ahead as far as they are not there yet, `taken` committed. With
-        rounds in flight that is past all that they may accept (LEN-5)."""
+        """Return the cursors after a verify round: A at least C + ahead, and `taken` more tokens committed.
+        With rounds in flight C is past all that they may accept (LEN-5)."""
         committed, allocated, evicted, protected = cursors
         return RowCursors(
             committed + taken, larger(allocated, committed + ahead), evicted, protected
         )
 
     def commits(self, draft: c.Draft) -> int:
-        """Tokens that a verify round commits: those accepted, not those drafted (LEN-4)."""
+        """Return the tokens that a verify round commits: the accepted, not the drafted (LEN-4)."""
         return draft.accept
 
     def evict_swa(self, command: c.EvictSwa) -> Played:
@@ -277,7 +280,7 @@ class Steps(MemoryChecks):
         return None
 
     def _lanes(self, names: Sequence[str], *phases: RequestPhase) -> list[KVRequest]:
-        """The requests of a batch, if they can be one."""
+        """Return the requests of a batch, or refuse: each once, known, in one of these phases."""
         require(len(set(names)) == len(names), Reason.DUPLICATE_LANE)
         found = [self.requests[name] for name in names if name in self.requests]
         require(len(found) == len(names), Reason.UNKNOWN_REQUEST)
@@ -285,7 +288,8 @@ class Steps(MemoryChecks):
         return found
 
     def window_lost(self, requests: Sequence[KVRequest]) -> bool:
-        """A window eviction ran ahead of the commit of some entry: it may end, not go on (SWA-2)."""
+        """Return whether a window eviction ran past C in an entry: that request may end, not continue
+        (SWA-2)."""
         return not all(self.window_live(self.lost_below(r.cursors), r.settled) for r in requests)
 
     def make_room(
@@ -296,9 +300,10 @@ class Steps(MemoryChecks):
         live: Sequence[int] | None = None,
         states: int = 0,
     ) -> None:
-        """Have room for positions [starts[i], ends[i]), or refuse before anything moves.
+        """Make room for positions [starts[i], ends[i]), or refuse before anything changes.
 
-        live: where they start in the SWA pool, if not there. states: slots of recurrent state.
+        live: their first positions in the SWA pool, if these differ.
+        states: slots of recurrent state.
         """
         require(max(ends) <= self.width, Reason.ROW_TOO_SHORT)
         require(rows.count(None) <= len(self.store.free_rows), Reason.NO_ROW)
@@ -307,8 +312,8 @@ class Steps(MemoryChecks):
         )
 
     def states_taken(self, prompts: Sequence[KVRequest]) -> int:
-        """Slots of recurrent state that a prefill takes: for whoever has none, and for a copy of each that
-        goes into the tree."""
+        """Return the slots of recurrent state that a prefill needs: for requests without one, for buffers,
+        and for the copies that the tree gets."""
         copies = (
             sum(self.slot_of(request) is None for request in prompts)
             if self.tree is not None
@@ -324,14 +329,14 @@ class Steps(MemoryChecks):
         real: list[int],
         starts: Sequence[int] = (),
     ) -> list[int]:
-        """Tokens of each request's next counts[i] positions; past real[i] rejected drafts, stamp 0.
+        """Return the tokens of each request's next counts[i] positions; 0, for rejected drafts, past real[i].
 
-        starts: where they begin, if not at kv_committed_len.
+        starts: their first positions, if not kv_committed_len.
         """
         stamps: list[int] = []
         starts = starts or [request.cursors.kv_committed_len for request in requests]
         for request, count, good, start in zip(requests, counts, real, starts, strict=True):
-            # By rule, not from the text: accepted drafts are written before they are its outputs.
+            # Accepted drafts are written before the text has them: their ids follow from positions.
             text = request.text[start : start + good]
             stamps += text
             stamps += [token_id(request.serial, p) for p in range(start + len(text), start + good)]

@@ -105,7 +105,7 @@ class TorchKV(LockHolders):
             return REFUSED[refused.reason]
 
     def close(self) -> None:
-        """Nothing outside this process is held."""
+        """Do nothing: nothing outside this process is held."""
 
     # Clients.
 
@@ -150,7 +150,8 @@ class TorchKV(LockHolders):
             self.forget(session)
 
     def must_defer_close(self, session: KVSession) -> bool:
-        """A turn in flight uses the session's KV: it is released when that ends (SES-2)."""
+        """Return whether a turn in flight uses the session's KV, which is then freed at the turn's end
+        (SES-2)."""
         return session.turn is not None
 
     def forget(self, session: KVSession) -> None:
@@ -158,7 +159,7 @@ class TorchKV(LockHolders):
         del self.sessions[session.name]
 
     def end_turn(self, request: KVRequest) -> None:
-        """The request is gone; a close that waited for it happens now (SES-2)."""
+        """Remove the request, and close its session if a close has waited for it (SES-2)."""
         self.detach(request)
         del self.requests[request.name]
         session = request.session
@@ -209,7 +210,7 @@ class TorchKV(LockHolders):
         return None
 
     def skip_results(self, request: KVRequest) -> None:
-        """Nobody processes what is still in flight of a request that was retracted."""
+        """Skip the results still in flight of a retracted request."""
         request.in_flight.clear()
 
     def abort(self, command: c.Abort) -> None:
@@ -237,7 +238,7 @@ class TorchKV(LockHolders):
         self.drop(self.prefill_marked(request))
 
     def prefill_marked(self, request: KVRequest) -> KVRequest:
-        """The detached request after its prefill: one token, one row, its pages."""
+        """Prefill the detached request: one token, one row, its pages."""
         detached = KVRequest(request.name, None, request.serial, [token_id(request.serial, 0)], 1)
         detached.row = self.store.free_rows.pop()
         self.begin_states([detached])
@@ -247,7 +248,7 @@ class TorchKV(LockHolders):
     # Looking in.
 
     def view(self) -> adapter.View:
-        """The facts now, read from the tensors (the device is waited for) and the host objects.
+        """Return the facts now, read from the tensors (the device is waited for) and the host objects.
 
         RowCursors of whoever has a row are the device's, never the mirror's.
         """
@@ -297,7 +298,7 @@ class TorchKV(LockHolders):
         )
 
     def view_states(self) -> adapter.StatesView | None:
-        """Slots of recurrent state, and whose they are."""
+        """Return slots of recurrent state, and whose they are."""
         if self.states is None:
             return None
         slots = {name: session.slot for name, session in self.sessions.items()}

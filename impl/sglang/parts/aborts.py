@@ -51,7 +51,7 @@ class Aborts:
             setattr(scheduler, name, partial(method, scheduler))
 
     def waiting(self, req: Any, cache: Any) -> None:
-        """A client aborts the one request in the queue. Nothing else of the scheduler matters."""
+        """Abort the one request in the queue. No other part of the scheduler matters."""
         scheduler: Any = Inert()
         scheduler.waiting_queue = [req]
         scheduler.tree_cache = cache

@@ -38,8 +38,8 @@ _COMPILED = "sglang/srt/mem_cache/rust_tree_core/"
 
 
 def release_root(version: str, newer: str = "") -> Path:
-    """The folder that holds `sglang/` of this release (`impl.loading.fetch`). newer: one of its files, which
-    is added to a folder from before it was fetched."""
+    """Return the folder that holds `sglang/` of this release (`impl.loading.fetch`). newer: one of its
+    files, which is added to a folder from before it was fetched."""
     downloaded = partial(_downloaded, f"sglang=={version}")
     root = fetch.release_root("sglang", version, downloaded)
     if not (root / newer).exists():
@@ -48,7 +48,7 @@ def release_root(version: str, newer: str = "") -> Path:
 
 
 def checkout_root(path: str | os.PathLike[str]) -> Path:
-    """The folder that holds `sglang/` in a checkout (PATH/python/sglang), or PATH itself.
+    """Return the folder that holds `sglang/` in a checkout (PATH/python/sglang), or PATH itself.
 
     Raises UnusableImplementation when neither has an `sglang/srt`.
     """
@@ -87,7 +87,7 @@ def _downloaded(release: str, work: Path, target: Path) -> None:
 
 
 def _ways_to_ask() -> list[list[str]]:
-    """pip options: for this host; then, as the Python files are the same, for hosts of the wheels."""
+    """Return pip options: for this host; then, as the Python files are the same, for hosts of the wheels."""
     ways: list[list[str]] = [[]]
     for python in ("311", "312", "310"):
         options = ["--implementation", "cp", "--python-version", python]

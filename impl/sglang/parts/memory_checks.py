@@ -107,8 +107,8 @@ class Scheduler:
 
         waiting: the queue.
         locked: lock holders or waiting requests have locks in the radix tree. A real scheduler never gets
-        there, and the releases' inspection of the tree (nothing may be locked when idle) is left out then.
-        """
+        there, and the releases' inspection of the tree (nothing may be locked when idle) is left out
+        then."""
         self.last_batch = None
         self.running_batch = self._batch([], ForwardMode.IDLE)
         self.waiting_queue = list(waiting)
@@ -122,11 +122,11 @@ class Scheduler:
         )
 
     def busy_accounts(self) -> tuple[Account, ...]:
-        """The terms of the release's busy check, by its own functions."""
+        """Return the terms of the release's busy check, by its own functions."""
         raise NotImplementedError
 
     def idle_accounts(self) -> tuple[Account, ...]:
-        """The terms of the release's idle check, by its own functions."""
+        """Return the terms of the release's idle check, by its own functions."""
         raise NotImplementedError
 
     # Methods of the release.

@@ -24,13 +24,13 @@ _PAIR = "-or-"
 
 
 def begins_other(tokens: Sequence[int]) -> bool:
-    """A text that begins like this is looked up in the namespace."""
+    """Return whether a text with this beginning is looked up in the namespace."""
     serial = serial_of(tokens[0]) if tokens else 0
     return serial >= SHARED and (serial - SHARED) % 2 == 1
 
 
 def fields_of(setting: str, tokens: Sequence[int]) -> dict[str, str]:
-    """The fields of a request for a text that begins like this, with their values."""
+    """Return the fields of a request for a text that begins like this, with their values."""
     first, _, second = setting.partition(_PAIR)
     if not first:
         return {}
@@ -41,24 +41,24 @@ def fields_of(setting: str, tokens: Sequence[int]) -> dict[str, str]:
 
 
 def key_fields_of(setting: str, tokens: Sequence[int]) -> dict[str, str]:
-    """The fields of the tree's key for such a text: an adapter stands in the extra key."""
+    """Return the fields of the tree's key for such a text: an adapter stands in the extra key."""
     fields = fields_of(setting, tokens)
     return {"extra_key" if name == "lora_id" else name: value for name, value in fields.items()}
 
 
 def key_fields(setting: str) -> list[str]:
-    """The fields of the tree's keys that tell namespaces apart."""
+    """Return the fields of the tree's keys that tell namespaces apart."""
     return [name if name != "lora_id" else "extra_key" for name in setting.split(_PAIR) if name]
 
 
 def exchanged(tokens: Iterable[int]) -> list[int]:
-    """The tokens with the texts of each pair exchanged; twice is none."""
+    """Return the tokens with the texts of each pair exchanged; twice is none."""
     other = 1 << POSITION_BITS
     return [token ^ other if serial_of(token) >= SHARED else token for token in tokens]
 
 
 def elements_of(key: Any) -> list[int]:
-    """The elements of a RadixKey as the specification has them (`tree_key`)."""
+    """Return the elements of a RadixKey as the specification has them (`tree_key`)."""
     salted = optional(key, "RadixKey.cache_salt") is not None
     inside = salted or key.extra_key not in (None, SAME_NAME)
     tokens = list(key.token_ids)

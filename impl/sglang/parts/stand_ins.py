@@ -78,7 +78,7 @@ UNSET = {
 
 @cache
 def unset() -> str:
-    """A pattern of a line that asks for one of UNSET."""
+    """Return a pattern of a line that asks for one of UNSET."""
     return rf"\b({'|'.join(UNSET)})\b"
 
 
@@ -243,12 +243,12 @@ def assign_rows(
 
 
 def checkpoint_grid(*_: int) -> int:
-    """Tokens from one state that is tracked to the next: a page, and more than one as in every kernel."""
+    """Return the tokens between two tracked states: a page, and more than one token, as in every kernel."""
     return max(2, int(SERVER_ARGS.page_size))
 
 
 def state_chunk() -> int:
-    """Tokens from one state to the next of those that a prefill's kernel comes through."""
+    """Return the tokens between two states that a prefill's kernel computes."""
     return 2 if checkpoint_grid() % 2 == 0 else checkpoint_grid()
 
 
@@ -256,7 +256,7 @@ PLATFORM: Any = Bag(get_paged_allocator_cls=lambda: None, capabilities=Bag(suppo
 
 
 def use_gpu() -> None:
-    """From now on the server has a GPU, where its own Triton kernels run."""
+    """Let the server have a GPU, on which its own Triton kernels run."""
     SERVER_ARGS.device = "cuda"
     SERVER_ARGS.attention_backend = "triton"
     SERVER_ARGS.kernel = Bag(attention_backend="triton")
@@ -268,7 +268,7 @@ def on_gpu() -> bool:
 
 
 def decorating(function: Any = None, **_: Any) -> Any:
-    """A decorator with or without arguments that decorates nothing."""
+    """Return a decorator with or without arguments that decorates nothing."""
     return function if callable(function) else lambda f: f
 
 
@@ -281,7 +281,7 @@ _SETTINGS = (
 
 
 def provided() -> dict[str, dict[str, Any]]:
-    """Module -> the names in it that must not be inert."""
+    """Return, for each module, the names in it that must not be inert."""
     return {
         "sglang.srt.server_args": {"get_global_server_args": lambda: SERVER_ARGS},
         "sglang.srt.model_executor.forward_batch_info": {
@@ -368,7 +368,7 @@ def without_kernels(allocator: types.ModuleType) -> None:
 
 
 def kv_pool(base: type) -> Any:
-    """A two-pool KV cache without KV memory: it only keeps the mapping for the allocator."""
+    """Return a two-pool KV cache without KV memory: it only keeps the mapping for the allocator."""
 
     def no_memory(self: Any) -> None:
         self.full_kv_pool = self.swa_kv_pool = None

@@ -1,8 +1,8 @@
 """The steps of a scheduler for tracked states when it processes the result of a decode batch.
 
 The release's own SchedulerBatchResultProcessor says which state a request keeps for the tree, and where the
-next one goes. What it does besides for a request that has finished, the driver plays (scheduler/ends.py).
-"""
+next one goes. What it does besides for a request that has finished, the driver plays
+(scheduler/ends.py)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from impl.sglang.parts.stand_ins import Bag
 
 
 def tracker_class(module: ModuleType) -> type:
-    """The release's class, of which only `_handle_finish_state_updated_req` runs. module: of that class."""
+    """Return the release's class, of which only `_handle_finish_state_updated_req` runs. module: of that
+    class."""
     vars(module)["release_kv_cache"] = _nothing
     vars(module)["BaseSpecWorker"] = type("BaseSpecWorker", (), {})
 
@@ -28,7 +29,7 @@ def tracker_class(module: ModuleType) -> type:
             object.__setattr__(self, name, value)
 
     def processed(self: Any, req: Any, batch: Any, at: int, tokens: int) -> None:
-        """The result of entry `at` of a batch, so many tokens, is in the request's outputs."""
+        """Note that the result of entry `at` of a batch, with so many tokens, is in the request's outputs."""
         drafts = None if batch.spec_algorithm.is_none() else {at: tokens - 1}
         result = Bag(num_non_draft_tokens_per_req=1, num_correct_drafts_per_req_cpu=drafts)
         self._handle_finish_state_updated_req(req, batch, result, at, None)
@@ -41,7 +42,7 @@ def tracker_class(module: ModuleType) -> type:
 
 
 def without_pinning() -> None:
-    """No memory is pinned without a GPU, whatever a release asks for."""
+    """Allocate no pinned memory: there is no GPU, whatever a release asks for."""
     make = torch.tensor
 
     def tensor(*values: Any, pin_memory: bool = False, **kind: Any) -> Tensor:
@@ -53,18 +54,18 @@ def without_pinning() -> None:
 
 
 def _nothing(*_: Any, **__: Any) -> None:
-    """Takes anything and does nothing."""
+    """Do nothing with any arguments."""
 
 
 def buffers_of(kv: Any) -> list[int]:
-    """The slots that hold states for the tree, or will."""
+    """Return the slots that hold states for the tree, or will."""
     if kv.mamba_ping_pong_track_buffer is None:
         return []
     return [slot for slot in kv.mamba_ping_pong_track_buffer.tolist() if slot >= 0]
 
 
 def tracked_by(kv: Any) -> list[tuple[int, int]]:
-    """The slot of the last state that is kept for the tree, and after how many tokens that is."""
+    """Return the slot of the last state that is kept for the tree, and after how many tokens that is."""
     if kv.mamba_ping_pong_track_buffer is None or kv.mamba_last_track_seqlen is None:
         return []
     return [

@@ -62,7 +62,7 @@ class ReleaseTree:
         return slots
 
     def lock(self, req: Any) -> None:
-        """PrefillAdder._req_inc_lock_ref."""
+        """Lock the prefix of a request (PrefillAdder._req_inc_lock_ref)."""
         self.cache.inc_lock_ref(req.last_node)
 
     def unlock(self, req: Any) -> None:

@@ -355,12 +355,13 @@ BY = {
 
 
 def files(root: Path, releases: Mapping[str, type[Release0510]]) -> probe.Checkout:
-    """The files under `root`, which holds `sglang/`. releases: all, by version, from old to new."""
+    """Return the files under `root`, which holds `sglang/`. releases: all, by version, from old to new."""
     return probe.Checkout(root, "sglang/srt", WITH_TIERS, tuple(_entries(releases)))
 
 
 def _entries(releases: Mapping[str, type[Release0510]]) -> Iterator[probe.ApiLine]:
-    """The tables, with what each release calls the things in braces, and those that it has renamed."""
+    """Yield the tables, with the names that each release has for the things in braces, and those that it
+    has renamed."""
     order = [*releases, "..."]
     words = {version: _names(kind) for version, kind in releases.items()}
     for line in lines():
@@ -373,7 +374,7 @@ def _entries(releases: Mapping[str, type[Release0510]]) -> Iterator[probe.ApiLin
 
 
 def every(releases: Mapping[str, type[Release0510]]) -> str:
-    """The lines of all tables, by the names of each release, as the text of a table."""
+    """Return the lines of all tables, by the names of each release, as the text of a table."""
     words = [_names(kind) for kind in releases.values()]
     texts = {
         f"{line.since} {line.before} {line.text.format_map(of)}"
@@ -400,7 +401,7 @@ class WrittenLine(NamedTuple):
 
 
 def lines() -> Iterator[WrittenLine]:
-    """The lines of all tables."""
+    """Yield the lines of all tables."""
     for by, table in BY.items():
         fact = ""
         for line in table.strip().splitlines():
@@ -412,7 +413,7 @@ def lines() -> Iterator[WrittenLine]:
 
 
 def uses(release: type[Release0510], order: Sequence[str]) -> Iterator[tuple[str, ast.expr]]:
-    """File and use, by the names that the code here has; order: all versions."""
+    """Yield file and use, by the names that the code here has. order: all versions."""
     words = _names(release)
     for line in lines():
         at = order.index(release.facts.get(line.fact, release.version))

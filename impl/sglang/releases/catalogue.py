@@ -62,7 +62,7 @@ _CANNOT = {
 
 
 def supported(spec: str) -> type[Release0510]:
-    """The class of a release by its version, or of a tree by `spec_of` its class; raises
+    """Return the class of a release by its version, or of a tree by `spec_of` its class; raises
     UnusableImplementation that names the releases there are."""
     version, *others = spec.split(",")
     if version not in TABLE:
@@ -120,7 +120,8 @@ def detect(root: Path) -> Detected:
 
 
 def _why_taken(taken: str, lines: int, stated: str | None, others: Mapping[str, str]) -> str:
-    """Such as "taken for 0.5.14 (435 lines differ), with chunks, token ids as in 0.5.12"."""
+    """Return the reason in words, such as "taken for 0.5.14 (435 lines differ), with chunks, token ids as
+    in 0.5.12"."""
     why = f"taken for {taken} ({differing(lines)})"
     by_release: dict[str, list[str]] = {}
     for fact, as_in in others.items():
@@ -152,7 +153,7 @@ def _refusal(missing: list[probe.Missing], why: str, taken: str, root: Path) -> 
 
 
 def stated_version(root: Path) -> str | None:
-    """The version that the files state, if they do; nothing of them is run."""
+    """Return the version that the files state, if they do; nothing of them is run."""
     for name in ("_version.py", "version.py"):
         file = root / "sglang" / name
         if not file.is_file():

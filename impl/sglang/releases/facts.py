@@ -71,7 +71,7 @@ R = TypeVar("R", bound=Release0510)
 def composed(
     kinds: Mapping[str, type[R]], nearest: str, others: Mapping[str, str]
 ) -> type[Release0510]:
-    """The class of the release `nearest`, with some facts as other releases have them.
+    """Return the class of the release `nearest`, with some facts as other releases have them.
 
     kinds: all classes by version, from old to new. others: name of a fact -> version. A fact of a release
     that is not among `kinds` is as in the last one before it.
@@ -93,8 +93,8 @@ def composed(
 def facts_of(
     checkout: probe.Checkout, order: list[str], near: Nearest
 ) -> tuple[dict[str, str], list[probe.Missing]]:
-    """The facts that a checkout has as another release than the nearest one, and what it lacks of every
-    release. order: all versions, from old to new."""
+    """Return the facts that a checkout has as another release than the nearest one, and what it lacks of
+    every release. order: all versions, from old to new."""
     nearest = near.release
     others: dict[str, str] = {}
     missing: list[probe.Missing] = []
@@ -117,7 +117,7 @@ def facts_of(
 def _fitting(
     checkout: probe.Checkout, order: list[str], near: Nearest, fact: str, candidates: list[str]
 ) -> Iterator[str]:
-    """The releases as which the checkout has a fact: it has all that the fact is there.
+    """Return the releases as which the checkout has a fact: it has all that the fact is there.
 
     Something must show that release and not the nearest one, for a name that is gone may have been renamed.
     Where nothing shows either, the nearest one has added the fact: a checkout from before that is far from

@@ -120,7 +120,7 @@ class LoadedModules(Objects):
         self.swa_radix_cache = load("sglang.srt.mem_cache.swa_radix_cache")
 
     def _spec_environment(self) -> dict[str, Any]:
-        """The names that the over-allocation of a verify round may use, wherever they are defined."""
+        """Return the names that the over-allocation of a verify round may use, wherever they are defined."""
         alike: defaultdict[str, Any] = defaultdict(
             lambda: self.allocation.alloc_paged_token_slots_extend
         )

@@ -35,5 +35,5 @@ def alias(release: type[Release0510]) -> None:
 
 
 def in_code(text: str, release: type[Release0510]) -> str:
-    """Lines of Python that use a release, with the names that it has."""
+    """Return lines of Python that use a release, with the names that it has."""
     return renamed.in_code(text, release.renamed, (use for _, use in uses(release, list(TABLE))))

@@ -25,12 +25,13 @@ class Objects:
 
     @classmethod
     def record(cls) -> str:
-        """The attribute of a request, or of a session's slot, that has its row; "" for itself."""
+        """Return the attribute of a request, or of a session's slot, that has its row; "" for the object
+        itself."""
         return cls.places["req_pool_idx"].rpartition(".")[0]
 
     @classmethod
     def in_record(cls) -> dict[str, str]:
-        """`places`, seen from that attribute."""
+        """Return `places` relative to that attribute."""
         return {name: place.removeprefix(f"{cls.record()}.") for name, place in cls.places.items()}
 
     @cached_property
@@ -47,12 +48,12 @@ class Objects:
         return attrgetter(*map(self.places.__getitem__, Cursors._fields))
 
     def row(self, holder: Any) -> int | None:
-        """The row of a request or of a session's slot, None without one."""
+        """Return the row of a request or of a session's slot, None without one."""
         row: int | None = self._row(holder)
         return row
 
     def cursors(self, holder: Any) -> Cursors:
-        """The cursors of a request or of a session's slot, which have the same four attributes."""
+        """Return the cursors of a request or of a session's slot, which have the same four attributes."""
         return Cursors._make(self._cells(holder))
 
     def put(self, req: Any, name: str, value: int) -> None:
@@ -63,17 +64,17 @@ class Objects:
     # -- sessions ---------------------------------------------------------------------------------
 
     def slot(self, cache: Any, session_id: str) -> Any:
-        """The session's slot while it holds a row, else None."""
+        """Return the session's slot while it holds a row, else None."""
         slot = cache.slots.get(session_id)
         return slot if slot is not None and slot.is_holding_kv else None
 
     def closing(self, session: Any) -> bool:
-        """0.5.10 knows no deferred close."""
+        """Return False: 0.5.10 has no deferred close."""
         del session
         return False
 
     def history(self, session: Any) -> list[int]:
-        """The tokens that Session.create_req would put in front of the next turn's input."""
+        """Return the tokens that Session.create_req would put in front of the next turn's input."""
         for node in session.req_nodes.values():
             last = node.req
             outputs = last.output_ids[: last.sampling_params.max_new_tokens]
@@ -81,18 +82,18 @@ class Objects:
         return []
 
     def committed(self, session: Any) -> int | None:
-        """How much of the last turn's input counts, None for all (tokens)."""
+        """Return how many tokens of the last turn's input count, None for all."""
         del session
         return None
 
     # -- a whole scheduler ------------------------------------------------------------------------
 
     def planned(self, plan: Any) -> Any:
-        """The batch that get_next_batch_to_run has decided on, None for none."""
+        """Return the batch that get_next_batch_to_run has decided on, None for none."""
         return plan
 
     def free_pages(self, pool: Any) -> list[int]:
-        """The free list of one pool, as it stands."""
+        """Return the free list of one pool, as it stands."""
         return [*pool.free_pages.tolist(), *pool.release_pages.tolist()]
 
     def nodes(self, tree: Any, mapping: Any) -> Iterator[NodeView]:

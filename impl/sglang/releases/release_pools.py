@@ -33,7 +33,7 @@ class ReleasePools(LoadedModules):
         return False
 
     def make_allocator(self, full: int, swa: int | None, page_size: int, need_sort: bool) -> Any:
-        """The allocator of one pool, or of two.
+        """Return the allocator of one pool, or of two.
 
         full, swa: their sizes (tokens). need_sort: pages are allocated in ascending order. Raises
         UnusableImplementation on a GPU, whose kernels are compiled for pages of a power of two alone.
@@ -95,7 +95,7 @@ class ReleasePools(LoadedModules):
         )
 
     def make_tree(self, cache: Any, allocator: Any, geometry: Geometry) -> Any:
-        """The radix tree in `cache` (impl.sglang.parts.trees), None where there is none."""
+        """Return the radix tree in `cache` (impl.sglang.parts.trees), None where there is none."""
         if not geometry.tree:
             return None
         if geometry.window is None:
@@ -103,7 +103,7 @@ class ReleasePools(LoadedModules):
         return trees.SWARadixTree(cache, allocator.full_to_swa_index_mapping)
 
     def make_scheduler(self, rows: Any, allocator: Any, cache: Any, geometry: Geometry) -> Any:
-        """The release's memory checks on a stand-in of its scheduler."""
+        """Return the release's memory checks on a stand-in of its scheduler."""
         return self.scheduler_class(self.batch.ScheduleBatch, rows, allocator, cache, geometry)
 
     def make_controller(self, cache: Any) -> Any:

@@ -86,7 +86,7 @@ class ReleaseRequests(LoadedModules):
         self.aborts.waiting(req, cache)
 
     def received_tail(self, length: int, geometry: Geometry, allocator: Any) -> int:
-        """The number of tokens of a received prompt that get SWA slots.
+        """Return the number of tokens of a received prompt that get SWA slots.
 
         A copy of DecodePreallocQueue._swa_tail_len, in which a server with a tree
         (--disaggregation-decode-enable-radix-cache) reserves none yet.
@@ -108,7 +108,7 @@ class ReleaseRequests(LoadedModules):
         cache.cache_finished_req(req)
 
     def ids(self, tokens: Sequence[int]) -> Any:
-        """Token ids as this release's requests and keys carry them."""
+        """Return token ids as this release's requests and keys carry them."""
         return list(tokens)
 
     def set_chunk(self, req: Any, start: int, end: int) -> None:
@@ -125,7 +125,8 @@ class ReleaseRequests(LoadedModules):
         getattr(req, self.looks)(accepted)
 
     def take(self, cache: Any, start: int, end: int, before: Any) -> Any:
-        """Slots for positions [start, end), evicted for where there are too few; as alloc_for_extend does.
+        """Allocate slots for positions [start, end), and evict if there are too few, as alloc_for_extend
+        does.
 
         start: a page boundary. before: slots of the positions below it.
         """
@@ -160,7 +161,8 @@ class ReleaseRequests(LoadedModules):
         req.fill_ids = req.origin_input_ids
 
     def eviction_limit(self, length: int, window: int, page_size: int) -> int:
-        """How far window eviction can be in a request of `length` tokens, the last one decoded (tokens)."""
+        """Return the position up to which window eviction can be in a request of `length` tokens, the last
+        one decoded."""
         return max(0, length - 1 - window) // page_size * page_size
 
     def checkpoint(self, req: Any, cache: Any, chunked: bool) -> None:
@@ -168,12 +170,12 @@ class ReleaseRequests(LoadedModules):
         cache.cache_unfinished_req(req, **({"chunked": True} if chunked else {}))
 
     def prepare_spec(self, batch: Any, draft_len: int) -> None:
-        """The release's own over-allocation for a verify round, 2 * draft_len past the commit."""
+        """Allocate for a verify round by the release's own rule, 2 * draft_len past the commit."""
         self.draft_len = draft_len
         self._prepare_spec(None, batch)
 
     def spec_end(self, cursors: Cursors, draft_len: int, page_size: int) -> int:
-        """kv_allocated_len after the over-allocation of a verify round."""
+        """Return kv_allocated_len after the over-allocation of a verify round."""
         del page_size
         return cursors.kv_committed_len + 2 * draft_len
 

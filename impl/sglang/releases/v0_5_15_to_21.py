@@ -82,7 +82,7 @@ class Release0515(Release0514):
         return max(cursors.kv_allocated_len, super().spec_end(cursors, draft_len, page_size))
 
     def skipped(self, req: Any, tokens: int) -> None:
-        """Nothing: no round claims anything (_resolve_spec_v2_tokens)."""
+        """Do nothing: no round claims tokens (_resolve_spec_v2_tokens)."""
 
 
 class Release0516(Unified, Release0515):

@@ -1,7 +1,7 @@
 """0.5.22 and 0.5.23: one cache for all, with the sessions in it.
 
-A session owns the record of what a request holds, `req.kv`, from the first row on and lends it to its turns.
-"""
+A session owns the record of what a request holds, `req.kv`, from the first row on and lends it to its
+turns."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class Release0522(Release0521):
         return hasattr(rows, "mamba_allocator")
 
     def make_state_rows(self, geometry: Geometry) -> Any:
-        """Rows of requests that have recurrent state: a layer whose states are one number each."""
+        """Return rows of requests that have recurrent state: a layer whose states are one number each."""
         shape = Bag(conv=[(1, 1)], temporal=(1, 1, 1))
         params = Bag(shape=shape, dtype=Bag(conv=torch.float32, temporal=torch.int64), is_kda=False)
         return self.memory_pool.HybridReqToTokenPool(

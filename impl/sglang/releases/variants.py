@@ -84,7 +84,7 @@ VARIANTS: dict[str, dict[str, type[Release0510]]] = {
 
 
 def variant(release: type[Release0510], tree: str) -> type[Release0510]:
-    """The release with the tree of that name; raises UnusableImplementation where it has none."""
+    """Return the release with the tree of that name; raises UnusableImplementation where it has none."""
     of = VARIANTS[tree]
     if release.version not in of:
         raise UnusableImplementation(

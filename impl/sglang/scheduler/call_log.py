@@ -29,7 +29,7 @@ LOCK_HOLDER = "lock holder "  # what the ids of lock holders' requests begin wit
 
 
 def ids_text(tokens: Sequence[int]) -> str:
-    """Token ids as a list of small numbers; runs as ranges."""
+    """Return token ids as a list of small numbers; runs as ranges."""
     numbers = enumerate(map(small, tokens))
     runs = [[token for _, token in run] for _, run in groupby(numbers, lambda at: at[1] - at[0])]
     parts = [f"*range({r[0]}, {r[-1] + 1})" if len(r) > 1 else str(r[0]) for r in runs]
@@ -37,7 +37,7 @@ def ids_text(tokens: Sequence[int]) -> str:
 
 
 def quoted(text: str) -> str:
-    """A string as Python, in double quotes."""
+    """Return a string as Python, in double quotes."""
     return json.dumps(text)
 
 
@@ -51,7 +51,7 @@ def variable(request: str) -> str:
 
 
 def small(token: int) -> int:
-    """A token id as it stands in the lines: 100000 for each serial."""
+    """Return a token id as it stands in the lines: 100000 for each serial."""
     serial = serial_of(token)
     return (serial if serial < SHARED else 900 + serial - SHARED) * 100_000 + position_of(token)
 
@@ -93,7 +93,7 @@ class Calls:
             self._wrap(driver, "_promise", lambda _: "")
 
     def started(self) -> None:
-        """The driver has started another server."""
+        """Begin the lines of another server of the driver."""
         server = self._driver.server
         if (results := getattr(self._driver, "results", None)) is not None:
             self._wrap(results, "sampled", self._sampled)
@@ -124,7 +124,7 @@ class Calls:
         self._lines.clear()
 
     def take(self) -> tuple[str, ...]:
-        """The lines since the last time."""
+        """Return the lines since the last call, and forget them."""
         lines = tuple(self._lines)
         self._lines = []
         return lines
@@ -248,7 +248,7 @@ class Calls:
         return alone + call if len(batch.reqs) > 1 else call
 
     def _settings(self) -> list[str]:
-        """The server's settings as an argument, where a retract has them."""
+        """Return the settings of the server as an argument, for retracts that read them."""
         places = self._driver.release.places
         if places["kv_committed_len"].startswith("kv."):
             return []

@@ -42,10 +42,10 @@ class CallLog(Protocol):
     """Notes what the driver calls of a release, as Python (call_log.py)."""
 
     def started(self) -> None:
-        """The driver has started another server."""
+        """Note that the driver has started another server."""
 
     def take(self) -> tuple[str, ...]:
-        """The lines since the last time."""
+        """Return the lines since the last call."""
 
     def late(self) -> tuple[tuple[str, str], ...]:
         """Return the effect of the waiting results on each request, by its name."""
@@ -113,7 +113,7 @@ class Driver(Prefills, Ends, TreeCommands):
             return self.server.view()
 
     def close(self) -> None:
-        """Holds nothing outside of this process."""
+        """Do nothing: nothing outside this process is held."""
 
     def _own_errors(self) -> AbstractContextManager[None]:
         problem = f"is not of the {self.release.version} kind", "SGLang"

@@ -31,7 +31,7 @@ class Ends(OnServer):
 
     @staticmethod
     def _first_in_flight(turn: LiveRequest) -> int | None:
-        """Behind the token that the oldest round in flight computes first."""
+        """Return the position behind the first token that the oldest round in flight computes."""
         return turn.origin + turn.visible_output if turn.unsettled else None
 
     def finish(self, command: c.Finish) -> list[Choice]:
@@ -60,8 +60,9 @@ class Ends(OnServer):
         return first < outputs < min(first + last, turn.visible_output) and outputs % 2 == 0
 
     def _retract(self, turn: LiveRequest) -> None:
-        """ScheduleBatch.retract_decode, where that picks this request of a batch of those that run and the
-        others go on; else as retract_all and priority preemption do it, which take whom they like."""
+        """Retract a request as ScheduleBatch.retract_decode does, if that picks this one of the running
+        batch and the others continue; otherwise as retract_all and priority preemption do, which take
+        any request."""
         running = [
             t
             for t in self.server.turns.values()
@@ -76,7 +77,8 @@ class Ends(OnServer):
             self.release.retract(self.server.new_batch([turn], ForwardMode.DECODE))
 
     def _fits(self, turns: Sequence[LiveRequest], evicting: bool = False) -> bool:
-        """The next step of these has room. evicting: in the radix tree too."""
+        """Return whether the next step of these requests has room. evicting: evictable pages of the radix
+        tree count as well."""
         page = self.server.geometry.page_size
         server = self.server
         pools = [
@@ -187,5 +189,6 @@ class Ends(OnServer):
 
 
 def _standing(turn: LiveRequest) -> tuple[int, int]:
-    """retract_decode takes the lowest first; of equals the last of the batch."""
+    """Return the request's place in the order of retract_decode, which retracts the lowest first, and of
+    equals the last of the batch."""
     return len(turn.req.output_ids), -turn.origin

@@ -60,13 +60,14 @@ class OnServer:
         self.server.scheduler.launch([t.req for t in turns], mode)
 
     def _reap(self) -> None:
-        """The scheduler reaps sessions about once a second; here after every turn."""
+        """Reap sessions after every turn; a server does so about once a second."""
         controller = self.server.controller
         controller.maybe_reap(controller._last_reap_time + 2.0)
 
     def _kind_of_run(self, spec: bool) -> None:
-        """A server decodes plainly or speculatively; the first round tells which. Who is between two chunks
-        of its prefill then was tried first, and did not fit; under overlap its results may be on the way."""
+        """Fix the server to plain or speculative decoding: the first round decides. A request between two
+        prefill chunks was tried before this round and did not fit; under overlap its results may be
+        pending."""
         if self.server.swa_pool is not None and not self.overlap:
             for turn in self.server.turns.values():
                 if turn.phase is RequestPhase.EXTENDING:
@@ -99,17 +100,17 @@ class OnServer:
     def _window_evictions(
         self, turns: Sequence[LiveRequest], before: Sequence[int]
     ) -> list[Choice]:
-        """The window evictions that the release made by itself since `before` was noted."""
+        """Return the window evictions that the release made by itself since `before` was noted."""
         after = zip(turns, before, self._evicted(turns), strict=True)
         return [Choice(turn.name, now) for turn, then, now in after if now != then]
 
     def _own_evictions(
         self, turns: Sequence[LiveRequest], before: Sequence[int], launched: Sequence[int]
     ) -> list[Choice]:
-        """Window evictions that the release made in this batch.
+        """Return window evictions that the release made in this batch.
 
-        A position that the tree has taken over since the launch does not count: its swa_evicted_seqlen moved
-        without an eviction.
+        A position that the tree has taken over since the launch does not count: its swa_evicted_seqlen
+        moved without an eviction.
         """
         moved_since_launch = {
             choice.request for choice in self._window_evictions(turns, launched)

@@ -114,7 +114,8 @@ class Prefills(OnServer):
             self.server.states.require_for_prefill([chunk.turn.req for chunk in chunks], copies)
 
     def _planned(self, batch: _Batch) -> list[tuple[int, int]]:
-        """Match, lock, and set how far each chunk goes: from where to where (PrefillAdder)."""
+        """Match and lock the prefixes of the requests, and set the positions that each chunk computes
+        (PrefillAdder)."""
         spans = []
         for turn, end in batch.chunks:
             if turn.locked:
@@ -158,7 +159,8 @@ class Prefills(OnServer):
         server.forward_batch(prefill, turns, spans)
 
     def _settled(self, batch: _Batch) -> None:
-        """Process the results: what is no last chunk goes into the tree after it."""
+        """Process the results of the batch, and insert the chunks that are not the last of their prompt
+        into the tree."""
         server = self.server
         with server.results_of_prefill(all(chunk.last for chunk in batch.chunks)):
             for chunk in batch.chunks:
@@ -176,8 +178,8 @@ class Prefills(OnServer):
                 self.results.arrived(turn, Result(server.sample(turn, 1)))
 
     def _is_received(self, chunks: Sequence[_Chunk]) -> bool:
-        """A whole input by itself, of which nothing is there but what the tree has: as on a server that only
-        decodes, and whose pages are longer than a token."""
+        """Return whether the command is a whole input by itself, of which only the tree has a part: as on a
+        server that only decodes, with pages of several tokens."""
         [chunk, *others] = chunks
         turn = chunks[0].turn
         new = turn.phase is RequestPhase.ADMITTED and self.release.row(turn.req) is None
@@ -185,7 +187,8 @@ class Prefills(OnServer):
         return paged and new and not others and chunk.last
 
     def _receive(self, batch: Any, turn: LiveRequest, start: int, end: int) -> None:
-        """disaggregation/decode.py, alloc_for_decode_prealloc: SWA slots for the last window alone."""
+        """Allocate SWA slots for the last window alone, as alloc_for_decode_prealloc of
+        disaggregation/decode.py does."""
         geometry = self.server.geometry
         allocator = self.server.allocator
         live = max(start, end - self.release.received_tail(end, geometry, allocator))

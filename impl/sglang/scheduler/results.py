@@ -31,11 +31,12 @@ class Results:
         self.server = server
 
     def arrived(self, turn: LiveRequest, result: Result) -> None:
-        """A batch was launched, and this is what it will have sampled for the request."""
+        """Note the tokens that a launched batch will have sampled for the request."""
         self.process(turn, result)
 
     def process(self, turn: LiveRequest, result: Result) -> None:
-        """process_batch_result_prefill and _decode up to where they release a finished request."""
+        """Process a result as process_batch_result_prefill and _decode do, up to the release of a finished
+        request."""
         req = turn.req
         release = self.server.release
         if self.server.spec and not result.prefill:
@@ -48,7 +49,7 @@ class Results:
                 release.checkpoint(req, self.server.cache, chunked=False)
 
     def sampled(self, turn: LiveRequest, tokens: list[int]) -> None:
-        """The tokens are outputs now, and may have ended the turn."""
+        """Add the tokens to the request's outputs, which may end the turn."""
         turn.req.output_ids.extend(tokens)
         turn.last_result_len = len(tokens)
         self.server.release.check_finished(turn.req, len(tokens))
@@ -57,16 +58,17 @@ class Results:
         """Process the results that a server has processed when it prepares the request's next round."""
 
     def before_eviction(self, turn: LiveRequest, length: int) -> None:
-        """Process what has been when the request is evicted; refuse where no scheduler evicts so far."""
+        """Process the results that a server has processed when it evicts from the request; refuse an
+        eviction up to a position that no scheduler evicts to."""
 
     def before_finish(self, turn: LiveRequest, outputs: int) -> None:
-        """Process what comes before the output that ends the turn."""
+        """Process the results before the output that ends the turn."""
 
     def before_retract(self, turn: LiveRequest, lost: bool) -> None:
-        """Process what a scheduler has processed that retracts the request now.
+        """Process the results that a scheduler has processed when it retracts the request; refuse a retract
+        that no scheduler makes.
 
-        lost: its step was launched, and so committed; its result will never be processed. Refused
-        where no scheduler comes to that.
+        lost: the step was launched, and so committed, and its result will never be processed.
         """
         # A verify round in flight has committed nothing where preparing it claims nothing.
         verify = lost and self.server.spec and turn.output > 1
@@ -75,8 +77,8 @@ class Results:
             turn.req.output_ids = turn.req.output_ids[:-1]
 
     def ending(self, turn: LiveRequest, stop: int | None = None) -> None:
-        """The result that finds the request finished: its own mark (to_finish), its length or a stop token,
-        its output number `stop`, says so."""
+        """Process the result that finds the request finished: by its own mark (to_finish), by its length,
+        or by a stop token as output number `stop`."""
         if stop is None:
             self.server.release.check_finished(turn.req)
             return
@@ -84,13 +86,13 @@ class Results:
         self.server.release.check_finished(turn.req, len(turn.req.output_ids) - stop + 1)
 
     def stops(self, turn: LiveRequest, token: int) -> None:
-        """The token ends the turn."""
+        """Make the token the one that ends the turn."""
         sampling = turn.req.sampling_params
         sampling.ignore_eos = False
         sampling.stop_token_ids = [token]
 
     def skip(self, turn: LiveRequest) -> None:
-        """The request is finished or retracted: what results of it still come are skipped."""
+        """Skip the results still in flight of a finished or retracted request."""
 
 
 class LateResults(Results):
@@ -144,9 +146,9 @@ class LateResults(Results):
         self._process_all_but(turn, int(lost))
 
     def _counted(self, turn: LiveRequest, last: Result) -> bool:
-        """The slot will count the token that this batch in flight computes first.
+        """Return whether the slot will count the token that this batch in flight computes first.
 
-        One that does not may lawfully keep a token less, which no command says.
+        A slot that does not may lawfully keep a token less, which no command says.
         """
         spec = self.server.spec and not last.prefill
         return turn.session is None or not spec or self.server.release.counts_in_flight

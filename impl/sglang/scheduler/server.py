@@ -104,9 +104,8 @@ class Server:
     # -- questions before a command ---------------------------------------------------------------
 
     def free_counts(self) -> tuple[int, int, int]:
-        """Rows, full pages and SWA pages that are free or evictable, by the counters that the release's
-        scheduler uses. Without a window SWA pages are practically unlimited.
-        """
+        """Return rows, full pages and SWA pages that are free or evictable, by the counters that the
+        release's scheduler uses. Without a window SWA pages are practically unlimited."""
         page = self.geometry.page_size
         full = self.full_pool.available_size()
         swa = self.swa_pool.available_size() if self.swa_pool is not None else 1 << 30
@@ -123,8 +122,8 @@ class Server:
 
         The pages of each span must be free or evictable in both pools. Some releases have a paged two-pool
         allocator that declines an extend without one spare page per entry; that page must be there as well.
-        Pages that a window eviction inside the call would free do not count, as in the scheduler's budget.
-        """
+        Pages that a window eviction inside the call would free do not count, as in the scheduler's
+        budget."""
         page = self.geometry.page_size
         require(all(end <= self.geometry.width for _, end in spans), Reason.ROW_TOO_SHORT)
         free_rows, full, swa = self.free_counts()
@@ -185,7 +184,7 @@ class Server:
         return self.tree is not None and not session_has_slot
 
     def owed_states(self) -> int:
-        """Slots of recurrent state that the tree takes when the pending results are processed."""
+        """Return slots of recurrent state that the tree takes when the pending results are processed."""
         waiting = (t for t in self.turns.values() if any(r.prefill for r in t.pending))
         return sum(map(self.hands_prompt_in, waiting)) if self.states is not None else 0
 
@@ -234,7 +233,7 @@ class Server:
         return self.controller.get(session).create_req(recv_req, None, VOCABULARY)
 
     def new_batch(self, turns: Sequence[LiveRequest], mode: ForwardMode) -> Any:
-        """A ScheduleBatch of these requests, as ScheduleBatch.init_new and merging leave it."""
+        """Return a ScheduleBatch of these requests, as ScheduleBatch.init_new and merging leave it."""
         batch = self.release.batch.ScheduleBatch(
             reqs=[t.req for t in turns],
             req_to_token_pool=self.rows,
@@ -315,14 +314,14 @@ class Server:
 
     @staticmethod
     def sample(turn: LiveRequest, count: int) -> list[int]:
-        """The next `count` tokens of a request, in token ids of the release."""
+        """Return the next `count` tokens of a request, in token ids of the release."""
         positions = range(turn.fill, turn.fill + count)
         return turn.exchange_tokens([token_id(turn.serial, p) for p in positions])
 
     @contextmanager
     def results_of_prefill(self, whole: bool = True) -> Iterator[None]:
-        """A context for processing the results of a prefill batch: some releases return all that it frees
-        together at its end.
+        """Return a context for processing the results of a prefill batch: some releases return all that it
+        frees together at its end.
 
         whole: each chunk is the last of its request; otherwise nothing is grouped.
         """
@@ -393,23 +392,26 @@ class Server:
         return self.states.view({name: turn.req.kv for name, turn in self.turns.items()}, kept)
 
     def cursors(self, turn: LiveRequest) -> Cursors:
-        """Cursors of a request with a row, with the kv_committed_len that its visible results lead to."""
+        """Return cursors of a request with a row, with the kv_committed_len that its visible results lead
+        to."""
         cursors = self.release.cursors(turn.req)
         visible = [result for result in turn.pending if result.visible]
         committed = cursors.kv_committed_len + sum(map(self.commits_when_processed, visible))
         return cursors._replace(kv_committed_len=committed)
 
     def commits_when_processed(self, result: Result) -> int:
-        """Tokens by which kv_committed_len moves when a result is processed.
+        """Return tokens by which kv_committed_len moves when a result is processed.
 
-        Only what a verify round accepts beyond its claim moves it then; the launch has moved it by the rest.
+        Only what a verify round accepts beyond its claim moves it then; the launch has moved it by the
+        rest.
         """
         if result.prefill or not self.spec:
             return 0
         return len(result.tokens) - self.release.claimed
 
     def _cursors(self, turn: LiveRequest) -> Cursors | None:
-        """Cursors of a request with a row, or those of the prefix that an admitted request has locked."""
+        """Return cursors of a request with a row, or those of the prefix that an admitted request has
+        locked."""
         if self.release.row(turn.req) is not None:
             return self.cursors(turn)
         if self.tree is None or turn.phase is not RequestPhase.ADMITTED:

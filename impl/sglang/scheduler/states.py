@@ -68,7 +68,7 @@ class States:
     # -- what a server does -----------------------------------------------------------------------
 
     def reverted(self, req: Any) -> None:
-        """The scheduler has matched a request and does not run it."""
+        """Undo the match of a request that the scheduler does not run."""
         req.kv.mamba_cow_src_index = None
         req.kv.mamba_needs_clear = False
         if req.kv.holds_mamba and not optional(req, "Req.session"):
@@ -82,7 +82,7 @@ class States:
             req.kv.mamba_ping_pong_track_buffer = None
 
     def deferred(self, batch: Any) -> None:
-        """Clears and copies that a prefill has put off until its forward pass."""
+        """Carry out the clears and copies that a prefill has deferred to its forward pass."""
         pool = self.rows
         if batch.mamba_clear_indices is not None:
             pool.mamba_pool.clear_slots(pool.translate_mamba_indices(batch.mamba_clear_indices))
@@ -94,8 +94,9 @@ class States:
     def fold(
         self, name: str, row: Any, tokens: Sequence[int], kept: tuple[int, int] = (-1, 0)
     ) -> list[int]:
-        """The recurrent layers of a forward pass: a request's state goes on by these tokens; the stamp of the
-        state after each. kept: the slot that gets one of them as well, and after how many tokens; 0: none."""
+        """Fold these tokens into a request's state, as the recurrent layers of a forward pass do. Returns
+        the state's stamp after each. kept: the slot that also gets one of these states, and the number
+        of tokens before it; 0 for none."""
         slot, self.read[name] = self.stamp_of(row)
         stamps = chained(tokens, self.read[name])
         self.cells[slot] = stamps[-1]
@@ -104,7 +105,7 @@ class States:
         return stamps
 
     def stamp_of(self, row: Any) -> tuple[int, int]:
-        """The slot that a row leads to, and the stamp in it."""
+        """Return the slot that a row leads to, and the stamp in it."""
         slot = int(self.rows.get_mamba_indices(row))
         return slot, int(self.cells[slot])
 
@@ -114,9 +115,9 @@ class States:
             self.cells[slot] = stamp
 
     def kept(self, batch: Any, at: int, start: int, end: int) -> tuple[int, int]:
-        """The slot that gets a state for the tree, where the batch says so of its entry `at`, which computes
-        [start, end), and after how many tokens of it that is: all, or of a prefill whole chunks
-        (_init_track_ssm_indices). 0 for none."""
+        """Return the slot that gets a state for the tree and the number of tokens of the entry before that
+        state, if the batch says so of its entry `at`, which computes [start, end): all tokens, or of a
+        prefill whole chunks (_init_track_ssm_indices). 0 for none."""
         if batch.mamba_track_mask is None or not batch.mamba_track_mask[at]:
             return 0, 0
         count = end - start
@@ -127,7 +128,7 @@ class States:
         return int(batch.mamba_track_indices[at]), count
 
     def compute(self, req: Any, tokens: Sequence[int]) -> None:
-        """A lock holder has a slot with the state after these tokens."""
+        """Give a lock holder a slot with the state after these tokens."""
         new = req.kv.mamba_ping_pong_track_buffer is None
         missing = (
             (not req.kv.holds_mamba)

@@ -43,7 +43,7 @@ class TreeCommands(OnServer):
         server.lock_holders[command.holder] = holder
 
     def _found(self, holder: LockHolder, ids: Any) -> Tensor:
-        """The slots of what the tree has of a text."""
+        """Return the slots of what the tree has of a text."""
         return self._tree().match(holder.req, ids)
 
     def unlock(self, command: Unlock) -> None:
@@ -110,27 +110,27 @@ class TreeCommands(OnServer):
         return tree
 
     def _whole(self, tokens: int) -> int:
-        """How much of so many tokens the tree can know, whole pages."""
+        """Return the number of these tokens that the tree can know: whole pages."""
         page = self.server.geometry.page_size
         return max(0, tokens - self.server.geometry.bigram) // page * page
 
     def _spelling(self, tokens: list[int], length: int) -> list[int]:
-        """The tokens that tell the first `length` positions of a text: of bigrams one more."""
+        """Return the tokens that tell the first `length` positions of a text: of bigrams one more."""
         return tokens[: length + self.server.geometry.bigram] if length else []
 
     def _enter(self, holder: LockHolder, tokens: list[int]) -> None:
-        """The request of a lock holder is in the namespace of these tokens from now on."""
+        """Put a lock holder's request into the namespace of these tokens."""
         names = namespaces.key_fields_of(self.server.namespace, tokens)
         for field in namespaces.key_fields(self.server.namespace):
             if getattr(holder.req, field) != names.get(field):
                 setattr(holder.req, field, names.get(field))
 
     def named_tokens(self, tokens: list[int]) -> list[int]:
-        """The tokens as the release has them."""
+        """Return the tokens in the release's ids."""
         return namespaces.exchanged(tokens) if self.server.is_in_namespace(tokens) else tokens
 
     def _newcomer(self, name: str) -> LockHolder:
-        """A lock holder that has locked nothing."""
+        """Return a lock holder without a lock."""
         req = self.server.new_request(f"lock holder {name}", [], None, None)
         self._tree().newcomer(req)
         return LockHolder(req, [], self.server.rows.req_to_token[0, :0].long())

@@ -63,7 +63,7 @@ class Canary:
         self.seen: list[Complaint] = []
 
     def forward(self, number: int, run: ForwardPass) -> None:
-        """A forward pass: the canary looks before and after it."""
+        """Run a forward pass between two looks of the canary."""
         spans = list(zip(run.starts, run.lengths))
         starts = _int64(run.starts)
         lengths = _int64(run.lengths)
@@ -98,7 +98,7 @@ class Canary:
             self.seen.append(Complaint(number, *self._whose(run, fields[1], "_SWA" in says), says))
 
     def _whose(self, run: ForwardPass, slot: int, swa: bool) -> tuple[str, int]:
-        """The request of the batch that reads a slot, and at which position."""
+        """Return the request of the batch that reads a slot, and at which position."""
         for request, start in zip(run.requests, run.starts):
             slots = self.rows[self.release.row(request), :start].to(torch.int64)
             if swa:

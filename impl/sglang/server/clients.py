@@ -173,7 +173,7 @@ class Clients:
         self._idle = 0
 
     def says(self, request: str, position: int) -> int:
-        """The token that the model samples for output number `position` (from 1) of a turn."""
+        """Return the token that the model samples for output number `position` (from 1) of a turn."""
         turn = self.turns[request]
         if turn.stop and position >= turn.stop:
             return EOS
@@ -181,7 +181,7 @@ class Clients:
         return FIRST + choices.upto(TOKENS - 1)
 
     def accepts(self, request: str, outputs: int, most: int) -> int:
-        """How many tokens of a verify round count."""
+        """Return how many tokens of a verify round count."""
         choices = KeyedChoices(self.seed, 2, self._numbers[request], outputs)
         return 1 + choices.upto(most - 1)
 
@@ -207,16 +207,16 @@ class Clients:
 
     @property
     def done(self) -> bool:
-        """Every client has sent its whole script and has been answered. A flush may wait for ever."""
+        """Whether every client has sent its whole script and has its answers. A flush may wait for ever."""
         return all(each.done or each.waits == FLUSH for each in self._doing)
 
     @property
     def awaits_flush(self) -> bool:
-        """A client has asked for a flush and is not answered."""
+        """Whether a client has asked for a flush and has no answer."""
         return any(each.waits == FLUSH for each in self._doing)
 
     def answered(self, request: str, now: int) -> None:
-        """The server has reported the end of a request."""
+        """Note that the server has reported the end of a request."""
         for each in self._doing:
             each.disconnects.pop(request, None)
             if each.waits == request:
@@ -300,7 +300,8 @@ class Clients:
                 yield Message("flush", name, mode="now")
 
     def _one_gives_up(self) -> list[Message]:
-        """Memory is full of idle sessions, and nobody can go on: the first who can disconnects."""
+        """Disconnect the first client that can, because idle sessions fill the memory and nobody can
+        continue."""
         for each in self._doing:
             if not each.done and not each.client.operator:
                 each.done = True

@@ -54,7 +54,7 @@ def folder_of(release: str) -> Path:
 
 
 def python_of(release: str) -> Path:
-    """The Python of a release's environment.
+    """Return the Python of a release's environment.
 
     Raises UnusableImplementation when there is none, with the command that makes it.
     """
@@ -81,7 +81,7 @@ def python_of(release: str) -> Path:
 
 
 def supported(release: str) -> str:
-    """The release, if it can be installed as a whole server."""
+    """Return the release, if it can be installed as a whole server."""
     if release not in RELEASES:
         raise UnusableImplementation(
             f"sglang=={release:.40}: whole servers are there of {', '.join(RELEASES)}"
@@ -109,7 +109,7 @@ def make(release: str, say: Say, *, again: bool = False) -> Path:
 
 @contextlib.contextmanager
 def _alone(folder: Path, say: Say) -> Iterator[None]:
-    """No other process makes this environment meanwhile."""
+    """Keep other processes from making this environment."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with open(f"{folder}.lock", "w") as lock:
         try:
@@ -166,19 +166,20 @@ def requirements(site: Path) -> list[str]:
 
 
 def _name(requirement: str) -> str:
-    """The package's name, as the index compares it."""
+    """Return the package's name, as the index compares it."""
     return re.sub(
         r"[-_.]+", "-", re.split(r"[^A-Za-z0-9._-]", requirement.strip(), maxsplit=1)[0]
     ).lower()
 
 
 def packages() -> str:
-    """The folder of the packages that kvspec runs with."""
+    """Return the folder of the packages that kvspec runs with."""
     return sysconfig.get_paths()["purelib"]
 
 
 def packages_line() -> str:
-    """A line of a .pth file that adds them, of the kvspec that starts the Python, or else of this one."""
+    """Return a line of a .pth file that adds them, of the kvspec that starts the Python, or else of this
+    one."""
     return f"import os, site; site.addsitedir(os.environ.get({SITE!r}, {packages()!r}))\n"
 
 
@@ -214,7 +215,7 @@ def _pip(folder: Path, packages: Sequence[str]) -> None:
 
 
 def _try(folder: Path) -> None:
-    """The release's scheduler must import."""
+    """Import the release's scheduler, which must work."""
     home = Path(__file__).resolve().parents[3]
     code = (
         "from impl.sglang.server import boot; boot.install(); import sglang.srt.managers.scheduler"

@@ -51,7 +51,7 @@ class Read(NamedTuple):
 
 
 def _stamped(tokens: Sequence[int], start: int = 0) -> list[int]:
-    """Tokens from a position on, as their KV is stamped."""
+    """Return tokens from a position on, as their KV is stamped."""
     return [stamp(token, at) for at, token in enumerate(tokens, start)]
 
 
@@ -110,7 +110,7 @@ class FakeModel:
     # -- stamps -------------------------------------------------------------------------------------
 
     def slots(self, pool: str, size: int) -> Any:
-        """The stamps in a pool as numbers, which a host tier copies."""
+        """Return the stamps in a pool as numbers, which a host tier copies."""
         if pool == "state":
             return StateStamps(self.states)
         return StampedSlots(size, self.stamps[pool], self.writers[pool])
@@ -133,14 +133,14 @@ class FakeModel:
         tokens: Sequence[int],
         slots: torch.Tensor,
     ) -> None:
-        """The release's own canary looks at the round that runs."""
+        """Have the release's own canary look at the round."""
         if self.canary is not None:
             self.canary.forward(
                 self.forwards, ForwardPass(mode, requests, starts, lengths, tokens, slots)
             )
 
     def _reads(self, lanes: Iterable[tuple[Any, int, int, int]]) -> None:
-        """A round computes: request, row, first position and end of each."""
+        """Note the request, row, first position and end of each entry of a round."""
         self._to_read = [
             Read(request, row, start, self._texts[request.rid][:end])
             for request, row, start, end in lanes
@@ -186,8 +186,8 @@ class FakeModel:
     # -- recurrent state ----------------------------------------------------------------------------
 
     def _folds(self, batch: Any, lanes: Sequence[Fold]) -> None:
-        """The recurrent layers of a round: each entry goes on from its state. What a prefill has put off
-        until its forward pass comes first."""
+        """Fold a round's tokens into the state of each entry. Operations that a prefill has deferred to its
+        forward pass come first."""
         if self.states is None:
             return
         self.states.deferred(batch)
@@ -208,8 +208,8 @@ class FakeModel:
                     self.states.put(slot, stamps[at][kept - 1])
 
     def _verifies(self, batch: Any, lanes: Sequence[Fold], accepted: Sequence[int]) -> None:
-        """The recurrent layers of a verify round, which put a state after each token aside. The release says
-        which of them goes on, and which is kept for the tree, once it knows what was accepted."""
+        """Compute a state after each token of a verify round, aside. The release says which one continues,
+        and which is kept for the tree, once it knows the accepted tokens."""
         if self.states is None:
             return
         from sglang.srt.speculative import spec_utils
@@ -258,8 +258,8 @@ class FakeModel:
         )
 
     def _continues(self, lane: Fold) -> None:
-        """An entry goes on from the state after all that is before it in its text. One that does not is
-        noted, and put right: each fault shows once."""
+        """Check that an entry continues from the state after all tokens before it. A wrong state is noted
+        and corrected, so that each fault shows once."""
         assert self.states is not None
         name = lane.request.rid
         start = lane.start
@@ -277,14 +277,15 @@ class FakeModel:
     # -- forward passes -----------------------------------------------------------------------------
 
     def begins(self, batch: Any) -> None:
-        """A round writes after all that the one before it reads, and after its loads from the host."""
+        """Begin a round: it writes after the reads of the one before it, and after its loads from the
+        host."""
         self._read_all()
         self.forwards += 1
         if self.tier is not None:
             self.tier.waits(batch)
 
     def _keeps(self, requests: Iterable[Any]) -> None:
-        """How much SWA KV each keeps; the first rounds after a prefill are not evicted."""
+        """Note how much SWA KV each request keeps; the first rounds after a prefill are not evicted."""
         if not self.window:
             return
         for request in requests:
@@ -299,8 +300,8 @@ class FakeModel:
         return self.clients.says(name, length - self._inputs[name] + 1)
 
     def extend(self, batch: Any) -> list[int]:
-        """A prefill; the next token of each entry, which counts if its input is complete. In a mixed batch
-        entries of one token follow, which goes on with the text that is there."""
+        """Run a prefill. The next token of each entry counts if its input is complete. In a mixed batch
+        entries of one token follow, which continue their text."""
         ids = batch.input_ids.tolist()
         slots = batch.out_cache_loc
         done = 0
@@ -331,7 +332,7 @@ class FakeModel:
         return int(row)
 
     def decode(self, batch: Any) -> list[int]:
-        """A round of one token each."""
+        """Run a round of one token per entry."""
         names = [request.rid for request in batch.reqs]
         lanes = list(zip(names, batch.req_pool_indices.tolist(), batch.seq_lens.tolist()))
         self._keeps(batch.reqs)
@@ -354,7 +355,7 @@ class FakeModel:
         return [self._says(name, length) for name, _, length in lanes]
 
     def verify(self, batch: Any, draft: int) -> tuple[list[list[int]], list[int]]:
-        """A verify round: the tokens that each entry samples, and how many were accepted."""
+        """Run a verify round. Returns the tokens that each entry samples, and how many were accepted."""
         rows = self.scheduler.req_to_token_pool.req_to_token
         sampled, accepted = [], []
         computed: list[int] = []
@@ -386,14 +387,14 @@ class FakeModel:
         return sampled, accepted
 
     def __call__(self, batch: Any, *_: Any, **__: Any) -> Any:
-        """TpModelWorker.forward_batch_generation."""
+        """Run a forward pass, as TpModelWorker.forward_batch_generation does."""
         self.begins(batch)
         sampled = self.extend(batch) if batch.forward_mode.is_extend() else self.decode(batch)
         return result_of(torch.tensor(sampled, dtype=torch.int64))
 
 
 def result_of(tokens: torch.Tensor, **more: Any) -> Any:
-    """The release's own result of a forward pass."""
+    """Return the release's own result of a forward pass."""
     from sglang.srt.layers.logits_processor import LogitsProcessorOutput
     from sglang.srt.managers.utils import GenerationBatchResult
 

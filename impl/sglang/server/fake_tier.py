@@ -21,7 +21,7 @@ FROM_HOST = "a load from the host"
 
 
 def settings(config: Config) -> dict[str, Any]:
-    """Arguments of a server with this host tier."""
+    """Return arguments of a server with this host tier."""
     return {
         "enable_hierarchical_cache": True,
         "hicache_ratio": config.host / 10,
@@ -64,7 +64,7 @@ class PlacedHashes(Hashes):
 
 
 def before_storage() -> PlacedHashes:
-    """The threads of the storage, and the hashes of its pages, before the scheduler has a tree."""
+    """Replace the threads of the storage and the hashes of its pages, before the scheduler has a tree."""
     double(importlib.import_module("sglang.srt.managers.cache_controller"))
     hashes = PlacedHashes()
     setattr(importlib.import_module("sglang.srt.mem_cache.utils"), "get_native_hash", hashes.of)  # noqa: B010
@@ -111,7 +111,7 @@ class FakeTier:
     def _attach(
         self, backend: str, settings: str, _: Any, how_long: str, policy: str
     ) -> tuple[bool, str]:
-        """The scheduler's own command of an operator."""
+        """Attach the storage by the scheduler's own command of an operator."""
         messages: Any = importlib.import_module("sglang.srt.managers.io_struct")
         done = self.scheduler.attach_hicache_storage_wrapped(
             messages.AttachHiCacheStorageReqInput(
@@ -124,7 +124,7 @@ class FakeTier:
         return done.success, done.message
 
     def _threads(self, now: int, last: bool) -> None:
-        """Those of the storage go on, each by a few stops; the backend may lose pages."""
+        """Let the threads of the storage continue, each by a few stops; the backend may lose pages."""
         assert self.storage is not None
         for at, body in enumerate((QUERY, FETCH, BACKUP)):
             choices = KeyedChoices(self.seed, 17, now, at)
@@ -133,7 +133,7 @@ class FakeTier:
                 self.storage.go_on(body, choices.upto(1) if loses else -1)
 
     def round(self, now: int, *, last: bool) -> None:
-        """Transfers move on; in the last rounds each completes."""
+        """Advance transfers; in the last rounds each completes."""
         if self.storage is not None:
             self._threads(now, last)
         for load, queue in self.engine.queues.items():
@@ -151,11 +151,11 @@ class FakeTier:
 
     @property
     def rests(self) -> bool:
-        """No transfer is in flight, and the storage has nothing to do."""
+        """Whether no transfer is in flight and the storage has nothing to do."""
         idle = self.storage is None or self.storage.rests
         return idle and not any(self.engine.queues.values())
 
     def waits(self, batch: Any) -> None:
-        """The forward pass of a batch waits for the loads that were sent for it."""
+        """Wait for the loads that were sent for a batch, as its forward pass does."""
         if batch.hicache_consumer_index >= 0:
             self.counter.events[batch.hicache_consumer_index].finish_event.synchronize()

@@ -49,7 +49,8 @@ class BrokenGrant(NamedTuple):
 
 
 def broken_grant(reader: Reader, error: Exception) -> BrokenGrant | None:
-    """The grant for which the server failed with an error; None if the error is no failed allocation."""
+    """Return the grant for which the server failed with an error; None if the error is no failed
+    allocation."""
     prepared, step = _failed_step(error.__traceback__)
     pool = None if prepared is None else _exhausted_pool(reader, str(error))
     if pool is None:
@@ -61,7 +62,8 @@ def broken_grant(reader: Reader, error: Exception) -> BrokenGrant | None:
 
 
 def _failed_step(trace: TracebackType | None) -> tuple[Any, str]:
-    """The batch or request that a step was working on when it failed, and the step; (None, "") for none."""
+    """Return the batch or request that a step was working on when it failed, and the step; (None, "") for
+    none."""
     while trace is not None:
         if step := _STEP_OF_FUNCTION.get(trace.tb_frame.f_code.co_name):
             return trace.tb_frame.f_locals.get("self"), step
@@ -70,7 +72,7 @@ def _failed_step(trace: TracebackType | None) -> tuple[Any, str]:
 
 
 def _exhausted_pool(reader: Reader, error: str) -> Pool | None:
-    """The pool in which an allocation failed, by the message of the error; None if none failed."""
+    """Return the pool in which an allocation failed, by the message of the error; None if none failed."""
     if "alloc_req_slots" in error:
         return "rows"
     found = _TOKENS_ASKED.search(error)
@@ -85,7 +87,8 @@ def _exhausted_pool(reader: Reader, error: str) -> Pool | None:
 
 
 def _free_and_evictable(reader: Reader, pool: Pool) -> tuple[int, int]:
-    """What is free in a pool and what the tree counts as evictable, in the unit of the pool."""
+    """Return the free amount of a pool and the amount that the tree counts as evictable, in the unit of the
+    pool."""
     full, swa, rows, cached, _, locked = reader.counts()
     tree = reader.tree
     if pool == "rows":
@@ -125,7 +128,7 @@ def _amounts_held(reader: Reader, pool: Pool) -> Iterator[tuple[str, int]]:
 
 
 def _amount_of(reader: Reader, pool: Pool, owner: Any) -> int:
-    """What a request or session slot holds of a pool, without what belongs to the tree."""
+    """Return the amount of a pool that a request or session slot holds, without the tree's."""
     _, allocated, evicted, protected = reader.release.cursors(owner)
     if pool == "rows":
         return 1

@@ -26,7 +26,7 @@ OF_A_ROOM = (
 
 
 def rooms_kept(manager: Any, server: str) -> Iterator[tuple[str, Iterable[int]]]:
-    """The tables by room of a manager, and the rooms that each has."""
+    """Yield the tables by room of a manager, and the rooms that each has."""
     for table in _TABLES[server]:
         yield table, getattr(manager, table)
     if (deferred := manager.deferred_bootstrap) is not None:
@@ -38,13 +38,13 @@ def rooms_kept(manager: Any, server: str) -> Iterator[tuple[str, Iterable[int]]]
 
 
 def full_size(scheduler: Any) -> int:
-    """Tokens that the full pool has in all."""
+    """Return tokens that the full pool has in all."""
     allocator = scheduler.token_to_kv_pool_allocator
     return int(allocator.size_full if scheduler.is_hybrid_swa else allocator.size)
 
 
 def held(scheduler: Any) -> int:
-    """Tokens of the full pool that are neither free nor the tree's to give back."""
+    """Return tokens of the full pool that are neither free nor the tree's to give back."""
     allocator, tree = scheduler.token_to_kv_pool_allocator, scheduler.tree_cache
     if scheduler.is_hybrid_swa:
         left = allocator.full_available_size() + tree.full_evictable_size()
@@ -61,7 +61,7 @@ def waits(scheduler: Any, server: str) -> bool:
 
 
 def kept(scheduler: Any, server: str) -> Iterator[tuple[str, str]]:
-    """Rows, metadata rows and places in queues that a server keeps."""
+    """Yield the rows, metadata rows and places in queues that a server keeps."""
     rows = scheduler.req_to_token_pool
     size = optional(rows, "DecodeReqToTokenPool._alloc_size", rows.size + 1) - 1
     if allocator := optional(rows, "HybridReqToTokenPool.mamba_allocator"):

@@ -77,7 +77,7 @@ class LiveServer:
         return self._process.poll() is None
 
     def last_words(self) -> str:
-        """How its scheduler failed, else the first error that it wrote, else its last line."""
+        """Return how the server's scheduler failed, otherwise its first error, otherwise its last line."""
         written = (self.folder / "server.log").read_bytes()
         _, failed, trace = written.partition(b"Scheduler hit an exception: ")
         if failed:
@@ -146,7 +146,7 @@ class HttpClients:
 
     @property
     def done(self) -> bool:
-        """Every client has finished its script."""
+        """Whether every client has finished its script."""
         return not any(thread.is_alive() for thread in self._threads)
 
     def _run(self, client: Client) -> None:
@@ -185,7 +185,8 @@ class HttpClients:
             self.wrong.append(f"{session}: {path} is answered {status}: {content[:200]!r}")
 
     def _turn(self, client: Client, request: str, turn: Turn, known: int | None) -> int | None:
-        """Ask, and judge the answer; the length of the session's text afterwards, if that is known."""
+        """Send a turn and judge its answer. Returns the length of the session's text afterwards, if it is
+        known."""
         body: dict[str, Any] = {
             "rid": request,
             "input_ids": self.script.prompt(request),

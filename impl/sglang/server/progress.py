@@ -149,8 +149,8 @@ def explain_stall(reader: Reader, waited_for: Sequence[str]) -> Stall | None:
 
 
 def unflushed(scheduler: Any) -> Stall | None:
-    """A client has asked for a flush, without a timeout, and is not answered: None while a request runs or
-    waits, as those keep the cache."""
+    """Return the client that has asked for a flush, without a timeout, and has no answer; None while a
+    request runs or waits, because those keep the cache."""
     batches = (scheduler.running_batch, scheduler.last_batch)
     there = [
         r.rid for batch in batches if batch is not None for r in batch.reqs if not r.finished()
@@ -161,8 +161,8 @@ def unflushed(scheduler: Any) -> Stall | None:
 
 
 def excess(name: str, cursors: Cursors, window: int, page: int, draft: int) -> Stall | None:
-    """The SWA KV that a request keeps of its own after some rounds of decode, beyond what window eviction
-    leaves in each round; None where it keeps no more than that."""
+    """Return the SWA KV that a request keeps of its own after some rounds of decode, beyond what window
+    eviction leaves in each round; None where it keeps no more than that."""
     _, allocated, evicted, protected = cursors
     window_pages = _whole_pages(max(window, page), page)
     rounds_ahead = 2 * (max(1, draft) + 1)  # two rounds in flight, each with the token that it begins with
@@ -209,7 +209,7 @@ def _pool_sizes(reader: Reader) -> Room:
 
 
 def _input(reader: Reader, request: Any) -> Room:
-    """Whole pages for the text that a request has now: its next prefill computes it."""
+    """Return whole pages for the text that a request has now: its next prefill computes it."""
     page = reader.scheduler.page_size
     tokens = _whole_pages(len(request.origin_input_ids) + len(request.output_ids), page)
     return Room(tokens, tokens if reader.swa else 0, 1)
@@ -225,7 +225,8 @@ def _held_between_chunks(reader: Reader, request: Any, chunked: Any) -> Room:
 
 
 def _most_ever_held(reader: Reader, request: Any) -> Room:
-    """The most that a request can ever hold: its text to the last output, what rounds take in advance."""
+    """Return the most tokens that a request can ever hold: its text to the last output, and the tokens that
+    rounds allocate ahead."""
     page = reader.scheduler.page_size
     tokens = len(request.origin_input_ids) + request.sampling_params.max_new_tokens
     drafts = 2 * (reader.scheduler.server_args.speculative_num_draft_tokens or 0)
@@ -234,7 +235,8 @@ def _most_ever_held(reader: Reader, request: Any) -> Room:
 
 
 def _asked_by_admission(reader: Reader, request: Any) -> Room:
-    """A request's text, all its outputs, and a page: what admission asks for, and a token that stays free."""
+    """Return the tokens that admission asks for: a request's text, all its outputs, a page, and one token
+    that stays free."""
     tokens = len(request.origin_input_ids) + request.sampling_params.max_new_tokens
     tokens += reader.scheduler.page_size + 1
     return Room(tokens, tokens if reader.swa else 0, 1)

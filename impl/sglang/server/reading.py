@@ -78,7 +78,7 @@ class Reader:
         return full, swa, rows, int(self._evictable()) + locked, held, locked
 
     def states(self) -> int:
-        """Slots of recurrent state that are free or the tree's."""
+        """Return slots of recurrent state that are free or the tree's."""
         if not self.recurrent:
             return 0
         left = int(self.rows.mamba_allocator.available_size())
@@ -89,7 +89,7 @@ class Reader:
     # -- a state to begin with ----------------------------------------------------------------------
 
     def snapshot(self, plan: Any, pages: bool, dropped: int) -> Snapshot:
-        """Sessions and unfinished requests, as a log that begins here needs them."""
+        """Return the sessions and unfinished requests that a log which begins here needs."""
         sessions = []
         for name, session in self.scheduler.session_controller.sessions.items():
             if not session.streaming:
@@ -131,7 +131,7 @@ class Reader:
         return Snapshot(dropped, sessions, list(requests.values()))
 
     def _in_flight(self, plan: Any) -> dict[str, list[Any]]:
-        """Rounds whose results are to come, the oldest first."""
+        """Return the rounds without results, the oldest first."""
         found: dict[str, list[Any]] = {}
         for batch in (*self._launched(), self.release.planned(plan)):
             if batch is None:
@@ -143,17 +143,18 @@ class Reader:
         return found
 
     def entries(self) -> int:
-        """About how many sessions and requests a snapshot would have."""
+        """Return the approximate number of sessions and requests of a snapshot."""
         scheduler = self.scheduler
         running = len(scheduler.running_batch.reqs)
         return len(scheduler.session_controller.sessions) + len(scheduler.waiting_queue) + running
 
     def _launched(self) -> list[Any]:
-        """Batches whose results are not processed; only an overlapped loop has them."""
+        """Return the batches without processed results; only an overlapped loop has them."""
         return [batch for batch, _ in vars(self.scheduler).get("result_queue", ())]
 
     def unfinished(self, planned: Any = None) -> list[tuple[Any, bool]]:
-        """Requests of the batch that is planned, of those before it and of the queue, and who is queued."""
+        """Return the requests of the planned batch, of the batches before it and of the queue, and the
+        names of those in the queue."""
         scheduler = self.scheduler
         found = []
         batches = (planned, scheduler.running_batch, scheduler.last_batch)
@@ -167,7 +168,7 @@ class Reader:
     # -- level `pages` --------------------------------------------------------------------------------
 
     def pages(self, plan: Any) -> Paged:
-        """Rows by owner, free lists, the mapping of what rows and tree name, and the tree's nodes."""
+        """Return rows by owner, free lists, the mapping of what rows and tree name, and the tree's nodes."""
         owners: dict[str, Any] = {}
         row = self.release.row
         for name, slot in self.release.slots(self.tree).items():
@@ -205,7 +206,7 @@ class Reader:
         return found
 
     def _shown_states(self, plan: Any, of_nodes: list[int | None]) -> ShownStates:
-        """Slots of recurrent state. A turn that runs on what its session lends it is not shown beside it."""
+        """Return the slots of recurrent state. A turn that runs on its session's state is left out."""
         free = [int(slot) for slot in self.rows.mamba_allocator.free_slots]
         found = ShownStates(free, {}, {}, of_nodes)
         slots = self.release.slots(self.tree).items()
@@ -230,7 +231,7 @@ class Reader:
         return (int(row), cursors, self.rows.req_to_token[row, : cursors[1]].tolist())
 
     def _free(self, pool: Any) -> list[int]:
-        """The free list of a pool, in pages."""
+        """Return the free list of a pool, in pages."""
         return [int(page) for page in self.release.free_pages(pool)]
 
     def holds(self, owner: Any) -> bool:
@@ -243,7 +244,7 @@ class Reader:
 
 
 def session_of(request: Any) -> str | None:
-    """The streaming session that a request belongs to."""
+    """Return the streaming session that a request belongs to."""
     session = request.session
     return session.session_id if session is not None and session.streaming else None
 

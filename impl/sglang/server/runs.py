@@ -21,7 +21,7 @@ HOME = Path(__file__).resolve().parents[3]
 
 
 def outside(root: Path | None, settings: dict[str, str] | None = None) -> dict[str, str]:
-    """The environment of a process in a server environment; root: a folder with another `sglang/`.
+    """Return the environment of a process in a server environment; root: a folder with another `sglang/`.
 
     Raises UnusableImplementation for a part of the package: Python would take the environment's instead.
     """
@@ -36,7 +36,7 @@ def outside(root: Path | None, settings: dict[str, str] | None = None) -> dict[s
 
 
 def last_words(output: bytes) -> str:
-    """The last line of what a process wrote."""
+    """Return the last line of what a process wrote."""
     lines = [line.strip() for line in output[-8000:].decode(errors="replace").split("\n")]
     return next((line[:300] for line in reversed(lines) if line), "it said nothing")
 

@@ -30,7 +30,7 @@ TOKEN_BITS = 20  # of a stamp
 
 
 def stamp(token: int, position: int) -> int:
-    """The stamp of a token's KV at a position."""
+    """Return the stamp of a token's KV at a position."""
     return (position + 1) << TOKEN_BITS | token
 
 
@@ -55,7 +55,7 @@ def header(scheduler: Any) -> TierHeader:
 
 
 def pools_of(scheduler: Any) -> tuple[str, ...]:
-    """The pools of both tiers, in the order of the host's."""
+    """Return the pools of both tiers, in the order of the host's."""
     swa = scheduler.is_hybrid_swa
     states = scheduler.tree_cache.supports_mamba()
     return ("full", *("swa",) * swa, *("state",) * states)
@@ -181,7 +181,7 @@ class TierReader(Gatherer):
         return noting
 
     def _locked(self, result: Any, node_id: int, *_: Any) -> None:
-        """A lock was taken: its path, from the root."""
+        """Note the path that a lock pins, from the root."""
         path = list[Any]()
         start = 0
         found = list[TierNode]()
@@ -218,7 +218,7 @@ class TierReader(Gatherer):
         return tuple(stamp(token, at) for at, token in enumerate(tokens, start))
 
     def _holders_of_states(self) -> Iterator[TierRequest]:
-        """Requests that go on, and sessions; a turn on what its session lends it once."""
+        """Yield running requests and sessions with a state; a turn on its session's state once."""
         if "state" not in self.kinds:
             return
         holders = [(each.rid, each.kv) for each in self._requests() if not each.finished()]
@@ -241,7 +241,7 @@ class TierReader(Gatherer):
             yield user._replace(full_only=only)
 
     def _holders(self) -> Iterator[tuple[str, Any]]:
-        """Requests and sessions that have a lock on the tree."""
+        """Yield the requests and sessions with a lock on the tree."""
         seen = set[int]()
         holders = [(request.rid, request) for request in self._requests()]
         for name, each in (*holders, *self.release.slots(self.cache).items()):
@@ -250,7 +250,7 @@ class TierReader(Gatherer):
                 yield name, each.lock
 
     def _requests(self) -> list[Any]:
-        """Those of all batches, and those that wait."""
+        """Return the requests of all batches and queues."""
         scheduler = self.scheduler
         batches = [scheduler.running_batch, scheduler.last_batch, self._batch]
         batches += [batch for batch, _ in vars(scheduler).get("result_queue", ())]

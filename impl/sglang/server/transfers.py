@@ -38,7 +38,7 @@ Steps = Generator[None, Any, None]
 
 
 def role_of(scheduler: Any) -> str:
-    """The role of a scheduler's server: "prefill" or "decode", "" of a server that does both."""
+    """Return the role of a scheduler's server: "prefill" or "decode", "" of a server that does both."""
     mode = optional(scheduler, "Scheduler.disaggregation_mode")
     return mode.value if mode is not None and mode.value in ROLES else ""
 
@@ -143,8 +143,8 @@ class TransferHooks:
         return scheduler.disagg_decode_prealloc_queue.kv_manager
 
     def _pages(self, request: Any, start: int, end: int) -> list[int] | None:
-        """The pages of the full pool that a request's row has for these tokens; None where it has no row, or
-        at level `lengths`."""
+        """Return the pages of the full pool that a request's row has for these tokens; None where it has no
+        row, or at level `lengths`."""
         row = request.kv.req_pool_idx
         if not self.pages or row is None:
             return None

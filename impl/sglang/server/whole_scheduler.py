@@ -91,7 +91,7 @@ def _channels(cls: type[Any], /, **_: Any) -> Any:
 
 
 def replaced(release: Release0510) -> Iterator[tuple[str, Any]]:
-    """Methods that every release has, by the names of this one, and what takes their place."""
+    """Return, by this release's names, the methods that every release has and their replacements."""
     for method, double in (
         ("managers.scheduler_components.ipc_channels.SchedulerIpcChannels.create", classmethod(_channels)),
         ("managers.scheduler_components.request_receiver.SchedulerRequestReceiver._pull_raw_reqs",
@@ -102,7 +102,8 @@ def replaced(release: Release0510) -> Iterator[tuple[str, Any]]:
 
 
 def _stand_ins(release: Release0510) -> None:
-    """Sockets, and what has only a CUDA kernel or is forbidden on a CPU."""
+    """Install stand-ins for sockets, and for functions that have only a CUDA kernel or are forbidden on a
+    CPU."""
     import torch
 
     from impl.sglang.parts.stand_ins import assign_rows, without_kernels
@@ -137,7 +138,7 @@ def _stand_ins(release: Release0510) -> None:
 
 
 def _noted(preempt: Callable[..., bool]) -> Callable[..., bool]:
-    """The function that decides on a preemption, with a count of the preemptions."""
+    """Return the function that decides on a preemption, with a count of the preemptions."""
 
     def preempts(adder: Any, *requests: Any) -> bool:
         done = preempt(adder, *requests)
@@ -152,7 +153,8 @@ def _gather(index: Any, *buffers: Any) -> tuple[Any, ...]:
 
 
 def _spec_worker() -> type:
-    """An EAGLE v2 worker without a draft model: verify rounds accept as many tokens as the script says."""
+    """Return an EAGLE v2 worker without a draft model: verify rounds accept as many tokens as the script
+    says."""
     import torch
     from sglang.srt.speculative.base_spec_worker import BaseSpecWorker
     from sglang.srt.speculative.eagle_info import EagleDraftInput
@@ -260,7 +262,7 @@ class _Blocks:
         self._started_at = time.process_time()
 
     def round(self, now: int) -> None:
-        """A round of the event loop begins."""
+        """Begin a round of the event loop."""
         if now % self.rounds:
             return
         if self.watched and (log := _WATCHERS[0].log) is not None:
@@ -378,7 +380,7 @@ def run(
 
 
 def _message(message: Message) -> Any:
-    """A client's message in the release's own words."""
+    """Return a client's message as an object of the release."""
     from sglang.srt.managers import io_struct
     from sglang.srt.sampling.sampling_params import SamplingParams
 
@@ -413,7 +415,7 @@ def _message(message: Message) -> Any:
 
 
 def _answers() -> list[tuple[str, str]]:
-    """Requests whose end was reported since the last call, and why they ended."""
+    """Return requests whose end was reported since the last call, and why they ended."""
     found = []
     for output in _SENT:
         if type(output).__name__ == "AbortReq":

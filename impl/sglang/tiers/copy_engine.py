@@ -154,7 +154,7 @@ class CopyEngine:
             self.complete(True)
 
     def next_to_copy(self, load: bool) -> CopyJob | None:
-        """The oldest transfer of a direction that has not moved its KV."""
+        """Return the oldest transfer of a direction that has not moved its KV."""
         return next((job for job in self.queues[load] if not job.copied), None)
 
 
@@ -176,7 +176,7 @@ class StateStamps:
 
 
 def parts_of(pool: str, device: Any, host: Any) -> list[TierPart]:
-    """The parts of a transfer of one pool, token by token. device, host: tensors of slots."""
+    """Return the parts of a transfer of one pool, token by token. device, host: tensors of slots."""
     return [TierPart(pool, *pair) for pair in zip(device.tolist(), host.tolist(), strict=True)]
 
 
@@ -186,7 +186,7 @@ def slots_of(value: Any) -> tuple[int, ...]:
 
 
 def slots_by_pool(full: Any, transfers: Iterable[Any] | None) -> dict[str, tuple[int, ...]]:
-    """Host slots of an operation of the storage, by pool."""
+    """Return host slots of an operation of the storage, by pool."""
     slots = {"full": slots_of(full)}
     for each in transfers or ():
         if each.indices_from_pool is None and each.host_indices is not None:

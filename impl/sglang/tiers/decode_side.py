@@ -32,7 +32,7 @@ HELD_FOR = 1e9
 
 
 def take_role(config: TierConfig) -> None:
-    """The server's command line: one process, which only decodes, only prefills, or does both."""
+    """Set the role of the server as its command line does: it only decodes, only prefills, or does both."""
     for name in ("tp", "pp", "attn_dcp", "attn_tp"):
         setattr(SERVER_ARGS, f"{name}_size", 1)
         setattr(SERVER_ARGS, f"{name}_rank", 0)
@@ -108,7 +108,7 @@ class DecodeSide(OnServer):
         return self.loop.disagg_decode_transfer_queue
 
     def _prebuilt(self, reqs: Sequence[Any], *_: Any) -> Any:
-        """ScheduleBatch.init_new for requests that were received."""
+        """Build the batch of received requests, as ScheduleBatch.init_new does."""
         turns = [next(t for t in self.arrivals.values() if t.req is req) for req in reqs]
         batch = self.server.new_batch(turns, ForwardMode.EXTEND)
         batch.spec_algorithm = self.loop.spec_algorithm
@@ -117,7 +117,7 @@ class DecodeSide(OnServer):
     # -- commands ---------------------------------------------------------------------------------
 
     def await_prompt(self, command: Await) -> None:
-        """Scheduler._add_request_to_queue."""
+        """Add a request to the queue (Scheduler._add_request_to_queue)."""
         server = self.server
         name = command.holder
         known = server.controller.get(name)
@@ -154,7 +154,7 @@ class DecodeSide(OnServer):
         peer.state = self.peers.poll.WaitingForInput
 
     def arrive(self, command: Arrive) -> None:
-        """All that is still to be written for the oldest request of that name, whoever waits for it."""
+        """Write everything that the oldest request of that name still waits for."""
         room = min(
             (at for at, to in self.peers.writing.items() if to.name == command.holder), default=None
         )
@@ -178,7 +178,7 @@ class DecodeSide(OnServer):
         peer.state = self.peers.poll.Failed
 
     def expire(self, command: Expire) -> None:
-        """Nothing that is held was drained in time; whoever should have written never will."""
+        """Let the time run out for all transfers that nobody has drained: their peers will never write."""
         del command
         held = self.transfers._deferred_releases
         require(held, Reason.EMPTY)
@@ -189,8 +189,11 @@ class DecodeSide(OnServer):
         ]
 
     def process_queues(self) -> list[LiveRequest]:
-        """process_decode_queue, then the oldest request that has arrived begins to decode: one at a time, so
-        that nobody's insert splits in the same command what another has just locked."""
+        """Process the decode queues, and then let the oldest complete request begin to decode. Returns the
+        requests that begin.
+
+        One per command: an insert of a second request could split a node that the first has just locked.
+        """
         self.loop.max_running_requests = len(self.loop.running_batch.reqs) + 1
         mixin = self.decode.SchedulerDisaggregationDecodeMixin
         mixin.process_decode_queue(self.loop)
@@ -203,7 +206,7 @@ class DecodeSide(OnServer):
         return begun
 
     def decode_round(self, command: Decode) -> list[LiveRequest]:
-        """As Driver.decode; these have their outputs when it is over."""
+        """Decode as Driver.decode does; these requests have their outputs when it is over."""
         turns = self._running(command.requests)
         require(all(t.output < OUTPUT for t in turns), Reason.UNFAITHFUL)
         self.server.require_room([(t.fill - 1, t.fill) for t in turns], extend=False)
@@ -227,7 +230,8 @@ class DecodeSide(OnServer):
         self.server.controller.close(Bag(session_id=command.session))
 
     def retract_received(self, command: Retract) -> None:
-        """ScheduleBatch.release_req, and back into the queue; without a backup the request is given up."""
+        """Release a request (ScheduleBatch.release_req) and put it back into the queue; without a backup it
+        is aborted."""
         [turn] = self._running([command.request])
         require(not command.in_flight, Reason.UNFAITHFUL)
         saved = self.server.new_batch([turn], ForwardMode.DECODE).release_req(0, 0)
@@ -239,7 +243,7 @@ class DecodeSide(OnServer):
             del self.arrivals[command.request]
 
     def abort_received(self, name: str) -> None:
-        """Scheduler.abort_request, wherever the request is."""
+        """Abort a request in whichever queue it is (Scheduler.abort_request)."""
         require(name in self.arrivals, Reason.UNKNOWN_REQUEST)
         turn = self.arrivals[name]
         require(turn.req.finished_reason is None, Reason.WRONG_PHASE)
@@ -274,7 +278,7 @@ class DecodeSide(OnServer):
         return any(req is each for each, _ in self.where())
 
     def where(self) -> list[tuple[Any, TierRequestState]]:
-        """The requests of all queues, with their states."""
+        """Return the requests of all queues, with their states."""
         queue = self.queue
         transfers = self.transfers
         failed = self.peers.poll.Failed
@@ -295,7 +299,8 @@ class DecodeSide(OnServer):
         ]
 
     def idle(self) -> Iterator[tuple[str, Any, TierRequestState]]:
-        """Sessions on which no request runs: what each keeps, None for nothing, and its state."""
+        """Yield the sessions without a running request, with the slot and the state that each keeps, None
+        for nothing."""
         lent = {id(turn.req.kv) for turn in self.arrivals.values()}
         slots = self.release.slots(self.server.cache)
         for name in {**self.server.controller.sessions, **slots}:
@@ -313,7 +318,7 @@ class DecodeSide(OnServer):
                 yield name, slot, TierRequestState.BUSY if session._inflight else TierRequestState.IDLE
 
     def _forget_ended(self) -> None:
-        """Requests that were aborted and are in no queue are gone."""
+        """Forget aborted requests that are in no queue."""
         there = {id(req) for req, _ in self.where()}
         self.arrivals = {
             name: turn

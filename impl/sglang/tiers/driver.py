@@ -199,7 +199,7 @@ class TierDriver(DecodeSide, TreeCommands):
             return self.facts.gather(self._reads)
 
     def close(self) -> None:
-        """Holds nothing outside of this process."""
+        """Do nothing: nothing outside this process is held."""
 
     def _own_errors(self) -> contextlib.AbstractContextManager[None]:
         problem = f"is not of the {self.release.version} kind", "SGLang"
@@ -218,7 +218,8 @@ class TierDriver(DecodeSide, TreeCommands):
             self._loads = False
 
     def _match(self, command: Match) -> None:
-        """Scheduler.get_new_batch_prefill: who waits for pages of the storage is admitted when it may be."""
+        """Admit a request as Scheduler.get_new_batch_prefill does: one that waits for pages of the storage
+        is admitted when it may be."""
         req = self._waiting.get(command.holder)
         if req is not None:
             require(not command.full_only, Reason.UNFAITHFUL)
@@ -230,7 +231,8 @@ class TierDriver(DecodeSide, TreeCommands):
         self.match(command)
 
     def _unlock(self, command: Unlock) -> None:
-        """Unlock. A holder with a loaded state is admitted first: its forward pass waits for the load."""
+        """Unlock a holder. One with a loaded state is admitted first, because its forward pass waits for
+        the load."""
         holder = self.server.lock_holders.get(command.holder)
         states = self.server.states
         has_slot = states is not None and holder is not None and holder.req.kv.holds_mamba
@@ -246,7 +248,7 @@ class TierDriver(DecodeSide, TreeCommands):
         self.insert(command)
 
     def _prefetch(self, command: Prefetch) -> None:
-        """Scheduler._add_request_to_queue."""
+        """Prefetch for a request, as Scheduler._add_request_to_queue does."""
         server = self.server
         tokens = spelled(command.prompt)
         require(tokens, Reason.EMPTY)
@@ -269,7 +271,7 @@ class TierDriver(DecodeSide, TreeCommands):
         self.cache.release_aborted_request(self._waiting.pop(command.request).cache_request_handle)
 
     def _found(self, holder: LockHolder, ids: Any) -> Tensor:
-        """PrefillAdder.add_one_req: a load is prepared while the match is held."""
+        """Match a prefix as PrefillAdder.add_one_req does: the match is locked while a load is prepared."""
         slots = super()._found(holder, ids)
         req = holder.req
         if self.release.keeps_slots:
@@ -280,7 +282,8 @@ class TierDriver(DecodeSide, TreeCommands):
             return self._loaded(req, slots)
 
     def _promise(self, req: Any) -> None:
-        """Req.init_next_round_input; later match_kv_cache does it."""
+        """Match the prefix of a request as Req.init_next_round_input does, or match_kv_cache in later
+        releases."""
         for name in ("best_match_node", "host_hit_length", "swa_host_hit_length", "last_host_node"):
             setattr(req, name, optional(self._tree().found, f"MatchResult.{name}", 0))
 
@@ -311,14 +314,14 @@ class TierDriver(DecodeSide, TreeCommands):
         return slots
 
     def _compute(self, holder: LockHolder, tokens: Sequence[int], evicted: int) -> None:
-        """The batch sends its load, and its forward pass waits for it before it reads the prefix."""
+        """Run a batch: it sends its load, and its forward pass waits for that before it reads the prefix."""
         self.cache.ready_to_load_host_cache()
         self.copies.finish_loads()
         self._reads = tuple(self.facts.reads(holder))
         super()._compute(holder, tokens, evicted)
 
     def _reset(self, command: ResetCache) -> None:
-        """Scheduler.flush_cache: nobody runs, so no forward pass waits for a load."""
+        """Flush the cache (Scheduler.flush_cache): no request runs, so no forward pass waits for a load."""
         require(not command.running, Reason.UNFAITHFUL)
         cache = self.cache
         busy = self.server.lock_holders or self.copies.queues[True] or self._waiting
@@ -339,7 +342,8 @@ class TierDriver(DecodeSide, TreeCommands):
             self.cache.flush_pending_backups()
 
     def _may_load_ahead(self) -> bool:
-        """A forward pass waits for the loads of its batch: of three counters one stays for the next batch."""
+        """Return whether another load may be sent: a forward pass waits for the loads of its batch, and one
+        of three counters is for the next batch."""
         counter = self.cache.cache_controller.layer_done_counter
         following = (counter.producer_index + ahead for ahead in (1, 2))
         return all(
@@ -379,7 +383,7 @@ class TierDriver(DecodeSide, TreeCommands):
     # -- a server that only prefills ---------------------------------------------------------------
 
     def _computed(self, command: Extend | Poll) -> None:
-        """A round of its loop. What its forward pass reads is noted before the pass writes."""
+        """Run a round of the event loop. The reads of its forward pass are noted before the pass writes."""
         assert self.sends is not None
         reads: list[TierRead] = []
         self.sends.before_forward = lambda turn, start: reads.extend(

@@ -109,7 +109,7 @@ class Gatherer:
 
     @property
     def root(self) -> int:
-        """The root's number by the release."""
+        """The root's number in the release."""
         return _id(self.core.root_node)
 
     def gather(self, reads: tuple[TierRead, ...]) -> TierFacts:
@@ -153,7 +153,7 @@ class Gatherer:
             waiting += [(child, found.node, found.end) for child in node.children.values()]
 
     def node(self, node: Any, parent: int, start: int) -> TierNode:
-        """The node, which begins at a position under the node of that number."""
+        """Return the node of this number, which begins at a position under its parent."""
         parts = {pool: node.component_data[kind] for pool, kind in self.kinds.items()}
         return TierNode(
             self.nodes.of(node.id),
@@ -176,7 +176,7 @@ class Gatherer:
         return tuple(map(token_of, elements_of(node.key)))
 
     def _hashed(self, hashes: Sequence[str] | None) -> tuple[int, ...] | None:
-        """The text that a node's hashes stand for; of two that do not follow each other both."""
+        """Return the text that a node's hashes stand for; of two that do not follow each other both."""
         if self.storage is None or hashes is None:
             return None
         size = self.config.page_size
@@ -290,7 +290,7 @@ class Gatherer:
         return found
 
     def _locks_taken(self, side: PrefillSide) -> tuple[TierLock, ...]:
-        """The locks of the last command that a request still has."""
+        """Return the locks of the last command that a request still has."""
         held = {id(turn.req.lock) for turn in side.arrivals.values()}
         taken = [each for each in self.taken if id(each[0]) in held]
         self.taken = []
@@ -329,8 +329,8 @@ class Gatherer:
             )
 
     def _state_behind(self, req: Any) -> int:
-        """The slot from which a request goes on behind its prefix: its own, where one was loaded for it, else
-        that of the node that it has matched; 0 for none."""
+        """Return the slot of the state that a request continues from behind its prefix: its own if one was
+        loaded for it, otherwise that of the matched node; 0 for none."""
         if req.kv.holds_mamba:
             return int(req.kv.mamba_pool_idx)
         own = self.core.get_component_device_value(_id(req.last_node), self.kinds["state"])
@@ -346,13 +346,13 @@ class Gatherer:
 
 
 def _id(node: Any) -> int:
-    """A node's number by the release; up to 0.5.16 handles are nodes."""
+    """Return a node's number by the release; up to 0.5.16 handles are nodes."""
     number: int = optional(node, "UnifiedTreeNode.id", node)
     return number
 
 
 def _host_free(pool: Any) -> list[int]:
-    """A host pool's free slots, as its lists have them; none where there is no pool."""
+    """Return a host pool's free slots, as its lists have them; none where there is no pool."""
     if pool is None:
         return []
     lists = [pool.free_slots, *(optional(pool, "HostKVCache.release_slots") or [])]

@@ -42,7 +42,8 @@ class _RoleGatherer:
         yield from ((name, lock) for name, lock in holders if lock is not None)
 
     def _own(self, req: Any) -> dict[str, tuple[int, ...]]:
-        """Device slots of a request that the tree has not: of whole pages as the pool hands them out."""
+        """Return the device slots of a request that the tree does not have, in whole pages as the pool
+        allocates them."""
         kv = req.kv
         size = self.config.page_size
         cells = self.server.rows.req_to_token[kv.req_pool_idx, : kv.kv_allocated_len].tolist()
@@ -64,7 +65,7 @@ class DecodeGatherer(_RoleGatherer):
         self.side: DecodeSide = side
 
     def facts(self) -> dict[str, Any]:
-        """Its requests, and transfers that are under way for requests that are gone."""
+        """Return its requests, and transfers that are under way for requests that are gone."""
         side = self.side
         found = []
         rooms = set()
@@ -123,7 +124,7 @@ class PrefillGatherer(_RoleGatherer):
         self.side: PrefillSide = side
 
     def facts(self) -> dict[str, Any]:
-        """The requests of a server that only prefills, and what is still to be read for their decode
+        """Return the requests of a server that only prefills, and what is still to be read for their decode
         servers."""
         side = self.side
         states: dict[int, TierRequestState] = {}

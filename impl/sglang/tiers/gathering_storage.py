@@ -28,7 +28,7 @@ class StorageGatherer:
         self.staged: set[int] = set()
 
     def operations(self) -> tuple[TierOperation, ...]:
-        """Those that are in a queue, at a thread, or of which the cache has a record."""
+        """Return the operations that are in a queue, at a thread, or recorded by the cache."""
         states: dict[int, tuple[Any, str]] = {}
         for operation, state in self._at_work():
             states.setdefault(id(operation), (operation, state))

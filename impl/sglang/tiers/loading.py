@@ -71,13 +71,13 @@ class _Tiered(Unified):
             self.prefill_aborts = Aborts(root, self, prefills=True)
 
     def admission(self, cache: Any) -> Callable[..., Any]:
-        """PrefillAdder._lock_node, which holds a node while a load is prepared."""
+        """Return PrefillAdder._lock_node, which holds a node while a load is prepared."""
         lock = _function(self.policy, "PrefillAdder._lock_node")
         assert lock is not None
         return partial(contextmanager(lock), Bag(tree_cache=cache))
 
     def prefetching(self, cache: Any) -> Callable[[Any], Any]:
-        """Scheduler._prefetch_kvcache, which asks the storage for a request that waits."""
+        """Return Scheduler._prefetch_kvcache, which asks the storage for a request that waits."""
         ask = _function(self.scheduler_file, "Scheduler._prefetch_kvcache")
         assert ask is not None
         return partial(
@@ -86,8 +86,8 @@ class _Tiered(Unified):
 
 
 def tiered(spec: str, core: str = "") -> Any:
-    """The release with its host tier, with the core of its tree in Rust where `core` is "rust"; raises
-    UnusableImplementation where it is not driven so. spec: as `supported` takes it."""
+    """Return the release with its host tier, with the core of its tree in Rust where `core` is "rust";
+    raises UnusableImplementation where it is not driven so. spec: as `supported` takes it."""
     release = supported(spec)
     order = list(TABLE)
     version = release.version
@@ -117,7 +117,7 @@ def tiered(spec: str, core: str = "") -> Any:
 
 
 def _host_pool(base: Any, slots: int, page_size: int) -> Any:
-    """A release's host pool without memory: its allocator alone."""
+    """Return a release's host pool without memory: its allocator alone."""
 
     def no_memory(self: Any) -> None:
         self.page_size = page_size
@@ -141,7 +141,7 @@ def _host_pool(base: Any, slots: int, page_size: int) -> Any:
 
 
 def _made(kind: Any, **values: Any) -> Any:
-    """An object of a release's class, of those arguments that it takes."""
+    """Return an object of a release's class, of those arguments that it takes."""
     names = inspect.signature(kind).parameters
     return kind(**{name: value for name, value in values.items() if name in names})
 
@@ -160,7 +160,7 @@ def _attach(cache: Any, params: Any, server_args: Any, *, load_cache_event: Any,
     page = params.page_size
 
     def counter(*_: Any) -> None:
-        """No layer waits on this device."""
+        """Register nothing: no layer waits on this device."""
 
     device = {
         pool: Bag(pool=pool, device="cpu", layer_num=1, register_layer_transfer_counter=counter)
@@ -216,7 +216,7 @@ def _attach(cache: Any, params: Any, server_args: Any, *, load_cache_event: Any,
 
 @lru_cache(maxsize=8)
 def _function(file: Path, name: str) -> Callable[..., Any] | None:
-    """A function of a release's file, or `Class.name`; None where it is not there."""
+    """Return a function of a release's file, or `Class.name`; None where it is not there."""
     env = {"get_memory": lambda: stand_ins.SERVER_ARGS}
     return cut(file, frozenset({name}), env).get(name.rpartition(".")[2])
 

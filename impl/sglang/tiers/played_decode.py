@@ -55,7 +55,7 @@ class Sender:
 
     @property
     def due(self) -> int:
-        """Pages that it expects and was not given."""
+        """The pages that it expects and was not given."""
         return 0 if self.pages is None else self.pages - self.handed
 
     def init(self, num_kv_indices: int, aux_index: int | None = None) -> None:
@@ -115,7 +115,7 @@ class Sender:
         raise RuntimeError("the decode server failed")
 
     def give_up(self) -> None:
-        """Nobody reads what is left: the decode server uses nothing of a transfer that has failed."""
+        """Stop reading: the decode server uses nothing of a failed transfer."""
         self.state = self.kv_mgr.poll.Failed
         self.parts.clear()
 
@@ -157,5 +157,5 @@ class MetadataRows(FirstTokens):
         self.rows[req.metadata_buffer_index] = req.output_ids[0], req.bootstrap_room
 
     def room_in(self, row: int) -> int:
-        """The room whose metadata a row has, 0 for none."""
+        """Return the room whose metadata a row has, 0 for none."""
         return self.rows.get(row, (0, 0))[1]

@@ -72,7 +72,7 @@ class PrefillSide(OnServer):
         self.before_forward: Callable[[LiveRequest, int], None] = lambda *_: None
 
     def _scheduler(self) -> Any:
-        """The scheduler: the release's mixin over stand-ins of the rest."""
+        """Return the scheduler: the release's mixin on stand-ins for the rest."""
         server = self.server
         kind = type("PrefillScheduler", (Bag, self.mixin), {})
         tokens = self.config.full_pages * self.config.page_size
@@ -115,7 +115,7 @@ class PrefillSide(OnServer):
     # -- commands ---------------------------------------------------------------------------------
 
     def await_prompt(self, command: Await) -> None:
-        """Scheduler._add_request_to_queue."""
+        """Add a request to the queue (Scheduler._add_request_to_queue)."""
         name = command.holder
         require(name not in self.arrivals, Reason.REQUEST_EXISTS)
         require(not command.resumable, Reason.UNFAITHFUL)
@@ -144,8 +144,8 @@ class PrefillSide(OnServer):
         sender.state = self.senders.poll.WaitingForInput
 
     def arrive(self, command: Arrive) -> None:
-        """The network has read all that the sender was handed, and if that is all, the decode server has
-        it."""
+        """Have the network read everything that the sender was given; if the prompt is complete, the decode
+        server has it."""
         sender = self._sender(command.holder)
         require(sender.parts, Reason.EMPTY)
         sender.parts.clear()
@@ -159,7 +159,7 @@ class PrefillSide(OnServer):
         sender.give_up()
 
     def abort(self, name: str) -> None:
-        """Scheduler.abort_request, wherever the request is."""
+        """Abort a request in whichever queue it is (Scheduler.abort_request)."""
         require(name in self.arrivals, Reason.UNKNOWN_REQUEST)
         require(name not in self.aborted, Reason.WRONG_PHASE)
         self.aborted.add(name)
@@ -167,8 +167,8 @@ class PrefillSide(OnServer):
         self._forget_ended()
 
     def extend(self, command: Extend) -> None:
-        """A round of the loop with a batch of these requests, as far as the scheduler still has them and
-        there is room. A chunk of a request that goes on ends with a page (PrefillAdder)."""
+        """Run a round of the loop with a batch of these requests, as far as the scheduler still has them
+        and there is room. A chunk that is not the last one ends with a page (PrefillAdder)."""
         names = [lane.request for lane in command.lanes]
         require(
             names and all(lane.tokens >= 1 and not lane.tail for lane in command.lanes), Reason.EMPTY
@@ -185,13 +185,13 @@ class PrefillSide(OnServer):
         self._round([(turn, lane.tokens) for turn, lane in zip(turns, command.lanes, strict=True)])
 
     def poll(self) -> None:
-        """A round of the loop without a batch."""
+        """Run a round of the loop without a batch."""
         self._round([])
 
     # -- the loop ---------------------------------------------------------------------------------
 
     def _round(self, asked: list[tuple[LiveRequest, int]]) -> None:
-        """event_loop_normal_disagg_prefill, or event_loop_overlap_disagg_prefill, once."""
+        """Run event_loop_normal_disagg_prefill or event_loop_overlap_disagg_prefill once."""
         loop = self.loop
         self._batch = asked
         loop.waiting_queue.extend(loop.disagg_prefill_bootstrap_queue.pop_bootstrapped())
@@ -210,7 +210,7 @@ class PrefillSide(OnServer):
         self._forget_ended()
 
     def _planned(self, running: Any) -> Any:
-        """Scheduler.get_new_batch_prefill, of the requests that a command names."""
+        """Plan a batch of the requests that a command names (Scheduler.get_new_batch_prefill)."""
         loop = self.loop
         batch = None
         if entries := self._fitting():
@@ -265,7 +265,7 @@ class PrefillSide(OnServer):
         return entries
 
     def _unfinished(self, pool: str) -> set[int]:
-        """Slots that forward passes write whose results are not processed."""
+        """Return slots that forward passes write whose results are not processed."""
         found: set[int] = set()
         for batch, _ in self.late:
             slots = batch.out_cache_loc
@@ -275,7 +275,7 @@ class PrefillSide(OnServer):
         return found
 
     def _run(self, batch: Any) -> Any:
-        """Scheduler.run_batch: the KV of each chunk is computed, after its prefix was read."""
+        """Run a batch (Scheduler.run_batch): the KV of each chunk is computed after its prefix was read."""
         turns = [next(t for t in self.arrivals.values() if t.req is req) for req in batch.reqs]
         for turn in turns:
             self.before_forward(turn, turn.prefix)
@@ -301,7 +301,7 @@ class PrefillSide(OnServer):
         return self.sender(self.arrivals[name])
 
     def where(self) -> Iterator[tuple[Any, TierRequestState]]:
-        """The requests of all queues, with their states; the first of a request counts."""
+        """Yield the requests of all queues, with their states; the first state of a request counts."""
         loop = self.loop
         poll = self.senders.poll
 
@@ -323,7 +323,7 @@ class PrefillSide(OnServer):
             yield from ((req, TierRequestState.LAUNCHED) for req in batch.reqs)
 
     def _forget_ended(self) -> None:
-        """Requests that have ended and are in no queue are gone."""
+        """Forget requests that have ended and are in no queue."""
         there = {id(req) for req, _ in self.where()}
         gone = {
             name

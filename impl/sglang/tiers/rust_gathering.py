@@ -33,7 +33,7 @@ class RustGatherer(Gatherer):
         """Do nothing: a split changes no lock that the core tells of."""
 
     def _hashing(self, insert: Callable[[Any], Any], hashes: Callable[..., Any]) -> Any:
-        """Hash what is inserted by our function too, which remembers what each hash stands for."""
+        """Hash the inserted tokens by our function as well, which records each hash's text."""
 
         def hashing(params: Any) -> Any:
             hashes(params.key, None, page_size=self.config.page_size)
@@ -73,7 +73,7 @@ class RustGatherer(Gatherer):
             )  # fmt: skip
 
     def _told(self, handle: int) -> Any:
-        """A node with its key, which the core tells to whom would store it, from either tier."""
+        """Return a node with its key, as the core describes it for a store from either tier."""
         core = self.core
         if (snapshot := core.snapshot_buffer_backup(handle, False)) is not None:
             return snapshot
@@ -83,7 +83,7 @@ class RustGatherer(Gatherer):
         return Bag(key=key(tokens, extra_key=name, is_bigram=core.is_eagle, cache_salt=salt))
 
     def _on_host(self, handle: int) -> dict[str, tuple[int, ...]]:
-        """Host slots of a node, which the core tells to whom would store what they hold."""
+        """Return the host slots of a node, as the core names them for a store."""
         core = self.core
         spec = core.build_storage_backup_spec(handle, False)
         found = {"full": slots_of(spec.host_value) if spec is not None else ()}

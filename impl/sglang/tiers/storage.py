@@ -106,7 +106,7 @@ class IOThread:
 
     @classmethod
     def end_all(cls) -> None:
-        """The server is gone, and with it its threads."""
+        """End the server and its threads."""
         for thread in cls.started:
             if not thread.ended:
                 thread._give_up = True
@@ -152,7 +152,8 @@ class Hashes:
         return self.texts.get(name, (False, ()))[1]
 
     def of(self, key: Any, prior: bytes | None, page_size: int | None = None) -> Any:
-        """As get_native_hash: one hash for each whole page, chained; of all tokens without a size."""
+        """Return the hashes of the tokens as get_native_hash does: one chained hash for each whole page, or
+        one of all tokens without a page size."""
         tokens = list(optional(key, "RadixKey.token_ids", key))
         bigram = bool(optional(key, "RadixKey.is_bigram", False))
         elements = tree_key(tokens, bigram)
@@ -178,7 +179,7 @@ class Hashes:
 
 
 def _packed(page: Sequence[int], bigram: bool) -> bytes:
-    """The elements of a page as they are hashed: tokens of 32 bits, of a bigram both."""
+    """Return the elements of a page as they are hashed: tokens of 32 bits, of a bigram both."""
     tokens = (
         [half for each in page for half in (each >> TOKEN_BITS, second_of(each))]
         if bigram
@@ -206,8 +207,8 @@ class Storage:
     def attach(
         self, how_long: str, policy: str, by: Callable[..., tuple[bool, str]] | None = None
     ) -> None:
-        """Attach the backend, as the release's own command of an operator does. by: what it calls; of a tree
-        without a scheduler the tree's own method."""
+        """Attach the backend as the release's command of an operator does. by: the method that it calls; of
+        a tree without a scheduler the tree's own."""
         backend = importlib.import_module("sglang.srt.mem_cache.hicache_storage").HiCacheFile
         made = type("Backend", (Backend, backend), {})(self)
         module: Any = importlib.import_module("sglang.srt.mem_cache.storage")
@@ -222,7 +223,7 @@ class Storage:
         return IOThread.known[body]
 
     def called(self, slots: dict[str, list[int]]) -> int:
-        """A call of the backend begins: the pages that it handles, once it is let."""
+        """Pause at the beginning of a call of the backend. Returns the number of pages that it handles."""
         thread: IOThread | None = getattr(_RUNNING, "thread", None)
         if thread is None:
             return 1 << 30
@@ -234,7 +235,7 @@ class Storage:
 
     @property
     def rests(self) -> bool:
-        """No thread has an operation, and none waits for one."""
+        """Whether no thread has an operation and none waits for one."""
         controller = self.cache.cache_controller
         names = "prefetch_queue", "prefetch_buffer", "backup_queue"
         waiting = sum(getattr(controller, name).qsize() for name in names)
@@ -255,7 +256,7 @@ class Storage:
         return True
 
     def write(self, pool: str, key: str, slots: Sequence[int]) -> bool:
-        """One that is there stays."""
+        """Write a page, unless the storage has it. Returns whether it is there."""
         if (pool, key) not in self.pages:
             found = tuple(self.host[pool][slot] for slot in slots)
             self.pages[pool, key] = found
@@ -330,5 +331,5 @@ class Backend:
 
 
 def _pool(name: Any) -> str:
-    """A pool of host memory by the release's name of it."""
+    """Return a pool of host memory by the release's name of it."""
     return "swa" if getattr(name, "value", name) == "swa" else "full"

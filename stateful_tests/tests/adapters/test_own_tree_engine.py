@@ -44,13 +44,13 @@ def test_without_a_window_nothing_is_a_tombstone():
 
 
 class LetsGoTwice(OwnTree):
-    def swa_given_back(self, lock):
+    def forget_swa_part(self, lock):
         pass
 
 
 class PinsAPageLess(OwnTree):
-    def swa_from(self, node):
-        return min(node.end, super().swa_from(node) + self.page_size)
+    def swa_lock_start(self, node):
+        return min(node.end, super().swa_lock_start(node) + self.page_size)
 
 
 class EvictsWhatIsLocked(OwnTree):
@@ -70,7 +70,7 @@ class MatchesLess(OwnTree):
 
 
 class ForgetsATombstone(OwnTree):
-    def live_from(self, evicted, end):
+    def first_live_position(self, evicted, end):
         return 0
 
 

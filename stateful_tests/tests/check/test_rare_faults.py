@@ -59,7 +59,7 @@ class KeepsASharedLock(TorchKV):
 
     def close_now(self, session):
         lock = self.locks.get(session.name)
-        shared = lock is not None and any(node.locks[0] > 1 for node in self.tree.unlocked(lock))
+        shared = lock is not None and any(node.locks[0] > 1 for node in self.tree.nodes_to_unlock(lock))
         kept = self.locks.pop(session.name) if shared else None
         super().close_now(session)
         if kept is not None:
@@ -109,8 +109,8 @@ class ForgetsWhenASplitPrefixWasUsed(TorchKV):
     """A split leaves the prefix as if nobody had used it yet."""
 
     class tree_class(RadixTree):  # noqa: N801
-        def inherit(self, head, tail):
-            super().inherit(head, tail)
+        def inherit_locks_and_use(self, head, tail):
+            super().inherit_locks_and_use(head, tail)
             head.used = [0, 0]
 
 
@@ -118,10 +118,10 @@ class UnlocksByTheWindow(TorchKV):
     """Where a node is locked for full KV alone as well, an unlock looks again for where its window began."""
 
     class tree_class(RadixTree):  # noqa: N801
-        def unlock_from(self, lock):
+        def swa_unlock_start(self, lock):
             nodes = [node for node in self._upward(lock.node) if node.end > lock.swa_from]
             mixed = any(node.locks[FULL] > node.locks[SWA] >= 1 for node in nodes)
-            return self.swa_from(lock.node) if mixed else super().unlock_from(lock)
+            return self.swa_lock_start(lock.node) if mixed else super().swa_unlock_start(lock)
 
 
 class LosesWhatABatchRecovers(TorchKV):
@@ -130,8 +130,8 @@ class LosesWhatABatchRecovers(TorchKV):
     class tree_class(RadixTree):  # noqa: N801
         freed = None
 
-        def duplicate(self, full, swa, owed):
-            super().duplicate(full, swa, owed)
+        def free_duplicate(self, full, swa, owed):
+            super().free_duplicate(full, swa, owed)
             if self.freed is not None:
                 self.freed |= full.numel() > 0
 

@@ -53,7 +53,7 @@ def test_kernels_leave_the_pools_and_rows_that_torch_operators_leave(page_size, 
     stores = [KVStore(geometry, device) for _ in range(2)]
     stores[1].use_kernel = True
     # A call of a torch operator's last step fails in the store with kernels.
-    vars(stores[1]).update(dict.fromkeys(("_enter", "_free_full", "_free_swa")))
+    vars(stores[1]).update(dict.fromkeys(("_write_to_rows", "_free_full", "_free_swa")))
     rows = [2, 0, 1]
 
     def tensors(store):

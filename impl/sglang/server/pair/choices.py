@@ -83,11 +83,11 @@ class NetworkChoices:
     def of(
         self, what: str, request: str = "", side: str = "", number: int = 1
     ) -> list[NetworkChoice]:
-        """The choices for one thing, in the order of the run."""
+        """Return the choices for one thing, in the order of the run."""
         return self._named.get((what, request, side, number), [])
 
     def steps(self, what: str, request: str = "", side: str = "", number: int = 1) -> int:
-        """Steps for which a thing rests."""
+        """Return the number of steps that a thing rests."""
         return sum(each.steps for each in self.of(what, request, side, number))
 
 

@@ -60,7 +60,8 @@ class Judges:
     # -- a block is copied --------------------------------------------------------------------------
 
     def named(self, promise: NamedPages) -> None:
-        """D has named pages. Pages of the window in its row that it has not named hold nothing yet."""
+        """Note that D has named pages. Pages of the window in its row that it has not named hold no KV
+        yet."""
         model = self.models[DECODE]
         row = promise.request.req.kv.req_pool_idx
         model.outdated -= set(promise.pages)
@@ -78,7 +79,7 @@ class Judges:
         return place is not None and place[0].pool == "metadata"
 
     def copied(self, chunk: Any, source: int, target: int, length: int) -> None:
-        """A block of a transfer crosses the wire, now."""
+        """Judge a block of a transfer at the moment it is copied."""
         name = self.network.rooms.get(chunk.room, "")
         from_, to = self._place(PREFILL, source), self._place(DECODE, target)
         if (
@@ -99,7 +100,7 @@ class Judges:
                 self._page(promise, name, from_[0], from_[1] + number, to[1] + number)
 
     def _place(self, server: str, address: int) -> tuple[Region, int] | None:
-        """The region of an address, and the page or row."""
+        """Return the region of an address, and the page or row."""
         for region in self.models[server].regions:
             if region.start <= address < region.start + region.size:
                 return region, (address - region.start) // region.item
@@ -108,7 +109,8 @@ class Judges:
     def _page(
         self, promise: NamedPages, name: str, region: Region, source: int, target: int
     ) -> None:
-        """A page of KV: D still keeps the target for this position, and P has that position in the source."""
+        """Judge a copied page of KV: D still keeps the target for this position, and P has that position in
+        the source."""
         pool = region.pool
         pages = promise.pages
         first = promise.prefix
@@ -191,7 +193,7 @@ class Judges:
         self.note(key, name, says)
 
     def _window_start(self, promise: NamedPages, name: str) -> int:
-        """The first position whose page of the window D has named."""
+        """Return the first position whose page of the window D has named."""
         window = self.models[DECODE].window or 0
         return max(promise.prefix, len(self.script.prompt(name)) - window) // self.page * self.page
 
@@ -217,7 +219,7 @@ class Judges:
         return status is not None and int(status) != _FAILED
 
     def _row(self, promise: NamedPages, name: str, source: int, target: int) -> None:
-        """A row of metadata: P's is that of the room, and D still keeps its own."""
+        """Judge a copied row of metadata: P's is that of the room, and D still keeps its own."""
         schedulers = {server: model.scheduler for server, model in self.models.items()}
         if target != promise.row:
             says = f"row {target} of D is written for {name}, which has named row {promise.row}"
@@ -238,7 +240,8 @@ class Judges:
             self.note("PD-1 metadata row of P is free", name, says)
 
     def _state(self, promise: NamedPages, name: str, source: int, target: int) -> None:
-        """A recurrent state: P's is that after the prompt, and D still keeps the slot for this request."""
+        """Judge a copied recurrent state: P's is that after the prompt, and D still keeps the slot for this
+        request."""
         states = {server: model.states for server, model in self.models.items()}
         from_, to = states[PREFILL], states[DECODE]
         assert from_ is not None and to is not None
@@ -266,8 +269,8 @@ class Judges:
     # -- nothing more happens -----------------------------------------------------------------------
 
     def waiting(self, unanswered: dict[str, list[str]]) -> None:
-        """All that can happen without a timeout has happened. unanswered: by server, who was asked and has no
-        answer."""
+        """Judge the pair when nothing more can happen without a timeout. unanswered: for each server, the
+        requests without an answer."""
         if (
             self._timed_out or self.network.harmed
         ):  # what a timeout has ended may leave others waiting
@@ -297,7 +300,7 @@ class Judges:
                 self.note(f"PD-2 {server} keeps KV until a timeout", "", says)
 
     def _computed_in_vain(self, unanswered: dict[str, list[str]]) -> list[str]:
-        """Prompts that P has computed and keeps, and that D has refused."""
+        """Return the prompts that P has computed and keeps, and that D has refused."""
         computed = {each.rid for each in self.models[PREFILL].scheduler.disagg_prefill_inflight_queue}
         return sorted(computed & self.refused[DECODE] & set(unanswered.get(PREFILL, ())))
 
@@ -307,7 +310,7 @@ class Judges:
         return heard is not None and asked is not None and heard <= asked
 
     def ended(self, unanswered: dict[str, list[str]]) -> None:
-        """Every timeout has passed, and nothing happens."""
+        """Judge the pair when every timeout has passed and nothing happens."""
         if self._too_large(unanswered):
             return
         for server, names in unanswered.items():
@@ -318,7 +321,8 @@ class Judges:
                 self._left(server)
 
     def _too_large(self, unanswered: dict[str, list[str]]) -> bool:
-        """A server waits for room for a prompt that its pools never have. Others may wait for that one."""
+        """Note a server that waits for room which its pools never have. Returns whether there is one: other
+        requests may wait for that prompt."""
         size = full_size(self.models[PREFILL].scheduler)
         for name in unanswered.get(PREFILL, ()):
             tokens = len(self.script.prompt(name))
@@ -341,8 +345,8 @@ class Judges:
         return False
 
     def _parked(self, unanswered: dict[str, list[str]]) -> bool:
-        """P keeps KV of prompts that it has computed before D named pages, and a prompt that D has admitted
-        waits for that room. D waits for P in its turn."""
+        """Note that P keeps KV of prompts that it has computed before D named pages, while a prompt that D
+        has admitted waits for that room and D waits for P. Returns whether that is so."""
         scheduler = self.models[PREFILL].scheduler
         parked = [
             each.rid for each in scheduler.disagg_prefill_inflight_queue if each.pending_bootstrap
@@ -356,7 +360,7 @@ class Judges:
         return True
 
     def _left(self, server: str) -> None:
-        """Nobody has anything to do on a server: what is not given back."""
+        """Judge what a server without work has not freed."""
         model = self.models[server]
         manager = self.managers[server]
         scheduler = model.scheduler
@@ -395,13 +399,14 @@ class Judges:
         return arrived >= min(ended, self.network.forgotten.get((PREFILL, name), ended))
 
     def prefix_is_gone(self, name: str) -> None:
-        """D fails a request: it has matched a prefix in its host tier, and cannot load it."""
+        """Note that D fails a request: it has matched a prefix in its host tier and cannot load it."""
         if name not in self.aborted[DECODE] and not self.network.harmed:
             says = f"D fails {name}, as it has lost the prefix that it told P not to send"
             self.note("PD-1 D loses a prefix of its host tier", name, says)
 
     def answered(self, name: str, tokens: Sequence[int], reason: str) -> None:
-        """D has answered a request. A server gives an answer up where memory is short: what came is right."""
+        """Judge an answer of D. A server may cut an answer short where memory is short: its tokens must be
+        right."""
         turn = self.script.turns[name]
         most = min(turn.limit, turn.stop or turn.limit)
         want = [self.script.says(name, position) for position in range(1, most + 1)]
@@ -412,7 +417,7 @@ class Judges:
 
 
 def _computed_or_sent(scheduler: Any) -> list[Any]:
-    """The requests of which P may have chunks on their way."""
+    """Return the requests of which P may have chunks on their way."""
     last = scheduler.last_batch
     found = [*scheduler.disagg_prefill_inflight_queue, scheduler.chunked_req]
     return [each for each in [*found, *(last.reqs if last is not None else ())] if each is not None]

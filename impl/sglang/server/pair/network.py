@@ -75,7 +75,7 @@ class PlayedNetwork:
     # -- what the conductor asks --------------------------------------------------------------------
 
     def passes(self) -> None:
-        """A step begins: blocks that come late are copied."""
+        """Begin a step: copy blocks that come late."""
         self.step += 1
         self.seconds += STEP_S
         for late in [each for each in self._late if each.due <= self.step]:
@@ -87,7 +87,7 @@ class PlayedNetwork:
 
     @property
     def rests(self) -> bool:
-        """Nothing is under way, and no thread rests."""
+        """Whether nothing is under way and no thread rests."""
         waiting = any(box for name, box in self._inboxes.items() if name not in self.gone)
         resting = any(n for name, n in self._resting.items() if name not in self.gone)
         return not (waiting or resting or self._late)
@@ -98,7 +98,7 @@ class PlayedNetwork:
             self.events.append(PairEvent(self.step, where, says))
 
     def dies(self, server: str) -> None:
-        """A server ends: it says and hears nothing more."""
+        """End a server: it sends and receives nothing more."""
         self.gone.add(server)
         self._inboxes[server].clear()
         self._late.clear()
@@ -110,7 +110,7 @@ class PlayedNetwork:
         return server in self.gone
 
     def sent(self, receiver: str, parts: list[bytes]) -> None:
-        """A server sends a message to the other."""
+        """Send a message to a server."""
         kind, room = _kind(receiver, parts)
         request = self.rooms.get(room, "")
         if kind == "status" and int(parts[1]) == SUCCESS:
@@ -131,7 +131,7 @@ class PlayedNetwork:
         return bool(box) and box[0].due <= self.step
 
     def next_message(self, server: str) -> list[bytes]:
-        """The message that has arrived first."""
+        """Return the message that has arrived first."""
         letter = self._inboxes[server].popleft()
         self.moves += 1
         self.delivered[letter.kind, letter.request] = self.step
@@ -139,7 +139,7 @@ class PlayedNetwork:
         return letter.parts
 
     def transfer(self, chunk: Any, blocks: Sequence[Block]) -> int:
-        """P's engine writes blocks into D's memory: 0, or -1 where it fails."""
+        """Write blocks into D's memory for P's engine. Returns 0, or -1 if it fails."""
         who = self._who(chunk)
         number = self._number("transfer", who)
         self.transfers += 1
@@ -169,7 +169,7 @@ class PlayedNetwork:
         return 0
 
     def lookup_fails(self) -> bool:
-        """D asks for the address of P."""
+        """Return whether P fails to learn the address of D."""
         made = self.choices.of("lookup", number=self._number("lookup"))
         return any(each.fails for each in made)
 
@@ -183,12 +183,12 @@ class PlayedNetwork:
         self._rest(self.choices.steps("call", request, server, number))
 
     def cleared(self, room: int) -> None:
-        """A server has forgotten a room."""
+        """Note that a server has forgotten a room."""
         if (key := (self.stage.server, self.rooms.get(room, ""))) not in self.forgotten:
             self.forgotten[key] = self.step
 
     def promised(self, promise: NamedPages) -> None:
-        """D has named pages and a metadata row for a transfer."""
+        """Note that D has named pages and a metadata row for a transfer."""
         self.promises[promise.room] = promise
         self.names(promise)
         self.tell(
@@ -213,7 +213,7 @@ class PlayedNetwork:
             self.moves += 1
 
     def _rest(self, steps: int) -> None:
-        """The thread whose turn it is rests, and others run."""
+        """Rest the thread whose turn it is, and let others run."""
         if steps:
             until = self.step + steps
             server = self.stage.server

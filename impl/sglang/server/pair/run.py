@@ -140,7 +140,7 @@ class Pair:
             self.loops[server] = self.stage.add(server, "scheduler", scheduler.run_event_loop)
 
     def _feed(self) -> list[Any]:
-        """A round of an event loop begins: others run, then the scheduler takes what clients have sent."""
+        """Begin a round of an event loop: others run first. Returns the messages of clients."""
         self.stage.hand_over()
         server = self.stage.server
         if (tier := self.models[server].tier) is not None:
@@ -265,7 +265,7 @@ class Conductor:
     # -- a step -------------------------------------------------------------------------------------
 
     def _environment(self) -> bool:
-        """Clock, deaths, heartbeats and probes."""
+        """Advance the clock, and decide on deaths, heartbeats and probes."""
         network = self.network
         moved = False
         for each in [each for each in self._timed if each.number <= network.step]:
@@ -293,7 +293,7 @@ class Conductor:
         return moved
 
     def _clients(self) -> bool:
-        """Clients send, and the router passes that on."""
+        """Send the messages of clients, and pass them on as the router does."""
         step = self.network.step
         network = self.network
         for message in self.script.round(step, 1):
@@ -337,7 +337,7 @@ class Conductor:
         return request
 
     def _threads(self) -> bool:
-        """Every other thread runs until it waits."""
+        """Run every other thread until it waits."""
         moved = False
         for turn in self.pair.stage.turns:
             while turn.name != "scheduler" and turn.ready and turn.server not in self.network.gone:
@@ -349,7 +349,7 @@ class Conductor:
         return moved
 
     def _schedulers(self) -> bool:
-        """Each server's event loop makes a round, unless it rests."""
+        """Run a round of each server's event loop, unless it rests."""
         pair = self.pair
         network = self.network
         step = self.network.step
@@ -407,7 +407,7 @@ class Conductor:
         return found
 
     def _broke(self, turn: ServerThread) -> None:
-        """A thread of a server has ended: so has the server."""
+        """End the server one of whose threads has ended."""
         error: Any = turn.error or RuntimeError("the loop has ended")
         root = error.__cause__ or error.__context__ or error
         where = f"{turn.server}'s {turn.name}"

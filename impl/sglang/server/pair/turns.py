@@ -83,7 +83,7 @@ class Stage:
         module._PARALLEL = context.parallel
 
     def add(self, server: str, name: str, work: Callable[[], object]) -> ServerThread:
-        """A new thread of a server."""
+        """Start a new thread of a server."""
         self.turns.append(turn := ServerThread(self, server, name, work))
         return turn
 
