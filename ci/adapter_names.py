@@ -30,26 +30,26 @@ _GIVE = {"bare", "dict", "taken", "update"}  # calls whose keywords are names of
 _WORD = re.compile(r"[A-Za-z_]\w{2,}")
 
 
-def used(engine: EngineName) -> dict[str, frozenset[str]]:
+def names_given_to_releases(engine: EngineName) -> dict[str, frozenset[str]]:
     """Name -> the ways in which the adapter gives it to a release; none of a name that it reads."""
     found: dict[str, frozenset[str]] = {}
-    for file, tree in _files(engine):
+    for file, tree in _adapter_files(engine):
         way = next((way for piece, way in _WAYS.items() if piece in file.as_posix()), PLAIN)
-        for name in _read(tree):
+        for name in _names_read(tree):
             found.setdefault(name, frozenset())
-        for name in _given(tree):
+        for name in _names_given(tree):
             found[name] = found.get(name, frozenset()) | {way}
     return found
 
 
-def _files(engine: EngineName) -> Iterator[tuple[Path, ast.Module]]:
+def _adapter_files(engine: EngineName) -> Iterator[tuple[Path, ast.Module]]:
     folder = PACKS[engine].rpartition(".")[2]
     for file in sorted((Path(impl.__file__).parent / folder).rglob("*.py")):
         if not any(piece in file.as_posix() for piece in _APART):
             yield file, ast.parse(file.read_text(encoding="utf-8"))
 
 
-def _read(tree: ast.Module) -> Iterator[str]:
+def _names_read(tree: ast.Module) -> Iterator[str]:
     """Names of attributes and arguments, and texts that may be names."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute):
@@ -61,7 +61,7 @@ def _read(tree: ast.Module) -> Iterator[str]:
                 yield from _WORD.findall(node.value)
 
 
-def _given(tree: ast.Module) -> Iterator[str]:
+def _names_given(tree: ast.Module) -> Iterator[str]:
     """Names that are stored in objects of others or given by keys of dictionaries."""
     aside = {id(node) for each in ast.walk(tree) if _declares(each) for node in ast.walk(each)}
     for node in ast.walk(tree):

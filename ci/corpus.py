@@ -59,7 +59,7 @@ def faithful(line: CorpusLine) -> CorpusLine:
     return other if corpus.meets(other) is not None else line
 
 
-def shrunk(line: CorpusLine) -> CorpusLine:
+def shrunk_line(line: CorpusLine) -> CorpusLine:
     """The line up to its situation, without commands that are not needed for it."""
 
     def cut_after_situation(commands: Commands) -> Commands | None:
@@ -122,7 +122,7 @@ def ends_with_situation(line: CorpusLine) -> bool:
 
 
 @click.command()
-def make() -> int:
+def update_corpus() -> int:
     """Bring the directed corpus up to date."""
     old = corpus.load() if corpus.FILE.exists() else ()
     kept = {
@@ -143,7 +143,7 @@ def make() -> int:
         there = {line.situation for line in random}
         wanted = {*best, *(line.situation for line in old)}
         for number, line in enumerate(random_lines(wanted, there), 1):
-            random.append(faithful(shrunk(line)))
+            random.append(faithful(shrunk_line(line)))
             progress("random", number, 0)
     lines = [*map(faithful, best.values()), *random, *kept["hand"]]
     lines.sort(key=lambda line: (line.situation, line.origin))
@@ -157,4 +157,4 @@ def make() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(cli.run(command=make, name="corpus"))
+    sys.exit(cli.run(command=update_corpus, name="corpus"))

@@ -25,7 +25,7 @@ from stateful_tests.lockstep.system_names import resolve
 from stateful_tests.traces.trace_files import load
 
 
-def speaks(fault: KnownFault) -> bool:
+def shows_message(fault: KnownFault) -> bool:
     """Whether a release says something in a trace of the fault: it raises, or its own check counts wrong."""
     says = any(clause == "BROKEN" or clause.startswith("CHK-") for clause in fault.clauses)
     return says and bool(fault.traces)
@@ -34,7 +34,7 @@ def speaks(fault: KnownFault) -> bool:
 def message(trace: str, release: str) -> str:
     """Return what a trace of a known fault makes a release say; "" where it violates another clause or
     conforms, or cannot be driven."""
-    name = release_name(SystemSpec.parse(_folder(trace)).engine, release, ways_of(trace))
+    name = release_name(SystemSpec.parse(_release_of_folder(trace)).engine, release, ways_of(trace))
     try:
         with closing(resolve(name)) as system:
             violation = replays.replay(system, load(FOLDER / trace)).violation
@@ -56,14 +56,14 @@ def messages(fault: KnownFault) -> dict[str, list[str]]:
     newest = [release for release in releases(fault.engine) if fault.is_in(release)][-1]
     by_trace = {}
     for trace in fault.traces:
-        own = SystemSpec.parse(_folder(trace)).version or newest
+        own = SystemSpec.parse(_release_of_folder(trace)).version or newest
         texts = [message(trace, each) for each in dict.fromkeys((fault.first, own, newest))]
         if kept := [*dict.fromkeys(filter(None, texts))]:
             by_trace[trace] = kept
     return by_trace
 
 
-def _folder(trace: str) -> str:
+def _release_of_folder(trace: str) -> str:
     """The release that a trace's folder names, as a system."""
     return PurePath(trace).parts[0].replace("-", "==", 1)
 
@@ -71,7 +71,7 @@ def _folder(trace: str) -> str:
 if __name__ == "__main__":
     kept = json.loads(MESSAGES.read_text("utf-8")) if MESSAGES.is_file() else {}
     for fault in known_faults().values():
-        if speaks(fault) and (not sys.argv[1:] or fault.id in sys.argv[1:]):
+        if shows_message(fault) and (not sys.argv[1:] or fault.id in sys.argv[1:]):
             kept[fault.id] = messages(fault)
             print(fault.id, kept[fault.id])
     kept = {fault: kept[fault] for fault in known_faults() if kept.get(fault)}

@@ -41,7 +41,7 @@ def names_of(of: Engine) -> used_names.NameSketch:
     files = {file for root in roots for file in driven_files(of, root)} | way_map(of.name).files
     there = [used_names.words(root / file for file in files) for root in roots]
     names = []
-    for name, ways in adapter_names.used(of.name).items():
+    for name, ways in adapter_names.names_given_to_releases(of.name).items():
         if mask := sum(1 << number for number, words in enumerate(there) if name in words):
             names.append(used_names.UsedName(name, mask, ways))
     return used_names.NameSketch(releases, tuple(sorted(files)), tuple(names))
@@ -56,12 +56,12 @@ def driven_files(of: Engine, root: Path) -> Iterator[str]:
 def complete_roots(of: Engine) -> Iterator[Path]:
     """The folders of all driven releases, with what all ways load and the rules that the adapter copies."""
     for release in of.releases:
-        root = _root(release_name(of.name, release))
+        root = _release_root(release_name(of.name, release))
         of.complete(release, root)
         yield root
 
 
-def _root(release: str) -> Path:
+def _release_root(release: str) -> Path:
     with closing(system_names.resolve(release)) as system:
         root = root_of(system)
     assert root is not None

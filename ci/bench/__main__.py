@@ -36,7 +36,7 @@ STEPS = 50
 Run = tuple[Geometry, list[Command]]
 
 
-def _common(systems: Iterable[System]) -> Capabilities:
+def _common_capabilities(systems: Iterable[System]) -> Capabilities:
     """Return the capabilities that all systems share."""
     can: Capabilities = registry.resolve("reference").capabilities
     for each in (system.capabilities for system in systems):
@@ -94,7 +94,7 @@ def _lockstep(system: System, runs: list[Run]) -> None:
                 break  # releases have faults; `kvspec check` is for these
 
 
-def _seconds(work: Callable[[], object]) -> float:
+def _best_seconds(work: Callable[[], object]) -> float:
     """The better of two runs: the first warms caches up."""
     best = float("inf")
     for _ in range(2):
@@ -104,7 +104,7 @@ def _seconds(work: Callable[[], object]) -> float:
     return best
 
 
-def _row(machine: str, what: str, seconds: float) -> dict[str, Any]:
+def _cost_row(machine: str, what: str, seconds: float) -> dict[str, Any]:
     """One line: what a command takes."""
     return {
         "machine": machine,
@@ -133,7 +133,7 @@ def bench(
         impl: cast(System, SystemSelector(SystemSpec.parse(impl), device=device).resolve())
         for impl in impls
     }
-    can = _common(systems.values())
+    can = _common_capabilities(systems.values())
     for machine in MACHINES:
         made = _generate(machine, runs, can)
         commands = sum(len(c) for _, c in made)
@@ -151,7 +151,7 @@ def bench(
                 ),
                 f"{impl}: lockstep, all clauses": partial(_lockstep, system, made),
             }
-        rows += [_row(machine, name, _seconds(part) / commands) for name, part in parts.items()]
+        rows += [_cost_row(machine, name, _best_seconds(part) / commands) for name, part in parts.items()]
     headings = ("machine", "what", "us/command", "commands/s")
     text_output.listing(out.console, rows, dict(zip(rows[0], headings)))
     out.end(rows)

@@ -46,7 +46,7 @@ _WORKER = "the worker"
 _REST = "the rest"
 
 
-def _functions() -> dict[Callable[..., Any], str]:
+def _timed_functions() -> dict[Callable[..., Any], str]:
     """Each function that is timed, with the part that it counts as."""
     parts: dict[str, tuple[Callable[..., Any], ...]] = {
         _DRIVING: (run_driver.drive,),
@@ -63,7 +63,7 @@ def _functions() -> dict[Callable[..., Any], str]:
     }
 
 
-def _methods() -> Iterator[tuple[type, str, str]]:
+def _timed_methods() -> Iterator[tuple[type, str, str]]:
     """Methods that are timed: their class, their name, and the part."""
     for name in ("_catch", "_finds_another_cause", "findings"):
         yield finder.Finder, name, _SHRINKING
@@ -117,12 +117,12 @@ class _Clock:
 
 
 @contextmanager
-def _clocked(clock: _Clock) -> Iterator[None]:
+def _with_clock(clock: _Clock) -> Iterator[None]:
     """All that is timed, by its part."""
-    functions = {id(each): (each, part) for each, part in _functions().items()}
+    functions = {id(each): (each, part) for each, part in _timed_functions().items()}
     patches: list[Any] = [
         patch.object(kind, name, clock.timed(vars(kind)[name], part))
-        for kind, name, part in _methods()
+        for kind, name, part in _timed_methods()
         if name in vars(kind)
     ]
     ours = "stateful_tests", "reference"
@@ -168,7 +168,7 @@ def check(out: ReportOut, impl: str, seed: int, commands: int) -> None:
     with unusable():
         system: AnySystem = SystemSelector(spec).resolve()
         clock = _Clock(partial(_cpu_s, system))
-        with _clocked(clock), clock.part(_REST):
+        with _with_clock(clock), clock.part(_REST):
             with clock.part(_FAULTS):
                 known = list(masks(system))
             result = campaign.run(system, asked, masks=known, named=Named(spec))

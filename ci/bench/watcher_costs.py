@@ -29,7 +29,7 @@ ROUNDS = 100  # of a block
 _CONFIGS = [(tree, overlap) for tree in (False, True) for overlap in (False, True)]
 
 
-def _clients(count: int) -> tuple[Client, ...]:
+def _bench_clients(count: int) -> tuple[Client, ...]:
     """Eight at a time, two of three with a session of three turns."""
     rng = random.Random(1)
     found = []
@@ -41,7 +41,7 @@ def _clients(count: int) -> tuple[Client, ...]:
     return tuple(found)
 
 
-def _more(watched_first: RunOutcome, watched_second: RunOutcome) -> float:
+def _overhead_percent(watched_first: RunOutcome, watched_second: RunOutcome) -> float:
     """By how much being watched takes longer, in percent: blocks of rounds of a pair of runs."""
     one, other = watched_first.blocks_s[2:], watched_second.blocks_s[2:]  # the first warm up
     first, second = sum(one[::2]) / sum(other[::2]), sum(other[1::2]) / sum(one[1::2])
@@ -58,7 +58,7 @@ def watcher(out: ReportOut, release: str, pairs: int, clients: int) -> None:
     with unusable():
         runner = WholeScheduler(environment.python_of(release))
     rows: list[dict[str, Any]] = []
-    asking = _clients(clients)
+    asking = _bench_clients(clients)
 
     def run(folder: str, blocks: tuple[int, bool] | None = None) -> RunOutcome:
         done = runner.run(Job(config, asking, 1, {"KVSPEC_WATCH": folder}, blocks))
@@ -81,7 +81,7 @@ def watcher(out: ReportOut, release: str, pairs: int, clients: int) -> None:
         more = []
         for _ in range(pairs):
             with tempfile.TemporaryDirectory() as one, tempfile.TemporaryDirectory() as other:
-                more.append(_more(run(one, (ROUNDS, True)), run(other, (ROUNDS, False))))
+                more.append(_overhead_percent(run(one, (ROUNDS, True)), run(other, (ROUNDS, False))))
         rows.append({
             "tree": tree, "overlap": overlap, "forwards": done.forwards,
             "watched": round(1e6 * done.cpu_s / done.forwards, 1), "percent": round(median(more), 1),

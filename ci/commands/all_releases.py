@@ -40,7 +40,7 @@ def check(
     rows: list[Data] = []
     try:
         for spec in systems:
-            rows.append(row := _row(spec, one))
+            rows.append(row := _check_release(spec, one))
             if row["check"] is not None and detailed:
                 check_text.check(out.console, row["check"], detailed=True)
                 out.console.print()
@@ -67,7 +67,7 @@ def check(
     return out.end(data)
 
 
-def _row(spec: SystemSpec, one: CheckOne) -> Data:
+def _check_release(spec: SystemSpec, one: CheckOne) -> Data:
     """One release. An unavailable release, or a failed save, is one line and does not end the check."""
     row: Data = {
         "implementation": str(spec),
@@ -100,7 +100,7 @@ def replay(
     interrupted = False
     try:
         for spec in systems:
-            for rows_of_trace, row in zip(rows, _replays(spec, traces, selector), strict=True):
+            for rows_of_trace, row in zip(rows, _replay_on_release(spec, traces, selector), strict=True):
                 rows_of_trace.append(row)
             note(f"{len(rows[0])} of {len(systems)} releases: {spec}")
     except KeyboardInterrupt:
@@ -123,7 +123,7 @@ def replay(
     return out.end(data)
 
 
-def _replays(
+def _replay_on_release(
     spec: SystemSpec, traces: Sequence[tuple[str, Trace]], selector: SystemSelector
 ) -> list[Data]:
     """Each trace on one release: its replay, or why the release cannot be driven through it."""
@@ -131,10 +131,10 @@ def _replays(
         with closing(replace(selector, spec=spec).resolve()) as system:
             return [_replay(str(spec), system, *trace) for trace in traces]
     except Unusable as error:  # such as a wheel that cannot be fetched
-        return [_undriven(str(spec), error) for _ in traces]
+        return [_undriven_row(str(spec), error) for _ in traces]
 
 
-def _undriven(impl: str, why: Exception) -> Data:
+def _undriven_row(impl: str, why: Exception) -> Data:
     return {
         "implementation": impl,
         "exit_code": Ending.UNUSABLE,
@@ -153,7 +153,7 @@ def _replay(impl: str, system: AnySystem, path: str, trace: Trace) -> Data:
             run = replays.replay(system, trace)
             shown = report.replay_data(path, run, known=known_fault(system, run))
     except Unusable as error:
-        return _undriven(impl, error)
+        return _undriven_row(impl, error)
     return {
         "implementation": impl,
         "exit_code": shown["exit_code"],

@@ -34,18 +34,18 @@ def with_system(
     if named is not None and not named.startswith(
         OF_HISTORY
     ):  # refused before anything is resolved
-        before = opened.enter_context(closing(stated(named, selector)))
+        before = opened.enter_context(closing(named_base(named, selector)))
         system = opened.enter_context(closing(selector.resolve()))
-        return _measured(before, system), system
+        return _with_distance(before, system), system
     system = opened.enter_context(closing(selector.resolve()))
     if named is not None:
         revision = _revision(named.removeprefix(OF_HISTORY), "--base", selector, system)
         with unusable(f"--base {named:.80}: ", Unusable):
-            return _of_history(revision, BaseKind.STATED, selector, system, opened), system
-    return unnamed(selector, since, system, opened), system
+            return _base_in_history(revision, BaseKind.STATED, selector, system, opened), system
+    return default_base(selector, since, system, opened), system
 
 
-def unnamed(
+def default_base(
     selector: SystemSelector, since: str | None, system: AnySystem, opened: ExitStack
 ) -> Base | None:
     """The base of a system where the user names none: of a checkout its own history, or else a release; None
@@ -56,13 +56,13 @@ def unnamed(
         return None
     if (own := _own_revision(system, since)) is not None:
         try:
-            base = _of_history(own, BaseKind.HISTORY, selector, system, opened)
+            base = _base_in_history(own, BaseKind.HISTORY, selector, system, opened)
         except Unusable as error:
             note(f"{own.name} ({own.why}) cannot be driven: {error}. The base is a release")
         else:
             if since is not None or own.is_head or not _is_far(base, system):
                 return base
-    return _taken_for(selector, system, opened)
+    return _nearest_release(selector, system, opened)
 
 
 def _is_far(base: Base, system: AnySystem) -> bool:
@@ -71,7 +71,7 @@ def _is_far(base: Base, system: AnySystem) -> bool:
     from impl.loading.nearest import differing, nearest
 
     engine = system_spec(system).engine
-    near = nearest(engine, _root(system))
+    near = nearest(engine, _checkout_root(system))
     if base.lines is None or base.lines <= 2 * near.lines:
         return False
     note(
@@ -98,7 +98,7 @@ class KnownFaults:
     def _base(self) -> AnySystem | None:
         if self.before is not None:
             return self.before
-        base = unnamed(self.selector, None, self.system, self.opened)
+        base = default_base(self.selector, None, self.system, self.opened)
         return None if base is None else base.system
 
     @cached_property
@@ -116,7 +116,7 @@ class KnownFaults:
         return known_fault_beside(self._base, self._masks, self.system, run)
 
 
-def stated(named: str, selector: SystemSelector) -> AnySystem:
+def named_base(named: str, selector: SystemSelector) -> AnySystem:
     """A base by its name, or a checkout, which is loaded here; driven in the same ways as `selector`."""
     from stateful_tests.lockstep import system_names
 
@@ -127,12 +127,12 @@ def stated(named: str, selector: SystemSelector) -> AnySystem:
         spec = system_names.as_base(base, selector.spec)
         system: AnySystem = SystemSelector(spec, folder, selector.device).resolve()
         if folder is not None:
-            _load(system)
-            _of_files(system).name = _name_of(folder)
+            _start_once(system)
+            _has_files(system).name = _folder_name(folder)
     return system
 
 
-def _name_of(folder: str) -> str:
+def _folder_name(folder: str) -> str:
     """A folder with the commit that is checked out there, if it has one."""
     from stateful_tests.check.trees.tree_history import git
 
@@ -141,19 +141,19 @@ def _name_of(folder: str) -> str:
     return folder
 
 
-def _of_files(system: AnySystem) -> WorkerSystem:
+def _has_files(system: AnySystem) -> WorkerSystem:
     """A release or a checkout: a worker drives its files."""
     return cast("WorkerSystem", system)
 
 
-def _root(system: AnySystem) -> Path:
+def _checkout_root(system: AnySystem) -> Path:
     """The folder of a checkout's files."""
-    root = _of_files(system).root
+    root = _has_files(system).root
     assert root is not None
     return root
 
 
-def _load(system: AnySystem) -> None:
+def _start_once(system: AnySystem) -> None:
     """Start a system once, to see that it loads. One that breaks then is a base that shows it."""
     from impl.process.failures import SystemFailed
     from stateful_tests.check.check_plans import sizes_for
@@ -173,7 +173,7 @@ def _revision(named: str, option: str, selector: SystemSelector, system: AnySyst
             f"{option} {OF_HISTORY}{named:.80}: goes with a checkout, such as --sglang-path"
         )
     with unusable(f"{option} {OF_HISTORY}{named:.80}: ", ValueError):
-        return tree_history.named_revision(_root(system), named)
+        return tree_history.named_revision(_checkout_root(system), named)
 
 
 def _own_revision(system: AnySystem, since: str | None) -> Revision | None:
@@ -181,19 +181,19 @@ def _own_revision(system: AnySystem, since: str | None) -> Revision | None:
     from stateful_tests.check.trees import tree_history
 
     spec = system_spec(system)
-    if not spec.checkout or not tree_history.has_history(_root(system), spec.engine):
+    if not spec.checkout or not tree_history.has_history(_checkout_root(system), spec.engine):
         return None
     if since is not None:
         with unusable(f"--since {since:.80}: ", ValueError):
-            tree_history.named_revision(_root(system), since)
+            tree_history.named_revision(_checkout_root(system), since)
     try:
-        return tree_history.own_base(_root(system), since)
+        return tree_history.own_base(_checkout_root(system), since)
     except ValueError as error:
         note(f"{error}. The base is a release")
         return None
 
 
-def _of_history(
+def _base_in_history(
     revision: Revision, kind: BaseKind, selector: SystemSelector, system: AnySystem, opened: ExitStack
 ) -> Base:
     """A commit of the checkout's history, driven in the same ways. Raises Unusable."""
@@ -201,9 +201,9 @@ def _of_history(
     past = SystemSelector(selector.spec, str(folder), selector.device)
     before: AnySystem = past.resolve(quiet=True)
     opened.enter_context(closing(before))
-    _load(before)
-    _of_files(before).name = revision.name
-    return _measured(before, system)._replace(kind=kind, why=revision.why, commit=revision.commit)
+    _start_once(before)
+    _has_files(before).name = revision.name
+    return _with_distance(before, system)._replace(kind=kind, why=revision.why, commit=revision.commit)
 
 
 def _folder_of(
@@ -215,7 +215,7 @@ def _folder_of(
 
     assert selector.checkout is not None
     folder = Path(opened.enter_context(tempfile.TemporaryDirectory(prefix="kvspec-base-")))
-    root = _root(system)
+    root = _checkout_root(system)
     with unusable("", ValueError):
         below = root.relative_to(Path(selector.checkout).expanduser().resolve())
         tree_history.extract(root, revision.commit, selector.spec.engine, folder / below)
@@ -232,7 +232,7 @@ def commit_folder(
         return str(_folder_of(revision, selector, system, opened)), revision.name
 
 
-def _taken_for(selector: SystemSelector, system: AnySystem, opened: ExitStack) -> Base | None:
+def _nearest_release(selector: SystemSelector, system: AnySystem, opened: ExitStack) -> Base | None:
     """The release that a checkout was taken for, driven in the same ways; None where it is unavailable."""
     from stateful_tests.check.trees.base_selection import BaseKind
 
@@ -240,15 +240,15 @@ def _taken_for(selector: SystemSelector, system: AnySystem, opened: ExitStack) -
     if not spec.checkout:
         return None
     try:
-        release = SystemSelector(spec.of_version(_of_files(system).release), None, selector.device)
+        release = SystemSelector(spec.of_version(_has_files(system).release), None, selector.device)
         before = opened.enter_context(closing(release.resolve()))
     except Unusable as error:
         note(f"without a base: {error}")
         return None
-    return _measured(before, system)._replace(kind=BaseKind.RELEASE)
+    return _with_distance(before, system)._replace(kind=BaseKind.RELEASE)
 
 
-def _measured(before: AnySystem, system: AnySystem) -> Base:
+def _with_distance(before: AnySystem, system: AnySystem) -> Base:
     """The base, with how many lines differ between it and the system."""
     from stateful_tests.check.trees.base_selection import Base, BaseKind, lines_between
 

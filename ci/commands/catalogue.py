@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ci.commands.options.name_lists import list_rows, near, quoted
+from ci.commands.options.name_lists import list_rows, similar_names, quoted_text
 from ci.commands.shared import ReportOut, json_option, note, unusable
 from impl.system_spec import ENGINES, SystemSpec
 
@@ -56,19 +56,19 @@ def bugs(names: tuple[str, ...], out: ReportOut) -> int:
     if not text:
         of = [row for row in known if {row["source"].partition(" ")[0]} >= engines]
         return list_rows(of, out, _BUG_COLUMNS)
-    return _found(text, {row["id"] for row in known}, engines, rows, out)
+    return _list_matches(text, {row["id"] for row in known}, engines, rows, out)
 
 
-def _found(
+def _list_matches(
     text: tuple[str, ...], known: set[str], engines: set[str], named: list[Data], out: ReportOut
 ) -> int:
     """List what has words of a text: of known bugs these, of one engine if `engines` names any."""
-    from ci.documents.bug_search import KNOWN_KINDS, SHOWN, entries, find
+    from ci.documents.bug_search import KNOWN_KINDS, SHOWN, search_entries, find
     from ci.report import text_output
 
     every = [
         entry
-        for entry in entries(named)
+        for entry in search_entries(named)
         if (entry.kind not in KNOWN_KINDS or entry.row["id"] in known)
         and (not engines or {entry.engine} <= engines | {""})
     ]
@@ -76,8 +76,8 @@ def _found(
     shown = found.rows[: min(SHOWN, found.fits or SHOWN)]
     if not found.known:
         name = text[-1] if len(text) == 1 else ""
-        meant = near(name, [row["id"] for row in found.rows])
-        lacking = ", ".join(map(quoted, found.missing))
+        meant = similar_names(name, [row["id"] for row in found.rows])
+        lacking = ", ".join(map(quoted_text, found.missing))
         lacking = f" (nothing here mentions {lacking})" if lacking else ""
         nearest = "nearest:" if shown else "nothing is near; `kvspec bugs` lists the named bugs"
         unknown = "not known" if len(text) == 1 or not shown else "no bug has all of these words"

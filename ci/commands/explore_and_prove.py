@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 import click
 
 from ci.commands.options.worker_options import parallel_options
-from ci.commands.options.name_lists import list_rows, near
+from ci.commands.options.name_lists import list_rows, similar_names
 from ci.commands.saved_traces import Saved, save_option, save_traces
 from ci.commands.shared import (
     ReportOut,
@@ -164,7 +164,7 @@ def _scope(name: str) -> Scope:
 
     if name not in SCOPES:
         raise Unusable(
-            f"--scope {name:.40}: unknown, kvspec explore --list names them{near(name, SCOPES)}"
+            f"--scope {name:.40}: unknown, kvspec explore --list names them{similar_names(name, SCOPES)}"
         )
     return SCOPES[name]
 
@@ -190,7 +190,7 @@ def prove(out: ReportOut, names: tuple[str, ...], listing: bool) -> int:
         data = proof_report.collect(names)
     except KeyError as error:
         name = str(error.args[0])
-        listed = f"kvspec prove --list names them{near(name, OBLIGATIONS)}"
+        listed = f"kvspec prove --list names them{similar_names(name, OBLIGATIONS)}"
         raise Unusable(f"unknown obligation {name!r:.60}; {listed}") from error
     proof_report.text(out.console, data)
     return out.end(data)

@@ -42,7 +42,7 @@ def run_as_wanted(wanted: Sequence[Wanted], test: Path, hook: str, about: str = 
     said = []
     for each, (code, output) in zip(wanted, ends, strict=True):
         if code != each.code:
-            raise NoTest(_unwanted(each.name, code, output, each.code))
+            raise NoTest(_unwanted_end(each.name, code, output, each.code))
         said.append(f"{about}{each.name}: the test {'fails' if code else 'passes'}, as it should")
     click.echo("\n".join(said), err=True)
 
@@ -94,7 +94,7 @@ def _fixed_spec(fixed: str, spec: SystemSpec) -> SystemSpec:
     return spec.of_version(named.version)
 
 
-def _unwanted(name: str, code: int, output: str, want: int) -> str:
+def _unwanted_end(name: str, code: int, output: str, want: int) -> str:
     """Why a test says nothing: how it ended on a release."""
     if code == 0:
         return (
@@ -102,10 +102,10 @@ def _unwanted(name: str, code: int, output: str, want: int) -> str:
             " test can ask for"
         )
     too = " as well: the bug is there too" if want == 0 and code == FAILS else ""
-    return f"it {ended(code)} on {name}{too}: {last_error(output)}"
+    return f"it {ending_text(code)} on {name}{too}: {last_error(output)}"
 
 
-def ended(code: int) -> str:
+def ending_text(code: int) -> str:
     """How a run of tests ended, in words."""
     ends = {0: "passes", FAILS: "fails", STOPS: "stops before its own assertion"}
     return ends.get(code, "cannot be run")

@@ -59,7 +59,7 @@ def init_adapter(name: str, kind: str, force: bool) -> int:
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
         raise Unusable(f"{name!r:.40}: a module's name has lower-case letters, digits and _ alone")
     title = "".join(part.capitalize() for part in name.split("_"))
-    about, body = _toy(kind, name, title)
+    about, body = _toy_engine(kind, name, title)
     test = _TEST_HEAD + (_MACHINE if kind == "rows" else "") + _CHECK
     made = {
         f"{name}.py": HEAD.format(name=name, title=title, about=about) + body,
@@ -76,7 +76,7 @@ def init_adapter(name: str, kind: str, force: bool) -> int:
     return Ending.CONFORMS
 
 
-def _toy(kind: str, name: str, title: str) -> tuple[str, str]:
+def _toy_engine(kind: str, name: str, title: str) -> tuple[str, str]:
     """What a toy engine of a kind is, and its source as a module of the user's."""
     from impl.examples import block_engine, example_engine
 

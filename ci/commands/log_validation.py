@@ -12,7 +12,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from ci.commands.shared import note, unusable
-from stateful_tests.watched.actions.transfers import joined
+from stateful_tests.watched.actions.transfers import compare_pair_logs
 from stateful_tests.watched.log_reader import LogError, WatchLog, log_files
 from stateful_tests.watched.validation_results import Mismatch
 from stateful_tests.watched.validator import Validator
@@ -100,7 +100,7 @@ class LogReadings:
         validators = [reading.validator for reading in self.logs.values()]
         for prefill in (each for each in validators if each.header.role == "prefill"):
             for decode in (each for each in validators if each.header.role == "decode"):
-                for found in joined(prefill, decode):
+                for found in compare_pair_logs(prefill, decode):
                     decode.report(found)
 
     def follow(self, tell: Tell | None, begins: Begins) -> None:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _Command = Callable[..., Any]  # what click calls
 
 
-def _folder(_: click.Context, __: click.Parameter, save_dir: str) -> str:
+def _save_folder(_: click.Context, __: click.Parameter, save_dir: str) -> str:
     if os.path.lexists(save_dir) and not os.path.isdir(save_dir):
         raise Unusable(f"--save {save_dir}: is not a directory")
     return save_dir
@@ -40,7 +40,7 @@ def save_option(about: str | None = None) -> Callable[[_Command], _Command]:
         default="traces",
         show_default=True,
         metavar="DIR",
-        callback=_folder,
+        callback=_save_folder,
         help=about,
     )
 

@@ -231,7 +231,7 @@ def serve_check(
     from impl.sglang.server.runs import WholeScheduler
     from stateful_tests.watched.servers import scheduler_runs
 
-    run = None if again is None else _served_run(again)
+    run = None if again is None else _load_served_run(again)
     spec = SystemSpec.parse(impl)
     release = spec.short if run is None else run.release
     if run is None and (spec.engine != "sglang" or spec.version is None):
@@ -252,9 +252,9 @@ def serve_check(
     with unusable():
         root = None if sglang_path is None else checkout_root(sglang_path)
         if live:
-            return _live(out, release, root, given, seed, clients, time_limit or 600.0, save_dir)
+            return _check_live_server(out, release, root, given, seed, clients, time_limit or 600.0, save_dir)
         runner = WholeScheduler(environment.python_of(release), root)
-        before = _before(release, sglang_path, base)
+        before = _base_to_compare(release, sglang_path, base)
     reported: set[str] = set()
     opinions: dict[str, str] = {}
     try:
@@ -290,7 +290,7 @@ def serve_check(
     return out.end(data)
 
 
-def _before(release: str, checkout: str | None, base: str | None) -> Before | None:
+def _base_to_compare(release: str, checkout: str | None, base: str | None) -> Before | None:
     """Return what a tree is compared with: the base, or the release that the checkout is of; None for a
     release."""
     from impl.engines import DriveOptions
@@ -319,13 +319,13 @@ def _before(release: str, checkout: str | None, base: str | None) -> Before | No
                 click.echo(mask.line, err=True)
                 if mask.there or mask.fixed:
                     there[mask.fault.id] = mask.holds
-    served = {path.stem: _served_run(str(path)) for path in (FIXTURES / "served").glob("*.json")}
+    served = {path.stem: _load_served_run(str(path)) for path in (FIXTURES / "served").glob("*.json")}
     return Before(
         runner, there, {fault: run for fault, run in served.items() if run.release == release}
     )
 
 
-def _live(
+def _check_live_server(
     out: ReportOut, release: str, root: Path | None, given: dict[str, int | bool], seed: int, clients: int,
     limit_s: float, save_dir: str,
 ) -> int:  # fmt: skip
@@ -363,7 +363,7 @@ def _live(
     return out.end(data)
 
 
-def _served_run(file: str) -> ServedRun:
+def _load_served_run(file: str) -> ServedRun:
     import msgspec
 
     from stateful_tests.watched.servers.scheduler_runs import FORMAT, VERSION, ServedRun

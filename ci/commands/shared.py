@@ -41,7 +41,7 @@ class ReportOut:
 
     def __init__(self, file: str | None) -> None:
         writable(None if file == "-" else file, "--json")  # refused before the work, not after it
-        if file is not None and file != "-" and (what := _input(file)):
+        if file is not None and file != "-" and (what := _content_name(file)):
             raise Unusable(
                 f"--json {file}: is {what}, which it would overwrite; name --json last, or --json=FILE"
             )
@@ -67,7 +67,7 @@ class ReportOut:
         return Ending(data.get("exit_code", 0)) if isinstance(data, dict) else Ending.CONFORMS
 
 
-def _input(file: str) -> str:
+def _content_name(file: str) -> str:
     """Name our content of a file that cannot be made again; "" if it holds none."""
     kinds = {b'"kvspec-watch"': "a watcher's log", b'"kvspec-trace"': "a trace"}
     with suppress(OSError), open(file, "rb") as there:
@@ -125,12 +125,12 @@ class SystemSelector:
             note(f'--impl {self.spec}: declares no kind. Its commands are of "{kind}": {declared}')
         if self.spec.stranger:
             with suppress(AttributeError):  # an adapter may have slots
-                system.close = partial(_closed, self.spec, system.close)  # type: ignore[method-assign]
+                system.close = partial(_closing, self.spec, system.close)  # type: ignore[method-assign]
         return system
 
     def of(self, trace: Trace) -> SystemSelector:
         """The selector for a trace: without --impl it selects torch with the bug that the trace names."""
-        if not trace.bug or self.checkout is not None or _typed("impl"):
+        if not trace.bug or self.checkout is not None or _was_typed("impl"):
             return self
         return replace(self, spec=SystemSpec("torch", ways=(trace.bug,)))
 
@@ -148,7 +148,7 @@ class SystemSelector:
         return shlex.join(options)
 
 
-def _closed(spec: SystemSpec, close: Callable[[], None]) -> None:
+def _closing(spec: SystemSpec, close: Callable[[], None]) -> None:
     """Close a stranger's system: what it raises there takes no report away."""
     try:
         close()
@@ -207,7 +207,7 @@ def _selector(impl: str, paths: dict[EngineName, str], device: str) -> SystemSel
     if len(paths) > 1:
         raise Unusable(f"{' and '.join(map(option, paths))}: one checkout is driven at a time")
     [(name, path)] = paths.items()
-    if not _typed("impl"):
+    if not _was_typed("impl"):
         spec = SystemSpec(name)
     if spec.engine != name or spec.version is not None:
         raise Unusable(
@@ -216,7 +216,7 @@ def _selector(impl: str, paths: dict[EngineName, str], device: str) -> SystemSel
     return SystemSelector(spec, path, device)
 
 
-def _typed(name: str) -> bool:
+def _was_typed(name: str) -> bool:
     """Whether an option has its value from the command line."""
     source = click.get_current_context().get_parameter_source(name)
     return source is not ParameterSource.DEFAULT
@@ -241,7 +241,7 @@ def system_options(command: _Command) -> _Command:
 force_option = click.option("--force", is_flag=True, help="Overwrite an existing file.")
 
 
-def _keep(context: click.Context, option: click.Parameter, value: Any) -> None:
+def _keep_option(context: click.Context, option: click.Parameter, value: Any) -> None:
     if isinstance(value, float) and math.isnan(value):  # it compares as inside of any range
         raise click.BadParameter("is not a number", context, option)
     context.meta[f"kvspec.{option.name}"] = value
@@ -250,17 +250,17 @@ def _keep(context: click.Context, option: click.Parameter, value: Any) -> None:
 # How a system in a worker process is driven: kept in the context, for `SystemSelector`.
 _worker_options = (
     click.option(
-        "--in-process", is_flag=True, expose_value=False, callback=_keep,
+        "--in-process", is_flag=True, expose_value=False, callback=_keep_option,
         help="Drive module:factory in this process, for debuggers and prints. A crash or an exit leaves no"
         " report.",
     ),
     click.option(
         "--timeout", type=click.FloatRange(0, 86_400, min_open=True), expose_value=False,
-        callback=_keep, metavar="SECONDS",
+        callback=_keep_option, metavar="SECONDS",
         help="Time for one command; a worker process that takes longer counts as hung. [default: 30]",
     ),
     click.option(
-        "--memory", type=click.IntRange(1), expose_value=False, callback=_keep, metavar="MB",
+        "--memory", type=click.IntRange(1), expose_value=False, callback=_keep_option, metavar="MB",
         help="Memory that a worker process may take. [default: 8192]",
     ),
 )  # fmt: skip

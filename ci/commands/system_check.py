@@ -82,13 +82,13 @@ def check_system(
         before = None if base is None else base.system
         early: dict[str, Run] = {}  # clause -> the run that showed it
         cut_short = InterruptGuard(early)
-        changed = _changed(system, selector, base, asked, how, early, cut_short)
+        changed = _find_changes(system, selector, base, asked, how, early, cut_short)
         others = None
         engine_ways = way_map(system_spec(system).engine)
         if changed is not None:
             favoured = engine_ways.calls_rarely([*changed.called, *changed.missed])
             asked = replace(asked, first=changed.first, favoured=favoured)
-            others = _other_ways(system, changed, asked) if how.other_ways else None
+            others = _plan_other_ways(system, changed, asked) if how.other_ways else None
         asked = asked if others is None else others.plan
         plan = check_plans.for_system(asked, system)
         from_factory = selector.spec.stranger  # it may own something that exists once
@@ -123,7 +123,7 @@ def check_system(
             _drive_ways(result, others, selector, system, how, reports, saves)
         if changed is not None:
             loaded = engine_ways.loaded_in(changed.missed, result.ways)
-            changed = changed.also_called(_called_in(reports) | loaded)
+            changed = changed.also_called(_functions_called(reports) | loaded)
             if how.other_ways:  # the report of another way lists none: it need not call all changes
                 spec = system_spec(system)
                 undriven = engine_ways.undriven(spec.engine, known.release_of(system))
@@ -135,7 +135,7 @@ def check_system(
                     engine_ways.told(each, spec.way, undriven, had) for each in changed.missed
                 )
         if changed is None and base is not None:
-            changed = _differing(base, system, result.findings)
+            changed = _name_differences(base, system, result.findings)
             result.findings = lookup.caused_by(result.findings, changed)
         data = check_data(
             result,
@@ -157,7 +157,7 @@ def check_system(
     return data, save
 
 
-def _changed(
+def _find_changes(
     system: AnySystem,
     selector: SystemSelector,
     base: Base | None,
@@ -226,7 +226,7 @@ def _changed(
     return changed  # interrupted
 
 
-def _differing(base: Base, system: AnySystem, findings: Sequence[Finding]) -> Changes:
+def _name_differences(base: Base, system: AnySystem, findings: Sequence[Finding]) -> Changes:
     """Name the functions that differ from a base without a history, in the files that the findings call."""
     from stateful_tests.check.trees import changed_functions
     from stateful_tests.check.trees.way_map import functions_of
@@ -235,7 +235,7 @@ def _differing(base: Base, system: AnySystem, findings: Sequence[Finding]) -> Ch
     return changed_functions.beside(base, system, functions_of(chain.from_iterable(called)))
 
 
-def _other_ways(system: AnySystem, changed: Changes, asked: Plan) -> OtherWays | None:
+def _plan_other_ways(system: AnySystem, changed: Changes, asked: Plan) -> OtherWays | None:
     from stateful_tests.check.known_faults import masks
     from stateful_tests.check.trees.other_ways import other_ways
     from stateful_tests.check.trees.way_map import way_map
@@ -287,7 +287,7 @@ def _drive_ways(
         stops = data["interrupted"] or data["exit_code"] in FOUND
 
 
-def _called_in(reports: list[Data]) -> set[tuple[str, str]]:
+def _functions_called(reports: list[Data]) -> set[tuple[str, str]]:
     """Return the changed functions that runs in other ways called."""
     called = set()
     for data in reports:

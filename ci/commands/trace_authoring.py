@@ -162,7 +162,7 @@ def new_fixture(
     with unusable("--story: ", authoring.NotPossible):
         authoring.check_story(story)
     path = target_file(folder / f"{name}.json", force, "--name")
-    run = _replayed(file, replace(trace, story=story), selector, clause)
+    run = _replay_fixture(file, replace(trace, story=story), selector, clause)
     run_text.replay(out.console, report.replay_data(file, run))
     save_trace(run.trace, path)
     head = {"format": "kvspec-fixture", "version": 1, "saved": str(path)}
@@ -206,7 +206,7 @@ def _folder_of_fixtures(into: str | None, spec: SystemSpec) -> Path:
     return folder
 
 
-def _replayed(file: str, trace: Trace, selector: SystemSelector, clause: str | None) -> Run:
+def _replay_fixture(file: str, trace: Trace, selector: SystemSelector, clause: str | None) -> Run:
     """The run of a fixture, on the system that violates the clause and on healthy ones."""
     from reference.geometry import Geometry
     from reference.system_kinds import kind_of_config

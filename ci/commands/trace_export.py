@@ -18,7 +18,7 @@ import click
 
 from ci.commands.base_choice import OF_HISTORY, KnownFaults
 from ci.commands.exported_runs import (
-    NoTest, Wanted, ended, fixed_system, folder_and_name, last_error, run_as_wanted, target_of,
+    NoTest, Wanted, ending_text, fixed_system, folder_and_name, last_error, run_as_wanted, target_of,
 )  # fmt: skip
 from ci.commands.saved_traces import load_trace
 from ci.commands.shared import (
@@ -90,13 +90,13 @@ def export(
     if form == "story":
         if fixed is not None:
             raise Unusable("--fixed goes with --as pytest")
-        text = _story(trace, loaded, selector, titles)
+        text = _bug_report(trace, loaded, selector, titles)
     elif folder is not None:
-        tests, module = _of_each_trace(trace, loaded, selector, fixed, titles)
+        tests, module = _tests_of_bug(trace, loaded, selector, fixed, titles)
         _write_among(folder, tests, module, force)
         return Ending.CONFORMS
     else:
-        text = _pytest(trace, loaded, selector, fixed, titles)
+        text = _test_of_bug(trace, loaded, selector, fixed, titles)
     if target is None:
         sys.stdout.write(text)
         return Ending.CONFORMS
@@ -133,7 +133,7 @@ def _write_among(folder: Path, tests: list[str], module: str, force: bool) -> No
         write_file(path, text, "--out")
 
 
-def _story(file: str, trace: Trace, selector: SystemSelector, titles: Titles) -> str:
+def _bug_report(file: str, trace: Trace, selector: SystemSelector, titles: Titles) -> str:
     """Return the text of a bug report. Raises Unusable for a trace that conforms."""
     from ci.documents.findings import known_bugs
     from ci.export import bug_report
@@ -164,35 +164,35 @@ _UPSTREAM = {  # engine -> the folder for a test like these, in its repository
 }
 
 
-def _pytest(
+def _test_of_bug(
     file: str, trace: Trace, selector: SystemSelector, fixed: str | None, titles: Titles
 ) -> str:
     """Return the test of a trace. If none can be made, return that of the first other trace of its bug for
     which one can, or else the test of the bug that was written by hand. Notes name the other traces."""
     try:
-        text, _ = _tested(file, trace, selector, fixed, titles, in_folder=False)
+        text, _ = _make_and_run_test(file, trace, selector, fixed, titles, in_folder=False)
     except NoTest as error:
         reason = str(error)
     else:
-        others = [other for other, _ in _others(file, trace, selector, partial(_faults_of, file))]
+        others = [other for other, _ in _other_traces(file, trace, selector, partial(_faults_of, file))]
         if others:
             count = f"{len(others)} other traces" if len(others) > 1 else "another trace"
             note(f"{file}: its bug has {count}: {', '.join(others)}; --out DIR/ writes a test of each")
         return text
     shown = cache(lambda: _faults_shown(file, trace, selector))
     tried = 0
-    for other, its_trace in _others(file, trace, selector, shown):
+    for other, its_trace in _other_traces(file, trace, selector, shown):
         try:
-            text, _ = _tested(other, its_trace, selector, fixed, titles, in_folder=False)
+            text, _ = _make_and_run_test(other, its_trace, selector, fixed, titles, in_folder=False)
         except (NoTest, Unusable):
             tried += 1
             continue
         note(f"{file}: {reason}. The test is of another trace of the same bug: {other}")
         return text
-    return _by_hand(file, reason, tried, shown(), selector, fixed)
+    return _handwritten_test(file, reason, tried, shown(), selector, fixed)
 
 
-def _of_each_trace(
+def _tests_of_bug(
     file: str, trace: Trace, selector: SystemSelector, fixed: str | None, titles: Titles
 ) -> tuple[list[str], str]:
     """Return the tests of a trace and of the other traces of its bug, and the module that they import, "" for
@@ -203,27 +203,27 @@ def _of_each_trace(
     tests: list[str] = []
     tried = 0
     try:
-        text, module = _tested(file, trace, selector, fixed, titles, in_folder=True)
+        text, module = _make_and_run_test(file, trace, selector, fixed, titles, in_folder=True)
         tests.append(text)
     except NoTest as error:
         reason = str(error)
     shown = cache(lambda: _faults_shown(file, trace, selector))
-    for other, its_trace in _others(file, trace, selector, shown):
+    for other, its_trace in _other_traces(file, trace, selector, shown):
         its_titles = titles._replace(name=None, title=None) if tests else titles
         try:
-            text, module = _tested(other, its_trace, selector, fixed, its_titles, in_folder=True)
+            text, module = _make_and_run_test(other, its_trace, selector, fixed, its_titles, in_folder=True)
             tests.append(text)
         except (NoTest, Unusable) as error:
             tried += 1
             note(f"{other}, of the same bug: no test is made: {error}")
     if not tests:
-        return [_by_hand(file, reason, tried, shown(), selector, fixed)], ""
+        return [_handwritten_test(file, reason, tried, shown(), selector, fixed)], ""
     if reason:
         note(f"{file}: no test is made: {reason}")
     return tests, module
 
 
-def _by_hand(
+def _handwritten_test(
     file: str, reason: str, tried: int, faults: list[KnownFault], selector: SystemSelector, fixed: str | None
 ) -> str:  # fmt: skip
     """Return the test of a bug that was written by hand, where no trace of the bug makes one. It must fail on
@@ -284,7 +284,7 @@ def _faults_shown(file: str, trace: Trace, selector: SystemSelector) -> list[Kno
     return [known] if known is not None else []
 
 
-def _others(
+def _other_traces(
     file: str, trace: Trace, selector: SystemSelector, faults: Callable[[], list[KnownFault]]
 ) -> Iterator[tuple[str, Trace]]:
     """Yield other traces of the same bug, each with its name: first those that `kvspec check` saved beside
@@ -307,7 +307,7 @@ def _others(
                 yield f"@{Path(name).stem}", load_trace(str(FOLDER / name))
 
 
-def _tested(
+def _make_and_run_test(
     file: str,
     trace: Trace,
     selector: SystemSelector,
@@ -400,7 +400,7 @@ def run_test(selector: SystemSelector, files: tuple[str, ...], verbose: bool) ->
         [(code, output)] = outcomes((root, release, [Path(file).absolute()]), hook=hook(text))
         codes.append(code)
         why = f": {last_error(output)}" if code else ""
-        click.echo(f"{file}: the test {ended(code)} on {name}{why}")
+        click.echo(f"{file}: the test {ending_text(code)} on {name}{why}")
         if verbose:
             click.echo(output.rstrip())
     return ending(broke=any(code not in (0, FAILS) for code in codes), violated=FAILS in codes)

@@ -31,12 +31,12 @@ CURSORS = {
 }
 
 
-def spans(pages: Iterable[int], page_size: int) -> str:
+def page_spans(pages: Iterable[int], page_size: int) -> str:
     """Page indices as token ranges."""
     return span(sorted(pages), page_size)
 
 
-def trouble(page: int, size: int, owners: int, free_times: int) -> str:
+def page_fault(page: int, size: int, owners: int, free_times: int) -> str:
     """Say what is wrong with a page; empty if it is free or owned, once."""
     if not 1 <= page <= size:
         return "the padding page" if page == 0 else "no such page"
@@ -74,11 +74,11 @@ def differences(moment: Moment, ref: Data, got: Data, waived: frozenset[str]) ->
 
 def by_place(found: Iterable[Data], places: Iterable[Place], moment: Moment) -> list[Data]:
     """The differences, sorted: those at the places of a violation come first."""
-    about = [key for place in places for key in _keys_of(place, moment)]
+    about = [key for place in places for key in _key_prefixes(place, moment)]
     return sorted(found, key=lambda d: not any(tuple(d["key"])[: len(key)] == key for key in about))
 
 
-def _keys_of(place: Place, moment: Moment) -> Iterator[tuple[str, ...]]:
+def _key_prefixes(place: Place, moment: Moment) -> Iterator[tuple[str, ...]]:
     """The beginnings of the keys of differences that show a place."""
     match place:
         case AtPage(pool, page):
@@ -136,7 +136,7 @@ def _cursor_differences(ref: Data, got: Data) -> Iterator[Data]:
         a, b = ref.get(name, "none"), got.get(name, "none")
         if not (isinstance(a, dict) and isinstance(b, dict)):
             if a != b:
-                yield difference(("cursors", name), name, _short(a), _short(b))
+                yield difference(("cursors", name), name, _short_text(a), _short_text(b))
             continue
         for letter in CURSORS:
             if a[letter] != b[letter]:
@@ -159,7 +159,7 @@ def _pool_differences(moment: Moment, ref: Data, got: Data) -> Iterator[Data]:
     size = moment.state.config.geometry.page_size
     for pool, pages in pools.items():
         for page, cell in got["pools"][pool].items():
-            if wrong := trouble(page, pages.size, len(cell["owners"]), cell["free"]):
+            if wrong := page_fault(page, pages.size, len(cell["owners"]), cell["free"]):
                 about = f"{POOL[pool]} page {page}"
                 yield difference(("pools", pool, str(page)), about, "free or owned, once", wrong)
     for name in sorted({*ref["holders"], *got["holders"]}):
@@ -168,10 +168,10 @@ def _pool_differences(moment: Moment, ref: Data, got: Data) -> Iterator[Data]:
             x, y = set(a.get(pool, ())), set(b.get(pool, ()))
             if x != y:
                 about = f"{POOL[pool]} pages of {name}, by position"
-                yield difference(("holders", name, pool), about, spans(x, size), spans(y, size))
+                yield difference(("holders", name, pool), about, page_spans(x, size), page_spans(y, size))
     for name, count in ref["free"].items():
         if count is not None and got["free"][name] != count:
-            yield difference(("free", name), f"free {_pages(name)}", count, got["free"][name])
+            yield difference(("free", name), f"free {_page_list(name)}", count, got["free"][name])
 
 
 def _named_differences(kind: str, ref: Data, got: Data) -> Iterator[Data]:
@@ -254,7 +254,7 @@ def _prefix_difference(moment: Moment, tree: TreeFacts, holder: Holder) -> Itera
 
 def _mapping_differences(facts: Facts, waived: frozenset[str]) -> Iterator[Data]:
     for name in dict.fromkeys(name for name, _ in facts.unmapped):
-        at = spans([p for n, p in facts.unmapped if n == name], 1)
+        at = page_spans([p for n, p in facts.unmapped if n == name], 1)
         yield difference(("holders", name, "swa"), f"SWA slots of {name} at {at}", "there", "none")
     for clause, entries in (("MAP-3", facts.evicted_mapped), ("MAP-4", facts.unused_mapped)):
         if clause in waived:
@@ -271,9 +271,9 @@ def _mapping_differences(facts: Facts, waived: frozenset[str]) -> Iterator[Data]
         yield difference(("torn",), torn.where, "whole pages, in order", list(torn.slots))
 
 
-def _pages(pool: str) -> str:
+def _page_list(pool: str) -> str:
     return "rows" if pool == "rows" else f"{POOL[pool]} pages"
 
 
-def _short(value: Any) -> str:
+def _short_text(value: Any) -> str:
     return " ".join(f"{k} {v}" for k, v in value.items()) if isinstance(value, dict) else str(value)

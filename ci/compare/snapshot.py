@@ -82,7 +82,7 @@ def _snapshot(run: Run, index: int) -> Data:
 # The two sides.
 
 
-def _left(full: int, swa: int, window: int | None) -> dict[str, int | None]:
+def _free_pages(full: int, swa: int, window: int | None) -> dict[str, int | None]:
     """Free pages by pool; None where row and tree, each with pages of its own, had more than there are (a
     system's tree was taken over that shares pages with a row)."""
     pools = {"full": full} | ({"swa": swa} if window else {})
@@ -96,8 +96,8 @@ def reference_side(moment: Moment) -> Data:
     left = free(state)
     shown = {
         h.name: {
-            "who": _who(_turn(state, h.name)),
-            "target": _target(_turn(state, h.name)),
+            "who": _request_record(_turn_of_holder(state, h.name)),
+            "target": _target_length(_turn_of_holder(state, h.name)),
             "cursors": _cursors(h.cursors),
             "full": dict.fromkeys(full_pages(h.cursors, geometry.page_size)),
             "swa": dict.fromkeys(swa_pages(h.cursors, geometry.page_size))
@@ -126,7 +126,7 @@ def reference_side(moment: Moment) -> Data:
             s.name: {"history": s.history[-1][1] if s.history else 0, "closing": s.closing}
             for s in state.sessions
         },
-        "free": _left(left.full, left.swa, geometry.window) | {"rows": left.rows},
+        "free": _free_pages(left.full, left.swa, geometry.window) | {"rows": left.rows},
         "nodes": _reference_nodes(state),
         "lock_holders": {name: len(key) for name, key in lock_holders(state).items()},
         "counters": None,
@@ -146,8 +146,8 @@ def system_side(moment: Moment) -> Data:
             owned.setdefault((pool, own.holder), {})[own.at] = own.page
     shown: dict[str, Data] = {
         name: {
-            "who": _who(_turn(state, name)),
-            "target": _target(_turn(state, name)),
+            "who": _request_record(_turn_of_holder(state, name)),
+            "target": _target_length(_turn_of_holder(state, name)),
             "cursors": _cursors(h.cursors),
             "row": h.row,
             "full": owned.get(("full", name), {}),
@@ -180,7 +180,7 @@ def system_side(moment: Moment) -> Data:
         else {},
         "counters": dict(zip(SIZES, facts.tree.sizes)) if facts.tree and facts.tree.sizes else None,
         "accounts": _accounts(moment.step.outcome if moment.step is not None else None),
-        "pools": {name: _pool(facts, name) for name in facts.pools},
+        "pools": {name: _pool_pages(facts, name) for name in facts.pools},
         "free_rows": sorted(view.free_rows),
     }
 
@@ -189,17 +189,17 @@ def _cursors(c: Cursors) -> dict[str, int]:
     return dict(zip(CURSORS, c))
 
 
-def _who(request: Request | None) -> str:
+def _request_record(request: Request | None) -> str:
     return f"{request.name} {request.phase.value}" if request is not None else "idle"
 
 
-def _turn(state: State, holder: str) -> Request | None:
+def _turn_of_holder(state: State, holder: str) -> Request | None:
     """The request whose row it is, or the turn of a session, queued or not."""
     session = state.session(holder)
     return state.request(session.turn or "") if session is not None else state.request(holder)
 
 
-def _target(request: Request | None) -> int | None:
+def _target_length(request: Request | None) -> int | None:
     """Return the length at which the turn would end if all of its outputs counted."""
     return request.origin + request.output if request is not None else None
 
@@ -279,7 +279,7 @@ def _accounts(outcome: Outcome | None) -> dict[str, Data]:
     return {account.pop("pool"): account for account in accounts}
 
 
-def _pool(facts: Facts, name: str) -> dict[int, Data]:
+def _pool_pages(facts: Facts, name: str) -> dict[int, Data]:
     """Each page that is not free, once: its owners as (holder, page of its sequence), and its times free."""
     pool = facts.pools[name]
     owners: dict[int, list[tuple[str, int]]] = {}

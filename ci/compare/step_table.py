@@ -11,7 +11,7 @@ from itertools import pairwise
 
 from reference.geometry import Geometry
 from ci import Data
-from ci.compare.differences import POOL, spans
+from ci.compare.differences import POOL, page_spans
 from stateful_tests.lockstep.text_drawings import span, swa_of
 from stateful_tests.lockstep.run_results import Run
 
@@ -43,14 +43,14 @@ def step_table(
             drawer.cell(state, "system", column) or drawer.cell(state, "reference", column)
             for column in drawer.columns
         ]
-        rows.append(_row(state, state["command"], agreed, before, agreed))
+        rows.append(_table_row(state, state["command"], agreed, before, agreed))
         before = agreed
     if violated:
         last = states[-1]
         expected = [drawer.cell(last, "reference", column) for column in drawer.columns]
         observed = [drawer.cell(last, "system", column) for column in drawer.columns]
-        rows.append(_row(last, f"{last['command']}, expected", expected, before, expected))
-        rows.append(_row(last, "observed", observed, before, expected))
+        rows.append(_table_row(last, f"{last['command']}, expected", expected, before, expected))
+        rows.append(_table_row(last, "observed", observed, before, expected))
     return {"columns": [drawer.title(column) for column in drawer.columns], "rows": rows}
 
 
@@ -159,9 +159,9 @@ class _Drawer:
                     return {"": NOTHING}
                 return {"": holder["who"].split()[0], **self._cursors(holder["cursors"])}
             case ["holders", name, pool] if self._has_past(column):
-                return {"": spans(side["holders"].get(name, {}).get(pool, ()), self.page_size)}
+                return {"": page_spans(side["holders"].get(name, {}).get(pool, ()), self.page_size)}
             case ["nodes", path]:
-                return _node(side["nodes"].get(path))
+                return _node_cell(side["nodes"].get(path))
             case ["lock_holders", name]:
                 locked = side["lock_holders"].get(name)
                 if locked is None:
@@ -188,7 +188,7 @@ class _Drawer:
         if page is None:
             return "free"
         owners = [
-            f"{who.removeprefix('tree ')} {spans([at], self.page_size)}"
+            f"{who.removeprefix('tree ')} {page_spans([at], self.page_size)}"
             for who, at in page["owners"]
         ]
         free = {0: [], 1: ["free"]}.get(page["free"], [f"free {page['free']} times"])
@@ -203,7 +203,7 @@ class _Drawer:
         return str(self.differences[column]["about"])
 
 
-def _node(node: Data | None) -> Cell:
+def _node_cell(node: Data | None) -> Cell:
     """Return the cell of a node: its positions, live or tombstone, and the locks on its full and SWA KV."""
     if node is None:
         return {"": NOTHING}
@@ -236,7 +236,7 @@ def changed_nodes(states: list[Data]) -> list[str]:
     return list(found)
 
 
-def _row(
+def _table_row(
     state: Data, what: str, cells: list[Cell], before: list[Cell], expected: list[Cell]
 ) -> Data:
     """Return a row of the table. before: the cells of the row above; expected: those of the reference."""

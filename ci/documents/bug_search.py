@@ -86,23 +86,23 @@ class SearchResult:
 
 
 @cache
-def words() -> ReporterWords:
+def reporter_words() -> ReporterWords:
     """Raises msgspec.ValidationError for a file that is wrong."""
     return msgspec.convert(tomllib.loads(WORDS.read_text(encoding="utf-8")), ReporterWords)
 
 
-def entries(named: Iterable[Data]) -> list[SearchEntry]:
+def search_entries(named: Iterable[Data]) -> list[SearchEntry]:
     """All that can be found: known faults, what was looked for and not met, what is not driven, and bugs of
     the built-in implementation, whose rows are `named`."""
-    every = [*_known(), *_reported(), *_not_driven(), *_beyond()]
+    every = [*_known_entries(), *_reported_entries(), *_undriven_entries(), *_out_of_scope_entries()]
     for row in named:
-        seen = words().symptoms.get(row["clause"], "")
+        seen = reporter_words().symptoms.get(row["clause"], "")
         texts = {"name": row["id"], "says": row["title"], "seen": seen, "more": row["source"]}
         every.append(SearchEntry("named", "torch", row, {**texts, "story": row["story"]}))
     return every
 
 
-def _known() -> Iterable[SearchEntry]:
+def _known_entries() -> Iterable[SearchEntry]:
     messages = json.loads(MESSAGES.read_text(encoding="utf-8"))
     also: dict[str, list[str]] = {}
     for report in reported():
@@ -116,55 +116,55 @@ def _known() -> Iterable[SearchEntry]:
         if fault.only.startswith(_WITHOUT_HOST_TIER):
             ways -= {"hicache"}
             source = source.replace(" +hicache", "")
-        called = [words().ways.get(way, way) for way in sorted(ways)]
-        of_way = words().ways.get(fault.way, "") if fault.way in ways else ""
+        called = [reporter_words().ways.get(way, way) for way in sorted(ways)]
+        of_way = reporter_words().ways.get(fault.way, "") if fault.way in ways else ""
         clauses = [*fault.clauses, *(["BROKEN"] if fault.ends_server else [])]
         said = [text for texts in messages.get(fault.id, {}).values() for text in texts]
-        seen = dict.fromkeys(words().symptoms.get(clause, "") for clause in clauses)
+        seen = dict.fromkeys(reporter_words().symptoms.get(clause, "") for clause in clauses)
         yield SearchEntry("mended" if fault.fixed else "known", fault.engine, row, {
             "name": fault.id,
             "says": fault.says,
             "place": f"{source} {fault.only} {of_way}",
-            "said": " ".join([*said, *words().said.get(fault.id, [])]),
+            "said": " ".join([*said, *reporter_words().said.get(fault.id, [])]),
             "seen": " ".join([*clauses, *seen]),
             "more": " ".join([fault.upstream, *also.get(fault.id, []), *called]),
             "story": " ".join(row["story"]),
         })  # fmt: skip
 
 
-def _reported() -> Iterable[SearchEntry]:
+def _reported_entries() -> Iterable[SearchEntry]:
     for report in reported():
         if report.faults:
             continue
         numbers = ", ".join(f"#{number}" for number in report.numbers)
-        row = _row(numbers, f"{report.says} {report.why}", report.engine, report.verdict)
+        row = _plain_row(numbers, f"{report.says} {report.why}", report.engine, report.verdict)
         texts = {"name": numbers, "says": report.says, "more": report.why}
         yield SearchEntry("reported", report.engine, row, texts)
 
 
-def _not_driven() -> Iterable[SearchEntry]:
+def _undriven_entries() -> Iterable[SearchEntry]:
     text = (FOLDER / "driven.toml").read_text(encoding="utf-8")
     for engine, table in tomllib.loads(text).items():
         for why, names in table["not_driven"].items():
             shown = ", ".join(names[:_SHOWN_NAMES])
             if more := len(names) - _SHOWN_NAMES:
                 shown += f" and {more} more" if more > 0 else ""
-            row = _row("-", f"{why}: {shown}", engine, "not driven")
+            row = _plain_row("-", f"{why}: {shown}", engine, "not driven")
             parts = " ".join(re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name) for name in names)
             yield SearchEntry(
                 "not driven", engine, row, {"says": why, "name": f"{' '.join(names)} {parts}"}
             )
 
 
-def _beyond() -> Iterable[SearchEntry]:
-    for each in words().beyond:
-        row = _row("-", f"{each.what}: {each.says}", "any", "not driven")
+def _out_of_scope_entries() -> Iterable[SearchEntry]:
+    for each in reporter_words().beyond:
+        row = _plain_row("-", f"{each.what}: {each.says}", "any", "not driven")
         yield SearchEntry(
             "beyond", "", row, {"says": f"{each.what} {each.words}", "more": each.says}
         )
 
 
-def _row(name: str, title: str, engine: str, verdict: str) -> Data:
+def _plain_row(name: str, title: str, engine: str, verdict: str) -> Data:
     """The row of what is no bug, with the fields of one that a listing shows."""
     shown = {"id": name, "kind": "-", "title": title}
     return shown | {"clause": verdict, "source": engine, "only": ""}
@@ -172,17 +172,17 @@ def _row(name: str, title: str, engine: str, verdict: str) -> Data:
 
 def find(query: Sequence[str], every: Sequence[SearchEntry]) -> SearchResult:
     """The entries that have words of a query, the best first."""
-    index = _indexed(every)
+    index = _search_index(every)
     asked = re.findall(r"\w+", " ".join(query).lower())  # update_weights is one word
-    content = [word for word in dict.fromkeys(asked) if word not in words().stop] or asked
+    content = [word for word in dict.fromkeys(asked) if word not in reporter_words().stop] or asked
     scores: dict[int, float] = {}
     weighed: dict[int, float] = {}  # row -> the weight of the words that it has
     had: dict[int, int] = {}
     total = 0.0
     missing = []
     for word in content:
-        own = _scores(index, [word]) or _scores(index, [word], begins=True)
-        alike = _scores(index, _alike(word))
+        own = _phrase_scores(index, [word]) or _phrase_scores(index, [word], begins=True)
+        alike = _phrase_scores(index, _synonyms(word))
         best = {row: max(own.get(row, 0.0), _ALIKE * alike.get(row, 0.0)) for row in own | alike}
         rarity = math.log(1 + len(every) / (1 + len(best)))
         total += rarity
@@ -192,11 +192,11 @@ def find(query: Sequence[str], every: Sequence[SearchEntry]) -> SearchResult:
             scores[row] = scores.get(row, 0.0) + score
             weighed[row] = weighed.get(row, 0.0) + rarity
         # A story has many words: what it alone mentions is no answer.
-        for row in _scores(index, [word, *_alike(word)], _SHORT).keys() & best.keys():
+        for row in _phrase_scores(index, [word, *_synonyms(word)], _SHORT).keys() & best.keys():
             had[row] = had.get(row, 0) + 1
     for first, second in pairwise(asked):
-        if not {first, second} <= {*words().stop}:
-            for row, score in _scores(index, [f"{first} {second}"]).items():
+        if not {first, second} <= {*reporter_words().stop}:
+            for row, score in _phrase_scores(index, [f"{first} {second}"]).items():
                 scores[row] = scores.get(row, 0.0) + score
     worth = {
         row: score * (weighed.get(row, 0.0) / total) ** 2 * _FACTORS[every[row].kind]
@@ -218,20 +218,20 @@ def _tokens(text: str) -> list[str]:
     return re.findall(r"[^\W_]+", text.lower())
 
 
-def _alike(word: str) -> list[str]:
+def _synonyms(word: str) -> list[str]:
     """Other words for it, by any of its forms."""
-    stem = _stem(word)
+    stem = _stemmed(word)
     return [
         each
-        for group in words().same
-        if any(_stem(each) == stem for each in group)
+        for group in reporter_words().same
+        if any(_stemmed(each) == stem for each in group)
         for each in group
-        if _stem(each) != stem
+        if _stemmed(each) != stem
     ]
 
 
 @cache
-def _stem(phrase: str) -> str:
+def _stemmed(phrase: str) -> str:
     """As the index has it."""
     with sqlite3.connect(":memory:") as made:
         made.execute("CREATE VIRTUAL TABLE t USING fts5(x, tokenize='porter unicode61')")
@@ -240,7 +240,7 @@ def _stem(phrase: str) -> str:
         return " ".join(term for (term,) in made.execute("SELECT term FROM v ORDER BY offset"))
 
 
-def _indexed(every: Sequence[SearchEntry]) -> sqlite3.Connection:
+def _search_index(every: Sequence[SearchEntry]) -> sqlite3.Connection:
     index = sqlite3.connect(":memory:")
     columns = ", ".join(_WEIGHTS)
     index.execute(f"CREATE VIRTUAL TABLE bug USING fts5({columns}, tokenize='porter unicode61')")
@@ -251,7 +251,7 @@ def _indexed(every: Sequence[SearchEntry]) -> sqlite3.Connection:
     return index
 
 
-def _scores(
+def _phrase_scores(
     index: sqlite3.Connection, phrases: Sequence[str], within: str = "", begins: bool = False
 ) -> dict[int, float]:
     """Row -> how well it has one of some phrases. within: columns; begins: a longer word counts as well."""

@@ -8,7 +8,7 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 from ci.documents import upstream_reports
-from ci.documents.related_faults import avoid, see_also
+from ci.documents.related_faults import avoidance_text, related_faults
 from impl.bugs import BUGS
 from impl.engines import engine
 from impl.system_spec import ENGINES, SystemSpec, ways_in
@@ -47,26 +47,26 @@ def text() -> str:
     for name in ENGINES:
         of = engine(name)
         faults = [fault for fault in known_faults().values() if fault.engine == name]
-        rows = [_row(fault, of.repository) for fault in faults]
+        rows = [_fault_row(fault, of.repository) for fault in faults]
         parts.append(f"## {of.title}\n\n{of.about}\n\n{_COLUMNS}{''.join(rows)}")
         if section := upstream_reports.section(name, of.title):
-            parts.append(_linked(section, of.repository))
+            parts.append(_with_links(section, of.repository))
     return "\n".join(parts)
 
 
-def _row(fault: KnownFault, repository: str) -> str:
+def _fault_row(fault: KnownFault, repository: str) -> str:
     named = [fault.id, *map(str, range(2, len(fault.traces) + 1))]
     names = [f"[{name}]({path})" for name, path in zip(named, fault.traces)] or [fault.id]
-    more = {"report": _report(fault), "test": fault.test}
+    more = {"report": _report_text(fault), "test": fault.test}
     names += [f"[{what}](reports/{file})" for what, file in more.items() if file]
-    where = _span(fault, f"`+{fault.way}`")
+    where = _release_span(fault, f"`+{fault.way}`")
     where += f" ({fault.only})" if fault.only else ""
-    upstream = _linked(fault.upstream, repository)
-    cells = " ".join(names), where, _seen(fault), fault.says, upstream
+    upstream = _with_links(fault.upstream, repository)
+    cells = " ".join(names), where, _seen_text(fault), fault.says, upstream
     return f"| {' | '.join(cells)} |\n"
 
 
-def _linked(text: str, repository: str) -> str:
+def _with_links(text: str, repository: str) -> str:
     """The text with links in place of the numbers of issues."""
     return re.sub(r"#(\d+)", rf"[#\1](https://github.com/{repository}/issues/\1)", text)
 
@@ -76,10 +76,10 @@ def table() -> list[Data]:
     return [
         {
             "fault": fault,
-            "releases": _releases(fault),
-            "span": _span(fault, f"+{fault.way}"),
-            "seen": _seen(fault),
-            "replays": _replays(fault),
+            "releases": _release_text(fault),
+            "span": _release_span(fault, f"+{fault.way}"),
+            "seen": _seen_text(fault),
+            "replays": _replay_commands(fault),
             "upstream": re.split(r"#(\d+)", fault.upstream),  # text, number, text, ...
             "repository": engine(fault.engine).repository,
         }
@@ -124,16 +124,16 @@ def _known_bugs() -> list[Data]:
             "id": fault.id,
             "kind": IN_RELEASES,
             "title": fault.says,
-            "clause": _seen(fault),
-            "source": f"{fault.engine} {_span(fault, f'+{fault.way}')}",
+            "clause": _seen_text(fault),
+            "source": f"{fault.engine} {_release_span(fault, f'+{fault.way}')}",
             "only": fault.only,
             "upstream": fault.upstream,
-            "avoid": avoid(fault),
-            "see": ", ".join(see_also(fault.id)),
+            "avoid": avoidance_text(fault),
+            "see": ", ".join(related_faults(fault.id)),
             "story": [load(FOLDER / trace).story for trace in fault.traces],
-            "replay": _replays(fault),
-            "report": _path(_report(fault)),
-            "test": _path(fault.test),
+            "replay": _replay_commands(fault),
+            "report": _trace_link(_report_text(fault)),
+            "test": _trace_link(fault.test),
         }
         for fault in known_faults().values()
     ]
@@ -156,36 +156,36 @@ def is_of(fault: str, release: str) -> bool:
     return has_in_ways(known, version, spec.ways)
 
 
-def _path(file: str | None) -> str:
+def _trace_link(file: str | None) -> str:
     return "" if file is None else f"fixtures/releases/reports/{file}"
 
 
-def _replays(fault: KnownFault) -> list[str]:
+def _replay_commands(fault: KnownFault) -> list[str]:
     """The commands that replay its traces on the newest release that has it, run as they are."""
-    newest = f"{fault.engine}=={_releases(fault)[-1]}"
+    newest = f"{fault.engine}=={_release_text(fault)[-1]}"
     return [
         f"kvspec replay @{PurePath(trace).stem} --impl {'+'.join([newest, *ways_of(trace)])}"
         for trace in fault.traces
     ]
 
 
-def _releases(fault: KnownFault) -> list[str]:
+def _release_text(fault: KnownFault) -> list[str]:
     return [version for version in releases(fault.engine) if fault.is_in(version)]
 
 
-def _seen(fault: KnownFault) -> str:
+def _seen_text(fault: KnownFault) -> str:
     return ", ".join([*fault.clauses, *(["the server ends"] if fault.ends_server else [])])
 
 
-def _report(fault: KnownFault) -> str | None:
+def _report_text(fault: KnownFault) -> str | None:
     """The text of a bug report, which has the name of a trace."""
     names = (f"{path.rpartition('/')[2].removesuffix('.json')}.md" for path in fault.traces)
     return next((name for name in names if (FOLDER / "reports" / name).is_file()), None)
 
 
-def _span(fault: KnownFault, way: str) -> str:
+def _release_span(fault: KnownFault, way: str) -> str:
     """The first and the last release that has it, then the way that it takes, if any."""
-    every = _releases(fault)
+    every = _release_text(fault)
     first, last = (re.sub(r"^(0\.\d\d)\.0$", r"\1", version) for version in (every[0], every[-1]))
     both = first if first == last else f"{first} to {last}"
     return f"{both} {way}" if fault.way else both

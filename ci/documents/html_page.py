@@ -30,9 +30,9 @@ _LINK = re.compile(r'<a href="([^"#][^"]*)">(.*?)</a>', re.DOTALL)
 
 def page(markdown: str, anchor: Callable[[str], str]) -> str:
     """The page of the document; anchor: what a heading is called in links to it."""
-    markdown = f"{_without_comment(markdown)}\n{_driven()}\n{_commands()}"
+    markdown = f"{_without_comment(markdown)}\n{_coverage_section()}\n{_commands_section()}"
     body = MarkdownIt("commonmark", {"html": False}).enable("table").render(markdown)
-    body = _LINK.sub(_link, _FENCE.sub(_fence, body))
+    body = _LINK.sub(_plain_link, _FENCE.sub(_render_fence, body))
     contents: list[tuple[int, str, str]] = []
 
     def heading(found: re.Match[str]) -> str:
@@ -50,7 +50,7 @@ def page(markdown: str, anchor: Callable[[str], str]) -> str:
     )  # fmt: skip
 
 
-def _driven() -> str:
+def _coverage_section() -> str:
     """Say what is driven and what is not, from the releases and the limits in README.md."""
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     limits = readme.partition("## Limits\n")[2].partition("\n## ")[0]
@@ -58,7 +58,7 @@ def _driven() -> str:
     return "\n".join(["## What is driven", "", "Releases:", "", *lines, "", "Limits:", "", limits])
 
 
-def _commands() -> str:
+def _commands_section() -> str:
     """ci/COMMANDS.md, below a heading that the specification has not."""
     text = (ROOT / "ci" / "COMMANDS.md").read_text(encoding="utf-8").replace("\n## ", "\n### ")
     return text.replace("# Commands\n", "## The command line\n", 1)
@@ -68,25 +68,25 @@ def _without_comment(markdown: str) -> str:
     return re.sub(r"\A\s*<!--.*?-->\n", "", markdown)
 
 
-def _fence(found: re.Match[str]) -> str:
+def _render_fence(found: re.Match[str]) -> str:
     if found[1] == "mermaid":
         diagram = unescape(found[2])
         says = {name: text for text, name in re.findall(r'state "(.*)" as (\w+)', diagram)}
         arrows = re.findall(r"^ *(\S+) --> (\S+): (.*)$", diagram, re.MULTILINE)
-        return _states(arrows, says) + _arrows(arrows, says)
-    return f'<pre class="drawing">{_WORD.sub(_word, _ROW.sub(_cells, found[2]))}</pre>'
+        return _state_table(arrows, says) + _arrow_table(arrows, says)
+    return f'<pre class="drawing">{_WORD.sub(_linked_word, _ROW.sub(_row_cells, found[2]))}</pre>'
 
 
-def _cells(found: re.Match[str]) -> str:
+def _row_cells(found: re.Match[str]) -> str:
     return "".join(f'<i class="{_CELL[c]}">{c}</i>' if c in _CELL else c for c in found[0])
 
 
-def _word(found: re.Match[str]) -> str:
+def _linked_word(found: re.Match[str]) -> str:
     kind = {"tombstone": "tombstone", "SWA live": "live"}.get(found[0], "pinned")
     return f'<b class="{kind}">{found[0]}</b>'
 
 
-def _states(arrows: list[tuple[str, str, str]], says: Mapping[str, str]) -> str:
+def _state_table(arrows: list[tuple[str, str, str]], says: Mapping[str, str]) -> str:
     """A state diagram: a column for each state, a line for each transition."""
     names = [*dict.fromkeys(("[*]", *says))]
     x = {name: 70 + 140 * at for at, name in enumerate(names)}
@@ -115,7 +115,7 @@ def _states(arrows: list[tuple[str, str, str]], says: Mapping[str, str]) -> str:
     return f'<div class="picture">{"".join(parts)}</svg></div>'
 
 
-def _arrows(arrows: list[tuple[str, str, str]], says: Mapping[str, str]) -> str:
+def _arrow_table(arrows: list[tuple[str, str, str]], says: Mapping[str, str]) -> str:
     """The arrows as a table with the columns from, by and to."""
     rows = "".join(
         f"<tr><td>{escape(says.get(a, 'none'))}</td><td>{escape(commands)}</td>"
@@ -126,7 +126,7 @@ def _arrows(arrows: list[tuple[str, str, str]], says: Mapping[str, str]) -> str:
     return f"<details><summary>as a table</summary>{table}</details>"
 
 
-def _link(found: re.Match[str]) -> str:
+def _plain_link(found: re.Match[str]) -> str:
     """Files of the repository are named, fixtures as `kvspec replay` takes them; the web stays a link."""
     target = found[1]
     words = found[2]

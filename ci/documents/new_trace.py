@@ -86,7 +86,7 @@ def page_beside(name: str, trace: Trace, can: Capabilities, file: str, options: 
     ]
     recipe = [f"{at}. {line}" for at, line in enumerate(recipe_of(name), 1)]
     commands = [
-        f"| `{kind_name(each)}` | {in_words(each)} | {_about(each)} |" for each in kind.commands
+        f"| `{kind_name(each)}` | {in_words(each)} | {_command_text(each)} |" for each in kind.commands
     ]
     sizes = textwrap.dedent(" " * 4 + (kind.config.__doc__ or "")).strip()
     names = ", ".join(f"`{each.name}`" for each in fields(kind.config))
@@ -102,7 +102,7 @@ def page_beside(name: str, trace: Trace, can: Capabilities, file: str, options: 
     ])  # fmt: skip
 
 
-def _about(command: type) -> str:
+def _command_text(command: type) -> str:
     return " ".join((command.__doc__ or "").split()).replace("|", "\\|")
 
 

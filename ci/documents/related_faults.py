@@ -37,7 +37,7 @@ _CONDITIONS = {
 _OPTION = re.compile(r"(--[a-z][\w-]+|[A-Z][A-Z_]+=1)$")
 
 
-def avoiding(fault: KnownFault) -> list[str]:
+def avoiding_settings(fault: KnownFault) -> list[str]:
     """The settings, each of which avoids a fault by itself. A condition with an "or" names none: what it
     says besides would have to go as well."""
     of_way = _WAYS.get((fault.engine, fault.way))
@@ -51,13 +51,13 @@ def avoiding(fault: KnownFault) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def avoid(fault: KnownFault) -> str:
+def avoidance_text(fault: KnownFault) -> str:
     """The settings that avoid a fault in words, "" for none."""
-    return ", or ".join(avoiding(fault))
+    return ", or ".join(avoiding_settings(fault))
 
 
 @cache
-def see_also(name: str) -> tuple[str, ...]:
+def related_faults(name: str) -> tuple[str, ...]:
     """The faults that share the cause of one: what is said of either names the other, or upstream has one
     number for the cause of both, or one test shows both."""
     faults = known_faults()
@@ -65,15 +65,15 @@ def see_also(name: str) -> tuple[str, ...]:
     return tuple(
         other.id
         for other in faults.values()
-        if other.id != name and other.engine == own.engine and _related(own, other)
+        if other.id != name and other.engine == own.engine and _are_related(own, other)
     )
 
 
-def _related(one: KnownFault, other: KnownFault) -> bool:
+def _are_related(one: KnownFault, other: KnownFault) -> bool:
     numbers = {*one.cause} & {*other.cause, *other.reports} or {*one.reports} & {*other.cause}
     same_test = one.test is not None and one.test == other.test
-    return bool(numbers) or same_test or _names(one, other.id) or _names(other, one.id)
+    return bool(numbers) or same_test or _names_other(one, other.id) or _names_other(other, one.id)
 
 
-def _names(fault: KnownFault, other: str) -> bool:
+def _names_other(fault: KnownFault, other: str) -> bool:
     return re.search(rf"(?<![\w-]){re.escape(other)}(?![\w-])", f"{fault.says} {fault.note}") is not None

@@ -76,16 +76,16 @@ def text(full: bool = False) -> str:
 
     full: as the page has it, with the drawing of every clause, the title of every bug and every rejection.
     """
-    return _rendered("SPEC.md.j2", collect() | {"full": full, "reference": REFERENCE})
+    return _render("SPEC.md.j2", collect() | {"full": full, "reference": REFERENCE})
 
 
 def reference_text() -> str:
     """SPEC-REFERENCE.md as Markdown: what SPEC.md has by name alone. Raises NotShown."""
-    text = _rendered(f"{REFERENCE}.j2", collect() | {"full": False})
+    text = _render(f"{REFERENCE}.j2", collect() | {"full": False})
     return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
 
 
-def _rendered(template: str, data: Data) -> str:
+def _render(template: str, data: Data) -> str:
     """A document, with links in the place of upstream's numbers."""
     environment = templates(escape=False, keep_trailing_newline=True)
     environment.filters |= {"span": span, "anchor": anchor, "families": families_of}
@@ -101,12 +101,12 @@ def collect() -> Data:
         raise NotShown(f"no fixture shows the bug {min(missing)}")
     requests, sessions = lives.edges(lives.transitions(LIVES))
     example = fixtures[EXAMPLE]
-    cached = _cached_row()
+    cached = _draw_cached_row()
     return {
         "version": model.SPEC_VERSION,
         "example": EXAMPLE,
         "sizes": example.geometry,
-        "steps": _steps(example),
+        "steps": _example_steps(example),
         "cached_row": cached,
         "legend": text_drawings.legend(cached),
         "request_diagram": state_diagrams.states(requests, Phase),
@@ -116,11 +116,11 @@ def collect() -> Data:
             {"command": kind_name(kind), "ends": ends, "mark": mark, "keeps": keeps}
             for kind, (ends, mark, keeps) in TURNS.items()
         ],
-        "commands": [_command(RULES[kind], fixtures) for kind in COMMANDS],
-        "tree": _tree_steps(),
-        "families": (families := _families()),
+        "commands": [_command_data(RULES[kind], fixtures) for kind in COMMANDS],
+        "tree": _tree_drawings(),
+        "families": (families := _family_data()),
         "clauses": [
-            _clause(clause, shown_by, fixtures) for f in families for clause in f["clauses"]
+            _clause_data(clause, shown_by, fixtures) for f in families for clause in f["clauses"]
         ],
         "asked": list(CLAUSES),
         "concerns": CONCERNS,
@@ -190,25 +190,25 @@ def anchor(heading: str) -> str:
 # Commands and clauses.
 
 
-def _command(rule: Rule, fixtures: dict[str, Trace]) -> Data:
+def _command_data(rule: Rule, fixtures: dict[str, Trace]) -> Data:
     kind = rule.command
     assert kind.__doc__ is not None
     return {
         "name": kind_name(kind),
         "about": " ".join(kind.__doc__.split()),
-        "fields": [_field(f.name, str(f.type)) for f in fields(kind)],
+        "fields": [_field_data(f.name, str(f.type)) for f in fields(kind)],
         "rule": rule,
-        "shared": {when: reason for reason, when in rule.refused.items() if _usual(reason, when)},
-        "example": _example(kind, fixtures),
+        "shared": {when: reason for reason, when in rule.refused.items() if _is_usual_reason(reason, when)},
+        "example": _example_step(kind, fixtures),
     }
 
 
-def _usual(reason: Reason, when: str) -> bool:
+def _is_usual_reason(reason: Reason, when: str) -> bool:
     """Whether several commands are rejected for the reason in the same words."""
     return sum(rule.refused.get(reason) == when for rule in RULES.values()) > 1
 
 
-def _example(kind: type[Command], fixtures: dict[str, Trace]) -> Data | None:
+def _example_step(kind: type[Command], fixtures: dict[str, Trace]) -> Data | None:
     """The first step of this kind in a fixture that frees something, or else changes something, or is done.
 
     CheckIdle, which no fixture has, is done at the end of the worked example (at: none).
@@ -229,13 +229,13 @@ def _example(kind: type[Command], fixtures: dict[str, Trace]) -> Data | None:
     return {"fixture": name, "at": at, "drawn": step.drawn(), "frees": step.frees}
 
 
-def _field(name: str, kind: str) -> str:
+def _field_data(name: str, kind: str) -> str:
     """A field of a command; of a batch, what its entries have."""
     lane = {"tuple[Chunk, ...]": Chunk, "tuple[Draft, ...]": Draft}.get(kind)
     return name if lane is None else f"{name}: ({', '.join(f.name for f in fields(lane))}), ..."
 
 
-def _families() -> list[Data]:
+def _family_data() -> list[Data]:
     found: dict[str, list[Clause]] = {family: [] for family in FAMILIES}
     for clause in CLAUSES.values():
         found[clause.id.partition("-")[0]].append(clause)
@@ -244,7 +244,7 @@ def _families() -> list[Data]:
     return [{"about": FAMILIES[family], "clauses": clauses} for family, clauses in found.items()]
 
 
-def _clause(clause: Clause, shown_by: dict[str, str], fixtures: dict[str, Trace]) -> Data:
+def _clause_data(clause: Clause, shown_by: dict[str, str], fixtures: dict[str, Trace]) -> Data:
     """killed: the bugs whose first violated clause it is, each with its fixture; drawn: the step that shows
     the first of them, the last of its fixture, as the reference does it."""
     bugs = [bug for bug in BUGS.values() if bug.clause == clause.id]
@@ -253,26 +253,26 @@ def _clause(clause: Clause, shown_by: dict[str, str], fixtures: dict[str, Trace]
         "clause": clause,
         "scope": _USUAL_SCOPE.sub("", clause.scope),
         "drawn": last.drawn() if last is not None else "",
-        "rules": [_code(f"reference.{name}") for name in clause.rule.split(", ")],
-        "property": _code(f"{clause.check.__module__}.{clause.check.__name__}"),
-        "killed": [{"bug": bug, "fixture": shown_by[bug.id], "modes": _modes(bug)} for bug in bugs],
+        "rules": [_code_link(f"reference.{name}") for name in clause.rule.split(", ")],
+        "property": _code_link(f"{clause.check.__module__}.{clause.check.__name__}"),
+        "killed": [{"bug": bug, "fixture": shown_by[bug.id], "modes": _bug_modes(bug)} for bug in bugs],
     }
 
 
-def _code(path: str) -> Data:
+def _code_link(path: str) -> Data:
     """Something in a module: what it is called there, and the file."""
     module, _, name = path.removeprefix("kvspec.").rpartition(".")
     return {"name": f"{module.rpartition('.')[2]}.{name}", "file": f"{module.replace('.', '/')}.py"}
 
 
-def _modes(bug: Bug) -> str:
+def _bug_modes(bug: Bug) -> str:
     return "" if Mode.FAITHFUL in bug.modes else "free mode only"
 
 
 # Runs of the reference.
 
 
-def _steps(trace: Trace) -> list[Data]:
+def _example_steps(trace: Trace) -> list[Data]:
     """The worked example, command by command: cursors after, what is freed, the row as a picture."""
     freed = [row.freed for row in replays.replay(ReferenceSystem(), trace).rows]
     state = model.initial(trace.sizes(Geometry), trace.mode)
@@ -284,7 +284,7 @@ def _steps(trace: Trace) -> list[Data]:
         cut = target
         state, _ = model.step(state, command)
         target = _target(state, following)
-        whose, cursors = _held(state)
+        whose, cursors = _held_row(state)
         session = state.sessions[0] if state.sessions else None
         steps.append(
             {
@@ -294,13 +294,13 @@ def _steps(trace: Trace) -> list[Data]:
                 "history": text_len(session.history) if session is not None else 0,
                 "target": cut,
                 "freed": "; ".join(f"{pool} [{start}, {end})" for _, pool, start, end in gone),
-                "row": _drawn(trace.sizes(Geometry), cursors, target),
+                "row": _draw_row(trace.sizes(Geometry), cursors, target),
             }
         )
     return steps
 
 
-def _tree_steps() -> dict[str, Data]:
+def _tree_drawings() -> dict[str, Data]:
     """Return the drawings of the chapter on the radix tree, from one run: page_size 2, window 3."""
     state = model.initial(Geometry(2, 3, 12, 12, 2, 16, tree=True), Mode.FAITHFUL)
     run: tuple[tuple[str, Command], ...] = (
@@ -328,7 +328,7 @@ def _target(state: State, command: Command | None) -> int | None:
     return request.origin + command.finished_len if request is not None else None
 
 
-def _held(state: State) -> tuple[str, Cursors | None]:
+def _held_row(state: State) -> tuple[str, Cursors | None]:
     """The one row that there is: its turn's, or the slot's."""
     for request in state.requests:
         if request.cursors is not None:
@@ -336,13 +336,13 @@ def _held(state: State) -> tuple[str, Cursors | None]:
     return next((("slot", s.slot) for s in state.sessions if s.slot is not None), ("", None))
 
 
-def _drawn(geometry: Geometry, cursors: Cursors | None, target: int | None) -> str:
+def _draw_row(geometry: Geometry, cursors: Cursors | None, target: int | None) -> str:
     if cursors is None or geometry.window is None:
         return ""
     return text_drawings.row(cursors, geometry.page_size, geometry.window, target)
 
 
-def _cached_row() -> str:
+def _draw_cached_row() -> str:
     """A row with everything in it, before its turn finishes: the tree's part, evicted, ahead, a target."""
     geometry = Geometry(
         page_size=4, window=6, full_pages=16, swa_pages=16, rows=2, width=40, tree=True
@@ -356,5 +356,5 @@ def _cached_row() -> str:
     ):  # fmt: skip
         state, outcome = model.step(state, command)
         assert isinstance(outcome, Done), (command, outcome)
-    _, cursors = _held(state)
-    return _drawn(geometry, cursors, state.requests[0].origin + 3)
+    _, cursors = _held_row(state)
+    return _draw_row(geometry, cursors, state.requests[0].origin + 3)

@@ -36,9 +36,9 @@ class DrawnStep(NamedTuple):
         heading = f"{format_command(self.command)}: {format_outcome(self.outcome)}"
         if not changed:
             return "\n\n".join([f"{heading}, and nothing changes", *then.values()])
-        left = "\n\n".join(then.get(name, _missing(name)) for name in changed)
-        right = "\n\n".join(now.get(name, _missing(name)) for name in changed)
-        return f"{heading}\n\n{_beside(left, right)}"
+        left = "\n\n".join(then.get(name, _missing_text(name)) for name in changed)
+        right = "\n\n".join(now.get(name, _missing_text(name)) for name in changed)
+        return f"{heading}\n\n{_side_by_side(left, right)}"
 
     @property
     def changes(self) -> bool:
@@ -59,21 +59,21 @@ def steps(trace: Trace) -> Iterator[DrawnStep]:
         yield DrawnStep(command, before, state, outcome)
 
 
-def _missing(name: str) -> str:
+def _missing_text(name: str) -> str:
     return f"{name}: none" if name else ""
 
 
-def _beside(left: str, right: str) -> str:
+def _side_by_side(left: str, right: str) -> str:
     """Two drawings with their titles; one below the other where they are too wide."""
     wide = max(map(len, left.splitlines()))
     if wide + _GAP + max(map(len, right.splitlines())) > _WIDTH:
         return f"before\n\n{left}\n\nafter\n\n{right}"
-    columns = ["before", "", *_level(left, right)], ["after", "", *_level(right, left)]
+    columns = ["before", "", *_aligned(left, right)], ["after", "", *_aligned(right, left)]
     pairs = zip_longest(*columns, fillvalue="")
     return "\n".join(f"{a:<{wide + _GAP}}{b}".rstrip() for a, b in pairs)
 
 
-def _level(text: str, other: str) -> list[str]:
+def _aligned(text: str, other: str) -> list[str]:
     """The lines, each block as high as its neighbour."""
     lines: list[str] = []
     for mine, theirs in zip_longest(text.split("\n\n"), other.split("\n\n"), fillvalue=""):
@@ -95,7 +95,7 @@ def blocks(state: State) -> Blocks:
             f"{title}\n{text_drawings.row(holder.cursors, geometry.page_size, geometry.window)}"
         )
     for session in state.sessions:
-        drawn[f"session {session.name}"] = _session(session)
+        drawn[f"session {session.name}"] = _session_text(session)
     for request in state.requests:
         tokens = f"input {request.origin}" + (
             f" + output {request.output}" if request.output else ""
@@ -111,7 +111,7 @@ def blocks(state: State) -> Blocks:
     return drawn
 
 
-def _session(session: Session) -> str:
+def _session_text(session: Session) -> str:
     turn = f"turn {session.turn}" if session.turn is not None else "no turn"
     return f"session {session.name}: {turn}" + (", closes after it" if session.closing else "")
 
@@ -119,14 +119,14 @@ def _session(session: Session) -> str:
 def tree(drawn: Tree) -> str:
     """The radix tree: a node a line, below its parent, with who pins what of it."""
     placed = sorted(nodes(drawn), key=lambda p: p.path)
-    return text_drawings.tree((_depth(p, placed), [_node(p, drawn)]) for p in placed)
+    return text_drawings.tree((_node_depth(p, placed), [_node_text(p, drawn)]) for p in placed)
 
 
-def _depth(placed: Placed, others: list[Placed]) -> int:
+def _node_depth(placed: Placed, others: list[Placed]) -> int:
     return sum(len(p.path) < placed.end and placed.path[: p.end] == p.path for p in others)
 
 
-def _node(placed: Placed, tree: Tree) -> str:
+def _node_text(placed: Placed, tree: Tree) -> str:
     full, swa = map(sorted, lockers(tree, placed))
     live = None if tree.window is None else placed.node.live
     return text_drawings.node((placed.start, placed.end), path_text(placed.node.key), live, full, swa)

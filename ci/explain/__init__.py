@@ -44,7 +44,7 @@ def because(run: Run) -> Because | None:
     here = f"command {violation.step} ({describe(row.command)})"
     if step is None:
         broke = violation.observed.rstrip(".")
-        failed = _failed(here, broke)
+        failed = _failure_sentence(here, broke)
         alone = isinstance(row.outcome, Broken) or not failed_in_command(broke)
         ruled = "" if alone else f"; expected: {say(row.outcome)}"
         return Because(f"{failed}{ruled}.")
@@ -55,19 +55,19 @@ def because(run: Run) -> Because | None:
         past = History(run, violation, step)
     try:
         text = (
-            _of_engine(past)
+            _engine_sentence(past)
             if not isinstance(past, History)
-            else refusal_reasons.reason(past) or _described(past)
+            else refusal_reasons.reason(past) or _place_sentence(past)
         )
     except (LookupError, AssertionError, StopIteration):
-        text = _expected(past)  # a view that is odd in more ways than the clause says
+        text = _expected_sentence(past)  # a view that is odd in more ways than the clause says
     if "BROKEN" in violation.clauses:
         broke = violation.failure_of("BROKEN").observed.rstrip(".")
-        text = f"{_failed(here, broke)}, and leaves this: {text}"
+        text = f"{_failure_sentence(here, broke)}, and leaves this: {text}"
     return Because(past.words(f"{text}."), tuple(past.claims))
 
 
-def _failed(here: str, broke: str) -> str:
+def _failure_sentence(here: str, broke: str) -> str:
     """Say where the system fails. here: the command; broke: how it fails."""
     if fails_at_start(broke):
         return f"no command has a part in it: {broke}"
@@ -76,7 +76,7 @@ def _failed(here: str, broke: str) -> str:
     return f"{here} makes the system fail, {broke}"
 
 
-def _described(past: Past[AnyMoment]) -> str:
+def _place_sentence(past: Past[AnyMoment]) -> str:
     """The clause's own head, and the stories of its places."""
     head = past.violation.failure.head
     since = past.violation.since
@@ -85,12 +85,12 @@ def _described(past: Past[AnyMoment]) -> str:
     if head:
         return f"{past.here} {head}{f': {sentence}' if sentence else checked}"
     if not sentence:
-        return _expected(past)
+        return _expected_sentence(past)
     due = "" if " must " in sentence else f"; expected: {past.violation.expected}"
     return f"{sentence if past.here in sentence else f'after {past.here} {sentence}'}{due}"
 
 
-def _of_engine(past: Past[AnyMoment]) -> str:
+def _engine_sentence(past: Past[AnyMoment]) -> str:
     observed, expected = past.violation.observed, past.violation.expected
     sentence = [
         f"{past.here}: {observed}, where {expected}",
@@ -100,6 +100,6 @@ def _of_engine(past: Past[AnyMoment]) -> str:
     return "; ".join(filter(None, sentence))
 
 
-def _expected(past: Past[AnyMoment]) -> str:
+def _expected_sentence(past: Past[AnyMoment]) -> str:
     expected, observed = past.violation.expected, past.violation.observed.replace("\n", "; ")
     return f"after {past.here} expected: {expected}; observed: {observed}"

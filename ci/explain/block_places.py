@@ -38,7 +38,7 @@ def chunks_of(places: tuple[Place, ...]) -> set[int]:
 def called(place: Place, m: EngineMoment) -> str:
     match place:
         case AtTable(request):
-            return f"{request} at {_range(place, m)}"
+            return f"{request} at {_position_range(place, m)}"
         case AtBlock(block):
             return f"block {block}"
         case AtChunk(chunk):
@@ -60,7 +60,7 @@ def facts_at(place: Place, m: EngineMoment) -> list[Fact]:
             free = [Fact("", "is free", "was free")] if block in facts.free else []
             named = any(published.block == block for published in facts.published)
             entries = m.step.entries.get(block, ()) if m.step is not None else ()
-            owners = [Fact(entry[0], _having(AtTable(*entry), m)) for entry in entries]
+            owners = [Fact(entry[0], _holder_facts(AtTable(*entry), m)) for entry in entries]
             return free + [Fact("", "is named by the prefix cache")] * named + owners
         case AtChunk(chunk) if facts.host is not None:
             named = any(key.chunk == chunk for key in facts.host.keys)
@@ -76,12 +76,12 @@ def facts_at(place: Place, m: EngineMoment) -> list[Fact]:
     return []
 
 
-def _having(place: AtTable, m: EngineMoment) -> str:
+def _holder_facts(place: AtTable, m: EngineMoment) -> str:
     """group -1: what is in flight keeps the block."""
-    return f"has it at {_range(place, m)}" if place.group >= 0 else "keeps it"
+    return f"has it at {_position_range(place, m)}" if place.group >= 0 else "keeps it"
 
 
-def _range(place: AtTable, m: EngineMoment) -> str:
+def _position_range(place: AtTable, m: EngineMoment) -> str:
     assert m.step is not None
     size = m.step.config.groups[place.group].block_size
     return f"[{place.at * size}, {(place.at + 1) * size}) of group {place.group}"
@@ -92,10 +92,10 @@ def events(past: Past[EngineMoment]) -> list[str]:
     at = past.violation.failure.at
     step = past.now.step
     assert step is not None
-    events = [_written(past, block) for block in sorted(blocks_of(at, past.now))]
+    events = [_last_write(past, block) for block in sorted(blocks_of(at, past.now))]
     first = at[0] if at else None
     if isinstance(first, AtChunk):
-        events.append(_moved(past, first.chunk))
+        events.append(_last_move(past, first.chunk))
     if isinstance(first, AtTable) and first.query is not None:
         layers = step.config.groups[first.group]
         among = "" if first.position is None else f", {first.position} among them"
@@ -104,7 +104,7 @@ def events(past: Past[EngineMoment]) -> list[str]:
     return events
 
 
-def _moved(past: Past[EngineMoment], chunk: int) -> str:
+def _last_move(past: Past[EngineMoment], chunk: int) -> str:
     """Say what was moved into a chunk of host memory last, and when that was seen first."""
     moved: dict[int, str] = {}
     for at, moment in enumerate(past.moments, past.run.history_start):
@@ -116,7 +116,7 @@ def _moved(past: Past[EngineMoment], chunk: int) -> str:
     return moved[max(moved)] if moved else "no store in sight has written it"
 
 
-def _written(past: Past[EngineMoment], block: int) -> str:
+def _last_write(past: Past[EngineMoment], block: int) -> str:
     """Say who wrote into a block last, which positions, and when; before an entry read the state in it."""
     moments = list(enumerate(past.moments, past.run.history_start))
     step = past.now.step
@@ -125,7 +125,7 @@ def _written(past: Past[EngineMoment], block: int) -> str:
         moments.pop()
     for at, moment in reversed(moments):
         for lane in reversed(moment.facts.lanes):
-            if (left := _left(lane, block, step.kv_sources)) is not None:
+            if (left := _last_state(lane, block, step.kv_sources)) is not None:
                 return f"{lane.request} left {left} in block {block} last, in {past.command(at)}"
             for group, row in enumerate(lane.tables):
                 if step.config.groups[group].state:
@@ -149,16 +149,16 @@ def _written(past: Past[EngineMoment], block: int) -> str:
     return f"nobody has written block {block}"
 
 
-def _left(lane: Lane, block: int, sources: Iterable[KvSource]) -> str | None:
+def _last_state(lane: Lane, block: int, sources: Iterable[KvSource]) -> str | None:
     """The last state that an entry leaves in a block, in words. sources: that its text may begin at."""
     for use in lane.states:
         for written, stamp in reversed(use.writes):
             if written == block:
-                return f"the state after its token {lane.start + _count(lane, use, stamp, sources)}"
+                return f"the state after its token {lane.start + _token_count(lane, use, stamp, sources)}"
     return None
 
 
-def _count(lane: Lane, use: StateUse, stamp: int, sources: Iterable[KvSource]) -> int:
+def _token_count(lane: Lane, use: StateUse, stamp: int, sources: Iterable[KvSource]) -> int:
     """After how many of the entry's tokens a state has this stamp."""
     begins = [use.found[0]] if lane.start else [use.found[0], *(each.origin for each in sources)]
     texts = (chained(lane.tokens, begin) for begin in begins)

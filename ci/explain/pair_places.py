@@ -49,13 +49,13 @@ def events(past: Past[PairMoment]) -> list[str]:
     server = at[0].server
     inner = tuple(place.place for place in at if place.server == server)
     stake = block_places.blocks_of(inner, on_server(past.now, server))
-    sent = [_sent(past, block) for block in sorted(stake)] if server == DECODE else []
+    sent = [_last_transfers(past, block) for block in sorted(stake)] if server == DECODE else []
     if any(sent):
         return [each for each in sent if each]
-    return block_places.events(_alone(past, server, inner))
+    return block_places.events(_server_past(past, server, inner))
 
 
-def _alone(past: Past[PairMoment], server: str, places: tuple[Place, ...]) -> Past[EngineMoment]:
+def _server_past(past: Past[PairMoment], server: str, places: tuple[Place, ...]) -> Past[EngineMoment]:
     """The past of one server."""
     history = tuple(on_server(moment, server) for moment in past.moments)
     failure = past.violation.failure
@@ -63,7 +63,7 @@ def _alone(past: Past[PairMoment], server: str, places: tuple[Place, ...]) -> Pa
     return Past(past.run, replace(past.violation, failure=told), history)
 
 
-def _sent(past: Past[PairMoment], block: int) -> str:
+def _last_transfers(past: Past[PairMoment], block: int) -> str:
     """The transfers that moved bytes into a block of D, and when; of several all that one command moved
     last."""
     moved: dict[int, list[str]] = {}

@@ -28,12 +28,12 @@ def stories(past: Past[AnyMoment]) -> list[str]:
     at = past.violation.failure.at
     if not isinstance(past, History):
         told = of_kind(past)
-        return [story(past, place, told.called, told.facts_at) for place in _few(at)]
+        return [story(past, place, told.called, told.facts_at) for place in _at_most_few(at)]
     texts: dict[str, None] = {}
     cursors = [place for place in at if isinstance(place, AtCursor)][: MOST[AtCursor]]
-    for place in _few(at):
+    for place in _at_most_few(at):
         if isinstance(place, AtCursor):
-            texts[_cursors(past, cursors)] = None
+            texts[_cursor_stories(past, cursors)] = None
         for part in places.leads_to(place, past.now):
             texts[story(past, part, places.called, places.facts_at)] = None
     return [each for each in texts if each]
@@ -46,7 +46,7 @@ def of_kind(past: Past[AnyMoment]) -> ExplainedPlaces:
     return found
 
 
-def _few(at: Iterable[Place]) -> list[Place]:
+def _at_most_few(at: Iterable[Place]) -> list[Place]:
     kinds: dict[type, list[Place]] = {}
     for place in at:
         kinds.setdefault(type(place), []).append(place)
@@ -62,7 +62,7 @@ def story(past: Past[AnyMoment], place: Place, called: Callable[[Any, Any], str]
         return ""
 
     def since(fact: Fact) -> str:
-        return past.first_since(f"{place}: {fact.now}", partial(_is_so, facts_at, place, fact))
+        return past.first_since(f"{place}: {fact.now}", partial(_fact_holds, facts_at, place, fact))
 
     own = [fact for fact in facts if not fact.owner]
     having = [f"{f.owner} {f.now} {since(f)}" for f in facts if f.owner]
@@ -72,13 +72,13 @@ def story(past: Past[AnyMoment], place: Place, called: Callable[[Any, Any], str]
         what = f"has {counted(count, 'owner')}" if count > 1 else "is not free"
         return f"{name} {what}: {' and '.join(having)}"
     dated = [(fact.now, since(fact)) for fact in own]
-    texts = f"{name} {' and '.join(_together(dated))}{_due(place)}"
+    texts = f"{name} {' and '.join(_joined_facts(dated))}{_expected_state(place)}"
     if having:
         return ", and ".join([texts, *having])
-    return texts + _until_then(past, place, own[0], facts_at)
+    return texts + _past_facts(past, place, own[0], facts_at)
 
 
-def _together(dated: list[tuple[str, str]]) -> list[str]:
+def _joined_facts(dated: list[tuple[str, str]]) -> list[str]:
     """Facts with their dates, a date and a verb once: "is live and has 1 SWA slot since command 2"."""
     texts = []
     for since, facts in groupby(dated, key=lambda each: each[1]):
@@ -90,11 +90,11 @@ def _together(dated: list[tuple[str, str]]) -> list[str]:
     return texts
 
 
-def _is_so(facts_at: FactsAt, place: Place, fact: Fact, m: Any) -> bool:
+def _fact_holds(facts_at: FactsAt, place: Place, fact: Fact, m: Any) -> bool:
     return fact in facts_at(place, m)
 
 
-def _due(place: Place) -> str:
+def _expected_state(place: Place) -> str:
     """Say what has to be so now."""
     match place:
         case AtNode(must=int(must)):
@@ -108,13 +108,13 @@ def _due(place: Place) -> str:
     return ""
 
 
-def _until_then(past: Past[AnyMoment], place: Place, fact: Fact, facts_at: FactsAt) -> str:
-    before = past.last_before(lambda m: not _is_so(facts_at, place, fact, m))
+def _past_facts(past: Past[AnyMoment], place: Place, fact: Fact, facts_at: FactsAt) -> str:
+    before = past.last_before(lambda m: not _fact_holds(facts_at, place, fact, m))
     was = [f for f in facts_at(place, before) if f.was] if before is not None else []
     texts = " and ".join(f"{f.owner or 'it'} {f.was}" for f in was)
     # whether a lock is older than a split tells why it is miscounted
     if was and isinstance(place, AtLock):
-        then = past.last_time(f"{place}: {was[0].was}", partial(_is_so, facts_at, place, was[0]))
+        then = past.last_time(f"{place}: {was[0].was}", partial(_fact_holds, facts_at, place, was[0]))
         texts += f" {past.at(then[0])}" if then is not None else ""
     return f"; until then {texts}" if texts else ""
 
@@ -125,7 +125,7 @@ _COMMITTED = "kv_committed_len"
 # -- cursors ---------------------------------------------------------------------------------------------
 
 
-def _cursors(past: History, found: list[AtCursor]) -> str:
+def _cursor_stories(past: History, found: list[AtCursor]) -> str:
     """Say what cursors are, since when, and what they must be: those of one fate together."""
     fates: dict[tuple[int, int, int | None, str], dict[str, list[str]]] = {}
     off: dict[tuple[int, int, int | None, str], list[AtCursor]] = {}
@@ -134,18 +134,18 @@ def _cursors(past: History, found: list[AtCursor]) -> str:
         if cursors is None:
             continue
         got = getattr(cursors, place.field)
-        held = _holds(past.now, place.owner)
+        held = _holds_something(past.now, place.owner)
         index = past.first_step(
-            f"{place.field} of {place.owner} is {got}", _is_since, place, got, held
+            f"{place.field} of {place.owner} is {got}", _value_since, place, got, held
         )
-        taken = _taken_over(past, place, got) if index == past.violation.step else ""
+        taken = _taken_from_turn(past, place, got) if index == past.violation.step else ""
         fate = index, got, place.must, taken
         fates.setdefault(fate, {}).setdefault(place.owner, []).append(letter(place.field))
         off.setdefault(fate, []).append(place)
-    return "; ".join(_fate(past, fate, whose, off[fate]) for fate, whose in fates.items())
+    return "; ".join(_cursor_fate(past, fate, whose, off[fate]) for fate, whose in fates.items())
 
 
-def _fate(
+def _cursor_fate(
     past: History,
     fate: tuple[int, int, int | None, str],
     whose: dict[str, list[str]],
@@ -161,45 +161,45 @@ def _fate(
         return f"{who} {verb}".rstrip(",")
     before = past.before
     stays = all(
-        _is(before, place._replace(owner=_had_by(before, place.owner)), must) for place in off
+        _has_value(before, place._replace(owner=_turn_with_row(before, place.owner)), must) for place in off
     )
     ends = stays and isinstance(past.run.rows[-1].command, Finish | Retract)
-    written = _written(got, must) if ends and {each.field for each in off} == {_COMMITTED} else ""
+    written = _kv_consequence(got, must) if ends and {each.field for each in off} == {_COMMITTED} else ""
     return f"{who} {verb} and must {'stay' if stays else 'be'} {must}{written}"
 
 
-def _written(got: int, must: int) -> str:
+def _kv_consequence(got: int, must: int) -> str:
     """Say what a slot that counts more or fewer tokens than are committed does to their KV."""
     if got > must:
         return f": KV of [{must}, {got}) was never written"
     return f": KV of [{got}, {must}), written or in flight, is computed again"
 
 
-def _is(m: Moment, place: AtCursor, value: int) -> bool:
+def _has_value(m: Moment, place: AtCursor, value: int) -> bool:
     cursors = cursors_of(m, place.owner)
     return cursors is not None and getattr(cursors, place.field) == value
 
 
-def _holds(m: Moment, owner: str) -> bool:
+def _holds_something(m: Moment, owner: str) -> bool:
     """A request that holds nothing shows no cursors; they count as 0."""
     request = m.facts.requests.get(owner)
     return request is None or request.cursors is not None
 
 
-def _is_since(m: Moment, place: AtCursor, value: int, held: bool) -> bool:
-    return _is(m, place, value) and _holds(m, place.owner) is held
+def _value_since(m: Moment, place: AtCursor, value: int, held: bool) -> bool:
+    return _has_value(m, place, value) and _holds_something(m, place.owner) is held
 
 
-def _had_by(m: Moment, owner: str) -> str:
+def _turn_with_row(m: Moment, owner: str) -> str:
     """Name the turn that has a row, whose cursors it shows."""
     return lent_to(m, owner) or owner
 
 
-def _taken_over(past: History, place: AtCursor, value: int) -> str:
+def _taken_from_turn(past: History, place: AtCursor, value: int) -> str:
     """Since when the turn that had the row of a slot had the value that the slot shows now."""
     turn = lent_to(past.before, place.owner)
-    if turn is None or not _is(past.before, place._replace(owner=turn), value):
+    if turn is None or not _has_value(past.before, place._replace(owner=turn), value):
         return ""
     was = place._replace(owner=turn)
-    since = past.was_since(f"{place.field} of {turn} was {value}", _is, was, value)
+    since = past.was_since(f"{place.field} of {turn} was {value}", _has_value, was, value)
     return f", which {turn} had {since},"

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ci.compare.differences import CURSORS, POOL, spans
+from ci.compare.differences import CURSORS, POOL, page_spans
 from reference.clauses.attention_reads import stamp_text
 from reference.clauses.facts import Facts, NodeFacts
 from reference.clauses.tree_evictions import COUNTERS
@@ -47,7 +47,7 @@ def called(place: Place, m: Moment) -> str:
         case AtPosition(owner, _, position):
             return f"position {position} of {owner}"
         case AtNode(path):
-            node = _node(m, path)
+            node = _node_at(m, path)
             start = f"[{node.start}, {len(path)}) of " if node is not None else "that ends "
             return f"node {start}{path_text(path)}"
         case AtTreePage(path, start):
@@ -75,32 +75,32 @@ def facts_at(place: Place, m: Moment) -> list[Fact]:
     match place:
         case AtPage(pool, page):
             owners = [
-                _owner(m, o.holder, o.at) for o in m.facts.pools[pool].owned if o.page == page
+                _owner_fact(m, o.holder, o.at) for o in m.facts.pools[pool].owned if o.page == page
             ]
             times = list(m.facts.pools[pool].free).count(page)
-            free = _free(times, "in the free list")
+            free = _free_fact(times, "in the free list")
             return free + owners or [Fact("", "is neither free nor owned")]
         case AtRow(row):
-            owners = [Fact(name, "has it", "had it") for name in _holding(m.facts, row)]
-            free = _free(list(m.facts.free_rows).count(row), "in the list of free rows")
+            owners = [Fact(name, "has it", "had it") for name in _row_holders(m.facts, row)]
+            free = _free_fact(list(m.facts.free_rows).count(row), "in the list of free rows")
             return free + owners or [Fact("", "is neither free nor held")]
         case AtEntry(slot):
             swa = entry(m, slot)
             return [Fact("", f"is mapped to SWA slot {swa}" if swa else "is mapped to no SWA slot")]
         case AtPosition():
-            return _read_at(place, m)
+            return _read_facts(place, m)
         case AtNode() | AtTreePage() | AtLock() | AtCounter():
-            return _in_tree(place, m)
+            return _tree_page_facts(place, m)
         case AtState(slot):
-            return _of_slot(slot, m)
+            return _state_slot_facts(slot, m)
         case AtText(owner, at):
-            return _text(_tokens(m, owner), at)
+            return _token_list_text(_text_tokens(m, owner), at)
         case AtNamed():
-            return _life(place, m)
+            return _existence_facts(place, m)
     return []
 
 
-def _of_slot(slot: int, m: Moment) -> list[Fact]:
+def _state_slot_facts(slot: int, m: Moment) -> list[Fact]:
     """Return the owners of a slot of recurrent state, and the text that it holds."""
     states = m.facts.states
     if states is None:
@@ -113,9 +113,9 @@ def _of_slot(slot: int, m: Moment) -> list[Fact]:
         for path, has in states.nodes.items()
         if has == slot
     ]
-    free = _free(list(states.free).count(slot), "in the free list")
+    free = _free_fact(list(states.free).count(slot), "in the free list")
     held = states.stamp(slot)
-    holds = "holds an empty state" if held == EMPTY else f"holds the state after {_text_of_state(held, m)}"
+    holds = "holds an empty state" if held == EMPTY else f"holds the state after {_state_text(held, m)}"
     return [
         *(free or ([] if owners else [Fact("", "is neither free nor owned")])),
         Fact("", holds),
@@ -123,7 +123,7 @@ def _of_slot(slot: int, m: Moment) -> list[Fact]:
     ]
 
 
-def _text_of_state(stamp: int, m: Moment) -> str:
+def _state_text(stamp: int, m: Moment) -> str:
     """The text of which a recurrent state has the stamp, and how much of it, in words."""
     texts = {name: request.text for name, request in m.facts.requests.items()}
     texts |= {
@@ -141,7 +141,7 @@ def _text_of_state(stamp: int, m: Moment) -> str:
     return "a text that is gone"
 
 
-def _life(place: AtNamed, m: Moment) -> list[Fact]:
+def _existence_facts(place: AtNamed, m: Moment) -> list[Fact]:
     name = place.name
     session = m.facts.sessions.get(place.name)
     match place.kind:
@@ -154,7 +154,7 @@ def _life(place: AtNamed, m: Moment) -> list[Fact]:
     return [Fact("", "is not there")]
 
 
-def _tokens(m: Moment, owner: str) -> Sequence[int] | None:
+def _text_tokens(m: Moment, owner: str) -> Sequence[int] | None:
     """The history of a session, or the text of a request."""
     session = m.facts.sessions.get(owner)
     request = m.facts.requests.get(owner)
@@ -163,7 +163,7 @@ def _tokens(m: Moment, owner: str) -> Sequence[int] | None:
     return request.text if request is not None else None
 
 
-def _text(tokens: Sequence[int] | None, at: int | None) -> list[Fact]:
+def _token_list_text(tokens: Sequence[int] | None, at: int | None) -> list[Fact]:
     if tokens is None:
         return [Fact("", "is not there")]
     fact = f"has {counted(len(tokens), 'token')}"
@@ -176,7 +176,7 @@ def token_text(token: int) -> str:
     return stamp_text(token) if token else "a token that nobody sent"
 
 
-def _read_at(place: AtPosition, m: Moment) -> list[Fact]:
+def _read_facts(place: AtPosition, m: Moment) -> list[Fact]:
     """The slots that attention goes through, and what the last of them holds."""
     full = slot_of(m, place.owner, place.position)
     if not full:
@@ -194,12 +194,12 @@ def _read_at(place: AtPosition, m: Moment) -> list[Fact]:
     return facts
 
 
-def _in_tree(place: AtNode | AtTreePage | AtLock | AtCounter, m: Moment) -> list[Fact]:
+def _tree_page_facts(place: AtNode | AtTreePage | AtLock | AtCounter, m: Moment) -> list[Fact]:
     tree = m.facts.tree
     match place:
         case AtNode(path, pool, must):
-            node = _node(m, path)
-            return [Fact("", "is not there")] if node is None else _of_node(node, pool, must, m)
+            node = _node_at(m, path)
+            return [Fact("", "is not there")] if node is None else _node_facts(node, pool, must, m)
         case AtTreePage(path):
             page = tree.pages.get(path) if tree is not None else None
             if page is None:
@@ -232,7 +232,7 @@ def _is_check(m: Moment) -> bool:
     return m.step is not None and isinstance(m.step.command, (CheckBusy, CheckIdle))
 
 
-def _of_node(node: NodeFacts, pool: str, must: int | None, m: Moment) -> list[Fact]:
+def _node_facts(node: NodeFacts, pool: str, must: int | None, m: Moment) -> list[Fact]:
     if must is not None:
         counts = {"full": node.full_locks, "swa": node.swa_locks, "state": node.state_locks}
         called = {**POOL, "state": "state"}[pool]
@@ -249,7 +249,7 @@ def _of_node(node: NodeFacts, pool: str, must: int | None, m: Moment) -> list[Fa
     return [Fact("", "is live"), Fact("", f"has {counted(have, 'SWA slot')} for its {tokens}")]
 
 
-def _node(m: Moment, path: tuple[int, ...]) -> NodeFacts | None:
+def _node_at(m: Moment, path: tuple[int, ...]) -> NodeFacts | None:
     tree = m.facts.tree
     return next((n for n in tree.nodes if n.path == path), None) if tree is not None else None
 
@@ -261,21 +261,21 @@ def slots_text(slots: Sequence[int]) -> str:
     return f"{'full slots' if len(slots) > 1 else 'full slot'} {', '.join(map(str, slots))}"
 
 
-def _free(times: int, where: str) -> list[Fact]:
+def _free_fact(times: int, where: str) -> list[Fact]:
     often = f" {times} times" if times > 1 else ""
     return [Fact("", f"is {where}{often}", "was free" if times == 1 else "")] if times else []
 
 
-def _owner(m: Moment, holder: str, at: int) -> Fact:
+def _owner_fact(m: Moment, holder: str, at: int) -> Fact:
     """Return the owner of a page, and its positions (tokens)."""
-    tokens = spans([at], m.state.config.geometry.page_size)
+    tokens = page_spans([at], m.state.config.geometry.page_size)
     tree = holder.removeprefix("tree ")
     if tree != holder:
         return Fact("the tree", f"has it at {tokens} of {tree}", f"had it at {tokens} of {tree}")
     return Fact(holder, f"has it at {tokens}", f"had it at {tokens}")
 
 
-def _holding(facts: Facts, row: int) -> list[str]:
+def _row_holders(facts: Facts, row: int) -> list[str]:
     return [name for name, holder in facts.holders.items() if holder.row == row]
 
 
@@ -301,10 +301,10 @@ def leads_to(place: Place, m: Moment) -> list[Place]:
     slot = slot_of(m, place.owner, place.position)
     slot = slot if place.pool == "full" else entry(m, slot)
     page = AtPage(place.pool, slot // m.state.config.geometry.page_size)
-    return [place, page] if slot and _is_odd(page, m) else [place]
+    return [place, page] if slot and _lacks_one_owner(page, m) else [place]
 
 
-def _is_odd(page: AtPage, m: Moment) -> bool:
+def _lacks_one_owner(page: AtPage, m: Moment) -> bool:
     """It does not have one owner, and is not free once."""
     facts = facts_at(page, m)
     exists = 1 <= page.page <= m.facts.pools[page.pool].size

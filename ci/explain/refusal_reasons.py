@@ -36,7 +36,7 @@ def reason(past: History) -> str | None:
     return reason(past) if reason is not None else None
 
 
-def _outcome(past: History) -> str | None:
+def _outcome_reason(past: History) -> str | None:
     """OUT-1: a command that is done or refused, and should not be."""
     got, want = past.step.outcome, past.step.expected
     does = f"refuses ({got.reason.value})" if isinstance(got, Refused) else "carries out"
@@ -45,7 +45,7 @@ def _outcome(past: History) -> str | None:
         if isinstance(want, Refused)
         else "must carry it out"
     )
-    return f"the system {does} {past.here} and {should}{_why(past)}"
+    return f"the system {does} {past.here} and {should}{_refusal_reason(past)}"
 
 
 def refusal(run: Run, index: int) -> str:
@@ -59,7 +59,7 @@ def refusal(run: Run, index: int) -> str:
     # Too long ago, or not run by the system; or no model stands beside it.
     if not isinstance(step, Step) or not isinstance(step.expected, Refused):
         if at > 0 and isinstance(row.command, Finish) and row.outcome.reason is Reason.UNFAITHFUL:
-            return _taken_back(run.moments(Moment)[at - 1], row.command)
+            return _excess_taken_back(run.moments(Moment)[at - 1], row.command)
         return RULES_OF[type(row.command)].refused.get(row.outcome.reason, "")
     until = replace(run, rows=run.rows[: index + 1], history=run.history[: at + 1])
     past = History(until, Violation("OUT-1", index, Failure("", "")), step)
@@ -71,7 +71,7 @@ def refusal(run: Run, index: int) -> str:
     return f"{sentence}: {missing} comes first" if missing else sentence
 
 
-def _why(past: History) -> str:
+def _refusal_reason(past: History) -> str:
     """The fact behind a refusal: the reference's, or what the system says."""
     condition, fact = _condition_and_fact(past)
     return (f" ({condition})" if condition else "") + (f", for {fact}" if fact else "")
@@ -91,16 +91,16 @@ def _condition_and_fact(past: History) -> tuple[str, str]:
     if reason is Reason.TURN_IN_FLIGHT and (fact := _turn_in_flight(past)):
         return "", fact
     if reason is Reason.WINDOW_LOST:
-        return "", _window_lost(past, ours)
+        return "", _lost_window(past, ours)
     if reason in (Reason.OUT_OF_FULL, Reason.OUT_OF_SWA) and not ours:
-        return "", _room(past, "full" if reason is Reason.OUT_OF_FULL else "swa")
+        return "", _missing_room(past, "full" if reason is Reason.OUT_OF_FULL else "swa")
     # "": the system's own
     condition = RULES_OF[type(step.command)].refused.get(reason, "") if ours else ""
     if ours and reason is Reason.UNKNOWN_REQUEST:
-        unknown = [name for name in _named(step.command) if was.request(name) is None]
-        return condition, _gone(past, unknown[0]) if unknown else ""
+        unknown = [name for name in _requests_named(step.command) if was.request(name) is None]
+        return condition, _missing_request(past, unknown[0]) if unknown else ""
     if ours and reason is Reason.BAD_LENGTH:
-        return condition, _lengths(past)
+        return condition, _request_lengths(past)
     request = next(iter(_not_ready(step)), request)
     if request is not None and reason is (Reason.WRONG_PHASE if ours else Reason.UNKNOWN_REQUEST):
         name = request.name
@@ -129,7 +129,7 @@ def _turn_in_flight(past: History) -> str:
     return f"{turn} is in flight in {name} {since}"
 
 
-def _room(past: History, pool: str) -> str:
+def _missing_room(past: History, pool: str) -> str:
     """The pages that a pool has for a command, and how many it takes; "" where the count makes no sense."""
     was = past.before.state
     at = {"full": 0, "swa": 2}[pool]
@@ -151,7 +151,7 @@ _READY = {Extend: (Phase.ADMITTED, Phase.EXTENDING), EvictSwa: IN_BATCH, Admit: 
 def _not_ready(step: Step) -> list[Request]:
     """The requests of a command that are in a phase which the command does not take."""
     ready = _READY.get(type(step.command), (Phase.RUNNING,))
-    found = [one for name in _named(step.command) if (one := step.was.request(name)) is not None]
+    found = [one for name in _requests_named(step.command) if (one := step.was.request(name)) is not None]
     return [one for one in found if one.phase not in ready]
 
 
@@ -162,23 +162,23 @@ def _missing_step(step: Step) -> str:
         return ""
     one = unready[0]
     return describe(
-        Admit(one.name) if one.phase is Phase.QUEUED else Extend((Chunk(one.name, _left(one)),))
+        Admit(one.name) if one.phase is Phase.QUEUED else Extend((Chunk(one.name, _uncomputed_tokens(one)),))
     )
 
 
-def _left(request: Request) -> int:
+def _uncomputed_tokens(request: Request) -> int:
     """How many tokens of its text have no KV (tokens)."""
     computed = request.cursors.kv_committed_len if request.cursors is not None else 0
     return request.origin + request.output - computed
 
 
-def _named(command: Command) -> Sequence[str]:
+def _requests_named(command: Command) -> Sequence[str]:
     """The requests of a command."""
     one = getattr(command, "request", None)
     return requests_of_batch(command) if one is None else [one]
 
 
-def _gone(past: History, name: str) -> str:
+def _missing_request(past: History, name: str) -> str:
     """Why there is no request of that name: its submit was refused, it has ended, or it never came."""
     for index in reversed(range(past.run.history_start + 1, len(past.run.rows) - 1)):
         row = past.run.rows[index]
@@ -190,17 +190,17 @@ def _gone(past: History, name: str) -> str:
     return f"no command submits {name}"
 
 
-def _lengths(past: History) -> str:
+def _request_lengths(past: History) -> str:
     """The lengths of a request that a command asks too much of; "" of a batch of several."""
-    names = _named(past.step.command)
+    names = _requests_named(past.step.command)
     one = past.before.state.request(names[0]) if len(names) == 1 else None
     if one is None:
         return ""
     text = f"{one.name} has {counted(one.origin, 'token')} of input and {one.output} of output"
-    return f"{text}; {_left(one)} of them without KV"
+    return f"{text}; {_uncomputed_tokens(one)} of them without KV"
 
 
-def _taken_back(before: Moment, command: Finish) -> str:
+def _excess_taken_back(before: Moment, command: Finish) -> str:
     """Say what a finish would take back that no scheduler does."""
     request = before.state.request(command.request)
     assert request is not None  # else the refusal has another reason
@@ -214,7 +214,7 @@ def _taken_back(before: Moment, command: Finish) -> str:
     return f"a stop within the last two rounds keeps more than {older}, and the finish keeps {kept}"
 
 
-def _window_lost(past: History, ours: bool) -> str:
+def _lost_window(past: History, ours: bool) -> str:
     window = past.step.config.geometry.window
     one = past.step.acted
     for name in [one.name] if one is not None else requests_of_batch(past.step.command):
@@ -227,17 +227,17 @@ def _window_lost(past: History, ours: bool) -> str:
         if not ours:
             return f"{at} is there: it starts at {start}"
         if evicted_below(c) > start:
-            since = past.first_since(f"E of {name}", _evicted_to, name, c.swa_evicted_seqlen)
+            since = past.first_since(f"E of {name}", _eviction_end, name, c.swa_evicted_seqlen)
             return f"{at} starts at {start} and its SWA KV below {c.swa_evicted_seqlen} is gone {since}"
     return ""
 
 
-def _evicted_to(m: Moment, name: str, value: int) -> bool:
+def _eviction_end(m: Moment, name: str, value: int) -> bool:
     cursors = cursors_of(m, name)
     return cursors is not None and cursors.swa_evicted_seqlen == value
 
 
-def _shape(past: History) -> str | None:
+def _eviction_order_reason(past: History) -> str | None:
     """TREE-11: nodes that stand or went, and when each was last used."""
     tree = past.now.facts.tree
     state = past.now.state
@@ -254,13 +254,13 @@ def _shape(past: History) -> str | None:
     ):
         for path in was:
             if path in a and path not in b:
-                parts.append(f"{verb} {_used(past, path)}, which {must}")
+                parts.append(f"{verb} {_last_use(past, path)}, which {must}")
             elif a.get(path) and not b[path]:
-                parts.append(f"{spares} the SWA KV of {_used(past, path)}, which {must}")
+                parts.append(f"{spares} the SWA KV of {_last_use(past, path)}, which {must}")
     return f"{past.here} {', and '.join(parts[:2])}" if parts else None
 
 
-def _used(past: History, path: Key) -> str:
+def _last_use(past: History, path: Key) -> str:
     """A node, and when it was last used in the reference: its SWA KV, if that alone is requested."""
     swa = isinstance(past.step.command, Evict) and not past.step.command.full
     before = past.before.state.tree
@@ -275,7 +275,7 @@ def _used(past: History, path: Key) -> str:
         return f"{path_text(path)} (a tombstone)"
     moment = node.swa_used if swa else node.full_used
     at = len(past.moments) - 2
-    while at > 0 and _clock(past.moments[at - 1]) >= moment:
+    while at > 0 and _tree_clock(past.moments[at - 1]) >= moment:
         at -= 1
     index = at + past.run.history_start
     kind = "SWA" if swa else "full"
@@ -283,11 +283,11 @@ def _used(past: History, path: Key) -> str:
     return f"{path_text(path)}{used}"
 
 
-def _clock(m: Moment) -> int:
+def _tree_clock(m: Moment) -> int:
     return m.state.tree.clock if m.state.tree is not None else 0
 
 
 _REASONS: dict[str, Callable[[History], str | None]] = {
-    "OUT-1": _outcome,
-    "TREE-11": _shape,
+    "OUT-1": _outcome_reason,
+    "TREE-11": _eviction_order_reason,
 }

@@ -13,7 +13,7 @@ def called(place: Place, m: TierMoment) -> str:
     del m
     match place:
         case AtSlot(pool, slot, host):
-            return f"{_tier(host)} {pool} slot {slot}"
+            return f"{_tier_name(host)} {pool} slot {slot}"
         case AtTreeNode(node):
             return f"node {node}"
         case AtTransfer(job):
@@ -28,12 +28,12 @@ def facts_at(place: Place, m: TierMoment) -> list[Fact]:
     facts = m.facts
     match place:
         case AtSlot(pool, slot, host):
-            return _of_slot(facts, pool, slot, host)
+            return _slot_facts(facts, pool, slot, host)
         case AtTreeNode(node):
-            return _of_node(facts, node)
+            return _node_facts(facts, node)
         case AtTransfer(job):
             transfers = [
-                Fact("", _progress(each)) for each in facts.transfers if each.job == job
+                Fact("", _progress_text(each)) for each in facts.transfers if each.job == job
             ]
             operations = [
                 Fact("", f"is at: {op.state}") for op in facts.operations if op.job == job
@@ -42,18 +42,18 @@ def facts_at(place: Place, m: TierMoment) -> list[Fact]:
     return []
 
 
-def _progress(transfer: TierTransfer) -> str:
+def _progress_text(transfer: TierTransfer) -> str:
     """How far a transfer has come, in words."""
     if transfer.completed:
         return "has completed"
     return "has copied" if transfer.copied else "waits"
 
 
-def _tier(host: bool) -> str:
+def _tier_name(host: bool) -> str:
     return "host" if host else "device"
 
 
-def _of_slot(facts: TierFacts, pool: str, slot: int, host: bool) -> list[Fact]:
+def _slot_facts(facts: TierFacts, pool: str, slot: int, host: bool) -> list[Fact]:
     free = (facts.host_free if host else facts.free).get(pool, ())
     found = [Fact("", "is free", "was free")] if slot in free else []
     for node in facts.nodes:
@@ -75,11 +75,11 @@ def _of_slot(facts: TierFacts, pool: str, slot: int, host: bool) -> list[Fact]:
             verb = "writes" if job.load != host else "reads"
             found.append(Fact(job.called, f"{verb} it"))
     if host:
-        found += _of_storage(facts, pool, slot)
+        found += _storage_facts(facts, pool, slot)
     return found
 
 
-def _of_storage(facts: TierFacts, pool: str, slot: int) -> list[Fact]:
+def _storage_facts(facts: TierFacts, pool: str, slot: int) -> list[Fact]:
     """Return the operations of a storage that concern a host slot."""
     found = []
     for op in facts.operations:
@@ -94,13 +94,13 @@ def _of_storage(facts: TierFacts, pool: str, slot: int) -> list[Fact]:
     return found
 
 
-def _of_node(facts: TierFacts, number: int) -> list[Fact]:
+def _node_facts(facts: TierFacts, number: int) -> list[Fact]:
     for node in facts.nodes:
         if node.node == number:
             has = [
                 name
                 for host, slots in ((False, node.device), (True, node.host))
-                for name in (f"{_tier(host)} {pool}" for pool, own in slots.items() if own)
+                for name in (f"{_tier_name(host)} {pool}" for pool, own in slots.items() if own)
             ]
             found = [Fact("", f"has {' and '.join(has)} KV" if has else "has no KV")]
             users = [user.name for user in facts.users if user.node == number]

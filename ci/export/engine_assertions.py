@@ -64,15 +64,15 @@ def asserted(run: Run, clause: str, tokens: Callable[[Sequence[int]], str]) -> l
                 f'self.assertEqual(list(engine.scheduler.requests["{who}"]._all_token_ids), {text})'
             ]
         case (AtTable() as place, *_):
-            return _of_place(now, clause, place, config)
+            return _place_assertions(now, clause, place, config)
         case (AtBlock(block), *_):
-            return _of_key(now) if clause == "KEY-1" else _of_block(now, clause, block)
+            return _key_assertions(now) if clause == "KEY-1" else _block_assertions(now, clause, block)
         case (AtChunk(chunk), *_) if clause == "HOST-2":
             return [f"held, named = engine.chunk({chunk})", "self.assertEqual(held, named)"]
     return []
 
 
-def _of_place(now: EngineMoment, clause: str, place: AtTable, config: EngineConfig) -> list[str]:
+def _place_assertions(now: EngineMoment, clause: str, place: AtTable, config: EngineConfig) -> list[str]:
     who = place.request
     group = place.group
     if who not in now.facts.requests or now.step is None:
@@ -96,7 +96,7 @@ def _of_place(now: EngineMoment, clause: str, place: AtTable, config: EngineConf
     return [f"self.assertEqual({reads}, {text})"] if found else []
 
 
-def _of_key(now: EngineMoment) -> list[str]:
+def _key_assertions(now: EngineMoment) -> list[str]:
     """All blocks that the request finds are of another source, where one is."""
     who, *_, block, _ = now.facts.foreign_keys[0]
     if block < 0:  # host memory has it alone
@@ -104,7 +104,7 @@ def _of_key(now: EngineMoment) -> list[str]:
     return [f'self.assertEqual(engine.found("{who}"), [])']
 
 
-def _of_block(now: EngineMoment, clause: str, block: int) -> list[str]:
+def _block_assertions(now: EngineMoment, clause: str, block: int) -> list[str]:
     known = f"engine.pool.blocks[{block}]"
     bears = next((f"({block}, {p.group})" for p in now.facts.published if p.block == block), "")
     lines = {

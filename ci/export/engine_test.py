@@ -66,22 +66,22 @@ def shared_module(system: VLLMSystem, fixed: ReleaseTarget | None = None) -> str
     text = (
         f"{about}\n\nfrom __future__ import annotations\n\n{_IMPORTS}{_TYPES}{_definitions(True)}"
     )
-    return _by_names_of(system, text, fixed)
+    return _with_release_names(system, text, fixed)
 
 
 def _definitions(connects: bool) -> str:
-    engine = _from(stand_ins.__file__, "\n\nclass Values")
-    engine += _from(bare_scheduler.__file__, "\n\nclass No") + _from(
+    engine = _source_from(stand_ins.__file__, "\n\nclass Values")
+    engine += _source_from(bare_scheduler.__file__, "\n\nclass No") + _source_from(
         TEMPLATES / "stand_in_engine.py.j2"
     )
     if not connects:
         return engine
-    reads = _from(optional.__file__, "\n\ndef optional")
-    connectors = reads + _from(bare_connectors.__file__, "\n\nCONNECTORS")
-    return engine + connectors + _from(TEMPLATES / "stand_in_connector.py.j2")
+    reads = _source_from(optional.__file__, "\n\ndef optional")
+    connectors = reads + _source_from(bare_connectors.__file__, "\n\nCONNECTORS")
+    return engine + connectors + _source_from(TEMPLATES / "stand_in_connector.py.j2")
 
 
-def _needed(code: str, config: EngineConfig, system: VLLMSystem) -> str:
+def _needed_definitions(code: str, config: EngineConfig, system: VLLMSystem) -> str:
     """Return the definitions of a test that stands by itself, without what its sizes rule out."""
     source = unannotated(_definitions(config.connects))
     sizes = {f"config.{field.name}": getattr(config, field.name) for field in fields(config)[1:]}
@@ -105,7 +105,7 @@ def _needed(code: str, config: EngineConfig, system: VLLMSystem) -> str:
     if "drafts={" not in code:
         facts["Engine.update"] = {"drafts is not None": False}
     source = specialised(source, facts)
-    source = re.sub(r'\*\*unset\("(\w+)"\)', _nothing, source)
+    source = re.sub(r'\*\*unset\("(\w+)"\)', _none_arguments, source)
     if not (config.connects or "engine.named(" in code):
         source = re.sub(r"(?s)(    def hashed.*?digest = (.*?)\n).*?\n\n", _PLAIN_HASH, source)
         source = source.replace("self.hashes, self.texts", "self.texts")
@@ -163,12 +163,12 @@ def _call_of(code: str) -> str:
 _PLAIN_HASH = r"    def hashed(self, of):\n        return \2\n\n"
 
 
-def _nothing(stand_in: re.Match[str]) -> str:
+def _none_arguments(stand_in: re.Match[str]) -> str:
     """The attributes of a stand-in that are None, as arguments."""
     return ", ".join(f"{name}=None" for name in bare_scheduler.unset(stand_in[1]))
 
 
-def _from(file: str | Path, begin: str = "") -> str:
+def _source_from(file: str | Path, begin: str = "") -> str:
     text = Path(file).read_text(encoding="utf-8")
     return text[text.index(begin) :]
 
@@ -221,22 +221,22 @@ def unit_test(
         for line in commented(command, Done(), calls, sessions=True)
     ]
     body += with_message(assertions[clause], failure_message(clause, wanted, system.name, observed))
-    code = "\n".join([_engine(run.trace.sizes(EngineConfig), system), "", *body])
-    made = [_kind(run.trace.sizes(EngineConfig))]
+    code = "\n".join([_engine_line(run.trace.sizes(EngineConfig), system), "", *body])
+    made = [_group_kind(run.trace.sizes(EngineConfig))]
     if "adapter_of(" in code:
         made.append("adapter_of")
     needed = f"import unittest\n\nfrom {SHARED} import {', '.join(made)}"
     if not beside:
-        needed = _needed(code, run.trace.sizes(EngineConfig), system)
+        needed = _needed_definitions(code, run.trace.sizes(EngineConfig), system)
     text = assembled(
         trace, file, clause, trace.commands[violation.step], needed, code, named,
         named.with_commit(system.name),
         fixed and fixed.name,
     )  # fmt: skip
-    return _by_names_of(system, text, fixed)
+    return _with_release_names(system, text, fixed)
 
 
-def _by_names_of(system: VLLMSystem, text: str, fixed: ReleaseTarget | None) -> str:
+def _with_release_names(system: VLLMSystem, text: str, fixed: ReleaseTarget | None) -> str:
     """The test, with the names that the release has."""
     assert system.root is not None
     names = renamed_in(system.root)
@@ -245,7 +245,7 @@ def _by_names_of(system: VLLMSystem, text: str, fixed: ReleaseTarget | None) -> 
     return in_code(text, names, (use for _, use in uses()))
 
 
-def _engine(config: EngineConfig, system: VLLMSystem) -> str:
+def _engine_line(config: EngineConfig, system: VLLMSystem) -> str:
     """The line that makes an engine of these sizes."""
     groups = [
         (g.block_size, g.window, True) if g.state else (g.block_size, g.window)
@@ -255,14 +255,14 @@ def _engine(config: EngineConfig, system: VLLMSystem) -> str:
     for field in fields(config)[1:]:
         if (value := getattr(config, field.name)) != field.default:
             given.append(f"{field.name}={value}")
-    return filled(f"engine = {_kind(config)}(\n    {', '.join(given)}\n)\n").rstrip()
+    return filled(f"engine = {_group_kind(config)}(\n    {', '.join(given)}\n)\n").rstrip()
 
 
-def _kind(config: EngineConfig) -> str:
+def _group_kind(config: EngineConfig) -> str:
     return "ConnectedEngine" if config.connects else "Engine"
 
 
-def _computed(note: LaneNote) -> list[int]:
+def _expected_tokens(note: LaneNote) -> list[int]:
     """A request's text up to what a batch entry computes of it, and drafts: what it should have computed."""
     own = len(note.lane.tokens) - note.lane.drafts
     return [*note.text[: note.lane.start + own], *note.lane.tokens[own:]]
@@ -309,7 +309,7 @@ class _Steps:
             case Schedule():
                 yield "engine.schedule()"
                 notes = moment.step.lanes if moment.step is not None else []
-                texts = [_computed(note) for note in notes]
+                texts = [_expected_tokens(note) for note in notes]
                 if notes:
                     self.flights.append(
                         [

@@ -26,7 +26,7 @@ def _inlinings(source: str, code: str) -> Iterator[list[Edit]]:
         if not isinstance(function, ast.FunctionDef) or names.count(function.name) != 1:
             continue
         call = next((n for n in nodes if isinstance(n, ast.Call) and _calls(n, function.name)), None)
-        text = None if call is None else _line_of(source, function, call, call in alone)
+        text = None if call is None else _inlined_line(source, function, call, call in alone)
         if call is None or text is None:
             continue
         first, end = at(call, end=False), at(call, end=True)
@@ -40,7 +40,7 @@ def _calls(node: ast.Call, name: str) -> bool:
     return isinstance(node.func, ast.Name) and node.func.id == name
 
 
-def _line_of(source: str, function: ast.FunctionDef, call: ast.Call, alone: bool) -> str | None:
+def _inlined_line(source: str, function: ast.FunctionDef, call: ast.Call, alone: bool) -> str | None:
     """The one line that a function is, behind its docstring, with what a call gives it; None of any other
     function. alone: the call is a statement, which the line may be as well."""
     body = function.body[1:] if ast.get_docstring(function) is not None else function.body
@@ -52,7 +52,7 @@ def _line_of(source: str, function: ast.FunctionDef, call: ast.Call, alone: bool
             pass
         case _:
             return None
-    given = _given(function, call)
+    given = _call_arguments(function, call)
     text = ast.get_source_segment(source, value)
     if given is None or text is None or "\n" in text:
         return None
@@ -65,7 +65,7 @@ def _line_of(source: str, function: ast.FunctionDef, call: ast.Call, alone: bool
     return re.sub(r"(?<![\w.])[A-Za-z_]\w*\b(?!=)", lambda name: texts.get(name[0], name[0]), text)
 
 
-def _given(function: ast.FunctionDef, call: ast.Call) -> dict[str, tuple[str, bool]] | None:
+def _call_arguments(function: ast.FunctionDef, call: ast.Call) -> dict[str, tuple[str, bool]] | None:
     """The text of each parameter at a call, and whether it is a name or a constant; None where the two do
     not fit."""
     parameters = [each.arg for each in function.args.args]

@@ -25,7 +25,7 @@ def page_place(run: RecordedRun, place: AtPage) -> Asserts | None:
     every_page = f"{{*range(1, {facts.size + 1})}}"
     if not 1 <= page <= facts.size:
         return Asserts([f"self.assertEqual({{*{free_list}}} - {every_page}, set())"])
-    owners = [_owner(owned.holder) for owned in facts.owned if owned.page == page]
+    owners = [_owner_text(owned.holder) for owned in facts.owned if owned.page == page]
     if owners and times_free:
         lines = [f"owned = pages_of(server, {_slots_expression(run, owners[0], pool)})"]
         return Asserts([*lines, f"self.assertEqual(owned.intersection({free_list}), set())"])
@@ -37,7 +37,7 @@ def page_place(run: RecordedRun, place: AtPage) -> Asserts | None:
     if len(owners) > 1:
         return _owned_twice_by_one(run, owners[0], pool)
     if not owners and not times_free:
-        holders = dict.fromkeys(_owner(each.holder) for each in run.after.facts.pools["full"].owned)
+        holders = dict.fromkeys(_owner_text(each.holder) for each in run.after.facts.pools["full"].owned)
         lines = [f"lost = {every_page} - {{*{free_list}}}"]
         for holder in holders:
             lines.append(f"lost -= pages_of(server, {_slots_expression(run, holder, pool)})")
@@ -61,7 +61,7 @@ def _page_of_earlier_owner(run: RecordedRun, place: AtPage, assertion: str) -> A
     pool, page = place
     size = run.page_size
     for owned in run.before.facts.pools[pool].owned:
-        if owned.page == page and _owner(owned.holder) != _TREE:
+        if owned.page == page and _owner_text(owned.holder) != _TREE:
             notes, held = run.bound(owned.holder, run.before)
             slot = run.slot_at(held, owned.at * size)
             if pool == "swa":
@@ -84,7 +84,7 @@ def odd_page(run: RecordedRun) -> Asserts | None:
     return None
 
 
-def _owner(holder: str) -> str:
+def _owner_text(holder: str) -> str:
     """Return the owner of a page: a request, a slot, or the tree for all of its nodes."""
     return _TREE if holder.startswith("tree ") else holder
 

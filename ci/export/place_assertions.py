@@ -49,8 +49,8 @@ def asserted(run: RecordedRun) -> Asserts:
         if run.clause in ("CHK-1", "BROKEN"):
             return Asserts([f"self.assertIsNone(alarm({check}))"])
         if run.clause == "CHK-2":
-            return Asserts(_terms(run, check))
-    for found in _ways(run):
+            return Asserts(_term_assertions(run, check))
+    for found in _candidate_assertions(run):
         if found is not None:
             return (
                 found._replace(assertions=[f"alarm({check})", *found.assertions])
@@ -60,11 +60,11 @@ def asserted(run: RecordedRun) -> Asserts:
     raise NotExportable(f"{run.clause} shows in nothing that the release's classes offer")
 
 
-def _ways(run: RecordedRun) -> Iterator[Asserts | None]:
+def _candidate_assertions(run: RecordedRun) -> Iterator[Asserts | None]:
     """Yield the assertions that may show it, best first."""
     for place in run.at:
         yield _OF[type(place)](run, place)
-    yield _other_state(run)
+    yield _state_difference(run)
     yield _freed_tokens(run)
     yield odd_page(run)
     yield renamed_row(run)
@@ -73,14 +73,14 @@ def _ways(run: RecordedRun) -> Iterator[Asserts | None]:
 # -- cursors, sessions, requests ---------------------------------------------------------------------
 
 
-def _cursor(run: RecordedRun, place: AtCursor) -> Asserts | None:
+def _cursor_assertions(run: RecordedRun, place: AtCursor) -> Asserts | None:
     """Cursors that must have a value, or keep to a bound: another cursor, the row, whole pages, a window."""
     lines, held = run.bound_cursors(place.owner)
     code = run.cursor(held, place.field)
     if place.must is not None:
         seen = run.after.view.requests.get(place.owner)
         if seen is not None and seen.row is None:
-            return _named(run, AtNamed("request", place.owner))
+            return _named_assertions(run, AtNamed("request", place.owner))
         off = [p for p in run.at if isinstance(p, AtCursor) and p.must is not None]
         # How far a window eviction goes is policy, and another release may have another.
         fixed = [p for p in off if p.field != "swa_evicted_seqlen"] or off
@@ -92,14 +92,14 @@ def _cursor(run: RecordedRun, place: AtCursor) -> Asserts | None:
     if others:
         return Asserts([*lines, f"self.assertLessEqual({code}, {run.cursor(held, others[0])})"])
     if place.field == "swa_evicted_seqlen":
-        return _evicted(run)
+        return _eviction_assertions(run)
     if place.field == "cache_protected_len":
         return Asserts([*lines, f"self.assertEqual({code} % {run.page_size}, 0)"])
     width = run.after.state.config.geometry.width
     return Asserts([*lines, f"self.assertIn({code}, range({width + 1}))"])
 
 
-def _evicted(run: RecordedRun) -> Asserts | None:
+def _eviction_assertions(run: RecordedRun) -> Asserts | None:
     """How far a window eviction went."""
     found = evicted_too_far(run.step)
     if found is None:
@@ -128,25 +128,25 @@ class _Fact(NamedTuple):
         return f"self.assertEqual({self.code}, {want})"
 
 
-def _named(run: RecordedRun, place: AtNamed | AtText) -> Asserts | None:
+def _named_assertions(run: RecordedRun, place: AtNamed | AtText) -> Asserts | None:
     """A session, a slot, a request or a text that is not as the reference has it."""
     kind = place.kind if isinstance(place, AtNamed) else "text"
     name = place.name if isinstance(place, AtNamed) else place.owner
     off = [
-        fact.assertion for fact in _state(run) if fact.of == (kind, name) and fact.want != fact.got
+        fact.assertion for fact in _state_facts(run) if fact.of == (kind, name) and fact.want != fact.got
     ]
     return Asserts(off) if off else None
 
 
-def _other_state(run: RecordedRun) -> Asserts | None:
+def _state_difference(run: RecordedRun) -> Asserts | None:
     """Assert a difference between the release's objects and the reference's state, of the first owner that
     has one; how far a window eviction goes comes last."""
-    off = [fact for fact in _state(run) if fact.want != fact.got]
+    off = [fact for fact in _state_facts(run) if fact.want != fact.got]
     off.sort(key=lambda fact: fact.of[0] == "swa")
     return Asserts([fact.assertion for fact in off if fact.of == off[0].of]) if off else None
 
 
-def _state(run: RecordedRun) -> Iterator[_Fact]:
+def _state_facts(run: RecordedRun) -> Iterator[_Fact]:
     """Yield what the release's objects show at the end."""
     state = run.after.state
     view = run.after.view
@@ -171,7 +171,7 @@ def _state(run: RecordedRun) -> Iterator[_Fact]:
         if turn is None or turn.phase in (Phase.QUEUED, Phase.ADMITTED):
             keeps = session.slot is not None, seen.cursors is not None
             yield _Fact(("slot", name), f"holds_kv(server, {quoted(name)})", *keeps)
-            yield from _cursors(run, f"slot of {name}", session.slot, seen.cursors)
+            yield from _cursor_facts(run, f"slot of {name}", session.slot, seen.cursors)
         if turn is None:
             both = text_tokens(session.history), seen.history
             texts = (spelled(run.geometry, text) for text in both)
@@ -186,7 +186,7 @@ def _state(run: RecordedRun) -> Iterator[_Fact]:
             has = request.cursors is not None, ours.row is not None
             yield _Fact(("request", request.name), f"{row} is not None", *has)
         if ours.row is not None:  # its prefix is the tree's
-            yield from _cursors(
+            yield from _cursor_facts(
                 run, request.name, request.cursors, ours.cursors, "cache_protected_len"
             )
     full, swa, rows, _ = free(state)
@@ -199,7 +199,7 @@ def _state(run: RecordedRun) -> Iterator[_Fact]:
     yield _Fact(("rows", ""), "len(server.rows.free_slots)", rows, len(view.free_rows))
 
 
-def _cursors(
+def _cursor_facts(
     run: RecordedRun, owner: str, want: Any, got: Any, without: str = ""
 ) -> Iterator[_Fact]:
     if want is None or got is None:
@@ -213,7 +213,7 @@ def _cursors(
 # -- memory checks and evictions -----------------------------------------------------------------------
 
 
-def _terms(run: RecordedRun, check: str) -> list[str]:
+def _term_assertions(run: RecordedRun, check: str) -> list[str]:
     """The terms that a check counts other than it should."""
     expected = run.step.expected
     outcome = run.step.outcome
@@ -266,7 +266,8 @@ def _freed_tokens(run: RecordedRun) -> Asserts | None:
 
 
 _OF: dict[type, Callable[[RecordedRun, Any], Asserts | None]] = {
-    AtCounter: counter, AtCursor: _cursor, AtEntry: entry_place, AtLock: lambda *_: None, AtNamed: _named,
-    AtNode: node, AtPage: page_place, AtPosition: position_place, AtRow: row_place, AtText: _named,
+    AtCounter: counter, AtCursor: _cursor_assertions, AtEntry: entry_place, AtLock: lambda *_: None,
+    AtNamed: _named_assertions,
+    AtNode: node, AtPage: page_place, AtPosition: position_place, AtRow: row_place, AtText: _named_assertions,
     AtTreePage: tree_page,
 }  # fmt: skip

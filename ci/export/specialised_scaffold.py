@@ -29,9 +29,9 @@ def specialised(
     function does not have: their values stand in their places.
     """
     facts = {name: {**facts.get(name, {}), **absent.get(name, {})} for name in {*facts, *absent}}
-    while (edit := next(_decided(source, facts, absent), None)) is not None:
+    while (edit := next(_decided_edits(source, facts, absent), None)) is not None:
         source = edited(source, [edit])
-    while (edit := next(_unread(source), None)) is not None:
+    while (edit := next(_unread_edits(source), None)) is not None:
         source = edited(source, [edit])
     return re.sub(r"\n{3,}(?= )", "\n\n", source)
 
@@ -81,13 +81,13 @@ def _signature(found: re.Match[str]) -> str:
     one = f"{indent}{name}({', '.join(items)}):"
     if len(one) <= WIDTH:
         return one
-    return f"{indent}{name}(\n{_lines(items, len(indent) + 4)}\n{indent}):"
+    return f"{indent}{name}(\n{_filled_lines(items, len(indent) + 4)}\n{indent}):"
 
 
 def _refilled(source: str) -> Iterator[Edit]:
     at = Offsets(source)
     for node in ast.walk(ast.parse(source)):
-        pieces, first = _pieces(node, at)
+        pieces, first = _bracket_items(node, at)
         if not pieces:
             continue
         last = at(node, end=True)
@@ -103,13 +103,13 @@ def _refilled(source: str) -> Iterator[Edit]:
         if "\n" not in one and first - begin + len(one) + len(rest) <= WIDTH:
             new = one
         else:
-            new = f"{text[0]}\n{_lines(items, indent + 4)}\n{' ' * indent}{text[-1]}"
+            new = f"{text[0]}\n{_filled_lines(items, indent + 4)}\n{' ' * indent}{text[-1]}"
         shorter = max(map(len, new.split("\n"))) <= WIDTH if too_long else False
         if shorter or new.count("\n") < text.count("\n"):
             yield first, last, new
 
 
-def _pieces(node: ast.AST, at: "Offsets") -> tuple[list[tuple[str, Any, Any]], int]:
+def _bracket_items(node: ast.AST, at: "Offsets") -> tuple[list[tuple[str, Any, Any]], int]:
     """The items in brackets, each as what stands before a node, the node, and the node that it ends with; and
     where the brackets begin."""
     if isinstance(node, ast.Dict):
@@ -121,7 +121,7 @@ def _pieces(node: ast.AST, at: "Offsets") -> tuple[list[tuple[str, Any, Any]], i
     return [], 0
 
 
-def _lines(items: list[str], indent: int) -> str:
+def _filled_lines(items: list[str], indent: int) -> str:
     """Items in lines as full as they can be; one that has lines of its own stands by itself."""
     rows = [""]
     for item in items:
@@ -166,7 +166,7 @@ def _value(node: ast.expr, facts: Mapping[str, Any]) -> Any:
         case ast.UnaryOp(ast.Not(), operand):
             return not _value(operand, facts)
         case ast.BoolOp(op, values):
-            return _of_several(values, facts, ends=isinstance(op, ast.Or))
+            return _boolean_value(values, facts, ends=isinstance(op, ast.Or))
         case ast.Compare(left, [op], [right]):
             one, other = _value(left, facts), _value(right, facts)
             if isinstance(op, (ast.Is, ast.Eq)):
@@ -178,7 +178,7 @@ def _value(node: ast.expr, facts: Mapping[str, Any]) -> Any:
     raise _Unknown
 
 
-def _of_several(values: Iterable[ast.expr], facts: Mapping[str, Any], *, ends: bool) -> Any:
+def _boolean_value(values: Iterable[ast.expr], facts: Mapping[str, Any], *, ends: bool) -> Any:
     """The value of `or` (ends: true) or `and`: one operand may decide where another is unknown."""
     unknown, value = False, None
     for each in values:
@@ -205,7 +205,7 @@ def _functions(tree: ast.Module) -> Iterator[tuple[str, ast.FunctionDef]]:
                     yield f"{node.name}.{member.name}", member
 
 
-def _decided(
+def _decided_edits(
     source: str,
     facts: Mapping[str, Mapping[str, Any]],
     absent: Mapping[str, Mapping[str, Any]],
@@ -218,7 +218,7 @@ def _decided(
         for node in ast.walk(function):
             if isinstance(node, ast.If):
                 with suppress(_Unknown):
-                    yield _branch(source, at, node, taken=bool(_value(node.test, known)))
+                    yield _branch_edit(source, at, node, taken=bool(_value(node.test, known)))
             elif isinstance(node, ast.IfExp):
                 with suppress(_Unknown):
                     taken = node.body if _value(node.test, known) else node.orelse
@@ -234,7 +234,7 @@ def _decided(
                     yield at(node, end=False), at(node, end=True), repr(_value(node, absent[name]))
 
 
-def _branch(source: str, at: Offsets, node: ast.If, *, taken: bool) -> Edit:
+def _branch_edit(source: str, at: Offsets, node: ast.If, *, taken: bool) -> Edit:
     """The edit that puts the statements of a branch in the place of an `if`, as far left."""
     statements = node.body if taken else node.orelse
     first, last = at.starts[node.lineno - 1], at.starts[node.end_lineno or 0]
@@ -251,7 +251,7 @@ def _branch(source: str, at: Offsets, node: ast.If, *, taken: bool) -> Edit:
     return first, last, body
 
 
-def _unread(source: str) -> Iterator[Edit]:
+def _unread_edits(source: str) -> Iterator[Edit]:
     """Edits that leave out nested functions, and variables with a stand-in, that nothing reads."""
     at = Offsets(source)
     for _, function in _functions(ast.parse(source)):

@@ -115,16 +115,16 @@ def head_of(needed: str) -> tuple[str, str]:
 
 def shared(system: SGLangSystem | TierSystem, versions: set[str]) -> str:
     """All definitions, for servers of any size, on these releases and those that are like them."""
-    source, names = _whole(system, versions)
-    about = textwrap.fill(f"Made by kvspec, for sglang {', '.join(_alike(versions))}.", 100)
+    source, names = _whole_template(system, versions)
+    about = textwrap.fill(f"Made by kvspec, for sglang {', '.join(_versions_alike(versions))}.", 100)
     head = f'"""What the tests beside share: a server of SGLang\'s own classes.\n\n{about}\n"""'
     return "\n\n".join([head, used(filled(source), "\n".join(names))]) + "\n"
 
 
 def imports(code: str, system: SGLangSystem | TierSystem, versions: set[str]) -> str:
     """Return the imports that `code` needs: of the release, and of the shared module."""
-    source, names = _whole(system, versions)
-    names_used = _names(ast.parse(code))
+    source, names = _whole_template(system, versions)
+    names_used = _used_names(ast.parse(code))
     lines = [used(source, "\n".join(["unittest", *names_used.difference(names)]))]
     made = ", ".join(sorted(name for name in names_used.intersection(names) if "." not in name))
     wrapped = textwrap.fill(made, 100, initial_indent="    ", subsequent_indent="    ")
@@ -132,11 +132,11 @@ def imports(code: str, system: SGLangSystem | TierSystem, versions: set[str]) ->
     return "\n\n".join([*lines, f"from {SHARED} import {made}"])
 
 
-def _alike(versions: set[str]) -> tuple[str, ...]:
+def _versions_alike(versions: set[str]) -> tuple[str, ...]:
     return next(alike for alike in ALIKE if versions <= {*alike})
 
 
-def _whole(system: SGLangSystem | TierSystem, versions: set[str]) -> tuple[str, list[str]]:
+def _whole_template(system: SGLangSystem | TierSystem, versions: set[str]) -> tuple[str, list[str]]:
     """The template for all that a test may do, and the names of its functions, classes and methods."""
     features = (
         "paged",
@@ -161,7 +161,7 @@ def _whole(system: SGLangSystem | TierSystem, versions: set[str]) -> tuple[str, 
         "\n        settings=(), bigram=False," + " host=None, policy=None," * host
     )
     source = _rendered(
-        system, {*_alike(versions)}, servers, host=host, parameters=parameters,
+        system, {*_versions_alike(versions)}, servers, host=host, parameters=parameters,
         **dict.fromkeys(features, True),
     )  # fmt: skip
     names = re.findall(r"^(?:def|class) (\w+)", source, re.MULTILINE)
@@ -241,8 +241,8 @@ class _Unit(NamedTuple):
 def used(source: str, code: str) -> str:
     """`source` without the definitions, and methods of the stand-in server or engine, that nothing leads to
     from `code`."""
-    units = list(_units(ast.parse(source)))
-    wanted = _names(ast.parse(code))
+    units = list(_template_units(ast.parse(source)))
+    wanted = _used_names(ast.parse(code))
     unseen = units
     while more := [u for u in unseen if u.binds & wanted]:
         unseen = [u for u in unseen if not u.binds & wanted]
@@ -251,20 +251,20 @@ def used(source: str, code: str) -> str:
     for unit in unseen:
         lines[unit.first - 1 : unit.last] = [None] * (unit.last - unit.first + 1)
     text = "\n".join(line for line in lines if line is not None)
-    while (merged := _SAME_MODULE.sub(_together, text)) != text:
+    while (merged := _SAME_MODULE.sub(_joined_imports, text)) != text:
         text = merged
     text = _IMPORTS.sub(lambda run: "".join(sorted(run.group().splitlines(keepends=True))), text)
     text = re.sub(r"\n{3,}(try:|NEW_NAMES|VOCABULARY)", r"\n\n\1", text)
     return re.sub(r"\n{4,}", "\n\n\n", text).strip()
 
 
-def _together(found: re.Match[str]) -> str:
+def _joined_imports(found: re.Match[str]) -> str:
     """Two imports from one module as one line, or two where one would be too long."""
     one, _, more = found.groups()
     return f"{one}, {more}\n" if len(one) + len(more) <= 106 else found.group()
 
 
-def _units(tree: ast.Module) -> Iterator[_Unit]:
+def _template_units(tree: ast.Module) -> Iterator[_Unit]:
     for node in tree.body:
         last = node.end_lineno or node.lineno
         if isinstance(node, ast.ClassDef) and node.name in _STAND_INS:
@@ -273,13 +273,13 @@ def _units(tree: ast.Module) -> Iterator[_Unit]:
             ]
             for method in methods:
                 end = method.end_lineno or method.lineno
-                yield _Unit(method.lineno - 1, end, {f"server.{method.name}"}, _names(method))
+                yield _Unit(method.lineno - 1, end, {f"server.{method.name}"}, _used_names(method))
             last = methods[0].lineno - 2
             node.body = [member for member in node.body if member not in methods]
-        yield _Unit(node.lineno, last, _bound(node), _names(node))
+        yield _Unit(node.lineno, last, _bound_names(node), _used_names(node))
 
 
-def _names(tree: ast.AST) -> set[str]:
+def _used_names(tree: ast.AST) -> set[str]:
     """Names, and attributes of the server or engine."""
     nodes = list(ast.walk(tree))
     names = {node.id for node in nodes if isinstance(node, ast.Name)}
@@ -292,13 +292,13 @@ def _names(tree: ast.AST) -> set[str]:
     }
 
 
-def _bound(node: ast.stmt) -> set[str]:
+def _bound_names(node: ast.stmt) -> set[str]:
     """The names that a statement at the top of a file defines."""
     if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
         return {node.name}
     if isinstance(node, (ast.Import, ast.ImportFrom)):
         return {alias.asname or alias.name for alias in node.names}
     if isinstance(node, ast.Try):
-        return set().union(*map(_bound, node.body))
+        return set().union(*map(_bound_names, node.body))
     targets = node.targets if isinstance(node, ast.Assign) else []
     return {target.id for target in targets if isinstance(target, ast.Name)}

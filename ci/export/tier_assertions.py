@@ -48,17 +48,17 @@ def asserted(run: RecordedRun) -> Asserts:
     step = run.now.step
     assert isinstance(step, TierStep)
     for place in run.at:
-        if (found := _of(run, step, place)) is not None:
+        if (found := _place_assertions(run, step, place)) is not None:
             return found
     raise NotExportable(f"{run.clause} shows in nothing that the release's classes offer")
 
 
-def _of(run: RecordedRun, step: TierStep, place: Place) -> Asserts | None:
+def _place_assertions(run: RecordedRun, step: TierStep, place: Place) -> Asserts | None:
     match place:
         case AtSlot():
-            return _slot(run, step, place)
+            return _slot_assertions(run, step, place)
         case AtTreeNode():
-            return _node(run, step, place)
+            return _node_assertions(run, step, place)
         case AtCount("tree", "check"):
             return Asserts(not_raising(["server.cache.sanity_check()"]))
         case AtCount("tree", what, count):
@@ -72,7 +72,7 @@ def _of(run: RecordedRun, step: TierStep, place: Place) -> Asserts | None:
     return None
 
 
-def _slot(run: RecordedRun, step: TierStep, place: AtSlot) -> Asserts | None:
+def _slot_assertions(run: RecordedRun, step: TierStep, place: AtSlot) -> Asserts | None:
     """A slot whose KV is of another text, or that has not one owner."""
     pool, slot, host = place
     if run.clause in ("HOST-2", "LOAD-1"):
@@ -95,7 +95,7 @@ def _slot(run: RecordedRun, step: TierStep, place: AtSlot) -> Asserts | None:
     return Asserts([f"self.assertEqual(len({owned}), 1)"])
 
 
-def _node(run: RecordedRun, step: TierStep, place: AtTreeNode) -> Asserts | None:
+def _node_assertions(run: RecordedRun, step: TierStep, place: AtTreeNode) -> Asserts | None:
     """A node that counts other locks than it has users, has no KV, or has another mark than records say."""
     if run.clause == "XFER-3" and step.after.records:
         records = (f"server.cache.ongoing_{name}" for name in ("write_through", "load_back"))

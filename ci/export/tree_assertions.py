@@ -79,10 +79,10 @@ def tree_page(run: RecordedRun, place: AtTreePage) -> Asserts | None:
         return Asserts(run.in_order(f"swa_slots(server, {slots}).tolist()"))
     if not page[1] and run.window is not None:
         return Asserts([f"slots = {slots}", "self.assertTrue(swa_slots(server, slots).all())"])
-    return _contents(run) or Asserts([f"self.assertIn(None, {slots})"])
+    return _content_assertions(run) or Asserts([f"self.assertIn(None, {slots})"])
 
 
-def _contents(run: RecordedRun) -> Asserts | None:
+def _content_assertions(run: RecordedRun) -> Asserts | None:
     """A token whose slot in the tree is neither the one that the tree had, nor its inserter's."""
     found = wrong_token(run.step)
     if found is None:
@@ -100,7 +100,7 @@ def _contents(run: RecordedRun) -> Asserts | None:
     notes = [f"tokens = {ids_text(spelled(run.geometry, tokens))}", f"before = {slots}"]
     right = "before"
     after = ""
-    for name, text in _inserters(run).items():
+    for name, text in _inserted_texts(run).items():
         if tuple(text[: len(tokens)]) == tokens:
             row = run.row(variable(name) + run.holder, end=str(len(node.path)))
             notes.insert(0, f"row = {row}.tolist()")
@@ -111,7 +111,7 @@ def _contents(run: RecordedRun) -> Asserts | None:
     return Asserts(lines, notes, after)
 
 
-def _inserters(run: RecordedRun) -> dict[str, Sequence[int]]:
+def _inserted_texts(run: RecordedRun) -> dict[str, Sequence[int]]:
     """Return the texts that the last command may have put into the tree, by owner."""
     last = run.last
     texts = {name: r.text for name, r in run.before.view.requests.items()}

@@ -94,7 +94,7 @@ _STANDS_FOR = {
 }
 
 
-def _pattern(lines: Sequence[str]) -> re.Pattern[str]:
+def _lines_pattern(lines: Sequence[str]) -> re.Pattern[str]:
     """Matches these lines of _TOGETHER."""
     seen = set[str]()
     text = ""
@@ -109,7 +109,7 @@ def _pattern(lines: Sequence[str]) -> re.Pattern[str]:
     return re.compile(f"^{text}", re.MULTILINE)
 
 
-_PHRASES = [(re.sub(r"\{(\w+)\}", r"\\g<\1>", one), _pattern(lines)) for one, *lines in _TOGETHER]
+_PHRASES = [(re.sub(r"\{(\w+)\}", r"\\g<\1>", one), _lines_pattern(lines)) for one, *lines in _TOGETHER]
 # Results between these two are processed in a group in which nothing is freed.
 _EMPTY_GROUP = re.compile(
     r"server\.allocator\.free_group_begin\(\)\n"
@@ -152,7 +152,7 @@ def unit_test(
     """
     versions = _versions(system, fixed)
     started(trace.geometry, "")  # raises what it can before the run
-    run = _record(trace, system)
+    run = _record_run(trace, system)
     violation = run.violation
     clause = run.clause
     wanted = violation.expected
@@ -250,7 +250,7 @@ def _versions(system: SGLangSystem | TierSystem, fixed: ReleaseTarget | None) ->
     return versions
 
 
-def _record(trace: Trace, system: SGLangSystem | TierSystem) -> RecordedRun:
+def _record_run(trace: Trace, system: SGLangSystem | TierSystem) -> RecordedRun:
     check_fits(system, trace.geometry, trace.commands)
     if any(
         isinstance(each, Extend) and any(lane.tail for lane in each.lanes)
@@ -307,10 +307,10 @@ def with_message(assertions: Sequence[str], message: str) -> list[str]:
     lines = ["message = (", *(f"    {row}" for row in rows), ")"]
     if len(rows) == 1:
         lines = [f"message = {rows[0]}"]
-    return ["", *lines, *itertools.chain(*(_saying(line) for line in text.split("\n")))]
+    return ["", *lines, *itertools.chain(*(_with_message(line) for line in text.split("\n")))]
 
 
-def _saying(line: str) -> list[str]:
+def _with_message(line: str) -> list[str]:
     """A line of assertions, with the message in the place of any other."""
     found = re.fullmatch(r"( *)(self\.assert(\w+))\(.*\)", line)
     if found is None:

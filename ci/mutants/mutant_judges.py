@@ -206,15 +206,15 @@ def judge(plan: Plan, limit_s: float, mutant: Mutant) -> Noticed:
     """Find what notices the mutant, in a process that is forked for it."""
     area = area_of(mutant)
     assert area is not None
-    return _asked(plan, limit_s, area, mutant)
+    return _ask_in_process(plan, limit_s, area, mutant)
 
 
 def unchanged(plan: Plan, limit_s: float, area: Area) -> Noticed:
     """Find what notices code that nobody has changed: it would notice any mutant of the area."""
-    return _asked(plan, limit_s, area, None)
+    return _ask_in_process(plan, limit_s, area, None)
 
 
-def _asked(plan: Plan, limit_s: float, area: Area, mutant: Mutant | None) -> Noticed:
+def _ask_in_process(plan: Plan, limit_s: float, area: Area, mutant: Mutant | None) -> Noticed:
     context = get_context("fork")
     here, there = context.Pipe(duplex=False)
     process = context.Process(target=_judge, args=(plan, area, mutant, there))
@@ -246,10 +246,10 @@ def _judge(plan: Plan, area: Area, mutant: Mutant | None, answer: Connection) ->
         return
     if area.fixtures:  # what is left to random runs then are false alarms, and those come soon
         plan = replace(plan, commands=plan.commands // 4)
-    runs = [functools.partial(_runs, plan, system) for system in area.systems]
-    tests = functools.partial(_tests, area.tests)
+    runs = [functools.partial(_random_runs, plan, system) for system in area.systems]
+    tests = functools.partial(_test_runs, area.tests)
     judges: list[Callable[[], Noticed | None]]
-    judges = [_fixtures, tests, *runs] if area.fixtures else [*runs, tests]
+    judges = [_fixture_runs, tests, *runs] if area.fixtures else [*runs, tests]
     answers = (ask() for ask in judges)
     answer.send(next(filter(None, answers), Noticed("")))
 
@@ -259,7 +259,7 @@ def put_in(mutant: Mutant) -> None:
     before."""
     file = str(ROOT / mutant.path)
     module = compile(mutant.applied(Path(file).read_bytes()), file, "exec")
-    [new] = [c for c in _codes(module) if _same(c, mutant)]
+    [new] = [c for c in _code_objects(module) if _is_same_function(c, mutant)]
     name = mutant.path.removesuffix(".py").replace("/", ".")
     loader = SourceFileLoader(name, file)
     loader.get_code = lambda _: module  # type: ignore[assignment, method-assign]
@@ -272,7 +272,7 @@ def put_in(mutant: Mutant) -> None:
         if type(thing) is functools._lru_cache_wrapper:
             thing.cache_clear()
         elif type(thing) is FunctionType and thing.__code__.co_filename == file:
-            if _same(old := thing.__code__, mutant):  # a `super()` may be gone
+            if _is_same_function(old := thing.__code__, mutant):  # a `super()` may be gone
                 thing.__code__ = (
                     new if new.co_freevars else new.replace(co_freevars=old.co_freevars)
                 )
@@ -281,21 +281,21 @@ def put_in(mutant: Mutant) -> None:
         raise RuntimeError(f"{mutant.name}: nobody has this function")
 
 
-def _same(code: CodeType, mutant: Mutant) -> bool:
+def _is_same_function(code: CodeType, mutant: Mutant) -> bool:
     return (code.co_qualname, code.co_firstlineno) == (mutant.function, mutant.first)
 
 
-def _codes(code: CodeType) -> Iterator[CodeType]:
+def _code_objects(code: CodeType) -> Iterator[CodeType]:
     for inner in code.co_consts:
         if isinstance(inner, CodeType):
             yield inner
-            yield from _codes(inner)
+            yield from _code_objects(inner)
 
 
 # The judges.
 
 
-def _runs(plan: Plan, name: str) -> Noticed | None:
+def _random_runs(plan: Plan, name: str) -> Noticed | None:
     """Random runs, as `kvspec check` does them."""
     try:
         found = first_violation(resolve(name), plan)
@@ -316,7 +316,7 @@ def regressions() -> list[tuple[str, Trace]]:
     ]
 
 
-def _fixtures() -> Noticed | None:
+def _fixture_runs() -> Noticed | None:
     """Each conforms on what is right, and is caught by its clause with its bug."""
     for name, trace in regressions():
         for impl in ("torch", f"torch+{trace.bug}") if trace.bug else ("torch",):
@@ -331,7 +331,7 @@ def _fixtures() -> Noticed | None:
     return None
 
 
-def _tests(paths: tuple[str, ...]) -> Noticed | None:
+def _test_runs(paths: tuple[str, ...]) -> Noticed | None:
     import pytest
 
     class _First:

@@ -7,7 +7,7 @@ from dataclasses import fields
 
 from ci import Data
 from ci.report.report_data import fields_of, finding_data, group_by_cause, rate, sentence, title
-from ci.report.verdict import beside, check_verdict, driven, not_declared, said, waived
+from ci.report.verdict import beside, check_verdict, driven_text, not_declared, findings_text, waived
 from impl.adapter import Capabilities
 from stateful_tests.check.known_faults.masks import Mask
 from stateful_tests.check.check_plans import CORPUS, Plan, sizes_for
@@ -66,12 +66,12 @@ def check_data(
             for group in group_by_cause(result.findings)
         ],
         "base": base and _base(base, result),
-        "known": [_known(mask, result) for mask in masks],
+        "known": [_known_fault_data(mask, result) for mask in masks],
         "since": _since(changed) if changed is not None and changed.revision else None,
     }  # fmt: skip
     return data | {
-        "said": said(result, masks, base),
-        "driven": driven(result),
+        "said": findings_text(result, masks, base),
+        "driven": driven_text(result),
         "beside": beside(result, base, changed),
         "verdict": check_verdict(result, masks, capabilities, base, changed),
         "ways_not_driven": dict(result.not_driven),
@@ -144,7 +144,7 @@ def _fitted(result: CheckResult) -> Data:
     return found
 
 
-def _known(mask: Mask, result: CheckResult) -> Data:
+def _known_fault_data(mask: Mask, result: CheckResult) -> Data:
     """A known fault of the tree: whether it is still there, and how many violations it explains.
 
     among: other known faults, which may explain some of them as well. instead: other clauses that the tree

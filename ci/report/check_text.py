@@ -16,7 +16,7 @@ NAMED = 6  # known faults in one state that their common line names; it counts t
 def check(out: Console, data: Data, *, detailed: bool = False) -> None:
     """Print the report of `kvspec check`: verdict, violations, coverage. detailed: with all counts."""
     red = [way for way in data.get("ways", ()) if way["exit_code"]]
-    below = "".join(f"; {_of_way(way)}, below" for way in red)
+    below = "".join(f"; {_way_result(way)}, below" for way in red)
     verdict(out, f"{data['implementation']}: {data['said']}{below}", data)
     unasked = [f"{clause['id']} ({clause['waived']})" for clause in data["clauses"] if clause["waived"]]
     facts = {"driven": data["driven"], **data["beside"], "not checked": "\n".join(unasked)}
@@ -28,21 +28,21 @@ def check(out: Console, data: Data, *, detailed: bool = False) -> None:
         out.print()
         spec = SystemSpec.parse(data["implementation"])
         driven_as_base = base is not None and spec.version is not None
-        _known(out, data, spec.engine if driven_as_base else str(spec), detailed=detailed)
+        _print_known_faults(out, data, spec.engine if driven_as_base else str(spec), detailed=detailed)
     out.print()
     if detailed:
-        _counted(out, data)
+        _print_counts(out, data)
     elif data["incomplete"] and not any(map(_is_new, data["findings"])):
         # Below new findings the situations would bury them.
-        _missing(out, data["situations"], 10)
-    say(out, f"{data['tier']}, seed {data['seed']}: {_reached(data, '' if detailed else ' (-v)')}")
+        _print_missing(out, data["situations"], 10)
+    say(out, f"{data['tier']}, seed {data['seed']}: {_reached_text(data, '' if detailed else ' (-v)')}")
     for way in data.get("ways", ()):
         if way["exit_code"] or detailed:
             out.print()
             check(out, way, detailed=detailed)
 
 
-def _of_way(data: Data) -> str:
+def _way_result(data: Data) -> str:
     """Say what another way has found, such as "+offload violates PUB-1"."""
     way = SystemSpec.parse(data["implementation"]).way
     found, _, _ = data["said"].partition("; ")
@@ -81,22 +81,22 @@ def _old_findings(out: Console, findings: list[Data], base: str | None) -> None:
         say(out, f"also in {base} (other bugs that break the same clause may be hidden)", "bold")
     for found in old:
         reason = f" (no witness: {found['no_witness']})" if found["no_witness"] else ""
-        say(out, f"  {_saved(found)}{reason}", whole=True)
+        say(out, f"  {_saved_files(found)}{reason}", whole=True)
     elsewhere = [found for found in findings if found["known_elsewhere"]]
     if elsewhere:
         out.print()
         say(out, f"{base} conforms in these traces, and releases show them as known faults", "bold")
     for found in elsewhere:
-        say(out, f"  {_saved(found)} ({found['looked_up']['text']})", whole=True)
+        say(out, f"  {_saved_files(found)} ({found['looked_up']['text']})", whole=True)
 
 
-def _saved(found: Data) -> str:
+def _saved_files(found: Data) -> str:
     """The clauses of a finding, and where its trace is saved."""
     names = ", ".join(clause["id"] for clause in found["clauses"])
     return f"{names}: {found['saved'] or found['not_saved']}"
 
 
-def _reached(data: Data, hint: str) -> str:
+def _reached_text(data: Data, hint: str) -> str:
     """Say how much of the plan was carried out, and what it reached. hint: the option that shows more."""
     required = data["situations"]["asked"]
     clauses = len(data["clauses"])
@@ -106,11 +106,11 @@ def _reached(data: Data, hint: str) -> str:
         parts.append(f"{reached} of {required} situations" if required else f"{reached} situations")
     if data["unreached"] or not required:
         parts.append(f"{clauses - len(data['unreached'])} of {clauses} clauses")
-    done = f"{_of_the_plan(data)}; {', '.join(parts)} reached{hint}"
+    done = f"{_plan_share(data)}; {', '.join(parts)} reached{hint}"
     return f"{done}; texts of up to {data['longest']} tokens" if data["longest"] else done
 
 
-def _of_the_plan(data: Data) -> str:
+def _plan_share(data: Data) -> str:
     """Say how many of the planned commands or runs were carried out."""
     if data["commands_asked"]:
         planned = data["commands_asked"]
@@ -126,7 +126,7 @@ def _of_the_plan(data: Data) -> str:
     return f"{done:,} of {planned:,} {unit}{why}"
 
 
-def _known(out: Console, data: Data, release: str, *, detailed: bool) -> None:
+def _print_known_faults(out: Console, data: Data, release: str, *, detailed: bool) -> None:
     """Print the known faults of a release: a line for each that the tree shows otherwise or no more, and one
     for all that are in the same state."""
     alike: dict[str, list[str]] = {}  # state -> faults
@@ -155,7 +155,7 @@ def _known(out: Console, data: Data, release: str, *, detailed: bool) -> None:
         say(out, f"{len(names)} known {faults} of {release} {are} {state}: {named} (-v)")
 
 
-def _counted(out: Console, data: Data) -> None:
+def _print_counts(out: Console, data: Data) -> None:
     """Print what was planned and done, by machine, clause, refusal, kind of command and situation."""
     if data["commands_asked"]:
         plan = f"{data['commands_asked']:,} commands carried out, in runs of up to {data['steps_asked']}"
@@ -197,20 +197,20 @@ def _counted(out: Console, data: Data) -> None:
     out.print()
     if data["not_declared"]:
         say(out, f"not declared, so not checked: {', '.join(data['not_declared'])}")
-    say(out, f"refusals met: {_counts(data['refusals'])}")
-    say(out, f"commands, refused ones too: {_counts(data['commands_by_kind'])}")
+    say(out, f"refusals met: {_count_table(data['refusals'])}")
+    say(out, f"commands, refused ones too: {_count_table(data['commands_by_kind'])}")
     situations = data["situations"]
     for group in situations["left_out"]:
         say(out, f"lines of the corpus left out: {len(group['situations'])}, {group['why']}")
-    _missing(out, situations, len(situations["missing"]))
+    _print_missing(out, situations, len(situations["missing"]))
     out.print()
 
 
-def _counts(counts: dict[str, int]) -> str:
+def _count_table(counts: dict[str, int]) -> str:
     return ", ".join(f"{name} {count}" for name, count in counts.items()) or "none"
 
 
-def _missing(out: Console, situations: Data, most: int) -> None:
+def _print_missing(out: Console, situations: Data, most: int) -> None:
     """Print situations that no run has reached: the first `most`, and how many more there are."""
     texts = situations["missing"]
     for text in texts[:most]:

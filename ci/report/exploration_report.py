@@ -136,7 +136,7 @@ def text(out: Console, data: Data) -> None:
     if data["missing"]:
         heading = f"{data['missing_means']}: {len(data['missing'])} situations of the corpus"
         out.print(Text("\n  ".join(["\n" + heading, *data["missing"]])))
-    _end(out, data)
+    _print_verdict(out, data)
 
 
 def tour_text(out: Console, data: Data) -> None:
@@ -155,10 +155,10 @@ def tour_text(out: Console, data: Data) -> None:
         for row in data["lost"]:
             lost.add_row(Text(row["kind"]), Text(text_output.plain(row["why"])), str(row["times"]))
         out.print(lost)
-    _end(out, data)
+    _print_verdict(out, data)
 
 
-def _end(out: Console, data: Data) -> None:
+def _print_verdict(out: Console, data: Data) -> None:
     """Print the findings and the verdict."""
     for number, found in enumerate(data["findings"], 1):
         out.print()

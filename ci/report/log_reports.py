@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 
 from ci import Data
-from ci.documents.related_faults import avoid
+from ci.documents.related_faults import avoidance_text
 from ci.report.operator_effects import effect
 from ci.report.text_output import labelled, say, table
 from impl.sglang.server.events import WatchHeader
@@ -61,7 +61,7 @@ def validation(
         "values_compared": found.compared, "given": found.given, "seconds": round(seconds, 3),
         "events_per_s": round(found.events / seconds) if seconds else 0, "skipped": skipped,
         "refused_by_policy": dict(found.policy), "put_right": log.put_right if log is not None else "",
-        "known": [_known(name, times, found) for name, times in found.known.most_common()],
+        "known": [_known_fault_data(name, times, found) for name, times in found.known.most_common()],
         "faults_are_known": looked_for("sglang", header.release),
         "release": header.release, "nearest": nearest("sglang", header.release),
         "unreadable": "",
@@ -69,14 +69,14 @@ def validation(
     }  # fmt: skip
 
 
-def _known(name: str, times: int, found: Validated) -> Data:
+def _known_fault_data(name: str, times: int, found: Validated) -> Data:
     """A known fault that a log shows. found: the first places."""
     return {
         "name": name,
         "times": times,
         "says": known_faults()[name].says,
         "upstream": known_faults()[name].upstream,
-        "avoid": avoid(known_faults()[name]),
+        "avoid": avoidance_text(known_faults()[name]),
         "found": [mismatch(each) for each in found.mismatches if each.known == name],
     }
 
@@ -172,11 +172,11 @@ def validated_all(out: Console, data: Data, verbose: bool = False) -> None:
     """The total of several logs as text."""
     if len(data["logs"]) > 1 or data["unusable"]:
         known_faults_text(out, data["logs"], verbose)
-        read = f"{len(data['logs'])} log{'s' * (len(data['logs']) > 1)}, {_read(data)}"
+        read = f"{len(data['logs'])} log{'s' * (len(data['logs']) > 1)}, {_lines_read(data)}"
         say(out, f"{data['verdict']} ({read})", "bold red" if data["exit_code"] else "bold green")
 
 
-def _read(data: Data) -> str:
+def _lines_read(data: Data) -> str:
     there = {name: what for name, what in _TOTALS.items() if data[name] or name == "events"}
     return ", ".join(f"{data[name]:,} {what}" for name, what in there.items())
 
@@ -185,15 +185,15 @@ def mismatch(m: Mismatch) -> Data:
     """One mismatch."""
     title = ALL_CLAUSES[m.clause].title if m.clause in ALL_CLAUSES else ""
     return {
-        "file": m.file, "line": m.line, "at": _clock(m.at), "event": m.event, "command": m.command,
+        "file": m.file, "line": m.line, "at": _time_text(m.at), "event": m.event, "command": m.command,
         "clause": m.clause, "title": title,
         "expected": m.expected, "observed": m.observed, "because": m.sentence, "request": m.about,
-        "known": m.known, "differs": _differing(m.expected, m.observed),
+        "known": m.known, "differs": _differing_cursors(m.expected, m.observed),
         "effect": effect(m.clause, m.observed),
     }  # fmt: skip
 
 
-def _clock(at: float) -> str:
+def _time_text(at: float) -> str:
     """A Unix time such as "2026-11-26 15:55:22.125 UTC"; none of 0."""
     if not at:
         return ""
@@ -204,7 +204,7 @@ def _clock(at: float) -> str:
 _CURSOR = re.compile(rf"\b({'|'.join(Cursors._fields)}) (\d+)")
 
 
-def _differing(expected: str, observed: str) -> list[str]:
+def _differing_cursors(expected: str, observed: str) -> list[str]:
     """The cursors of which both sides show a value, and not the same."""
     wanted = dict(_CURSOR.findall(expected))
     return [name for name, value in _CURSOR.findall(observed) if wanted.get(name, value) != value]
@@ -225,7 +225,7 @@ def validated(
     say(out, data["log"], "bold", whole=True)
     words = {
         "server": data["server"],
-        "read": f"{_read(data)} in {data['seconds']:.1f} s",
+        "read": f"{_lines_read(data)} in {data['seconds']:.1f} s",
     }
     if not data["faults_are_known"]:
         words["release"] = (
@@ -247,7 +247,7 @@ def validated(
     if verbose:
         for each in data["known"]:
             if each["found"]:
-                words[f"known {each['name']}"] = _places(each["times"], each["found"])
+                words[f"known {each['name']}"] = _places_text(each["times"], each["found"])
     labelled(out, words)
     if not shown:
         for found in data["mismatches"][:SHOWN]:
@@ -274,7 +274,7 @@ def show_at_once(out: Console, found: Mismatch) -> None:
     labelled(out, {"next": _NEXT.format(clause=found.clause)})
 
 
-def _places(times: int, found: list[Data]) -> str:
+def _places_text(times: int, found: list[Data]) -> str:
     """Say where a known fault shows, when, and in which command."""
     parts = [(str(m["line"]), m["at"], m["command"] or m["request"]) for m in found[:3]]
     shown = [", ".join(filter(None, each)) for each in parts]

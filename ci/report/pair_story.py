@@ -64,14 +64,14 @@ def story(events: Sequence[Data]) -> Iterator[str]:
     found = [at for at, each in enumerate(shown) if each["says"].startswith("FOUND")]
     if not shown:
         return
-    lines = list(_lines(shown[: found[-1] + 1] if found else shown))
+    lines = list(_event_lines(shown[: found[-1] + 1] if found else shown))
     if len(lines) > SHOWN:
         yield f"(the last {SHOWN} of {len(lines)} lines)"
     yield f"{'step':>6}  {PREFILL:{_WIDTH}}{'wire':{_WIDTH}}{DECODE}"
     yield from lines[-SHOWN:]
 
 
-def _lines(events: Sequence[Data]) -> Iterator[str]:
+def _event_lines(events: Sequence[Data]) -> Iterator[str]:
     """A line for each event, or for the same one again and again."""
     for (where, says), same in groupby(events, lambda each: (each["where"], each["says"])):
         steps = [each["step"] for each in same]

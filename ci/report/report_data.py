@@ -174,7 +174,7 @@ def finding_data(
         "saved": None,
         "replay": None,
         "page": None,
-        "changed": _changed(group[0].run, changed) if changed else [],
+        "changed": _changed_functions(group[0].run, changed) if changed else [],
     } | run_data(group[0].run)
 
 
@@ -188,7 +188,7 @@ def _looked_up(finding: Finding) -> Data | None:
     return found._asdict() | {"text": found.text(finding.clause, observed)}
 
 
-def _changed(run: Run, changed: Changes) -> list[Data]:
+def _changed_functions(run: Run, changed: Changes) -> list[Data]:
     """Return the changed functions that a run calls, the one called last first: the likeliest cause."""
     called = sorted(changed.among(run.called).items(), key=lambda each: -each[1][-1])
     return [{"function": f"{file}: {name}", "steps": steps} for (file, name), steps in called]

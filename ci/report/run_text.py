@@ -33,26 +33,26 @@ def finding(
     ]
     about = f" ({data['clauses'][0]['title']})" if data["clauses"][0]["title"] else ""
     say(out, f"{title}: {', '.join(names)}{about}", "bold red")
-    words = _in_short(data, apart)
+    words = _summary(data, apart)
     if detailed:
         for clause in data["clauses"]:
-            labelled(out, {clause["id"]: f"{clause['sentence']}\n{_often(clause)}"})
+            labelled(out, {clause["id"]: f"{clause['sentence']}\n{_times_text(clause)}"})
         if more := {label: words[label] for label in words if label not in _SAID_ELSEWHERE}:
             labelled(out, more)
     else:
-        labelled(out, words if data.get("changed") else words | _called(data))
+        labelled(out, words if data.get("changed") else words | _called_text(data))
     if folded and data["saved"] is not None:
         say(out, f"replay  {data['replay']}", whole=True)
         return
     out.print()
     run(out, data, detailed=detailed)
     if data["saved"] is not None:
-        _files(out, data)
+        _print_files(out, data)
     elif data.get("not_saved"):
         say(out, f"the trace could not be saved: {data['not_saved']}", "yellow")
 
 
-def _often(clause: Data) -> str:
+def _times_text(clause: Data) -> str:
     """Say where and how often a clause was violated."""
     times = "once" if clause["times"] == 1 else f"{clause['times']} times"
     often = f"met {times}, first after {clause['found_after_commands']} commands"
@@ -60,7 +60,7 @@ def _often(clause: Data) -> str:
     return f"{reach}; {often}, {clause['found_after_s']:.1f} s"
 
 
-def _in_short(data: Data, apart: str) -> dict[str, str]:
+def _summary(data: Data, apart: str) -> dict[str, str]:
     """Why the run is wrong, and what else a reader should know. apart: what the trace does without."""
     first = data["clauses"][0]
     violation = data["violation"]
@@ -80,11 +80,11 @@ def _in_short(data: Data, apart: str) -> dict[str, str]:
     if apart:
         words["apart"] = f"the other traces of {first['id']} need {apart}, and this one does not"
     if data.get("changed"):
-        words["changed"] = "\n".join(_changed(data))
+        words["changed"] = "\n".join(_changed_text(data))
     return words
 
 
-def _files(out: Console, data: Data) -> None:
+def _print_files(out: Console, data: Data) -> None:
     """Print the files of the traces, and the command that replays the first."""
     by_file: dict[str, list[str]] = {}
     for clause in data["clauses"]:
@@ -103,7 +103,7 @@ def run(out: Console, data: Data, *, detailed: bool = True) -> None:
     if data["step_table"] is not None:
         _step_table(out, data)
     else:
-        _steps(out, data)
+        _print_steps(out, data)
     way = f"mode {trace['mode']}" if "mode" in trace else "configuration"
     say(out, f"{trace['origin']} trace, {way}: {sizes(sized(trace))}", "dim")
     if violation is not None and detailed:
@@ -138,10 +138,10 @@ def run(out: Console, data: Data, *, detailed: bool = True) -> None:
             clause = violation["clause"]
             page = "SPEC.md" if clause in CLAUSES else "SPEC-REFERENCE.md"
             words["more"] = f"kvspec clauses {clause}; {page} under {clause}"
-        labelled(out, words | _called(data))
+        labelled(out, words | _called_text(data))
 
 
-def _changed(data: Data) -> list[str]:
+def _changed_text(data: Data) -> list[str]:
     """The changed functions that a trace calls, and in which commands."""
     lines = []
     for each in data["changed"]:
@@ -155,20 +155,20 @@ def _changed(data: Data) -> list[str]:
     return [*lines[:_MOST_FILES], f"and {left} more (--json has all)"] if left > 0 else lines
 
 
-def _called(data: Data) -> dict[str, str]:
+def _called_text(data: Data) -> dict[str, str]:
     """Files of the system that the failing command ran through, those with the most functions first, without
     what most commands of the trace call."""
     called = [line.partition(": ") for line in data["calls"]]
     files = sorted(
         ((file, names.split(", ")) for file, _, names in called), key=lambda file: -len(file[1])
     )
-    lines = [f"{file}: {_first(names)}" for file, names in files[:_MOST_FILES]]
+    lines = [f"{file}: {_first_names(names)}" for file, names in files[:_MOST_FILES]]
     if len(files) > _MOST_FILES:
         lines.append(f"and {len(files) - _MOST_FILES} more files (--json has all)")
     return {"calls": "\n".join(lines)} if lines else {}
 
 
-def _first(names: list[str]) -> str:
+def _first_names(names: list[str]) -> str:
     more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
     return ", ".join(names[:_MOST_NAMES]) + more
 
@@ -181,15 +181,15 @@ def difference(differences: list[Data], system: str) -> str:
     return f"{first['about']}: {first['reference']} expected, {first['system']} in {system}{more}"
 
 
-def _left_out(out: Console, shown: int, rows: int) -> None:
+def _print_left_out(out: Console, shown: int, rows: int) -> None:
     if rows > shown:
         say(out, f"steps 0 to {rows - shown - 1} are left out here; --json has them all")
 
 
-def _steps(out: Console, data: Data) -> None:
+def _print_steps(out: Console, data: Data) -> None:
     """Print the changes of each command in the reference."""
     rows = data["rows"]
-    _left_out(out, MAX_ROWS, len(rows))
+    _print_left_out(out, MAX_ROWS, len(rows))
     engine = "config" in data["trace"]  # which picks what it does: there is nothing beside it
     expected = ("reference", "what changes and what is freed in the reference")
     steps = table("#", "command", *(("outcome", "what it did") if engine else expected))
@@ -237,7 +237,7 @@ def _step_table(out: Console, data: Data) -> None:
     """Print who has what after each command; the last twice, as expected and as observed."""
     rows = data["step_table"]["rows"]
     columns = data["step_table"]["columns"]
-    _left_out(out, len({row["step"] for row in rows}), len(data["rows"]))
+    _print_left_out(out, len({row["step"] for row in rows}), len(data["rows"]))
     made = table("#", "command", *map(plain, columns))
     made.columns[1].max_width = 30  # so that there is room for cursors
     for row in rows:
@@ -325,18 +325,18 @@ def replays(out: Console, data: Data) -> None:
     made.columns[0].no_wrap = True
     for row in rows:
         style = "red" if row["replay"] is not None and row["exit_code"] else ""
-        made.add_row(Text(row["implementation"]), Text(plain(_does(row))), style=style)
+        made.add_row(Text(row["implementation"]), Text(plain(_behaviour_text(row))), style=style)
     out.print(made)
     ends: dict[str, list[str]] = {}
     for row in rows:
         end = "cannot be driven" if row["replay"] is None else row["replay"]["verdict"]
         ends.setdefault(end, []).append(SystemSpec.parse(row["implementation"]).short)
     names = [SystemSpec.parse(row["implementation"]).short for row in rows]
-    say(out, "; ".join(f"{end}: {_ranges(of_end, names)}" for end, of_end in ends.items()), "bold")
+    say(out, "; ".join(f"{end}: {_name_ranges(of_end, names)}" for end, of_end in ends.items()), "bold")
     out.print()
 
 
-def _does(row: Data) -> str:
+def _behaviour_text(row: Data) -> str:
     """Say in a line what a trace does on a release."""
     replayed = row["replay"]
     why = (row["unusable"] or "").removeprefix(f"{row['implementation']} ")
@@ -356,7 +356,7 @@ def _does(row: Data) -> str:
     return f"{replayed['verdict']}{where}" + (f" ({remarks})" if remarks else "")
 
 
-def _ranges(some: list[str], names: list[str]) -> str:
+def _name_ranges(some: list[str], names: list[str]) -> str:
     """Those of `names`, in its order, such as "0.5.10 to 0.5.12, 0.5.14"."""
     runs: list[list[str]] = []
     for at, name in enumerate(names):

@@ -120,9 +120,9 @@ def served_text(out: Console, data: Data) -> None:
         _served_finding(out, each)
     out.print()
     for key, times in data["old"].items():
-        say(out, f"also in the base, {_times(times)}: {key}")
+        say(out, f"also in the base, {_times_text(times)}: {key}")
     for name, times in data["known"].items():
-        say(out, f"known {name}, {_times(times)}: {known_faults()[name].says}")
+        say(out, f"known {name}, {_times_text(times)}: {known_faults()[name].says}")
     if data["known"]:
         say(out, "kvspec bugs NAME has more of a known fault: what upstream knows, what avoids it")
     if data["reached"]:
@@ -130,7 +130,7 @@ def served_text(out: Console, data: Data) -> None:
         say(out, f"reached: {reached}")
 
 
-def _times(count: int) -> str:
+def _times_text(count: int) -> str:
     return f"{count} time{'s' * (count != 1)}"
 
 

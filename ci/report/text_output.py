@@ -72,13 +72,13 @@ def labelled(out: Console, words: dict[str, str]) -> None:
 
 def record(out: Console, row: Data) -> None:
     """One row of a listing in full."""
-    labelled(out, {key: _cell(value, "\n") for key, value in row.items() if value})
+    labelled(out, {key: _cell_text(value, "\n") for key, value in row.items() if value})
 
 
 def listing(out: Console, rows: list[Data], columns: dict[str, str]) -> None:
     """A plain listing; columns: key -> heading, those with sentences last. On a terminal sentences stand
     below the name; in a pipe where rows are wider than the console."""
-    cells = {key: [plain(_cell(row[key])) for row in rows] for key in columns}
+    cells = {key: [plain(_cell_text(row[key])) for row in rows] for key in columns}
     long = {key for key in columns if sum(map(len, cells[key])) > SENTENCE * len(rows)}
     keys = sorted(columns, key=lambda key: key in long)
     if out.is_terminal and not long:
@@ -90,7 +90,7 @@ def listing(out: Console, rows: list[Data], columns: dict[str, str]) -> None:
         return
     short = [key for key in keys if key not in long]
     if not out.is_terminal:
-        _in_a_pipe(out, columns, cells, keys, short)
+        _plain_listing(out, columns, cells, keys, short)
         return
     for at in range(len(rows)):
         say(out, "   ".join(filter(None, (cells[key][at] for key in short))), "bold")
@@ -98,17 +98,17 @@ def listing(out: Console, rows: list[Data], columns: dict[str, str]) -> None:
             out.print(Padding(Text(cells[key][at]), (0, 0, 0, 4)))
 
 
-def _in_a_pipe(
+def _plain_listing(
     out: Console, columns: dict[str, str], cells: dict[str, list[str]], keys: list[str], short: list[str]
 ) -> None:  # fmt: skip
     """A listing as plain lines: a row is one, for grep. Where rows are wider than the console, the widest
     columns stand below them: those with sentences, then of the `short` ones the widest, with a label."""
     beside = keys
-    if max(map(len, _lines(columns, cells, keys))) > out.width:
+    if max(map(len, _column_lines(columns, cells, keys))) > out.width:
         beside = [*short]
-    while beside[1:] and max(map(len, _lines(columns, cells, beside))) > out.width:
+    while beside[1:] and max(map(len, _column_lines(columns, cells, beside))) > out.width:
         beside.remove(max(beside[1:], key=lambda key: max(map(len, cells[key]))))
-    heading, *lines = _lines(columns, cells, beside)
+    heading, *lines = _column_lines(columns, cells, beside)
     say(out, heading, whole=True)
     for at, line in enumerate(lines):
         say(out, line, whole=True)
@@ -118,14 +118,14 @@ def _in_a_pipe(
                 say(out, f"    {text}", whole=True)
 
 
-def _lines(columns: dict[str, str], cells: dict[str, list[str]], keys: list[str]) -> list[str]:
+def _column_lines(columns: dict[str, str], cells: dict[str, list[str]], keys: list[str]) -> list[str]:
     """The heading and the rows of some columns, each as one line."""
     lines = [[columns[key] for key in keys], *zip(*(cells[key] for key in keys))]
     widths = [min(WIDEST, max(map(len, column))) for column in zip(*lines)][:-1]
     return ["   ".join([*map(str.ljust, line, widths), line[-1]]).rstrip() for line in lines]
 
 
-def _cell(value: Any, between: str = ", ") -> str:
+def _cell_text(value: Any, between: str = ", ") -> str:
     return between.join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
 
 
@@ -140,20 +140,20 @@ def sizes(geometry: Data) -> str:
     given |= given.pop("settings", {})
     if groups := given.pop("groups", None):
         given = {
-            "blocks of": " and ".join(map(_group, groups)),
+            "blocks of": " and ".join(map(_group_text, groups)),
             **{k: v for k, v in given.items() if v},
         }
-    return ", ".join(_size(name, value) for name, value in given.items())
+    return ", ".join(_size_text(name, value) for name, value in given.items())
 
 
-def _size(name: str, value: Any) -> str:
+def _size_text(name: str, value: Any) -> str:
     """A size or a switch; of a pair the sizes of a server."""
     if isinstance(value, dict):
         return f"{name} ({sizes(value)})"
     return name if value is True else f"{name} {value}"
 
 
-def _group(group: Data) -> str:
+def _group_text(group: Data) -> str:
     """Such as "4 window 6 with state"."""
     words = " window ".join(
         str(group[part]) for part in ("block_size", "window") if group.get(part)

@@ -52,8 +52,8 @@ def collect(file: str, trace: Trace, step: int | None) -> Data:
         "page_size": trace.sizes(Geometry).page_size,
         "window": trace.sizes(Geometry).window,
         "nodes": _nodes(state.tree),
-        "pools": _pools(state, state.tree),
-        "locks": [_lock(state, state.tree, lock) for lock in state.tree.locks],
+        "pools": _pool_shares(state, state.tree),
+        "locks": [_lock_data(state, state.tree, lock) for lock in state.tree.locks],
     }
 
 
@@ -61,7 +61,7 @@ def _nodes(tree: Tree) -> list[Data]:
     """Parents before children, siblings in the order of their texts."""
     placed = sorted(nodes(tree), key=lambda p: p.path)
     index = {p.path: at for at, p in enumerate(placed)}
-    full, swa = _order(tree, full=1), _order(tree, swa=1) if tree.window is not None else {}
+    full, swa = _eviction_ranks(tree, full=1), _eviction_ranks(tree, swa=1) if tree.window is not None else {}
     return [
         {
             "start": p.start,
@@ -87,7 +87,7 @@ def _swa_state(tree: Tree, placed: Placed) -> str | None:
     return "live" if placed.node.live else "tombstone"
 
 
-def _order(tree: Tree, *, full: int = 0, swa: int = 0) -> dict[Key, int]:
+def _eviction_ranks(tree: Tree, *, full: int = 0, swa: int = 0) -> dict[Key, int]:
     """Path -> when the node's full (or SWA) KV would go, 1 first, were one eviction to follow the other."""
     ranks: dict[Key, int] = {}
     rank = 0
@@ -101,7 +101,7 @@ def _order(tree: Tree, *, full: int = 0, swa: int = 0) -> dict[Key, int]:
         ranks.update((path, rank) for path in before - after)
 
 
-def _pools(state: State, tree: Tree) -> list[Data]:
+def _pool_shares(state: State, tree: Tree) -> list[Data]:
     """Return the tree's share of each pool, and how much of it can be evicted."""
     geometry = state.config.geometry
     counted = sizes(tree)
@@ -119,7 +119,7 @@ def _pools(state: State, tree: Tree) -> list[Data]:
     ]
 
 
-def _lock(state: State, tree: Tree, lock: Lock) -> Data:
+def _lock_data(state: State, tree: Tree, lock: Lock) -> Data:
     if state.session(lock.holder) is not None:
         kind = "session"
     elif state.request(lock.holder) is not None:
@@ -146,7 +146,7 @@ def text(out: Console, data: Data) -> None:
     for at, node in enumerate(data["nodes"][:MAX_NODES]):
         if depths.get(node["parent"], MAX_DEPTH) < MAX_DEPTH - 1:
             depths[at] = depths[node["parent"]] + 1
-            drawn.append((depths[at], _lines(node)))
+            drawn.append((depths[at], _node_lines(node)))
     for line in text_drawings.tree(drawn).split("\n"):
         say(out, line, whole=True)
     if hidden := len(data["nodes"]) - len(drawn):
@@ -163,20 +163,20 @@ def text(out: Console, data: Data) -> None:
         say(out, f"{lock['kind']} {lock['holder']} {lock['says']}")
 
 
-def _lines(node: Data) -> list[str]:
+def _node_lines(node: Data) -> list[str]:
     """Describe a node and who pins it, and when what nobody pins is evicted."""
     live = {"live": True, "tombstone": False}.get(node["swa"])
     full, swa = node["full_locked_by"], node["swa_locked_by"]
     lines = [text_drawings.node((node["start"], node["end"]), node["text"], live, full, swa)]
     if not full:
         below = f"inner node: {', '.join(node['children'])} below it" if node["children"] else ""
-        lines.append(f"full: {_goes(node['full_rank'], below)}")
+        lines.append(f"full: {_eviction_text(node['full_rank'], below)}")
     if live and not swa:
         then = "leaves a tombstone" if full or node["children"] else "takes the node with it"
-        lines.append(f"SWA: {_goes(node['swa_rank'], then)}")
+        lines.append(f"SWA: {_eviction_text(node['swa_rank'], then)}")
     return lines
 
 
-def _goes(rank: int, more: str) -> str:
+def _eviction_text(rank: int, more: str) -> str:
     goes = f"LRU {rank}" + (" (goes first)" if rank == 1 else "")
     return f"{goes}, {more}" if more else goes

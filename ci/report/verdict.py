@@ -31,8 +31,8 @@ def check_verdict(
     facts = beside(result, base, changed)
     if clauses := {**capabilities.waived, **capabilities.known}:
         facts["not checked"] = ", ".join(clauses)
-    parts = [said(result, masks, base), *(f"{label}: {text}" for label, text in facts.items())]
-    return f"{result.system}: {'; '.join(parts)} ({driven(result)})"
+    parts = [findings_text(result, masks, base), *(f"{label}: {text}" for label, text in facts.items())]
+    return f"{result.system}: {'; '.join(parts)} ({driven_text(result)})"
 
 
 def beside(result: CheckResult, base: Base | None, changed: Changes | None) -> dict[str, str]:
@@ -40,29 +40,29 @@ def beside(result: CheckResult, base: Base | None, changed: Changes | None) -> d
     facts = {} if base is None else {"base": base.text}
     if changed is not None and changed.undriven:
         facts["changed"] = changed.undriven
-    facts |= {_way(way): words.replace("; ", ", ") for way, words in result.ways.items()}
+    facts |= {_way_text(way): words.replace("; ", ", ") for way, words in result.ways.items()}
     if left := [f"{ways} ({why})" for why, ways in _not_driven(result).items()]:
         facts["not driven"] = f"what changed runs in {', '.join(left)}"
     return facts
 
 
-def said(result: CheckResult, masks: Sequence[Mask], base: Base | None) -> str:
+def findings_text(result: CheckResult, masks: Sequence[Mask], base: Base | None) -> str:
     """Say what a check found, or "conforms"."""
     seen_before = _seen_before(result, masks, base)
     nothing_new = not result.new and any(holds for holds, _ in seen_before)
-    parts = [*_new(result), (nothing_new, "nothing new"), *seen_before, *_end(result)]
+    parts = [*_new_findings(result), (nothing_new, "nothing new"), *seen_before, *_incomplete_parts(result)]
     return "; ".join(text for holds, text in parts if holds) or "conforms"
 
 
-def _new(result: CheckResult) -> list[_Part]:
+def _new_findings(result: CheckResult) -> list[_Part]:
     """The parts on findings that fail the check."""
     told = [finding for group in group_by_cause(result.new) for finding in group]
     broken = [f.clause for f in told if not f.flaky and f.clause != "BROKEN"]
     flaky = [f.clause for f in result.new if f.flaky]
     return [
         (result.exit_code is Ending.BROKE, "the system broke"),
-        (bool(broken), f"violates {_names(broken)}"),
-        (bool(flaky), f"flaky: {_names(flaky)}, not in every replay"),
+        (bool(broken), f"violates {_name_list(broken)}"),
+        (bool(flaky), f"flaky: {_name_list(flaky)}, not in every replay"),
     ]
 
 
@@ -76,16 +76,16 @@ def _seen_before(result: CheckResult, masks: Sequence[Mask], base: Base | None) 
     in_part = [mask.fault.id for mask in masks if mask.in_part]
     known = [mask.fault.id for mask in masks if mask.holds and not mask.in_part]
     return [
-        (bool(old), f"{_names(old)} also in {base.name if base else None}"),
-        (bool(untold), f"{_names(untold)} without a witness"),
-        (bool(elsewhere), f"known in other releases: {_names(elsewhere)}"),
-        (bool(alike), f"like known: {_names(alike)}"),
-        (bool(in_part), f"fixed in part: {_names(in_part)}"),
-        (bool(known), _known(known)),
+        (bool(old), f"{_name_list(old)} also in {base.name if base else None}"),
+        (bool(untold), f"{_name_list(untold)} without a witness"),
+        (bool(elsewhere), f"known in other releases: {_name_list(elsewhere)}"),
+        (bool(alike), f"like known: {_name_list(alike)}"),
+        (bool(in_part), f"fixed in part: {_name_list(in_part)}"),
+        (bool(known), _known_text(known)),
     ]
 
 
-def _end(result: CheckResult) -> list[_Part]:
+def _incomplete_parts(result: CheckResult) -> list[_Part]:
     """The parts on a check that ended before its plan."""
     interrupted = result.interrupted
     missing = "; ".join(result.incomplete)
@@ -105,23 +105,23 @@ def _not_driven(result: CheckResult) -> dict[str, str]:
     for way, why in result.not_driven.items():
         ways.setdefault(why.replace(f"+{way} ", "+WAY ") if way else why, []).append(way)
     return {
-        why if len(alike) > 1 else result.not_driven[alike[0]]: ", ".join(map(_way, alike))
+        why if len(alike) > 1 else result.not_driven[alike[0]]: ", ".join(map(_way_text, alike))
         for why, alike in ways.items()
     }
 
 
-def _way(way: str) -> str:
+def _way_text(way: str) -> str:
     return f"+{way}" if way else "plain"
 
 
-def driven(result: CheckResult) -> str:
+def driven_text(result: CheckResult) -> str:
     """Say how much was carried out, and in how many seconds."""
-    text = _count(result.done, "command")
+    text = _count_text(result.done, "command")
     if result.examples:
-        text += f" of {_count(len(result.carried_out), 'kind')} in {_count(result.examples, 'run')}"
+        text += f" of {_count_text(len(result.carried_out), 'kind')} in {_count_text(result.examples, 'run')}"
     random = [each for each in result.machines if each.examples and each.name != CORPUS]
     if presets := len({each.preset for each in random}):
-        text += f" of {_count(presets, 'preset')}"
+        text += f" of {_count_text(presets, 'preset')}"
     return f"{text}, {result.seconds:.1f} s"
 
 
@@ -149,16 +149,16 @@ def waived(clause: str, capabilities: Capabilities) -> str | None:
     return f"known fault: {known}" if known is not None else capabilities.waived.get(clause)
 
 
-def _known(faults: Sequence[str]) -> str:
+def _known_text(faults: Sequence[str]) -> str:
     """The known faults, by name if they are few. A report lists all with -v."""
     if len(faults) < _MANY:
-        return f"known faults: {_names(faults)}"
+        return f"known faults: {_name_list(faults)}"
     return f"{len(faults)} known faults"
 
 
-def _names(names: Sequence[str]) -> str:
+def _name_list(names: Sequence[str]) -> str:
     return ", ".join(dict.fromkeys(names))
 
 
-def _count(number: int, what: str) -> str:
+def _count_text(number: int, what: str) -> str:
     return f"{number:,} {what}{'s' * (number != 1)}"

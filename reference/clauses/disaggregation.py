@@ -11,7 +11,7 @@ from reference.clauses.registry import Clause, register
 from reference.failures import Failure
 
 HANDED_OVER: dict[str, Clause] = {}
-clause = partial(register, HANDED_OVER, rule="pairs.beside")
+clause = partial(register, HANDED_OVER, rule="pairs.pair_record")
 
 
 class HandsOver(Protocol):

@@ -54,17 +54,18 @@ def run(
 ) -> CheckResult:
     """Carry the plan out on `system`.
 
-    The configurations of the plan take turns, a few runs each, so that every kind of fault comes up early.
-    base: what was there before; what it violates too ends nothing, and of each clause a trace is looked for
-    in which it conforms.
-    masks: known faults; what they explain is counted, neither shrunk nor a finding.
-    executor: where runs execute, on systems that are made from `named`; without that all is done on `system`
-    itself.
-    found: is called with a violation before it is shrunk, and with each smaller trace.
-    early: runs that were found before, each with a violation. interrupted: report these, and drive no more.
+    The configurations of the plan take turns, a few runs each, so that every kind of fault comes up
+    early.
+    base: the system before the change; violations that it shows as well end nothing, and for each
+        clause a trace is searched in which it conforms.
+    masks: known faults; violations that they explain are counted, and neither shrunk nor a finding.
+    executor: where runs execute, on systems that are made from `named`; without one, all runs use
+        `system` itself.
+    found: called with a violation before it is shrunk, and with each smaller trace.
+    early: earlier runs, each with a violation. interrupted: report these, and drive no more.
     began: `time.monotonic()` when the check began; its seconds and time limit count from there.
     lookup: looks findings up in other releases.
-    An interrupt ends the check with what was found until then. Raises UnusableImplementation when no
+    An interrupt ends the check with the findings until then. Raises UnusableImplementation when no
     configuration fits.
     """
     asked = plan
@@ -87,7 +88,7 @@ def run(
 
 
 def first_violation(system: AnySystem, plan: Plan) -> tuple[Violation, int] | None:
-    """The first that the plan's runs find, and the commands up to its end. Nothing is shrunk."""
+    """Return the first violation of the plan's runs, and the commands up to its end. Nothing is shrunk."""
     plan = for_system(plan, system)
     commands = 0
     for batch in batches(system, plan, configurations(system, plan)):
@@ -142,10 +143,10 @@ class _Campaign:
                 raise KeyboardInterrupt
             with closing(executor.map(work, ahead)) as driven:
                 for batch in now:
-                    if self._over(result):
+                    if self._is_over(result):
                         break
                     self.lines -= len(batch.examples) * (batch.config.machine == CORPUS)
-                    self._take(machines[batch.config], next(driven))
+                    self._add_batch(machines[batch.config], next(driven))
         except KeyboardInterrupt:
             result.interrupted = True
             self.finder.give_up()
@@ -176,9 +177,9 @@ class _Campaign:
         result.seconds = time.monotonic() - self.started
         return result
 
-    def _over(self, result: CheckResult) -> bool:
-        """The commands of the plan were carried out, the time limit was reached, or nothing new came up for
-        long enough after a finding."""
+    def _is_over(self, result: CheckResult) -> bool:
+        """Return whether the commands of the plan were carried out, the time limit was reached, or
+        nothing new was found for long enough after a finding."""
         if (
             self.plan.examples is None
             and not self.lines
@@ -190,25 +191,27 @@ class _Campaign:
         since = self.finder.commands - self.finder.last_new
         result.stopped = (
             self.finder.has_new
-            and (since > self.plan.after_finding or self._hopeless())
-            and self._stays_new()
+            and (since > self.plan.after_finding or self._makes_no_progress())
+            and self._has_unexplained_finding()
         )
         return result.timed_out or result.stopped
 
-    def _stays_new(self) -> bool:
-        """Whether something is new that no other release explains: before that ends the check."""
+    def _has_unexplained_finding(self) -> bool:
+        """Return whether a new finding remains that no other release explains. Checked before a finding
+        ends the check."""
         if self.lookup is not None:
             self.finder.elsewhere |= self.lookup.known_elsewhere(self.finder.new)
         return self.finder.has_new
 
-    def _hopeless(self) -> bool:
-        """No run has come to a command, or runs hang at the same place again: more of them show the same."""
+    def _makes_no_progress(self) -> bool:
+        """Return whether no run has carried out a command, or runs hang at the same place again: more
+        of them show the same."""
         unstarted = sum(times for broke, times in self.broke.items() if fails_at_start(broke))
         hangs = [times for broke, times in self.broke.items() if broke.startswith(HANG)]
         return max(hangs, default=0) >= HANGS or self.counted.runs == unstarted >= _UNSTARTED
 
-    def _take(self, result: MachineResult, driven: Driven) -> None:
-        """Enter the results of a batch, and shrink what it violated."""
+    def _add_batch(self, result: MachineResult, driven: Driven) -> None:
+        """Add the results of a batch, and shrink its violations."""
         self.counted.add(driven)
         add_tallies(result.tallies, driven.tallies)
         result.seconds += driven.seconds

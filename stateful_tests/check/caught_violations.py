@@ -69,7 +69,7 @@ def finding_of(
 ) -> Finding:
     """Return the finding of a name in a report, with a replay of its trace."""
     clause = name.split()[0]
-    run, flaky = _replayed(system, caught, clause)
+    run, flaky = _replay_finding(system, caught, clause)
     seen = run.violation or caught.violation
     if clause in seen.clauses:
         seen = seen.with_headline(clause)
@@ -86,7 +86,7 @@ def finding_of(
     )  # fmt: skip
 
 
-def _replayed(system: AnySystem, caught: Caught, clause: str) -> tuple[Run, bool]:
+def _replay_finding(system: AnySystem, caught: Caught, clause: str) -> tuple[Run, bool]:
     """Return a replay that shows the violation, and whether it is flaky: not every replay shows it.
 
     A flaky violation is reported too. If no replay shows it, the run is reported as it was found.
@@ -106,12 +106,12 @@ def _replayed(system: AnySystem, caught: Caught, clause: str) -> tuple[Run, bool
             shown += shows
     except UnusableImplementation:  # it cannot be driven any more
         not_run = Run(replace(caught.trace, clause=clause), system.name, (), None)
-        return _as_found(not_run, caught), False
-    return (shown[0] if shown else _as_found(runs[0], caught)), True
+        return _run_as_found(not_run, caught), False
+    return (shown[0] if shown else _run_as_found(runs[0], caught)), True
 
 
-def _as_found(run: Run, caught: Caught) -> Run:
-    """The run with the violation as it was found, for a run that does not show it.
+def _run_as_found(run: Run, caught: Caught) -> Run:
+    """Return the run with the violation as it was found, for a run that does not show it.
 
     Commands that the run did not reach get rows that say so, so that every step has a row.
     """

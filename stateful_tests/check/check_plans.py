@@ -30,15 +30,18 @@ CORPUS = "corpus"  # the lines of the directed corpus, in the place of a machine
 class Plan:
     """The plan of a check.
 
-    commands: that the system carries out, those of the corpus as well; configurations share them.
-    steps: commands of a run at most; one run in 32 is eight times as long, every fourth has drawn sizes,
-    and every fourth begins with a line of the corpus, where there is one.
+    commands: commands that the system carries out, those of the corpus included; configurations share
+        them.
+    steps: the most commands of a run; one run in 32 is eight times as long, every fourth has drawn
+        sizes, and every fourth begins with a line of the corpus, where there is one.
     after_finding: commands after the last new finding that end the check.
-    examples: runs of each configuration, where these were asked for; `commands` counts for nothing then.
-    modes: none stands for the system's own. corpus: with the lines of the directed corpus; first: those that
-    are driven before others. favoured: configurations by name, such as "both page2", that get as many runs as
-    all others together. whole: it has all that its tier does.
-    time_limit_s: when to leave the rest of the plan, if one was given.
+    examples: runs of each configuration, if the user asked for a number; `commands` is ignored then.
+    modes: empty for the system's own. corpus: drive the lines of the directed corpus; first: those that
+        are driven before others.
+    favoured: configurations by name, such as "both page2", that get as many runs as all others
+        together.
+    whole: the plan has everything that its tier does.
+    time_limit_s: time after which the rest of the plan is left, if one was given (s).
     """
 
     tier: str
@@ -69,7 +72,7 @@ _EVERY_PRESET = list(dict.fromkeys(name for kind in KINDS.values() for name in k
 
 
 def _presets_like(name: str) -> str:
-    """The presets that may be meant, or else all, by what they are for."""
+    """Describe the presets with similar names, or else all, by their purpose."""
     if close := get_close_matches(name, _EVERY_PRESET, 3):
         return f"is it {' or '.join(close)}?"
     others = (f"; of {kind.noun} {', '.join(kind.presets)}" for kind in JUDGED_KINDS)
@@ -87,7 +90,7 @@ def plan(
     machines: Sequence[str] | None = None,
     time_limit_s: float | None = None,
 ) -> Plan:
-    """The tier's plan with the options that are given instead. Raises ValueError with a one-line reason."""
+    """Return the tier's plan with the given options. Raises ValueError with a one-line reason."""
     if tier not in _TIERS:
         raise ValueError(f"tier: unknown {tier!r}; one of {', '.join(TIERS)}")
     for name in presets or ():
@@ -118,7 +121,8 @@ def plan(
 
 
 def for_system(plan: Plan, system: AnySystem) -> Plan:
-    """The plan for this kind of system, without the machines and presets of others that nobody named."""
+    """Return the plan for this kind of system, without machines and presets of other kinds that nobody
+    named."""
     can = system.capabilities
     if plan.presets == tuple(PRESETS):
         plan = replace(plan, presets=lockstep_of(can.system_kind).presets_for(can))
@@ -129,7 +133,8 @@ def for_system(plan: Plan, system: AnySystem) -> Plan:
 
 
 def sizes_for(machine: str, name: str) -> Any:
-    """The preset called `name`, with a radix tree for the machines that drive one; of engines their own."""
+    """Return the preset called `name`, with a radix tree for the machines that drive one; engines have
+    presets of their own."""
     if machine in JUDGED:
         presets = next(kind.presets for kind in JUDGED_KINDS if kind.machine == machine)
         if name not in presets:
@@ -139,9 +144,9 @@ def sizes_for(machine: str, name: str) -> Any:
 
 
 def fit_sizes(system: AnySystem, machine: str, sizes: Any, exactly: bool = False) -> Any:
-    """These sizes, with as little changed as it takes for this machine to drive the system on them: the
-    window, the size of a page, rows, the width. exactly: nothing is changed. Raises UnusableImplementation
-    where nothing helps."""
+    """Return these sizes with the smallest change that lets this machine drive the system: the window,
+    the size of a page, rows, the width. exactly: change nothing. Raises UnusableImplementation where
+    nothing helps."""
     can = system.capabilities
     missing = {"Match", "Insert"} - can.commands
     if machine == "tree" and missing:
@@ -154,12 +159,12 @@ def fit_sizes(system: AnySystem, machine: str, sizes: Any, exactly: bool = False
     elif sizes.window is None and not can.full_only:
         sizes = replace(sizes, window=sizes.page_size + 1, swa_pages=max(2, sizes.full_pages - 2))
     check_fits(system, sizes)
-    return taken(system, chain([sizes], _alike(sizes)))
+    return taken(system, chain([sizes], _similar_sizes(sizes)))
 
 
 def taken(system: AnySystem, candidates: Iterable[Any]) -> Any:
-    """The first of these sizes that the system can be built with. Raises UnusableImplementation, with the
-    reason for the first, where there is none."""
+    """Return the first of these sizes that the system can be built with. Raises UnusableImplementation,
+    with the reason for the first, where there is none."""
     reason: UnusableImplementation | None = None
     for sizes in candidates:
         try:
@@ -177,8 +182,9 @@ def taken(system: AnySystem, candidates: Iterable[Any]) -> Any:
     raise reason
 
 
-def _alike(sizes: Geometry) -> Iterator[Geometry]:
-    """Sizes with other pages, the nearest first; then with other widths, and with one row as well."""
+def _similar_sizes(sizes: Geometry) -> Iterator[Geometry]:
+    """Yield sizes with other pages, the nearest first; then with other widths, and with one row as
+    well."""
 
     def far(page_size: int) -> int:
         return max(page_size, sizes.page_size) // min(page_size, sizes.page_size)

@@ -30,7 +30,7 @@ _SIZES = ("page", "window", "full", "swa", "rows", "width")
 class CorpusLine(NamedTuple):
     """A way to a situation.
 
-    situation: the name of the trace, where the line is the trace of a known fault.
+    situation: its name; the name of the trace, where the line is the trace of a known fault.
     """
 
     situation: str
@@ -41,12 +41,12 @@ class CorpusLine(NamedTuple):
 
     @property
     def trace(self) -> Trace:
-        """The line as a trace."""
+        """Return the line as a trace."""
         return Trace(self.geometry, self.mode, self.commands)
 
     @property
     def machine(self) -> str:
-        """The machine that drives such commands: sessions, tree or both."""
+        """The machine that drives its commands: sessions, tree or both."""
         if machine := kind_of_config(self.geometry).machine:
             return machine
         if not self.trace.sizes(Geometry).tree:
@@ -59,7 +59,7 @@ class CorpusLine(NamedTuple):
 
 
 def written(line: CorpusLine) -> str:
-    """The line as text."""
+    """Return the line as text."""
     g = line.trace.sizes(Geometry)
     sizes = zip(_SIZES, (g.page_size, g.window or 0, g.full_pages, g.swa_pages, g.rows, g.width))
     named = (f"{name} {size}" for name, size in sizes)
@@ -71,7 +71,7 @@ def written(line: CorpusLine) -> str:
 
 
 def read(text: str) -> CorpusLine:
-    """A line from text. Raises ValueError."""
+    """Return the line that a text stands for. Raises ValueError."""
     name, config, mode, origin, commands = text.split(" | ")
     words = config.split()
     page, window, full, swa, rows, width = map(int, words[1:12:2])
@@ -85,25 +85,25 @@ def read(text: str) -> CorpusLine:
 
 @lru_cache(maxsize=1)
 def load() -> tuple[CorpusLine, ...]:
-    """The lines of the file."""
+    """Return the lines of the file."""
     return tuple(map(read, FILE.read_text(encoding="utf-8").splitlines()))
 
 
 def situations() -> set[str]:
-    """The situations of the file."""
+    """Return the situations of the file."""
     return {line.situation for line in load()}
 
 
 @lru_cache(maxsize=1)
 def fault_lines() -> tuple[CorpusLine, ...]:
-    """The traces of named bugs and of faults of releases."""
+    """Return the traces of named bugs and of faults of releases."""
     paths = sorted([*FIXTURES.glob("regressions/*.json"), *FIXTURES.glob("releases/*/*.json")])
     traces = [(path.stem, load_trace(path)) for path in paths]
     return tuple(CorpusLine(name, t.geometry, t.mode, FIXTURE, t.commands) for name, t in traces)
 
 
 def meets(line: CorpusLine) -> int | None:
-    """The command at which the line meets its situation on the reference; None if it does not."""
+    """Return the command at which the line meets its situation on the reference; None if it does not."""
     trace = line.trace
     state = model.initial(trace.sizes(Geometry), line.mode)
     for at, command in enumerate(trace.row_commands):
@@ -120,10 +120,10 @@ def driven(
     mode: Mode,
     first: frozenset[CorpusLine] = frozenset(),
 ) -> list[CorpusLine]:
-    """The lines that these machines drive in `mode`, one of `modes`.
+    """Return the lines that these machines drive in `mode`, one of `modes`.
 
-    After `first` come known faults, then lines by hand, then the shortest. A line of faithful mode runs in
-    free mode where that is the only mode.
+    After `first` come known faults, then lines by hand, then the shortest. A line of faithful mode runs
+    in free mode where that is the only mode.
     """
     lines = *fault_lines(), *sorted(load(), key=lambda n: (n.origin != "hand", len(n.commands)))
     return [
@@ -135,6 +135,6 @@ def driven(
 
 @lru_cache(maxsize=16)
 def beginnings(machine: str, mode: Mode) -> list[CorpusLine]:
-    """The lines in the sizes of the presets that a machine may drive in `mode`."""
+    """Return the lines in the sizes of the presets that a machine may drive in `mode`."""
     of_machine = [n for n in load() if n.machine == machine and n.origin in ("random", "hand")]
     return [line for line in of_machine if mode in (line.mode, Mode.FREE)]

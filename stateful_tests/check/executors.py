@@ -23,20 +23,20 @@ _Handle = TypeVar("_Handle")
 
 
 class Executor(Protocol):
-    """Runs tasks. at_once: how many."""
+    """Runs tasks. at_once: number of tasks at a time."""
 
     at_once: int
 
     def map(
         self, work: Callable[[Task], Result], tasks: Iterable[Task]
     ) -> Generator[Result, None, None]:
-        """The results, in the order of the tasks. Closing the iterator leaves the rest undone."""
+        """Yield the results, in the order of the tasks. Closing the iterator leaves the rest undone."""
 
     def close(self) -> None: ...
 
 
 class Serial:
-    """One task after the other, in this process, as their results are needed."""
+    """Runs one task after the other, in this process, as their results are needed."""
 
     at_once = 1
 
@@ -46,20 +46,20 @@ class Serial:
         yield from map(work, tasks)
 
     def close(self) -> None:
-        """Holds nothing."""
+        """Release nothing: it holds nothing."""
 
 
 SERIAL = Serial()
 
 
-def ahead(
+def submit_ahead(
     submit: Callable[[Task], _Handle],
     result: Callable[[_Handle], Result],
     drop: Callable[[_Handle], object],
     tasks: Iterable[Task],
     most: int,
 ) -> Generator[Result, None, None]:
-    """Results in the order of the tasks, `most` of which are under way at a time."""
+    """Yield results in the order of the tasks, with `most` tasks under way at a time."""
     waiting: deque[_Handle] = deque()
     try:
         for task in tasks:
@@ -74,7 +74,8 @@ def ahead(
 
 
 class Processes:
-    """Processes on this machine. They are forked where that is safe: they begin with what is loaded here."""
+    """Processes on this machine. They are forked where that is safe, and then start with all loaded
+    modules."""
 
     def __init__(self, count: int, *, fork: bool = True) -> None:
         self.at_once = count
@@ -88,7 +89,7 @@ class Processes:
         def submit(task: Task) -> Future[Result]:
             return self._pool.submit(work, task)
 
-        return ahead(submit, Future[Result].result, Future[Result].cancel, tasks, 3 * self.at_once)
+        return submit_ahead(submit, Future[Result].result, Future[Result].cancel, tasks, 3 * self.at_once)
 
     def close(self) -> None:
         try:
@@ -101,12 +102,12 @@ class Processes:
 
 
 def _ignore_interrupts() -> None:
-    """An interrupt ends the process that submitted the work, which then ends these."""
+    """Ignore interrupts: the process that submitted the work ends, and ends these."""
     for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(name, signal.SIG_IGN)
     end_with_parent()
 
 
 def cores() -> int:
-    """Cores that this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

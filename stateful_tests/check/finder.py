@@ -152,7 +152,8 @@ class Finder:
                 continue
             alike = stands is Standing.NEW and do_the_same(self.system, self.base, trace, violation)
             allowed = self._allowed_shrinks(violation, clause, stands, alike=alike)
-            smallest = self._smallest(trace, clause, allowed, smallest, self._beside(violation, clause))
+            others = self._traces_of_other_clauses(violation, clause)
+            smallest = self._smallest(trace, clause, allowed, smallest, others)
             caught = Caught(smallest, trace, violation, {trace.mode}, 1, *found_at, compared)
             caught.is_compared = self.base is not None
             self._keep_if_best(clause, caught, allowed)
@@ -188,7 +189,7 @@ class Finder:
         # A violation that comes and goes may be gone.
         return trace if self._failing_commands(smallest, clause) is None else smallest
 
-    def _beside(self, violation: Violation, clause: str) -> list[Trace]:
+    def _traces_of_other_clauses(self, violation: Violation, clause: str) -> list[Trace]:
         """Return the traces of other clauses of a violation, in its mode, if its clause was not found yet."""
         if clause in self._caught:
             return []  # it may get smaller than these
@@ -217,7 +218,7 @@ class Finder:
             known.modes |= caught.modes
             # A trace that a faithful scheduler can produce says more than a shorter free one.
             # With several traces of the clause a smaller one may show the cause of another.
-            if len(self._caught_of(clause)) < 2:
+            if len(self._caught_for(clause)) < 2:
                 known.trace = min(known.trace, caught.trace, key=self._rank)
         self._report_traces()
 
@@ -264,7 +265,7 @@ class Finder:
 
         return shows_no_known_fault
 
-    def _caught_of(self, clause: str) -> list[Caught]:
+    def _caught_for(self, clause: str) -> list[Caught]:
         return [caught for name, caught in self._caught.items() if name.split()[0] == clause]
 
     def _finds_another_cause(self, violation: Violation, trace: Trace) -> bool:
@@ -273,7 +274,7 @@ class Finder:
         clause = violation.clause
         if self.once or self.base is not None:
             return False
-        known = self._caught_of(clause)
+        known = self._caught_for(clause)
         masks = holding(self.masks, violation, clause)
         if not (known or masks) or len(known) == MAX_TRACES_PER_CLAUSE:
             return False

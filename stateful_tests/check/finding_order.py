@@ -14,18 +14,19 @@ WRONG_KV = frozenset((
 
 
 def is_milder(clause: str) -> bool:
-    """Whether a clause says nothing of wrong KV."""
+    """Return whether a clause does not concern wrong KV."""
     return clause not in WRONG_KV
 
 
 def report_order(name: str) -> tuple[bool, tuple[int, int]]:
-    """Return a sort key for findings in a report: wrong KV first, then causes before what they lead to."""
+    """Return a sort key for findings in a report: wrong KV first, then causes before their
+    consequences."""
     clause = name.split()[0]
     return is_milder(clause), cause_order(clause)
 
 
 def cause_order(clause: str) -> tuple[int, int]:
-    """Return a sort key for clauses that fail at one step: what is the cause comes first."""
+    """Return a sort key for clauses that fail at one step: the cause comes first."""
     order = list(ALL_CLAUSES)
     if clause not in order:
         return len(CONCERNS), 0

@@ -24,9 +24,10 @@ class NotPossible(ValueError):
 
 
 def violated(run: Run, clause: str | None) -> str:
-    """The clause that a run is about: `clause`, else the one its trace names, else the first it violates.
+    """Return the clause that a run is about: `clause`, else the one that its trace names, else the
+    first violated one.
 
-    Raises NotPossible when the run does not violate that.
+    Raises NotPossible when the run does not violate it.
     """
     assert run.violation is not None
     clauses = run.violation.clauses
@@ -40,28 +41,29 @@ def violated(run: Run, clause: str | None) -> str:
 
 
 def shrunk(system: AnySystem, run: Run, clause: str) -> Run:
-    """The smallest trace that violates `clause` on `system`, replayed; what it states is the reference's, and
-    its story is that of the run's trace."""
+    """Return the smallest trace that violates `clause` on `system`, replayed, with the outcomes of the
+    reference and the story of the run's trace."""
     trace = minimise(system, replace(run.trace, clause=clause), clause)
-    return _stating(system, trace, clause)
+    return _with_stated_outcomes(system, trace, clause)
 
 
-def _stating(system: AnySystem, trace: Trace, clause: str) -> Run:
-    """The trace with stated outcomes, replayed: without them where the system's own choices decide."""
+def _with_stated_outcomes(system: AnySystem, trace: Trace, clause: str) -> Run:
+    """Return the trace with stated outcomes, replayed; without them where the system's own choices
+    decide."""
     # nobody else says what is done: it schedules by itself
     if not kind_of_config(trace.geometry).modelled:
         rows = replay(system, replace(trace, expected=())).rows
         outcomes = ((at, row.outcome) for at, row in enumerate(rows))
         stated = tuple((at, outcome) for at, outcome in outcomes if not isinstance(outcome, Broken))
         return replay(system, replace(trace, expected=stated))
-    run = replay(system, _stated(trace))
+    run = replay(system, _stated_by_reference(trace))
     if run.violation is not None and clause in run.violation.clauses:
         return run
     return replay(system, replace(trace, expected=()))
 
 
-def _stated(trace: Trace) -> Trace:
-    """The trace with the reference's own outcome at every step."""
+def _stated_by_reference(trace: Trace) -> Trace:
+    """Return the trace with the reference's outcome at every step."""
     state = model.initial(trace.sizes(Geometry), trace.mode)
     expected = []
     for at, command in enumerate(trace.row_commands):
@@ -72,7 +74,7 @@ def _stated(trace: Trace) -> Trace:
 
 
 def check_name(name: str) -> str:
-    """A fixture's name: a clause of a sentence. Raises NotPossible."""
+    """Return a fixture's name, which is a clause of a sentence. Raises NotPossible."""
     if not _NAME.fullmatch(name) or len(name) > 100:
         raise NotPossible(
             f"{name!r:.60} is no clause of a sentence, such as retract_then_retry_frees_the_reserved_token:"
@@ -82,7 +84,7 @@ def check_name(name: str) -> str:
 
 
 def check_story(story: str) -> str:
-    """A fixture's story: sentences. Raises NotPossible."""
+    """Return a fixture's story, which consists of sentences. Raises NotPossible."""
     text = " ".join(story.split())
     if len(text) < 20 or not text.endswith("."):
         raise NotPossible(
@@ -94,10 +96,12 @@ def check_story(story: str) -> str:
 def fixture(
     trace: Trace, faulty: AnySystem | None, healthy: tuple[AnySystem, ...], clause: str | None
 ) -> Run:
-    """A fixture's trace, cut where it violates `clause` on `faulty`, every outcome stated; replayed there.
+    """Return a fixture's trace, cut where it violates `clause` on `faulty`, with every outcome stated;
+    replayed there.
 
-    faulty: the system with the fault; None for a trace that conforms everywhere. healthy: systems that
-    it must conform on. clause: None for the first that is violated. Raises NotPossible.
+    faulty: the system with the fault; None for a trace that conforms everywhere.
+    healthy: systems on which it must conform.
+    clause: None for the first violated one. Raises NotPossible.
     """
     made = replace(trace, expected=())
     if faulty is not None:
@@ -110,7 +114,7 @@ def fixture(
                 f"violates {run.violation.clause} first on {faulty.name}, not {clause}"
             )
         made = replace(made, clause=clause, commands=made.commands[: run.violation.step + 1])
-    made = _stated(made) if kind_of_config(made.geometry).modelled else made
+    made = _stated_by_reference(made) if kind_of_config(made.geometry).modelled else made
     for system in healthy:
         violation = replay(system, made).violation
         if violation is not None:
@@ -120,4 +124,4 @@ def fixture(
     if faulty is None:
         return replay(healthy[0], made)
     assert clause is not None
-    return _stating(faulty, made, clause)
+    return _with_stated_outcomes(faulty, made, clause)

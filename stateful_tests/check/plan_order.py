@@ -21,7 +21,8 @@ _LINES = 24  # of the corpus, before runs have their turn: about as many command
 
 
 def configurations(system: AnySystem, plan: Plan) -> list[Configuration]:
-    """Machines, presets and modes in turns, so that the first few cover each of them; the corpus comes first.
+    """Return machines, presets and modes in turns, so that the first few cover each of them; the corpus
+    comes first.
 
     Raises UnusableImplementation when none fits.
     """
@@ -52,23 +53,23 @@ def configurations(system: AnySystem, plan: Plan) -> list[Configuration]:
 
 
 def planned(system: AnySystem, plan: Plan, config: Configuration) -> int:
-    """Runs of a configuration at most; of the corpus, its lines."""
+    """Return the most runs of a configuration; for the corpus, its lines."""
     if config.machine == CORPUS:
         return len(lines_of(system, plan, config.mode))
     return sys.maxsize if plan.examples is None else plan.examples
 
 
 def times_favoured(plan: Plan, configs: Sequence[Configuration]) -> int:
-    """How many times the runs of another configuration a favoured one gets: all favoured ones together get
-    as many as all others."""
+    """Return by how much a favoured configuration gets more runs than another: all favoured ones
+    together get as many as all others."""
     own = [config for config in configs if config.machine != CORPUS]
     favoured = sum(config.name in plan.favoured for config in own)
     return max(1, (len(own) - favoured) // favoured) if favoured else 1
 
 
 def batches(system: AnySystem, plan: Plan, configs: Sequence[Configuration]) -> Iterator[RunBatch]:
-    """The runs of the plan, one of each configuration first; lines of the corpus in turns with them. A
-    plan that counts commands has runs without end."""
+    """Yield the runs of the plan, one of each configuration first; lines of the corpus in turns with
+    them. A plan that counts commands has runs without end."""
     times = times_favoured(plan, configs)
 
     def in_turns(configs: list[Configuration]) -> Iterator[RunBatch]:

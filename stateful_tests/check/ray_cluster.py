@@ -10,7 +10,7 @@ from collections.abc import Callable, Generator, Iterable
 from importlib import import_module
 from typing import Any
 
-from stateful_tests.check.executors import Result, Task, ahead
+from stateful_tests.check.executors import Result, Task, submit_ahead
 
 
 class NoCluster(Exception):
@@ -21,7 +21,8 @@ class RayCluster:
     """An executor (see `executors`) on the cores of a cluster."""
 
     def __init__(self, address: str) -> None:
-        """Connect. Our own packages are sent along: all nodes run this very code. Raises NoCluster."""
+        """Connect. Our own packages are sent along, so that all nodes run this very code. Raises
+        NoCluster."""
         try:
             import ray
         except ImportError as error:
@@ -52,7 +53,7 @@ class RayCluster:
     ) -> Generator[Result, None, None]:
         run = self._ray.remote(max_retries=-1)(_run)
         shared = self._ray.put(work)
-        return ahead(
+        return submit_ahead(
             lambda task: run.remote(shared, task),
             self._ray.get,
             self._ray.cancel,
@@ -69,7 +70,8 @@ def _run(work: Callable[[Task], Result], task: Task) -> Result:
 
 
 def _reachable(address: str) -> None:
-    """Ray itself waits for minutes for whoever does not answer, and then ends the process."""
+    """Return whether an address answers. Ray itself waits for minutes for one that does not, and then
+    ends the process."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if not host:
         return  # auto, local

@@ -32,10 +32,13 @@ _SHORT, _MOST = 30, 3
 class Counted:
     """The counts of all batches so far.
 
-    effort: commands, with those that a run of _SHORT has for shorter ones. declined: kinds that the system
-    alone refuses since it last carried one out, with runs numbered from the start. tried: runs with a
-    command of the kind that the system could carry out; served: runs that carried one out.
-    unfit: situation -> why its line could not be driven. unanswered: runs that never came to their end.
+    effort: commands, with a surcharge for runs that are shorter than _SHORT.
+    declined: kinds that the system alone refuses since it last carried one out, with runs numbered from
+        the start.
+    tried: runs with a command of the kind that the system could carry out; served: runs that carried
+        one out.
+    unfit: situation -> why its line could not be driven.
+    unanswered: runs that never ended, because a request got no answer.
     """
 
     commands: int = 0
@@ -52,7 +55,7 @@ class Counted:
     unanswered: int = 0
 
     def add(self, driven: Driven) -> None:
-        """Count what a batch did. Its runs come one by one."""
+        """Add the results of a batch. Its runs come one by one."""
         self.refusals += driven.refusals
         self.kinds += driven.kinds
         self.carried_out += driven.carried_out
@@ -71,32 +74,32 @@ class Counted:
             so_far.runs |= {self.runs + run for run in declined.runs}
 
     def ran(self, commands: int, *, directed: bool = False) -> None:
-        """Count a run. directed: it is a line of the corpus, which is as short as it has to be."""
+        """Count a run. directed: it is a line of the corpus, which is as short as possible."""
         self.runs += 1
         self.commands += commands
         self.effort += commands if directed else max(commands, _SHORT)
 
     def enough(self, commands: int) -> bool:
-        """So many were carried out, or it takes too much effort."""
+        """Return whether so many commands were carried out, or more would take too much effort."""
         return self.carried_out.total() >= commands or self.effort >= _MOST * commands
 
     def enter(
         self, result: CheckResult, system: AnySystem, plan: Plan, configs: Iterable[Configuration]
     ) -> None:
-        """Enter all of it into a result that has its tallies."""
+        """Enter all counts into a result that has its tallies."""
         can = system.capabilities
         result.refusals = dict(self.refusals.most_common())
         result.commands_by_kind = dict(self.kinds.most_common())
         result.carried_out = dict(self.carried_out.most_common())
         result.situations = dict(sorted(self.situations.items()))
-        result.required = self._required(system, plan, configs)
+        result.required = self._required_situations(system, plan, configs)
         result.unfit = self.unfit
-        result.never_done = self._never_done(can, plan, configs)
+        result.never_done = self._never_carried_out(can, plan, configs)
         result.unanswered = self.unanswered
         for kind, declined in self.declined.items():
             refusing = len(declined.runs)
             once = kind in self.carried_out
-            if refusing >= NO_MORE and (not once or self._no_more(kind, refusing)):
+            if refusing >= NO_MORE and (not once or self._has_stopped(kind, refusing)):
                 result.declined[declined.name] = declined.since if once else 0
         came_up = [clause for clause, tally in result.tallies.items() if tally.reached]
         excused = tuple(clause for clause in came_up if clause in can.waived or clause in can.known)
@@ -107,16 +110,17 @@ class Counted:
         if own and plan.whole and plan.tier != "smoke" and not result.stopped:
             result.untriggered = result.unreached
 
-    def _no_more(self, kind: str, refusing: int) -> bool:
-        """The last runs refuse all of a kind: too many for a system that goes on as before."""
+    def _has_stopped(self, kind: str, refusing: int) -> bool:
+        """Return whether the last runs refuse all commands of a kind: too many for a system that works
+        as before."""
         before = max(self.tried[kind] - refusing, self.served[kind])
         return (1 - self.served[kind] / before) ** refusing < _BY_CHANCE
 
-    def _required(
+    def _required_situations(
         self, system: AnySystem, plan: Plan, configs: Iterable[Configuration]
     ) -> tuple[str, ...]:
-        """The situations of the corpus that the system can be driven into, whether or not the plan came to
-        them."""
+        """Return the situations of the corpus that the system can be driven into, whether or not the
+        plan came to them."""
         of = [config for config in configs if config.machine == CORPUS]
         lines = (line for config in of for line in lines_of(system, plan, config.mode))
         met = self.situations.keys()
@@ -127,10 +131,11 @@ class Counted:
             and (line.situation in met or (line.situation not in unfit and offers_all(system, line)))
         }))  # fmt: skip
 
-    def _never_done(
+    def _never_carried_out(
         self, can: Capabilities, plan: Plan, configs: Iterable[Configuration]
     ) -> tuple[str, ...]:
-        """Commands that the system offers and that it carried out in no run of a plan with the corpus."""
+        """Return the commands that the system offers and that it carried out in no run of a plan with
+        the corpus."""
         if not can.system_kind.modelled or not plan.corpus:
             return ()
         machines = {config.machine for config in configs} - {CORPUS}
@@ -145,7 +150,8 @@ class Counted:
 
 
 def offers_all(system: AnySystem, line: CorpusLine) -> bool:
-    """The system offers all that the line needs; whether it can be built in its sizes is not tried."""
+    """Return whether the system offers everything that the line needs. Whether it can be built in its
+    sizes is not tried."""
     on: Any = system
     try:
         check_fits(system, line.geometry, line.commands)

@@ -68,7 +68,7 @@ from stateful_tests.lockstep.run_results import Trace, Violation
 
 
 class Named(NamedTuple):
-    """A system by name, as `systems.driven` takes it: what every process can make for itself.
+    """A system by name, as `system_names.driven` takes it: every process can make it for itself.
 
     also_checked: clauses that are checked although its release is known to violate them.
     """
@@ -82,8 +82,8 @@ class Named(NamedTuple):
 
 
 class Configuration(NamedTuple):
-    """One machine on one preset in one mode. sizes: those of the preset, fitted to the system; None of the
-    corpus, whose lines have their own."""
+    """One machine on one preset in one mode. sizes: those of the preset, fitted to the system; None for
+    the corpus, whose lines have their own."""
 
     machine: str
     preset: str
@@ -92,12 +92,12 @@ class Configuration(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Such as "both page2"; the mode does not matter."""
+        """Its name, such as "both page2"; the mode does not matter."""
         return f"{self.machine} {self.preset}"
 
 
 def unfitted(machine: str, preset: str, mode: Mode) -> Configuration:
-    """With the sizes that the preset states."""
+    """Return the configuration with the sizes that the preset states."""
     return Configuration(machine, preset, mode, sizes_for(machine, preset))
 
 
@@ -110,7 +110,8 @@ class RunBatch(NamedTuple):
 
 @dataclass(slots=True)
 class Declined:
-    """Commands of a kind that a system refuses. since: commands before the first; runs: that had one."""
+    """Commands of a kind that a system refuses. since: commands before the first; runs: number of runs
+    with one."""
 
     name: str
     since: int
@@ -121,13 +122,13 @@ class Declined:
 class Driven:
     """The results of a batch.
 
-    runs: of each its commands and the violation that it ended with, if it did, with its trace; after that
+    runs: for each its number of commands and the violation that ended it, if any, with its trace; then
         the one that came up when all was closed.
-    kinds: commands by kind; carried_out: without those that were refused. declined: kinds that the system
-        alone refuses since it last carried one out. runs_of: kind -> the runs that had one, and whether a
-        run carried one out.
-    unfit: situation -> why its line could not be driven. unanswered: runs that never came to their
-        end, with a request that waits.
+    kinds: commands by kind; carried_out: without refused ones.
+    declined: kinds that the system alone refuses since it last carried one out.
+    runs_of: kind -> the runs that had one, and whether a run carried one out.
+    unfit: situation -> why its line could not be driven.
+    unanswered: runs that never ended, because a request waits.
     """
 
     tallies: dict[str, Tally]
@@ -166,18 +167,18 @@ LAST = 1_000
 
 
 def broken(found: tuple[Violation, Trace]) -> str:
-    """How a system failed at a violation; "" where it did not."""
+    """Return the failure of a system at a violation; "" where it did not fail."""
     violation, _ = found
     return violation.failure_of("BROKEN").observed if "BROKEN" in violation.clauses else ""
 
 
 def drive(system: AnySystem, plan: Plan, batch: RunBatch) -> Driven:
-    """A few runs on a system."""
+    """Run a batch on a system."""
     driven = Driven(new_tallies(system.capabilities))
     began = time.monotonic()
-    machines: dict[str, Any] = {**dict.fromkeys(_DRAWS, _judged_example), CORPUS: _line}
+    machines: dict[str, Any] = {**dict.fromkeys(_DRAWS, _run_judged_example), CORPUS: _run_line}
     for example in batch.examples:
-        machines.get(batch.config.machine, _example)(system, plan, batch.config, example, driven)
+        machines.get(batch.config.machine, _run_example)(system, plan, batch.config, example, driven)
         if (
             sum(broke.startswith(HANG) for _, found in driven.runs for broke in map(broken, found))
             == HANGS
@@ -194,8 +195,8 @@ def drive_named(named: Named, plan: Plan, batch: RunBatch) -> Driven:
 
 @lru_cache(maxsize=1)
 def _system(named: Named) -> AnySystem:
-    """The system of this process, which is closed when it ends. What it has loaded stays: torch's objects are
-    not looked through for garbage again and again."""
+    """Return the system of this process, which is closed when the process ends. Its objects stay out of
+    garbage collection: torch has many."""
     options = DriveOptions(named.checkout, named.device, limits=named.limits)
     system: AnySystem = system_names.driven(named.spec, options, named.in_process)
     check_also(system, named.also_checked)
@@ -219,7 +220,7 @@ def check_also(system: Any, clauses: frozenset[str]) -> None:
 
 
 class StartedRun(NamedTuple):
-    """A run before its first command: its sizes, who decides, and what it is like."""
+    """A run before its first command: its sizes, its choices and its profile."""
 
     geometry: Geometry
     source: RandomChoices
@@ -227,7 +228,7 @@ class StartedRun(NamedTuple):
 
 
 def start_run(system: AnySystem, plan: Plan, config: Configuration, example: int) -> StartedRun:
-    """A run by its number."""
+    """Return a run by its number."""
     machine = config.machine
     seed = f"{plan.seed}/{config.preset}/{config.mode}/{example}"
     source = RandomChoices(seed if machine == "sessions" else f"{seed}/{machine}")
@@ -242,22 +243,23 @@ def start_run(system: AnySystem, plan: Plan, config: Configuration, example: int
 
 
 def lines_of(system: AnySystem, plan: Plan, mode: Mode) -> list[CorpusLine]:
-    """The lines of the corpus that a plan drives in a mode."""
+    """Return the lines of the corpus that a plan drives in a mode."""
     return _lines(plan.machines, plan.modes or system.capabilities.modes, mode, plan.first)
 
 
 _lines = lru_cache(maxsize=4)(corpus.driven)
 
 
-def _line(system: AnySystem, plan: Plan, config: Configuration, example: int, driven: Driven) -> None:
-    """A line of the corpus, by its number. Every other that a model stands beside is closed at its end."""
+def _run_line(system: AnySystem, plan: Plan, config: Configuration, example: int, driven: Driven) -> None:
+    """Run a line of the corpus, by its number. Every other line of a system with a reference model is
+    closed at its end."""
     line = lines_of(system, plan, config.mode)[example]
     tracks = kind_of_config(line.geometry).modelled and line.trace.sizes(Geometry).tracks
     if line.origin == FIXTURE and tracks and not system.capabilities.tracks:
         return  # of a release that tracks states: no situation that others lack
     try:
         check_fits(system, line.geometry, line.commands)
-        lockstep = _begun(system, line.geometry, config, driven)
+        lockstep = _start_lockstep(system, line.geometry, config, driven)
         done: list[AnyCommand] = []
         can = system.capabilities
         offered = line.commands
@@ -265,7 +267,7 @@ def _line(system: AnySystem, plan: Plan, config: Configuration, example: int, dr
             offered = tuple(filter(can.offers, offered))
         _carry_out(lockstep, offered, done, driven)
         if example % 2:
-            _end(lockstep, done, driven)
+            _end_run(lockstep, done, driven)
         found = violations(lockstep, done, "generated")
     except Misfit:
         raise
@@ -275,7 +277,7 @@ def _line(system: AnySystem, plan: Plan, config: Configuration, example: int, dr
         driven.runs.append((len(done), found))
 
 
-def _begun(
+def _start_lockstep(
     system: AnySystem, geometry: AnyConfig, config: Configuration, driven: Driven
 ) -> AnyLockstep:
     return lockstep_on(
@@ -286,29 +288,29 @@ def _begun(
 def _carry_out(
     lockstep: AnyLockstep, commands: Iterable[AnyCommand], done: list[AnyCommand], driven: Driven
 ) -> None:
-    """Commands up to a violation; where a model stands beside the system, the situations that they meet."""
+    """Run commands up to a violation; with a reference model, count the situations that they meet."""
     for command in commands:
         was = lockstep.state if isinstance(lockstep, Lockstep) else None
         outcome = lockstep.do(command)
         done.append(command)
-        driven.count(command, outcome, _declined(lockstep.system, was, command, outcome))
+        driven.count(command, outcome, _is_declined(lockstep.system, was, command, outcome))
         if lockstep.violation is not None:
             return
         if isinstance(lockstep, Lockstep) and was is not None:
             driven.situations.update(situations(was, cast(Command, command), outcome, lockstep.state))
 
 
-def _end(lockstep: AnyLockstep, done: list[AnyCommand], driven: Driven) -> None:
-    """End everything that runs; what no model stands beside ends by its own last commands."""
+def _end_run(lockstep: AnyLockstep, done: list[AnyCommand], driven: Driven) -> None:
+    """End everything that runs; systems without a reference model end by last commands of their own."""
     if lockstep.violation is None and isinstance(lockstep, Lockstep):
         _carry_out(
             lockstep, finale(lockstep.state, lockstep.system.capabilities), done, driven
         )
 
 
-def _declined(system: AnySystem, was: State | None, command: AnyCommand, outcome: Outcome) -> bool:
-    """The rules would carry it out; the system refuses, as it may. Without a model, any refusal of what the
-    system offers."""
+def _is_declined(system: AnySystem, was: State | None, command: AnyCommand, outcome: Outcome) -> bool:
+    """Return whether the rules would carry the command out and the system refuses, as it may. Without a
+    reference model, any refusal of an offered command counts."""
     if not isinstance(outcome, Refused):
         return False
     if was is None:
@@ -323,8 +325,8 @@ def _declined(system: AnySystem, was: State | None, command: AnyCommand, outcome
     return may and isinstance(model.step(was, cast(Command, command))[1], Done)
 
 
-def _proposed(run: StartedRun, lockstep: Lockstep, plan: Plan, example: int) -> Iterator[Command]:
-    """The commands of a run. One in 32 is long: what builds up over many turns shows in no short one."""
+def _propose_commands(run: StartedRun, lockstep: Lockstep, plan: Plan, example: int) -> Iterator[Command]:
+    """Yield the commands of a run. One run in 32 is long: some faults build up over many turns."""
     last: type | None = None
     for _ in range(plan.steps * (8 if example % 32 == 8 else 1)):
         command = propose(lockstep.state, run.source, run.profile, last)
@@ -334,10 +336,10 @@ def _proposed(run: StartedRun, lockstep: Lockstep, plan: Plan, example: int) -> 
             return
 
 
-def _goes_on(
+def _continue_line(
     system: AnySystem, config: Configuration, run: StartedRun
 ) -> tuple[StartedRun, tuple[Command, ...]]:
-    """The run as one that begins with a line of the corpus, in the line's sizes, and the line's commands."""
+    """Return a run that begins with a line of the corpus, in the line's sizes, and the line's commands."""
     line = pick(run.source, corpus.beginnings(config.machine, config.mode))
     try:
         check_fits(system, line.geometry, line.commands)
@@ -345,21 +347,21 @@ def _goes_on(
     except UnusableImplementation:
         return run, ()
     commands = line.trace.row_commands
-    if _rounds(commands) & run.profile.disabled and not system.capabilities.mixed_decode:
+    if _round_kinds(commands) & run.profile.disabled and not system.capabilities.mixed_decode:
         return run, ()
     return run._replace(geometry=line.trace.sizes(Geometry)), commands
 
 
-def _rounds(commands: tuple[Command, ...]) -> set[str]:
-    """The kinds of rounds in a line. A batch of several may have some decode."""
+def _round_kinds(commands: tuple[Command, ...]) -> set[str]:
+    """Return the kinds of rounds in a line. A mixed batch has decodes as well."""
     several = any(isinstance(c, Extend) and len(c.lanes) > 1 for c in commands)
     kinds = {type(c).__name__ for c in commands}.union(["Decode"] * several)
     return kinds & {"Decode", "SpecDecode", "Launch"}
 
 
-def _example(system: AnySystem, plan: Plan, config: Configuration, example: int, driven: Driven) -> None:
+def _run_example(system: AnySystem, plan: Plan, config: Configuration, example: int, driven: Driven) -> None:
     if example % 4 == 2 and plan.corpus:  # what is rare by itself has a sequel
-        run, first = _goes_on(system, config, start_run(system, plan, config, example))
+        run, first = _continue_line(system, config, start_run(system, plan, config, example))
         if first:
             with suppress(UnusableImplementation):  # else it cannot be driven through the line
                 _run(system, plan, config, example, driven, run, first)
@@ -376,23 +378,28 @@ def _run(
     run: StartedRun,
     first: tuple[Command, ...] = (),
 ) -> None:
-    """One run. first: what it begins with."""
+    """Carry out one run. first: its first commands."""
     done = list[AnyCommand]()
-    lockstep = _begun(system, run.geometry, config, driven)
+    lockstep = _start_lockstep(system, run.geometry, config, driven)
     assert isinstance(lockstep, Lockstep)
-    _carry_out(lockstep, chain(first, _proposed(run, lockstep, plan, example)), done, driven)
+    _carry_out(lockstep, chain(first, _propose_commands(run, lockstep, plan, example)), done, driven)
     if example % 4 != 1:  # else the next run starts on what this one leaves
-        _end(lockstep, done, driven)
+        _end_run(lockstep, done, driven)
     driven.runs.append((len(done), violations(lockstep, done, "generated")))
 
 
 class _Draws(NamedTuple):
-    """How runs of a kind of system are drawn that no model stands beside."""
+    """The generators for a kind of system without a reference model.
 
-    beside: Callable[[Any], Any]  # what is kept beside a run of it
+    record: returns the record of a run, which the commands are drawn from.
+    profile: draws a profile; sizes: draws a configuration; fitted: fits it to the profile.
+    propose: draws the next command; finale: returns the next of those that end a run.
+    """
+
+    record: Callable[[Any], Any]
     profile: Callable[[Choices, Capabilities], Any]
     sizes: Any
-    fitted: Callable[[Any, Any], Any]  # sizes to a profile
+    fitted: Callable[[Any, Any], Any]
     propose: Any
     finale: Any
 
@@ -403,17 +410,17 @@ _DRAWS = {
         engine_finale,
     ),
     TIERS.machine: _Draws(
-        attrgetter("beside"), lambda source, _: draw_tier_profile(source), draw_tier_config,
+        attrgetter("users"), lambda source, _: draw_tier_profile(source), draw_tier_config,
         lambda sizes, _: sizes, propose_tier_command, tier_finale,
     ),
     PAIRS.machine: _Draws(
-        attrgetter("beside"), draw_pair_profile, draw_pair_config, lambda sizes, _: sizes,
+        attrgetter("record"), draw_pair_profile, draw_pair_config, lambda sizes, _: sizes,
         propose_pair_command, pair_finale,
     ),
 }  # fmt: skip
 
 
-def _judged_example(
+def _run_judged_example(
     system: AnySystem, plan: Plan, config: Configuration, example: int, driven: Driven
 ) -> None:
     source = RandomChoices(f"{plan.seed}/{config.preset}/{example}/{config.machine}")
@@ -424,19 +431,19 @@ def _judged_example(
     assert sizes is not None
     drawn = draws.sizes(source, sizes) if example % 4 == 3 else sizes
     try:
-        lockstep = _begun(system, draws.fitted(drawn, profile), config, driven)
+        lockstep = _start_lockstep(system, draws.fitted(drawn, profile), config, driven)
     except Misfit:
         raise
     except UnusableImplementation:  # a release need not take every configuration
-        lockstep = _begun(system, sizes, config, driven)
-    beside = draws.beside(lockstep)
+        lockstep = _start_lockstep(system, sizes, config, driven)
+    record = draws.record(lockstep)
     steps = plan.steps * (8 if example % 32 == 8 else 1)
 
     def proposed() -> Iterator[AnyCommand]:
         for _ in range(steps):
-            yield draws.propose(beside, lockstep.facts, source, profile)
+            yield draws.propose(record, lockstep.facts, source, profile)
         for _ in range(steps + LAST):
-            if (command := draws.finale(beside, lockstep.facts)) is None:
+            if (command := draws.finale(record, lockstep.facts)) is None:
                 return
             yield command
         if lockstep.step is not None and not isinstance(lockstep.step, Step):

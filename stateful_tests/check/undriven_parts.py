@@ -29,11 +29,13 @@ Refuses = Callable[[Any], str | None]  # why a system refuses something; None wh
 def left_out(
     system: AnySystem, base: AnySystem, asked: Plan, unfit: Collection[str], *, guessed: bool = False
 ) -> dict[str, str]:
-    """Return the parts of a plan that run on the base and not on the system, each with the reason. asked:
-    the plan before it was made to fit the system; unfit: situations with a line that the system cannot be
-    driven through. guessed: the base is the nearest release. A tree between two releases offers what its
-    facts have, so what it does not offer is no loss; nor is what a release next to the base refuses for the
-    same reason. What else it offers and its own code refuses is one.
+    """Return the parts of a plan that run on the base and not on the system, each with the reason.
+
+    asked: the plan before it was made to fit the system.
+    unfit: situations with a line that the system cannot be driven through.
+    guessed: the base is the nearest release. A tree between two releases offers what its facts have, so
+        a part that it does not offer is no loss; nor is one that a release next to the base refuses for
+        the same reason. Any other part that its own code refuses is one.
     """
     found: dict[str, str] = {}
     again: dict[str, Refuses] = {}
@@ -41,25 +43,25 @@ def left_out(
     for name in of_base.presets:
         if guessed and name not in plan.presets:
             continue
-        why = _refusal(asked, name, system)
-        if why is not None and _refusal(asked, name, base) is None:
+        why = _refusal_reason(asked, name, system)
+        if why is not None and _refusal_reason(asked, name, base) is None:
             found[f"preset {name}"] = why
-            again[f"preset {name}"] = partial(_refusal, asked, name)
+            again[f"preset {name}"] = partial(_refusal_reason, asked, name)
     missing = sorted(base.capabilities.commands - system.capabilities.commands)
     if missing and not guessed:
         found[f"commands {', '.join(missing)}"] = "the adapter does not offer them here"
     reasons: Counter[str] = Counter()
     first: dict[str, CorpusLine] = {}
-    for line in _lines(system, plan, unfit):
+    for line in _undriven_lines(system, plan, unfit):
         if guessed and not offers_all(system, line):
             continue
-        if _reason(line, base) is None and (why := _reason(line, system)) is not None:
+        if _line_refusal(line, base) is None and (why := _line_refusal(line, system)) is not None:
             reasons[why] += 1
             first.setdefault(why, line)
     for why, count in reasons.items():
         what = f"{count} line{'s' if count > 1 else ''} of the corpus"
         found[what] = why
-        again[what] = partial(_reason, first[why])
+        again[what] = partial(_line_refusal, first[why])
     if guessed and found:
         for what in _also_refused(system, found, again):
             del found[what]
@@ -69,7 +71,7 @@ def left_out(
 def _also_refused(
     system: AnySystem, found: Mapping[str, str], again: Mapping[str, Refuses]
 ) -> Iterator[str]:
-    """Yield what the releases next to that of a tree refuse for the tree's reason."""
+    """Yield the parts that the releases next to a tree's refuse for the same reason."""
     spec = system_spec(system)
     release = release_of(system)
     if spec.engine not in ENGINES or not release:
@@ -91,8 +93,8 @@ def _also_refused(
             other.close()
 
 
-def _refusal(asked: Plan, preset: str, system: AnySystem) -> str | None:
-    """Why no machine of the plan drives the system on a preset; None where one does."""
+def _refusal_reason(asked: Plan, preset: str, system: AnySystem) -> str | None:
+    """Return why no machine of the plan drives the system on a preset; None where one does."""
     plan = for_system(asked, system)
     why = f"{system.name} has no such models"
     if preset not in plan.presets:
@@ -107,14 +109,14 @@ def _refusal(asked: Plan, preset: str, system: AnySystem) -> str | None:
     return why
 
 
-def _lines(system: AnySystem, plan: Plan, unfit: Collection[str]) -> list[CorpusLine]:
+def _undriven_lines(system: AnySystem, plan: Plan, unfit: Collection[str]) -> list[CorpusLine]:
     modes = plan.modes or system.capabilities.modes
     lines = [line for mode in modes for line in lines_of(system, plan, mode)] if unfit else []
     return [line for line in lines if line.situation in unfit]
 
 
-def _reason(line: CorpusLine, system: AnySystem) -> str | None:
-    """Why a system cannot be driven through a line; None where it can."""
+def _line_refusal(line: CorpusLine, system: AnySystem) -> str | None:
+    """Return why a system cannot be driven through a line; None where it can."""
     try:
         replay(system, Trace(line.geometry, line.mode, line.commands))
     except UnusableImplementation as error:

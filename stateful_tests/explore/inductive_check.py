@@ -33,12 +33,12 @@ class ReferenceInState(ReferenceSystem):
         """Be in `state`: pages of the state, stamps of the texts."""
         self.reset(state.config.geometry)
         self.state = state
-        self._assign()
+        self._assign_pages()
         self._write_tree()
         if self.geometry.states:
             self._assign_states(state)
         for row in rows_of(state):
-            self._write(row, 0)
+            self._write_row(row, 0)
 
 
 class _Known(NamedTuple):

@@ -28,7 +28,7 @@ ORDER = (*(kind for kind in COMMANDS if kind not in _LAST), *_LAST)
 
 
 def kind_weights(c: Enabled) -> Weights:
-    """How much each kind that may come next is called for, at least 1; the others are left out."""
+    """Return the weight of each kind of command that may come next, at least 1."""
     used = [kind for kind in ORDER if kind.__name__ not in c.profile.disabled]
     applying = {kind for kind in used if HARNESSES[kind].applies(c)}
     weights = _weights(c, applying)
@@ -42,8 +42,8 @@ def kind_weights(c: Enabled) -> Weights:
 
 
 def _weights(c: Enabled, applying: Set[type]) -> Weights:
-    """How much each kind is called for where it applies: its usual weight, and what is special about the run
-    and the state. A new command needs no line here."""
+    """Return the weight of each kind that applies: its harness's weight, changed by the profile and the
+    state. A new command needs no line here."""
     weights = {
         kind: harness.weight(c) if kind in applying else 0 for kind, harness in HARNESSES.items()
     }
@@ -53,24 +53,24 @@ def _weights(c: Enabled, applying: Set[type]) -> Weights:
         return weights
     _allocate_ahead(c, weights)
     if len(c.settled) > 1:
-        _slots_of_a_batch(c, weights)
-    _results_and_clients(c, weights)
+        _mixed_slot_sources(c, weights)
+    _late_results_and_clients(c, weights)
     if c.profile.machine == "both":
         _full_pool(c, weights)
         if c.state.config.geometry.states and c.cached and not free(c.state).states:
             _no_free_state(c, weights)
     most = min(len(c.profile.requests), c.state.config.geometry.rows)
     if c.profile.crowd and len(c.running) < most and pages_left(c.state) >= 2:
-        _crowd(c, weights)
+        _gather_crowd(c, weights)
     if c.profile.synchronise:
         _synchronise(c, weights)
     elif c.profile.mixed and c.running and not c.windowless:
-        _mixed(c, weights)
+        _mix_batches(c, weights)
     return weights
 
 
 def _allocate_ahead(c: Enabled, weights: Weights) -> None:
-    """In a run that allocates ahead: evict over it, then take it back."""
+    """Favour allocating ahead, then a window eviction over it, then an end that takes the slots back."""
     state = c.state
     page_size = c.state.config.geometry.page_size
     if c.profile.allocate_ahead:
@@ -88,8 +88,8 @@ def _allocate_ahead(c: Enabled, weights: Weights) -> None:
         weights[CheckBusy] = 30
 
 
-def _slots_of_a_batch(c: Enabled, weights: Weights) -> None:
-    """Entries of one round whose slots come from different places, or that all need a page."""
+def _mixed_slot_sources(c: Enabled, weights: Weights) -> None:
+    """Favour rounds whose entries take their slots from different places, or all need a page."""
     sources = c.sources
     if len(sources) > 1 and "ahead" in sources:
         weights[Decode] += 12
@@ -97,7 +97,9 @@ def _slots_of_a_batch(c: Enabled, weights: Weights) -> None:
         weights[Decode] += 6
 
 
-def _results_and_clients(c: Enabled, weights: Weights) -> None:
+def _late_results_and_clients(c: Enabled, weights: Weights) -> None:
+    """Favour ends with results in flight, decodes of requests without their window, and impatient
+    clients."""
     if c.windowless:  # who has lost its window decodes a token, before a window eviction takes more
         weights[Decode] += 8
         weights[SpecDecode] += 4
@@ -125,8 +127,8 @@ def _full_pool(c: Enabled, weights: Weights) -> None:
         weights[Unlock] *= 3
 
 
-def _crowd(c: Enabled, weights: Weights) -> None:
-    """Several run at once before one ends, as far as there is room."""
+def _gather_crowd(c: Enabled, weights: Weights) -> None:
+    """Let several requests run before one ends, as far as there is room."""
     weights[Submit] += weight_if(not c.waiting, 6)
     weights[Admit] += weight_if(c.queued, 8)
     weights[Extend] += weight_if(c.extending, 10)
@@ -135,20 +137,21 @@ def _crowd(c: Enabled, weights: Weights) -> None:
 
 
 def _no_free_state(c: Enabled, weights: Weights) -> None:
-    """Whoever is admitted behind a prefix needs a state, for which another goes."""
+    """Favour admissions behind a prefix while every state is in use: each needs one, and another is
+    evicted."""
     weights[Submit] += weight_if(not c.queued, 6)
     weights[Admit] += weight_if(c.queued, 16)
 
 
-def _mixed(c: Enabled, weights: Weights) -> None:
-    """While somebody decodes, somebody else comes, and is extended in the same batch."""
+def _mix_batches(c: Enabled, weights: Weights) -> None:
+    """While a request decodes, extend another in the same batch."""
     weights[Submit] += weight_if(not c.queued, 6)
     weights[Admit] += 6
     weights[Extend] += weight_if(c.extending, 40)
 
 
 def _synchronise(c: Enabled, weights: Weights) -> None:
-    """Requests wait for each other, so that batches are large."""
+    """Let requests wait for each other, so that batches are large."""
     weights[Submit] *= 2
     if c.queued:
         weights[Extend] = min(1, weights[Extend])

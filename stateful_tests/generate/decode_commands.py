@@ -25,7 +25,7 @@ OUTPUT = 4  # tokens for which a text leaves room
 
 
 def draw_decode_config(source: Choices, like: TierConfig) -> TierConfig:
-    """Sizes that no preset has, of a server of that kind."""
+    """Draw sizes of a decode server like `like`, which no preset has."""
     host = like.decode == "plain"
     windowed = like.window is not None
     page = pick(source, (2, 2, 4) if windowed else (1, 2, 4))
@@ -42,9 +42,9 @@ def draw_decode_config(source: Choices, like: TierConfig) -> TierConfig:
 
 
 def propose_decode_command(
-    beside: LockRanges, facts: TierFacts, source: Choices, profile: TierProfile
+    users: LockRanges, facts: TierFacts, source: Choices, profile: TierProfile
 ) -> TierCommand:
-    """The next command."""
+    """Draw the next command."""
     by_state: dict[TierRequestState, list[TierRequest]] = {}
     for request in facts.requests:
         by_state.setdefault(request.state, []).append(request)
@@ -52,15 +52,15 @@ def propose_decode_command(
         TierRequestState.GONE, TierRequestState.IDLE, TierRequestState.OVER, TierRequestState.BUSY,
     )  # fmt: skip
     there = {request.name for request in facts.requests if request.state not in no_requests}
-    absent = [name for name in profile.requests if name not in there | beside.sessions]
-    sessions = sorted(beside.sessions)
+    absent = [name for name in profile.requests if name not in there | users.sessions]
+    sessions = sorted(users.sessions)
     again = [name for name in sessions if name not in there]
     waits = by_state.get(TierRequestState.WAITS, [])
     greeted = by_state.get(TierRequestState.GREETED, [])
     receives = by_state.get(TierRequestState.RECEIVES, [])
     runs = by_state.get(TierRequestState.RUNS, [])
     held = by_state.get(TierRequestState.HELD, [])
-    writing = [request for request in facts.requests if _sends(beside, request)]
+    writing = [request for request in facts.requests if _awaits_kv(users, request)]
     failing = [*waits, *greeted, *receives]
     weights = {
         "await": weight_if(absent, profile.match),
@@ -82,9 +82,9 @@ def propose_decode_command(
         case "await":
             # in a quarter of the runs, as the known faults of sessions end a run early
             session = profile.longest % 4 == 0 and once_in(source, 3)
-            return Await(pick(source, absent), _prompt(beside, source, profile), session)
+            return Await(pick(source, absent), _draw_prompt(users, source, profile), session)
         case "again":
-            return Await(pick(source, again), _prompt(beside, source, profile), True)
+            return Await(pick(source, again), _draw_prompt(users, source, profile), True)
         case "close":
             return Close(pick(source, sessions))
         case "greet":
@@ -105,7 +105,7 @@ def propose_decode_command(
         case "retract":
             return Retract(pick(source, runs).name)
         case "evict":
-            windowed = beside.config.window is not None
+            windowed = users.config.window is not None
             return Evict(1 + source.upto(7), source.upto(4) if windowed else 0)
         case "refused":
             few: tuple[TierCommand, ...] = (
@@ -115,11 +115,11 @@ def propose_decode_command(
     return Poll()
 
 
-def _prompt(beside: LockRanges, source: Choices, profile: TierProfile) -> Prompt:
-    """One that was there before, longer or with another end, or a new one."""
-    most = beside.config.width - OUTPUT
-    if beside.seen and not once_in(source, 3):
-        first = pick(source, beside.seen)
+def _draw_prompt(users: LockRanges, source: Choices, profile: TierProfile) -> Prompt:
+    """Draw a prompt: an earlier one made longer or with another end, or a new one."""
+    most = users.config.width - OUTPUT
+    if users.seen and not once_in(source, 3):
+        first = pick(source, users.seen)
         kept = 1 + source.upto(prompt_len(first) - 1)
         prompt = cut_prompt(first, min(kept, most - 1))
     else:
@@ -129,7 +129,7 @@ def _prompt(beside: LockRanges, source: Choices, profile: TierProfile) -> Prompt
 
 
 def cut_prompt(prompt: Prompt, length: int) -> Prompt:
-    """The first `length` tokens of a prompt."""
+    """Return the first `length` tokens of a prompt."""
     pieces: list[Piece] = []
     for piece in prompt:
         taken = min(piece.tokens, length - prompt_len(tuple(pieces)))
@@ -138,22 +138,23 @@ def cut_prompt(prompt: Prompt, length: int) -> Prompt:
     return tuple(pieces)
 
 
-def _sends(beside: LockRanges, request: TierRequest) -> bool:
-    """Its prefill server has still to send KV, or the first token alone where the tree has all KV."""
-    receives = request.state == TierRequestState.RECEIVES and request.name not in beside.arrived
+def _awaits_kv(users: LockRanges, request: TierRequest) -> bool:
+    """Return whether the prefill server still has to send KV of a request, or only its first token
+    where the tree has all KV."""
+    receives = request.state == TierRequestState.RECEIVES and request.name not in users.arrived
     return receives or bool(request.writing)
 
 
-def decode_finale(beside: LockRanges, facts: TierFacts) -> TierCommand | None:
-    """The next command of a run's end: prefill servers answer and write, requests decode to their last token,
-    sessions between turns are closed. Nobody new comes, so each request must come to its end (PRO-1)."""
-    if beside.expired and facts.in_flight:
+def decode_finale(users: LockRanges, facts: TierFacts) -> TierCommand | None:
+    """Return the next command that ends a run: prefill servers answer and write, requests decode to
+    their last token, sessions between turns are closed. No new request comes, so each must end (PRO-1)."""
+    if users.expired and facts.in_flight:
         return Poll()
     for request in facts.requests:
-        if _sends(beside, request):
+        if _awaits_kv(users, request):
             return Arrive(request.name)
         match request.state:
-            case TierRequestState.WAITS if request.name not in beside.greeted:
+            case TierRequestState.WAITS if request.name not in users.greeted:
                 return Greet(request.name)
             case TierRequestState.RUNS:
                 return LastToken(request.name)
@@ -164,10 +165,10 @@ def decode_finale(beside: LockRanges, facts: TierFacts) -> TierCommand | None:
         for request in facts.requests
         if request.state in (TierRequestState.IDLE, TierRequestState.BUSY)
     }
-    if closing := idle & beside.sessions:
+    if closing := idle & users.sessions:
         return Close(min(closing))
     if facts.in_flight:
         return Poll()
-    if beside.sessions:
-        return Close(min(beside.sessions))
+    if users.sessions:
+        return Close(min(users.sessions))
     return None

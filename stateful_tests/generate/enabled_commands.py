@@ -20,7 +20,8 @@ from stateful_tests.generate.run_profile import LOCK_HOLDERS, TEXTS, RunProfile
 
 
 def may_overshoot(state: State, request: Request) -> bool:
-    """A turn that has allocated too little for window eviction to pass its end, and has room for more."""
+    """Return whether window eviction could pass the end of a turn if the turn allocated more ahead, and
+    there is room for that."""
     c = cursors_of(request)
     geometry = state.config.geometry
     need = (geometry.window or 0) + 2 * geometry.page_size
@@ -30,7 +31,7 @@ def may_overshoot(state: State, request: Request) -> bool:
 
 
 def ahead_of(request: Request) -> int:
-    """Tokens that are allocated past the commit and were not evicted."""
+    """Return the number of tokens that are allocated past the commit and were not evicted."""
     c = cursors_of(request)
     return c.kv_allocated_len - max(c.kv_committed_len, c.swa_evicted_seqlen)
 
@@ -43,7 +44,7 @@ def slot_source(cursors: Cursors, page_size: int) -> str:
 
 
 def full_alone(state: State) -> set[str]:
-    """Return who has locked a prefix in full KV alone, although there is a window."""
+    """Return the holders whose lock pins only full KV, although there is a window."""
     tree = state.tree
     if tree is None or tree.window is None:
         return set()
@@ -52,9 +53,10 @@ def full_alone(state: State) -> set[str]:
 
 @dataclass(slots=True)
 class Enabled:
-    """The commands that are enabled in a state, and the choices that a command generator makes among them.
+    """The commands that are enabled in a state, and the choices that a generator makes among them.
 
-    invalid: the command ignores its precondition. last: the kind of the command before it.
+    invalid: the command ignores its precondition.
+    last: kind of the previous command.
     """
 
     state: State
@@ -68,12 +70,12 @@ class Enabled:
 
     @property
     def tree_alone(self) -> bool:
-        """The radix tree is driven by itself."""
+        """Whether only commands of the radix tree are driven."""
         return self.profile.machine == "tree"
 
     @property
     def cached(self) -> bool:
-        """The radix tree has something."""
+        """Whether the radix tree has a node."""
         return self.state.tree is not None and bool(self.state.tree.children)
 
     @property
@@ -112,8 +114,8 @@ class Enabled:
 
     @property
     def decoding(self) -> list[Request]:
-        """Settled requests for the next round. In a synchronised run a request that needs a fresh page mostly
-        waits until all do."""
+        """Settled requests for the next round. In a synchronised run a request that needs a fresh page
+        mostly waits until all do."""
         sources = self.sources if self.profile.synchronise else {}
         waits = sources.pop("a fresh page", [])
         if waits and sources and not once_in(self.source, 4):
@@ -143,7 +145,8 @@ class Enabled:
 
     @property
     def busy(self) -> list[Session]:
-        """Sessions that reject a second turn: where clients wait, those alone whose turn was retracted."""
+        """Sessions that reject a second turn. Patient clients send one only where the turn was
+        retracted."""
         retracted = {r.session for r in self.waiting if r.started}
         impatient = self.profile.impatient
         return [
@@ -154,8 +157,8 @@ class Enabled:
 
     @property
     def abortable(self) -> list[Request]:
-        """Requests of which an abort must give back something out of the ordinary: a lock alone, the lock
-        of a slot, what a closing session has; or for which it must evict."""
+        """Requests whose abort must give back something unusual (only a lock, the lock of a slot, or
+        all of a closing session), or must evict."""
         return [r for r in self.state.requests if self._abortable(r)]
 
     def _abortable(self, r: Request) -> bool:
@@ -167,7 +170,7 @@ class Enabled:
 
     @property
     def wiped(self) -> list[Session]:
-        """Sessions that an abort has left without a slot: the next turn computes their history again."""
+        """Sessions without a slot after an abort: the next turn computes their history again."""
         return [s for s in self.state.sessions if s.history and s.slot is None and not s.closing]
 
     @property
@@ -178,7 +181,7 @@ class Enabled:
 
     @property
     def crowded(self) -> list[Session]:
-        """Idle sessions of whose prefix in the tree others have locked some as well."""
+        """Idle sessions whose prefix in the tree others have locked as well."""
         return [s for s in self.idle if shares_lock(self.state, s.name)]
 
     @property
@@ -192,7 +195,7 @@ class Enabled:
 
     @property
     def swa_passed(self) -> list[Request]:
-        """Requests that may give the SWA part of their lock back: their window has passed it."""
+        """Requests that may release the SWA part of their lock: their window has passed it."""
         state = self.state
         window = self.state.config.geometry.window
         if state.tree is None or window is None:
@@ -206,8 +209,8 @@ class Enabled:
 
     @property
     def swa_unlockable(self) -> list[str]:
-        """Return who may give the SWA part of its lock back: those who have one, else requests that have
-        given it back before."""
+        """Holders that may release the SWA part of their lock: those that have one, else requests that
+        have released it before."""
         tree = self.state.tree
         passed = self.swa_passed
         if tree is None or tree.window is None:
@@ -219,14 +222,14 @@ class Enabled:
 
     @property
     def swa_unlocked(self) -> list[Request]:
-        """Requests that pin full KV alone of their prefix in the tree, before their first window eviction."""
+        """Requests that pin only the full KV of their prefix, before their first window eviction."""
         alone = full_alone(self.state)
         held = ((r, cursors_of(r)) for r in self.held if r.holder in alone)
         return [r for r, c in held if c.swa_evicted_seqlen < c.cache_protected_len]
 
     @property
     def orders_differ(self) -> bool:
-        """SWA pressure takes nodes in another order than pressure on full KV would."""
+        """Whether SWA pressure evicts nodes in another order than pressure on full KV."""
         tree = self.state.tree
         if tree is None or tree.window is None:
             return False
@@ -238,27 +241,27 @@ class Enabled:
         )
 
     def request(self, fitting: Sequence[Request]) -> str:
-        """A request that fits; any name at all when invalid or when none does."""
+        """Draw one of the fitting requests; any name when invalid or when none fits."""
         if fitting and not (self.invalid and once_in(self.source, 2)):
             return pick(self.source, fitting).name
         return pick(self.source, self.profile.requests)
 
     def lanes(self, fitting: Sequence[Request]) -> list[str]:
-        """Distinct requests that fit, often all of them; when invalid, perhaps one twice or none."""
+        """Draw distinct fitting requests, often all of them; when invalid, perhaps one twice or none."""
         if self.invalid and once_in(self.source, 8):
             return []
         rest = [r.name for r in fitting]
-        count = (
-            len(rest) if once_in(self.source, 2) else 1 + self.source.upto(max(0, len(rest) - 1))
-        )
+        count = len(rest)
+        if not once_in(self.source, 2):
+            count = 1 + self.source.upto(max(0, len(rest) - 1))
         names = [rest.pop(self.source.upto(len(rest) - 1)) for _ in range(min(count, len(rest)))]
         if not names or (self.invalid and once_in(self.source, 3)):
             names.append(pick(self.source, self.profile.requests))
         return names
 
     def prompt(self, longest: int, *, fresh: bool = False) -> Prompt:
-        """A prompt; when invalid, perhaps an empty one or one with a piece of no tokens. fresh: it goes on
-        where no other prompt ends, so that meeting what is known is of no use."""
+        """Draw a prompt; when invalid, perhaps an empty one or one with an empty piece. fresh: it ends
+        where no other prompt does."""
         if self.invalid and once_in(self.source, 3):
             return pick(self.source, ((), (Piece("a", 0),), (Piece("a", 4), Piece("b", -1))))
         if fresh:
@@ -273,14 +276,14 @@ class Enabled:
         return draw_prompt(self.state, self.source, self.profile.texts, longest)
 
     def lock_holder(self, fitting: Sequence[str]) -> str:
-        """A lock holder that fits; any name at all when invalid or when none does."""
+        """Draw one of the fitting lock owners; any name when invalid or when none fits."""
         if fitting and not (self.invalid and once_in(self.source, 2)):
             return pick(self.source, fitting)
         others = (*(r.name for r in self.state.requests), *(s.name for s in self.state.sessions))
         return pick(self.source, (*self.profile.lock_holders, *others) or LOCK_HOLDERS)
 
     def length(self, high: int) -> int:
-        """A length in [1, high], often at a page or window boundary, give or take one."""
+        """Draw a length in [1, high], often within one of a page or window boundary."""
         high = max(1, high)
         geometry = self.state.config.geometry
         if once_in(self.source, 2):
@@ -290,7 +293,7 @@ class Enabled:
 
 
 def room_of(state: State, cursors: Cursors | None) -> int:
-    """Tokens past the commit that still fit row and pools."""
+    """Return the number of tokens past the commit that still fit the row and the pools."""
     geometry = state.config.geometry
     if cursors is None:
         return geometry.width
@@ -300,13 +303,11 @@ def room_of(state: State, cursors: Cursors | None) -> int:
 
 
 def pages_left(state: State) -> int:
-    """Free or evictable pages that every pool has."""
+    """Return the number of pages that are free or evictable in every pool."""
     geometry = state.config.geometry
     left = free(state)
     more = sizes(state.tree) if state.tree is not None else Sizes(0, 0, 0, 0)
     full = left.full + more.full_evictable // geometry.page_size
-    return (
-        full
-        if geometry.window is None
-        else min(full, left.swa + more.swa_evictable // geometry.page_size)
-    )
+    if geometry.window is None:
+        return full
+    return min(full, left.swa + more.swa_evictable // geometry.page_size)

@@ -31,14 +31,19 @@ SOURCE_NAMES = (NO_NAME, ("", "a"), ("a", "b"), ("", "a", "b"))
 class EngineProfile:
     """The profile of one run (swarm testing). Rates are "once in so many"; 0 stands for never.
 
-    names: requests at a time. sessions: of those added, how many are. long: prompts of half of max_model_len.
-    accept: of the drafts, 0 none, 1 as it comes, 2 all. overlong: sessions may grow past max_model_len, and
-    a prompt may leave no output.
-    slow: transfers wait, the more so the larger it is; forget: host memory is reset; fails: a
-    load fails. alike: tokens of the one text that all send, so that the model gives all the same answer, in
-    a pool of one longest request; 0: they send what they like. whole: half of the prompts leave room for one
-    output, and one step may compute all of it in a pool that has just the blocks for it. adapters, salts:
-    names that requests have, "" for none. loads: an adapter is loaded again; weights: the model gets others.
+    names: requests at a time. texts: those that prompts begin with.
+    sessions: rate of sessions among added requests.
+    abort, reset, stop: rates of aborts, resets of the prefix cache and stop tokens.
+    accept: drafts that the model accepts: 0 none, 1 a random number, 2 all.
+    long: prompts of half of max_model_len. busy: clients send more often.
+    overlong: sessions may grow past max_model_len, and a prompt may leave no output.
+    slow: slowness of transfers. forget: rate of resets of host memory. fails: rate of failed loads.
+    alike: all clients send so many tokens of the same text, so that the model answers alike, in a pool
+        of one longest request; 0: texts differ.
+    whole: half of the prompts leave room for one output, and one step may compute all of it in a pool
+        that has just the blocks for it.
+    adapters, salts: names for requests, "" for none.
+    loads: rate of adapter loads; weights: rate of new model weights.
     """
 
     names: tuple[str, ...]
@@ -73,7 +78,7 @@ _COMMAND_OF_RATE = {
 
 
 def draw_engine_profile(source: Choices, can: Capabilities) -> EngineProfile:
-    """A profile for one run, within what the engine offers."""
+    """Draw a profile for one run, within what the engine offers."""
     drawn = EngineProfile(
         names=NAMES[: 1 + source.upto(len(NAMES) - 1)],
         texts="abc"[: 1 + source.upto(2)],
@@ -115,8 +120,8 @@ def draw_engine_profile(source: Choices, can: Capabilities) -> EngineProfile:
 
 
 def fitted(config: EngineConfig, profile: EngineProfile) -> EngineConfig:
-    """The engine for a run: where all send the same text, or all that there is room for, it has as few blocks
-    as it may."""
+    """Return the engine for a run. Where the profile says `alike` or `whole`, it has as few blocks as
+    possible."""
     if not (profile.alike or profile.whole):
         return config
     budget = max(config.max_batched_tokens, config.max_model_len * profile.whole)
@@ -126,7 +131,7 @@ def fitted(config: EngineConfig, profile: EngineProfile) -> EngineConfig:
 
 
 def draw_engine_config(source: Choices, like: EngineConfig) -> EngineConfig:
-    """Sizes that no preset has, with the kinds of groups that `like` has."""
+    """Draw sizes that no preset has, with the kinds of groups that `like` has."""
     equal = len({g.block_size for g in like.groups}) == 1
     base = pick(source, (1, 2, 3, 4, 8, 16))
     sizes = [
@@ -144,9 +149,8 @@ def draw_engine_config(source: Choices, like: EngineConfig) -> EngineConfig:
     seqs = 1 + source.upto(3)
     drafts = like.drafts and 1 + source.upto(3)
     tokens = 2 + source.upto(longest)
-    if once_in(
-        source, 2
-    ):  # a long text, also one that comes again, is computed in chunks of whole blocks
+    if once_in(source, 2):
+        # A long text, also one that was computed before, then runs in chunks of whole blocks.
         tokens = base * (1 + source.upto(2))
     budget = max(seqs * (1 + drafts), tokens, 0 if like.chunked else longest)
     made = replace(
@@ -175,8 +179,8 @@ def draw_engine_config(source: Choices, like: EngineConfig) -> EngineConfig:
 
 
 def _with_encoder(source: Choices, made: EngineConfig) -> EngineConfig:
-    """Draw what only prompts with images have: a cache of one image to three, and a step that may compute one
-    or two."""
+    """Draw the sizes for images: a cache of one to three images, and a step that may compute one or
+    two."""
     image = 1 + source.upto(max(1, made.max_model_len // 2 - 1))
     whole = once_in(source, 3)
     return replace(
@@ -190,7 +194,7 @@ def _with_encoder(source: Choices, made: EngineConfig) -> EngineConfig:
 
 
 def _with_states(source: Choices, made: EngineConfig, like: EngineConfig) -> EngineConfig:
-    """Draw what only prefix caching of recurrent groups has; without, a request has one state."""
+    """Draw the sizes for prefix caching of recurrent groups; without caching a request has one state."""
     if not like.caching:
         sizes = [made.max_model_len if group.state else group.block_size for group in made.groups]
         groups = (replace(group, block_size=size) for group, size in zip(made.groups, sizes))
@@ -209,37 +213,37 @@ def _with_states(source: Choices, made: EngineConfig, like: EngineConfig) -> Eng
 def propose_engine_command(
     texts: RequestTexts, facts: BlockFacts, source: Choices, profile: EngineProfile
 ) -> EngineCommand:
-    """The next command."""
+    """Draw the next command."""
     there = [texts.bearers[name] for name in profile.names if name in texts.bearers]
     if facts.unheard:
-        return _schedule(texts, there, source, profile)
+        return _draw_schedule(texts, there, source, profile)
     client = once_in(source, 3 if profile.busy else 6) or not there
     if profile.abort and there and once_in(source, profile.abort):
         return Abort(pick(source, there).name)
     fails = profile.fails * texts.config.peer  # host memory has all that is loaded from it
-    if facts.host is not None and (moved := _transfer(facts, source, profile, fails)) is not None:
+    if facts.host is not None and (moved := _transfer_command(facts, source, profile, fails)) is not None:
         return moved
     if facts.in_step:
         return Update(pick(source, DRAFTS))
     if profile.reset and once_in(source, profile.reset):
         return ResetCache(once_in(source, 2))
-    if (replaced := _other_weights(texts, facts, source, profile)) is not None:
+    if (replaced := _weight_update(texts, facts, source, profile)) is not None:
         return replaced
     # Clients wait until the device is idle, so that new weights can come.
     drains = bool(profile.weights and not there and facts.steps_in_flight) and once_in(source, 2)
-    if not drains and (sent := _sent(texts, there, client, source, profile)) is not None:
+    if not drains and (sent := _client_command(texts, there, client, source, profile)) is not None:
         return sent
     if facts.results_due:
         return Update(pick(source, DRAFTS))
     if texts.config.peer and texts.config.sync_loads and fails and once_in(source, 2 * fails):
         return Fail(source.upto(2))
-    return _schedule(texts, there, source, profile)
+    return _draw_schedule(texts, there, source, profile)
 
 
-def _other_weights(
+def _weight_update(
     texts: RequestTexts, facts: BlockFacts, source: Choices, profile: EngineProfile
 ) -> EngineCommand | None:
-    """Other weights for the model or for an adapter, where they can be loaded now."""
+    """Draw new weights of the model or of an adapter, where they can be loaded now; None otherwise."""
     seldom = profile.weights if texts.bearers else 4
     if profile.weights and not facts.steps_in_flight and once_in(source, seldom):
         return NewWeights()
@@ -247,35 +251,39 @@ def _other_weights(
         return None
     used = {bearer.source.adapter for bearer in texts.bearers.values()}
     unused = [name for name in profile.adapters if name and name not in used]
-    return LoadAdapter(pick(source, unused)) if unused else None
+    if not unused:
+        return None
+    return LoadAdapter(pick(source, unused))
 
 
-def _sent(
+def _client_command(
     texts: RequestTexts, there: list[Bearer], client: bool, source: Choices, profile: EngineProfile
 ) -> EngineCommand | None:
-    """Draw what a client sends now, if it is a client's turn or nobody else can go on."""
+    """Draw what a client sends now, if it is a client's turn or no request can run; None otherwise."""
     idle = [bearer for bearer in there if bearer.idle]
     sessions = [b for b in there if b.resumable and None not in b.turns and len(b.turns) < 2]
     if idle and (client or len(idle) == len(there)):
-        return _go_on(texts, pick(source, idle), source, profile)
+        return _continue_session(texts, pick(source, idle), source, profile)
     if client and sessions and once_in(source, 4):
-        return _go_on(texts, pick(source, sessions), source, profile)
+        return _continue_session(texts, pick(source, sessions), source, profile)
     absent = [name for name in profile.names if name not in texts.bearers]
-    return _add(texts, pick(source, absent), source, profile) if client and absent else None
+    if not client or not absent:
+        return None
+    return _draw_add(texts, pick(source, absent), source, profile)
 
 
-def _transfer(
+def _transfer_command(
     facts: BlockFacts, source: Choices, profile: EngineProfile, fails: int
 ) -> EngineCommand | None:
-    """Draw what the device that moves KV does now, or a reset of host memory. fails: one load in so many
-    does."""
+    """Draw the next action of the copy engine or the storage, or a reset of host memory; None
+    otherwise. fails: rate of failed loads."""
     moving = [job for job in facts.transfers if job.submitted and not job.completed]
     if moving and once_in(source, profile.slow):
         job = pick(source, moving)
         if fails and job.load and not job.copied and once_in(source, fails):
             return Fail(source.upto(len(job.parts)))
         return Complete(job.load) if job.copied or once_in(source, 2) else Copy(job.load)
-    if (storing := _storing(facts)) and once_in(source, profile.slow):
+    if (storing := _pending_storage_jobs(facts)) and once_in(source, profile.slow):
         due = pick(source, storing)
         fails = bool(profile.fails) and once_in(source, profile.fails)
         chunks = source.upto(len(due.chunks) - 1) if fails else ALL
@@ -285,12 +293,14 @@ def _transfer(
     return None
 
 
-def _storing(facts: BlockFacts) -> list[StorageJob]:
-    """The jobs that threads of the storage have still to do."""
-    return [job for job in facts.host.jobs if not job.done] if facts.host is not None else []
+def _pending_storage_jobs(facts: BlockFacts) -> list[StorageJob]:
+    """Return the jobs that threads of the storage still have to do."""
+    if facts.host is None:
+        return []
+    return [job for job in facts.host.jobs if not job.done]
 
 
-def _schedule(
+def _draw_schedule(
     texts: RequestTexts, there: list[Bearer], source: Choices, profile: EngineProfile
 ) -> Schedule:
     most = texts.config.drafts
@@ -301,11 +311,11 @@ def _schedule(
     return Schedule(accept, stop)
 
 
-def _prompt(
+def _draw_prompt(
     texts: RequestTexts, room: int, source: Choices, profile: EngineProfile
 ) -> tuple[Prompt, int]:
-    """Pieces of shared texts, images, and tokens of one's own, in `room` tokens."""
-    prompt, own = _text(texts, room, source, profile)
+    """Draw pieces of shared texts and images, and a number of unique tokens, in `room` tokens."""
+    prompt, own = _draw_text(texts, room, source, profile)
     if not texts.config.encodes:
         return prompt, own
     for _ in range(source.upto(2)):
@@ -314,8 +324,8 @@ def _prompt(
 
 
 def _with_image(config: EngineConfig, prompt: Prompt, room: int, source: Choices) -> Prompt:
-    """The prompt with one image more in it, if it fits into `room` tokens. An image has the same size
-    wherever it stands."""
+    """Return the prompt with another image in it, if it fits into `room` tokens. Every use of an image
+    has the same size."""
     sizes = {"A": config.image, "B": max(1, config.image // 2), "C": 1}
     name = pick(source, tuple(sizes))
     image = Piece(name, sizes[name])
@@ -323,12 +333,12 @@ def _with_image(config: EngineConfig, prompt: Prompt, room: int, source: Choices
     at = pick(source, (0, length, source.upto(length)))
     if length + image.tokens > room:
         return prompt
-    head, tail = _split(prompt, at)
+    head, tail = _split_prompt(prompt, at)
     return (*head, image, *tail)
 
 
-def _split(prompt: Prompt, at: int) -> tuple[Prompt, Prompt]:
-    """The pieces before a position and those behind it; an image goes behind as a whole."""
+def _split_prompt(prompt: Prompt, at: int) -> tuple[Prompt, Prompt]:
+    """Split a prompt at a position; an image there goes to the second part as a whole."""
     head: list[Piece] = []
     for number, piece in enumerate(prompt):
         if at < piece.tokens:
@@ -341,10 +351,10 @@ def _split(prompt: Prompt, at: int) -> tuple[Prompt, Prompt]:
     return tuple(head), ()
 
 
-def _text(
+def _draw_text(
     texts: RequestTexts, room: int, source: Choices, profile: EngineProfile
 ) -> tuple[Prompt, int]:
-    """Pieces of shared texts, and tokens of one's own."""
+    """Draw pieces of shared texts, and a number of unique tokens."""
     shortest = texts.config.groups[0].block_size
     most = max(1, min(room, texts.config.max_model_len // 2 if profile.long else 2 * shortest + 2))
     length = 1 + source.upto(most - 1)
@@ -361,17 +371,17 @@ def _text(
     return tuple(Piece(text, tokens) for text, tokens in pieces if tokens), own
 
 
-def _outputs(source: Choices, room: int) -> int:
+def _draw_max_tokens(source: Choices, room: int) -> int:
     return 1 + source.upto(max(0, min(room, 9) - 1))
 
 
-def _add(texts: RequestTexts, name: str, source: Choices, profile: EngineProfile) -> Add:
-    prompt, own = _prompt(texts, texts.config.max_model_len - 1, source, profile)
+def _draw_add(texts: RequestTexts, name: str, source: Choices, profile: EngineProfile) -> Add:
+    prompt, own = _draw_prompt(texts, texts.config.max_model_len - 1, source, profile)
     priority = source.upto(2) if texts.config.priority else 0
     resumable = bool(profile.sessions) and once_in(source, profile.sessions)
     length = sum(piece.tokens for piece in prompt) + own
     remote = source.upto(length) if texts.config.peer and once_in(source, 2) else 0
-    outputs = _outputs(source, texts.config.max_model_len)
+    outputs = _draw_max_tokens(source, texts.config.max_model_len)
     if profile.overlong and outputs == 1:  # no server ever has room for an output of it
         prompt = (Piece(profile.texts[0], texts.config.max_model_len),)
         own = 0
@@ -384,21 +394,22 @@ def _name_among(names: tuple[str, ...], source: Choices) -> str:
     return pick(source, names) if len(names) > 1 else names[0]
 
 
-def _go_on(
+def _continue_session(
     texts: RequestTexts, bearer: Bearer, source: Choices, profile: EngineProfile
 ) -> EngineCommand:
-    """Another turn of a session, or its end; text that was sent and not started counts as part of it."""
+    """Draw another turn of a session, or its end. Turns that were sent and not started count towards
+    its length."""
     sent = sum(len(turn[0]) + turn[1] for turn in bearer.turns if turn is not None)
     outputs = 0 if bearer.idle else bearer.max_tokens - bearer.outputs
     room = texts.config.max_model_len - len(bearer.text) - sent - outputs - 1
     if once_in(source, 4) or (room < 2 and not profile.overlong):
         return End(bearer.name)
-    prompt, own = _prompt(texts, max(1, room), source, profile)
-    return More(bearer.name, _outputs(source, room), own, prompt)
+    prompt, own = _draw_prompt(texts, max(1, room), source, profile)
+    return More(bearer.name, _draw_max_tokens(source, room), own, prompt)
 
 
 def engine_finale(texts: RequestTexts, facts: BlockFacts) -> EngineCommand | None:
-    """Return the next command that ends a run, until nobody is there; then the cache is forgotten."""
+    """Return the next command that ends a run, until no request is left."""
     if facts.in_step:
         return Update()
     if facts.unheard:
@@ -406,11 +417,13 @@ def engine_finale(texts: RequestTexts, facts: BlockFacts) -> EngineCommand | Non
     moving = [job for job in facts.transfers if job.submitted and not job.completed]
     if moving:
         return Complete(moving[0].load)
-    if storing := _storing(facts):
+    if storing := _pending_storage_jobs(facts):
         return Fetch() if storing[0].load else Backup()
     for bearer in texts.bearers.values():
         if bearer.resumable and None not in bearer.turns:
             return End(bearer.name)
     if facts.results_due:
         return Update()
-    return Schedule() if texts.bearers or facts.steps_in_flight or facts.kv_moves else None
+    if texts.bearers or facts.steps_in_flight or facts.kv_moves:
+        return Schedule()
+    return None

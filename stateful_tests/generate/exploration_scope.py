@@ -13,21 +13,27 @@ from reference.geometry import Geometry
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """A world to explore, in full or to a bound.
+    """A small world to explore, in full or to a bound.
 
-    about: what is special, in a few words. sessions: so many, each with one turn at most; ordinary:
-    so many requests without a session; lock_holders: so many of the radix tree.
-    submits: fresh tokens of a Submit. prompts: such as "a2b1", of Submit (None: none of it), Match and
-    Insert. texts: the letters in them. chunks: at most so many tokens in an entry of Extend (None: any
-    number). ahead: SpecDecode allocates 1 to so many, 0: never; late: Launch as well, and Settle; decode:
-    whether there is Decode.
-    window_evictions: EvictSwa, with every length. retracts, aborts: whether there are any. marked: marked
-    aborts.
+    about: its speciality, in a few words.
+    sessions: number of sessions, each with one turn at most; ordinary: number of requests without a
+        session; lock_holders: number of lock owners of the radix tree.
+    submits: fresh tokens of a Submit. prompts: prompts of Submit (None: no prompt), Match and Insert,
+        such as "a2b1". texts: the letters in them.
+    chunks: the most tokens in an entry of Extend (None: any number).
+    ahead: SpecDecode allocates 1 to so many tokens, 0: it is left out; late: Launch and Settle as well;
+        decode: Decode as well.
+    window_evictions: EvictSwa, with every length. retracts, aborts: these commands. marked: marked
+        aborts.
     batches: Extend, Decode and SpecDecode with two entries as well. evicts: Evict, with every number of
-    pages. parts: UnlockSwa, and Match of full KV alone. tails: chunks that take SWA slots for the last
-    window alone. checks: CheckBusy at every level and CheckIdle. invalid: commands that are ill-formed,
-    or name somebody who is not there or is somebody else, as well.
-    takes: seconds (twenty or so at most, on one core with every clause), minutes (five at most) or nightly.
+        pages.
+    parts: UnlockSwa, and Match of only full KV. tails: chunks that take SWA slots only for the last
+        window.
+    checks: CheckBusy at every level and CheckIdle.
+    invalid: ill-formed commands, and commands with names that are not in use or of another kind, as
+        well.
+    takes: seconds (twenty or so at most, on one core with every clause), minutes (five at most) or
+        nightly.
     """
 
     name: str
@@ -58,5 +64,5 @@ class Scope:
 
     @property
     def served(self) -> bool:
-        """There are requests."""
+        """Whether there are requests."""
         return bool(self.sessions or self.ordinary)

@@ -20,14 +20,14 @@ from stateful_tests.generate.command_weights import kind_weights
 def propose(
     state: State, source: Choices, profile: RunProfile, last: type | None = None
 ) -> Command:
-    """The next command for `state`; one in so many ignores its precondition. last: the kind of the one
-    before it."""
+    """Draw the next command for `state`; one in so many ignores its precondition. last: the kind of the
+    previous one."""
     invalid = once_in(source, profile.invalid_rate)
     return next_of(Enabled(state, source, profile, invalid, last))
 
 
 def next_of(c: Enabled) -> Command:
-    """A command of the kinds that may come next, each as often as it is called for."""
+    """Draw a command of the kinds that may come next, each by its weight."""
     kind = by_weight(c.source, kind_weights(c))
     assert kind is not None  # some command may always come
     command: Command = HARNESSES[kind].draw(c)
@@ -35,7 +35,8 @@ def next_of(c: Enabled) -> Command:
 
 
 def finale(state: State, capabilities: Capabilities | None = None) -> list[Command]:
-    """Commands that end everything: abort what runs, close what is open, and empty the radix tree."""
+    """Yield commands that end everything: abort what runs, close what is open, and empty the radix
+    tree."""
     ends: list[Command] = [Abort(r.name) for r in state.requests]
     closing = {s.name for s in state.sessions if s.closing}
     ends += [Close(s.name) for s in state.sessions if s.name not in closing]

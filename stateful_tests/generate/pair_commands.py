@@ -23,11 +23,14 @@ from stateful_tests.generate.engine_commands import draw_engine_config
 class PairProfile:
     """The profile of one run (swarm testing). Rates are "once in so many"; 0 stands for never.
 
-    crowd: requests of a server at a time. texts: those that prompts begin with. own: weight of requests that
-    a server serves alone. cancel, drop, forget, fails: rates. slow: weight of what the network does, the less
-    the slower; tick: of the clock. accept: of drafts, as of an engine's
-    profile. stop: rate of stop tokens. long: prompts of half of what fits. inside: the window of the last
-    token of a prompt begins within a block, where there is a window.
+    crowd: requests of a server at a time.
+    texts: those that prompts begin with.
+    own: weight of requests that one server serves alone.
+    cancel, drop, forget, fails: rates.
+    slow: the slowness of the network, which divides its weight; tick: weight of the clock.
+    accept: drafts that the model accepts, as in EngineProfile. stop: rate of stop tokens.
+    long: prompts of half of what fits.
+    inside: the window of the last token of a prompt begins within a block, where there is a window.
     """
 
     crowd: int
@@ -46,7 +49,7 @@ class PairProfile:
 
 
 def draw_pair_profile(source: Choices, _: Capabilities) -> PairProfile:
-    """A profile for one run."""
+    """Draw a profile for one run."""
     return PairProfile(
         crowd=1 + source.upto(4), texts="abc"[: 1 + source.upto(2)], own=pick(source, (0, 0, 1, 2)),
         cancel=pick(source, (0, 0, 8, 30)), drop=pick(source, (0, 0, 6, 20)),
@@ -58,15 +61,15 @@ def draw_pair_profile(source: Choices, _: Capabilities) -> PairProfile:
 
 
 def draw_pair_config(source: Choices, like: PairConfig) -> PairConfig:
-    """Sizes that no preset has, with the groups of layers that `like` has."""
+    """Draw sizes that no preset has, with the groups of layers that `like` has."""
     if like.recurrent:
         return _draw_with_states(source, like)
     size = pick(source, (1, 2, 3, 4))
     windows = [group.window and 2 + source.upto(3 * size) for group in like.prefill.groups]
     larger = size * (1 if like.push else pick(source, (1, 1, 1, 2)))
     drafter = like.prefill.draft_group
-    prefill = _of_size(draw_engine_config(source, like.prefill), windows, size, drafter)
-    decode = _of_size(draw_engine_config(source, like.decode), windows, larger, drafter)
+    prefill = _with_block_size(draw_engine_config(source, like.prefill), windows, size, drafter)
+    decode = _with_block_size(draw_engine_config(source, like.decode), windows, larger, drafter)
     return replace(
         like, prefill=prefill, decode=replace(decode, peer=True),
         prefill_overlap=once_in(source, 2), decode_overlap=once_in(source, 2),
@@ -74,9 +77,9 @@ def draw_pair_config(source: Choices, like: PairConfig) -> PairConfig:
 
 
 def _draw_with_states(source: Choices, like: PairConfig) -> PairConfig:
-    """Sizes of a pair with recurrent layers: both servers publish and keep the same, and have room of their
-    own. D may have blocks of twice as many tokens, or go without prefix caching: a request then has one
-    state, whatever its length."""
+    """Draw sizes of a pair with recurrent layers: both servers publish and keep the same, and have room
+    of their own. D may have blocks of twice as many tokens, or go without prefix caching: a request
+    then has one state, whatever its length."""
     prefill, decode = (draw_engine_config(source, each) for each in (like.prefill, like.decode))
     groups = tuple(
         replace(group, window=group.window and max(2, group.window)) for group in prefill.groups
@@ -104,18 +107,18 @@ def _draw_with_states(source: Choices, like: PairConfig) -> PairConfig:
     )  # fmt: skip
 
 
-def _of_size(
+def _with_block_size(
     config: EngineConfig, windows: list[int | None], size: int, drafter: int | None
 ) -> EngineConfig:
-    """The engine with blocks of one size, as a connector takes them, and these windows. drafter: the group
-    with the drafter's layers."""
+    """Return the engine with these windows and blocks of one size, as a connector needs them. drafter:
+    the group with the drafter's layers."""
     groups = (LayerGroup(size, window, drafter=at == drafter) for at, window in enumerate(windows))
     return _with_groups(config, tuple(groups))
 
 
 def _with_groups(config: EngineConfig, groups: tuple[LayerGroup, ...]) -> EngineConfig:
-    """The engine with these groups, and blocks for a request of the longest text at least. Rounds of drafts
-    are not cut: whether that goes well is asked of one server alone."""
+    """Return the engine with these groups, and blocks for a request of the longest text at least.
+    Rounds of drafts are not cut: checks of one server cover that."""
     if config.drafts:
         config = replace(config, long_prefill=0)
     most = replace(config, groups=groups, blocks=1 << 10)
@@ -124,29 +127,29 @@ def _with_groups(config: EngineConfig, groups: tuple[LayerGroup, ...]) -> Engine
 
 
 def propose_pair_command(
-    beside: PairRecord, facts: PairFacts, source: Choices, profile: PairProfile
+    record: PairRecord, facts: PairFacts, source: Choices, profile: PairProfile
 ) -> PairCommand:
-    """The next command."""
-    if (rare := _rare(beside, facts, source, profile)) is not None:
+    """Draw the next command."""
+    if (rare := _draw_rare_command(record, facts, source, profile)) is not None:
         return rare
-    chosen = by_weight(source, _weights(beside, facts, profile))
+    chosen = by_weight(source, _command_weights(record, facts, profile))
     assert chosen is not None  # a loop may always go on
     kind, server = chosen
     if kind is Prefill:
-        prompt, own = _prompt(beside, source, profile)
-        return Prefill(_fresh(beside), own, prompt, _priority(beside, PREFILL, source))
+        prompt, own = _draw_prompt(record, source, profile)
+        return Prefill(_fresh_name(record), own, prompt, _draw_priority(record, PREFILL, source))
     if kind is Forward:
-        of = pick(source, _to_forward(beside, facts, profile))
+        of = pick(source, _forwardable_answers(record, facts, profile))
         outputs = 1 + source.upto(3)
-        return Forward(_fresh(beside), of, outputs, _priority(beside, DECODE, source))
+        return Forward(_fresh_name(record), of, outputs, _draw_priority(record, DECODE, source))
     if kind is Serve:
-        prompt, own = _prompt(beside, source, profile)
+        prompt, own = _draw_prompt(record, source, profile)
         outputs = 1 + source.upto(3)
         return Serve(
-            server, _fresh(beside), outputs, own, prompt, _priority(beside, server, source)
+            server, _fresh_name(record), outputs, own, prompt, _draw_priority(record, server, source)
         )
     if kind is Advance:
-        return _advance(beside, facts, server, source, profile)
+        return _draw_advance(record, facts, server, source, profile)
     if kind is Shake:
         return Shake(server, bool(profile.fails) and once_in(source, profile.fails))
     if kind is Land:
@@ -155,16 +158,16 @@ def propose_pair_command(
     if kind is Move:
         return Move(source.upto(sum(not job.copied for job in facts.under_way) - 1))
     if kind is Tick:
-        late = beside.config.late
+        late = record.config.late
         return Tick(pick(source, (3, 6, 12, LEASE + 1) if late else (1, 3, HEARTBEAT)))
     made: PairCommand = kind(server)
     return made
 
 
-def _rare(
-    beside: PairRecord, facts: PairFacts, source: Choices, profile: PairProfile
+def _draw_rare_command(
+    record: PairRecord, facts: PairFacts, source: Choices, profile: PairProfile
 ) -> PairCommand | None:
-    """Somebody gives up, a cache is forgotten, a transfer fails."""
+    """Draw an abort, a dropped answer, a cache reset or a failed transfer; None in most cases."""
     if profile.cancel and once_in(source, profile.cancel):
         server = pick(source, SERVERS)
         if there := list(facts.of(server).requests):
@@ -172,21 +175,21 @@ def _rare(
     if profile.forget and once_in(source, profile.forget):
         return Forget(pick(source, SERVERS), once_in(source, 2))
     if profile.drop and once_in(source, profile.drop):
-        if waiting := beside.unforwarded(facts):
+        if waiting := record.unforwarded(facts):
             return Drop(pick(source, waiting))
     if profile.fails and facts.under_way and once_in(source, 2 * profile.fails):
         return Lose(source.upto(len(facts.under_way) - 1))
     return None
 
 
-def _weights(
-    beside: PairRecord, facts: PairFacts, profile: PairProfile
+def _command_weights(
+    record: PairRecord, facts: PairFacts, profile: PairProfile
 ) -> dict[tuple[type, str], int]:
-    """How often each kind of command comes now, and for which server."""
+    """Return the weight of each kind of command and server."""
     network = 6 // profile.slow + weight_if(profile.slow < 12, 1)
     uncopied = any(not job.copied for job in facts.under_way)
     weights: dict[tuple[type, str], int] = {
-        (Forward, ""): weight_if(_to_forward(beside, facts, profile), 10),
+        (Forward, ""): weight_if(_forwardable_answers(record, facts, profile), 10),
         (Land, ""): weight_if(facts.under_way, network),
         (Move, ""): weight_if(uncopied, 2),
         (Tick, ""): profile.tick,
@@ -199,7 +202,7 @@ def _weights(
         weights[Shake, server] = weight_if(server in facts.handshakes, network + 1)
         has_mail = any(each.to == server for each in facts.messages)
         weights[Deliver, server] = weight_if(has_mail, network + 1)
-        weights[Write, server] = weight_if(beside.config.push, 6)
+        weights[Write, server] = weight_if(record.config.push, 6)
     admits = len(facts.prefill.requests) < profile.crowd and not facts.prefill.in_step
     weights[Prefill, ""] = weight_if(admits, 4)
     if not sum(weights.values()):
@@ -207,22 +210,22 @@ def _weights(
     return weights
 
 
-def _to_forward(beside: PairRecord, facts: PairFacts, profile: PairProfile) -> list[str]:
-    """Requests of P whose answer the proxy may hand to D now."""
+def _forwardable_answers(record: PairRecord, facts: PairFacts, profile: PairProfile) -> list[str]:
+    """Return the requests of P whose answer the proxy may hand to D now."""
     if facts.decode.in_step or len(facts.decode.requests) >= profile.crowd + 1:
         return []
-    if beside.config.push:
-        asked = [name for name in facts.prefill.requests if name in beside.asked]
+    if record.config.push:
+        asked = [name for name in facts.prefill.requests if name in record.asked]
         return [name for name in asked if not facts.readers_of(name)]
-    known = [each.request for each in facts.promises if each.request not in beside.dropped]
-    most = 2 if beside.config.shared else 1
+    known = [each.request for each in facts.promises if each.request not in record.dropped]
+    most = 2 if record.config.shared else 1
     return [name for name in known if len(facts.readers_of(name)) < most]
 
 
-def _advance(
-    beside: PairRecord, facts: PairFacts, server: str, source: Choices, profile: PairProfile
+def _draw_advance(
+    record: PairRecord, facts: PairFacts, server: str, source: Choices, profile: PairProfile
 ) -> Advance:
-    config = beside.config.of(server)
+    config = record.config.of(server)
     names = list(facts.of(server).requests)
     accept: tuple[int, ...] = ()
     if config.drafts and profile.accept:
@@ -232,21 +235,21 @@ def _advance(
     return Advance(server, accept, stop)
 
 
-def _priority(beside: PairRecord, server: str, source: Choices) -> int:
-    return source.upto(2) if beside.config.of(server).priority else 0
+def _draw_priority(record: PairRecord, server: str, source: Choices) -> int:
+    return source.upto(2) if record.config.of(server).priority else 0
 
 
-def _fresh(beside: PairRecord) -> str:
-    return f"r{len(beside.prompts) + 1}"
+def _fresh_name(record: PairRecord) -> str:
+    return f"r{len(record.prompts) + 1}"
 
 
-def _prompt(beside: PairRecord, source: Choices, profile: PairProfile) -> tuple[Prompt, int]:
-    """Pieces of shared texts and tokens of one's own."""
-    config = beside.config
+def _draw_prompt(record: PairRecord, source: Choices, profile: PairProfile) -> tuple[Prompt, int]:
+    """Draw pieces of shared texts and a number of unique tokens."""
+    config = record.config
     block = max(group.block_size for group in config.prefill.groups)
     room = config.max_prompt - 2
     length = 1 + source.upto(max(0, min(room, room if profile.long else 4 * block) - 1))
-    while profile.inside and length > 1 and not _is_inside(config, length):
+    while profile.inside and length > 1 and not _windows_start_within_blocks(config, length):
         length -= 1
     own = source.upto(min(length, 3)) if once_in(source, 2) else 0
     shared = length - own
@@ -255,9 +258,9 @@ def _prompt(beside: PairRecord, source: Choices, profile: PairProfile) -> tuple[
     return (Piece(pick(source, profile.texts), shared),), own
 
 
-def _is_inside(config: PairConfig, length: int) -> bool:
-    """Every window of the last token of a prompt begins within a block of each server, or at the text's
-    start."""
+def _windows_start_within_blocks(config: PairConfig, length: int) -> bool:
+    """Return whether every window of the last token of a prompt begins within a block of each server,
+    or at the start of the text."""
     starts = [
         (length - group.window, group.block_size)
         for engine in (config.prefill, config.decode)
@@ -267,10 +270,10 @@ def _is_inside(config: PairConfig, length: int) -> bool:
     return all((start + 1) % size for start, size in starts)
 
 
-def pair_finale(beside: PairRecord, facts: PairFacts) -> PairCommand | None:
-    """Return the next command that ends a run: nobody new comes, the network does what it has to, then the
-    clock passes every timeout."""
-    if waiting := beside.unforwarded(facts):
+def pair_finale(record: PairRecord, facts: PairFacts) -> PairCommand | None:
+    """Return the next command that ends a run: no new request comes, the network finishes its work,
+    then the clock passes every timeout."""
+    if waiting := record.unforwarded(facts):
         return Drop(waiting[0])
     if facts.handshakes:
         return Shake(facts.handshakes[0])
@@ -281,10 +284,10 @@ def pair_finale(beside: PairRecord, facts: PairFacts) -> PairCommand | None:
     awake = [name for name in SERVERS if name not in facts.idle]
     if not awake:
         return None
-    done = beside.done
-    if _stands_still(beside, facts) and all(beside.loops[name] for name in awake):
-        return Tick(LEASE + 1 if beside.config.late else HEARTBEAT)
-    if beside.config.push:
+    done = record.done
+    if _stands_still(record, facts) and all(record.loops[name] for name in awake):
+        return Tick(LEASE + 1 if record.config.late else HEARTBEAT)
+    if record.config.push:
         for name in SERVERS:
             # The thread of a server whose loop rests has as many turns as that of the other one.
             turns = done[Advance, name] if name in awake else max(done[Write, each] for each in awake)
@@ -293,8 +296,8 @@ def pair_finale(beside: PairRecord, facts: PairFacts) -> PairCommand | None:
     return Advance(min(awake, key=lambda name: done[Advance, name]))
 
 
-def _stands_still(beside: PairRecord, facts: PairFacts) -> bool:
-    """Only a timeout can bring somebody further."""
-    still = beside.progress.in_time
+def _stands_still(record: PairRecord, facts: PairFacts) -> bool:
+    """Return whether only a timeout can bring a request further."""
+    still = record.progress.in_time
     waits = any(facts.of(name).in_step or facts.of(name).results_due for name in SERVERS)
-    return not waits and (beside.is_quiet(facts) or (still is not None and still.times >= FOR_EVER))
+    return not waits and (record.is_quiet(facts) or (still is not None and still.times >= FOR_EVER))

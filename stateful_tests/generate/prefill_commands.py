@@ -22,7 +22,7 @@ _WITH_PEER = (
 
 
 def draw_prefill_config(source: Choices, like: TierConfig) -> TierConfig:
-    """Sizes that no preset has, of a server of that kind."""
+    """Draw sizes of a prefill server like `like`, which no preset has."""
     windowed = like.window is not None
     page = pick(source, (1, 2, 2, 4))
     full = 6 + source.upto(14)
@@ -37,25 +37,25 @@ def draw_prefill_config(source: Choices, like: TierConfig) -> TierConfig:
 
 
 def propose_prefill_command(
-    beside: LockRanges, facts: TierFacts, source: Choices, profile: TierProfile
+    users: LockRanges, facts: TierFacts, source: Choices, profile: TierProfile
 ) -> TierCommand:
-    """The next command. Transfers rest for long in most runs, beside prompts that begin alike and an eviction
-    now and then: what is freed too early is then written by somebody else."""
+    """Draw the next command. In most runs transfers rest for long, while prompts begin alike and some
+    are evicted: a block that is freed too early is then written by another request."""
     there = {request.name for request in facts.requests}
     absent = [name for name in profile.requests if name not in there]
     unheard = [
         request
         for request in facts.requests
-        if request.name not in beside.greeted and request.state in _WITH_PEER
+        if request.name not in users.greeted and request.state in _WITH_PEER
     ]
-    may_run = _may_run(facts)
+    runnable = _runnable_requests(facts)
     sending = sorted({send.name for send in facts.sends} & there)
     failing = [request for request in facts.requests if request.state in _WITH_PEER]
     rests = profile.complete < 9  # transfers of this run
     weights = {
         "await": weight_if(absent, profile.match),
         "greet": weight_if(unheard, profile.match),
-        "extend": weight_if(may_run, profile.insert),
+        "extend": weight_if(runnable, profile.insert),
         "poll": 2 * profile.poll + weight_if(there, 4),
         "arrive": weight_if(sending, 1 if rests else profile.complete),
         "fail": weight_if(failing, 1 + profile.abort),
@@ -65,11 +65,11 @@ def propose_prefill_command(
     }
     match by_weight(source, weights):
         case "await":
-            return Await(pick(source, absent), _prompt(beside, source, profile))
+            return Await(pick(source, absent), _draw_prompt(users, source, profile))
         case "greet":
-            return _greet(beside, pick(source, unheard), source)
+            return _draw_answer(users, pick(source, unheard), source)
         case "extend":
-            return _extend(beside, may_run, source, profile)
+            return _draw_batch(users, runnable, source, profile)
         case "arrive":
             return Arrive(pick(source, sending))
         case "fail":
@@ -77,7 +77,7 @@ def propose_prefill_command(
         case "abort":
             return Abort(pick(source, sorted(there)))
         case "evict":
-            windowed = beside.config.window is not None
+            windowed = users.config.window is not None
             return Evict(1 + source.upto(11), source.upto(4) if windowed else 0)
         case "refused":
             few: tuple[TierCommand, ...] = (
@@ -87,43 +87,43 @@ def propose_prefill_command(
     return Poll()
 
 
-def _may_run(facts: TierFacts) -> list[TierRequest]:
-    """Requests that a batch may have, the one between two chunks first."""
+def _runnable_requests(facts: TierFacts) -> list[TierRequest]:
+    """Return the requests that a batch may have, the one between two chunks first."""
     states = TierRequestState.COMPUTES, TierRequestState.QUEUED
     return [request for state in states for request in facts.requests if request.state == state]
 
 
-def _extend(
-    beside: LockRanges, may_run: list[TierRequest], source: Choices, profile: TierProfile
+def _draw_batch(
+    users: LockRanges, runnable: list[TierRequest], source: Choices, profile: TierProfile
 ) -> Extend:
-    """A batch of one request, or of several; the last of it, or the one before a new one, may go on."""
-    page = beside.config.page_size
-    count = 1 + source.upto(len(may_run) - 1)
+    """Draw a batch of one request or of several; the last may leave a part of its prompt for later."""
+    page = users.config.page_size
+    count = 1 + source.upto(len(runnable) - 1)
     if not once_in(source, 3):
         count = 1
-    names = [request.name for request in may_run[:count]]
+    names = [request.name for request in runnable[:count]]
     whole = once_in(source, 1 + profile.chunks)
     tokens = WHOLE if whole else page * (1 + source.upto(3))
     return Extend((*(Chunk(name, WHOLE) for name in names[:-1]), Chunk(names[-1], tokens)))
 
 
-def _greet(beside: LockRanges, request: TierRequest, source: Choices) -> Greet:
-    """The decode server has nothing of the prompt, or as much of it as some page says."""
-    page = beside.config.page_size
-    length = beside.lengths.get(request.name, 0)
+def _draw_answer(users: LockRanges, request: TierRequest, source: Choices) -> Greet:
+    """Draw the decode server's answer: it has nothing of the prompt, or the first pages."""
+    page = users.config.page_size
+    length = users.lengths.get(request.name, 0)
     pages = max(0, length - 1) // page
     prefix = page * source.upto(pages) if once_in(source, 3) else 0
     return Greet(request.name, prefix)
 
 
-def _prompt(beside: LockRanges, source: Choices, profile: TierProfile) -> Prompt:
-    """The very one that was there before, or longer or with another end, or a new one."""
-    config = beside.config
+def _draw_prompt(users: LockRanges, source: Choices, profile: TierProfile) -> Prompt:
+    """Draw a prompt: an earlier one, the same made longer or with another end, or a new one."""
+    config = users.config
     pools = [config.full_pages, *([config.swa_pages] if config.window is not None else [])]
     most = min(config.width, config.page_size * (min(pools) - 1)) - 1
     prompt: Prompt = ()
-    if beside.seen and not once_in(source, 3):
-        first = pick(source, beside.seen)
+    if users.seen and not once_in(source, 3):
+        first = pick(source, users.seen)
         if once_in(source, 2):
             return first
         kept = 1 + source.upto(prompt_len(first) - 1)
@@ -132,19 +132,19 @@ def _prompt(beside: LockRanges, source: Choices, profile: TierProfile) -> Prompt
     return (*prompt, Piece(pick(source, "abcd" if prompt else profile.texts), more))
 
 
-def prefill_finale(beside: LockRanges, facts: TierFacts) -> TierCommand | None:
-    """The next command of a run's end: decode servers answer, the network reads, each prompt is computed.
-    Nobody new comes, so each request must come to its end (PRO-1)."""
+def prefill_finale(users: LockRanges, facts: TierFacts) -> TierCommand | None:
+    """Return the next command that ends a run: decode servers answer, the network reads, each prompt is
+    computed. No new request comes, so each must end (PRO-1)."""
     there = {request.name for request in facts.requests}
     for send in facts.sends:
         if send.name in there:
             return Arrive(send.name)
     for request in facts.requests:
-        if request.state in _WITH_PEER and request.name not in beside.greeted:
+        if request.state in _WITH_PEER and request.name not in users.greeted:
             return Greet(request.name)
     states = {request.state for request in facts.requests}
     if states & {TierRequestState.SENDS, TierRequestState.LAUNCHED, TierRequestState.FAILS}:
         return Poll()
-    if may_run := _may_run(facts):
-        return Extend((Chunk(may_run[0].name, WHOLE),))
+    if runnable := _runnable_requests(facts):
+        return Extend((Chunk(runnable[0].name, WHOLE),))
     return Poll() if facts.in_flight else None

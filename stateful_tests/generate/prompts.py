@@ -19,7 +19,7 @@ from impl.choices import Choices, once_in, pick
 
 @lru_cache(maxsize=1 << 14)
 def spelt(key: Key) -> Prompt:
-    """The prompt that spells `key`, as far as its texts are shared ones."""
+    """Return the prompt that spells `key`, as far as its texts are shared ones."""
     tokens = [token_of(known) for known in key]
     if key and key[-1] != tokens[-1]:  # of bigrams
         tokens.append(second_of(key[-1]))
@@ -28,7 +28,7 @@ def spelt(key: Key) -> Prompt:
 
 
 def input_of(request: Request) -> Prompt:
-    """The input of a request, as far as its texts are shared ones."""
+    """Return the input of a request, as far as its texts are shared ones."""
     pieces = []
     start = 0
     for serial, end in request.history:
@@ -40,7 +40,7 @@ def input_of(request: Request) -> Prompt:
 
 
 def shortened(prompt: Prompt, length: int) -> Prompt:
-    """The first `length` tokens of a prompt."""
+    """Return the first `length` tokens of a prompt."""
     kept: list[Piece] = []
     for piece in prompt:
         if length <= 0:
@@ -51,7 +51,7 @@ def shortened(prompt: Prompt, length: int) -> Prompt:
 
 
 def joined(*prompts: Prompt) -> Prompt:
-    """One prompt after the other; pieces of the same text become one."""
+    """Return the prompts as one; adjacent pieces of the same text become one piece."""
     pieces: list[Piece] = []
     for piece in (p for prompt in prompts for p in prompt):
         if pieces and pieces[-1].text == piece.text:
@@ -61,7 +61,8 @@ def joined(*prompts: Prompt) -> Prompt:
 
 
 def known(state: State) -> list[Prompt]:
-    """Prompts that lead somewhere: to the ends of nodes and of locks, and the inputs of requests."""
+    """Return prompts that lead somewhere: to the ends of nodes and of locks, and the inputs of
+    requests."""
     found: dict[Prompt, None] = {}
     if state.tree is not None:
         found.update((spelt(placed.path), None) for placed in nodes(state.tree))
@@ -72,7 +73,7 @@ def known(state: State) -> list[Prompt]:
 
 
 def draw_length(state: State, source: Choices, high: int) -> int:
-    """A length in [1, high], mostly whole pages or about a window of them."""
+    """Draw a length in [1, high], mostly whole pages or about a window of them."""
     page_size = state.config.geometry.page_size
     window = state.config.geometry.window or 1
     how = source.upto(7)
@@ -90,12 +91,12 @@ def draw_length(state: State, source: Choices, high: int) -> int:
 def draw_prompt(
     state: State, source: Choices, texts: str, longest: int, *, after: Prompt | None = None
 ) -> Prompt:
-    """A prompt of 1 to `longest` tokens that often meets what is known.
+    """Draw a prompt of 1 to `longest` tokens that often meets a known one.
 
-    after: it must begin with these pieces (what its holder has locked).
+    after: its first pieces (the prefix that its holder has locked).
     """
     start = after or ()
-    if after is None and once_in(source, 3) and (corners := _corners(state, longest)):
+    if after is None and once_in(source, 3) and (corners := _boundary_prompts(state, longest)):
         start = pick(source, pick(source, corners))
         if (left := longest - prompt_len(start)) and once_in(source, 2):
             more = Piece(pick(source, texts), draw_length(state, source, left))
@@ -121,7 +122,7 @@ def draw_prompt(
         start = pick(source, familiar)
         if once_in(source, 2):  # part of it: a node is left inside
             floor = prompt_len(after or ())
-            start = shortened(start, max(floor, _inside(state, source, prompt_len(start))))
+            start = shortened(start, max(floor, _draw_inner_length(state, source, prompt_len(start))))
         if start != after and once_in(source, 2):
             return shortened(start, longest)
     for _ in range(1 + once_in(source, 3)):
@@ -131,13 +132,14 @@ def draw_prompt(
     return shortened(start, longest)
 
 
-def _corners(state: State, longest: int) -> list[list[Prompt]]:
-    """Prompts that meet what others have locked: lists, by what they meet.
+def _boundary_prompts(state: State, longest: int) -> list[list[Prompt]]:
+    """Return prompts that meet locked nodes, in lists by what they meet.
 
-    They end inside a node that is locked in full KV alone, or by two, or of which a lock pins more SWA KV
-    than its window needs: such a node is split. Or with a tombstone that is read: whoever computes one of
-    these, and goes on by less than a window, is kept out of the tree. Or with a lock over several nodes: two
-    share a path then. Or with a recurrent state, which an admission copies.
+    They end inside a node that is locked in full KV only, or by two holders, or whose lock pins more
+        SWA KV than its window needs: such a node is split. Or they end with a tombstone that a lock
+        reads: a request that computes one of these, and goes on by less than a window, is kept out of
+        the tree. Or with a lock over several nodes: two share a path then. Or with a recurrent state,
+        which an admission copies.
     """
     if state.tree is None:
         return []
@@ -169,8 +171,8 @@ def _corners(state: State, longest: int) -> list[list[Prompt]]:
     return [prompts for prompts in fitting if prompts]
 
 
-def _inside(state: State, source: Choices, length: int) -> int:
-    """A length in [1, length], mostly whole pages."""
+def _draw_inner_length(state: State, source: Choices, length: int) -> int:
+    """Draw a length in [1, length], mostly whole pages."""
     page_size = state.config.geometry.page_size
     if length <= page_size or once_in(source, 5):
         return 1 + source.upto(length - 1)
@@ -178,8 +180,9 @@ def _inside(state: State, source: Choices, length: int) -> int:
 
 
 def draw_evicted(state: State, source: Choices, key: Key, prefix: int, limit: int) -> int:
-    """How far a window eviction freed the SWA KV of whoever inserts `key`: often not at all, else to where it
-    matters: the limit, its prefix, around tombstones and into long ones. At most `limit`."""
+    """Draw how far a window eviction has freed the SWA KV of a holder that inserts `key`: often not at
+    all, else to a position that matters: the limit, its prefix, around tombstones and into long ones.
+    At most `limit`."""
     assert state.tree is not None
     page_size = state.tree.page_size
     dead = [placed for placed in path_of(state.tree, key) if not placed.node.live]

@@ -25,18 +25,22 @@ MACHINES: dict[str, tuple[type, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class RunProfile:
-    """The profile of one run (swarm testing): commands that are disabled, few or many names, long prompts.
+    """The profile of one run (swarm testing).
 
-    disabled, boosted: names of command classes that this run leaves out, or uses four times as much.
+    disabled, boosted: names of command classes that the run leaves out, or draws four times as often.
     invalid_rate: one command in so many ignores its precondition.
-    long_prompts: of half a row instead of a page. own_tokens: prompts end with tokens that nobody shares.
-    sessions, requests, lock_holders, texts: names in use; few make long conversations, many make crowds.
-    allocate_ahead: slots are allocated far past the commit and, in free mode, window eviction is driven
-    with all of them. synchronise: requests wait for each other, so that batches are large. mixed: prefill
-    batches take requests along that decode. tails: KV of prompts is received, with SWA KV of the last window
-    alone. crowd: whoever runs stays until others run as well. again: a command that gives something back is
-    often followed by another of its kind. alike: a prompt is answered by the text that it ends with, so that
-    equal prompts have equal answers, and a longer prompt meets an answer.
+    long_prompts: prompts of half a row instead of a page. own_tokens: prompts end with unique tokens.
+    sessions, requests, lock_holders, texts: names in use; few make long conversations, many make
+        crowds.
+    allocate_ahead: slots are allocated far past the commit and, in free mode, window evictions are
+        driven with all of them.
+    synchronise: requests wait for each other, so that batches are large.
+    mixed: prefill batches include requests that decode.
+    tails: KV of prompts is received, with SWA KV only of the last window.
+    crowd: running requests stay until others run as well.
+    again: a command that frees something is often followed by another of its kind.
+    alike: a prompt is answered by the text that it ends with, so that equal prompts have equal answers,
+        and a longer prompt meets an answer.
     """
 
     machine: str = "sessions"
@@ -59,7 +63,8 @@ class RunProfile:
 
     @property
     def impatient(self) -> bool:
-        """Clients send turns while one runs, give up and close in any phase (many commands are invalid)."""
+        """Whether clients send turns while one runs, abort and close in any phase (many commands are
+        invalid)."""
         return self.invalid_rate == min(_INVALID_RATES)
 
 
@@ -69,7 +74,8 @@ LATE = {"Launch", "Settle"}
 
 
 def draw_geometry(source: Choices, like: Geometry) -> Geometry:
-    """Sizes that no preset has, with a window, a radix tree and recurrent state if `like` has one."""
+    """Draw sizes that no preset has, with a window, a radix tree and recurrent state if `like` has
+    them."""
     few = (1, 2, 3, 4) if like.tracks else (1,)
     page_size = pick(source, few if like.states else (1, 2, 3, 4, 5, 8, 16))
     window = None if like.window is None else 1 + source.upto(4 * page_size - 1)
@@ -85,8 +91,8 @@ def draw_geometry(source: Choices, like: Geometry) -> Geometry:
 
 
 def with_settings(source: Choices, sizes: Geometry, capabilities: Capabilities) -> Geometry:
-    """These sizes, with each of the system's settings at its default or at a value that it names, and once in
-    four times with a tree of bigrams."""
+    """Draw each of the system's settings, its default or one of its values, and a tree of bigrams once
+    in four times."""
     if sizes.tree and capabilities.bigram and not sizes.states:
         sizes = replace(sizes, bigram=once_in(source, 4))
     drawn = (
@@ -99,7 +105,7 @@ def with_settings(source: Choices, sizes: Geometry, capabilities: Capabilities) 
 def draw_profile(
     source: Choices, capabilities: Capabilities, machine: str = "sessions"
 ) -> RunProfile:
-    """A profile for one run of a machine, within what the system can do."""
+    """Draw a profile for one run of a machine, within what the system can do."""
     kinds = {c.__name__ for c in MACHINES[machine]}
     may_be_left_out = sorted((capabilities.commands & kinds) - _ESSENTIAL - LATE)
     disabled = {name for name in may_be_left_out if once_in(source, 6)}

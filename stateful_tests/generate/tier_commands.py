@@ -43,7 +43,7 @@ from stateful_tests.generate.tier_profile import TierProfile
 
 
 def draw_tier_config(source: Choices, like: TierConfig) -> TierConfig:
-    """Sizes that no preset has, with or without a window as `like` has."""
+    """Draw sizes that no preset has, with or without a window as `like` has."""
     if like.decode:
         return draw_decode_config(source, like)
     if like.prefill:
@@ -66,22 +66,22 @@ def draw_tier_config(source: Choices, like: TierConfig) -> TierConfig:
 
 
 def propose_tier_command(
-    beside: LockRanges, facts: TierFacts, source: Choices, profile: TierProfile
+    users: LockRanges, facts: TierFacts, source: Choices, profile: TierProfile
 ) -> TierCommand:
-    """The next command."""
-    if beside.config.decode:
-        return propose_decode_command(beside, facts, source, profile)
-    if beside.config.prefill:
-        return propose_prefill_command(beside, facts, source, profile)
-    holders = [name for name in profile.names if name in beside.prompts]
+    """Draw the next command."""
+    if users.config.decode:
+        return propose_decode_command(users, facts, source, profile)
+    if users.config.prefill:
+        return propose_prefill_command(users, facts, source, profile)
+    holders = [name for name in profile.names if name in users.prompts]
     absent = [
-        name for name in profile.names if name not in beside.prompts and name not in beside.waiting
+        name for name in profile.names if name not in users.prompts and name not in users.waiting
     ]
     moving = [job for job in facts.transfers if job.sent and not job.completed]
     queued = [job for job in facts.transfers if not job.sent]
-    done = any(job.completed for job in facts.transfers) or _to_drain(facts)
+    done = any(job.completed for job in facts.transfers) or _has_queued_results(facts)
     polls = 2 if done else weight_if(queued, 1)
-    idle = not holders and not beside.waiting
+    idle = not holders and not users.waiting
     weights = {
         "match": weight_if(absent and facts.nodes, profile.match),
         "insert": weight_if(holders or absent, profile.insert * (1 if facts.nodes else 2)),
@@ -94,39 +94,39 @@ def propose_tier_command(
         "reset": weight_if(idle and once_in(source, 4), profile.reset),
         "refused": weight_if(once_in(source, 40), 3),
     }
-    if beside.config.storage:
+    if users.config.storage:
         asks = [op for op in facts.operations if not op.back]
-        weights["poll"] += weight_if(_to_drain(facts), 10)
+        weights["poll"] += weight_if(_has_queued_results(facts), 10)
         reading = any(op.state in ("to read", "reads") for op in asks)
         # Admissions and aborts keep their share beside the commands that bring pages back. A text in the tree
         # is not prefetched, and an admitted request gives up the pages under way.
         early = 1 + weight_if(reading, profile.cycle // 20)
         weights |= {
-            "prefetch": weight_if(absent and beside.seen, profile.prefetch * (1 if facts.nodes else 6)),
-            "thread": weight_if(_threads(facts), profile.threads * (3 if asks else 1)),
-            "admit": weight_if(beside.waiting, profile.match * early) // (8 if asks else 1),
-            "abort": weight_if(beside.waiting, profile.abort * early),
+            "prefetch": weight_if(absent and users.seen, profile.prefetch * (1 if facts.nodes else 6)),
+            "thread": weight_if(_runnable_threads(facts), profile.threads * (3 if asks else 1)),
+            "admit": weight_if(users.waiting, profile.match * early) // (8 if asks else 1),
+            "abort": weight_if(users.waiting, profile.abort * early),
             "forget": weight_if(idle and not facts.in_flight, profile.prefetch),
         }
-        weights[_on_the_way_back(beside, facts, asks)] += profile.cycle
+        weights[_next_toward_storage_hit(users, facts, asks)] += profile.cycle
     kind = by_weight(source, weights) or "poll"
-    return _command(kind, beside, facts, source, profile, holders, absent, moving, queued)
+    return _draw_command(kind, users, facts, source, profile, holders, absent, moving, queued)
 
 
-def _command(
-    kind: str, beside: LockRanges, facts: TierFacts, source: Choices, profile: TierProfile,
+def _draw_command(
+    kind: str, users: LockRanges, facts: TierFacts, source: Choices, profile: TierProfile,
     holders: list[str], absent: list[str], moving: list[TierTransfer], queued: list[TierTransfer],
 ) -> TierCommand:  # fmt: skip
     match kind:
         case "match":
-            prompt = _loading(beside, facts, source, profile)
-            prompt = prompt or _prompt(beside, facts, source, profile)
+            prompt = _draw_prompt_to_load(users, facts, source, profile)
+            prompt = prompt or _draw_prompt(users, facts, source, profile)
             kind_of_match = Match if once_in(source, profile.loads) else Load
             return kind_of_match(pick(source, absent), prompt)
         case "unlock":
             return Unlock(pick(source, holders))
         case "evict":
-            return _evict(beside.config, facts, source)
+            return _draw_evict(users.config, facts, source)
         case "send":
             return Send(pick(source, queued).load)
         case "poll":
@@ -138,25 +138,25 @@ def _command(
         case "reset" | "forget":
             return ResetCache()
         case "prefetch":
-            return Prefetch(pick(source, absent), _stored(beside, source))
+            return Prefetch(pick(source, absent), _draw_stored_prompt(users, source))
         case "thread":
-            threads = _threads(facts)
+            threads = _runnable_threads(facts)
             reading = [each for each in threads if each is not Backup]
             thread = pick(source, reading if reading and not once_in(source, 4) else threads)
             less = once_in(source, profile.short // (2 if thread is Fetch else 1))
             return thread(source.upto(3) if less else ALL)
         case "admit":
-            name = pick(source, [*beside.waiting])
+            name = pick(source, [*users.waiting])
             kind_of_match = Match if once_in(source, profile.loads) else Load
-            return kind_of_match(name, beside.waiting[name])
+            return kind_of_match(name, users.waiting[name])
         case "abort":
-            return Abort(pick(source, [*beside.waiting]))
+            return Abort(pick(source, [*users.waiting]))
         case "refused":
             few: tuple[TierCommand, ...] = Unlock("h9"), Copy(), Copy(True), Complete(), Send(True)
-            if beside.config.storage:
+            if users.config.storage:
                 few += Query(), Fetch(), Backup(), Abort("h9")
             return pick(source, (*few, ResetCache()))
-    return _insert(beside, facts, source, profile, holders, absent)
+    return _draw_insert(users, facts, source, profile, holders, absent)
 
 
 Thread = type[Query] | type[Fetch] | type[Backup]
@@ -170,18 +170,18 @@ _THREAD_OF: dict[str, Thread] = {
 }
 
 
-def _threads(facts: TierFacts) -> list[Thread]:
-    """Threads of the storage that can go on."""
+def _runnable_threads(facts: TierFacts) -> list[Thread]:
+    """Return the threads of the storage that have work."""
     return [
         *dict.fromkeys(_THREAD_OF[op.state] for op in facts.operations if op.state in _THREAD_OF)
     ]
 
 
-def _on_the_way_back(beside: LockRanges, facts: TierFacts, asks: list[TierOperation]) -> str:
-    """The kind of command that takes a run on to where pages come back from the storage: all is stored and
-    let go of, both tiers forget it, a request asks for it and is admitted with it."""
+def _next_toward_storage_hit(users: LockRanges, facts: TierFacts, asks: list[TierOperation]) -> str:
+    """Return the kind of command that brings a run closer to a storage hit: everything is stored and
+    unlocked, both tiers forget it, a request prefetches it and is admitted with it."""
     reading = any(_THREAD_OF.get(op.state) for op in asks)
-    if asks or beside.waiting:
+    if asks or users.waiting:
         if reading:
             return "thread"
         return "poll" if asks else "admit"
@@ -190,32 +190,33 @@ def _on_the_way_back(beside: LockRanges, facts: TierFacts, asks: list[TierOperat
             return "complete"
         if any(job.load and not job.sent for job in facts.transfers):
             return "send"
-        return "thread" if _threads(facts) and not _to_drain(facts) else "poll"
-    if beside.prompts:
+        return "thread" if _runnable_threads(facts) and not _has_queued_results(facts) else "poll"
+    if users.prompts:
         return "unlock"
     if not facts.nodes:
-        return "prefetch" if beside.seen else "insert"
-    policy = beside.config.policy
+        return "prefetch" if users.seen else "insert"
+    policy = users.config.policy
     if all(node.host["full"] for node in facts.nodes) or policy == "write_through":
         return "forget"
     return "evict" if policy == "write_back" else "match"
 
 
-def _to_drain(facts: TierFacts) -> bool:
-    """The next Poll takes something from a queue of the storage."""
+def _has_queued_results(facts: TierFacts) -> bool:
+    """Return whether the next Poll takes something from a queue of the storage."""
     waits = any(op.state in ("answered", "done") for op in facts.operations)
     return waits or any(facts.returned.values())
 
 
-def _stored(beside: LockRanges, source: Choices) -> Prompt:
-    """A text that was inserted, cut or a page longer: the last page of a prompt is never asked for."""
-    prompt = pick(source, beside.seen)
+def _draw_stored_prompt(users: LockRanges, source: Choices) -> Prompt:
+    """Draw a text that was inserted, cut or a page longer: the last page of a prompt is never
+    prefetched."""
+    prompt = pick(source, users.seen)
     if once_in(source, 4):
         prompt = cut_prompt(prompt, 1 + source.upto(prompt_len(prompt) - 1))
-    return _more(beside, prompt, beside.config.page_size, source)
+    return _with_other_text(users, prompt, users.config.page_size, source)
 
 
-def _evict(config: TierConfig, facts: TierFacts, source: Choices) -> Evict:
+def _draw_evict(config: TierConfig, facts: TierFacts, source: Choices) -> Evict:
     full = pick(source, (0, 1, 3, 8, facts.evictable["full"]))
     swa = pick(source, (0, 0, 1, 4, facts.evictable["swa"])) if config.window is not None else 0
     states = pick(source, (0, 0, 1, facts.evictable["state"])) if config.states else 0
@@ -224,81 +225,84 @@ def _evict(config: TierConfig, facts: TierFacts, source: Choices) -> Evict:
     return Evict(full, swa, states)
 
 
-def _insert(
-    beside: LockRanges,
+def _draw_insert(
+    users: LockRanges,
     facts: TierFacts,
     source: Choices,
     profile: TierProfile,
     holders: list[str],
     absent: list[str],
 ) -> Insert:
-    """An insert by a holder, of its own text and often more, or by one that has matched nothing."""
+    """Draw an insert by a lock holder, of its own text and often more, or by one that has matched
+    nothing."""
     if holders and (not absent or not once_in(source, 3)):
         name = pick(source, holders)
-        prompt = beside.prompts[name]
+        prompt = users.prompts[name]
         if once_in(source, 2):
-            prompt = _longer(beside, prompt, source, profile)
+            prompt = _extended_prompt(users, prompt, source, profile)
     else:
         name = pick(source, absent)
-        prompt = _prompt(beside, facts, source, profile)
+        prompt = _draw_prompt(users, facts, source, profile)
     chunked = once_in(source, profile.chunks) and not once_in(source, 3)
     evicted = 0
-    if beside.config.window is not None and not chunked and once_in(source, 3):
-        evicted = source.upto(max(0, prompt_len(prompt) - 1 - beside.config.window))
-        evicted = evicted // beside.config.page_size * beside.config.page_size
+    if users.config.window is not None and not chunked and once_in(source, 3):
+        evicted = source.upto(max(0, prompt_len(prompt) - 1 - users.config.window))
+        evicted = evicted // users.config.page_size * users.config.page_size
     return Insert(name, prompt, evicted, chunked)
 
 
-def _prompt(beside: LockRanges, facts: TierFacts, source: Choices, profile: TierProfile) -> Prompt:
-    """A text that splits a node, one that was there before, cut or longer, or a new one."""
+def _draw_prompt(users: LockRanges, facts: TierFacts, source: Choices, profile: TierProfile) -> Prompt:
+    """Draw a text that splits a node, an earlier one, cut or longer, or a new one."""
     if facts.nodes and once_in(source, profile.aims):
-        return _splitting(beside, facts, source, profile)
-    if beside.seen and not once_in(source, 4):
-        prompt = pick(source, beside.seen)
+        return _draw_splitting_prompt(users, facts, source, profile)
+    if users.seen and not once_in(source, 4):
+        prompt = pick(source, users.seen)
         if once_in(source, 3):
             return prompt
         if once_in(source, 2):
             return cut_prompt(prompt, 1 + source.upto(prompt_len(prompt) - 1))
-        return _longer(beside, prompt, source, profile)
-    return _longer(beside, (), source, profile)
+        return _extended_prompt(users, prompt, source, profile)
+    return _extended_prompt(users, (), source, profile)
 
 
-def _loading(
-    beside: LockRanges, facts: TierFacts, source: Choices, profile: TierProfile
+def _draw_prompt_to_load(
+    users: LockRanges, facts: TierFacts, source: Choices, profile: TierProfile
 ) -> Prompt | None:
-    """The text of a node that has left the device, or the window of its SWA KV, a page longer."""
-    pools = beside.config.pools
+    """Draw the text of a node whose KV, or SWA KV, has left the device, made a page longer; None where
+    no node has, or another text is due."""
+    pools = users.config.pools
     nodes = [n for n in facts.nodes if any(n.host[pool] and not n.device[pool] for pool in pools)]
     if not nodes or not once_in(source, profile.aims):
         return None
-    return _more(beside, _text_of(pick(source, nodes), facts), beside.config.page_size, source)
+    return _with_other_text(users, _node_prompt(pick(source, nodes), facts), users.config.page_size, source)
 
 
-def _splitting(
-    beside: LockRanges, facts: TierFacts, source: Choices, profile: TierProfile
+def _draw_splitting_prompt(
+    users: LockRanges, facts: TierFacts, source: Choices, profile: TierProfile
 ) -> Prompt:
-    """The text of a node up to a page in its middle, and then another; best of one that a transfer moves."""
-    page = beside.config.page_size
+    """Draw the text of a node up to a page in its middle, continued with another; preferably of a node
+    that a transfer moves."""
+    page = users.config.page_size
     long = [node for node in facts.nodes if len(node.stamps) > page] or [*facts.nodes]
     moving = [n for n in long if n.storing >= 0 or n.loading >= 0 or any(n.pins.values())]
     node = pick(source, moving if moving and not once_in(source, 3) else long)
     length = node.start + page * source.upto(len(node.stamps) // page)
     if not length:
-        return _longer(beside, (), source, profile)
-    return _more(beside, cut_prompt(_text_of(node, facts), length), page, source)
+        return _extended_prompt(users, (), source, profile)
+    return _with_other_text(users, cut_prompt(_node_prompt(node, facts), length), page, source)
 
 
-def _more(beside: LockRanges, prompt: Prompt, tokens: int, source: Choices) -> Prompt:
-    """So many tokens of another text behind a prompt, as far as there is room."""
-    room = min(tokens, beside.config.width - prompt_len(prompt))
+def _with_other_text(users: LockRanges, prompt: Prompt, tokens: int, source: Choices) -> Prompt:
+    """Return a prompt with so many tokens of another text behind it, as far as there is room."""
+    room = min(tokens, users.config.width - prompt_len(prompt))
     if room < 1:
         return prompt
     others = [text for text in "abcde" if not prompt or text != prompt[-1].text]
     return (*prompt, Piece(pick(source, others), room))
 
 
-def _text_of(node: TierNode, facts: TierFacts) -> Prompt:
-    """The prompt that ends where a node does."""
+def _node_prompt(node: TierNode, facts: TierFacts) -> Prompt:
+    """Return the prompt that ends where a node does."""
     nodes = {each.node: each for each in facts.nodes}
     stamps: list[int] = []
     for each in path(node.node, nodes):
@@ -307,10 +311,10 @@ def _text_of(node: TierNode, facts: TierFacts) -> Prompt:
     return tuple(Piece(text, len([*run])) for text, run in groupby(texts))
 
 
-def _longer(beside: LockRanges, prompt: Prompt, source: Choices, profile: TierProfile) -> Prompt:
-    """More of a text, or another from there on."""
-    page = beside.config.page_size
-    room = min(profile.longest * page, beside.config.width) - prompt_len(prompt)
+def _extended_prompt(users: LockRanges, prompt: Prompt, source: Choices, profile: TierProfile) -> Prompt:
+    """Return a prompt continued with the same text or another."""
+    page = users.config.page_size
+    room = min(profile.longest * page, users.config.width) - prompt_len(prompt)
     if room < 1:
         return prompt
     more = 1 + source.upto(room - 1)
@@ -322,24 +326,24 @@ def _longer(beside: LockRanges, prompt: Prompt, source: Choices, profile: TierPr
     return (*prompt, Piece(text, more))
 
 
-def tier_finale(beside: LockRanges, facts: TierFacts) -> TierCommand | None:
+def tier_finale(users: LockRanges, facts: TierFacts) -> TierCommand | None:
     """Return the next command that ends a run, until nothing is in flight and nobody holds a lock."""
-    if beside.config.decode:
-        return decode_finale(beside, facts)
-    if beside.config.prefill:
-        return prefill_finale(beside, facts)
+    if users.config.decode:
+        return decode_finale(users, facts)
+    if users.config.prefill:
+        return prefill_finale(users, facts)
     for job in facts.transfers:
         if not job.sent:
             return Send(job.load)
     for job in facts.transfers:
         if not job.completed:
             return Complete(job.load)
-    if threads := _threads(facts):
+    if threads := _runnable_threads(facts):
         return threads[0]()
-    if facts.transfers or _to_drain(facts):
+    if facts.transfers or _has_queued_results(facts):
         return Poll()
-    if beside.waiting:
-        return Abort(next(iter(beside.waiting)))
-    if beside.prompts:
-        return Unlock(next(iter(beside.prompts)))
+    if users.waiting:
+        return Abort(next(iter(users.waiting)))
+    if users.prompts:
+        return Unlock(next(iter(users.prompts)))
     return None

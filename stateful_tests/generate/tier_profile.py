@@ -44,7 +44,7 @@ class TierProfile:
 
 
 def draw_tier_profile(source: Choices) -> TierProfile:
-    """A profile for one run."""
+    """Draw a profile for one run."""
     return TierProfile(
         names=NAMES[: 1 + source.upto(5)], texts="abc"[: 1 + source.upto(2)], longest=4 + source.upto(12),
         match=6 + source.upto(12), insert=6 + source.upto(12), unlock=pick(source, (0, 3, 6)),

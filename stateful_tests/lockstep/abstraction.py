@@ -27,12 +27,13 @@ _OWNED: Callable[[tuple[str, int, int]], Owned] = partial(tuple.__new__, Owned)
 
 
 def facts_of(view: View, geometry: Geometry) -> Facts:
-    """Gather owners, reads and leftovers. Never raises on a wrong view: slots outside of a pool become 0."""
+    """Return owners, reads and leftovers of a view. Never raises on a wrong view: slots outside of a
+    pool become 0."""
     return _Reader(view, geometry).facts()
 
 
 def misfit(view: View, geometry: Geometry) -> str:
-    """Say in what a view does not fit the sizes that the system was built with; "" if it fits."""
+    """Describe how a view does not fit the sizes that the system was built with; "" if it fits."""
     if view.tree is not None and not geometry.tree:
         return "view().tree: a tree, and there is none in this run (geometry.tree)"
     if view.tree is None and geometry.tree:
@@ -57,7 +58,7 @@ _FIELDS = ["requests", *(name for name in View.__struct_fields__ if name != "req
 
 
 def same(a: View, b: View) -> bool:
-    """Whether two views are equal but for the order of free lists and tree nodes."""
+    """Return whether two views are equal apart from the order of free lists and tree nodes."""
     for name in _FIELDS:
         one = getattr(a, name)
         other = getattr(b, name)
@@ -69,7 +70,7 @@ def same(a: View, b: View) -> bool:
 
 
 def _unordered(name: str, value: Any) -> object:
-    """The value of a field of View, with lists sorted whose order tells nothing."""
+    """Return the value of a field of View with its lists sorted where order has no meaning."""
     if name == "tree":
         return sorted(value.nodes, key=_PATH), value.lock_holders, value.sizes
     if name == "states":
@@ -134,8 +135,8 @@ class _Reader:
             self.unused_mapped = [
                 (s, view.full_to_swa[s]) for s in mapped if s // size in free_pages
             ]
-        holders = {name: self._row(name, row, cursors) for name, row, cursors in _rows_in_use(view)}
-        tree = self._tree() if view.tree is not None else None
+        holders = {name: self._read_row(name, row, cursors) for name, row, cursors in _rows_in_use(view)}
+        tree = self._read_tree() if view.tree is not None else None
         pools = {"full": Pool(geometry.full_pages, view.free_full, self.full)}
         if self.has_swa:
             pools["swa"] = Pool(geometry.swa_pages, view.free_swa, self.swa)
@@ -150,10 +151,10 @@ class _Reader:
         return Facts(
             sessions, requests, holders, pools, geometry.rows, view.free_rows,
             self.torn, self.torn_swa, self.unmapped, self.evicted_mapped, self.unused_mapped,
-            self._shared(), tree, self._states(),
+            self._shared_entries(), tree, self._read_states(),
         )  # fmt: skip
 
-    def _shared(self) -> list[tuple[int, int]]:
+    def _shared_entries(self) -> list[tuple[int, int]]:
         """Entries at live positions of different full slots that name the same SWA slot. A full slot that
         several holders share counts once."""
         swa_slots = [swa for _, swa in self.live]
@@ -163,33 +164,33 @@ class _Reader:
         times = Counter(swa for _, swa in live)
         return sorted((slot, swa) for slot, swa in live if times[swa] > 1)
 
-    def _row(self, name: str, row: int, cursors: Cursors) -> HolderFacts:
+    def _read_row(self, name: str, row: int, cursors: Cursors) -> HolderFacts:
         """Return what a row in use holds up to kv_allocated_len, and note its pages and SWA entries."""
         view = self.view
         page_size = self.page_size
         cells = view.rows.get(row, ())
         length = max(0, min(cursors.kv_allocated_len, len(cells)))
-        slots = _within(cells[:length], len(view.full_stamps))
+        slots = _bounded(cells[:length], len(view.full_stamps))
         first = max(0, cursors.cache_protected_len)
-        self.full += self._pages(name, "full", slots, first, self.torn)
+        self.full += self._note_pages(name, "full", slots, first, self.torn)
         full_read = [*map(view.full_stamps.__getitem__, slots)]
         swa_read: list[int | None] = []
         if self.has_swa:
-            mapped = _within([*map(view.full_to_swa.__getitem__, slots)], len(view.swa_stamps))
+            mapped = _bounded([*map(view.full_to_swa.__getitem__, slots)], len(view.swa_stamps))
             swa_read = [view.swa_stamps[m] if m else None for m in mapped]
             dead = max(first, cursors.swa_evicted_seqlen)
             start = -(-dead // page_size) * page_size
-            self.swa += self._pages(name, "swa", mapped, start, self.torn_swa)
+            self.swa += self._note_pages(name, "swa", mapped, start, self.torn_swa)
             self.live += [(s, m) for s, m in zip(slots[start:], mapped[start:]) if m]
             self.unmapped += [(name, p) for p in range(start, length) if not mapped[p]]
             self.evicted_mapped += [
                 (s, m) for s, m in zip(slots[first:start], mapped[first:start]) if m
             ]
             if length % page_size:
-                self._rest_of_page(slots[-1], mapped[-1])
+                self._check_rest_of_page(slots[-1], mapped[-1])
         return HolderFacts(row, cursors, full_read, swa_read, slots[:first])
 
-    def _rest_of_page(self, last: int, last_swa: int) -> None:
+    def _check_rest_of_page(self, last: int, last_swa: int) -> None:
         """Note the slots behind the last allocated one in its page whose entries are wrong: they must be
         unmapped, or mapped to the SWA slots behind `last_swa`."""
         mapping = self.view.full_to_swa
@@ -199,7 +200,7 @@ class _Reader:
             if swa and (not last_swa or swa - last_swa != slot - last):
                 self.unused_mapped.append((slot, swa))
 
-    def _states(self) -> StateFacts | None:
+    def _read_states(self) -> StateFacts | None:
         """Slots of recurrent state; a session and the turn that borrows its slot are one holder."""
         shown = self.view.states
         if shown is None:
@@ -220,10 +221,10 @@ class _Reader:
             buffers, tracked,
         )  # fmt: skip
 
-    def _tree(self) -> TreeFacts:
+    def _read_tree(self) -> TreeFacts:
         tree = self.view.tree
         assert tree is not None
-        nodes = [self._node(node) for node in sorted(tree.nodes, key=_PATH)]
+        nodes = [self._read_node(node) for node in sorted(tree.nodes, key=_PATH)]
         size = self.page_size
         lock_holders = {name: tuple(holder.slots) for name, holder in tree.lock_holders.items()}
         pages: dict[Key, tuple[tuple[int, ...], bool]] = {}
@@ -233,13 +234,13 @@ class _Reader:
                 pages[node.path[:end]] = tuple(node.slots[at : at + size]), node.live
         return TreeFacts(nodes, lock_holders, tree.sizes, pages)
 
-    def _node(self, node: NodeView) -> NodeFacts:
+    def _read_node(self, node: NodeView) -> NodeFacts:
         """Return the facts of a tree node, and note its pages. The owner of a page is the path to its end."""
         view = self.view
         size = self.page_size
         path = tuple(node.path)
-        slots = _within(node.slots, len(view.full_stamps))
-        swa = _within(node.swa_slots, len(view.swa_stamps))
+        slots = _bounded(node.slots, len(view.full_stamps))
+        swa = _bounded(node.swa_slots, len(view.swa_stamps))
         mapped = [view.full_to_swa[s] for s in slots] if self.has_swa else []
         start = len(path) - len(slots)
         for pool, own, owned, torn in (
@@ -247,7 +248,7 @@ class _Reader:
             ("swa", swa, self.swa, self.torn_swa),
         ):
             wrong: list[Torn] = []
-            for _, page_in_node, page in self._pages("the tree", pool, own, 0, wrong):
+            for _, page_in_node, page in self._note_pages("the tree", pool, own, 0, wrong):
                 number = start // size + page_in_node
                 owned.append(Owned(page_name(path[: (number + 1) * size]), number, page))
             for each in wrong:
@@ -263,7 +264,7 @@ class _Reader:
             node.state_locks,
         )  # fmt: skip
 
-    def _pages(
+    def _note_pages(
         self, name: str, pool: str, slots: Sequence[int], start: int, torn: list[Torn]
     ) -> list[Owned]:
         """Return the pages of the positions from the first page boundary at or after `start` on. Slots that
@@ -297,7 +298,7 @@ def _in_order(slots: Sequence[int], heads: Sequence[int], page_size: int) -> boo
     return list(slots) == expected[: len(slots)]
 
 
-def _within(slots: Sequence[int], size: int) -> Sequence[int]:
+def _bounded(slots: Sequence[int], size: int) -> Sequence[int]:
     """The slots, with 0 in the place of each that is outside of a pool of `size` slots."""
     if not slots or (min(slots) >= 0 and max(slots) < size):
         return slots

@@ -25,11 +25,13 @@ Failures = list[tuple[Clause, Failure]]
 class AnyLockstep(ABC):
     """One run of a system, from the empty state.
 
-    facts: the system's, now. step: the last command with what clauses check of it; None at the start, where
-    the system did not run the command, and where it broke. violation: the first step that left the
-    specification; nothing may be done after it. first_violation: the one before, where one clause alone is
-    checked past it. tallies (shared between runs) count evaluations and situations. clause: checked even if
-    the system is known to violate it.
+    facts: the system's, now.
+    step: the last command with its clause inputs; None at the start, where the system did not run the
+        command, and where it broke.
+    violation: the first step that left the specification; no command may follow.
+    first_violation: the violation before that one, in a run that went on past it to check one clause.
+    tallies: counts of evaluations and situations, which runs may share.
+    clause: checked even if the system is known to violate it.
     """
 
     system: AnySystem
@@ -61,13 +63,13 @@ class AnyLockstep(ABC):
     @staticmethod
     @abstractmethod
     def lacking(can: Capabilities, config: Any, commands: Sequence[Any]) -> str:
-        """Say what a system of this kind lacks for a run with these sizes and commands, in words such as
-        "has no SWA pool"; "" where it lacks nothing."""
+        """Say what a system of this kind lacks for a run with these sizes and commands, such as "has no
+        SWA pool"; "" where it lacks nothing."""
 
     @staticmethod
     @abstractmethod
     def presets_for(can: Capabilities) -> tuple[str, ...]:
-        """The presets that are meant for a system of this kind, by name."""
+        """Return the names of the presets for a system of this kind."""
 
     @property
     @abstractmethod
@@ -80,19 +82,19 @@ class AnyLockstep(ABC):
 
     @abstractmethod
     def moment(self) -> AnyMoment:
-        """The run as it is now, for a report."""
+        """Return the run as it is now, for a report."""
 
     @abstractmethod
     def row(self, command: Any, outcome: Outcome, before: Any) -> Row:
         """Return the changes of a command since the moment before it."""
 
     def in_words(self, outcome: Outcome) -> str:
-        """An outcome, as far as a trace can state it. Here whether it was done: who is judged by facts alone
-        refuses for reasons of its own."""
+        """Return an outcome as a trace states it: whether the command was done. A system that facts
+        alone judge refuses for reasons of its own."""
         return type(outcome).__name__.lower()
 
     def _start(self, config: Any) -> None:
-        """Have the empty system; where there is none, the first command meets why."""
+        """Reset the system; where that fails, the first command returns the error."""
         try:
             with failing_as(RESET):
                 self.system.reset(config)
@@ -103,16 +105,16 @@ class AnyLockstep(ABC):
 
     @abstractmethod
     def _look(self) -> None:
-        """Take the system's facts."""
+        """Read the system's facts."""
 
     def _begin(self) -> None:
-        """Another command."""
+        """Begin another command."""
         assert self.violation is None, "the run has ended with a violation"
         self.steps += 1
         self.step = None
 
     def _carried_out(self, command: Any) -> Outcome:
-        """The system's outcome, and its facts after it; Broken where it fails or cannot be looked at."""
+        """Return the system's outcome and read its facts; Broken where either fails."""
         try:
             outcome = self._unstarted or checked_outcome(self.system.apply(command))
             if not isinstance(outcome, Broken):
@@ -130,7 +132,8 @@ class AnyLockstep(ABC):
         step_after: Callable[[], AnyStep],
         broken_off: Callable[[Any, frozenset[str]], Failures],
     ) -> Violation:
-        """The system has failed. What it has left in its pages, if it still shows them, says more."""
+        """Return the violation of a system that has failed. Facts that it still shows may name the
+        cause."""
         before = self.facts
         if self._unstarted is None:
             with suppress(Exception, SystemExit):
@@ -145,8 +148,8 @@ class AnyLockstep(ABC):
     def _judge(
         self, step: AnyStep, failures: Failures, clauses: Iterable[Clause], *, comparable: bool = True
     ) -> None:
-        """Take over which clauses a step violates, and count those that could have been. comparable: its
-        outcome is of the kind that was expected; else no situation counts as reached."""
+        """Record the clauses that a step violates, and count those that it could have. comparable: its
+        outcome is of the expected kind; otherwise no situation counts as reached."""
         if self._tallies is not None:
             tally_up(self._tallies, clauses, step, self._reached if comparable else None)
         if failures:

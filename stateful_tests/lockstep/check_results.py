@@ -46,7 +46,7 @@ class LookedUp(NamedTuple):
     changed: str = ""
 
     def text(self, clause: str, observed: str) -> str:
-        """In words. observed: of the finding."""
+        """Return the look-up in words. observed: of the finding."""
         if self.fault:
             having = self.first if self.first == self.last else f"{self.first} to {self.last}"
             fixed = f"fixed in {self.fixed}" if self.fixed else f"in {having}"
@@ -72,8 +72,8 @@ class LookedUp(NamedTuple):
 
     @property
     def _your_tree(self) -> str:
-        """What the fault of that release says of the tree. Only `between` and `shared` were seen on the tree:
-        a new fault of the same function may violate the clause in the same trace."""
+        """Say what the release's fault means for the tree. Only `between` and `shared` were seen on the
+        tree: a new fault of the same function may violate the clause in the same trace."""
         if self.between:
             return "your tree lies between such a release and the base"
         if self.shared:
@@ -112,7 +112,7 @@ class Finding:
 
     @property
     def known_elsewhere(self) -> bool:
-        """It is a known fault of the base, or of a release that the tree has a part of."""
+        """Whether it is a known fault of the base, or of a release that the tree has a part of."""
         return self.looked_up is not None and (self.looked_up.between or self.looked_up.shared)
 
     @property
@@ -121,13 +121,13 @@ class Finding:
 
 
 def finding_name(clause: str, number: int) -> str:
-    """Return the name of a trace of the clause: the first has the name of the clause alone."""
+    """Return the name of a trace of the clause: the first has the clause's name alone."""
     return f"{clause} ({number})" if number > 1 else clause
 
 
 @dataclass(slots=True)
 class Tally:
-    """How often a clause was evaluated, and in how many runs its trigger came up."""
+    """Numbers of evaluations of a clause, and of runs in which its trigger was true."""
 
     evaluated: int = 0
     reached: int = 0
@@ -138,8 +138,8 @@ def tally_up(
 ) -> None:
     """Count the checks of some clauses after a step, where the system can violate them.
 
-    reached: whose trigger has come up in this run already; None where the step can reach none, as system and
-    reference do not compare.
+    reached: clauses whose trigger was true before in this run; None where the step can reach none, as
+        system and reference do not compare.
     """
     for clause in clauses:
         if (tally := tallies.get(clause.id)) is None:
@@ -151,7 +151,7 @@ def tally_up(
 
 
 def add_tallies(kept: dict[str, Tally], more: dict[str, Tally]) -> None:
-    """Add to each tally that is kept."""
+    """Add the counts in `more` to those in `kept`."""
     for clause, tally in more.items():
         mine = kept.setdefault(clause, Tally())
         mine.evaluated += tally.evaluated

@@ -48,7 +48,7 @@ def lockstep_on(
     clause: str | None = None,
     **counts: Any,
 ) -> AnyLockstep:
-    """Start a run of any system. clause, counts (tallies, refusals): as of AnyLockstep."""
+    """Start a run of any system. clause, counts (tallies, refusals): as in AnyLockstep."""
     run: AnyLockstep = _LOCKSTEPS[kind_of_config(geometry).name](
         system, geometry, mode, clause=clause, **counts
     )
@@ -58,7 +58,7 @@ def lockstep_on(
 def check_fits(
     system: AnySystem, geometry: Geometry | JudgedConfig, commands: tuple[AnyCommand, ...] = ()
 ) -> None:
-    """Raise UnusableImplementation when the system cannot be driven through this."""
+    """Raise UnusableImplementation when the system cannot run these sizes and commands."""
     can = system.capabilities
     kind = kind_of_config(geometry)
     if can.system_kind is not kind:
@@ -78,7 +78,7 @@ _ENGINES = {
 
 
 def _example(geometry: Geometry | JudgedConfig) -> str:
-    """Return the option that names what can be driven with these sizes."""
+    """Return an option that names a system for these sizes."""
     kind = kind_of_config(geometry)
     if kind.name not in _ENGINES:
         return "--impl module:factory"
@@ -91,7 +91,7 @@ def _example(geometry: Geometry | JudgedConfig) -> str:
 
 
 def new_tallies(can: Capabilities | None = None) -> dict[str, Tally]:
-    """Make one empty tally per clause; can: of those that such a system can violate."""
+    """Return one empty tally per clause. can: only clauses that such a system can violate."""
     if can is None:
         return {name: Tally() for name in CLAUSES}
     there = {

@@ -28,7 +28,7 @@ _NOTHING = BlockFacts((), (), (), (), {}, {})
 
 
 class EngineLockstep(AnyLockstep):
-    """One run of an engine. texts: what clients sent and the model sampled."""
+    """One run of an engine. texts: texts that clients sent and the model sampled."""
 
     system: EngineSystem
     facts: BlockFacts
@@ -55,7 +55,7 @@ class EngineLockstep(AnyLockstep):
 
     @staticmethod
     def lacking(can: Capabilities, config: EngineConfig, _: Sequence[EngineCommand]) -> str:
-        """Recurrent state, a KV connector, or images."""
+        """Say whether the engine lacks recurrent state, a KV connector or images."""
         if config.recurrent and not can.recurrent:
             return "is driven without recurrent state: the trace has it"
         if config.connects and not can.connects:
@@ -66,7 +66,7 @@ class EngineLockstep(AnyLockstep):
 
     @staticmethod
     def presets_for(can: Capabilities) -> tuple[str, ...]:
-        """An engine with a connector or an encoder is driven with it."""
+        """Return the presets; an engine with a connector or an encoder is driven with it."""
         return tuple(
             name
             for name, config in ENGINE_PRESETS.items()
@@ -127,7 +127,7 @@ class EngineLockstep(AnyLockstep):
         self.facts = facts
 
     def moment(self) -> EngineMoment:
-        """The engine as it is now."""
+        """Return the engine as it is now."""
         return EngineMoment(self.facts, self.step)
 
     def row(self, command: EngineCommand, outcome: Outcome, before: EngineMoment) -> Row:
@@ -139,7 +139,7 @@ class EngineLockstep(AnyLockstep):
 
 
 def misfit(facts: BlockFacts, config: EngineConfig) -> str:
-    """Say which facts are of other sizes than an engine of this configuration has, or ""."""
+    """Describe facts that do not fit the sizes of this configuration; "" if they fit."""
     blocks = len(facts.refs)
     groups = len(config.groups)
     if len(facts.memory) != blocks:
@@ -188,11 +188,11 @@ def changes(before: BlockFacts, now: BlockFacts) -> list[str]:
     for word, blocks in (("published", named - was_named), ("forgotten", was_named - named)):
         if blocks:
             lines.append(f"{word}: {' '.join(map(str, sorted(blocks)))}")
-    return [*lines, *_images(before, now), *_moved(before, now)]
+    return [*lines, *_encoder_changes(before, now), *_transfer_changes(before, now)]
 
 
-def _images(before: BlockFacts, now: BlockFacts) -> Iterator[str]:
-    """Yield what a step has encoded, and which images the scheduler counts as kept, where that changes."""
+def _encoder_changes(before: BlockFacts, now: BlockFacts) -> Iterator[str]:
+    """Yield the images that a step has encoded, and changes of those that the scheduler counts as kept."""
     if now.encoder is None:
         return
     if now.encoder.encoded:
@@ -206,8 +206,8 @@ def _images(before: BlockFacts, now: BlockFacts) -> Iterator[str]:
             yield f"image {image} kept, needed by {' '.join(kept[image]) or 'nobody'}"
 
 
-def _moved(before: BlockFacts, now: BlockFacts) -> Iterator[str]:
-    """Yield what transfers did, and what host memory keeps."""
+def _transfer_changes(before: BlockFacts, now: BlockFacts) -> Iterator[str]:
+    """Yield the changes of transfers and of host memory."""
     were, are = ({job.job: job for job in facts.transfers} for facts in (before, now))
     for number in sorted(were | are):
         was, job = were.get(number), are.get(number) or were[number]
@@ -229,11 +229,11 @@ def _moved(before: BlockFacts, now: BlockFacts) -> Iterator[str]:
     for word, keys in (("under a hash", keeps - kept), ("forgotten", kept - keeps)):
         if keys:
             yield f"chunks {word}: {' '.join(str(chunk) for chunk, _ in sorted(keys))}"
-    yield from _stored(before, now)
+    yield from _storage_changes(before, now)
 
 
-def _stored(before: BlockFacts, now: BlockFacts) -> Iterator[str]:
-    """Yield what the engine asks a storage for, and what its threads did."""
+def _storage_changes(before: BlockFacts, now: BlockFacts) -> Iterator[str]:
+    """Yield the engine's requests to a storage, and the work of its threads."""
     if now.host is None:
         return
     if now.host.lookups:

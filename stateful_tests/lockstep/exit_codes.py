@@ -40,7 +40,7 @@ _BY_GRAVITY = (
 
 
 def gravest(endings: Iterable[int]) -> Ending:
-    """The ending of several runs together: a finding is graver than what could not be driven."""
+    """Return the ending of several runs together: a finding is graver than work that was not driven."""
     return min(map(Ending, endings), key=_BY_GRAVITY.index)
 
 
@@ -51,7 +51,7 @@ def ending(
     interrupted: bool = False,
     incomplete: bool = False,
 ) -> Ending:
-    """The gravest of what holds; without any the system conforms."""
+    """Return the gravest ending whose condition holds; CONFORMS where none does."""
     held = {
         Ending.BROKE: broke,
         Ending.VIOLATED: violated,

@@ -21,22 +21,22 @@ _CLOSED = "SES-4"
 def violations(
     lockstep: AnyLockstep, done: Sequence[Any], origin: str
 ) -> list[tuple[Violation, Trace]]:
-    """The violation that a run of these commands has ended with, if it did, and the close that does not
-    happen when all is closed then; each with its trace. Nothing may be done afterwards."""
+    """Return the violation at the end of a run, if any, and a close that does not happen when
+    everything is closed then; each with its trace. The run takes no command afterwards."""
     geometry, mode = lockstep.config
     found = []
     if lockstep.violation is not None:
         found.append((lockstep.violation, Trace(geometry, mode, tuple(done), origin)))
         if not isinstance(lockstep, Lockstep):
             return found
-        done = (*done, *_all_closed(lockstep))
+        done = (*done, *_sessions_all_close(lockstep))
         if lockstep.violation is not None:
             found.append((lockstep.violation, Trace(geometry, mode, done, origin)))
     return found
 
 
-def _all_closed(lockstep: Lockstep) -> list[Command]:
-    """End every turn that the system shows, then close its sessions, and check whether they are gone."""
+def _sessions_all_close(lockstep: Lockstep) -> list[Command]:
+    """End every turn that the system shows, then close its sessions, and check that they are gone."""
     violation = lockstep.violation
     facts = lockstep.moment().facts
     ends: list[Command] = []

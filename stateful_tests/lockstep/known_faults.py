@@ -70,7 +70,7 @@ class KnownFault(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
         """Raises ValueError where fields contradict each other."""
         fixed = () if self.fixed is None else (self.fixed,)
         for version in (self.first, *fixed, *self.unified.values(), *self.elsewhere):
-            _order(version)
+            _version_key(version)
         if (self.verdict == "known") != bool(self.reports):
             raise ValueError(f"{self.id}: `reports` goes with the verdict known, and only with it")
         if (self.verdict == "cause known") != bool(self.cause):
@@ -83,29 +83,29 @@ class KnownFault(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
             raise ValueError(f"{self.id}: the verdict is fixed, and `fixed` names no release")
 
     def on(self, tree: str | None) -> KnownFault:
-        """The fault as releases with that tree have it; "unified" is the other tree of a release."""
+        """Return the fault in releases with that tree; "unified" is the other tree of a release."""
         if tree != "unified" or not self.unified:
             return self
         return msgspec.structs.replace(self, unified={}, elsewhere={}, **self.unified)
 
     def is_in(self, release: str) -> bool:
-        """Whether a release has it. Raises ValueError where `release` is no version."""
+        """Return whether a release has it. Raises ValueError where `release` is no version."""
         if self.fixed is None:
-            return _order(self.first) <= _order(release) and looked_for(self.engine, release)
-        return _order(self.first) <= _order(release) < _order(self.fixed)
+            return _version_key(self.first) <= _version_key(release) and looked_for(self.engine, release)
+        return _version_key(self.first) <= _version_key(release) < _version_key(self.fixed)
 
     def shown(self, clause: str, release: str) -> str | None:
-        """Return what a trace of `clause` violates in that release; None: it conforms."""
+        """Return the clause that a trace of `clause` violates in that release; None: it conforms."""
         dates: dict[str, str | None] = {self.first: clause}
         if self.fixed is not None:
             dates[self.fixed] = None
         dates |= self.elsewhere
-        past = [since for since in dates if _order(since) <= _order(release)]
-        return dates[max(past, key=_order)] if past else None
+        past = [since for since in dates if _version_key(since) <= _version_key(release)]
+        return dates[max(past, key=_version_key)] if past else None
 
     @property
     def upstream(self) -> str:
-        """Say what upstream knows of it, such as "known: #26919; fixed in 0.5.16"."""
+        """Return upstream's knowledge of it, such as "known: #26919; fixed in 0.5.16"."""
         numbers = ", ".join(f"#{number}" for number in self.reports or self.cause)
         verdict = {
             "known": f"known: {numbers}",
@@ -120,7 +120,7 @@ class KnownFault(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 
     @property
     def summary(self) -> str:
-        """The fault and what upstream knows of it, in a line."""
+        """Return the fault and upstream's knowledge of it, in a line."""
         return f"{self.says} ({self.upstream})"
 
 
@@ -129,7 +129,8 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def read(path: Path) -> dict[str, KnownFault]:
-    """The faults of a file by id. Raises UnusableImplementation that names the file and the field."""
+    """Return the faults of a file by id. Raises UnusableImplementation that names the file and the
+    field."""
     try:
         found = msgspec.convert(tomllib.loads(path.read_text(encoding="utf-8")), _File).fault
     except (OSError, ValueError) as error:  # of tomllib and msgspec as well
@@ -150,19 +151,20 @@ def read(path: Path) -> dict[str, KnownFault]:
 
 @cache
 def known_faults() -> dict[str, KnownFault]:
-    """The faults of known.toml by id, in its order. Raises UnusableImplementation."""
+    """Return the faults of known.toml by id, in its order. Raises UnusableImplementation."""
     return read(PATH)
 
 
 def traces(engine: str) -> Iterator[tuple[Path, KnownFault]]:
-    """The traces of an engine's known faults, with their faults."""
+    """Return the traces of an engine's known faults, with their faults."""
     for fault in known_faults().values():
         if fault.engine == engine:
             yield from ((FOLDER / path, fault) for path in fault.traces)
 
 
 def label(release: str, fault: str) -> str | None:
-    """The id of a fault if that release has it, else None; None also where `release` is no version.
+    """Return the id of a fault if that release has it, else None; None also where `release` is no
+    version.
 
     Raises KeyError where known.toml lacks the id.
     """
@@ -171,35 +173,35 @@ def label(release: str, fault: str) -> str | None:
 
 
 def looked_for(engine: str, release: str) -> bool:
-    """Somebody has looked for the faults of this release: it is neither before the oldest that is driven nor
-    after the newest."""
+    """Return whether the faults of this release were searched for: it lies between the oldest driven
+    release and the newest."""
     oldest, newest = releases(engine)[0], releases(engine)[-1]
     if not _VERSION.match(release):
         return False
-    return _order(oldest)[:3] <= _order(release)[:3] <= _order(newest)[:3]
+    return _version_key(oldest)[:3] <= _version_key(release)[:3] <= _version_key(newest)[:3]
 
 
 def nearest(engine: str, release: str) -> str:
-    """The newest driven release that is not after this one; else the oldest."""
+    """Return the newest driven release that is not after this one; else the oldest."""
     driven = releases(engine)
     if not _VERSION.match(release):
         return driven[-1]
-    return next((r for r in reversed(driven) if _order(r) <= _order(release)), driven[0])
+    return next((r for r in reversed(driven) if _version_key(r) <= _version_key(release)), driven[0])
 
 
 def ways_of(trace: str) -> list[str]:
-    """How a release is driven in a trace of a known fault: its folder says it."""
+    """Return the ways in which a known fault's trace is driven, by the name of its folder."""
     return list(SystemSpec.parse(trace.partition("/")[0]).ways)
 
 
 def of_system(engine: str, release: str, ways: Iterable[str] = ()) -> Iterator[KnownFault]:
-    """The faults that a release, driven in these ways ("unified", "overlap", "async", ...), is known to have
-    and that a trace shows; of their traces those that need no other way."""
+    """Return the faults that a release, driven in these ways ("unified", "overlap", "async", ...), is
+    known to have and that a trace shows; of their traces those that need no other way."""
     ways = {*ways}
     if not _VERSION.match(release):
         return
     for fault in known_faults().values():
-        fault = fault.on(_tree(ways))
+        fault = fault.on(_tree_of_ways(ways))
         if fault.engine != engine or not {fault.way} <= {"", *ways} or not fault.is_in(release):
             continue
         apart = APART & ways
@@ -209,9 +211,9 @@ def of_system(engine: str, release: str, ways: Iterable[str] = ()) -> Iterator[K
 
 
 def has_in_ways(fault: KnownFault, release: str, ways: Iterable[str]) -> bool:
-    """Whether a release that is driven in these ways has the fault; one without a trace counts where it needs
-    no other way."""
-    fault = fault.on(_tree(ways))
+    """Return whether a release driven in these ways has the fault. A fault without a trace counts where
+    it needs no other way."""
+    fault = fault.on(_tree_of_ways(ways))
     if not {fault.way} <= {"", *ways} or not fault.is_in(release):
         return False
     apart = APART & {*ways}
@@ -219,9 +221,9 @@ def has_in_ways(fault: KnownFault, release: str, ways: Iterable[str]) -> bool:
 
 
 def passed_over(engine: str, release: str, ways: Iterable[str] = ()) -> dict[str, str]:
-    """Clause id -> the known fault for which a check of that release, driven in these ways, does not look for
-    it, and its trace."""
-    tree = _tree(ways)
+    """Return clause id -> (known fault, its trace) for each clause that a check of that release, driven
+    in these ways, skips because of a known fault."""
+    tree = _tree_of_ways(ways)
     return {
         clause: f"#{fault.reports[0]}, {fault.traces[0]}"
         for fault in known_faults().values()
@@ -231,17 +233,17 @@ def passed_over(engine: str, release: str, ways: Iterable[str] = ()) -> dict[str
 
 
 def releases(engine: str) -> Sequence[str]:
-    """The releases of an engine that are driven, the oldest first."""
+    """Return the driven releases of an engine, the oldest first."""
     return engines.engine(engine).releases
 
 
-def _tree(ways: Iterable[str]) -> str | None:
-    """The radix tree that these ways choose, by its name in `KnownFault.unified`."""
+def _tree_of_ways(ways: Iterable[str]) -> str | None:
+    """Return the radix tree that these ways choose, by its name in `KnownFault.unified`."""
     return "unified" if "unified" in ways else None
 
 
 @cache
-def _order(version: str) -> tuple[int, ...]:
+def _version_key(version: str) -> tuple[int, ...]:
     found = _VERSION.match(version)
     if found is None:
         raise ValueError(f"{version!r} is not a version such as 0.5.12 or 0.5.12.post1")

@@ -36,12 +36,12 @@ from stateful_tests.lockstep.tree_diff import state_changes, tree_changes
 
 
 def check_offered(system: System, was: State, command: Command) -> None:
-    """Raise UnusableImplementation where the system has nothing that this command can be given to."""
+    """Raise UnusableImplementation where the system has nothing that the command applies to."""
     can = system.capabilities
     if isinstance(command, Submit) and command.answers and not can.answers:
         raise UnusableImplementation(f"{system.name} answers each turn with a text of its own")
     if isinstance(command, Extend):
-        if not can.mixed_batches and _mixed(was, command):
+        if not can.mixed_batches and _is_mixed_batch(was, command):
             raise UnusableImplementation(f"{system.name} has no mixed batches")
         if not can.swa_tail and any(lane.tail for lane in command.lanes):
             raise UnusableImplementation(f"{system.name} takes SWA slots for all that it prefills")
@@ -58,8 +58,9 @@ def check_serial(state: State) -> None:
 class Lockstep(AnyLockstep):
     """One run of a system beside the reference.
 
-    state: the reference's. clause: one that can be checked alone is checked even after another has failed,
-    which is kept in `first_violation`.
+    state: the reference's.
+    clause: a clause that can be checked alone is checked even after another has failed, which
+        `first_violation` then has.
     """
 
     system: System
@@ -90,7 +91,7 @@ class Lockstep(AnyLockstep):
 
     @staticmethod
     def lacking(can: Capabilities, config: Geometry, commands: Sequence[Command]) -> str:
-        """Say what it lacks among pools, trees, states and kinds of commands."""
+        """Say what the system lacks among pools, trees, states and kinds of commands."""
         kinds = {type(c).__name__ for c in commands}
         tracked = " that is tracked inside a text" if config.tracks else ""
         lacks = {
@@ -111,16 +112,17 @@ class Lockstep(AnyLockstep):
 
     @staticmethod
     def presets_for(can: Capabilities) -> tuple[str, ...]:
-        """Return all presets, those with states only for what keeps states; sizes are fitted later."""
+        """Return all presets, those with states only for systems that keep states; sizes are fitted
+        later."""
         return tuple(name for name, sizes in PRESETS.items() if can.keeps_states(sizes))
 
     @property
     def config(self) -> RunConfig:
-        """The sizes, and the mode."""
+        """The sizes and the mode."""
         return self.state.config
 
     def do(self, command: Command) -> Outcome:
-        """Run one command on both. Returns the reference's outcome; sets `violation` if they part."""
+        """Run one command on both. Returns the reference's outcome; sets `violation` if they differ."""
         self._begin()
         was = self.state
         before = self.facts
@@ -152,16 +154,16 @@ class Lockstep(AnyLockstep):
             comparable = type(step.expected) is type(step.outcome)
             self._judge(step, broken(step, self.waived), about(step), comparable=comparable)
         if self._alone is not None:
-            self._ask_alone(self._alone, step)
+            self._check_alone(self._alone, step)
         return self._count(agreed.expected)
 
     def go_on(self, clause: str) -> None:
-        """The run has ended with a violation: from here on `clause` alone is checked."""
+        """Continue a run that has ended with a violation: from here on `clause` alone is checked."""
         self.first_violation = self.violation
         self.violation = None
         self._alone = CLAUSES[clause]
 
-    def _ask_alone(self, clause: Clause, step: Step) -> None:
+    def _check_alone(self, clause: Clause, step: Step) -> None:
         if self.violation is not None and clause.id in self.violation.clauses:
             return
         if self.first_violation is None:
@@ -173,7 +175,7 @@ class Lockstep(AnyLockstep):
             self.violation = replace(found, first_violation=self.first_violation)
 
     def _look(self) -> None:
-        """Take the system's view. A view that is the same has the same facts."""
+        """Read the system's view. An unchanged view has the same facts."""
         view = self.system.view()
         if not self._can.new_views:
             view = copied_view(view)
@@ -196,8 +198,8 @@ class Lockstep(AnyLockstep):
         return f"refused: {outcome.reason.value}" if isinstance(outcome, Refused) else "done"
 
 
-def _mixed(state: State, batch: Extend) -> bool:
-    """Whether some of a batch's requests run, and some do not."""
+def _is_mixed_batch(state: State, batch: Extend) -> bool:
+    """Return whether some of a batch's requests run, and others do not."""
     found = (state.request(lane.request) for lane in batch.lanes)
     return len({r.phase is Phase.RUNNING for r in found if r is not None}) > 1
 
@@ -219,20 +221,20 @@ def row_of(command: Command, outcome: Outcome, was: State, now: State) -> Row:
         if a is None:
             continue
         kept = full_pages(b, page_size) if b is not None else range(0)
-        freed += _gone(name, "full", full_pages(a, page_size), kept, page_size)
+        freed += _freed_range(name, "full", full_pages(a, page_size), kept, page_size)
         if was.config.geometry.window is not None:
             kept = swa_pages(b, page_size) if b is not None else range(0)
-            freed += _gone(name, "swa", swa_pages(a, page_size), kept, page_size)
+            freed += _freed_range(name, "swa", swa_pages(a, page_size), kept, page_size)
     report = outcome.report if isinstance(outcome, Done) else None
     accounts = report.accounts if report else ()
     changes = (*tree_changes(was, now), *state_changes(was, now))
     return Row(command, outcome, tuple(cursors), tuple(freed), accounts, changes)
 
 
-def _gone(
+def _freed_range(
     name: str, pool: str, had: range, kept: range, page_size: int
 ) -> list[tuple[str, str, int, int]]:
-    """Return the range of positions that `had` and `kept` differ by, if something was given back."""
+    """Return the range of positions by which `had` and `kept` differ, if pages were freed."""
     gone = [p for p in had if p not in kept]
     if not gone:
         return []

@@ -28,7 +28,7 @@ from stateful_tests.lockstep.run_results import Row
 
 
 class PairLockstep(AnyLockstep):
-    """One run of a pair. beside: see PairBeside."""
+    """One run of a pair. record: see PairRecord."""
 
     system: PairedSystem
     facts: PairFacts
@@ -48,27 +48,27 @@ class PairLockstep(AnyLockstep):
     ) -> None:
         del mode  # both servers schedule by themselves
         super().__init__(system, tallies, refusals, clause)
-        self.beside = PairRecord(config)
+        self.record = PairRecord(config)
         self.facts = START
         self._start(config)
 
     @staticmethod
     def lacking(can: Capabilities, config: PairConfig, _: Sequence[PairCommand]) -> str:
-        """A pair is driven with any sizes, where it has recurrent layers."""
+        """Say that a pair lacks recurrent layers; other sizes all fit."""
         if config.recurrent and not can.recurrent:
             return "is driven without recurrent state: the trace has it"
         return ""
 
     @staticmethod
     def presets_for(can: Capabilities) -> tuple[str, ...]:
-        """All, but for those with recurrent layers where the release has none."""
+        """Return all presets, those with recurrent layers only where the release has them."""
         return tuple(
             name for name, config in PAIR_PRESETS.items() if can.recurrent or not config.recurrent
         )
 
     @property
     def config(self) -> tuple[PairConfig, Mode]:
-        return self.beside.config, Mode.FAITHFUL
+        return self.record.config, Mode.FAITHFUL
 
     def do(self, command: PairCommand) -> Outcome:
         """Run one command; sets `violation` if it leaves the specification."""
@@ -94,19 +94,19 @@ class PairLockstep(AnyLockstep):
     def _step(
         self, command: PairCommand, refused: bool, before: PairFacts, broke: bool = False
     ) -> PairStep:
-        beside = self.beside
+        record = self.record
         after = self.facts
         if broke:
-            sides = beside.broken_off(command, before, after)
+            sides = record.broken_off(command, before, after)
         else:
-            sides = {} if refused else beside.follow(command, before, after)
-        return PairStep(beside.config, command, refused, before, after, sides, beside)
+            sides = {} if refused else record.follow(command, before, after)
+        return PairStep(record.config, command, refused, before, after, sides, record)
 
     def _look(self) -> None:
         self.facts = self.system.view()
 
     def moment(self) -> PairMoment:
-        """The pair as it is now."""
+        """Return the pair as it is now."""
         return PairMoment(self.facts, self.step)
 
     def row(self, command: PairCommand, outcome: Outcome, before: PairMoment) -> Row:
@@ -117,13 +117,13 @@ class PairLockstep(AnyLockstep):
             for server in SERVERS
             for line in changes(was.of(server), now.of(server))
         ]
-        return Row(command, outcome, tree=(*lines, *_between(was, now)))
+        return Row(command, outcome, tree=(*lines, *_network_changes(was, now)))
 
 
-def _between(was: PairFacts, now: PairFacts) -> Iterator[str]:
-    """Yield what was promised, sent and taken back between the servers."""
+def _network_changes(was: PairFacts, now: PairFacts) -> Iterator[str]:
+    """Yield the promises, messages and transfers that began or ended between the servers."""
     for promise in now.promises[len(was.promises) :]:
-        yield f"P promises blocks {_listed(promise.blocks)} of {promise.request}"
+        yield f"P promises blocks {_block_list(promise.blocks)} of {promise.request}"
     for before, promise in zip(was.promises, now.promises):
         if before.held and not promise.held:
             yield f"P gives back what {promise.request} left"
@@ -134,14 +134,14 @@ def _between(was: PairFacts, now: PairFacts) -> Iterator[str]:
     waited = len(now.handshakes) - len(was.handshakes)
     if waited:
         yield "a handshake begins" if waited > 0 else "a handshake has ended"
-    yield from _moved(was, now)
+    yield from _transfer_changes(was, now)
     for message in now.messages[len(was.messages) :]:
         yield in_words(message)
     if now.clock != was.clock:
         yield f"it is {now.clock:g} s"
 
 
-def _moved(was: PairFacts, now: PairFacts) -> Iterator[str]:
+def _transfer_changes(was: PairFacts, now: PairFacts) -> Iterator[str]:
     before = {job.number: job for job in was.transfers}
     for job in now.transfers:
         had = before.get(job.number)
@@ -154,17 +154,17 @@ def _moved(was: PairFacts, now: PairFacts) -> Iterator[str]:
 
 
 def transfer_in_words(job: PairTransfer) -> str:
-    """Such as "transfer 0 for r2: blocks 1 2 of P to 4 5 of D"."""
+    """Return a transfer in words, such as "transfer 0 for r2: blocks 1 2 of P to 4 5 of D"."""
     sources = " ".join(str(source) for _, _, source in job.moves)
     targets = " ".join(str(target) for _, target, _ in job.moves)
     return f"transfer {job.number} for {job.reader or 'nobody'}: blocks {sources} of P to {targets} of D"
 
 
 def in_words(message: PairMessage) -> str:
-    """A message under way."""
+    """Return a message under way in words."""
     what = "renews the leases of" if message.renews else "says that there is no more need of"
     return f"a message to {message.to} {what} {' '.join(message.requests)}"
 
 
-def _listed(blocks: tuple[tuple[int, ...], ...]) -> str:
+def _block_list(blocks: tuple[tuple[int, ...], ...]) -> str:
     return " | ".join(" ".join(map(str, row)) or "none" for row in blocks)

@@ -30,7 +30,7 @@ from reference.token_ids import token_of, tree_key
 
 
 class ReferenceSystem:
-    """`model.step` behind the adapter. Pages are assigned where the state says that one is owned."""
+    """`model.step` behind the adapter. Every page that the state owns gets a page number."""
 
     name = "reference"
     capabilities = Capabilities(
@@ -65,7 +65,7 @@ class ReferenceSystem:
         return outcome
 
     def carry_out(self, kind: type, now: State, effects: Effects) -> None:
-        """Do what the rules say of a command of this kind: it leads to `now`."""
+        """Apply the effects of a command of this kind, which leads to `now`."""
         was = self.state
         self.state = now
         if now is was:
@@ -77,7 +77,7 @@ class ReferenceSystem:
                 self.free[pool].insert(0, pages.pop(key))
             if effects.adopted[pool]:
                 self._adopt(pool, effects.adopted[pool], was)
-        self._assign()
+        self._assign_pages()
         if now.tree is not was.tree:
             self._write_tree()
         if self.geometry.states:
@@ -86,19 +86,19 @@ class ReferenceSystem:
             then, turns = dict(turns_of(was)), dict(turns_of(now))
             for row in rows_of(now):
                 if row.holder in turns and then.get(row.holder, row.computed) < row.computed:
-                    self._write(row, then[row.holder])
+                    self._write_row(row, then[row.holder])
 
     def _adopt(self, pool: str, adopted: set[tuple[str, int]], was: State) -> None:
-        """Pages of rows become the tree's, under the name of the path to their end."""
+        """Move pages of rows to the tree, under the name of the path to their end."""
         size = self.geometry.page_size
         pages = self.pages[pool]
         texts = {row.holder: row.text for row in rows_of(was)}
         for holder, at in sorted(adopted & pages.keys()):
-            path = self._key(texts[holder])[: (at + 1) * size]
+            path = self._tree_key(texts[holder])[: (at + 1) * size]
             pages[page_name(path), at] = pages.pop((holder, at))
 
-    def _assign(self) -> None:
-        """Give every owned (holder, page index) a page and every holder a row; take back the rest."""
+    def _assign_pages(self) -> None:
+        """Give every owned (holder, page index) a page and every holder a row; free the rest."""
         now = {row.holder: row.cursors for row in rows_of(self.state)}
         for name in [n for n in self.rows if n not in now]:
             self.free_rows.append(self.rows.pop(name))
@@ -117,7 +117,8 @@ class ReferenceSystem:
                 pages[key] = self.free[pool].pop()
 
     def _assign_states(self, was: State) -> None:
-        """Give every state a slot that holds what it must; note from what each request has gone on."""
+        """Give every state a slot with its content, and note the state that each request has continued
+        from."""
         texts = {session.name: session.history for session in self.state.sessions}
         for r in self.state.requests:
             if r.cursors is not None or r.started:
@@ -143,11 +144,12 @@ class ReferenceSystem:
         }
 
     def _stamp_of(self, holder: str) -> int:
-        """A state past the text that its session keeps stays as it was."""
+        """Return the stamp of a holder's state. A state past the text that its session keeps stays as
+        it was."""
         return self.state_stamps[self.slots.get(holder, 0)]
 
     def _write_tree(self) -> None:
-        """Whoever hands pages over has computed them: they hold what their path says."""
+        """Write the tree's pages: a holder that hands pages over has computed the tokens of their path."""
         size = self.geometry.page_size
         tree = self.state.tree
         if tree is None:
@@ -162,8 +164,8 @@ class ReferenceSystem:
                             token_of, placed.path[end - size : end]
                         )
 
-    def _write(self, row: RowInUse, start: int) -> None:
-        """The KV of what a row has computed from `start` on; allocated-ahead slots hold nothing."""
+    def _write_row(self, row: RowInUse, start: int) -> None:
+        """Write the KV that a row has computed from `start` on; allocated-ahead slots hold nothing."""
         size = self.geometry.page_size
         tokens = text_tokens(row.text, row.computed)
         for position in range(start, row.cursors.kv_allocated_len):
@@ -182,7 +184,7 @@ class ReferenceSystem:
             if other is not None:
                 mapping[page * page_size : (page + 1) * page_size] = self._slots("swa", key)
         for row in rows_of(self.state):
-            slots = self._cached_slots(self._key(row.text)[: row.cursors.cache_protected_len])
+            slots = self._cached_slots(self._tree_key(row.text)[: row.cursors.cache_protected_len])
             for i in full_pages(row.cursors, page_size):
                 slots += self._slots("full", (row.holder, i))
             cells[self.rows[row.holder]] = slots
@@ -224,19 +226,19 @@ class ReferenceSystem:
         requests = {name: self.slots[holder] for name, holder in having if holder in self.slots}
         return StatesView(self.free_slots, self.state_stamps, requests, sessions, self.states_read)
 
-    def _key(self, text: Text) -> Key:
+    def _tree_key(self, text: Text) -> Key:
         return tree_key(text_tokens(text), self.geometry.bigram)
 
     def _row(self, holder: str, cursors: Cursors | None) -> int | None:
         return self.rows.get(holder) if cursors is not None else None
 
     def _slots(self, pool: str, key: tuple[str, int]) -> range:
-        """Slots of an owned page."""
+        """Return the slots of an owned page."""
         first = self.pages[pool][key] * self.geometry.page_size
         return range(first, first + self.geometry.page_size)
 
     def _cached_slots(self, path: Sequence[int], start: int = 0, pool: str = "full") -> list[int]:
-        """Slots of what the tree has for `path` from `start` on."""
+        """Return the slots that the tree has for `path` from `start` on."""
         size = self.geometry.page_size
         slots: list[int] = []
         for end in page_ends(len(path), size, start):
@@ -246,7 +248,7 @@ class ReferenceSystem:
     def _tree_view(self) -> TreeView | None:
         if self.state.tree is None:
             return None
-        shape, sizes = _shape(self.state.tree)
+        shape, sizes = _tree_layout(self.state.tree)
         nodes = [
             NodeView(
                 path,
@@ -266,11 +268,11 @@ class ReferenceSystem:
         return TreeView(nodes, holders, sizes)
 
     def close(self) -> None:
-        """Holds nothing."""
+        """Release nothing: it holds nothing."""
 
 
 class RowInUse(NamedTuple):
-    """A row in use. text: what its positions hold, of which so many are computed."""
+    """A row in use. text: the content of its positions, of which the first `computed` are computed."""
 
     holder: str
     cursors: Cursors
@@ -280,7 +282,7 @@ class RowInUse(NamedTuple):
 
 @memoized
 def rows_of(state: State) -> tuple[RowInUse, ...]:
-    """The rows in use."""
+    """Return the rows in use."""
     return tuple(
         RowInUse(h.name, h.cursors, h.text, h.cursors.kv_committed_len)
         if h.request is None
@@ -290,14 +292,15 @@ def rows_of(state: State) -> tuple[RowInUse, ...]:
 
 
 def turns_of(state: State) -> list[tuple[str, int]]:
-    """Return who has an admitted turn, and how many of its tokens are computed."""
+    """Return each admitted turn with the number of its computed tokens."""
     return [(r.holder, r.computed_len) for r in state.requests if r.cursors is not None]
 
 
 def layout(state: State) -> Hashable:
-    """All that rows, pages, stamps and the tree depend on in a state, wherever it came from."""
+    """Return everything in a state that rows, pages, stamps and the tree depend on, whatever its
+    history."""
     tree = state.tree and (
-        _shape(state.tree),
+        _tree_layout(state.tree),
         state_paths(state.tree),
         *lock_holders(state).items(),
     )
@@ -305,8 +308,8 @@ def layout(state: State) -> Hashable:
 
 
 @memoized
-def _shape(tree: Tree) -> tuple[tuple[tuple[Key, int, bool, int, int, int], ...], TreeSizes]:
-    """(path, start, whether it shows SWA slots, locks) of the nodes, and the sizes."""
+def _tree_layout(tree: Tree) -> tuple[tuple[tuple[Key, int, bool, int, int, int], ...], TreeSizes]:
+    """Return (path, start, whether it shows SWA slots, locks) of the nodes, and the sizes."""
     has_swa = tree.window is not None
     shape = []
     for placed in radix.nodes(tree):

@@ -23,9 +23,10 @@ _IMPATIENT = (Reason.TURN_IN_FLIGHT, Reason.SHRINKING_PREFIX)
 def driven_through(
     system: AnySystem, trace: Trace, *, patient: bool = False
 ) -> tuple[AnyLockstep, tuple[AnyCommand, ...]]:
-    """Drive a trace up to its first violation, and record nothing. Returns the run and the trace's commands,
-    of which it was given the first `steps`. patient: without the turns that the rules reject on the way, but
-    for the last command.
+    """Drive a trace up to its first violation, and record nothing. Returns the run and the trace's
+    commands, of which it ran the first `steps`.
+
+    patient: leave out turns that the rules reject, unless the last command is one.
 
     Raises UnusableImplementation when the system cannot be driven through it.
     """
@@ -43,15 +44,15 @@ def driven_through(
 
 
 def _would_reject(lockstep: AnyLockstep, command: AnyCommand) -> bool:
-    """Whether a client is impatient, by the rules."""
+    """Return whether the rules reject a client's command as impatient."""
     if not (isinstance(lockstep, Lockstep) and isinstance(command, Submit)):
         return False
     return _is_rejected_turn(command, model.step(lockstep.state, command)[1])
 
 
 def replay(system: AnySystem, trace: Trace) -> Run:
-    """Run a trace and record what each command changed, up to the first violation; of a clause that can be
-    checked alone, up to the first of that, if there is one.
+    """Run a trace and record what each command changed, up to the first violation. A clause that can be
+    checked alone is checked up to its own first violation, if it has one.
 
     Raises UnusableImplementation when the system cannot be driven through it.
     """
@@ -76,12 +77,13 @@ def replay(system: AnySystem, trace: Trace) -> Run:
     if lockstep.first_violation is not None and violation in (None, lockstep.first_violation):
         return replace(replay(system, replace(trace, clause=None)), trace=trace)
     if violation is not None and violation.clause == "CHK-1":
-        violation = replace(violation, since=_since(system, trace, violation))
+        violation = replace(violation, since=_first_failing_step(system, trace, violation))
     return Run(trace, system.name, tuple(rows), violation, tuple(history), lockstep.waived)
 
 
 def with_calls(system: AnySystem, run: Run) -> Run:
-    """Return the run with what its commands call, where the system is in a worker that has not ended."""
+    """Return the run with the calls of its commands, where the system is in a worker that has not
+    ended."""
     violation = run.violation
     if violation is None or not isinstance(system, WorkerSystem) or not system.alive:
         return run
@@ -91,8 +93,8 @@ def with_calls(system: AnySystem, run: Run) -> Run:
     return replace(run, called=system.called(run.trace.geometry, commands))
 
 
-def _since(system: AnySystem, trace: Trace, violation: Violation) -> int | None:
-    """Return the first step after which the check that failed in the end, had it run there, fails too."""
+def _first_failing_step(system: AnySystem, trace: Trace, violation: Violation) -> int | None:
+    """Return the first step after which the check that failed at the end fails too, if it runs there."""
     check = trace.commands[violation.step]
     for last in range(violation.step - 1):
         lockstep = lockstep_on(system, trace.geometry, trace.mode, trace.clause)
@@ -118,8 +120,8 @@ def _is_rejected_turn(command: object, outcome: Outcome) -> bool:
 
 
 def unstated_refusals(run: Run) -> list[int]:
-    """Return the steps that the rules refuse without the trace saying so: in a trace by hand often a mistake.
-    The violation that the run ends with is none of them."""
+    """Return the steps that the rules refuse although the trace states no refusal: often a mistake in a
+    trace written by hand. The run's final violation is none of them."""
     stated = {index for index, _ in run.trace.expected}
     if run.violation is not None:
         stated.add(run.violation.step)
@@ -131,7 +133,7 @@ def unstated_refusals(run: Run) -> list[int]:
 
 
 def mostly_refused(run: Run) -> bool:
-    """Whether so much of the trace is refused that it hardly does what it was written for: a third, and two
-    at least."""
+    """Return whether so much of the trace is refused that it hardly tests its subject: a third, and two
+    steps at least."""
     refused = len(unstated_refusals(run))
     return refused >= 2 and 3 * refused >= len(run.rows)

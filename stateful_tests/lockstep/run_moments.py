@@ -22,11 +22,11 @@ AnyStep = Step | BlockStep | TierStep | PairStep
 
 
 class Moment(NamedTuple):
-    """Both sides at rest: the reference's state, the system's view and what that comes down to.
+    """Both sides at rest: the reference's state, the system's view and its facts.
 
-    step: the command that led here with everything that clauses check of it; None at the start, where
-    the system did not run it (a faithful scheduler would not do it), and where the system broke.
-    locks: who has locked what in the tree, from facts.
+    step: the command that led here with its clause inputs; None at the start, where the system did not
+        run it (a faithful scheduler would not do it), and where the system broke.
+    locks: locks in the tree, from facts.
     """
 
     state: State
@@ -37,24 +37,23 @@ class Moment(NamedTuple):
 
 
 class EngineMoment(NamedTuple):
-    """An engine that schedules by itself, at rest: its facts, and the command that led there with what its
-    clauses check; None at the start, and where the engine broke."""
+    """An engine that schedules by itself, at rest: its facts, and the step that led there; None at the
+    start, and where the engine broke."""
 
     facts: BlockFacts
     step: BlockStep | None
 
 
 class TierMoment(NamedTuple):
-    """A tree with a host tier at rest: its facts, and the command that led there with what its clauses check;
-    None at the start, and where the release broke."""
+    """A tree with a host tier at rest: its facts, and the step that led there; None at the start, and
+    where the release broke."""
 
     facts: TierFacts
     step: TierStep | None
 
 
 class PairMoment(NamedTuple):
-    """A pair at rest: its facts, and the command that led there with what its clauses check; None at the
-    start, and where it broke."""
+    """A pair at rest: its facts, and the step that led there; None at the start, and where it broke."""
 
     facts: PairFacts
     step: PairStep | None

@@ -22,9 +22,10 @@ _Moment = TypeVar("_Moment", bound=AnyMoment)
 class Trace:
     """A sequence of commands with everything that is needed to repeat it.
 
-    geometry: a Geometry, or the configuration of its kind of system, such as EngineConfig; `sizes` has its
-        type. bug, clause: the named bug that the trace shows, and the clause that the bug violates.
-    expected: outcome stated for a step (by index), where one is stated.
+    geometry: a Geometry, or the configuration of its kind of system, such as EngineConfig; `sizes` has
+        its type.
+    bug, clause: the named bug that the trace shows, and the clause that the bug violates.
+    expected: stated outcome of a step (by index), where one is stated.
     """
 
     geometry: AnyConfig
@@ -43,7 +44,7 @@ class Trace:
 
     @property
     def row_commands(self) -> tuple[Command, ...]:
-        """Commands of a system that is given each batch: those that the reference model runs."""
+        """The commands of a system that is given each batch: those that the reference model runs."""
         self.sizes(Geometry)
         return cast("tuple[Command, ...]", self.commands)
 
@@ -119,7 +120,7 @@ class Violation:
 
 
 def violation_of(failures: Sequence[tuple[Clause, Failure]], index: int) -> Violation:
-    """The first clause that fails at a step, and what else does."""
+    """Return the violation of a step: the first clause that fails, and the others."""
     first, *more = [failure for _, failure in failures]
     clause, *also = [clause.id for clause, _ in failures]
     return Violation(clause, index, first, tuple(also), tuple(more))
@@ -127,13 +128,13 @@ def violation_of(failures: Sequence[tuple[Clause, Failure]], index: int) -> Viol
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One line of a replayed trace: the command and what changed, ready to print.
+    """One line of a replayed trace: the command and its changes, ready to print.
 
     cursors: (holder, "kv_committed_len", before, after) for cursors that changed; reference side.
     freed: (holder, pool, first position, end position) in tokens, page-aligned; reference side.
-    accounts: what a memory check counts; reference side.
-    tree: a sentence for each change in the radix tree (reference side); for an engine that schedules by
-        itself, what it ran, gave out and changed.
+    accounts: accounts of a memory check; reference side.
+    tree: a sentence for each change in the radix tree (reference side), or of an engine that schedules
+        by itself.
     """
 
     command: AnyCommand
@@ -148,9 +149,10 @@ class Row:
 class Run:
     """A trace replayed on a system: its rows, up to and including the violation if there is one.
 
-    history: the start, then the moment after each row; of long runs the end alone. `moments` has their type.
-    waived: clauses that were not checked. called: what each command calls in files of the system,
-    "FILE: FUNCTION, ..." each.
+    history: the start, then the moment after each row; of long runs only the end. `moments` has their
+        type.
+    waived: clauses that were not checked.
+    called: calls of each command in files of the system, as "FILE: FUNCTION, ...".
     """
 
     trace: Trace

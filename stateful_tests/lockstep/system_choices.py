@@ -14,8 +14,12 @@ from stateful_tests.lockstep.tree_adoption import adopt_tree_shape, with_locks_a
 
 
 class Answers(NamedTuple):
-    """The two answers to a command. now, expected: of the reference; outcome: of the system; overreach: a
-    choice of the system that the reference could not follow, in words."""
+    """The two answers to a command.
+
+    now, expected: state and outcome of the reference.
+    outcome: of the system.
+    overreach: a choice of the system that the reference could not follow, in words.
+    """
 
     now: State
     expected: Outcome
@@ -24,7 +28,7 @@ class Answers(NamedTuple):
 
 
 class ServerPolicy:
-    """The decisions that a system of these capabilities may make."""
+    """Decides which choices of a system with these capabilities are allowed."""
 
     def __init__(self, can: Capabilities) -> None:
         self._can = can
@@ -32,9 +36,9 @@ class ServerPolicy:
     def agreed(
         self, was: State, command: Command, answers: Answers, facts: Facts | None
     ) -> Answers:
-        """Return what is left to compare: the reference has followed the system's choices, and its tree
-        where that has rules of its own. facts: of the system; None where the two have parted already, and
-        the reference follows nothing."""
+        """Return the answers that are left to compare: the reference has followed the system's choices,
+        and the shape of its tree where that has rules of its own. facts: the system's; None where the
+        two differ already, and the reference follows nothing."""
         outcome = answers.outcome
         if facts is not None and isinstance(outcome, Done) and outcome.choices:
             try:
@@ -42,16 +46,17 @@ class ServerPolicy:
                 answers = answers._replace(now=now, expected=expected)
             except model.ChoiceNotAllowed as error:
                 answers = answers._replace(overreach=str(error))
-        answers = self._allowed(was, command, answers)
+        answers = self._with_allowed_differences(was, command, answers)
         if self._can.tree_policy_is_free and facts is not None and facts.tree is not None:
             done = isinstance(outcome, Done) and isinstance(answers.expected, Done)
             if done or isinstance(command, Submit):  # a rejected request may have run all the same
                 answers = answers._replace(now=adopt_tree_shape(was, answers.now, command, facts))
         return answers
 
-    def _allowed(self, was: State, command: Command, answers: Answers) -> Answers:
-        """The answers without refusals that are the system's policy, or right by what its locks have pinned;
-        without reasons where it has others, and without what its memory check does not count."""
+    def _with_allowed_differences(self, was: State, command: Command, answers: Answers) -> Answers:
+        """Return the answers without differences that are allowed: refusals by the system's policy or
+        by what its locks have pinned, reasons where it has others, and terms that its memory check does
+        not count."""
         _, expected, outcome, _ = answers
         if isinstance(outcome, Refused):
             if isinstance(expected, Done) and (
@@ -66,11 +71,12 @@ class ServerPolicy:
             and isinstance(expected, Done)
             and expected.report is not None
         ):
-            return answers._replace(expected=self._counted(expected, expected.report))
+            return answers._replace(expected=self._as_counted_by_system(expected, expected.report))
         return answers
 
-    def _counted(self, expected: Done, report: Report) -> Done:
-        """Return the result of a busy check that has no account of some pools, or no entries."""
+    def _as_counted_by_system(self, expected: Done, report: Report) -> Done:
+        """Return the expected report of a busy check without the pools or entries that the system's
+        report lacks."""
         can = self._can
         if not can.uncounted and can.lists_holders:
             return expected

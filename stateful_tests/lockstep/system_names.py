@@ -53,13 +53,13 @@ def driven(spec: SystemSpec, options: DriveOptions = DEFAULTS, in_process: bool 
     if (is_engine or spec.engine == "torch") and importlib.util.find_spec("torch") is None:
         raise UnusableImplementation(f"--impl {spec} needs torch: pip install 'kvspec[torch]'")
     if str(spec) == "torch":
-        return _torch(None, options.device)
+        return _resolve_torch(None, options.device)
     if spec.bug is not None:
-        return _torch(spec.bug, options.device)
+        return _resolve_torch(spec.bug, options.device)
     if is_engine:
-        return _release(spec, options)
+        return _resolve_release(spec, options)
     if spec.stranger:
-        return _stranger(str(spec), options.limits, in_process)
+        return _resolve_factory(str(spec), options.limits, in_process)
     if Path(f"{spec.engine.replace('.', '/')}.py").is_file():
         raise UnusableImplementation(f"--impl {spec}: names no factory, such as {spec.engine}:make")
     raise UnusableImplementation(
@@ -68,8 +68,8 @@ def driven(spec: SystemSpec, options: DriveOptions = DEFAULTS, in_process: bool 
     )
 
 
-def _release(spec: SystemSpec, options: DriveOptions) -> AnySystem:
-    """A release or a checkout. A check goes on past what its release is known to violate."""
+def _resolve_release(spec: SystemSpec, options: DriveOptions) -> AnySystem:
+    """Return a release or a checkout. A check skips the clauses that its release is known to violate."""
     of = engine(spec.engine)
     if options.device not in of.devices:
         raise UnusableImplementation(
@@ -85,7 +85,7 @@ def _release(spec: SystemSpec, options: DriveOptions) -> AnySystem:
     return system
 
 
-def _stranger(spec: str, limits: Limits, in_process: bool) -> AnySystem:
+def _resolve_factory(spec: str, limits: Limits, in_process: bool) -> AnySystem:
     stranger: AnySystem = made(spec) if in_process else StrangerSystem(spec, limits)
     excused = {*stranger.capabilities.waived, *stranger.capabilities.known}
     if unknown := sorted(excused - ALL_CLAUSES.keys()):
@@ -96,7 +96,7 @@ def _stranger(spec: str, limits: Limits, in_process: bool) -> AnySystem:
 
 
 def as_base(base: SystemSpec, spec: SystemSpec) -> SystemSpec:
-    """The base of a system that `spec` names, driven in the same ways: beside `vllm+async` the base
+    """Return the base of a system that `spec` names, driven in the same ways: for `vllm+async` the base
     `vllm==0.33.0` is `vllm==0.33.0+async`. Raises UnusableImplementation where it names another way."""
     if spec.engine not in ENGINES or base.engine != spec.engine:
         return base
@@ -106,7 +106,7 @@ def as_base(base: SystemSpec, spec: SystemSpec) -> SystemSpec:
     return replace(base, ways=spec.ways)
 
 
-def _torch(bug: str | None, device: str) -> System:
+def _resolve_torch(bug: str | None, device: str) -> System:
     import torch
 
     from impl.bugs import BUGS

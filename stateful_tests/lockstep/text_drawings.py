@@ -19,7 +19,7 @@ _INDENT = "position  "
 
 
 def row(c: Cursors, page_size: int, window: int | None, target: int | None = None) -> str:
-    """A row of req_to_token: its pages in both pools, the window at C, and where the cursors point."""
+    """Draw a row of req_to_token: its pages in both pools, the window at C, and the cursors."""
     pages = range(-(-c.kv_allocated_len // page_size))
     column = {p: p + p // page_size + 1 for p in range(len(pages) * page_size + 1)}
     ruler = "".join(f" {page * page_size:<{page_size}}" for page in pages)
@@ -29,13 +29,13 @@ def row(c: Cursors, page_size: int, window: int | None, target: int | None = Non
         kept["SWA KV"] = swa_pages(c, page_size)
     for label, owned in kept.items():
         cells = "".join(
-            "|" + "".join(_cell(c, at * page_size + i, at in owned) for i in range(page_size))
+            "|" + "".join(_draw_cell(c, at * page_size + i, at in owned) for i in range(page_size))
             for at in pages
         )
         lines.append(f"{label:<{len(_INDENT)}}{cells}|")
     if window is not None:
         seen = range(window_start(c.kv_committed_len, window), c.kv_committed_len)
-        lines.append("window".ljust(len(_INDENT)) + _marks({column[p]: "~" for p in seen}))
+        lines.append("window".ljust(len(_INDENT)) + _cursor_marks({column[p]: "~" for p in seen}))
     named = {"R": c.cache_protected_len, "E": c.swa_evicted_seqlen, "C": c.kv_committed_len}
     named |= {"A": c.kv_allocated_len} | ({"target": target} if target is not None else {})
     for value in sorted({*named.values()}):
@@ -44,7 +44,7 @@ def row(c: Cursors, page_size: int, window: int | None, target: int | None = Non
     return "\n".join(lines)
 
 
-def _cell(c: Cursors, position: int, owned: bool) -> str:
+def _draw_cell(c: Cursors, position: int, owned: bool) -> str:
     if position < c.cache_protected_len:
         return "t"
     if not owned:
@@ -54,7 +54,7 @@ def _cell(c: Cursors, position: int, owned: bool) -> str:
     return "+" if position < c.kv_allocated_len else "-"
 
 
-def _marks(at: Mapping[int, str]) -> str:
+def _cursor_marks(at: Mapping[int, str]) -> str:
     return "".join(at.get(i, " ") for i in range(max(at, default=-1) + 1))
 
 
@@ -70,7 +70,7 @@ def legend(*drawings: str) -> str:
 
 
 def span(start: int, end: int) -> str:
-    """Positions, such as "[0, 4)"."""
+    """Return positions as a range, such as "[0, 4)"."""
     return f"[{start}, {end})"
 
 
@@ -88,7 +88,8 @@ def node(
     full: Sequence[str] = (),
     swa: Sequence[str] = (),
 ) -> str:
-    """A node of the tree in a line. place: its positions. full, swa: whose locks pin its KV in that pool."""
+    """Draw a node of the tree as a line. place: its positions; full, swa: holders whose locks pin its
+    KV in that pool."""
     parts = [f"{span(*place)} {text}", "SWA live" if live else swa_of(live)]
     for pool, names in ("full", full), ("SWA", swa):
         if names:
@@ -97,7 +98,7 @@ def node(
 
 
 def tree(nodes: Iterable[tuple[int, Sequence[str]]]) -> str:
-    """A tree: each node below its parent. nodes: how deep each is (0: below the root), and its lines."""
+    """Draw a tree, each node below its parent. nodes: depth of each (0: below the root), and its lines."""
     lines = ["radix tree"]
     for depth, (first, *more) in nodes:
         lines.append(f"{'   ' * depth}└─ {first}")
@@ -106,7 +107,7 @@ def tree(nodes: Iterable[tuple[int, Sequence[str]]]) -> str:
 
 
 def lock(tree: Tree, lock: Lock, text: str = "") -> str:
-    """Draw a lock, and what it pins. text: that of its prefix, where it is to be shown."""
+    """Draw a lock and the KV that it pins. text: its prefix in words, where it is to be shown."""
     if not lock.key:
         return "has nothing locked"
     what = f"locks {span(0, len(lock.key))}{text and f' {text}'}"
@@ -118,10 +119,10 @@ def lock(tree: Tree, lock: Lock, text: str = "") -> str:
 
 
 def swa_pinned(lock: Lock) -> int:
-    """How much SWA KV a lock pins (tokens)."""
+    """Return the SWA KV that a lock pins (tokens)."""
     return len(lock.key) - lock.swa_from
 
 
 def swa_needed(tree: Tree, lock: Lock) -> int:
-    """The least that whole pages can pin for one window (tokens); 0 without a window."""
+    """Return the least SWA KV that whole pages can pin for one window (tokens); 0 without a window."""
     return 0 if tree.window is None else min(ceil_page(tree.window, tree.page_size), len(lock.key))

@@ -26,7 +26,7 @@ _NOTHING = TierFacts((), NO_SLOTS, NO_SLOTS, {}, NO_SLOTS, NO_SLOTS)
 
 
 class TierLockstep(AnyLockstep):
-    """One run of a tree with a host tier. beside: what its users have locked, and for what texts."""
+    """One run of a tree with a host tier. users: the locks of its users, and their texts."""
 
     system: TieredSystem
     facts: TierFacts
@@ -46,14 +46,15 @@ class TierLockstep(AnyLockstep):
     ) -> None:
         del mode  # its users are a scheduler's
         super().__init__(system, tallies, refusals, clause)
-        self.beside = LockRanges(config)
+        self.users = LockRanges(config)
         self._progress = DecodeProgress()
         self.facts = _NOTHING
         self._start(config)
 
     @staticmethod
     def lacking(can: Capabilities, config: TierConfig, _: Sequence[TierCommand]) -> str:
-        """A storage, the queues of a server with one role, or recurrent state."""
+        """Say whether the tree lacks a storage, the queues of a server with one role, or recurrent
+        state."""
         lacks = {
             "is not driven with a storage behind the host": config.storage and not can.storage,
             "is not driven as a server that only decodes": config.decode and not can.receives,
@@ -64,14 +65,14 @@ class TierLockstep(AnyLockstep):
 
     @staticmethod
     def presets_for(can: Capabilities) -> tuple[str, ...]:
-        """All that it can be built with."""
+        """Return the presets that it can be built with."""
         return tuple(
             name for name, sizes in TIER_PRESETS.items() if not TierLockstep.lacking(can, sizes, ())
         )
 
     @property
     def config(self) -> tuple[TierConfig, Mode]:
-        return self.beside.config, Mode.FAITHFUL
+        return self.users.config, Mode.FAITHFUL
 
     def do(self, command: TierCommand) -> Outcome:
         """Run one command; sets `violation` if it leaves the specification."""
@@ -86,47 +87,48 @@ class TierLockstep(AnyLockstep):
             return outcome
         done = isinstance(outcome, Done)
         if done:
-            self.beside.note(command)
+            self.users.note(command)
         self.step = self._step(command, not done, before)
         if done:
             self.step.standstill = self._progress.follow(
-                command, self.facts, self.beside.greeted, self.beside.arrived
+                command, self.facts, self.users.greeted, self.users.arrived
             )
         self._judge(self.step, broken(self.step, self.waived), self.clauses.values())
         return self._count(outcome)
 
     def _step(self, command: TierCommand, refused: bool, before: TierFacts) -> TierStep:
-        ranges = self.beside.follow(self.facts)
-        waiting = self.beside.waiting.keys()
-        return TierStep(self.beside.config, command, refused, before, self.facts, ranges, waiting)
+        ranges = self.users.follow(self.facts)
+        waiting = self.users.waiting.keys()
+        return TierStep(self.users.config, command, refused, before, self.facts, ranges, waiting)
 
     def _look(self) -> None:
         self.facts = self.system.view()
 
     def moment(self) -> TierMoment:
-        """The tree as it is now."""
+        """Return the tree as it is now."""
         return TierMoment(self.facts, self.step)
 
     def row(self, command: TierCommand, outcome: Outcome, before: TierMoment) -> Row:
         """Return the changes of a command."""
         was, now = before.facts, self.facts
         lines = (
-            *_requests(was, now, self.beside.config.prefill),
-            *_sends(was, now),
-            *_nodes(was, now),
-            *_transfers(was, now),
-            *_operations(was, now),
-            *_reads(now),
+            *_request_changes(was, now, self.users.config.prefill),
+            *_send_changes(was, now),
+            *_node_changes(was, now),
+            *_transfer_changes(was, now),
+            *_operation_changes(was, now),
+            *_read_text(now),
         )
         return Row(command, outcome, tree=lines)
 
 
 def _broken_off(step: TierStep, waived: Collection[str]) -> list[tuple[Clause, Failure]]:
-    """In the middle of a command locks, marks and slots may be on their way: KV that is there is right."""
+    """Return the clauses that fail where a command broke off. Locks, marks and slots may be in motion
+    then: only the KV must be right."""
     return broken(step, {*waived, *(TIER_CLAUSES.keys() - {"HOST-2"})})
 
 
-def _nodes(before: TierFacts, now: TierFacts) -> Iterator[str]:
+def _node_changes(before: TierFacts, now: TierFacts) -> Iterator[str]:
     """Yield the changes of nodes."""
     were, are = ({node.node: node for node in facts.nodes} for facts in (before, now))
     for number in sorted(were | are):
@@ -134,25 +136,25 @@ def _nodes(before: TierFacts, now: TierFacts) -> Iterator[str]:
         if node is None:
             yield f"node {number} is gone"
             continue
-        told = _told(node)
+        told = _node_state(node)
         if was is None:
-            yield f"node {number} under {_parent(node)}: {_text(node)} at {node.start}; {told}"
-        elif (_told(was), was.start) != (told, node.start):
-            cut = f"{_text(node)} at {node.start}; " if was.start != node.start else ""
+            yield f"node {number} under {_parent_text(node)}: {_node_text(node)} at {node.start}; {told}"
+        elif (_node_state(was), was.start) != (told, node.start):
+            cut = f"{_node_text(node)} at {node.start}; " if was.start != node.start else ""
             yield f"node {number}: {cut}{told}"
 
 
-def _parent(node: TierNode) -> str:
+def _parent_text(node: TierNode) -> str:
     return f"node {node.parent}" if node.parent else "the root"
 
 
-def _text(node: TierNode) -> str:
+def _node_text(node: TierNode) -> str:
     return path_text(node.stamps)
 
 
-def _told(node: TierNode) -> str:
-    """Say where a node's KV is and who holds it."""
-    device, host = _kv("device", node.device), _kv("host", node.host)
+def _node_state(node: TierNode) -> str:
+    """Return the tiers that have a node's KV, and the holders of the node, in words."""
+    device, host = _slot_lists("device", node.device), _slot_lists("host", node.host)
     parts = [*device, *host] or ["no KV"]
     for word, counts in (("locked", node.locks), ("pinned", node.pins)):
         told = ", ".join(f"{pool} {count}" for pool, count in counts.items() if count)
@@ -164,12 +166,12 @@ def _told(node: TierNode) -> str:
     return ", ".join(parts)
 
 
-def _kv(tier: str, slots: Slots) -> list[str]:
-    return [f"{tier} {pool} {_ranges(own)}" for pool, own in slots.items() if own]
+def _slot_lists(tier: str, slots: Slots) -> list[str]:
+    return [f"{tier} {pool} {_range_text(own)}" for pool, own in slots.items() if own]
 
 
-def _ranges(slots: tuple[int, ...]) -> str:
-    """Slots, runs of them as 3-7."""
+def _range_text(slots: tuple[int, ...]) -> str:
+    """Return slots as text, with ranges such as 3-7."""
     runs: list[list[int]] = []
     for slot in slots:
         if runs and slot == runs[-1][1] + 1:
@@ -179,7 +181,7 @@ def _ranges(slots: tuple[int, ...]) -> str:
     return " ".join(f"{a}-{b}" if a != b else f"{a}" for a, b in runs)
 
 
-def _transfers(before: TierFacts, now: TierFacts) -> Iterator[str]:
+def _transfer_changes(before: TierFacts, now: TierFacts) -> Iterator[str]:
     """Yield the changes of transfers."""
     were, are = ({job.job: job for job in facts.transfers} for facts in (before, now))
     for number in sorted(were | are):
@@ -198,38 +200,38 @@ def _transfers(before: TierFacts, now: TierFacts) -> Iterator[str]:
             yield f"{job.called} completes"
 
 
-def _requests(before: TierFacts, now: TierFacts, prefill: str) -> Iterator[str]:
-    """Yield the changes of requests of a server that only decodes, or only prefills."""
+def _request_changes(before: TierFacts, now: TierFacts, prefill: str) -> Iterator[str]:
+    """Yield the changes of requests on a decode or prefill server."""
     first = "row {} of metadata" if prefill else "first token in slot {}"
     for gone in {r.name for r in before.requests} - {r.name for r in now.requests}:
         yield f"{gone} is gone"
     for request in now.requests:
         if request in before.requests:
             continue
-        device = _kv("device", request.slots)
-        writing = " ".join(_kv("device", request.writing))
+        device = _slot_lists("device", request.slots)
+        writing = " ".join(_slot_lists("device", request.writing))
         parts = [request.state, f"row {request.row}" if request.row >= 0 else ""]
         parts += [first.format(request.first) if request.first >= 0 else "", *device]
         parts += [
-            *_kv("host", request.kept),
+            *_slot_lists("host", request.kept),
             f"the prefill server still writes {writing}" if writing else "",
         ]
         yield f"{request.name}: {', '.join(filter(None, parts))}"
 
 
-def _sends(before: TierFacts, now: TierFacts) -> Iterator[str]:
-    """Yield the changes of what is sent to decode servers."""
+def _send_changes(before: TierFacts, now: TierFacts) -> Iterator[str]:
+    """Yield the changes of parts that are sent to decode servers."""
     were, are = ({send.job: send for send in facts.sends} for facts in (before, now))
     for job, send in are.items():
         if job not in were and send.pool != METADATA:
             end = send.position + len(send.wanted)
-            what = f"device {send.pool} {_ranges(send.slots)}"
+            what = f"device {send.pool} {_range_text(send.slots)}"
             yield f"{what} is handed in as [{send.position}, {end}) of {send.name}"
     for name in dict.fromkeys(send.name for job, send in were.items() if job not in are):
         yield f"what was handed in of {name} is read, or given up"
 
 
-def _operations(before: TierFacts, now: TierFacts) -> Iterator[str]:
+def _operation_changes(before: TierFacts, now: TierFacts) -> Iterator[str]:
     """Yield the changes of operations of the storage."""
     were, are = ({op.job: op for op in facts.operations} for facts in (before, now))
     for number in sorted(were | are):
@@ -237,19 +239,19 @@ def _operations(before: TierFacts, now: TierFacts) -> Iterator[str]:
         if operation is None:
             yield f"{were[number].called} is over"
         elif was is None or was != operation:
-            has = " ".join(_kv("host", operation.slots))
-            moves = " ".join(_kv("host", operation.moving))
+            has = " ".join(_slot_lists("host", operation.slots))
+            moves = " ".join(_slot_lists("host", operation.moving))
             parts = [operation.state, has, f"the backend still moves {moves}" if moves else ""]
             yield f"{operation.called}: {', '.join(filter(None, parts))}"
     for page in now.stored:
-        where = f"host {page.pool} {_ranges(page.slots)}"
+        where = f"host {page.pool} {_range_text(page.slots)}"
         yield f"{where} is stored under hash {page.key}: {path_text(page.found)}"
     for pool, slots in now.returned.items():
         if slots and slots != before.returned.get(pool):
-            yield f"host {pool} {_ranges(slots)} waits to be freed"
+            yield f"host {pool} {_range_text(slots)} waits to be freed"
 
 
-def _reads(now: TierFacts) -> Iterator[str]:
+def _read_text(now: TierFacts) -> Iterator[str]:
     if now.reads:
         last = max(read.position for read in now.reads)
         yield f"{now.reads[0].holder} reads [0, {last + 1})"

@@ -13,7 +13,7 @@ from reference.token_ids import tree_key
 
 
 def requests_of_batch(command: Command) -> Sequence[str]:
-    """The requests of the batch of a command, () for a command without one."""
+    """Return the requests of a command's batch, () for a command without one."""
     if isinstance(command, (Extend, SpecDecode, Launch)):
         return [lane.request for lane in command.lanes]
     if isinstance(command, Decode):
@@ -22,11 +22,12 @@ def requests_of_batch(command: Command) -> Sequence[str]:
 
 
 def adopt_tree_shape(was: State, state: State, command: Command, facts: Facts) -> State:
-    """The state with the shape of the system's tree, and with as much of each prompt in the tree.
+    """Return the state with the shape of the system's tree, and with as much of each prompt in the
+    tree.
 
-    How much of its text a prefill, or a lock holder that goes on, inserts is the system's choice as well: any
-    whole pages between what it had in the tree and what it has computed, with the prefill or with the first
-    round behind it. Up to there its swa_evicted_seqlen says nothing (lost_below).
+    The part of its text that a prefill, or a continuing lock owner, inserts is the system's choice as
+    well: any whole pages between its prefix in the tree and what it has computed, with the prefill or
+    with the first round after it. Up to there its swa_evicted_seqlen says nothing (lost_below).
     """
     assert state.tree is not None and facts.tree is not None
     shape = [(n.path, n.start, n.live, n.state is not None) for n in facts.tree.nodes]
@@ -40,9 +41,10 @@ def adopt_tree_shape(was: State, state: State, command: Command, facts: Facts) -
 
 
 def with_locks_as_taken(was: State) -> State:
-    """The state with locks that pin as much SWA KV as when they were taken.
+    """Return the state with locks that pin as much SWA KV as when they were taken.
 
-    A lock pins whole nodes. If one of them was split since, its part outside of the window stays pinned too.
+    A lock pins whole nodes. If one of them was split since, its part outside of the window stays pinned
+    too.
     """
     if was.tree is None:
         return was
@@ -51,7 +53,7 @@ def with_locks_as_taken(was: State) -> State:
 
 
 def _adopt_prompt(was: State, state: State, command: Command, name: str, facts: Facts) -> State:
-    """The state with as much of a request's text in the tree as the system's tree has."""
+    """Return the state with as much of a request's text in the tree as the system's tree has."""
     before = was.request(name)
     request = state.request(name)
     seen = facts.requests.get(name)
@@ -80,7 +82,7 @@ def _adopt_prompt(was: State, state: State, command: Command, name: str, facts: 
 
 
 def _adopt_insert(was: State, state: State, command: Insert, shown: TreeFacts) -> State:
-    """The state in which a lock holder that goes on locks as much as in the system."""
+    """Return the state in which a continuing lock owner locks as much as in the system."""
     assert state.tree is not None
     locked = lock_holders(was).get(command.holder, ())
     length = len(shown.lock_holders.get(command.holder, ()))
@@ -91,8 +93,8 @@ def _adopt_insert(was: State, state: State, command: Insert, shown: TreeFacts) -
 
 
 def _drop_returned_locks(state: State, shown: TreeFacts) -> State:
-    """The state without the SWA part of locks that the system has released, as the holder's window has passed
-    it, and without the state of such a lock if it is released as well."""
+    """Return the state without the SWA part of locks that the system has released because the holder's
+    window has passed it, and without the state of such a lock if that is released as well."""
     tree = state.tree
     assert tree is not None
     if tree.window is None:
@@ -120,7 +122,7 @@ def _drop_returned_locks(state: State, shown: TreeFacts) -> State:
 
 
 def _lock_at(tree: radix.Tree, was: State, holder: str, key: radix.Key) -> radix.Tree:
-    """The tree in which the holder's lock ends with `key`.
+    """Return the tree in which the holder's lock ends with `key`.
 
     A lock that ended there before is kept as it was: its SWA part may have been released.
     """

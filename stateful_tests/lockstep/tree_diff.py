@@ -9,7 +9,8 @@ from stateful_tests.lockstep import text_drawings
 
 
 def tree_changes(was: State, now: State) -> tuple[str, ...]:
-    """Nodes that came, went, were split, died or revived, then locks; empty without a tree."""
+    """Return nodes that were added, removed, split, or changed between live and tombstone, then locks;
+    empty without a tree."""
     if was.tree is None or now.tree is None or was.tree is now.tree:
         return ()
     before = {p.path: p for p in nodes(was.tree)}
@@ -20,15 +21,15 @@ def tree_changes(was: State, now: State) -> tuple[str, ...]:
         if a is not None and b is not None:
             lines += _node_changes(a, b)
         elif b is not None:
-            inside = _inside(was.tree, path)
-            lines.append(f"split at {path_text(path)}" if inside else f"+ {_node(b, now.tree)}")
+            inside = _was_inside_node(was.tree, path)
+            lines.append(f"split at {path_text(path)}" if inside else f"+ {_draw_node(b, now.tree)}")
         elif a is not None:
-            lines.append(f"- {_node(a, was.tree)}")
+            lines.append(f"- {_draw_node(a, was.tree)}")
     return (*lines, *_lock_changes(was.tree, now.tree))
 
 
 def _node_changes(was: Placed, now: Placed) -> list[str]:
-    """Name what a node has got or lost."""
+    """Describe the parts that a node has got or lost."""
     where = text_drawings.node((now.start, now.end), path_text(now.path))
     lines = []
     if was.node.live != now.node.live:
@@ -40,7 +41,7 @@ def _node_changes(was: Placed, now: Placed) -> list[str]:
 
 
 def _lock_changes(was: Tree, now: Tree) -> list[str]:
-    """Locks that went, then those that came or are on another path."""
+    """Describe locks that were removed, then new ones and those on another path."""
     old, new = ({k.holder: k for k in tree.locks if k.key} for tree in (was, now))
     gone = sorted(old.keys() - new.keys())
     taken = [k for name, k in new.items() if name not in old or k.key != old[name].key]
@@ -51,19 +52,19 @@ def _lock_changes(was: Tree, now: Tree) -> list[str]:
 
 
 def state_changes(was: State, now: State) -> tuple[str, ...]:
-    """Name who got a slot of recurrent state, and who gave one back; empty on a model without."""
+    """Describe slots of recurrent state that holders have got or given back; empty on a model without."""
     had, has = state_lens(was).keys(), state_lens(now).keys()
     taken = [f"{name} takes a state slot" for name in sorted(has - had)]
     return (*taken, *(f"{name} has no state slot any more" for name in sorted(had - has)))
 
 
-def _inside(tree: Tree, path: Key) -> bool:
-    """The path was in the tree, ending in the middle of a node."""
+def _was_inside_node(tree: Tree, path: Key) -> bool:
+    """Return whether the path was in the tree and ended in the middle of a node."""
     found = path_of(tree, path)
     return bool(found) and found[-1].path[: len(path)] == path
 
 
-def _node(placed: Placed, tree: Tree) -> str:
+def _draw_node(placed: Placed, tree: Tree) -> str:
     dead = tree.window is not None and not placed.node.live
     state = ", with a state" if placed.node.state_used else ""
     shown = text_drawings.node(

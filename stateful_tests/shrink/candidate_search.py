@@ -11,7 +11,7 @@ T = TypeVar("T", bound=Hashable)
 class Search(Generic[T]):
     """Runs candidates once each, within the budget.
 
-    still_fails: the candidate, or what of it fails; None if nothing does.
+    still_fails: returns the candidate, or the part of it that fails; None if none does.
     """
 
     def __init__(self, still_fails: Callable[[T], T | None], budget: int) -> None:

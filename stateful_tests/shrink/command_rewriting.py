@@ -13,7 +13,7 @@ Commands = tuple[AnyCommand, ...]
 
 
 def changed(command: AnyCommand, **changes: Any) -> AnyCommand:
-    """The command with some of its fields changed."""
+    """Return the command with some of its fields changed."""
     of: Any = command
     made: AnyCommand = replace(of, **changes)
     return made
@@ -32,7 +32,8 @@ _NAMING = {
 
 
 def renamed(commands: Commands) -> Commands:
-    """Sessions s1, requests r1, lock holders h1, texts a, and so on, in the order of appearance."""
+    """Return the commands with names in the order of appearance: sessions s1, requests r1, lock owners
+    h1, texts a, and so on."""
     names: dict[str, str] = {}
     counts = dict.fromkeys("rsh", 0)
     letters: dict[str, str] = {}
@@ -50,7 +51,7 @@ def renamed(commands: Commands) -> Commands:
 
 
 def lives_apart(commands: Commands) -> Commands:
-    """A name of its own for each life of a request: what is tried with one leaves the others alone."""
+    """Give each life of a request a name of its own, so that a change to one leaves the others alone."""
     taken = set().union(*map(names_in, commands))
     seen: set[str] = set()
     names: dict[str, str] = {}
@@ -69,25 +70,25 @@ def lives_apart(commands: Commands) -> Commands:
 
 
 def named(value: Any) -> list[str]:
-    """The names in an attribute: one, or those of a batch, or of its entries."""
+    """Return the names in an attribute: one, or those of a batch, or of its entries."""
     if isinstance(value, tuple):
         return [str(getattr(lane, "request", lane)) for lane in value]
     return [] if value is None else [value]
 
 
 def names_in(command: AnyCommand) -> set[str]:
-    """Sessions, requests and lock holders that a command names."""
+    """Return the sessions, requests and lock owners that a command names."""
     return {name for attribute in _NAMING for name in named(getattr(command, attribute, None))}
 
 
 def texts_in(command: AnyCommand) -> set[str]:
-    """The shared texts that its prompt names, and the one that answers it."""
+    """Return the shared texts that a command's prompt names, and the one that answers it."""
     answers = {getattr(command, "answers", "")} - {""}
     return {piece.text for piece in getattr(command, "prompt", ())} | answers
 
 
 def with_names(command: AnyCommand, names: dict[str, str]) -> AnyCommand:
-    """The command with its bearers called otherwise; names that are not given stay."""
+    """Return the command with other names for its holders; names that are not given stay."""
     changes: dict[str, Any] = {}
     for attribute in _NAMING:
         value: Any = getattr(command, attribute, None)
@@ -103,7 +104,7 @@ def with_names(command: AnyCommand, names: dict[str, str]) -> AnyCommand:
 
 
 def with_texts(command: AnyCommand, letters: dict[str, str]) -> AnyCommand:
-    """The command with the texts of its prompt and of its answer called otherwise."""
+    """Return the command with other letters for the texts of its prompt and of its answer."""
     if not hasattr(command, "prompt"):
         return command
     changes: dict[str, Any] = {
@@ -118,7 +119,7 @@ Path = tuple[str] | tuple[str, int, str]
 
 
 def numbers(command: AnyCommand) -> Iterator[tuple[Path, int]]:
-    """Paths and values of the whole numbers in a command, flags included."""
+    """Return paths and values of the whole numbers in a command, flags included."""
     for field in fields(command):
         value: Any = getattr(command, field.name)
         if isinstance(value, int):
@@ -134,21 +135,21 @@ def numbers(command: AnyCommand) -> Iterator[tuple[Path, int]]:
 
 
 def with_number(command: AnyCommand, path: Path, number: int) -> AnyCommand:
-    """The command with one number replaced; a flag stays a flag."""
+    """Return the command with one number replaced; a flag stays a flag."""
     if len(path) == 1:
-        return changed(command, **_replaced(command, path[0], number))
+        return changed(command, **_replace_number(command, path[0], number))
     name, at, inner = path
     old = getattr(command, name)
-    lane = replace(old[at], **_replaced(old[at], inner, number))
+    lane = replace(old[at], **_replace_number(old[at], inner, number))
     return changed(command, **{name: (*old[:at], lane, *old[at + 1 :])})
 
 
-def _replaced(of: Any, field: str, number: int) -> dict[str, int]:
+def _replace_number(of: Any, field: str, number: int) -> dict[str, int]:
     return {field: bool(number) if isinstance(getattr(of, field), bool) else number}
 
 
 def scaled(commands: Commands, size: int, was: int) -> Commands:
-    """Lengths that were meant for pages of `was` tokens, for pages of `size`."""
+    """Return the commands with lengths for pages of `was` tokens converted to pages of `size`."""
     fitted = []
     for command in commands:
         for path, value in list(numbers(command)):
@@ -158,7 +159,7 @@ def scaled(commands: Commands, size: int, was: int) -> Commands:
 
 
 def all_less(command: AnyCommand, less: int, low: int, high: int) -> AnyCommand:
-    """The command with all its numbers from `low` to `high` smaller by `less`."""
+    """Return the command with all its numbers from `low` to `high` smaller by `less`."""
     for path, value in list(numbers(command)):
         if low <= value <= high:
             command = with_number(command, path, value - less)

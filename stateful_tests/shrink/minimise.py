@@ -28,8 +28,8 @@ Allowed = Callable[[Trace, Violation], bool]  # a trace up to the violation that
 
 
 def violated(system: AnySystem, trace: Trace, clause: str) -> tuple[str, ...] | None:
-    """Return what a system violates in a trace that is about `clause`; None if it cannot be driven through
-    it."""
+    """Return the violation of a trace that is about `clause` on a system; None if it cannot be driven
+    through it."""
     try:
         lockstep, _ = driven_through(system, replace(trace, clause=clause))
     except UnusableImplementation:
@@ -46,9 +46,10 @@ def minimise(
     budget: int = BUDGET,
     allowed: Allowed | None = None,
 ) -> Trace:
-    """The smallest trace for `clause`: fewest commands, then smallest pools, then again.
+    """Return the smallest trace for `clause`: fewest commands, then smallest pools, then again.
 
-    `budget` bounds the candidates of each `shrink`. allowed: which smaller ones are looked at.
+    budget: the most candidates of each `shrink`.
+    allowed: returns whether a smaller trace may be considered.
     """
     with system.hurried() if isinstance(system, WorkerSystem) else nullcontext():
         return _minimised(system, trace, clause, budget, allowed)
@@ -59,7 +60,7 @@ def _minimised(
 ) -> Trace:
     smallest = trace
     smaller = partial(shrink, budget=budget)
-    kind = _kind(system, trace) if clause == "BROKEN" else None
+    kind = _failure_kind(system, trace) if clause == "BROKEN" else None
 
     def failing(candidate: Trace) -> Commands | None:
         return failing_prefix(system, clause, candidate, kind, allowed)
@@ -75,8 +76,8 @@ def _minimised(
     return replace(smallest, origin="minimised")
 
 
-def _kind(system: AnySystem, trace: Trace) -> str | None:
-    """How the system breaks in this trace: what it must still do in a smaller one."""
+def _failure_kind(system: AnySystem, trace: Trace) -> str | None:
+    """Return how the system breaks in this trace: a smaller trace must break alike."""
     seen = replay(system, trace).violation
     if seen is None or "BROKEN" not in seen.clauses:
         return None
@@ -96,13 +97,15 @@ def _shrink_commands(
 
 
 def _shrink_sizes(system: AnySystem, failing: Failing, trace: Trace) -> Trace:
-    """The smallest sizes, of an engine the plainest configuration, with which the clause still fails."""
+    """Return the trace with the smallest sizes, for an engine the plainest configuration, with which
+    the clause still fails."""
     smaller = _SMALLER_SIZES.get(kind_of_config(trace.geometry).name)
     return trace if smaller is None else smaller(system, failing, trace)
 
 
 def _shrink_geometry(system: AnySystem, failing: Failing, trace: Trace) -> Trace:
-    """The smallest pools, pages and rows; no tree, states or settings where the clause needs none."""
+    """Return the trace with the smallest pools, pages and rows; no tree, states or settings where the
+    clause needs none."""
     trace = _shrink_size(failing, trace, "bigram")
     if system.capabilities.no_tree and not trace.sizes(Geometry).bigram:
         trace = _shrink_size(failing, trace, "tree")
@@ -119,7 +122,7 @@ def _shrink_geometry(system: AnySystem, failing: Failing, trace: Trace) -> Trace
 
 
 def _less_of_both(failing: Failing, trace: Trace, name: str) -> Trace:
-    """The trace with a size and the lengths that fill it smaller by as much."""
+    """Return the trace with a size and the lengths that fill it smaller by as much."""
     now = getattr(trace.sizes(Geometry), name)
     page = trace.sizes(Geometry).page_size
     least, unit = (page, 1) if name == "width" else (1, page)
@@ -141,8 +144,9 @@ def _less_of_both(failing: Failing, trace: Trace, name: str) -> Trace:
 
 
 def _shrink_size(failing: Failing, trace: Trace, name: str) -> Trace:
-    """The smallest size with which the clause still fails; failing need not be monotone in it. A page has a
-    size that servers have, and a row holds one at least: nobody doubts such a trace."""
+    """Return the trace with the smallest value of a size with which the clause still fails; failing
+    need not be monotone in it. A page keeps a size that servers have, and a row holds one at least, so
+    that the trace is credible."""
     now = getattr(trace.sizes(Geometry), name)
     page = trace.sizes(Geometry).page_size
     sizes: Iterable[int] = range(page if name == "width" else 1, now or 1)  # no window stays none
@@ -160,7 +164,7 @@ def _shrink_size(failing: Failing, trace: Trace, name: str) -> Trace:
         smaller = replace(
             trace, geometry=replace(geometry, width=max(geometry.width, geometry.page_size))
         )
-        for candidate in (smaller, _scaled(smaller, now)) if name == "page_size" else (smaller,):
+        for candidate in (smaller, _scaled_lengths(smaller, now)) if name == "page_size" else (smaller,):
             commands = failing(candidate)
             if commands is not None:
                 return replace(candidate, commands=commands)
@@ -178,7 +182,8 @@ _PLAIN = {
 
 
 def _shrink_config(_: AnySystem, failing: Failing, trace: Trace) -> Trace:
-    """The plainest configuration of an engine with which the clause still fails: groups, switches, sizes."""
+    """Return the trace with the plainest configuration of an engine with which the clause still fails:
+    groups, switches, sizes."""
 
     def tried(**changes: Any) -> bool:
         nonlocal trace
@@ -212,7 +217,7 @@ def _shrink_config(_: AnySystem, failing: Failing, trace: Trace) -> Trace:
 
 
 def _shrink_tiers(_: AnySystem, failing: Failing, trace: Trace) -> Trace:
-    """The plainest tree with a host tier with which the clause still fails."""
+    """Return the trace with the plainest tree with a host tier with which the clause still fails."""
     first = trace.sizes(TierConfig)
     tries: list[dict[str, Any]] = [
         {"namespaces": False},
@@ -222,7 +227,7 @@ def _shrink_tiers(_: AnySystem, failing: Failing, trace: Trace) -> Trace:
         *({"policy": policy} for policy in POLICIES[: POLICIES.index(first.policy)]),
     ]
     for changes in tries:
-        trace = _resized(failing, trace, **changes)
+        trace = _with_smaller_sizes(failing, trace, **changes)
     sizes = (
         "page_size",
         "window",
@@ -237,7 +242,7 @@ def _shrink_tiers(_: AnySystem, failing: Failing, trace: Trace) -> Trace:
     )
     for name in sizes:
         for size in range(1, getattr(trace.sizes(TierConfig), name) or 1):
-            smaller = _resized(failing, trace, **{name: size})
+            smaller = _with_smaller_sizes(failing, trace, **{name: size})
             if smaller is not trace:
                 trace = smaller
                 break
@@ -245,16 +250,17 @@ def _shrink_tiers(_: AnySystem, failing: Failing, trace: Trace) -> Trace:
 
 
 def _shrink_pair(system: AnySystem, failing: Failing, trace: Trace) -> Trace:
-    """The plainest pair with which the clause still fails: each server as an engine by itself."""
+    """Return the trace with the plainest pair with which the clause still fails: each server as an
+    engine by itself."""
     for name in ("late", "push", "prefill_overlap", "decode_overlap"):
-        trace = _resized(failing, trace, **{name: False})
+        trace = _with_smaller_sizes(failing, trace, **{name: False})
     sizes = trace.sizes(PairConfig)
     for at in reversed(range(len(sizes.prefill.groups))):  # both servers have the same groups
         fewer = {}
         for name in ("prefill", "decode"):
             config = getattr(trace.sizes(PairConfig), name)
             fewer[name] = _without_group(config, at) if len(config.groups) > 1 else config
-        trace = _resized(failing, trace, **fewer)
+        trace = _with_smaller_sizes(failing, trace, **fewer)
     if trace.sizes(PairConfig).recurrent:  # a block of state has as many tokens as one of attention
         trace = _with_small_blocks(failing, trace)
     for name in ("prefill", "decode"):
@@ -263,7 +269,8 @@ def _shrink_pair(system: AnySystem, failing: Failing, trace: Trace) -> Trace:
 
 
 def _without_group(config: EngineConfig, at: int) -> EngineConfig:
-    """The engine without a group, and without what only recurrent groups have if that was the last one."""
+    """Return the engine without a group, and without the sizes for recurrent groups if that was the
+    last one."""
     groups = config.groups[:at] + config.groups[at + 1 :]
     if any(group.state for group in groups):
         return replace(config, groups=groups)
@@ -271,7 +278,7 @@ def _without_group(config: EngineConfig, at: int) -> EngineConfig:
 
 
 def _with_small_blocks(failing: Failing, trace: Trace) -> Trace:
-    """The trace with smaller blocks in all groups of both servers, if it still fails with them."""
+    """Return the trace with smaller blocks in all groups of both servers, if it still fails with them."""
     largest = max(group.block_size for group in trace.sizes(PairConfig).prefill.groups)
     for size in range(1, largest):
         smaller = {}
@@ -285,7 +292,7 @@ def _with_small_blocks(failing: Failing, trace: Trace) -> Trace:
             except GeometryError:
                 break
         else:
-            resized = _resized(failing, trace, **smaller)
+            resized = _with_smaller_sizes(failing, trace, **smaller)
             if resized is not trace:
                 return resized
     return trace
@@ -306,8 +313,8 @@ def _shrink_server(system: AnySystem, failing: Failing, trace: Trace, name: str)
     return of_pair(_shrink_config(system, failing_server, alone))
 
 
-def _resized(failing: Failing, trace: Trace, **changes: Any) -> Trace:
-    """The trace with other sizes, if it still fails with them."""
+def _with_smaller_sizes(failing: Failing, trace: Trace, **changes: Any) -> Trace:
+    """Return the trace with other sizes, if it still fails with them."""
     if all(getattr(trace.geometry, name) == value for name, value in changes.items()):
         return trace
     try:
@@ -318,8 +325,8 @@ def _resized(failing: Failing, trace: Trace, **changes: Any) -> Trace:
     return trace if commands is None else replace(simpler, commands=commands)
 
 
-def _scaled(trace: Trace, was: int) -> Trace:
-    """The trace with all lengths as many pages long as they were when a page had `was` tokens."""
+def _scaled_lengths(trace: Trace, was: int) -> Trace:
+    """Return the trace with all lengths as many pages long as they were when a page had `was` tokens."""
     size = trace.sizes(Geometry).page_size
     window = trace.sizes(Geometry).window
     window = None if window is None else -(-window * size // was)
@@ -344,10 +351,10 @@ def failing_prefix(
     *,
     patient: bool = False,
 ) -> Commands | None:
-    """The commands up to the step that violates `clause`, if one does, and if that is `allowed`.
+    """Return the commands up to the step that violates `clause`, if one does, and if that is `allowed`.
 
-    kind: of BROKEN, how the system fails there; None where that does not matter. patient: without the turns
-    that the rules reject, but for the last command.
+    kind: of BROKEN, how the system fails there; None where that does not matter.
+    patient: leave out turns that the rules reject, but not the last command.
     """
     try:
         lockstep, commands = driven_through(system, replace(trace, clause=clause), patient=patient)

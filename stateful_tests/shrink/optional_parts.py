@@ -23,7 +23,7 @@ Failing = Callable[[Trace], Commands | None]
 
 
 def without_parts(failing: Failing, trace: Trace) -> Trace:
-    """The trace without each part that the clause does not need."""
+    """Return the trace without each part that the clause does not need."""
     for simpler in _WITHOUT.get(kind_of_config(trace.geometry).name, ()):
         try:
             for candidate in simpler(trace):
@@ -35,51 +35,51 @@ def without_parts(failing: Failing, trace: Trace) -> Trace:
     return trace
 
 
-def _with(trace: Trace, **sizes: Any) -> Trace:
+def _with_config(trace: Trace, **sizes: Any) -> Trace:
     return replace(trace, geometry=replace(trace.geometry, **sizes))
 
 
 def _no_storage(trace: Trace) -> Iterator[Trace]:
-    """A host tier with nothing behind it."""
+    """Remove the storage behind a host tier."""
     kept = tuple(c for c in trace.commands if not isinstance(c, get_args(StorageCommand)))
     sizes: Any = trace.geometry
     if sizes.storage:
-        yield replace(_with(trace, storage=type(sizes.storage)()), commands=kept)
+        yield replace(_with_config(trace, storage=type(sizes.storage)()), commands=kept)
 
 
 def _no_tier_states(trace: Trace) -> Iterator[Trace]:
-    yield _with(trace, states=0, host_states=0)
+    yield _with_config(trace, states=0, host_states=0)
 
 
 def _no_tier_namespaces(trace: Trace) -> Iterator[Trace]:
-    yield _with(trace, namespaces=False)
+    yield _with_config(trace, namespaces=False)
 
 
 def _no_window(trace: Trace) -> Iterator[Trace]:
-    """A model without SWA, with one pool."""
-    yield _with(trace, window=None, swa_pages=0)
+    """Remove SWA: the model then has one pool."""
+    yield _with_config(trace, window=None, swa_pages=0)
 
 
 def _no_states(trace: Trace) -> Iterator[Trace]:
-    yield _with(trace, states=0, tracks=False)
+    yield _with_config(trace, states=0, tracks=False)
 
 
 def _no_namespaces(trace: Trace) -> Iterator[Trace]:
-    """Without each setting, of which namespaces is one."""
+    """Remove each setting; namespaces are one of them."""
     settings = trace.sizes(Geometry).settings
     for name in ("namespaces", *(name for name, _ in settings)):
-        yield _with(trace, settings=tuple(each for each in settings if each[0] != name))
+        yield _with_config(trace, settings=tuple(each for each in settings if each[0] != name))
 
 
 def _no_recurrent_groups(trace: Trace) -> Iterator[Trace]:
-    """Without the groups with state, and without what only they have."""
+    """Remove the groups with state, and the sizes for them."""
     groups = tuple(group for group in trace.sizes(EngineConfig).groups if not group.state)
     if groups:
-        yield _with(trace, groups=groups, retention=0, match=0, checkpoints=0)
+        yield _with_config(trace, groups=groups, retention=0, match=0, checkpoints=0)
 
 
 def _no_sources(trace: Trace) -> Iterator[Trace]:
-    """Requests of the model alone, without adapters and salts."""
+    """Remove adapters and salts."""
     plain = (replace(c, adapter="", salt="") if isinstance(c, Add) else c for c in trace.commands)
     yield replace(trace, commands=tuple(plain))
 

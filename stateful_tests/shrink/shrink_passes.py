@@ -29,15 +29,15 @@ BUDGET = 1500  # candidates
 
 
 def drop(commands: Commands, still_fails: StillFails) -> Commands:
-    """Fewer commands, and nothing else changed: the cheap half of `shrink`."""
+    """Return fewer commands, with nothing else changed: the cheap half of `shrink`."""
     search = Search(still_fails, budget=300)
     return _drop_chunks(first_improvement(commands, search, _name_dropped), search)
 
 
 def shrink(commands: Commands, still_fails: StillFails, *, budget: int = BUDGET) -> Commands:
-    """A locally minimal failing list: no command can go, no number can be smaller.
+    """Return a locally minimal failing list: no command can be left out, no number can be smaller.
 
-    `budget` bounds the candidates that are run. `commands` itself must fail.
+    budget: the most candidates that are run. `commands` itself must fail.
     """
     search = Search(still_fails, budget)
     best = search.run(commands) or commands
@@ -47,17 +47,18 @@ def shrink(commands: Commands, still_fails: StillFails, *, budget: int = BUDGET)
         best = first_improvement(best, search, _name_dropped)
         best = _drop_chunks(best, search)
         for simpler in (
-            _without_lane, _rounds_merged, _turns_merged, _turns_fused, _ordinary, _inserted, _pressed, _busy,
-            _pairs_dropped, _plainer_prompts, _plainer_sources, _plainer_steps, _smaller_numbers,
+            _without_lane, _rounds_merged, _turns_merged, _turns_fused, _ordinary_requests,
+            _inserts_for_requests, _evictions_for_pressure, _busy_checks, _pairs_dropped, _plainer_prompts,
+            _plainer_sources, _plainer_steps, _smaller_numbers,
         ):  # fmt: skip
             best = first_improvement(best, search, simpler)
         if best == before or search.spent:
-            best = search.run(_logged(best)) or best
+            best = search.run(_logging_checks(best)) or best
             return search.run(renamed(best)) or best
 
 
-def _logged(commands: Commands) -> Commands:
-    """Memory checks at the level that logs who was counted as what."""
+def _logging_checks(commands: Commands) -> Commands:
+    """Return the commands with memory checks at the level that logs each entry."""
     return tuple(CheckBusy(2) if isinstance(c, CheckBusy) and c.level else c for c in commands)
 
 
@@ -76,18 +77,20 @@ def _drop_chunks(best: Commands, search: Search[Commands]) -> Commands:
 
 
 def _related(a: AnyCommand, b: AnyCommand) -> bool:
-    """Two commands may be of use only together: a name or a text in common, or all of the tree."""
+    """Return whether two commands may depend on each other: they share a name or a text, or one is
+    about the whole tree."""
     together = names_in(a) & names_in(b) or texts_in(a) & texts_in(b)
     return isinstance(a, Evict) or isinstance(b, Evict) or bool(together)
 
 
-def _with(commands: Commands, at: int, *instead: AnyCommand) -> Commands:
-    """The commands with others in the place of one."""
+def _replaced_at(commands: Commands, at: int, *instead: AnyCommand) -> Commands:
+    """Return the commands with others in the place of one."""
     return (*commands[:at], *instead, *commands[at + 1 :])
 
 
 def _name_dropped(commands: Commands) -> Iterator[Commands]:
-    """Everything about one session, request or lock holder at once; batches keep their other entries."""
+    """Yield lists without any mention of one session, request or lock owner; batches keep their other
+    entries."""
     for name in sorted(set().union(*map(names_in, commands))):
         kept = []
         for command in commands:
@@ -103,42 +106,42 @@ def _name_dropped(commands: Commands) -> Iterator[Commands]:
 
 
 def _pairs_dropped(commands: Commands) -> Iterator[Commands]:
-    """Two commands about the same that are of use only together, such as retract and admit."""
+    """Yield lists without two related commands that depend on each other, such as retract and admit."""
     for i, j in combinations(range(len(commands)), 2):
         if _related(commands[i], commands[j]):
-            yield _with(_with(commands, j), i)
+            yield _replaced_at(_replaced_at(commands, j), i)
 
 
 def _without_lane(commands: Commands) -> Iterator[Commands]:
-    """One entry less in a batch; two chunks of one prefill as one."""
+    """Yield lists with one entry less in a batch, or two chunks of one prefill as one."""
     for i, command in enumerate(commands):
         for name in ("lanes", "requests"):
             lanes = getattr(command, name, ())
             for at in range(len(lanes) if len(lanes) > 1 else 0):
-                yield _with(commands, i, changed(command, **{name: lanes[:at] + lanes[at + 1 :]}))
+                yield _replaced_at(commands, i, changed(command, **{name: lanes[:at] + lanes[at + 1 :]}))
         if isinstance(command, Extend) and len(command.lanes) == 1:
             [lane] = command.lanes
             for j, other in enumerate(commands[i + 1 :], i + 1):
                 if isinstance(other, Extend) and [n.request for n in other.lanes] == [lane.request]:
                     merged = Extend((Chunk(lane.request, lane.tokens + other.lanes[0].tokens),))
-                    yield _with(_with(commands, j), i, merged)
+                    yield _replaced_at(_replaced_at(commands, j), i, merged)
 
 
 def _rounds_merged(commands: Commands) -> Iterator[Commands]:
-    """Two decode rounds of a request as one; a round in flight as one with its result; a retract that is
-    admitted again as a decode."""
+    """Yield lists with two decode rounds of a request as one, a round in flight as one with its result,
+    or a retract that is admitted again as a decode."""
     for i, command in enumerate(commands):
         if isinstance(command, Launch):
-            yield _with(commands, i, SpecDecode(command.lanes))
-        if (first := _round(command)) is not None:
+            yield _replaced_at(commands, i, SpecDecode(command.lanes))
+        if (first := _single_round(command)) is not None:
             for j, later in enumerate(commands[i + 1 :], i + 1):
-                other = _round(later)
+                other = _single_round(later)
                 if other is not None and other.request == first.request:
                     allocate = max(first.allocate, first.accept + other.allocate)
                     merged = SpecDecode(
                         (Draft(other.request, allocate, first.accept + other.accept),)
                     )
-                    yield _with(_with(commands, j, merged), i)
+                    yield _replaced_at(_replaced_at(commands, j, merged), i)
                     break
         if isinstance(command, Retract) and command.in_flight == 0:
             again = Admit(command.request), Extend((Chunk(command.request, 1),))
@@ -150,7 +153,8 @@ def _rounds_merged(commands: Commands) -> Iterator[Commands]:
 
 
 def _turns_merged(commands: Commands) -> Iterator[Commands]:
-    """A retract instead of a finish and the next turn's submit: one turn that is admitted twice."""
+    """Yield lists with a retract in the place of a finish and the next turn's submit: one turn that is
+    admitted twice."""
     for i, finish in enumerate(commands):
         after = [c for c in commands[i + 1 :] if isinstance(c, Submit) and c.session is not None]
         if isinstance(finish, Finish) and after:
@@ -160,7 +164,7 @@ def _turns_merged(commands: Commands) -> Iterator[Commands]:
 
 
 def _turns_fused(commands: Commands) -> Iterator[Commands]:
-    """One turn with the whole input instead of a turn and the one after it."""
+    """Yield lists with one turn with the whole input in the place of a turn and the one after it."""
     for i, finish in enumerate(commands):
         if not isinstance(finish, Finish):
             continue
@@ -185,8 +189,8 @@ def _turns_fused(commands: Commands) -> Iterator[Commands]:
         )
 
 
-def _round(command: AnyCommand) -> Draft | None:
-    """The only entry of a decode round."""
+def _single_round(command: AnyCommand) -> Draft | None:
+    """Return the only entry of a decode round."""
     if isinstance(command, SpecDecode) and len(command.lanes) == 1:
         return command.lanes[0]
     if isinstance(command, Decode) and len(command.requests) == 1:
@@ -194,16 +198,16 @@ def _round(command: AnyCommand) -> Draft | None:
     return None
 
 
-def _ordinary(commands: Commands) -> Iterator[Commands]:
-    """An ordinary request instead of a session's turn."""
+def _ordinary_requests(commands: Commands) -> Iterator[Commands]:
+    """Yield lists with an ordinary request in the place of a session's turn."""
     for i, command in enumerate(commands):
         if isinstance(command, Submit) and command.session is not None:
-            plain = _with(commands, i, replace(command, session=None))
+            plain = _replaced_at(commands, i, replace(command, session=None))
             yield tuple(c for c in plain if c != Open(command.session))
 
 
-def _inserted(commands: Commands) -> Iterator[Commands]:
-    """A lock holder that inserts a prompt instead of the request that computes it."""
+def _inserts_for_requests(commands: Commands) -> Iterator[Commands]:
+    """Yield lists with a lock owner that inserts a prompt in the place of the request that computes it."""
     for i, command in enumerate(commands):
         if isinstance(command, Submit) and command.session is None:
             name = command.request
@@ -218,8 +222,9 @@ def _inserted(commands: Commands) -> Iterator[Commands]:
                     yield (*commands[:i], *before, insert, *after)
 
 
-def _pressed(commands: Commands) -> Iterator[Commands]:
-    """An eviction, and the lock holders of the tree alone, instead of all who press them."""
+def _evictions_for_pressure(commands: Commands) -> Iterator[Commands]:
+    """Yield lists with an eviction, and only the lock owners of the tree, in the place of the requests
+    that cause it."""
     lock_holders = tuple(c for c in commands if isinstance(c, TREE_COMMANDS))
     if len(commands) - len(lock_holders) < 2:
         return
@@ -229,20 +234,22 @@ def _pressed(commands: Commands) -> Iterator[Commands]:
 
 
 def _text_of_its_own(submit: Submit, commands: Commands) -> Prompt:
-    """A prompt in place of tokens that nobody else has: in a letter that no other prompt uses."""
+    """Return a submit with a prompt in the place of unique tokens: in a letter that no other prompt
+    uses."""
     used = set().union(*map(texts_in, commands))
     return (Piece(next((c for c in ascii_lowercase if c not in used), "z"), submit.tokens),)
 
 
-def _busy(commands: Commands) -> Iterator[Commands]:
-    """A busy check instead of an idle one: nothing has to end before it."""
+def _busy_checks(commands: Commands) -> Iterator[Commands]:
+    """Yield lists with a busy check in the place of an idle one: nothing has to end before it."""
     for i, command in enumerate(commands):
         if isinstance(command, CheckIdle):
-            yield _with(commands, i, CheckBusy(2))
+            yield _replaced_at(commands, i, CheckBusy(2))
 
 
 def _plainer_prompts(commands: Commands) -> Iterator[Commands]:
-    """A piece less, two as one, nobody's text for a shared one, one text for another: here or everywhere."""
+    """Yield lists with a piece less, two pieces as one, a unique text for a shared one, or one text for
+    another: in one place or everywhere."""
     for i, command in enumerate(commands):
         prompt: Prompt = getattr(command, "prompt", ())
         fewer = [prompt[:at] + prompt[at + 1 :] for at in range(len(prompt))]
@@ -253,20 +260,20 @@ def _plainer_prompts(commands: Commands) -> Iterator[Commands]:
             for text in (c for c in ascii_lowercase if c < piece.text):
                 fewer.append((*prompt[:at], Piece(text, piece.tokens), *prompt[at + 1 :]))
         if isinstance(command, Submit) and command.answers:
-            yield _with(commands, i, replace(command, answers=""))
+            yield _replaced_at(commands, i, replace(command, answers=""))
         if isinstance(command, Submit) and prompt:
-            yield _with(
+            yield _replaced_at(
                 commands, i, replace(command, prompt=(), tokens=command.tokens + prompt_len(prompt))
             )
         for plainer in fewer:
-            yield _with(commands, i, changed(command, prompt=plainer))
+            yield _replaced_at(commands, i, changed(command, prompt=plainer))
     texts = sorted(set().union(*map(texts_in, commands)))
     for other, text in combinations(texts, 2):
         yield tuple(with_texts(c, {text: other}) for c in commands)
 
 
 def _plainer_sources(commands: Commands) -> Iterator[Commands]:
-    """No adapter or no salt, for all that have the same one, or for one request."""
+    """Yield lists without an adapter or salt, for all requests that have the same one, or for one."""
     for field in SOURCE_FIELDS:
         named = [i for i, c in enumerate(commands) if getattr(c, field, "") and isinstance(c, Add)]
         names = sorted({getattr(commands[i], field) for i in named})
@@ -281,27 +288,27 @@ def _plainer_sources(commands: Commands) -> Iterator[Commands]:
 
 
 def _plainer_steps(commands: Commands) -> Iterator[Commands]:
-    """A model that agrees with fewer drafts, and stops nobody."""
+    """Yield lists with a model that accepts fewer drafts, and samples no stop token."""
     for i, command in enumerate(commands):
         if isinstance(command, Schedule):
             accept = command.accept
             stop = command.stop
             for at in range(len(stop)):
-                yield _with(commands, i, changed(command, stop=stop[:at] + stop[at + 1 :]))
+                yield _replaced_at(commands, i, changed(command, stop=stop[:at] + stop[at + 1 :]))
             if accept:
-                yield _with(commands, i, changed(command, accept=accept[:-1]))
+                yield _replaced_at(commands, i, changed(command, accept=accept[:-1]))
             for at in (at for at, count in enumerate(accept) if count):
                 fewer = (*accept[:at], accept[at] - 1, *accept[at + 1 :])
-                yield _with(commands, i, changed(command, accept=fewer))
+                yield _replaced_at(commands, i, changed(command, accept=fewer))
 
 
 def _smaller_numbers(commands: Commands) -> Iterator[Commands]:
-    """Every number of every command towards 0: at once, by half, by one; matching ones together."""
+    """Yield lists with smaller numbers: all towards 0, at once, by half, by one; equal ones together."""
     for i, command in enumerate(commands):
         for path, value in numbers(command):
             for smaller in dict.fromkeys((0, 1, value // 2, value - 1)):
                 if 0 <= smaller < value:
-                    yield _with(commands, i, with_number(command, path, smaller))
+                    yield _replaced_at(commands, i, with_number(command, path, smaller))
     # What several commands have in common shrinks only together: all equal lengths, all that are as long.
     values = sorted({value for c in commands for _, value in numbers(c) if value > 1}, reverse=True)
     for value in values:
@@ -318,5 +325,5 @@ def _smaller_numbers(commands: Commands) -> Iterator[Commands]:
                     continue
                 for less in dict.fromkeys((most, most // 2, 1)):
                     if less:
-                        first = _with(commands, i, with_number(one, path, value - less))
-                        yield _with(first, j, with_number(two, other_path, other - less))
+                        first = _replaced_at(commands, i, with_number(one, path, value - less))
+                        yield _replaced_at(first, j, with_number(two, other_path, other - less))

@@ -14,58 +14,59 @@ _PART = re.compile(r"\.([^.\[\]]+)|\[(\d+)\]")
 
 
 def unknown_field(kind: Any, data: bytes, path: str, field: str) -> str:
-    """The fields that the object at `path` may have, the nearest first."""
-    struct = _struct(_at(kind, data, path))
+    """Return the fields that the object at `path` may have, the nearest first."""
+    struct = _struct_type(_type_at(kind, data, path))
     if struct is None:
         return "unknown field"
     names = [each.encode_name for each in struct.fields]
     if struct.tag_field is not None:
         names.insert(0, struct.tag_field)
     of = f" of {struct.tag}" if struct.tag is not None else ""
-    return f"unknown field{_meant(field, names)} The fields{of}: {', '.join(map(str, names))}"
+    return f"unknown field{_close_names(field, names)} The fields{of}: {', '.join(map(str, names))}"
 
 
 def missing_field(kind: Any, data: bytes, path: str, field: str) -> str:
     """Say what is expected there."""
-    found = _at(kind, data, path)
-    if commands := _commands(found, field):
+    found = _type_at(kind, data, path)
+    if commands := _command_names(found, field):
         return f"is missing; the commands: {', '.join(commands)}"
-    struct = _struct(found)
+    struct = _struct_type(found)
     known = {each.encode_name: each.type for each in struct.fields} if struct is not None else {}
-    wanted = " or ".join(dict.fromkeys(_words(known[field]))) if field in known else ""
+    wanted = " or ".join(dict.fromkeys(_value_names(known[field]))) if field in known else ""
     return f"is missing: {wanted}" if wanted else "is missing"
 
 
 def wrong_value(kind: Any, data: bytes, path: str, value: str) -> str:
-    """The values that may stand at `path`, the nearest first; of the name of a command the commands."""
+    """Return the values that are valid at `path`, the nearest first; the commands for the name of a
+    command."""
     parent, _, field = path.rpartition(".")
-    if commands := _commands(_place(kind, data, parent)[0], field):
-        near = _meant(value, commands)
+    if commands := _command_names(_place_at(kind, data, parent)[0], field):
+        near = _close_names(value, commands)
         listed = f" The commands: {', '.join(commands)}" if near == "." else ""
         return f"no command is called {value!r:.40}{near}{listed}"
-    found = _at(kind, data, path)
-    values = [*_words(found)] if found is not None else []
-    near = _meant(value, values)
+    found = _type_at(kind, data, path)
+    values = [*_value_names(found)] if found is not None else []
+    near = _close_names(value, values)
     return f"{value!r:.40} is no value here" + (
         f"; one of {', '.join(values)}" if near == "." else near
     )
 
 
-def _commands(found: types.Type | None, field: str) -> list[str]:
-    """The commands, where the field is what names one."""
+def _command_names(found: types.Type | None, field: str) -> list[str]:
+    """Return the names of commands, where the field names a command."""
     structs = [each for each in _members(found) if isinstance(each, types.StructType)]
     return [str(each.tag) for each in structs if each.tag is not None and each.tag_field == field]
 
 
-def _meant(name: str, names: list[Any]) -> str:
+def _close_names(name: str, names: list[Any]) -> str:
     close = get_close_matches(name, [str(each) for each in names], 1)
     return f"; did you mean {close[0]}?" if close else "."
 
 
-def _at(kind: Any, data: bytes, path: str) -> types.Type | None:
-    """The type of what stands at a path; None where that cannot be said. Of several kinds of objects it is
-    the one whose tag the file has."""
-    found, raw = _place(kind, data, path)
+def _type_at(kind: Any, data: bytes, path: str) -> types.Type | None:
+    """Return the type at a path; None where it is unknown. Among several kinds of objects, the one
+    whose tag the file has."""
+    found, raw = _place_at(kind, data, path)
     chosen = [
         each
         for each in _members(found)
@@ -77,7 +78,7 @@ def _at(kind: Any, data: bytes, path: str) -> types.Type | None:
     return chosen[0] if chosen else found
 
 
-def _place(kind: Any, data: bytes, path: str) -> tuple[types.Type | None, Any]:
+def _place_at(kind: Any, data: bytes, path: str) -> tuple[types.Type | None, Any]:
     found: types.Type | None = types.type_info(kind)
     try:
         raw = json.loads(data)
@@ -101,8 +102,8 @@ def _place(kind: Any, data: bytes, path: str) -> tuple[types.Type | None, Any]:
     return found, raw
 
 
-def _struct(found: types.Type | None) -> types.StructType | None:
-    """The one kind of object that something may be."""
+def _struct_type(found: types.Type | None) -> types.StructType | None:
+    """Return the one kind of object that a value may be."""
     structs = [each for each in _members(found) if isinstance(each, types.StructType)]
     return structs[0] if len(structs) == 1 else None
 
@@ -117,7 +118,7 @@ def _members(found: types.Type | None) -> Iterator[types.Type]:
         yield found
 
 
-def _words(found: types.Type) -> Iterator[str]:
+def _value_names(found: types.Type) -> Iterator[str]:
     """Yield the values that a type takes, such as "free", "faithful"; for objects their fields."""
     for each in _members(found):
         if isinstance(each, types.EnumType):

@@ -54,7 +54,7 @@ def _name(field: str) -> NotationPart:
 
 
 def _word(field: str) -> NotationPart:
-    """The name of a field, and a name."""
+    """Return the part for the name of a field, and a name."""
     name = _name(field)
     return name._replace(
         usage=f" {field}{name.usage}",
@@ -66,7 +66,8 @@ def _word(field: str) -> NotationPart:
 def _number(
     field: str, word: str, *, default: int | None = None, always: bool = False
 ) -> NotationPart:
-    """A word and a number; without the two it is the default, which is not written unless `always`."""
+    """Return the part for a word and a number; without the two it is the default, which is not written
+    unless `always`."""
     pattern, usage = rf" {word} (?P<{field}>{_LENGTH})", f" {word} N"
 
     def write(command: Any) -> str:
@@ -92,7 +93,7 @@ def _flag(field: str, words: str) -> NotationPart:
 
 
 def _named(field: str) -> NotationPart:
-    """The field and a name; nothing where the name is empty."""
+    """Return the part for the field and a name; nothing where the name is empty."""
     return NotationPart(
         f" [{field} NAME]",
         rf"(?: {field} (?P<{field}>{_NAME}))?",
@@ -104,8 +105,8 @@ def _named(field: str) -> NotationPart:
 def _lanes(
     field: str, usage: str, lane: str, write: Callable[[Any], str], read: Callable[..., Any]
 ) -> NotationPart:
-    """The entries of a batch, between commas. read: an entry from its words, those of the notation left
-    out."""
+    """Return the part for the entries of a batch, between commas. read: makes an entry of its words,
+    without those of the notation."""
     return NotationPart(
         f" {usage}, ...",
         rf" (?P<{field}>{lane}(?:\s*,\s*{lane})*|\(no lanes\))",
@@ -151,7 +152,7 @@ _HOLDER = _name("holder")
 
 
 def _listing(field: str, of: Callable[[str], Any]) -> NotationPart:
-    """A word and values; nothing where there are none."""
+    """Return the part for a word and values; nothing where there are none."""
 
     def write(command: Any) -> str:
         values = getattr(command, field)
@@ -166,7 +167,7 @@ def _listing(field: str, of: Callable[[str], Any]) -> NotationPart:
 
 
 def _plain(kind: Any) -> tuple[NotationPart, ...]:
-    """The notation of a command that names its fields: names, numbers, flags and a prompt."""
+    """Return the notation of a command that names its fields: names, numbers, flags and a prompt."""
     hints = get_type_hints(kind)
     parts: dict[Any, Callable[[Field[Any]], NotationPart]] = {
         str: lambda f: _name(f.name),
@@ -238,13 +239,14 @@ USAGES = {
 
 
 def format_command(command: AnyCommand) -> str:
-    """A command in readable form, such as "extend r1 +4"."""
+    """Return a command in readable form, such as "extend r1 +4"."""
     kind = type(command)
     return kind_name(kind) + "".join(part.write(command) for part in NOTATION[kind])
 
 
 def parse(line: str, of: Kind = ROWS) -> Any:
-    """The command of such a system that `line` stands for; blanks count once. Raises NotationError."""
+    """Return the command of such a system that `line` stands for; runs of blanks count as one. Raises
+    NotationError."""
     kinds = COMMANDS_OF[of.name]
     words = " ".join(line.split())
     name, blank, rest = words.partition(" ")
@@ -270,7 +272,7 @@ def parse(line: str, of: Kind = ROWS) -> Any:
 
 
 def format_outcome(outcome: Outcome) -> str:
-    """An outcome in readable form."""
+    """Return an outcome in readable form."""
     match outcome:
         case Done(choices, _, freed):
             gave = f"; freed full {freed.full} swa {freed.swa}" if freed is not None else ""

@@ -49,7 +49,7 @@ class _Struct(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=Tru
 
 
 class Form(NamedTuple):
-    """How a type of the vocabulary stands in a file: the type there, and the ways there and back."""
+    """The form of a vocabulary type in a file: the type there, and the conversions in both directions."""
 
     type: Any
     write: Callable[[Any], Any]
@@ -66,12 +66,12 @@ _AS_THEY_ARE: dict[Any, Any] = {
 
 
 @cache  # one struct for each dataclass: the schema calls them by their names
-def _form(hint: Any) -> Form:
-    """The form of a field, by its type hint."""
+def _form_of_hint(hint: Any) -> Form:
+    """Return the form of a field, by its type hint."""
     if hint == Prompt:
         return Form(PromptText, prompt_text, prompt_of)
     if get_origin(hint) is tuple:
-        of = _form(get_args(hint)[0])
+        of = _form_of_hint(get_args(hint)[0])
         kind = Annotated[list[of.type], Meta(max_length=MAX_LANES)]  # type: ignore[name-defined]
         return Form(
             kind, lambda values: [*map(of.write, values)], lambda values: (*map(of.read, values),)
@@ -82,9 +82,9 @@ def _form(hint: Any) -> Form:
 
 
 def record(of: Any, name: str, base: type[Struct], **options: Any) -> Form:
-    """The form of a dataclass: a struct with the same fields and defaults."""
+    """Return the form of a dataclass: a struct with the same fields and defaults."""
     hints = get_type_hints(of)
-    forms = {field.name: _form(hints[field.name]) for field in fields(of)}
+    forms = {field.name: _form_of_hint(hints[field.name]) for field in fields(of)}
     members = [
         (
             f.name,
@@ -104,7 +104,7 @@ def record(of: Any, name: str, base: type[Struct], **options: Any) -> Form:
 
 
 def in_words(kind: Any) -> str:
-    """The fields of a command in a file, such as "`request`, `in_flight` (default 0)"."""
+    """Return the fields of a command in a file as text, such as "`request`, `in_flight` (default 0)"."""
     hints = get_type_hints(kind)
     return ", ".join(_field_in_words(field, hints[field.name]) for field in fields(kind))
 
@@ -120,12 +120,12 @@ def _field_in_words(field: Field[Any], hint: Any) -> str:
     elif hint == str | None:
         notes = " or `null`"
     if field.default is not MISSING:
-        default = _form(hint).write(field.default) if hint == Prompt else field.default
+        default = _form_of_hint(hint).write(field.default) if hint == Prompt else field.default
         notes += f" (default `{json.dumps(default)}`)"
     return name + notes
 
 
-CHOICES = _form(tuple[Choice, ...])
+CHOICES = _form_of_hint(tuple[Choice, ...])
 if TYPE_CHECKING:
     Choices = list[Any]
 else:
@@ -192,9 +192,10 @@ class TraceBody(Protocol):
 
 
 class TraceFormat(NamedTuple):
-    """How traces of a kind stand in files.
+    """The format of a kind's traces.
 
-    struct: of a whole file. step: of one of its steps. field: where its sizes stand; sizes: their form.
+    struct: type of a whole file. step: type of one of its steps.
+    field: name of the field with its sizes; sizes: their form.
     """
 
     struct: type[Struct]
@@ -203,8 +204,9 @@ class TraceFormat(NamedTuple):
     sizes: Form
 
 
-def _format(kind: Kind, prefix: str, says: str, field: str, sizes: Form) -> TraceFormat:
-    """The format of a kind. A reference model is run in a mode, and may stand beside a named bug."""
+def _trace_format(kind: Kind, prefix: str, says: str, field: str, sizes: Form) -> TraceFormat:
+    """Return the format of a kind. Only traces of a kind with a reference model have a mode, and may
+    name a bug."""
     modelled = kind.modelled
     step = Union[tuple(STEPS[command].type for command in kind.commands)]  # type: ignore[valid-type]
     members: list[Any] = [
@@ -227,23 +229,23 @@ def _format(kind: Kind, prefix: str, says: str, field: str, sizes: Form) -> Trac
     return TraceFormat(struct, step, field, sizes)
 
 
-def _config(kind: Kind, prefix: str) -> Form:
+def _config_format(kind: Kind, prefix: str) -> Form:
     return record(kind.config, f"{prefix}ConfigBody", _Struct)
 
 
-def _judged(kind: Kind) -> TraceFormat:
+def _judged_format(kind: Kind) -> TraceFormat:
     prefix = kind.config.__name__.removesuffix("Config")
-    return _format(kind, prefix, f"The same of {kind.noun}.", "config", _config(kind, prefix))
+    return _trace_format(kind, prefix, f"The same of {kind.noun}.", "config", _config_format(kind, prefix))
 
 
 # The formats by kind. Those of the first two have words and names of their own in the schema.
 FORMATS: dict[str, TraceFormat] = {
-    ROWS.name: _format(
+    ROWS.name: _trace_format(
         ROWS, "", "A whole file, fields in the order in which they are written.",
         "geometry", Form(GeometryBody, _geometry_body, _geometry)),
-    BLOCKS.name: _format(
+    BLOCKS.name: _trace_format(
         BLOCKS, "Engine",
         "The same of an engine that schedules by itself: what it is configured with, instead of sizes and\n"
-        "    mode.", "config", _config(BLOCKS, "")),
-    **{kind.name: _judged(kind) for kind in JUDGED_KINDS if kind is not BLOCKS},
+        "    mode.", "config", _config_format(BLOCKS, "")),
+    **{kind.name: _judged_format(kind) for kind in JUDGED_KINDS if kind is not BLOCKS},
 }  # fmt: skip

@@ -57,7 +57,7 @@ def _one_line(text: object, limit: int) -> str:
 
 
 class _Header(Struct):
-    """Enough to know what a file is; the rest is skipped unread."""
+    """The fields that identify a file; the rest is skipped unread."""
 
     format: Any = None
     version: Any = None
@@ -86,7 +86,7 @@ def shipped(path: str | os.PathLike[str]) -> str | os.PathLike[str]:
         p.name.partition(".json")[0]: p for p in FIXTURES.rglob("*.json*") if p.parent != FIXTURES
     }
     if name not in found:
-        close = " or @".join(_nearest(name, found))
+        close = " or @".join(_nearest_names(name, found))
         hint = f"did you mean @{close}?" if close else "`kvspec bugs WORD` names those of a bug"
         raise FileNotFoundError(
             errno.ENOENT, f"no fixture has that name; {hint} (they lie in {FIXTURES})"
@@ -94,8 +94,9 @@ def shipped(path: str | os.PathLike[str]) -> str | os.PathLike[str]:
     return found[name]
 
 
-def _nearest(name: str, names: Iterable[str]) -> list[str]:
-    """Up to three names that are spelt alike or, where none is, have the most words in common."""
+def _nearest_names(name: str, names: Iterable[str]) -> list[str]:
+    """Return up to three names with a similar spelling or, where there is none, with the most words in
+    common."""
     if close := get_close_matches(name, names, 2):
         return close
     words = {*re.split(r"[^a-z]+", name)} - {"a", "an", "the", "of", "is", ""}
@@ -105,7 +106,7 @@ def _nearest(name: str, names: Iterable[str]) -> list[str]:
 
 
 def read(path: str | os.PathLike[str]) -> bytes:
-    """The content of a file, or of one that is too large its beginning. Raises TraceError."""
+    """Return the content of a file, or the beginning of one that is too large. Raises TraceError."""
     try:
         path = shipped(path)
         # Checked before opening: a pipe would block, a device would never end.
@@ -134,14 +135,14 @@ def loads(data: bytes, name: str) -> Trace:
         _check_header(header, name)
         kind = _kind_of_file(header, name)
     with _one_line_errors(data, name, FORMATS[kind.name].struct):
-        written = data if header.version == VERSION else _upgraded(data, kind)
+        written = data if header.version == VERSION else _upgrade(data, kind)
         file: Any = _DECODERS[kind.name].decode(written)
         _reject_repeated_keys(data, name)
-    return _trace(file, FORMATS[kind.name], name)
+    return _parse_trace(file, FORMATS[kind.name], name)
 
 
 def is_old(data: bytes) -> bool:
-    """Whether the file of a trace, which can be read, is of an older version than it would be written in."""
+    """Return whether a valid trace file is of an older version than the one that is written."""
     return bool(_HEADER.decode(data).version != VERSION)
 
 
@@ -155,8 +156,8 @@ def _kind_of_file(header: _Header, name: str) -> Kind:
     return _KINDS_BY_ENGINE[header.engine]
 
 
-def _upgraded(data: bytes, kind: Kind) -> bytes:
-    """A trace of version 1 in version 2: it says its kind, and not its engine."""
+def _upgrade(data: bytes, kind: Kind) -> bytes:
+    """Return a trace of version 1 in version 2, which states its kind instead of its engine."""
     file = json.loads(data)
     file.pop("engine", None)
     return json.dumps(file | {"version": VERSION, "kind": kind.name}).encode()
@@ -164,7 +165,7 @@ def _upgraded(data: bytes, kind: Kind) -> bytes:
 
 @contextmanager
 def _one_line_errors(data: bytes, name: str, kind: Any) -> Iterator[None]:
-    """Whatever is wrong with this JSON, which is to be of a `kind`, comes out as a TraceError."""
+    """Raise any fault of this JSON as a TraceError. kind: the expected kind of file."""
     try:
         data.decode("utf-8")
         yield
@@ -173,15 +174,15 @@ def _one_line_errors(data: bytes, name: str, kind: Any) -> Iterator[None]:
     except RecursionError:
         raise TraceError(name, "", "is nested too deeply") from None
     except msgspec.ValidationError as error:
-        raise TraceError(name, *_explain(str(error), kind, data)) from None
+        raise TraceError(name, *_explain_message(str(error), kind, data)) from None
     except (msgspec.DecodeError, ValueError) as error:
         if isinstance(error, TraceError):
             raise
-        raise TraceError(name, "", f"is not JSON: {_position(str(error), data)}") from None
+        raise TraceError(name, "", f"is not JSON: {_error_position(str(error), data)}") from None
 
 
 def loads_as(kind: Any, data: bytes, name: str) -> Any:
-    """One JSON object as a struct of `kind`. Raises TraceError."""
+    """Parse one JSON object as a struct of `kind`. Raises TraceError."""
     with _one_line_errors(data, name, kind):
         _reject_repeated_keys(data, name)
         return msgspec.json.decode(data, type=kind)
@@ -200,7 +201,7 @@ def _check_header(header: _Header, name: str) -> None:
 
 
 def _reject_repeated_keys(data: bytes, name: str) -> None:
-    """JSON parsers disagree on which of two equal keys counts, so a file with such is refused."""
+    """Raise TraceError for a file with equal keys: JSON parsers disagree on which of them counts."""
 
     def pairs(items: list[tuple[str, Any]]) -> None:
         if len({key for key, _ in items}) != len(items):
@@ -211,7 +212,7 @@ def _reject_repeated_keys(data: bytes, name: str) -> None:
     json.loads(data, object_pairs_hook=pairs)
 
 
-def _explain(message: str, kind: Any, data: bytes) -> tuple[str, str]:
+def _explain_message(message: str, kind: Any, data: bytes) -> tuple[str, str]:
     """Split a message of msgspec into the path of the field and a reason in plain words that says what would
     do."""
     message = message.replace(" - at `key` in `$", " - at `$")
@@ -232,7 +233,7 @@ def _explain(message: str, kind: Any, data: bytes) -> tuple[str, str]:
     return path, reason[:1].lower() + reason[1:].replace("`", "")
 
 
-def _position(message: str, data: bytes) -> str:
+def _error_position(message: str, data: bytes) -> str:
     found = re.search(r" ?\(byte (\d+)\)", message)
     if found is None:
         return "it ends too early" if "truncated" in message else message
@@ -245,18 +246,18 @@ def _position(message: str, data: bytes) -> str:
 
 
 def step_of(step: TraceStep) -> tuple[AnyCommand, Outcome | None]:
-    """The command of a step, and its outcome where one is stated."""
+    """Return the command of a step, and its outcome where one is stated."""
     command: AnyCommand = STEPS[COMMAND_OF[type(step)]].read(step)
-    return command, None if isinstance(step.expect, UnsetType) else _outcome(step.expect)
+    return command, None if isinstance(step.expect, UnsetType) else _parse_outcome(step.expect)
 
 
 def check_command(command: Command) -> None:
     """Raise TraceError for a command that the format cannot hold."""
-    loads_as(FORMATS[ROWS.name].step, _json(_step(command, None)).encode(), "command")
+    loads_as(FORMATS[ROWS.name].step, _json_line(_step_struct(command, None)).encode(), "command")
 
 
-def _sizes(body: Any, form: TraceFormat, name: str) -> AnyConfig:
-    """The sizes that stand in a header. Raises TraceError where they do not fit together."""
+def _parse_sizes(body: Any, form: TraceFormat, name: str) -> AnyConfig:
+    """Return the sizes in a header. Raises TraceError where they do not fit together."""
     try:
         sizes: AnyConfig = form.sizes.read(body)
         return sizes
@@ -264,10 +265,10 @@ def _sizes(body: Any, form: TraceFormat, name: str) -> AnyConfig:
         raise TraceError(name, f"$.{form.field}.{error.field}", error.reason) from None
 
 
-def _trace(file: TraceBody, form: TraceFormat, name: str) -> Trace:
+def _parse_trace(file: TraceBody, form: TraceFormat, name: str) -> Trace:
     steps = [step_of(step) for step in file.steps]
     return Trace(
-        geometry=_sizes(getattr(file, form.field), form, name),
+        geometry=_parse_sizes(getattr(file, form.field), form, name),
         mode=getattr(file, "mode", Mode.FAITHFUL),
         commands=tuple(command for command, _ in steps),
         origin=file.origin,
@@ -280,7 +281,7 @@ def _trace(file: TraceBody, form: TraceFormat, name: str) -> Trace:
     )
 
 
-def _outcome(expect: str | Expect) -> Outcome:
+def _parse_outcome(expect: str | Expect) -> Outcome:
     if isinstance(expect, str):
         return Done()
     if not isinstance(expect.refused, UnsetType):
@@ -289,12 +290,12 @@ def _outcome(expect: str | Expect) -> Outcome:
     return Done(CHOICES.read(expect.done))
 
 
-def _step(command: AnyCommand, outcome: Outcome | None) -> TraceStep:
+def _step_struct(command: AnyCommand, outcome: Outcome | None) -> TraceStep:
     step: TraceStep = STEPS[type(command)].write(command)
-    return step if outcome is None else msgspec.structs.replace(step, expect=_expect(outcome))
+    return step if outcome is None else msgspec.structs.replace(step, expect=_expect_struct(outcome))
 
 
-def _expect(outcome: Outcome) -> str | Expect:
+def _expect_struct(outcome: Outcome) -> str | Expect:
     if isinstance(outcome, Refused):
         return Expect(refused=outcome.reason)
     if isinstance(outcome, Done):
@@ -303,7 +304,7 @@ def _expect(outcome: Outcome) -> str | Expect:
 
 
 def dump(trace: Trace) -> str:
-    """The text of a trace's file: header, then one step per line. Equal traces give equal text.
+    """Return the text of a trace's file: header, then one step per line. Equal traces give equal text.
 
     Raises TraceError for a trace that the format cannot hold, such as a name of 40 characters.
     """
@@ -317,8 +318,8 @@ def dump(trace: Trace) -> str:
     }  # fmt: skip
     header = {name: values[name] for name in form.struct.__struct_fields__ if name != "steps"}
     try:
-        lines = [f'  "{key}": {_json(value)},' for key, value in header.items()]
-        steps = [f"    {_json(_step(c, stated.get(i)))}" for i, c in enumerate(trace.commands)]
+        lines = [f'  "{key}": {_json_line(value)},' for key, value in header.items()]
+        steps = [f"    {_json_line(_step_struct(c, stated.get(i)))}" for i, c in enumerate(trace.commands)]
     except (UnicodeEncodeError, OverflowError) as error:
         raise TraceError("trace", "$", f"cannot be written: {error}") from None
     body = ["[", ",\n".join(steps), "  ]"] if steps else ["[]"]
@@ -327,7 +328,7 @@ def dump(trace: Trace) -> str:
     return text
 
 
-def _json(value: object) -> str:
+def _json_line(value: object) -> str:
     return msgspec.json.format(msgspec.json.encode(value), indent=0).decode()
 
 
@@ -363,7 +364,7 @@ def write_atomically(path: str | os.PathLike[str], content: str | bytes) -> None
 
 
 def schema() -> dict[str, Any]:
-    """The JSON Schema of a trace file, generated from the structs above."""
+    """Return the JSON Schema of a trace file, generated from the structs above."""
     head = {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "kvspec trace, version 2",
@@ -378,5 +379,5 @@ def schema() -> dict[str, Any]:
 
 
 def schema_text() -> str:
-    """The content of `fixtures/trace.schema.json`."""
+    """Return the content of `fixtures/trace.schema.json`."""
     return json.dumps(schema(), indent=2) + "\n"

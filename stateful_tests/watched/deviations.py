@@ -59,10 +59,10 @@ _PREFIX_IN_CHUNKS = re.compile("AssertionError: +at srt/managers/schedule_policy
 
 
 def fault_of_end(release: str, error: str, config: Config, seen: Validated, pool: str = "") -> str:
-    """The known fault by which a server ends with an error, "" for none.
+    """Return the known fault by which a server ends with an error, "" for none.
 
     error: the error in one line.
-    seen: what its log has shown.
+    seen: facts of its log.
     pool: the pool in which a granted allocation failed, "" for another error.
     """
     reached = seen.reached
@@ -101,7 +101,8 @@ def fault_of_end(release: str, error: str, config: Config, seen: Validated, pool
 
 
 def _counts_enough_memory(error: str) -> bool:
-    """Whether an error says out of memory although its own figures have enough free or evictable tokens."""
+    """Return whether an error says out of memory although its own figures have enough free or evictable
+    tokens."""
     if received := _NO_ROOM_TO_RECEIVE.search(error):
         free, evictable, wanted = map(int, received.groups())
         return wanted <= free + evictable
@@ -110,12 +111,12 @@ def _counts_enough_memory(error: str) -> bool:
 
 
 def _evicts_too_far(window: int, page: int) -> bool:
-    """Whether window evictions with these sizes show swept-too-far (see known.toml)."""
+    """Return whether window evictions with these sizes show swept-too-far (see known.toml)."""
     return window > page and 0 < window % page < page - 1
 
 
 def fault_of_count(header: WatchHeader, offset: int, *, joined_late: bool) -> str | None:
-    """The fault that explains a count of tokens or rows that does not add up.
+    """Return the fault that explains a count of tokens or rows that does not add up.
 
     offset: free ones and those of the tree, beyond those that owners leave.
     joined_late: it is the first count after a snapshot, so that they may have been lost before.
@@ -130,7 +131,7 @@ def fault_of_count(header: WatchHeader, offset: int, *, joined_late: bool) -> st
 def fault_of_cursors(
     header: WatchHeader, command: Command, was: State, now: State, shown: Shown
 ) -> str | None:
-    """The fault that explains the cursors that the server shows after a command."""
+    """Return the fault that explains the cursors that the server shows after a command."""
     if isinstance(command, (Finish, Retract)):
         request = was.request(command.request)
         assert request is not None
@@ -146,20 +147,21 @@ def fault_of_cursors(
 
 
 def fault_of_state_ahead(header: WatchHeader) -> str | None:
-    """A turn that was retracted with a result in flight resumes before the token that its state has last."""
+    """Return the fault by which a turn that was retracted with a result in flight resumes before the
+    last token of its state."""
     return label(header.release, "retried-turn-folds-twice")
 
 
 def fault_of_longer_state(header: WatchHeader) -> str | None:
-    """A turn ends, or is retracted, before tokens that its state has."""
+    """Return the fault by which a turn ends, or is retracted, before tokens that its state has."""
     return label(header.release, "turn-goes-on-from-a-longer-state")
 
 
 def fault_of_resumed_state(header: WatchHeader, more: int, hole: bool) -> str | None:
-    """A turn resumes at another position than that of its recurrent state.
+    """Return the fault by which a turn resumes at another position than that of its recurrent state.
 
-    more: its position less that of the state (tokens). It is negative if the turn keeps less than its last
-    verify round accepted.
+    more: its position less that of the state (tokens). It is negative if the turn keeps less than its
+        last verify round accepted.
     hole: the first token behind the state counts as committed and was never computed.
     """
     if more == 1 and hole:
@@ -168,29 +170,33 @@ def fault_of_resumed_state(header: WatchHeader, more: int, hole: bool) -> str | 
 
 
 def fault_of_stale_state(header: WatchHeader, turn: RequestSeen, prefix: int) -> str | None:
-    """A session's first turn still has the state of a matched prefix that was evicted while it waited."""
+    """Return the fault by which a session's first turn still has the state of a matched prefix that was
+    evicted while it waited."""
     if turn.has_state and not prefix:
         return label(header.release, "waiting-turn-keeps-state")
     return None
 
 
 def fault_of_flush(header: WatchHeader) -> str | None:
-    """The cache is emptied while a waiting turn has a slot of recurrent state."""
+    """Return the fault by which the cache is emptied while a waiting turn has a slot of recurrent
+    state."""
     return label(header.release, "flush-under-a-waiting-state")
 
 
 def fault_of_state_within_page(header: WatchHeader, length: int) -> str | None:
-    """A node, which ends at a page, has a state after `length` tokens, which is within a page."""
+    """Return the fault by which a node, which ends at a page, has a state after `length` tokens, which
+    is within a page."""
     return label(header.release, "tracked-within-a-page") if length % header.page_size else None
 
 
 def fault_of_queued_abort(header: WatchHeader) -> str | None:
-    """A queued turn that its client gives up counts as finished."""
+    """Return the fault by which a queued turn that its client aborts counts as finished."""
     return label(header.release, "queued-abort-finishes-turn") if header.states else None
 
 
 def fault_of_orphaned_turn(header: WatchHeader, turn: RequestSeen) -> str | None:
-    """A turn no longer counts as its session's: it was retracted, or another turn was rejected meanwhile."""
+    """Return the fault by which a turn no longer counts as its session's: it was retracted, or another
+    turn was rejected meanwhile."""
     known = None
     if turn.retracts or turn.joined_late:
         known = label(header.release, "retract-ends-turn")
@@ -200,34 +206,37 @@ def fault_of_orphaned_turn(header: WatchHeader, turn: RequestSeen) -> str | None
 
 
 def fault_of_orphaned_text(header: WatchHeader) -> str | None:
-    """A session keeps the text of a turn that no longer counts as its own."""
+    """Return the fault by which a session keeps the text of a turn that no longer counts as its own."""
     return label(header.release, "retract-ends-turn") or label(
         header.release, "rejection-ends-turn"
     )
 
 
 def fault_of_rejected_turn(header: WatchHeader) -> str | None:
-    """A rejected turn ends as its session's."""
+    """Return the fault by which a rejected turn ends as its session's."""
     return label(header.release, "rejection-takes-slot")
 
 
 def fault_of_mixed_batch(header: WatchHeader) -> str | None:
-    """kv_committed_len stays behind by the token of a mixed batch that was a request's last."""
+    """Return the fault by which kv_committed_len omits the token of a mixed batch that was a request's
+    last."""
     return label(header.release, "mixed-round-not-counted")
 
 
 def fault_of_lost_output(header: WatchHeader) -> str | None:
-    """The first output of a prompt is dropped as if it were that of a chunk in its middle."""
+    """Return the fault by which the first output of a prompt is dropped as if it were that of a chunk
+    in its middle."""
     return label(header.release, "passed-over-chunk-counts")
 
 
 def fault_of_busy_session(header: WatchHeader, *, retracted: bool) -> str | None:
-    """After an abort in the queue a session is never closed and accepts no turn."""
+    """Return the fault by which, after an abort in the queue, a session is never closed and accepts no
+    turn."""
     return label(header.release, "retract-ends-turn" if retracted else "queue-abort-keeps-turn")
 
 
 def fault_of_stall(release: str, kind: StallKind, config: Config, preemptions: int) -> str:
-    """The known fault by which a server stops to make progress, "" for none.
+    """Return the known fault by which a server stops to make progress, "" for none.
 
     preemptions: number of requests preempted so far.
     """
@@ -247,7 +256,8 @@ def fault_of_stall(release: str, kind: StallKind, config: Config, preemptions: i
 
 
 def fault_of_pair(release: str, key: str, config: Config, choices: Sequence[NetworkChoice]) -> str:
-    """The known fault that a judge's note on a pair shows, "" for none. key: the key of the note."""
+    """Return the known fault that a judge's note on a pair shows, "" for none. key: the key of the
+    note."""
     name = _FAULT_OF_NOTE.get(key, "")
     if config.prefill_complete and key == "PD-5 D keeps deferred_abort_ack_tracker":
         name = "unnamed-pages-wait-for-acknowledgement"
@@ -267,8 +277,8 @@ def fault_of_pair(release: str, key: str, config: Config, choices: Sequence[Netw
 
 
 def kept_for_a_peer(header: WatchHeader, what: str, *, sent: bool) -> str | None:
-    """A server of a pair keeps something for nobody: tokens, or an entry of a table. sent: the room had KV
-    on its way."""
+    """Return the fault by which a server of a pair keeps tokens, or an entry of a table, that nobody
+    needs. sent: the room had KV on its way."""
     if header.role == "decode":
         waits = what == "_deferred_abort_ack_tracker"
         name = "unnamed-pages-wait-for-acknowledgement" if waits else ""
@@ -280,27 +290,27 @@ def kept_for_a_peer(header: WatchHeader, what: str, *, sent: bool) -> str | None
 
 
 def replaced_before_sent(header: WatchHeader) -> str | None:
-    """A page that was sent is no longer the request's: the tree holds less than a chunk, as its keys are
-    pairs of tokens, or it ends where a recurrent state is kept."""
+    """Return the fault by which a page that was sent is no longer the request's: the tree holds less
+    than a chunk, as its keys are pairs of tokens, or it ends where a recurrent state is kept."""
     holds_less = header.speculative or header.tracks
     return label(header.release, "sent-page-is-replaced") if holds_less else None
 
 
 def _sends_draft_kv(config: Config) -> bool:
-    """Whether P drafts, so that the keys of its tree are pairs of tokens."""
+    """Return whether P drafts, so that the keys of its tree are pairs of tokens."""
     return bool(config.draft) and config.prefill_draft
 
 
 def _drafts_as_deep(config: Config) -> bool:
-    """Whether D's draft model has as many full layers as its model, and P has no draft model."""
+    """Return whether D's draft model has as many full layers as its model, and P has no draft model."""
     return bool(config.draft and config.window) and not config.prefill_draft
 
 
 def fault_of_pair_read(release: str, found: str, pool: str, config: Config) -> str:
-    """The known fault by which a server of a pair reads wrong KV, "" for none.
+    """Return the known fault by which a server of a pair reads wrong KV, "" for none.
 
     found: UNSENT for a page in the window of a received prompt that the decode server did not ask for;
-    OUTDATED for a page that was sent too late.
+        OUTDATED for a page that was sent too late.
     pool: the pool and server that it reads, such as "full of D".
     """
     name = "unreceived-window-is-published" if found == UNSENT else ""
@@ -318,7 +328,8 @@ def uncomputed_positions(header: WatchHeader, e: Released) -> Iterator[tuple[str
 
 
 def are_row_cursors(got: Cursors, mine: Cursors) -> bool:
-    """Whether the server's cursors are possible for a row, so that the reference can go on with them.
+    """Return whether the server's cursors are possible for a row, so that the reference can go on with
+    them.
 
     got: cursors of the server. mine: cursors that the reference expects.
     """
@@ -331,7 +342,8 @@ def are_row_cursors(got: Cursors, mine: Cursors) -> bool:
 
 
 def adopt_shown_cursors(state: State, shown: Shown) -> State | None:
-    """The state with the cursors that the server shows, to go on after a mismatch that nothing explains.
+    """Return the state with the cursors that the server shows, to go on after a mismatch that nothing
+    explains.
 
     Returns None if no state can have them.
     """
@@ -351,7 +363,7 @@ def adopt_shown_cursors(state: State, shown: Shown) -> State | None:
 
 
 def adopt_shown_slots(state: State, shown: Shown) -> State:
-    """The state with the sessions' slots that the server shows. A known fault explains each."""
+    """Return the state with the sessions' slots that the server shows. A known fault explains each."""
     for name, kept in shown.slots.items():
         session = state.session(name)
         assert session is not None

@@ -19,21 +19,22 @@ Path = tuple[int, ...]
 
 
 class _Wrong(NamedTuple):
-    """The known fault of a node that has the state of a longer text; "": none."""
+    """The known fault of a node that has the state of a longer text; "" for none."""
 
     slot: int
     known: str
 
 
 class _Kept(NamedTuple):
-    """A state for the tree: whose, and after how many tokens."""
+    """A state for the tree: its request, and the number of tokens before it."""
 
     name: str
     length: int
 
 
 class KeptStates:
-    """Remembers, from one step to the next, what requests keep for the tree and which nodes are wrong."""
+    """Records, from one step to the next, the states that requests keep for the tree, and the nodes
+    that are wrong."""
 
     def __init__(self, header: WatchHeader) -> None:
         self.header = header
@@ -43,22 +44,22 @@ class KeptStates:
         self._hits: list[tuple[str, Path]] = []  # since the last step
         self._ended: dict[Path, str] = {}  # since the last step, with a state that is ahead
 
-    def begins(self, request: str, prefix: Sequence[int]) -> None:
-        """A request goes on where this text ends, which may be that of a node."""
+    def note_prefix(self, request: str, prefix: Sequence[int]) -> None:
+        """Record that a request goes on where this text ends, which may be that of a node."""
         self._hits.append((request, tuple(prefix)))
 
-    def ends(self, text: Sequence[int], known: str) -> None:
-        """By a known fault a request ends with this text and with a state after more: the tree gets both,
-        where states are not tracked."""
+    def note_end(self, text: Sequence[int], known: str) -> None:
+        """Record that by a known fault a request ends with this text and with a state after more
+        tokens: the tree gets both, where states are not tracked."""
         if not self.header.tracks:
             self._ended[tuple(text)] = known
 
     def judge(
         self, step: int | None, e: Paged, sessions: Container[str]
     ) -> Iterator[tuple[Verdict, str | None]]:
-        """Yield what is wrong at a step, each with the known fault that explains it. sessions: those that
-        keep KV. What these track may have drafts that a turn did not take, and hardly ever goes into the
-        tree."""
+        """Yield the faults of a step, each with the known fault that explains it. sessions: those that
+        keep KV. The states that these track may have drafts that a turn did not take, and hardly ever
+        go into the tree."""
         before = self._kept if step is not None and self._step == step - 1 else {}
         self._step = step
         self._kept = {}
@@ -91,7 +92,8 @@ class KeptStates:
                 yield Verdict("STA-3", want, got), known
 
     def wrong_hits(self, e: Paged) -> Iterator[tuple[str, int, str]]:
-        """Yield who went on from a wrong node since the last step, the position, and the known fault."""
+        """Yield (request, position, known fault) for requests that went on from a wrong node since the
+        last step."""
         for request, prefix in self._hits:
             if prefix in self._wrong:
                 yield request, len(prefix), self._wrong[prefix].known

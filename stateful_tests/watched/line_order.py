@@ -11,7 +11,7 @@ HELD = 64  # lines behind a missing one that are waited with: it may stand a lit
 
 
 class Line(NamedTuple):
-    """One line of a log: where it stands, and what it says. lost: lines that are missing before it."""
+    """One line of a log: its file and number, and its event. lost: lines that are missing before it."""
 
     file: str
     number: int
@@ -22,8 +22,9 @@ class Line(NamedTuple):
 class LineOrder:
     """Puts lines in the order of their numbers.
 
-    lost: numbers that no line has. repeated: lines whose number came before. moved: lines that stood behind
-    one with a higher number.
+    lost: numbers that no line has.
+    repeated: lines whose number came before.
+    moved: lines behind one with a higher number.
     """
 
     def __init__(self, first: int | None) -> None:
@@ -33,7 +34,7 @@ class LineOrder:
         self.lost = self.repeated = self.moved = 0
 
     def in_order(self, lines: Iterable[tuple[int, Line]]) -> Iterator[Line]:
-        """The lines, each once, in order. A line says how many are lost before it."""
+        """Yield the lines, each once, in order. Each has the number of lines that are lost before it."""
         for number, line in lines:
             if self._next is None:
                 self._next = number
@@ -46,7 +47,7 @@ class LineOrder:
         yield from self._released(0)
 
     def _released(self, most: int) -> Iterator[Line]:
-        """Those whose turn it is, and where more than `most` wait, those behind a gap."""
+        """Yield the lines that are next in order; where more than `most` wait, also those behind a gap."""
         while self._held:
             number = min(self._held)
             lost = number - (self._next or number)

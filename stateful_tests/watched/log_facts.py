@@ -15,7 +15,7 @@ MAX_ROOMS = 1 << 16  # of a log of a server of a pair, in memory
 
 
 class RoundSeen(NamedTuple):
-    """A prepared round of a request. counted: outputs of it that the reference counts before its result;
+    """A prepared round of a request. counted: outputs that the reference counts before its result;
     mixed: it is a decode entry of a mixed batch."""
 
     counted: int
@@ -26,16 +26,16 @@ class RoundSeen(NamedTuple):
 class RequestSeen:
     """A request that has not ended.
 
-    rejected_by: the session that refused it as a turn ("" if not known); it runs by itself, and tells its
-    client so.
-    retracts: how often it was retracted.
+    rejected_by: the session that rejected it as a turn ("" if not known); it runs by itself, and
+        returns an error to its client.
+    retracts: number of its retracts.
     interrupted: a rejected turn of its session went through the server since.
-    joined_late: it was there when validation began; what it went through is not known.
+    joined_late: it was there when validation began, and its past is not known.
     orphan_of: the session whose turn it was, until by a known fault it no longer counts as that.
     matched: its prefix when the scheduler last looked at it (tokens).
-    rounds: those whose results are to come, the oldest first.
+    rounds: rounds whose results are to come, the oldest first.
     has_state: it waits with a slot of recurrent state, from a prefix that it has matched.
-    passed_over: a prefill of others alone was launched while it was between two chunks.
+    passed_over: a prefill without it was launched while it was between two chunks.
     """
 
     rejected_by: str | None = None
@@ -57,8 +57,8 @@ class SessionSeen:
     close_requested: a client closed it.
     stays_busy: the known fault by which the server takes it for busy.
     text_unknown: a known fault has left text of another turn in it, which its next turn shows.
-    state_ahead: the known fault by which its last turn has left a recurrent state of another length than its
-    KV.
+    state_ahead: the known fault by which its last turn has left a recurrent state of another length
+        than its KV.
     """
 
     times_out: bool = False
@@ -70,20 +70,21 @@ class SessionSeen:
 
 @dataclass(slots=True)
 class StepSeen:
-    """The step of the scheduler that a log is at.
+    """The scheduler step that a log is at.
 
     number: of the last step, None where validation begins.
     entries: requests of the round that was prepared since.
     outside: requests that were retracted since, and not queued again.
     evictions: window evictions of requests whose prefill is to come.
     due: sessions that a client closed since, while no turn was in flight.
-    admits, evicts: it has looked at who waits since, or evicted a window: it decides on a batch. requeues:
-    the last event queued a retracted request again.
+    admits, evicts: since the last step it has looked at waiting requests, or evicted a window: it
+        decides on a batch.
+    requeues: the last event queued a retracted request again.
     unpaged: the pages of the last step are to come.
     joined_late: validation began with the last snapshot, and nothing was counted yet.
     last: the last step that was read.
-    at: when that was; Unix time in seconds, 0 where no step says it.
-    judged: mismatches that were found up to it.
+    at: the time of that (Unix time in seconds), 0 where no step has it.
+    judged: number of mismatches up to it.
     """
 
     number: int | None = 0
@@ -102,7 +103,7 @@ class StepSeen:
 
 
 class TierSeen:
-    """The host tier of one log. locks: what its users have locked; facts: as they were last shown."""
+    """The host tier of one log. locks: locks of its users; facts: the last ones shown."""
 
     def __init__(self, header: WatchHeader) -> None:
         size = header.page_size
@@ -122,9 +123,12 @@ class TierSeen:
 class Crossing:
     """KV of a request that crosses from a prefill to a decode server, in one of their logs.
 
-    tokens: of its input. start, end: tokens that were sent or named so far; pages: that they are in, None
-    where the log has none; parts: in which they were sent. is_open: they have neither arrived nor been given
-    back; is_sent: the last part was sent, or named; status: of the room as the KV was given back.
+    tokens: of its input.
+    start, end: tokens that were sent or named so far; pages: their pages, None where the log has none.
+    parts: the ranges in which they were sent.
+    is_open: they have neither arrived nor been given back.
+    is_sent: the last part was sent, or named.
+    status: of the room as the KV was given back.
     """
 
     request: str
@@ -144,7 +148,7 @@ class Crossing:
         return f"[{self.start}, {self.end})"
 
     def goes_on(self, end: int, pages: list[int] | None, *, last: bool) -> None:
-        """Further tokens are sent, up to `end`."""
+        """Add the next tokens that are sent, up to `end`."""
         self.pages = pages if not self.parts or pages is None else [*(self.pages or ()), *pages]
         self.end, self.is_sent = end, last
         self.parts += 1
@@ -152,15 +156,15 @@ class Crossing:
 
 @dataclass(slots=True)
 class TransfersSeen:
-    """The transfers of a server of a pair, by room, the oldest first. kept: what it kept when it rested last;
-    told: what of this was reported."""
+    """The transfers of a server of a pair, by room, the oldest first. kept: what it kept at its last
+    rest; told: the part of it that was reported."""
 
     rooms: dict[int, Crossing] = field(default_factory=dict)
     kept: set[str] = field(default_factory=set)
     told: set[str] = field(default_factory=set)
 
     def ask(self, room: int, crossing: Crossing) -> None:
-        """A request is queued. Of the rooms that have closed the newest are kept."""
+        """Add a queued request. Only the newest closed rooms are kept."""
         self.rooms.pop(room, None)
         self.rooms[room] = crossing
         if len(self.rooms) > MAX_ROOMS:
@@ -169,7 +173,7 @@ class TransfersSeen:
                 del self.rooms[room]
 
     def open(self, room: int, request: str, start: int) -> Crossing:
-        """The transfer of a room, which begins at `start` where it has not begun."""
+        """Return the transfer of a room, which begins at `start` if it has not begun."""
         crossing = self.rooms.setdefault(room, Crossing(request))
         if not crossing.is_open:
             crossing.start = crossing.end = start

@@ -36,7 +36,8 @@ LOST = "lines that are missing"
 
 
 class Diverged(Exception):
-    """The server shows what the reference forbids. No state follows from it, also where it is `known`."""
+    """The server shows what the reference forbids. No state follows from it, even if the fault is
+    `known`."""
 
     def __init__(
         self,
@@ -52,8 +53,12 @@ class Diverged(Exception):
 
 
 class LogFollower:
-    """The reference beside one server. follows: `state` is that of the server; False after a mismatch or a
-    gap, until a snapshot gives the state anew. skipping: which of the two it was."""
+    """The reference that follows one server.
+
+    follows: `state` is that of the server; False after a mismatch or a gap, until a snapshot gives the
+        state anew.
+    skipping: the reason why it does not follow.
+    """
 
     def __init__(self, header: log.WatchHeader) -> None:
         size = header.page_size
@@ -115,24 +120,24 @@ class LogFollower:
                 self.report(Diverged(*found, command))
                 now = shows
             else:
-                self.deviates(known, *found, command)
+                self.note_deviation(known, *found, command)
                 now = deviations.adopt_shown_slots(now, shown)
         self.state = now
 
-    def follows_to(self, state: State, command: Command, shown: Shown) -> None:
-        """Take over what the server did and `command` does not quite say; compare. Raises Diverged."""
+    def follow_to(self, state: State, command: Command, shown: Shown) -> None:
+        """Adopt a state that no command leads to exactly, and compare. Raises Diverged."""
         self.result.commands[type(command).__name__] += 1
         if not self._same(state, shown):
             raise Diverged(*verdict(command, self.state, state, Done(), shown), command)
         self.state = state
 
-    def moves(self, name: str, cursors: Cursors) -> None:
-        """A request's cursors move by what no command says, and what was judged already."""
+    def set_cursors(self, name: str, cursors: Cursors) -> None:
+        """Set a request's cursors after a move that no command describes, and that was judged already."""
         request = self.state.request(name)
         assert request is not None
         self.state = self.state.with_request(request._replace(cursors=cursors))
 
-    def deviates(
+    def note_deviation(
         self,
         known: str | None,
         clause: str,
@@ -140,7 +145,8 @@ class LogFollower:
         observed: str,
         command: Command | None = None,
     ) -> None:
-        """A mismatch. Raises Diverged, unless it is a known fault: its effect is the caller's to follow."""
+        """Report a deviation that is a known fault, whose effect the caller follows. Raises Diverged
+        for any other."""
         found = Diverged(clause, expected, observed, command, known)
         if known is None:
             raise found
@@ -164,9 +170,9 @@ class LogFollower:
             self._about(found.command), self.step.at,
         ))  # fmt: skip
 
-    def loses(self, missing: str) -> None:
-        """Lines are missing since the last step: what was found since says nothing, and up to the next
-        snapshot no state is known."""
+    def lose_steps(self, missing: str) -> None:
+        """Record missing lines since the last step: mismatches since then mean nothing, and up to the
+        next snapshot no state is known."""
         result = self.result
         result.skipped[missing] += 1
         since = result.mismatches[self.step.judged :]
@@ -174,43 +180,45 @@ class LogFollower:
         self.follows = False
         self.skipping = AFTER_A_GAP
 
-    def misses(self, lines: int) -> None:
-        """So many lines are missing before this one: up to the next snapshot no state is known. What was
-        found before stays: the numbers of the lines say that all were there."""
+    def lose_lines(self, lines: int) -> None:
+        """Record so many missing lines before this one: up to the next snapshot no state is known.
+        Earlier mismatches stay: the numbers of the lines show that all were there."""
         self.result.skipped[LOST] += lines
-        self.step.number, self.step.unpaged = None, False
-        self.follows, self.skipping = False, AFTER_A_GAP
+        self.step.number = None
+        self.step.unpaged = False
+        self.follows = False
+        self.skipping = AFTER_A_GAP
 
     def request(self, name: str) -> Request:
-        """A request that goes on. Raises Diverged if nobody submitted it."""
+        """Return a request that goes on. Raises Diverged if nobody submitted it."""
         request = self.state.request(name)
         if request is None:
             names = sorted(r.name for r in self.state.requests)
             raise Diverged("SES-2", f"requests {names}"[:200], f"goes on with {name}")
         return request
 
-    def of(self, request: str) -> RequestSeen:
-        """Return what the log says of a request."""
+    def request_seen(self, request: str) -> RequestSeen:
+        """Return the log's facts about a request."""
         return self.requests.setdefault(request, RequestSeen())
 
-    def of_session(self, session: str) -> SessionSeen:
-        """Return what the log says of a session."""
+    def session_seen(self, session: str) -> SessionSeen:
+        """Return the log's facts about a session."""
         return self.sessions.setdefault(session, SessionSeen())
 
-    def interrupts(self, name: str) -> None:
-        """A request goes through the server. One that was rejected may end the turn of its session; which
-        that is, a log that begins later does not say."""
-        by = self.of(name).rejected_by
+    def note_interruption(self, name: str) -> None:
+        """Record that a request goes through the server. A rejected one may end the turn of its
+        session; a log that begins later does not name the session."""
+        by = self.request_seen(name).rejected_by
         for session in self.state.sessions:
             if by in (session.name, "") and session.turn is not None:
-                self.of(session.turn).interrupted = True
+                self.request_seen(session.turn).interrupted = True
 
-    def session_of(self, request: Request) -> Session | None:
-        """The session whose turn a request is."""
+    def turn_session(self, request: Request) -> Session | None:
+        """Return the session whose turn a request is."""
         return self.state.session(request.session)
 
-    def stands(self, name: str, got: Cursors) -> None:
-        """Nothing has moved a request's cursors. Raises Diverged."""
+    def check_unmoved(self, name: str, got: Cursors) -> None:
+        """Compare cursors that nothing has moved. Raises Diverged."""
         self.result.compared += 1
         mine = self.request(name).cursors
         if mine is not None and mine != got:
@@ -218,7 +226,7 @@ class LogFollower:
             if not deviations.are_row_cursors(got, mine):
                 raise found
             self.report(found)
-            self.moves(name, got)
+            self.set_cursors(name, got)
 
     # -- reports ------------------------------------------------------------------------------------
 
@@ -256,7 +264,7 @@ class LogFollower:
         )
 
     def _same(self, state: State, shown: Shown) -> bool:
-        """Whether the reference has the cursors that the server shows."""
+        """Return whether the reference has the cursors that the server shows."""
         self.result.compared += len(shown.requests) + len(shown.slots)
         for name, got in shown.requests.items():
             request = state.request(name)
@@ -270,8 +278,8 @@ class LogFollower:
         return True
 
     def _about(self, command: Command | None) -> str:
-        """The request and the session that a command, or the event itself, is about; of a server of a pair
-        the request and its room."""
+        """Describe the request and the session of a command, or of the event itself; on a server of a
+        pair the request and its room."""
         if self.header.role:
             event: Any = self._line.event
             return f"{event.request}, room {event.room}" if hasattr(event, "room") else ""
@@ -307,7 +315,8 @@ Action = Callable[[LogFollower, E], None]
 
 @dataclass(frozen=True, slots=True)
 class Mapping:
-    """One row: what must hold before, the commands, what is compared besides their outcome."""
+    """The action of one kind of event: what must hold before, the commands, what is compared besides
+    their outcome."""
 
     event: type
     guard: str
@@ -332,7 +341,7 @@ def action(
 
 
 def mapping_row(mapping: Mapping) -> dict[str, str]:
-    """A row of the table, in words."""
+    """Return a row of the table, in words."""
     event = str(mapping.event.__struct_config__.tag)  # type: ignore[attr-defined]
     return {
         "event": event,

@@ -33,8 +33,12 @@ class LogError(ValueError):
 
 
 class WatchLog:
-    """One server process's log: the files of its parts in order. header: of the first of them. damaged: lines
-    that are no whole event, where running numbers tell which are missing; order: of those lines."""
+    """One server process's log.
+
+    files: its parts in order; header: that of the first.
+    damaged: lines that are no whole event, where running numbers tell which are missing.
+    order: order of those lines.
+    """
 
     def __init__(self, files: list[Path]) -> None:
         self.files = files
@@ -48,7 +52,7 @@ class WatchLog:
 
     @property
     def put_right(self) -> str:
-        """Say which lines were put into order."""
+        """Describe the lines that were put into order."""
         if self.order is None:
             return ""
         counts = {"stood twice": self.order.repeated, "stood in another place": self.order.moved}
@@ -56,7 +60,7 @@ class WatchLog:
 
     @property
     def name(self) -> str:
-        """How reports call it."""
+        """Its name in reports."""
         return (
             str(self.files[0])
             if len(self.files) == 1
@@ -64,7 +68,8 @@ class WatchLog:
         )
 
     def lines(self, growing: Callable[[], bool] | None = None) -> Iterator[Line]:
-        """Every event. growing: at the end wait for more for as long as this says so, in later parts too."""
+        """Yield every event. growing: at the end wait for more for as long as this returns True, in
+        later parts too."""
         lines = self._all_lines(growing)
         if self.order is not None:
             yield from self.order.in_order(lines)
@@ -72,7 +77,7 @@ class WatchLog:
             yield from (line for _, line in lines)
 
     def _all_lines(self, growing: Callable[[], bool] | None) -> Iterator[tuple[int, Line]]:
-        """Every event as it stands there, with its running number, 0 of a log without."""
+        """Yield every event in the order of the files, with its running number, 0 in a log without."""
         at = 0
         while at < len(self.files):
             yield from self._lines_of(self.files[at], growing, at)
@@ -117,9 +122,9 @@ NO_LOG = (
 
 
 def logs_of(paths: Iterable[str | os.PathLike[str]]) -> list[WatchLog]:
-    """The logs that files and folders hold.
+    """Return the logs in files and folders.
 
-    Raises LogError for what is no log, and where there is none.
+    Raises LogError for a file that is no log, and where there is none.
     """
     paths = [*paths]
     found = log_files(paths)
@@ -129,7 +134,8 @@ def logs_of(paths: Iterable[str | os.PathLike[str]]) -> list[WatchLog]:
 
 
 def log_files(paths: Iterable[str | os.PathLike[str]]) -> list[list[Path]]:
-    """The files of each log: parts of one process belong together. Raises LogError for what is not there."""
+    """Return the files of each log: parts of one process belong together. Raises LogError for missing
+    files."""
     found: dict[str, set[Path]] = {}
     for given in map(Path, paths):
         if not given.is_dir() and not given.is_file():
@@ -169,14 +175,14 @@ def _header_of(path: Path) -> WatchHeader:
 
 
 def _wait_for_header(path: Path, growing: Callable[[], bool]) -> None:
-    """A part exists before its header is written."""
+    """Wait for the header of a part, which exists before its header is written."""
     with path.open("rb") as file:
         while not file.readline(MAX_LINE).endswith(b"\n") and growing():
             time.sleep(_PERIOD_S)
 
 
 def _reason(raw: bytes, error: Exception) -> str:
-    """Why a line is no event; of a header in the middle, that."""
+    """Return why a line is no event, or why it is a header in the wrong place."""
     if _is_header(raw):
         return "a second header: lines of two processes, or of two files, in one"
     return f"not a whole event: {error}"
@@ -189,8 +195,8 @@ def _is_header(raw: bytes) -> bool:
 def _whole_lines(
     file: IO[bytes], growing: Callable[[], bool] | None, goes_on: Callable[[], bool]
 ) -> Iterator[bytes]:
-    """Lines with their ends; the last one may have none. A growing file is waited for, and read once more
-    after its writer has gone or has begun the next part: it wrote all of this one before."""
+    """Yield lines with their ends; the last one may have none. A growing file is waited for, and read
+    once more after its writer has gone or has begun the next part: it wrote all of this one before."""
     rest = b""
     over = growing is None
     while True:
@@ -211,7 +217,7 @@ def _whole_lines(
 
 
 def _later(path: Path) -> list[Path]:
-    """Parts after this one."""
+    """Return the parts after this one."""
     match = _PART.fullmatch(str(path))
     if match is None:
         return []

@@ -11,14 +11,15 @@ from stateful_tests.watched.log_follower import LogFollower
 MOST = 6  # holders that are named
 
 
-def situation(beside: LogFollower) -> str:
-    """Which batch was prepared since the last step, whom admission looked at, and who holds how much KV."""
-    step = beside.step
-    last = beside.step.last
-    if not beside.follows or last is None:
+def situation(follower: LogFollower) -> str:
+    """Describe the batch that was prepared since the last step, the requests that admission looked at,
+    and the holders of KV."""
+    step = follower.step
+    last = follower.step.last
+    if not follower.follows or last is None:
         return ""
-    requests = {r.name: r for r in beside.state.requests}
-    looked_at = [name for name, seen in beside.requests.items() if seen.matched is not None]
+    requests = {r.name: r for r in follower.state.requests}
+    looked_at = [name for name, seen in follower.requests.items() if seen.matched is not None]
     parts = []
     if looked_at:
         parts.append(f"admission looked at {_texts(requests, looked_at)}")
@@ -30,11 +31,11 @@ def situation(beside: LogFollower) -> str:
             f"a batch of {last.batch} has run" + (f", in which {lanes} decode" if lanes else "")
         )
     waiting = sum(r.phase in (Phase.QUEUED, Phase.ADMITTED) for r in requests.values())
-    owned = {owner.name: owner.cursors for owner in holders(beside.state)}
+    owned = {owner.name: owner.cursors for owner in holders(follower.state)}
     most = sorted(owned, key=lambda name: -owned[name].kv_allocated_len)[:MOST]
     held = ", ".join(f"{name} {owned[name].kv_allocated_len}" for name in most)
     parts.append(f"{waiting} wait")
-    parts.append(f"tokens of KV: {held or 'nobody holds any'}; {_free(beside)}")
+    parts.append(f"tokens of KV: {held or 'nobody holds any'}; {_free(follower)}")
     return f"since step {last.number} {'; '.join(parts)}"
 
 
@@ -51,10 +52,10 @@ def _text(request: Request) -> str:
     return f"{request.name} (runs, {computed} tokens)"
 
 
-def _free(beside: LogFollower) -> str:
-    last = beside.step.last
+def _free(follower: LogFollower) -> str:
+    last = follower.step.last
     assert last is not None
     text = f"{last.full} were free at that step"
-    if beside.header.window:
+    if follower.header.window:
         text += f", SWA {last.swa}"
-    return f"{text}, {last.tree_full - last.tree_locked} evictable" if beside.header.tree else text
+    return f"{text}, {last.tree_full - last.tree_locked} evictable" if follower.header.tree else text

@@ -29,7 +29,7 @@ class Validator(LogFollower):
     """Reads the events of one log."""
 
     def run(self, lines: Iterable[Line]) -> Validated:
-        """Read all of it."""
+        """Read the whole log."""
         for line in lines:
             self.read(line)
         return self.result
@@ -40,7 +40,7 @@ class Validator(LogFollower):
         event = line.event
         self.result.events += 1
         if line.lost:
-            self.misses(line.lost)
+            self.lose_lines(line.lost)
         if self.header.role:
             self._reads_transfer(event, lost=line.lost > 0)
             return
@@ -50,12 +50,12 @@ class Validator(LogFollower):
                 and self.header.part > 1
                 and not isinstance(event, log.Snapshot)
             ):
-                self.loses("the beginning of the log is missing")
-            batch_rounds.notes_gaps(self, event)
+                self.lose_steps("the beginning of the log is missing")
+            batch_rounds.note_gaps(self, event)
             if self.follows and not isinstance(event, log.Tiered):
-                batch_rounds.in_its_place(self, event)
+                batch_rounds.check_event_order(self, event)
             if not self.follows and isinstance(event, log.Stepped):
-                snapshots.begins_empty(self, event)
+                snapshots.resume_when_idle(self, event)
             if self.follows or isinstance(event, log.Snapshot | log.HookFailed | log.Tiered):
                 TABLE[type(event)].act(self, event)
             else:
@@ -65,10 +65,10 @@ class Validator(LogFollower):
             self.follows, self.skipping = False, AFTER_A_MISMATCH
             self.result.ended = found.known
             if isinstance(event, log.Snapshot) and not found.known:
-                snapshots.begins(self, event)
+                snapshots.resume_at_snapshot(self, event)
 
     def _reads_transfer(self, event: log.Event, *, lost: bool) -> None:
-        """Read a line of a server of a pair. What was lost may have opened a room, or closed one."""
+        """Read a line of a server of a pair. Lost lines may have opened a room, or closed one."""
         if lost or (isinstance(event, log.Snapshot) and event.dropped):
             self.transfers = TransfersSeen()
         if not isinstance(event, log.Snapshot):

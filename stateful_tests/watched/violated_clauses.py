@@ -37,7 +37,7 @@ _OF_PAGES = tuple(
 
 
 class Verdict(NamedTuple):
-    """A clause that does not hold: what it expects, what the server shows."""
+    """A clause that does not hold: the expected and the observed value."""
 
     clause: str
     expected: str
@@ -45,7 +45,7 @@ class Verdict(NamedTuple):
 
 
 class Shown(NamedTuple):
-    """The facts of a log after a command: cursors of requests, of slots (None: it keeps none)."""
+    """The facts of a log after a command: cursors of requests, and of slots (None: it keeps none)."""
 
     requests: dict[str, Cursors]
     slots: dict[str, Cursors | None]
@@ -54,7 +54,8 @@ class Shown(NamedTuple):
 def verdict(
     command: Command, was: State, now: State, expected: Outcome, shown: Shown, overreach: str = ""
 ) -> Verdict:
-    """The first clause that the server violates with what it shows; REF-1 if none of these says so."""
+    """Return the first clause that the server violates with the cursors it shows; REF-1 if none of
+    these applies."""
     before, after = _facts(was, Shown({}, {})), _facts(now, shown)
     step = Step(
         was.config, command, expected, Done(), was, now, before, after, False, overreach,
@@ -85,21 +86,21 @@ def _facts(state: State, shown: Shown) -> Facts:
 
 
 class TextJudge:
-    """Remembers token ids: of inputs, of outputs as they come, of sessions' histories."""
+    """Records token ids: of inputs, of outputs as they come, of sessions' histories."""
 
     def __init__(self) -> None:
         self.history: dict[str, list[int]] = {}
         self.inputs: dict[str, list[int]] = {}
         self._outputs: dict[str, list[int]] = {}
 
-    def begins(self, e: Snapshot) -> None:
-        """Take the texts of a snapshot over."""
+    def begin(self, e: Snapshot) -> None:
+        """Take the texts of a snapshot."""
         self.history = {s.session: s.ids for s in e.sessions if s.ids is not None}
         self.inputs = {r.request: r.ids[: r.tokens] for r in e.requests if r.ids is not None}
         self._outputs = {r.request: r.ids[r.tokens :] for r in e.requests if r.ids is not None}
 
-    def shows(self, e: Snapshot) -> Iterator[Verdict]:
-        """The texts of a snapshot are those that are remembered."""
+    def check_snapshot(self, e: Snapshot) -> Iterator[Verdict]:
+        """Compare the texts of a snapshot with the recorded ones."""
         for r in e.requests:
             text = [*self.inputs.get(r.request, []), *self._outputs.get(r.request, [])]
             if r.ids is not None and r.ids[: len(text)] != text:
@@ -111,8 +112,8 @@ class TextJudge:
                     "SES-1", f"{len(had)} tokens of {s.session}, as its turns left them", "others"
                 )
 
-    def asks(self, request: str, session: str | None, ids: list[int] | None) -> Iterator[Verdict]:
-        """A request comes: its input begins with what its session remembers."""
+    def note_input(self, request: str, session: str | None, ids: list[int] | None) -> Iterator[Verdict]:
+        """Record the input of a request, and compare its beginning with its session's history."""
         if ids is None:
             return
         self.inputs[request] = ids
@@ -123,12 +124,12 @@ class TextJudge:
                 "SES-1", f"the history of {session}", f"another token at position {at} of it"
             )
 
-    def says(self, request: str, ids: list[int]) -> None:
-        """Outputs of a result."""
+    def note_outputs(self, request: str, ids: list[int]) -> None:
+        """Record the outputs of a result."""
         self._outputs.setdefault(request, []).extend(ids)
 
-    def ends(self, request: str, ids: list[int] | None, goes_on: bool) -> Iterator[Verdict]:
-        """All outputs of a request that gives its row back."""
+    def check_end(self, request: str, ids: list[int] | None, goes_on: bool) -> Iterator[Verdict]:
+        """Compare all outputs of a request that gives its row back."""
         if ids is None:
             return
         outputs = self._outputs.get(request, [])
@@ -138,14 +139,14 @@ class TextJudge:
         if not goes_on:
             self._outputs.pop(request, None)
 
-    def keeps(self, request: str, session: str, outputs: list[int] | None, length: int) -> None:
-        """A turn has ended, and its session remembers so much of the text."""
+    def note_history(self, request: str, session: str, outputs: list[int] | None, length: int) -> None:
+        """Record the history of a session whose turn has ended: so many tokens of the text."""
         text = [*self.inputs.pop(request, []), *(outputs or [])]
         self.history[session] = text[:length]
 
 
 class PageJudge:
-    """Remembers rows from step to step."""
+    """Records rows from step to step, and compares them."""
 
     def __init__(self, geometry: Geometry) -> None:
         self.geometry = geometry
@@ -153,18 +154,18 @@ class PageJudge:
         self._numbers: set[int] = set()  # of all rows, once all were shown
 
     def forget(self, holder: str) -> None:
-        """Its row was given back: a new one has nothing to do with it."""
+        """Forget a row that was freed: a new one of that name has nothing to do with it."""
         self._rows.pop(holder, None)
 
     def cut(self, holder: str, length: int) -> None:
-        """No more than this is committed in its row; what comes after may be written anew."""
+        """Record that no more than this is committed in a row; later positions may be written anew."""
         if holder in self._rows:
             cursors, slots, row = self._rows[holder]
             least = min(cursors.kv_committed_len, length)
             self._rows[holder] = cursors._replace(kv_committed_len=least), slots, row
 
     def judge(self, state: State, e: Paged) -> Iterator[Verdict]:
-        """Yield what is wrong with the pages of a step."""
+        """Yield the faults in the pages of a step."""
         facts = facts_of(self._view(e), self.geometry)
         step = Step(state.config, CheckBusy(), Done(), Done(), state, state, facts, facts, True)
         for clause in _OF_PAGES:

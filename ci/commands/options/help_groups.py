@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from ci.commands.options.name_lists import near
+from ci.commands.options.name_lists import similar_names
 
 
 class GroupedCommand(click.Command):
@@ -66,7 +66,7 @@ class GroupedCommands(click.Group):
         """Raises click.UsageError for a name of no command."""
         name = arguments[0]
         if not name.startswith("-") and name not in self.commands:
-            meant = near(name, self.commands) or "; `kvspec --help` lists them"
+            meant = similar_names(name, self.commands) or "; `kvspec --help` lists them"
             raise click.UsageError(f"No such command {name!r:.40}{meant}", context)
         return super().resolve_command(context, arguments)
 

@@ -13,13 +13,13 @@ if TYPE_CHECKING:
     from ci import Data
 
 
-def near(name: str, names: Iterable[str]) -> str:
+def similar_names(name: str, names: Iterable[str]) -> str:
     """Suggest known names for an unknown one, for the end of a line."""
     close = get_close_matches(name, names, 3)
     return f"; is it {' or '.join(close)}?" if close else ""
 
 
-def quoted(text: str, most: int = 40) -> str:
+def quoted_text(text: str, most: int = 40) -> str:
     """A text in quotation marks, cut where it is longer than `most`."""
     return repr(text if len(text) <= most else f"{text[: most - 3]}...")
 
@@ -33,13 +33,13 @@ def _mentions(row: Data, word: str) -> bool:
     return any(stem in text.lower() for text in texts if isinstance(text, str))
 
 
-def _spelled(name: str, known: Iterable[str]) -> str:
+def _as_spelled(name: str, known: Iterable[str]) -> str:
     """A name as it is written, where only capitals and hyphens differ: free-1 and free1 are FREE-1."""
-    like = [each for each in known if _bare(each) == _bare(name)]
+    like = [each for each in known if _without_hyphens(each) == _without_hyphens(name)]
     return like[0] if len(like) == 1 else name
 
 
-def _bare(name: str) -> str:
+def _without_hyphens(name: str) -> str:
     return re.sub(r"[-_ ]", "", name.casefold())
 
 
@@ -54,7 +54,7 @@ def list_rows(
     from ci.report import text_output
 
     known = {row["id"]: row for row in rows}
-    names = tuple(_spelled(name, known) for name in names)
+    names = tuple(_as_spelled(name, known) for name in names)
     if names and not known.keys() & {*names}:
         family = [row for row in rows if row["id"].startswith(f"{names[0]}-") and len(names) == 1]
         found = family or [row for row in rows if all(_mentions(row, word) for word in names)]
@@ -67,9 +67,9 @@ def list_rows(
             raise Unusable(f"no {columns['id']} mentions all of these words; of each: {each}")
     for name in names:
         if name not in known:
-            listed = f"without a name all are listed{near(name, known)}"
+            listed = f"without a name all are listed{similar_names(name, known)}"
             raise Unusable(
-                f"no {columns['id']} has the name or mentions {quoted(name)}; {listed}"
+                f"no {columns['id']} has the name or mentions {quoted_text(name)}; {listed}"
             )
     if out.file in known:
         raise Unusable(

@@ -11,7 +11,7 @@ from typing import get_type_hints
 
 import click
 
-from ci.commands.options.name_lists import near
+from ci.commands.options.name_lists import similar_names
 from ci.commands.shared import Unusable
 
 # Heading -> the first field of its group in `--help`; the fields of Config stand in this order.
@@ -63,7 +63,7 @@ def field_of(text: str) -> tuple[str, int | bool]:
     name, _, value = text.partition("=")
     kind = type(getattr(Config(), name, None))
     if kind not in (int, bool):
-        meant = near(name, Config.__struct_fields__)
+        meant = similar_names(name, Config.__struct_fields__)
         raise Unusable(f"--set {text:.40}: no such field{meant} (`kvspec serve-check --help` lists them)")
     if not value.isdigit() or (kind is bool and value not in ("0", "1")):
         expected = "a number" if kind is int else "0 or 1"

@@ -30,14 +30,18 @@ def _state(run: Run, at: int, was: EngineMoment, now: EngineMoment, hues: dict[s
     config = run.trace.sizes(EngineConfig)
     facts = now.facts
     violation = run.violation if run.violation is not None and run.violation.step == at else None
-    stake = blocks_of(violation.failure.at, now) if violation is not None else set()
+    stake: set[int] = set()
+    chunks_at_stake: set[int] = set()
+    if violation is not None:
+        stake = blocks_of(violation.failure.at, now)
+        chunks_at_stake = chunks_of(violation.failure.at)
     requests, pool = drawn(config, was, now, stake, hues)
     return {
         "step": at, "command": format_command(row.command), "outcome": format_outcome(row.outcome),
         "violates": violation is not None, "changes": list(row.tree), "requests": requests, "pool": pool,
         "free": list(facts.free), "in_flight": facts.steps_in_flight,
-        "host": _host(facts, was.facts, chunks_of(violation.failure.at) if violation is not None else set()),
-        "moving": [_moving(job) for job in facts.transfers],
+        "host": _host_cells(facts, was.facts, chunks_at_stake),
+        "moving": [_transfer_text(job) for job in facts.transfers],
     }  # fmt: skip
 
 
@@ -70,7 +74,8 @@ def drawn(
                 cells.append({
                     "number": span, "tags": [str(block)] if block else ["null"], "wrong": block in stake,
                     "hue": hues[name] if block else "free", "hash": block in published and block > 0,
-                    "changed": index >= len(had) or had[index] != block, "title": _holds(facts, block),
+                    "changed": index >= len(had) or had[index] != block,
+                    "title": _block_content(facts, block),
                 })  # fmt: skip
             title = "full" if layers.window is None else f"window {layers.window}"
             title = "state" if layers.state else title
@@ -88,7 +93,7 @@ def drawn(
             "hue": hues[tags[0]] if tags else "free",
             "hash": block in published,
             "changed": refs != was.facts.refs[block],
-            "title": _holds(facts, block),
+            "title": _block_content(facts, block),
         }
         for block, refs in enumerate(facts.refs)
         if block
@@ -96,7 +101,7 @@ def drawn(
     return requests, pool
 
 
-def _host(facts: BlockFacts, was: BlockFacts, stake: set[int]) -> list[Data]:
+def _host_cells(facts: BlockFacts, was: BlockFacts, stake: set[int]) -> list[Data]:
     """Host memory, a cell each chunk: whether a hash names it, and the blocks that it holds KV of."""
     if facts.host is None:
         return []
@@ -117,7 +122,7 @@ def _host(facts: BlockFacts, was: BlockFacts, stake: set[int]) -> list[Data]:
     return cells
 
 
-def _moving(job: Transfer) -> str:
+def _transfer_text(job: Transfer) -> str:
     """A transfer in flight, in words."""
     if job.completed:
         state = "completed"
@@ -127,7 +132,7 @@ def _moving(job: Transfer) -> str:
     return f"{'load' if job.load else 'store'} {job.job} ({state}): {parts}"
 
 
-def _holds(facts: BlockFacts, block: int) -> str:
+def _block_content(facts: BlockFacts, block: int) -> str:
     """Say what is written in a block, and who counts on it."""
     group, slots = facts.memory[block]
     written = (
@@ -163,7 +168,7 @@ def step_table(steps: list[Data]) -> Data:
     before = dict.fromkeys([*names, ""], "")
     for step in steps:
         there = {request["name"]: request for request in step["requests"]}
-        now = {name: _cell(there[name]) if name in there else "" for name in names}
+        now = {name: _request_cell(there[name]) if name in there else "" for name in names}
         now[""] = str(len(step["free"]))
         cells = [
             f"{text}*" if text and text != before[name] else text for name, text in now.items()
@@ -175,6 +180,6 @@ def step_table(steps: list[Data]) -> Data:
     return {"columns": [*names, "free"], "rows": rows}
 
 
-def _cell(request: Data) -> str:
+def _request_cell(request: Data) -> str:
     tables = ["".join(f" {c['tags'][0]}" for c in g["cells"]) for g in request["groups"]]
     return f"{request['status'].lower()} {request['computed']}:{' |'.join(tables) or ' none'}"

@@ -5,7 +5,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from ci import Data
-from ci.compare.differences import CURSORS, POOL, trouble
+from ci.compare.differences import CURSORS, POOL, page_fault
 from reference.geometry import Geometry
 from stateful_tests.lockstep.text_drawings import span
 
@@ -181,7 +181,7 @@ class _Row(NamedTuple):
         cell = self.pages[pool].get(number)
         if number is None or cell is None:
             return ""
-        return trouble(number, self.geometry.pages(pool), len(cell["owners"]), cell["free"])
+        return page_fault(number, self.geometry.pages(pool), len(cell["owners"]), cell["free"])
 
 
 _MEANING = {

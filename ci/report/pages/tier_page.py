@@ -44,21 +44,21 @@ def _state(run: Run, at: int, was: TierMoment, now: TierMoment) -> Data:
         {p.node for p in places if isinstance(p, AtTreeNode)},
     )
     page = config.page_size
-    pool = _pool(False, range(page, (config.full_pages + 1) * page), facts, was.facts, stake)
+    pool = _pool_slots(False, range(page, (config.full_pages + 1) * page), facts, was.facts, stake)
     return {
         "step": at, "command": format_command(row.command), "outcome": format_outcome(row.outcome),
         "violates": violation is not None, "changes": list(row.tree),
-        "requests": [_node(node, was.facts, stake) for node in facts.nodes],
+        "requests": [_node_row(node, was.facts, stake) for node in facts.nodes],
         "pool": pool, "free": sorted(facts.free["full"]), "in_flight": 0,
-        "host": _pool(True, range(config.host_slots("full")), facts, was.facts, stake),
+        "host": _pool_slots(True, range(config.host_slots("full")), facts, was.facts, stake),
         "moving": [
-            *map(_moving, facts.transfers), *map(_operation, facts.operations),
-            *map(_request, facts.requests), *map(_send, facts.sends),
+            *map(_transfer_text, facts.transfers), *map(_operation_text, facts.operations),
+            *map(_request_text, facts.requests), *map(_sent_parts_text, facts.sends),
         ],
     }  # fmt: skip
 
 
-def _node(node: TierNode, was: TierFacts, stake: Stake) -> Data:
+def _node_row(node: TierNode, was: TierFacts, stake: Stake) -> Data:
     """A node: its slots by tier and pool, its locks and marks."""
     before = next((n for n in was.nodes if n.node == node.node), None)
     groups = []
@@ -93,10 +93,10 @@ def _node(node: TierNode, was: TierFacts, stake: Stake) -> Data:
     }
 
 
-def _pool(host: bool, slots: range, facts: TierFacts, was: TierFacts, stake: Stake) -> list[Data]:
+def _pool_slots(host: bool, slots: range, facts: TierFacts, was: TierFacts, stake: Stake) -> list[Data]:
     """The slots of full KV on one tier, and the nodes that have them."""
-    owners = _owners(facts, host)
-    before = _owners(was, host)
+    owners = _slot_owners(facts, host)
+    before = _slot_owners(was, host)
     memory = (facts.host_memory if host else facts.memory)["full"]
     return [
         {
@@ -112,7 +112,7 @@ def _pool(host: bool, slots: range, facts: TierFacts, was: TierFacts, stake: Sta
     ]
 
 
-def _owners(facts: TierFacts, host: bool) -> dict[int, int]:
+def _slot_owners(facts: TierFacts, host: bool) -> dict[int, int]:
     """The node that has each slot of full KV on a tier."""
     return {
         slot: node.node
@@ -121,7 +121,7 @@ def _owners(facts: TierFacts, host: bool) -> dict[int, int]:
     }
 
 
-def _moving(job: TierTransfer) -> str:
+def _transfer_text(job: TierTransfer) -> str:
     """A transfer in flight, in words."""
     reached = {"completed": job.completed, "copied": job.copied, "sent": job.sent, "queued": True}
     state = next(word for word, holds in reached.items() if holds)
@@ -129,13 +129,13 @@ def _moving(job: TierTransfer) -> str:
     return f"{job.called} ({state}), device:host {parts}"
 
 
-def _operation(operation: TierOperation) -> str:
+def _operation_text(operation: TierOperation) -> str:
     """An operation of the storage, in words."""
     slots = ", ".join(f"{pool} {slot}" for pool, own in operation.slots.items() for slot in own)
     return f"{operation.called} ({operation.state}), host {slots or 'nothing yet'}"
 
 
-def _request(request: TierRequest) -> str:
+def _request_text(request: TierRequest) -> str:
     """A request of a server that only decodes or prefills, in words."""
     own = ", ".join(f"{pool} {slot}" for pool, slots in request.slots.items() for slot in slots)
     to_write = sum(map(len, request.writing.values()))
@@ -143,7 +143,7 @@ def _request(request: TierRequest) -> str:
     return f"{request.name} ({request.state}), device {own or 'nothing'}{more}"
 
 
-def _send(send: TierSend) -> str:
+def _sent_parts_text(send: TierSend) -> str:
     """Name what a server has handed in to be sent."""
     slots = ", ".join(map(str, send.slots))
     what = f"row {slots} of metadata" if send.pool == METADATA else f"device {send.pool} {slots}"
@@ -157,7 +157,7 @@ def content(data: Data, run: Run) -> Data:
     rows = []
     for step in steps:
         there = {request["name"]: request for request in step["requests"]}
-        cells = [_cell(there[name]) if name in there else "" for name in names]
+        cells = [_node_cell(there[name]) if name in there else "" for name in names]
         cells.append(str(len(step["free"])))
         rows.append({"step": step["step"], "what": step["command"], "cells": cells})
     return {
@@ -172,7 +172,7 @@ def content(data: Data, run: Run) -> Data:
     }
 
 
-def _cell(node: Data) -> str:
+def _node_cell(node: Data) -> str:
     """Which tiers a node has KV on, by pool."""
     kept = [group["title"].partition(",")[0] for group in node["groups"] if group["cells"]]
     return f"{node['computed']}: {', '.join(kept) or 'nothing'}"

@@ -14,7 +14,7 @@ from typing import Any
 from markupsafe import Markup
 
 from ci import TEMPLATES, Data, templates
-from ci.compare.differences import CURSORS, POOL, trouble
+from ci.compare.differences import CURSORS, POOL, page_fault
 from ci.compare.step_table import cursor_letters, step_table
 from ci.compare.snapshot import snapshots
 from ci.report import text_output
@@ -49,15 +49,15 @@ def page(data: Data, run: Run) -> str:
         .render(
             **drawn,
             data=data,
-            title=violation["clause"] if violation is not None else _name(data),
-            because=_opened(data["because"] or violation["observed"])
+            title=violation["clause"] if violation is not None else _trace_name(data),
+            because=_capitalised(data["because"] or violation["observed"])
             if violation is not None
             else "",
-            violated=_violated(violation) if violation is not None else [],
+            violated=_violated_clauses(violation) if violation is not None else [],
             style=Markup(_source("replay.css")),
             script=Markup(script),
             policy=f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'",
-            trace_json=Markup(_inert(data["trace"])),
+            trace_json=Markup(_inert_json(data["trace"])),
         )
     )
 
@@ -66,7 +66,7 @@ def _source(name: str) -> str:
     return (TEMPLATES / name).read_text(encoding="utf-8")
 
 
-def _inert(value: Any) -> str:
+def _inert_json(value: Any) -> str:
     """JSON for a script element: nothing in it can end that element or begin another."""
     text = json.dumps(value, indent=1)
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
@@ -85,9 +85,9 @@ def _content(data: Data, run: Run) -> Data:
     two_sided = run.system != "reference"  # the reference has no physical pages
     rows = step_table(run, shown, MAX_COLUMNS, MAX_NODES) if shown else {"columns": [], "rows": []}
     length = max(
-        (_extent(side) for s in shown for side in (s["reference"], s["system"])), default=1
+        (_positions_needed(side) for s in shown for side in (s["reference"], s["system"])), default=1
     )
-    used = {pool: _used(shown, pool, geometry.pages(pool)) for pool in geometry.pools}
+    used = {pool: _used_pages(shown, pool, geometry.pages(pool)) for pool in geometry.pools}
     steps = []
     before = None
     for state in shown:
@@ -100,9 +100,9 @@ def _content(data: Data, run: Run) -> Data:
                 **{k: state[k] for k in ("step", "command", "differences")},
                 "violates": row["violates"],
                 "changes": text_output.changes(row),
-                "sides": [_side(name, state, run, owners, length) for name in names],
+                "sides": [_side_data(name, state, run, owners, length) for name in names],
                 "pools": [
-                    _pool(pool, state, before, geometry, owners, used[pool]) for pool in shown_pools
+                    _pool_data(pool, state, before, geometry, owners, used[pool]) for pool in shown_pools
                 ],
                 "differs": differs,
             }
@@ -113,7 +113,7 @@ def _content(data: Data, run: Run) -> Data:
     return {
         "steps": steps,
         "left_out": len(run.rows) - len(shown),
-        "start": _start(shown, data["violation"] is not None),
+        "start": _start_step(shown, data["violation"] is not None),
         "step_table": rows,
         "owners": owners,
         "two_sided": two_sided,
@@ -129,18 +129,18 @@ def _content(data: Data, run: Run) -> Data:
     }
 
 
-def _name(data: Data) -> str:
+def _trace_name(data: Data) -> str:
     """Name a trace without a violation: its file, in words."""
     return PurePath(data.get("file", "")).stem.replace("_", " ").strip() or data["implementation"]
 
 
-def _opened(sentence: str) -> str:
+def _capitalised(sentence: str) -> str:
     """With a capital, unless it begins with a name, such as r1."""
     name = any(c.isdigit() for c in sentence.partition(" ")[0])
     return sentence if name else sentence[:1].upper() + sentence[1:]
 
 
-def _violated(violation: Data) -> list[Data]:
+def _violated_clauses(violation: Data) -> list[Data]:
     """The clauses that fail at the last command, in order: what SPEC.md says, expected and observed."""
     details = [(violation["expected"], violation["observed"]), *violation["details"]]
     found = []
@@ -167,7 +167,7 @@ def _violated(violation: Data) -> list[Data]:
     return found
 
 
-def _start(shown: list[Data], violated: bool) -> int:
+def _start_step(shown: list[Data], violated: bool) -> int:
     """Return the step that is looked at first: the violation, or else the last step after which somebody
     holds something."""
     busy = [
@@ -194,7 +194,7 @@ def _owner(name: str, owners: dict[str, Data]) -> Data:
     return owners[name]
 
 
-def _cut(run: Run, index: int, side: Data) -> tuple[str, int, str] | None:
+def _cut_of_command(run: Run, index: int, side: Data) -> tuple[str, int, str] | None:
     """Return whose row a command cuts, the position on this side, and the name of that place."""
     step = run.moments(Moment)[index - run.history_start].step
     if step is None or step.cut_at is None:
@@ -212,9 +212,9 @@ def _cut(run: Run, index: int, side: Data) -> tuple[str, int, str] | None:
 # One side of a step.
 
 
-def _side(name: str, state: Data, run: Run, owners: dict[str, Data], length: int) -> Data:
+def _side_data(name: str, state: Data, run: Run, owners: dict[str, Data], length: int) -> Data:
     side, other = state[name], state["system" if name == "reference" else "reference"]
-    cut = _cut(run, state["step"], side)
+    cut = _cut_of_command(run, state["step"], side)
     geometry = run.trace.sizes(Geometry)
     physical = name == "system"
     holders = [
@@ -240,13 +240,13 @@ def _side(name: str, state: Data, run: Run, owners: dict[str, Data], length: int
         "lock_holders": side["lock_holders"],
         "counters": side["counters"],
         "accounts": side["accounts"],
-        "forest": _forest(side["nodes"]),
+        "forest": _nested_tree(side["nodes"]),
         "missing": [n for n in other["nodes"] if n not in side["nodes"]],
         "physical": physical,
     }
 
 
-def _forest(nodes: dict[str, Data]) -> list[Data]:
+def _nested_tree(nodes: dict[str, Data]) -> list[Data]:
     """The tree as nested lists; a node whose parent is missing hangs from the root."""
     below: dict[str, list[str]] = {}
     for path, node in nodes.items():
@@ -268,7 +268,7 @@ def _forest(nodes: dict[str, Data]) -> list[Data]:
     return grown("", 1)
 
 
-def _extent(side: Data) -> int:
+def _positions_needed(side: Data) -> int:
     """How many positions a side's rows need."""
     reach = (max(*h["cursors"].values(), h["target"] or 0) for h in side["holders"].values())
     return max(reach, default=1)
@@ -277,14 +277,14 @@ def _extent(side: Data) -> int:
 # Pools: every page of the system, by number.
 
 
-def _used(states: list[Data], pool: str, size: int) -> list[int]:
+def _used_pages(states: list[Data], pool: str, size: int) -> list[int]:
     """Pages that were ever anything but free, once, and some more, to show that there are."""
     busy = {page for state in states for page in state["system"]["pools"][pool]}
     more = range(1, min(size, SMALL if size <= SMALL else FEW) + 1)
     return sorted(busy | set(more))[: max(SMALL, MAX_CELLS // max(1, len(states)))]
 
 
-def _pool(
+def _pool_data(
     pool: str,
     state: Data,
     before: Data | None,
@@ -299,7 +299,7 @@ def _pool(
         cell = pages.get(number, FREE)
         if cell is FREE and not 1 <= number <= geometry.pages(pool):
             continue
-        wrong = trouble(number, geometry.pages(pool), len(cell["owners"]), cell["free"])
+        wrong = page_fault(number, geometry.pages(pool), len(cell["owners"]), cell["free"])
         who = [_owner(name, owners) for name, _ in cell["owners"]]
         tags = [*(o["tag"] for o in who), *(["free"] * cell["free"] if wrong else [])][:3]
         without_owner = "free" if cell["free"] else "lost"

@@ -30,8 +30,8 @@ Needs = tuple[str, ...]  # names, in the order of _NEEDS
 REJECTED = "a rejected turn"
 
 
-def _of_kinds(**less: Less) -> Less:
-    """A need that traces of some kinds have, by the name of the kind."""
+def _reduction_by_kind(**less: Less) -> Less:
+    """Return a reduction that applies only to traces of some kinds of systems."""
 
     def of_kind(system: AnySystem, trace: Trace) -> Trace:
         without = less.get(kind_of_config(trace.geometry).name)
@@ -50,58 +50,60 @@ _NEEDS: dict[str, Less] = {
     "a received prompt": leave.nothing_received,
     "a next turn": partial(leave.none_of, More),
     "a reset of the cache": partial(leave.none_of, (ResetCache, Forget, NewWeights)),
-    "drafts": _of_kinds(
+    "drafts": _reduction_by_kind(
         blocks=leave.no_drafts,
         pairs=pairs.no_drafts_of_servers,
     ),
-    "a window": _of_kinds(
+    "a window": _reduction_by_kind(
         blocks=leave.no_window_of_groups, tiers=leave.no_window_of_a_tree, pairs=pairs.no_window_of_servers
     ),
-    "blocks of two sizes": _of_kinds(pairs=pairs.equal_blocks),
-    "a cached prefix": _of_kinds(pairs=pairs.uncached_servers),
-    "push": _of_kinds(pairs=partial(leave.sized, push=False)),
-    "overlap": _of_kinds(
+    "blocks of two sizes": _reduction_by_kind(pairs=pairs.equal_blocks),
+    "a cached prefix": _reduction_by_kind(pairs=pairs.uncached_servers),
+    "push": _reduction_by_kind(pairs=partial(leave.sized, push=False)),
+    "overlap": _reduction_by_kind(
         tiers=partial(leave.sized, overlap=False),
         pairs=partial(leave.sized, prefill_overlap=False, decode_overlap=False),
     ),
-    "pairs of tokens": _of_kinds(tiers=partial(leave.sized, bigram=False)),
-    "an answer for two": _of_kinds(pairs=partial(leave.sized, shared=False)),
-    "a client that is late": _of_kinds(pairs=partial(leave.sized, late=False)),
+    "pairs of tokens": _reduction_by_kind(tiers=partial(leave.sized, bigram=False)),
+    "an answer for two": _reduction_by_kind(pairs=partial(leave.sized, shared=False)),
+    "a client that is late": _reduction_by_kind(pairs=partial(leave.sized, late=False)),
     "a dropped answer": partial(leave.none_of, Drop),
-    "hits within a block": _of_kinds(blocks=partial(leave.sized, match=0)),
-    "checkpoints within a chunk": _of_kinds(blocks=partial(leave.sized, checkpoints=0)),
-    "chunks of several blocks": _of_kinds(blocks=partial(leave.sized, chunk_blocks=1)),
-    "chunks that go on": _of_kinds(tiers=leave.no_chunks),
-    "a prompt in chunks": _of_kinds(blocks=leave.whole_prompts, pairs=pairs.whole_prompts_of_servers),
-    "a text near max_model_len": _of_kinds(
+    "hits within a block": _reduction_by_kind(blocks=partial(leave.sized, match=0)),
+    "checkpoints within a chunk": _reduction_by_kind(blocks=partial(leave.sized, checkpoints=0)),
+    "chunks of several blocks": _reduction_by_kind(blocks=partial(leave.sized, chunk_blocks=1)),
+    "chunks that go on": _reduction_by_kind(tiers=leave.no_chunks),
+    "a prompt in chunks": _reduction_by_kind(
+        blocks=leave.whole_prompts, pairs=pairs.whole_prompts_of_servers
+    ),
+    "a text near max_model_len": _reduction_by_kind(
         blocks=leave.no_text_near_the_limit, pairs=pairs.no_text_near_the_limit_of_servers
     ),
-    "a small host": _of_kinds(tiers=leave.host_room),
-    "a storage": _of_kinds(blocks=leave.no_storage, tiers=lambda *of: leave.no_storage(*of, Abort)),
-    "recurrent state": _of_kinds(
+    "a small host": _reduction_by_kind(tiers=leave.host_room),
+    "a storage": _reduction_by_kind(blocks=leave.no_storage, tiers=lambda *of: leave.no_storage(*of, Abort)),
+    "recurrent state": _reduction_by_kind(
         rows=partial(leave.no_state, tracks=False),
         tiers=partial(leave.no_state, host_states=0),
         pairs=pairs.no_state_of_servers,
     ),
-    "a setting": _of_kinds(rows=partial(leave.sized, settings=())),
+    "a setting": _reduction_by_kind(rows=partial(leave.sized, settings=())),
     "a reset of host memory": partial(leave.none_of, (ResetConnector, NewWeights)),
     "a failed load": leave.no_failure,
-    "a load for two": _of_kinds(blocks=leave.no_shared_load),
+    "a load for two": _reduction_by_kind(blocks=leave.no_shared_load),
     "adapters": leave.no_adapters,
     "salts": leave.no_salts,
     "an adapter loaded again": partial(leave.none_of, LoadAdapter),
     "new weights": partial(leave.none_of, NewWeights),
-    "priorities": _of_kinds(
+    "priorities": _reduction_by_kind(
         blocks=partial(leave.sized, priority=False), pairs=partial(pairs.of_servers, priority=False)
     ),
-    "a limit of a prefill": _of_kinds(
+    "a limit of a prefill": _reduction_by_kind(
         blocks=partial(leave.sized, long_prefill=0), pairs=partial(pairs.of_servers, long_prefill=0)
     ),
     "images": leave.no_images,
-    "whole images": _of_kinds(blocks=partial(leave.sized, whole_images=False)),
-    "an encoder cache that runs full": _of_kinds(blocks=leave.room_for_images),
+    "whole images": _reduction_by_kind(blocks=partial(leave.sized, whole_images=False)),
+    "an encoder cache that runs full": _reduction_by_kind(blocks=leave.room_for_images),
     "a text longer than the model": leave.no_longer_text,
-    "pools that run full": _of_kinds(
+    "pools that run full": _reduction_by_kind(
         rows=leave.room_for_rows, blocks=leave.room_for_texts, pairs=pairs.room_for_servers
     ),
     REJECTED: leave.no_rejected_turn,
@@ -109,14 +111,14 @@ _NEEDS: dict[str, Less] = {
 
 
 def avoided(system: AnySystem, trace: Trace, without: Needs) -> Trace:
-    """The trace without these, as far as they show when it runs on the system."""
+    """Return the trace without these needs, as far as they show when it runs on the system."""
     for name in without:
         trace = _NEEDS[name](system, trace)
     return trace
 
 
 def lacks(system: AnySystem, without: Needs, trace: Trace) -> bool:
-    """Nothing of these is in the trace."""
+    """Return whether the trace has none of these needs."""
     return avoided(system, trace, without) == trace
 
 
@@ -131,14 +133,15 @@ def needs(system: AnySystem, smallest: Trace, clause: str, among: Iterable[str] 
 
 
 def traits(system: AnySystem, trace: Trace) -> set[str]:
-    """Return the needs that a trace may have, needed or not, without a rejected turn, which shows when it
-    runs."""
+    """Return the needs that a trace may have, needed or not; without a rejected turn, which shows only
+    when it runs."""
     names = (name for name in _NEEDS if name != REJECTED)
     return {name for name in names if not lacks(system, (name,), trace)}
 
 
 def to_avoid(known: Sequence[Needs]) -> list[Needs]:
-    """Return sets of needs to avoid, the smallest first, so that one need of each known trace is missing."""
+    """Return sets of needs to avoid, the smallest first, so that each known trace lacks one of its
+    needs."""
     each = dict.fromkeys(tuple(need for need in _NEEDS if need in one) for one in product(*known))
     by_size = sorted(each, key=len)
     return [

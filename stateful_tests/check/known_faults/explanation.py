@@ -37,7 +37,7 @@ class Shape(NamedTuple):
 
 
 def shape_of(under: Sequence[Mask], trace: Trace, violation: Violation) -> Shape:
-    """The shape of a violation that known faults may explain. Numbers do not matter."""
+    """Return the shape of a violation that known faults may explain. Numbers do not matter."""
     failure = violation.failure_of(violation.clause)
     command = type(trace.commands[violation.step]).__name__
     words = how_it_breaks(failure.expected), how_it_breaks(failure.observed)
@@ -46,8 +46,8 @@ def shape_of(under: Sequence[Mask], trace: Trace, violation: Violation) -> Shape
 
 @dataclass(slots=True)
 class Explained:
-    """Explanations by known faults so far: violations by shape, and those that were told apart by clause
-    and faults."""
+    """Explanations by known faults so far: by shape, and by clause and faults for violations that
+    shapes do not distinguish."""
 
     shapes: Counter[Shape] = field(default_factory=Counter)
     told_apart: Counter[tuple[str, tuple[str, ...]]] = field(default_factory=Counter)
@@ -56,8 +56,8 @@ class Explained:
         self, system: AnySystem, under: Sequence[Mask], trace: Trace, violation: Violation,
         others: Collection[str],
     ) -> Sequence[Mask]:  # fmt: skip
-        """The known faults of which a violation is one, as `explains` says. All that may explain it, where it
-        is not told which."""
+        """Return the known faults that explain a violation, as `explains` decides; all candidates where
+        that does not decide."""
         shape = shape_of(under, trace, violation)
         times = self.shapes[shape]
         if times < _IN_FULL or times % _EACH == 0:
@@ -79,11 +79,13 @@ def counted_under(
     violation: Violation,
     explained: Explained | None = None,
 ) -> Sequence[Mask]:
-    """The known faults, one of which a violation shows: several where nothing tells them apart. None where
-    something of it is new, or the headline is no known fault's. explained: what was explained before.
+    """Return the known faults one of which a violation shows: several where nothing distinguishes them.
+    None where a part of it is new, or its headline is no known fault's.
 
-    An engine that schedules by itself may come to a known fault in a trace in which its base does not, unless
-    the two do the same.
+    explained: earlier explanations.
+
+    An engine that schedules by itself may come to a known fault in a trace in which its base does not,
+    unless the two do the same.
     """
     headline, *others = (
         beside(base, masks, trace, violation, clause, system) for clause in violation.clauses
@@ -100,8 +102,8 @@ def counted_under(
 
 
 def clauses_of(masks: Sequence[Mask], violation: Violation) -> set[str]:
-    """Clauses of known faults, but for those that are violated here: where one is the headline of a smaller
-    trace, that shows another fault."""
+    """Return the clauses of known faults without those that are violated here: a smaller trace with one
+    of these as its headline shows another fault."""
     known = {clause for mask in masks if mask.holds for clause in mask.fault.clauses}
     return known.difference(violation.clauses)
 
@@ -118,9 +120,12 @@ def explains(
     violation: Violation,
     others: Collection[str] = (),
 ) -> bool:
-    """Whether known faults explain a violation where no base is asked: the run violates the clause no more
-    without one of the things that each fault's own trace needs, or breaks in another way, or shows another
-    fault. others: clauses that are the headlines of these."""
+    """Return whether known faults explain a violation, without asking a base: without one of the things
+    that a fault's own trace needs, the run does not violate the clause, or breaks in another way, or
+    shows another fault.
+
+    others: clauses that are headlines of other faults.
+    """
     clause = violation.clause
 
     def as_it_does(seen: Violation) -> bool:
@@ -132,8 +137,8 @@ def explains(
 
 
 def known_fault(system: AnySystem, run: Run) -> KnownFault | None:
-    """The known fault of a release that explains what a replayed trace violates, if one does; None where most
-    of the trace was refused."""
+    """Return the known fault of a release that explains the violation of a replayed trace; None where
+    there is none, or most of the trace was refused."""
     if run.violation is None or mostly_refused(run):
         return None
     clause = run.violation.clause
@@ -146,8 +151,8 @@ def known_fault(system: AnySystem, run: Run) -> KnownFault | None:
 def known_fault_beside(
     base: AnySystem, beside_base: Sequence[Mask], system: AnySystem, run: Run
 ) -> KnownFault | None:
-    """Find the known fault of a tree that has a base: the base decides, as in a check. beside_base: the masks
-    of both."""
+    """Return the known fault of a tree that has a base: the base decides, as in a check. beside_base:
+    the masks of both."""
     if run.violation is None or mostly_refused(run):
         return None
     clause = run.violation.clause
@@ -161,9 +166,9 @@ def known_fault_beside(
 
 
 def explaining(system: AnySystem, masks: Sequence[Mask], trace: Trace, clause: str) -> Mask:
-    """The known fault whose own trace needs what this one does, and the most. Of several alike the one whose
-    trace has the least that this one lacks: beside a fault of every prompt, one of received prompts needs
-    none."""
+    """Return the known fault whose own trace has the most needs that this one has as well. Among
+    equals, the fault whose trace has the fewest needs that this one lacks: next to a fault of every
+    prompt, one of received prompts needs none."""
     if len(masks) == 1:
         return masks[0]
     known = [(*each, mask) for mask in masks for each in mask.traces_of(clause)]
@@ -185,8 +190,8 @@ def unexplained(
     known: list[Needs],
     alike: Callable[[Violation], bool] = lambda _: True,
 ) -> tuple[Needs, Trace] | None:
-    """Find what to leave out of a trace so that none of the known explains it, and the trace without that,
-    if it still violates the clause, and `alike`."""
+    """Return the needs to leave out of a trace so that no known fault explains it, and the trace
+    without them, if that still violates the clause and is `alike`."""
     for without in to_avoid(known):
         candidate = avoided(system, trace, tuple(need for need in without if need != REJECTED))
         found = failing_prefix(

@@ -55,9 +55,12 @@ class SeenOnRelease(NamedTuple):
 
 @dataclass(slots=True)
 class Lookup:
-    """Looks traces up that are new against a base. executor: replays them on several releases at once.
-    say: is told that releases are replayed, which takes a while. changed: what changed in the tree, where its
-    history tells."""
+    """Looks up traces that are new against a base.
+
+    executor: replays them on several releases at once.
+    say: called with a message before releases are replayed, which takes a while.
+    changed: functions that changed in the tree, if its history tells.
+    """
 
     base: Base
     system: AnySystem
@@ -72,31 +75,30 @@ class Lookup:
 
     @property
     def may_excuse(self) -> bool:
-        """Whether a known fault of another release may be the tree's as well, and no finding. A base from the
-        tree's history, and one that the user has named, has the fix."""
+        """Whether a known fault of another release may be the tree's as well, and no finding. A base
+        from the tree's history, and one that the user has named, has the fix."""
         return self.base.kind is BaseKind.RELEASE
 
     def told(self, findings: Sequence[Finding]) -> list[Finding]:
-        """The findings; those that are new say what the releases show."""
+        """Return the findings; new ones with the observations on the releases."""
         new = [found.run.trace for found in findings if not (found.old or found.flaky)]
         self._replay(new)
-        return [
-            replace(
-                found, looked_up=self._said(found.run.trace)._replace(changed=self._cause(found))
-            )
-            if found.run.trace in self._shown and not found.old
-            else found
-            for found in findings
-        ]
+        told = []
+        for found in findings:
+            if found.run.trace in self._shown and not found.old:
+                looked_up = self._observations(found.run.trace)
+                looked_up = looked_up._replace(changed=self._changed_cause(found))
+                found = replace(found, looked_up=looked_up)
+            told.append(found)
+        return told
 
     def interrupted(self, findings: Sequence[Finding]) -> list[Finding]:
-        """The findings of an interrupted check; of those that are new, some say that no release was
-        replayed."""
+        """Return the findings of an interrupted check; new ones say that no release was replayed."""
         left, told = LookedUp(left=len(self._releases())), []
         for found in findings:
             trace = found.run.trace
             if left.left and not (found.old or found.flaky):
-                said = self._said(trace) if self._shown.get(trace) else left
+                said = self._observations(trace) if self._shown.get(trace) else left
                 told.append(replace(found, looked_up=said))
             else:
                 told.append(found)
@@ -111,21 +113,21 @@ class Lookup:
         own = {self.system.name, self.base.name}
         return [n for n in nearest_first(spec.engine, release, spec.ways) if n not in own]
 
-    def _cause(self, found: Finding) -> str:
-        """The changed function that runs in the command with which a trace fails: the last that is called in
-        the file in which it fails, or else in any."""
-        return "" if self.changed is None else _cause(found, self.changed)
+    def _changed_cause(self, found: Finding) -> str:
+        """Return the changed function that runs in the command with which a trace fails: the last that
+        is called in the file in which it fails, or else in any."""
+        return "" if self.changed is None else _changed_cause(found, self.changed)
 
     def known_elsewhere(self, traces: Mapping[str, Trace]) -> set[str]:
-        """The names of those traces that show a known fault of the base, or of a release between which and
-        the base the tree lies."""
+        """Return the names of the traces that show a known fault of the base, or of a release such that
+        the tree lies between it and the base."""
         self._replay([*traces.values()])
-        said = {name: self._said(t) for name, t in traces.items() if self._shown.get(t)}
+        said = {name: self._observations(t) for name, t in traces.items() if self._shown.get(t)}
         return {name for name, each in said.items() if each.between or each.shared}
 
     def _replay(self, traces: Sequence[Trace]) -> None:
-        """Look traces up. Those of which a release shows a known fault leave their place to others: a tree
-        that lies between two releases may show many clauses of one fault."""
+        """Look traces up. Those on which a release shows a known fault make room for others: a tree
+        between two releases may show many clauses of one fault."""
         left = [*dict.fromkeys(traces)]
         while left := [trace for trace in left if trace not in self._shown]:
             unknown = [trace for trace, shown in self._shown.items() if not _fault_shown(shown)]
@@ -160,8 +162,8 @@ class Lookup:
             self._seconds += time.monotonic() - began
         return True
 
-    def _said(self, trace: Trace) -> LookedUp:
-        """Return what releases show of a trace, the nearest first."""
+    def _observations(self, trace: Trace) -> LookedUp:
+        """Return the observations of a trace on the releases, the nearest first."""
         shown = self._shown[trace]
         told = LookedUp(
             conform=sum(each.what is Shows.CONFORMS for each in shown),
@@ -187,8 +189,8 @@ class Lookup:
         )
 
     def _is_shared(self, trace: Trace, fault: KnownFault) -> bool:
-        """Whether tree and base have a known fault, the tree in this trace, and the base in the fault's own:
-        the two may evict or admit otherwise."""
+        """Return whether tree and base share a known fault: the tree shows it in this trace, and the
+        base in the fault's own. The two may evict or admit differently."""
         if trace not in self._shared:
             run = replay(self.system, trace)
             on_tree = known_fault(self.system, run) if run.violation is not None else None
@@ -208,18 +210,19 @@ class Lookup:
 
 
 def caused_by(findings: Sequence[Finding], differing: Changes) -> list[Finding]:
-    """Findings that name the function which differs from the base in the file in which they fail. differing:
-    from a release, which a tree may leave in many places: another file says nothing."""
+    """Return the findings, each with the function that differs from the base in the file in which it
+    fails. differing: functions that differ from a release, which a tree may leave in many places: other
+    files say nothing."""
     named = []
     for found in findings:
         said = found.looked_up
-        if said is not None and not said.changed and (cause := _cause(found, differing, near=True)):
+        if said is not None and not said.changed and (cause := _changed_cause(found, differing, near=True)):
             found = replace(found, looked_up=said._replace(changed=cause))
         named.append(found)
     return named
 
 
-def _cause(found: Finding, changed: Changes, near: bool = False) -> str:
+def _changed_cause(found: Finding, changed: Changes, near: bool = False) -> str:
     """The changed function that runs in the failing command, "" for none. near: only one of the file in which
     it fails; else one of that file goes before others."""
     violation = found.run.violation
@@ -241,7 +244,7 @@ def _fault_shown(seen: Sequence[SeenOnRelease]) -> bool:
 
 
 def nearest_first(engine: str, release: str, ways: Sequence[str]) -> list[str]:
-    """The releases that are driven in these ways, by name, those next to `release` first."""
+    """Return the names of the releases that are driven in these ways, those next to `release` first."""
     versions = list(driven_in(engine, ways))
     at = versions.index(release) if release in versions else len(versions) - 1
     order = sorted(versions, key=lambda version: abs(versions.index(version) - at))
@@ -249,7 +252,7 @@ def nearest_first(engine: str, release: str, ways: Sequence[str]) -> list[str]:
 
 
 def shown_by(traces: Sequence[Trace], limits: Limits, name: str) -> list[SeenOnRelease]:
-    """Return what a release, by name, shows of each trace."""
+    """Return the behaviour of a release, by name, in each trace."""
     try:
         system = system_names.resolve(name, limits=limits)
     except UnusableImplementation:  # such as a wheel that cannot be fetched
@@ -261,7 +264,7 @@ def shown_by(traces: Sequence[Trace], limits: Limits, name: str) -> list[SeenOnR
 
 
 def shown_on(system: AnySystem, trace: Trace) -> SeenOnRelease:
-    """Return what a system shows of a trace that violates `trace.clause` elsewhere."""
+    """Return the behaviour of a system in a trace that violates `trace.clause` elsewhere."""
     clause = trace.clause or ""
     nothing = SeenOnRelease(system.name, Shows.UNDRIVEN)
     try:

@@ -35,11 +35,13 @@ from stateful_tests.traces.trace_files import load
 class Mask:
     """A known fault on a tree.
 
-    there: its traces that fail on the tree, by their own or another clause of the fault, each with what it
-    needs; fixed: files of those that conform, and fail on the base. breaks: how the tree breaks in them;
-    instead: what they do in place of that, in words. unplayed: why a trace of it could not be replayed; ""
-    where all could. absent_from_base: the base does not show it either, as one that is older than the fault.
-    otherwise: no trace of it is of the way to run that the tree is driven in, such as `+overlap`.
+    there: its traces that fail on the tree, by their own or another clause of the fault, each with its
+        needs.
+    fixed: files of traces that conform, and fail on the base.
+    breaks: how the tree breaks in them; instead: its behaviour in place of that, in words.
+    unplayed: why one of its traces could not be replayed; "" where all could.
+    absent_from_base: the base does not show it either, as one that is older than the fault.
+    otherwise: no trace of it is in the way in which the tree is driven, such as `+overlap`.
     """
 
     fault: KnownFault
@@ -75,7 +77,7 @@ class Mask:
 
     @property
     def elsewhere(self) -> bool:
-        """Its traces say nothing of this tree: they run another way."""
+        """Whether its traces run in other ways, and say nothing of this tree."""
         return self.otherwise and not (self.there or self.unplayed or self.instead)
 
     @property
@@ -84,35 +86,36 @@ class Mask:
 
     @property
     def in_part(self) -> bool:
-        """The tree has it on some of its paths alone."""
+        """Whether the tree has it only on some of its paths."""
         return self.holds and bool(self.fixed)
 
     @property
     def gone(self) -> bool:
-        """The tree has it no more, or not on all of its paths."""
+        """Whether the tree no longer has it, or not on all of its paths."""
         return bool(self.fixed) or not (self.there or self.unplayed)
 
     @property
     def line(self) -> str:
-        """Such as "known: split-leaf (TREE-4), still there: A leaf that is split ..."."""
+        """Return it as a line, such as "known: split-leaf (TREE-4), still there: A leaf that is split
+        ..."."""
         says = self.fault.says.partition(". ")[0].rstrip(".")
         return f"known: {self.fault.id} ({', '.join(self.fault.clauses)}), {self.state}: {says}"
 
     def traces_of(self, clause: str) -> Sequence[tuple[Trace, Needs]]:
-        """Return its traces of a clause, each with what it needs; where it has none of that clause, all its
-        traces."""
+        """Return its traces of a clause, each with its needs; all its traces if none is of that clause."""
         return [each for each in self.there if each[0].clause == clause] or self.there
 
     def needs(self, clause: str) -> list[Needs]:
-        """Return the needs of its traces of a clause, as `traces_of` has them."""
+        """Return the needs of its traces of a clause, as in `traces_of`."""
         return [needed for _, needed in self.traces_of(clause)]
 
 
 def masks(system: AnySystem, base: AnySystem | None = None, clause: str | None = None) -> Iterator[Mask]:
-    """The known faults of the release that a system is, or was taken for, as its traces show them here.
+    """Return the known faults of the release that a system is, or was taken for, as their traces show
+    them here.
 
-    clause: only those that violate it. What a trace needs is left out where a base judges violations. Raises
-    DoesNotStart where the system does not load.
+    clause: only faults that violate it. Needs are left out where a base judges violations. Raises
+        DoesNotStart where the system does not load.
     """
     spec = system_spec(system)
     release = release_of(system)
@@ -135,7 +138,7 @@ def masks(system: AnySystem, base: AnySystem | None = None, clause: str | None =
 
 @dataclass(slots=True)
 class _Masking:
-    """Replays of a fault's traces on a system, one after the other: see Mask."""
+    """Replays the traces of a fault on a system, one after the other; see Mask."""
 
     fault: KnownFault
     system: AnySystem
@@ -156,22 +159,25 @@ class _Masking:
         except UnusableImplementation as error:
             self.unplayed = str(error)
             return
-        by = _shown_by(self.fault, shown, seen)
-        before = _violation(self.base, trace) if self.base is not None and by != shown else None
+        by = _showing_clause(self.fault, shown, seen)
+        before = _violation_of(self.base, trace) if self.base is not None and by != shown else None
         self.on_base |= before is not None and shown in before.clauses
-        if _fixed(before, seen, shown):
+        if _is_fixed(before, seen, shown):
             self.fixed += [file] if file not in self.fault.with_another else []
         elif seen is not None:
-            self._note(trace, seen, by, shown)
+            self._note_violation(trace, seen, by, shown)
 
-    def _note(self, trace: Trace, seen: Violation, by: str | None, shown: str) -> None:
-        """Note a violation. by: the clause by which it shows the fault, None where it does not; shown: that
-        by which the release shows it."""
+    def _note_violation(self, trace: Trace, seen: Violation, by: str | None, shown: str) -> None:
+        """Record a violation.
+
+        by: the clause by which it shows the fault, None where it does not.
+        shown: the clause by which the release shows it.
+        """
         if by == "BROKEN" and _breaks_otherwise(self.base, trace, seen):
             self.instead["breaks the system otherwise"] = None
         elif by is not None:
             judged = self.base is not None and not self.system.capabilities.system_kind.schedules
-            needed = () if judged else self._needs(trace, by, shown)
+            needed = () if judged else self._trace_needs(trace, by, shown)
             self.there.append((replace(trace, clause=by), needed))
             if by == "BROKEN":
                 self.breaks.add(how_it_breaks(seen.observed))
@@ -179,17 +185,17 @@ class _Masking:
             instead = {"BROKEN": "breaks the system", "TRACE": "comes to other outcomes"}
             self.instead[instead.get(seen.clause, f"violates {seen.clause}")] = None
 
-    def _needs(self, trace: Trace, by: str, shown: str) -> Needs:
-        """Return what a trace needs, as the base shows it, if it does: what the tree violates without a need
-        may be another fault, which is the tree's own."""
-        before = None if self.base is None else _violation(self.base, trace)
+    def _trace_needs(self, trace: Trace, by: str, shown: str) -> Needs:
+        """Return the needs of a trace, as the base shows it, if it does: a violation of the tree
+        without a need may be another fault, which is the tree's own."""
+        before = None if self.base is None else _violation_of(self.base, trace)
         for clause in (by, shown):
             if self.base is not None and before is not None and clause in before.clauses:
                 return needs(self.base, replace(trace, clause=clause), clause)
         return needs(self.system, replace(trace, clause=by), by)
 
     def mask(self, *, otherwise: bool) -> Mask:
-        """The fault on the system."""
+        """Return the fault on the system."""
         return Mask(
             self.fault,
             tuple(self.there),
@@ -203,23 +209,24 @@ class _Masking:
 
 
 def release_of(system: AnySystem) -> str:
-    """The release that a system is; of a checkout, or a version that no table has, the one that it was taken
-    for. "" of what is no release."""
+    """Return the release that a system is; for a checkout, or a version that no table has, the one that
+    it was taken for. "" where it is no release."""
     taken = getattr(system, "release", None)  # of the built-in implementation a method
     return taken if isinstance(taken, str) else system_spec(system).version or ""
 
 
 def also_checked(system: AnySystem, masks: Sequence[Mask]) -> frozenset[str]:
-    """Clauses that a check skips for a fault which the tree no longer has: they are checked again."""
+    """Return clauses that a check skips for a fault which the tree no longer has: they are checked
+    again."""
     gone = [mask.fault for mask in masks if mask.fault.passed_over and mask.gone]
     clauses = frozenset(clause for fault in gone for clause in fault.clauses)
     check_also(system, clauses)
     return clauses
 
 
-def _shown_by(fault: KnownFault, clause: str, seen: Violation | None) -> str | None:
-    """The clause by which a trace shows its fault: its own, or in another way to run another one of the
-    fault's."""
+def _showing_clause(fault: KnownFault, clause: str, seen: Violation | None) -> str | None:
+    """Return the clause by which a trace shows its fault: its own, or in another way to run another
+    clause of the fault."""
     if seen is None:
         return None
     if clause in seen.clauses:
@@ -227,8 +234,9 @@ def _shown_by(fault: KnownFault, clause: str, seen: Violation | None) -> str | N
     return seen.clause if seen.clause in fault.clauses else None
 
 
-def _fixed(was: Violation | None, now: Violation | None, clause: str) -> bool:
-    """Whether a tree gets past what its base violates; past others, where the clause is checked past them."""
+def _is_fixed(was: Violation | None, now: Violation | None, clause: str) -> bool:
+    """Return whether a tree gets past its base's violation; past others, where the clause is checked
+    past them."""
     if was is None or clause not in was.clauses:
         return False
     return now is None or (
@@ -236,7 +244,7 @@ def _fixed(was: Violation | None, now: Violation | None, clause: str) -> bool:
     )
 
 
-def _violation(system: AnySystem, trace: Trace) -> Violation | None:
+def _violation_of(system: AnySystem, trace: Trace) -> Violation | None:
     try:
         return replay(system, trace).violation
     except UnusableImplementation:
@@ -244,8 +252,8 @@ def _violation(system: AnySystem, trace: Trace) -> Violation | None:
 
 
 def _breaks_otherwise(base: AnySystem | None, trace: Trace, seen: Violation) -> bool:
-    """Whether a trace of a known failure fails on the base by another kind of exception."""
-    known = None if base is None else _violation(base, trace)
+    """Return whether a trace of a known failure fails on the base by another kind of exception."""
+    known = None if base is None else _violation_of(base, trace)
     if known is None or known.clause != "BROKEN":
         return False
     return kind_of_failure(known.observed) != kind_of_failure(seen.observed)
@@ -258,7 +266,7 @@ def how_it_breaks(observed: str) -> str:
 
 
 def holding(masks: Sequence[Mask], violation: Violation, clause: str) -> list[Mask]:
-    """The known faults that may explain that a clause is violated."""
+    """Return the known faults that may explain the violation of a clause."""
     held = [mask for mask in masks if mask.holds and clause in mask.fault.clauses]
     if clause != "BROKEN":
         return held
@@ -284,8 +292,8 @@ class Standing(IntEnum):
 class Compared(NamedTuple):
     """A violation of one clause beside a base.
 
-    under: the known faults one of which it is counted under, if it has no witness in the end. why: the trace
-    is none; undriven: because the base cannot be driven through it.
+    under: the known faults one of which it is counted under, if it has no witness in the end.
+    why: why the trace is no witness; undriven: because the base cannot be driven through it.
     """
 
     stands: Standing
@@ -302,8 +310,8 @@ def beside(
     clause: str,
     system: AnySystem | None = None,
 ) -> Compared:
-    """How a violation of a clause stands beside a base: NEW where there is none to ask. system: what shows
-    it; then a trace in which the two part before is no witness against a known fault."""
+    """Return the standing of a violation beside a base: NEW where there is no base. system: the system
+    that shows it; a trace in which the two differ earlier is no witness against a known fault."""
     if base is None:
         return Compared(Standing.NEW)
     under = holding(masks, violation, clause)
@@ -317,7 +325,7 @@ def beside(
         )
     seen = run.violation
     if seen is None:
-        parted = under and system is not None and _parted(system, run)
+        parted = under and system is not None and _outcomes_differ(system, run)
         return unseen if parted else Compared(Standing.NEW)
     if clause in seen.clauses and fails_alike(seen, violation, clause):
         return Compared(Standing.KNOWN, under)
@@ -334,12 +342,13 @@ def beside(
 
 
 def _refusals(run: Run) -> list[bool]:
-    """Whether each command before the last was refused."""
+    """Return whether each command before the last was refused."""
     return [isinstance(row.outcome, Refused) for row in run.rows[:-1]]
 
 
-def _parted(system: AnySystem, run: Run) -> bool:
-    """Whether the base has refused what the system carried out; one that schedules by itself may."""
+def _outcomes_differ(system: AnySystem, run: Run) -> bool:
+    """Return whether the base has refused a command that the system carried out; one that schedules by
+    itself may."""
     if system.capabilities.system_kind.schedules:
         return False
     try:
@@ -350,7 +359,8 @@ def _parted(system: AnySystem, run: Run) -> bool:
 
 
 def fails_alike(one: Violation, two: Violation, clause: str) -> bool:
-    """Whether two violations of a clause are alike: BROKEN is one clause for all that can break."""
+    """Return whether two violations of a clause are alike: BROKEN is one clause for every failure of a
+    system."""
     first, second = (how_it_breaks(each.failure_of(clause).observed) for each in (one, two))
     return clause != "BROKEN" or first == second
 
@@ -358,9 +368,9 @@ def fails_alike(one: Violation, two: Violation, clause: str) -> bool:
 def do_the_same(
     system: AnySystem, base: AnySystem | None, trace: Trace, violation: Violation
 ) -> bool:
-    """Whether an engine that schedules by itself and its base run, give out and publish the same in each
-    command of a trace, up to a violation: what the engine violates there is then of no other schedule.
-    What they store on a host may differ: a store of too much is a fault of the engine alone."""
+    """Return whether an engine that schedules by itself and its base run, give out and publish the same
+    in each command of a trace, up to a violation: the engine's violation then comes from no other
+    schedule. What they store on a host may differ: a store of too much is a fault of the engine alone."""
     if base is None or not system.capabilities.system_kind.schedules:
         return False
     ends = replace(trace, commands=trace.commands[: violation.step + 1])
@@ -371,7 +381,7 @@ def do_the_same(
 
 
 def _schedule(run: Run) -> list[Row]:
-    """The rows of a run without what is stored on a host."""
+    """Return the rows of a run without what is stored on a host."""
     stored = "store ", "chunks ", "storage "
     return [
         replace(row, tree=tuple(line for line in row.tree if not line.startswith(stored)))

@@ -19,7 +19,8 @@ SERVERS = "prefill", "decode"  # of a PairConfig
 
 
 def with_servers(trace: Trace, change: Callable[[EngineConfig], EngineConfig]) -> Trace:
-    """The trace with another configuration of each server; as it was where the sizes do not fit together."""
+    """Return the trace with another configuration of each server; unchanged where the sizes do not fit
+    together."""
     try:
         servers = {name: change(getattr(trace.geometry, name)) for name in SERVERS}
     except GeometryError:
@@ -28,13 +29,14 @@ def with_servers(trace: Trace, change: Callable[[EngineConfig], EngineConfig]) -
 
 
 def of_servers(system: AnySystem, trace: Trace, **sizes: Any) -> Trace:
-    """A pair with these sizes on both servers."""
+    """Return a pair with these sizes on both servers."""
     del system
     return with_servers(trace, lambda config: replace(config, **sizes))
 
 
 def longest_of_a_pair(trace: Trace) -> int:
-    """Tokens of the longest text that a request of a pair may have, with its outputs."""
+    """Return the length of the longest text that a request of a pair may have, with its outputs
+    (tokens)."""
     prompts = [c for c in trace.commands if isinstance(c, Prefill | Serve)]
     longest = max((c.tokens + prompt_len(c.prompt) for c in prompts), default=0)
     outputs = (c.max_tokens for c in trace.commands if isinstance(c, Forward | Serve))
@@ -42,7 +44,8 @@ def longest_of_a_pair(trace: Trace) -> int:
 
 
 def with_drafters(trace: Trace, sizes: Callable[[EngineConfig], dict[str, Any]]) -> Trace:
-    """A pair with other sizes where its servers have drafters with KV, and blocks for the longest text."""
+    """Return a pair with other sizes where its servers have drafters with KV, and blocks for the
+    longest text."""
     if trace.sizes(PairConfig).prefill.draft_group is None:
         return trace
 
@@ -55,7 +58,7 @@ def with_drafters(trace: Trace, sizes: Callable[[EngineConfig], dict[str, Any]])
 
 
 def whole_prompts_of_servers(system: AnySystem, trace: Trace) -> Trace:
-    """The drafters of a pair see each prompt in one chunk, which states may yet cut."""
+    """Give each prompt to the drafters of a pair in one chunk, which states may yet cut."""
     del system
     longest = longest_of_a_pair(trace)
 
@@ -67,7 +70,7 @@ def whole_prompts_of_servers(system: AnySystem, trace: Trace) -> Trace:
 
 
 def no_text_near_the_limit_of_servers(system: AnySystem, trace: Trace) -> Trace:
-    """The drafters of a pair have room for their drafts behind each text."""
+    """Leave room for the drafts behind each text, on a pair with drafters."""
     del system
     longest = longest_of_a_pair(trace)
 
@@ -78,7 +81,7 @@ def no_text_near_the_limit_of_servers(system: AnySystem, trace: Trace) -> Trace:
 
 
 def no_drafts_of_servers(system: AnySystem, trace: Trace) -> Trace:
-    """Neither server of a pair has a drafter."""
+    """Remove the drafters of both servers."""
     del system
 
     def without(config: EngineConfig) -> EngineConfig:
@@ -89,7 +92,8 @@ def no_drafts_of_servers(system: AnySystem, trace: Trace) -> Trace:
 
 
 def uncached_servers(system: AnySystem, trace: Trace) -> Trace:
-    """Neither server has prefix caching: a request then has one state, whatever the length of its text."""
+    """Turn prefix caching off on both servers: a request then has one state, whatever the length of its
+    text."""
     del system
     longest_prompt = trace.sizes(PairConfig).prefill.max_model_len
 
@@ -104,7 +108,7 @@ def uncached_servers(system: AnySystem, trace: Trace) -> Trace:
 
 
 def no_state_of_servers(system: AnySystem, trace: Trace) -> Trace:
-    """No layers of a pair are recurrent."""
+    """Remove the recurrent layers of a pair."""
     del system
 
     def without(config: EngineConfig) -> EngineConfig:
@@ -115,7 +119,7 @@ def no_state_of_servers(system: AnySystem, trace: Trace) -> Trace:
 
 
 def no_window_of_servers(system: AnySystem, trace: Trace) -> Trace:
-    """No layer group of a pair has a window."""
+    """Remove the windows of a pair's layer groups."""
     del system
 
     def without(config: EngineConfig) -> EngineConfig:
@@ -127,7 +131,7 @@ def no_window_of_servers(system: AnySystem, trace: Trace) -> Trace:
 
 
 def equal_blocks(system: AnySystem, trace: Trace) -> Trace:
-    """Both servers have blocks of one size."""
+    """Give both servers blocks of one size."""
     del system
     sizes = trace.sizes(PairConfig)
     prefill, decode = sizes.prefill, sizes.decode
@@ -140,7 +144,7 @@ def equal_blocks(system: AnySystem, trace: Trace) -> Trace:
 
 
 def room_for_servers(system: AnySystem, trace: Trace) -> Trace:
-    """Texts may be as long as the model takes, all of them at once, on both servers."""
+    """Let texts be as long as the model takes, all of them at once, on both servers."""
     del system
     texts = sum(isinstance(command, Prefill | Serve) for command in trace.commands)
 

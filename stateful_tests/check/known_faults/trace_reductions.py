@@ -37,14 +37,14 @@ def none_of(kinds: type | tuple[type, ...], system: AnySystem, trace: Trace) -> 
 
 
 def no_adapters(system: AnySystem, trace: Trace) -> Trace:
-    """No request has an adapter."""
+    """Remove the adapters of requests."""
     del system
     made = (replace(c, adapter="") if isinstance(c, Add) else c for c in trace.commands)
     return replace(trace, commands=tuple(made))
 
 
 def no_images(system: AnySystem, trace: Trace) -> Trace:
-    """Prompts have texts in the places of their images."""
+    """Replace the images of prompts by texts."""
     del system
     made = []
     for command in trace.commands:
@@ -56,15 +56,16 @@ def no_images(system: AnySystem, trace: Trace) -> Trace:
 
 
 def no_salts(system: AnySystem, trace: Trace) -> Trace:
-    """No request has a salt."""
+    """Remove the salts of requests."""
     del system
     made = (replace(c, salt="") if isinstance(c, Add) else c for c in trace.commands)
     return replace(trace, commands=tuple(made))
 
 
 def no_rejected_turn(system: AnySystem, trace: Trace) -> Trace:
-    """But for the last command, with which the trace violates its clause. Without one, it may get further,
-    to others. As it is where it cannot be driven: decodes may have come into a run of verify rounds."""
+    """Remove rejected turns, but not the last command, with which the trace violates its clause.
+    Without one, the trace may get further, to others. Unchanged where it cannot be driven: decodes may
+    have got into a run of verify rounds."""
     if not any(isinstance(command, Submit) for command in trace.commands):
         return trace
     try:
@@ -75,7 +76,7 @@ def no_rejected_turn(system: AnySystem, trace: Trace) -> Trace:
 
 
 def nothing_received(system: AnySystem, trace: Trace) -> Trace:
-    """Each prompt takes SWA slots for all of it."""
+    """Let each prompt take SWA slots for all of it."""
     del system
     return replace(
         trace,
@@ -89,7 +90,7 @@ def nothing_received(system: AnySystem, trace: Trace) -> Trace:
 
 
 def with_sizes(trace: Trace, **sizes: Any) -> Trace:
-    """As it was where the sizes do not fit together."""
+    """Return the trace with other sizes; unchanged where they do not fit together."""
     try:
         return replace(trace, geometry=replace(trace.geometry, **sizes))
     except GeometryError:
@@ -97,7 +98,7 @@ def with_sizes(trace: Trace, **sizes: Any) -> Trace:
 
 
 def room_for_rows(system: AnySystem, trace: Trace) -> Trace:
-    """Rows may be full, with rounds allocated ahead."""
+    """Let rows be full, with rounds allocated ahead."""
     del system
     sizes = trace.sizes(Geometry)
     pages = 1 + sizes.rows * (AHEAD - 2 * (-sizes.width // sizes.page_size))
@@ -106,7 +107,7 @@ def room_for_rows(system: AnySystem, trace: Trace) -> Trace:
 
 
 def room_for_texts(system: AnySystem, trace: Trace) -> Trace:
-    """Texts may be as long as the model takes, without a window, as an admission may ask for."""
+    """Let texts be as long as the model takes, without a window, as an admission may ask for."""
     del system
     sizes = trace.sizes(EngineConfig)
     texts = sum(isinstance(command, Add) for command in trace.commands)
@@ -116,7 +117,7 @@ def room_for_texts(system: AnySystem, trace: Trace) -> Trace:
 
 
 def room_for_images(system: AnySystem, trace: Trace) -> Trace:
-    """Every image can be kept."""
+    """Let the cache keep every image."""
     del system
     if not trace.sizes(EngineConfig).encodes:
         return trace
@@ -124,7 +125,7 @@ def room_for_images(system: AnySystem, trace: Trace) -> Trace:
 
 
 def no_longer_text(system: AnySystem, trace: Trace) -> Trace:
-    """No session goes on with a turn that leaves no room for an output in max_model_len."""
+    """Remove turns of sessions that leave no room for an output in max_model_len."""
     del system
     kept = []
     length = Counter[str]()
@@ -140,7 +141,7 @@ def no_longer_text(system: AnySystem, trace: Trace) -> Trace:
 
 
 def no_window_of_groups(system: AnySystem, trace: Trace) -> Trace:
-    """No layer group of an engine has a window."""
+    """Remove the windows of an engine's layer groups."""
     del system
     sizes = trace.sizes(EngineConfig)
     groups = tuple(replace(group, window=None) for group in sizes.groups)
@@ -149,7 +150,7 @@ def no_window_of_groups(system: AnySystem, trace: Trace) -> Trace:
 
 
 def no_window_of_a_tree(system: AnySystem, trace: Trace) -> Trace:
-    """A tree with a host tier has no window."""
+    """Remove the window of a tree with a host tier."""
     del system
     commands = tuple(replace(c, evicted=0) if isinstance(c, Insert) else c for c in trace.commands)
     commands = tuple(replace(c, swa=0) if isinstance(c, Evict) else c for c in commands)
@@ -163,7 +164,7 @@ def sized(system: AnySystem, trace: Trace, **sizes: Any) -> Trace:
 
 
 def no_drafts(system: AnySystem, trace: Trace) -> Trace:
-    """The engine has no drafter."""
+    """Remove the drafter of an engine."""
     del system
     sizes = trace.sizes(EngineConfig)
     groups = tuple(replace(group, drafter=False) for group in sizes.groups)
@@ -171,7 +172,8 @@ def no_drafts(system: AnySystem, trace: Trace) -> Trace:
 
 
 def longest_text(trace: Trace) -> int:
-    """Tokens of the longest text that a request may have, with all turns and outputs."""
+    """Return the length of the longest text that a request may have, with all turns and outputs
+    (tokens)."""
     lengths = Counter[str]()
     for command in trace.commands:
         if isinstance(command, Add | More):
@@ -181,7 +183,7 @@ def longest_text(trace: Trace) -> int:
 
 
 def resized(trace: Trace, **sizes: Any) -> Trace:
-    """With blocks for the longest text."""
+    """Return the trace with other sizes, and blocks for the longest text."""
     config = trace.sizes(EngineConfig)
     roomy = replace(config, blocks=BOUNDS["blocks"][1], **sizes)
     most = sum(roomy.most_blocks(group) for group in config.groups)
@@ -189,7 +191,7 @@ def resized(trace: Trace, **sizes: Any) -> Trace:
 
 
 def whole_prompts(system: AnySystem, trace: Trace) -> Trace:
-    """A drafter sees each prompt in one chunk."""
+    """Give each prompt to the drafter in one chunk."""
     del system
     sizes = trace.sizes(EngineConfig)
     if sizes.draft_group is None:
@@ -199,7 +201,7 @@ def whole_prompts(system: AnySystem, trace: Trace) -> Trace:
 
 
 def no_text_near_the_limit(system: AnySystem, trace: Trace) -> Trace:
-    """A drafter has room for its drafts behind each text."""
+    """Leave room for the drafts behind each text."""
     del system
     sizes = trace.sizes(EngineConfig)
     if sizes.draft_group is None:
@@ -209,8 +211,8 @@ def no_text_near_the_limit(system: AnySystem, trace: Trace) -> Trace:
 
 
 def no_chunks(system: AnySystem, trace: Trace) -> Trace:
-    """Each insert into a tree with a host tier is a request's last, and each chunk of a prefill server the
-    whole rest of a prompt."""
+    """Make each insert into a tree with a host tier a request's last, and each chunk of a prefill
+    server the whole rest of a prompt."""
     del system
     commands: list[Any] = []
     for command in trace.commands:
@@ -225,7 +227,7 @@ def no_chunks(system: AnySystem, trace: Trace) -> Trace:
 
 
 def host_room(system: AnySystem, trace: Trace) -> Trace:
-    """Host memory has room for all texts."""
+    """Give host memory room for all texts."""
     del system
     sizes = trace.sizes(TierConfig)
     texts = (prompt_len(c.prompt) for c in trace.commands if hasattr(c, "prompt"))
@@ -236,7 +238,7 @@ def host_room(system: AnySystem, trace: Trace) -> Trace:
 
 
 def no_storage(system: AnySystem, trace: Trace, *beside: type) -> Trace:
-    """Nothing stands behind the host. beside: further commands that go with it."""
+    """Remove the storage behind the host. beside: further commands that need it."""
     sizes: Any = trace.geometry
     if not sizes.storage:
         return trace
@@ -245,7 +247,7 @@ def no_storage(system: AnySystem, trace: Trace, *beside: type) -> Trace:
 
 
 def no_state(system: AnySystem, trace: Trace, **sizes: Any) -> Trace:
-    """The model has no recurrent layers. sizes: what goes with them."""
+    """Remove the recurrent layers. sizes: sizes that depend on them."""
     del system
     assert isinstance(trace.geometry, Geometry | TierConfig)
     if not trace.geometry.states:
@@ -255,14 +257,14 @@ def no_state(system: AnySystem, trace: Trace, **sizes: Any) -> Trace:
 
 
 def no_failure(system: AnySystem, trace: Trace) -> Trace:
-    """No load fails, on its way or before."""
+    """Remove failures of loads."""
     without = none_of((Fail, Lose), system, trace)
     commands = (replace(c, fails=False) if isinstance(c, Shake) else c for c in without.commands)
     return replace(without, commands=tuple(commands))
 
 
 def no_shared_load(system: AnySystem, trace: Trace) -> Trace:
-    """Where loads are done within a step, no prompt begins as another."""
+    """Let no prompt begin as another, where loads are done within a step."""
     del system
     sizes = trace.sizes(EngineConfig)
     if not (sizes.peer and sizes.sync_loads):

@@ -31,8 +31,10 @@ class BaseKind(StrEnum):
 class Base(NamedTuple):
     """The base of a check.
 
-    why: what the base is to the checkout, in words. lines: how many lines of the driven files differ between
-    the two; None where one of them has no such files. commit: the base's, if it is of the checkout's history.
+    why: its relation to the checkout, in words.
+    lines: number of lines of the driven files by which the two differ; None where one of them has no
+        such files.
+    commit: the base's commit, if it is of the checkout's history.
     """
 
     system: AnySystem
@@ -47,7 +49,8 @@ class Base(NamedTuple):
 
     @property
     def text(self) -> str:
-        """Such as "git:3f2a1b9ab (merge base with origin/main), 12 lines differ"."""
+        """Return the base in words, such as "git:3f2a1b9ab (merge base with origin/main), 12 lines
+        differ"."""
         text = f"{self.name} ({self.why})" if self.why else self.name
         if self.lines is None or (self.commit and not self.lines):  # changes that no line shows
             return text
@@ -55,13 +58,14 @@ class Base(NamedTuple):
 
 
 def root_of(system: AnySystem) -> Path | None:
-    """The folder that holds the files of a system; None of one that is not files of an engine."""
+    """Return the folder that holds the files of a system; None for a system that is not files of an
+    engine."""
     root = getattr(system, "root", None)
     return root if isinstance(root, Path) else None
 
 
 def lines_of(system: AnySystem) -> Lines | None:
-    """The lines of a system's driven files; None of one that is not files of an engine."""
+    """Return the lines of a system's driven files; None for a system that is not files of an engine."""
     spec = system_spec(system)
     root = root_of(system)
     if spec.engine not in ENGINES:
@@ -72,7 +76,8 @@ def lines_of(system: AnySystem) -> Lines | None:
 
 
 def lines_between(system: AnySystem, other: AnySystem) -> int | None:
-    """How many lines of the driven files differ; None where one of the systems has no such files."""
+    """Return by how many lines the driven files differ; None where one of the systems has no such
+    files."""
     lines = lines_of(system)
     others = lines_of(other)
     return None if lines is None or others is None else nearest.lines_apart(lines, others)

@@ -31,9 +31,10 @@ PATIENCE = 150  # lines that are tried for a function that no run of a release i
 class Changes(NamedTuple):
     """Changes in a checkout since `revision`; "" where its files differ from the base's.
 
-    first: lines of the corpus that call a changed function. called: changed function -> how many of `first`
-    call it; 0 where only other runs do. missed: changed functions that nothing calls. ignored: changed
-    functions of files that kvspec does not load.
+    first: lines of the corpus that call a changed function.
+    called: changed function -> how many of `first` call it; 0 where only other runs do.
+    missed: changed functions that nothing calls.
+    ignored: changed functions of files that kvspec does not load.
     """
 
     revision: str
@@ -44,7 +45,7 @@ class Changes(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The changes in one line of a report."""
+        """Return the changes in one line of a report."""
         changed = len(self.called) + len(self.missed)
         if changed:
             text = (
@@ -87,7 +88,7 @@ class Changes(NamedTuple):
 
 
 def named(functions: Sequence[Function], most: int = 5) -> str:
-    """Functions as text: the first `most` by name, and how many more there are."""
+    """Return functions as text: the first `most` by name, and the number of the others."""
     names = ", ".join(f"{file}: {name}" for file, name in functions[:most])
     more = len(functions) - most
     return f"{names} and {more} more" if more > 0 else names
@@ -101,16 +102,16 @@ def changes(
     of: WayMap = NOTHING,
     way: str = "",
 ) -> Changes:
-    """Look for lines that call what changed in the checkout of `system`, the shortest first.
+    """Search for lines that call changed functions of `system`'s checkout, the shortest first.
 
-    found: called with each of them as soon as it is found. of: the functions that runs of the engine's
-    releases call, and the files that these load. way: the way in which the system is driven. Raises
-    ValueError where git cannot tell.
+    found: called with each of them as soon as it is found.
+    of: the functions that runs of the engine's releases call, and the files that these load.
+    way: the way in which the system is driven. Raises ValueError where git cannot tell.
     """
     checkout = cast(WorkerSystem, system)
     assert checkout.root is not None
     changed = sorted({*changed_functions(checkout.root, revision)})
-    ignored = tuple(_telling_first([c for c in changed if of.files and not of.loads(c)], of.files))
+    ignored = tuple(_by_relevance([c for c in changed if of.files and not of.loads(c)], of.files))
     # Every run executes code outside of functions when its file is loaded: no line has to be found for it.
     loaded = {
         each for each in changed if each[1] == OUTSIDE and way in of.functions.get(each, {way})
@@ -118,7 +119,7 @@ def changes(
     wanted = {each for each in changed if each not in ignored and each not in loaded}
     called: Counter[Function] = Counter()
     first = set()
-    for tried, line in enumerate(_in_turns(lines)):
+    for tried, line in enumerate(_interleaved(lines)):
         sought = {function for function in wanted if called[function] < ENOUGH}
         if of.files and tried >= PATIENCE:
             sought = {each for each in sought if not called[each] and of.runs(each, way)}
@@ -138,7 +139,7 @@ def changes(
     return Changes(revision, frozenset(first), dict(called), missed, ignored)
 
 
-def _telling_first(functions: Iterable[Function], driven: Collection[str]) -> list[Function]:
+def _by_relevance(functions: Iterable[Function], driven: Collection[str]) -> list[Function]:
     """Order functions of files that are not loaded: those of driven files first, then those of files beside
     these, then others, tests last."""
     folders = {Path(file).parent for file in driven}
@@ -151,7 +152,7 @@ def _telling_first(functions: Iterable[Function], driven: Collection[str]) -> li
     return sorted(functions, key=place)
 
 
-def _in_turns(lines: Iterable[CorpusLine]) -> list[CorpusLine]:
+def _interleaved(lines: Iterable[CorpusLine]) -> list[CorpusLine]:
     """Order lines so that kinds take turns, each with its shortest line first. Lines are of one kind if they
     have the same machine and are both traces of faults, or both ways to situations."""
     turns: Counter[tuple[str, bool]] = Counter()
@@ -185,7 +186,8 @@ def new_fault(system: AnySystem, base: AnySystem | None, line: CorpusLine) -> Ru
 
 
 def changed_functions(root: Path, revision: str) -> Iterator[Function]:
-    """The functions under `root` that changed since `revision`. Raises ValueError where git cannot tell."""
+    """Return the functions under `root` that changed since `revision`. Raises ValueError where git
+    cannot tell."""
     plain = ("--name-only", "--relative", "--no-ext-diff", "-z")
     names = git(root, "diff", *plain, revision, "--", "*.py").split("\0")
     for name in sorted({*filter(None, names), *new_files(root)}):
@@ -196,12 +198,13 @@ def changed_functions(root: Path, revision: str) -> Iterator[Function]:
             before = git(root, "show", f"{revision}:./{name}")
         except ValueError:
             before = ""  # a new file
-        yield from ((name, function) for function in _differing(before, file.read_bytes()))
+        yield from ((name, function) for function in _different_functions(before, file.read_bytes()))
 
 
 def beside(base: Base, system: AnySystem, called: Iterable[Function]) -> Changes:
-    """Compare a checkout with its base, where no git history tells what changed: the functions that differ,
-    in the files of those in `called`. Nothing differs where one of the two is no folder of files."""
+    """Compare a checkout with its base, where no git history shows the changes: the functions that
+    differ, in the files of those in `called`. Nothing differs where one of the two is no folder of
+    files."""
     root = root_of(system)
     base_root = root_of(base.system)
     if root is None or base_root is None or root == base_root:
@@ -214,19 +217,19 @@ def beside(base: Base, system: AnySystem, called: Iterable[Function]) -> Changes
         if base_file.is_file():
             before = base_file.read_text(encoding="utf-8", errors="replace")
         if file.is_file():
-            found += ((name, function) for function in _differing(before, file.read_bytes()))
+            found += ((name, function) for function in _different_functions(before, file.read_bytes()))
     return Changes("", frozenset(), dict.fromkeys(found, 0), ())
 
 
-def _differing(before: str, after: bytes) -> Iterator[str]:
+def _different_functions(before: str, after: bytes) -> Iterator[str]:
     """Yield the functions of a file that are new or changed, and OUTSIDE if the rest differs."""
     try:
-        now = _parts(ast.parse(after))
+        now = _function_texts(ast.parse(after))
     except (SyntaxError, ValueError):
         yield "cannot be parsed"
         return
     try:
-        was = _parts(ast.parse(before))
+        was = _function_texts(ast.parse(before))
     except (SyntaxError, ValueError):
         was = {}
     for name, text in now.items():
@@ -234,12 +237,12 @@ def _differing(before: str, after: bytes) -> Iterator[str]:
             yield name
 
 
-def _parts(tree: ast.Module) -> dict[str, str]:
+def _function_texts(tree: ast.Module) -> dict[str, str]:
     """Map the outermost functions and methods of a module, and OUTSIDE for the rest, to their syntax trees as
     text, without docstrings and annotations of functions. Changes `tree`."""
     _Bare().visit(tree)
     parts: dict[str, str] = {}
-    for name, node in _defined(tree, ""):
+    for name, node in _function_definitions(tree, ""):
         parts[name] = parts.get(name, "") + ast.dump(node)
     _WithoutFunctions().visit(tree)
     return parts | {OUTSIDE: ast.dump(tree) if tree.body else ""}
@@ -270,12 +273,12 @@ class _WithoutFunctions(ast.NodeTransformer):
         """Return None, which removes the node."""
 
 
-def _defined(tree: ast.AST, prefix: str) -> Iterator[tuple[str, ast.AST]]:
+def _function_definitions(tree: ast.AST, prefix: str) -> Iterator[tuple[str, ast.AST]]:
     """Yield the outermost functions, and methods of classes, each with its qualified name."""
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             yield prefix + node.name, node
         elif isinstance(node, ast.ClassDef):
-            yield from _defined(node, f"{prefix}{node.name}.")
+            yield from _function_definitions(node, f"{prefix}{node.name}.")
         else:
-            yield from _defined(node, prefix)
+            yield from _function_definitions(node, prefix)

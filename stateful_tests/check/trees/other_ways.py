@@ -19,8 +19,12 @@ LEAST = 3_000  # commands for a way: with fewer a run says little
 
 
 class OtherWays(NamedTuple):
-    """driven: ways that the check drives besides its own, the most telling first; named: those for which the
-    plan has no room. plan: of the tree's own way; each: of each other way."""
+    """Other ways for a check to drive.
+
+    driven: ways that the check drives besides its own, the most relevant first; named: ways for which
+        the plan has no room.
+    plan: the plan of the tree's own way; each: the plan of each other way.
+    """
 
     driven: tuple[str, ...]
     named: tuple[str, ...]
@@ -37,9 +41,13 @@ def other_ways(
     uncalled: Collection[Function],
     plan: Plan,
 ) -> OtherWays:
-    """The other ways in which changed functions run. own: the way that the user has named; uncalled: changed
-    functions that no run in that way calls. A plan that the user has narrowed leaves all to them."""
-    ways = [way for way in _telling(of, own, changed, uncalled) if _drives(engine, release, way)]
+    """Return the other ways in which changed functions run.
+
+    own: the way that the user has named.
+    uncalled: changed functions that no run in that way calls.
+    A plan that the user has narrowed leaves all runs to them.
+    """
+    ways = [way for way in _relevant_ways(of, own, changed, uncalled) if _is_driven(engine, release, way)]
     room = plan.commands // SHARE // LEAST if plan.whole else 0
     driven = tuple(ways[:room])
     if not driven:
@@ -51,15 +59,15 @@ def other_ways(
     return OtherWays(driven, tuple(ways[room:]), mine, replace(plan, commands=rest // len(driven)))
 
 
-def _drives(engine: str, release: str, way: str) -> bool:
+def _is_driven(engine: str, release: str, way: str) -> bool:
     return release in driven_in(engine, ways_in(way))
 
 
-def _telling(
+def _relevant_ways(
     of: WayMap, own: str, changed: Collection[Function], uncalled: Collection[Function]
 ) -> Sequence[str]:
-    """The ways in which changed functions run: those that call what no other does first, then the plain ones,
-    of these those whose own file has changed, then several at once."""
+    """Return the ways in which changed functions run: ways that call functions no other way does first,
+    then plain ways, among these those whose own file has changed, then several at once."""
     calling = of.calling(changed)
     homes = of.homes({file for file, _ in changed}, own)
     left = {*uncalled}

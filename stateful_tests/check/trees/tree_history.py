@@ -21,8 +21,11 @@ _BUILT = ("_version.py", "version.py")
 
 
 class Revision(NamedTuple):
-    """A commit of a checkout's history. why: what the commit is to the checkout, in words. is_head: it is
-    HEAD, and what differs is not committed."""
+    """A commit of a checkout's history.
+
+    why: its relation to the checkout, in words.
+    is_head: it is HEAD, and the differences are not committed.
+    """
 
     commit: str
     why: str
@@ -53,7 +56,7 @@ def git_bytes(root: Path, *arguments: str) -> bytes:
 
 
 def has_history(root: Path, package: str) -> bool:
-    """Whether the folder of the package under `root` is part of a commit. A folder that lies in a clone of
+    """Return whether the folder of the package under `root` is part of a commit. A folder in a clone of
     something else is not."""
     with suppress(ValueError):
         return bool(git(root, "rev-parse", "--verify", "--quiet", f"HEAD:./{package}"))
@@ -61,36 +64,39 @@ def has_history(root: Path, package: str) -> bool:
 
 
 def edited_files(root: Path) -> list[str]:
-    """The Python files under `root` with changes that are not committed; none where git cannot tell."""
+    """Return the Python files under `root` with changes that are not committed; none where git cannot
+    tell."""
     with suppress(ValueError):
         return git(root, "diff", "--relative", "--name-only", "HEAD", "--", "*.py").splitlines()
     return []
 
 
 def new_files(root: Path) -> list[str]:
-    """The Python files under `root` that git does not have and does not ignore. Raises ValueError."""
+    """Return the Python files under `root` that git neither tracks nor ignores. Raises ValueError."""
     return git(root, "ls-files", "--others", "--exclude-standard", "--", "*.py").splitlines()
 
 
 def named_revision(root: Path, revision: str) -> Revision:
-    """The commit that `revision` names. Raises ValueError where there is none."""
-    commit = _commit(root, revision)
+    """Return the commit that `revision` names. Raises ValueError where there is none."""
+    commit = _commit_hash(root, revision)
     if not commit:
         raise ValueError(f"bad revision {revision!r:.80}")
     return Revision(commit, "" if commit.startswith(revision) else revision)
 
 
 def own_base(root: Path, since: str | None = None) -> Revision | None:
-    """The commit since which the changes of the checkout are its own; None where it has none of its own.
+    """Return the commit since which the changes of the checkout are its own; None where it has none of
+    its own.
 
-    That is the merge base of HEAD with `since`, or else with the upstream branch, or else, in a repository
-    that has none, with its own main; of several such branches the latest. Where HEAD is in that branch: HEAD,
-    if something is not committed. Raises ValueError where no merge base is known, as in a shallow clone.
+    That is the merge base of HEAD with `since`, or else with the upstream branch, or else, in a
+    repository that has none, with its own main; of several such branches the latest. Where HEAD is in
+    that branch: HEAD, if something is not committed. Raises ValueError where no merge base is known, as
+    in a shallow clone.
     """
-    head = _commit(root, "HEAD")
+    head = _commit_hash(root, "HEAD")
     dirty = bool(edited_files(root) or new_files(root))
-    upstream = _existing(root, _UPSTREAM + _OF_FORK) or _existing(root, _LOCAL)
-    branches = upstream if since is None else _existing(root, (since,))
+    upstream = _existing_branches(root, _UPSTREAM + _OF_FORK) or _existing_branches(root, _LOCAL)
+    branches = upstream if since is None else _existing_branches(root, (since,))
     points = _merge_bases(root, branches)
     lost = [branch for branch in branches if branch not in points]
     if dirty and head and (head in points.values() or not branches):
@@ -108,7 +114,7 @@ def own_base(root: Path, since: str | None = None) -> Revision | None:
 
 
 def _merge_bases(root: Path, branches: Sequence[str]) -> dict[str, str]:
-    """The merge base of HEAD with each of these branches; a branch without one is left out."""
+    """Return the merge base of HEAD with each of these branches; a branch without one is left out."""
     points: dict[str, str] = {}
     for branch in branches:
         with suppress(ValueError):
@@ -117,14 +123,14 @@ def _merge_bases(root: Path, branches: Sequence[str]) -> dict[str, str]:
 
 
 def _commits_since(root: Path, commit: str) -> int:
-    """How many commits HEAD has that `commit` has not."""
+    """Return how many commits HEAD has that `commit` lacks."""
     return int(git(root, "rev-list", "--count", f"{commit}..HEAD"))
 
 
 def extract(root: Path, commit: str, package: str, folder: Path) -> None:
-    """Put the package's Python files of a commit into `folder`, as they lie under `root`, and compiled cores
-    that were committed. What a build made under `root` is added: the stated version, and compiled cores where
-    no Rust file changed since.
+    """Write the package's Python files of a commit into `folder`, as they lie under `root`, and
+    compiled cores that were committed. Build outputs under `root` are added: the stated version, and
+    compiled cores where no Rust file changed since.
 
     Raises ValueError.
     """
@@ -132,37 +138,37 @@ def extract(root: Path, commit: str, package: str, folder: Path) -> None:
     with tarfile.open(fileobj=io.BytesIO(archive)) as files:
         chosen = [each for each in files if each.isfile() and each.name.endswith((".py", ".so"))]
         files.extractall(folder, chosen, filter="data")
-    for built in (*_built(root, package), *_compiled(root, commit, package)):
+    for built in (*_build_outputs(root, package), *_compiled_cores(root, commit, package)):
         target = folder / built.relative_to(root)
         if not target.exists():
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(built, target)
 
 
-def _built(root: Path, package: str) -> Iterator[Path]:
+def _build_outputs(root: Path, package: str) -> Iterator[Path]:
     yield from (file for name in _BUILT if (file := root / package / name).is_file())
 
 
-def _compiled(root: Path, commit: str, package: str) -> Iterator[Path]:
+def _compiled_cores(root: Path, commit: str, package: str) -> Iterator[Path]:
     if git(root, "diff", "--name-only", commit, "--", ":(top)*.rs").strip():
         return
     for name in git(root, "ls-files", "--others", "--", f"{package}/*.so").splitlines():
         yield root / name
 
 
-def _commit(root: Path, revision: str) -> str:
-    """The hash of the commit that a revision names; "" where there is none."""
+def _commit_hash(root: Path, revision: str) -> str:
+    """Return the hash of the commit that a revision names; "" where there is none."""
     with suppress(ValueError):
         return git(root, "rev-parse", "--verify", "--quiet", f"{revision}^{{commit}}").strip()
     return ""
 
 
-def _existing(root: Path, branches: Iterable[str]) -> list[str]:
-    return [branch for branch in branches if _commit(root, branch)]
+def _existing_branches(root: Path, branches: Iterable[str]) -> list[str]:
+    return [branch for branch in branches if _commit_hash(root, branch)]
 
 
 def _full_name(root: Path, branch: str) -> str:
-    """`@{upstream}` by its name, such as origin/main."""
+    """Return the name of `@{upstream}`, such as origin/main."""
     with suppress(ValueError):
         name = git(root, "rev-parse", "--abbrev-ref", branch).strip()
         return name or branch

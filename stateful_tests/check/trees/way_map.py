@@ -32,9 +32,13 @@ OUTSIDE = "outside of functions"  # the rest of a file: it runs when the file is
 
 
 class WayMap(NamedTuple):
-    """ways: of the engine, "" for none. functions: what runs, and in which of the ways. cut: files that are
-    not loaded; functions are cut out of them. rare: functions that few configurations call, with the names
-    of these."""
+    """Which functions of an engine run in which ways.
+
+    ways: the engine's, "" for none.
+    functions: function -> the ways in which it runs.
+    cut: files that are not loaded; functions are cut out of them.
+    rare: functions that few configurations call, with the names of these.
+    """
 
     ways: tuple[str, ...]
     functions: dict[Function, frozenset[str]]
@@ -43,20 +47,20 @@ class WayMap(NamedTuple):
 
     @property
     def files(self) -> frozenset[str]:
-        """The files of which something runs in some way."""
+        """The files of which a function runs in some way."""
         return frozenset(file for file, _ in self.functions)
 
     def loads(self, function: Function) -> bool:
-        """Whether a function, as it is in a tree, is loaded."""
+        """Return whether a function, as it is in a tree, is loaded."""
         file, _ = function
         return function in self.functions or (file in self.files and file not in self.cut)
 
     def runs(self, function: Function, way: str) -> bool:
-        """Whether a function is known to run in a way."""
+        """Return whether a function is known to run in a way."""
         return way in self.functions.get(function, ())
 
     def loaded_in(self, functions: Collection[Function], ways: Collection[str]) -> set[Function]:
-        """Those of some functions that are the rest of a file which one of these ways loads: it has run."""
+        """Return the functions that are the rest of a file which one of these ways loads: it has run."""
         return {
             each
             for each in functions
@@ -64,15 +68,16 @@ class WayMap(NamedTuple):
         }
 
     def calling(self, functions: Collection[Function]) -> dict[str, set[Function]]:
-        """Those of some functions that run in each way, by way."""
+        """Return the functions that run in each way, by way."""
         return {
             way: {each for each in functions if way in self.functions.get(each, ())}
             for way in self.ways
         }
 
     def homes(self, files: Collection[str], own: str) -> dict[str, int]:
-        """For each way the number of these files that are its own: more than a third of their functions that
-        run in some way run in it, and not in the way `own`. Several ways at once have none."""
+        """Return for each way the number of these files that are its own: more than a third of their
+        functions that run in some way run in it, and not in the way `own`. Several ways at once have
+        none."""
         homes = dict.fromkeys(self.ways, 0)
         single = [way for way in self.ways if "+" not in way]
         for file in files:
@@ -83,7 +88,7 @@ class WayMap(NamedTuple):
         return homes
 
     def calls_rarely(self, functions: Collection[Function]) -> frozenset[str]:
-        """The names of the few configurations that call some of these functions."""
+        """Return the names of the few configurations that call some of these functions."""
         return frozenset().union(*(self.rare.get(each, ()) for each in functions))
 
     def told(
@@ -93,10 +98,12 @@ class WayMap(NamedTuple):
         undriven: Mapping[str, str],
         had: Mapping[str, Collection[str]] = NO_RUNS,
     ) -> str:
-        """A function that no run has called as text, with the way in which it runs, if not in the way `own`,
-        and the configurations that call it, where few do. undriven: ways in which the tree's release is not
-        driven, each with the releases that are. had: ways that were driven, each with the names of the
-        configurations that its runs had."""
+        """Return a function that no run has called as text, with the way in which it runs, if not in
+        the way `own`, and the configurations that call it, where few do.
+
+        undriven: ways in which the tree's release is not driven, each with the releases that are.
+        had: ways that were driven, each with the names of the configurations of its runs.
+        """
         text = ": ".join(function)
         running = [way for way in self.ways if self.runs(function, way)]
         hints: list[str] = []
@@ -115,7 +122,7 @@ class WayMap(NamedTuple):
         return f"{text} ({', '.join(hints)})" if hints else text
 
     def undriven(self, engine: str, release: str) -> dict[str, str]:
-        """The ways in which a release is not driven, each with the releases that are, in words."""
+        """Return the ways in which a release is not driven, each with the releases that are, in words."""
         found: dict[str, str] = {}
         order = [*engines.driven_in(engine, ())] if self.ways else []
         for way in self.ways:
@@ -131,7 +138,7 @@ NOTHING = WayMap((), {})
 
 @lru_cache(maxsize=4)
 def way_map(engine: str) -> WayMap:
-    """The map of an engine; NOTHING where none was measured."""
+    """Return the map of an engine; NOTHING where none was measured."""
     maps = json.loads(FILE.read_text(encoding="utf-8")) if FILE.is_file() else {}
     if engine not in maps:
         return NOTHING
@@ -140,9 +147,9 @@ def way_map(engine: str) -> WayMap:
     sets = [frozenset(few.split(", ")) for few in of["sets"]]
     functions = {
         each: frozenset(way for at, way in enumerate(ways) if bits >> at & 1)
-        for each, bits in _numbers(of["functions"])
+        for each, bits in _numbered_functions(of["functions"])
     }
-    rare = {each: sets[number] for each, number in _numbers(of["rare"])}
+    rare = {each: sets[number] for each, number in _numbered_functions(of["rare"])}
     rest: dict[Function, frozenset[str]] = {}
     cut = frozenset(of["cut"])
     for (file, _), having in functions.items():
@@ -153,7 +160,7 @@ def way_map(engine: str) -> WayMap:
 
 
 class Measured(NamedTuple):
-    """What was measured of a function.
+    """The measurement of a function.
 
     ways: a bit for each way that calls it.
     by: names of the configurations that call it.
@@ -165,7 +172,7 @@ class Measured(NamedTuple):
     of: frozenset[str] = frozenset()
 
     def also(self, way: int, by: Collection[str], of: Collection[str]) -> Measured:
-        """The measurement together with that of another way that calls the function."""
+        """Return the measurement together with that of another way that calls the function."""
         return Measured(self.ways | 1 << way, self.by.union(by), self.of.union(of))
 
     @property
@@ -175,8 +182,8 @@ class Measured(NamedTuple):
 
 
 def measured(engine: str) -> dict[str, Any]:
-    """The map of an engine as JSON, measured anew. functions: a bit for each way. rare: functions that few
-    configurations call, each with the number of these among `sets`."""
+    """Measure the map of an engine anew, as JSON. functions: a bit for each way. rare: functions that
+    few configurations call, each with the number of these among `sets`."""
     ways = engines.engine(engine).ways
     found = dict[Function, Measured]()
     for release, at in measured_in(engine):
@@ -195,22 +202,23 @@ def measured(engine: str) -> dict[str, Any]:
 
 
 def _by_file(numbers: Mapping[Function, int]) -> dict[str, dict[str, int]]:
-    """Numbers of functions by file and name, sorted."""
+    """Return numbers of functions by file and name, sorted."""
     by_file: dict[str, dict[str, int]] = {}
     for (file, name), number in sorted(numbers.items()):
         by_file.setdefault(file, {})[name] = number
     return by_file
 
 
-def _numbers(by_file: Mapping[str, Mapping[str, int]]) -> Iterator[tuple[Function, int]]:
+def _numbered_functions(by_file: Mapping[str, Mapping[str, int]]) -> Iterator[tuple[Function, int]]:
     """Yield each function with its number, from numbers by file and name."""
     for file, names in by_file.items():
         yield from (((file, name), number) for name, number in names.items())
 
 
 def measured_in(engine: str) -> list[tuple[str, int]]:
-    """Releases with the numbers of ways in which they are measured: the newest of each way, in all ways that
-    it has. A way that has ended is that of a tree whose other ways call functions that have ended as well."""
+    """Return releases with the numbers of ways in which they are measured: the newest of each way, in
+    all its ways. A way that has ended is that of a tree whose other ways call functions that have ended
+    as well."""
     of = engines.engine(engine)
     drivable = [of.driven_in(ways_in(way)) for way in of.ways]
     releases = dict.fromkeys(of_way[-1] for of_way in drivable)
@@ -223,18 +231,18 @@ def measured_in(engine: str) -> list[tuple[str, int]]:
 
 
 def _is_loaded(engine: str, file: str) -> bool:
-    """Whether an adapter loads a file whole; else it cuts functions out of it."""
+    """Return whether an adapter loads a file whole; otherwise it cuts functions out of it."""
     module = file.removesuffix(".py").replace("/", ".").removesuffix(".__init__")
     return engines.engine(engine).loads(module)
 
 
 def named(engine: str, way: str, release: str) -> str:
-    """A release in a way, by name."""
+    """Return the name of a release in a way."""
     return "+".join(filter(None, (f"{engine}=={release}", way)))
 
 
 def newest(engine: str, way: str) -> str:
-    """The newest release of an engine that is driven in a way, by name."""
+    """Return the name of the newest release of an engine that is driven in a way."""
     return str(engines.engine(engine).newest(way))
 
 

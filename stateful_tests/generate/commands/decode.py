@@ -130,7 +130,8 @@ class LaunchHarness(_VerifyRound[Launch]):
     batch = Launch
 
     def draw(self, c: Enabled) -> Launch:
-        """Often a token alone: what is taken back then lies in slots that were ahead."""
+        """Draw a launch, often of one token: what a later end takes back then lies in slots that were
+        ahead."""
         drafts = draw_drafts(c, c.running if c.invalid else c.launchable)
         if not c.invalid and once_in(c.source, 2):
             drafts = tuple(replace(draft, allocate=1, accept=1) for draft in drafts)

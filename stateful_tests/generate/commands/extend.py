@@ -28,13 +28,14 @@ class ExtendHarness(Harness[Extend]):
         names = c.lanes(c.extending)
         running = {r.name for r in c.running}
         if c.profile.mixed and running and not once_in(c.source, 3):
-            names += [name for name in self._riding(c) if name not in names]
+            names += [name for name in self._decoding_beside(c) if name not in names]
         elif not c.profile.mixed and not running.issuperset(names):
             names = [name for name in names if name not in running]
         return Extend(tuple(self._chunk(c, name) for name in names))
 
-    def _riding(self, c: Enabled) -> list[str]:
-        """Draw who decodes in a mixed batch: often all, where slots come from different places."""
+    def _decoding_beside(self, c: Enabled) -> list[str]:
+        """Draw the requests that decode in a mixed batch: often all, where slots come from different
+        places."""
         if len(c.sources) > 1 and not c.windowless and once_in(c.source, 2):
             return [request.name for request in c.settled]
         return c.lanes(c.windowless or c.decoding)
@@ -46,7 +47,7 @@ class ExtendHarness(Harness[Extend]):
         retracted = request is not None and request.started
         whole = not once_in(c.source, 2 if retracted else 3)
         shared = c.profile.machine != "sessions"
-        tokens = left if whole else self._part(c, done, left)
+        tokens = left if whole else self._chunk_length(c, done, left)
         tail = c.profile.tails and self._may_be_tail(c, request) and not once_in(c.source, 3)
         if tail and not whole:
             tokens = max(1, left - 1 - c.source.upto(1))
@@ -59,8 +60,8 @@ class ExtendHarness(Harness[Extend]):
             tokens = pick(c.source, (left + 1, 0, -1))
         return Chunk(name, tokens, tail)
 
-    def _part(self, c: Enabled, done: int, left: int) -> int:
-        """A chunk of what is left, often up to the end of a page."""
+    def _chunk_length(self, c: Enabled, done: int, left: int) -> int:
+        """Draw the length of a chunk out of `left` tokens, often up to the end of a page."""
         size = c.state.config.geometry.page_size
         to_page = size - done % size
         if size > 1 and to_page < left and once_in(c.source, 2):
@@ -68,7 +69,8 @@ class ExtendHarness(Harness[Extend]):
         return c.length(left)
 
     def _may_be_tail(self, c: Enabled, request: Request | None) -> bool:
-        """Nothing of its own has been computed yet, and there is a window; or nobody cares."""
+        """Return whether a chunk may be a tail: there is a window, and the request has computed nothing
+        of its own; or the command may be invalid."""
         windowless = c.state.config.geometry.window is None
         if c.invalid or windowless or request is None or request.cursors is None:
             return c.invalid

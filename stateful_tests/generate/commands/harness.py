@@ -18,7 +18,7 @@ Labels = tuple[str, ...]  # of a situation; "" in the place of one that does not
 
 
 class Names(NamedTuple):
-    """Names that nobody has."""
+    """Names that are not in use."""
 
     session: str
     request: str
@@ -26,7 +26,7 @@ class Names(NamedTuple):
 
 
 class Present(NamedTuple):
-    """How many there are in a state."""
+    """Numbers of sessions and requests in a state."""
 
     sessions: int
     ordinary: int
@@ -34,8 +34,7 @@ class Present(NamedTuple):
 
 
 class RefusalCase(NamedTuple):
-    """A case that sets a refusal apart from others with its reason: in words, and whether a command met
-    it."""
+    """A case that distinguishes refusals with the same reason: in words, and whether a command met it."""
 
     label: str
     applies: Callable[[State, Any], bool]
@@ -45,9 +44,10 @@ Refusals = Mapping[Reason, RefusalCase]
 
 
 class Harness(ABC, Generic[C]):
-    """How a kind of command is drawn, enumerated and counted; `harness` says the rest.
+    """How a kind of command is drawn, enumerated and counted; `harness` registers one.
 
-    A new command must say how it is drawn. Everything else has a default: nothing for `explore`, one case.
+    A new command must say how it is drawn. Everything else has a default: nothing for `explore`, one
+    case.
     """
 
     applies: Callable[[Enabled], object]
@@ -58,7 +58,7 @@ class Harness(ABC, Generic[C]):
 
     @abstractmethod
     def draw(self, c: Enabled) -> C:
-        """A command for the state, for random runs. Where `c.invalid`, it need not apply."""
+        """Return a command for the state, for random runs. With `c.invalid` it may be refused."""
 
     # Every command of a scope, by what it is about. Where a command is refused whatever its arguments are,
     # one value stands for all of them.
@@ -66,37 +66,38 @@ class Harness(ABC, Generic[C]):
     def of_session(
         self, scope: Scope, session: Session, turn: Request | None, fresh: Names
     ) -> Commands:
-        """Commands about a session; those about its turn are `of_request`."""
+        """Return the commands about a session; those about its turn are `of_request`."""
         return ()
 
     def of_request(self, scope: Scope, request: Request) -> Commands:
-        """Commands about a turn or an ordinary request."""
+        """Return the commands about a turn or an ordinary request."""
         return ()
 
     def of_two(self, scope: Scope, one: Request, two: Request) -> Commands:
-        """Batches of two. Their order counts only where both go into the radix tree."""
+        """Return batches of two. Their order counts only where both go into the radix tree."""
         return ()
 
     def of_lock_holder(self, scope: Scope, name: str, locked: Key) -> Commands:
-        """Commands about a lock holder that has `locked` locked."""
+        """Return the commands about a lock owner that has `locked` locked."""
         return ()
 
     def of_nobody(self, scope: Scope, present: Present, fresh: Names) -> Commands:
-        """Commands about whoever is not there yet, about the tree, about everybody."""
+        """Return commands about a name that is not in use, about the tree, or about all."""
         return ()
 
     def misnamed(self, scope: Scope, name: str, bearer: Session | Request | None) -> Commands:
-        """Invalid commands with the name of somebody of another kind. bearer: None for a lock holder."""
+        """Return invalid commands with the name of a holder of another kind. bearer: None for a lock
+        owner."""
         return ()
 
     def ill_formed(self, scope: Scope, fresh: Names) -> Commands:
-        """Return commands that are refused in every state, and commands that name nobody."""
+        """Return commands that are refused in every state, and commands with a name that is not in use."""
         return ()
 
     # Situations.
 
     def case(self, was: State, command: C, now: State) -> Labels:
-        """The case of its rule that a command met."""
+        """Return the case of its rule that a command met."""
         return ()
 
 
@@ -114,9 +115,11 @@ def harness(
 ) -> Callable[[type[Harness[C]]], type[Harness[C]]]:
     """Register the decorated class as the harness of a kind of command.
 
-    applies: whether the state has somebody to whom the command applies. weight: how often it comes then: 3 a
-    retract, 10 a batch that prefills. is_in: whether a scope has it. refusals: reasons with which a refusal
-    has two cases. tells_late: situations tell whether results of whom it is about were in flight.
+    applies: returns whether the command applies to anything in the state.
+    weight: how often it comes then: 3 a retract, 10 a batch that prefills.
+    is_in: returns whether a scope has it.
+    refusals: reasons whose refusals have two cases.
+    tells_late: situations distinguish whether results of the request were in flight.
     """
 
     def add(made: type[Harness[C]]) -> type[Harness[C]]:

@@ -10,7 +10,7 @@ from stateful_tests.generate.enabled_commands import Enabled
 from stateful_tests.generate.exploration_scope import Scope
 
 
-def _held(was: State) -> str:
+def _holds_anything(was: State) -> str:
     running = any(r.phase in IN_BATCH for r in was.requests)
     turns = {r.name for r in was.requests if r.phase in IN_BATCH}
     slots = any(s.slot is not None and s.turn not in turns for s in was.sessions)
@@ -38,7 +38,7 @@ class CheckBusyHarness(Harness[CheckBusy]):
             yield CheckBusy(3)
 
     def case(self, was: State, command: CheckBusy, now: State) -> Labels:
-        return f"level {command.level}", _held(was)
+        return f"level {command.level}", _holds_anything(was)
 
 
 @harness(
@@ -55,4 +55,4 @@ class CheckIdleHarness(Harness[CheckIdle]):
         yield CheckIdle()
 
     def case(self, was: State, command: CheckIdle, now: State) -> Labels:
-        return (_held(was),)
+        return (_holds_anything(was),)

@@ -63,25 +63,25 @@ class SubmitHarness(Harness[Submit]):
             return Submit(name, pick(c.source, c.busy).name, 1)
         wiped = [s for s in c.wiped if s.turn is None]
         session = (
-            pick(c.source, (*c.profile.sessions, None)) if c.invalid else self._session(c, wiped)
+            pick(c.source, (*c.profile.sessions, None)) if c.invalid else self._draw_session(c, wiped)
         )
         if wiped and session is not None and not c.invalid and not once_in(c.source, 3):
             return Submit(name, session, 1)
-        plain = Submit(name, session, *self._lengths(c))
+        plain = Submit(name, session, *self._draw_lengths(c))
         return (
             plain
             if c.profile.machine == "sessions" or once_in(c.source, 6)
-            else self._prompted(c, plain)
+            else self._with_prompt(c, plain)
         )
 
-    def _session(self, c: Enabled, wiped: list[Session]) -> str | None:
+    def _draw_session(self, c: Enabled, wiped: list[Session]) -> str | None:
         """Draw the session of a turn: one that was wiped, if there is one; None for an ordinary request."""
         # More ordinary requests where there is a tree: every request can match what they insert.
         one_in = 5 if c.profile.machine == "sessions" or c.profile.allocate_ahead else 2
         ordinary = not c.idle or once_in(c.source, one_in)
         return None if ordinary else pick(c.source, wiped or c.idle).name
 
-    def _lengths(self, c: Enabled) -> tuple[int, int]:
+    def _draw_lengths(self, c: Enabled) -> tuple[int, int]:
         """Draw `tokens` and `rewind` of a Submit."""
         width = c.state.config.geometry.width
         tokens = c.length(width // (2 if c.profile.long_prompts else 4))
@@ -91,7 +91,7 @@ class SubmitHarness(Harness[Submit]):
             tokens = pick(c.source, (0, -1, width, width + 1))
         return tokens, pick(c.source, (1, -1)) if c.invalid and once_in(c.source, 4) else 0
 
-    def _prompted(self, c: Enabled, plain: Submit) -> Submit:
+    def _with_prompt(self, c: Enabled, plain: Submit) -> Submit:
         """The submit with a prompt, mostly in place of tokens of its own."""
         session = c.state.session(plain.session)
         before = text_len(session.history) if session is not None else 0

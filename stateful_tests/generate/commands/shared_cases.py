@@ -16,19 +16,19 @@ _BELOW = ("", "target below evicted", "target below evicted, above a prefix of t
 
 
 def request_of(state: State, name: str) -> Request:
-    """A request that is there."""
+    """Return a request that the state has."""
     request = state.request(name)
     assert request is not None
     return request
 
 
 def pages(length: int, page_size: int) -> int:
-    """Pages that so many tokens take."""
+    """Return the number of pages that so many tokens take."""
     return -(-length // page_size)
 
 
 def late(was: State, command: Command) -> bool:
-    """Results of whom the command is about are in flight."""
+    """Return whether results of the command's requests are in flight."""
     names = [getattr(command, "request", None), *(n.request for n in getattr(command, "lanes", ()))]
     session = was.session(getattr(command, "session", None))
     names += [session.turn if session is not None else None, *getattr(command, "requests", ())]
@@ -46,7 +46,7 @@ def tail(allocated: int, kept: int, page_size: int) -> str:
 
 
 def cut(was: State, c: Cursors, target: int) -> Labels:
-    """Label what a turn that ends takes back, to keep `target` tokens at most."""
+    """Label what the end of a turn takes back, to keep `target` tokens at most."""
     page_size = was.config.geometry.page_size
     evicted = c.swa_evicted_seqlen > max(target, c.cache_protected_len)
     below = _BELOW[1 + (c.cache_protected_len > 0)] if evicted else ""
@@ -59,7 +59,7 @@ def cut(was: State, c: Cursors, target: int) -> Labels:
 
 
 def grows(was: State, now: State, names: Iterable[str]) -> Labels:
-    """Whether somebody opens a page; whether the radix tree had to make room."""
+    """Label whether a request opens a page, and whether the radix tree had to make room."""
     page_size = was.config.geometry.page_size
     opened = False
     for name in names:
@@ -73,7 +73,7 @@ def grows(was: State, now: State, names: Iterable[str]) -> Labels:
 
 
 def evicts(was: State, now: State) -> bool:
-    """Something of the radix tree has gone, or a node has lost its SWA KV."""
+    """Return whether a part of the radix tree has gone, or a node has lost its SWA KV."""
     if was.tree is now.tree or was.tree is None or now.tree is None:
         return False
     has = page_ends(now.tree)
@@ -84,7 +84,7 @@ def evicts(was: State, now: State) -> bool:
 
 @memoized
 def page_ends(tree: Tree) -> dict[Key, bool]:
-    """Path to the end of each page -> whether it has SWA KV."""
+    """Return path to the end of each page -> whether it has SWA KV."""
     size = tree.page_size
     ends = ((p, end) for p in nodes(tree) for end in range(p.start + size, p.end + 1, size))
     return {p.path[:end]: p.node.live for p, end in ends}

@@ -29,16 +29,16 @@ def _whole_pages(state: State, prompt: Prompt) -> Key:
     return key[: floor_page(len(key), state.config.geometry.page_size)]
 
 
-def _in_tree(tree: Tree, key: Key) -> int:
-    """How much of `key` is there, usable or not."""
+def _length_in_tree(tree: Tree, key: Key) -> int:
+    """Return how much of `key` the tree has, usable or not."""
     path = path_of(tree, key)
     if not path:
         return 0
     return path[-1].start + shared(path[-1].node.key, key[path[-1].start :], tree.page_size)
 
 
-def _count(children: tuple[Node, ...]) -> int:
-    return sum(1 + _count(node.children) for node in children)
+def _count_nodes(children: tuple[Node, ...]) -> int:
+    return sum(1 + _count_nodes(node.children) for node in children)
 
 
 @harness(
@@ -75,7 +75,7 @@ class MatchHarness(Harness[Match]):
         assert was.tree is not None and now.tree is not None
         key = _whole_pages(was, command.prompt)
         found = len(lock_holders(now)[command.holder])
-        there = _in_tree(was.tree, key)
+        there = _length_in_tree(was.tree, key)
         how = "part of it" if found else "nothing"
         if found and found == len(key):
             how = "all of it"
@@ -84,7 +84,7 @@ class MatchHarness(Harness[Match]):
             short = "states keep it short" if was.tree.states else "tombstones keep it short"
         elif command.full_only and found > usable(was.tree, key[:found]):
             short = "over a tombstone"
-        split = _count(now.tree.children) > _count(was.tree.children)
+        split = _count_nodes(now.tree.children) > _count_nodes(was.tree.children)
         return (
             how,
             short,
@@ -117,8 +117,9 @@ class UnlockHarness(Harness[Unlock]):
         return ("pins some" if lock_holders(was)[command.holder] else "pins nothing",)
 
 
-def _swa_parts(c: Enabled) -> int:
-    """More where several requests may give the SWA part of their lock back, or one just has."""
+def _unlock_swa_weight(c: Enabled) -> int:
+    """Return the weight of an UnlockSwa: more where several requests may release the SWA part of their
+    lock, or one just has."""
     alone = full_alone(c.state)
     may = sum(r.holder not in alone for r in c.swa_passed)
     if not may:
@@ -129,7 +130,7 @@ def _swa_parts(c: Enabled) -> int:
 @harness(
     UnlockSwa,
     applies=lambda c: c.swa_unlockable,
-    weight=lambda c: 2 + _swa_parts(c),
+    weight=lambda c: 2 + _unlock_swa_weight(c),
     is_in=lambda scope: scope.parts,
 )
 class UnlockSwaHarness(Harness[UnlockSwa]):
@@ -164,7 +165,8 @@ class UnlockSwaHarness(Harness[UnlockSwa]):
 )
 class InsertHarness(Harness[Insert]):
     def draw(self, c: Enabled) -> Insert:
-        """Half the time somebody new inserts, else a lock owner resumes from a lock that can be spelt."""
+        """Draw an insert: half the time by a new holder, else by a lock owner whose locked prefix can
+        be spelled."""
         more = c.state.config.geometry.bigram
         locks = lock_holders(c.state).items()
         staying = {
@@ -200,7 +202,7 @@ class InsertHarness(Harness[Insert]):
         strangers = 0
         for prompt in prompts_of(scope):
             if key_of(prompt)[: len(locked)] == locked:
-                yield from self._inserts(scope.geometry, name, prompt)
+                yield from self._inserts_of_prompt(scope.geometry, name, prompt)
             else:
                 strangers += 1
                 if scope.invalid and strangers == 1:
@@ -209,10 +211,11 @@ class InsertHarness(Harness[Insert]):
     def of_nobody(self, scope: Scope, present: Present, fresh: Names) -> Commands:
         if present.lock_holders < scope.lock_holders:
             for prompt in prompts_of(scope):
-                yield from self._inserts(scope.geometry, fresh.lock_holder, prompt)
+                yield from self._inserts_of_prompt(scope.geometry, fresh.lock_holder, prompt)
 
-    def _inserts(self, geometry: Geometry, name: str, prompt: Prompt) -> Iterator[Insert]:
-        """A prompt inserted, with each number of its pages evicted; one number inside a page."""
+    def _inserts_of_prompt(self, geometry: Geometry, name: str, prompt: Prompt) -> Iterator[Insert]:
+        """Return inserts of a prompt, with each number of its pages evicted; one number ends inside a
+        page."""
         length = prompt_len(prompt)
         size = geometry.page_size
         evicted = (
@@ -238,7 +241,7 @@ class InsertHarness(Harness[Insert]):
         goes_on = "goes on" if command.chunked else "ends"
         if len(key) == len(lock_holders(was).get(command.holder, ())):
             return goes_on, "nothing new", "", "", ""
-        there = _in_tree(was.tree, key)
+        there = _length_in_tree(was.tree, key)
         out = command.chunked and len(lock_holders(now).get(command.holder, ())) < len(key)
         if there == len(key):
             what = "all there"
@@ -268,7 +271,7 @@ class InsertHarness(Harness[Insert]):
 )
 class EvictHarness(Harness[Evict]):
     def draw(self, c: Enabled) -> Evict:
-        """A page, a node, all that is evictable, or more; of one pool or of both."""
+        """Draw an eviction of a page, a node, all that is evictable, or more; of one pool or of both."""
         geometry = c.state.config.geometry
         tree = c.state.tree
         if c.invalid and once_in(c.source, 2):

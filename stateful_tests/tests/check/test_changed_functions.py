@@ -228,7 +228,7 @@ def test_without_since_the_changes_are_those_since_the_base(root):
     selector, plan = SystemSelector(SystemSpec("sglang"), str(root)), check_plans.plan("smoke")
 
     def changed(base):
-        return system_check._changed(system, selector, base, plan, how, {}, InterruptGuard({}))
+        return system_check._find_changes(system, selector, base, plan, how, {}, InterruptGuard({}))
 
     found = changed(Base(resolve("reference"), BaseKind.HISTORY, commit="HEAD"))
     assert {*found.called} == {("cache.py", "Cache.free")} and found.revision == "reference"

@@ -237,7 +237,7 @@ def test_ways_are_driven_beside_the_own_one_and_others_named(drives):
     assert result.not_driven["rust"] == "no compiled core"
     command = "kvspec check --impl sglang+rust+overlap --sglang-path ../sglang"
     assert result.not_driven["rust+overlap"] == command
-    assert system_check._called_in(reports) == {HOST}
+    assert system_check._functions_called(reports) == {HOST}
 
 
 def test_ways_that_are_not_driven_for_one_reason_are_named_together():

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from ci.adapter_names import used
+from ci.adapter_names import names_given_to_releases
 from impl.adapter import UnusableImplementation
 from impl.bare import bare, is_bare
 from impl.loading import used_names
@@ -86,7 +86,7 @@ def test_a_setting_that_a_tree_does_not_read_makes_a_check_incomplete(renamed):
 def test_the_sketch_has_the_names_that_the_adapter_uses(engine):
     """Else `python -m ci.sketches` was not run after the adapter had changed."""
     known = {each.name: each.ways for each in used_names.read(engine).names}
-    now = used(engine)
+    now = names_given_to_releases(engine)
     assert {name: now.get(name) for name in known} == known
     root = cache_folder() / f"{engine}-{releases(engine)[-1]}"
     if not root.is_dir():

@@ -221,13 +221,13 @@ def test_a_bug_names_the_settings_that_avoid_it(kvspec):
         "last-token": "",
     }  # fmt: skip
     known = known_faults()
-    assert {each: related_faults.avoid(known[each]) for each in settings} == settings
+    assert {each: related_faults.avoidance_text(known[each]) for each in settings} == settings
     _, text, _ = kvspec("bugs", "mixed-round-not-counted")
     assert re.search(r"^  avoid +without --enable-mixed-chunk, or without EAGLE *$", text, re.MULTILINE)
 
 
 def test_bugs_with_one_cause_name_each_other():
-    see_also = {each: related_faults.see_also(each) for each in known_faults()}
+    see_also = {each: related_faults.related_faults(each) for each in known_faults()}
     for bug, others in see_also.items():
         for other in others:
             assert bug in see_also[other]
@@ -246,7 +246,7 @@ MESSAGES = json.loads(bug_search.MESSAGES.read_text())
 
 
 def test_messages_of_releases_are_saved_for_every_fault_that_has_some():
-    faults = {fault.id: fault for fault in known_faults().values() if messages.speaks(fault)}
+    faults = {fault.id: fault for fault in known_faults().values() if messages.shows_message(fault)}
     assert MESSAGES.keys() == faults.keys()
     for fault, texts in MESSAGES.items():
         assert texts
@@ -254,8 +254,8 @@ def test_messages_of_releases_are_saved_for_every_fault_that_has_some():
 
 
 def test_words_of_reporters_are_for_known_faults_and_clauses():
-    assert bug_search.words().said.keys() <= known_faults().keys()
-    assert bug_search.words().symptoms.keys() <= {*ALL_CLAUSES, "BROKEN"}
+    assert bug_search.reporter_words().said.keys() <= known_faults().keys()
+    assert bug_search.reporter_words().symptoms.keys() <= {*ALL_CLAUSES, "BROKEN"}
 
 
 @pytest.mark.parametrize("fault", ["nothing-to-resume", "busy-check-knows-one-pool", "longer-turn-raises"])

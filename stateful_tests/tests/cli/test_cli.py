@@ -63,8 +63,8 @@ def test_options_of_the_implementation_are_in_the_replay_command(finds, kvspec):
 def test_a_verdict_counts_no_presets_where_the_corpus_alone_was_driven():
     corpus = MachineResult(CORPUS, "", "faithful", examples=21)
     result = checked(machines=[corpus], carried_out={"Open": 49})
-    assert verdict.driven(result).startswith("49 commands of 1 kind in 21 runs, ")
-    assert verdict.driven(checked(machines=[], carried_out={})).startswith("0 commands, ")
+    assert verdict.driven_text(result).startswith("49 commands of 1 kind in 21 runs, ")
+    assert verdict.driven_text(checked(machines=[], carried_out={})).startswith("0 commands, ")
 
 
 @pytest.mark.parametrize("named, impl", [((), "vllm"), (("--impl", "vllm+async"), "vllm+async")])
@@ -501,7 +501,8 @@ def test_known_faults_are_named_in_their_line():
     """Those that are alike, the first of them."""
     fault = {"state": "still there", "masked": True, "elsewhere": False, "instead": "", "fixed_in_part": ""}
     data = {"known": [fault | {"id": f"fault-{at}"} for at in range(8)]}
-    check_text._known(text_output.console(out := io.StringIO()), data, "vllm==0.33.0", detailed=False)
+    console = text_output.console(out := io.StringIO())
+    check_text._print_known_faults(console, data, "vllm==0.33.0", detailed=False)
     said = " ".join(out.getvalue().split())
     assert said.startswith("8 known faults of vllm==0.33.0 are still there: fault-0, fault-1, ")
     assert said.endswith("fault-5 and 2 more (-v)")

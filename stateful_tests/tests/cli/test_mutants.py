@@ -92,7 +92,7 @@ def test_a_mutant_is_noticed(name, by):
 
 
 def test_a_mutant_that_gives_no_answer_is_noticed(monkeypatch):
-    monkeypatch.setattr(mutant_judges, "_fixtures", lambda: mutant_judges.time.sleep(60))
+    monkeypatch.setattr(mutant_judges, "_fixture_runs", lambda: mutant_judges.time.sleep(60))
     name = "reference/clauses/sessions.py _close_happens: always: if session.closing"
     assert judge(PLAN, 0.2, named(name)).by == "no answer"
 

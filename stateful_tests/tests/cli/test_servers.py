@@ -324,5 +324,5 @@ def test_serve_check_says_first_what_a_checkout_lacks(monkeypatch, tmp_path, cap
     monkeypatch.setattr(environment, "python_of", lambda _: Path(sys.executable))
     monkeypatch.setattr(runs, "WholeScheduler", lambda *_: None)
     monkeypatch.setattr(masking, "masks", lambda *_: ())
-    server_checks._before("0.5.23", str(tmp_path / "it"), None)
+    server_checks._base_to_compare("0.5.23", str(tmp_path / "it"), None)
     assert "serve-check cannot run it (sglang/srt/managers/utils.py" in capsys.readouterr().err

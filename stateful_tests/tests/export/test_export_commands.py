@@ -74,7 +74,7 @@ def test_tests_in_a_folder_share_one_module(kvspec, made, monkeypatch):
         "--out",
         "tests/",
     )
-    monkeypatch.setattr(trace_export, "_others", lambda *_: [])
+    monkeypatch.setattr(trace_export, "_other_traces", lambda *_: [])
     for name in ("test_a", "test_b"):
         monkeypatch.setattr(export, "unit_test", lambda *_, name=name: f"def {name}(self): ...\n")
         assert kvspec(*options)[0] == 0

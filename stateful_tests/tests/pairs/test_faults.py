@@ -78,7 +78,7 @@ def test_finale_advances_an_idle_server_until_a_standstill_is_noticed(pair):
     for _ in range(40):
         if lockstep.violation is not None:
             break
-        lockstep.do(pair_finale(lockstep.beside, lockstep.facts))
+        lockstep.do(pair_finale(lockstep.record, lockstep.facts))
     assert lockstep.violation is not None and lockstep.violation.clause == "PD-4"
 
 
@@ -88,7 +88,7 @@ def test_finale_lets_the_lease_expire_for_dropped_answers_with_push(pair):
     opening = trace_of(PAIRS, "prefill r1 a14; prefill r2 b14; prefill r3 c10", "pair-push")
     for command in opening.commands:
         lockstep.do(command)
-    ends = (pair_finale(lockstep.beside, lockstep.facts) for _ in range(120))
+    ends = (pair_finale(lockstep.record, lockstep.facts) for _ in range(120))
     for command in takewhile(bool, ends):
         lockstep.do(command)
     assert lockstep.violation is None and not lockstep.facts.prefill.requests

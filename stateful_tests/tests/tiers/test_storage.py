@@ -53,7 +53,7 @@ def test_random_runs_take_pages_back_from_a_storage(newest, name):
     run = TierLockstep(newest, tier_preset(name))
     fetched = 0
     for _ in range(120):
-        command = propose_tier_command(run.beside, run.facts, source, profile)
+        command = propose_tier_command(run.users, run.facts, source, profile)
         fetched += isinstance(run.do(command), Done) and isinstance(command, Fetch)
         assert run.violation is None
     assert fetched >= 3

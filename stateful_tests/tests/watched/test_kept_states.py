@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from impl.sglang.server.events import Extended, Paged, ShownStates, WatchHeader
 from reference.commands import Submit
 from stateful_tests.tests.support.watched_logs import header
-from stateful_tests.watched.actions.prefill import extended
+from stateful_tests.watched.actions.prefill import on_extended
 from stateful_tests.watched.log_follower import LogFollower
 from stateful_tests.watched.kept_states import KeptStates
 
@@ -41,7 +41,7 @@ def test_a_node_has_the_state_of_a_longer_text(release, length, known):
         steps_of(keeps, ends, ends, other, other, nodes=[NODE]), (0, 1, 0, 0, 0), (0, 1, 1, 1, 0),
         strict=True,
     )):  # fmt: skip
-        kept.begins("c3", NODE[0])
+        kept.note_prefix("c3", NODE[0])
         said = list(kept.judge(number, step, ()))
         assert [(one.clause, by) for one, by in said] == [("STA-3", known)] * found
         assert list(kept.wrong_hits(step)) == [("c3", 4, known or "")] * hits
@@ -63,19 +63,19 @@ def test_a_request_may_end_with_a_state_that_is_ahead(tracks, text, has, known):
     """The node that it leaves has that state, if it ends there, and the server tracks none."""
     [step] = steps_of({"tracked": {}, "nodes": [has]}, nodes=[NODE])
     kept = KeptStates(replace(head(), tracks=tracks))
-    kept.ends(text, "why")
-    kept.begins("c3", NODE[0])
+    kept.note_end(text, "why")
+    kept.note_prefix("c3", NODE[0])
     assert not list(kept.judge(0, step, ()))
     assert [why for _, _, why in kept.wrong_hits(step)] == known
 
 
 def test_a_log_without_pages_leaves_nothing_to_remember():
     """It has no token ids either."""
-    beside = LogFollower(replace(head(), tree=True))
-    beside.do(Submit("a", None, 8))
-    beside.of("a").matched = 4
-    extended(beside, Extended([("a", 4, 4, (8, 8, 0, 4))]))
-    assert beside.state.request("a").cursors and not beside.kept_states._hits
+    follower = LogFollower(replace(head(), tree=True))
+    follower.do(Submit("a", None, 8))
+    follower.request_seen("a").matched = 4
+    on_extended(follower, Extended([("a", 4, 4, (8, 8, 0, 4))]))
+    assert follower.state.request("a").cursors and not follower.kept_states._hits
 
 
 @pytest.mark.parametrize("path, at", [([7] * 8, 1), ([7] * 4, 2)])

@@ -24,7 +24,7 @@ from stateful_tests.tests.support.night import at_night
 from stateful_tests.tests.support.watched_logs import header
 from stateful_tests.watched.servers import server_pairs
 from stateful_tests.watched.log_reader import Line, logs_of
-from stateful_tests.watched.actions.transfers import joined
+from stateful_tests.watched.actions.transfers import compare_pair_logs
 from stateful_tests.watched.validator import Validator
 
 RELEASE = "0.5.23"
@@ -126,9 +126,9 @@ def test_a_lost_line_may_have_closed_a_room(gap):
 def test_both_logs_are_joined_by_room(sent, says):
     prefill = validated("prefill", [ASKED, *sent])
     decode = validated("decode", [ASKED, NAMED, KVArrived("r1", 7, [4, 5, 6])])
-    found = [each.verdict.observed for each in joined(prefill, decode)]
+    found = [each.verdict.observed for each in compare_pair_logs(prefill, decode)]
     assert found == ([says] if says else [])
-    assert not [*joined(prefill, validated("decode", [ASKED, NAMED]))], "it has not arrived"
+    assert not [*compare_pair_logs(prefill, validated("decode", [ASKED, NAMED]))], "it has not arrived"
 
 
 def test_logs_of_a_pair_are_validated_together(capsys):
@@ -265,5 +265,5 @@ def test_logs_of_random_pairs_show_nothing_new(seed, level, tmp_path):
             assert not any(isinstance(line.event, HookFailed) for line in events)
             sides[side] = validator = Validator(log.header)
             assert not validator.run(events).found, (number, side)
-        assert not [*joined(sides["P"], sides["D"])], number
+        assert not [*compare_pair_logs(sides["P"], sides["D"])], number
     runner.close()

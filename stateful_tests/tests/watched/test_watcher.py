@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from ci.bench.watcher_costs import _more
+from ci.bench.watcher_costs import _overhead_percent
 from impl.adapter import UnusableImplementation
 from impl.sglang.releases.catalogue import TABLE
 from impl.sglang.server import hooks, tier
@@ -292,8 +292,8 @@ def test_what_a_process_is_slower_by_is_not_the_watchers():
     for at in range(len(rounds)):
         runs[at % 2][at] *= 1.03  # the first is watched at first
     first, second = (RunOutcome(0, 0, [], {}, blocks_s=blocks) for blocks in runs)
-    assert _more(first, second) == pytest.approx(3.0)
-    assert _more(second, first) == pytest.approx(100 / 1.03 - 100)
+    assert _overhead_percent(first, second) == pytest.approx(3.0)
+    assert _overhead_percent(second, first) == pytest.approx(100 / 1.03 - 100)
 
 
 def test_numbers_of_other_libraries_are_written(tmp_path):

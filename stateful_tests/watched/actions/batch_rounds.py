@@ -8,7 +8,7 @@ from impl.sglang.server import events as log
 from reference.commands import Decode, Draft, Reason, SpecDecode
 from reference.state import IN_BATCH, Cursors, Phase, free, holders, state_lens
 from stateful_tests.watched import deviations
-from stateful_tests.watched.actions.sessions import closes_happen, given_up
+from stateful_tests.watched.actions.sessions import check_due_closes, abort_given_up
 from stateful_tests.watched.log_follower import LogFollower, Diverged, action
 from stateful_tests.watched.violated_clauses import Shown
 from stateful_tests.watched.log_facts import RoundSeen
@@ -16,66 +16,67 @@ from stateful_tests.watched.log_facts import RoundSeen
 _FREE = {pool: f"tokens of the {pool} pool free or the tree's" for pool in ("full", "SWA")}
 
 
-def prepared(beside: LogFollower, names: Sequence[str]) -> None:
-    """A round of these requests will be run; in a mixed batch beside those of the prefill."""
-    step = beside.step
-    result = beside.result
+def note_prepared_round(follower: LogFollower, names: Sequence[str]) -> None:
+    """Record that a round of these requests will run; in a mixed batch next to those of the prefill."""
+    step = follower.step
+    result = follower.result
     result.reach("a mixed batch", bool(step.entries))
     step.entries.update(names)
     result.prepared = True
     result.parked = any(
-        r.phase is Phase.EXTENDING and r.name not in step.entries for r in beside.state.requests
+        r.phase is Phase.EXTENDING and r.name not in step.entries for r in follower.state.requests
     )
 
 
-def decodes(beside: LogFollower, entries: Sequence[log.Lane]) -> None:
-    """A round of one token each."""
-    prepared(beside, [name for name, *_ in entries])
+def apply_decodes(follower: LogFollower, entries: Sequence[log.Lane]) -> None:
+    """Carry out a round of one token each."""
+    note_prepared_round(follower, [name for name, *_ in entries])
     shown = {name: Cursors(*cells) for name, *cells in entries}
     for name in shown:
-        beside.request(name)
-    beside.do(Decode(tuple(shown)), shown=Shown(shown, {}))
+        follower.request(name)
+    follower.do(Decode(tuple(shown)), shown=Shown(shown, {}))
 
 
-def drafts(beside: LogFollower, entries: Sequence[log.Lane]) -> None:
-    """Slots are taken for a verify round: A goes up, within the row."""
-    prepared(beside, [name for name, *_ in entries])
-    claims = beside.header.claims
-    width = beside.header.width
+def apply_drafts(follower: LogFollower, entries: Sequence[log.Lane]) -> None:
+    """Follow the slots that a verify round takes: A grows, within the row."""
+    note_prepared_round(follower, [name for name, *_ in entries])
+    claims = follower.header.claims
+    width = follower.header.width
     for name, *cells in entries:
-        request = beside.request(name)
+        request = follower.request(name)
         got = Cursors(*cells)
         mine = request.cursors
         if request.phase is not Phase.RUNNING:
             want = f"refused: {Reason.WRONG_PHASE.value}"
             raise Diverged("OUT-1", want, f"runs a round of {name}")
         assert mine is not None
-        beside.result.compared += 1
+        follower.result.compared += 1
         least = max(mine.kv_allocated_len, mine.kv_committed_len + 1)
         taken = mine._replace(kv_allocated_len=got.kv_allocated_len)
         claimed = taken._replace(kv_committed_len=mine.kv_committed_len + claims)
         if got != claimed or not least <= got.kv_allocated_len <= width:
             want = f"{name}: {tuple(mine)} with kv_allocated_len from {least} to {width}"
             raise Diverged("LEN-4", want, f"shows {tuple(got)}")
-        beside.moves(name, taken)
+        follower.set_cursors(name, taken)
         if claims:
             draft = Draft(name, taken.kv_allocated_len - taken.kv_committed_len, claims)
-            beside.do(SpecDecode((draft,)), shown=Shown({name: got}, {}))
-            after = beside.request(name)  # the round ends with its result
+            follower.do(SpecDecode((draft,)), shown=Shown({name: got}, {}))
+            after = follower.request(name)  # the round ends with its result
             after = after._replace(processed_outputs=request.processed_outputs)
-            beside.state = beside.state.with_request(after)
+            follower.state = follower.state.with_request(after)
 
 
-def launched(beside: LogFollower, decoding: Sequence[log.Lane]) -> None:
-    """The round of a step is launched. Each earlier one has its result, but for one under overlap."""
-    if not beside.tells_results:
+def note_launch(follower: LogFollower, decoding: Sequence[log.Lane]) -> None:
+    """Record the launch of a step's round. Each earlier round has its result, but for one under
+    overlap."""
+    if not follower.tells_results:
         return
-    header = beside.header
+    header = follower.header
     names = {name for name, *_ in decoding}
-    mixed = len(names) < len(beside.step.entries)
-    for name in sorted(beside.step.entries):
-        rounds = beside.of(name).rounds
-        counted = int(beside.request(name).phase is Phase.RUNNING)
+    mixed = len(names) < len(follower.step.entries)
+    for name in sorted(follower.step.entries):
+        rounds = follower.request_seen(name).rounds
+        counted = int(follower.request(name).phase is Phase.RUNNING)
         if header.speculative and name in names:
             counted = header.claims
         rounds.append(RoundSeen(counted, mixed and name in names))
@@ -90,73 +91,77 @@ def launched(beside: LogFollower, decoding: Sequence[log.Lane]) -> None:
     commands="spec_decode with what was accepted",
     compared="outputs and cursors of each",
 )
-def resulted(beside: LogFollower, e: log.Resulted) -> None:
+def on_resulted(follower: LogFollower, event: log.Resulted) -> None:
     accepted: list[Draft] = []
     shown: dict[str, Cursors] = {}
-    for name, _, cells, _ in e.lanes:
-        draft = accepts(beside, name, Cursors(*cells))
+    for name, _, cells, _ in event.lanes:
+        draft = accepted_draft(follower, name, Cursors(*cells))
         got = Cursors(*cells)
         if draft is not None:
             accepted.append(draft)
             shown[name] = got
         else:
-            beside.stands(name, got)
-    beside.result.reach("a verify round that accepts several", any(d.accept > 1 for d in accepted))
+            follower.check_unmoved(name, got)
+    follower.result.reach("a verify round that accepts several", any(d.accept > 1 for d in accepted))
     if accepted:
-        beside.do(SpecDecode(tuple(accepted)), shown=Shown(shown, {}))
-    for name, outputs, _, new in e.lanes:
-        rounds = beside.of(name).rounds
-        if not rounds and beside.tells_results:
+        follower.do(SpecDecode(tuple(accepted)), shown=Shown(shown, {}))
+    for name, outputs, _, new in event.lanes:
+        rounds = follower.request_seen(name).rounds
+        if not rounds and follower.tells_results:
             raise Diverged(
                 "OUT-1", f"no result of {name}: no round of it is in flight", "processes one"
             )
         del rounds[:1]
-        counts_outputs(beside, name, outputs, rounds)
-        beside.texts.says(name, new)
+        check_output_count(follower, name, outputs, rounds)
+        follower.texts.note_outputs(name, new)
 
 
-def accepts(beside: LogFollower, name: str, got: Cursors) -> Draft | None:
-    """The entry of a verify round whose result moved the commit to what the server shows."""
-    request = beside.request(name)
-    if not beside.header.speculative or request.phase is not Phase.RUNNING:
+def accepted_draft(follower: LogFollower, name: str, got: Cursors) -> Draft | None:
+    """Return the entry of a verify round whose result moved the commit to what the server shows; None
+    if nothing moved."""
+    request = follower.request(name)
+    if not follower.header.speculative or request.phase is not Phase.RUNNING:
         return None
     mine = request.cursors
     assert mine is not None
     accept = got.kv_committed_len - mine.kv_committed_len
     if accept <= 0:
         return None
-    if not beside.of(name).rounds:
+    if not follower.request_seen(name).rounds:
         want = f"no result of {name}: no round of it is in flight"
         raise Diverged("OUT-1", want, f"{accept} tokens are accepted")
     return Draft(name, mine.kv_allocated_len - mine.kv_committed_len, accept)
 
 
-def catches_up(beside: LogFollower, name: str, got: Cursors) -> int:
-    """The result of a verify round that is not written yet has moved this request's commit by so much."""
-    draft = accepts(beside, name, got)
+def apply_unlogged_result(follower: LogFollower, name: str, got: Cursors) -> int:
+    """Apply a verify round whose result is not logged yet, and return the number of accepted tokens."""
+    draft = accepted_draft(follower, name, got)
     if draft is None:
         return 0
-    mine = beside.request(name).cursors
+    mine = follower.request(name).cursors
     assert mine is not None
     moved = mine._replace(kv_committed_len=got.kv_committed_len)
-    beside.do(SpecDecode((draft,)), shown=Shown({name: moved}, {}))
+    follower.do(SpecDecode((draft,)), shown=Shown({name: moved}, {}))
     return draft.accept
 
 
-def counts_outputs(beside: LogFollower, name: str, outputs: int, in_flight: Sequence[RoundSeen]) -> None:
-    """How many outputs the server counts: all but those of rounds in flight."""
-    request = beside.request(name)
+def check_output_count(
+    follower: LogFollower, name: str, outputs: int, in_flight: Sequence[RoundSeen]
+) -> None:
+    """Compare the number of outputs that the server counts: all but those of rounds in flight. Raises
+    Diverged."""
+    request = follower.request(name)
     if request.phase not in IN_BATCH:
         return
-    beside.result.compared += 1
+    follower.result.compared += 1
     most = request.output - sum(each.counted for each in in_flight)
     least = most
-    if not beside.tells_results:
-        least -= beside.header.overlap  # one round may be in flight
+    if not follower.tells_results:
+        least -= follower.header.overlap  # one round may be in flight
     if not least <= outputs <= most:
         want = f"{name} has {most} outputs, and {len(in_flight)} rounds in flight"
-        lost = outputs == least - 1 and beside.of(name).passed_over
-        known = deviations.fault_of_lost_output(beside.header) if lost else None
+        lost = outputs == least - 1 and follower.request_seen(name).passed_over
+        known = deviations.fault_of_lost_output(follower.header) if lost else None
         raise Diverged("SES-1", want, f"counts {outputs}", known=known)
 
 
@@ -166,24 +171,25 @@ def counts_outputs(beside: LogFollower, name: str, outputs: int, in_flight: Sequ
     commands="decode, or spec_decode of what a round claims; abort of the last resort",
     compared="cursors of each entry; counts: free, rows, waiting, open, locked",
 )
-def stepped(beside: LogFollower, e: log.Stepped) -> None:
-    result = beside.result
-    step = beside.step
+def on_stepped(follower: LogFollower, event: log.Stepped) -> None:
+    result = follower.result
+    step = follower.step
     result.steps += 1
-    given_up(beside)
-    if e.lanes:
-        (drafts if beside.header.speculative else decodes)(beside, e.lanes)
-    closes_happen(beside)
+    abort_given_up(follower)
+    if event.lanes:
+        apply_round = apply_drafts if follower.header.speculative else apply_decodes
+        apply_round(follower, event.lanes)
+    check_due_closes(follower)
     for name in step.evictions:
         raise Diverged("OUT-1", f"no window eviction of {name}: it waits", "evicts")
-    if len(step.entries) != e.batch:
+    if len(step.entries) != event.batch:
         want = f"a batch of {len(step.entries)}, as the round was prepared"
-        raise Diverged("OUT-1", want, f"runs one of {e.batch}")
-    launched(beside, e.lanes)
+        raise Diverged("OUT-1", want, f"runs one of {event.batch}")
+    note_launch(follower, event.lanes)
     step.entries.clear()
     step.admits = step.evicts = False
     result.prepared = result.next_chunk = False
-    _counts(beside, e)
+    _compare_counts(follower, event)
 
 
 # What may come in a step after admission has looked at who waits, and after a window eviction: all of this is
@@ -192,85 +198,82 @@ _AFTER_EVICTION = (log.Swept, log.Extended, log.Stepped, log.Snapshot, log.Paged
 _AFTER_ADMISSION = (*_AFTER_EVICTION, log.Admitted, log.Requeued)
 
 
-def in_its_place(beside: LogFollower, e: log.Event) -> None:
-    """Raises Diverged for what cannot come while the server decides on a batch. A retract can, and for what
-    it has retracted the queue may have no place."""
-    step = beside.step
-    tag = type(e).__struct_config__.tag
-    if step.evicts and not isinstance(e, _AFTER_EVICTION):
+def check_event_order(follower: LogFollower, event: log.Event) -> None:
+    """Raise Diverged for an event that cannot come while the server decides on a batch. A retract can,
+    and the queue may have no place for the retracted request."""
+    step = follower.step
+    tag = type(event).__struct_config__.tag
+    if step.evicts and not isinstance(event, _AFTER_EVICTION):
         raise Diverged("OUT-1", f"no {tag} between a window eviction and its step", f"shows {tag}")
-    retracts = isinstance(e, log.Released) and e.reason is None
-    rejects = isinstance(e, log.QueueAborted) and step.requeues
-    step.requeues = isinstance(e, log.Requeued)
-    if step.admits and not (retracts or rejects) and not isinstance(e, _AFTER_ADMISSION):
+    retracts = isinstance(event, log.Released) and event.reason is None
+    rejects = isinstance(event, log.QueueAborted) and step.requeues
+    step.requeues = isinstance(event, log.Requeued)
+    if step.admits and not (retracts or rejects) and not isinstance(event, _AFTER_ADMISSION):
         raise Diverged("OUT-1", f"no {tag} between admission and its step", f"shows {tag}")
-    step.admits |= isinstance(e, log.Admitted)
-    step.evicts |= isinstance(e, log.Swept)
+    step.admits |= isinstance(event, log.Admitted)
+    step.evicts |= isinstance(event, log.Swept)
 
 
-def notes_gaps(beside: LogFollower, e: log.Event) -> None:
-    """Say which lines are missing, also while nothing is compared. The pages of a step follow it."""
-    step = beside.step
-    skipped = beside.result.skipped
-    if isinstance(e, log.Paged):
+def note_gaps(follower: LogFollower, event: log.Event) -> None:
+    """Record missing lines, also while nothing is compared. The pages of a step follow it."""
+    step = follower.step
+    skipped = follower.result.skipped
+    if isinstance(event, log.Paged):
         if not step.unpaged:
             skipped["pages that follow no step"] += 1
         step.unpaged = False
     elif step.unpaged:
         skipped[f"the pages of step {step.number} are missing"] += 1
         step.unpaged = False
-    if not isinstance(e, log.Stepped):
+    if not isinstance(event, log.Stepped):
         return
-    if step.number is not None and e.number != step.number + 1:
-        first, last = step.number + 1, e.number - 1
-        if e.number > step.number:
-            beside.loses(
-                f"steps {first} to {last} are missing"
-                if last > first
-                else f"step {first} is missing"
-            )
+    if step.number is not None and event.number != step.number + 1:
+        first, last = step.number + 1, event.number - 1
+        if event.number > step.number:
+            missing = f"steps {first} to {last} are" if last > first else f"step {first} is"
+            follower.lose_steps(f"{missing} missing")
         else:
-            skipped[f"step {e.number} comes again"] += 1
-    step.at, step.judged = e.at, len(beside.result.mismatches)
-    step.number = e.number
-    step.unpaged = beside.header.level == "pages"
+            skipped[f"step {event.number} comes again"] += 1
+    step.at = event.at
+    step.judged = len(follower.result.mismatches)
+    step.number = event.number
+    step.unpaged = follower.header.level == "pages"
 
 
-def _counts(beside: LogFollower, e: log.Stepped) -> None:
-    state = beside.state
-    size = beside.header.page_size
-    beside.step.last = e
+def _compare_counts(follower: LogFollower, event: log.Stepped) -> None:
+    state = follower.state
+    size = follower.header.page_size
+    follower.step.last = event
     left = free(state)
     waiting = sum(r.phase in (Phase.QUEUED, Phase.ADMITTED) for r in state.requests)
-    _counted(beside, "OWN-3", _FREE["full"], left.full * size, e.full + e.tree_full)
-    _counted(beside, "OWN-3", _FREE["SWA"], left.swa * size, e.swa + e.tree_swa)
-    _counted(beside, "OWN-4", "rows free", left.rows, e.rows)
-    if beside.header.states or e.states:
+    _compare_count(follower, "OWN-3", _FREE["full"], left.full * size, event.full + event.tree_full)
+    _compare_count(follower, "OWN-3", _FREE["SWA"], left.swa * size, event.swa + event.tree_swa)
+    _compare_count(follower, "OWN-4", "rows free", left.rows, event.rows)
+    if follower.header.states or event.states:
         bearers = len(state_lens(state))
-        held = bearers * (1 + beside.header.tracks)
-        matched = sum(seen.has_state for seen in beside.requests.values())
-        want = beside.header.states - held - matched
-        if (
-            beside.header.tier is not None
-        ):  # who matches a state on the host gets its slot when it is loaded
-            want = max(want, min(e.states, want + matched))
-        if beside.header.lazy:
-            want = max(want - bearers, min(e.states, want))
-        _counted(beside, "STA-6", "slots of recurrent state free or the tree's", want, e.states)
-    _counted(beside, "SES-2", "requests wait", waiting, e.queued)
-    _counted(beside, "SES-2", "sessions are open", len(state.sessions), e.sessions)
+        held = bearers * (1 + follower.header.tracks)
+        matched = sum(seen.has_state for seen in follower.requests.values())
+        want = follower.header.states - held - matched
+        if follower.header.tier is not None:
+            # A request that matches a state on the host gets its slot when the state is loaded.
+            want = max(want, min(event.states, want + matched))
+        if follower.header.lazy:
+            want = max(want - bearers, min(event.states, want))
+        _compare_count(follower, "STA-6", "slots of recurrent state free or the tree's", want, event.states)
+    _compare_count(follower, "SES-2", "requests wait", waiting, event.queued)
+    _compare_count(follower, "SES-2", "sessions are open", len(state.sessions), event.sessions)
     # transfers have locks, too
-    if (beside.header.tree or e.tree_locked) and beside.header.tier is None:
+    if (follower.header.tree or event.tree_locked) and follower.header.tier is None:
         protected = [owner.cursors.cache_protected_len for owner in holders(state)]
-        allowed = min(max([e.tree_locked, *protected]), sum(protected))
-        _counted(beside, "TREE-6", "tokens of the tree locked", allowed, e.tree_locked)
-    beside.step.joined_late = False
+        allowed = min(max([event.tree_locked, *protected]), sum(protected))
+        _compare_count(follower, "TREE-6", "tokens of the tree locked", allowed, event.tree_locked)
+    follower.step.joined_late = False
 
 
-def _counted(beside: LogFollower, clause: str, what: str, want: int, got: int) -> None:
-    """Compare a count. One that is off is reported when its offset changes, not again at every step."""
-    offsets = beside.reported_offsets
-    beside.result.compared += 1
+def _compare_count(follower: LogFollower, clause: str, what: str, want: int, got: int) -> None:
+    """Compare a count. A wrong one is reported when its offset changes, not again at every step."""
+    offsets = follower.reported_offsets
+    follower.result.compared += 1
     if got - want == offsets[what]:
         return
     before = f", {offsets[what]:+} at the step before" if offsets[what] else ""
@@ -278,32 +281,32 @@ def _counted(beside: LogFollower, clause: str, what: str, want: int, got: int) -
     known = None
     if clause in ("OWN-3", "OWN-4"):
         known = deviations.fault_of_count(
-            beside.header, got - want, joined_late=beside.step.joined_late
+            follower.header, got - want, joined_late=follower.step.joined_late
         )
-    beside.report(
+    follower.report(
         Diverged(clause, f"{want} {what}", f"{got} ({got - want:+}{before})", known=known)
     )
 
 
 @action(log.Paged, compared="rows, free lists, mapping, tree, slots of recurrent state")
-def paged(beside: LogFollower, e: log.Paged) -> None:
-    owners = {owner.name for owner in holders(beside.state)}
+def on_paged(follower: LogFollower, event: log.Paged) -> None:
+    owners = {owner.name for owner in holders(follower.state)}
     # A rejected turn may be shown as its session's. "": its log does not say whose.
-    rejected = {name: by for name in owners if (by := beside.of(name).rejected_by) is not None}
-    unknown = () if "" in rejected.values() else e.owners.keys() - owners - {*rejected.values()}
+    rejected = {name: by for name in owners if (by := follower.request_seen(name).rejected_by) is not None}
+    unknown = () if "" in rejected.values() else event.owners.keys() - owners - {*rejected.values()}
     for name in sorted(unknown):
-        beside.report(Diverged("OWN-4", f"{name} has no row", "has one"))
-    for name in sorted(owners - rejected.keys() - e.owners.keys()):
-        beside.report(Diverged("OWN-4", f"{name} has a row", "has none"))
-    for found in beside.pages.judge(beside.state, e):
-        beside.report(Diverged(*found))
-    kept = {session.name for session in beside.state.sessions if session.slot is not None}
-    for found, known in beside.kept_states.judge(beside.step.number, e, kept):
-        beside.report(Diverged(*found, known=known))
-    for name, position, why in beside.kept_states.wrong_hits(e):
-        beside.result.wrong_states[name, position] = why
+        follower.report(Diverged("OWN-4", f"{name} has no row", "has one"))
+    for name in sorted(owners - rejected.keys() - event.owners.keys()):
+        follower.report(Diverged("OWN-4", f"{name} has a row", "has none"))
+    for found in follower.pages.judge(follower.state, event):
+        follower.report(Diverged(*found))
+    kept = {session.name for session in follower.state.sessions if session.slot is not None}
+    for found, known in follower.kept_states.judge(follower.step.number, event, kept):
+        follower.report(Diverged(*found, known=known))
+    for name, position, why in follower.kept_states.wrong_hits(event):
+        follower.result.wrong_states[name, position] = why
 
 
 @action(log.HookFailed)
-def failed(beside: LogFollower, e: log.HookFailed) -> None:
-    beside.result.skipped[f"the watcher's hook {e.where} failed: {e.error}"[:120]] += 1
+def on_hook_failed(follower: LogFollower, event: log.HookFailed) -> None:
+    follower.result.skipped[f"the watcher's hook {event.where} failed: {event.error}"[:120]] += 1

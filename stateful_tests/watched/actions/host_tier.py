@@ -11,39 +11,39 @@ from stateful_tests.watched.log_facts import TierSeen
 
 
 @action(log.Tiered, compared="nodes, slots, locks, transfers and records: the clauses of tiers")
-def shown(beside: LogFollower, e: log.Tiered) -> None:
-    if beside.result.ended:  # what two turns write into is not told apart
+def on_tiered(follower: LogFollower, event: log.Tiered) -> None:
+    if follower.result.ended:  # what two turns write into is not told apart
         return
-    if beside.tier is None:
-        beside.tier = TierSeen(beside.header)
-    seen = beside.tier
-    facts = e.facts
+    if follower.tier is None:
+        follower.tier = TierSeen(follower.header)
+    seen = follower.tier
+    facts = event.facts
     before = seen.facts or facts
     seen.facts = facts
     users = {(user.lock, user.host): user for user in facts.users}
-    for number, host, path in e.locked:
+    for number, host, path in event.locked:
         seen.locks.take_lock(users[number, host], {node.node: node for node in path})
     ranges = seen.locks.follow(facts)
-    waiting = beside.requests if beside.follows else facts.asked  # else nobody knows
+    waiting = follower.requests if follower.follows else facts.asked  # else nobody knows
     step = TierStep(seen.config, Poll(), False, before, facts, ranges, waiting)
-    beside.result.compared += len(facts.nodes)
-    beside.result.reach(
+    follower.result.compared += len(facts.nodes)
+    follower.result.reach(
         "KV that is only on the host", any(not node.device["full"] for node in facts.nodes)
     )
     states = [node for node in facts.nodes if node.device.get("state")]
-    beside.result.states_in_stores = (
+    follower.result.states_in_stores = (
         not facts.free.get("state")
         and any(node.storing >= 0 for node in states)
         and all(node.storing >= 0 or node.locks.get("state", True) for node in states)
     )
     for kind, load in (("a load", True), ("a store", False)):
-        beside.result.reach(f"{kind} in flight", any(job.load is load for job in facts.transfers))
-    beside.result.reach("a page that is stored", bool(facts.stored))
-    beside.result.reach(
+        follower.result.reach(f"{kind} in flight", any(job.load is load for job in facts.transfers))
+    follower.result.reach("a page that is stored", bool(facts.stored))
+    follower.result.reach(
         "a page that comes from the storage",
         any(not each.back and any(each.moving.values()) for each in facts.operations),
     )
     for clause, failure in broken(step):
         if clause.id not in seen.broken:
             seen.broken.add(clause.id)
-            beside.report(Diverged(clause.id, failure.expected, failure.observed))
+            follower.report(Diverged(clause.id, failure.expected, failure.observed))

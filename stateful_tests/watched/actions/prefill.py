@@ -7,7 +7,7 @@ from reference.clauses.step import cursors_text
 from reference.commands import Admit, Choice, Chunk, EvictSwa, Extend, Reason
 from reference.state import Cursors, Phase, Request, Session
 from stateful_tests.watched import deviations
-from stateful_tests.watched.actions.batch_rounds import catches_up, prepared
+from stateful_tests.watched.actions.batch_rounds import apply_unlogged_result, note_prepared_round
 from stateful_tests.watched.log_follower import LogFollower, Diverged, action
 from stateful_tests.watched.violated_clauses import Shown
 
@@ -18,70 +18,73 @@ from stateful_tests.watched.violated_clauses import Shown
     commands="admit, if the session has a slot",
     compared="cursors of the request",
 )
-def admitted(beside: LogFollower, e: log.Admitted) -> None:
-    request = beside.request(e.request)
-    beside.interrupts(e.request)
-    if request.session is not None and e.session is None:
-        request = orphaned(beside, request)
-    beside.of(e.request).matched = e.prefix
-    session = beside.session_of(request)
-    cursors = Cursors(*e.cursors)
+def on_admitted(follower: LogFollower, event: log.Admitted) -> None:
+    request = follower.request(event.request)
+    follower.note_interruption(event.request)
+    if request.session is not None and event.session is None:
+        request = detach_orphan(follower, request)
+    follower.request_seen(event.request).matched = event.prefix
+    session = follower.turn_session(request)
+    cursors = Cursors(*event.cursors)
     if request.phase not in (Phase.QUEUED, Phase.ADMITTED):
-        beside.stands(e.request, cursors)
-        beside.result.next_chunk = request.phase is Phase.EXTENDING
+        follower.check_unmoved(event.request, cursors)
+        follower.result.next_chunk = request.phase is Phase.EXTENDING
     elif session is not None and session.slot is not None:
-        beside.result.reach("a turn that resumes")
-        beside.result.reach("a tail that admission frees", session.slot.kv_allocated_len > e.prefix)
-        beside.pages.cut(session.name, cursors.kv_committed_len)
-        if beside.header.states:
-            _state_resumes(beside, e.request, session, e.prefix)
-        beside.do(Admit(e.request), shown=Shown({e.request: cursors}, {session.name: cursors}))
+        follower.result.reach("a turn that resumes")
+        follower.result.reach("a tail that admission frees", session.slot.kv_allocated_len > event.prefix)
+        follower.pages.cut(session.name, cursors.kv_committed_len)
+        if follower.header.states:
+            _check_state_resumes(follower, event.request, session, event.prefix)
+        follower.do(Admit(event.request), shown=Shown({event.request: cursors}, {session.name: cursors}))
     else:
-        beside.of(e.request).has_state |= bool(beside.header.states and e.session and e.prefix)
-        offered = e.cursors[3] if beside.header.tree and e.cursors[3] <= e.prefix else 0
-        beside.result.compared += 1
+        if follower.header.states and event.session and event.prefix:
+            follower.request_seen(event.request).has_state = True
+        offered = event.cursors[3] if follower.header.tree and event.cursors[3] <= event.prefix else 0
+        follower.result.compared += 1
         if cursors != Cursors(0, 0, 0, offered):
-            want = f"{e.request}: {cursors_text(Cursors(0, 0, 0, offered))}"
+            want = f"{event.request}: {cursors_text(Cursors(0, 0, 0, offered))}"
             known = None
-            if beside.of(e.request).interrupted:  # it has the slot of the rejected one
-                known = deviations.fault_of_rejected_turn(beside.header)
+            if follower.request_seen(event.request).interrupted:  # it has the slot of the rejected one
+                known = deviations.fault_of_rejected_turn(follower.header)
             raise Diverged("LEN-4", want, f"shows {cursors_text(cursors)}", known=known)
 
 
-def _state_resumes(beside: LogFollower, name: str, session: Session, prefix: int) -> None:
-    """A turn resumes where its session's state is: that cannot be cut back. Told once, however often the
-    scheduler looks at the turn before it runs."""
-    beside.result.compared += 1
-    seen = beside.of_session(session.name)
-    wrong = beside.result.wrong_states
+def _check_state_resumes(follower: LogFollower, name: str, session: Session, prefix: int) -> None:
+    """Compare the position at which a turn resumes with that of its session's state, which cannot be
+    cut back. Reported once, however often the scheduler looks at the turn before it runs."""
+    follower.result.compared += 1
+    seen = follower.session_seen(session.name)
+    wrong = follower.result.wrong_states
     known = seen.state_ahead
     resumed = session._replace(state=prefix)
     if (known is None and session.state == prefix) or (name, prefix) in wrong:
-        beside.state = beside.state.with_session(resumed)
+        follower.state = follower.state.with_session(resumed)
         return
-    hole = (session.name, session.state) in beside.result.holes
-    known = known or deviations.fault_of_resumed_state(beside.header, prefix - session.state, hole)
-    wrong[name, prefix], seen.state_ahead = known or "", known
+    hole = (session.name, session.state) in follower.result.holes
+    known = known or deviations.fault_of_resumed_state(follower.header, prefix - session.state, hole)
+    wrong[name, prefix] = known or ""
+    seen.state_ahead = known
     want = (
         f"{name} resumes at {session.state}, after the tokens that the state of {session.name} has"
     )
-    beside.deviates(known, "STA-2", want, f"resumes at {prefix}", Admit(name))
-    beside.state = beside.state.with_session(resumed)
+    follower.note_deviation(known, "STA-2", want, f"resumes at {prefix}", Admit(name))
+    follower.state = follower.state.with_session(resumed)
 
 
-def orphaned(beside: LogFollower, request: Request) -> Request:
-    """A known fault: the server no longer counts a turn as its session's, whose text it still is."""
-    session = beside.session_of(request)
+def detach_orphan(follower: LogFollower, request: Request) -> Request:
+    """Follow a known fault: the server no longer counts a turn as its session's, although it still has
+    its text. Returns the request without its session."""
+    session = follower.turn_session(request)
     assert session is not None
-    known = deviations.fault_of_orphaned_turn(beside.header, beside.of(request.name))
+    known = deviations.fault_of_orphaned_turn(follower.header, follower.request_seen(request.name))
     want = f"{request.name} goes on as the turn of {session.name}"
-    beside.deviates(known, "SES-2", want, "as a request of nobody's", Admit(request.name))
+    follower.note_deviation(known, "SES-2", want, "as a request of nobody's", Admit(request.name))
     request = request._replace(session=None)
-    beside.state = beside.state.with_request(request).with_session(session._replace(turn=None))
-    seen = beside.of_session(session.name)
+    follower.state = follower.state.with_request(request).with_session(session._replace(turn=None))
+    seen = follower.session_seen(session.name)
     seen.text_unknown = True
     seen.stays_busy = known  # a close waits for it
-    beside.of(request.name).orphan_of = session.name
+    follower.request_seen(request.name).orphan_of = session.name
     return request
 
 
@@ -91,87 +94,90 @@ def orphaned(beside: LogFollower, request: Request) -> Request:
     commands="admit of those without a slot; extend",
     compared="prefix and cursors of each",
 )
-def extended(beside: LogFollower, e: log.Extended) -> None:
-    names = [name for name, *_ in e.lanes]
-    prepared(beside, names)
-    for waiting in beside.state.requests:
+def on_extended(follower: LogFollower, event: log.Extended) -> None:
+    names = [name for name, *_ in event.lanes]
+    note_prepared_round(follower, names)
+    for waiting in follower.state.requests:
         if waiting.phase is Phase.EXTENDING and waiting.name not in names:
-            beside.of(waiting.name).passed_over = True
-    beside.result.next_chunk = False
-    for name, prefix, tokens, cells in e.lanes:
-        seen = beside.of(name)
+            follower.request_seen(waiting.name).passed_over = True
+    follower.result.next_chunk = False
+    for name, prefix, tokens, cells in event.lanes:
+        seen = follower.request_seen(name)
         admitted_at = seen.matched
         seen.matched = None
         if admitted_at is None:
             want = f"refused: {Reason.WRONG_PHASE.value}, as nobody admitted {name}"
             raise Diverged("OUT-1", want, f"goes on at {prefix}")
-        loaded = prefix > admitted_at and beside.header.tier is not None
-        beside.result.reach("a prefix that is loaded from the host", loaded)
+        loaded = prefix > admitted_at and follower.header.tier is not None
+        follower.result.reach("a prefix that is loaded from the host", loaded)
         if admitted_at != prefix and not loaded:
             want = f"{name} goes on at {admitted_at}, as it was admitted"
             raise Diverged("OUT-1", want, f"goes on at {prefix}")
-        if (known := deviations.fault_of_stale_state(beside.header, seen, prefix)) is not None:
-            beside.result.wrong_states[name, prefix] = known
+        if (known := deviations.fault_of_stale_state(follower.header, seen, prefix)) is not None:
+            follower.result.wrong_states[name, prefix] = known
         seen.has_state = False
-        if text := beside.texts.inputs.get(name):
-            beside.kept_states.begins(name, text[:prefix])
-        if beside.request(name).phase is Phase.QUEUED:
-            beside.do(Admit(name))
-            if beside.header.tree:
-                _prefix_from_tree(beside, name, prefix, Cursors(*cells))
-        cursors = beside.request(name).cursors
-        beside.result.compared += 1
+        if text := follower.texts.inputs.get(name):
+            follower.kept_states.note_prefix(name, text[:prefix])
+        if follower.request(name).phase is Phase.QUEUED:
+            follower.do(Admit(name))
+            if follower.header.tree:
+                _prefix_from_tree(follower, name, prefix, Cursors(*cells))
+        cursors = follower.request(name).cursors
+        follower.result.compared += 1
         assert cursors is not None  # it was admitted
         if (have := cursors.kv_committed_len) != prefix:
             raise Diverged("LEN-4", f"{name} goes on at {have}", f"goes on at {prefix}")
-        _has_own_text(beside, name, prefix + tokens)
-    beside.result.reach("a prefill of several requests", len(e.lanes) > 1)
-    evictions = [_eviction(beside, name, Cursors(*cells)) for name, _, _, cells in e.lanes]
-    beside.do(
-        Extend(tuple(Chunk(name, tokens) for name, _, tokens, _ in e.lanes)),
+        _check_own_text(follower, name, prefix + tokens)
+    follower.result.reach("a prefill of several requests", len(event.lanes) > 1)
+    evictions = [_apply_prior_eviction(follower, name, Cursors(*cells)) for name, _, _, cells in event.lanes]
+    follower.do(
+        Extend(tuple(Chunk(name, tokens) for name, _, tokens, _ in event.lanes)),
         *[choice for choice in evictions if choice is not None],
-        shown=Shown({name: Cursors(*cells) for name, _, _, cells in e.lanes}, {}),
+        shown=Shown({name: Cursors(*cells) for name, _, _, cells in event.lanes}, {}),
     )
-    phases = [beside.request(name).phase for name, *_ in e.lanes]
-    beside.result.reach("a chunked prefill", Phase.EXTENDING in phases)
+    phases = [follower.request(name).phase for name, *_ in event.lanes]
+    follower.result.reach("a chunked prefill", Phase.EXTENDING in phases)
 
 
-def _has_own_text(beside: LogFollower, name: str, length: int) -> None:
-    """A known fault: the next turn of a session writes into the text of one that is no longer its turn."""
-    request = beside.request(name)
+def _check_own_text(follower: LogFollower, name: str, length: int) -> None:
+    """Raise Diverged for a known fault: the next turn of a session writes into the text of one that is
+    no longer its turn."""
+    request = follower.request(name)
     have = request.origin + request.output
-    if beside.of(name).orphan_of and length > have:
-        known = deviations.fault_of_orphaned_text(beside.header)
+    if follower.request_seen(name).orphan_of and length > have:
+        known = deviations.fault_of_orphaned_text(follower.header)
         raise Diverged("SES-1", f"{name} has {have} tokens", f"computes {length}", known=known)
 
 
-def _eviction(beside: LogFollower, name: str, shown: Cursors) -> Choice | None:
-    """The window eviction that came before the prefill of a request."""
-    request = beside.request(name)
-    choice = beside.step.evictions.pop(name, None)
+def _apply_prior_eviction(follower: LogFollower, name: str, shown: Cursors) -> Choice | None:
+    """Return the window eviction before a request's prefill, as a choice of the extend; None if there
+    is none, or if it only moved E."""
+    request = follower.request(name)
+    choice = follower.step.evictions.pop(name, None)
     if choice is None or choice.swa_evicted_seqlen != shown.swa_evicted_seqlen:
         return choice
-    return None if evicts_nothing(beside, request, shown) else choice
+    return None if apply_eviction_in_prefix(follower, request, shown) else choice
 
 
-def evicts_nothing(beside: LogFollower, request: Request, got: Cursors) -> bool:
-    """A window eviction inside what is the tree's frees nothing, and moves E alone."""
+def apply_eviction_in_prefix(follower: LogFollower, request: Request, got: Cursors) -> bool:
+    """Follow a window eviction inside the tree's prefix, which frees nothing and only moves E. Returns
+    whether it was one."""
     mine = request.cursors
     assert mine is not None
     if max(got.swa_evicted_seqlen, mine.swa_evicted_seqlen) > mine.cache_protected_len:
         return False
-    beside.moves(request.name, mine._replace(swa_evicted_seqlen=got.swa_evicted_seqlen))
+    follower.set_cursors(request.name, mine._replace(swa_evicted_seqlen=got.swa_evicted_seqlen))
     return True
 
 
-def _prefix_from_tree(beside: LogFollower, name: str, prefix: int, got: Cursors) -> None:
-    """The tree gave an admitted request its prefix: how much is the tree's choice."""
+def _prefix_from_tree(follower: LogFollower, name: str, prefix: int, got: Cursors) -> None:
+    """Give an admitted request its prefix from the tree: its length is the tree's choice."""
     protected = got.cache_protected_len
-    beside.result.reach("a prefix from the tree", bool(prefix))
-    if protected % beside.header.page_size or protected > prefix:
+    follower.result.reach("a prefix from the tree", bool(prefix))
+    if protected % follower.header.page_size or protected > prefix:
         want = f"cache_protected_len of whole pages, at most {prefix}"
         raise Diverged("LEN-1", want, str(protected))
-    beside.moves(name, Cursors(prefix, prefix, 0, protected))
+    follower.set_cursors(name, Cursors(prefix, prefix, 0, protected))
 
 
 @action(
@@ -180,20 +186,21 @@ def _prefix_from_tree(beside: LogFollower, name: str, prefix: int, got: Cursors)
     commands="evict_swa, if E moves beyond what the tree takes",
     compared="only cache_protected_len moves, up and by whole pages (E inside of it)",
 )
-def checkpointed(beside: LogFollower, e: log.Checkpointed) -> None:
-    got = Cursors(*e.cursors)
-    catches_up(beside, e.request, got)  # a request that ends inserts before its release is written
-    mine = beside.request(e.request).cursors
+def on_checkpointed(follower: LogFollower, event: log.Checkpointed) -> None:
+    got = Cursors(*event.cursors)
+    # A request that ends inserts before its release is written.
+    apply_unlogged_result(follower, event.request, got)
+    mine = follower.request(event.request).cursors
     length = got.cache_protected_len
-    beside.result.compared += 1
+    follower.result.compared += 1
     if mine is None:
-        raise Diverged("OUT-1", f"{e.request} waits, and has no KV", "the tree takes KV of it over")
+        raise Diverged("OUT-1", f"{event.request} waits, and has no KV", "the tree takes KV of it over")
     if got.swa_evicted_seqlen > max(length, mine.swa_evicted_seqlen):
-        choice = Choice(e.request, swa_evicted_seqlen=got.swa_evicted_seqlen)
-        beside.do(EvictSwa(e.request, mine.kv_committed_len), choice)
-        mine = beside.request(e.request).cursors
+        choice = Choice(event.request, swa_evicted_seqlen=got.swa_evicted_seqlen)
+        follower.do(EvictSwa(event.request, mine.kv_committed_len), choice)
+        mine = follower.request(event.request).cursors
         assert mine is not None
-    whole_pages = not length % beside.header.page_size
+    whole_pages = not length % follower.header.page_size
     grows = mine.cache_protected_len <= length <= mine.kv_committed_len
     want = mine._replace(cache_protected_len=length)
     if mine.swa_evicted_seqlen <= got.swa_evicted_seqlen <= length:
@@ -206,7 +213,7 @@ def checkpointed(beside: LogFollower, e: log.Checkpointed) -> None:
         raise Diverged(
             "TREE-12" if want == got else "LEN-4", expected, f"shows {cursors_text(got)}"
         )
-    beside.moves(e.request, got)
+    follower.set_cursors(event.request, got)
 
 
 @action(
@@ -215,16 +222,16 @@ def checkpointed(beside: LogFollower, e: log.Checkpointed) -> None:
     commands="evict_swa, or a choice of the extend that follows",
     compared="how far; cursors",
 )
-def evicted(beside: LogFollower, e: log.Swept) -> None:
-    beside.result.reach("a window eviction")
-    request = beside.request(e.request)
-    got = Cursors(*e.cursors)
-    choice = Choice(e.request, swa_evicted_seqlen=got.swa_evicted_seqlen)
+def on_swept(follower: LogFollower, event: log.Swept) -> None:
+    follower.result.reach("a window eviction")
+    request = follower.request(event.request)
+    got = Cursors(*event.cursors)
+    choice = Choice(event.request, swa_evicted_seqlen=got.swa_evicted_seqlen)
     if request.cursors is not None:
-        beside.stands(
-            e.request, got._replace(swa_evicted_seqlen=request.cursors.swa_evicted_seqlen)
+        follower.check_unmoved(
+            event.request, got._replace(swa_evicted_seqlen=request.cursors.swa_evicted_seqlen)
         )
     if request.phase not in (Phase.EXTENDING, Phase.RUNNING):
-        beside.step.evictions[e.request] = choice
-    elif not evicts_nothing(beside, request, got):
-        beside.do(EvictSwa(e.request, e.length), choice, shown=Shown({e.request: got}, {}))
+        follower.step.evictions[event.request] = choice
+    elif not apply_eviction_in_prefix(follower, request, got):
+        follower.do(EvictSwa(event.request, event.length), choice, shown=Shown({event.request: got}, {}))

@@ -17,71 +17,71 @@ _UNDER_WAY = "bootstrapping", "waiting", "transferring"
 
 
 @action(log.Queued)
-def queued(beside: LogFollower, e: log.Queued) -> None:
-    beside.step.at = e.at
-    beside.transfers.ask(e.room, Crossing(e.request, e.tokens))
+def on_queued(follower: LogFollower, event: log.Queued) -> None:
+    follower.step.at = event.at
+    follower.transfers.ask(event.room, Crossing(event.request, event.tokens))
 
 
 @action(log.KVSent, compared="tokens that it sends: each once, and at the end all")
-def sent(beside: LogFollower, e: log.KVSent) -> None:
-    crossing = beside.transfers.open(e.room, e.request, e.start)
-    beside.result.compared += 1
-    if e.start != crossing.end:
-        said = f"{e.request}: sends [{e.start}, {e.end})"
-        beside.report(Diverged("PD-6", f"{e.request}: sends from {crossing.end} on", said))
-    elif e.last and e.end < crossing.tokens:
-        said = f"{e.request}: the last part ends at {e.end}"
-        beside.report(Diverged("PD-6", f"{e.request}: sends all {crossing.tokens} tokens", said))
-    crossing.goes_on(e.end, e.pages, last=e.last)
-    beside.result.reach("a prompt that is sent in parts", crossing.parts == 2)
+def on_sent(follower: LogFollower, event: log.KVSent) -> None:
+    crossing = follower.transfers.open(event.room, event.request, event.start)
+    follower.result.compared += 1
+    if event.start != crossing.end:
+        said = f"{event.request}: sends [{event.start}, {event.end})"
+        follower.report(Diverged("PD-6", f"{event.request}: sends from {crossing.end} on", said))
+    elif event.last and event.end < crossing.tokens:
+        said = f"{event.request}: the last part ends at {event.end}"
+        follower.report(Diverged("PD-6", f"{event.request}: sends all {crossing.tokens} tokens", said))
+    crossing.goes_on(event.end, event.pages, last=event.last)
+    follower.result.reach("a prompt that is sent in parts", crossing.parts == 2)
 
 
 @action(log.KVNamed)
-def named(beside: LogFollower, e: log.KVNamed) -> None:
-    crossing = beside.transfers.open(e.room, e.request, e.start)
-    crossing.goes_on(e.end, e.pages, last=True)
-    beside.result.reach("a prefix that the decode server has", e.start > 0)
+def on_named(follower: LogFollower, event: log.KVNamed) -> None:
+    crossing = follower.transfers.open(event.room, event.request, event.start)
+    crossing.goes_on(event.end, event.pages, last=True)
+    follower.result.reach("a prefix that the decode server has", event.start > 0)
 
 
 @action(log.KVArrived, compared="pages: those that were named")
-def arrived(beside: LogFollower, e: log.KVArrived) -> None:
-    crossing = beside.transfers.rooms.get(e.room)
+def on_arrived(follower: LogFollower, event: log.KVArrived) -> None:
+    crossing = follower.transfers.rooms.get(event.room)
     if crossing is not None:
-        _still_has(beside, "XFER-2", crossing, e.pages)
+        _check_pages_held(follower, "XFER-2", crossing, event.pages)
         crossing.is_open, crossing.arrived = False, True
 
 
 @action(log.KVGivenBack, compared="the transfer is over; pages: those that were sent or named")
-def given_back(beside: LogFollower, e: log.KVGivenBack) -> None:
-    crossing = beside.transfers.rooms.get(e.room)
+def on_given_back(follower: LogFollower, event: log.KVGivenBack) -> None:
+    crossing = follower.transfers.rooms.get(event.room)
     if crossing is None:
         return
-    prefill = beside.header.role == "prefill"
+    prefill = follower.header.role == "prefill"
     clause = "PD-1" if prefill else "XFER-2"
-    beside.result.compared += 1
-    beside.result.reach("a transfer that fails", e.status == "failed")
-    if e.status in _UNDER_WAY:
-        want = f"{e.request}: keeps {crossing.span} until the transfer is over"
-        beside.report(Diverged(clause, want, f"gives it back, and the room is {e.status}"))
-    elif e.status != "failed":
-        _still_has(beside, clause, crossing, e.pages)
-    crossing.is_open, crossing.status = False, e.status
+    follower.result.compared += 1
+    follower.result.reach("a transfer that fails", event.status == "failed")
+    if event.status in _UNDER_WAY:
+        want = f"{event.request}: keeps {crossing.span} until the transfer is over"
+        follower.report(Diverged(clause, want, f"gives it back, and the room is {event.status}"))
+    elif event.status != "failed":
+        _check_pages_held(follower, clause, crossing, event.pages)
+    crossing.is_open, crossing.status = False, event.status
 
 
 @action(
     log.Rested,
     compared="memory, rows and rooms: nothing is kept, at two rests in a row, for requests that have ended",
 )
-def rested(beside: LogFollower, e: log.Rested) -> None:
-    beside.step.at = e.at
-    beside.result.compared += 1
+def on_rested(follower: LogFollower, event: log.Rested) -> None:
+    follower.step.at = event.at
+    follower.result.compared += 1
     seen: dict[str, tuple[str, str, Crossing | None]] = {}
-    transfers = beside.transfers
-    if e.tokens > 0:
-        seen[f"keeps {e.tokens} tokens"] = "PD-2", "tokens", None
-    for what, much in e.kept.items():
+    transfers = follower.transfers
+    if event.tokens > 0:
+        seen[f"keeps {event.tokens} tokens"] = "PD-2", "tokens", None
+    for what, much in event.kept.items():
         seen[f"keeps {what}: {much}"] = "PD-5", what, None
-    for table, rooms in e.rooms.items():
+    for table, rooms in event.rooms.items():
         for room in rooms:
             crossing = transfers.rooms.get(room)
             if crossing is not None and table != _BY_A_THREAD:  # else the peer was first
@@ -92,8 +92,8 @@ def rested(beside: LogFollower, e: log.Rested) -> None:
             known = None
             if crossing is None or crossing.status != "success":  # none of them ends so
                 sent = crossing is not None and crossing.parts > 0
-                known = deviations.kept_for_a_peer(beside.header, what, sent=sent)
-            beside.report(Diverged(clause, "keeps nothing of requests that have ended", says, known=known))
+                known = deviations.kept_for_a_peer(follower.header, what, sent=sent)
+            follower.report(Diverged(clause, "keeps nothing of requests that have ended", says, known=known))
     transfers.kept = {*seen}
 
 
@@ -101,23 +101,25 @@ def rested(beside: LogFollower, e: log.Rested) -> None:
 _BY_A_THREAD = "_deferred_ack_targets"
 
 
-def _still_has(beside: LogFollower, clause: str, crossing: Crossing, pages: list[int] | None) -> None:
-    """The pages of a request are those that cross."""
+def _check_pages_held(
+    follower: LogFollower, clause: str, crossing: Crossing, pages: list[int] | None
+) -> None:
+    """Compare the pages of a request with those that are transferred."""
     if pages is None or crossing.pages is None:
         return
-    beside.result.compared += len(pages)
+    follower.result.compared += len(pages)
     for at, (want, got) in enumerate(zip(crossing.pages, pages)):
         if want != got:
-            position = crossing.start + at * beside.header.page_size
+            position = crossing.start + at * follower.header.page_size
             wanted = f"{crossing.request}: page {want} at position {position}, which crosses"
-            known = deviations.replaced_before_sent(beside.header)
-            beside.report(Diverged(clause, wanted, f"page {got} is there", known=known))
+            known = deviations.replaced_before_sent(follower.header)
+            follower.report(Diverged(clause, wanted, f"page {got} is there", known=known))
             return
 
 
-def joined(prefill: LogFollower, decode: LogFollower) -> Iterator[Diverged]:
-    """Compare both logs of a pair, room by room: what the decode server counts as received, the prefill
-    server has sent."""
+def compare_pair_logs(prefill: LogFollower, decode: LogFollower) -> Iterator[Diverged]:
+    """Compare both logs of a pair, room by room: whatever the decode server counts as received, the
+    prefill server has sent."""
     for room, there in decode.transfers.rooms.items():
         here = prefill.transfers.rooms.get(room)
         if here is None or not there.arrived or here.request != there.request:

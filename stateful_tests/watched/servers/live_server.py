@@ -25,9 +25,10 @@ REST_S = 2.0  # after the last client: deferred closes happen
 class LiveRun:
     """The result of `watch_live`.
 
-    counts: what clients did, and how often; wrong: answers that are not as they should be.
-    behind_s: how long after the clients the last line was judged (seconds).
-    died: the server's last words, if it ended by itself; known: the known fault that explains them, if any.
+    counts: actions of clients, and how often; wrong: wrong answers.
+    behind_s: how long after the clients the last line was judged (s).
+    died: the server's last words, if it ended by itself; known: the known fault that explains them, if
+        any.
     """
 
     header: WatchHeader
@@ -50,8 +51,8 @@ def watch_live(
     say: Callable[[str], None],
     keep: Path,
 ) -> LiveRun:
-    """Start a server, let clients ask, validate what it writes, stop it. keep: where its logs go if anything
-    was wrong."""
+    """Start a server, run clients, validate its log, stop it. keep: where its logs go if anything was
+    wrong."""
     with tempfile.TemporaryDirectory(prefix="kvspec-") as folder:
         started = time.monotonic()
         server = start(Path(folder))
@@ -95,7 +96,7 @@ def watch_live(
 
 
 def _logs(server: LiveServer) -> list[WatchLog]:
-    """The log, once the first step is written."""
+    """Return the log, once the first step is written."""
     while True:
         try:
             return logs_of([server.watch])

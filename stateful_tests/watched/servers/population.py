@@ -54,11 +54,14 @@ Triple = tuple[tuple[str, int | bool], ...]
 
 
 class Population:
-    """The runs of a check, in order. fixed: fields of the server that are not left to chance; states: some
-    servers may have recurrent layers; lowest: some may retract the request of the lowest priority.
+    """The runs of a check, in order.
 
-    A fault often needs two or three switches at once, and chance leaves out many of these for long. So a run
-    has, of some random servers, the one with the triples of switches that were least at work.
+    fixed: fields of the server that chance does not choose.
+    states: some servers may have recurrent layers.
+    lowest: some may retract the request of the lowest priority.
+
+    A fault often needs two or three switches at once, and chance leaves out many of these for long. So
+    a run has, of some random servers, the one with the triples of switches that were least at work.
     """
 
     def __init__(
@@ -83,7 +86,7 @@ class Population:
         self._in_vain: Counter[Triple] = Counter()
 
     def draw(self) -> tuple[Config, tuple[Client, ...], int]:
-        """The next run: its server, its clients and its seed."""
+        """Return the next run: its server, its clients and its seed."""
         self._number += 1
         number = self._number
         known = scenes()
@@ -136,7 +139,8 @@ class Population:
     def _with_priorities(
         self, rng: random.Random, config: Config, clients: tuple[Client, ...]
     ) -> tuple[Config, tuple[Client, ...]]:
-        """The server and clients with priorities, by which a waiting request may preempt a running one."""
+        """Return the server and clients with priorities, by which a waiting request may preempt a
+        running one."""
         settings: dict[str, int | bool] = {
             "priority": rng.choice((1, 2)),
             "threshold": rng.choice((0, 0, 1)),
@@ -157,15 +161,16 @@ class Population:
         )
 
     def ran(self, reached: Mapping[str, int]) -> None:
-        """The last run reached this. A triple was at work if each of its switches has done something."""
+        """Record what the last run reached. A triple was at work if each of its switches has done
+        something."""
         for triple in triples(self._config):
             shown_by = [AT_WORK[name] for name, on in triple if on and name in AT_WORK]
             done = all(reached.get(each) for each in shown_by)
             (self._at_work if done else self._in_vain)[triple] += 1
 
     def _news(self, config: Config) -> float:
-        """How much a server would add: a triple counts by its switches that are on, and less each time that
-        it was at work, or tried in vain."""
+        """Return the novelty of a server: a triple counts by its switches that are on, and less each
+        time that it was at work, or tried in vain."""
         return sum(
             sum(map(bool, dict(each).values()))
             / (1 + self._at_work[each]) ** 2
@@ -175,7 +180,7 @@ class Population:
 
 
 def triples(config: Config) -> list[Triple]:
-    """The switches of a server three at a time, as classes: 0 is off."""
+    """Yield the switches of a server three at a time, as classes: 0 is off."""
     window = config.window
     page = config.page_size
     if not window:
@@ -198,7 +203,7 @@ def triples(config: Config) -> list[Triple]:
 
 
 def of_scene(scene: dict[str, Any]) -> tuple[Client, ...]:
-    """The clients of a scene."""
+    """Return the clients of a scene."""
     kinds = [each for kind in scene["clients"] for each in _one_by_one(kind)]
     return tuple(
         msgspec.convert({"start": 0, **each, "name": f"c{at}"}, Client)
@@ -211,13 +216,13 @@ MEETINGS = {"texts": texts, "talks": talks}  # at the tree
 
 @lru_cache(maxsize=1)
 def scenes() -> list[dict[str, Any]]:
-    """The scenes of scenes.toml."""
+    """Return the scenes of scenes.toml."""
     found: list[dict[str, Any]] = tomllib.loads(SCENES.read_text(encoding="utf-8"))["scene"]
     return found
 
 
 def _one_by_one(client: dict[str, Any]) -> list[dict[str, Any]]:
-    """A client for each of the numbers that stand in the place of one."""
+    """Return a client for each of the numbers that replace one."""
     parts = [client, *client["turns"]]
     lists = [v for part in parts for k, v in part.items() if isinstance(v, list) and k != "turns"]
     most = max(map(len, lists), default=1)
@@ -236,7 +241,8 @@ def _one_by_one(client: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def configuration(rng: random.Random, **fixed: int | bool) -> Config:
-    """A server that is small enough to be short of memory. fixed: fields that are not left to chance."""
+    """Draw a server that is small enough to be short of memory. fixed: fields that chance does not
+    choose."""
     page = rng.choice((1, 1, 1, 2, 2, 4, 4, 8))
     found: dict[str, int | bool] = {
         "page_size": page,
@@ -279,8 +285,9 @@ def _whole_pages(
 def _with_states(
     found: Mapping[str, int | bool], fixed: Mapping[str, int | bool]
 ) -> dict[str, int | bool]:
-    """A server with recurrent layers. One that keeps a state at the end of a text alone has neither pages nor
-    overlap; one that keeps them on the way has no chunk in which it would keep none."""
+    """Draw a server with recurrent layers. One that keeps only the state at the end of a text has
+    neither pages nor overlap; one that keeps states on the way has no chunk in which it would keep
+    none."""
     page = int(fixed.get("page_size", 1))
     needs_track = page > 1 or fixed.get("overlap")
     track = fixed.get("track", 8 if needs_track else found["track"])

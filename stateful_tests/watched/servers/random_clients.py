@@ -22,11 +22,12 @@ def storm(
     flood: bool = False,
     impatient: bool = False,
 ) -> tuple[Client, ...]:
-    """Clients that arrive at once and want long answers to short prompts, so that the pool runs out while
-    they decode. flood: half of the prompts are long, so that chunks of prefill compete with decode.
+    """Draw clients that arrive at once and want long answers to short prompts, so that the pool runs
+    out while they decode. flood: half of the prompts are long, so that chunks of prefill compete with
+    decode.
 
-    Every third client has many tiny turns. The server still admits these when hardly anything is free, and
-    retracts them before their first result.
+    Every third client has many tiny turns. The server still admits these when hardly anything is free,
+    and retracts them before their first result.
     """
     sixth = config.tokens // 6
     at_a_time = config.running + 1
@@ -68,7 +69,8 @@ def storm(
 def texts(
     rng: random.Random, config: Config, *, count: int = 12, impatient: bool = False
 ) -> tuple[Client, ...]:
-    """Clients that send the same few long texts again, so that the tree evicts them and caches them anew."""
+    """Draw clients that send the same few long texts again, so that the tree evicts them and caches
+    them anew."""
     longest = max(4, config.tokens // rng.choice((3, 4)))
     text_count = rng.choice((2, 4, 8))
 
@@ -98,8 +100,8 @@ def texts(
 def talks(
     rng: random.Random, config: Config, *, count: int = 12, impatient: bool = False
 ) -> tuple[Client, ...]:
-    """Clients without sessions that resend their conversation with each turn. The next turn, and other
-    clients with the same conversation, match the answers that the tree has cached."""
+    """Draw clients without sessions that resend their conversation with each turn. The next turn, and
+    other clients with the same conversation, match the answers that the tree has cached."""
     turn_count = rng.randint(3, 6)
     longest_answer = max(2, config.tokens // 2 // turn_count)
 

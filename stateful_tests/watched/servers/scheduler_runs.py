@@ -40,8 +40,8 @@ SHRINK_S = 60.0  # seconds that shrinking one finding may take
 
 
 class ServedRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A run as a file: what it takes to repeat it. choices: of the environment of a pair; key: of the finding
-    that it shows, "" for none."""
+    """A run as a file: everything that is needed to repeat it. choices: of the environment of a pair;
+    key: of the finding that it shows, "" for none."""
 
     release: str
     config: Config
@@ -63,8 +63,12 @@ class Runner(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ServedFinding:
-    """A judge's finding about a run. key: the same of another run means the same fault. known: the fault of
-    this release that it is, or that it follows from. old: the base shows it in the same run."""
+    """A judge's finding about a run.
+
+    key: equal keys of two runs mean the same fault.
+    known: the fault of this release that it is, or that it follows from.
+    old: the base shows it in the same run.
+    """
 
     judge: str
     key: str
@@ -76,7 +80,7 @@ class ServedFinding:
 
 @dataclass(slots=True)
 class JudgedRun:
-    """One run and what its judges say. tail: the last lines of its log."""
+    """One run and its judges' findings. tail: the last lines of its log."""
 
     run: ServedRun
     outcome: RunOutcome
@@ -92,8 +96,13 @@ class JudgedRun:
 
 @dataclass(slots=True)
 class Served:
-    """A whole check. reached: decisions of the scheduler, and how often; known, old: what known faults
-    explain, and what the base shows as well; found: key -> the smallest run. interrupted: by a signal."""
+    """A whole check.
+
+    reached: decisions of the scheduler, and how often.
+    known, old: findings that known faults explain, and findings that the base shows as well.
+    found: key -> the smallest run.
+    interrupted: by a signal.
+    """
 
     release: str
     seed: int
@@ -110,7 +119,7 @@ class Served:
 
 
 def serve(runner: Runner, run: ServedRun, level: str = "") -> JudgedRun:
-    """Serve one run, and judge it. level: of its log; pages, or what is logged of a host tier, tell which
+    """Serve one run, and judge it. level: of its log; pages, or lines about a host tier, show which
     states the tree gets. A pair writes no log."""
     if run.config.pair:
         outcome = runner.run(Job(run.config, run.clients, run.seed, choices=run.choices))
@@ -137,9 +146,10 @@ def serve(runner: Runner, run: ServedRun, level: str = "") -> JudgedRun:
 class Before:
     """The release that a tree was taken from.
 
-    there: known fault -> whether the tree has it as well, by its traces. saved: known fault -> the run that
-    shows it. A fault without traces is there if the release shows it in the same run, or the tree in the
-    saved one: the tree's order of events may differ from the release's.
+    there: known fault -> whether the tree has it as well, by its traces.
+    saved: known fault -> the run that shows it.
+    The tree has a fault without traces if the release shows it in the same run, or the tree in the
+        saved one: the tree's order of events may differ from the release's.
     """
 
     runner: Runner
@@ -147,7 +157,7 @@ class Before:
     saved: Mapping[str, ServedRun] = field(default_factory=dict)
 
     def compared(self, judged: JudgedRun, tree: Runner) -> JudgedRun:
-        """The run of the tree beside the same of the release."""
+        """Return the run of the tree compared with the same run of the release."""
         if not judged.findings:
             return judged
         was = serve(self.runner, judged.run).findings
@@ -162,7 +172,8 @@ class Before:
         return judged
 
     def _has(self, tree: Runner, fault: str, shown: Container[str]) -> bool:
-        """Whether the tree has a known fault. shown: faults that the release has shown in the same run."""
+        """Return whether the tree has a known fault. shown: faults that the release has shown in the
+        same run."""
         if fault not in self.there:
             if fault in shown:
                 return True
@@ -174,9 +185,10 @@ class Before:
 
 
 def second_opinion(runner: Runner, judged: JudgedRun) -> dict[str, str]:
-    """Return what the release's own KV canary says of each finding of a run, by key.
+    """Return the verdict of the release's own KV canary on each finding of a run, by key.
 
-    The same run is served once more. A wrong read is seen if the canary fires at its request and position.
+    The same run is served once more. A wrong read is seen if the canary fires at its request and
+    position.
     """
     run = judged.run
     outcome = runner.run(Job(run.config, run.clients, run.seed, canary=True))
@@ -199,7 +211,7 @@ def second_opinion(runner: Runner, judged: JudgedRun) -> dict[str, str]:
 
 
 def judge(runner: Runner, run: ServedRun, before: Before | None = None) -> JudgedRun:
-    """Serve one run, judge it, and compare it with what was before."""
+    """Serve one run, judge it, and compare it with the release before the change."""
     judged = serve(runner, run)
     return judged if before is None else before.compared(judged, runner)
 
@@ -267,8 +279,8 @@ def check(
 ) -> Served:  # fmt: skip
     """Serve random runs until their number or the time is over; each new finding is shrunk at once.
 
-    keep: is called with the run of a new finding, and with each smaller one. An interrupt ends the check with
-    what was found until then.
+    keep: called with the run of a new finding, and with each smaller one. An interrupt ends the check
+        with the findings until then.
     """
     started = time.monotonic()
     checking = _Check(
@@ -309,7 +321,7 @@ class _Check:
         self.say(what, self.result.forwards, len(self.result.found))
 
     def take(self, run: ServedRun) -> Counter[str]:
-        """Serve a run; a new finding is kept, and shrunk. What the run reached."""
+        """Serve a run; keep and shrink a new finding. Returns what the run reached."""
         judged = judge(self.runner, run, self.before)
         result = self.result
         result.runs += 1
@@ -334,7 +346,7 @@ class _Check:
         self.keep(judged)
 
     def _shrink(self, run: ServedRun) -> None:
-        """Look for the smallest run that still shows the finding, in so many tries."""
+        """Return the smallest run that still shows the finding, within so many tries."""
         tries = itertools.count(1)
         ends = time.monotonic() + SHRINK_S
 
@@ -375,7 +387,8 @@ _PLAINEST: dict[type, dict[str, Any]] = {
 
 
 def _smaller(of: Any) -> Iterator[Any]:
-    """A run, or a part of one: with a client or a turn less; plainer itself; with a smaller part."""
+    """Yield smaller runs, or parts of one: with a client or a turn less; plainer itself; with a smaller
+    part."""
     if isinstance(of, ServedRun):
         choices = server_pairs.choices_about(of.clients, of.choices)
         if len(choices) < len(of.choices):

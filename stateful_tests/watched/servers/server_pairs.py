@@ -37,8 +37,11 @@ _REACHED = {
 
 
 class PairPopulation:
-    """The runs of a check, in order. fixed: fields of the servers that are not left to chance; count: a run
-    has 2 to two thirds as many clients."""
+    """The runs of a check, in order.
+
+    fixed: fields of the servers that chance does not choose.
+    count: a run has 2 to two thirds as many clients.
+    """
 
     def __init__(self, seed: int, *, fixed: Settings | None = None, count: int = 12) -> None:
         self.seed = seed
@@ -47,7 +50,7 @@ class PairPopulation:
         self._number = -1
 
     def draw(self) -> tuple[Config, tuple[Client, ...], int, tuple[NetworkChoice, ...]]:
-        """The next run: its servers, clients, seed and environment."""
+        """Return the next run: its servers, clients, seed and environment."""
         self._number += 1
         rng = random.Random(f"pair {self.seed} {self._number}")
         kind = KINDS[self._number % len(KINDS)]
@@ -60,7 +63,7 @@ class PairPopulation:
 
 
 def servers(rng: random.Random, fixed: Settings) -> Config:
-    """Two servers that are small enough to be short of memory."""
+    """Draw two servers that are small enough to be short of memory."""
     page = int(fixed.get("page_size", rng.choice((1, 2, 4, 4, 8))))
     # with pages of one token D keeps SWA KV of a whole prompt, and its pool seldom holds one
     windows = (0, 0, 0, 4, 6, 8) if page > 1 else (0, 0, 0, 0, 0, 0, 0, 0, 6)
@@ -103,7 +106,8 @@ def servers(rng: random.Random, fixed: Settings) -> Config:
 
 
 def _states(rng: random.Random, so_far: Settings, fixed: Settings) -> dict[str, int | bool]:
-    """Recurrent layers. States are kept on the way, or without pages and overlap at the end of a text."""
+    """Draw recurrent layers. States are kept on the way, or without pages and overlap at the end of a
+    text."""
     if so_far["window"] or so_far.get("prefill_complete"):
         return {}
     if not fixed.get("states", rng.random() < 0.15):
@@ -117,8 +121,8 @@ def _states(rng: random.Random, so_far: Settings, fixed: Settings) -> dict[str, 
 
 
 def _drafts(rng: random.Random, so_far: Settings, fixed: Settings) -> dict[str, int | bool]:
-    """Speculation of D, mostly with P's draft KV. With a window the draft model has as many layers as the
-    other has full ones, so that P has to send them (draft-as-deep-as-the-model)."""
+    """Draw speculation of D, mostly with P's draft KV. With a window the draft model has as many layers
+    as the other has full ones, so that P has to send them (draft-as-deep-as-the-model)."""
     draft = int(fixed.get("draft", rng.choice((0, 0, 0, 0, 2, 4))))
     if not draft:
         return {}
@@ -129,7 +133,7 @@ _TIERS = "hicache", "decode_hicache", "host_backup"
 
 
 def _tiers(rng: random.Random, so_far: Settings, fixed: Settings) -> dict[str, int | bool]:
-    """Host tiers of P and of D's tree, and the pool for what D retracts."""
+    """Draw host tiers of P and of D's tree, and the pool for KV that D retracts."""
     recurrent = so_far.get("states")
     late = so_far.get("prefill_complete")
     alone = not recurrent or not (so_far["track"] or so_far["overlap"])
@@ -154,8 +158,8 @@ def _tiers(rng: random.Random, so_far: Settings, fixed: Settings) -> dict[str, i
 
 
 def clients(rng: random.Random, config: Config, count: int, *, aborts: bool) -> tuple[Client, ...]:
-    """Clients one after the other or at once, some of whose prompts share a text. None has a session: after
-    a turn P's has one output and D's has all, so that they disagree on the next prompt."""
+    """Draw clients one after the other or at once, some of whose prompts share a text. None has a
+    session: after a turn P's has one output and D's has all, so that they disagree on the next prompt."""
     longest = min(config.tokens, config.decode_tokens or config.tokens) // 2
     comes_back = config.hicache or config.decode_hicache  # what was evicted is asked for again
 
@@ -188,7 +192,7 @@ def clients(rng: random.Random, config: Config, count: int, *, aborts: bool) -> 
 def environment(
     rng: random.Random, kind: str, asking: Sequence[Client]
 ) -> tuple[NetworkChoice, ...]:
-    """Draw what happens to these clients' requests."""
+    """Draw the events for these clients' requests."""
     if kind == "calm":
         return ()
     turns = {f"{each.name}.{at}": turn for each in asking for at, turn in enumerate(each.turns, 1)}
@@ -246,7 +250,7 @@ def _rests(rng: random.Random, name: str) -> list[NetworkChoice]:
 
 
 def _aborts(rng: random.Random, name: str, *, alone: bool) -> list[NetworkChoice]:
-    """An abort reaches both servers, often one later than the other; or one alone."""
+    """Draw an abort that reaches both servers, often one later than the other; or one alone."""
     side = rng.choice(SERVERS)
     if alone:
         # P misses it more often: an abort that P alone gets reaches nobody else, and hides other waits.
@@ -260,13 +264,13 @@ def _aborts(rng: random.Random, name: str, *, alone: bool) -> list[NetworkChoice
 def choices_about(
     asking: Sequence[Client], choices: Sequence[NetworkChoice]
 ) -> tuple[NetworkChoice, ...]:
-    """The choices that are about these clients' requests, or about none."""
+    """Return the choices that are about these clients' requests, or about none."""
     names = {f"{each.name}.{at}" for each in asking for at in range(1, 1 + len(each.turns))}
     return tuple(each for each in choices if not each.request or each.request in names)
 
 
 def reached(events: Iterable[PairEvent]) -> Counter[str]:
-    """Count what a run has reached."""
+    """Count the events that a run has reached."""
     return Counter(
         what for event in events for what, words in _REACHED.items() if re.search(words, event.says)
     )
