@@ -209,7 +209,12 @@ def test_a_test_written_by_hand_stands_in_where_no_trace_makes_one(kvspec, saved
     assert (code, out) == (0, BY_HAND.read_text())
     assert "sglang==0.5.23+overlap: the test fails, as it should" in err
     assert f"The test is the one of this bug that was written by hand: {BY_HAND}" in err
-    code, _, err = kvspec("export", trace, *options, "--out", "tests/")
+
+
+def test_a_test_written_by_hand_goes_where_it_is_told_and_is_checked_as_any(kvspec):
+    trace = "@a_retracted_turn_goes_on_below_its_state"
+    options = "--as", "pytest", "--impl", "sglang==0.5.23+overlap"
+    code, _, _ = kvspec("export", trace, *options, "--out", "tests/")
     made = [path.name for path in Path("tests").iterdir()]
     assert (code, made) == (0, ["test_the_match_of_a_retry_goes_no_further_back_than_the_state.py"])
     code, out, err = kvspec("export", trace, *options, "--fixed", "0.5.22")
