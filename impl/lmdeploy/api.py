@@ -13,9 +13,11 @@ CORE = """
 0.16.0 ... messages.py | SchedulerSession.add_sequence(_, sampling_param=_, adapter_name=_); SequenceManager.get_all_sequences; LogicalTokenBlocks.get_real_blocks()
 0.16.0 ... messages.py | SchedulerSequence.session_id; SchedulerSequence.num_blocks; SchedulerSequence.logical_blocks; SchedulerSequence.logical_state
 0.16.0 ... messages.py | SchedulerSequence.status; SchedulerSequence.num_history_ids; SchedulerSequence.num_ignored_history; SchedulerSequence.all_ids
-0.16.0 ... messages.py | SchedulerSequence.num_new_tokens; SchedulerSequence.sampling_param
+0.16.0 ... messages.py | SchedulerSequence.num_new_tokens; SchedulerSequence.num_valid_ids; SchedulerSequence.sampling_param
 0.16.0 ... strategies/ar/sequence.py | ARSequenceStrategy()
 0.16.0 ... strategies/ar/engine.py | AREngineStrategy(_, _)
+0.16.0 ... strategies/ar_spec/sequence.py | ARSpecSequenceStrategy()
+0.16.0 ... strategies/ar_spec/engine.py | ARSpecEngineStrategy(_, _, _)
 0.16.0 ... paging/scheduler.py | Scheduler(_, _, _); Scheduler.block_trie; Scheduler.block_manager; Scheduler.state_manager; Scheduler.seq_manager; Scheduler.sessions
 0.16.0 ... paging/scheduler.py | Scheduler.has_unfinished(); Scheduler.add_session(_); Scheduler.stop_session(_); Scheduler.end_session(_); Scheduler.activate_seqs(_)
 0.16.0 ... paging/block_trie/trie.py | BlockTrie.state_checkpoints; BlockTrie._roots

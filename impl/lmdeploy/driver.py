@@ -57,10 +57,12 @@ class LMDeployDriver(EngineFacts):
 
     def reset(self, geometry: EngineConfig) -> None:
         [group, *more] = geometry.groups
-        extra = geometry.drafts or geometry.connects or geometry.checkpoints or not geometry.chunked
+        extra = geometry.connects or geometry.checkpoints or not geometry.chunked
         if extra or group.state or more not in ([], [replace(group, window=None, state=True)]):
-            alone = "no drafts, no connector, chunked prompts, states where chunks end alone"
+            alone = "no connector, chunked prompts, states where chunks end alone"
             raise UnusableImplementation(f"lmdeploy: one group, and one with state; {alone}")
+        if geometry.drafts and (more or group.window is not None):
+            raise UnusableImplementation("lmdeploy: drafts go with full attention alone")
         self.clear(size := group.block_size)
         self.config = geometry
         self._states = CheckpointedStates(geometry)
@@ -76,11 +78,12 @@ class LMDeployDriver(EngineFacts):
         plan = self._of["config"].SchedulerConfig(
             max_batches=geometry.max_seqs,
             max_session_len=self._longest,
-            prefill_interval=max(1, min(_AHEAD, slots - self._longest)),
+            prefill_interval=max(1, min(_AHEAD, (slots - self._longest) // (1 + geometry.drafts))),
         )
-        meta = self._of["messages"].SequenceMeta(
-            size, strategy=self._of["sequence"].ARSequenceStrategy()
-        )
+        strategy = self._of["ar.sequence"].ARSequenceStrategy
+        if geometry.drafts:
+            strategy = self._of["ar_spec.sequence"].ARSpecSequenceStrategy
+        meta = self._of["messages"].SequenceMeta(size, strategy=strategy())
         self.scheduler = self._of["paging"].Scheduler(plan, cache, meta)
         self._notes_released(self.scheduler)
         self.maker = self._maker(plan, cache)
@@ -94,7 +97,7 @@ class LMDeployDriver(EngineFacts):
             scheduler=self.scheduler,
             seq_strategy=meta.strategy,
             inputs_maker=self.maker,
-            config=Values(num_speculative_tokens=None, enable_metrics=False),
+            config=Values(num_speculative_tokens=geometry.drafts or None, enable_metrics=False),
             resp_queue=Values(put_nowait=self._deliver),
         )
         self._checkpoints = self.scheduler.block_trie.state_checkpoints
@@ -102,6 +105,7 @@ class LMDeployDriver(EngineFacts):
             self.loop, "EngineLoop._publish_forward_checkpoints", self._publish_later
         )
         self._rows = []
+        self._accept = ()
         self._flights = deque()
         self._dispatched_next = False
         self._listens = True
@@ -121,13 +125,17 @@ class LMDeployDriver(EngineFacts):
             **vars(plan),
             "role": module.EngineRole.Hybrid,
             "is_ssm": self._states.slots > 0,
+            "spec_decoding": self.config.drafts > 0,
         }
+        rounds = self._of["ar.engine"].AREngineStrategy(plan, cache)
+        if self.config.drafts:
+            rounds = self._of["ar_spec.engine"].ARSpecEngineStrategy(plan, cache, self.config.drafts)
         parts = {
             "executor": Values(device_type="cpu", forward_async=sent),
             "scheduler": self.scheduler,
             "state_checkpoints": optional(self.scheduler, "Scheduler.state_checkpoints", None),
             "adapter_manager": Values(num_adapters=lambda: 0),
-            "engine_strategy": self._of["engine"].AREngineStrategy(plan, cache),
+            "engine_strategy": rounds,
             "sampling_strategy": Values(make_sampling_inputs=lambda _: None),
             "model_agent_strategy": Values(
                 make_extra_inputs=lambda *_: None, make_stopping_criteria=lambda _: None
@@ -146,6 +154,7 @@ class LMDeployDriver(EngineFacts):
                     self.scheduler.has_unfinished() or self.maker.has_pending_long_context_chunk()
                 )
                 require(waits or bool(self._flights), Reason.EMPTY)
+                self._accept = command.accept
                 self._dispatch()
             case Update():
                 require(self._dispatched_next, Reason.EMPTY)

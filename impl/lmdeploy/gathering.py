@@ -72,6 +72,7 @@ class EngineFacts(ModelAgent):
             unheard=not self._heard,
             released=tuple(self._released),
             reset=self.new_weights,
+            overrun=2 * self.config.drafts,  # a round, and the one behind it
         )
 
     def _cached(self, of: list[int]) -> tuple[list[Published], list[int]]:
@@ -109,7 +110,8 @@ class EngineFacts(ModelAgent):
             status = "PAUSED" if row else "PREEMPTED"
         table = (0,) * (sequence.num_ignored_history // self.block_size) + tuple(row)
         tables = (table, state)[: len(self.config.groups)]
-        return RequestFact(status, tuple(sequence.all_ids.tolist()), computed, tables)
+        text = tuple(sequence.all_ids[: sequence.num_valid_ids].tolist())  # without drafts
+        return RequestFact(status, text, computed, tables)
 
 
 def _free(items: Any, count: int) -> list[int]:

@@ -20,7 +20,8 @@ from impl.stand_ins import Values
 _PACKAGE = "lmdeploy.pytorch"
 # The modules that the driver calls; envs first, which others take from its package.
 _CALLED = ("envs", "config", "messages", "paging", "engine.inputs_maker", "engine.engine_loop",
-           "strategies.ar.sequence", "strategies.ar.engine")  # fmt: skip
+           "strategies.ar.sequence", "strategies.ar.engine",
+           "strategies.ar_spec.sequence", "strategies.ar_spec.engine")  # fmt: skip
 # What they import is inert but for these.
 _REAL = (*_CALLED, "block", "long_context", "prefix_cache_state", "engine.cache_inputs",
          "strategies.base", "disagg.config", "disagg.conn.protocol")  # fmt: skip
@@ -47,10 +48,13 @@ class LMDeploySystem(ReleaseSystem):
 
 
 def load(root: Path) -> dict[str, Any]:
-    """Return the release's modules by their last name, in this process."""
+    """Return the release's modules, loaded in this process, such as "inputs_maker" and "ar.sequence"."""
     install(root, LMDeploySystem.modules, {})
     modules: dict[str, Any] = {
-        name.rpartition(".")[2]: importlib.import_module(f"{_PACKAGE}.{name}") for name in _CALLED
+        name.removeprefix("engine.").removeprefix("strategies."): importlib.import_module(
+            f"{_PACKAGE}.{name}"
+        )
+        for name in _CALLED
     }
     quiet: Any = Inert()
     quiet.level = logging.ERROR  # or each batch is described

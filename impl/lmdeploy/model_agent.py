@@ -14,10 +14,11 @@ from impl.lmdeploy.states import CheckpointedStates
 from impl.process.failures import SystemFailed
 from impl.self_scheduling.driver import SelfSchedulingDriver
 from impl.self_scheduling.request_sources import RequestSources
+from impl.self_scheduling.toy_model import greedy, other
 from impl.stand_ins import Values
 from reference.blocks.commands import STOP_TOKEN
 from reference.blocks.config import EngineConfig
-from reference.blocks.facts import Lane, chained
+from reference.blocks.facts import Lane, chain, chained
 
 # What a model gives out beside tokens, and nobody asks for.
 _NOT_ASKED = dict.fromkeys(
@@ -40,6 +41,7 @@ class ModelAgent(SelfSchedulingDriver):
     _names: dict[int, str]  # of sessions that clients have not ended
     _past: dict[int, int]  # of sessions that ran: positions that the worker has computed
     _ending: list[int]  # sessions that have finished, which clients end next
+    _accept: tuple[int, ...]  # as of the last Schedule
 
     def _send(self, next_inputs: Coroutine[Any, Any, Any]) -> None:
         """Have the worker run the batch that is made, if one is."""
@@ -67,7 +69,7 @@ class ModelAgent(SelfSchedulingDriver):
         if delta is not None and delta.indice_cpu is not None:
             self._rows = [self._rows[at] for at in delta.indice_cpu]
         samples = inputs is None or not inputs.is_chunk or bool(inputs.is_last_chunk)
-        batch = [(row, [row.token]) for row in self._rows]
+        batch = [(row, [row.token, *row.drafts]) for row in self._rows]
         source = delta
         if inputs is not None:
             batch = list(_prefilled(inputs, running, self.sources))
@@ -76,28 +78,37 @@ class ModelAgent(SelfSchedulingDriver):
         if [row.seq for row, _ in batch] != running:
             raise SystemFailed("the worker has another batch than the engine")
         tokens = []
-        stopped = []
+        stops = []
         ignored = source.num_ignored_history.tolist()
         tables = source.block_offsets.tolist()
-        for (row, given), skipped, table in zip(batch, ignored, tables):
+        width = 1 + self.config.drafts if inputs is None else 1
+        for at, ((row, given), skipped, table) in enumerate(zip(batch, ignored, tables)):
             table = [0] * (skipped // self.block_size) + table
-            tokens.append(self._run(row, given, table, samples))
-            row.left -= samples
-            stopped.append(samples and (row.left <= 0 or row.token == STOP_TOKEN))
+            agreed = self._accept[min(at, len(self._accept) - 1)] if self._accept else 0
+            sampled = self._run(row, given, table, samples, agreed)
+            tokens.append([*sampled, *[-1] * (width - len(sampled))])
+            stops.append(_stop_position(sampled, row.left) if samples else -1)
+            row.left -= len(sampled) * samples
         if inputs is None:
-            delta.seq_length = torch.ones(len(batch), dtype=torch.long)
+            delta.seq_length = torch.full((len(batch),), width, dtype=torch.long)
             delta.is_decoding = True
+        drafts = torch.tensor([row.drafts for row, _ in batch], dtype=torch.long)
         return Values(
-            next_token_ids=torch.tensor(tokens),
-            stopped=torch.tensor(stopped),
+            next_token_ids=torch.tensor(tokens).squeeze(1),
+            stopped=torch.tensor([at >= 0 for at in stops]),
             new_token_timestamp=0,
-            stop_pos=torch.zeros(len(batch), dtype=torch.long),
+            stop_pos=torch.tensor(stops),
+            extra_outputs=Values(draft_token_ids=drafts) if self.config.drafts else None,
             **_NOT_ASKED,
         )
 
-    def _run(self, row: Any, tokens: list[int], table: list[int], samples: bool) -> int:
-        """Compute the tokens of one request, note its lane, and return what the model says next."""
+    def _run(
+        self, row: Any, tokens: list[int], table: list[int], samples: bool, agreed: int
+    ) -> list[int]:
+        """Compute the tokens of one request, note its lane, and return the sampled tokens. agreed: the drafts
+        that the model accepts, at most."""
         start = row.past
+        drafts = row.drafts
         stamps = chained(tokens, row.stamp)
         for position, stamp in enumerate(stamps, start):
             at, offset = divmod(position, self.block_size)
@@ -106,16 +117,30 @@ class ModelAgent(SelfSchedulingDriver):
         origin = self.sources.origin_of(row.seq.session_id)
         states = self._states.fold(row.slot, start, tokens, origin)
         name = self._names.get(row.seq.session_id, "")
-        row.past = start + len(tokens)
-        row.stamp = stamps[-1]
+        accepted = min(agreed, len(drafts))
+        end = len(tokens) - len(drafts) + accepted  # inputs behind the last accepted one do not count
+        row.past = start + end
+        row.stamp = stamps[end - 1]
         row.token = self.sample(name, row.stamp)
+        if accepted < len(drafts) and row.token != STOP_TOKEN:
+            row.token = other(row.stamp)
+        row.drafts = self._drafted(chain(row.stamp, row.token)) if samples else []
         self._past[row.seq.session_id] = row.past
+        sampled = [*drafts[:accepted], row.token]
         if name:
-            sampled = (row.token,) if samples else ()
-            held = tuple(table[: -(-row.past // self.block_size)])
+            held = tuple(table[: -(-(start + len(tokens)) // self.block_size)])
             tables = (held, self._states.table(row.slot))[: len(self.config.groups)]
-            self.lanes.append(Lane(name, start, tuple(tokens), 0, sampled, tables, states))
-        return int(row.token)
+            said = tuple(sampled) if samples else ()
+            self.lanes.append(Lane(name, start, tuple(tokens), len(drafts), said, tables, states))
+        return sampled
+
+    def _drafted(self, stamp: int) -> list[int]:
+        """Return the tokens that the drafter proposes behind a text, by the stamp of its end."""
+        drafts: list[int] = []
+        for _ in range(self.config.drafts):
+            drafts.append(greedy(stamp))
+            stamp = chain(stamp, drafts[-1])
+        return drafts
 
     def _deliver(self, outputs: dict[int, Any]) -> None:
         """Give outputs to the clients, by session."""
@@ -133,8 +158,8 @@ def _prefilled(
 ) -> Iterator[tuple[Any, list[int]]]:
     """Yield a row for each request of a prefill, and its inputs.
 
-    past: positions that have KV. stamp: that of the last. token: what was sampled behind it. left: how many
-    more tokens it may have. slot: that of its state.
+    past: number of positions that have KV. stamp: of the last of them. token: sampled behind it. drafts:
+    proposed behind that. left: number of tokens that it may still sample. slot: of its state.
     """
     given = inputs.input_ids[0].split(inputs.seq_length.tolist())
     slots = inputs.state_offsets.tolist() if inputs.state_offsets is not None else repeat(-1)
@@ -143,9 +168,18 @@ def _prefilled(
         stamp = [origin, *chained(sequence.all_ids[:past].tolist(), origin)][-1]
         left = sequence.sampling_param.max_new_tokens - sequence.num_new_tokens
         yield (
-            Values(seq=sequence, past=past, stamp=stamp, token=0, left=left, slot=slot),
+            Values(seq=sequence, past=past, stamp=stamp, token=0, drafts=[], left=left, slot=slot),
             tokens.tolist(),
         )
+
+
+def _stop_position(sampled: list[int], left: int) -> int:
+    """Return the index of the sampled token that ends the request (ARSpecStoppingCriteria), -1 for none.
+    left: number of tokens that it may still sample."""
+    ends = [at for at, token in enumerate(sampled) if token == STOP_TOKEN]
+    if left <= len(sampled):
+        ends.append(left - 1)
+    return min(ends, default=-1)
 
 
 async def sent(_: Any) -> None:

@@ -27,7 +27,7 @@ PARTS = {
     OVERLAP: """
 5.23.0 ... input_outputs.py | ContinuousBatchingAsyncIOs.carry_over_tokens(_, _, _); ContinuousBatchingAsyncIOs.swap_io_pairs()
 5.23.0 ... input_outputs.py | ContinuousBatchingAsyncIOs.current_pair; ContinuousBatchingAsyncIOs.io_pairs
-5.23.0 ... input_outputs.py | ContinuousBatchingAsyncIOs.max_batch_tokens; ContinuousBatchingIOs.req_id_to_new_token_position; ContinuousBatchingIOs.carry_over_ids; ContinuousBatchingIOs.requests_in_batch
+5.23.0 ... input_outputs.py | ContinuousBatchingAsyncIOs.max_batch_tokens; ContinuousBatchingIOs.req_id_to_new_token_position; ContinuousBatchingIOs.carry_over_ids; ContinuousBatchingIOs.requests_in_batch; HostDeviceIOPair.host_io
 """,
 }
 TABLES = Tables(

@@ -258,6 +258,7 @@ class BlockFacts(NamedTuple):
     copies: (from, to) of blocks that the step of a Schedule copies before it runs.
     foreign_keys: keys of requests under which the cache has KV of another source (reference.kv_sources).
     encoder: the cache of an encoder's outputs, None without images.
+    overrun: positions past max_model_len that a round may compute, of an engine that never cuts its drafts.
     """
 
     refs: tuple[int, ...]
@@ -282,6 +283,7 @@ class BlockFacts(NamedTuple):
     copies: tuple[tuple[int, int], ...] = ()
     foreign_keys: tuple[ForeignKey, ...] = ()
     encoder: EncoderFacts | None = None
+    overrun: int = 0
 
     @property
     def transfers(self) -> tuple[Transfer, ...]:

@@ -17,6 +17,7 @@ from reference.failures import AtCount, AtNamed, Failure, counted, failure
     why="What lies past a limit has no row, no slot or no position encoding.",
     rule="blocks.config",
     source="vllm Scheduler.schedule",
+    scope="An engine that computes every draft of a round does so past max_model_len, in slots that it has.",
     trigger=lambda s: any(
         n.lane.start + len(n.lane.tokens) >= s.config.max_model_len - 1 for n in s.lanes
     ),
@@ -31,10 +32,11 @@ def _batch_within_limits(step: BlockStep) -> Failure | None:
     if (tokens := sum(len(lane.tokens) for lane in lanes)) > config.max_batched_tokens:
         at = AtCount("batch", "tokens", config.max_batched_tokens)
         return failure(f"at most {config.max_batched_tokens} tokens", f"{tokens}", at)
+    last = config.max_model_len + step.after.overrun
     for lane in lanes:
-        if (end := lane.start + len(lane.tokens)) > config.max_model_len:
-            want = f"{lane.request} ends by {config.max_model_len}"
-            at = AtCount(lane.request, "computed", config.max_model_len)
+        if (end := lane.start + len(lane.tokens)) > last:
+            want = f"{lane.request} ends by {last}"
+            at = AtCount(lane.request, "computed", last)
             return failure(want, f"it computes [{lane.start}, {end})", at)
     return None
 

@@ -124,11 +124,13 @@ def test_a_fault_near_a_known_one_is_new_where_the_base_does_the_same(system, tm
 
 
 def test_what_it_does_not_drive_is_one_line(system):
-    for name in ("hybrid", "state-window", "state-export", "state-drafts", "host", "uncached"):
+    for name in ("hybrid", "state-window", "state-export", "host", "uncached"):
         with pytest.raises(
-            UnusableImplementation, match="one group, and one with state; no drafts"
+            UnusableImplementation, match="one group, and one with state; no connector"
         ):
             system.reset(engine_preset(name))
+    with pytest.raises(UnusableImplementation, match="drafts go with full attention alone"):
+        system.reset(replace(engine_preset("state"), drafts=1))
     with pytest.raises(UnusableImplementation, match="nothing goes after a release of lmdeploy"):
         resolve(f"lmdeploy=={VERSION}+async")
     with pytest.raises(UnusableImplementation, match="there is no lmdeploy/pytorch"):
