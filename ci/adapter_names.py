@@ -31,7 +31,8 @@ _WORD = re.compile(r"[A-Za-z_]\w{2,}")
 
 
 def names_given_to_releases(engine: EngineName) -> dict[str, frozenset[str]]:
-    """Name -> the ways in which the adapter gives it to a release; none of a name that it reads."""
+    """Return name -> the ways in which the adapter gives it to a release; none for a name that it
+    reads."""
     found: dict[str, frozenset[str]] = {}
     for file, tree in _adapter_files(engine):
         way = next((way for piece, way in _WAYS.items() if piece in file.as_posix()), PLAIN)
@@ -50,7 +51,7 @@ def _adapter_files(engine: EngineName) -> Iterator[tuple[Path, ast.Module]]:
 
 
 def _names_read(tree: ast.Module) -> Iterator[str]:
-    """Names of attributes and arguments, and texts that may be names."""
+    """Return names of attributes and arguments, and texts that may be names."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute):
             yield node.attr
@@ -62,7 +63,7 @@ def _names_read(tree: ast.Module) -> Iterator[str]:
 
 
 def _names_given(tree: ast.Module) -> Iterator[str]:
-    """Names that are stored in objects of others or given by keys of dictionaries."""
+    """Return names that are stored in objects of others or given by keys of dictionaries."""
     aside = {id(node) for each in ast.walk(tree) if _declares(each) for node in ast.walk(each)}
     for node in ast.walk(tree):
         if id(node) in aside:
@@ -84,13 +85,13 @@ def _names_given(tree: ast.Module) -> Iterator[str]:
 
 
 def _declares(node: ast.AST) -> bool:
-    """Whether a statement says what stand-ins have."""
+    """Return whether a statement declares the attributes of stand-ins."""
     targets = getattr(node, "targets", [getattr(node, "target", None)])
     return any(isinstance(target, ast.Name) and target.id in _STAND_INS for target in targets)
 
 
 def _name_in(node: ast.AST | None) -> str:
-    """The name that a constant is; "" for anything else."""
+    """Return the name that a constant is; "" for anything else."""
     if (
         isinstance(node, ast.Constant)
         and isinstance(node.value, str)

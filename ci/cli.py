@@ -140,7 +140,8 @@ def _complain(name: str, message: str, code: int) -> int:
 def interrupts(
     now: Callable[[], float] = time.monotonic,
 ) -> Callable[[int, FrameType | None], None]:
-    """A handler of signals to end. The first interrupts; after the second the report still comes."""
+    """Return a handler of termination signals. The first interrupts; after the second the report still
+    comes."""
     had: list[float] = []
 
     def interrupt(number: int, frame: FrameType | None) -> None:

@@ -54,13 +54,13 @@ def shortest_lines(scope: Scope) -> Iterator[CorpusLine]:
 
 
 def faithful(line: CorpusLine) -> CorpusLine:
-    """The line in faithful mode, if it meets its situation there: then it runs in both."""
+    """Return the line in faithful mode, if it meets its situation there: then it runs in both."""
     other = line._replace(mode=Mode.FAITHFUL)
     return other if corpus.meets(other) is not None else line
 
 
 def shrunk_line(line: CorpusLine) -> CorpusLine:
-    """The line up to its situation, without commands that are not needed for it."""
+    """Return the line up to its situation, without commands that it does not need."""
 
     def cut_after_situation(commands: Commands) -> Commands | None:
         end = corpus.meets(line._replace(commands=commands))
@@ -117,7 +117,7 @@ def random_lines(wanted: set[str], there: set[str]) -> Iterator[CorpusLine]:
 
 
 def ends_with_situation(line: CorpusLine) -> bool:
-    """Return whether the last command meets the situation, and none before it."""
+    """Return whether the last command meets the situation, and no earlier one does."""
     return corpus.meets(line) == len(line.commands) - 1
 
 

@@ -26,14 +26,15 @@ from stateful_tests.traces.trace_files import load
 
 
 def shows_message(fault: KnownFault) -> bool:
-    """Whether a release says something in a trace of the fault: it raises, or its own check counts wrong."""
+    """Return whether a release prints something in a trace of the fault: it raises, or its own check
+    counts wrong."""
     says = any(clause == "BROKEN" or clause.startswith("CHK-") for clause in fault.clauses)
     return says and bool(fault.traces)
 
 
 def message(trace: str, release: str) -> str:
-    """Return what a trace of a known fault makes a release say; "" where it violates another clause or
-    conforms, or cannot be driven."""
+    """Return the text that a trace of a known fault makes a release print; "" where it violates another
+    clause or conforms, or cannot be driven."""
     name = release_name(SystemSpec.parse(_release_of_folder(trace)).engine, release, ways_of(trace))
     try:
         with closing(resolve(name)) as system:
@@ -51,8 +52,8 @@ def message(trace: str, release: str) -> str:
 
 
 def messages(fault: KnownFault) -> dict[str, list[str]]:
-    """Trace -> what it makes the first release that has the fault, its own and the newest say, each text
-    once."""
+    """Return trace -> messages of the first release that has the fault, its own and the newest, each
+    text once."""
     newest = [release for release in releases(fault.engine) if fault.is_in(release)][-1]
     by_trace = {}
     for trace in fault.traces:
@@ -64,7 +65,7 @@ def messages(fault: KnownFault) -> dict[str, list[str]]:
 
 
 def _release_of_folder(trace: str) -> str:
-    """The release that a trace's folder names, as a system."""
+    """Return the release that a trace's folder names, as a system."""
     return PurePath(trace).parts[0].replace("-", "==", 1)
 
 

@@ -1,4 +1,4 @@
-"""How a wheel is made: the folders of the repository become one package, `kvspec`.
+"""The build hook of the wheel: the folders of the repository become one package, `kvspec`.
 
 Installed, `reference` is `kvspec.reference`, and so on; nothing else is a top-level name. A file is copied,
 with the names that it imports, or spells in a string, changed to those. Hatchling calls `Packing`
@@ -54,7 +54,7 @@ class Packing(BuildHookInterface[Any]):
 
 
 def files(home: Path) -> Iterator[tuple[Path, str]]:
-    """Each file of the package, and what it is called in it."""
+    """Yield each file of the package, and its name in it."""
     yield home / "README.md", "kvspec/README.md"  # the page of `kvspec spec --html` has its limits
     for folder in (*PACKAGES, "fixtures", "ci/public/kvspec"):
         for path in sorted((home / folder).rglob("*")):
@@ -65,7 +65,7 @@ def files(home: Path) -> Iterator[tuple[Path, str]]:
 
 
 def moved(path: Path, known: dict[str, str] | None = None) -> str:
-    """The text of a module with our packages' names as they are when installed."""
+    """Return the text of a module with our packages' names as they are when installed."""
     text = path.read_text(encoding="utf-8")
     for name, becomes in (known or {}).items():
         text = text.replace(name, becomes)
@@ -81,7 +81,7 @@ def moved(path: Path, known: dict[str, str] | None = None) -> str:
 
 
 def tests(home: Path, folder: Path) -> None:
-    """The tests as a package of their own, kvspec_tests, which imports kvspec alone."""
+    """Return the tests as a package of their own, kvspec_tests, which imports kvspec alone."""
     source = home / "stateful_tests" / "tests"
     for path in sorted(source.rglob("*")):
         target = folder / "kvspec_tests" / path.relative_to(source)

@@ -1,6 +1,7 @@
-"""How kinds of systems are shown: the modules that explain a run of a kind, draw its page, make a test of it.
+"""The modules that show each kind of system: one explains a run, one draws its page, one makes a test
+of it.
 
-A module is imported when it is asked for: explanations need neither pages nor exports.
+A module is imported at its first use: explanations need neither pages nor exports.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ class ExplainedPlaces(Protocol):
     """Explains a run of a system that facts and clauses judge alone."""
 
     def called(self, place: Any, m: Any) -> str:
-        """A place of a failure, in words."""
+        """Return a place of a failure, in words."""
 
     def facts_at(self, place: Any, m: Any) -> list[Any]:
-        """Describe a place at a moment (see `ci.explain.places`)."""
+        """Return the facts about a place at a moment (see `ci.explain.places`)."""
 
     def events(self, past: Any) -> list[str]:
-        """Return what the facts of one moment do not show."""
+        """Return events that the facts of one moment do not show."""
 
 
 class DrawnPage(Protocol):
@@ -32,22 +33,22 @@ class DrawnPage(Protocol):
         """Return the data of the page, a step each."""
 
     def content(self, data: dict[str, Any], run: Any) -> dict[str, Any]:
-        """Return what the template takes besides the head of every page."""
+        """Return the values for the template besides the head of every page."""
 
 
 class ExportedTests(Protocol):
-    """Makes a trace a unit test of a release's own classes. ENGINE: whose releases it knows."""
+    """Makes a trace a unit test of a release's own classes. ENGINE: the engine whose releases it knows."""
 
     ENGINE: str
 
     def target(self, text: str) -> Any:
-        """A release by its version, or a checkout by its folder."""
+        """Return a release by its version, or a checkout by its folder."""
 
     def unit_test(self, trace: Any, file: str, system: Any, *more: Any) -> str:
-        """The text of the test."""
+        """Return the text of the test."""
 
     def shared_module(self, system: Any, fixed: Any) -> str:
-        """The text of the module that the tests of one folder import."""
+        """Return the text of the module that the tests of one folder import."""
 
     def hook(self, trace: Any) -> str:
         """Return the code that loads a release for the test of a trace."""
@@ -62,22 +63,23 @@ class ServerAsserts(Protocol):
         """Return the assertion that shows the violated clause."""
 
     def device_sizes(self, config: Any) -> Any:
-        """The sizes of the server's device memory."""
+        """Return the sizes of the server's device memory."""
 
     def host_arguments(self, config: Any) -> list[str]:
-        """The arguments of the server for its host memory."""
+        """Return the arguments of the server for its host memory."""
 
     def is_unified(self, release: Any, config: Any) -> bool:
-        """Whether the tree is the one for all kinds of KV."""
+        """Return whether the tree is the one for all kinds of KV."""
 
 
 @dataclass(frozen=True)
 class ShownKind:
-    """How a kind is shown, by the names of modules.
+    """The modules that show a kind, by name.
 
-    tests: "" where none are made. places, page: "" where the reference model stands beside the system, which
-    has its own (ci.explain.places,
-        ci.report.pages.trace_page). tests: of an engine's classes; asserts: what those of SGLang's assert.
+    tests: exports a test of an engine's classes; "" where there is none.
+    places, page: "" where the reference model runs beside the system: ci.explain.places and
+        ci.report.pages.trace_page show that.
+    asserts: the assertions of tests of SGLang's classes.
     models: an adapter may declare that it has no window, no radix tree, no recurrent state.
     """
 
@@ -117,10 +119,10 @@ _SHOWN = {
 
 
 def shown(kind_name: str) -> ShownKind:
-    """How a kind is shown."""
+    """Return the modules that show a kind."""
     return _SHOWN[kind_name]
 
 
 def shown_of(config: object) -> ShownKind:
-    """How a system with these sizes is shown."""
+    """Return the modules that show a system with these sizes."""
     return shown(kind_of_config(config).name)

@@ -23,7 +23,7 @@ from stateful_tests.lockstep import system_names
 
 
 def sketch_of(of: Engine) -> nearest.Sketch:
-    """The sketch of all driven releases of an engine."""
+    """Return the sketch of all driven releases of an engine."""
     releases = of.releases
     roots = [*complete_roots(of)]
     files = sorted({file for root in roots for file in driven_files(of, root)})
@@ -35,7 +35,7 @@ def sketch_of(of: Engine) -> nearest.Sketch:
 
 
 def names_of(of: Engine) -> used_names.NameSketch:
-    """The names that an engine's adapter uses, with the driven releases that have them."""
+    """Return the names that an engine's adapter uses, with the driven releases that have them."""
     releases = of.releases
     roots = [*complete_roots(of)]
     files = {file for root in roots for file in driven_files(of, root)} | way_map(of.name).files
@@ -48,13 +48,14 @@ def names_of(of: Engine) -> used_names.NameSketch:
 
 
 def driven_files(of: Engine, root: Path) -> Iterator[str]:
-    """The files of a release whose lines count."""
+    """Return the files of a release whose lines count."""
     for pattern in of.sketched:
         yield from (file.relative_to(root).as_posix() for file in root.glob(pattern))
 
 
 def complete_roots(of: Engine) -> Iterator[Path]:
-    """The folders of all driven releases, with what all ways load and the rules that the adapter copies."""
+    """Return the folders of all driven releases, with the files that all ways load and the rules that
+    the adapter copies."""
     for release in of.releases:
         root = _release_root(release_name(of.name, release))
         of.complete(release, root)

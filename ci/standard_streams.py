@@ -10,12 +10,13 @@ from typing import Any
 
 
 def plain(text: object) -> str:
-    """Text of a stranger (an exception, a name) without anything that a terminal would obey."""
+    """Return text of a stranger (an exception, a name) without control characters that a terminal would
+    obey."""
     return "".join(c if c.isprintable() else " " for c in str(text))
 
 
 class Lasting:
-    """A text stream. What cannot be written is dropped, and `error` says why."""
+    """A text stream that drops what it cannot write; `error` has the reason."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream if stream is not None else open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
@@ -48,7 +49,7 @@ class Lasting:
 
 @contextmanager
 def lasting_output() -> Iterator[Lasting]:
-    """Let stdout and stderr be Lasting; gives stdout."""
+    """Make stdout and stderr Lasting, and yield stdout."""
     before = sys.stdout, sys.stderr
     out = sys.stdout = Lasting(sys.stdout)
     sys.stderr = Lasting(sys.stderr)

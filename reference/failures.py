@@ -227,4 +227,4 @@ def failure(expected: str, observed: str, *at: Place, head: str = "") -> Failure
 
 def counted(count: int, what: str, more: str = "s") -> str:
     """Return a number with its noun, such as "1 page", "2 pages". more: ending of the plural."""
-    return f"{count} {what}{more * (count != 1)}"
+    return f"{count} {what}" if count == 1 else f"{count} {what}{more}"

@@ -1,8 +1,8 @@
-"""Whether a server gets any further: how often it has been in the same state without an answer in between.
+"""Detection of standstills: how often a server has been in the same state without an answer in between.
 
-A server that comes into a state for the second time will come into it for ever, if nobody new comes and all
-that others have to do for it has been done in between. So a repeated state is the witness of a deadlock, a
-starvation or a livelock: no time limit is needed.
+A server that comes into a state for the second time will do so for ever, if no new request comes and all work
+of others has been done in between. So a repeated state is the witness of a deadlock, a starvation or a
+livelock: no time limit is needed.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ FOR_EVER = 3
 class Standstill(NamedTuple):
     """A state of a system after a call of its scheduler.
 
-    times: how often it was in that state, this time included. turns: calls of the scheduler since the first
-    time; ran: forward passes since then. runs: this call began one; passes: since somebody last got further.
+    times: how often it was in that state, this time included.
+    turns: calls of the scheduler since the first time; ran: forward passes since then.
+    runs: this call began a forward pass; passes: forward passes since a request last got further.
     """
 
     times: int
@@ -30,7 +31,8 @@ class Standstill(NamedTuple):
 
 
 class _Visit(NamedTuple):
-    """The last time in a state that counts. due: what others had to do then; first: the turn of the first."""
+    """The last visit of a state that counts. due: the work that others had to do then; first: the turn
+    of the first visit."""
 
     times: int
     due: frozenset[Hashable]
@@ -39,23 +41,27 @@ class _Visit(NamedTuple):
 
 
 class StandstillDetector:
-    """States of a system since somebody last got further."""
+    """States of a system since a request last got further."""
 
     def __init__(self) -> None:
         self._visits: dict[Hashable, _Visit] = {}
         self._turn = self._ran = 0
 
     def restart(self) -> None:
-        """Somebody got further: a token, an end, or a client did something."""
+        """Forget all states: a request got a token or ended, or a client did something."""
         self._visits.clear()
         self._turn = self._ran = 0
 
     def enter_state(
         self, state: Hashable, due: Iterable[Hashable], *, runs: bool, counts: bool = True
     ) -> Standstill:
-        """The scheduler was called and left this state. due: what others (a device, a network) have to do
-        now; a state counts again only once all that was due at the last time has been done. runs: the call
-        began a forward pass. counts: a client that could go away holds nothing that others wait for."""
+        """Record that the scheduler was called and left this state.
+
+        due: work that others (a device, a network) have to do now; a state counts again only once all
+            work of the last visit has been done.
+        runs: the call began a forward pass.
+        counts: a client that could go away holds nothing that others wait for.
+        """
         self._turn += 1
         self._ran += runs
         now = frozenset(due)

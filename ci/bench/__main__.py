@@ -50,7 +50,7 @@ def _common_capabilities(systems: Iterable[System]) -> Capabilities:
 
 
 def _generate(machine: str, runs: int, can: Capabilities) -> list[Run]:
-    """Runs over all presets, by the generator that `kvspec check` uses, on the reference alone."""
+    """Draw runs over all presets, by the generator that `kvspec check` uses, on the reference alone."""
     made = []
     for number in range(runs):
         for name in PRESETS:
@@ -95,7 +95,7 @@ def _lockstep(system: System, runs: list[Run]) -> None:
 
 
 def _best_seconds(work: Callable[[], object]) -> float:
-    """The better of two runs: the first warms caches up."""
+    """Return the better time of two runs: the first warms caches up."""
     best = float("inf")
     for _ in range(2):
         began = time.perf_counter()
@@ -105,7 +105,7 @@ def _best_seconds(work: Callable[[], object]) -> float:
 
 
 def _cost_row(machine: str, what: str, seconds: float) -> dict[str, Any]:
-    """One line: what a command takes."""
+    """Return one line: the cost of a command."""
     return {
         "machine": machine,
         "what": what,

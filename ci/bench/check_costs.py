@@ -47,7 +47,7 @@ _REST = "the rest"
 
 
 def _timed_functions() -> dict[Callable[..., Any], str]:
-    """Each function that is timed, with the part that it counts as."""
+    """Return each timed function with its part."""
     parts: dict[str, tuple[Callable[..., Any], ...]] = {
         _DRIVING: (run_driver.drive,),
         _EXPLAINING: (explanation.counted_under,),
@@ -64,7 +64,7 @@ def _timed_functions() -> dict[Callable[..., Any], str]:
 
 
 def _timed_methods() -> Iterator[tuple[type, str, str]]:
-    """Methods that are timed: their class, their name, and the part."""
+    """Return timed methods: their class, their name, and the part."""
     for name in ("_catch", "_finds_another_cause", "findings"):
         yield finder.Finder, name, _SHRINKING
     for lockstep_kind in (lockstep.Lockstep, engine_lockstep.EngineLockstep, tiered.TierLockstep):
@@ -75,7 +75,7 @@ def _timed_methods() -> Iterator[tuple[type, str, str]]:
 
 @dataclass
 class _Clock:
-    """CPU seconds by part. worker_s: those of the system's process so far, which are looked at where a phase
+    """CPU seconds by part. worker_s: those of the system's process so far, which are read where a phase
     begins or ends."""
 
     worker_s: Callable[[], float] = lambda: 0.0
@@ -118,7 +118,7 @@ class _Clock:
 
 @contextmanager
 def _with_clock(clock: _Clock) -> Iterator[None]:
-    """All that is timed, by its part."""
+    """Patch all timed functions and methods so that the clock counts them."""
     functions = {id(each): (each, part) for each, part in _timed_functions().items()}
     patches: list[Any] = [
         patch.object(kind, name, clock.timed(vars(kind)[name], part))
@@ -146,7 +146,7 @@ def _with_clock(clock: _Clock) -> Iterator[None]:
 
 
 def _cpu_s(system: AnySystem) -> float:
-    """CPU seconds of a system's worker so far; 0 where it has none."""
+    """Return the CPU seconds of a system's worker so far; 0 where it has none."""
     process = getattr(system, "_process", None)
     if process is None:
         return 0.0

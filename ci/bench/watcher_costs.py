@@ -30,7 +30,7 @@ _CONFIGS = [(tree, overlap) for tree in (False, True) for overlap in (False, Tru
 
 
 def _bench_clients(count: int) -> tuple[Client, ...]:
-    """Eight at a time, two of three with a session of three turns."""
+    """Return clients eight at a time, two of three with a session of three turns."""
     rng = random.Random(1)
     found = []
     for i in range(1, count + 1):
@@ -42,7 +42,8 @@ def _bench_clients(count: int) -> tuple[Client, ...]:
 
 
 def _overhead_percent(watched_first: RunOutcome, watched_second: RunOutcome) -> float:
-    """By how much being watched takes longer, in percent: blocks of rounds of a pair of runs."""
+    """Return by how much being watched takes longer, in percent. watched_first, watched_second: blocks
+    of rounds of a pair of runs."""
     one, other = watched_first.blocks_s[2:], watched_second.blocks_s[2:]  # the first warm up
     first, second = sum(one[::2]) / sum(other[::2]), sum(other[1::2]) / sum(one[1::2])
     return 100 * (math.sqrt(first * second) - 1)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def require_single_system_options(selector: SystemSelector, **options: str | None) -> None:
-    """Raise Unusable for what goes with one system alone: a checkout, a device, and these options."""
+    """Raise Unusable for options that need a single system: a checkout, a device, and these."""
     device = f"device {selector.device}"
     given = {"sglang-path": selector.checkout, device: selector.device != "cpu", **options}
     if names := [name for name, value in given.items() if value]:
@@ -68,7 +68,8 @@ def check(
 
 
 def _check_release(spec: SystemSpec, one: CheckOne) -> Data:
-    """One release. An unavailable release, or a failed save, is one line and does not end the check."""
+    """Check one release. An unavailable release, or a failed save, is one line and does not end the
+    check."""
     row: Data = {
         "implementation": str(spec),
         "exit_code": Ending.CONFORMS,
@@ -126,7 +127,7 @@ def replay(
 def _replay_on_release(
     spec: SystemSpec, traces: Sequence[tuple[str, Trace]], selector: SystemSelector
 ) -> list[Data]:
-    """Each trace on one release: its replay, or why the release cannot be driven through it."""
+    """Replay each trace on one release, or say why the release cannot be driven through it."""
     try:
         with closing(replace(selector, spec=spec).resolve()) as system:
             return [_replay(str(spec), system, *trace) for trace in traces]

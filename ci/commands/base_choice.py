@@ -27,8 +27,11 @@ OF_HISTORY = "git:"  # before a revision
 def with_system(
     named: str | None, selector: SystemSelector, since: str | None, opened: ExitStack
 ) -> tuple[Base | None, AnySystem]:
-    """The base of a check, None without one, and the system that `selector` names. named: what --base says.
-    opened: keeps both until the check ends."""
+    """Yield the base of a check, None without one, and the system that `selector` names.
+
+    named: the value of --base.
+    opened: keeps both until the check ends.
+    """
     from stateful_tests.check.trees.base_selection import BaseKind
 
     if named is not None and not named.startswith(
@@ -48,8 +51,8 @@ def with_system(
 def default_base(
     selector: SystemSelector, since: str | None, system: AnySystem, opened: ExitStack
 ) -> Base | None:
-    """The base of a system where the user names none: of a checkout its own history, or else a release; None
-    of what is no checkout. opened: keeps the base."""
+    """Return the base of a system where the user names none: for a checkout its own history, or else a
+    release; None for anything else. opened: keeps the base."""
     from stateful_tests.check.trees.base_selection import BaseKind
 
     if selector.checkout is None:
@@ -66,8 +69,8 @@ def default_base(
 
 
 def _is_far(base: Base, system: AnySystem) -> bool:
-    """Whether a release is twice as near to a checkout as the merge base: more than half of what changed is
-    upstream's then, as where the branch that is known is an old one. A line says so."""
+    """Return whether a release is twice as near to a checkout as the merge base: more than half of the
+    changes are upstream's then, as where the known branch is an old one. A note says so."""
     from impl.loading.nearest import differing, nearest
 
     engine = system_spec(system).engine
@@ -83,10 +86,11 @@ def _is_far(base: Base, system: AnySystem) -> bool:
 
 @dataclass
 class KnownFaults:
-    """Names the known faults of traces that are replayed on a system, beside the base that a check of it has.
+    """Names the known faults of traces that are replayed on a system, with the base that a check of it
+    has.
 
-    before: the base that the user has named. opened: keeps the base of a checkout, which the first violation
-    asks for.
+    before: the base that the user has named.
+    opened: keeps the base of a checkout, which is loaded at the first violation.
     """
 
     selector: SystemSelector
@@ -108,7 +112,7 @@ class KnownFaults:
         return [*masks(self.system, self._base)]
 
     def of(self, run: Run) -> KnownFault | None:
-        """The known fault that explains what a trace violates, if one does."""
+        """Return the known fault that explains the violation of a trace, if there is one."""
         from stateful_tests.check.known_faults.explanation import known_fault, known_fault_beside
 
         if run.violation is None or self._base is None:
@@ -117,7 +121,7 @@ class KnownFaults:
 
 
 def named_base(named: str, selector: SystemSelector) -> AnySystem:
-    """A base by its name, or a checkout, which is loaded here; driven in the same ways as `selector`."""
+    """Load a base by its name, or a checkout; driven in the same ways as `selector`."""
     from stateful_tests.lockstep import system_names
 
     folder = named if Path(named).is_dir() else None
@@ -133,7 +137,7 @@ def named_base(named: str, selector: SystemSelector) -> AnySystem:
 
 
 def _folder_name(folder: str) -> str:
-    """A folder with the commit that is checked out there, if it has one."""
+    """Return the name of a folder with the commit that is checked out there, if it has one."""
     from stateful_tests.check.trees.tree_history import git
 
     with suppress(ValueError):
@@ -142,19 +146,19 @@ def _folder_name(folder: str) -> str:
 
 
 def _has_files(system: AnySystem) -> WorkerSystem:
-    """A release or a checkout: a worker drives its files."""
+    """Return whether a system is a release or a checkout, whose files a worker drives."""
     return cast("WorkerSystem", system)
 
 
 def _checkout_root(system: AnySystem) -> Path:
-    """The folder of a checkout's files."""
+    """Return the folder of a checkout's files."""
     root = _has_files(system).root
     assert root is not None
     return root
 
 
 def _start_once(system: AnySystem) -> None:
-    """Start a system once, to see that it loads. One that breaks then is a base that shows it."""
+    """Start a system once, to test that it loads. A base that breaks then shows it in its runs."""
     from impl.process.failures import SystemFailed
     from stateful_tests.check.check_plans import sizes_for
     from stateful_tests.lockstep.driven_kinds import lockstep_of
@@ -177,7 +181,7 @@ def _revision(named: str, option: str, selector: SystemSelector, system: AnySyst
 
 
 def _own_revision(system: AnySystem, since: str | None) -> Revision | None:
-    """The commit since which the changes of a checkout are its own, if its history tells."""
+    """Return the commit since which the changes of a checkout are its own, if its history shows one."""
     from stateful_tests.check.trees import tree_history
 
     spec = system_spec(system)
@@ -196,7 +200,7 @@ def _own_revision(system: AnySystem, since: str | None) -> Revision | None:
 def _base_in_history(
     revision: Revision, kind: BaseKind, selector: SystemSelector, system: AnySystem, opened: ExitStack
 ) -> Base:
-    """A commit of the checkout's history, driven in the same ways. Raises Unusable."""
+    """Load a commit of the checkout's history, driven in the same ways. Raises Unusable."""
     folder = _folder_of(revision, selector, system, opened)
     past = SystemSelector(selector.spec, str(folder), selector.device)
     before: AnySystem = past.resolve(quiet=True)
@@ -209,8 +213,8 @@ def _base_in_history(
 def _folder_of(
     revision: Revision, selector: SystemSelector, system: AnySystem, opened: ExitStack
 ) -> Path:
-    """A folder with the driven files of a commit of the checkout `system`. opened: keeps the folder. Raises
-    Unusable."""
+    """Return a folder with the driven files of a commit of the checkout `system`. opened: keeps the
+    folder. Raises Unusable."""
     from stateful_tests.check.trees import tree_history
 
     assert selector.checkout is not None
@@ -225,15 +229,20 @@ def _folder_of(
 def commit_folder(
     named: str, option: str, selector: SystemSelector, system: AnySystem, opened: ExitStack
 ) -> tuple[str, str]:
-    """A folder with the driven files of `git:REV` of the checkout `system`, and the name of that commit.
-    option: that which names it; opened: keeps the folder. Raises Unusable."""
+    """Return a folder with the driven files of `git:REV` of the checkout `system`, and the name of that
+    commit.
+
+    option: the option that names it.
+    opened: keeps the folder. Raises Unusable.
+    """
     revision = _revision(named.removeprefix(OF_HISTORY), option, selector, system)
     with unusable(f"{option} {named:.80}: ", Unusable):
         return str(_folder_of(revision, selector, system, opened)), revision.name
 
 
 def _nearest_release(selector: SystemSelector, system: AnySystem, opened: ExitStack) -> Base | None:
-    """The release that a checkout was taken for, driven in the same ways; None where it is unavailable."""
+    """Return the release that a checkout was taken for, driven in the same ways; None where it is
+    unavailable."""
     from stateful_tests.check.trees.base_selection import BaseKind
 
     spec = system_spec(system)
@@ -249,7 +258,7 @@ def _nearest_release(selector: SystemSelector, system: AnySystem, opened: ExitSt
 
 
 def _with_distance(before: AnySystem, system: AnySystem) -> Base:
-    """The base, with how many lines differ between it and the system."""
+    """Return the base with the number of lines by which it differs from the system."""
     from stateful_tests.check.trees.base_selection import Base, BaseKind, lines_between
 
     return Base(before, BaseKind.STATED, lines=lines_between(system, before))

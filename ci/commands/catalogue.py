@@ -62,7 +62,8 @@ def bugs(names: tuple[str, ...], out: ReportOut) -> int:
 def _list_matches(
     text: tuple[str, ...], known: set[str], engines: set[str], named: list[Data], out: ReportOut
 ) -> int:
-    """List what has words of a text: of known bugs these, of one engine if `engines` names any."""
+    """List bugs that have words of a text: known bugs `known`, and those of one engine if `engines`
+    names any."""
     from ci.documents.bug_search import KNOWN_KINDS, SHOWN, search_entries, find
     from ci.report import text_output
 
@@ -120,7 +121,8 @@ def clauses(names: tuple[str, ...], out: ReportOut) -> int:
 
 
 def _in_releases(clause: str) -> list[str]:
-    """Name the known faults of releases that violate a clause first, with the releases that have them."""
+    """Return the known faults of releases that violate a clause first, with the releases that have
+    them."""
     from stateful_tests.lockstep.known_faults import known_faults
 
     showing = (each for each in known_faults().values() if each.clauses[:1] == (clause,))

@@ -1,5 +1,5 @@
-"""Where an exported test runs, and how it must end there: it fails on the release of --impl, and passes on
-what --fixed names."""
+"""Runs of exported tests: a test must fail on the release of --impl, and pass on the one that --fixed
+names."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class NoTest(Exception):
 
 
 class Wanted(NamedTuple):
-    """A release or a checkout that a test is run on, and the exit status that it must have."""
+    """A release or a checkout that a test runs on, and the exit status that it must have."""
 
     name: str
     root: Path
@@ -34,8 +34,8 @@ class Wanted(NamedTuple):
 
 
 def run_as_wanted(wanted: Sequence[Wanted], test: Path, hook: str, about: str = "") -> None:
-    """Run a test on releases. Says how it ends; raises NoTest where one run ends in another way. about: what
-    stands before a line."""
+    """Run a test on releases and report how it ends. Raises NoTest where a run ends in another way.
+    about: the beginning of each line."""
     from impl.process.run_test import outcomes
 
     ends = outcomes(*((each.root, each.release, [test]) for each in wanted), hook=hook)
@@ -50,7 +50,7 @@ def run_as_wanted(wanted: Sequence[Wanted], test: Path, hook: str, about: str = 
 def fixed_system(
     fixed: str, selector: SystemSelector, system: WorkerSystem, opened: ExitStack
 ) -> WorkerSystem:
-    """The release, the checkout or the commit that --fixed names, driven as --impl is."""
+    """Return the release, the checkout or the commit that --fixed names, driven as --impl is."""
     from impl.process.remote_system import WorkerSystem
 
     folder, name = folder_and_name(fixed, selector, system, opened)
@@ -68,16 +68,16 @@ def fixed_system(
 def folder_and_name(
     fixed: str, selector: SystemSelector, system: WorkerSystem, opened: ExitStack
 ) -> tuple[str, str]:
-    """The folder of a commit that --fixed names, and the commit's name; of anything else what is said, and
-    no name."""
+    """Return the folder of a commit that --fixed names, and the commit's name; for anything else its
+    value, and no name."""
     if not fixed.startswith(OF_HISTORY):
         return fixed, ""
     return commit_folder(fixed, "--fixed", selector, system, opened)
 
 
 def target_of(exporting: Any, fixed: str, name: str, spec: SystemSpec) -> ReleaseTarget:
-    """The release, or the folder of a checkout, on which a test of `spec` has to pass. name: of a folder that
-    is a commit."""
+    """Return the release, or the folder of a checkout, on which a test of `spec` has to pass. name: of
+    a folder that is a commit."""
     if not Path(fixed).is_dir():
         version = _fixed_spec(fixed, spec).version
         return cast("ReleaseTarget", exporting.target(version))
@@ -86,7 +86,7 @@ def target_of(exporting: Any, fixed: str, name: str, spec: SystemSpec) -> Releas
 
 
 def _fixed_spec(fixed: str, spec: SystemSpec) -> SystemSpec:
-    """The release that --fixed names, driven as `spec` is."""
+    """Return the release that --fixed names, driven as `spec` is."""
     named = SystemSpec.parse(fixed if fixed.partition("==")[1] else f"{spec.engine}=={fixed}")
     if named.engine != spec.engine or named.ways not in ((), spec.ways):
         as_it_is = f"{spec.engine}==VERSION{''.join(f'+{way}' for way in spec.ways)}"
@@ -95,7 +95,7 @@ def _fixed_spec(fixed: str, spec: SystemSpec) -> SystemSpec:
 
 
 def _unwanted_end(name: str, code: int, output: str, want: int) -> str:
-    """Why a test says nothing: how it ended on a release."""
+    """Describe how a test ended on a release, and so shows nothing."""
     if code == 0:
         return (
             f"it passes on {name}: what shows the bug is no call of the release, and no value that a"
@@ -106,12 +106,12 @@ def _unwanted_end(name: str, code: int, output: str, want: int) -> str:
 
 
 def ending_text(code: int) -> str:
-    """How a run of tests ended, in words."""
+    """Return the end of a run of tests, in words."""
     ends = {0: "passes", FAILS: "fails", STOPS: "stops before its own assertion"}
     return ends.get(code, "cannot be run")
 
 
 def last_error(output: str) -> str:
-    """The line of a run that says what went wrong."""
+    """Return the line of a run that names the error."""
     lines = [line.strip() for line in output.split("\n") if "Error" in line]
     return lines[-1] if lines else "it says nothing"

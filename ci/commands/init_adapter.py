@@ -77,7 +77,7 @@ def init_adapter(name: str, kind: str, force: bool) -> int:
 
 
 def _toy_engine(kind: str, name: str, title: str) -> tuple[str, str]:
-    """What a toy engine of a kind is, and its source as a module of the user's."""
+    """Return the description of a toy engine of a kind, and its source as a module of the user's."""
     from impl.examples import block_engine, example_engine
 
     file, engine, called, about = {

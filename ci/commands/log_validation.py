@@ -24,7 +24,8 @@ Begins = Callable[["LogReading"], None]
 
 
 class LogReading:
-    """One log and its validator. unreadable: why the rest of it could not be read; seconds: spent on it."""
+    """One log and its validator. unreadable: why the rest of it could not be read; seconds: time spent
+    on it."""
 
     def __init__(self, log: WatchLog, release: str | None) -> None:
         self.log = log
@@ -35,8 +36,11 @@ class LogReading:
         self.validator = Validator(log.header)
 
     def read(self, growing: Callable[[], bool] | None = None, tell: Tell = lambda _: None) -> None:
-        """Read it to its end. growing: wait there as long as this says so. tell: what to do with a mismatch
-        that no known fault explains."""
+        """Read it to its end.
+
+        growing: wait there for more as long as this returns True.
+        tell: called with a mismatch that no known fault explains.
+        """
         started = time.perf_counter()
         result = self.validator.result
         try:
@@ -53,7 +57,7 @@ class LogReading:
 
     @property
     def written(self) -> bool:
-        """Whether the process that writes the log runs on this machine."""
+        """Return whether the process that writes the log runs on this machine."""
         try:
             os.kill(self.log.header.process, 0)
         except ProcessLookupError:
@@ -73,7 +77,7 @@ class LogReadings:
         self.no_logs: dict[Path, str] = {}
 
     def begun(self) -> list[LogReading]:
-        """Those that were not there before. Raises Unusable where a file or a folder is not there."""
+        """Return logs that were not there before. Raises Unusable for a missing file or folder."""
         new = []
         with unusable("", LogError):
             groups = log_files(self._given)
@@ -91,7 +95,7 @@ class LogReadings:
         return new
 
     def read(self) -> None:
-        """All that is there."""
+        """Read all logs that are there."""
         for reading in self.begun():
             reading.read()
 
@@ -104,8 +108,9 @@ class LogReadings:
                     decode.report(found)
 
     def follow(self, tell: Tell | None, begins: Begins) -> None:
-        """All at once, and those that begin meanwhile, until the processes that write them have ended or an
-        interrupt. A folder may have no log yet. begins: what to do with each log as it begins."""
+        """Read all logs at once, and those that begin meanwhile, until the processes that write them
+        have ended or an interrupt. A folder may have no log yet. begins: called with each log as it
+        begins."""
         stopped = threading.Event()
         telling = threading.Lock()
         threads: list[threading.Thread] = []

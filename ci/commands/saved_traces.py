@@ -33,7 +33,7 @@ def _save_folder(_: click.Context, __: click.Parameter, save_dir: str) -> str:
 
 
 def save_option(about: str | None = None) -> Callable[[_Command], _Command]:
-    """--save, for a command that takes `save_dir`."""
+    """Return the option --save, for a command that takes `save_dir`."""
     return click.option(
         "--save",
         "save_dir",
@@ -56,7 +56,7 @@ def save_trace(trace: Trace, path: Path, option: str = "") -> None:
 
 
 def load_trace(path: str) -> Trace:
-    """The trace in a file."""
+    """Return the trace in a file. Raises Unusable."""
     from stateful_tests.traces.trace_files import TraceError, load
 
     with unusable("", TraceError):
@@ -101,11 +101,11 @@ def save_traces(
 
 
 class Saved:
-    """Traces on disk from the moment they are found: `campaign.run` calls it with all that there are.
+    """Saves traces as soon as they are found: `campaign.run` calls it with all traces so far.
 
-    A clause is reported on stderr when its trace is there; beside a base, when the base has been driven
-    through the trace. A smaller trace takes its place in silence, and so does one of its own that the report
-    may leave out. base: the name of the base.
+    A clause is reported on stderr when its trace is saved; with a base, when the base has been driven
+    through the trace. A smaller trace replaces it in silence, and so does one of its own that the
+    report may leave out. base: the name of the base.
     """
 
     def __init__(
@@ -146,8 +146,8 @@ class Saved:
                 self._report([first, *also], compared)
 
     def _report(self, clauses: list[str], standings: list[Standing]) -> None:
-        """Say what was found, unless it was said before. No file is named: a smaller trace may take its
-        place, under another name."""
+        """Report findings that were not reported before. No file is named: a smaller trace may replace
+        the trace, under another name."""
         if not {*clauses} <= self._said:
             whose = {"NEW": ", NEW against ", "KNOWN": ", also in "}
             [*of_all] = {standing.name for standing in standings}
@@ -158,7 +158,7 @@ class Saved:
             self._said |= {*clauses}
 
     def tidy(self, reports: list[Data]) -> None:
-        """Remove what was saved on the way, and is part of another file now."""
+        """Remove intermediate files that are part of another file now."""
         if any(found.get("not_saved") for found in reports):
             return  # a full disk: what lies there is all that there is
         reported = {Path(clause["saved"]) for found in reports for clause in found["clauses"]}

@@ -291,8 +291,8 @@ def serve_check(
 
 
 def _base_to_compare(release: str, checkout: str | None, base: str | None) -> Before | None:
-    """Return what a tree is compared with: the base, or the release that the checkout is of; None for a
-    release."""
+    """Return the base of a tree: the one that the user names, or the release of the checkout; None for
+    a release."""
     from impl.engines import DriveOptions
     from impl.sglang.parts.fetch import checkout_root
     from impl.sglang.server import environment
@@ -329,7 +329,7 @@ def _check_live_server(
     out: ReportOut, release: str, root: Path | None, given: dict[str, int | bool], seed: int, clients: int,
     limit_s: float, save_dir: str,
 ) -> int:  # fmt: skip
-    """Start a live server, ask it, judge it, stop it."""
+    """Start a live server, run clients, judge it, stop it."""
     import random
 
     import msgspec

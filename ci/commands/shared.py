@@ -33,11 +33,12 @@ _Command = Callable[..., Any]  # what click calls
 
 
 class Unusable(Exception):
-    """Input that cannot be used: the one line that says which and why."""
+    """Input that cannot be used: one line names it and the reason."""
 
 
 class ReportOut:
-    """The output of a report: its text to a console, and every figure to FILE where --json asks for that."""
+    """The output of a report: its text to a console, and every figure to FILE where --json asks for
+    that."""
 
     def __init__(self, file: str | None) -> None:
         writable(None if file == "-" else file, "--json")  # refused before the work, not after it
@@ -49,13 +50,14 @@ class ReportOut:
 
     @property
     def console(self) -> Console:
-        """With the JSON on stdout, the text goes to stderr."""
+        """The console. With the JSON on stdout, the text goes to stderr."""
         from ci.report import text_output
 
         return text_output.console(sys.stderr if self.file == "-" else sys.stdout)
 
     def end(self, data: Any) -> Ending:
-        """Write the figures; the ending that they state. The figures name it as well (`ended`)."""
+        """Write the figures, and return the ending that they state. The figures name it as well
+        (`ended`)."""
         if isinstance(data, dict) and "exit_code" in data:
             data["ended"] = Ending(data["exit_code"]).word
         if self.file is not None:
@@ -68,7 +70,7 @@ class ReportOut:
 
 
 def _content_name(file: str) -> str:
-    """Name our content of a file that cannot be made again; "" if it holds none."""
+    """Return the name of the content of a file that cannot be made again; "" if it holds none."""
     kinds = {b'"kvspec-watch"': "a watcher's log", b'"kvspec-trace"': "a trace"}
     with suppress(OSError), open(file, "rb") as there:
         head = there.read(200)
@@ -77,7 +79,7 @@ def _content_name(file: str) -> str:
 
 
 def json_option(command: _Command) -> _Command:
-    """--json, for a command that takes `out`."""
+    """Add --json, for a command that takes `out`."""
 
     @wraps(command)
     def run(*given: Any, json_file: str | None, **options: Any) -> Any:
@@ -102,7 +104,8 @@ class SystemSelector:
     device: str = "cpu"
 
     def resolve(self, *, quiet: bool = False) -> AnySystem:
-        """The system. quiet: without a note that says what a checkout was taken for."""
+        """Return the system. quiet: without a note that names the release that a checkout was taken
+        for."""
         from impl.engines import DriveOptions
         from stateful_tests.lockstep import system_names as registry
 
@@ -129,14 +132,15 @@ class SystemSelector:
         return system
 
     def of(self, trace: Trace) -> SystemSelector:
-        """The selector for a trace: without --impl it selects torch with the bug that the trace names."""
+        """Return the selector for a trace: without --impl it selects torch with the bug that the trace
+        names."""
         if not trace.bug or self.checkout is not None or _was_typed("impl"):
             return self
         return replace(self, spec=SystemSpec("torch", ways=(trace.bug,)))
 
     @property
     def options(self) -> str:
-        """As they are typed."""
+        """Return the options as they are typed."""
         options = ["--impl", str(self.spec)]
         if self.checkout is not None:
             options += [option(self.spec.engine), self.checkout]
@@ -149,7 +153,7 @@ class SystemSelector:
 
 
 def _closing(spec: SystemSpec, close: Callable[[], None]) -> None:
-    """Close a stranger's system: what it raises there takes no report away."""
+    """Close a stranger's system. An exception there does not end the report."""
     try:
         close()
     except Exception as error:
@@ -169,7 +173,8 @@ class _CheckoutOption(click.Option):
 
 
 def impl_options(command: _Command) -> _Command:
-    """--impl and a checkout, and --device where `command` has that, for one that takes `selector`."""
+    """Add --impl and the checkouts, and --device where `command` has that, for a command that takes
+    `selector`."""
 
     @wraps(command)
     def run(*given: Any, impl: str, device: str = "cpu", **options: Any) -> Any:
@@ -200,7 +205,8 @@ def impl_options(command: _Command) -> _Command:
 
 
 def _selector(impl: str, paths: dict[EngineName, str], device: str) -> SystemSelector:
-    """The selector for --impl and the checkouts of engines. Without --impl a checkout's engine is driven."""
+    """Return the selector for --impl and the checkouts of engines. Without --impl a checkout's engine
+    is driven."""
     spec = SystemSpec.parse(impl)
     if not paths:
         return SystemSelector(spec, None, device)
@@ -217,13 +223,13 @@ def _selector(impl: str, paths: dict[EngineName, str], device: str) -> SystemSel
 
 
 def _was_typed(name: str) -> bool:
-    """Whether an option has its value from the command line."""
+    """Return whether an option has its value from the command line."""
     source = click.get_current_context().get_parameter_source(name)
     return source is not ParameterSource.DEFAULT
 
 
 def system_options(command: _Command) -> _Command:
-    """How a system is chosen and driven, for a command that takes `selector` and `out`."""
+    """Add the options that choose and drive a system, for a command that takes `selector` and `out`."""
     device = click.option(
         "--device",
         type=click.Choice(["cpu", "cuda", "counting"]),
@@ -267,7 +273,8 @@ _worker_options = (
 
 
 def worker_limits() -> tuple[Limits, bool]:
-    """The limits of workers, and whether a factory's system is driven in this process, by their options."""
+    """Return the limits of workers, and whether a factory's system is driven in this process, from
+    their options."""
     from impl.process.remote_system import LIMITS
 
     options = {name: _kept_option(name) for name in ("timeout", "memory")}
@@ -282,7 +289,7 @@ def _kept_option(option: str) -> Any:
 
 
 def note(text: str) -> None:
-    """A line beside the report, on stderr."""
+    """Print a line on stderr."""
     from ci.standard_streams import plain
 
     click.echo(f"kvspec: {plain(text)[:600]}", err=True)
@@ -290,7 +297,8 @@ def note(text: str) -> None:
 
 @contextmanager
 def unusable(before: str = "", *kinds: type[Exception]) -> Iterator[None]:
-    """UnusableImplementation and errors of these kinds say in one line what cannot be used, `before` it."""
+    """Raise Unusable for UnusableImplementation and errors of these kinds, with `before` in front of
+    their line."""
     try:
         yield
     except Exception as error:
@@ -302,7 +310,7 @@ def unusable(before: str = "", *kinds: type[Exception]) -> Iterator[None]:
 
 
 def target_file(path: Path, force: bool, option: str = "--out") -> Path:
-    """A file that may be written. Checked before the work, not after."""
+    """Return a file that may be written. Checked before the work, not after."""
     if path.is_dir():
         raise Unusable(f"{option} {path}: is a directory")
     if path.exists() and not force:
@@ -332,8 +340,8 @@ def write_file(file: str | Path, content: str | bytes, option: str) -> None:
 
 
 def write_beside(file: str | Path, content: str | bytes, option: str, data: Any) -> bool:
-    """Write a report to a file; whether that succeeds. Where it fails, a verdict in `data` stays, and the
-    failure is said beside it. Raises Unusable for data without a verdict."""
+    """Write a report to a file, and return whether that succeeds. After a failure a verdict in `data`
+    stays, and the failure is reported next to it. Raises Unusable for data without a verdict."""
     try:
         write_file(file, content, option)
     except Unusable as error:

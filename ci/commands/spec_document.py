@@ -28,7 +28,10 @@ def spec(out: str | None, html: bool, findings: bool, reference: bool, check: bo
     if findings and reference:
         raise Unusable("--findings goes without --reference: each is a document")
     usual = document.ROOT / (document.REFERENCE if reference else "SPEC.md")
-    path = Path(out) if out is not None else found.PATH if findings else usual
+    if out is not None:
+        path = Path(out)
+    else:
+        path = found.PATH if findings else usual
     if html and (check or findings or reference):
         other = "findings" if findings else "reference"
         raise Unusable(f"--{'check compares SPEC.md: it' if check else other} goes without --html")
@@ -48,7 +51,11 @@ def spec(out: str | None, html: bool, findings: bool, reference: bool, check: bo
     if check:
         if path.read_bytes() == text.encode():
             return Ending.CONFORMS
-        option = "--findings " if findings else "--reference " if reference else ""
+        option = ""
+        if findings:
+            option = "--findings "
+        elif reference:
+            option = "--reference "
         click.echo(f"{path} is not what the code says: kvspec spec {option}--out {path}")
         return Ending.VIOLATED
     if out is None:

@@ -36,7 +36,9 @@ Saves = Callable[[], None]  # saves the traces of a report, and notes there wher
 class CheckOptions(NamedTuple):
     """Options of a check.
 
-    make_executor: called with the needs of the system. since: the git revision of --since. html: pages too.
+    make_executor: called with the needs of the system.
+    since: the git revision of --since.
+    html: pages too.
     other_ways: drive other ways in which changed functions run as well.
     """
 
@@ -166,9 +168,9 @@ def _find_changes(
     early: dict[str, Run],
     cut_short: InterruptGuard,
 ) -> Changes | None:
-    """Find the functions that changed since --since, or since the base if it is a commit of the checkout's
-    history. None: there is no such revision, or an interrupt. early: gets a violation of a directed run that
-    calls a change, where the base conforms."""
+    """Return the functions that changed since --since, or since the base if it is a commit of the
+    checkout's history. None: there is no such revision, or an interrupt. early: gets a violation of a
+    directed run that calls a change, where the base conforms."""
     from ci.report import report_data as report
     from stateful_tests.check import run_driver, check_plans
     from stateful_tests.check.trees import changed_functions, tree_history
@@ -227,7 +229,8 @@ def _find_changes(
 
 
 def _name_differences(base: Base, system: AnySystem, findings: Sequence[Finding]) -> Changes:
-    """Name the functions that differ from a base without a history, in the files that the findings call."""
+    """Name the functions that differ from a base without a history, in the files that the findings
+    call."""
     from stateful_tests.check.trees import changed_functions
     from stateful_tests.check.trees.way_map import functions_of
 
@@ -257,8 +260,8 @@ def _drive_ways(
     reports: list[Data],
     saves: list[Saves],
 ) -> None:
-    """Drive other ways in which changed functions run, until something is found. The result of the check says
-    what each showed, and which were not driven."""
+    """Drive other ways in which changed functions run, until something is found. The result of the
+    check gets the findings of each, and the ways that were not driven."""
     plain = SystemSpec(system_spec(system).engine)
     base_name = how.base
     if base_name is not None and base_name.startswith(f"{plain}=="):

@@ -177,7 +177,7 @@ def new_fixture(
 
 
 def _shown_clause(file: str, trace: Trace, spec: SystemSpec, clause: str | None) -> str | None:
-    """The clause that a fixture is to show; None of one that conforms."""
+    """Return the clause that a fixture is to show; None for one that conforms."""
     from impl.bugs import BUGS
     from reference.all_clauses import ALL_CLAUSES
 
@@ -194,7 +194,7 @@ def _shown_clause(file: str, trace: Trace, spec: SystemSpec, clause: str | None)
 
 
 def _folder_of_fixtures(into: str | None, spec: SystemSpec) -> Path:
-    """The folder that the user names, or that of a release or of the named bugs."""
+    """Return the folder that the user names, or that of a release or of the named bugs."""
     usual = "fixtures/regressions"
     if spec.version:
         usual = f"fixtures/releases/{spec.engine}-{spec.short}"
@@ -207,7 +207,7 @@ def _folder_of_fixtures(into: str | None, spec: SystemSpec) -> Path:
 
 
 def _replay_fixture(file: str, trace: Trace, selector: SystemSelector, clause: str | None) -> Run:
-    """The run of a fixture, on the system that violates the clause and on healthy ones."""
+    """Replay a fixture on the system that violates the clause and on healthy ones."""
     from reference.geometry import Geometry
     from reference.system_kinds import kind_of_config
     from stateful_tests.check import fixtures as authoring

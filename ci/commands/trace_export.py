@@ -316,10 +316,11 @@ def _make_and_run_test(
     *,
     in_folder: bool,
 ) -> tuple[str, str]:
-    """Make the test of a trace and run it: it must fail on the release of --impl and pass on that of --fixed.
+    """Make the test of a trace and run it: it must fail on the release of --impl and pass on that of
+    --fixed.
 
-    Return its text, and that of the module that tests of one folder import, "" unless `in_folder`. Raises
-    NoTest where no test can be made, or where it does not fail and pass as it must.
+    Return its text, and that of the module that tests of one folder import, "" unless `in_folder`.
+    Raises NoTest where no test can be made, or where it does not fail and pass as it must.
     """
     from ci.export.recorded_run import NotExportable
     from ci.export.template_parts import SHARED

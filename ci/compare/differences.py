@@ -32,12 +32,12 @@ CURSORS = {
 
 
 def page_spans(pages: Iterable[int], page_size: int) -> str:
-    """Page indices as token ranges."""
+    """Return page indices as token ranges."""
     return span(sorted(pages), page_size)
 
 
 def page_fault(page: int, size: int, owners: int, free_times: int) -> str:
-    """Say what is wrong with a page; empty if it is free or owned, once."""
+    """Describe the fault of a page; empty if it is free or owned, once."""
     if not 1 <= page <= size:
         return "the padding page" if page == 0 else "no such page"
     if owners + free_times == 1:
@@ -48,12 +48,12 @@ def page_fault(page: int, size: int, owners: int, free_times: int) -> str:
 
 
 def difference(key: tuple[str, ...], about: str, reference: object, system: object) -> Data:
-    """key: where it is to be marked, such as ("cursors", "slot of s1", "E")."""
+    """Return a difference. key: where it is marked, such as ("cursors", "slot of s1", "E")."""
     return {"key": list(key), "about": about, "reference": str(reference), "system": str(system)}
 
 
 def differences(moment: Moment, ref: Data, got: Data, waived: frozenset[str]) -> Iterator[Data]:
-    """In the order of a report."""
+    """Return the differences in the order of a report."""
     if moment.step is not None:
         yield from _outcome_differences(moment.step, waived)
     for kind in ("requests", "sessions"):
@@ -73,13 +73,13 @@ def differences(moment: Moment, ref: Data, got: Data, waived: frozenset[str]) ->
 
 
 def by_place(found: Iterable[Data], places: Iterable[Place], moment: Moment) -> list[Data]:
-    """The differences, sorted: those at the places of a violation come first."""
+    """Return the differences, those at the places of a violation first."""
     about = [key for place in places for key in _key_prefixes(place, moment)]
     return sorted(found, key=lambda d: not any(tuple(d["key"])[: len(key)] == key for key in about))
 
 
 def _key_prefixes(place: Place, moment: Moment) -> Iterator[tuple[str, ...]]:
-    """The beginnings of the keys of differences that show a place."""
+    """Return the beginnings of the keys of differences that show a place."""
     match place:
         case AtPage(pool, page):
             yield "pools", pool, str(page)
@@ -154,7 +154,8 @@ def _account_differences(ref: Data, got: Data) -> Iterator[Data]:
 
 
 def _pool_differences(moment: Moment, ref: Data, got: Data) -> Iterator[Data]:
-    """Pages by owner: those with none or several, those of each holder by position, and how many are free."""
+    """Yield pages by owner: those with none or several, those of each holder by position, and the
+    number of free ones."""
     pools = moment.facts.pools
     size = moment.state.config.geometry.page_size
     for pool, pages in pools.items():
@@ -215,7 +216,8 @@ def _node_differences(moment: Moment, ref: Data, got: Data) -> Iterator[Data]:
 
 
 def _tree_differences(moment: Moment, ref: Data, got: Data) -> Iterator[Data]:
-    """Locks, counters, and rows of holders that have other slots than the tree has for their prefix."""
+    """Yield locks, counters, and rows of holders that have other slots than the tree has for their
+    prefix."""
     for name in sorted({*ref["lock_holders"], *got["lock_holders"]}):
         locked = [side["lock_holders"].get(name, "nothing") for side in (ref, got)]
         if locked[0] != locked[1]:
@@ -235,7 +237,7 @@ def _tree_differences(moment: Moment, ref: Data, got: Data) -> Iterator[Data]:
 
 
 def _prefix_difference(moment: Moment, tree: TreeFacts, holder: Holder) -> Iterator[Data]:
-    """The first page of a holder's prefix that is another one than the tree's."""
+    """Return the first page of a holder's prefix that differs from the tree's."""
     geometry = moment.state.config.geometry
     seen = moment.facts.holders.get(holder.name)
     if seen is None:

@@ -33,7 +33,7 @@ from stateful_tests.traces.notation import format_outcome as say
 
 
 def snapshots(run: Run, last: int) -> list[Data]:
-    """One for each row whose moment is known, of at most the `last` ones."""
+    """Return a snapshot for each row whose moment is known, for the `last` ones at most."""
     return [
         _snapshot(run, index)
         for index in range(max(0, run.history_start, len(run.rows) - last), len(run.rows))
@@ -41,7 +41,7 @@ def snapshots(run: Run, last: int) -> list[Data]:
 
 
 def moment_of(run: Run, index: int) -> Moment | None:
-    """The moment after a row (-1: the start), if it was kept."""
+    """Return the moment after a row (-1: the start), if it was kept."""
     at = index - run.history_start
     return run.moments(Moment)[at] if 0 <= at < len(run.history) else None
 
@@ -83,14 +83,14 @@ def _snapshot(run: Run, index: int) -> Data:
 
 
 def _free_pages(full: int, swa: int, window: int | None) -> dict[str, int | None]:
-    """Free pages by pool; None where row and tree, each with pages of its own, had more than there are (a
-    system's tree was taken over that shares pages with a row)."""
+    """Return the free pages by pool; None where row and tree, each with pages of its own, would need
+    more than exist (a system's tree was adopted that shares pages with a row)."""
     pools = {"full": full} | ({"swa": swa} if window else {})
     return {pool: None if min(pools.values()) < 0 else pages for pool, pages in pools.items()}
 
 
 def reference_side(moment: Moment) -> Data:
-    """Owners: who owns which pages of its sequence, what is free."""
+    """Return the reference's side: the owners of pages, and what is free."""
     state = moment.state
     geometry = state.config.geometry
     left = free(state)
@@ -135,7 +135,7 @@ def reference_side(moment: Moment) -> Data:
 
 
 def system_side(moment: Moment) -> Data:
-    """The physical view by role: the same facts, with the pages and rows that they lie in."""
+    """Return the physical view by role: the same facts, with their pages and rows."""
     facts = moment.facts
     view = moment.view
     state = moment.state
@@ -194,7 +194,7 @@ def _request_record(request: Request | None) -> str:
 
 
 def _turn_of_holder(state: State, holder: str) -> Request | None:
-    """The request whose row it is, or the turn of a session, queued or not."""
+    """Return the request that has a row, or the turn of a session, queued or not."""
     session = state.session(holder)
     return state.request(session.turn or "") if session is not None else state.request(holder)
 
@@ -207,7 +207,8 @@ def _target_length(request: Request | None) -> int | None:
 def _named_cursors(
     state: State, requests: dict[str, Cursors | None], slots: dict[str, Cursors | None]
 ) -> dict[str, dict[str, int] | str]:
-    """The cursors of requests and slots, by name. A slot that is lent to a running turn has none (REF-1)."""
+    """Return the cursors of requests and slots, by name. A slot that is lent to a running turn has none
+    (REF-1)."""
     named: dict[str, dict[str, int] | str] = {
         n: _cursors(c or ZERO) for n, c in sorted(requests.items())
     }
@@ -241,7 +242,7 @@ def _reference_nodes(state: State) -> dict[str, Data]:
 
 
 def lockers(tree: radix.Tree, placed: radix.Placed) -> tuple[list[str], list[str]]:
-    """Return who needs a node's full KV, and who its SWA KV."""
+    """Return the holders that need a node's full KV, and those that need its SWA KV."""
     through = [lock for lock in tree.locks if lock.key[: placed.end] == placed.path]
     swa = [
         lock.holder for lock in through if tree.window is not None and lock.swa_from < placed.end
@@ -280,7 +281,8 @@ def _accounts(outcome: Outcome | None) -> dict[str, Data]:
 
 
 def _pool_pages(facts: Facts, name: str) -> dict[int, Data]:
-    """Each page that is not free, once: its owners as (holder, page of its sequence), and its times free."""
+    """Return each page that is not free, once: its owners as (holder, page of its sequence), and its
+    times free."""
     pool = facts.pools[name]
     owners: dict[int, list[tuple[str, int]]] = {}
     for owned in pool.owned:
@@ -292,7 +294,7 @@ def _pool_pages(facts: Facts, name: str) -> dict[int, Data]:
 
 
 def wrong_reads(state: State, facts: Facts) -> dict[str, dict[str, list[int]]]:
-    """holder -> positions per pool whose KV is not that of the token that the text has there."""
+    """Return holder -> positions per pool whose KV differs from the text's token there."""
     window = state.config.geometry.window
     found: dict[str, dict[str, list[int]]] = {}
     for h in holders(state):

@@ -38,7 +38,8 @@ def step_table(
     drawer = _Drawer(states, geometry.page_size, cursor_letters(run, states), columns, nodes)
     rows: list[Data] = []
     before: list[Cell] = [{} for _ in drawer.columns]
-    for state in states[:-1] if violated else states:
+    agreeing = states[:-1] if violated else states
+    for state in agreeing:
         agreed = [
             drawer.cell(state, "system", column) or drawer.cell(state, "reference", column)
             for column in drawer.columns
@@ -112,7 +113,7 @@ class _Drawer:
         return chosen + changed + others
 
     def _has_past(self, column: Column) -> bool:
-        """Whether a column has cells in the rows of earlier commands as well."""
+        """Return whether a column has cells in the rows of earlier commands as well."""
         kind, *names = column
         if kind == "holders":
             if len(names) == 1:

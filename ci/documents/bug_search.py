@@ -53,7 +53,7 @@ class _Beyond(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ReporterWords(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """words.toml, which says what each field is."""
+    """The content of words.toml, which documents each field."""
 
     stop: list[str]
     same: list[list[str]]
@@ -65,8 +65,12 @@ class ReporterWords(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True)
 class SearchEntry:
-    """Something that can be found. kind: a key of _FACTORS; engine: "" for all; row: what is shown; texts:
-    column -> text."""
+    """An entry of the search.
+
+    kind: a key of _FACTORS.
+    engine: "" for all.
+    row: its row in the listing; texts: column -> text.
+    """
 
     kind: str
     engine: str
@@ -76,8 +80,12 @@ class SearchEntry:
 
 @dataclass(frozen=True)
 class SearchResult:
-    """rows: the best first; the first `fits` of them have most of the query's words. known: the first is a
-    bug. missing: words that no row has."""
+    """The result of a search.
+
+    rows: the best first; the first `fits` of them have most of the query's words.
+    known: the first is a bug.
+    missing: words that no row has.
+    """
 
     rows: list[Data]
     fits: int
@@ -87,13 +95,13 @@ class SearchResult:
 
 @cache
 def reporter_words() -> ReporterWords:
-    """Raises msgspec.ValidationError for a file that is wrong."""
+    """Return the words of the file. Raises msgspec.ValidationError for a file that is wrong."""
     return msgspec.convert(tomllib.loads(WORDS.read_text(encoding="utf-8")), ReporterWords)
 
 
 def search_entries(named: Iterable[Data]) -> list[SearchEntry]:
-    """All that can be found: known faults, what was looked for and not met, what is not driven, and bugs of
-    the built-in implementation, whose rows are `named`."""
+    """Return all entries: known faults, reports that were not reproduced, features that are not driven,
+    and bugs of the built-in implementation, whose rows are `named`."""
     every = [*_known_entries(), *_reported_entries(), *_undriven_entries(), *_out_of_scope_entries()]
     for row in named:
         seen = reporter_words().symptoms.get(row["clause"], "")
@@ -165,13 +173,13 @@ def _out_of_scope_entries() -> Iterable[SearchEntry]:
 
 
 def _plain_row(name: str, title: str, engine: str, verdict: str) -> Data:
-    """The row of what is no bug, with the fields of one that a listing shows."""
+    """Return the row of an entry that is no bug, with the fields of a bug that a listing shows."""
     shown = {"id": name, "kind": "-", "title": title}
     return shown | {"clause": verdict, "source": engine, "only": ""}
 
 
 def find(query: Sequence[str], every: Sequence[SearchEntry]) -> SearchResult:
-    """The entries that have words of a query, the best first."""
+    """Return the entries that have words of a query, the best first."""
     index = _search_index(every)
     asked = re.findall(r"\w+", " ".join(query).lower())  # update_weights is one word
     content = [word for word in dict.fromkeys(asked) if word not in reporter_words().stop] or asked
@@ -219,7 +227,7 @@ def _tokens(text: str) -> list[str]:
 
 
 def _synonyms(word: str) -> list[str]:
-    """Other words for it, by any of its forms."""
+    """Return other words for a word, by any of its forms."""
     stem = _stemmed(word)
     return [
         each
@@ -232,7 +240,7 @@ def _synonyms(word: str) -> list[str]:
 
 @cache
 def _stemmed(phrase: str) -> str:
-    """As the index has it."""
+    """Return a phrase with the stems of the index."""
     with sqlite3.connect(":memory:") as made:
         made.execute("CREATE VIRTUAL TABLE t USING fts5(x, tokenize='porter unicode61')")
         made.execute("CREATE VIRTUAL TABLE v USING fts5vocab(t, instance)")
@@ -254,7 +262,8 @@ def _search_index(every: Sequence[SearchEntry]) -> sqlite3.Connection:
 def _phrase_scores(
     index: sqlite3.Connection, phrases: Sequence[str], within: str = "", begins: bool = False
 ) -> dict[int, float]:
-    """Row -> how well it has one of some phrases. within: columns; begins: a longer word counts as well."""
+    """Return row -> score of the best of some phrases. within: columns; begins: a longer word counts as
+    well."""
     if not phrases:
         return {}
     each = (f'"{" ".join(_tokens(phrase))}"{"*" * begins}' for phrase in phrases)

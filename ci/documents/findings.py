@@ -42,7 +42,7 @@ _COLUMNS = """\
 
 
 def text() -> str:
-    """The document."""
+    """Return the document."""
     parts = [_HEAD]
     for name in ENGINES:
         of = engine(name)
@@ -67,12 +67,12 @@ def _fault_row(fault: KnownFault, repository: str) -> str:
 
 
 def _with_links(text: str, repository: str) -> str:
-    """The text with links in place of the numbers of issues."""
+    """Return the text with links in place of the numbers of issues."""
     return re.sub(r"#(\d+)", rf"[#\1](https://github.com/{repository}/issues/\1)", text)
 
 
 def table() -> list[Data]:
-    """The rows of the HTML page: one for each known fault, with every release that has it."""
+    """Return the rows of the HTML page: one for each known fault, with every release that has it."""
     return [
         {
             "fault": fault,
@@ -91,8 +91,9 @@ IN_RELEASES, COPIED, INVENTED = "in releases", "built in, as reported", "built i
 
 
 def named_bugs() -> list[Data]:
-    """The bugs that can be put into the built-in implementation. kind: COPIED from a pull request or an issue
-    of an engine, or INVENTED, so that a clause has a bug to detect: nobody has met it."""
+    """Return the bugs that can be put into the built-in implementation. kind: COPIED from a pull
+    request or an issue of an engine, or INVENTED, so that a clause has a bug to detect: no user has met
+    it."""
     return [
         {
             "id": bug.id,
@@ -109,7 +110,7 @@ def named_bugs() -> list[Data]:
 
 
 def known_bugs() -> list[Data]:
-    """The known faults for `kvspec bugs`.
+    """Return the known faults for `kvspec bugs`.
 
     source: the releases that have the fault.
     replay: the commands that show it on the newest of them.
@@ -140,8 +141,8 @@ def _known_bugs() -> list[Data]:
 
 
 def is_of(fault: str, release: str) -> bool:
-    """Whether a release, such as sglang==0.5.20, has a fault in any way to run; one with ways, such as
-    vllm==0.33.0+offload, in these. Raises ValueError for what is no release."""
+    """Return whether a release, such as sglang==0.5.20, has a fault in any way to run; one with ways,
+    such as vllm==0.33.0+offload, in these. Raises ValueError for a text that is no release."""
     spec = SystemSpec.parse(release)
     version = spec.version or ""
     if spec.engine not in ENGINES or not looked_for(spec.engine, version):
@@ -161,7 +162,7 @@ def _trace_link(file: str | None) -> str:
 
 
 def _replay_commands(fault: KnownFault) -> list[str]:
-    """The commands that replay its traces on the newest release that has it, run as they are."""
+    """Return the commands that replay its traces on the newest release that has it, in their ways."""
     newest = f"{fault.engine}=={_release_text(fault)[-1]}"
     return [
         f"kvspec replay @{PurePath(trace).stem} --impl {'+'.join([newest, *ways_of(trace)])}"
@@ -178,13 +179,13 @@ def _seen_text(fault: KnownFault) -> str:
 
 
 def _report_text(fault: KnownFault) -> str | None:
-    """The text of a bug report, which has the name of a trace."""
+    """Return the text of a bug report, which has the name of a trace."""
     names = (f"{path.rpartition('/')[2].removesuffix('.json')}.md" for path in fault.traces)
     return next((name for name in names if (FOLDER / "reports" / name).is_file()), None)
 
 
 def _release_span(fault: KnownFault, way: str) -> str:
-    """The first and the last release that has it, then the way that it takes, if any."""
+    """Return the first and the last release that has it, then the way that it takes, if any."""
     every = _release_text(fault)
     first, last = (re.sub(r"^(0\.\d\d)\.0$", r"\1", version) for version in (every[0], every[-1]))
     both = first if first == last else f"{first} to {last}"

@@ -29,7 +29,7 @@ _LINK = re.compile(r'<a href="([^"#][^"]*)">(.*?)</a>', re.DOTALL)
 
 
 def page(markdown: str, anchor: Callable[[str], str]) -> str:
-    """The page of the document; anchor: what a heading is called in links to it."""
+    """Return the page of the document. anchor: returns the name of a heading in links to it."""
     markdown = f"{_without_comment(markdown)}\n{_coverage_section()}\n{_commands_section()}"
     body = MarkdownIt("commonmark", {"html": False}).enable("table").render(markdown)
     body = _LINK.sub(_plain_link, _FENCE.sub(_render_fence, body))
@@ -51,7 +51,7 @@ def page(markdown: str, anchor: Callable[[str], str]) -> str:
 
 
 def _coverage_section() -> str:
-    """Say what is driven and what is not, from the releases and the limits in README.md."""
+    """Describe what is driven and what is not, from the releases and the limits in README.md."""
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     limits = readme.partition("## Limits\n")[2].partition("\n## ")[0]
     lines = [f"- {of.title}: {', '.join(of.releases)}" for of in map(engine, ENGINES)]
@@ -59,7 +59,7 @@ def _coverage_section() -> str:
 
 
 def _commands_section() -> str:
-    """ci/COMMANDS.md, below a heading that the specification has not."""
+    """Return ci/COMMANDS.md, below a heading that the specification lacks."""
     text = (ROOT / "ci" / "COMMANDS.md").read_text(encoding="utf-8").replace("\n## ", "\n### ")
     return text.replace("# Commands\n", "## The command line\n", 1)
 
@@ -87,7 +87,7 @@ def _linked_word(found: re.Match[str]) -> str:
 
 
 def _state_table(arrows: list[tuple[str, str, str]], says: Mapping[str, str]) -> str:
-    """A state diagram: a column for each state, a line for each transition."""
+    """Return a state diagram: a column for each state, a line for each transition."""
     names = [*dict.fromkeys(("[*]", *says))]
     x = {name: 70 + 140 * at for at, name in enumerate(names)}
     ends = [x[b] + (40 + 6 * len(commands) if a == b else 70) for a, b, commands in arrows]
@@ -116,7 +116,7 @@ def _state_table(arrows: list[tuple[str, str, str]], says: Mapping[str, str]) ->
 
 
 def _arrow_table(arrows: list[tuple[str, str, str]], says: Mapping[str, str]) -> str:
-    """The arrows as a table with the columns from, by and to."""
+    """Return the arrows as a table with the columns from, by and to."""
     rows = "".join(
         f"<tr><td>{escape(says.get(a, 'none'))}</td><td>{escape(commands)}</td>"
         f"<td>{escape(says.get(b, 'none'))}</td></tr>"
@@ -127,7 +127,8 @@ def _arrow_table(arrows: list[tuple[str, str, str]], says: Mapping[str, str]) ->
 
 
 def _plain_link(found: re.Match[str]) -> str:
-    """Files of the repository are named, fixtures as `kvspec replay` takes them; the web stays a link."""
+    """Replace a link to a file of the repository by its name, for fixtures as `kvspec replay` takes it;
+    links to the web stay."""
     target = found[1]
     words = found[2]
     if target.startswith("https:"):

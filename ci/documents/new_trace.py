@@ -23,7 +23,7 @@ from stateful_tests.traces.schema import FORMAT, VERSION, in_words
 
 
 class TraceSkeleton(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """An entry of new_trace.toml, which says what each field is."""
+    """An entry of new_trace.toml, which documents each field."""
 
     story: str
     sizes: str
@@ -38,13 +38,14 @@ _BASE = {"overlap": "blocks", "overlap_offload": "offload", "overlap_images": "i
 
 @cache
 def skeletons() -> dict[str, TraceSkeleton]:
-    """By kind, and by variants of it. Raises msgspec.ValidationError for a file that is wrong."""
+    """Return the skeletons by kind, and by variants of it. Raises msgspec.ValidationError for a file
+    that is wrong."""
     text = (TEMPLATES / "new_trace.toml").read_text(encoding="utf-8")
     return msgspec.convert(tomllib.loads(text), dict[str, TraceSkeleton])
 
 
 def skeleton_for(spec: SystemSpec, kind: Kind) -> str:
-    """The name of the skeleton for a system: that of its kind, or of a variant."""
+    """Return the name of the skeleton for a system: that of its kind, or of a variant."""
     if kind is not BLOCKS:
         return kind.name
     variants = []
@@ -55,7 +56,7 @@ def skeleton_for(spec: SystemSpec, kind: Kind) -> str:
 
 
 def skeleton_trace(name: str, kind: Kind) -> Trace:
-    """The trace of a skeleton."""
+    """Return the trace of a skeleton."""
     made = skeletons()[name]
     head: dict[str, object] = {
         "format": FORMAT,
@@ -72,12 +73,13 @@ def skeleton_trace(name: str, kind: Kind) -> Trace:
 
 
 def recipe_of(name: str) -> list[str]:
-    """The lines of a skeleton's recipe."""
+    """Return the lines of a skeleton's recipe."""
     return skeletons()[_BASE.get(name, name)].recipe
 
 
 def page_beside(name: str, trace: Trace, can: Capabilities, file: str, options: str) -> str:
-    """The page that lies beside a trace, as Markdown: JSON has no comments. can: of the system."""
+    """Return the page that goes with a trace, as Markdown: JSON has no comments. can: the system's
+    capabilities."""
     kind = can.system_kind
     made = skeletons()[name]
     steps = [
@@ -107,7 +109,7 @@ def _command_text(command: type) -> str:
 
 
 def recipes() -> str:
-    """The recipes by kind, as Markdown, for fixtures/README.md."""
+    """Return the recipes by kind, as Markdown, for fixtures/README.md."""
     assert KINDS.keys() | _BASE.keys() <= skeletons().keys()
     parts = []
     for made in skeletons().values():

@@ -38,8 +38,8 @@ _OPTION = re.compile(r"(--[a-z][\w-]+|[A-Z][A-Z_]+=1)$")
 
 
 def avoiding_settings(fault: KnownFault) -> list[str]:
-    """The settings, each of which avoids a fault by itself. A condition with an "or" names none: what it
-    says besides would have to go as well."""
+    """Return the settings, each of which avoids a fault by itself. A condition with an "or" gives none:
+    its other parts would have to be avoided as well."""
     of_way = _WAYS.get((fault.engine, fault.way))
     found = [of_way] if of_way and not fault.only.startswith(_DECODES) else []
     parts = re.split(r"[,;] (?!or )|(?<=write_back) and ", fault.only)
@@ -52,14 +52,14 @@ def avoiding_settings(fault: KnownFault) -> list[str]:
 
 
 def avoidance_text(fault: KnownFault) -> str:
-    """The settings that avoid a fault in words, "" for none."""
+    """Return the settings that avoid a fault in words, "" for none."""
     return ", or ".join(avoiding_settings(fault))
 
 
 @cache
 def related_faults(name: str) -> tuple[str, ...]:
-    """The faults that share the cause of one: what is said of either names the other, or upstream has one
-    number for the cause of both, or one test shows both."""
+    """Return the faults that share the cause of one: the text of either names the other, or upstream
+    has one number for the cause of both, or one test shows both."""
     faults = known_faults()
     own = faults[name]
     return tuple(

@@ -65,28 +65,29 @@ PULL = "https://github.com/sgl-project/sglang/pull"
 
 
 class NotShown(Exception):
-    """The document lacks something that it must have: one line says what."""
+    """The document lacks a required part: one line names it."""
 
 
 DECODE = Await, Greet, Arrive, FailPeer, Expire, LastToken
 
 
 def text(full: bool = False) -> str:
-    """SPEC.md as Markdown. Raises NotShown.
+    """Return SPEC.md as Markdown. Raises NotShown.
 
-    full: as the page has it, with the drawing of every clause, the title of every bug and every rejection.
+    full: the version for the page, with the drawing of every clause, the title of every bug and every
+        rejection.
     """
     return _render("SPEC.md.j2", collect() | {"full": full, "reference": REFERENCE})
 
 
 def reference_text() -> str:
-    """SPEC-REFERENCE.md as Markdown: what SPEC.md has by name alone. Raises NotShown."""
+    """Return SPEC-REFERENCE.md as Markdown: the details that SPEC.md has only by name. Raises NotShown."""
     text = _render(f"{REFERENCE}.j2", collect() | {"full": False})
     return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
 
 
 def _render(template: str, data: Data) -> str:
-    """A document, with links in the place of upstream's numbers."""
+    """Return a document, with links in the place of upstream's numbers."""
     environment = templates(escape=False, keep_trailing_newline=True)
     environment.filters |= {"span": span, "anchor": anchor, "families": families_of}
     markdown = environment.get_template(template).render(data)
@@ -94,7 +95,7 @@ def _render(template: str, data: Data) -> str:
 
 
 def collect() -> Data:
-    """Everything that the template is filled with."""
+    """Return all data for the template."""
     fixtures = {p.stem: traces.load(p) for p in sorted(FIXTURES.glob("*.json"))}
     shown_by = {trace.bug: name for name, trace in fixtures.items() if trace.bug is not None}
     if missing := BUGS.keys() - shown_by.keys():
@@ -155,7 +156,8 @@ def collect() -> Data:
 
 
 def _own_clauses(kind: Kind) -> list[Clause]:
-    """The clauses that no other kind of system has, by number; of pairs those on what is handed over, too."""
+    """Return the clauses that no other kind of system has, by number; for pairs those on handed-over
+    KV, too."""
     others = [driven_kinds.lockstep_of(other).clauses for other in KINDS.values() if other is not kind]
     own = [
         clause
@@ -167,18 +169,18 @@ def _own_clauses(kind: Kind) -> list[Clause]:
 
 
 def _about_engine(kind: type) -> str:
-    """A command's docstring; of one that the commands above have as well, what holds for both."""
+    """Return a command's docstring; for one that earlier commands include as well, the text for both."""
     about = " ".join(str(kind.__doc__).split())
     return about.partition("`marked`")[0].strip() if kind in COMMANDS else about
 
 
 def span(where: Span) -> str:
-    """A range of positions, as a formula."""
+    """Return a range of positions, as a formula."""
     return "nothing" if where == NOTHING else f"`[{where[0]}, {where[1]})`"
 
 
 def families_of(clauses: Iterable[Clause]) -> list[str]:
-    """The first parts of the ids of clauses, each once."""
+    """Return the first parts of the ids of clauses, each once."""
     return list(dict.fromkeys(clause.id.partition("-")[0] for clause in clauses))
 
 
@@ -204,12 +206,13 @@ def _command_data(rule: Rule, fixtures: dict[str, Trace]) -> Data:
 
 
 def _is_usual_reason(reason: Reason, when: str) -> bool:
-    """Whether several commands are rejected for the reason in the same words."""
+    """Return whether several commands are rejected for the reason in the same words."""
     return sum(rule.refused.get(reason) == when for rule in RULES.values()) > 1
 
 
 def _example_step(kind: type[Command], fixtures: dict[str, Trace]) -> Data | None:
-    """The first step of this kind in a fixture that frees something, or else changes something, or is done.
+    """Return the first step of this kind in a fixture that frees something, or else changes something,
+    or is done.
 
     CheckIdle, which no fixture has, is done at the end of the worked example (at: none).
     """
@@ -230,7 +233,7 @@ def _example_step(kind: type[Command], fixtures: dict[str, Trace]) -> Data | Non
 
 
 def _field_data(name: str, kind: str) -> str:
-    """A field of a command; of a batch, what its entries have."""
+    """Return a field of a command; for a batch, the fields of its entries."""
     lane = {"tuple[Chunk, ...]": Chunk, "tuple[Draft, ...]": Draft}.get(kind)
     return name if lane is None else f"{name}: ({', '.join(f.name for f in fields(lane))}), ..."
 
@@ -245,8 +248,8 @@ def _family_data() -> list[Data]:
 
 
 def _clause_data(clause: Clause, shown_by: dict[str, str], fixtures: dict[str, Trace]) -> Data:
-    """killed: the bugs whose first violated clause it is, each with its fixture; drawn: the step that shows
-    the first of them, the last of its fixture, as the reference does it."""
+    """Return the data of a clause. killed: the bugs whose first violated clause it is, each with its
+    fixture; drawn: the step that shows the first of them, the last of its fixture, on the reference."""
     bugs = [bug for bug in BUGS.values() if bug.clause == clause.id]
     *_, last = step_text.steps(fixtures[shown_by[bugs[0].id]]) if bugs else [None]
     return {
@@ -260,7 +263,7 @@ def _clause_data(clause: Clause, shown_by: dict[str, str], fixtures: dict[str, T
 
 
 def _code_link(path: str) -> Data:
-    """Something in a module: what it is called there, and the file."""
+    """Return a name in a module, and its file."""
     module, _, name = path.removeprefix("kvspec.").rpartition(".")
     return {"name": f"{module.rpartition('.')[2]}.{name}", "file": f"{module.replace('.', '/')}.py"}
 
@@ -273,7 +276,7 @@ def _bug_modes(bug: Bug) -> str:
 
 
 def _example_steps(trace: Trace) -> list[Data]:
-    """The worked example, command by command: cursors after, what is freed, the row as a picture."""
+    """Return the worked example, command by command: cursors after, freed ranges, the row as a picture."""
     freed = [row.freed for row in replays.replay(ReferenceSystem(), trace).rows]
     state = model.initial(trace.sizes(Geometry), trace.mode)
     steps = list[Data]()
@@ -329,7 +332,7 @@ def _target(state: State, command: Command | None) -> int | None:
 
 
 def _held_row(state: State) -> tuple[str, Cursors | None]:
-    """The one row that there is: its turn's, or the slot's."""
+    """Return the only row: its turn's, or the slot's."""
     for request in state.requests:
         if request.cursors is not None:
             return request.name, request.cursors
@@ -343,7 +346,8 @@ def _draw_row(geometry: Geometry, cursors: Cursors | None, target: int | None) -
 
 
 def _draw_cached_row() -> str:
-    """A row with everything in it, before its turn finishes: the tree's part, evicted, ahead, a target."""
+    """Draw a row with everything in it, before its turn finishes: the tree's part, evicted, ahead, a
+    target."""
     geometry = Geometry(
         page_size=4, window=6, full_pages=16, swa_pages=16, rows=2, width=40, tree=True
     )

@@ -7,7 +7,8 @@ from stateful_tests.explore.lifecycle import NOWHERE, Edge
 
 
 def states(edges: Iterable[Edge], names: type[DescribedEnum]) -> str:
-    """A Mermaid state diagram, in the order of the names; commands between two states share an arrow."""
+    """Return a Mermaid state diagram, in the order of the names; commands between two states share an
+    arrow."""
     order = [NOWHERE, *names]
     arrows: dict[tuple[str, str], list[str]] = {}
     for edge in sorted(

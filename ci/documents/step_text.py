@@ -51,7 +51,7 @@ class DrawnStep(NamedTuple):
 
 
 def steps(trace: Trace) -> Iterator[DrawnStep]:
-    """The trace on the reference."""
+    """Return the steps of a trace on the reference."""
     state = model.initial(trace.sizes(Geometry), trace.mode)
     for command in trace.row_commands:
         before = state
@@ -64,7 +64,7 @@ def _missing_text(name: str) -> str:
 
 
 def _side_by_side(left: str, right: str) -> str:
-    """Two drawings with their titles; one below the other where they are too wide."""
+    """Return two drawings with their titles; one below the other where they are too wide."""
     wide = max(map(len, left.splitlines()))
     if wide + _GAP + max(map(len, right.splitlines())) > _WIDTH:
         return f"before\n\n{left}\n\nafter\n\n{right}"
@@ -74,7 +74,7 @@ def _side_by_side(left: str, right: str) -> str:
 
 
 def _aligned(text: str, other: str) -> list[str]:
-    """The lines, each block as high as its neighbour."""
+    """Return the lines, with each block as high as its neighbour."""
     lines: list[str] = []
     for mine, theirs in zip_longest(text.split("\n\n"), other.split("\n\n"), fillvalue=""):
         block = mine.splitlines()
@@ -83,7 +83,7 @@ def _aligned(text: str, other: str) -> list[str]:
 
 
 def blocks(state: State) -> Blocks:
-    """Each row, the radix tree, sessions and requests without a row, and what is free."""
+    """Return each row, the radix tree, sessions and requests without a row, and what is free."""
     geometry = state.config.geometry
     drawn = Blocks()
     for holder in holders(state):
@@ -117,7 +117,7 @@ def _session_text(session: Session) -> str:
 
 
 def tree(drawn: Tree) -> str:
-    """The radix tree: a node a line, below its parent, with who pins what of it."""
+    """Draw the radix tree: a node a line, below its parent, with the holders that pin it."""
     placed = sorted(nodes(drawn), key=lambda p: p.path)
     return text_drawings.tree((_node_depth(p, placed), [_node_text(p, drawn)]) for p in placed)
 

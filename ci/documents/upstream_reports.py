@@ -23,8 +23,12 @@ no release that is driven so has it; the planted fault that stands for it is fou
 
 
 class TierReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """An entry. faults: of known.toml, where it was shown; planted: of the second tier's faults.toml.
-    called: of what was not met, functions that it is about, and their calls in one check."""
+    """An entry.
+
+    faults: faults of known.toml that show it; planted: those of the second tier's faults.toml.
+    called: for a report that was not reproduced, the functions that it is about, and their calls in one
+        check.
+    """
 
     engine: EngineName = "sglang"
     numbers: tuple[int, ...]
@@ -55,12 +59,12 @@ class _ReportFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def reported() -> list[TierReport]:
-    """All entries. Raises msgspec.ValidationError for a file that is wrong."""
+    """Return all entries. Raises msgspec.ValidationError for a file that is wrong."""
     return msgspec.convert(tomllib.loads(PATH.read_text(encoding="utf-8")), _ReportFile).report
 
 
 def section(engine: EngineName, name: str) -> str:
-    """The table of FINDINGS.md of the engine called `name`, "" without an entry."""
+    """Return the table of FINDINGS.md of the engine called `name`, "" without an entry."""
     rows = [_row(each) for each in reported() if each.engine == engine]
     return _HEAD.format(name=name) + "".join(rows) if rows else ""
 

@@ -22,15 +22,15 @@ from stateful_tests.traces.notation import format_outcome as say
 
 
 class Because(NamedTuple):
-    """text: the sentence. claims: what it says of the past."""
+    """text: the sentence. claims: its statements about the past."""
 
     text: str
     claims: tuple[Claim, ...] = ()
 
 
 def because(run: Run) -> Because | None:
-    """Why the end of a violated run is impossible; None if there is nothing to explain, or if this replay
-    does not show what was found."""
+    """Return why the end of a violated run is impossible; None if there is nothing to explain, or if
+    this replay does not show the violation."""
     violation = run.violation
     if violation is None or len(run.history) < 2 or len(run.rows) != violation.step + 1:
         return None
@@ -68,7 +68,7 @@ def because(run: Run) -> Because | None:
 
 
 def _failure_sentence(here: str, broke: str) -> str:
-    """Say where the system fails. here: the command; broke: how it fails."""
+    """Return how the system fails. here: the command; broke: the failure."""
     if fails_at_start(broke):
         return f"no command has a part in it: {broke}"
     if not failed_in_command(broke):
@@ -77,7 +77,7 @@ def _failure_sentence(here: str, broke: str) -> str:
 
 
 def _place_sentence(past: Past[AnyMoment]) -> str:
-    """The clause's own head, and the stories of its places."""
+    """Return the clause's own head, and the stories of its places."""
     head = past.violation.failure.head
     since = past.violation.since
     sentence = "; ".join(stories(past))

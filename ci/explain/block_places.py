@@ -14,14 +14,14 @@ from stateful_tests.lockstep.run_moments import EngineMoment
 
 
 def block_at(place: AtTable, moment: EngineMoment) -> int | None:
-    """The block in a place of a table, 0 for the null block; None past the table's end."""
+    """Return the block in a place of a table, 0 for the null block; None past the table's end."""
     fact = moment.facts.requests.get(place.request)
     row = fact.tables[place.group] if fact is not None else ()
     return row[place.at] if place.at < len(row) else None
 
 
 def blocks_of(places: tuple[Place, ...], moment: EngineMoment) -> set[int]:
-    """The blocks that a failure is about."""
+    """Return the blocks that a failure is about."""
     first = places[0] if places else None
     if isinstance(first, AtTable):
         return {block_at(first, moment) or 0} - {0}
@@ -31,7 +31,7 @@ def blocks_of(places: tuple[Place, ...], moment: EngineMoment) -> set[int]:
 
 
 def chunks_of(places: tuple[Place, ...]) -> set[int]:
-    """The chunks of host memory that a failure is about."""
+    """Return the chunks of host memory that a failure is about."""
     return {place.chunk for place in places if isinstance(place, AtChunk)}
 
 
@@ -49,7 +49,8 @@ def called(place: Place, m: EngineMoment) -> str:
 
 
 def facts_at(place: Place, m: EngineMoment) -> list[Fact]:
-    """As places.facts_at. A block is free, named by the prefix cache, and in tables."""
+    """Return the facts about a place, as in ci.explain.places: a block is free, named by the prefix
+    cache, and in tables."""
     facts = m.facts
     match place:
         case AtTable():
@@ -77,7 +78,7 @@ def facts_at(place: Place, m: EngineMoment) -> list[Fact]:
 
 
 def _holder_facts(place: AtTable, m: EngineMoment) -> str:
-    """group -1: what is in flight keeps the block."""
+    """Return how a holder has a block. Group -1: a step or transfer in flight keeps it."""
     return f"has it at {_position_range(place, m)}" if place.group >= 0 else "keeps it"
 
 
@@ -88,7 +89,8 @@ def _position_range(place: AtTable, m: EngineMoment) -> str:
 
 
 def events(past: Past[EngineMoment]) -> list[str]:
-    """Return what the facts of one moment do not show: who wrote a block last, and what a query sees."""
+    """Return events that the facts of one moment do not show: the last writer of a block, and what a
+    query sees."""
     at = past.violation.failure.at
     step = past.now.step
     assert step is not None
@@ -105,7 +107,7 @@ def events(past: Past[EngineMoment]) -> list[str]:
 
 
 def _last_move(past: Past[EngineMoment], chunk: int) -> str:
-    """Say what was moved into a chunk of host memory last, and when that was seen first."""
+    """Describe the last KV that was moved into a chunk of host memory, and when that was seen first."""
     moved: dict[int, str] = {}
     for at, moment in enumerate(past.moments, past.run.history_start):
         for job in moment.facts.transfers:
@@ -117,7 +119,7 @@ def _last_move(past: Past[EngineMoment], chunk: int) -> str:
 
 
 def _last_write(past: Past[EngineMoment], block: int) -> str:
-    """Say who wrote into a block last, which positions, and when; before an entry read the state in it."""
+    """Describe the last write into a block before an entry read it: its request, positions and command."""
     moments = list(enumerate(past.moments, past.run.history_start))
     step = past.now.step
     assert step is not None
@@ -150,7 +152,8 @@ def _last_write(past: Past[EngineMoment], block: int) -> str:
 
 
 def _last_state(lane: Lane, block: int, sources: Iterable[KvSource]) -> str | None:
-    """The last state that an entry leaves in a block, in words. sources: that its text may begin at."""
+    """Return the last state that an entry leaves in a block, in words. sources: sources that its text
+    may begin at."""
     for use in lane.states:
         for written, stamp in reversed(use.writes):
             if written == block:
@@ -159,7 +162,7 @@ def _last_state(lane: Lane, block: int, sources: Iterable[KvSource]) -> str | No
 
 
 def _token_count(lane: Lane, use: StateUse, stamp: int, sources: Iterable[KvSource]) -> int:
-    """After how many of the entry's tokens a state has this stamp."""
+    """Return the number of the entry's tokens before a state with this stamp."""
     begins = [use.found[0]] if lane.start else [use.found[0], *(each.origin for each in sources)]
     texts = (chained(lane.tokens, begin) for begin in begins)
     return next(stamps.index(stamp) + 1 for stamps in texts if stamp in stamps)

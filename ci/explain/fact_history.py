@@ -21,9 +21,9 @@ _Moment = TypeVar("_Moment", bound=AnyMoment, covariant=True)
 
 
 class Claim(NamedTuple):
-    """`holds` is so after every command from `since` on, and was not before it. -1: from the start.
+    """`holds` is true after every command from `since` on, and was false before it. -1: from the start.
 
-    until: the claim is about what was so before this command; None where it is so still.
+    until: the claim is about the time before this command; None where it still holds.
     """
 
     what: str
@@ -33,7 +33,7 @@ class Claim(NamedTuple):
 
 
 class Past(Generic[_Moment]):
-    """A run that ended with a violation, at whose last moment one stands and looks back."""
+    """The history of a run that ended with a violation, seen from its last moment."""
 
     def __init__(self, run: Run, violation: Violation, moments: Sequence[_Moment]) -> None:
         self.run = run
@@ -44,11 +44,12 @@ class Past(Generic[_Moment]):
         self.claims: list[Claim] = []
 
     def command(self, index: int) -> str:
-        """A command by number, for `words`."""
+        """Return a command by number, for `words`."""
         return f"\0{index}\0"
 
     def words(self, text: str) -> str:
-        """The sentence with commands and cursors filled in: at first in full, then by number or letter."""
+        """Return the sentence with commands and cursors filled in: at first in full, then by number or
+        letter."""
         explained: set[str] = set()
 
         def fill(found: re.Match[str]) -> str:
@@ -67,18 +68,20 @@ class Past(Generic[_Moment]):
         return self.command(self.violation.step)
 
     def first_step(self, what: str, holds: Callable[..., bool], *more: object) -> int:
-        """Index of the command since which `holds` is so; it is so now. more: what `holds` takes besides."""
+        """Return the index of the command since which `holds` is true; it is true now. more: further
+        arguments of `holds`."""
         return self._since(what, partial(_held, holds, more), len(self.moments) - 1, None)
 
     def was_since(self, what: str, holds: Callable[..., bool], *more: object) -> str:
-        """In words, since when `holds` was so until the last command."""
+        """Return in words since when `holds` was true until the last command."""
         last = len(self.moments) - 2
         return self.at(self._since(what, partial(_held, holds, more), last, self.violation.step))
 
     def last_time(
         self, what: str, holds: Callable[..., bool], *more: object
     ) -> tuple[int, int] | None:
-        """Since and until which command `holds` was so for the last time before now; None: never."""
+        """Return since and until which command `holds` was true for the last time before now; None:
+        never."""
         fact = partial(_held, holds, more)
         last = len(self.moments) - 2
         while last >= 0 and not fact(self.moments[last]):
@@ -96,7 +99,7 @@ class Past(Generic[_Moment]):
         return since
 
     def first_since(self, what: str, holds: Callable[..., bool], *more: object) -> str:
-        """`first` in words."""
+        """Return `first_step` in words."""
         return self.at(self.first_step(what, holds, *more))
 
     def at(self, index: int) -> str:
@@ -107,7 +110,7 @@ class Past(Generic[_Moment]):
         return f"since {self.command(index)}{or_before}"
 
     def last_before(self, holds: Holds) -> _Moment | None:
-        """The last earlier moment at which something was so."""
+        """Return the last earlier moment at which `holds` was true."""
         return next((m for m in reversed(self.moments[:-1]) if holds(m)), None)
 
 
@@ -125,7 +128,8 @@ def _held(holds: Callable[..., bool], more: tuple[object, ...], moment: Any) -> 
 
 
 def cursors_of(m: Moment, name: str) -> Cursors | None:
-    """The cursors of "r1" or "slot of s1"; None for an unknown name, and for a slot that is lent."""
+    """Return the cursors of "r1" or "slot of s1"; None for an unknown name, and for a slot that is
+    lent."""
     session = name.removeprefix("slot of ")
     if session == name:
         facts = m.facts.requests.get(name)
@@ -135,7 +139,7 @@ def cursors_of(m: Moment, name: str) -> Cursors | None:
 
 
 def lent_to(m: Moment, name: str) -> str | None:
-    """The turn that has the row of "slot of s1", if one has."""
+    """Return the turn that has the row of "slot of s1", if one has."""
     session = m.state.session(name.removeprefix("slot of "))
     turn = m.state.request(session.turn or "") if session is not None else None
     return turn.name if turn is not None and turn.phase in IN_BATCH else None

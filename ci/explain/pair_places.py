@@ -14,7 +14,7 @@ from stateful_tests.lockstep.run_moments import EngineMoment, PairMoment
 
 
 def on_server(moment: PairMoment, server: str) -> EngineMoment:
-    """One server at that moment, as an engine."""
+    """Return one server at that moment, as an engine."""
     sides = moment.step.sides if moment.step is not None else {}
     return EngineMoment(moment.facts.of(server), sides.get(server))
 
@@ -30,7 +30,7 @@ def called(place: Place, m: PairMoment) -> str:
 
 
 def facts_at(place: Place, m: PairMoment) -> list[Fact]:
-    """As places.facts_at."""
+    """Return the facts about a place, as in ci.explain.places."""
     match place:
         case AtServer(server, inner):
             return block_places.facts_at(inner, on_server(m, server))
@@ -42,7 +42,8 @@ def facts_at(place: Place, m: PairMoment) -> list[Fact]:
 
 
 def events(past: Past[PairMoment]) -> list[str]:
-    """Events tell what the facts of one moment do not show: who wrote a block last, what a query sees."""
+    """Return events that the facts of one moment do not show: the last writer of a block, and what a
+    query sees."""
     at = [place for place in past.violation.failure.at if isinstance(place, AtServer)]
     if not at:
         return []
@@ -56,7 +57,7 @@ def events(past: Past[PairMoment]) -> list[str]:
 
 
 def _server_past(past: Past[PairMoment], server: str, places: tuple[Place, ...]) -> Past[EngineMoment]:
-    """The past of one server."""
+    """Return the past of one server."""
     history = tuple(on_server(moment, server) for moment in past.moments)
     failure = past.violation.failure
     told = Failure(failure.expected, failure.observed, lambda: places, failure.head)
@@ -64,8 +65,8 @@ def _server_past(past: Past[PairMoment], server: str, places: tuple[Place, ...])
 
 
 def _last_transfers(past: Past[PairMoment], block: int) -> str:
-    """The transfers that moved bytes into a block of D, and when; of several all that one command moved
-    last."""
+    """Return the transfers that moved bytes into a block of D, and when; all of the last command that
+    moved some."""
     moved: dict[int, list[str]] = {}
     copied: set[int] = set()
     for at, moment in enumerate(past.moments, past.run.history_start):
@@ -88,7 +89,7 @@ def _last_transfers(past: Past[PairMoment], block: int) -> str:
 
 
 def wire(moment: PairMoment) -> Iterator[str]:
-    """Each message and transfer between the servers is told in words."""
+    """Return each message and transfer between the servers in words."""
     facts = moment.facts
     for promise in facts.promises:
         if promise.held:

@@ -24,7 +24,7 @@ MOST = {AtCursor: 6, AtLock: 3, AtNamed: 3}
 
 
 def stories(past: Past[AnyMoment]) -> list[str]:
-    """A story for each place that the violation is about; cursors of one fate together."""
+    """Return a story for each place of the violation; cursors with the same history share one."""
     at = past.violation.failure.at
     if not isinstance(past, History):
         told = of_kind(past)
@@ -54,8 +54,8 @@ def _at_most_few(at: Iterable[Place]) -> list[Place]:
 
 
 def story(past: Past[AnyMoment], place: Place, called: Callable[[Any, Any], str], facts_at: FactsAt) -> str:
-    """Tell the facts about a place now, each since when; for a thing that nobody has those until then.
-    Empty for a kind of place that has no facts."""
+    """Return the facts about a place now, each with its date; for a thing without an owner also the
+    past ones. Empty for a kind of place that has no facts."""
     name = called(place, past.now)
     facts = facts_at(place, past.now)
     if not facts:
@@ -79,7 +79,8 @@ def story(past: Past[AnyMoment], place: Place, called: Callable[[Any, Any], str]
 
 
 def _joined_facts(dated: list[tuple[str, str]]) -> list[str]:
-    """Facts with their dates, a date and a verb once: "is live and has 1 SWA slot since command 2"."""
+    """Return facts with their dates, a date and a verb once: "is live and has 1 SWA slot since command
+    2"."""
     texts = []
     for since, facts in groupby(dated, key=lambda each: each[1]):
         first, *more = [fact for fact, _ in facts]
@@ -95,7 +96,7 @@ def _fact_holds(facts_at: FactsAt, place: Place, fact: Fact, m: Any) -> bool:
 
 
 def _expected_state(place: Place) -> str:
-    """Say what has to be so now."""
+    """Return the state that the place must have now."""
     match place:
         case AtNode(must=int(must)):
             return f" and must count {must}"
@@ -126,7 +127,7 @@ _COMMITTED = "kv_committed_len"
 
 
 def _cursor_stories(past: History, found: list[AtCursor]) -> str:
-    """Say what cursors are, since when, and what they must be: those of one fate together."""
+    """Return what cursors are, since when, and what they must be: those with the same history together."""
     fates: dict[tuple[int, int, int | None, str], dict[str, list[str]]] = {}
     off: dict[tuple[int, int, int | None, str], list[AtCursor]] = {}
     for place in found:
@@ -153,7 +154,8 @@ def _cursor_fate(
 ) -> str:
     index, got, must, taken = fate
     several = len(off) > 1
-    who = ", ".join(f"{' and '.join(k)} of {'the ' * (' ' in n)}{n}" for n, k in whose.items())
+    owners = {name: f"the {name}" if " " in name else name for name in whose}
+    who = ", ".join(f"{' and '.join(k)} of {owners[name]}" for name, k in whose.items())
     verb = f"{'are' if several else 'is'} {got} {past.at(index)}"
     if index == past.violation.step:
         verb = f"{'become' if several else 'becomes'} {got}{taken}"
@@ -169,7 +171,7 @@ def _cursor_fate(
 
 
 def _kv_consequence(got: int, must: int) -> str:
-    """Say what a slot that counts more or fewer tokens than are committed does to their KV."""
+    """Describe what a slot that counts more or fewer tokens than are committed does to their KV."""
     if got > must:
         return f": KV of [{must}, {got}) was never written"
     return f": KV of [{got}, {must}), written or in flight, is computed again"
@@ -181,7 +183,7 @@ def _has_value(m: Moment, place: AtCursor, value: int) -> bool:
 
 
 def _holds_something(m: Moment, owner: str) -> bool:
-    """A request that holds nothing shows no cursors; they count as 0."""
+    """Return whether a request holds something. One that does not shows no cursors; they count as 0."""
     request = m.facts.requests.get(owner)
     return request is None or request.cursors is not None
 
@@ -191,12 +193,12 @@ def _value_since(m: Moment, place: AtCursor, value: int, held: bool) -> bool:
 
 
 def _turn_with_row(m: Moment, owner: str) -> str:
-    """Name the turn that has a row, whose cursors it shows."""
+    """Return the turn that has a row, whose cursors it shows."""
     return lent_to(m, owner) or owner
 
 
 def _taken_from_turn(past: History, place: AtCursor, value: int) -> str:
-    """Since when the turn that had the row of a slot had the value that the slot shows now."""
+    """Return since when the turn that had the row of a slot had the value that the slot shows now."""
     turn = lent_to(past.before, place.owner)
     if turn is None or not _has_value(past.before, place._replace(owner=turn), value):
         return ""

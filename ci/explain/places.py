@@ -23,9 +23,10 @@ from stateful_tests.lockstep.run_moments import Moment
 
 
 class Fact(NamedTuple):
-    """owner: who has the thing; empty where the fact is about the thing itself, such as "is free".
+    """A fact about a place.
 
-    was: the same of the past; empty where a reader gains nothing from it.
+    owner: the owner of the thing; empty where the fact is about the thing itself, such as "is free".
+    was: the fact in the past tense; empty where a reader gains nothing from it.
     """
 
     owner: str
@@ -34,7 +35,7 @@ class Fact(NamedTuple):
 
 
 def called(place: Place, m: Moment) -> str:
-    """A place by its name; a page that no pool has with what is odd about it."""
+    """Return a place by its name; a page that no pool has with its fault."""
     match place:
         case AtPage(pool, page):
             odd = ", the padding page," if page == 0 else ", which does not exist,"
@@ -66,12 +67,12 @@ def called(place: Place, m: Moment) -> str:
 
 
 def letter(field: str) -> str:
-    """A cursor by its letter, for Past.words."""
+    """Return a cursor by its letter, for Past.words."""
     return next(f"\0{letter}\0" for letter, name in CURSORS.items() if name == field)
 
 
 def facts_at(place: Place, m: Moment) -> list[Fact]:
-    """Return the facts about a place: of itself first, then one for each owner."""
+    """Return the facts about a place: its own first, then one for each owner."""
     match place:
         case AtPage(pool, page):
             owners = [
@@ -124,7 +125,7 @@ def _state_slot_facts(slot: int, m: Moment) -> list[Fact]:
 
 
 def _state_text(stamp: int, m: Moment) -> str:
-    """The text of which a recurrent state has the stamp, and how much of it, in words."""
+    """Return the text whose recurrent state has the stamp, and its length, in words."""
     texts = {name: request.text for name, request in m.facts.requests.items()}
     texts |= {
         f"the history of {name}": session.history for name, session in m.facts.sessions.items()
@@ -155,7 +156,7 @@ def _existence_facts(place: AtNamed, m: Moment) -> list[Fact]:
 
 
 def _text_tokens(m: Moment, owner: str) -> Sequence[int] | None:
-    """The history of a session, or the text of a request."""
+    """Return the history of a session, or the text of a request."""
     session = m.facts.sessions.get(owner)
     request = m.facts.requests.get(owner)
     if session is not None:
@@ -177,7 +178,7 @@ def token_text(token: int) -> str:
 
 
 def _read_facts(place: AtPosition, m: Moment) -> list[Fact]:
-    """The slots that attention goes through, and what the last of them holds."""
+    """Return the slots that attention goes through, and the content of the last."""
     full = slot_of(m, place.owner, place.position)
     if not full:
         return [Fact("", "has no slot")]
@@ -255,15 +256,18 @@ def _node_at(m: Moment, path: tuple[int, ...]) -> NodeFacts | None:
 
 
 def slots_text(slots: Sequence[int]) -> str:
-    """Such as "full slots 4 to 7"."""
+    """Return slots as text, such as "full slots 4 to 7"."""
     if len(slots) > 2 and list(slots) == list(range(slots[0], slots[-1] + 1)):
         return f"full slots {slots[0]} to {slots[-1]}"
     return f"{'full slots' if len(slots) > 1 else 'full slot'} {', '.join(map(str, slots))}"
 
 
 def _free_fact(times: int, where: str) -> list[Fact]:
-    often = f" {times} times" if times > 1 else ""
-    return [Fact("", f"is {where}{often}", "was free" if times == 1 else "")] if times else []
+    if times == 0:
+        return []
+    if times == 1:
+        return [Fact("", f"is {where}", "was free")]
+    return [Fact("", f"is {where} {times} times", "")]
 
 
 def _owner_fact(m: Moment, holder: str, at: int) -> Fact:
@@ -280,12 +284,12 @@ def _row_holders(facts: Facts, row: int) -> list[str]:
 
 
 def entry(m: Moment, slot: int) -> int:
-    """The SWA slot that a full slot is mapped to; 0 for none."""
+    """Return the SWA slot that a full slot is mapped to; 0 for none."""
     return m.view.full_to_swa[slot] if 0 <= slot < len(m.view.full_to_swa) else 0
 
 
 def slot_of(m: Moment, holder: str, position: int) -> int:
-    """The full slot that a row, or what a lock owner has locked, names at a position; 0 for none."""
+    """Return the full slot that a row, or a lock owner's prefix, names at a position; 0 for none."""
     facts = m.facts.holders.get(holder)
     tree = m.facts.tree
     cells: Sequence[int] = m.view.rows.get(facts.row, ()) if facts is not None else ()
@@ -295,7 +299,7 @@ def slot_of(m: Moment, holder: str, position: int) -> int:
 
 
 def leads_to(place: Place, m: Moment) -> list[Place]:
-    """A place, and the page behind a position that does not have one owner."""
+    """Return a place, and the page behind a position that does not have one owner."""
     if not isinstance(place, AtPosition):
         return [place]
     slot = slot_of(m, place.owner, place.position)
@@ -305,7 +309,7 @@ def leads_to(place: Place, m: Moment) -> list[Place]:
 
 
 def _lacks_one_owner(page: AtPage, m: Moment) -> bool:
-    """It does not have one owner, and is not free once."""
+    """Return whether a page has not exactly one owner, and is not free once."""
     facts = facts_at(page, m)
     exists = 1 <= page.page <= m.facts.pools[page.pool].size
     return not exists or len(facts) != 1 or not facts[0].was

@@ -31,13 +31,13 @@ from stateful_tests.traces.notation import format_command as describe
 
 
 def reason(past: History) -> str | None:
-    """The sentence on a clause of this module; None for the others."""
+    """Return the sentence on a clause of this module; None for the others."""
     reason = _REASONS.get(past.violation.clause)
     return reason(past) if reason is not None else None
 
 
 def _outcome_reason(past: History) -> str | None:
-    """OUT-1: a command that is done or refused, and should not be."""
+    """Return the sentence on OUT-1: a command that is done or refused, and should not be."""
     got, want = past.step.outcome, past.step.expected
     does = f"refuses ({got.reason.value})" if isinstance(got, Refused) else "carries out"
     should = (
@@ -49,8 +49,8 @@ def _outcome_reason(past: History) -> str | None:
 
 
 def refusal(run: Run, index: int) -> str:
-    """Why the rules refuse a command of a replayed trace, in words; "" where they do not, and of commands
-    that they have none for."""
+    """Return why the rules refuse a command of a replayed trace, in words; "" where they do not, and
+    for commands without a text."""
     row = run.rows[index]
     at = index - run.history_start
     if not isinstance(row.outcome, Refused) or type(row.command) not in RULES_OF:
@@ -72,14 +72,13 @@ def refusal(run: Run, index: int) -> str:
 
 
 def _refusal_reason(past: History) -> str:
-    """The fact behind a refusal: the reference's, or what the system says."""
+    """Return the fact behind a refusal: the reference's, or the system's message."""
     condition, fact = _condition_and_fact(past)
     return (f" ({condition})" if condition else "") + (f", for {fact}" if fact else "")
 
 
 def _condition_and_fact(past: History) -> tuple[str, str]:
-    """Return what the rules say of a refusal, where that says more than the fact, and the fact here; or
-    ""."""
+    """Return the condition of a refusal, where that adds to the fact, and the fact here; or ""."""
     step = past.step
     was = past.before.state
     ours = isinstance(step.expected, Refused)
@@ -115,7 +114,7 @@ def _condition_and_fact(past: History) -> tuple[str, str]:
 
 
 def _turn_in_flight(past: History) -> str:
-    """The turn that runs in the session of a submit, and since when; "" where none does."""
+    """Return the turn that runs in the session of a submit, and since when; "" where none does."""
     command = past.step.command
     session = past.before.state.session(command.session) if isinstance(command, Submit) else None
     if session is None or session.turn is None:
@@ -130,7 +129,8 @@ def _turn_in_flight(past: History) -> str:
 
 
 def _missing_room(past: History, pool: str) -> str:
-    """The pages that a pool has for a command, and how many it takes; "" where the count makes no sense."""
+    """Return the pages that a pool has for a command, and how many it takes; "" where the count makes
+    no sense."""
     was = past.before.state
     at = {"full": 0, "swa": 2}[pool]
     left = free(was)
@@ -149,14 +149,14 @@ _READY = {Extend: (Phase.ADMITTED, Phase.EXTENDING), EvictSwa: IN_BATCH, Admit: 
 
 
 def _not_ready(step: Step) -> list[Request]:
-    """The requests of a command that are in a phase which the command does not take."""
+    """Return the requests of a command that are in a phase which the command does not take."""
     ready = _READY.get(type(step.command), (Phase.RUNNING,))
     found = [one for name in _requests_named(step.command) if (one := step.was.request(name)) is not None]
     return [one for one in found if one.phase not in ready]
 
 
 def _missing_step(step: Step) -> str:
-    """The command that comes before; "" where none is missing."""
+    """Return the command that has to come before; "" where none is missing."""
     unready = [] if isinstance(step.command, (Abort, Admit)) else _not_ready(step)
     if not unready or unready[0].phase is Phase.RUNNING:
         return ""
@@ -167,19 +167,20 @@ def _missing_step(step: Step) -> str:
 
 
 def _uncomputed_tokens(request: Request) -> int:
-    """How many tokens of its text have no KV (tokens)."""
+    """Return the number of tokens of its text without KV."""
     computed = request.cursors.kv_committed_len if request.cursors is not None else 0
     return request.origin + request.output - computed
 
 
 def _requests_named(command: Command) -> Sequence[str]:
-    """The requests of a command."""
+    """Return the requests of a command."""
     one = getattr(command, "request", None)
     return requests_of_batch(command) if one is None else [one]
 
 
 def _missing_request(past: History, name: str) -> str:
-    """Why there is no request of that name: its submit was refused, it has ended, or it never came."""
+    """Return why there is no request of that name: its submit was refused, it has ended, or it never
+    came."""
     for index in reversed(range(past.run.history_start + 1, len(past.run.rows) - 1)):
         row = past.run.rows[index]
         if isinstance(row.command, Submit) and row.command.request == name:
@@ -191,7 +192,7 @@ def _missing_request(past: History, name: str) -> str:
 
 
 def _request_lengths(past: History) -> str:
-    """The lengths of a request that a command asks too much of; "" of a batch of several."""
+    """Return the lengths of a request that a command exceeds; "" for a batch of several."""
     names = _requests_named(past.step.command)
     one = past.before.state.request(names[0]) if len(names) == 1 else None
     if one is None:
@@ -201,7 +202,7 @@ def _request_lengths(past: History) -> str:
 
 
 def _excess_taken_back(before: Moment, command: Finish) -> str:
-    """Say what a finish would take back that no scheduler does."""
+    """Describe what a finish would take back that no scheduler does."""
     request = before.state.request(command.request)
     assert request is not None  # else the refusal has another reason
     target = request.origin + command.finished_len
@@ -217,7 +218,8 @@ def _excess_taken_back(before: Moment, command: Finish) -> str:
 def _lost_window(past: History, ours: bool) -> str:
     window = past.step.config.geometry.window
     one = past.step.acted
-    for name in [one.name] if one is not None else requests_of_batch(past.step.command):
+    names = requests_of_batch(past.step.command) if one is None else (one.name,)
+    for name in names:
         was = past.before.state.request(name)
         if was is None or was.cursors is None or window is None:
             continue
@@ -238,7 +240,7 @@ def _eviction_end(m: Moment, name: str, value: int) -> bool:
 
 
 def _eviction_order_reason(past: History) -> str | None:
-    """TREE-11: nodes that stand or went, and when each was last used."""
+    """Return the sentence on TREE-11: nodes that remain or were evicted, and when each was last used."""
     tree = past.now.facts.tree
     state = past.now.state
     before = past.before.state
@@ -261,7 +263,8 @@ def _eviction_order_reason(past: History) -> str | None:
 
 
 def _last_use(past: History, path: Key) -> str:
-    """A node, and when it was last used in the reference: its SWA KV, if that alone is requested."""
+    """Return a node, and when it was last used in the reference: its SWA KV, if that alone is
+    requested."""
     swa = isinstance(past.step.command, Evict) and not past.step.command.full
     before = past.before.state.tree
     node = (

@@ -24,7 +24,8 @@ def called(place: Place, m: TierMoment) -> str:
 
 
 def facts_at(place: Place, m: TierMoment) -> list[Fact]:
-    """As places.facts_at. A slot is free, a node's, or a transfer's; a node has KV, locks and marks."""
+    """Return the facts about a place, as in ci.explain.places: a slot is free, a node's, or a
+    transfer's; a node has KV, locks and marks."""
     facts = m.facts
     match place:
         case AtSlot(pool, slot, host):
@@ -43,7 +44,7 @@ def facts_at(place: Place, m: TierMoment) -> list[Fact]:
 
 
 def _progress_text(transfer: TierTransfer) -> str:
-    """How far a transfer has come, in words."""
+    """Return the progress of a transfer, in words."""
     if transfer.completed:
         return "has completed"
     return "has copied" if transfer.copied else "waits"
@@ -109,7 +110,8 @@ def _node_facts(facts: TierFacts, number: int) -> list[Fact]:
 
 
 def events(past: Past[TierMoment]) -> list[str]:
-    """Return what the facts of one moment do not show: since when a node stands as it does after a split."""
+    """Return events that the facts of one moment do not show: since when a node is as it is after a
+    split."""
     texts = []
     for place in past.violation.failure.at[:1]:
         if isinstance(place, AtTreeNode):

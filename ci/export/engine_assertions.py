@@ -37,8 +37,8 @@ _OF_STATES = "STA-1", "STA-2", "STA-3"
 
 
 def asserted(run: Run, clause: str, tokens: Callable[[Sequence[int]], str]) -> list[str]:
-    """The lines that assert what a clause (not BROKEN) expects; none where no object of the scheduler shows
-    it. tokens: as the test writes them."""
+    """Return the lines that assert what a clause (not BROKEN) expects; none where no object of the
+    scheduler shows it. tokens: as the test writes them."""
     violation = run.violation
     now = run.moments(EngineMoment)[-1]
     assert violation is not None and now.step is not None
@@ -97,7 +97,7 @@ def _place_assertions(now: EngineMoment, clause: str, place: AtTable, config: En
 
 
 def _key_assertions(now: EngineMoment) -> list[str]:
-    """All blocks that the request finds are of another source, where one is."""
+    """Assert that every block that the request finds is of another source, where one is."""
     who, *_, block, _ = now.facts.foreign_keys[0]
     if block < 0:  # host memory has it alone
         return []

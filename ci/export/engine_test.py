@@ -52,7 +52,7 @@ def hook(trace: Trace) -> str:
 
 
 def target(text: str) -> ReleaseTarget:
-    """A release by its version, or a checkout by its folder. Raises UnusableImplementation."""
+    """Return a release by its version, or a checkout by its folder. Raises UnusableImplementation."""
     if Path(text).is_dir():
         return ReleaseTarget(f"a checkout{git_description(text)}", "", checkout_root(text))
     version = text.removeprefix("vllm==")
@@ -127,8 +127,8 @@ def _needed_definitions(code: str, config: EngineConfig, system: VLLMSystem) -> 
 
 
 def _without_arguments(source: str, code: str) -> str:
-    """The definitions without what no request of the test has: a priority, a session, an adapter or a
-    salt."""
+    """Return the definitions without arguments that no request of the test has: a priority, a session,
+    an adapter or a salt."""
     sources = "lora_request=" in code or "cache_salt=" in code
     if not sources:
         source = re.sub(r",\s+\*\*source(?=,?\s*[)}])", "", source)
@@ -143,7 +143,8 @@ def _without_arguments(source: str, code: str) -> str:
 
 
 def _with_defaults_of(source: str, code: str) -> str:
-    """The definitions with the defaults of those sizes alone that they read and the test does not give."""
+    """Return the definitions with only those defaults of the sizes that they read and the test does not
+    give."""
     found = re.search(r"\n        plain = .*?(?=\n        self\.config = )", source, re.DOTALL)
     assert found is not None
     space: dict[str, dict[str, Any]] = {}
@@ -156,7 +157,7 @@ def _with_defaults_of(source: str, code: str) -> str:
 
 
 def _call_of(code: str) -> str:
-    """The call that makes the engine of a test."""
+    """Return the call that makes the engine of a test."""
     return code[: code.index("\n\n")]
 
 
@@ -164,7 +165,7 @@ _PLAIN_HASH = r"    def hashed(self, of):\n        return \2\n\n"
 
 
 def _none_arguments(stand_in: re.Match[str]) -> str:
-    """The attributes of a stand-in that are None, as arguments."""
+    """Return the attributes of a stand-in that are None, as arguments."""
     return ", ".join(f"{name}=None" for name in bare_scheduler.unset(stand_in[1]))
 
 
@@ -181,7 +182,8 @@ def unit_test(
     named: Titles = GENERATED_TITLES,
     beside: bool = False,
 ) -> str:
-    """The text of a test that performs the trace on the scheduler of `system`; as `ci.export.unit_test`."""
+    """Return the text of a test that performs the trace on the scheduler of `system`; see
+    `ci.export.unit_test`."""
     if trace.sizes(EngineConfig).storage:
         raise NotExportable("a storage stands behind host memory, and the test of a scheduler has none")
     if trace.sizes(EngineConfig).encodes:
@@ -237,7 +239,7 @@ def unit_test(
 
 
 def _with_release_names(system: VLLMSystem, text: str, fixed: ReleaseTarget | None) -> str:
-    """The test, with the names that the release has."""
+    """Return the test with the names that the release has."""
     assert system.root is not None
     names = renamed_in(system.root)
     if fixed is not None and renamed_in(fixed.root) != names:
@@ -246,7 +248,7 @@ def _with_release_names(system: VLLMSystem, text: str, fixed: ReleaseTarget | No
 
 
 def _engine_line(config: EngineConfig, system: VLLMSystem) -> str:
-    """The line that makes an engine of these sizes."""
+    """Return the line that makes an engine of these sizes."""
     groups = [
         (g.block_size, g.window, True) if g.state else (g.block_size, g.window)
         for g in config.groups
@@ -263,13 +265,14 @@ def _group_kind(config: EngineConfig) -> str:
 
 
 def _expected_tokens(note: LaneNote) -> list[int]:
-    """A request's text up to what a batch entry computes of it, and drafts: what it should have computed."""
+    """Return the tokens that a batch entry should have computed: the request's text up to its end, and
+    drafts."""
     own = len(note.lane.tokens) - note.lane.drafts
     return [*note.text[: note.lane.start + own], *note.lane.tokens[own:]]
 
 
 class _Steps:
-    """Commands as calls of the engine, with small numbers for tokens."""
+    """Yields commands as calls of the engine, with small numbers for tokens."""
 
     def __init__(self, run: Run, system: VLLMSystem) -> None:
         self.run = run
@@ -335,16 +338,20 @@ class _Steps:
     def _source(self, command: Add) -> str:
         """Further arguments of a request that has an adapter or a salt."""
         load = self.loaded.source(command.adapter, "").load
-        adapter = f', lora_request=adapter_of("{command.adapter}", {load})'
-        salt = f', cache_salt="{command.salt}"'
-        return adapter * bool(command.adapter) + salt * bool(command.salt)
+        arguments = ""
+        if command.adapter:
+            arguments += f', lora_request=adapter_of("{command.adapter}", {load})'
+        if command.salt:
+            arguments += f', cache_salt="{command.salt}"'
+        return arguments
 
     def _sends(self, command: Add | More) -> str:
         self.sent += 1
         return self.tokens(client_tokens(command.prompt, command.tokens, self.sent), 1000)
 
     def tokens(self, tokens: Sequence[int], base: int = 9000) -> str:
-        """Tokens as a list, with ranges of those in order. base: where new ones are counted from."""
+        """Return tokens as a list, with ranges of consecutive ones. base: the number from which new
+        ones are counted."""
         for token in tokens:
             if token not in self.small:
                 self.small[token] = base + len(self.small)
@@ -370,10 +377,11 @@ class _Steps:
         drafts = ""
         if config.drafts and not self.system.overlap:
             most = config.drafts if config.eagle else min(config.drafts, max(0, most))
-            made = [
-                f'"{lane.request}": {[-1] * config.drafts}' for lane, _, _ in flight
-            ] * self.system.v2
-            for lane, text, further in flight * (not self.system.v2):
+            made = []
+            for lane, text, further in flight:
+                if self.system.v2:
+                    made.append(f'"{lane.request}": {[-1] * config.drafts}')
+                    continue
                 own = [*text[: len(text) - lane.drafts], *(lane.sampled or further)]
                 proposed = ModelRunner.drafts([reduce(chain, own, 0)], most)
                 if not (lane.sampled or config.eagle):

@@ -17,7 +17,7 @@ def inlined(source: str, code: str) -> str:
 
 
 def _inlinings(source: str, code: str) -> Iterator[list[Edit]]:
-    """Edits that put one function in the place of its call, and drop it."""
+    """Return edits that put one function in the place of its call, and drop it."""
     tree, at = ast.parse(source), Offsets(source)
     nodes = [*ast.walk(tree)]
     names = [n.id for n in (*nodes, *ast.walk(ast.parse(code))) if isinstance(n, ast.Name)]
@@ -41,8 +41,8 @@ def _calls(node: ast.Call, name: str) -> bool:
 
 
 def _inlined_line(source: str, function: ast.FunctionDef, call: ast.Call, alone: bool) -> str | None:
-    """The one line that a function is, behind its docstring, with what a call gives it; None of any other
-    function. alone: the call is a statement, which the line may be as well."""
+    """Return the only line of a function, behind its docstring, with the arguments of a call; None for
+    any other function. alone: the call is a statement, which the line may be as well."""
     body = function.body[1:] if ast.get_docstring(function) is not None else function.body
     value: ast.AST
     match body:
@@ -66,8 +66,8 @@ def _inlined_line(source: str, function: ast.FunctionDef, call: ast.Call, alone:
 
 
 def _call_arguments(function: ast.FunctionDef, call: ast.Call) -> dict[str, tuple[str, bool]] | None:
-    """The text of each parameter at a call, and whether it is a name or a constant; None where the two do
-    not fit."""
+    """Return the text of each parameter at a call, and whether it is a name or a constant; None where
+    the two do not fit."""
     parameters = [each.arg for each in function.args.args]
     if function.args.vararg or function.args.kwonlyargs or call.keywords:
         return None

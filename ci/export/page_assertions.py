@@ -102,7 +102,8 @@ def _slots_expression(run: RecordedRun, owner: str, pool: str) -> str:
 
 
 def _twice_in_tree(run: RecordedRun, pool: str) -> bool:
-    """Whether a slot is in two nodes. A page may be in two: a node can end inside of it (TREE-1)."""
+    """Return whether a slot is in two nodes. A page may be in two: a node can end inside of it
+    (TREE-1)."""
     tree = run.after.facts.tree
     if tree is None:
         return False

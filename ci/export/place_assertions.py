@@ -25,23 +25,23 @@ HOOK = "impl.sglang.process.testing:hook"
 
 
 def device_sizes(geometry: Geometry) -> Geometry:
-    """The sizes of the server."""
+    """Return the sizes of the server."""
     return geometry
 
 
 def host_arguments(_: Geometry) -> list[str]:
-    """There is no host memory."""
+    """Return no arguments: there is no host memory."""
     return []
 
 
 def is_unified(release: Release0510, geometry: Geometry) -> bool:
-    """Whether the release has its one tree for all kinds of KV at these sizes."""
+    """Return whether the release has its one tree for all kinds of KV at these sizes."""
     return release.is_unified(geometry)
 
 
 def asserted(run: RecordedRun) -> Asserts:
-    """Return the assertion that shows the violated clause. Raises NotExportable where nothing of the
-    release does."""
+    """Return the assertion that shows the violated clause. Raises NotExportable where no object of the
+    release shows it."""
     check = ""
     if isinstance(run.last, (CheckBusy, CheckIdle)):
         busy = isinstance(run.last, CheckBusy)
@@ -74,7 +74,8 @@ def _candidate_assertions(run: RecordedRun) -> Iterator[Asserts | None]:
 
 
 def _cursor_assertions(run: RecordedRun, place: AtCursor) -> Asserts | None:
-    """Cursors that must have a value, or keep to a bound: another cursor, the row, whole pages, a window."""
+    """Assert that cursors have a value, or keep to a bound: another cursor, the row, whole pages, a
+    window."""
     lines, held = run.bound_cursors(place.owner)
     code = run.cursor(held, place.field)
     if place.must is not None:
@@ -100,7 +101,7 @@ def _cursor_assertions(run: RecordedRun, place: AtCursor) -> Asserts | None:
 
 
 def _eviction_assertions(run: RecordedRun) -> Asserts | None:
-    """How far a window eviction went."""
+    """Assert the end of a window eviction."""
     found = evicted_too_far(run.step)
     if found is None:
         return None
@@ -113,7 +114,8 @@ def _eviction_assertions(run: RecordedRun) -> Asserts | None:
 
 
 class _Fact(NamedTuple):
-    """An expression over the release's objects, what it must be, and what it is. of: its kind and owner."""
+    """An expression over the release's objects, with its expected and its observed value. of: its kind
+    and owner."""
 
     of: tuple[str, str]
     code: str
@@ -129,7 +131,7 @@ class _Fact(NamedTuple):
 
 
 def _named_assertions(run: RecordedRun, place: AtNamed | AtText) -> Asserts | None:
-    """A session, a slot, a request or a text that is not as the reference has it."""
+    """Assert a session, a slot, a request or a text that differs from the reference."""
     kind = place.kind if isinstance(place, AtNamed) else "text"
     name = place.name if isinstance(place, AtNamed) else place.owner
     off = [
@@ -147,7 +149,7 @@ def _state_difference(run: RecordedRun) -> Asserts | None:
 
 
 def _state_facts(run: RecordedRun) -> Iterator[_Fact]:
-    """Yield what the release's objects show at the end."""
+    """Yield the values that the release's objects show at the end."""
     state = run.after.state
     view = run.after.view
     page = run.page_size
@@ -214,7 +216,7 @@ def _cursor_facts(
 
 
 def _term_assertions(run: RecordedRun, check: str) -> list[str]:
-    """The terms that a check counts other than it should."""
+    """Assert the terms that a check counts wrongly."""
     expected = run.step.expected
     outcome = run.step.outcome
     assert isinstance(expected, Done) and isinstance(outcome, Done)
@@ -235,7 +237,7 @@ def _term_assertions(run: RecordedRun, check: str) -> list[str]:
 
 
 def _freed_tokens(run: RecordedRun) -> Asserts | None:
-    """Assert what an eviction frees, against what it was to free and what it reports."""
+    """Assert the tokens that an eviction frees, against those it was to free and those it reports."""
     if not isinstance(run.last, Evict) or run.before.view.tree is None:
         return None
     before = run.before.view

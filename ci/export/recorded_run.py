@@ -18,24 +18,24 @@ from stateful_tests.lockstep.run_results import Violation
 
 
 class NotExportable(ValueError):
-    """No test can be made of this trace: one line says why."""
+    """No test can be made of this trace: one line gives the reason."""
 
 
 def not_raising(calls: Sequence[str]) -> list[str]:
-    """Lines of a test that fails where the calls raise, whatever that is."""
+    """Return lines of a test that fails where the calls raise any exception."""
     tried = [f"    {line}" for call in calls for line in call.split("\n")]
     return ["try:", *tried, "except Exception as error:", '    self.fail(f"it raises {error!r}")']
 
 
 def within(geometry: Geometry, tokens: Sequence[int]) -> str:
-    """The namespace in which a text is looked up, as a further argument."""
+    """Return the namespace in which a text is looked up, as a further argument."""
     setting = dict(geometry.settings).get(namespaces.SETTING, "")
     names = namespaces.key_fields_of(setting, tokens)
     return "".join(f", {field}={quoted(name)}" for field, name in names.items())
 
 
 def spelled(geometry: Geometry, tokens: Sequence[int]) -> tuple[int, ...]:
-    """Tokens as the release has them: in a namespace those of another text."""
+    """Return tokens as the release has them: in a namespace those of another text."""
     other = dict(geometry.settings).get(namespaces.SETTING) and namespaces.begins_other(tokens)
     return tuple(namespaces.exchanged(tokens) if other else tokens)
 
@@ -49,8 +49,9 @@ def in_tree(geometry: Geometry, path: Sequence[int]) -> str:
 class RecordedRun(NamedTuple):
     """A trace run on a release up to its violation: the calls of each command.
 
-    clause: what to assert, of those that are violated. kind: the kind of the release. unified: the
-    server's cache is one for all, and a node of its tree has a component for each pool.
+    clause: the violated clause to assert.
+    kind: the kind of the release.
+    unified: the server's cache is one for all, and a node of its tree has a component for each pool.
     """
 
     steps: list[tuple[str, Outcome, tuple[str, ...]]]
@@ -65,13 +66,13 @@ class RecordedRun(NamedTuple):
 
     @property
     def before(self) -> Moment:
-        """`was`, of a server that is given each batch."""
+        """`was`, for a server that is given each batch."""
         assert isinstance(self.was, Moment)
         return self.was
 
     @property
     def after(self) -> Moment:
-        """`now`, of such a server."""
+        """`now`, for such a server."""
         assert isinstance(self.now, Moment)
         return self.now
 
@@ -103,11 +104,11 @@ class RecordedRun(NamedTuple):
         return f"server.cache.{'session.' if self.unified else ''}slots[{quoted(session)}]{self.holder}"
 
     def cursor(self, held: str, name: str) -> str:
-        """The row, or a cursor, of what has its row at `held`."""
+        """Return the row, or a cursor, of the holder that has its row at `held`."""
         return f"{held}.{self.kind.in_record()[name]}"
 
     def row(self, held: str, start: str = "", end: str = "") -> str:
-        """Slots of a row, by where its cursors are; start, end: positions."""
+        """Return slots of a row, by its cursors; start, end: positions."""
         span = f"{start} : {end}".strip() if "." in end else f"{start}:{end}"
         return f"server.rows.req_to_token[{self.cursor(held, 'req_pool_idx')}, {span}]"
 
@@ -128,27 +129,27 @@ class RecordedRun(NamedTuple):
         return self.slot(session) if session != owner else f"{variable(owner)}{self.holder}"
 
     def bound_cursors(self, owner: str) -> tuple[list[str], str]:
-        """A short expression for the cursors of an owner, and the lines that must precede it."""
+        """Return a short expression for the cursors of an owner, and the lines that must precede it."""
         held = self.of_cursors(owner)
         return ([f"slot = {held}"], "slot") if owner.startswith("slot of ") else ([], held)
 
     def slot_at(self, held: str, position: int) -> str:
-        """The slot of a position of a row."""
+        """Return the slot of a position of a row."""
         return f"server.rows.req_to_token[{self.cursor(held, 'req_pool_idx')}, {position}]"
 
     def bound(self, holder: str, moment: Moment) -> tuple[list[str], str]:
-        """A short expression for the holder of a row, and the lines that must precede it."""
+        """Return a short expression for the holder of a row, and the lines that must precede it."""
         held = self.whose(holder, moment)
         return ([f"slot = {held}"], "slot") if held == self.slot(holder) else ([], held)
 
     def of_node(self, node: str, pool: str, what: str) -> str:
-        """An attribute of a node of the tree: `value` or `lock_ref`."""
+        """Return an attribute of a node of the tree: `value` or `lock_ref`."""
         if self.unified:
             return f"{node}.component_data[ComponentType.{pool.upper()}].{what}"
         return f"{node}.{what if what == 'value' or self.window is None else f'{pool}_{what}'}"
 
     def in_order(self, slots: str) -> list[str]:
-        """Lines that ask whether the slots of a page are in order."""
+        """Return lines that test whether the slots of a page are in order."""
         page = f"page = slots[0] // {self.page_size} * {self.page_size}"
         whole = "self.assertEqual(slots, [*range(page, page + len(slots))])"
         return [f"slots = {slots}", page, whole]

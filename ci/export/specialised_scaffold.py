@@ -17,7 +17,7 @@ Edit = tuple[int, int, str]  # characters of the text, and what takes their plac
 
 
 class _Unknown(Exception):
-    """The sizes do not tell the value of an expression."""
+    """The sizes do not determine the value of an expression."""
 
 
 def specialised(
@@ -52,7 +52,7 @@ def unannotated(source: str) -> str:
 
 
 def _annotations(node: ast.arguments, at: "Offsets") -> Iterator[Edit]:
-    """Edits that leave out the annotations of parameters."""
+    """Return edits that remove the annotations of parameters."""
     several = [*node.posonlyargs, *node.args]
     defaults = [*[None] * (len(several) - len(node.defaults)), *node.defaults, *node.kw_defaults]
     more = [each for each in (node.vararg, node.kwarg) if each is not None]
@@ -75,7 +75,7 @@ def filled(source: str) -> str:
 
 
 def _signature(found: re.Match[str]) -> str:
-    """A function's first line, or lines."""
+    """Return a function's first line, or lines."""
     indent, name, parameters = found.groups()
     items = [each.strip() for each in parameters.split(",") if each.strip()]
     one = f"{indent}{name}({', '.join(items)}):"
@@ -110,8 +110,8 @@ def _refilled(source: str) -> Iterator[Edit]:
 
 
 def _bracket_items(node: ast.AST, at: "Offsets") -> tuple[list[tuple[str, Any, Any]], int]:
-    """The items in brackets, each as what stands before a node, the node, and the node that it ends with; and
-    where the brackets begin."""
+    """Return the items in brackets, each as the text before a node, the node, and the node that it ends
+    with; and the position of the brackets."""
     if isinstance(node, ast.Dict):
         pairs = zip(node.keys, node.values)
         return [("**", b, b) if a is None else ("", a, b) for a, b in pairs], at(node, end=False)
@@ -122,13 +122,13 @@ def _bracket_items(node: ast.AST, at: "Offsets") -> tuple[list[tuple[str, Any, A
 
 
 def _filled_lines(items: list[str], indent: int) -> str:
-    """Items in lines as full as they can be; one that has lines of its own stands by itself."""
+    """Return items in lines as full as they can be; one that has lines of its own is alone."""
     rows = [""]
     for item in items:
         alone = "\n" in item or "\n" in rows[-1]
         if rows[-1] and (alone or indent + len(rows[-1]) + len(item) + 2 > WIDTH):
             rows.append("")
-        rows[-1] += f"{' ' * bool(rows[-1])}{item},"
+        rows[-1] += f" {item}," if rows[-1] else f"{item},"
     return "\n".join(" " * indent + row for row in rows)
 
 
@@ -157,7 +157,7 @@ class Offsets:
 
 
 def _value(node: ast.expr, facts: Mapping[str, Any]) -> Any:
-    """The value of an expression. Raises _Unknown."""
+    """Return the value of an expression. Raises _Unknown."""
     if (code := ast.unparse(node)) in facts:
         return facts[code]
     match node:
@@ -179,7 +179,7 @@ def _value(node: ast.expr, facts: Mapping[str, Any]) -> Any:
 
 
 def _boolean_value(values: Iterable[ast.expr], facts: Mapping[str, Any], *, ends: bool) -> Any:
-    """The value of `or` (ends: true) or `and`: one operand may decide where another is unknown."""
+    """Return the value of `or` (ends: true) or `and`: one operand may decide where another is unknown."""
     unknown, value = False, None
     for each in values:
         try:
@@ -195,7 +195,7 @@ def _boolean_value(values: Iterable[ast.expr], facts: Mapping[str, Any], *, ends
 
 
 def _functions(tree: ast.Module) -> Iterator[tuple[str, ast.FunctionDef]]:
-    """Functions at the top and methods; a nested function belongs to the one around it."""
+    """Yield functions at the top and methods; a nested function belongs to the one around it."""
     for node in tree.body:
         if isinstance(node, ast.FunctionDef):
             yield node.name, node
@@ -210,8 +210,8 @@ def _decided_edits(
     facts: Mapping[str, Mapping[str, Any]],
     absent: Mapping[str, Mapping[str, Any]],
 ) -> Iterator[Edit]:
-    """Edits that put a branch in the place of an `if`, or of a conditional expression, and a value in that of
-    an absent parameter."""
+    """Return edits that put a branch in the place of an `if`, or of a conditional expression, and a
+    value in that of an absent parameter."""
     at = Offsets(source)
     for name, function in _functions(ast.parse(source)):
         known = {**facts.get("", {}), **facts.get(name, {})}
@@ -235,7 +235,7 @@ def _decided_edits(
 
 
 def _branch_edit(source: str, at: Offsets, node: ast.If, *, taken: bool) -> Edit:
-    """The edit that puts the statements of a branch in the place of an `if`, as far left."""
+    """Return the edit that puts the statements of a branch in the place of an `if`, as far left."""
     statements = node.body if taken else node.orelse
     first, last = at.starts[node.lineno - 1], at.starts[node.end_lineno or 0]
     head = source[first : at(node, end=False)]
@@ -252,7 +252,7 @@ def _branch_edit(source: str, at: Offsets, node: ast.If, *, taken: bool) -> Edit
 
 
 def _unread_edits(source: str) -> Iterator[Edit]:
-    """Edits that leave out nested functions, and variables with a stand-in, that nothing reads."""
+    """Return edits that remove nested functions, and variables with a stand-in, that no code reads."""
     at = Offsets(source)
     for _, function in _functions(ast.parse(source)):
         read = {

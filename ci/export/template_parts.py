@@ -30,7 +30,7 @@ SHARED = "stand_in_server"  # the module that the tests of one folder import
 
 
 def server(geometry: Geometry, code: str, more: Sequence[str] = ()) -> str:
-    """The line that makes a server of these sizes for `code`. more: further arguments."""
+    """Return the line that makes a server of these sizes for `code`. more: further arguments."""
     page = geometry.page_size
     sizes = {
         "page_size": page,
@@ -62,7 +62,8 @@ def definitions(
     *,
     sessions: bool,
 ) -> str:
-    """The definitions that `code` needs, for a server of this kind and geometry, on each of the releases."""
+    """Return the definitions that `code` needs, for a server of this kind and geometry, on each of the
+    releases."""
     given = _arguments(code)
     source = _rendered(
         system, versions, [geometry] * 3, paged=geometry.page_size > 1, sessions=sessions,
@@ -96,7 +97,7 @@ def definitions(
 
 
 def _arguments(code: str) -> list[str]:
-    """The names of what the server of a test is given."""
+    """Return the names of the arguments of a test's server."""
     calls = [node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Call)]
     made = next(call for call in calls if ast.unparse(call.func) == "Server")
     return [each.arg for each in made.keywords if each.arg is not None]
@@ -114,7 +115,7 @@ def head_of(needed: str) -> tuple[str, str]:
 
 
 def shared(system: SGLangSystem | TierSystem, versions: set[str]) -> str:
-    """All definitions, for servers of any size, on these releases and those that are like them."""
+    """Return all definitions, for servers of any size, on these releases and those that are like them."""
     source, names = _whole_template(system, versions)
     about = textwrap.fill(f"Made by kvspec, for sglang {', '.join(_versions_alike(versions))}.", 100)
     head = f'"""What the tests beside share: a server of SGLang\'s own classes.\n\n{about}\n"""'
@@ -137,7 +138,8 @@ def _versions_alike(versions: set[str]) -> tuple[str, ...]:
 
 
 def _whole_template(system: SGLangSystem | TierSystem, versions: set[str]) -> tuple[str, list[str]]:
-    """The template for all that a test may do, and the names of its functions, classes and methods."""
+    """Return the template for everything that a test may do, and the names of its functions, classes
+    and methods."""
     features = (
         "paged",
         "sessions",
@@ -179,8 +181,8 @@ def _rendered(
     parameters: str,
     **features: bool,
 ) -> str:
-    """The template. servers: sizes with chunks alone, with a tree, and with a tree and a window. parameters:
-    those of the server."""
+    """Render the template. servers: sizes with chunks alone, with a tree, and with a tree and a window.
+    parameters: those of the server."""
     order = list(TABLE)
     kind = system.kind
     sorted_kinds = [TABLE[version] for version in sorted(versions, key=order.index)]
@@ -201,7 +203,7 @@ def _rendered(
 
 
 def _imported(what: str, oldest: type[Release0510], newest: type[Release0510]) -> str:
-    """The lines that import something of the newest release, or where that fails, of the oldest."""
+    """Return the lines that import a name of the newest release, or where that fails, of the oldest."""
     lines = _import_lines(what, newest)
     older = _import_lines(what, oldest)
     if lines == older:
@@ -212,7 +214,8 @@ def _imported(what: str, oldest: type[Release0510], newest: type[Release0510]) -
 
 
 def _import_lines(what: str, kind: type[Release0510]) -> list[str]:
-    """The imports of one release. Each object has one name in the template, whatever a release calls it."""
+    """Return the imports of one release. Each object has one name in the template, whatever a release
+    calls it."""
     package, _, paged = kind.paged_allocator.rpartition(".")
     objects = {
         "sessions": [
@@ -239,8 +242,8 @@ class _Unit(NamedTuple):
 
 
 def used(source: str, code: str) -> str:
-    """`source` without the definitions, and methods of the stand-in server or engine, that nothing leads to
-    from `code`."""
+    """Return `source` without definitions, and methods of the stand-in server or engine, that `code`
+    does not reach."""
     units = list(_template_units(ast.parse(source)))
     wanted = _used_names(ast.parse(code))
     unseen = units
@@ -259,7 +262,7 @@ def used(source: str, code: str) -> str:
 
 
 def _joined_imports(found: re.Match[str]) -> str:
-    """Two imports from one module as one line, or two where one would be too long."""
+    """Return two imports from one module as one line, or two where one would be too long."""
     one, _, more = found.groups()
     return f"{one}, {more}\n" if len(one) + len(more) <= 106 else found.group()
 
@@ -280,7 +283,7 @@ def _template_units(tree: ast.Module) -> Iterator[_Unit]:
 
 
 def _used_names(tree: ast.AST) -> set[str]:
-    """Names, and attributes of the server or engine."""
+    """Return names, and attributes of the server or engine."""
     nodes = list(ast.walk(tree))
     names = {node.id for node in nodes if isinstance(node, ast.Name)}
     return names | {
@@ -293,7 +296,7 @@ def _used_names(tree: ast.AST) -> set[str]:
 
 
 def _bound_names(node: ast.stmt) -> set[str]:
-    """The names that a statement at the top of a file defines."""
+    """Return the names that a statement at the top of a file defines."""
     if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
         return {node.name}
     if isinstance(node, (ast.Import, ast.ImportFrom)):

@@ -20,17 +20,17 @@ HOOK = "impl.sglang.process.testing:tiered"
 
 
 def device_sizes(config: TierConfig) -> Geometry:
-    """The sizes of the server's device memory."""
+    """Return the sizes of the server's device memory."""
     return config.device
 
 
 def is_unified(*_: object) -> bool:
-    """The tree that has a host tier is the one for all kinds of KV."""
+    """Return True: the tree that has a host tier is the one for all kinds of KV."""
     return True
 
 
 def host_arguments(config: TierConfig) -> list[str]:
-    """The host tier as arguments of the server. Raises NotExportable."""
+    """Return the host tier as arguments of the server. Raises NotExportable."""
     others = {
         "a storage": config.storage, "a server that only decodes": config.decode,
         "a server that only prefills": config.prefill,
@@ -43,8 +43,8 @@ def host_arguments(config: TierConfig) -> list[str]:
 
 
 def asserted(run: RecordedRun) -> Asserts:
-    """Return the assertion that shows the violated clause. Raises NotExportable where nothing of the
-    release does."""
+    """Return the assertion that shows the violated clause. Raises NotExportable where no object of the
+    release shows it."""
     step = run.now.step
     assert isinstance(step, TierStep)
     for place in run.at:
@@ -73,7 +73,7 @@ def _place_assertions(run: RecordedRun, step: TierStep, place: Place) -> Asserts
 
 
 def _slot_assertions(run: RecordedRun, step: TierStep, place: AtSlot) -> Asserts | None:
-    """A slot whose KV is of another text, or that has not one owner."""
+    """Assert a slot whose KV is of another text, or that has not one owner."""
     pool, slot, host = place
     if run.clause in ("HOST-2", "LOAD-1"):
         for node in step.after.nodes:
@@ -96,7 +96,8 @@ def _slot_assertions(run: RecordedRun, step: TierStep, place: AtSlot) -> Asserts
 
 
 def _node_assertions(run: RecordedRun, step: TierStep, place: AtTreeNode) -> Asserts | None:
-    """A node that counts other locks than it has users, has no KV, or has another mark than records say."""
+    """Assert a node that counts other locks than it has users, has no KV, or has another mark than
+    records have."""
     if run.clause == "XFER-3" and step.after.records:
         records = (f"server.cache.ongoing_{name}" for name in ("write_through", "load_back"))
         return Asserts([f"self.assertEqual({record}, {{}})" for record in records])

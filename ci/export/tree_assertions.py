@@ -15,13 +15,14 @@ from reference.token_ids import tokens_of
 
 
 def counter(run: RecordedRun, place: AtCounter) -> Asserts | None:
-    """A counter of tokens."""
+    """Assert a counter of tokens."""
     size = f"{place.name}_size" if run.window is None else f"{place.pool}_{place.name}_size"
     return Asserts([f"self.assertEqual(server.cache.{size}(), {place.must})"])
 
 
 def node(run: RecordedRun, place: AtNode) -> Asserts | None:
-    """A node that ends inside a page, lacks slots, is longer than a window, or has other lock counts."""
+    """Assert a node that ends inside a page, lacks slots, is longer than a window, or has other lock
+    counts."""
     path, pool, must = place
     tree = run.after.facts.tree
     found = next((n for n in tree.nodes if n.path == path), None) if tree is not None else None
@@ -58,7 +59,7 @@ def node(run: RecordedRun, place: AtNode) -> Asserts | None:
 
 
 def tree_page(run: RecordedRun, place: AtTreePage) -> Asserts | None:
-    """A page of a text that the tree must have, must not have, or has in other slots."""
+    """Assert a page of a text that the tree must have, must not have, or has in other slots."""
     path, start = place
     if (match := match_of(run.step)) is not None:
         name, key, _ = match
@@ -83,7 +84,7 @@ def tree_page(run: RecordedRun, place: AtTreePage) -> Asserts | None:
 
 
 def _content_assertions(run: RecordedRun) -> Asserts | None:
-    """A token whose slot in the tree is neither the one that the tree had, nor its inserter's."""
+    """Assert a token whose slot in the tree is neither the one that the tree had, nor its inserter's."""
     found = wrong_token(run.step)
     if found is None:
         return None
@@ -123,7 +124,7 @@ def _inserted_texts(run: RecordedRun) -> dict[str, Sequence[int]]:
 
 
 def slots_of(view: View, tokens: Sequence[int], page: int) -> list[int | None]:
-    """The slots that the tree has for these tokens."""
+    """Return the slots that the tree has for these tokens."""
     slots: dict[int, int] = {}
     if view.tree is not None:
         for found in view.tree.nodes:

@@ -119,7 +119,7 @@ _EMPTY_GROUP = re.compile(
 
 
 class ReleaseTarget(NamedTuple):
-    """A release to run a test on: what it is called, whose kind it is of, where its files are."""
+    """A release to run a test on: its name, its kind, its files."""
 
     name: str
     version: str
@@ -127,7 +127,7 @@ class ReleaseTarget(NamedTuple):
 
 
 def target(text: str) -> ReleaseTarget:
-    """A release by its version, or a checkout by its folder. Raises UnusableImplementation."""
+    """Return a release by its version, or a checkout by its folder. Raises UnusableImplementation."""
     if os.path.isdir(text):
         root = checkout_root(text)
         name = f"a checkout{git_description(text)}"
@@ -144,11 +144,13 @@ def unit_test(
     named: Titles = GENERATED_TITLES,
     beside: bool = False,
 ) -> str:
-    """The text of a test that performs the trace on the classes of `system`, which notes its calls.
+    """Return the text of a test that performs the trace on the classes of `system`, which records its
+    calls.
 
-    It asserts what the violated clause is about. fixed: what it runs on besides, and passes on.
+    It asserts the expectation of the violated clause.
+    fixed: a system on which it passes.
     beside: its server is in the module that `shared_module` makes. Raises NotExportable,
-    UnusableImplementation.
+        UnusableImplementation.
     """
     versions = _versions(system, fixed)
     started(trace.geometry, "")  # raises what it can before the run
@@ -197,7 +199,8 @@ def assembled(
     trace: Trace, file: str, clause: str, last: object, needed: str, code: str, named: Titles, faulty: str,
     fixed: str | None,
 ) -> str:  # fmt: skip
-    """The text of a test. last: the command that violates `clause`; needed: definitions before the test."""
+    """Return the text of a test. last: the command that violates `clause`; needed: definitions before
+    the test."""
     words = named.words(file, clause, kind_name(type(last)))
     name = re.sub(r"[^a-z0-9]+", "_", words.lower()).strip("_") or "trace"
     camel = "".join(word.capitalize() for word in name.split("_"))
@@ -220,12 +223,12 @@ def hook(trace: Trace) -> str:
 
 
 def shared_module(system: SGLangSystem | TierSystem, fixed: ReleaseTarget | None = None) -> str:
-    """The text of the module that the tests of one folder import. Raises NotExportable."""
+    """Return the text of the module that the tests of one folder import. Raises NotExportable."""
     return in_code(shared(system, _versions(system, fixed)), system.kind)
 
 
 def started(config: Any, code: str) -> list[str]:
-    """The lines before the first command. Raises NotExportable."""
+    """Return the lines before the first command. Raises NotExportable."""
     of_kind = shown_of(config).server_asserts()
     host, device = of_kind.host_arguments(config), of_kind.device_sizes(config)
     if device.states:
@@ -285,7 +288,8 @@ def _record_run(trace: Trace, system: SGLangSystem | TierSystem) -> RecordedRun:
 
 
 def commented(command: str, outcome: Outcome, calls: Sequence[str], *, sessions: bool) -> list[str]:
-    """The lines that carry a command out. The command is a comment above them, unless one line says it."""
+    """Return the lines that carry a command out. The command is a comment above them, unless one line
+    is clear without it."""
     refused = f" (refused: {outcome.reason.value})" if isinstance(outcome, Refused) else ""
     text = "".join(f"{call}\n" for call in calls if sessions or call != "server.reap()")
     text = _EMPTY_GROUP.sub(r"\1", text)
@@ -298,7 +302,8 @@ def commented(command: str, outcome: Outcome, calls: Sequence[str], *, sessions:
 
 
 def with_message(assertions: Sequence[str], message: str) -> list[str]:
-    """Assertions that say what was expected and observed; where none is, that as a comment."""
+    """Return assertions with the expected and observed values as their message; where there is none,
+    with a comment."""
     text = "\n".join(assertions)
     if not re.search(r"^ *self\.assert", text, re.MULTILINE):
         return ["", *comment(message), *text.split("\n")]
@@ -311,7 +316,7 @@ def with_message(assertions: Sequence[str], message: str) -> list[str]:
 
 
 def _with_message(line: str) -> list[str]:
-    """A line of assertions, with the message in the place of any other."""
+    """Return a line of assertions, with the message in the place of any other."""
     found = re.fullmatch(r"( *)(self\.assert(\w+))\(.*\)", line)
     if found is None:
         return [line]

@@ -44,9 +44,13 @@ _MEMORY = 4 << 30  # bytes that a mutant may ask for beyond what there is
 
 
 class Area(NamedTuple):
-    """Files that are judged alike. systems: whom random runs drive, in this order; fixtures: those of the
-    named bugs are replayed first; tests: run at last, on whatever nothing else has noticed; without: names of
-    mutants that are none begin so."""
+    """Files that are judged alike.
+
+    systems: systems for random runs, in this order.
+    fixtures: those of the named bugs are replayed first.
+    tests: run last, on mutants that nothing else has noticed.
+    without: beginnings of the names of mutants that are left out.
+    """
 
     folder: str
     systems: tuple[str, ...]
@@ -138,8 +142,11 @@ AREAS = (
 
 @dataclass(frozen=True, slots=True)
 class Noticed:
-    """by: what noticed the mutant: a clause, BROKEN, a fixture, a test, "no answer"; empty: nothing did.
-    where: on what; after: commands of random runs before it."""
+    """by: the clause, BROKEN, fixture, test or "no answer" that noticed the mutant; empty: nothing did.
+
+    where: the system.
+    after: commands of random runs before it.
+    """
 
     by: str
     where: str = ""
@@ -148,11 +155,11 @@ class Noticed:
 
 
 class NoMutants(Exception):
-    """The selection has none, a file cannot be used, or no verdict counts: one line says why."""
+    """The selection has none, a file cannot be used, or no verdict counts: one line says which."""
 
 
 def area_of(mutant: Mutant) -> Area | None:
-    """How it is judged; none: it is not."""
+    """Return how a mutant is judged; None: it is not."""
     for area in AREAS:
         if mutant.name.startswith(area.folder) and not mutant.name.startswith(area.without):
             return area
@@ -160,9 +167,9 @@ def area_of(mutant: Mutant) -> Area | None:
 
 
 def sample(only: tuple[str, ...], size: int | None, seed: int) -> tuple[list[Mutant], int]:
-    """Mutants of `only` (files or folders from the root, functions such as FILE:Class.name, or names of
-    mutants; all there are), and of how many. Which are drawn, and their order, follow from the seed and their
-    names: what changes elsewhere moves none."""
+    """Return mutants of `only` (files or folders from the root, functions such as FILE:Class.name, or
+    names of mutants; all that exist), and the total. The draw and its order follow from the seed and
+    their names: changes elsewhere move none."""
     found: dict[str, Mutant] = {}
     for selection in only or [area.folder for area in AREAS]:
         place, _, name = selection.partition(" ")
@@ -188,7 +195,7 @@ def _mutants(path: str) -> list[Mutant]:
 
 
 def accepted() -> dict[str, str]:
-    """Mutants that nothing need notice, by name, and why. Raises NoMutants."""
+    """Return mutants that nothing need notice, by name, with the reason. Raises NoMutants."""
     try:
         return msgspec.json.decode(ACCEPTED.read_bytes(), type=dict[str, str])
     except (OSError, msgspec.DecodeError) as error:
@@ -196,7 +203,7 @@ def accepted() -> dict[str, str]:
 
 
 def prepare() -> None:
-    """Load what judges need, so that a process which is forked has it."""
+    """Load the modules of the judges, so that a forked process has them."""
     for name in dict.fromkeys(system for area in AREAS for system in area.systems):
         resolve(name)
     regressions()
@@ -210,7 +217,7 @@ def judge(plan: Plan, limit_s: float, mutant: Mutant) -> Noticed:
 
 
 def unchanged(plan: Plan, limit_s: float, area: Area) -> Noticed:
-    """Find what notices code that nobody has changed: it would notice any mutant of the area."""
+    """Return what notices unchanged code: it would notice any mutant of the area."""
     return _ask_in_process(plan, limit_s, area, None)
 
 
@@ -255,8 +262,8 @@ def _judge(plan: Plan, area: Area, mutant: Mutant | None, answer: Connection) ->
 
 
 def put_in(mutant: Mutant) -> None:
-    """Whoever has the function, or loads it, runs the mutant from now on, and nobody remembers what it gave
-    before."""
+    """Put a mutant into every function that has the code, loaded now or later, and clear memoized
+    values."""
     file = str(ROOT / mutant.path)
     module = compile(mutant.applied(Path(file).read_bytes()), file, "exec")
     [new] = [c for c in _code_objects(module) if _is_same_function(c, mutant)]
@@ -296,7 +303,7 @@ def _code_objects(code: CodeType) -> Iterator[CodeType]:
 
 
 def _random_runs(plan: Plan, name: str) -> Noticed | None:
-    """Random runs, as `kvspec check` does them."""
+    """Drive random runs, as `kvspec check` does."""
     try:
         found = first_violation(resolve(name), plan)
     except UnusableImplementation as error:
@@ -317,9 +324,12 @@ def regressions() -> list[tuple[str, Trace]]:
 
 
 def _fixture_runs() -> Noticed | None:
-    """Each conforms on what is right, and is caught by its clause with its bug."""
+    """Replay fixtures: each conforms on the unchanged code, and its clause catches its bug."""
     for name, trace in regressions():
-        for impl in ("torch", f"torch+{trace.bug}") if trace.bug else ("torch",):
+        impls = ["torch"]
+        if trace.bug:
+            impls.append(f"torch+{trace.bug}")
+        for impl in impls:
             want = trace.clause if "+" in impl else None
             try:
                 violation = replay(resolve(impl), trace).violation

@@ -41,9 +41,10 @@ _Function = ast.FunctionDef | ast.AsyncFunctionDef
 class Mutant:
     """One edit of a file.
 
-    path: of the file, from the root of the repository. function: in which, such as "RadixTree.evict". first:
-    the line where that begins, as its code has it. start, end: what is replaced by `new`, in bytes. change:
-    in words; with path and function it names the mutant, wherever its line moves.
+    path: the file, from the root of the repository.
+    function: its function, such as "RadixTree.evict"; first: the line where that begins.
+    start, end: the range (bytes) that `new` replaces.
+    change: the edit in words; with path and function it names the mutant, wherever its line moves.
     """
 
     path: str
@@ -64,7 +65,7 @@ class Mutant:
 
 
 def mutants_of(path: str, source: bytes) -> list[Mutant]:
-    """All mutants of a file, in its order."""
+    """Return all mutants of a file, in its order."""
     text = _Text(source)
     found: list[Mutant] = []
     for function, name in _functions(ast.parse(source)):
@@ -100,7 +101,8 @@ class _Text:
 
 
 def _functions(module: ast.Module) -> Iterator[tuple[_Function, str]]:
-    """Functions and methods; not those that make functions, for these have run when a mutant is put in."""
+    """Yield functions and methods, without those that make functions: these have run when a mutant is
+    put in."""
     for node in module.body:
         inside = node.body if isinstance(node, ast.ClassDef) else [node]
         prefix = f"{node.name}." if isinstance(node, ast.ClassDef) else ""
@@ -115,7 +117,7 @@ def _functions(module: ast.Module) -> Iterator[tuple[_Function, str]]:
 
 
 def _edits(function: _Function, text: _Text) -> Iterator[tuple[ast.expr | ast.stmt, str, str]]:
-    """(what is replaced, by what, the change in words)."""
+    """Yield (replaced node, new text, the change in words)."""
     waiting: list[tuple[ast.AST, ast.AST]] = [(node, function) for node in reversed(function.body)]
     while waiting:
         node, above = waiting.pop()
@@ -168,14 +170,15 @@ def _of_statement(
 
 
 def _shorter(values: ast.expr, text: _Text) -> Iterator[tuple[ast.expr | ast.stmt, str, str]]:
-    """A loop without its first value, and without its last."""
+    """Yield a loop without its first value, and without its last."""
     for ends, cut in (("first", "[1:]"), ("last", "[:-1]")):
         source = ast.unparse(values)
         yield values, f"[*({source})]{cut}", f"without the {ends} of {text.of(values)}"
 
 
 def _says_something(node: ast.stmt) -> bool:
-    """Without it names are still bound, and a function gives what it may give."""
+    """Return whether a mutant without this statement is meaningful: its names are still bound, and the
+    function returns what it may return."""
     if isinstance(node, ast.Expr):
         return isinstance(node.value, ast.Call)
     if isinstance(node, ast.Assign):
@@ -230,7 +233,8 @@ def _of_expression(node: ast.expr) -> Iterator[ast.expr]:
 
 
 def _mistaken(node: ast.expr) -> Iterator[ast.expr]:
-    """Expressions of the same type: other arguments first, a neighbour's field, the other of two sets."""
+    """Yield expressions of the same type: other arguments first, a neighbour's field, the other of two
+    sets."""
     match node:
         case ast.BinOp(left, ast.BitOr(), right):
             yield ast.BinOp(left, ast.BitAnd(), right)
@@ -246,14 +250,14 @@ def _mistaken(node: ast.expr) -> Iterator[ast.expr]:
 
 
 def _orderless(function: ast.expr) -> bool:
-    """A call whose arguments may stand in any order, or fail at once in another."""
+    """Return whether the arguments of a call may be in any order, or fail at once in another."""
     return isinstance(function, ast.Name) and function.id in ("isinstance", "getattr", "max", "min")
 
 
 @functools.cache
 def neighbours() -> dict[str, list[str]]:
-    """By the name of a field: the fields of its type that stand next to it in a class of the reference, or in
-    an event of a server's log."""
+    """Return, by the name of a field, the fields of its type that are next to it in a class of the
+    reference, or in an event of a server's log."""
     found = defaultdict[str, dict[str, None]](dict)
     events = _ROOT / "impl" / "sglang" / "server" / "events.py"
     for path in [*sorted((_ROOT / "reference").rglob("*.py")), events]:
@@ -281,7 +285,7 @@ def _called(function: ast.expr, name: str) -> ast.expr:
 
 
 def files(root: Path, folder: str) -> list[str]:
-    """The modules below a folder, or the module itself, from the root."""
+    """Return the modules below a folder, or the module itself, from the root."""
     path = Path(os.path.abspath(root / folder))
     if not path.is_relative_to(root):
         return []

@@ -10,10 +10,12 @@ _Function = tuple[str, str]  # file, and name in it
 
 
 def telling_calls(run: Run) -> list[str]:
-    """Return what the failing command of a run called, as `Run.called` has it: "FILE: FUNCTION, ...".
+    """Return the functions that the failing command of a run called, as `Run.called` has them: "FILE:
+    FUNCTION, ...".
 
-    What most of the earlier commands of other kinds call as well, such as getters and counters, is left out,
-    unless nothing else is there. In a file the functions that no earlier command called stand first.
+    Functions that most of the earlier commands of other kinds call as well, such as getters and
+    counters, are left out, unless there are no others. In a file the functions that no earlier command
+    called are first.
     """
     violation = run.violation
     if violation is None or violation.step >= len(run.called):
@@ -33,6 +35,6 @@ def telling_calls(run: Run) -> list[str]:
 
 
 def _functions(called: tuple[str, ...]) -> list[_Function]:
-    """The functions of one command, in the order of their first calls."""
+    """Return the functions of one command, in the order of their first calls."""
     lines = [line.partition(": ") for line in called]
     return [(file, name) for file, _, names in lines for name in names.split(", ")]

@@ -25,8 +25,8 @@ def check_data(
     masks: Sequence[Mask] = (),
     changed: Changes | None = None,
 ) -> Data:
-    """Everything about a check. base: what the system was compared with; masks: the known faults that were
-    looked for; changed: what is driven first."""
+    """Return everything about a check. base: the system that it was compared with; masks: the known
+    faults of the release; changed: functions that are driven first."""
     data: Data = {
         "format": "kvspec-check",
         "version": 1,
@@ -94,7 +94,7 @@ def _machines(result: CheckResult) -> list[Data]:
 
 
 def _clauses(result: CheckResult, capabilities: Capabilities) -> list[Data]:
-    """How often each clause was evaluated, and in how many runs it could break."""
+    """Return how often each clause was evaluated, and in how many runs it could break."""
     return [
         {
             "id": clause,
@@ -121,7 +121,7 @@ def _base(base: Base, result: CheckResult) -> Data:
 
 
 def _since(changed: Changes) -> Data:
-    """The changed functions, by whether a run calls them."""
+    """Return the changed functions, by whether a run calls them."""
     functions = {
         "called": changed.called,
         "missed": changed.missed,
@@ -132,7 +132,7 @@ def _since(changed: Changes) -> Data:
 
 
 def _fitted(result: CheckResult) -> Data:
-    """List, for each preset, the sizes that were changed so that the system takes it."""
+    """Return, for each preset, the sizes that were changed to fit the system."""
     found: Data = {}
     for machine in result.machines:
         asked = sizes_for(machine.name, machine.preset) if machine.sizes is not None else None
@@ -145,10 +145,10 @@ def _fitted(result: CheckResult) -> Data:
 
 
 def _known_fault_data(mask: Mask, result: CheckResult) -> Data:
-    """A known fault of the tree: whether it is still there, and how many violations it explains.
+    """Return a known fault of the tree: whether it is still there, and how many violations it explains.
 
-    among: other known faults, which may explain some of them as well. instead: other clauses that the tree
-    violates where the base has the fault.
+    among: other known faults, which may explain some of them as well.
+    instead: other clauses that the tree violates where the base has the fault.
     """
     fault = mask.fault
     counted = {
@@ -171,7 +171,8 @@ def _known_fault_data(mask: Mask, result: CheckResult) -> Data:
 
 
 def _situations(result: CheckResult) -> Data:
-    """Which situations of the corpus the runs reached, and why lines of others could not be driven."""
+    """Return the situations of the corpus that the runs reached, and why lines of others could not be
+    driven."""
     missing = [text for text in result.required if text not in result.situations]
     left_out: dict[str, list[str]] = {}
     for text, why in result.unfit.items():
@@ -189,7 +190,8 @@ def _situations(result: CheckResult) -> Data:
 
 
 def _by_machine(name: str, result: CheckResult) -> Data:
-    """How often each clause was evaluated, and in how many runs its trigger came up, by one machine."""
+    """Return how often each clause was evaluated, and in how many runs its trigger came up, by one
+    machine."""
     runs = [m for m in result.machines if m.name == name]
     tallies: dict[str, Tally] = {}
     for run in runs:
@@ -204,5 +206,5 @@ def _by_machine(name: str, result: CheckResult) -> Data:
 
 
 def _longest(sizes: object) -> int:
-    """The most tokens that a text may have."""
+    """Return the most tokens that a text may have."""
     return int(getattr(sizes, "width", 0) or getattr(sizes, "max_model_len", 0))

@@ -43,14 +43,14 @@ def check(out: Console, data: Data, *, detailed: bool = False) -> None:
 
 
 def _way_result(data: Data) -> str:
-    """Say what another way has found, such as "+offload violates PUB-1"."""
+    """Return the result of another way, such as "+offload violates PUB-1"."""
     way = SystemSpec.parse(data["implementation"]).way
     found, _, _ = data["said"].partition("; ")
     return f"{f'+{way}' if way else 'plain'} {found}"
 
 
 def _is_new(found: Data) -> bool:
-    """Whether a finding fails the check: neither the base nor another release has it."""
+    """Return whether a finding fails the check: neither the base nor another release has it."""
     return not (found["also_in"] or found["known_elsewhere"])
 
 
@@ -91,13 +91,14 @@ def _old_findings(out: Console, findings: list[Data], base: str | None) -> None:
 
 
 def _saved_files(found: Data) -> str:
-    """The clauses of a finding, and where its trace is saved."""
+    """Return the clauses of a finding, and the file of its trace."""
     names = ", ".join(clause["id"] for clause in found["clauses"])
     return f"{names}: {found['saved'] or found['not_saved']}"
 
 
 def _reached_text(data: Data, hint: str) -> str:
-    """Say how much of the plan was carried out, and what it reached. hint: the option that shows more."""
+    """Return how much of the plan was carried out, and what it reached. hint: the option that shows
+    more."""
     required = data["situations"]["asked"]
     clauses = len(data["clauses"])
     reached = data["situations"]["reached"]
@@ -111,7 +112,7 @@ def _reached_text(data: Data, hint: str) -> str:
 
 
 def _plan_share(data: Data) -> str:
-    """Say how many of the planned commands or runs were carried out."""
+    """Return how many of the planned commands or runs were carried out."""
     if data["commands_asked"]:
         planned = data["commands_asked"]
         done = data["commands_carried_out"]
@@ -127,8 +128,8 @@ def _plan_share(data: Data) -> str:
 
 
 def _print_known_faults(out: Console, data: Data, release: str, *, detailed: bool) -> None:
-    """Print the known faults of a release: a line for each that the tree shows otherwise or no more, and one
-    for all that are in the same state."""
+    """Print the known faults of a release: a line for each that the tree shows otherwise or no more,
+    and one for all others."""
     alike: dict[str, list[str]] = {}  # state -> faults
     for fault in data["known"]:
         has_own_line = fault["instead"] or fault["fixed_in_part"] or detailed

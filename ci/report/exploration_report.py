@@ -28,7 +28,7 @@ def findings_data(found: Sequence[Finding]) -> list[Data]:
 
 
 def explored(result: Exploration) -> Data:
-    """The report of an exploration as data, with its verdict and exit code."""
+    """Return the report of an exploration as data, with its verdict and exit code."""
     if result.complete:
         missing_means = "proved unreachable in this scope"
         end = "a fixed point"
@@ -66,7 +66,7 @@ def explored(result: Exploration) -> Data:
 
 
 def toured(tour: Tour) -> Data:
-    """The report of a tour as data, with its verdict and exit code."""
+    """Return the report of a tour as data, with its verdict and exit code."""
     planned = tour.transitions + tour.refusals
     ran = tour.followed + tour.refused
     percent = 100 * ran / planned if planned else 100.0

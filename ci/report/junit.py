@@ -11,10 +11,10 @@ from ci.report.text_output import changes
 
 
 def text_of(data: Data) -> bytes:
-    """The JUnit report of a check. data: see `check_data`.
+    """Return the JUnit report of a check. data: see `check_data`.
 
-    A violation fails its clause for each machine that met it, unless the base shows it as well or a known
-    fault explains it.
+    A violation fails its clause for each machine that met it, unless the base shows it as well or a
+    known fault explains it.
     """
     base = data["base"] or {"implementation": "", "violates": []}
     violated = {c["id"]: (c, found) for found in data["findings"] for c in found["clauses"]}
@@ -76,7 +76,7 @@ def _result(
 
 
 def _violated(kind: type[Failure] | type[Error], clause: Data, found: Data) -> Failure | Error:
-    """A violated clause: what it says, and the smallest trace."""
+    """Return a violated clause: its sentence, and the smallest trace."""
     lines = [f"saved  {clause['saved']}", f"replay {found['replay']}"] if found["saved"] else []
     for row in found["rows"]:
         mark = ">" if row["violates"] else " "

@@ -31,7 +31,7 @@ SHOWN = 5  # mismatches that the text shows of one log; `--json` has all
 
 
 def server_text(header: WatchHeader) -> str:
-    """Such as "sglang 0.5.23, page_size 4, window 8, tree, overlap"."""
+    """Return the server in words, such as "sglang 0.5.23, page_size 4, window 8, tree, overlap"."""
     parts = [f"{header.engine} {header.release}", f"page_size {header.page_size}"]
     if header.role:
         parts.insert(1, f"a {header.role} server: its transfers, and not its batches")
@@ -44,14 +44,16 @@ def server_text(header: WatchHeader) -> str:
 def validation(
     name: str, header: WatchHeader, found: Validated, seconds: float, log: WatchLog | None = None
 ) -> Data:
-    """Everything about the validation of one log. log: that was read, None of a live server."""
+    """Return everything about the validation of one log. log: the log, None for a live server."""
     cut = log.cut if log is not None else None
-    skipped = [
-        f"{count} {what}"
-        if what.startswith("events")
-        else f"{what}{f' ({count} times)' * (count > 1)}"
-        for what, count in found.skipped.items()
-    ] + ([cut] if cut else [])
+    skipped = []
+    for what, count in found.skipped.items():
+        if what.startswith("events"):
+            skipped.append(f"{count} {what}")
+        else:
+            skipped.append(f"{what} ({count} times)" if count > 1 else what)
+    if cut:
+        skipped.append(cut)
     return {
         "log": name, "server": server_text(header), "role": header.role, "level": header.level,
         "events": found.events,
@@ -70,7 +72,7 @@ def validation(
 
 
 def _known_fault_data(name: str, times: int, found: Validated) -> Data:
-    """A known fault that a log shows. found: the first places."""
+    """Return a known fault that a log shows. found: the first places."""
     return {
         "name": name,
         "times": times,
@@ -82,7 +84,7 @@ def _known_fault_data(name: str, times: int, found: Validated) -> Data:
 
 
 def validation_verdict(logs: list[Data], unusable: int = 0) -> str:
-    """The verdict on one log or on several. unusable: number of files that are no logs."""
+    """Return the verdict on one log or on several. unusable: number of files that are no logs."""
     number = sum(len(log["mismatches"]) + log["more_mismatches"] for log in logs)
     known: Counter[str] = Counter()
     for log in logs:
@@ -94,7 +96,7 @@ def validation_verdict(logs: list[Data], unusable: int = 0) -> str:
     if judged < events:
         of = f" in {judged:,} of {events:,} events: the others were not judged"
     if number:
-        parts.append(f"{number} mismatch{'es' * (number > 1)}{of}")
+        parts.append(f"{counted(number, 'mismatch', 'es')}{of}")
     elif any(log["skipped"] or log["unreadable"] for log in logs):
         parts.append("no mismatch" + (of or " in what could be read"))
     elif known:
@@ -122,7 +124,8 @@ _TOTALS = {
 
 
 def validations(logs: list[Data], strict: bool, unusable: Sequence[str] = ()) -> Data:
-    """All logs together. strict: a gap or a cut line fails as well. unusable: why other files are no logs.
+    """Return all logs together. strict: a gap or a cut line fails as well. unusable: why other files
+    are no logs.
 
     A log of which less than half was judged is incomplete, as one without an event.
     """
@@ -145,7 +148,7 @@ def validations(logs: list[Data], strict: bool, unusable: Sequence[str] = ()) ->
 
 
 def known_faults_text(out: Console, logs: Sequence[Data], verbose: bool) -> None:
-    """The known faults that some logs show, each once, in two lines. verbose: with all that is known."""
+    """Print the known faults that some logs show, each once, in two lines. verbose: with all details."""
     by_name: dict[str, list[Data]] = {}
     for log in logs:
         for each in log["known"]:
@@ -169,10 +172,10 @@ def known_faults_text(out: Console, logs: Sequence[Data], verbose: bool) -> None
 
 
 def validated_all(out: Console, data: Data, verbose: bool = False) -> None:
-    """The total of several logs as text."""
+    """Print the total of several logs."""
     if len(data["logs"]) > 1 or data["unusable"]:
         known_faults_text(out, data["logs"], verbose)
-        read = f"{len(data['logs'])} log{'s' * (len(data['logs']) > 1)}, {_lines_read(data)}"
+        read = f"{counted(len(data['logs']), 'log')}, {_lines_read(data)}"
         say(out, f"{data['verdict']} ({read})", "bold red" if data["exit_code"] else "bold green")
 
 
@@ -182,7 +185,7 @@ def _lines_read(data: Data) -> str:
 
 
 def mismatch(m: Mismatch) -> Data:
-    """One mismatch."""
+    """Return one mismatch as data."""
     title = ALL_CLAUSES[m.clause].title if m.clause in ALL_CLAUSES else ""
     return {
         "file": m.file, "line": m.line, "at": _time_text(m.at), "event": m.event, "command": m.command,
@@ -194,7 +197,7 @@ def mismatch(m: Mismatch) -> Data:
 
 
 def _time_text(at: float) -> str:
-    """A Unix time such as "2026-11-26 15:55:22.125 UTC"; none of 0."""
+    """Return a Unix time, such as "2026-11-26 15:55:22.125 UTC"; "" for 0."""
     if not at:
         return ""
     when = datetime.fromtimestamp(at, UTC)
@@ -205,7 +208,7 @@ _CURSOR = re.compile(rf"\b({'|'.join(Cursors._fields)}) (\d+)")
 
 
 def _differing_cursors(expected: str, observed: str) -> list[str]:
-    """The cursors of which both sides show a value, and not the same."""
+    """Return the cursors for which both sides show different values."""
     wanted = dict(_CURSOR.findall(expected))
     return [name for name, value in _CURSOR.findall(observed) if wanted.get(name, value) != value]
 
@@ -219,8 +222,9 @@ def validated(
     alone: bool = True,
     verbose: bool = False,
 ) -> None:
-    """The report of one log as text. ended: how its server ended, if it should not have. shown: its
-    mismatches were reported already. alone: this report lists the known faults, not one behind all logs."""
+    """Print the report of one log. ended: how its server ended, if it should not have. shown: its
+    mismatches were reported already. alone: this report lists the known faults, not one behind all
+    logs."""
     number = len(data["mismatches"]) + data["more_mismatches"]
     say(out, data["log"], "bold", whole=True)
     words = {
@@ -264,18 +268,18 @@ def validated(
 
 
 def begins(out: Console, name: str, header: WatchHeader) -> None:
-    """A log that is followed, as it begins."""
+    """Print the beginning of a log that is followed."""
     say(out, f"{name}: {server_text(header)}", whole=True)
 
 
 def show_at_once(out: Console, found: Mismatch) -> None:
-    """A mismatch, as soon as it is found."""
+    """Print a mismatch, as soon as it is found."""
     shown_mismatch(out, mismatch(found))
     labelled(out, {"next": _NEXT.format(clause=found.clause)})
 
 
 def _places_text(times: int, found: list[Data]) -> str:
-    """Say where a known fault shows, when, and in which command."""
+    """Return where a known fault shows, when, and in which command."""
     parts = [(str(m["line"]), m["at"], m["command"] or m["request"]) for m in found[:3]]
     shown = [", ".join(filter(None, each)) for each in parts]
     more = f"; and {times - len(shown)} more" if times > len(shown) else ""
@@ -283,7 +287,7 @@ def _places_text(times: int, found: list[Data]) -> str:
 
 
 def shown_mismatch(out: Console, found: Data) -> None:
-    """One mismatch as text."""
+    """Print one mismatch."""
     at = f"{found['file']}:{found['line']}: {found['event']}"
     say(out, f"{at}: {found['clause']} ({found['title']})", "bold red", whole=True)
     off = found["differs"]
@@ -298,7 +302,7 @@ def shown_mismatch(out: Console, found: Data) -> None:
 
 
 def events_table(out: Console, rows: list[dict[str, Any]]) -> None:
-    """How each event is read."""
+    """Print the actions of each event."""
     shown = table("event", "guard", "commands", "compared besides their outcome")
     for row in rows:
         shown.add_row(*(row[name] or "-" for name in ("event", "guard", "commands", "compared")))

@@ -44,7 +44,7 @@ _COUNT = re.compile(r"\d+ \(([+-])(\d+)(?:, ([+-]))?")
 
 
 def effect(clause: str, observed: str) -> str:
-    """Say what a mismatch means for the operator of the server."""
+    """Return the meaning of a mismatch for the operator of the server."""
     if counted := _COUNT.match(observed):
         if counted[2] == "0":
             return _BACK

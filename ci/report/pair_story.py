@@ -13,7 +13,8 @@ _ROUTINE = "the clock moves by 1.1 s"  # of the timeouts, one after the other
 
 
 def pair_words(finding: Data) -> dict[str, str]:
-    """Return what a report says of a pair's servers and environment, by label; nothing of a single server."""
+    """Return the servers and the environment of a pair for a report, by label; nothing for a single
+    server."""
     config = finding["config"]
     if not config.get("pair"):
         return {}
@@ -29,7 +30,7 @@ def pair_words(finding: Data) -> dict[str, str]:
 
 
 def choice_text(choice: Data) -> str:
-    """A choice of the environment, such as "the status of c1.1 rests 20 steps"."""
+    """Return a choice of the environment in words, such as "the status of c1.1 rests 20 steps"."""
     what, who, side, number = (choice[name] for name in ("what", "request", "side", "number"))
     which = f" number {number}" if number > 1 else ""
     rests = f"rests {choice['steps']} steps"
@@ -59,7 +60,7 @@ def choice_text(choice: Data) -> str:
 
 
 def story(events: Sequence[Data]) -> Iterator[str]:
-    """Three columns, P, the wire, D, up to what a judge has found last; none of a single server."""
+    """Return three columns, P, the wire, D, up to a judge's last finding; none for a single server."""
     shown = [each for each in events if _ROUTINE not in each["says"]]
     found = [at for at, each in enumerate(shown) if each["says"].startswith("FOUND")]
     if not shown:
@@ -72,7 +73,7 @@ def story(events: Sequence[Data]) -> Iterator[str]:
 
 
 def _event_lines(events: Sequence[Data]) -> Iterator[str]:
-    """A line for each event, or for the same one again and again."""
+    """Return a line for each event, or for the same one again and again."""
     for (where, says), same in groupby(events, lambda each: (each["where"], each["says"])):
         steps = [each["step"] for each in same]
         indent = {PREFILL: 0, "wire": 1}.get(where, 2) * _WIDTH

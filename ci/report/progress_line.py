@@ -37,7 +37,7 @@ class Progress:
             self._live.stop()
 
     def say(self, text: str) -> None:
-        """A line that stays."""
+        """Print a line that stays."""
         say(self._out, text, whole=True)
 
     def __call__(self, what: str, commands: int, findings: int) -> None:
@@ -45,7 +45,7 @@ class Progress:
         self.line(f"{what}; {commands} commands, {clauses} violated")
 
     def line(self, text: str) -> None:
-        """Print what is going on, where nothing was reported for a while."""
+        """Print the present work, where nothing was reported for a while."""
         now = time.monotonic()
         if now - self._reported_at < (EVERY_S if self._live is None else REFRESH_S):
             return

@@ -14,9 +14,9 @@ from stateful_tests.prove.obligations import ProofVerdict
 
 
 def collect(names: Iterable[str]) -> Data:
-    """Prove the obligations that `names` stand for; without a name all of them.
+    """Prove the obligations that `names` select; without a name all of them.
 
-    Raises KeyError for a name that stands for none.
+    Raises KeyError for a name that selects none.
     """
     selected = tuple(names)
     obligations = proofs.chosen(selected)
@@ -48,7 +48,7 @@ def collect(names: Iterable[str]) -> Data:
 
 
 def text(out: Console, data: Data) -> None:
-    """The whole report: a line for each obligation, then what is not proved."""
+    """Print the whole report: a line for each obligation, then those that are not proved."""
     text_output.say(out, "For all page sizes, windows and lengths (z3):")
     for shown in data["obligations"]:
         mark = "  " if shown["verdict"] == ProofVerdict.PROVED else f"  {shown['verdict'].upper()} "

@@ -11,6 +11,7 @@ from rich.text import Text
 from ci import Data
 from impl.system_spec import SystemSpec
 from reference.clauses import CLAUSES
+from reference.failures import counted
 from ci.report import FREE_ONLY, IMPATIENT
 from ci.report.text_output import changes, labelled, or_none, plain, say, sized, sizes, table, verdict
 
@@ -24,7 +25,7 @@ _SAID_ELSEWHERE = "because", "reach"
 def finding(
     out: Console, data: Data, title: str, *, detailed: bool = False, folded: bool = False
 ) -> None:
-    """A violated clause with its smallest trace. folded: without its steps."""
+    """Print a violated clause with its smallest trace. folded: without its steps."""
     apart = " or ".join(data.get("without", ()))
     names = [
         (f"{c['id']} without {apart}" if apart else c["name"])
@@ -53,7 +54,7 @@ def finding(
 
 
 def _times_text(clause: Data) -> str:
-    """Say where and how often a clause was violated."""
+    """Return where and how often a clause was violated."""
     times = "once" if clause["times"] == 1 else f"{clause['times']} times"
     often = f"met {times}, first after {clause['found_after_commands']} commands"
     reach = f"{clause['reach']} (modes: {', '.join(clause['modes'])}); {clause['clients']}"
@@ -61,7 +62,7 @@ def _times_text(clause: Data) -> str:
 
 
 def _summary(data: Data, apart: str) -> dict[str, str]:
-    """Why the run is wrong, and what else a reader should know. apart: what the trace does without."""
+    """Return why the run is wrong, and further notes. apart: the parts that the trace does without."""
     first = data["clauses"][0]
     violation = data["violation"]
     because = (
@@ -97,7 +98,7 @@ def _print_files(out: Console, data: Data) -> None:
 
 
 def run(out: Console, data: Data, *, detailed: bool = True) -> None:
-    """The violation that a trace ends with, and the trace as a table of commands."""
+    """Print the violation that a trace ends with, and the trace as a table of commands."""
     trace = data["trace"]
     violation = data["violation"]
     if data["step_table"] is not None:
@@ -142,22 +143,22 @@ def run(out: Console, data: Data, *, detailed: bool = True) -> None:
 
 
 def _changed_text(data: Data) -> list[str]:
-    """The changed functions that a trace calls, and in which commands."""
+    """Return the changed functions that a trace calls, and the commands that call them."""
     lines = []
     for each in data["changed"]:
         first, *more = each["steps"]
-        again = (
-            [f"again in {', '.join(map(str, more[:4]))}{' ...' * (len(more) > 4)}"] if more else []
-        )
-        ran = [f"command {first} ({data['rows'][first]['command']})", *again]
+        ran = [f"command {first} ({data['rows'][first]['command']})"]
+        if more:
+            dots = " ..." if len(more) > 4 else ""
+            ran.append(f"again in {', '.join(map(str, more[:4]))}{dots}")
         lines.append(f"{each['function']} ran in {', '.join(ran)}")
     left = len(lines) - _MOST_FILES
     return [*lines[:_MOST_FILES], f"and {left} more (--json has all)"] if left > 0 else lines
 
 
 def _called_text(data: Data) -> dict[str, str]:
-    """Files of the system that the failing command ran through, those with the most functions first, without
-    what most commands of the trace call."""
+    """Return the files of the system that the failing command ran through, those with the most
+    functions first, without the functions that most commands of the trace call."""
     called = [line.partition(": ") for line in data["calls"]]
     files = sorted(
         ((file, names.split(", ")) for file, _, names in called), key=lambda file: -len(file[1])
@@ -174,10 +175,10 @@ def _first_names(names: list[str]) -> str:
 
 
 def difference(differences: list[Data], system: str) -> str:
-    """The first difference between reference and system, and how many more there are."""
+    """Return the first difference between reference and system, and the number of others."""
     first = differences[0]
     others = len(differences) - 1
-    more = f" (and {others} more difference{'s' if others > 1 else ''})" if others else ""
+    more = f" (and {counted(others, 'more difference')})" if others else ""
     return f"{first['about']}: {first['reference']} expected, {first['system']} in {system}{more}"
 
 
@@ -213,7 +214,8 @@ def _print_steps(out: Console, data: Data) -> None:
 
 
 class _Cell:
-    """A cell of the step table; it breaks between its parts, never within one, such as "C 3*" or "[0, 4)"."""
+    """A cell of the step table; it breaks between its parts, never within one, such as "C 3*" or "[0,
+    4)"."""
 
     def __init__(self, text: str) -> None:
         self.parts = re.findall(r"\[\d+, \d+\)\S*|\S+(?: !?[\d?]\S*)?", text)
@@ -234,7 +236,7 @@ class _Cell:
 
 
 def _step_table(out: Console, data: Data) -> None:
-    """Print who has what after each command; the last twice, as expected and as observed."""
+    """Print the holdings after each command; the last twice, as expected and as observed."""
     rows = data["step_table"]["rows"]
     columns = data["step_table"]["columns"]
     _print_left_out(out, len({row["step"] for row in rows}), len(data["rows"]))
@@ -287,7 +289,7 @@ def refusals(out: Console, data: Data) -> None:
 
 
 def replay(out: Console, data: Data, *, brief: bool = False) -> None:
-    """One file of `kvspec replay`; brief: a line when it conforms."""
+    """Print one file of `kvspec replay`; brief: a line when it conforms."""
     refused = len(data["unstated_refusals"])
     end_of_table = refused and data["violation"] is None  # else it stands above the table
     stated = (
@@ -315,7 +317,7 @@ def replay(out: Console, data: Data, *, brief: bool = False) -> None:
 
 
 def replays(out: Console, data: Data) -> None:
-    """One file of `kvspec replay` on every release: a line each, and which conform."""
+    """Print one file of `kvspec replay` on every release: a line each, and those that conform."""
     rows = data["releases"]
     say(out, data["file"], "bold", whole=True)
     driven = [row["replay"] for row in rows if row["replay"] is not None]
@@ -337,7 +339,7 @@ def replays(out: Console, data: Data) -> None:
 
 
 def _behaviour_text(row: Data) -> str:
-    """Say in a line what a trace does on a release."""
+    """Return the behaviour of a trace on a release, in a line."""
     replayed = row["replay"]
     why = (row["unusable"] or "").removeprefix(f"{row['implementation']} ")
     if replayed is None:
@@ -357,7 +359,7 @@ def _behaviour_text(row: Data) -> str:
 
 
 def _name_ranges(some: list[str], names: list[str]) -> str:
-    """Those of `names`, in its order, such as "0.5.10 to 0.5.12, 0.5.14"."""
+    """Return the selected names as ranges in their order, such as "0.5.10 to 0.5.12, 0.5.14"."""
     runs: list[list[str]] = []
     for at, name in enumerate(names):
         if name in some:
@@ -369,7 +371,7 @@ def _name_ranges(some: list[str], names: list[str]) -> str:
 
 
 def shrunk(out: Console, data: Data) -> None:
-    """The report of `kvspec shrink`."""
+    """Print the report of `kvspec shrink`."""
     before, after = data["before"], data["after"]
     run(out, after)
     out.print()

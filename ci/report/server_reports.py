@@ -29,9 +29,11 @@ _OPERATIONS = {
 def served(
     result: Served, folder: Path | None, planned: int, canary: Mapping[str, str] | None = None
 ) -> Data:
-    """Everything about a check of whole schedulers; the smallest run of each finding is saved in `folder`.
+    """Return everything about a check of whole schedulers; the smallest run of each finding is saved in
+    `folder`.
 
-    planned: runs that were requested; canary: what the release's own says of each finding.
+    planned: runs that were requested.
+    canary: the verdict of the release's own canary on each finding.
     """
     found = []
     for key, judged in result.found.items():
@@ -65,7 +67,7 @@ def served(
 
 
 def lived(run: LiveRun, seed: int, kept: Path) -> Data:
-    """Everything about a live server under clients."""
+    """Return everything about a live server under clients."""
     data = validation("a live server", run.header, run.validated, run.seconds)
     wrong = [] if run.died else run.wrong
     if not run.counts.get("tokens") and not run.died:
@@ -84,7 +86,7 @@ def lived(run: LiveRun, seed: int, kept: Path) -> Data:
 
 
 def lived_text(out: Console, data: Data) -> None:
-    """The report of a live server as text."""
+    """Print the report of a live server."""
     ended = ""
     if data["died"]:
         ended = f"the server ended by itself: {data['died']}"
@@ -103,7 +105,7 @@ def lived_text(out: Console, data: Data) -> None:
 
 
 def save(folder: Path, judged: JudgedRun) -> str:
-    """Write the run of a finding; the file's path."""
+    """Write the run of a finding, and return the file's path."""
     name = "".join(c if c.isalnum() else "-" for c in judged.run.key)[:60].strip("-").lower()
     path = folder / f"serve-{judged.run.release}-{name}.json"
     folder.mkdir(parents=True, exist_ok=True)
@@ -112,7 +114,7 @@ def save(folder: Path, judged: JudgedRun) -> str:
 
 
 def served_text(out: Console, data: Data) -> None:
-    """The report of a check of whole schedulers as text: verdict, findings, what was reached."""
+    """Print the report of a check of whole schedulers: verdict, findings, what was reached."""
     new = [each for each in data["findings"] if not each["known"] and not each["old"]]
     say(out, _served_verdict(data, len(new)), "bold red" if new else "bold green")
     for each in data["findings"]:
@@ -120,9 +122,9 @@ def served_text(out: Console, data: Data) -> None:
         _served_finding(out, each)
     out.print()
     for key, times in data["old"].items():
-        say(out, f"also in the base, {_times_text(times)}: {key}")
+        say(out, f"also in the base, {counted(times, 'time')}: {key}")
     for name, times in data["known"].items():
-        say(out, f"known {name}, {_times_text(times)}: {known_faults()[name].says}")
+        say(out, f"known {name}, {counted(times, 'time')}: {known_faults()[name].says}")
     if data["known"]:
         say(out, "kvspec bugs NAME has more of a known fault: what upstream knows, what avoids it")
     if data["reached"]:
@@ -130,12 +132,8 @@ def served_text(out: Console, data: Data) -> None:
         say(out, f"reached: {reached}")
 
 
-def _times_text(count: int) -> str:
-    return f"{count} time{'s' * (count != 1)}"
-
-
 def _served_verdict(data: Data, new: int) -> str:
-    """Say what a check of whole schedulers found, and in how many runs. new: findings."""
+    """Return the findings of a check of whole schedulers, and the number of runs. new: findings."""
     rate = f", {data['forwards'] / data['seconds']:.0f} a second" if data["seconds"] else ""
     runs, passes = counted(data["runs"], "run"), counted(data["forwards"], "forward pass", "es")
     done = f"{runs}, {passes}{rate}"
@@ -154,7 +152,7 @@ def _served_verdict(data: Data, new: int) -> str:
 
 
 def _served_finding(out: Console, each: Data) -> None:
-    """A finding with the smallest run that shows it."""
+    """Print a finding with the smallest run that shows it."""
     say(out, f"{each['key']}: {each['says']}", "bold red" if not each["known"] else "bold")
     words = {
         "server": ", ".join(f"{k} {v}" for k, v in each["config"].items()),
@@ -176,7 +174,8 @@ def _served_finding(out: Console, each: Data) -> None:
 
 
 def _client_text(client: Data) -> str:
-    """Such as "c1 in a session, from round 3: 12 tokens limit 5; 1 later 4 tokens limit 9 stops at 3"."""
+    """Return a client in words, such as "c1 in a session, from round 3: 12 tokens limit 5; 1 later 4
+    tokens limit 9 stops at 3"."""
     kind = "in a session" if client["session"] else "without a session"
     kind += ", resends its conversation" if client["resends"] else ""
     start = f"{client['start']} rounds after {client['after']}"

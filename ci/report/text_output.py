@@ -23,7 +23,8 @@ SENTENCE, WIDEST = 40, 60  # cells of a listing that are longer on average; thos
 
 
 def console(file: IO[str] | None = None) -> Console:
-    """A console that takes text as it is, and writes no control characters unless to a terminal."""
+    """Return a console that prints text as it is, and writes no control characters unless to a
+    terminal."""
     out = file if file is not None else sys.stdout
     terminal = out.isatty()
     # https://no-color.org; rich would leave what is bold.
@@ -42,7 +43,7 @@ def console(file: IO[str] | None = None) -> Console:
 
 
 def table(*columns: str, right: Sequence[str] = ()) -> Table:
-    """An empty table in the one style that all reports share."""
+    """Return an empty table in the style that all reports share."""
     made = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="bold")
     for column in columns:
         number = column in right
@@ -53,17 +54,17 @@ def table(*columns: str, right: Sequence[str] = ()) -> Table:
 
 
 def say(out: Console, text: str, style: str = "", *, whole: bool = False) -> None:
-    """A paragraph of plain text. whole: never wrapped, as it is there to be copied."""
+    """Print a paragraph of plain text. whole: never wrapped, because it is there to be copied."""
     out.print(Text(plain(text), style=style), soft_wrap=whole)
 
 
 def verdict(out: Console, text: str, data: Data) -> None:
-    """The last line of a report, in the colour of its exit code."""
+    """Print the last line of a report, in the colour of its exit code."""
     say(out, text, "bold red" if data["exit_code"] else "bold green")
 
 
 def labelled(out: Console, words: dict[str, str]) -> None:
-    """Labels and what they stand for; lines that go on are set under the text, not the label."""
+    """Print labels and their texts; continued lines are set under the text, not the label."""
     grid = Table.grid(padding=(0, 2))
     for label, text in words.items():
         grid.add_row(f"  {label}", Text("\n".join(map(plain, text.split("\n")))))
@@ -71,13 +72,13 @@ def labelled(out: Console, words: dict[str, str]) -> None:
 
 
 def record(out: Console, row: Data) -> None:
-    """One row of a listing in full."""
+    """Print one row of a listing in full."""
     labelled(out, {key: _cell_text(value, "\n") for key, value in row.items() if value})
 
 
 def listing(out: Console, rows: list[Data], columns: dict[str, str]) -> None:
-    """A plain listing; columns: key -> heading, those with sentences last. On a terminal sentences stand
-    below the name; in a pipe where rows are wider than the console."""
+    """Print a plain listing. columns: key -> heading, those with sentences last. On a terminal
+    sentences are below the name; in a pipe only where rows are wider than the console."""
     cells = {key: [plain(_cell_text(row[key])) for row in rows] for key in columns}
     long = {key for key in columns if sum(map(len, cells[key])) > SENTENCE * len(rows)}
     keys = sorted(columns, key=lambda key: key in long)
@@ -101,8 +102,9 @@ def listing(out: Console, rows: list[Data], columns: dict[str, str]) -> None:
 def _plain_listing(
     out: Console, columns: dict[str, str], cells: dict[str, list[str]], keys: list[str], short: list[str]
 ) -> None:  # fmt: skip
-    """A listing as plain lines: a row is one, for grep. Where rows are wider than the console, the widest
-    columns stand below them: those with sentences, then of the `short` ones the widest, with a label."""
+    """Print a listing as plain lines: a row is one line, for grep. Where rows are wider than the
+    console, the widest columns are below them: those with sentences, then of the `short` ones the
+    widest, with a label."""
     beside = keys
     if max(map(len, _column_lines(columns, cells, keys))) > out.width:
         beside = [*short]
@@ -119,7 +121,7 @@ def _plain_listing(
 
 
 def _column_lines(columns: dict[str, str], cells: dict[str, list[str]], keys: list[str]) -> list[str]:
-    """The heading and the rows of some columns, each as one line."""
+    """Return the heading and the rows of some columns, each as one line."""
     lines = [[columns[key] for key in keys], *zip(*(cells[key] for key in keys))]
     widths = [min(WIDEST, max(map(len, column))) for column in zip(*lines)][:-1]
     return ["   ".join([*map(str.ljust, line, widths), line[-1]]).rstrip() for line in lines]
@@ -135,7 +137,7 @@ def or_none(size: Any) -> Any:
 
 
 def sizes(geometry: Data) -> str:
-    """Such as "page_size 4, window none, tree"."""
+    """Return sizes in words, such as "page_size 4, window none, tree"."""
     given: Data = {k: or_none(v) for k, v in geometry.items() if v is not False}
     given |= given.pop("settings", {})
     if groups := given.pop("groups", None):
@@ -147,14 +149,14 @@ def sizes(geometry: Data) -> str:
 
 
 def _size_text(name: str, value: Any) -> str:
-    """A size or a switch; of a pair the sizes of a server."""
+    """Return a size or a switch in words; for a pair the sizes of a server."""
     if isinstance(value, dict):
         return f"{name} ({sizes(value)})"
     return name if value is True else f"{name} {value}"
 
 
 def _group_text(group: Data) -> str:
-    """Such as "4 window 6 with state"."""
+    """Return a layer group in words, such as "4 window 6 with state"."""
     words = " window ".join(
         str(group[part]) for part in ("block_size", "window") if group.get(part)
     )

@@ -28,7 +28,7 @@ class NoTree(Exception):
 
 
 def collect(file: str, trace: Trace, step: int | None) -> Data:
-    """Everything about the tree after step `step` (the last one: None). Raises NoTree."""
+    """Return everything about the tree after step `step` (the last one: None). Raises NoTree."""
     if not getattr(trace.geometry, "tree", False):  # an engine of its own scheduling has none
         raise NoTree("there is no radix tree in its geometry")
     last = len(trace.commands) - 1
@@ -58,7 +58,7 @@ def collect(file: str, trace: Trace, step: int | None) -> Data:
 
 
 def _nodes(tree: Tree) -> list[Data]:
-    """Parents before children, siblings in the order of their texts."""
+    """Return the nodes, parents before children, siblings in the order of their texts."""
     placed = sorted(nodes(tree), key=lambda p: p.path)
     index = {p.path: at for at, p in enumerate(placed)}
     full, swa = _eviction_ranks(tree, full=1), _eviction_ranks(tree, swa=1) if tree.window is not None else {}
@@ -81,14 +81,14 @@ def _nodes(tree: Tree) -> list[Data]:
 
 
 def _swa_state(tree: Tree, placed: Placed) -> str | None:
-    """Whether a node has its SWA KV; None without a window."""
+    """Return whether a node has its SWA KV; None without a window."""
     if tree.window is None:
         return None
     return "live" if placed.node.live else "tombstone"
 
 
 def _eviction_ranks(tree: Tree, *, full: int = 0, swa: int = 0) -> dict[Key, int]:
-    """Path -> when the node's full (or SWA) KV would go, 1 first, were one eviction to follow the other."""
+    """Return path -> rank of the node's full (or SWA) KV, 1 first, if one eviction followed the other."""
     ranks: dict[Key, int] = {}
     rank = 0
     while True:
@@ -102,7 +102,7 @@ def _eviction_ranks(tree: Tree, *, full: int = 0, swa: int = 0) -> dict[Key, int
 
 
 def _pool_shares(state: State, tree: Tree) -> list[Data]:
-    """Return the tree's share of each pool, and how much of it can be evicted."""
+    """Return the tree's share of each pool, and the evictable part of it."""
     geometry = state.config.geometry
     counted = sizes(tree)
     left = free(state)
@@ -138,7 +138,7 @@ def _lock_data(state: State, tree: Tree, lock: Lock) -> Data:
 
 
 def text(out: Console, data: Data) -> None:
-    """The drawing, and below it the sums and the locks."""
+    """Print the drawing, and below it the sums and the locks."""
     head = f"{data['file']} after step {data['step']}: {data['command']} ({data['outcome']})"
     say(out, head, "bold", whole=True)
     depths: dict[int | None, int] = {None: -1}
@@ -164,7 +164,7 @@ def text(out: Console, data: Data) -> None:
 
 
 def _node_lines(node: Data) -> list[str]:
-    """Describe a node and who pins it, and when what nobody pins is evicted."""
+    """Describe a node, the holders that pin it, and when its unpinned KV is evicted."""
     live = {"live": True, "tombstone": False}.get(node["swa"])
     full, swa = node["full_locked_by"], node["swa_locked_by"]
     lines = [text_drawings.node((node["start"], node["end"]), node["text"], live, full, swa)]

@@ -26,8 +26,8 @@ def check_verdict(
     base: Base | None,
     changed: Changes | None = None,
 ) -> str:
-    """The verdict in one line, for logs of CI, such as "torch: conforms (30,112 commands of 20 kinds in 1,410
-    runs of 8 presets, 20.5 s)"."""
+    """Return the verdict in one line, for logs of CI, such as "torch: conforms (30,112 commands of 20
+    kinds in 1,410 runs of 8 presets, 20.5 s)"."""
     facts = beside(result, base, changed)
     if clauses := {**capabilities.waived, **capabilities.known}:
         facts["not checked"] = ", ".join(clauses)
@@ -36,7 +36,7 @@ def check_verdict(
 
 
 def beside(result: CheckResult, base: Base | None, changed: Changes | None) -> dict[str, str]:
-    """Name the base, and the ways that the change of the system reaches: a label and a text for each."""
+    """Return the base, and the ways that the change of the system reaches: a label and a text for each."""
     facts = {} if base is None else {"base": base.text}
     if changed is not None and changed.undriven:
         facts["changed"] = changed.undriven
@@ -47,7 +47,7 @@ def beside(result: CheckResult, base: Base | None, changed: Changes | None) -> d
 
 
 def findings_text(result: CheckResult, masks: Sequence[Mask], base: Base | None) -> str:
-    """Say what a check found, or "conforms"."""
+    """Return the findings of a check in words, or "conforms"."""
     seen_before = _seen_before(result, masks, base)
     nothing_new = not result.new and any(holds for holds, _ in seen_before)
     parts = [*_new_findings(result), (nothing_new, "nothing new"), *seen_before, *_incomplete_parts(result)]
@@ -55,7 +55,7 @@ def findings_text(result: CheckResult, masks: Sequence[Mask], base: Base | None)
 
 
 def _new_findings(result: CheckResult) -> list[_Part]:
-    """The parts on findings that fail the check."""
+    """Return the parts on findings that fail the check."""
     told = [finding for group in group_by_cause(result.new) for finding in group]
     broken = [f.clause for f in told if not f.flaky and f.clause != "BROKEN"]
     flaky = [f.clause for f in result.new if f.flaky]
@@ -67,7 +67,7 @@ def _new_findings(result: CheckResult) -> list[_Part]:
 
 
 def _seen_before(result: CheckResult, masks: Sequence[Mask], base: Base | None) -> list[_Part]:
-    """The parts on findings that the base or a release shows as well."""
+    """Return the parts on findings that the base or a release shows as well."""
     of_base = [finding for finding in result.findings if finding.old]
     old = sorted({finding.clause for finding in of_base if not finding.no_witness})
     untold = sorted({finding.clause for finding in of_base if finding.no_witness})
@@ -86,7 +86,7 @@ def _seen_before(result: CheckResult, masks: Sequence[Mask], base: Base | None) 
 
 
 def _incomplete_parts(result: CheckResult) -> list[_Part]:
-    """The parts on a check that ended before its plan."""
+    """Return the parts on a check that ended before its plan."""
     interrupted = result.interrupted
     missing = "; ".join(result.incomplete)
     incomplete = not interrupted and not result.new and bool(missing)
@@ -100,7 +100,8 @@ def _incomplete_parts(result: CheckResult) -> list[_Part]:
 
 
 def _not_driven(result: CheckResult) -> dict[str, str]:
-    """The ways that were not driven, by the reason or by the command that drives them (WAY for a name)."""
+    """Return the ways that were not driven, by the reason or by the command that drives them (WAY for a
+    name)."""
     ways: dict[str, list[str]] = {}
     for way, why in result.not_driven.items():
         ways.setdefault(why.replace(f"+{way} ", "+WAY ") if way else why, []).append(way)
@@ -115,7 +116,7 @@ def _way_text(way: str) -> str:
 
 
 def driven_text(result: CheckResult) -> str:
-    """Say how much was carried out, and in how many seconds."""
+    """Return how much was carried out, and in how many seconds."""
     text = _count_text(result.done, "command")
     if result.examples:
         text += f" of {_count_text(len(result.carried_out), 'kind')} in {_count_text(result.examples, 'run')}"
@@ -126,7 +127,8 @@ def driven_text(result: CheckResult) -> str:
 
 
 def not_declared(can: Capabilities) -> list[str]:
-    """Commands and kinds of models that a system of this kind may offer and this one does not."""
+    """Return the commands and kinds of models that a system of this kind may offer and this one does
+    not."""
     kind = can.system_kind
     commands = [
         kind_name(command).replace("_", " ")
@@ -144,13 +146,13 @@ def not_declared(can: Capabilities) -> list[str]:
 
 
 def waived(clause: str, capabilities: Capabilities) -> str | None:
-    """Why a clause was not checked; None if it was."""
+    """Return why a clause was not checked; None if it was."""
     known = capabilities.known.get(clause)
     return f"known fault: {known}" if known is not None else capabilities.waived.get(clause)
 
 
 def _known_text(faults: Sequence[str]) -> str:
-    """The known faults, by name if they are few. A report lists all with -v."""
+    """Return the known faults, by name if they are few. A report lists all with -v."""
     if len(faults) < _MANY:
         return f"known faults: {_name_list(faults)}"
     return f"{len(faults)} known faults"
@@ -161,4 +163,4 @@ def _name_list(names: Sequence[str]) -> str:
 
 
 def _count_text(number: int, what: str) -> str:
-    return f"{number:,} {what}{'s' * (number != 1)}"
+    return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"

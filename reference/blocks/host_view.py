@@ -1,5 +1,5 @@
-"""What the clauses of a second tier (reference/tiers) ask about host memory that a connector offloads blocks
-to."""
+"""Host memory that a connector offloads blocks to, as the clauses of a second tier (reference/tiers)
+see it."""
 
 from __future__ import annotations
 

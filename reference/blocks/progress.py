@@ -1,4 +1,4 @@
-"""Whether an engine that schedules by itself gets any further: its states, and what devices owe it."""
+"""Progress of an engine that schedules by itself: its states, and the work that devices have to do."""
 
 from __future__ import annotations
 

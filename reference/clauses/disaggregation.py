@@ -1,5 +1,5 @@
-"""What a server hands to a decode server (PD-1, PD-6): the same clauses for a pair, and for a server that
-only prefills."""
+"""Clauses on KV that a prefill server hands to a decode server (PD-1, PD-6): for a pair, and for a
+server that only prefills."""
 
 from __future__ import annotations
 

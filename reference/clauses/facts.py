@@ -155,7 +155,7 @@ class Torn(NamedTuple):
 
     @property
     def where(self) -> str:
-        """Such as "SWA slots of r1 at [0, 2)"."""
+        """Return the slots as text, such as "SWA slots of r1 at [0, 2)"."""
         pool = "SWA" if self.pool == "swa" else self.pool
         return f"{pool} slots of {self.holder} at [{self.start}, {self.start + len(self.slots)})"
 

@@ -1,6 +1,6 @@
-"""Whether every accepted request is answered (PRO): the same clauses for every kind of server.
+"""Clauses on progress: every accepted request is answered (PRO). They are the same for every kind of server.
 
-A step shows its `standstill` (see reference.standstill_detector), who waits, and what is free, in words.
+A step shows its `standstill` (see reference.standstill_detector), the waiting requests, and what is free.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Whether a pair gets any further: its states, and what network, loops and clients owe it.
+"""Progress of a pair: its states, and the work that network, loops and clients have to do.
 
-Two questions are asked of the same states. Without a failure nobody should have to wait until a timeout, so
-for the one the clock owes nothing. For the other a state counts again only once the clock has passed every
-timeout.
+The same states answer two questions. Without a failure no request should have to wait until a timeout, so
+for the first the clock has no work to do. For the second a state counts again only once the clock has passed
+every timeout.
 """
 
 from __future__ import annotations

@@ -121,7 +121,9 @@ def _wrong_states(
     side: BlockStep, name: str, tables: Table, stamps: Sequence[int], end: int
 ) -> Iterator[Failure]:
     """Yield recurrent groups in which no block of a request has the state after the first `end` tokens."""
-    for group in side.config.recurrent if end else ():
+    if not end:
+        return
+    for group in side.config.recurrent:
         blocks = [block for block in tables[group] if block]
         held = [side.after.memory[block] for block in blocks]
         wrong = [

@@ -1,8 +1,8 @@
-"""How a rule is written down: refusals, tables of cases, and the function that carries the command out.
+"""The definition of a rule: refusals, tables of cases, and the function that carries the command out.
 
 Formulas are expressions over C, A, E, R (the four cursors before the command: those of the request, or of
-the slot that it resumes), P (page_size), W (window) and the names under `where`. They are no comment:
-tests evaluate them, and the refusals, against `model.step` on every transition of small scopes.
+the slot that it resumes), P (page_size), W (window) and the names under `where`. Tests evaluate them, and the
+refusals, against `model.step` on every transition of small scopes.
 """
 
 from __future__ import annotations

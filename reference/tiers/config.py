@@ -124,9 +124,12 @@ class TierConfig:
     @property
     def pools(self) -> tuple[str, ...]:
         """Pools that exist: "full", "swa" where there is a window, "state" where there are states."""
-        swa = ("swa",) * (self.window is not None)
-        state = ("state",) * bool(self.states)
-        return ("full", *swa, *state)
+        pools: tuple[str, ...] = ("full",)
+        if self.window is not None:
+            pools += ("swa",)
+        if self.states:
+            pools += ("state",)
+        return pools
 
     def pages(self, pool: str) -> int:
         """Return the pages of `pool` on the device."""

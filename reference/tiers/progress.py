@@ -1,5 +1,5 @@
-"""Whether a server that only decodes or prefills gets any further: its states, and what others have to do for
-it."""
+"""Progress of a server that only decodes or prefills: its states, and the work that others have to do
+for it."""
 
 from __future__ import annotations
 

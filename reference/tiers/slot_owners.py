@@ -35,7 +35,7 @@ class SlotOwners:
 
     @memoized
     def free(self) -> Counter[Slot]:
-        """How often the free lists contain each slot."""
+        """The number of times that the free lists contain each slot."""
         found: Counter[Slot] = Counter()
         for host, lists in ((False, self.after.free), (True, self.after.host_free)):
             for pool, slots in lists.items():

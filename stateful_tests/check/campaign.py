@@ -145,7 +145,8 @@ class _Campaign:
                 for batch in now:
                     if self._is_over(result):
                         break
-                    self.lines -= len(batch.examples) * (batch.config.machine == CORPUS)
+                    if batch.config.machine == CORPUS:
+                        self.lines -= len(batch.examples)
                     self._add_batch(machines[batch.config], next(driven))
         except KeyboardInterrupt:
             result.interrupted = True

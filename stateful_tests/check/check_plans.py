@@ -189,8 +189,11 @@ def _similar_sizes(sizes: Geometry) -> Iterator[Geometry]:
     def far(page_size: int) -> int:
         return max(page_size, sizes.page_size) // min(page_size, sizes.page_size)
 
+    page_sizes = sorted(_PAGE_SIZES, key=far)
+    if sizes.states and not sizes.tracks:
+        page_sizes = [1]
     for rows, pages in product(dict.fromkeys((sizes.rows, 1)), (0, 8, 2)):
-        for page_size in sorted(_PAGE_SIZES, key=far) if not sizes.states or sizes.tracks else (1,):
+        for page_size in page_sizes:
             wide = pages or max(2, -(-sizes.width // page_size))
             full = max(sizes.full_pages, wide)
             yield replace(

@@ -1,7 +1,7 @@
-"""How much each kind of command is called for in a state, and in which order kinds are drawn.
+"""The weight of each kind of command in a state, and the order in which kinds are drawn.
 
-Harnesses have the usual weights; here is what moves several of them together. The numbers are tuned by what
-finds faults soon; they draw nothing.
+Harnesses have the usual weights; the functions here change several of them together. The numbers were tuned
+to find faults soon. Nothing here draws.
 """
 
 from __future__ import annotations

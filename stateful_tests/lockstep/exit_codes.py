@@ -1,4 +1,4 @@
-"""How a command of kvspec ends: its exit code, and the word for it in reports."""
+"""The endings of a kvspec command: exit codes, and their words in reports."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import IntEnum
 
 
 class Ending(IntEnum):
-    """How a command ended. The value is its exit code."""
+    """The end of a command. The value is its exit code."""
 
     CONFORMS = 0
     """Nothing new was found by all that was planned."""

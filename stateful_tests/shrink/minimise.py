@@ -154,7 +154,9 @@ def _shrink_size(failing: Failing, trace: Trace, name: str) -> Trace:
         sizes = range(now)  # none at all first
     elif name == "page_size":
         sizes = [size for size in PAGE_SIZES if size < now or now not in PAGE_SIZES]
-    for size in [False] * now if isinstance(now, bool) else sizes:
+    if isinstance(now, bool):
+        sizes = [False] if now else []
+    for size in sizes:
         changed: dict[str, Any] = {name: size}
         try:
             geometry = replace(trace.sizes(Geometry), **changed)
@@ -164,7 +166,10 @@ def _shrink_size(failing: Failing, trace: Trace, name: str) -> Trace:
         smaller = replace(
             trace, geometry=replace(geometry, width=max(geometry.width, geometry.page_size))
         )
-        for candidate in (smaller, _scaled_lengths(smaller, now)) if name == "page_size" else (smaller,):
+        candidates = [smaller]
+        if name == "page_size":
+            candidates.append(_scaled_lengths(smaller, now))
+        for candidate in candidates:
             commands = failing(candidate)
             if commands is not None:
                 return replace(candidate, commands=commands)

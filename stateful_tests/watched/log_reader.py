@@ -140,7 +140,8 @@ def log_files(paths: Iterable[str | os.PathLike[str]]) -> list[list[Path]]:
     for given in map(Path, paths):
         if not given.is_dir() and not given.is_file():
             raise LogError(f"{given}: there is no such file or folder")
-        for file in sorted(given.glob("*.jsonl")) if given.is_dir() else (given,):
+        files = sorted(given.glob("*.jsonl")) if given.is_dir() else [given]
+        for file in files:
             match = _PART.fullmatch(str(file))
             found.setdefault(match[1] if match else str(file), set()).add(file)
     return [sorted(files) for files in found.values()]

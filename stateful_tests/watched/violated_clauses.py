@@ -1,12 +1,11 @@
-"""Which clause a difference between rules and server violates, by the clauses themselves.
+"""The clause that a difference between rules and server violates, decided by the clauses themselves.
 
-A log of lengths shows cursors, not pages. So the facts after a command are the reference's, but for what the
-log shows otherwise; the clauses that read nothing else are checked on these.
+A log of lengths shows cursors, not pages. So the facts after a command are the reference's, with the values
+that the log shows; the clauses that read nothing else are checked on these.
 
-One of level `pages` shows rows, free lists, mapping and tree at a step, on which clauses about states are
-checked, and token ids. Contents are not in it. But what was committed in a row stays where it is: its slots
-may change only where the tree has taken over its pages. So a row that suddenly names others would be read
-wrong (READ-1).
+A log of level `pages` also shows token ids, and at each step rows, free lists, mapping and tree, on which
+clauses about states are checked. It has no contents. But committed tokens of a row stay in their slots,
+unless the tree has adopted its pages. So a row that suddenly names other slots would be read wrong (READ-1).
 """
 
 from __future__ import annotations

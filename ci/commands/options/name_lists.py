@@ -20,12 +20,12 @@ def similar_names(name: str, names: Iterable[str]) -> str:
 
 
 def quoted_text(text: str, most: int = 40) -> str:
-    """A text in quotation marks, cut where it is longer than `most`."""
+    """Return a text in quotation marks, cut to `most` characters."""
     return repr(text if len(text) <= most else f"{text[: most - 3]}...")
 
 
 def _mentions(row: Data, word: str) -> bool:
-    """The word, or another form of it, stands in a text of the row, or of a list in it."""
+    """Return whether the word, or another form of it, occurs in a text of the row, or of a list in it."""
     stem = re.sub("(?<=.{4})(?:ion|ing|ed|es|s)$", "", word.lower())
     texts = (
         text for value in row.values() for text in (value if isinstance(value, list) else [value])
@@ -34,7 +34,8 @@ def _mentions(row: Data, word: str) -> bool:
 
 
 def _as_spelled(name: str, known: Iterable[str]) -> str:
-    """A name as it is written, where only capitals and hyphens differ: free-1 and free1 are FREE-1."""
+    """Return a name as it is written, where only capitals and hyphens differ: free-1 and free1 are
+    FREE-1."""
     like = [each for each in known if _without_hyphens(each) == _without_hyphens(name)]
     return like[0] if len(like) == 1 else name
 
@@ -49,8 +50,8 @@ def list_rows(
     columns: dict[str, str],
     names: tuple[str, ...] = (),
 ) -> int:
-    """Rows as a table, or those called `names` in full. Names that no row has: the rows that mention each; of
-    FREE those that begin with FREE-."""
+    """List rows as a table, or those called `names` in full. A name that no row has lists the rows that
+    mention it; FREE lists those that begin with FREE-."""
     from ci.report import text_output
 
     known = {row["id"]: row for row in rows}

@@ -48,7 +48,7 @@ _OPTIONS = (
 
 
 def plan_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """--tier and changes to it, for a command that takes `plan`."""
+    """Add --tier and the changes to it, for a command that takes `plan`."""
 
     @wraps(command)
     def run(

@@ -75,7 +75,7 @@ def field_of(text: str) -> tuple[str, int | bool]:
 
 
 def require_canary(release: str, again: str | None) -> None:
-    """Raise Unusable where the release's own canary cannot look at a saved run. again: its file."""
+    """Raise Unusable where the release's own canary cannot check a saved run. again: its file."""
     from impl.sglang.server.tried_releases import CANARY
 
     if again is None:
@@ -100,7 +100,7 @@ def require_small_pages(release: str, given: dict[str, int | bool]) -> None:
 
 
 def require_fitting(release: str, given: dict[str, int | bool]) -> None:
-    """Raise Unusable for settings that the release does not run with, or that do not go together."""
+    """Raise Unusable for settings that the release does not run with, or that exclude each other."""
     _require_pages(given)
     _require_states(release, given)
     _require_tier(release, given)
@@ -139,7 +139,7 @@ def _require_known(field: str, known: Sequence[str], given: dict[str, int | bool
 
 
 def _require_states(release: str, given: dict[str, int | bool]) -> None:
-    """Refuse recurrent layers that the release cannot run, or that do not go with other settings."""
+    """Refuse recurrent layers that the release cannot run, or that other settings exclude."""
     from impl.sglang.server.tried_releases import STATES
 
     if given.get("track") and not given.get("states"):
@@ -177,7 +177,7 @@ def _page_size(given: dict[str, int | bool]) -> int:
 
 
 def _require_tier(release: str, given: dict[str, int | bool]) -> None:
-    """Refuse a host tier that the release lacks, or that does not go with other settings."""
+    """Refuse a host tier that the release lacks, or that other settings exclude."""
     from impl.sglang.server.clients import POLICIES, STORAGES
     from impl.sglang.server.tried_releases import TIERS
 
@@ -235,7 +235,7 @@ _UNSUPPORTED_WITH = {
 
 
 def _require_pair_tiers(given: dict[str, int | bool]) -> None:
-    """Refuse host tiers of a pair that do not go with other settings."""
+    """Refuse host tiers of a pair that other settings exclude."""
     if given.get("decode_hicache") and not given.setdefault("decode_tree", True):
         raise Unusable("--set decode_hicache: a setting of D's tree; needs --set decode_tree=1")
     for field, others in _UNSUPPORTED_WITH.items():

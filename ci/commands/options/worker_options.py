@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def parallel_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """-j and --ray, for a command that takes `where`: an `executor` that knows them."""
+    """Add -j and --ray, for a command that takes `where`: an `executor` that knows them."""
 
     @wraps(command)
     def run(*given: Any, jobs: int | None, ray_address: str | None, **options: Any) -> Any:

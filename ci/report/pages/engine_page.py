@@ -52,7 +52,7 @@ def drawn(
     stake: set[int],
     hues: dict[str, str],
 ) -> tuple[list[Data], list[Data]]:
-    """The requests of an engine with their tables, and its pool. stake: blocks that a failure is about."""
+    """Return the requests of an engine with their tables, and its pool. stake: blocks of a failure."""
     facts = now.facts
     published = {block.block for block in facts.published}
     owners: dict[int, list[str]] = {}
@@ -102,7 +102,7 @@ def drawn(
 
 
 def _host_cells(facts: BlockFacts, was: BlockFacts, stake: set[int]) -> list[Data]:
-    """Host memory, a cell each chunk: whether a hash names it, and the blocks that it holds KV of."""
+    """Return host memory, a cell each chunk: whether a hash names it, and the blocks whose KV it holds."""
     if facts.host is None:
         return []
     cells = []
@@ -123,7 +123,7 @@ def _host_cells(facts: BlockFacts, was: BlockFacts, stake: set[int]) -> list[Dat
 
 
 def _transfer_text(job: Transfer) -> str:
-    """A transfer in flight, in words."""
+    """Return a transfer in flight, in words."""
     if job.completed:
         state = "completed"
     else:
@@ -133,7 +133,7 @@ def _transfer_text(job: Transfer) -> str:
 
 
 def _block_content(facts: BlockFacts, block: int) -> str:
-    """Say what is written in a block, and who counts on it."""
+    """Return the content of a block, and its users."""
     group, slots = facts.memory[block]
     written = (
         f"{sum(map(bool, slots))} slots of group {group} are written" if slots else "never written"
@@ -142,13 +142,14 @@ def _block_content(facts: BlockFacts, block: int) -> str:
 
 
 def content(data: Data, run: Run) -> Data:
-    """The template takes these values besides the head of every page."""
+    """Return the values for the template besides the head of every page."""
     config = run.trace.sizes(EngineConfig)
     return template_values(data, run, states(run), config)
 
 
 def template_values(data: Data, run: Run, steps: list[Data], config: EngineConfig) -> Data:
-    """The template takes these values for a page of such steps. config: tells whether windows are shown."""
+    """Return the values for the template of a page with such steps. config: tells whether windows are
+    shown."""
     return {
         "steps": steps,
         "left_out": len(run.rows) - len(steps),
@@ -162,7 +163,8 @@ def template_values(data: Data, run: Run, steps: list[Data], config: EngineConfi
 
 
 def step_table(steps: list[Data]) -> Data:
-    """A row for each command, a column for each request: its count, and its blocks group by group."""
+    """Return a row for each command, a column for each request: its count, and its blocks group by
+    group."""
     names = list(dict.fromkeys(request["name"] for step in steps for request in step["requests"]))
     rows = []
     before = dict.fromkeys([*names, ""], "")

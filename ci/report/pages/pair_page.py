@@ -14,7 +14,7 @@ from stateful_tests.traces.notation import format_command, format_outcome
 
 
 def states(run: Run) -> list[Data]:
-    """Each step that the page shows has these data: P's pool, and D's in the place of host memory."""
+    """Return the data of the page, a step each: P's pool, and D's in the place of host memory."""
     history = run.moments(PairMoment)
     first = max(run.history_start, len(run.rows) - MAX_STEPS - 1)
     names = dict.fromkeys(
@@ -32,10 +32,9 @@ def _state(run: Run, at: int, was: PairMoment, now: PairMoment, hues: dict[str, 
     requests: list[Data] = []
     pools: dict[str, list[Data]] = {}
     for server in SERVERS:
+        places = violation.failure.at if violation is not None else ()
         mine = (
-            each.place
-            for each in (violation.failure.at if violation is not None else ())
-            if isinstance(each, AtServer) and each.server == server
+            each.place for each in places if isinstance(each, AtServer) and each.server == server
         )
         before, after = on_server(was, server), on_server(now, server)
         stake = blocks_of(tuple(mine), after)
@@ -52,7 +51,7 @@ def _state(run: Run, at: int, was: PairMoment, now: PairMoment, hues: dict[str, 
 
 
 def content(data: Data, run: Run) -> Data:
-    """The template takes these values besides the head of every page."""
+    """Return the values for the template besides the head of every page."""
     config = run.trace.sizes(PairConfig)
     return template_values(data, run, states(run), config.prefill) | {
         "pool_title": "the pool of P",

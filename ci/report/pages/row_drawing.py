@@ -22,7 +22,7 @@ def drawing(
     length: int,
     cut: tuple[str, int, str] | None,
 ) -> Data:
-    """The data that the template draws for the row of a holder.
+    """Return the data that the template draws for the row of a holder.
 
     who: the holder.
     state: a snapshot of both sides (ci/compare/snapshot.py).
@@ -70,7 +70,7 @@ def drawing(
 
 
 def _marks(cursors: Data, differing: set[str], geometry: Geometry, unit: float) -> list[Data]:
-    """The marks of the cursors above a row; cursors at one position share a mark.
+    """Return the marks of the cursors above a row; cursors at one position share a mark.
 
     differing: cursors that have another position on the other side.
     """
@@ -85,7 +85,7 @@ def _marks(cursors: Data, differing: set[str], geometry: Geometry, unit: float) 
 
 
 def _window(cursors: Data, geometry: Geometry, unit: float) -> Data | None:
-    """The attention window that ends at the last committed token; None without one."""
+    """Return the attention window that ends at the last committed token; None without one."""
     if not geometry.window:
         return None
     start = max(0, cursors["C"] - geometry.window)
@@ -95,7 +95,7 @@ def _window(cursors: Data, geometry: Geometry, unit: float) -> Data | None:
 
 
 def _page_bounds(cursors: Data, size: int, unit: float) -> list[float]:
-    """The x positions of page bounds; empty if pages are too narrow to be told apart."""
+    """Return the x positions of page bounds; empty if pages are too narrow to be distinguished."""
     if size == 1 or size * unit <= 8:
         return []
     end = -(-max(cursors["A"], cursors["C"]) // size) * size
@@ -120,7 +120,7 @@ class _Row(NamedTuple):
     unit: float
 
     def segment(self, start: int, end: int, pool: str) -> Data:
-        """Positions [start, end) of a pool, which lie in one page and are of one kind."""
+        """Return positions [start, end) of a pool, which lie in one page and are of one kind."""
         size = self.geometry.page_size
         page = start // size
         mine = self.holder[pool]
@@ -151,14 +151,14 @@ class _Row(NamedTuple):
         }
 
     def _tree_page(self, pool: str, page: int) -> int | None:
-        """The number of a page of the locked prefix, if the system shows it."""
+        """Return the number of a page of the locked prefix, if the system shows it."""
         if self.pages is None or pool != "full":
             return None
         prefix = self.holder.get("prefix", ())
         return prefix[page] if page < len(prefix) else None
 
     def _kind(self, start: int, pool: str) -> str:
-        """The kind of a segment, a key of _MEANING."""
+        """Return the kind of a segment, a key of _MEANING."""
         cursors = self.holder["cursors"]
         size = self.geometry.page_size
         if start < cursors["R"]:
@@ -172,7 +172,7 @@ class _Row(NamedTuple):
         return "evicted" if pool == "swa" and start < cursors["E"] else "hole"
 
     def _trouble(self, pool: str, page: int, number: int | None, of_tree: bool) -> str:
-        """Say what is wrong with a page of the system; "" if nothing is, and for the reference."""
+        """Describe the fault of a page of the system; "" if it has none, and for the reference."""
         if self.pages is None:
             return ""
         if of_tree:
@@ -198,7 +198,8 @@ _MEANING = {
 def _segment_bounds(
     cursors: dict[str, int], end: int, size: int, unit: float
 ) -> Iterable[tuple[int, int]]:
-    """The (start, end) of each segment: cut at cursors, and at page bounds if they are wide enough."""
+    """Return the (start, end) of each segment: cut at cursors, and at page bounds if they are wide
+    enough."""
     bounds = {0, end, *(c for c in cursors.values() if 0 < c < end)}
     if size * unit >= 4:
         bounds |= set(range(0, end, size))
@@ -206,7 +207,7 @@ def _segment_bounds(
 
 
 def _stacked(marks: Iterable[tuple[float, str, bool]]) -> list[Data]:
-    """The marks, of which overlapping ones lie on different levels. marks: (x, text, differs)."""
+    """Return the marks, with overlapping ones on different levels. marks: (x, text, differs)."""
     ends: list[float] = []  # by level
     stacked = []
     for x, text, differs in marks:
@@ -218,7 +219,7 @@ def _stacked(marks: Iterable[tuple[float, str, bool]]) -> list[Data]:
 
 
 def _description(who: str, holder: Data, geometry: Geometry) -> str:
-    """The drawing in words, for screen readers."""
+    """Describe the drawing in words, for screen readers."""
     c = holder["cursors"]
     parts = [f"row of {who}: {CURSORS['C']} {c['C']}, {CURSORS['A']} {c['A']}"]
     if geometry.window:

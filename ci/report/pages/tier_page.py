@@ -26,7 +26,7 @@ Stake = tuple[set[tuple[bool, str, int]], set[int]]  # slots and nodes that a fa
 
 
 def states(run: Run) -> list[Data]:
-    """Return the data of the page, a step each: nodes stand in the place of an engine's requests."""
+    """Return the data of the page, a step each, with nodes in the place of an engine's requests."""
     history = run.moments(TierMoment)
     first = max(run.history_start, len(run.rows) - MAX_STEPS - 1)
     pairs = enumerate(pairwise(history), run.history_start + 1)
@@ -59,13 +59,15 @@ def _state(run: Run, at: int, was: TierMoment, now: TierMoment) -> Data:
 
 
 def _node_row(node: TierNode, was: TierFacts, stake: Stake) -> Data:
-    """A node: its slots by tier and pool, its locks and marks."""
+    """Return a node: its slots by tier and pool, its locks and marks."""
     before = next((n for n in was.nodes if n.node == node.node), None)
     groups = []
     for host, slots in ((False, node.device), (True, node.host)):
         for pool, own in slots.items():
             counted = (node.pins if host else node.locks)[pool]
-            had = () if before is None else (before.host if host else before.device)[pool]
+            had: tuple[int, ...] = ()
+            if before is not None:
+                had = (before.host if host else before.device)[pool]
             cells = [{
                 "number": node.start + i, "tags": [str(slot)], "hue": f"o{node.node % HUES}", "hash": False,
                 "wrong": (host, pool, slot) in stake[0] or node.node in stake[1],
@@ -94,7 +96,7 @@ def _node_row(node: TierNode, was: TierFacts, stake: Stake) -> Data:
 
 
 def _pool_slots(host: bool, slots: range, facts: TierFacts, was: TierFacts, stake: Stake) -> list[Data]:
-    """The slots of full KV on one tier, and the nodes that have them."""
+    """Return the slots of full KV on one tier, and the nodes that have them."""
     owners = _slot_owners(facts, host)
     before = _slot_owners(was, host)
     memory = (facts.host_memory if host else facts.memory)["full"]
@@ -113,7 +115,7 @@ def _pool_slots(host: bool, slots: range, facts: TierFacts, was: TierFacts, stak
 
 
 def _slot_owners(facts: TierFacts, host: bool) -> dict[int, int]:
-    """The node that has each slot of full KV on a tier."""
+    """Return the node that has each slot of full KV on a tier."""
     return {
         slot: node.node
         for node in facts.nodes
@@ -122,7 +124,7 @@ def _slot_owners(facts: TierFacts, host: bool) -> dict[int, int]:
 
 
 def _transfer_text(job: TierTransfer) -> str:
-    """A transfer in flight, in words."""
+    """Return a transfer in flight, in words."""
     reached = {"completed": job.completed, "copied": job.copied, "sent": job.sent, "queued": True}
     state = next(word for word, holds in reached.items() if holds)
     parts = ", ".join(f"{part.pool} {part.device}:{part.host}" for part in job.parts)
@@ -130,13 +132,13 @@ def _transfer_text(job: TierTransfer) -> str:
 
 
 def _operation_text(operation: TierOperation) -> str:
-    """An operation of the storage, in words."""
+    """Return an operation of the storage, in words."""
     slots = ", ".join(f"{pool} {slot}" for pool, own in operation.slots.items() for slot in own)
     return f"{operation.called} ({operation.state}), host {slots or 'nothing yet'}"
 
 
 def _request_text(request: TierRequest) -> str:
-    """A request of a server that only decodes or prefills, in words."""
+    """Return a request of a server with one role, in words."""
     own = ", ".join(f"{pool} {slot}" for pool, slots in request.slots.items() for slot in slots)
     to_write = sum(map(len, request.writing.values()))
     more = f"; {to_write} slots are still to be written" if to_write else ""
@@ -144,14 +146,14 @@ def _request_text(request: TierRequest) -> str:
 
 
 def _sent_parts_text(send: TierSend) -> str:
-    """Name what a server has handed in to be sent."""
+    """Describe the parts that a server has handed in to be sent."""
     slots = ", ".join(map(str, send.slots))
     what = f"row {slots} of metadata" if send.pool == METADATA else f"device {send.pool} {slots}"
     return f"{what}: to be read for {send.name}, from position {send.position} on"
 
 
 def content(data: Data, run: Run) -> Data:
-    """Return what the template takes besides the head of every page."""
+    """Return the values for the template besides the head of every page."""
     steps = states(run)
     names = list(dict.fromkeys(request["name"] for step in steps for request in step["requests"]))
     rows = []
@@ -173,6 +175,6 @@ def content(data: Data, run: Run) -> Data:
 
 
 def _node_cell(node: Data) -> str:
-    """Which tiers a node has KV on, by pool."""
+    """Return the tiers on which a node has KV, by pool."""
     kept = [group["title"].partition(",")[0] for group in node["groups"] if group["cells"]]
     return f"{node['computed']}: {', '.join(kept) or 'nothing'}"

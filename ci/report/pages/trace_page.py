@@ -67,7 +67,7 @@ def _source(name: str) -> str:
 
 
 def _inert_json(value: Any) -> str:
-    """JSON for a script element: nothing in it can end that element or begin another."""
+    """Return JSON for a script element: nothing in it can end that element or begin another."""
     text = json.dumps(value, indent=1)
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
 
@@ -130,18 +130,19 @@ def _content(data: Data, run: Run) -> Data:
 
 
 def _trace_name(data: Data) -> str:
-    """Name a trace without a violation: its file, in words."""
+    """Return the name of a trace without a violation: its file, in words."""
     return PurePath(data.get("file", "")).stem.replace("_", " ").strip() or data["implementation"]
 
 
 def _capitalised(sentence: str) -> str:
-    """With a capital, unless it begins with a name, such as r1."""
+    """Return the sentence with a capital, unless it begins with a name, such as r1."""
     name = any(c.isdigit() for c in sentence.partition(" ")[0])
     return sentence if name else sentence[:1].upper() + sentence[1:]
 
 
 def _violated_clauses(violation: Data) -> list[Data]:
-    """The clauses that fail at the last command, in order: what SPEC.md says, expected and observed."""
+    """Return the clauses that fail at the last command, in order: their sentence, expected and
+    observed."""
     details = [(violation["expected"], violation["observed"]), *violation["details"]]
     found = []
     for name, (expected, observed) in zip(
@@ -168,8 +169,8 @@ def _violated_clauses(violation: Data) -> list[Data]:
 
 
 def _start_step(shown: list[Data], violated: bool) -> int:
-    """Return the step that is looked at first: the violation, or else the last step after which somebody
-    holds something."""
+    """Return the step that the page opens with: the violation, or else the last step after which a
+    holder has something."""
     busy = [
         i for i, state in enumerate(shown) if state["system"]["holders"] or state["system"]["nodes"]
     ]
@@ -177,7 +178,7 @@ def _start_step(shown: list[Data], violated: bool) -> int:
 
 
 def _owners(states: list[Data]) -> dict[str, Data]:
-    """Everybody who holds something, in the order in which they appear: a short tag and a hue."""
+    """Return all holders, in the order in which they appear, with a short tag and a hue."""
     found: dict[str, Data] = {}
     for state in states:
         for side in (state["reference"], state["system"]):
@@ -195,7 +196,8 @@ def _owner(name: str, owners: dict[str, Data]) -> Data:
 
 
 def _cut_of_command(run: Run, index: int, side: Data) -> tuple[str, int, str] | None:
-    """Return whose row a command cuts, the position on this side, and the name of that place."""
+    """Return the holder whose row a command cuts, the position on this side, and the name of that
+    position."""
     step = run.moments(Moment)[index - run.history_start].step
     if step is None or step.cut_at is None:
         return None
@@ -247,7 +249,7 @@ def _side_data(name: str, state: Data, run: Run, owners: dict[str, Data], length
 
 
 def _nested_tree(nodes: dict[str, Data]) -> list[Data]:
-    """The tree as nested lists; a node whose parent is missing hangs from the root."""
+    """Return the tree as nested lists; a node whose parent is missing hangs from the root."""
     below: dict[str, list[str]] = {}
     for path, node in nodes.items():
         parent = node["parent"] if node["parent"] in nodes and node["parent"] != path else ""
@@ -269,7 +271,7 @@ def _nested_tree(nodes: dict[str, Data]) -> list[Data]:
 
 
 def _positions_needed(side: Data) -> int:
-    """How many positions a side's rows need."""
+    """Return how many positions a side's rows need."""
     reach = (max(*h["cursors"].values(), h["target"] or 0) for h in side["holders"].values())
     return max(reach, default=1)
 
@@ -278,7 +280,7 @@ def _positions_needed(side: Data) -> int:
 
 
 def _used_pages(states: list[Data], pool: str, size: int) -> list[int]:
-    """Pages that were ever anything but free, once, and some more, to show that there are."""
+    """Return the pages that were ever anything but free, once, and some more, to show that there are."""
     busy = {page for state in states for page in state["system"]["pools"][pool]}
     more = range(1, min(size, SMALL if size <= SMALL else FEW) + 1)
     return sorted(busy | set(more))[: max(SMALL, MAX_CELLS // max(1, len(states)))]

@@ -36,7 +36,7 @@ def _page_matches_hash(step: TierStep) -> Failure | None:
 
 
 def _token_text(stamp: int) -> str:
-    """Such as "a1 at 2"."""
+    """Return the token of a stamp, such as "a1 at 2"."""
     return f"{path_text((stamp,))} at {token_of(stamp) & (1 << POSITION_BITS) - 1}"
 
 

@@ -1,8 +1,8 @@
-"""Which known faults explain a violation: the run violates the clause no more without what they need.
+"""Explanations of violations by known faults: without the needs of the fault, the run conforms.
 
-Most violations of a release with known faults are of few shapes: one clause, one last command, the same words
-but for numbers. The first of each shape are explained in full, and each eighth after them: another fault
-that looks the same is found by these. Only the first of each set of faults are told apart.
+Most violations of a release with known faults have few shapes: one clause, one last command, the same words
+apart from numbers. The first violations of each shape are explained in full, and then every eighth: these
+find another fault that looks the same. Only the first of each set of faults are attributed to a single fault.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ BETWEEN_LINES = 10
 
 
 class BaseKind(StrEnum):
-    """How the base of a check was chosen."""
+    """The way in which the base of a check was chosen."""
 
     STATED = "stated"
     """The user named it."""

@@ -16,6 +16,7 @@ from typing import NamedTuple, cast
 
 from impl.adapter import AnySystem, UnusableImplementation
 from impl.process.remote_system import WorkerSystem
+from reference.failures import counted
 from stateful_tests.check.corpus import FIXTURE, CorpusLine
 from stateful_tests.check.trees.base_selection import Base, root_of
 from stateful_tests.check.trees.tree_history import git, new_files
@@ -66,7 +67,7 @@ class Changes(NamedTuple):
         if self.called or self.missed or not self.ignored:
             return ""
         first, *others = dict.fromkeys(file for file, _ in self.ignored)
-        more = f" and {len(others)} more file{'s' * (len(others) > 1)}" if others else ""
+        more = f" and {counted(len(others), 'more file')}" if others else ""
         return f"no function that kvspec drives, only {first}{more}"
 
     def also_called(self, functions: Collection[Function]) -> Changes:

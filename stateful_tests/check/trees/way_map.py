@@ -1,7 +1,7 @@
-"""Which functions of an engine run in which ways and configurations: ways.json, by `python -m ci.ways`.
+"""The map of an engine's functions to the ways and configurations that call them: ways.json.
 
-A plan is driven in each way on the newest release that has it, and in the same ways on each release that is
-the newest of another way. What the plan calls is noted, and by which runs.
+`python -m ci.ways` writes it. A plan is driven in each way on the newest release that has it, and in the same
+ways on each release that is the newest of another way; the called functions are recorded, with their runs.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ OUTSIDE = "outside of functions"  # the rest of a file: it runs when the file is
 
 
 class WayMap(NamedTuple):
-    """Which functions of an engine run in which ways.
+    """The functions of an engine, each with the ways in which it runs.
 
     ways: the engine's, "" for none.
     functions: function -> the ways in which it runs.

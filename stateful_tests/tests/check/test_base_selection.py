@@ -208,7 +208,7 @@ def resolved(clone, monkeypatch):
         return Past(Path(selector.checkout) / "python")
 
     monkeypatch.setattr(SystemSelector, "resolve", resolve)
-    monkeypatch.setattr(commands, "_load", lambda system: None)
+    monkeypatch.setattr(commands, "_start_once", lambda system: None)
     return asked
 
 
@@ -254,7 +254,7 @@ def test_a_base_that_cannot_be_driven_falls_back_to_a_release(clone, resolved, m
     def lacks(_):
         raise Unusable("Req has no prefix_len")
 
-    monkeypatch.setattr(commands, "_load", lacks)
+    monkeypatch.setattr(commands, "_start_once", lacks)
     base = base_of_check(clone)
     assert (base.kind, base.name) == (BaseKind.RELEASE, "sglang==0.5.23+overlap")
     said = capsys.readouterr().err

@@ -116,7 +116,7 @@ def test_only_a_tree_of_a_faulty_release_may_be_older_than_the_fix(monkeypatch, 
     trace = Trace(PRESETS["page1"], Mode.FREE, ())
     shown = lookup.SeenOnRelease("sglang==0.5.20", lookup.Shows.FAULT, fault.id)
     looked._shown[trace] = [shown]
-    said = looked._said(trace)
+    said = looked._observations(trace)
     assert (said.seen_in, said.fixed, said.older) == ("sglang==0.5.20", "0.5.22", older)
 
 
@@ -257,7 +257,7 @@ def test_a_changed_function_of_the_failing_command_is_the_first_cause(monkeypatc
 
     def cause(*functions):
         changed = Changes("HEAD", frozenset(), dict.fromkeys(functions, 1), ())
-        return Lookup(Base(TorchKV(), BaseKind.HISTORY), TorchKV(), changed=changed)._cause(found)
+        return Lookup(Base(TorchKV(), BaseKind.HISTORY), TorchKV(), changed=changed)._changed_cause(found)
 
     assert cause((cache, "free"), (schedule, "release_req")) == f"{schedule}: release_req"
     assert cause((cache, "evict"), (cache, "free")) == f"{cache}: evict", "the last that is called"

@@ -16,7 +16,7 @@ from impl.system_spec import ENGINES, SystemSpec, ways_in
 from stateful_tests.check import check_plans, plan_order
 from stateful_tests.check.trees import way_map
 from stateful_tests.check.trees.changed_functions import OUTSIDE
-from stateful_tests.check.trees.other_ways import _telling, other_ways
+from stateful_tests.check.trees.other_ways import _relevant_ways, other_ways
 from stateful_tests.check.trees.way_map import WayMap
 from stateful_tests.lockstep.reference_system import ReferenceSystem
 from stateful_tests.lockstep.check_results import CheckResult
@@ -61,8 +61,8 @@ def test_a_way_whose_own_file_has_changed_comes_before_the_plain_ones():
     )
     assert images.homes({"images.py"}, "")["images"] == 1
     assert images.homes({"a.py"}, "")["images"] == 0
-    assert _telling(images, "", [told], [])[0] == "images"
-    assert _telling(images, "", [ALLOC], [])[0] == "overlap"
+    assert _relevant_ways(images, "", [told], [])[0] == "images"
+    assert _relevant_ways(images, "", [ALLOC], [])[0] == "overlap"
 
 
 def test_ways_share_most_of_a_plan_where_no_change_runs_in_the_own_one():

@@ -87,5 +87,5 @@ def test_a_bench_says_what_a_command_costs():
 
 
 def test_a_bench_keeps_to_what_an_engine_can_do():
-    can = bench._common([resolve("reference"), ExampleEngine()])
+    can = bench._common_capabilities([resolve("reference"), ExampleEngine()])
     assert can.commands == ExampleEngine.capabilities.commands and not can.swa_tail

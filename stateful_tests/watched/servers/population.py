@@ -260,7 +260,8 @@ def configuration(rng: random.Random, **fixed: int | bool) -> Config:
     if fixed.get("states") and fixed.get("hicache"):  # kept at the end of a text alone
         fixed = {"track": 0, "storage": 0, "mixed": False, **fixed}
     if fixed.get("states"):
-        fixed = _with_states({**found, "track": 8 * (luck * 100 % 1 < 0.5)}, fixed)
+        track = 8 if luck * 100 % 1 < 0.5 else 0
+        fixed = _with_states({**found, "track": track}, fixed)
     if fixed.get("hicache"):
         found |= {
             "tree": True,

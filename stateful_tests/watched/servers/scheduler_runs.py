@@ -163,12 +163,14 @@ class Before:
         was = serve(self.runner, judged.run).findings
         keys = {each.key for each in was}
         known = {each.known for each in was}
-        judged.findings = [
-            replace(each, known=each.known if self._has(tree, each.known, known) else "")
-            if each.known
-            else replace(each, old=each.key in keys)
-            for each in judged.findings
-        ]
+        compared = []
+        for each in judged.findings:
+            if not each.known:
+                each = replace(each, old=each.key in keys)
+            elif not self._has(tree, each.known, known):
+                each = replace(each, known="")
+            compared.append(each)
+        judged.findings = compared
         return judged
 
     def _has(self, tree: Runner, fault: str, shown: Container[str]) -> bool:
