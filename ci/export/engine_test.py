@@ -182,6 +182,8 @@ def unit_test(
     beside: bool = False,
 ) -> str:
     """The text of a test that performs the trace on the scheduler of `system`; as `ci.export.unit_test`."""
+    if trace.sizes(EngineConfig).simple:
+        raise NotExportable("host memory is a pool of blocks, and the test of a scheduler has none")
     if trace.sizes(EngineConfig).storage:
         raise NotExportable("a storage stands behind host memory, and the test of a scheduler has none")
     if trace.sizes(EngineConfig).encodes:

@@ -127,6 +127,8 @@ def draw_engine_config(source: Choices, like: EngineConfig) -> EngineConfig:
     if like.recurrent and like.drafts:
         sizes = [max(base, 5)] * len(sizes)  # a round of drafts ends in the next block at most
     windows = [group.window and 1 + source.upto(3 * base) for group in like.groups]
+    if like.simple:  # a hit in host memory has a block of a window, and one of a token needs none
+        windows = [window and max(window, 2) for window in windows]
     states = [group.state for group in like.groups]
     drafters = [group.drafter for group in like.groups]
     groups = tuple(map(LayerGroup, sizes, windows, states, drafters))
@@ -155,6 +157,8 @@ def draw_engine_config(source: Choices, like: EngineConfig) -> EngineConfig:
     made = replace(made, blocks=need + source.upto(need))
     if not like.host_chunks:
         return made
+    if like.simple:
+        return replace(made, host_chunks=1 + source.upto(2 * need), lazy=once_in(source, 2))
     chunk = 1 if not equal else pick(source, (1, 1, 2, 3))
     return replace(
         made,
