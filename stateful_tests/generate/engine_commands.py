@@ -409,4 +409,5 @@ def engine_finale(texts: RequestTexts, facts: BlockFacts) -> EngineCommand | Non
             return End(bearer.name)
     if facts.results_due:
         return Update()
-    return Schedule() if texts.bearers or facts.steps_in_flight or facts.kv_moves else None
+    moves = facts.kv_moves and not texts.config.lazy  # an idle engine may store lazily for ever
+    return Schedule() if texts.bearers or facts.steps_in_flight or moves else None
