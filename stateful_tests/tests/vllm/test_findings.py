@@ -415,6 +415,7 @@ FAULTS = planted_faults("vllm/faults.toml")
 # they compare host memory with what is in flight
 UNSEEN = {"HOST-1", "HOST-3", "XFER-1", "XFER-2", "XFER-3"}
 NO_OBJECT = "no object of the scheduler shows it"
+NO_DRAFTER = "# a drafter has KV of its own, and the test of a scheduler has no drafter"
 # Rounds of drafts, checkpoints within a chunk, and the states that a request keeps.
 OF_THE_WORKER = "recurrent state is the worker's, and the test has a scheduler alone"
 KEPT_BY_THE_WORKER = {
@@ -473,6 +474,8 @@ def test_a_fault_is_seen_first_by_its_clause_and_makes_a_unit_test_and_the_relea
         not_shown[name] = [f"# {FAULTS[name].clause}: {NO_OBJECT}"] * 2
     for name, fault in FAULTS.items():
         sizes = config_of(BLOCKS, fault.sizes)
+        if sizes.draft_group is not None:
+            not_shown[name] = [NO_DRAFTER] * 2
         if sizes.storage or sizes.simple:
             of_pool = "host memory is a pool of blocks"
             what = "a storage stands behind host memory" if sizes.storage else of_pool
