@@ -146,7 +146,7 @@ ADAPTERS = (
             "max_tokens": "of our commands",
             "mamba_block_size": "of our settings",
             "num_hash_lookahead_tokens": "of our settings",
-            **dict.fromkeys(("running", "load", "remote"), "of our commands"),
+            **dict.fromkeys(("request", "running", "load", "remote"), "of our commands"),
             **dict.fromkeys(("error", "remove", "reset", "apply"), "of our network and our servers"),
             **dict.fromkeys(("_worker", "scheduler", "groups", "host"), "of our drivers and sizes"),
             **dict.fromkeys(("device", "tensor"), "of torch"),
