@@ -184,6 +184,8 @@ def unit_test(
 ) -> str:
     """Return the text of a test that performs the trace on the scheduler of `system`; see
     `ci.export.unit_test`."""
+    if trace.sizes(EngineConfig).simple:
+        raise NotExportable("host memory is a pool of blocks, and the test of a scheduler has none")
     if trace.sizes(EngineConfig).storage:
         raise NotExportable("a storage stands behind host memory, and the test of a scheduler has none")
     if trace.sizes(EngineConfig).encodes:

@@ -186,6 +186,25 @@ PARTS = {
 0.28.0 ... v1/kv_offload/tiering/async_lookup.py | AsyncLookupManager._lookup_queue; AsyncLookupManager._worker()
 0.28.0 ... v1/kv_offload/file_mapper.py | FileMapper.get_file_name(_)
 """,
+    "simple": """
+0.19.0 ... v1/core/kv_cache_utils.py | KVCacheBlock.is_null
+0.19.0 ... distributed/kv_transfer/kv_connector/v1/simple_cpu_offload_connector.py | SimpleCPUOffloadConnector.scheduler_manager; SimpleCPUOffloadConnector.worker_handler
+0.19.0 ... v1/simple_kv_offload/manager.py | SimpleCPUOffloadScheduler.cpu_block_pool; SimpleCPUOffloadScheduler._gpu_block_pool
+0.19.0 ... v1/simple_kv_offload/manager.py | SimpleCPUOffloadScheduler._reqs_to_load; SimpleCPUOffloadScheduler._load_event_to_reqs
+0.19.0 ... v1/simple_kv_offload/manager.py | SimpleCPUOffloadScheduler._reqs_to_store; SimpleCPUOffloadScheduler._store_event_to_reqs; SimpleCPUOffloadScheduler._store_event_to_blocks
+0.19.0 ... v1/simple_kv_offload/manager.py | LoadRequestState.load_event; LoadRequestState.transfer_meta; StoreRequestState.store_events; TransferMeta.gpu_block_ids; TransferMeta.cpu_block_ids
+0.19.0 ... v1/simple_kv_offload/worker.py | SimpleCPUOffloadWorker._backend; SimpleCPUOffloadWorker._completed_store_events
+0.19.0 ... v1/simple_kv_offload/worker.py | SimpleCPUOffloadWorker._pending_load_event_indices; SimpleCPUOffloadWorker._pending_store_event_indices
+""",
+    "pinned hits": """
+0.22.0 ... v1/simple_kv_offload/manager.py | SimpleCPUOffloadScheduler._pending_cpu_hits; SimpleCPUOffloadScheduler._in_flight_store_gpu_blocks
+""",
+    "resets of a pool": """
+0.24.0 ... v1/simple_kv_offload/manager.py | SimpleCPUOffloadScheduler.reset(); SimpleCPUOffloadScheduler._abandoned_reqs_to_load; SimpleCPUOffloadScheduler._abandoned_store_event_to_blocks
+""",
+    "stores of the finished": """
+0.30.0 ... v1/simple_kv_offload/manager.py | SimpleCPUOffloadScheduler._pending_finished_stores
+""",
     "sync loads": """
 0.29.0 ... v1/core/sched/output.py | SchedulerOutput.has_sync_kv_loads
 """,
@@ -250,7 +269,7 @@ _SAYS = {
 }
 TABLES = parts.Tables("vllm", "vllm", RELEASES, CORE, PARTS, _SAYS, "A new release of vLLM")
 EVERY = TABLES.every
-_OF_CONNECTORS = frozenset({"offload", "reset", "sync loads", "failed loads", "storage"})
+_OF_CONNECTORS = frozenset({"offload", "reset", "sync loads", "failed loads", "storage", "simple", "pinned hits", "resets of a pool", "stores of the finished"})
 _OF_PAIRS = frozenset({"pair", "published handshakes"})
 _OF_IMAGES = frozenset({"images", "resets of images", "images+v2", "updates of images"})
 _OF_V2 = frozenset({"v2", "state+v2", "drafter+v2", "images+v2", "updates of images", "retained windows", "skipped drafts", "drafts of a batch"})

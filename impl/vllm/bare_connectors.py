@@ -141,7 +141,11 @@ class Offloads:
             "kv_cache_config": scheduler.kv_cache_config,
         }
         self.worker = kind(**taken(kind.__init__, given))
-        self.worker.connector_worker.worker = transfers
+        self.attach()
+
+    def attach(self) -> None:
+        """Have the worker's side move KV by the device."""
+        self.worker.connector_worker.worker = self.transfers
 
     def before(self, scheduled: Any) -> None:
         """Do a worker's steps before the forward pass of a batch."""
@@ -369,12 +373,19 @@ class Loads:
         return self.transfers.complete(True)
 
 
+def connector_class(name: str) -> Any:
+    """Return the release's connector of that name."""
+    module = "simple_cpu_offload_connector" if name.startswith("Simple") else "offloading_connector"
+    return getattr(importlib.import_module(f"{CONNECTORS}.v1.{module}"), name)
+
+
 def create_connector(config: Any, role: Any, kv_cache_config: Any = None) -> Any:
     """In the place of `KVConnectorFactory.create_connector`."""
     given = {"vllm_config": config, "role": role, "kv_cache_config": kv_cache_config}
-    if config.kv_transfer_config.kv_connector == "Peer":
+    name = config.kv_transfer_config.kv_connector
+    if name == "Peer":
         return peer(**given)
-    kind = importlib.import_module(f"{CONNECTORS}.v1.offloading_connector").OffloadingConnector
+    kind = connector_class(name)
     return kind(**taken(kind.__init__, given))
 
 

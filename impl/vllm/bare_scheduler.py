@@ -53,6 +53,7 @@ UNSET = {
         "kv_cache_layout": "nothing stands in memory in any layout",
         "enable_mamba_fine_grained_prefix_cache": "prefix_match_unit says it",
         "hash_block_size": "prefix_match_unit says it, where states are driven",
+        "simple_cpu_offload_num_blocks": "the bytes of host memory say it",
     },
     "speculative_config": {
         "num_speculative_tokens_per_batch_size": "as many drafts whatever the batch",
@@ -157,7 +158,10 @@ def pool_of(config: Any) -> Any:
     if config.host_chunks:  # the size of host memory follows from that of a block
         layers = [name for group in groups for name in group.layer_names]
         made.kv_cache_tensors = [
-            Values(size=64 * made.num_blocks, shared_by=layers, block_stride=None)
+            Values(
+                size=64 * made.num_blocks, shared_by=layers, block_stride=None, layers=layers,
+                layer_stride=0, offset=0,
+            )
         ]
     return made
 
@@ -249,6 +253,13 @@ def settings_of(config: Any, overlap: bool, v2: bool) -> Values:
     return settings
 
 
+def connector_of(config: Any) -> str:
+    """The name of a server's connector."""
+    if config.peer:
+        return "Peer"
+    return "SimpleCPUOffloadConnector" if config.simple else "OffloadingConnector"
+
+
 def offloading(settings: dict[str, Any], config: Any) -> None:
     """Settings of a server with an OffloadingConnector; a chunk has 4,096 bytes, whatever it holds."""
     extra = {
@@ -264,13 +275,18 @@ def offloading(settings: dict[str, Any], config: Any) -> None:
             "spec_name": "TieringOffloadingSpec",
             "secondary_tiers": [{"type": "fs", "root_dir": "/kvspec-storage"}],
         }
+    if config.simple:
+        extra = {
+            "cpu_bytes_to_use": 64 * (config.host_chunks + 1),  # a block's; the null block comes on top
+            "lazy_offload": config.lazy,
+        }
     if config.chunk_blocks > 1:
         # all groups have it
         extra["block_size"] = config.chunk_blocks * config.groups[0].block_size
     settings["kv_transfer_config"] = Values(
         kv_connector_extra_config=extra,
         get_from_extra_config=extra.get,
-        kv_connector="Peer" if config.peer else "OffloadingConnector",
+        kv_connector=connector_of(config),
         kv_role="kv_both",
         engine_id="engine",
         kv_load_failure_policy="fail" if config.fail_requests else "recompute",

@@ -24,6 +24,7 @@ from impl.vllm.bare_connectors import Loads, Offloads
 from impl.vllm.bare_scheduler import results
 from impl.vllm.client_calls import ClientCalls
 from impl.vllm.gathering import FactGatherer
+from impl.vllm.simple_offload import resets_host, transfers_of
 from impl.vocabulary import CommandRefused, require
 from reference.blocks.commands import (
     Add, End, EngineCommand, Fail, LoadAdapter, More, NewWeights, ResetConnector, Schedule, Update,
@@ -147,11 +148,21 @@ class EngineDriver(ClientCalls, FactGatherer):
 
     def _reset_connector(self, _: ResetConnector) -> None:
         require(isinstance(self._mover, Offloads), Reason.EMPTY)
+        if self.config.simple:
+            self._reset_pool()
+            return
         manager = self.scheduler.connector.connector_scheduler.manager
         can = optional(manager, "CPUOffloadingManager.reset_cache", None)
         require(can is not None, Reason.UNFAITHFUL)  # 0.21 answers with a warning
         if self.scheduler.reset_connector_cache() is False:
             raise SystemFailed("reset_connector_cache() returns False: host memory is not reset")
+
+    def _reset_pool(self) -> None:
+        """Reset host memory that is a pool of blocks: that fails while KV moves."""
+        require(resets_host(self.scheduler.connector), Reason.UNFAITHFUL)
+        self._reset_done = bool(self.scheduler.reset_connector_cache())
+        if not self._reset_done and not any(transfers_of(self.scheduler.connector.scheduler_manager)):
+            raise SystemFailed("reset_connector_cache() returns False, and no KV moves")
 
 
 def _reason(reason: Any) -> str:

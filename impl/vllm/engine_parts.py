@@ -23,6 +23,8 @@ from impl.vllm.engine import Stamps, start
 from impl.vllm.images import text_of
 from impl.vllm.modules import RUNNER, install, runner_methods
 from impl.vllm.runner import ModelRunner, ModelRunnerV1, Ran
+from impl.vllm.simple_offload import CONNECTOR as SIMPLE
+from impl.vllm.simple_offload import CopyingThread, PoolOffloads
 from impl.vllm.sources import reset_caches
 from reference.blocks.config import EngineConfig
 from reference.blocks.facts import Lane, Output
@@ -83,6 +85,8 @@ class EngineParts:
             )
         if geometry.storage and not self._stores:
             raise UnusableImplementation("storage: this vLLM is driven without one")
+        if geometry.simple and not (self.root / SIMPLE).is_file():
+            raise UnusableImplementation("simple: this vLLM has no SimpleCPUOffloadConnector")
         if geometry.encodes and not self._encodes:
             raise UnusableImplementation("image: driven without an encoder; +images has one")
         if self.v2 and geometry.peer and geometry.sync_loads and not geometry.fail_requests:
@@ -119,6 +123,9 @@ class EngineParts:
 
     def _move(self) -> Any:
         """Make the worker's side of the connector."""
+        if self.config.simple:
+            thread = CopyingThread(self.scheduler, self.runner.memory, self.config)
+            return PoolOffloads(self.scheduler, thread)
 
         def written(request: Any) -> list[int]:
             return self.sources.stamps_of(text_of(request), request.request_id)

@@ -9,6 +9,7 @@ from impl.loading.optional import optional
 from impl.vllm.engine_parts import EngineParts
 from impl.vllm.images import encoder_facts, text_of
 from impl.vllm.offload import host_facts
+from impl.vllm.simple_offload import PoolOffloads, pool_facts, transfers_of
 from impl.vllm.sources import foreign_keys, places_of
 from reference.blocks.facts import BlockFacts, EncoderFacts, HostFacts, Published, RequestFact
 
@@ -43,6 +44,15 @@ class FactGatherer(EngineParts):
         named.update(*(m.num_cached_block for m in managers))
         # 0.27 and 0.28: a state at the end of a prompt, which the connector is offered
         pins = optional(manager, "KVCacheManager._partial_tail_pins", {}).items()
+        pinned = [(self._names[name], b.block_id) for name, bs in pins for b in bs]
+        if isinstance(self._mover, PoolOffloads):
+            for each in transfers_of(self.scheduler.connector.scheduler_manager):
+                name = self._names.get(each.request, "")
+                held = [block for block in each.blocks if block]  # nobody holds the null block
+                if name in requests:
+                    pinned += [(name, block) for block in held]
+                else:
+                    kept += held
         memory = self._held()
         known = self.scheduler.requests
         return BlockFacts(
@@ -61,7 +71,7 @@ class FactGatherer(EngineParts):
             in_step=self._in_step,
             kept=tuple(kept),
             copies=self._copies,
-            pinned=tuple((self._names[name], b.block_id) for name, bs in pins for b in bs),
+            pinned=tuple(pinned),
             host=None if self._mover is None else self._host(),
             foreign_keys=foreign_keys(
                 self.sources,
@@ -92,7 +102,9 @@ class FactGatherer(EngineParts):
         return group, slots[: self.config.groups[group].block_size]
 
     def _host(self) -> HostFacts:
-        facts = host_facts(self._mover, self.scheduler, self.config, self._stamps)
+        of = self._mover, self.scheduler, self.config, self._stamps
+        pools = isinstance(self._mover, PoolOffloads)
+        facts = pool_facts(*of, at_rest=not self._in_flight) if pools else host_facts(*of)
         memory = (tuple(map(self._without_drafter, chunk)) for chunk in facts.memory)
         return facts._replace(memory=tuple(memory))
 

@@ -15,9 +15,9 @@ from typing import Any
 
 from impl.loading.optional import either
 from impl.vllm.bare_connectors import (
-    CONNECTORS, Loads, Offloads, Transfers, chunks_of, create_connector,
+    CONNECTORS, Loads, Offloads, Transfers, chunks_of, connector_class, create_connector,
 )  # fmt: skip
-from impl.vllm import storage
+from impl.vllm import simple_offload, storage
 from impl.vllm.engine import Stamps
 from reference.blocks.config import EngineConfig
 from reference.blocks.facts import HostFacts, HostKey, Transfer
@@ -30,6 +30,7 @@ REAL = (
     f"{_V1}.offloading_connector",
     f"{CONNECTORS}.utils",
     "vllm.v1.kv_offload",
+    *simple_offload.REAL,
 )
 # What moves bytes.
 INERT = tuple(
@@ -38,8 +39,8 @@ INERT = tuple(
         "tiering.fs.io", "tiering.fs.thread_pool", "cpu.gpu_worker", "cpu.shared_offload_region",
         "cpu.host_register",
     )
-)
-FILES = tuple(
+) + simple_offload.INERT
+FILES = simple_offload.FILES + tuple(
     f"vllm/{name}"
     for name in (
         "distributed/kv_transfer/kv_connector/utils.py",
@@ -57,8 +58,8 @@ class _Factory:
     create_connector = staticmethod(create_connector)
 
     @staticmethod
-    def get_connector_class(*_: Any) -> Any:
-        return importlib.import_module(f"{_V1}.offloading_connector").OffloadingConnector
+    def get_connector_class(config: Any) -> Any:
+        return connector_class(config.kv_connector)
 
 
 def provided() -> dict[str, dict[str, Any]]:
@@ -78,6 +79,8 @@ def expose(root: Path | None = None) -> None:
         setattr(package, name, getattr(base, name))
     if root is not None and (root / storage.MANAGER).is_file():
         storage.expose()
+    if root is not None and (root / simple_offload.CONNECTOR).is_file():
+        simple_offload.expose()
 
 
 CONNECTOR = "vllm/distributed/kv_transfer/kv_connector/v1/offloading_connector.py"

@@ -81,6 +81,10 @@ ENGINE = Engine(
         "vllm/v1/kv_offload/cpu/policies/*.py",
         "vllm/v1/kv_offload/tiering/*.py",
         "vllm/v1/kv_offload/tiering/fs/manager.py",
+        "vllm/distributed/kv_transfer/kv_connector/v1/simple_cpu_offload_connector.py",
+        "vllm/v1/simple_kv_offload/manager.py",
+        "vllm/v1/simple_kv_offload/metadata.py",
+        "vllm/v1/simple_kv_offload/worker.py",
         *IMAGES,
         *IMAGES_V2,
         # of +pair

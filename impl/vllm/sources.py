@@ -15,6 +15,7 @@ from impl.vllm.bare_connectors import Offloads, chunks_of
 from impl.vllm.bare_scheduler import adapter_of
 from impl.vllm.engine import Stamps
 from impl.vllm.images import images_in, text_of
+from impl.vllm.simple_offload import NULL_BLOCKS, PoolOffloads, hashes_of, resets_host
 from impl.vllm.storage import primary_of
 from impl.vocabulary import require
 from reference.blocks.facts import ForeignKey
@@ -47,6 +48,8 @@ def reset_caches(root: Path) -> Callable[[Any, Any], bool]:
         if release_resets is None:
             require(not scheduler.running, Reason.WRONG_PHASE)
             return bool(scheduler.reset_prefix_cache())
+        if "reset_connector" in release_resets.__code__.co_varnames:
+            require(resets_host(scheduler.connector), Reason.UNFAITHFUL)
         core = Values(
             reset_prefix_cache=scheduler.reset_prefix_cache,
             reset_mm_cache=_nothing,
@@ -120,7 +123,12 @@ def places_of(scheduler: Any, memory: Mapping[int, Any], mover: Any) -> Iterator
         if block.block_hash is not None:  # the last 4 bytes name the group
             _, stamps = memory.get(block.block_id, (-1, ()))
             yield Place(block.block_hash[:-4][-16:], stamps, block=block.block_id)
-    if isinstance(mover, Offloads):
+    if isinstance(mover, PoolOffloads):
+        for key, block in hashes_of(scheduler.connector.scheduler_manager.cpu_block_pool):
+            chunk = block.block_id - NULL_BLOCKS
+            held = mover.transfers.host.get(chunk, ())
+            yield Place(key[:-4][-16:], [s for _, slots in held for s in slots], chunk=chunk)
+    elif isinstance(mover, Offloads):
         manager = primary_of(scheduler.connector.connector_scheduler.manager)
         for key, chunk, pins in chunks_of(manager):
             if pins < 0:  # it is being written, and nobody reads it yet

@@ -56,7 +56,9 @@ class EngineConfig:
     host_chunks: chunks of host memory that blocks are offloaded to, 0 for none; chunk_blocks: blocks of a
     chunk; arc: evicted by ARC instead of LRU; sync_loads: a load may be done within the step that needs it,
     and from a peer always is; prompt_only: outputs are not offloaded; storage: what is offloaded is also
-    written to a storage, which hits are read back from. peer: a peer has computed prompts,
+    written to a storage, which hits are read back from; simple: host memory is a second pool of blocks, whose
+    chunks are blocks; lazy: a block is offloaded to it when it is about to be evicted, not once it is
+    computed. peer: a peer has computed prompts,
     whose KV is loaded from it; fail_requests: a load that fails ends its request, which is computed here
     without.
     Of prefix caching: retention: a state or a window is kept every so many tokens, 0 for every block, -1
@@ -85,6 +87,8 @@ class EngineConfig:
     sync_loads: bool = False
     prompt_only: bool = False
     storage: bool = False
+    simple: bool = False
+    lazy: bool = False
     peer: bool = False
     fail_requests: bool = False
     retention: int = 0
@@ -160,12 +164,28 @@ class EngineConfig:
             )
         if self.storage and not self.host_chunks:
             raise GeometryError("storage", "needs host_chunks: it stands behind host memory")
+        if self.lazy and not self.simple:
+            raise GeometryError("lazy", "needs simple: other connectors offload what is computed")
+        if self.simple:
+            self._check_simple()
         if self.fail_requests and not self.peer:
             raise GeometryError("fail_requests", "needs peer: loads of that may fail")
         if self.host_chunks and not self.caching:
             raise GeometryError(
                 "host_chunks", "needs caching: blocks are offloaded by their hashes"
             )
+
+    def _check_simple(self) -> None:
+        """Raise GeometryError where host memory cannot be a pool of blocks."""
+        if not self.host_chunks:
+            raise GeometryError("simple", "needs host_chunks: they are the blocks of its pool")
+        if self.chunk_blocks > 1:
+            raise GeometryError("chunk_blocks", "must be 1 with simple: a chunk is a block")
+        others = "arc", "sync_loads", "prompt_only", "storage"
+        if given := [name for name in others if getattr(self, name)]:
+            raise GeometryError(given[0], "goes without simple: a pool of blocks has none")
+        if all(group.state or group.window is not None for group in self.groups):
+            raise GeometryError("simple", "needs a group of full attention, which hits are found by")
 
     def _check_states(self) -> None:
         """Check the sizes of recurrent groups and of hits within a block."""
@@ -292,6 +312,27 @@ ENGINE_PRESETS: dict[str, EngineConfig] = {
         (_TWO,), 8, 16, 12, max_seqs=3, priority=True, host_chunks=6, sync_loads=True, storage=True
     ),
     "storage-state": EngineConfig((_TWO, _STATE), 24, 20, 8, max_seqs=3, host_chunks=10, storage=True),
+    "simple": EngineConfig((_TWO,), 10, 16, 8, max_seqs=3, host_chunks=6, simple=True),
+    "simple-lazy": EngineConfig((_TWO,), 10, 16, 8, max_seqs=3, host_chunks=4, simple=True, lazy=True),
+    "simple-tight": EngineConfig(
+        (_TWO,), 8, 16, 12, max_seqs=3, priority=True, host_chunks=12, simple=True
+    ),
+    "simple-hybrid": EngineConfig((_TWO, _NEAR), 20, 16, 8, max_seqs=3, host_chunks=5, simple=True),
+    "simple-unequal": EngineConfig(
+        (_FOUR, LayerGroup(2, 5)), 18, 24, 12, max_seqs=3, host_chunks=12, simple=True
+    ),
+    "simple-lazy-hybrid": EngineConfig(
+        (_TWO, _NEAR), 20, 16, 8, max_seqs=3, priority=True, host_chunks=8, simple=True, lazy=True
+    ),
+    "simple-drafts": EngineConfig(
+        (_TWO, LayerGroup(2, 4)), 22, 18, 12, max_seqs=3, drafts=2, host_chunks=12, simple=True
+    ),
+    "simple-eagle": EngineConfig(
+        (LayerGroup(2, drafter=True), LayerGroup(2, 4)), 22, 18, 12, max_seqs=3, drafts=2, eagle=True,
+        host_chunks=12, simple=True,
+    ),
+    "simple-state": EngineConfig((_TWO, _STATE), 24, 20, 8, max_seqs=3, host_chunks=16, simple=True),
+    "simple-state-fine": EngineConfig(_WIDE, 24, 28, 12, max_seqs=3, match=2, host_chunks=10, simple=True),
     "state": EngineConfig((_TWO, _STATE), 24, 20, 8, max_seqs=3),
     "state-tight": EngineConfig(
         (_TWO, _STATE), 14, 16, 8, max_seqs=3, priority=True, long_prefill=3

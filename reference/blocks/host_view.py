@@ -33,6 +33,8 @@ class HostView:
         """Whether the command has emptied host memory."""
         if isinstance(self.command, NewWeights):
             return self.after.reset
+        if self.config.simple:  # it fails while KV moves
+            return isinstance(self.command, ResetConnector) and self.after.reset
         return isinstance(self.command, ResetConnector) and not self.refused
 
     @property
@@ -68,8 +70,10 @@ class HostView:
         moving |= {chunk for job in host.jobs for chunk in job.chunks}
         for chunk in range(host.chunks):
             owned = "1 hash names it" if kept[chunk] == 1 else f"{kept[chunk]} hashes name it"
+            # a block of a pool may also have the hash of its first part
+            owners = min(kept[chunk], 1) if self.config.simple else kept[chunk]
             yield HostUnit(
-                f"chunk {chunk}", AtChunk(chunk), kept[chunk], free[chunk], chunk in moving, owned
+                f"chunk {chunk}", AtChunk(chunk), owners, free[chunk], chunk in moving, owned
             )
 
     def copies(self) -> Iterator[KeptCopy]:

@@ -140,6 +140,8 @@ def draw_engine_config(source: Choices, like: EngineConfig) -> EngineConfig:
     if like.recurrent and like.drafts:
         sizes = [max(base, 5)] * len(sizes)  # a round of drafts ends in the next block at most
     windows = [group.window and 1 + source.upto(3 * base) for group in like.groups]
+    if like.simple:  # a hit in host memory has a block of a window, and one of a token needs none
+        windows = [window and max(window, 2) for window in windows]
     states = [group.state for group in like.groups]
     drafters = [group.drafter for group in like.groups]
     groups = tuple(map(LayerGroup, sizes, windows, states, drafters))
@@ -167,6 +169,8 @@ def draw_engine_config(source: Choices, like: EngineConfig) -> EngineConfig:
     made = replace(made, blocks=need + source.upto(need))
     if not like.host_chunks:
         return made
+    if like.simple:
+        return replace(made, host_chunks=1 + source.upto(2 * need), lazy=once_in(source, 2))
     chunk = 1 if not equal else pick(source, (1, 1, 2, 3))
     return replace(
         made,
@@ -424,6 +428,7 @@ def engine_finale(texts: RequestTexts, facts: BlockFacts) -> EngineCommand | Non
             return End(bearer.name)
     if facts.results_due:
         return Update()
-    if texts.bearers or facts.steps_in_flight or facts.kv_moves:
+    moves = facts.kv_moves and not texts.config.lazy  # an idle engine may store lazily for ever
+    if texts.bearers or facts.steps_in_flight or moves:
         return Schedule()
     return None

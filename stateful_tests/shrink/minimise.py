@@ -182,7 +182,7 @@ _LENGTHS = (
 )  # fmt: skip
 _PLAIN = {
     "priority": False, "chunked": True, "eagle": False, "caching": True, "arc": False, "sync_loads": False,
-    "prompt_only": False, "fail_requests": False, "whole_images": False,
+    "prompt_only": False, "fail_requests": False, "whole_images": False, "lazy": False,
 }  # fmt: skip
 
 

@@ -136,6 +136,7 @@ ADAPTERS = (
             "__init__": "for its parameters: `taken` passes what there is",
             "block_ids": "of WorkerRequest, which the release fills, and of the jobs of a device",
             **dict.fromkeys(("store", "waiting"), "of our storage"),
+            **dict.fromkeys(("chunks", "counts", "events"), "of copies to a pool"),
             "output_token_ids": "of WorkerRequest",
             "prompt_token_ids": "of WorkerRequest",
             "num_tokens": "of WorkerRequest",
@@ -145,7 +146,7 @@ ADAPTERS = (
             "max_tokens": "of our commands",
             "mamba_block_size": "of our settings",
             "num_hash_lookahead_tokens": "of our settings",
-            **dict.fromkeys(("running", "load", "remote"), "of our commands"),
+            **dict.fromkeys(("request", "running", "load", "remote"), "of our commands"),
             **dict.fromkeys(("error", "remove", "reset", "apply"), "of our network and our servers"),
             **dict.fromkeys(("_worker", "scheduler", "groups", "host"), "of our drivers and sizes"),
             **dict.fromkeys(("device", "tensor"), "of torch"),
@@ -164,6 +165,9 @@ ADAPTERS = (
                 "the table has it; exported tests have this file in them"
             ),
             "bare_connectors.py: getattr(of_key, 'chunk', of_key)": "an entry of ours in tests wraps it",
+            "bare_connectors.py: getattr(importlib.import_module(f'{CONNECTORS}.v1.{module}'), name)": (
+                "no default"
+            ),
             "offload.py: getattr(base, name)": "no default",
             "offload.py: getattr(scheduler, f'{mark}_kv_req_ids')": "no default; the table has both",
         },

@@ -103,6 +103,8 @@ UNSKETCHED = {
         "vllm/model_executor/": OTHER_REASONS,
         "vllm/utils/": OTHER_REASONS,
         "vllm/v1/metrics/": OTHER_REASONS,
+        "vllm/v1/simple_kv_offload/metrics.py": OTHER_REASONS,
+        "vllm/v1/simple_kv_offload/sizing.py": "how many blocks the bytes of host memory are",
     },
     "lmdeploy": {
         "lmdeploy/messages.py": OTHER_REASONS,

@@ -54,6 +54,12 @@ def _host(change: Callable[[HostFacts, int, str], HostFacts]) -> Callable[..., N
     return state
 
 
+def _second_hash(host: HostFacts, chunk: int, _: str) -> HostFacts:
+    """Have the first token in a chunk found by a hash of its own."""
+    (key,) = (key for key in host.keys if key.chunk == chunk)
+    return host._replace(keys=(*host.keys, key._replace(stamps=key.stamps[:1])))
+
+
 def _pins(host: HostFacts, chunk: int, pins: str) -> HostFacts:
     keys = (key._replace(pins=int(pins)) if key.chunk == chunk else key for key in host.keys)
     return host._replace(keys=tuple(keys))
@@ -74,6 +80,7 @@ HOST_STATEMENTS: dict[str, Callable[..., None]] = {
     r"chunk (?P<chunk>\d) has its block (?P<index>\d) of group (?P<group>\d)": _of_group,
     r"chunk (?P<number>\d) has pins (?P<value>-?\d)": _host(_pins),
     r"chunks free (?P<value>[+-]) (?P<number>\d)": _host(_free_chunk),
+    r"a second hash of chunk (?P<number>\d)": _host(_second_hash),
     r"the connector keeps (?P<value>\w+)": _host(
         lambda host, _, who: host._replace(records=(who,))
     ),

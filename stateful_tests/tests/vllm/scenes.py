@@ -37,6 +37,7 @@ SIZES = {
     ),
     "uncached": EngineConfig((_FULL,), 12, 12, 12, caching=False, chunked=False),
     "host": EngineConfig((_FULL,), 12, 12, 8, host_chunks=4),
+    "simple": EngineConfig((_FULL,), 12, 12, 8, host_chunks=4, simple=True),
     "storage": EngineConfig((_FULL,), 12, 12, 8, host_chunks=4, storage=True),
     "state": EngineConfig((_FULL, LayerGroup(2, state=True)), 12, 12, 8),
     "state first": EngineConfig((LayerGroup(2, state=True), _FULL), 12, 12, 8),

@@ -12,11 +12,12 @@ from ci.report import report_data as report
 from ci.report.pages import trace_page
 from impl.process.run_test import FAILS, outcomes
 from reference.blocks.clauses import BLOCK_CLAUSES
+from reference.kinds import BLOCKS
 from stateful_tests.lockstep.replays import replay
 from stateful_tests.tests.report.test_page import Reader
 from stateful_tests.tests.support.forked_workers import printed_by
 from stateful_tests.tests.support.night import at_night, some_at_night
-from stateful_tests.tests.support.planted_faults import planted_faults
+from stateful_tests.tests.support.planted_faults import config_of, planted_faults
 from stateful_tests.tests.vllm.test_releases import TRACES
 from stateful_tests.traces import trace_files as traces
 
@@ -42,6 +43,14 @@ SAID = {
     "an_eviction_gives_up_beside_a_copy_that_went_to_a_storage": "chunk 0, which no eviction takes",
     "an_eviction_gives_up_beside_copies_that_went_to_a_storage": "chunk 2, which no eviction takes",
     "a_block_of_a_state_stands_twice_in_its_store": "KeyError: 2 at",
+    "a_reset_of_host_memory_fails_beside_a_waiting_hit": "returns False, and no KV moves",
+    "a_reset_of_host_memory_fails_beside_a_waiting_hit_in_time": "returns False, and no KV moves",
+    "new_weights_leave_host_memory_beside_a_waiting_hit": "1, where no hash in host memory",
+    "new_weights_leave_host_memory_beside_a_waiting_hit_in_time": "1, where no hash in host memory",
+    "a_next_turn_stores_a_block_twice": "the free queue lacks block 2",
+    "a_next_turn_stores_blocks_of_two_groups_twice": "the free queue lacks block 2",
+    "a_block_that_left_a_window_is_stored_twice": "the free queue lacks block 5",
+    "a_hit_of_a_part_of_a_block_ends_the_server": "assert num_blocks_to_load > 0",
     "a_storage_outlives_new_weights": "where r2 has weights of update 1",
     "a_storage_outlives_new_weights_in_flight": "where r2 has weights of update 1",
     "a_repeated_image_is_given_up_in_the_middle":
@@ -287,7 +296,7 @@ SAID = {
 
 # a block is marked
 DRAWN = {
-    "BLK-3", "DRAFT-1", "HOST-2", "KEY-1", "PUB-1", "XFER-1", "XFER-2", "STA-1", "STA-2", "STA-3",
+    "BLK-2", "BLK-3", "DRAFT-1", "HOST-2", "KEY-1", "PUB-1", "XFER-1", "XFER-2", "STA-1", "STA-2", "STA-3",
     "a_sharer_runs_ahead_of_the_recompute",
 }  # fmt: skip
 
@@ -332,7 +341,7 @@ def test_unit_tests_fail_where_the_fault_is_and_pass_where_it_is_fixed(vllm, rel
     for path, fault in (each for each in TRACES if released(each[0]) == release):
         fixed = engine_test.target(fault.fixed) if fault.fixed else None
         if path.stem in SHOWN_BY_NO_OBJECT:
-            with pytest.raises(NotExportable, match=f"{NO_OBJECT}|new weights"):
+            with pytest.raises(NotExportable, match=f"{NO_OBJECT}|new weights|pool of blocks"):
                 engine_test.unit_test(traces.load(path), path.name, system, fixed)
             continue
         text = engine_test.unit_test(trace := traces.load(path), path.name, system, fixed)
@@ -406,6 +415,7 @@ FAULTS = planted_faults("vllm/faults.toml")
 # they compare host memory with what is in flight
 UNSEEN = {"HOST-1", "HOST-3", "XFER-1", "XFER-2", "XFER-3"}
 NO_OBJECT = "no object of the scheduler shows it"
+NO_DRAFTER = "# a drafter has KV of its own, and the test of a scheduler has no drafter"
 # Rounds of drafts, checkpoints within a chunk, and the states that a request keeps.
 OF_THE_WORKER = "recurrent state is the worker's, and the test has a scheduler alone"
 KEPT_BY_THE_WORKER = {
@@ -421,6 +431,7 @@ SHOWN_BY_NO_OBJECT = {
     "an_eviction_gives_up_beside_idle_copies",
     "new_weights_find_old_copies_in_host_memory",
     "new_weights_find_old_copies_in_host_memory_in_time",
+    "a_next_turn_stores_blocks_of_two_groups_twice",
     "two_requests_preempt_each_other_for_ever",
     "a_running_request_preempts_itself_for_ever_beside_a_waiting_turn",
     "a_turn_that_ends_twice_leaves_its_session_without_a_schedule",
@@ -461,6 +472,14 @@ def test_a_fault_is_seen_first_by_its_clause_and_makes_a_unit_test_and_the_relea
         "a-preempted-request-is-not-queued",
     ):
         not_shown[name] = [f"# {FAULTS[name].clause}: {NO_OBJECT}"] * 2
+    for name, fault in FAULTS.items():
+        sizes = config_of(BLOCKS, fault.sizes)
+        if sizes.draft_group is not None:
+            not_shown[name] = [NO_DRAFTER] * 2
+        if sizes.storage or sizes.simple:
+            of_pool = "host memory is a pool of blocks"
+            what = "a storage stands behind host memory" if sizes.storage else of_pool
+            not_shown[name] = [f"# {what}, and the test of a scheduler has none"] * 2
     for name in (name for name, fault in FAULTS.items() if "images" in fault.spec.ways):
         not_shown[name] = [
             "# prompts have images, and the test of a scheduler has no encoder"

@@ -1,0 +1,309 @@
+"""vLLM's SimpleCPUOffloadConnector: host memory is a second pool of blocks.
+
+Its scheduler side, and its worker side up to the queue of its copying thread, are the release's own. Ours are
+the thread and the streams: when a copy is made and completes is a command (`Copy`, `Complete`). A chunk of
+host memory is a block of that pool; the first block behind its null block is chunk 0.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from itertools import count
+from typing import Any, NamedTuple
+
+from impl.loading.optional import optional
+from impl.stand_ins import Values
+from impl.vllm.bare_connectors import CONNECTORS, DeviceJob, Offloads, Transfers
+from impl.vllm.engine import Stamps
+from reference.blocks.config import EngineConfig
+from reference.blocks.facts import HostFacts, HostKey, Part, Transfer
+
+CONNECTOR = "vllm/distributed/kv_transfer/kv_connector/v1/simple_cpu_offload_connector.py"
+_PACKAGE = "vllm.v1.simple_kv_offload"
+REAL = (_PACKAGE, f"{CONNECTORS}.v1.simple_cpu_offload_connector")
+# What moves bytes.
+INERT = tuple(f"{_PACKAGE}.{name}" for name in ("copy_backend", "cuda_mem_ops", "disk_backend"))
+FILES = (CONNECTOR, "vllm/v1/simple_kv_offload/")
+NULL_BLOCKS = 1  # of host memory, which are no chunks
+
+
+class CopyEvent:
+    """An event behind a copy on its stream: `torch.Event`."""
+
+    def __init__(self, device: CopyingThread, load: bool) -> None:
+        self._device = device
+        self._load = load
+        self.done = False
+
+    def query(self) -> bool:
+        return self.done
+
+    def synchronize(self) -> None:
+        while not self.done:
+            self._device.complete(self._load)
+
+
+class CopyJob(DeviceJob):
+    """A copy in the queue of the thread. events: of the worker, where the thread records the copy's event."""
+
+    def __init__(
+        self, number: int, load: bool, parts: tuple[Part, ...], event: CopyEvent, events: list[Any]
+    ) -> None:
+        super().__init__(number, load, parts)
+        self.event = event
+        self.events = events
+
+
+class CopyingThread(Transfers):
+    """The thread of a `DmaCopyBackend`, and its two streams. A worker knows of an event once its copy was
+    made."""
+
+    def __init__(self, scheduler: Any, blocks: dict[int, Any], config: EngineConfig) -> None:
+        super().__init__(blocks, config, 0)
+        self._manager = scheduler.connector.scheduler_manager
+
+    def launch_copy(
+        self, src_blocks: list[int], dst_blocks: list[int], is_store: bool, event_idx: int,
+        events_list: list[Any], wait_event: Any = None,
+    ) -> None:  # fmt: skip
+        """Queue a copy. wait_event: a batch runs when it is scheduled, so it has run."""
+        del wait_event
+        blocks, chunks = (src_blocks, dst_blocks) if is_store else (dst_blocks, src_blocks)
+        parts = parts_of(self._manager, blocks, chunks, self.blocks)
+        event = CopyEvent(self, not is_store)
+        self.submit(CopyJob(event_idx, not is_store, parts, event, events_list))
+
+    def submit(self, job: DeviceJob) -> bool:
+        self.queues[job.load].append(job)
+        return True
+
+    def copy(self, load: bool) -> bool:
+        job: Any = next((job for job in self.queues[load] if not job.copied), None)
+        if job is None:
+            return False
+        super().copy(load)
+        job.events.append((job.job, job.event))
+        return True
+
+    def complete(self, load: bool) -> bool:
+        job: Any = next(iter(self.queues[load]), None)
+        if job is None:
+            return False
+        super().complete(load)
+        self.completed.clear()  # the worker asks the event
+        job.event.done = True
+        return True
+
+
+class PoolOffloads(Offloads):
+    """The worker's side of a SimpleCPUOffloadConnector, the release's own, above the thread that copies.
+
+    numbers: of each transfer, by its event and its request ("" of a store).
+    """
+
+    transfers: CopyingThread
+
+    def __init__(self, scheduler: Any, transfers: CopyingThread) -> None:
+        super().__init__(scheduler, transfers)
+        self.numbers: dict[Any, int] = {}
+        self._unused = count()
+
+    def number(self, key: Any) -> int:
+        """Return the number of a transfer, which is another one for each."""
+        return self.numbers[key] if key in self.numbers else next(self._unused)
+
+    def attach(self) -> None:
+        self.worker.worker_handler._backend = self.transfers
+
+
+class Moving(NamedTuple):
+    """A transfer that the connector's scheduler side has started. request: whose load it is, "" of a store;
+    event: -1 before it has one; counts: host memory has it under a hash, or will."""
+
+    load: bool
+    request: str
+    event: int
+    blocks: list[int]
+    chunks: list[int]
+    counts: bool = True
+
+    @property
+    def key(self) -> Any:
+        return self.load, self.event, self.request, *([] if self.event >= 0 else self.blocks)
+
+
+def expose() -> None:
+    """Take the streams of a device from the module of the worker's side."""
+    worker = importlib.import_module(f"{_PACKAGE}.worker")
+    event = Values(record=lambda _: None)
+    worker.torch = Values(  # type: ignore[attr-defined]
+        Event=lambda: event, cuda=Values(current_stream=lambda: None)
+    )
+
+
+def resets_host(connector: Any) -> bool:
+    """Whether a connector resets host memory: up to 0.23 a pool raises NotImplementedError."""
+    manager = optional(connector, "SimpleCPUOffloadConnector.scheduler_manager", None)
+    return manager is None or optional(manager, "SimpleCPUOffloadScheduler.reset") is not None
+
+
+def parts_of(
+    manager: Any, blocks: list[int], chunks: list[int], memory: dict[int, Any]
+) -> tuple[Part, ...]:
+    """Return the parts of a transfer. memory: of the device; it decides where neither side has a hash."""
+    utils = importlib.import_module("vllm.v1.core.kv_cache_utils")
+    parts = []
+    for block, chunk in zip(blocks, chunks, strict=True):
+        key = hash_of(manager, block, chunk)
+        group = memory.get(block, (0, ()))[0] if key is None else int(utils.get_group_id(key))
+        parts.append((max(group, 0), block, chunk - NULL_BLOCKS, 0))
+    return tuple(parts)
+
+
+def hash_of(manager: Any, block: int, chunk: int) -> bytes | None:
+    """Return the hash of two blocks of one transfer. Up to 0.29 that of host memory has it from the start."""
+    pools = manager.cpu_block_pool.blocks[chunk], manager._gpu_block_pool.blocks[block]
+    return next((each.block_hash for each in pools if each.block_hash is not None), None)
+
+
+def transfers_of(manager: Any) -> Iterator[Moving]:
+    """Yield what the scheduler side has started and not seen completed."""
+    name = "SimpleCPUOffloadScheduler"
+    left = optional(manager, f"{name}._abandoned_reqs_to_load", {})
+    for loads in (manager._reqs_to_load, left):
+        for request, load in loads.items():
+            event = -1 if load.load_event is None else load.load_event
+            of = load.transfer_meta
+            yield Moving(True, request, event, of.gpu_block_ids, of.cpu_block_ids)
+    for event, of in manager._store_event_to_blocks.items():
+        yield Moving(False, "", event, of.gpu_block_ids, of.cpu_block_ids)
+    for of in optional(manager, f"{name}._pending_finished_stores", ()):
+        yield Moving(False, "", -1, of.gpu_block_ids, of.cpu_block_ids)
+    for event, of in optional(manager, f"{name}._abandoned_store_event_to_blocks", {}).items():
+        yield Moving(False, "", event, of.gpu_block_ids, of.cpu_block_ids, counts=False)
+
+
+def pool_facts(
+    of: PoolOffloads, scheduler: Any, config: EngineConfig, stamps: Stamps, at_rest: bool
+) -> HostFacts:
+    """Return the facts of host memory. at_rest: the scheduler has all results of the worker."""
+    manager = scheduler.connector.scheduler_manager
+    pool = manager.cpu_block_pool
+    moving = tuple(_transfers(of, manager))
+    keys = sorted(_keys(of, manager, config, stamps))
+    named = {key.chunk for key in keys if key.pins >= 0}
+    free = pool.free_block_queue.get_all_free_blocks()
+    unowned = [
+        number for block in free
+        if (number := block.block_id - NULL_BLOCKS) not in named or block.ref_cnt
+    ]  # fmt: skip
+    chunks = len(pool.blocks) - NULL_BLOCKS
+    memory = tuple(tuple(of.transfers.host.get(chunk, [(-1, ())])) for chunk in range(chunks))
+    records = [*_records(of, manager, scheduler, at_rest)]
+    unused = {block.block_id for block in pool.blocks[NULL_BLOCKS:] if not block.ref_cnt}
+    lost = sorted(unused - {block.block_id for block in free})
+    records += [f"chunk {number - NULL_BLOCKS}, which no eviction takes" for number in lost]
+    return HostFacts(chunks, tuple(unowned), memory, tuple(keys), moving, tuple(records))
+
+
+def _keys(
+    of: PoolOffloads, manager: Any, config: EngineConfig, stamps: Stamps
+) -> Iterator[HostKey]:
+    """Yield the hashes under which host memory finds a block, and those of blocks that a store writes."""
+    pool = manager.cpu_block_pool
+    waiting = _waiting_pins(manager)
+    for key, block in hashes_of(pool):
+        pins = block.ref_cnt - waiting.count(block.block_id)
+        yield _key(key, block.block_id, pins, of, config, stamps)
+    for each in transfers_of(manager):
+        if each.load or not each.counts:
+            continue
+        for block, chunk in zip(each.blocks, each.chunks):
+            if (of_store := hash_of(manager, block, chunk)) is not None:
+                yield _key(of_store, chunk, -1, of, config, stamps)
+
+
+def _key(
+    key: bytes, number: int, pins: int, of: PoolOffloads, config: EngineConfig, stamps: Stamps
+) -> HostKey:
+    utils = importlib.import_module("vllm.v1.core.kv_cache_utils")
+    group = int(utils.get_group_id(key))
+    chunk = number - NULL_BLOCKS
+    found = {stamp for _, slots in of.transfers.host.get(chunk, ()) for stamp in slots}
+    size = config.groups[group].block_size
+    return HostKey(chunk, group, stamps.of_block(utils.get_block_hash(key), size, found), pins)
+
+
+def hashes_of(pool: Any) -> Iterator[tuple[bytes, Any]]:
+    """Yield the hashes under which a pool finds its blocks."""
+    for key, blocks in pool.cached_block_hash_to_block._cache.items():
+        for block in blocks.values() if isinstance(blocks, dict) else (blocks,):
+            yield key, block
+
+
+def _waiting_pins(manager: Any) -> list[int]:
+    """The blocks of host memory that hits of waiting requests pin, once for each pin."""
+    hits = optional(manager, "SimpleCPUOffloadScheduler._pending_cpu_hits", {})
+    return [
+        block.block_id
+        for blocks, *_ in hits.values()
+        for group in blocks
+        for block in group
+        if not block.is_null
+    ]
+
+
+def _transfers(of: PoolOffloads, manager: Any) -> Iterator[Transfer]:
+    """Yield the transfers of the scheduler side, each load by its request, and what else the thread has."""
+    queued: dict[Any, Any] = {
+        (job.load, job.job): job for queue in of.transfers.queues.values() for job in queue
+    }
+    numbers: dict[Any, int] = {}
+    mine = set()
+    for each in transfers_of(manager):
+        number = numbers[each.key] = of.number(each.key)
+        mine.add((each.load, each.event))
+        job = queued.get((each.load, each.event))
+        sent = each.event >= 0
+        parts = parts_of(manager, each.blocks, each.chunks, of.transfers.blocks)
+        copied = sent and (job is None or job.copied)
+        yield Transfer(
+            number, each.load, parts, sent, copied, sent and job is None, stale=not each.counts
+        )
+    for key, job in queued.items():
+        if key not in mine:
+            number = numbers[key] = of.number(key)
+            yield Transfer(number, job.load, job.parts, True, job.copied, stale=True)
+    of.numbers = numbers
+
+
+def _records(of: PoolOffloads, manager: Any, scheduler: Any, at_rest: bool) -> Iterator[str]:
+    """Yield what the connector keeps of requests and transfers that are gone."""
+    known = {*scheduler.requests, *scheduler.finished_req_ids}
+    moving = [*transfers_of(manager)]
+    hits = optional(manager, "SimpleCPUOffloadScheduler._pending_cpu_hits", {})
+    yield from (f"a hit of request {_called(name)}" for name in hits if name not in known)
+    for name, state in manager._reqs_to_store.items():
+        if name not in known and not state.store_events:
+            yield f"request {_called(name)}"
+    events = {each.event for each in moving if not each.load}
+    yield from (f"store {event}" for event in manager._store_event_to_reqs if event not in events)
+    loading = {each.request for each in moving if each.load}
+    for event, names in manager._load_event_to_reqs.items():
+        yield from (f"load {event} of {_called(name)}" for name in names if name not in loading)
+    stored = {block for each in moving if not each.load for block in each.blocks}
+    marked = optional(manager, "SimpleCPUOffloadScheduler._in_flight_store_gpu_blocks", set())
+    yield from (f"block {block}, which no store reads" for block in sorted(marked - stored))
+    worker = of.worker.worker_handler
+    if not at_rest:
+        return
+    for each in moving:
+        owed = worker._pending_load_event_indices if each.load else worker._pending_store_event_indices
+        told = not each.load and each.event in worker._completed_store_events
+        if each.event >= 0 and each.event not in owed and not told:
+            yield f"{'load' if each.load else 'store'} {each.event}, which has ended"
+
+
+def _called(name: str) -> str:
+    return name.partition("-")[0]
