@@ -18,6 +18,7 @@ ENGINE = Engine(
         "lmdeploy/pytorch/paging/**/*.py",
         "lmdeploy/pytorch/engine/*.py",
         "lmdeploy/pytorch/strategies/ar/*.py",
+        "lmdeploy/pytorch/strategies/ar_spec/*.py",
         "lmdeploy/pytorch/messages.py",
     ),
 )
