@@ -47,6 +47,7 @@ SAID = {
     "a_reset_of_host_memory_fails_beside_a_waiting_hit_in_time": "returns False, and no KV moves",
     "new_weights_leave_host_memory_beside_a_waiting_hit": "1, where no hash in host memory",
     "new_weights_leave_host_memory_beside_a_waiting_hit_in_time": "1, where no hash in host memory",
+    "lazy_stores_keep_a_block_from_a_request_that_needs_all": "r1 is WAITING with 15 tokens",
     "a_next_turn_stores_a_block_twice": "the free queue lacks block 2",
     "a_next_turn_stores_blocks_of_two_groups_twice": "the free queue lacks block 2",
     "a_block_that_left_a_window_is_stored_twice": "the free queue lacks block 5",
