@@ -1,7 +1,7 @@
 """Sources of random decisions: one interface, which three classes implement.
 
-RandomChoices, for volume: a seeded random source. KeyedChoices, where a part of a server is played: each
-decision follows from what it is about. DrawnChoices (stateful_tests/machines/drawing.py): draws of
+RandomChoices, for volume: a seeded random source. KeyedChoices, for the played parts of a server: a decision
+depends on its subject alone. DrawnChoices (stateful_tests/machines/drawing.py): draws of
 Hypothesis. Low numbers are the plain ones, so that Hypothesis shrinks towards plain commands.
 """
 
@@ -13,6 +13,7 @@ from itertools import accumulate
 from typing import Protocol, TypeVar
 
 T = TypeVar("T")
+_64_BITS = (1 << 64) - 1
 
 
 class Choices(Protocol):
@@ -35,20 +36,21 @@ class RandomChoices:
 class KeyedChoices:
     """Decisions that follow from numbers: a seed, and what is decided, such as a request and a position.
 
-    The same numbers give the same decisions, and what else was decided before changes none of them.
+    The same numbers give the same decisions, whatever was decided before.
     """
 
     def __init__(self, *numbers: int) -> None:
-        self._next = 0x9E3779B97F4A7C15
+        self._state = 0x9E3779B97F4A7C15
         for number in numbers:
             self._mix(number)
 
     def _mix(self, number: int) -> None:
-        value = (self._next ^ number) * 0xBF58476D1CE4E5B9 & (1 << 64) - 1
-        self._next = value ^ value >> 31
+        """Take a number into the state: one round of splitmix64."""
+        value = ((self._state ^ number) * 0xBF58476D1CE4E5B9) & _64_BITS
+        self._state = value ^ (value >> 31)
 
     def upto(self, high: int) -> int:
-        number = self._next
+        number = self._state
         self._mix(0)
         return number % (high + 1) if high > 0 else 0
 

@@ -40,8 +40,8 @@ class Geometry:
 
     tree: prefixes are kept in a radix tree (else nothing outlives its request but a session's slot).
     bigram: the tree knows each token together with the one that follows it (EAGLE).
-    settings: names and values of switches that the system has, in order; those it has not are nothing to it,
-        and the rules know of none.
+    settings: names and values of switches of the system, sorted. A system ignores those that it lacks; the
+        rules read none.
     states: 0 of a model without recurrent layers. Only the state at the end of a text is kept, so a page has
         one token, and a key of the tree is no bigram.
     tracks: states inside a text are kept as well, at ends of pages, while its request goes on (SGLang's
@@ -69,11 +69,10 @@ class Geometry:
     def _check_alone(self, name: str, value: object) -> None:
         """Raise GeometryError for a field whose value is out of bounds."""
         if name == "settings":
-            for pattern, text in (
-                pair for setting in self.settings for pair in zip(SETTING, setting)
-            ):
-                if not re.fullmatch(pattern, text):
-                    raise GeometryError(name, f"must be like {pattern}, not {text!r:.60}")
+            for setting in self.settings:
+                for pattern, text in zip(SETTING, setting, strict=True):
+                    if not re.fullmatch(pattern, text):
+                        raise GeometryError(name, f"must be like {pattern}, not {text!r:.60}")
             return
         if name in ("tree", "bigram", "tracks"):
             if not isinstance(value, bool):
@@ -99,10 +98,9 @@ class Geometry:
             )
         if self.window is None and self.swa_pages:
             raise GeometryError("swa_pages", "must be 0 when window is null (no SWA pool)")
-        if max(self.full_pages, self.swa_pages) * self.page_size > LIMITS["pool_tokens"]:
-            raise GeometryError(
-                "full_pages", f"a pool may hold at most {LIMITS['pool_tokens']} tokens"
-            )
+        for name in ("full_pages", "swa_pages"):
+            if getattr(self, name) * self.page_size > LIMITS["pool_tokens"]:
+                raise GeometryError(name, f"a pool may hold at most {LIMITS['pool_tokens']} tokens")
         if self.rows * self.width > LIMITS["row_cells"]:
             raise GeometryError("rows", f"rows * width may be at most {LIMITS['row_cells']} cells")
 

@@ -15,7 +15,7 @@ REFRESH_S = 0.1  # between changes of the live line
 
 
 class Progress:
-    """A context manager that is called with (what is running, commands done, findings so far)."""
+    """Reports progress: a context manager, which is called with the work, its commands and its violations."""
 
     def __init__(self) -> None:
         self._out = out = console(sys.stderr)
@@ -40,14 +40,16 @@ class Progress:
         """Print a line that stays."""
         say(self._out, text, whole=True)
 
-    def __call__(self, what: str, commands: int, findings: int) -> None:
-        clauses = "1 clause" if findings == 1 else f"{findings} clauses"
+    def __call__(self, what: str, commands: int, violated: int) -> None:
+        """Report the work. violated: number of clauses so far."""
+        clauses = "1 clause" if violated == 1 else f"{violated} clauses"
         self.line(f"{what}; {commands} commands, {clauses} violated")
 
     def line(self, text: str) -> None:
-        """Print the present work, where nothing was reported for a while."""
+        """Print the present work, unless a line was printed a moment ago."""
         now = time.monotonic()
-        if now - self._reported_at < (EVERY_S if self._live is None else REFRESH_S):
+        interval_s = EVERY_S if self._live is None else REFRESH_S
+        if now - self._reported_at < interval_s:
             return
         self._reported_at = now
         line = f"{now - self._started:.0f} s: {plain(text)}"

@@ -1,7 +1,7 @@
-"""Stand-ins of the processor's inputs and outputs (input_outputs.py): batches on the host, without tensors of
-a model.
+"""Stand-ins for the inputs and outputs of the batch processor (input_outputs.py): batches on the host, for
+which no model runs.
 
-The pairs of asynchronous batching are the release's own class, on two of these batches.
+Asynchronous batching uses the release's own class of pairs, over two of these batches.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class BatchEntry(NamedTuple):
     """A request in a batch.
 
     start: first position that it computes. text: its tokens before. inputs: tokens that it computes.
-    read, write: slots of the cache, in the order of positions, as the release's indices.
+    read, write: slots of the cache in the order of positions, as indices of the release.
     samples: the batch samples a token for it.
     """
 
@@ -39,8 +39,8 @@ class HostBatch:
     """One batch, in the place of ContinuousBatchingIOs.
 
     entries: its requests. tokens: those that it has sampled, in their order.
-    req_id_to_new_token_position, carry_over_ids: as of the release. outputs: tokens, int64 (1, M + 1) on the
-    CPU, for M tokens of a batch.
+    req_id_to_new_token_position, carry_over_ids: as in the release.
+    outputs: sampled tokens, int64 (1, M + 1) on the CPU, for at most M tokens of a batch.
     """
 
     def __init__(self, cache: Any) -> None:
@@ -82,7 +82,8 @@ class HostBatch:
         return self.requests_in_batch, self.tokens, None
 
     def fill_placeholders(self, inputs: Sequence[int]) -> None:
-        """Give the entries their inputs, all entries' inputs in one row."""
+        """Replace the inputs of each entry by its part of `inputs`, which are those of all entries in a
+        row."""
         begin = 0
         for at, entry in enumerate(self.entries):
             end = begin + len(entry.inputs)
@@ -98,7 +99,8 @@ class LaunchedBatches:
     """The batches of a processor: one, or with asynchronous batching two in flight.
 
     overlapped: the release's ContinuousBatchingAsyncIOs; None without asynchronous batching.
-    release_object: what the processor gets as its inputs and outputs. in_flight: batches without an update.
+    release_object: the processor's inputs_and_outputs.
+    in_flight: number of batches without an update.
     """
 
     def __init__(self, overlapped: type | None, cache: Any) -> None:
@@ -137,13 +139,13 @@ class LaunchedBatches:
         return batch
 
     @contextmanager
-    def oldest(self) -> Iterator[None]:
-        """Have the processor update the oldest batch. A batch alone in flight is that of the other pair, as
-        where the loop stops."""
-        last = self._most == 2 and self.in_flight == 1
-        if last:
+    def updating_the_oldest(self) -> Iterator[None]:
+        """Have the processor find the oldest batch, which it updates. A batch alone in flight is in the other
+        pair, as when the loop stops."""
+        alone = self._most == 2 and self.in_flight == 1
+        if alone:
             self.release_object.swap_io_pairs()
-        yield
-        if last:
+        yield  # an error ends the run
+        if alone:
             self.release_object.swap_io_pairs()
         self.in_flight -= 1

@@ -127,7 +127,7 @@ class PagingDriver(SelfSchedulingDriver):
                 if self.processor.prepare_next_batch():
                     self._run(self._batches.launch())
             case Update():
-                with self._batches.oldest():
+                with self._batches.updating_the_oldest():
                     self.processor.update_batch()
             case _:  # it has no sessions, and forgets its cache when it must
                 raise CommandRefused(Reason.UNFAITHFUL)

@@ -1,4 +1,4 @@
-"""Modules that are loaded of a release of transformers, and the source of its files."""
+"""Loads the continuous batching of a release of transformers, without the rest of the package."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ class TransformersSystem(ReleaseSystem):
 
 
 def load(root: Path) -> dict[str, Any]:
-    """The release's modules by their last name, loaded in this process without all else that it imports."""
+    """Return the release's modules by their last name, loaded in this process without their other imports."""
     import torch
 
     os.environ.setdefault("TORCH_COMPILE_DISABLE", "1")
     compiler: Any = torch.compiler
-    compiler.disable = lambda function: function  # or dynamo is imported, which takes seconds
+    compiler.disable = lambda function: function  # otherwise dynamo is imported, which takes seconds
     vars(torch)["_dynamo"] = type(
         "_Dynamo", (), {"mark_static_address": staticmethod(lambda _: None)}
     )
     logging.getLogger("ContinuousBatchingLogger").setLevel(logging.ERROR)
-    # the release asks whether to describe the end of a request
+    # requests look up the level of transformers' logging, which the standard module knows as well
     install(root, TransformersSystem.modules, {"transformers.utils.logging": {"logging": logging}})
     names = (
         "cache",

@@ -44,7 +44,7 @@ class CopyEvent:
             self._device.complete(self._load)
 
 
-class CopyJob(DeviceJob):
+class PoolCopy(DeviceJob):
     """A copy in the queue of the thread. events: of the worker, where the thread records the copy's event."""
 
     def __init__(
@@ -72,7 +72,7 @@ class CopyingThread(Transfers):
         blocks, chunks = (src_blocks, dst_blocks) if is_store else (dst_blocks, src_blocks)
         parts = parts_of(self._manager, blocks, chunks, self.blocks)
         event = CopyEvent(self, not is_store)
-        self.submit(CopyJob(event_idx, not is_store, parts, event, events_list))
+        self.submit(PoolCopy(event_idx, not is_store, parts, event, events_list))
 
     def submit(self, job: DeviceJob) -> bool:
         self.queues[job.load].append(job)

@@ -48,25 +48,39 @@ class LayerGroup:
 class EngineConfig:
     """Sizes and switches of one engine.
 
-    blocks: that can be handed out; the null block comes on top. max_batched_tokens: of one step, over all
-    requests. drafts: tokens that a drafter proposes for each round; eagle: it writes KV of its own, so slots
-    are taken ahead, a cache hit leaves out its last block, and it also drafts behind a chunk of a prompt.
-    long_prefill: the longest chunk of a prompt while others wait, 0 for no limit. priority: the waiting are
-    ordered by it, not by arrival.
-    host_chunks: chunks of host memory that blocks are offloaded to, 0 for none; chunk_blocks: blocks of a
-    chunk; arc: evicted by ARC instead of LRU; sync_loads: a load may be done within the step that needs it,
-    and from a peer always is; prompt_only: outputs are not offloaded; storage: what is offloaded is also
-    written to a storage, which hits are read back from; simple: host memory is a second pool of blocks, whose
-    chunks are blocks; lazy: a block is offloaded to it when it is about to be evicted, not once it is
-    computed. peer: a peer has computed prompts,
-    whose KV is loaded from it; fail_requests: a load that fails ends its request, which is computed here
-    without.
-    Of prefix caching: retention: a state or a window is kept every so many tokens, 0 for every block, -1
-    for proven boundaries alone; match: tokens of a hash, so that a hit may end within a block, 0 for a whole
-    block; checkpoints: a chunk of a prompt also writes a state within it, at a multiple of so many tokens.
-    image: embeddings of the largest image that a prompt may have, 0 without an encoder; encoder_cache:
-    embeddings that are kept of images, encoder_budget: that one step may compute; whole_images: no chunk of a
-    prompt ends within an image.
+    blocks: blocks that can be allocated; the null block comes on top.
+    max_model_len: longest text (tokens).
+    max_batched_tokens: most tokens of one step, over all requests.
+    max_seqs: most requests of one step.
+    caching: the engine has a prefix cache.
+    drafts: tokens that a drafter proposes for each round.
+    eagle: the drafter writes KV of its own. Slots are allocated ahead, a cache hit leaves out its last block,
+        and the drafter also runs behind a chunk of a prompt.
+    chunked: a prompt may be computed in chunks.
+    priority: waiting requests are ordered by priority, not by arrival.
+    long_prefill: longest chunk of a prompt while other requests wait (tokens), 0 for no limit.
+
+    host_chunks: chunks of host memory for offloaded blocks, 0 for none.
+    chunk_blocks: blocks of a chunk.
+    arc: chunks are evicted by ARC instead of LRU.
+    sync_loads: a load may be done within the step that needs it; from a peer it always is.
+    prompt_only: outputs are not offloaded.
+    storage: offloaded blocks are also written to a storage, and hits are read back from it.
+    simple: host memory is a second pool of blocks, whose chunks are blocks.
+    lazy: a block is offloaded when it is about to be evicted, not once it is computed.
+    peer: a peer has computed prompts, whose KV is loaded from it.
+    fail_requests: a load that fails ends its request; otherwise the request is computed here.
+
+    retention: the prefix cache keeps a state or a window every so many tokens; 0 for every block, -1 for
+        proven boundaries alone.
+    match: tokens of a hash, so that a hit may end within a block; 0 for a whole block.
+    checkpoints: a chunk of a prompt also writes a state within it, at a multiple of so many tokens.
+
+    image: embeddings of the largest image of a prompt, 0 without an encoder.
+    encoder_cache: embeddings of images that are kept.
+    encoder_budget: embeddings that one step may compute.
+    whole_images: no chunk of a prompt ends within an image.
+
     Raises GeometryError when a size is out of bounds or the sizes do not fit together.
     """
 
@@ -206,10 +220,10 @@ class EngineConfig:
     def _check_encoder(self) -> None:
         """Check that an image of the largest size fits, as a server makes sure when it starts."""
         for name in ("encoder_cache", "encoder_budget", "whole_images"):
-            value = getattr(self, name)
-            if value and not self.image:
+            if getattr(self, name) and not self.image:
                 raise GeometryError(name, "needs image, the embeddings of the largest one")
-            if value < self.image and name != "whole_images":
+        for name in ("encoder_cache", "encoder_budget"):
+            if getattr(self, name) < self.image:
                 raise GeometryError(name, f"must hold an image of {self.image} embeddings")
         if self.whole_images and self.max_batched_tokens < self.image:
             raise GeometryError("max_batched_tokens", "must hold an image where none is cut")

@@ -14,7 +14,7 @@ from reference.prefix_cache import unlocked
 from reference.rules.sessions import end_turn
 
 KEEPS_LESS = (
-    "Where not live(min(C, target)), nothing past R can be resumed: the slot may keep less, up "
+    "If the window of min(C, target) is not live, nothing past R can be resumed: the slot may keep less, up "
     "to any page boundary from R to target. With a result in flight the slot may count the first "
     "token of its round."
 )
@@ -61,10 +61,10 @@ def finish(state: State, command: Finish, context: RuleContext) -> State:
     session = state.session(request.session)
     if session is not None:
         slot = cut_of_turn(state, request, target, context)
-        kept = session._replace(
+        ended = session._replace(
             history=text_cut(request.text, target), slot=slot, state=state_of(state, request)
         )
-        return end_turn(state, kept)
+        return end_turn(state, ended)
     if state.tree is not None:
         length = min(cursors.kv_committed_len, target)
         geometry = state.config.geometry
@@ -78,13 +78,12 @@ def cut_of_turn(state: State, request: Request, target: int, context: RuleContex
     """Return the cursors that the slot keeps for a turn that ends, or is retracted, at `target`."""
     before = cursors_of(request)
     choice = context.choices.get(request.name)
-    if choice is not None and choice.kv_committed_len not in (
-        None,
-        min(before.kv_committed_len, target),
-    ):
-        if not request.in_flight or choice.kv_committed_len != target:
+    by_default = min(before.kv_committed_len, target)
+    committed = None if choice is None else choice.kv_committed_len
+    if committed not in (None, by_default):
+        if not request.in_flight or committed != target:
             raise ChoiceNotAllowed(
-                f"{request.name}: kv_committed_len {choice.kv_committed_len} after a cut at {target}"
+                f"{request.name}: kv_committed_len {committed} after a cut at {target}"
             )
         before = before._replace(kv_committed_len=target)  # with the first token of the round
     kept = cut(before, target)

@@ -38,8 +38,9 @@ TRIES = 5  # steps of one situation that violate before the rest of it is left o
 class Tour:
     """The result of a tour.
 
-    transitions, refusals: of the scope; followed, refused: how many of them the system ran, and came out
-    where the rules do. lost: (kind of command, why) -> how many it did not.
+    transitions, refusals: totals of the scope.
+    followed, refused: how many of each the system ran with the outcome that the rules give.
+    lost: the number of the others, by kind of command and reason.
     violations: steps that left the specification, each the end of a walk.
     """
 
@@ -92,7 +93,7 @@ class _Runner:
         self.done = []
 
     def do(self, command: Command) -> Outcome:
-        """One command; afterwards `violated` may be true."""
+        """Carry out one command. `violated` may be set afterwards."""
         self.done.append(command)
         self.tour.commands += 1
         return self.lockstep.do(command)
@@ -104,8 +105,8 @@ class _Runner:
     def catch(self, shortest: tuple[Command, ...] | None) -> frozenset[type]:
         """Report the violation by its smallest trace.
 
-        shortest: the path to the step that violates. Where that shows nothing, something that was run
-        before has left something behind: the kinds of commands that it takes besides are returned.
+        shortest: the path to the step that violates. If that path alone violates nothing, an earlier command
+        has left something behind. Returns the kinds of commands of the smallest trace that the path lacks.
         """
         violation = self.lockstep.violation
         tour = self.tour
@@ -130,7 +131,7 @@ class _Runner:
         return frozenset(needed - {type(c) for c in shortest})
 
     def finish(self) -> Tour:
-        """Everything that was run."""
+        """Return the result, with its findings."""
         tour = self.tour
         tour.findings = self.finder.findings()
         tour.seconds = time.monotonic() - self.finder.started
@@ -139,13 +140,19 @@ class _Runner:
 
 @dataclass(slots=True)
 class _Place:
-    """A state of the graph. open: commands that were not run yet, by number; leads: number -> state.
-    situations: of each command, as the rules have it."""
+    """A state of the graph, whose commands are numbered.
+
+    situations: the situation of each command, by the rules.
+    pending: commands that were not run yet.
+    pending_here: pending commands that do not leave the state.
+    successors: for each command that is carried out, the state that it leads to.
+    refused: commands that the rules refuse.
+    """
 
     situations: list[str] = field(default_factory=list)
-    open: set[int] = field(default_factory=set)
-    still: set[int] = field(default_factory=set)  # those of them that stay here
-    leads: dict[int, int] = field(default_factory=dict)
+    pending: set[int] = field(default_factory=set)
+    pending_here: set[int] = field(default_factory=set)
+    successors: dict[int, int] = field(default_factory=dict)
     refused: set[int] = field(default_factory=set)
 
 
@@ -161,7 +168,7 @@ class _TourRun:
         self.places = [self._place(state) for state in explorer.queue]
         self.runner = _Runner(system, self.tour, found)
         self.at = 0
-        self.last: set[type] = set()  # kinds of commands that end a walk
+        self.walk_ending_kinds: set[type] = set()
         # steps by situation
         self.right = Counter[str]()
         self.wrong = Counter[str]()
@@ -174,12 +181,13 @@ class _TourRun:
             place.situations.append(situation(state, command, outcome, now))
             if isinstance(outcome, Done):
                 tour.transitions += 1
-                place.leads[number] = self.explorer.seen[self.states.of(now)]
+                place.successors[number] = self.explorer.seen[self.states.of(now)]
+            # UNFAITHFUL is left out: no scheduler gives such a command, so the system is not given it either
             elif isinstance(outcome, Refused) and outcome.reason is not Reason.UNFAITHFUL:
-                tour.refusals += 1  # no scheduler does it, so the system does not run it
+                tour.refusals += 1
                 place.refused.add(number)
-        place.open = {*place.leads, *place.refused}
-        place.still = {*place.refused, *(n for n, to in place.leads.items() if to == at)}
+        place.pending = {*place.successors, *place.refused}
+        place.pending_here = {*place.refused, *(n for n, to in place.successors.items() if to == at)}
         return place
 
     def run(self, kinds: frozenset[str]) -> bool:
@@ -221,7 +229,7 @@ class _TourRun:
         """Commands not run yet that may be run here: first those that stay, then those that lead on."""
         place = self.places[at]
         allowed = self.allowed[at]
-        for number in sorted(place.open, key=lambda n: (n not in place.still, n)):
+        for number in sorted(place.pending, key=lambda n: (n not in place.pending_here, n)):
             if allowed[number] and not self._left_out(place, number):
                 yield number
 
@@ -234,8 +242,8 @@ class _TourRun:
         """A command to run here: one that stays, else the first that leads to more to be run."""
         first = None
         for number in self._usable(self.at):
-            to = self.places[self.at].leads.get(number, self.at)
-            if to == self.at or self.places[to].open:
+            to = self.places[self.at].successors.get(number, self.at)
+            if to == self.at or self.places[to].pending:
                 return number
             first = number if first is None else first
         return first
@@ -252,7 +260,7 @@ class _TourRun:
                     at, number = came[at]
                     steps.append(number)
                 return steps[::-1]
-            for number, to in self.places[at].leads.items():
+            for number, to in self.places[at].successors.items():
                 usable = self.allowed[at][number] and not self._left_out(self.places[at], number)
                 if to not in came and usable and not self._ends(at, number):
                     came[to] = (at, number)
@@ -262,8 +270,8 @@ class _TourRun:
     def _ends(self, at: int, number: int) -> bool:
         """A command after which a walk is over, as it may leave something behind."""
         return (
-            bool(self.last)
-            and type(self.states.commands(self.explorer.queue[at])[number]) in self.last
+            bool(self.walk_ending_kinds)
+            and type(self.states.commands(self.explorer.queue[at])[number]) in self.walk_ending_kinds
         )
 
     def _go(self, number: int) -> bool:
@@ -274,9 +282,9 @@ class _TourRun:
         state = self.runner.lockstep.state
         listed = self.states.commands(self.explorer.queue[at])[number]
         command = relabel(listed, self.states.renaming(state), state)
-        new = number in place.open
-        place.open.discard(number)
-        place.still.discard(number)
+        new = number in place.pending
+        place.pending.discard(number)
+        place.pending_here.discard(number)
         outcome = self.runner.do(command)
         if self.progress is not None:
             where = f"{tour.scope}: {tour.followed + tour.refused} of {tour.transitions + tour.refusals}"
@@ -290,25 +298,26 @@ class _TourRun:
             before = self.runner.catch(None if mixes else path)
             tour.lost[kind, "violates the specification"] += new
             if not before:
-                place.leads.pop(number, None)
-            self.last |= before
+                place.successors.pop(number, None)
+            self.walk_ending_kinds |= before
             self._begin()
             return False
-        if type(listed) in self.last:
-            self._follow(place, number, new, kind, outcome)
+        followed = self._follow(place, number, new, kind, outcome)
+        if type(listed) in self.walk_ending_kinds:
             self._begin()
             return False
-        return self._follow(place, number, new, kind, outcome)
+        return followed
 
     def _follow(self, place: _Place, number: int, new: bool, kind: str, outcome: Outcome) -> bool:
         """Note where a command has led. True: where the rules lead."""
         tour = self.tour
         if number in place.refused:
-            tour.refused += new and isinstance(outcome, Refused)
+            if new and isinstance(outcome, Refused):
+                tour.refused += 1
             return True
         reached = self.states.of(self.runner.lockstep.state)
         now = self.explorer.seen.get(reached)
-        due = place.leads.get(number)
+        due = place.successors.get(number)
         if now is not None and now == due:
             tour.followed += new
             self.at = now
@@ -318,17 +327,17 @@ class _TourRun:
             why = f"refused by policy: {outcome.reason.value}"
         tour.lost[kind, why] += new
         if now is None:
-            place.leads.pop(number, None)
+            place.successors.pop(number, None)
             self._begin()
         else:
-            place.leads[number] = self.at = now
+            place.successors[number] = self.at = now
         return False
 
     def finish(self) -> Tour:
         tour = self.runner.finish()
         for state, place in zip(self.explorer.queue, self.places):
-            commands = self.states.commands(state) if place.open else []
-            for number in place.open:
+            commands = self.states.commands(state) if place.pending else []
+            for number in place.pending:
                 kind = type(commands[number])
                 offered = kind.__name__ in self.runner.system.capabilities.commands
                 why = tour.stopped or "nothing that it follows leads there"

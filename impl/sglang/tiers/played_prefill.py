@@ -1,4 +1,4 @@
-"""Stand-ins for the prefill server of a decode server: receivers of transfers, slots of first tokens."""
+"""A played prefill server for the decode side: the receivers that it polls, and the slots of first tokens."""
 
 from __future__ import annotations
 
@@ -13,10 +13,17 @@ from impl.sglang.parts.stand_ins import Bag
 from reference.tiers.config import TierConfig
 
 
+_UNUSED_BUFFERS = 11  # between the token and the room, in MetadataBuffers.get_buf
+
+
 @dataclass
 class Writing:
-    """Writes that a prefill server has still to make. slots: pool, slot and the token whose KV goes there;
-    first: the slot of the request's first token."""
+    """Writes that a prefill server has still to make.
+
+    name: of the request.
+    slots: pool, slot, and the token whose KV is written there.
+    first: index of the slot for the request's first token.
+    """
 
     name: str
     slots: list[tuple[str, int, int]]
@@ -74,8 +81,13 @@ class Peer:
 
 
 class Peers:
-    """The manager of the transfers. writing: by room what has still to arrive; drained: rooms whose prefill
-    server has said that it writes no more."""
+    """The manager of transfers.
+
+    writing: for each room, the writes still outstanding.
+    drained: for each room, the number of ranks of the prefill server that have acknowledged that they write
+        no more.
+    texts: for each room, the request's name and tokens.
+    """
 
     enable_deferred_decode_kv_release = True
 
@@ -101,24 +113,29 @@ class Peers:
     def tell(
         self, room: int, pages: Sequence[int], first: int, states: Sequence[Any], prefix: int
     ) -> None:
-        """Note where the KV of a request goes: whole pages; of SWA those of its window."""
+        """Note the slots to which the KV of a request is written: whole pages, of SWA those of its window."""
         name, text = self.texts[room]
         size = self.config.page_size
         window = self.config.window or 0
         begin = max(prefix, len(text) - window) // size * size
         parts = [("full", pages, prefix)]
         parts += [("swa", state.tolist(), begin) for state in states if state is not None]
-        slots = [
-            (pool, page * size + at, text[where] if (where := start + number * size + at) < len(text) else 0)
-            for pool, own, start in parts for number, page in enumerate(own) for at in range(size)
-        ]  # fmt: skip
+        padded = [*text, *[0] * size]  # the last page may be longer than the text
+        slots = []
+        for pool, own, start in parts:
+            for position, page in zip(range(start, len(text), size), own):
+                tokens = padded[position : position + size]
+                slots += [(pool, page * size + at, token) for at, token in enumerate(tokens)]
         for pool, slot, _ in slots:
             self.memory[pool][slot] = 0
         self.writing[room] = Writing(name, slots, first)
 
 
 class FirstTokens:
-    """ReqToMetadataIdxAllocator and MetadataBuffers: a slot for what a request's prefill has sampled."""
+    """ReqToMetadataIdxAllocator and MetadataBuffers: slots for the first tokens, which the prefills sample.
+
+    rows: for each slot, the token and the room of its request.
+    """
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -139,7 +156,7 @@ class FirstTokens:
 
     @property
     def bootstrap_room(self) -> FirstTokens:
-        """Up to 0.5.22 a slot is cleared by writing 0 here."""
+        """The buffer in which a 0 clears a slot, up to 0.5.22."""
         return self
 
     def __setitem__(self, index: int, room: int) -> None:
@@ -148,5 +165,5 @@ class FirstTokens:
 
     def get_buf(self, index: int) -> tuple[Any, ...]:
         token, room = self.rows.get(index, (0, 0))
-        nothing = torch.zeros(8, dtype=torch.int64)
-        return (torch.tensor([token]), *[nothing] * 11, None, torch.tensor([room]))
+        unused = torch.zeros(8, dtype=torch.int64)
+        return (torch.tensor([token]), *[unused] * _UNUSED_BUFFERS, None, torch.tensor([room]))

@@ -12,12 +12,11 @@ from reference.failures import AtCount, AtNamed, Failure, counted, failure
     "RUN-1",
     "a batch keeps to its limits",
     "A batch holds a request once, at most max_seqs requests and max_batched_tokens tokens, and no"
-    " position at or"
-    " past max_model_len.",
+    " position at or past max_model_len.",
     why="What lies past a limit has no row, no slot or no position encoding.",
     rule="blocks.config",
     source="vllm Scheduler.schedule",
-    scope="An engine that computes every draft of a round does so past max_model_len, in slots that it has.",
+    scope="Drafts of an engine that never cuts a round may be past max_model_len, in slots that it has.",
     trigger=lambda s: any(
         n.lane.start + len(n.lane.tokens) >= s.config.max_model_len - 1 for n in s.lanes
     ),
@@ -58,9 +57,12 @@ def _batch_within_limits(step: BlockStep) -> Failure | None:
 def _entry_starts_where_kv_ends(step: BlockStep) -> Failure | None:
     for note in step.lanes:
         start = note.lane.start
-        if not note.fresh and (start > note.computed if note.turned else start != note.computed):
+        if note.fresh:
+            continue
+        allowed = start <= note.computed if note.turned else start == note.computed
+        if not allowed:
             name = note.lane.request
-            want = f"{note.lane.request} goes on at {note.computed}"
+            want = f"{name} goes on at {note.computed}"
             got = f"it computes from {start}{_explain_low_start(step, note)}"
             return failure(want, got, AtCount(name, "start", note.computed))
     return None
@@ -131,7 +133,7 @@ def _batch_makes_progress(step: BlockStep) -> Failure | None:
     if not isinstance(step.command, Schedule) or step.refused or step.after.lanes:
         return None
     if step.before.kv_moves or step.after.kv_moves:
-        return None  # somebody may wait for it
+        return None  # a request may wait for that KV
     if (
         step.before.steps_in_flight
         or any(b.idle for b in step.bearers.values())
@@ -139,7 +141,7 @@ def _batch_makes_progress(step: BlockStep) -> Failure | None:
     ):
         return None
     if step.before.requests != step.after.requests:
-        return None  # somebody was preempted: the next schedule has another pool before it
+        return None  # such as a preemption, whose blocks are free for the next schedule
     statuses = {name: fact.status for name, fact in step.after.requests.items()}
     those = ", ".join(f"{name} {status}" for name, status in statuses.items())
     got = f"no batch comes, with {len(step.after.free)} blocks free and {those}"

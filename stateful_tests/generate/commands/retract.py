@@ -21,8 +21,11 @@ from stateful_tests.generate.exploration_scope import Scope
 class RetractHarness(Harness[Retract]):
     def draw(self, c: Enabled) -> Retract:
         name = c.request(c.running)
-        lost = c.source.upto(3) - 1 if c.invalid else c.source.upto(1)
-        return Retract(name, 0 if name in {r.name for r in c.late} and not c.invalid else lost)
+        if c.invalid:
+            return Retract(name, c.source.upto(3) - 1)
+        in_flight = c.source.upto(1)
+        is_late = any(request.name == name for request in c.late)
+        return Retract(name, 0 if is_late else in_flight)
 
     def of_request(self, scope: Scope, request: Request) -> Commands:
         if request.phase is Phase.RUNNING:
@@ -35,8 +38,8 @@ class RetractHarness(Harness[Retract]):
 
     def case(self, was: State, command: Retract, now: State) -> Labels:
         request = request_of(was, command.request)
-        target = request.origin + request.output - command.in_flight
         in_flight = "one output in flight" if command.in_flight else ""
         if request.session is None:
             return "ordinary", in_flight, *ALL_BACK
+        target = request.origin + request.output - command.in_flight
         return "turn", in_flight, *cut(was, cursors_of(request), target)
