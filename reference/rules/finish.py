@@ -14,7 +14,7 @@ from reference.prefix_cache import unlocked
 from reference.rules.sessions import end_turn
 
 KEEPS_LESS = (
-    "If the window of min(C, target) is not live, nothing past R can be resumed: the slot may keep less, up "
+    "Without the window of min(C, target) nothing past R can be resumed: the slot may keep less, up "
     "to any page boundary from R to target. With a result in flight the slot may count the first "
     "token of its round."
 )

@@ -17,7 +17,7 @@ from stateful_tests.lockstep.reference_system import ReferenceSystem
 PLAN = check_plans.plan("smoke", presets=["page1", "page2"], modes=[Mode.FREE], machines=["sessions"])
 
 
-class Tree(ReferenceSystem):
+class Checkout(ReferenceSystem):
     """A checkout that cannot be built with some sizes. refused: whether it refuses a geometry."""
 
     def __init__(self, name="sglang@checkout", refused=None):
@@ -27,13 +27,13 @@ class Tree(ReferenceSystem):
 
     def reset(self, geometry):
         if self.refused is not None and self.refused(geometry):
-            raise UnusableImplementation(f"{self.name}: its config has no such pages")
+            raise UnusableImplementation(f"{self.name}: its config has no such sizes")
         super().reset(geometry)
 
 
 def checked(system, plan=PLAN, **more):
     """Check a system against a base that refuses nothing, and return the data of the report."""
-    base = Tree("git:3f2a1b9ab")
+    base = Checkout("git:3f2a1b9ab")
     result = campaign.run(system, plan, base=base, **more)
     chosen = Base(base, BaseKind.HISTORY, "merge base with origin/main", 12)
     return check_data(result, plan, capabilities=system.capabilities, base=chosen)
@@ -41,14 +41,14 @@ def checked(system, plan=PLAN, **more):
 
 def test_a_refused_preset_that_the_plan_lacks_is_not_left_out():
     plan = replace(PLAN, examples=5, corpus=False, presets=("page1",))
-    data = checked(Tree(refused=lambda sizes: sizes.page_size != 1), plan)
+    data = checked(Checkout(refused=lambda sizes: sizes.page_size != 1), plan)
     assert data["left_out"] == {}
 
 
 def test_a_preset_that_the_tree_alone_refuses_is_named():
     plan = replace(PLAN, examples=5, corpus=False, presets=("page1", "no-swa"))
-    data = checked(Tree(refused=lambda sizes: sizes.window is None), plan)
-    why = "sglang@checkout: its config has no such pages"
+    data = checked(Checkout(refused=lambda sizes: sizes.window is None), plan)
+    why = "sglang@checkout: its config has no such sizes"
     assert data["left_out"] == {"preset no-swa": why}
     assert data["exit_code"] == 4
     assert f"left out: preset no-swa: on the base and not here: {why}" in data["verdict"]
@@ -62,22 +62,23 @@ def test_a_command_that_the_tree_alone_lacks_is_named():
 
 
 def tree_without_retract():
-    tree = Tree()
+    tree = Checkout()
     offered = tree.capabilities
     tree.capabilities = replace(offered, commands=offered.commands - {"Retract"})
     return tree
 
 
 def test_lines_of_the_corpus_that_the_tree_alone_refuses_are_counted():
-    lines = [
-        line for line in corpus.load() if line.geometry.page_size == 4 and line.mode is Mode.FREE
-    ]
-    unfit = {line.situation for line in lines if line.machine == "sessions"}
-    tree = Tree(refused=lambda sizes: sizes.page_size == 4)
-    base = Tree("git:3f2a1b9ab")
+    unfit = {
+        line.situation
+        for line in corpus.load()
+        if (line.geometry.page_size, line.mode, line.machine) == (4, Mode.FREE, "sessions")
+    }
+    tree = Checkout(refused=lambda sizes: sizes.page_size == 4)
+    base = Checkout("git:3f2a1b9ab")
     [(what, why)] = left_out(tree, base, PLAN, unfit).items()
     assert what.endswith("of the corpus")
-    assert why == "its config has no such pages"
+    assert why == "its config has no such sizes"
     assert left_out(base, tree, PLAN, unfit) == {}
 
 
@@ -85,14 +86,14 @@ def test_a_command_that_a_tree_between_releases_does_not_offer_is_not_left_out()
     """Neither are its lines of the corpus. guessed: the base is the nearest release."""
     unfit = situations_with_retract()
     tree = tree_without_retract()
-    base = Tree("sglang==0.5.12")
+    base = Checkout("sglang==0.5.12")
     assert {*left_out(tree, base, PLAN, unfit)} > {"commands Retract"}
     assert left_out(tree, base, PLAN, unfit, guessed=True) == {}
 
 
 def test_what_a_tree_between_releases_offers_and_refuses_is_left_out():
-    tree = Tree(refused=lambda sizes: sizes.page_size == 4)
-    base = Tree("sglang==0.5.12")
+    tree = Checkout(refused=lambda sizes: sizes.page_size == 4)
+    base = Checkout("sglang==0.5.12")
     assert left_out(tree, base, PLAN, situations_with_retract(), guessed=True)
 
 
@@ -109,7 +110,7 @@ def test_what_a_release_around_refuses_for_the_same_reason_is_not_left_out(monke
     def refused(sizes):
         return sizes.window is None
 
-    class Older(Tree):
+    class Older(Checkout):
         def reset(self, geometry):
             if refused(geometry) and not same_reason:
                 raise UnusableImplementation("it has another reason")
@@ -122,9 +123,9 @@ def test_what_a_release_around_refuses_for_the_same_reason_is_not_left_out(monke
         return Older(name, refused)
 
     monkeypatch.setattr(undriven_parts.system_names, "resolve", resolve)
-    tree = Tree(refused=refused)
+    tree = Checkout(refused=refused)
     tree.release = "0.5.12"
-    base = Tree("sglang==0.5.12")
+    base = Checkout("sglang==0.5.12")
     plan = replace(PLAN, presets=("page1", "no-swa"))
     assert bool(left_out(tree, base, plan, (), guessed=True)) is not same_reason
     assert resolved and "sglang==0.5.12" not in resolved, "the base itself is not asked again"
@@ -133,5 +134,5 @@ def test_what_a_release_around_refuses_for_the_same_reason_is_not_left_out(monke
 
 @pytest.mark.parametrize("name", ["sglang==0.5.23", "torch"])
 def test_a_system_that_is_no_checkout_leaves_nothing_out(name):
-    tree = Tree(name, refused=lambda sizes: sizes.window is None)
+    tree = Checkout(name, refused=lambda sizes: sizes.window is None)
     assert not checked(tree, replace(PLAN, examples=5, presets=("page1", "no-swa")))["left_out"]

@@ -1,4 +1,4 @@
-"""Each comparison of a clause is seen to fail by its name, and to hold beside it.
+"""Every comparison in a clause has a row that makes it fail, and a row beside it in which it holds.
 
 A step of the reference is what every clause accepts. Each row of clauses.txt spoils facts of one, by hand.
 """
@@ -21,12 +21,12 @@ from stateful_tests.tests.reference.spoilt_facts import (
     path,
 )
 
-FILE = Rows(Path(__file__).with_name("clauses.txt"))
-STATES = Rows(Path(__file__).with_name("clauses_of_states.txt"))
-STEPS = FILE.steps
+CLAUSE_ROWS = Rows(Path(__file__).with_name("clauses.txt"))
+STATE_ROWS = Rows(Path(__file__).with_name("clauses_of_states.txt"))
+STEPS = CLAUSE_ROWS.steps
 
 
-@pytest.mark.parametrize("clause, step, says, places", [*FILE.of_clauses(), *STATES.of_clauses()])
+@pytest.mark.parametrize("clause, step, says, places", [*CLAUSE_ROWS.of_clauses(), *STATE_ROWS.of_clauses()])
 def test_a_spoilt_fact_is_reported(clause, step, says, places):
     assert_clause(clause, step, says, places)
 
@@ -38,7 +38,7 @@ def test_the_twins_of_a_tree_are_the_nodes_that_begin_alike():
     assert failure.at == (AtNode(path("a2")), AtNode(path("a10")))
 
 
-def test_a_wrong_slot_of_a_node_is_about_its_page():
+def test_a_wrong_slot_of_a_node_is_located_by_its_page():
     read = STEPS["INSERTED"].after.tree.nodes[0].full_read
     wrong = node(STEPS["INSERTED"], 0, full_read=[*read[:3], 0, *read[4:]])
     failure = CLAUSES["TREE-3"].check(wrong)
@@ -46,15 +46,15 @@ def test_a_wrong_slot_of_a_node_is_about_its_page():
     assert failure.at == (AtTreePage(path("a4"), 2), AtNode(path("a6"), "full"))
 
 
-def test_a_page_that_nobody_has_is_about_itself_or_its_place_in_the_row():
+def test_a_lost_page_is_located_by_its_number_or_by_its_place_in_the_row():
     assert CLAUSES["END-1"].check(spoilt(STEPS["EMPTY"], "lost full")).at == (AtPage("full", 10),)
     of_row, of_tree = (spoilt(STEPS[name], "nowhere full 12") for name in ("DECODED", "INSERTED"))
     assert CLAUSES["REF-1"].check(of_row).at == (AtPosition("s1", "full", 0),)
     assert CLAUSES["REF-1"].check(of_tree).at == ()
 
 
-def test_who_has_no_cursors_by_the_rules_has_no_window_to_read():
-    queued, prefilled = FILE.step("plain: submit r1 (no session) +5"), STEPS["PREFILLED"].after
+def test_swa_2_ignores_a_request_without_cursors():
+    queued, prefilled = CLAUSE_ROWS.step("plain: submit r1 (no session) +5"), STEPS["PREFILLED"].after
     assert_clause(
         "SWA-2", changed(queued, requests=prefilled.requests, holders=prefilled.holders), None
     )
@@ -68,7 +68,7 @@ def test_who_has_no_cursors_by_the_rules_has_no_window_to_read():
         (3, "LTLLL", 5),
     ],
 )  # fmt: skip
-def test_what_can_be_resumed_from(window, pattern, length):
+def test_the_usable_prefix_ends_where_the_window_is_live(window, pattern, length):
     step = pages(STEPS["MATCHED"], pattern, before=True)
     config = step.config._replace(
         geometry=replace(ONE, window=window, swa_pages=12 if window else 0)

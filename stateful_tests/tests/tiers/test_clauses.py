@@ -47,7 +47,8 @@ ROWS = list(clause_rows(Path(__file__).with_name("clause_rows.txt")))
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.title)
 def test_a_poll_violates_the_clauses_of_its_row(row):
     found = failures_of(row)
-    assert [clause.id for clause, _ in found][:1] == [row.clause] * bool(row.clause)
+    first = found[0][0].id if found else ""
+    assert first == row.clause
     assert {clause.id for clause, _ in found[1:]} - {row.clause} == row.also
     for _, failure in found[:1]:
         assert f"{failure.expected}; {failure.observed}".endswith(row.words)
@@ -334,8 +335,6 @@ def test_an_evict_frees_what_counts_as_evictable():
     freed = together(node(2, device=kv((), (3,))), facts(free=kv((5, 6, 3), (5, 6))))
     assert violated(freed, was=was, command=Evict(1)) == ([], "")
     assert violated(facts(), was=REST._replace(evictable=count()), command=Evict(3)) == ([], "")
-    one_pool = replace(SIZES, window=None, swa_pages=0, host_swa_pages=0)
-    assert one_pool.pools == ("full",)
 
 
 def recurrent(**changes):
@@ -379,7 +378,7 @@ SENT, ARRIVE = RECEIVES._replace(writing={}), Arrive("h1")
         ([ARRIVE, Poll(), Complete(), Poll(), Poll()], [SENT], "PRO-1"),
     ],
 )
-def test_a_server_that_only_decodes_and_comes_into_the_same_state_again(commands, requests, found):
+def test_a_decode_server_that_repeats_its_state_stands_still(commands, requests, found):
     progress, beside = DecodeProgress(), LockRanges(DECODING)
     now = RECEIVED._replace(requests=tuple(requests))
     for command in commands:
@@ -419,9 +418,9 @@ def test_a_server_that_only_prefills_and_comes_into_the_same_state_again(command
     assert bool(TIER_CLAUSES["PRO-1"].check(step)) == bool(found)
 
 
-def test_every_clause_has_a_row():
-    seen = {row.clause for row in ROWS if row.clause} | {"HOST-4", "TREE-17", "PRO-1"}
-    assert seen == {*TIER_CLAUSES}
+def test_every_clause_has_a_row_or_a_test_of_this_file():
+    tested_here = {"HOST-4", "TREE-17", "PRO-1"}
+    assert {row.clause for row in ROWS if row.clause} | tested_here == {*TIER_CLAUSES}
     assert {*OF_CONNECTORS} <= {*TIER_CLAUSES}
 
 

@@ -23,7 +23,7 @@ from stateful_tests.traces.trace_files import load
 REGRESSIONS = Path(__file__).parents[3] / "fixtures" / "regressions"
 
 
-class Watched(TorchKV):
+class CursorChecking(TorchKV):
     """Compares its cursors after each command."""
 
     compared = 0
@@ -39,7 +39,7 @@ class Watched(TorchKV):
 
 
 def conforms(system: TorchKV, seed: str, machine: str, geometry: Geometry, mode: Mode) -> None:
-    """A random run and the end of all that it began."""
+    """Check a random run, and the end of everything that it began."""
     source = RandomChoices(seed)
     profile = draw_profile(source, system.capabilities, machine)
     lockstep = Lockstep(system, geometry, mode)
@@ -53,14 +53,14 @@ def conforms(system: TorchKV, seed: str, machine: str, geometry: Geometry, mode:
 
 @pytest.mark.parametrize("swa", [True, False], ids=["window", "no window"])
 @pytest.mark.parametrize("machine", MACHINES)
-def test_it_does_what_the_reference_does(machine, swa):
+def test_torch_kv_does_what_the_reference_does(machine, swa):
     like = replace(PRESETS["page1" if swa else "no-swa"], tree=machine != "sessions")
-    watched = Watched()
+    system = CursorChecking()
     for seed in range(24):
         name = f"{machine} {swa} {seed}"
         mode = Mode.FREE if seed // 2 % 2 else Mode.FAITHFUL
-        conforms(watched, name, machine, draw_geometry(RandomChoices(name), like), mode)
-    assert watched.compared > 100 or machine == "tree"
+        conforms(system, name, machine, draw_geometry(RandomChoices(name), like), mode)
+    assert system.compared > 100 or machine == "tree"  # whose runs have no rows
 
 
 def test_without_a_tree_its_commands_are_refused():
@@ -176,7 +176,7 @@ def test_without_a_tree_its_commands_are_refused():
         ),
     ],
 )
-def test_a_scene_that_random_runs_seldom_meet(sizes, commands):
+def test_a_rare_scene_conforms(sizes, commands):
     for mode in Mode:
         assert replay(TorchKV(), Trace(sizes, mode, script(commands))).violation is None
 
@@ -193,7 +193,7 @@ def test_the_older_of_two_states_serves_a_text_that_ends_there():
 
 
 class KeepsLess(TorchKV):
-    """Window eviction went past the target of a cut: stops at the page boundary below, as 0.5.20 does."""
+    """Trims at the page boundary below target if window eviction is past target, as SGLang 0.5.20 does."""
 
     stopped, kept = 0, None
 
@@ -215,7 +215,7 @@ class KeepsLess(TorchKV):
         super()._trim(request, target)
 
 
-def test_a_keeper_of_less_is_right_where_nothing_can_be_resumed():
+def test_keeping_less_conforms_where_nothing_can_be_resumed():
     system = KeepsLess()
     like = Geometry(4, 1, 9, 9, 2, 36)
     for seed in range(40):
@@ -224,7 +224,7 @@ def test_a_keeper_of_less_is_right_where_nothing_can_be_resumed():
     assert system.stopped > 4
 
 
-def test_a_keeper_of_less_is_reported_where_something_can_be_resumed():
+def test_keeping_less_is_reported_where_something_can_be_resumed():
     trace = load(REGRESSIONS / "a_turn_whose_window_is_there_is_kept_up_to_target.json")
 
     class Eager(KeepsLess):

@@ -1,4 +1,4 @@
-"""Checks of whole schedulers, with a runner that pretends and, where it is installed, with the real one."""
+"""Checks of whole schedulers, with a played runner and, where it is installed, with the real one."""
 
 import itertools
 import sys
@@ -23,7 +23,7 @@ LOG = WATCHED / "sglang-0.5.23-tree_under_overlap.jsonl"
 RELEASE = "0.5.23"
 
 
-class Pretends:
+class FaultyRunner:
     """Has a fault that shows when a client in a session sends a second turn of three tokens or more."""
 
     runs = 0
@@ -37,7 +37,7 @@ class Pretends:
 
 
 def test_a_finding_is_shrunk_to_its_clients_and_numbers():
-    result = scheduler_runs.check(Pretends(), RELEASE, 1, 5, count=6)
+    result = scheduler_runs.check(FaultyRunner(), RELEASE, 1, 5, count=6)
     assert list(result.found) == ["reads full"] and result.times["reads full"] >= 1
     judged = result.found["reads full"]
     (client,) = judged.run.clients
@@ -53,7 +53,7 @@ def test_a_finding_is_shrunk_to_its_clients_and_numbers():
 
 @pytest.mark.parametrize("at", [0, 1, 2, 30])
 def test_an_interrupt_loses_nothing_that_was_found(at):
-    """at: while it shrinks, at so many tries; 0: between two runs."""
+    """at: interrupts at that try of the shrinking; 0: between two runs."""
     kept, tries = [], 0
 
     def say(what, *_):
@@ -63,7 +63,7 @@ def test_an_interrupt_loses_nothing_that_was_found(at):
             raise KeyboardInterrupt
 
     result = scheduler_runs.check(
-        Pretends(), RELEASE, 1, 5, count=6, say=say, keep=lambda j: kept.append(j.run)
+        FaultyRunner(), RELEASE, 1, 5, count=6, say=say, keep=lambda j: kept.append(j.run)
     )
     assert result.interrupted and result.found["reads full"].run == kept[-1]
     data = server_reports.served(result, None, 5)
@@ -72,7 +72,7 @@ def test_an_interrupt_loses_nothing_that_was_found(at):
 
 def test_shrinking_ends_with_the_time(monkeypatch):
     monkeypatch.setattr(scheduler_runs.time, "monotonic", itertools.count().__next__)
-    runner = Pretends()
+    runner = FaultyRunner()
     result = scheduler_runs.check(runner, RELEASE, 1, 5, count=6, limit_s=20)
     assert result.found and runner.runs <= 20
 
@@ -80,14 +80,15 @@ def test_shrinking_ends_with_the_time(monkeypatch):
 def test_shrinking_one_finding_ends_with_its_time(monkeypatch):
     monkeypatch.setattr(scheduler_runs.time, "monotonic", itertools.count().__next__)
     monkeypatch.setattr(scheduler_runs, "SHRINK_S", 20)
-    runner = Pretends()
+    runner = FaultyRunner()
     result = scheduler_runs.check(runner, RELEASE, 1, 5, count=6)
     assert list(result.found) == ["reads full"] and result.runs == 5 and runner.runs <= 5 + 10
 
 
 def test_a_conforming_check_finds_nothing_and_counts():
-    runner = Pretends()
+    runner = ConformingRunner()
     result = scheduler_runs.check(runner, RELEASE, 1, 3, count=1, fixed={"draft": 2})
+    assert not result.found
     assert runner.runs >= result.runs == 3
     assert result.events > 0 and result.reached["a turn that resumes"] > 0
 
@@ -102,7 +103,7 @@ def test_known_faults_are_a_sentence_each_and_where_to_read_on(capsys):
     assert "#40252" not in said and "kvspec bugs NAME" in said
 
 
-class Conforms(Pretends):
+class ConformingRunner(FaultyRunner):
     """Has no fault."""
 
     def run(self, job):
@@ -110,11 +111,11 @@ class Conforms(Pretends):
 
 
 def test_what_the_base_shows_in_the_same_run_is_not_new():
-    before = scheduler_runs.Before(Pretends(), {})
-    same = scheduler_runs.check(Pretends(), RELEASE, 1, 5, count=6, before=before)
+    before = scheduler_runs.Before(FaultyRunner(), {})
+    same = scheduler_runs.check(FaultyRunner(), RELEASE, 1, 5, count=6, before=before)
     assert not same.found and same.old["reads full"]
-    before = scheduler_runs.Before(Conforms(), {})
-    new = scheduler_runs.check(Pretends(), RELEASE, 1, 5, count=6, before=before)
+    before = scheduler_runs.Before(ConformingRunner(), {})
+    new = scheduler_runs.check(FaultyRunner(), RELEASE, 1, 5, count=6, before=before)
     assert list(new.found) == ["reads full"] and not new.old
 
 
@@ -138,7 +139,7 @@ def test_a_label_of_a_tree_holds_while_its_fault_is_there(monkeypatch, there, wa
             scheduler_runs.ServedRun(RELEASE, Config(), (), 1, key=key), None, Validated(), found
         )
 
-    tree, release = Pretends(), Pretends()
+    tree, release = FaultyRunner(), FaultyRunner()
     shows = {(tree, "saved"): saved, (release, ""): was}
     monkeypatch.setattr(scheduler_runs, "serve", lambda at, run: judged(shows[at, run.key]))
     runs = {"last-token": judged("", "saved").run} if saved else {}
@@ -183,7 +184,7 @@ def test_a_server_that_broke_has_a_key_without_numbers():
     ([("", -1)], "does not see it, and fires elsewhere: forward pass 7, position -1 of no request: hash",
      "fires in this run: forward pass 7, position -1 of no request: hash"),
 ])  # fmt: skip
-def test_a_second_opinion(fires, of_reads, of_log):
+def test_the_canary_agrees_with_each_finding_or_not(fires, of_reads, of_log):
     outcome = RunOutcome(9, 9, [Misread(7, "c1.2", "full", 4, (11, 4), None)], {})
     keys = ("reads", "reads full"), ("log", "log LEN-2")
     findings = [scheduler_runs.ServedFinding(judge, key, "") for judge, key in keys]
