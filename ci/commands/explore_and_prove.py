@@ -88,10 +88,10 @@ def explore(
                 progress=progress,
                 executor=executor,
             )
-            data = report.explored(result)
+            data = report.exploration_data(result)
             found = [result.finding] if result.finding is not None else []
             save_traces(found, data["findings"], save_dir, "--impl reference")
-            report.text(out.console, data)
+            report.print_exploration(out.console, data)
             return data, result.stopped
 
         code, reports = _report_scopes(chosen, explore_scope)
@@ -146,10 +146,10 @@ def tour(selector: SystemSelector, out: ReportOut, names: tuple[str, ...], save_
             saved = Saved(system.name, save_dir, progress.say)
             with unusable(f"--impl {selector.spec}: "):
                 toured = touring.live(cast("System", system), scope, progress=progress, found=saved)
-            data = report.toured(toured)
+            data = report.tour_data(toured)
             save_traces(toured.findings, data["findings"], save_dir, selector.options)
             saved.tidy(data["findings"])
-            report.tour_text(out.console, data)
+            report.print_tour(out.console, data)
             return data, toured.stopped
 
         code, reports = _report_scopes(scopes, tour_scope)

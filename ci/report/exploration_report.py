@@ -27,7 +27,7 @@ def findings_data(found: Sequence[Finding]) -> list[Data]:
     return [finding_data(group) for group in group_by_cause(found)]
 
 
-def explored(result: Exploration) -> Data:
+def exploration_data(result: Exploration) -> Data:
     """Return the report of an exploration as data, with its verdict and exit code."""
     if result.complete:
         missing_means = "proved unreachable in this scope"
@@ -65,7 +65,7 @@ def explored(result: Exploration) -> Data:
     }
 
 
-def toured(tour: Tour) -> Data:
+def tour_data(tour: Tour) -> Data:
     """Return the report of a tour as data, with its verdict and exit code."""
     planned = tour.transitions + tour.refusals
     ran = tour.followed + tour.refused
@@ -84,7 +84,7 @@ def toured(tour: Tour) -> Data:
     if tour.complete:
         coverage = "every transition was run"
     else:
-        coverage = f"{percent:.1f} % of the transitions were run"
+        coverage = f"{percent:.1f} % of the transitions and refusals were run"
     return {
         "scope": tour.scope,
         "implementation": tour.system,
@@ -113,7 +113,7 @@ def scope_rows() -> list[Data]:
     ]
 
 
-def text(out: Console, data: Data) -> None:
+def print_exploration(out: Console, data: Data) -> None:
     """Print the report of one exploration."""
     words = {
         "scope": f"{data['scope']}: {data['about']}",
@@ -139,7 +139,7 @@ def text(out: Console, data: Data) -> None:
     _print_verdict(out, data)
 
 
-def tour_text(out: Console, data: Data) -> None:
+def print_tour(out: Console, data: Data) -> None:
     """Print the report of one tour."""
     text_output.labelled(out, {
         "tour": f"{data['scope']}, mode {data['mode']}",

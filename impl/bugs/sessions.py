@@ -48,9 +48,9 @@ def _(self: TorchKV, requests: Sequence[KVRequest]) -> bool:
 
 @bug("batch-not-atomic", "OUT-2", "a refused batch keeps its first lanes", TorchKV.extend)
 def _(self: TorchKV, command: Extend) -> Played:
-    """The scheduler retries a prefill batch and some prompts are in twice. Lanes are prefilled one by one
-    until one does not fit, and those before stay. Visible when a batch of two or more runs out of pages or
-    rows and its first entry alone fits. Fix: check the whole batch first."""
+    """The scheduler retries a prefill batch and some prompts are prefilled twice. Lanes are prefilled one by
+    one until one does not fit, and the earlier ones are not undone. Visible when a batch of two or more
+    runs out of pages or rows and its first entry alone fits. Fix: check the whole batch first."""
     try:
         return TorchKV.extend(self, command)
     except CommandRefused as refused:
@@ -182,8 +182,8 @@ def _(self: TorchKV, target: N, evicted: N) -> N:
     """The SWA pool fills up, the full pool does not. Trimming frees the full pages of the tail and drops
     their mapping, so that nothing leads to the SWA pages any more. Visible when a trim frees a page on a
     model with SWA. Fix: free both sides."""
-    nowhere = target * 0 + self.ceil(self.width)  # an int or a tensor, as target is
-    return larger(target, nowhere)
+    past_the_row = target * 0 + self.ceil(self.width)  # an int or a tensor, as target is
+    return larger(target, past_the_row)
 
 
 @bug(
@@ -210,8 +210,8 @@ class _ReleaseSplitsAPage(TorchKV):
     """A page is in the free list twice. What a window eviction has passed is freed in the full pool alone,
     the rest in both, each part in whole pages: the page that the frontier falls into belongs to both. Visible
     when a slot is closed whose swa_evicted_seqlen is inside a page: a trim capped it at a target that a
-    window eviction had passed. Fix: that page once, or (sglang 0.5.20) a cut that stops at the page boundary
-    below target then."""
+    window eviction had passed. Fix: free that page once; or, as sglang 0.5.20 does, trim at the page boundary
+    below target if a window eviction has passed target."""
 
     def release_pages(self, holder: KVRequest | Slot) -> None:
         self.free_range(holder, self.evicted_range)
@@ -303,7 +303,7 @@ def _(self: TorchKV, slots: Tensor, tokens: Tensor, fresh: list[int]) -> None:
 )
 def _(self: TorchKV, request: KVRequest) -> None:
     """A request that waits says that it has KV. Retract gives pages and row back and leaves the request's
-    cursors as they were; whoever asks it before its next admission counts tokens that are somebody else's.
+    cursors as they were: code that reads them before its next admission counts tokens of other requests.
     Visible after the retract of an ordinary request. No clause covers the cursors of a request
     without KV: the comparison with the reference (REF-1) finds it. Fix: set them back."""
     cursors = request.cursors
