@@ -6,14 +6,13 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 
 from msgspec.structs import replace
 
 from ci.commands.shared import note, unusable
 from stateful_tests.watched.actions.transfers import compare_pair_logs
-from stateful_tests.watched.log_reader import LogError, WatchLog, log_files
+from stateful_tests.watched.log_reader import LogError, WatchLog, log_files, log_name
 from stateful_tests.watched.validation_results import Mismatch
 from stateful_tests.watched.validator import Validator
 
@@ -56,8 +55,8 @@ class LogReading:
         self.seconds = time.perf_counter() - started
 
     @property
-    def written(self) -> bool:
-        """Return whether the process that writes the log runs on this machine."""
+    def writer_runs(self) -> bool:
+        """Whether the process that writes the log runs on this machine."""
         try:
             os.kill(self.log.header.process, 0)
         except ProcessLookupError:
@@ -68,12 +67,16 @@ class LogReading:
 
 
 class LogReadings:
-    """Every log in some files and folders. no_logs: why other files are none."""
+    """Every log in the given files and folders.
+
+    logs: by name, without the number of a part: a server deletes its oldest parts.
+    no_logs: the files that are no logs, each with the reason.
+    """
 
     def __init__(self, given: Sequence[str], release: str | None) -> None:
         self._given = given
         self._release = release
-        self.logs: dict[Path, LogReading] = {}
+        self.logs: dict[str, LogReading] = {}
         self.no_logs: dict[Path, str] = {}
 
     def begun(self) -> list[LogReading]:
@@ -82,7 +85,7 @@ class LogReadings:
         with unusable("", LogError):
             groups = log_files(self._given)
         for first, *later in groups:
-            if first in self.logs:
+            if log_name(first) in self.logs:
                 continue
             try:
                 reading = LogReading(WatchLog([first, *later]), self._release)
@@ -90,7 +93,7 @@ class LogReadings:
                 self.no_logs[first] = str(error)
                 continue
             self.no_logs.pop(first, None)  # its first line had not been written yet
-            self.logs[first] = reading
+            self.logs[log_name(first)] = reading
             new.append(reading)
         return new
 
@@ -108,12 +111,16 @@ class LogReadings:
                     decode.report(found)
 
     def follow(self, tell: Tell | None, begins: Begins) -> None:
-        """Read all logs at once, and those that begin meanwhile, until the processes that write them
-        have ended or an interrupt. A folder may have no log yet. begins: called with each log as it
-        begins."""
+        """Read all logs concurrently, and those that appear meanwhile, until the processes that write them
+        have ended or the user interrupts. A folder may have no log yet.
+
+        begins: called with each log when its reading starts.
+        Raises the error of a reading that failed.
+        """
         stopped = threading.Event()
         telling = threading.Lock()
         threads: list[threading.Thread] = []
+        failures: list[Exception] = []
 
         def one_at_a_time(found: Mismatch) -> None:
             if tell is not None:
@@ -124,23 +131,32 @@ class LogReadings:
             with telling:
                 begins(reading)
             process = reading.log.header.process
-            if not reading.written:
+            if not reading.writer_runs:
                 note(
                     f"{reading.log.name}: no process {process} on this machine: nothing is waited for"
                 )
-            growing = partial(lambda each: not stopped.is_set() and each.written, reading)
-            threads.append(threading.Thread(target=reading.read, args=(growing, one_at_a_time)))
+
+            def growing() -> bool:
+                return not stopped.is_set() and reading.writer_runs
+
+            def read() -> None:
+                try:
+                    reading.read(growing, one_at_a_time)
+                except Exception as error:
+                    failures.append(error)
+
+            threads.append(threading.Thread(target=read))
             threads[-1].start()
 
-        waits = False
+        told_to_wait = False
         try:
             while not threads or any(thread.is_alive() for thread in threads):
                 for reading in self.begun():
                     start(reading)
-                if not threads and self.no_logs:
+                if not threads and self.no_logs and not any(map(os.path.isdir, self._given)):
                     return
-                if not threads and not waits:
-                    waits = True
+                if not threads and not told_to_wait:
+                    told_to_wait = True
                     note(f"{self._given[0]}: no log yet; a server writes one with its first batch")
                 time.sleep(PERIOD_S)
         except KeyboardInterrupt:
@@ -149,3 +165,5 @@ class LogReadings:
             stopped.set()
             for thread in threads:
                 thread.join()
+        if failures:
+            raise failures[0]

@@ -33,9 +33,8 @@ def left_out(
 
     asked: the plan before it was made to fit the system.
     unfit: situations with a line that the system cannot be driven through.
-    guessed: the base is the nearest release. A tree between two releases offers what its facts have, so
-        a part that it does not offer is no loss; nor is one that a release next to the base refuses for
-        the same reason. Any other part that its own code refuses is one.
+    guessed: the base is only the nearest release. A part then counts only if the tree offers it, its code
+        refuses it, and no neighbouring release refuses it for the same reason.
     """
     found: dict[str, str] = {}
     again: dict[str, Refuses] = {}
@@ -60,10 +59,12 @@ def left_out(
             first.setdefault(why, line)
     for why, count in reasons.items():
         what = f"{count} line{'s' if count > 1 else ''} of the corpus"
+        if what in found:  # as many for another reason
+            what = f"{what}, such as {first[why].situation}"
         found[what] = why
         again[what] = partial(_line_refusal, first[why])
     if guessed and found:
-        for what in _also_refused(system, found, again):
+        for what in list(_also_refused(system, found, again)):
             del found[what]
     return found
 
@@ -71,7 +72,7 @@ def left_out(
 def _also_refused(
     system: AnySystem, found: Mapping[str, str], again: Mapping[str, Refuses]
 ) -> Iterator[str]:
-    """Yield the parts that the releases next to a tree's refuse for the same reason."""
+    """Yield the parts that a neighbour of the tree's release refuses for the same reason."""
     spec = system_spec(system)
     release = release_of(system)
     if spec.engine not in ENGINES or not release:
@@ -83,10 +84,12 @@ def _also_refused(
         except UnusableImplementation:  # such as a wheel that cannot be fetched
             continue
         try:
-            mine, its = f"{system.name}: ", f"{other.name}: "
+            own_prefix = f"{system.name}: "
+            other_prefix = f"{other.name}: "
             for what, refuses in [*left.items()]:
                 why = refuses(other)
-                if why is not None and why.replace(its, "") == found[what].replace(mine, ""):
+                own = found[what].replace(own_prefix, "")
+                if why is not None and why.replace(other_prefix, "") == own:
                     del left[what]
                     yield what
         finally:

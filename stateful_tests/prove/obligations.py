@@ -76,7 +76,8 @@ OBLIGATIONS: dict[str, Obligation] = {
 
 
 def chosen(names: Iterable[str]) -> list[Obligation]:
-    """The obligations that begin with the names; all of them when there are none. Raises KeyError."""
+    """Return the obligations with these names or of these kinds, such as "contract/cut", "cut" or "window";
+    all of them for no name. Raises KeyError for a name that selects none."""
     found: dict[str, Obligation] = {}
     for name in names:
         those = {key: each for key, each in OBLIGATIONS.items() if name in (key, *key.split("/"))}
@@ -89,7 +90,7 @@ def chosen(names: Iterable[str]) -> list[Obligation]:
 def prove(
     obligations: Iterable[Obligation], sources: Mapping[str, str] = SOURCES
 ) -> Iterator[Proof]:
-    """Each in turn. sources: the text of both modules, such as with a fault in it."""
+    """Prove each in turn. sources: the text of both modules; tests give one with a fault in it."""
     for obligation in obligations:
         proof = Proof(obligation)
         began = time.perf_counter()
@@ -113,9 +114,11 @@ def _prove(proof: Proof, sources: Mapping[str, str]) -> None:
         result = translation.call(contract.name, names)
         promised = [translation.expression(line, names | {"_": result}) for line in contract.post]
         given += [*translation.facts, *translation.lemmas()]
-        if _check(given) != z3.sat:
+        if (satisfiable := _check(given)) != z3.sat:
             proof.verdict = ProofVerdict.UNDECIDED
             proof.note = "no arguments meet what the contract asks for"
+            if satisfiable == z3.unknown:
+                proof.note = "z3 cannot tell whether any arguments meet what the contract asks for"
             return
         for line, goal in zip(contract.post, promised):
             verdict = _check([*given, z3.Not(goal)])
@@ -135,7 +138,7 @@ def _check(terms: list[Any]) -> Any:
 
 
 def _refute(proof: Proof, line: str, terms: list[Any], margin: int | None) -> None:
-    """Small numbers for which the line fails."""
+    """Note in the proof small numbers for which the line fails, or that z3 finds none."""
     arguments = proof.obligation.contract.arguments
     names = [
         each

@@ -1,4 +1,4 @@
-"""Hints at what a file may have in a place: msgspec names the place and the fault alone."""
+"""Hints about what a trace file may have at a path. Messages of msgspec name only the path and the fault."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _PART = re.compile(r"\.([^.\[\]]+)|\[(\d+)\]")
 
 
 def unknown_field(kind: Any, data: bytes, path: str, field: str) -> str:
-    """Return the fields that the object at `path` may have, the nearest first."""
+    """Return the message for an unknown field: the nearest name, and all fields of the object at `path`."""
     struct = _struct_type(_type_at(kind, data, path))
     if struct is None:
         return "unknown field"
@@ -22,11 +22,11 @@ def unknown_field(kind: Any, data: bytes, path: str, field: str) -> str:
     if struct.tag_field is not None:
         names.insert(0, struct.tag_field)
     of = f" of {struct.tag}" if struct.tag is not None else ""
-    return f"unknown field{_close_names(field, names)} The fields{of}: {', '.join(map(str, names))}"
+    return f"unknown field{_suggestion(field, names) or '.'} The fields{of}: {', '.join(map(str, names))}"
 
 
 def missing_field(kind: Any, data: bytes, path: str, field: str) -> str:
-    """Say what is expected there."""
+    """Return the message for a missing field: what is expected there."""
     found = _type_at(kind, data, path)
     if commands := _command_names(found, field):
         return f"is missing; the commands: {', '.join(commands)}"
@@ -37,19 +37,16 @@ def missing_field(kind: Any, data: bytes, path: str, field: str) -> str:
 
 
 def wrong_value(kind: Any, data: bytes, path: str, value: str) -> str:
-    """Return the values that are valid at `path`, the nearest first; the commands for the name of a
-    command."""
+    """Return the message for a value that is not valid at `path`: the nearest valid one, or else all. A
+    wrong name of a command gets the names of commands."""
     parent, _, field = path.rpartition(".")
     if commands := _command_names(_place_at(kind, data, parent)[0], field):
-        near = _close_names(value, commands)
-        listed = f" The commands: {', '.join(commands)}" if near == "." else ""
-        return f"no command is called {value!r:.40}{near}{listed}"
+        all_of_them = f". The commands: {', '.join(commands)}"
+        return f"no command is called {value!r:.40}{_suggestion(value, commands) or all_of_them}"
     found = _type_at(kind, data, path)
     values = [*_value_names(found)] if found is not None else []
-    near = _close_names(value, values)
-    return f"{value!r:.40} is no value here" + (
-        f"; one of {', '.join(values)}" if near == "." else near
-    )
+    all_of_them = f"; one of {', '.join(values)}" if values else ""
+    return f"{value!r:.40} is no value here{_suggestion(value, values) or all_of_them}"
 
 
 def _command_names(found: types.Type | None, field: str) -> list[str]:
@@ -58,9 +55,10 @@ def _command_names(found: types.Type | None, field: str) -> list[str]:
     return [str(each.tag) for each in structs if each.tag is not None and each.tag_field == field]
 
 
-def _close_names(name: str, names: list[Any]) -> str:
+def _suggestion(name: str, names: list[Any]) -> str:
+    """Return the nearest name as the end of a message; "" where none is near."""
     close = get_close_matches(name, [str(each) for each in names], 1)
-    return f"; did you mean {close[0]}?" if close else "."
+    return f"; did you mean {close[0]}?" if close else ""
 
 
 def _type_at(kind: Any, data: bytes, path: str) -> types.Type | None:
@@ -85,14 +83,16 @@ def _place_at(kind: Any, data: bytes, path: str) -> tuple[types.Type | None, Any
     except (ValueError, RecursionError):  # behind the fault that is reported it may be anything
         raw = None
     for name, index in _PART.findall(path.removeprefix("$")):
-        struct = [each for each in _members(found) if isinstance(each, types.StructType)]
-        tags = raw if isinstance(raw, dict) else {}
-        struct = [
-            each for each in struct if each.tag is None or each.tag == tags.get(str(each.tag_field))
+        fields = raw if isinstance(raw, dict) else {}
+        structs = [
+            each
+            for each in _members(found)
+            if isinstance(each, types.StructType)
+            and each.tag in (None, fields.get(str(each.tag_field)))
         ]
         lists = [each for each in _members(found) if isinstance(each, types.ListType)]
-        if name and struct and isinstance(raw, dict):
-            found = next((each.type for each in struct[0].fields if each.encode_name == name), None)
+        if name and structs and isinstance(raw, dict):
+            found = next((each.type for each in structs[0].fields if each.encode_name == name), None)
             raw = raw.get(name)
         elif index and lists and isinstance(raw, list):
             found = lists[0].item_type

@@ -142,9 +142,14 @@ def log_files(paths: Iterable[str | os.PathLike[str]]) -> list[list[Path]]:
             raise LogError(f"{given}: there is no such file or folder")
         files = sorted(given.glob("*.jsonl")) if given.is_dir() else [given]
         for file in files:
-            match = _PART.fullmatch(str(file))
-            found.setdefault(match[1] if match else str(file), set()).add(file)
+            found.setdefault(log_name(file), set()).add(file)
     return [sorted(files) for files in found.values()]
+
+
+def log_name(file: Path) -> str:
+    """Return the name that all parts of a log share."""
+    match = _PART.fullmatch(str(file))
+    return match[1] if match else str(file)
 
 
 def _header_of(path: Path) -> WatchHeader:

@@ -129,6 +129,34 @@ def test_a_folder_without_a_log_is_waited_for(tmp_path, monkeypatch):
     assert run(["validate", "--follow", str(tmp_path)]) == 0
 
 
+def test_a_log_without_its_header_is_waited_for(tmp_path, monkeypatch):
+    log, text = tmp_path / "log.jsonl", Path(LOG).read_text()
+    log.write_text("")
+    looks = iter([lambda: None, partial(log.write_text, text)])
+    monkeypatch.setattr(log_validation.time, "sleep", lambda _: next(looks, lambda: None)())
+    assert run(["validate", "--follow", str(tmp_path)]) == 0
+
+
+def test_an_error_while_following_is_raised(monkeypatch):
+    def fails(reading, line):
+        raise ZeroDivisionError(line.number)
+
+    monkeypatch.setattr(log_validation.Validator, "read", fails)
+    with pytest.raises(ZeroDivisionError):
+        LogReadings([LOG], None).follow(None, lambda reading: None)
+
+
+def test_a_log_whose_first_part_is_deleted_meanwhile_is_read_once(tmp_path):
+    head, *lines = Path(LOG).read_bytes().splitlines(keepends=True)
+    parts = [tmp_path / f"kvspec-7-{number:04}.jsonl" for number in (1, 2)]
+    for part, text in zip(parts, (lines[:20], lines[20:]), strict=True):
+        part.write_bytes(head + b"".join(text))
+    readings = LogReadings([str(tmp_path)], None)
+    assert len(readings.begun()) == 1
+    parts[0].unlink()
+    assert not readings.begun() and len(readings.logs) == 1
+
+
 def test_a_file_that_is_no_log_hides_no_other(tmp_path, capsys):
     (tmp_path / "a.jsonl").write_text('{"a": 1}\n')
     (tmp_path / "b.jsonl").write_text(Path(LOG).read_text())

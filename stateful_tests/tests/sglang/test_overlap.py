@@ -191,10 +191,11 @@ def test_known_faults_of_a_release_show_under_overlap(system, version):
                 trace = replace(trace, geometry=sizes, commands=(*commands, *trace.commands[3:]))
             shown[path.stem] = found(system, trace)
             clause = fault.shown(trace.clause, version)
-            last = clause == trace.clause or shown[path.stem] is None
-            ends = len(trace.commands) - 1 if last else shown[path.stem][1]
-            known[path.stem] = None if clause is None else (clause, ends)
-    assert shown == known
+            known[path.stem] = None if clause is None else (clause, len(trace.commands) - 1)
+            if clause not in (None, trace.clause) and shown[path.stem] is not None:
+                known[path.stem] = clause  # at whatever step
+                shown[path.stem] = shown[path.stem][0]
+    assert shown and shown == known
 
 
 A3 = (Piece("a", 3),)
@@ -220,7 +221,7 @@ def test_known_faults_of_the_tree_show_after_a_launched_round(system, version, c
 
 def test_a_running_request_receives_no_tail(system):
     if not system.capabilities.swa_tail:
-        return
+        pytest.skip("the release sends no tail of SWA KV")
     commands = (
         Submit("a", None, 1),
         Admit("a"),

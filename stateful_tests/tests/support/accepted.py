@@ -1,4 +1,4 @@
-"""Expected values in files: `pytest --accept ...` writes what it finds, for a look at the diff."""
+"""Expected values in files. `pytest --accept` overwrites them with what it finds; review the diff."""
 
 import fcntl
 import json
@@ -11,17 +11,18 @@ ACCEPT = "KVSPEC_ACCEPT"  # set by --accept
 
 
 def accepted(name: str, found: dict[str, Any]) -> dict[str, Any]:
-    """The accepted values of these keys; compare what is found with them."""
+    """Return the accepted values for the keys of `found`. With --accept, store `found` and return it."""
     path = FOLDER / f"{name}.json"
     if not os.environ.get(ACCEPT):
         known = read(name)
         return {key: known.get(key) for key in found}
     with path.open("a+") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)  # workers write at once
+        fcntl.flock(file, fcntl.LOCK_EX)  # several workers may write at the same time
         file.seek(0)
         known = json.loads(file.read() or "{}")
+        text = json.dumps(dict(sorted((known | found).items())), indent=2) + "\n"
         file.truncate(0)
-        file.write(json.dumps(dict(sorted((known | found).items())), indent=2) + "\n")
+        file.write(text)
     return found
 
 
