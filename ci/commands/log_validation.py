@@ -133,7 +133,7 @@ class LogReadings:
             process = reading.log.header.process
             if not reading.writer_runs:
                 note(
-                    f"{reading.log.name}: no process {process} on this machine: nothing is waited for"
+                    f"{reading.log.name}: no process {process} on this machine: the log is read as it is"
                 )
 
             def growing() -> bool:

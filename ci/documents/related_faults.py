@@ -7,7 +7,7 @@ from functools import cache
 
 from stateful_tests.lockstep.known_faults import KnownFault, known_faults
 
-# A way that alone has a fault -> the setting of a server that is not run in it.
+# (engine, way) that alone has a fault -> how to start a server without that way.
 _WAYS = {
     ("sglang", "overlap"): "with --disable-overlap-schedule",
     ("sglang", "hicache"): "without --enable-hierarchical-cache",
@@ -16,7 +16,8 @@ _WAYS = {
 }
 _DECODES = "a server that only decodes"  # driven as +hicache, whether it has a host tier or not
 _NO_TREE = "without --disaggregation-decode-enable-radix-cache"
-# A condition in `only` -> the same. Others are of the model or of clients.
+# A condition in a fault's `only` -> the setting that rules it out. Other conditions depend on the model
+# or on clients.
 _CONDITIONS = {
     "EAGLE": "without EAGLE",
     "drafts": "without speculative decoding",
@@ -58,8 +59,8 @@ def avoidance_text(fault: KnownFault) -> str:
 
 @cache
 def related_faults(name: str) -> tuple[str, ...]:
-    """Return the faults that share the cause of one: the text of either names the other, or upstream
-    has one number for the cause of both, or one test shows both."""
+    """Return the faults that share the cause of one: the text of either names the other, or a number that
+    upstream gives to the cause of one is a cause or a report of the other, or one test shows both."""
     faults = known_faults()
     own = faults[name]
     return tuple(

@@ -99,7 +99,7 @@ def _(self: TorchKV, cursors: RowCursors[N]) -> RowCursors[N]:
 
 @bug("restore-caps-request-only", "LEN-3", "the slot keeps the lengths of before")
 class _RestoreCapsRequestOnly(TorchKV):
-    """An admission that is taken back frees the tail a second time later. Free-tail caps the request's
+    """After an admission is taken back, the tail is freed a second time. free_tail caps the request's
     cursors and forgets the slot's. Visible when the slot held more than the prefix. Fix: cap both sides."""
 
     def free_tail(self, slot: Slot, prefix: int) -> None:

@@ -20,7 +20,7 @@ Named = list[tuple[str, KVRequest | Slot]]  # (session or request, owner of its 
 
 
 class MemoryChecks(PrefixRules):
-    """The running batches, as a scheduler keeps them, and the checks that count by them.
+    """The running batches, as a scheduler keeps them, and the checks that count from them.
 
     last_batch: the batch that ran last.
     running_batch: requests that were running when it was launched. After a decode of all of them both are
@@ -59,7 +59,7 @@ class MemoryChecks(PrefixRules):
         return [request for request in self.listed() if request.row is not None]
 
     def active_rows(self) -> set[int | None]:
-        """Return rows that count through a request, computed anew by every check."""
+        """Return the rows that are counted through a request. Every check computes them anew."""
         return {request.row for request in self.active()}
 
     def held(self) -> Named:

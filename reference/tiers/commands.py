@@ -2,7 +2,8 @@
 and of the threads that talk to a storage behind it.
 
 Match, Unlock, Insert, Evict are as without a host tier, Copy and Complete as of vLLM's connector. A command
-that does not apply is refused and changes nothing, so that any part of a trace means something.
+that does not apply is refused and changes nothing, so that a trace still has a meaning when commands are left
+out of it.
 
 A thread of the storage runs when a command lets it: it takes its next operation and goes on to its first call
 of the backend; then, command by command, through that call to the next, or to the end of the operation. So a
@@ -31,8 +32,7 @@ class ResetCache:
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """The oldest transfer that has not moved its KV moves it. load: of the loads, otherwise of the
-    stores."""
+    """The oldest load, or store, that has not moved its KV moves it. load: a load; otherwise a store."""
 
     load: bool = False
 

@@ -1,4 +1,4 @@
-"""Commands to a server that only decodes: the next one, and sizes of its own."""
+"""Draws for a server that only decodes: its sizes, its next command, and the commands that end a run."""
 
 from __future__ import annotations
 

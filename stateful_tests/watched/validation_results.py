@@ -11,8 +11,8 @@ class Mismatch:
     """A line of a log at which the server left the specification.
 
     known: id of the known fault of its release that explains it.
-    about: the reference's request and session at stake, as they were before the line.
-    at: Unix time in seconds of the step before; 0 where no step says it.
+    about: the request and session concerned, as the reference had them before this line.
+    at: Unix time of the preceding step (s); 0 if none has been logged.
     """
 
     file: str
@@ -43,9 +43,9 @@ class Validated:
     known: how often each known fault was found; `mismatches` has the first few of each.
     more: mismatches that no known fault explains, beyond those that are kept.
 
-    Known faults show elsewhere than in a log, too:
-    holes: (session, position) that count as committed, and whose KV was never written.
-    wrong_states: (request, position) that goes on from another state -> the known fault.
+    What deviations.py needs to recognise known faults:
+    holes: each (session, position) that counts as committed although its KV was never written.
+    wrong_states: (request, position) computed from a wrong recurrent state -> the known fault.
     states_in_stores: no slot for a state is free, and stores and requests pin all that the tree has.
     ended: the known fault after which two turns write into one row, or slot; no later line is judged.
     prepared: a prefill was prepared, and has not run.

@@ -17,7 +17,7 @@ _OPTIONS = (
     ),
     click.option(
         "--tier", type=click.Choice(["smoke", "pr", "nightly"]), default="smoke", show_default=True,
-        help="How much is done: smoke takes seconds, pr minutes, nightly hours.",
+        help="How much is done: smoke takes seconds (minutes for a release), pr minutes, nightly hours.",
     ),
     click.option(
         "--examples", type=click.IntRange(1), metavar="N",
@@ -33,7 +33,7 @@ _OPTIONS = (
     ),
     click.option(
         "--time-limit", type=click.FloatRange(1), metavar="SECONDS",
-        help="Leave the rest of the plan after this time; the verdict is then incomplete. [default: none]",
+        help="Stop after this time; the rest is skipped, and the verdict is incomplete. [default: none]",
     ),
     click.option(
         "--machine", "machines", multiple=True, metavar="NAME",

@@ -18,7 +18,8 @@ class ReleasePools(LoadedModules):
 
     # The paged two-pool allocator declines an extend that leaves no page to spare per entry.
     spare_page_per_lane = True
-    # It can be driven with recurrent state (make_state_rows), where the tree keeps no other than the last.
+    # Whether it can be driven with recurrent state (make_state_rows). The tree then keeps only the state at
+    # the end of a text.
     recurrent = False
 
     def has_states(self, rows: Any) -> bool:
@@ -36,12 +37,12 @@ class ReleasePools(LoadedModules):
         """Return the allocator of one pool, or of two.
 
         full, swa: their sizes (tokens). need_sort: pages are allocated in ascending order. Raises
-        UnusableImplementation on a GPU, whose kernels are compiled for pages of a power of two alone.
+        UnusableImplementation on a GPU if page_size is not a power of two: the kernels are compiled for those
+        alone.
         """
         if page_size & (page_size - 1) and stand_ins.on_gpu():
-            pages = f"pages of a power of two, not of {page_size}"
             raise UnusableImplementation(
-                f"sglang {self.version}: its kernels on a GPU take {pages}"
+                f"sglang {self.version}: its kernels on a GPU take pages of a power of two, not {page_size}"
             )
         kind: dict[str, Any] = {
             "dtype": torch.float16,

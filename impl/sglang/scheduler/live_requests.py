@@ -14,7 +14,8 @@ from impl.vocabulary import RequestPhase
 
 @dataclass(slots=True)
 class Result:
-    """The tokens that a launched batch samples for a request: one of a prefill, or those of a decode round.
+    """The tokens that a launched batch samples for one request: one for a prefill, one or more for a decode
+    round.
 
     visible: the view shows the result as processed; a result of a Launch is visible from its Settle on.
     drafted: slots that a Launch allocates.
@@ -38,7 +39,7 @@ class LiveRequest:
     locked: the request waits with a locked prefix of the radix tree; once it has a row, the release locks.
     session_had_no_slot: its session kept nothing when it got its row. From 0.5.22 on the session's slot then
     belongs to this turn alone.
-    in_namespace: it is in the namespace (namespaces.py).
+    in_namespace: its prompt carries a namespace key, so the release sees exchanged token ids (namespaces.py).
     last_result_len: outputs of the result that was processed last.
     pending: results of launched batches that are not processed yet, the oldest first.
     """

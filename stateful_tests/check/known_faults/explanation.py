@@ -22,8 +22,9 @@ from stateful_tests.lockstep.replays import mostly_refused
 from stateful_tests.lockstep.run_results import Run, Trace, Violation
 from stateful_tests.shrink.minimise import failing_prefix
 
-_IN_FULL, _EACH = 3, 8  # of a shape: the first ones, and then one in so many
-_TOLD_APART = 3  # of a clause and a set of faults that may explain it
+_EXPLAINED_FIRST = 3  # violations of a shape that are all explained
+_EXPLAINED_EVERY = 8  # after them, one in so many
+_ATTRIBUTED = 3  # violations of a clause and a set of candidates that are attributed to one fault
 
 
 class Shape(NamedTuple):
@@ -50,7 +51,7 @@ class Explained:
     shapes do not distinguish."""
 
     shapes: Counter[Shape] = field(default_factory=Counter)
-    told_apart: Counter[tuple[str, tuple[str, ...]]] = field(default_factory=Counter)
+    attributed: Counter[tuple[str, tuple[str, ...]]] = field(default_factory=Counter)
 
     def under(
         self, system: AnySystem, under: Sequence[Mask], trace: Trace, violation: Violation,
@@ -60,14 +61,14 @@ class Explained:
         that does not decide."""
         shape = shape_of(under, trace, violation)
         times = self.shapes[shape]
-        if times < _IN_FULL or times % _EACH == 0:
-            if not explains(system, under, trace, violation, others):
-                return []
+        in_full = times < _EXPLAINED_FIRST or times % _EXPLAINED_EVERY == 0
+        if in_full and not explains(system, under, trace, violation, others):
+            return []
         self.shapes[shape] += 1
-        apart = violation.clause, shape.faults
-        if len(under) == 1 or self.told_apart[apart] >= _TOLD_APART:
+        ambiguous = violation.clause, shape.faults
+        if len(under) == 1 or self.attributed[ambiguous] >= _ATTRIBUTED:
             return under
-        self.told_apart[apart] += 1
+        self.attributed[ambiguous] += 1
         return [explaining(system, under, trace, violation.clause)]
 
 

@@ -31,7 +31,7 @@ def real(request, release):
 
 
 def play(system: System, name: str, text: str, tree: bool = True, **sizes: object) -> Lockstep:
-    """All done, beside the reference, which may have nothing to object to."""
+    """Play commands, each of which must be done, without a violation, and return the lockstep."""
     lockstep = Lockstep(system, replace(preset(name), tree=tree, **sizes), Mode.FAITHFUL)
     for command in script(text):
         assert isinstance(lockstep.do(command), Done), command
@@ -40,7 +40,7 @@ def play(system: System, name: str, text: str, tree: bool = True, **sizes: objec
 
 
 def ends(lockstep: Lockstep, system: System) -> None:
-    """All that it began ends as well."""
+    """End whatever the commands have begun; this must conform too."""
     for command in finale(lockstep.state, system.capabilities):
         lockstep.do(command)
         assert lockstep.violation is None, (command, lockstep.violation)
@@ -139,7 +139,7 @@ ALIKE = (
     [("page4", "", True), ("page1", "extra_key", False), ("no-swa", "cache_salt", True),
      ("page1", "extra_key-or-cache_salt", False)],
 )  # fmt: skip
-def test_keys_of_bigrams_and_in_namespaces(real, name, namespaces, bigram):
+def test_bigram_keys_and_prompts_in_namespaces_conform(real, name, namespaces, bigram):
     if namespaces not in ("", *real.capabilities.settings["namespaces"]):
         pytest.skip("the release has no such field")
     if real.name.startswith("sglang==0.5.10") and namespaces:
@@ -279,7 +279,8 @@ def test_the_terms_of_a_check_are_the_release_s(real):
 
 @pytest.mark.parametrize(("version", "stays"), [("0.5.13", "a"), ("0.5.14", "b"), ("0.5.16", "b")])
 def test_who_inserts_at_an_abort_between_two_chunks(release, version, stays):
-    """Who does has used its pages last: what was inserted meanwhile is evicted before them."""
+    """A release that inserts at the abort has touched its own pages last: the pages inserted in between are
+    evicted first."""
     system = release(version)
     prefilled = "submit r (no session) a8 +8; admit r; extend r +8"
     play(system, "no-swa", f"{prefilled}; insert g b8; abort r; evict full 8")

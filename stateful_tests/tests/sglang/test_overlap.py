@@ -44,7 +44,8 @@ class Expected(NamedTuple):
     allocated: int
 
 
-# If the first result were processed before the second launch: one more evicted, 10 allocated.
+# Had the first result been processed before the second launch, one more token would be evicted, and 10
+# allocated.
 EXPECTED = dict.fromkeys(
     ("0.5.10", "0.5.13", "0.5.16", "0.5.18", "0.5.20", "0.5.23"), Expected(1, 9)
 )
