@@ -1,4 +1,4 @@
-"""A release, loaded into a process of its own for tests in upstream's shape that call the worker's class."""
+"""The import of a release into its own process, for tests in upstream's shape that call the worker."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def _no(*_: Any, **__: Any) -> bool:
 
 
 def with_worker(root: Path, _: str = "") -> None:
-    """As `modules.with_connector`, with the class of model runner V1 and its persistent batch, for tests in
-    upstream's shape: nothing that is driven imports these."""
+    """Import vLLM from `root` with its OffloadingConnector, and with the worker's class and its persistent
+    batch (model runner V1), for tests in upstream's shape. Driven engines do not import these."""
     package = "vllm.v1.worker"
     of_worker = [f"{package}.{name}" for name in ("mamba_utils", "gpu_model_runner", "gpu_input_batch")]
     real = (*modules.VLLM.real, *offload.REAL, *of_worker)
@@ -30,12 +30,12 @@ def with_worker(root: Path, _: str = "") -> None:
     given["vllm.distributed.kv_transfer"] = {"has_kv_transfer_group": _no}
     given["vllm.distributed.ec_transfer"] = {"has_ec_transfer": _no}
     install(root, replace(modules.VLLM, real=real, inert=offload.INERT, imported_only=never), given)
-    for name in of_worker:  # their package is inert: it gives a submodule that is loaded
+    for name in of_worker:  # their package is inert, and only returns submodules that are loaded
         importlib.import_module(name)
 
 
 class _FreeRows:
-    """The rows of the persistent batch that are free, the lowest first (v1/sample/logits_processor)."""
+    """The free rows of the persistent batch; the lowest is used first (v1/sample/logits_processor)."""
 
     def __init__(self) -> None:
         self.removed: list[int] = []

@@ -12,7 +12,7 @@ from ci.report import report_data as report
 from ci.report.pages import trace_page
 from impl.process.run_test import FAILS, outcomes
 from reference.blocks.clauses import BLOCK_CLAUSES
-from reference.kinds import BLOCKS
+from reference.system_kinds import BLOCKS
 from stateful_tests.lockstep.replays import replay
 from stateful_tests.tests.report.test_page import Reader
 from stateful_tests.tests.support.forked_workers import printed_by

@@ -12,7 +12,7 @@ from reference.blocks.config import EngineConfig, LayerGroup, engine_preset
 from reference.commands import Done, Mode, Reason, Refused
 from reference.geometry import GeometryError
 from stateful_tests.lockstep.replays import replay
-from stateful_tests.lockstep.results import Trace
+from stateful_tests.lockstep.run_results import Trace
 
 CONFIG = EngineConfig((LayerGroup(2),), 4, 6, 6, host_chunks=3, simple=True)
 STAMPS = Stamps()
