@@ -1,7 +1,7 @@
-"""Differences between the system and the reference at one moment, looked for once and in one place.
+"""The differences between the system and the reference at one moment.
 
-Each difference has a key that says where it is to be marked, and is put in words. Positions and lengths are
-tokens. What is not checked on the system (waived clauses) is no difference.
+Each difference has a key, which says where reports mark it, and a text. Positions and lengths are in tokens.
+Waived clauses, which are not checked on the system, cause no difference.
 """
 
 from collections.abc import Iterable, Iterator
@@ -37,7 +37,7 @@ def page_spans(pages: Iterable[int], page_size: int) -> str:
 
 
 def page_fault(page: int, size: int, owners: int, free_times: int) -> str:
-    """Describe the fault of a page; empty if it is free or owned, once."""
+    """Return the fault of a page in words, "" if it is free once or owned once."""
     if not 1 <= page <= size:
         return "the padding page" if page == 0 else "no such page"
     if owners + free_times == 1:
@@ -48,12 +48,12 @@ def page_fault(page: int, size: int, owners: int, free_times: int) -> str:
 
 
 def difference(key: tuple[str, ...], about: str, reference: object, system: object) -> Data:
-    """Return a difference. key: where it is marked, such as ("cursors", "slot of s1", "E")."""
+    """Return a difference. key: the place where it is marked, such as ("cursors", "slot of s1", "E")."""
     return {"key": list(key), "about": about, "reference": str(reference), "system": str(system)}
 
 
 def differences(moment: Moment, ref: Data, got: Data, waived: frozenset[str]) -> Iterator[Data]:
-    """Return the differences in the order of a report."""
+    """Yield the differences in the order of a report. ref, got: the data of reference and system."""
     if moment.step is not None:
         yield from _outcome_differences(moment.step, waived)
     for kind in ("requests", "sessions"):
@@ -73,24 +73,21 @@ def differences(moment: Moment, ref: Data, got: Data, waived: frozenset[str]) ->
 
 
 def by_place(found: Iterable[Data], places: Iterable[Place], moment: Moment) -> list[Data]:
-    """Return the differences, those at the places of a violation first."""
+    """Return the differences in the order of a report, those at the places of a violation first."""
     about = [key for place in places for key in _key_prefixes(place, moment)]
     return sorted(found, key=lambda d: not any(tuple(d["key"])[: len(key)] == key for key in about))
 
 
 def _key_prefixes(place: Place, moment: Moment) -> Iterator[tuple[str, ...]]:
-    """Return the beginnings of the keys of differences that show a place."""
+    """Yield the prefixes of the keys of differences at a place."""
     match place:
         case AtPage(pool, page):
             yield "pools", pool, str(page)
         case AtRow():
             yield "free", "rows"
         case AtCursor(owner, field):
-            yield (
-                "cursors",
-                owner,
-                next(letter for letter, name in CURSORS.items() if name == field),
-            )
+            letter = next(letter for letter, name in CURSORS.items() if name == field)
+            yield "cursors", owner, letter
         case AtPosition(owner, pool):
             yield ("torn",)
             yield "wrong", owner, pool
@@ -154,8 +151,8 @@ def _account_differences(ref: Data, got: Data) -> Iterator[Data]:
 
 
 def _pool_differences(moment: Moment, ref: Data, got: Data) -> Iterator[Data]:
-    """Yield pages by owner: those with none or several, those of each holder by position, and the
-    number of free ones."""
+    """Yield the pages with no owner or with several, the pages of each holder by position, and the numbers
+    of free pages."""
     pools = moment.facts.pools
     size = moment.state.config.geometry.page_size
     for pool, pages in pools.items():
@@ -216,7 +213,7 @@ def _node_differences(moment: Moment, ref: Data, got: Data) -> Iterator[Data]:
 
 
 def _tree_differences(moment: Moment, ref: Data, got: Data) -> Iterator[Data]:
-    """Yield locks, counters, and rows of holders that have other slots than the tree has for their
+    """Yield the differences of locks and counters, and of rows with other slots than the tree for their
     prefix."""
     for name in sorted({*ref["lock_holders"], *got["lock_holders"]}):
         locked = [side["lock_holders"].get(name, "nothing") for side in (ref, got)]
@@ -237,7 +234,7 @@ def _tree_differences(moment: Moment, ref: Data, got: Data) -> Iterator[Data]:
 
 
 def _prefix_difference(moment: Moment, tree: TreeFacts, holder: Holder) -> Iterator[Data]:
-    """Return the first page of a holder's prefix that differs from the tree's."""
+    """Yield the first page of a holder's prefix that differs from the tree's page."""
     geometry = moment.state.config.geometry
     seen = moment.facts.holders.get(holder.name)
     if seen is None:
