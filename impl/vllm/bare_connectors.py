@@ -91,12 +91,12 @@ class Transfers:
         parts = []
         ids = iter(map(int, blocks.block_ids))
         chunks = [int(chunk) for chunk in host.block_ids]
-        at = 0
+        first_chunk = 0  # of the group, in the list of chunks
         for group, (count, first) in enumerate(zip(blocks.group_sizes, blocks.block_indices)):
             skipped = first % size if count else 0
             for index in range(skipped, skipped + count):
-                parts.append((group, next(ids), chunks[at + index // size], index % size))
-            at += -(-(skipped + count) // size)
+                parts.append((group, next(ids), chunks[first_chunk + index // size], index % size))
+            first_chunk += -(-(skipped + count) // size)
         return tuple(parts)
 
     def copy(self, load: bool) -> bool:

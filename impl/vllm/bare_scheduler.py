@@ -132,6 +132,7 @@ def new_scheduler(
 
 
 def pool_of(config: Any) -> Any:
+    """Return the KVCacheConfig for these sizes."""
     interface = importlib.import_module("vllm.v1.kv_cache_interface")
     torch = importlib.import_module("torch")
     groups = []
@@ -149,20 +150,20 @@ def pool_of(config: Any) -> Any:
         groups.append(interface.KVCacheGroupSpec([f"layer{at}"], spec))
         if group.drafter:
             groups[-1].is_eagle_group = True
-    made = interface.KVCacheConfig(
+    kv_cache_config = interface.KVCacheConfig(
         num_blocks=config.blocks + 1, kv_cache_tensors=[], kv_cache_groups=groups
     )
     if config.retention:
-        made.prefix_cache_retention_interval = max(0, config.retention)
+        kv_cache_config.prefix_cache_retention_interval = max(0, config.retention)
     if config.host_chunks:  # the size of host memory follows from that of a block
         layers = [name for group in groups for name in group.layer_names]
-        made.kv_cache_tensors = [
+        kv_cache_config.kv_cache_tensors = [
             Values(
-                size=64 * made.num_blocks, shared_by=layers, block_stride=None, layers=layers,
+                size=64 * kv_cache_config.num_blocks, shared_by=layers, block_stride=None, layers=layers,
                 layer_stride=0, offset=0,
             )
         ]
-    return made
+    return kv_cache_config
 
 
 def state_spec(interface: Any, config: Any, group: Any) -> Any:
@@ -277,11 +278,11 @@ def offloading(settings: dict[str, Any], config: Any) -> None:
         }
     if config.simple:
         extra = {
-            "cpu_bytes_to_use": 64 * (config.host_chunks + 1),  # a block's; the null block comes on top
+            "cpu_bytes_to_use": 64 * (config.host_chunks + 1),  # 64 bytes a block, and the null block
             "lazy_offload": config.lazy,
         }
     if config.chunk_blocks > 1:
-        # all groups have it
+        # all groups have this size
         extra["block_size"] = config.chunk_blocks * config.groups[0].block_size
     settings["kv_transfer_config"] = Values(
         kv_connector_extra_config=extra,

@@ -57,21 +57,21 @@ class Drafter:
         passes: number of passes after the first, which write slots ahead.
         """
         layers = self.config.groups[self.group]
-        for lane, given in zip(lanes, inputs):
+        for lane, entry in zip(lanes, inputs):
             _, *hidden = self._runner.stamps(lane.request, lane.start, lane.tokens)
-            for position, (stamp, token) in enumerate(zip(hidden, given.tokens), lane.start):
+            for position, (stamp, token) in enumerate(zip(hidden, entry.tokens), lane.start):
                 self._write(lane, position, chain(stamp, token))
         uses = []
-        for lane, given in zip(lanes, inputs):
+        for lane, entry in zip(lanes, inputs):
             first = 0
             if layers.window is not None:
                 first = max(0, lane.start - layers.window + 1)
             found = tuple(self._found(lane, position) for position in range(first, lane.start))
-            ahead = min(lane.start + given.last + 1 + passes, self.config.max_model_len)
+            ahead = min(lane.start + entry.last + 1 + passes, self.config.max_model_len)
             end = max(lane.start + len(lane.tokens), ahead)
             uses.append(DraftUse(self.group, first, found, end))
-        for lane, given, use in zip(lanes, inputs, uses):
-            for position in range(lane.start + given.last + 1, use.end):
+        for lane, entry, use in zip(lanes, inputs, uses):
+            for position in range(lane.start + entry.last + 1, use.end):
                 self._write(lane, position, _GUESSED)
         return [lane._replace(draft=use) for lane, use in zip(lanes, uses)]
 

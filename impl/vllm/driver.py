@@ -53,7 +53,7 @@ class EngineDriver(ClientCalls, FactGatherer):
     def apply(self, command: EngineCommand) -> Outcome:
         """Execute a command, or refuse it."""
         self._lanes = ()
-        self._given = ()
+        self._client_outputs = ()
         self._reset_done = False
         self._copies = ()
         storage.FILES.lookups = 0
@@ -94,10 +94,9 @@ class EngineDriver(ClientCalls, FactGatherer):
             self._in_flight.append((scheduled, ran, outcome))
         else:
             self._take(self.scheduler.update_from_output(scheduled, outcome))
-        # The engine core fills its queue of batches first (EngineCore.step_with_batch_queue).
-        self._in_step = len(self._in_flight) > self.overlap or bool(
-            self._in_flight and not ran.lanes
-        )
+        # The engine core fills its queue of batches before it takes results (step_with_batch_queue).
+        queue_is_full = len(self._in_flight) > self.overlap
+        self._in_step = queue_is_full or bool(self._in_flight and not ran.lanes)
         self._lanes = tuple(lane._replace(request=self._names[lane.request]) for lane in ran.lanes)
 
     def _update(self, command: Update) -> None:
@@ -118,7 +117,7 @@ class EngineDriver(ClientCalls, FactGatherer):
 
     def _take(self, outputs: Any) -> None:
         """Keep the outputs for clients. outputs: EngineCoreOutputs by client index."""
-        self._given = tuple(
+        self._client_outputs = tuple(
             Output(
                 self._names[out.request_id], tuple(out.new_token_ids), _reason(out.finish_reason)
             )

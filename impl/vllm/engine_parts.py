@@ -115,7 +115,7 @@ class EngineParts:
         self._sent = 0
         self._lanes: tuple[Lane, ...] = ()
         self._copies: tuple[tuple[int, int], ...] = ()
-        self._given: tuple[Output, ...] = ()
+        self._client_outputs: tuple[Output, ...] = ()
         self._reset_done = False
         loaded("impl/vllm/modules.py")
 

@@ -76,12 +76,12 @@ def complete(version: str, root: Path) -> None:
 def checkout_root(path: str | os.PathLike[str]) -> Path:
     """Return the folder that holds `vllm/` in a checkout. Raises UnusableImplementation if the folder is no
     checkout of vLLM."""
-    given = Path(path).expanduser()
+    folder = Path(path).expanduser()
     for needed in ("vllm/v1/core/sched/scheduler.py", RUNNER):
-        if not (given / needed).is_file():
-            reason = f"has no {needed}" if given.is_dir() else "is no folder"
-            raise UnusableImplementation(f"vLLM checkout: {given} {reason}")
-    return given.resolve()
+        if not (folder / needed).is_file():
+            reason = f"has no {needed}" if folder.is_dir() else "is no folder"
+            raise UnusableImplementation(f"vLLM checkout: {folder} {reason}")
+    return folder.resolve()
 
 
 def _unpacked(release: str, _: Path, target: Path) -> None:

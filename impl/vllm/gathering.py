@@ -64,7 +64,7 @@ class FactGatherer(EngineParts):
             requests=requests,
             leftovers=tuple(self._names.get(name, name) for name in named if name not in known),
             lanes=self._lanes,
-            outputs=self._given,
+            outputs=self._client_outputs,
             reset=self._reset_done,
             steps_in_flight=len(self._in_flight),
             results_due=self._due(),

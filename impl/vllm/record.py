@@ -23,17 +23,19 @@ def _drive(spec: SystemSpec, options: DriveOptions) -> WorkerSystem:
     `+images` for prompts with images."""
     from impl.vllm.system import VLLMSystem
 
-    given = {way: word in spec.ways for way, word in WAYS.items()}
-    if list(spec.ways) != [WAYS[way] for way in WAYS if given[way]]:
+    is_on = {way: word in spec.ways for way, word in WAYS.items()}
+    if list(spec.ways) != [WAYS[way] for way in WAYS if is_on[way]]:
         order = ", then +".join(WAYS.values())
         raise UnusableImplementation(f"--impl {str(spec)!r}: after a release goes +{order}")
     return VLLMSystem(
-        version=spec.version or None, path=options.checkout, **given, limits=options.limits
+        version=spec.version or None, path=options.checkout, **is_on, limits=options.limits
     )
 
 
 def _having(ways: Sequence[str]) -> Sequence[str]:
-    return RELEASES[max((RELEASES.index(SINCE[way]) for way in ways if way in SINCE), default=0) :]
+    """Return the releases that have all these ways."""
+    first = max((RELEASES.index(SINCE[way]) for way in ways if way in SINCE), default=0)
+    return RELEASES[first:]
 
 
 def _loads(module: str) -> bool:

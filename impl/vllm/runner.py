@@ -364,8 +364,8 @@ class ModelRunnerV1(ModelRunner):
         inputs = drafter.inputs(lanes, self.worker.requests, lengths)
         if self.encoder is not None:
             inputs = [
-                given._replace(tokens=with_embeddings(given.tokens, read[lane.request]))
-                for lane, given in zip(lanes, inputs)
+                entry._replace(tokens=with_embeddings(entry.tokens, read[lane.request]))
+                for lane, entry in zip(lanes, inputs)
             ]
         return drafter.run(lanes, inputs, self.config.drafts - 1)
 
@@ -385,17 +385,17 @@ class ModelRunnerV1(ModelRunner):
         return drafts
 
     def _forward(
-        self, name: str, start: int, count: int, given: Sequence[int], real: bool, agreed: int
+        self, name: str, start: int, count: int, scheduled: Sequence[int], real: bool, agreed: int
     ) -> tuple[tuple[int, ...], list[int]]:
-        """Return the inputs of an entry, and the tokens that the model samples after them. given: the
+        """Return the inputs of an entry, and the tokens that the model samples after them. scheduled: the
         scheduled drafts. real: they are from a drafter, not placeholders."""
         text, stamps = self.text[name]
-        own = max(count - len(given), 0)
+        own = max(count - len(scheduled), 0)
         inputs = [text[p] if 0 <= p < len(text) else UNKNOWN for p in range(start, start + own)]
         last = start + own - 1
         stamp = stamps[last] if 0 <= last < len(stamps) else 0
-        drafts = self.drafts([stamp], len(given)) if self.overlap else list(given)
-        inputs += drafts if real else [UNKNOWN] * len(given)
+        drafts = self.drafts([stamp], len(scheduled)) if self.overlap else list(scheduled)
+        inputs += drafts if real else [UNKNOWN] * len(scheduled)
         return tuple(inputs), self.sampled(stamp, drafts if real else (), agreed)
 
     def _bookkeep(self, name: str, sampled: list[int]) -> None:

@@ -176,8 +176,8 @@ class ModelRunnerV2(ModelRunner):
             inputs = self.drafter.inputs(batch, states, sampled, rejected)
             if self.encoder is not None:
                 inputs = [
-                    given._replace(tokens=with_embeddings(given.tokens, read[name]))
-                    for name, given in zip(lanes, inputs)
+                    entry._replace(tokens=with_embeddings(entry.tokens, read[name]))
+                    for name, entry in zip(lanes, inputs)
                 ]
             skips = optional(scheduled, "SchedulerOutput.skip_drafts", False)
             passes = 0 if skips else max(0, scheduled_drafts - 1)

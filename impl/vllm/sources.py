@@ -81,12 +81,12 @@ def _reset_encoder_cache(scheduler: Any, worker: Any) -> None:
 
 def request_fields(source: KvSource) -> dict[str, Any]:
     """Return the constructor arguments for a request with this source."""
-    given: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     if source.salt:
-        given["cache_salt"] = source.salt
+        fields["cache_salt"] = source.salt
     if source.adapter:
-        given["lora_request"] = adapter_of(source.adapter, source.load)
-    return given
+        fields["lora_request"] = adapter_of(source.adapter, source.load)
+    return fields
 
 
 def foreign_keys(
@@ -108,12 +108,13 @@ def foreign_keys(
         text = text_of(request)
         for key in (bytes(each)[-16:] for each in request.block_hashes):
             for place in by_key.get(key, ()):
-                theirs = stamps.origin_in(key, place.stamps)
-                if theirs is None:
+                found_origin = stamps.origin_in(key, place.stamps)
+                if found_origin is None:
                     continue
-                mine, other = str(sources.of(name)), str(theirs.source)
+                mine, other = str(sources.of(name)), str(found_origin.source)
                 if mine == other:  # then only images may differ; other changes of a text are not checked here
-                    mine, other = images_in(text[: len(theirs.text)]), images_in(theirs.text)
+                    mine = images_in(text[: len(found_origin.text)])
+                    other = images_in(found_origin.text)
                 if mine != other:
                     found.append(ForeignKey(names[name], mine, other, place.block, place.chunk))
     return tuple(found)

@@ -23,13 +23,13 @@ def with_worker(root: Path, _: str = "") -> None:
     of_worker = [f"{package}.{name}" for name in ("mamba_utils", "gpu_model_runner", "gpu_input_batch")]
     real = (*modules.VLLM.real, *offload.REAL, *of_worker)
     never = (*modules.VLLM.imported_only, "tqdm")
-    given = modules.provided() | offload.provided()
-    given["vllm.utils.torch_utils"]["PIN_MEMORY"] = False
-    given["vllm.sampling_params"]["SamplingType"] = Values(GREEDY=0, RANDOM=1, RANDOM_SEED=2)
-    given["vllm.v1.sample.logits_processor"] = {"BatchUpdateBuilder": _FreeRows}
-    given["vllm.distributed.kv_transfer"] = {"has_kv_transfer_group": _no}
-    given["vllm.distributed.ec_transfer"] = {"has_ec_transfer": _no}
-    install(root, replace(modules.VLLM, real=real, inert=offload.INERT, imported_only=never), given)
+    stand_ins = modules.provided() | offload.provided()
+    stand_ins["vllm.utils.torch_utils"]["PIN_MEMORY"] = False
+    stand_ins["vllm.sampling_params"]["SamplingType"] = Values(GREEDY=0, RANDOM=1, RANDOM_SEED=2)
+    stand_ins["vllm.v1.sample.logits_processor"] = {"BatchUpdateBuilder": _FreeRows}
+    stand_ins["vllm.distributed.kv_transfer"] = {"has_kv_transfer_group": _no}
+    stand_ins["vllm.distributed.ec_transfer"] = {"has_ec_transfer": _no}
+    install(root, replace(modules.VLLM, real=real, inert=offload.INERT, imported_only=never), stand_ins)
     for name in of_worker:  # their package is inert, and only returns submodules that are loaded
         importlib.import_module(name)
 

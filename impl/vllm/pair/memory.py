@@ -30,8 +30,8 @@ class TensorMemory:
 
     def block_at(self, address: int) -> int | None:
         """Return the block at an address, None for an address outside of this memory."""
-        at = (address - self._base) // self._bytes
-        return at if 0 <= at < len(self._words) else None
+        block = (address - self._base) // self._bytes
+        return block if 0 <= block < len(self._words) else None
 
     def stamp(self, block: int, group: int, _: int, at: int, value: int) -> None:
         """Write the KV of a slot of a block. Slots of another group in the block are cleared."""

@@ -238,7 +238,7 @@ class PairServer(EngineDriver):
     def clear_step_facts(self) -> None:
         """Clear the batch, the outputs and the copies of the last command."""
         self._lanes = ()
-        self._given = ()
+        self._client_outputs = ()
         self._reset_done = False
         self._copies = ()
 
