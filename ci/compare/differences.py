@@ -130,15 +130,15 @@ def _outcome_differences(step: Step, waived: frozenset[str]) -> Iterator[Data]:
 
 def _cursor_differences(ref: Data, got: Data) -> Iterator[Data]:
     for name in [*ref, *(n for n in got if n not in ref)]:
-        a, b = ref.get(name, "none"), got.get(name, "none")
-        if not (isinstance(a, dict) and isinstance(b, dict)):
-            if a != b:
-                yield difference(("cursors", name), name, _short_text(a), _short_text(b))
+        expected, actual = ref.get(name, "none"), got.get(name, "none")
+        if not (isinstance(expected, dict) and isinstance(actual, dict)):
+            if expected != actual:
+                yield difference(("cursors", name), name, _short_text(expected), _short_text(actual))
             continue
         for letter in CURSORS:
-            if a[letter] != b[letter]:
+            if expected[letter] != actual[letter]:
                 about = f"{name}: {letter} {CURSORS[letter]}"
-                yield difference(("cursors", name, letter), about, a[letter], b[letter])
+                yield difference(("cursors", name, letter), about, expected[letter], actual[letter])
 
 
 def _account_differences(ref: Data, got: Data) -> Iterator[Data]:
@@ -161,12 +161,13 @@ def _pool_differences(moment: Moment, ref: Data, got: Data) -> Iterator[Data]:
                 about = f"{POOL[pool]} page {page}"
                 yield difference(("pools", pool, str(page)), about, "free or owned, once", wrong)
     for name in sorted({*ref["holders"], *got["holders"]}):
-        a, b = ref["holders"].get(name, {}), got["holders"].get(name, {})
+        expected, actual = ref["holders"].get(name, {}), got["holders"].get(name, {})
         for pool in pools:
-            x, y = set(a.get(pool, ())), set(b.get(pool, ()))
-            if x != y:
+            expected_pages, actual_pages = set(expected.get(pool, ())), set(actual.get(pool, ()))
+            if expected_pages != actual_pages:
                 about = f"{POOL[pool]} pages of {name}, by position"
-                yield difference(("holders", name, pool), about, page_spans(x, size), page_spans(y, size))
+                spans = page_spans(expected_pages, size), page_spans(actual_pages, size)
+                yield difference(("holders", name, pool), about, *spans)
     for name, count in ref["free"].items():
         if count is not None and got["free"][name] != count:
             yield difference(("free", name), f"free {_page_list(name)}", count, got["free"][name])
@@ -175,38 +176,38 @@ def _pool_differences(moment: Moment, ref: Data, got: Data) -> Iterator[Data]:
 def _named_differences(kind: str, ref: Data, got: Data) -> Iterator[Data]:
     one = kind[:-1]
     for name in sorted({*ref, *got}):
-        a, b = ref.get(name), got.get(name)
-        if a is None or b is None:
-            there = ["there" if side is not None else "not there" for side in (a, b)]
+        expected, actual = ref.get(name), got.get(name)
+        if expected is None or actual is None:
+            there = ["there" if side is not None else "not there" for side in (expected, actual)]
             yield difference((kind, name), f"{one} {name}", *there)
             continue
-        for field, value in b.items():
-            if a[field] != value:
-                yield difference((kind, name, field), f"{field} of {one} {name}", a[field], value)
+        for field, value in actual.items():
+            if expected[field] != value:
+                yield difference((kind, name, field), f"{field} of {one} {name}", expected[field], value)
 
 
 def _node_differences(moment: Moment, ref: Data, got: Data) -> Iterator[Data]:
     tree_policy_is_free = moment.step is not None and moment.step.tree_policy_is_free
     for path in sorted({*ref, *got}, key=lambda p: (len(p), p)):
-        a, b = ref.get(path), got.get(path)
-        if a is None or b is None:
-            there = ["there" if side is not None else "not there" for side in (a, b)]
+        expected, actual = ref.get(path), got.get(path)
+        if expected is None or actual is None:
+            there = ["there" if side is not None else "not there" for side in (expected, actual)]
             yield difference(("nodes", path), f"node that ends {path}", *there)
             continue
-        name = f"node [{b['start']}, {b['end']}) of {path}"
-        if a["live"] != b["live"]:
-            kinds = ["live" if side["live"] else "tombstone" for side in (a, b)]
+        name = f"node [{actual['start']}, {actual['end']}) of {path}"
+        if expected["live"] != actual["live"]:
+            kinds = ["live" if side["live"] else "tombstone" for side in (expected, actual)]
             yield difference(("nodes", path, "live"), name, *kinds)
-        elif b["half"]:
+        elif actual["half"]:
             whole = "SWA KV of all its tokens"
             yield difference(("nodes", path, "live"), name, whole, "of a part, or padding's")
         for pool in ("full", "swa"):
             locks = f"{pool}_locks"
-            most = a["full_locks"] if tree_policy_is_free else a[locks]
-            if not a[locks] <= b[locks] <= most:
+            most = expected["full_locks"] if tree_policy_is_free else expected[locks]
+            if not expected[locks] <= actual[locks] <= most:
                 about = f"{name}, {POOL[pool]} locks counted"
-                yield difference(("nodes", path, locks), about, a[locks], b[locks])
-        if b["wrong"]:
+                yield difference(("nodes", path, locks), about, expected[locks], actual[locks])
+        if actual["wrong"]:
             yield difference(
                 ("nodes", path, "wrong"), f"{name} holds the KV of", "its path", "others"
             )

@@ -144,6 +144,7 @@ def _handed_to_tree(step: Step) -> list[tuple[str, int, int, int]]:
             was, now = step.was.request(name), step.after.requests.get(name)
             assert was is not None and was.cursors is not None
             if now is not None and now.cursors is not None:
-                end, frontier = now.cursors.cache_protected_len, now.cursors.swa_evicted_seqlen
-                handed.append((was.holder, was.cursors.cache_protected_len, end, frontier))
+                start = was.cursors.cache_protected_len
+                end = now.cursors.cache_protected_len
+                handed.append((was.holder, start, end, now.cursors.swa_evicted_seqlen))
     return handed

@@ -190,7 +190,8 @@ def changes(before: BlockFacts, now: BlockFacts) -> list[str]:
         elif was is None or was._replace(tokens=()) != fact._replace(tokens=()):
             tables = "; ".join(" ".join(map(str, table)) or "none" for table in fact.tables)
             lines.append(f"{name} {fact.status}, computed {fact.computed}, blocks {tables}")
-    was_named, named = ({p.block for p in facts.published} for facts in (before, now))
+    was_named = {p.block for p in before.published}
+    named = {p.block for p in now.published}
     for word, blocks in (("published", named - was_named), ("forgotten", was_named - named)):
         if blocks:
             lines.append(f"{word}: {' '.join(map(str, sorted(blocks)))}")
@@ -214,7 +215,8 @@ def _encoder_changes(before: BlockFacts, now: BlockFacts) -> Iterator[str]:
 
 def _transfer_changes(before: BlockFacts, now: BlockFacts) -> Iterator[str]:
     """Yield the changes of transfers and of host memory."""
-    were, are = ({job.job: job for job in facts.transfers} for facts in (before, now))
+    were = {job.job: job for job in before.transfers}
+    are = {job.job: job for job in now.transfers}
     for number in sorted(were | are):
         was, job = were.get(number), are.get(number) or were[number]
         what = f"{'load' if job.load else 'store'} {number}"

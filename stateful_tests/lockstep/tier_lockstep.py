@@ -130,7 +130,8 @@ def _broken_off(step: TierStep, waived: Collection[str]) -> list[tuple[Clause, F
 
 def _node_changes(before: TierFacts, now: TierFacts) -> Iterator[str]:
     """Yield the changes of nodes."""
-    were, are = ({node.node: node for node in facts.nodes} for facts in (before, now))
+    were = {node.node: node for node in before.nodes}
+    are = {node.node: node for node in now.nodes}
     for number in sorted(were | are):
         was, node = were.get(number), are.get(number)
         if node is None:
@@ -154,8 +155,8 @@ def _node_text(node: TierNode) -> str:
 
 def _node_state(node: TierNode) -> str:
     """Return the tiers with KV of a node, and the locks, pins and transfers that hold the node, in words."""
-    device, host = _slot_lists("device", node.device), _slot_lists("host", node.host)
-    parts = [*device, *host] or ["no KV"]
+    tiers = [*_slot_lists("device", node.device), *_slot_lists("host", node.host)]
+    parts = tiers or ["no KV"]
     for word, counts in (("locked", node.locks), ("pinned", node.pins)):
         amounts = ", ".join(f"{pool} {count}" for pool, count in counts.items() if count)
         if amounts:
@@ -184,7 +185,8 @@ def _range_text(slots: tuple[int, ...]) -> str:
 
 def _transfer_changes(before: TierFacts, now: TierFacts) -> Iterator[str]:
     """Yield the changes of transfers."""
-    were, are = ({job.job: job for job in facts.transfers} for facts in (before, now))
+    were = {job.job: job for job in before.transfers}
+    are = {job.job: job for job in now.transfers}
     for number in sorted(were | are):
         was, job = were.get(number), are.get(number)
         if job is None:
@@ -225,7 +227,8 @@ def _request_changes(before: TierFacts, now: TierFacts, prefill: str) -> Iterato
 
 def _send_changes(before: TierFacts, now: TierFacts) -> Iterator[str]:
     """Yield the changes of parts that the server sends to decode servers."""
-    were, are = ({send.job: send for send in facts.sends} for facts in (before, now))
+    were = {send.job: send for send in before.sends}
+    are = {send.job: send for send in now.sends}
     for job, send in are.items():
         if job not in were and send.pool != METADATA:
             end = send.position + len(send.wanted)
@@ -237,7 +240,8 @@ def _send_changes(before: TierFacts, now: TierFacts) -> Iterator[str]:
 
 def _operation_changes(before: TierFacts, now: TierFacts) -> Iterator[str]:
     """Yield the changes of operations of the storage."""
-    were, are = ({op.job: op for op in facts.operations} for facts in (before, now))
+    were = {op.job: op for op in before.operations}
+    are = {op.job: op for op in now.operations}
     for number in sorted(were | are):
         was, operation = were.get(number), are.get(number)
         if operation is None:

@@ -255,7 +255,8 @@ class PairServer(EngineDriver):
         # a copy: the release takes the last token from a prompt of a recurrent model
         request = self._request(ident, list(tokens), max_tokens, priority, False)
         request.kv_transfer_params = parameters
-        self._ids[name], self._names[ident] = ident, name
+        self._ids[name] = ident
+        self._names[ident] = name
         self.scheduler.add_request(request)
         return Done()
 

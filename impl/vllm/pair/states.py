@@ -51,7 +51,8 @@ class PairStateMemory(TensorMemory):
     """
 
     def __init__(self, config: EngineConfig) -> None:
-        blocks, size = config.blocks + 1, page_tokens(config)
+        blocks = config.blocks + 1
+        size = page_tokens(config)
         super().__init__(blocks, size)
         self.groups = frozenset(config.recurrent)
         columns = 1 + config.drafts
