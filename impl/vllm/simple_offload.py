@@ -44,7 +44,7 @@ class CopyEvent:
             self._device.complete(self._load)
 
 
-class CopyJob(DeviceJob):
+class QueuedCopy(DeviceJob):
     """A copy in the queue of the thread. events: the worker's list, to which the thread adds its event."""
 
     def __init__(
@@ -73,7 +73,7 @@ class CopyingThread(Transfers):
         blocks, chunks = (src_blocks, dst_blocks) if is_store else (dst_blocks, src_blocks)
         parts = parts_of(self._manager, blocks, chunks, self.blocks)
         event = CopyEvent(self, not is_store)
-        self.submit(CopyJob(event_idx, not is_store, parts, event, events_list))
+        self.submit(QueuedCopy(event_idx, not is_store, parts, event, events_list))
 
     def submit(self, job: DeviceJob) -> bool:
         self.queues[job.load].append(job)
