@@ -1,7 +1,7 @@
-"""Differences between the system and the reference at one moment, looked for once and in one place.
+"""The differences between the system and the reference at one moment.
 
-Each difference has a key that says where it is to be marked, and is put in words. Positions and lengths are
-tokens. What is not checked on the system (waived clauses) is no difference.
+Each difference has a key, which says where reports mark it, and a text. Positions and lengths are in tokens.
+Waived clauses, which are not checked on the system, cause no difference.
 """
 
 from collections.abc import Iterable, Iterator
@@ -37,7 +37,7 @@ def page_spans(pages: Iterable[int], page_size: int) -> str:
 
 
 def page_fault(page: int, size: int, owners: int, free_times: int) -> str:
-    """Describe the fault of a page; empty if it is free or owned, once."""
+    """Return the fault of a page in words, "" if it is free once or owned once."""
     if not 1 <= page <= size:
         return "the padding page" if page == 0 else "no such page"
     if owners + free_times == 1:
@@ -48,12 +48,12 @@ def page_fault(page: int, size: int, owners: int, free_times: int) -> str:
 
 
 def difference(key: tuple[str, ...], about: str, reference: object, system: object) -> Data:
-    """Return a difference. key: where it is marked, such as ("cursors", "slot of s1", "E")."""
+    """Return a difference. key: the place where it is marked, such as ("cursors", "slot of s1", "E")."""
     return {"key": list(key), "about": about, "reference": str(reference), "system": str(system)}
 
 
 def differences(moment: Moment, ref: Data, got: Data, waived: frozenset[str]) -> Iterator[Data]:
-    """Return the differences in the order of a report."""
+    """Yield the differences in the order of a report. ref, got: the data of reference and system."""
     if moment.step is not None:
         yield from _outcome_differences(moment.step, waived)
     for kind in ("requests", "sessions"):
@@ -73,24 +73,21 @@ def differences(moment: Moment, ref: Data, got: Data, waived: frozenset[str]) ->
 
 
 def by_place(found: Iterable[Data], places: Iterable[Place], moment: Moment) -> list[Data]:
-    """Return the differences, those at the places of a violation first."""
+    """Return the differences in the order of a report, those at the places of a violation first."""
     about = [key for place in places for key in _key_prefixes(place, moment)]
     return sorted(found, key=lambda d: not any(tuple(d["key"])[: len(key)] == key for key in about))
 
 
 def _key_prefixes(place: Place, moment: Moment) -> Iterator[tuple[str, ...]]:
-    """Return the beginnings of the keys of differences that show a place."""
+    """Yield the prefixes of the keys of differences at a place."""
     match place:
         case AtPage(pool, page):
             yield "pools", pool, str(page)
         case AtRow():
             yield "free", "rows"
         case AtCursor(owner, field):
-            yield (
-                "cursors",
-                owner,
-                next(letter for letter, name in CURSORS.items() if name == field),
-            )
+            letter = next(letter for letter, name in CURSORS.items() if name == field)
+            yield "cursors", owner, letter
         case AtPosition(owner, pool):
             yield ("torn",)
             yield "wrong", owner, pool
@@ -133,15 +130,15 @@ def _outcome_differences(step: Step, waived: frozenset[str]) -> Iterator[Data]:
 
 def _cursor_differences(ref: Data, got: Data) -> Iterator[Data]:
     for name in [*ref, *(n for n in got if n not in ref)]:
-        a, b = ref.get(name, "none"), got.get(name, "none")
-        if not (isinstance(a, dict) and isinstance(b, dict)):
-            if a != b:
-                yield difference(("cursors", name), name, _short_text(a), _short_text(b))
+        expected, actual = ref.get(name, "none"), got.get(name, "none")
+        if not (isinstance(expected, dict) and isinstance(actual, dict)):
+            if expected != actual:
+                yield difference(("cursors", name), name, _short_text(expected), _short_text(actual))
             continue
         for letter in CURSORS:
-            if a[letter] != b[letter]:
+            if expected[letter] != actual[letter]:
                 about = f"{name}: {letter} {CURSORS[letter]}"
-                yield difference(("cursors", name, letter), about, a[letter], b[letter])
+                yield difference(("cursors", name, letter), about, expected[letter], actual[letter])
 
 
 def _account_differences(ref: Data, got: Data) -> Iterator[Data]:
@@ -154,8 +151,8 @@ def _account_differences(ref: Data, got: Data) -> Iterator[Data]:
 
 
 def _pool_differences(moment: Moment, ref: Data, got: Data) -> Iterator[Data]:
-    """Yield pages by owner: those with none or several, those of each holder by position, and the
-    number of free ones."""
+    """Yield the pages with no owner or with several, the pages of each holder by position, and the numbers
+    of free pages."""
     pools = moment.facts.pools
     size = moment.state.config.geometry.page_size
     for pool, pages in pools.items():
@@ -164,12 +161,13 @@ def _pool_differences(moment: Moment, ref: Data, got: Data) -> Iterator[Data]:
                 about = f"{POOL[pool]} page {page}"
                 yield difference(("pools", pool, str(page)), about, "free or owned, once", wrong)
     for name in sorted({*ref["holders"], *got["holders"]}):
-        a, b = ref["holders"].get(name, {}), got["holders"].get(name, {})
+        expected, actual = ref["holders"].get(name, {}), got["holders"].get(name, {})
         for pool in pools:
-            x, y = set(a.get(pool, ())), set(b.get(pool, ()))
-            if x != y:
+            expected_pages, actual_pages = set(expected.get(pool, ())), set(actual.get(pool, ()))
+            if expected_pages != actual_pages:
                 about = f"{POOL[pool]} pages of {name}, by position"
-                yield difference(("holders", name, pool), about, page_spans(x, size), page_spans(y, size))
+                spans = page_spans(expected_pages, size), page_spans(actual_pages, size)
+                yield difference(("holders", name, pool), about, *spans)
     for name, count in ref["free"].items():
         if count is not None and got["free"][name] != count:
             yield difference(("free", name), f"free {_page_list(name)}", count, got["free"][name])
@@ -178,45 +176,45 @@ def _pool_differences(moment: Moment, ref: Data, got: Data) -> Iterator[Data]:
 def _named_differences(kind: str, ref: Data, got: Data) -> Iterator[Data]:
     one = kind[:-1]
     for name in sorted({*ref, *got}):
-        a, b = ref.get(name), got.get(name)
-        if a is None or b is None:
-            there = ["there" if side is not None else "not there" for side in (a, b)]
+        expected, actual = ref.get(name), got.get(name)
+        if expected is None or actual is None:
+            there = ["there" if side is not None else "not there" for side in (expected, actual)]
             yield difference((kind, name), f"{one} {name}", *there)
             continue
-        for field, value in b.items():
-            if a[field] != value:
-                yield difference((kind, name, field), f"{field} of {one} {name}", a[field], value)
+        for field, value in actual.items():
+            if expected[field] != value:
+                yield difference((kind, name, field), f"{field} of {one} {name}", expected[field], value)
 
 
 def _node_differences(moment: Moment, ref: Data, got: Data) -> Iterator[Data]:
     tree_policy_is_free = moment.step is not None and moment.step.tree_policy_is_free
     for path in sorted({*ref, *got}, key=lambda p: (len(p), p)):
-        a, b = ref.get(path), got.get(path)
-        if a is None or b is None:
-            there = ["there" if side is not None else "not there" for side in (a, b)]
+        expected, actual = ref.get(path), got.get(path)
+        if expected is None or actual is None:
+            there = ["there" if side is not None else "not there" for side in (expected, actual)]
             yield difference(("nodes", path), f"node that ends {path}", *there)
             continue
-        name = f"node [{b['start']}, {b['end']}) of {path}"
-        if a["live"] != b["live"]:
-            kinds = ["live" if side["live"] else "tombstone" for side in (a, b)]
+        name = f"node [{actual['start']}, {actual['end']}) of {path}"
+        if expected["live"] != actual["live"]:
+            kinds = ["live" if side["live"] else "tombstone" for side in (expected, actual)]
             yield difference(("nodes", path, "live"), name, *kinds)
-        elif b["half"]:
+        elif actual["half"]:
             whole = "SWA KV of all its tokens"
             yield difference(("nodes", path, "live"), name, whole, "of a part, or padding's")
         for pool in ("full", "swa"):
             locks = f"{pool}_locks"
-            most = a["full_locks"] if tree_policy_is_free else a[locks]
-            if not a[locks] <= b[locks] <= most:
+            most = expected["full_locks"] if tree_policy_is_free else expected[locks]
+            if not expected[locks] <= actual[locks] <= most:
                 about = f"{name}, {POOL[pool]} locks counted"
-                yield difference(("nodes", path, locks), about, a[locks], b[locks])
-        if b["wrong"]:
+                yield difference(("nodes", path, locks), about, expected[locks], actual[locks])
+        if actual["wrong"]:
             yield difference(
                 ("nodes", path, "wrong"), f"{name} holds the KV of", "its path", "others"
             )
 
 
 def _tree_differences(moment: Moment, ref: Data, got: Data) -> Iterator[Data]:
-    """Yield locks, counters, and rows of holders that have other slots than the tree has for their
+    """Yield the differences of locks and counters, and of rows with other slots than the tree for their
     prefix."""
     for name in sorted({*ref["lock_holders"], *got["lock_holders"]}):
         locked = [side["lock_holders"].get(name, "nothing") for side in (ref, got)]
@@ -237,7 +235,7 @@ def _tree_differences(moment: Moment, ref: Data, got: Data) -> Iterator[Data]:
 
 
 def _prefix_difference(moment: Moment, tree: TreeFacts, holder: Holder) -> Iterator[Data]:
-    """Return the first page of a holder's prefix that differs from the tree's."""
+    """Yield the first page of a holder's prefix that differs from the tree's page."""
     geometry = moment.state.config.geometry
     seen = moment.facts.holders.get(holder.name)
     if seen is None:

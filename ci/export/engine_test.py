@@ -99,7 +99,7 @@ def _needed_definitions(code: str, config: EngineConfig, system: VLLMSystem) -> 
     around = {} if config.connects else {"around": None, "adapt": None}
     facts = {
         "": sizes,
-        "made": ways | around,
+        "new_scheduler": ways | around,
         "settings_of": {"drafts": config.drafts, "eagle": config.eagle},
     }
     if "drafts={" not in code:
@@ -117,7 +117,8 @@ def _needed_definitions(code: str, config: EngineConfig, system: VLLMSystem) -> 
     source = re.sub(r"\n# What is None in a stand-in .*\n", "", source)
     if not config.connects:
         source = re.sub(r",\n    around=None,\n    adapt=None(?=,\n)", "", source)
-        source = re.sub(r'(?s)( and what makes a request for it\.).*?"""', r'\1"""', source, count=1)
+        fields_of_it = r'(?s)( and the function that makes requests for it\.).*?"""'
+        source = re.sub(fields_of_it, r'\1"""', source, count=1)
     imports = _IMPORTS.replace("from coll", "import unittest\nfrom coll")
     whole = _without_arguments(filled(f"{imports}{source}"), code)
     needed = used(filled(whole), f"unittest\n{code}")

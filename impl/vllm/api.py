@@ -1,5 +1,5 @@
-"""Names that the adapter uses of a vLLM; see `impl.loading`: `probe` for a line, `parts` for a part. Add a line
-where the adapter starts to use something else."""
+"""The names of vLLM that the adapter uses (`impl.loading.probe` reads a line, `impl.loading.parts` a part). Add a
+line when the adapter starts to use another name."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ CORE = """
 0.11.0 ... v1/kv_cache_interface.py | FullAttentionSpec; SlidingWindowSpec; KVCacheGroupSpec(_, _); KVCacheGroupSpec.layer_names; KVCacheGroupSpec.kv_cache_spec; KVCacheConfig(num_blocks=_, kv_cache_tensors=_, kv_cache_groups=_)
 0.11.0 ... v1/worker/gpu_model_runner.py | GPUModelRunner._update_states(_)
 """
-# What some releases have. A tree is driven with those that it has, whatever it is near to.
+# Parts of the API that only some releases have. A tree is driven with its own parts, whatever its nearest release.
 PARTS = {
     "resumed requests": """
 0.12.0 ... v1/core/sched/output.py | CachedRequestData.resumed_req_ids
@@ -273,15 +273,15 @@ _OF_CONNECTORS = frozenset({"offload", "reset", "sync loads", "failed loads", "s
 _OF_PAIRS = frozenset({"pair", "published handshakes"})
 _OF_IMAGES = frozenset({"images", "resets of images", "images+v2", "updates of images"})
 _OF_V2 = frozenset({"v2", "state+v2", "drafter+v2", "images+v2", "updates of images", "retained windows", "skipped drafts", "drafts of a batch"})
-# What a later release calls a thing, where that is all that is new: `Class.member`, or a function or class. A
-# release has the one name or the other (impl.loading.renamed).
+# Old name -> new name (`Class.member`, a function or a class) for a change that is nothing but a rename. A release
+# has one of the two names (impl.loading.renamed).
 RENAMED: dict[str, str] = {}
-# The first release that is driven so, by the tables.
+# Part -> the first release that has it, by the tables.
 SINCE = {part: TABLES.since(part) for part in PARTS}
 
 
 def drives(release: str, part: str) -> bool:
-    """Whether a release has a part by the tables; one that no table knows counts as the newest."""
+    """Return whether a release has a part by the tables. An unknown release counts as the newest."""
     return release not in RELEASES or TABLES.documented(part, release)
 
 
@@ -295,15 +295,24 @@ def facts(
     pair: bool = False,
     encodes: bool = False,
 ) -> parts.TreeParts:
-    """Return the facts of the files under `root`. release: that they are, if that is known. overlap: for asynchronous
-    scheduling; v2: for model runner V2; offloads: for its OffloadingConnector; pair: for two servers that its
-    NixlConnector joins; encodes: for a model with an encoder."""
+    """Return the facts of the files under `root`.
+
+    release: the release of the files, None if it is not known. overlap: for asynchronous scheduling. v2:
+    for model runner V2. offloads: with its OffloadingConnector. pair: two servers, joined by its
+    NixlConnector. encodes: for a model with an encoder.
+    """
     wanted = {
         "v2": v2, "offload": offloads, "pair": pair, "images": encodes, "images+v2": encodes and v2,
     }  # fmt: skip
-    unwanted = (frozenset() if v2 else _OF_V2) | (frozenset() if offloads else _OF_CONNECTORS)
-    unwanted |= frozenset() if pair else _OF_PAIRS
-    unwanted |= frozenset() if encodes else _OF_IMAGES
+    unwanted: frozenset[str] = frozenset()
+    if not v2:
+        unwanted |= _OF_V2
+    if not offloads:
+        unwanted |= _OF_CONNECTORS
+    if not pair:
+        unwanted |= _OF_PAIRS
+    if not encodes:
+        unwanted |= _OF_IMAGES
     if not (overlap or pair):
         unwanted |= {"drafts in flight"}
     renamed = renamed_in(root)
@@ -314,7 +323,7 @@ def facts(
 
 
 def renamed_in(root: Path) -> dict[str, str]:
-    """The names of RENAMED that the files under `root` have by the new name.
+    """Return the entries of RENAMED for which the files under `root` have the new name.
 
     Raises UnusableImplementation for a name that no table has.
     """
@@ -342,7 +351,7 @@ def renamed_in(root: Path) -> dict[str, str]:
 
 
 def uses() -> Iterator[tuple[str, ast.expr]]:
-    """Module and use, of all tables."""
+    """Yield the module and the expression of each use in the tables."""
     for line in probe.entries(EVERY):
         for use in line.uses:
             yield "vllm." + line.file.removesuffix(".py").replace("/", "."), use

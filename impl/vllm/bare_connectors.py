@@ -1,7 +1,7 @@
 """The device that moves KV between blocks and host memory or a peer, and the worker's side of a connector.
 
-When a job reads, writes and completes is decided from outside. Jobs of one direction go in order, as streams
-do. Exported tests have this file in them as it stands, after bare_scheduler.py, so it imports nothing else.
+The caller decides when a job reads, writes and completes. Jobs of one direction run in order, as on a stream.
+Exported tests contain this file unchanged, after bare_scheduler.py, so it imports nothing else.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ CONNECTORS = "vllm.distributed.kv_transfer.kv_connector"
 
 
 class DeviceJob:
-    """A transfer that was submitted. parts: (group, block, chunk, index in the chunk) of each block."""
+    """A submitted transfer. parts: (group, block, chunk, index in the chunk) of each block."""
 
     def __init__(self, job: int, load: bool, parts: tuple[Any, ...]) -> None:
         self.job = job
@@ -30,8 +30,12 @@ class DeviceJob:
 class Transfers:
     """The device that moves KV (`OffloadingWorker`).
 
-    blocks: the memory of the runner, by block the group that wrote it last and its slots. host: of each of a
-    chunk's blocks the same. empty: a slot that nobody has written.
+    blocks: the memory of the runner: block -> the group that wrote it last, and its slots.
+    host: chunk -> the same for each of its blocks.
+    empty: the value of a slot without KV.
+    queues: jobs that have not completed, by direction (True: loads).
+    completed: completed jobs that the connector has not read.
+    jobs: all submitted jobs.
     """
 
     def __init__(self, blocks: dict[int, Any], config: Any, empty: Any) -> None:
@@ -41,7 +45,7 @@ class Transfers:
         self.host: dict[int, list[tuple[int, tuple[Any, ...]]]] = {}
         self.queues: dict[bool, deque[DeviceJob]] = {False: deque(), True: deque()}
         self.completed: list[int] = []
-        self.jobs: dict[int, DeviceJob] = {}  # that were submitted
+        self.jobs: dict[int, DeviceJob] = {}
 
     def submit_store(self, job_id: int, src_spec: Any, dst_spec: Any) -> bool:
         return self.submit(DeviceJob(job_id, False, self.parts(src_spec, dst_spec)))
@@ -53,7 +57,7 @@ class Transfers:
         return self.submit(DeviceJob(job_id, True, self.parts(dst_spec, src_spec)))
 
     def transfer_async(self, job_id: int, spec: tuple[Any, Any]) -> bool:
-        """As releases up to 0.27 submit a job."""
+        """Submit a job, as releases up to 0.27 do."""
         source, target = spec
         of_blocks = optional(source, "GPULoadStoreSpec.group_sizes", None) is not None
         submit = self.submit_store if of_blocks else self.submit_load
@@ -74,7 +78,7 @@ class Transfers:
         return [kind(job_id=job, success=True) for job in done]
 
     def shutdown(self) -> None:
-        """Holds nothing."""
+        """Do nothing: there are no streams."""
 
     def submit(self, job: DeviceJob) -> bool:
         self.jobs[job.job] = job
@@ -82,27 +86,27 @@ class Transfers:
         return True
 
     def parts(self, blocks: Any, host: Any) -> tuple[Any, ...]:
-        """Return the parts of a job, as cpu/gpu_worker.py walks its two lists."""
+        """Return the parts of a job. The two lists of blocks are read as in cpu/gpu_worker.py."""
         size = self._config.chunk_blocks
         parts = []
         ids = iter(map(int, blocks.block_ids))
         chunks = [int(chunk) for chunk in host.block_ids]
-        at = 0
+        first_chunk = 0  # of the group, in the list of chunks
         for group, (count, first) in enumerate(zip(blocks.group_sizes, blocks.block_indices)):
             skipped = first % size if count else 0
             for index in range(skipped, skipped + count):
-                parts.append((group, next(ids), chunks[at + index // size], index % size))
-            at += -(-(skipped + count) // size)
+                parts.append((group, next(ids), chunks[first_chunk + index // size], index % size))
+            first_chunk += -(-(skipped + count) // size)
         return tuple(parts)
 
     def copy(self, load: bool) -> bool:
-        """Move the KV of the oldest job that has not; False where there is none."""
+        """Move the KV of the oldest job that has not moved it. Return False if there is none."""
         job = next((job for job in self.queues[load] if not job.copied), None)
         if job is None:
             return False
         job.copied = True
         nothing = [(-1, ())] * self._config.chunk_blocks
-        if not load:  # what a chunk had before is nobody's
+        if not load:  # a store replaces the whole chunk
             self.host.update((chunk, [*nothing]) for _, _, chunk, _ in job.parts)
         for group, block, chunk, index in job.parts:
             held = self.host.setdefault(chunk, [*nothing])
@@ -118,7 +122,7 @@ class Transfers:
         return True
 
     def complete(self, load: bool) -> bool:
-        """Complete the oldest job; False where there is none."""
+        """Complete the oldest job of a direction. Return False if there is none."""
         queue = self.queues[load]
         if not queue:
             return False
@@ -129,7 +133,7 @@ class Transfers:
 
 
 class Offloads:
-    """The worker's side of an OffloadingConnector, the release's own, above the device."""
+    """The worker's side of the release's own OffloadingConnector, with the stand-in device below it."""
 
     def __init__(self, scheduler: Any, transfers: Transfers) -> None:
         self.transfers = transfers
@@ -144,18 +148,18 @@ class Offloads:
         self.attach()
 
     def attach(self) -> None:
-        """Have the worker's side move KV by the device."""
+        """Replace the device of the worker's side."""
         self.worker.connector_worker.worker = self.transfers
 
     def before(self, scheduled: Any) -> None:
-        """Do a worker's steps before the forward pass of a batch."""
+        """Call the connector as the worker does before the forward pass of a batch."""
         self.worker.handle_preemptions(scheduled.kv_connector_metadata)
         self.worker.bind_connector_metadata(scheduled.kv_connector_metadata)
         if optional(scheduled, "SchedulerOutput.has_sync_kv_loads", False):
             self.worker.start_load_kv(None)
 
     def after(self, scheduled: Any) -> Any:
-        """Do a worker's steps after it; return its KVConnectorOutput."""
+        """Call the connector as the worker does after the forward pass, and return its KVConnectorOutput."""
         if not optional(scheduled, "SchedulerOutput.has_sync_kv_loads", False):
             self.worker.start_load_kv(None)
         self.worker.wait_for_save()
@@ -169,12 +173,17 @@ class Offloads:
 
 
 def peer(**given: Any) -> Any:
-    """A connector of ours: a peer has computed prompts. How much of one stands in the request that asks."""
+    """Return a connector of ours that loads computed prompts from a peer. The request says how many tokens
+    the peer has."""
     base: Any = importlib.import_module(f"{CONNECTORS}.v1.base")
 
     class Peer(base.KVConnectorBase_V1, base.SupportsHMA):  # type: ignore[misc]
-        """remote: of each request the tokens that the peer has yet to send. started_loads: of this step.
-        in_step: loads are done within the step that needs them."""
+        """A connector that loads from a peer.
+
+        remote: request -> tokens that the peer will send.
+        started_loads: the loads of this step.
+        in_step: a load completes within the step that needs it.
+        """
 
         def __init__(self) -> None:
             super().__init__(**taken(super().__init__, given))
@@ -216,7 +225,7 @@ def peer(**given: Any) -> Any:
             return False, None
 
         def start_load_kv(self, *_: Any, **__: Any) -> None:
-            """`Loads` has what it asks for."""
+            """Do nothing: `Loads` moves the KV."""
 
         wait_for_layer_load = save_kv_layer = wait_for_save = start_load_kv
 
@@ -226,7 +235,8 @@ def peer(**given: Any) -> Any:
 class Loads:
     """Loads of KV from the peer, and the worker's reports of them.
 
-    written: what the slots hold once the text of a request is computed.
+    written: returns the slots of a request with a computed text.
+    failed: requests with a failed load that the worker has not yet reported.
     """
 
     def __init__(
@@ -236,23 +246,23 @@ class Loads:
         self._peer = scheduler.connector
         self._config = config
         self._written = written
-        self._requests: dict[int, str] = {}  # whose load a job is
+        self._requests: dict[int, str] = {}  # job -> the request that it loads
         self._output = importlib.import_module("vllm.v1.outputs").KVConnectorOutput
         self._invalid: set[int] = set()
         self._failed: set[str] = set()
-        self.failed: set[str] = set()  # requests whose load has failed, until the worker reports it
+        self.failed: set[str] = set()
         self._in_step = scheduler.connector.in_step
-        self._next_brings: int | None = None  # blocks of the next load within a step, if it fails
-        # Blocks without the KV that they should have -> the step whose results tell the engine.
+        self._next_brings: int | None = None  # blocks that the next load within a step loads, if it fails
+        # block without its KV -> the step with the results that report it to the engine
         self._lost: dict[int, int] = {}
         self._steps = self._steps_taken = 0
 
     def expects(self, name: str, tokens: int) -> None:
-        """The peer has so many tokens of a request's prompt."""
+        """Note how many tokens of a request's prompt the peer has."""
         self._peer.remote[name] = tokens
 
     def before(self, _: Any) -> None:
-        """Begin the loads of a batch."""
+        """Start the loads of a batch."""
         for load in self._peer.started_loads:
             self._begin(*load)
             if self._in_step:
@@ -260,18 +270,21 @@ class Loads:
         self._peer.started_loads.clear()
 
     def after(self, _: Any) -> Any:
-        """Report the loads that have ended."""
+        """Return the report of the loads that have ended."""
         output = self._output()
         done = self.transfers.completed
         self.transfers.completed = []
         output.finished_recving = {self._requests[job] for job in done} or None
-        output.invalid_block_ids, self._invalid, self.failed = self._invalid, set(), set()
+        output.invalid_block_ids = self._invalid
+        self._invalid = set()
+        self.failed = set()
         if self._failed:
-            output.failed_recving, self._failed = self._failed, set()
+            output.failed_recving = self._failed
+            self._failed = set()
         return output
 
     def _begin(self, request: Any, tables: tuple[list[int], ...], local: int, tokens: int) -> None:
-        """A load of positions from `local` to `tokens`."""
+        """Start the load of the positions from `local` up to `tokens`."""
         values = self._written(request)
         job = len(self._requests)
         parts = []
@@ -290,24 +303,24 @@ class Loads:
 
     @property
     def lost(self) -> tuple[int, ...]:
-        """Blocks without the KV that they should have, until the engine takes the results that name them."""
+        """The blocks without their KV, until the engine takes the results that report them."""
         return tuple(sorted(self._lost))
 
     def _load_now(self) -> None:
-        """The load that has just begun is done."""
+        """Complete the load that has just started."""
         (job,) = self.transfers.queues[True]
         brought = len(job.parts) if self._next_brings is None else self._next_brings
         self._next_brings = None
         lost = [block for _, block, _, _ in job.parts[brought:]]
         job.parts = job.parts[:brought]
         self.transfers.complete(True)
-        self.transfers.completed.clear()  # nobody waits for it
+        self.transfers.completed.clear()  # a load within a step is not reported
         self._invalid.update(lost)
         for block in lost:
             self._lose(block, 0, self._steps)
 
     def _lose(self, block: int, first: int, step: int) -> None:
-        """A block has no KV of a text from slot `first` on."""
+        """Clear the slots of a block from slot `first` on. step: the step that reports it."""
         size = self._config.groups[0].block_size
         owner, slots = self.transfers.blocks.get(block, (-1, ()))
         kept = slots[:first] if owner == 0 else [self.transfers.empty] * first
@@ -315,8 +328,9 @@ class Loads:
         self._lost[block] = step
 
     def spoil(self, lanes: Sequence[Any]) -> None:
-        """Mark as lost what entries compute from lost blocks. A block that an entry computes from its first
-        slot on is whole again, unless it reads lost ones. lanes: have start, tokens and tables."""
+        """Mark as lost the KV that entries compute from lost blocks. A block that an entry computes from
+        its first slot on is whole again, unless the entry reads lost blocks. lanes: have start, tokens
+        and tables."""
         size = self._config.groups[0].block_size
         sound = list(lanes) if self._lost else []
         for lane in sound:
@@ -332,26 +346,26 @@ class Loads:
         self._steps += bool(lanes)
 
     def _end(self, lane: Any) -> int:
-        """The number of blocks up to an entry's last token."""
+        """Return the number of blocks up to an entry's last token."""
         size: int = self._config.groups[0].block_size
         return -(-(int(lane.start) + len(lane.tokens)) // size)
 
     def _reads_lost(self, lane: Any) -> int | None:
-        """The first step that lost a block of those before an entry; None where all are there."""
+        """Return the first step that lost one of the blocks before an entry, None if none is lost."""
         row = lane.tables[0][: -(-lane.start // self._config.groups[0].block_size)]
         return min((self._lost[block] for block in row if block in self._lost), default=None)
 
     def results_taken(self) -> None:
-        """The engine has taken the results of its oldest batch."""
+        """Forget the lost blocks that the oldest batch reports: the engine has taken its results."""
         self._lost = {
             block: step for block, step in self._lost.items() if step > self._steps_taken
         }
         self._steps_taken += 1
 
     def fail(self, blocks: int) -> bool:
-        """The oldest load ends behind its first `blocks` blocks, or the next one within a step; False where
-        there is none, or where a release has no word for it: with several groups the request is named, which
-        is possible since 0.30."""
+        """Fail the oldest load after its first `blocks` blocks, or the next load if loads are done within a
+        step. Return False if there is no load, or if the release cannot report it: with several groups
+        the report names the request, which is possible since 0.30."""
         if self._in_step:
             self._next_brings = blocks
             return True
@@ -380,7 +394,7 @@ def connector_class(name: str) -> Any:
 
 
 def create_connector(config: Any, role: Any, kv_cache_config: Any = None) -> Any:
-    """In the place of `KVConnectorFactory.create_connector`."""
+    """Return a connector, in the place of `KVConnectorFactory.create_connector`."""
     given = {"vllm_config": config, "role": role, "kv_cache_config": kv_cache_config}
     name = config.kv_transfer_config.kv_connector
     if name == "Peer":
@@ -396,15 +410,18 @@ def worker_of(
     empty: Any,
     written: Callable[[Any], Any],
 ) -> Any:
-    """The worker's side of the connector, None where there is none; arguments as of Transfers and Loads."""
+    """Return the worker's side of the connector, None without a connector. The arguments are those of
+    Transfers and Loads."""
     transfers = Transfers(blocks, config, empty)
     if config.host_chunks:
         return Offloads(scheduler, transfers)
-    return Loads(scheduler, transfers, config, written) if config.peer else None
+    if config.peer:
+        return Loads(scheduler, transfers, config, written)
+    return None
 
 
 def chunks_of(manager: Any) -> list[tuple[bytes, int, int]]:
-    """The (hash and group, chunk, pins) of each chunk in the lists of a CPU manager's policy."""
+    """Return the (hash and group, chunk, pins) of each chunk in the lists of a CPU manager's policy."""
     found = []
     for kept in [value for value in vars(manager._policy).values() if isinstance(value, dict)]:
         for key, of_key in kept.items():

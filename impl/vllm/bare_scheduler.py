@@ -1,7 +1,7 @@
 """vLLM's scheduler without a server: settings, cache groups and requests of its own classes.
 
-What a server works out from its flags and its model is a bag of values here; the parameters of the releases'
-own functions show what differs between them. Exported tests have this file in them as it stands, after
+Stand-ins have the values that a server computes from its flags and its model. Differences between releases
+are found by the parameters of their own functions. Exported tests contain this file unchanged, after
 impl/stand_ins.py, so it imports nothing else of kvspec.
 """
 
@@ -25,8 +25,7 @@ class No:
 
 
 class Questions(Values):
-    """A stand-in that answers no to questions: the host is no accelerator, the model a decoder of text, the
-    drafter none in particular."""
+    """A stand-in that answers no to all questions (`is_...`, `use_...`) about host, model and drafter."""
 
     def __getattr__(self, name: str) -> Any:
         return No() if name.startswith(("is_", "use_", "uses_")) else super().__getattr__(name)
@@ -74,7 +73,7 @@ UNSET = {
 
 
 def unset(stand_in: str) -> dict[str, Any]:
-    """The attributes of a stand-in that are None."""
+    """Return the attributes of a stand-in that are None."""
     return dict.fromkeys(UNSET[stand_in])
 
 
@@ -91,7 +90,7 @@ class StructuredOutput(Values):
         return False
 
 
-def made(
+def new_scheduler(
     config: Any,
     overlap: bool,
     hashed: Callable[[Any], bytes],
@@ -99,8 +98,8 @@ def made(
     around: Callable[[Any], Any] | None = None,
     adapt: Callable[[Any], None] | None = None,
 ) -> tuple[Any, Callable[..., Any]]:
-    """A scheduler, and what makes a request for it. hashed: hashes blocks. v2: for model runner V2. around:
-    goes around the function that hashes a request's blocks. adapt: changes the settings."""
+    """Return a scheduler, and the function that makes requests for it. hashed: hashes blocks. v2: for model
+    runner V2. around: wraps the function that hashes a request's blocks. adapt: changes the settings."""
     kind = importlib.import_module("vllm.v1.core.sched.scheduler").Scheduler
     parameters = kind.__init__
     if overlap:
@@ -133,6 +132,7 @@ def made(
 
 
 def pool_of(config: Any) -> Any:
+    """Return the KVCacheConfig for these sizes."""
     interface = importlib.import_module("vllm.v1.kv_cache_interface")
     torch = importlib.import_module("torch")
     groups = []
@@ -150,27 +150,27 @@ def pool_of(config: Any) -> Any:
         groups.append(interface.KVCacheGroupSpec([f"layer{at}"], spec))
         if group.drafter:
             groups[-1].is_eagle_group = True
-    made = interface.KVCacheConfig(
+    kv_cache_config = interface.KVCacheConfig(
         num_blocks=config.blocks + 1, kv_cache_tensors=[], kv_cache_groups=groups
     )
     if config.retention:
-        made.prefix_cache_retention_interval = max(0, config.retention)
+        kv_cache_config.prefix_cache_retention_interval = max(0, config.retention)
     if config.host_chunks:  # the size of host memory follows from that of a block
         layers = [name for group in groups for name in group.layer_names]
-        made.kv_cache_tensors = [
+        kv_cache_config.kv_cache_tensors = [
             Values(
-                size=64 * made.num_blocks, shared_by=layers, block_stride=None, layers=layers,
+                size=64 * kv_cache_config.num_blocks, shared_by=layers, block_stride=None, layers=layers,
                 layer_stride=0, offset=0,
             )
         ]
-    return made
+    return kv_cache_config
 
 
 def state_spec(interface: Any, config: Any, group: Any) -> Any:
-    """The KV cache spec of layers with a convolution and a recurrent state.
+    """Return the KV cache spec of layers with a convolution and a recurrent state.
 
-    A row of either is (group + 1, stamp). The window of the convolution has a row for each token of a round
-    of drafts.
+    A row of either is (group + 1, stamp). The window of the convolution has a row for each token of a
+    verify round.
     """
     torch = importlib.import_module("torch")
     exports = vars(importlib.import_module("vllm.model_executor.layers.mamba.checkpoint"))
@@ -188,7 +188,7 @@ def state_spec(interface: Any, config: Any, group: Any) -> Any:
 
 
 def block_sizes(utils: Any, pool: Any, settings: Any, config: Any) -> tuple[int, int]:
-    """Tokens of the scheduler's block and of a hash."""
+    """Return the size of the scheduler's block and that of a hashed block (tokens)."""
     sizes = {group.block_size for group in config.groups}
     settings.cache_config.block_size = min(sizes)
     if resolved := getattr(utils, "resolve_kv_cache_block_sizes", None):
@@ -198,7 +198,7 @@ def block_sizes(utils: Any, pool: Any, settings: Any, config: Any) -> tuple[int,
 
 
 def settings_of(config: Any, overlap: bool, v2: bool) -> Values:
-    """VllmConfig, as far as the scheduler reads it."""
+    """Return a stand-in for VllmConfig, with the fields that the scheduler reads."""
     drafts = config.drafts
     eagle = config.eagle
 
@@ -254,14 +254,15 @@ def settings_of(config: Any, overlap: bool, v2: bool) -> Values:
 
 
 def connector_of(config: Any) -> str:
-    """The name of a server's connector."""
+    """Return the name of a server's connector."""
     if config.peer:
         return "Peer"
     return "SimpleCPUOffloadConnector" if config.simple else "OffloadingConnector"
 
 
 def offloading(settings: dict[str, Any], config: Any) -> None:
-    """Settings of a server with an OffloadingConnector; a chunk has 4,096 bytes, whatever it holds."""
+    """Add the settings of a server with a connector. A chunk of host memory has 4,096 bytes, whatever it
+    holds."""
     extra = {
         "cpu_bytes_to_use": 4096 * config.host_chunks,
         "num_cpu_blocks": config.host_chunks,
@@ -277,11 +278,11 @@ def offloading(settings: dict[str, Any], config: Any) -> None:
         }
     if config.simple:
         extra = {
-            "cpu_bytes_to_use": 64 * (config.host_chunks + 1),  # a block's; the null block comes on top
+            "cpu_bytes_to_use": 64 * (config.host_chunks + 1),  # 64 bytes a block, and the null block
             "lazy_offload": config.lazy,
         }
     if config.chunk_blocks > 1:
-        # all groups have it
+        # all groups have this size
         extra["block_size"] = config.chunk_blocks * config.groups[0].block_size
     settings["kv_transfer_config"] = Values(
         kv_connector_extra_config=extra,
@@ -305,8 +306,8 @@ def offloading(settings: dict[str, Any], config: Any) -> None:
 
 
 def requests_by(hasher: Callable[..., Any] | None) -> Callable[..., Any]:
-    """Makes requests as the front end hands them to the scheduler; the clock is the order of arrival. source:
-    lora_request, cache_salt."""
+    """Return a function that makes requests in the form that the front end sends to the scheduler. Its
+    arrival time is its position in the order of arrival. source: lora_request, cache_salt."""
     kind = importlib.import_module("vllm.v1.request").Request
     arrivals = iter(range(1 << 40))
 
@@ -339,7 +340,8 @@ def requests_by(hasher: Callable[..., Any] | None) -> Callable[..., Any]:
 
 
 def adapter_of(name: str, load: int) -> Any:
-    """A LoRARequest. load: how often it was loaded again, from its path: each time it gets another number."""
+    """Return a LoRARequest. load: number of times that the adapter was loaded again from its path; each
+    load has another id."""
     number = int.from_bytes(name.encode(), "big") * 1000 + load
     path = f"/adapters/{name}"
     return Values(

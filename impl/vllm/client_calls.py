@@ -1,4 +1,4 @@
-"""Calls of clients: requests, turns of sessions, aborts, resets, adapters and weights."""
+"""Calls from clients: requests, turns of sessions, aborts, resets, adapters and weights."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class ClientCalls(EngineParts):
         return client_tokens(command.prompt, command.tokens, self._sent)
 
     def _well_formed(self, command: Add | More) -> None:
-        """Refuse what the front end would refuse."""
+        """Require a command that the front end accepts. Raises CommandRefused."""
         texts = tuple(piece for piece in command.prompt if not is_image(piece.text))
         sane = well_formed(texts) and command.tokens >= 0 and command.max_tokens >= 1
         images = (piece.tokens for piece in command.prompt if is_image(piece.text))
@@ -34,7 +34,7 @@ class ClientCalls(EngineParts):
         require(sane and 1 <= length < self.config.max_model_len, Reason.BAD_LENGTH)
 
     def _known(self, name: str) -> Any:
-        """Return the scheduler's request of that name, None where there is none."""
+        """Return the scheduler's request with this name, None if there is none."""
         return self.scheduler.requests.get(self._ids.get(name, ""))
 
     def _add(self, command: Add) -> None:
@@ -57,7 +57,7 @@ class ClientCalls(EngineParts):
         self.scheduler.add_request(request)
 
     def _session(self, name: str) -> Any:
-        """Return the session of that name. Raises CommandRefused where it takes no more turns."""
+        """Return the session with this name. Raises CommandRefused if it accepts no more turns."""
         request = self._known(name)
         require(request is not None, Reason.UNKNOWN_REQUEST)
         require(request.resumable, Reason.WRONG_PHASE)
@@ -90,29 +90,31 @@ class ClientCalls(EngineParts):
     def _abort(self, command: Abort) -> None:
         known = self._known(command.request)
         require(known is not None, Reason.UNKNOWN_REQUEST)
-        require(not command.marked, Reason.UNFAITHFUL)  # what SGLang does to one in its queue
+        require(not command.marked, Reason.UNFAITHFUL)  # only SGLang marks a queued request
         self.scheduler.finish_requests(known.request_id, self._statuses.FINISHED_ABORTED)
 
     def _reset(self, command: ResetCache) -> None:
         reset = self.scheduler.reset_prefix_cache
-        can = "reset_running_requests" in inspect.signature(reset).parameters
-        require(can or not command.running, Reason.UNFAITHFUL)
+        resets_running = "reset_running_requests" in inspect.signature(reset).parameters
+        require(resets_running or not command.running, Reason.UNFAITHFUL)
         try:
-            self._reset_done = bool(
-                reset(reset_running_requests=command.running) if can else reset()
-            )
+            if resets_running:
+                self._reset_done = bool(reset(reset_running_requests=command.running))
+            else:
+                self._reset_done = bool(reset())
         except RuntimeError as error:
-            # how it says False of a reset of the running: PUB-3 judges that
+            # a failed reset with running requests raises instead of returning False; PUB-3 checks it
             if not str(error).startswith("Failed to reset"):
                 raise
 
     def _load_adapter(self, command: LoadAdapter) -> None:
-        there = map(self.sources.of, self.scheduler.requests)
-        require(all(each.adapter != command.adapter for each in there), Reason.WRONG_PHASE)
+        sources = map(self.sources.of, self.scheduler.requests)
+        require(all(source.adapter != command.adapter for source in sources), Reason.WRONG_PHASE)
         self.sources.loaded.load_adapter(command.adapter)
 
     def _new_weights(self, _: NewWeights) -> None:
-        """Replace the weights as EngineCore.sleep does once the device is idle, if the release does."""
+        """Replace the weights, as EngineCore.sleep does once the device is idle, if the release resets its
+        caches."""
         require(not self._in_flight, Reason.WRONG_PHASE)
         try:
             self._reset_done = self._reset_caches(self.scheduler, self.runner.worker)

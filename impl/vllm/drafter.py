@@ -1,8 +1,8 @@
 """The KV that the layers of a drafter (EAGLE, MTP) write and read beside those of the target model.
 
-A drafter's KV at a position is computed from the target's hidden state there and the token behind it, so its
-stamp is that of the text up to this token. The release's own code prepares the inputs of the drafter's first
-pass, which has the positions of the batch. In further passes the drafter goes on from what it has drafted.
+A drafter's KV at a position is computed from the target's hidden state there and the next token, so its
+stamp is that of the text up to and including this token. The release's own code prepares the inputs of the
+first pass, which has the positions of the batch. Further passes continue from the drafted tokens.
 """
 
 from __future__ import annotations
@@ -23,13 +23,16 @@ from reference.blocks.config import EngineConfig
 from reference.blocks.facts import DraftUse, Lane, chain
 
 _METHODS = ("prepare_next_token_ids_padded", "prepare_inputs_padded", "set_inputs_first_pass")
-_GUESSED = -1  # stamp of KV of a further pass, whose hidden state is the drafter's own
+_GUESSED = -1  # stamp of KV of a further pass, which has a hidden state of the drafter itself
 _MAX_TOKEN = (1 << 31) - 1
 
 
 class DraftInputs(NamedTuple):
-    """Inputs of the drafter's first pass for a batch entry: the token at each of its positions, and the index
-    of that from which it drafts."""
+    """Inputs of the drafter's first pass for a batch entry.
+
+    tokens: the token at each position.
+    last: index of the position from which it drafts.
+    """
 
     tokens: Sequence[int]
     last: int
@@ -38,8 +41,7 @@ class DraftInputs(NamedTuple):
 class Drafter:
     """The layers of a drafter in one worker.
 
-    memory: of the runner. stamps_of: the stamps of a request's text before a position, and of tokens from
-    there on.
+    group: the KV cache group of the layers.
     """
 
     def __init__(self, config: EngineConfig, runner: Any) -> None:
@@ -49,31 +51,38 @@ class Drafter:
         self.group: int = config.draft_group
 
     def run(self, lanes: Sequence[Lane], inputs: Sequence[DraftInputs], passes: int) -> list[Lane]:
-        """Run the drafter for a batch. passes: those behind the first, in which it writes slots ahead. A
-        layer writes the KV of all entries before it reads."""
+        """Run the drafter for a batch, and return the entries with the use of its KV. A layer writes the KV
+        of all entries before it reads.
+
+        passes: number of passes after the first, which write slots ahead.
+        """
         layers = self.config.groups[self.group]
-        for lane, given in zip(lanes, inputs):
+        for lane, entry in zip(lanes, inputs):
             _, *hidden = self._runner.stamps(lane.request, lane.start, lane.tokens)
-            for position, (stamp, token) in enumerate(zip(hidden, given.tokens), lane.start):
+            for position, (stamp, token) in enumerate(zip(hidden, entry.tokens), lane.start):
                 self._write(lane, position, chain(stamp, token))
         uses = []
-        for lane, given in zip(lanes, inputs):
-            first = 0 if layers.window is None else max(0, lane.start - layers.window + 1)
+        for lane, entry in zip(lanes, inputs):
+            first = 0
+            if layers.window is not None:
+                first = max(0, lane.start - layers.window + 1)
             found = tuple(self._found(lane, position) for position in range(first, lane.start))
-            ahead = min(lane.start + given.last + 1 + passes, self.config.max_model_len)
+            ahead = min(lane.start + entry.last + 1 + passes, self.config.max_model_len)
             end = max(lane.start + len(lane.tokens), ahead)
             uses.append(DraftUse(self.group, first, found, end))
-        for lane, given, use in zip(lanes, inputs, uses):
-            for position in range(lane.start + given.last + 1, use.end):
+        for lane, entry, use in zip(lanes, inputs, uses):
+            for position in range(lane.start + entry.last + 1, use.end):
                 self._write(lane, position, _GUESSED)
         return [lane._replace(draft=use) for lane, use in zip(lanes, uses)]
 
     def _place(self, lane: Lane, position: int) -> tuple[int, int, int, int]:
-        """The slot of a position. One without a block is where a 0 of a table leads."""
+        """Return the block, the group, the block size and the offset of a position. A position without a
+        block is in block 0, the padding of a table row."""
         size = self.config.groups[self.group].block_size
         at, offset = divmod(position, size)
         row = lane.tables[self.group]
-        return (row[at] if at < len(row) else 0), self.group, size, offset
+        block = row[at] if at < len(row) else 0
+        return block, self.group, size, offset
 
     def _found(self, lane: Lane, position: int) -> int:
         return int(self._runner.memory.drafted(*self._place(lane, position)))
@@ -83,7 +92,7 @@ class Drafter:
 
 
 class _Known(NamedTuple):
-    """A request, whose tokens are numbers of the drafter's own."""
+    """A request with tokens that are numbered by the drafter. numbers: token -> its number."""
 
     request: Any
     numbers: dict[int, int]
@@ -94,15 +103,15 @@ class _Known(NamedTuple):
 
 
 class _Metadata(Values):
-    """Metadata of attention. What is not given is None: it is handed on."""
+    """Attention metadata. Fields that are not given are None: the release only passes them on."""
 
     def __getattr__(self, name: str) -> Any:
         return None
 
 
 class DrafterV1(Drafter):
-    """The drafter of a worker with model runner V1, as `SpecDecodeBaseProposer` feeds it. root: of the
-    release."""
+    """The drafter of a worker with model runner V1, with inputs from `SpecDecodeBaseProposer`. root: the
+    folder of the release."""
 
     def __init__(self, config: EngineConfig, runner: Any, root: Path) -> None:
         super().__init__(config, runner)
@@ -118,7 +127,7 @@ class DrafterV1(Drafter):
             "CommonAttentionMetadata": _Metadata,
             "next_power_of_2": Triton.next_power_of_2,
         }
-        for name in names:  # since 0.30 there is a function that launches the kernel
+        for name in names:  # since 0.30 the release launches the kernel by a function
             kernel = Kernel(kernels[f"{name}_kernel"])
             env |= {f"{name}_kernel": kernel, f"_{name}": _launched(kernel)}
         self._proposer = Values(
@@ -133,17 +142,17 @@ class DrafterV1(Drafter):
         wanted = frozenset(f"SpecDecodeBaseProposer.{name}" for name in _METHODS)
         for name, method in cut(root / PROPOSER, wanted, env).items():
             setattr(self._proposer, name.rpartition(".")[2], MethodType(method, self._proposer))
-        self._numbers: dict[int, int] = {}  # of tokens, which do not fit into 32 bits
+        self._numbers: dict[int, int] = {}  # token -> its number; a token does not fit into 32 bits
 
     def fits(self, length: int) -> bool:
-        """Whether the drafter runs for a batch whose longest text has so many tokens."""
+        """Return whether the drafter runs for a batch with a longest text of this length (tokens)."""
         return length + self.config.drafts <= self.config.max_model_len
 
     def inputs(
         self, lanes: Sequence[Lane], requests: dict[str, Any], lengths: Sequence[int]
     ) -> list[DraftInputs]:
-        """Prepare the first pass as `propose_draft_token_ids` does. lengths: of each request's text, as the
-        worker counts it (num_tokens_no_spec)."""
+        """Prepare the first pass, as `propose_draft_token_ids` does. lengths: the worker's length of each
+        request's text (num_tokens_no_spec)."""
         proposer = self._proposer
         counts = [len(lane.tokens) for lane in lanes]
         starts = torch.tensor([0, *counts]).cumsum(0)
@@ -178,9 +187,9 @@ class DrafterV1(Drafter):
             num_rejected_tokens_gpu=rejected,
         )
         known_tokens = list(self._numbers)
-        made = [known_tokens[number] for number in proposer.input_ids[:total].tolist()]
+        inputs = [known_tokens[number] for number in proposer.input_ids[:total].tolist()]
         return [
-            DraftInputs(made[start : start + count], end - start)
+            DraftInputs(inputs[start : start + count], end - start)
             for start, count, end in zip(starts.tolist(), counts, last.tolist())
         ]
 
@@ -189,12 +198,13 @@ class DrafterV1(Drafter):
 
 
 def _launched(kernel: Kernel) -> Any:
-    """A function that launches a kernel for each request; its first argument has a row for each."""
+    """Return a function that launches a kernel with one program for each request; its first argument has a
+    row for each."""
     return lambda first, *rest, **constants: kernel[(len(first),)](first, *rest, **constants)
 
 
 class DrafterV2(Drafter):
-    """The drafter of a worker with model runner V2, as its speculator feeds it. buffers: for its inputs."""
+    """The drafter of a worker with model runner V2, with inputs from its speculator. buffers: for them."""
 
     def __init__(self, config: EngineConfig, runner: Any, root: Path, buffers: Any) -> None:
         super().__init__(config, runner)
@@ -209,8 +219,8 @@ class DrafterV2(Drafter):
         self._step = torch.tensor(0)
 
     def inputs(self, batch: Any, states: Any, sampled: Any, rejected: Any) -> list[DraftInputs]:
-        """Prepare the first pass as `propose` does. batch: an InputBatch, whose entries have their results.
-        states: of requests."""
+        """Prepare the first pass, as `propose` does. batch: an InputBatch that has run. states: the
+        RequestState of the worker."""
         offered = {
             "last_token_indices": self._last,
             "current_draft_step": self._step,

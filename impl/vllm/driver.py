@@ -1,7 +1,7 @@
-"""Carries commands out on a release's scheduler, as its engine core does, and gathers the facts.
+"""The driver of an engine: executes commands on a release's scheduler, as its engine core does.
 
 `python -m impl.vllm.driver ROOT [--async] [--v2] [--offload] [--storage] [--images]` is the worker of a
-release. A release's module state is global, so each worker has one.
+release. The module state of a release is global, so a worker has exactly one.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from reference.tiers.commands import Backup, Complete, Copy, Fetch, ResetCache
 
 
 class EngineDriver(ClientCalls, FactGatherer):
-    """A release's engine, driven as its engine core drives it (see EngineParts)."""
+    """The engine of a release, driven in the order of its engine core (see EngineParts)."""
 
-    # VLLMSystem has the real values of both.
+    # VLLMSystem has the real values.
     name = ""
     capabilities = Capabilities()
 
@@ -51,9 +51,9 @@ class EngineDriver(ClientCalls, FactGatherer):
         }  # fmt: skip
 
     def apply(self, command: EngineCommand) -> Outcome:
-        """Carry a command out, or refuse it."""
+        """Execute a command, or refuse it."""
         self._lanes = ()
-        self._given = ()
+        self._client_outputs = ()
         self._reset_done = False
         self._copies = ()
         storage.FILES.lookups = 0
@@ -70,7 +70,7 @@ class EngineDriver(ClientCalls, FactGatherer):
         return Done()
 
     def close(self) -> None:
-        """Holds nothing outside of this process."""
+        """Do nothing: the engine has no resources outside of this process."""
 
     # -- steps ------------------------------------------------------------------------------------
 
@@ -78,7 +78,7 @@ class EngineDriver(ClientCalls, FactGatherer):
         require(self.scheduler.has_requests(), Reason.EMPTY)
         scheduled = self.scheduler.schedule()
         if self.config.storage:
-            storage.answer(self.scheduler.connector.connector_scheduler.manager)
+            storage.answer_lookups(self.scheduler.connector.connector_scheduler.manager)
         copies = optional(scheduled, "SchedulerOutput.kv_cache_block_copies", None) or ()
         self._copies = tuple((copy.src_block_id, copy.dst_block_id) for copy in copies)
         stop = [self._ids.get(name, "") for name in command.stop]
@@ -94,10 +94,9 @@ class EngineDriver(ClientCalls, FactGatherer):
             self._in_flight.append((scheduled, ran, outcome))
         else:
             self._take(self.scheduler.update_from_output(scheduled, outcome))
-        # The engine core fills its queue of batches first (EngineCore.step_with_batch_queue).
-        self._in_step = len(self._in_flight) > self.overlap or bool(
-            self._in_flight and not ran.lanes
-        )
+        # The engine core fills its queue of batches before it takes results (step_with_batch_queue).
+        queue_is_full = len(self._in_flight) > self.overlap
+        self._in_step = queue_is_full or bool(self._in_flight and not ran.lanes)
         self._lanes = tuple(lane._replace(request=self._names[lane.request]) for lane in ran.lanes)
 
     def _update(self, command: Update) -> None:
@@ -116,14 +115,14 @@ class EngineDriver(ClientCalls, FactGatherer):
             kind = self._outputs.DraftTokenIds
             self.scheduler.update_draft_token_ids(kind(list(drafts), list(drafts.values())))
 
-    def _take(self, given: Any) -> None:
-        """Take the outputs for clients."""
-        self._given = tuple(
+    def _take(self, outputs: Any) -> None:
+        """Keep the outputs for clients. outputs: EngineCoreOutputs by client index."""
+        self._client_outputs = tuple(
             Output(
                 self._names[out.request_id], tuple(out.new_token_ids), _reason(out.finish_reason)
             )
-            for one in given.values()
-            for out in one.outputs
+            for of_client in outputs.values()
+            for out in of_client.outputs
         )
 
     # -- transfers --------------------------------------------------------------------------------
@@ -152,13 +151,13 @@ class EngineDriver(ClientCalls, FactGatherer):
             self._reset_pool()
             return
         manager = self.scheduler.connector.connector_scheduler.manager
-        can = optional(manager, "CPUOffloadingManager.reset_cache", None)
-        require(can is not None, Reason.UNFAITHFUL)  # 0.21 answers with a warning
+        reset_cache = optional(manager, "CPUOffloadingManager.reset_cache", None)
+        require(reset_cache is not None, Reason.UNFAITHFUL)  # 0.21 only warns
         if self.scheduler.reset_connector_cache() is False:
             raise SystemFailed("reset_connector_cache() returns False: host memory is not reset")
 
     def _reset_pool(self) -> None:
-        """Reset host memory that is a pool of blocks: that fails while KV moves."""
+        """Reset host memory that is a pool of blocks. The release refuses the reset while KV moves."""
         require(resets_host(self.scheduler.connector), Reason.UNFAITHFUL)
         self._reset_done = bool(self.scheduler.reset_connector_cache())
         if not self._reset_done and not any(transfers_of(self.scheduler.connector.scheduler_manager)):
@@ -176,5 +175,5 @@ if __name__ == "__main__":
     options = sys.argv[2:]
     ways = {way: True for way, word in WAYS.items() if f"--{word}" in options}
     ways["stores"] = storage.OPTION in options
-    of = root, "vLLM", "modules.py", "bare_scheduler.py"
-    sys.exit(serve(lambda: Guarded(EngineDriver(root, **ways), *of), root))
+    origin = root, "vLLM", "modules.py", "bare_scheduler.py"
+    sys.exit(serve(lambda: Guarded(EngineDriver(root, **ways), *origin), root))

@@ -1,4 +1,4 @@
-"""A release's own scheduler, started with the sizes of an EngineConfig, and hashes that tell their tokens."""
+"""A release's own scheduler with the sizes of an EngineConfig, and block hashes that name their tokens."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from impl.loading.isolation import cut
 from impl.process.failures import refuses
 from impl.loading.optional import optional
 from impl.stand_ins import Values
-from impl.vllm.bare_scheduler import made, settings_of
+from impl.vllm.bare_scheduler import new_scheduler, settings_of
 from impl.vllm.images import text_of
 from reference.blocks.config import EngineConfig
 from reference.blocks.facts import chained
@@ -20,7 +20,7 @@ from reference.kv_sources import PLAIN, KvSource
 
 
 def plain(_: str) -> KvSource:
-    """No request has a source of its own."""
+    """Return the plain source: no request has a source of its own."""
     return PLAIN
 
 
@@ -32,59 +32,66 @@ class KvOrigin(NamedTuple):
 
 
 class Stamps:
-    """Hashes blocks so that a hash tells which tokens it is of, and keeps whose they are. A hash has 16
-    bytes; that of a block of several is those of its parts, one behind the other.
+    """A hash function for blocks, and a record of the tokens and sources behind each hash.
 
-    source, text: of the request whose blocks are hashed now; text: with the tokens of its images, () where
-    it has none. weights: how often the model's weights were replaced.
+    A hash has 16 bytes. The hash of a block that joins several smaller ones is the concatenation of theirs.
+
+    source: the source of the request that is being hashed.
+    text: its text with image tokens, () if it has no images.
+    weights: number of times that the model's weights were replaced.
     """
 
     def __init__(self) -> None:
         self.source = PLAIN
         self.text: tuple[int, ...] = ()
         self.weights = 0
-        # hash -> what requests that have it compute from: source, and all tokens that it is of
+        # hash -> origins of the requests that have it
         self._origins: dict[bytes, list[KvOrigin]] = {}
         self._stamps: dict[tuple[bytes, int, KvOrigin], tuple[int, ...]] = {}
 
-    def __call__(self, of: Any) -> bytes:
-        """The hash of (hash of the block before, tokens, further keys), as vLLM's own functions take it."""
-        if not isinstance(of, tuple):
-            return bytes(16)  # of the empty prefix
-        parent, tokens, extra = of
+    def __call__(self, hashed: Any) -> bytes:
+        """Return the hash of (hash of the block before, tokens, further keys), the argument that vLLM
+        passes to its own hash functions."""
+        if not isinstance(hashed, tuple):
+            return bytes(16)  # the hash of the empty prefix
+        parent, tokens, extra = hashed
         if not isinstance(parent, bytes) or len(parent) != 16:
             parent = bytes(16)
         stamp = chained(tokens, int.from_bytes(parent[-8:], "big"))[-1]
         keyed = extra or any(parent[:8])
         ahead = hash((extra, parent)) & (1 << 61) - 1 if keyed else 0
-        made = ahead.to_bytes(8, "big") + stamp.to_bytes(8, "big")
+        block_hash = ahead.to_bytes(8, "big") + stamp.to_bytes(8, "big")
         before = self._origins[parent][0].text if parent in self._origins else ()
         text = (*before, *tokens)
         origin = KvOrigin(self.source, self.text[: len(text)] or text)
-        origins = self._origins.setdefault(made, [])
+        origins = self._origins.setdefault(block_hash, [])
         if origin not in origins:
             origins.append(origin)
-        return made
+        return block_hash
 
     def of_block(self, block_hash: bytes, size: int, found: Container[int] = ()) -> tuple[int, ...]:
-        """The stamps of the tokens that a hash is of and that lie in its last block, which it may fill in
-        part. found: what the block holds; it decides where texts of several sources have the hash."""
+        """Return the stamps of the tokens in the last block of a hashed text. The hash may be that of a
+        partial block.
+
+        size: block size (tokens). found: the stamps in the block; they decide between texts of several
+        sources with this hash.
+        """
         origin = self.origin_in(block_hash, found) or self._candidates(block_hash)[0]
-        return self._of(block_hash, size, origin)
+        return self._stamps_of(block_hash, size, origin)
 
     def origin_in(self, block_hash: bytes, found: Container[int]) -> KvOrigin | None:
-        """What the KV that a block of this hash holds was computed from; None where it holds no KV of the
-        hash."""
+        """Return the origin of the KV in a block with this hash, None if the block has no KV of the hash.
+        found: the stamps in the block."""
         candidates = self._candidates(block_hash)
-        return next((o for o in candidates if self._of(block_hash, 1, o)[0] in found), None)
+        return next((o for o in candidates if self._stamps_of(block_hash, 1, o)[0] in found), None)
 
     def _candidates(self, block_hash: bytes) -> list[KvOrigin]:
-        """What the KV under a hash may be computed from, with the present weights first."""
+        """Return the possible origins of the KV under a hash, those with the present weights first."""
         weights = range(self.weights, -1, -1)
         origins = self._origins[block_hash[-16:]]
         return [KvOrigin(o.source._replace(weights=w), o.text) for w in weights for o in origins]
 
-    def _of(self, block_hash: bytes, size: int, origin: KvOrigin) -> tuple[int, ...]:
+    def _stamps_of(self, block_hash: bytes, size: int, origin: KvOrigin) -> tuple[int, ...]:
         key = block_hash, size, origin
         if key not in self._stamps:
             text = origin.text
@@ -102,14 +109,15 @@ def start(
     source_of: Callable[[str], KvSource] = plain,
     adapt: Callable[[Any], None] | None = None,
 ) -> tuple[Any, Callable[..., Any]]:
-    """A scheduler of the release that this process has loaded, and what makes a request for it.
+    """Return a scheduler of the release that this process has loaded, and the function that makes requests
+    for it.
 
-    root: of its files. overlap: the asynchronous one; v2: as for model runner V2. source_of: of a request,
-    by the name that the engine has for it. adapt: changes the settings.
+    root: the folder of the release. overlap: with the asynchronous scheduler. v2: for model runner V2.
+    source_of: returns the source of a request by its engine name. adapt: changes the settings.
 
-    Raises UnusableImplementation where a module of the release lacks what another imports, and where the
-    release refuses the configuration, or sets a block of state to max_model_len as it does without prefix
-    caching (mamba_block_size).
+    Raises UnusableImplementation if a module of the release lacks a name that another imports, if the
+    release refuses the configuration, and if it sets the state block size to max_model_len, as it does
+    without prefix caching (mamba_block_size).
     """
     if not config.caching and any(
         g.block_size < config.max_model_len for g in config.groups if g.state
@@ -120,7 +128,7 @@ def start(
     try:
         _validate(root, settings_of(config, overlap, v2), v2)
         around = partial(_hashed_for, stamps, source_of)
-        return made(config, overlap, stamps, v2, around, adapt)
+        return new_scheduler(config, overlap, stamps, v2, around, adapt)
     except ImportError as error:
         raise UnusableImplementation(
             f"its bookkeeping does not load: {type(error).__name__}: {error}"
@@ -135,7 +143,8 @@ def start(
 def _hashed_for(
     stamps: Stamps, source_of: Callable[[str], KvSource], hasher: Callable[..., Any]
 ) -> Callable[..., Any]:
-    """The release's hasher of a request's blocks; the stamps know the source of the request."""
+    """Return the release's hasher of a request's blocks, extended to tell `stamps` the source of the
+    request."""
 
     def hash_blocks(request: Any) -> Any:
         stamps.source = source_of(request.request_id)._replace(weights=0)
@@ -146,7 +155,7 @@ def _hashed_for(
     return hash_blocks
 
 
-# Of a server's configuration: what they refuse is not driven. A release's wheel is kept without this file.
+# Validators of a server's configuration. The kept files of a release do not include this one.
 _CONFIG = "vllm/config/vllm.py"
 _VALIDATORS = frozenset(
     f"VllmConfig.{name}" for name in ("validate_block_size", "validate_mamba_block_size")
@@ -163,11 +172,11 @@ def _validators(root: Path, v2: bool) -> tuple[Callable[..., Any], ...]:
 
 
 def _validate(root: Path, settings: Any, v2: bool) -> None:
-    """Have a checkout's own validators judge the settings. They read more of a configuration than a scheduler
-    does: one that reads what the settings do not have judges nothing here."""
+    """Run a checkout's own validators on the settings. A validator that reads a setting which a scheduler
+    does not need is skipped."""
     cache = settings.cache_config
     if cache.mamba_block_size is not None and not cache.enable_prefix_caching:
-        # A server's one block for all of a text; a larger one, which traces may have, is no other.
+        # A server has one block for a whole text. A larger block, which traces may have, behaves alike.
         cache.mamba_block_size = settings.model_config.max_model_len
     cache.block_size = cache.mamba_block_size
     if cache.block_size is None:

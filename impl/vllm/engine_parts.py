@@ -31,10 +31,10 @@ from reference.blocks.facts import Lane, Output
 
 
 class EngineParts:
-    """One release under `root`, and the engine of the present run.
+    """The release under `root`, and the engine of the present run.
 
-    overlap: its asynchronous scheduler, with two steps in flight.
-    v2: model runner V2.
+    overlap: with the asynchronous scheduler, which has two steps in flight.
+    v2: with model runner V2.
     offloads: with its OffloadingConnector.
     encodes: prompts have images.
     stores: the connector may have a storage behind host memory.
@@ -61,7 +61,7 @@ class EngineParts:
         self._methods = {} if v2 else runner_methods(root, names, encodes)
         runner = (root / RUNNER).read_text(encoding="utf-8")
         engine = (root / "vllm/v1/engine/__init__.py").read_text(encoding="utf-8")
-        # since 0.14 the engine calls no two requests alike
+        # since 0.14 the engine gives each request a unique name
         self._renames = "external_req_id" in engine
         self._spec_overlap = "def _get_valid_sampled_token_count" in runner
         request = importlib.import_module("vllm.v1.request")
@@ -78,7 +78,8 @@ class EngineParts:
         install(root, offloads=offloads, encodes=encodes)
 
     def reset(self, geometry: EngineConfig) -> None:
-        """Start an engine of these sizes."""
+        """Start an engine with these sizes. Raises UnusableImplementation for sizes that it cannot be
+        driven with."""
         if geometry.connects and not self._offloads:
             raise UnusableImplementation(
                 "host_chunks, peer: driven without a connector; +offload has one"
@@ -106,15 +107,15 @@ class EngineParts:
         if config.storage:
             storage.FILES.reset(self._mover.transfers.host)
         self._in_flight: deque[tuple[Any, Ran, Any]] = deque()
-        self._ids: dict[str, str] = {}  # of a request's name: what the engine calls it
-        self._names: dict[str, str] = {}
+        self._ids: dict[str, str] = {}  # name in commands -> the engine's name
+        self._names: dict[str, str] = {}  # the engine's name -> name in commands
         self._ended: set[str] = set()
-        # a schedule waits for the results that end its step of the engine core
+        # the current step of the engine core ends with the results of its batch
         self._in_step = False
         self._sent = 0
         self._lanes: tuple[Lane, ...] = ()
         self._copies: tuple[tuple[int, int], ...] = ()
-        self._given: tuple[Output, ...] = ()
+        self._client_outputs: tuple[Output, ...] = ()
         self._reset_done = False
         loaded("impl/vllm/modules.py")
 
@@ -122,7 +123,7 @@ class EngineParts:
         return start(self.root, config, self.overlap, self._stamps, self.v2, self.sources.of)
 
     def _move(self) -> Any:
-        """Make the worker's side of the connector."""
+        """Make the worker's side of the connector, None without a connector."""
         if self.config.simple:
             thread = CopyingThread(self.scheduler, self.runner.memory, self.config)
             return PoolOffloads(self.scheduler, thread)
@@ -149,13 +150,14 @@ class EngineParts:
         return ModelRunnerV2(config, self.overlap, pool_of(config))
 
     def _drafter(self, config: EngineConfig) -> Drafter | None:
-        """Make the layers of a drafter, where a group has them and the release's files are there. A peer has
-        none."""
+        """Make the layers of a drafter. Return None if no group has them, if the release lacks their files,
+        and for a peer."""
         if config.draft_group is None or config.peer:
             return None
         if not self.v2:
-            there = (self.drafter_root / PROPOSER).is_file()
-            return DrafterV1(config, self.runner, self.drafter_root) if there else None
+            if not (self.drafter_root / PROPOSER).is_file():
+                return None
+            return DrafterV1(config, self.runner, self.drafter_root)
         if not (self.drafter_root / SPECULATOR).is_file():
             return None
         from impl.vllm.runner_v2 import input_buffers
@@ -163,5 +165,5 @@ class EngineParts:
         return DrafterV2(config, self.runner, self.drafter_root, input_buffers(config))
 
     def _due(self) -> bool:
-        """Whether the engine core takes results now."""
+        """Return whether the engine core takes results next."""
         return self._in_step or bool(self._in_flight and not self.scheduler.has_requests())

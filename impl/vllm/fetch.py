@@ -28,12 +28,12 @@ _NEEDED = (
     *IMAGES, *IMAGES_V2, SPECULATOR,
 )  # fmt: skip
 
-# A part of the API -> a file that a folder has if it has those of the part.
+# A part of the API -> a file that stands for all files of the part.
 OF_WAYS = {
     "v2": RUNNER_V2[0], "offload": CONNECTOR, "pair": NIXL, "images": IMAGES[0], "images+v2": IMAGES_V2[0],
     "state": STATES[0], "drafter+v2": SPECULATOR, "simple": SIMPLE,
 }  # fmt: skip
-# The first release with a file whose way is driven later.
+# A file -> the first release that has it, where the way of the file is driven only later.
 _HAS = {NIXL: "0.20.0", IMAGES_V2[1]: "0.15.0", SIMPLE: "0.19.0"}
 
 
@@ -44,10 +44,11 @@ def release_root(
     pair: bool = False,
     encodes: bool = False,
 ) -> Path:
-    """The folder that holds `vllm/` of this release (see `impl.loading.fetch`).
+    """Return the folder that holds `vllm/` of this release (see `impl.loading.fetch`).
 
-    v2: with model runner V2; offloads, pair: with the connector; encodes: with what an encoder needs. They
-    and the worker's copies of recurrent states are added to a folder from before they were fetched.
+    v2: with model runner V2. offloads, pair: with the connector. encodes: with the files of an encoder. A
+    folder that was fetched before these files were needed is completed, also by the worker's code that
+    copies recurrent states.
     """
     unpacked = partial(_unpacked, f"vllm=={version}")
     root = fetch.release_root("vllm", version, unpacked)
@@ -63,23 +64,24 @@ def release_root(
 
 
 def complete(version: str, root: Path) -> None:
-    """Add to the folder of a release, which may be from before, what the adapter copies and what other ways
-    load. A checkout of its time has the files of later ways, so the sketch of its lines must have them."""
+    """Add the files of copied rules and of other ways to the folder of a release that was fetched before
+    they were needed. The sketch of a release needs them, because a checkout has them."""
     of_ways = [file for part, file in OF_WAYS.items() if drives(version, part)]
-    since = RELEASES.index
-    of_ways += [file for file, first in _HAS.items() if since(version) >= since(first)]
+    position = RELEASES.index(version)
+    of_ways += [file for file, first in _HAS.items() if position >= RELEASES.index(first)]
     if not all((root / file).is_file() for file in (*COPIED, *of_ways)):
         fetch.complete(root, partial(_unpacked, f"vllm=={version}"))
 
 
 def checkout_root(path: str | os.PathLike[str]) -> Path:
-    """The folder that holds `vllm/` in a checkout. Raises UnusableImplementation."""
-    given = Path(path).expanduser()
+    """Return the folder that holds `vllm/` in a checkout. Raises UnusableImplementation if the folder is no
+    checkout of vLLM."""
+    folder = Path(path).expanduser()
     for needed in ("vllm/v1/core/sched/scheduler.py", RUNNER):
-        if not (given / needed).is_file():
-            reason = f"has no {needed}" if given.is_dir() else "is no folder"
-            raise UnusableImplementation(f"vLLM checkout: {given} {reason}")
-    return given.resolve()
+        if not (folder / needed).is_file():
+            reason = f"has no {needed}" if folder.is_dir() else "is no folder"
+            raise UnusableImplementation(f"vLLM checkout: {folder} {reason}")
+    return folder.resolve()
 
 
 def _unpacked(release: str, _: Path, target: Path) -> None:

@@ -1,4 +1,4 @@
-"""Facts of one release's engine: its block pool, tables, hashes, host memory and encoder."""
+"""The facts of an engine: its block pool, block tables, hashes, host memory and encoder."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class FactGatherer(EngineParts):
             tables = tuple(
                 tuple(b.block_id for b in m.req_to_blocks.get(name, ())) for m in managers
             )
-            if request.is_finished():  # a load writes its blocks yet
+            if request.is_finished():  # a load still writes its blocks
                 kept += [block for table in tables for block in table]
                 continue
             requests[self._names[name]] = RequestFact(
@@ -42,13 +42,13 @@ class FactGatherer(EngineParts):
             )
         named = {name for m in managers for name, blocks in m.req_to_blocks.items() if blocks}
         named.update(*(m.num_cached_block for m in managers))
-        # 0.27 and 0.28: a state at the end of a prompt, which the connector is offered
+        # 0.27 and 0.28: the block with the state at the end of a prompt, which the connector may store
         pins = optional(manager, "KVCacheManager._partial_tail_pins", {}).items()
         pinned = [(self._names[name], b.block_id) for name, bs in pins for b in bs]
         if isinstance(self._mover, PoolOffloads):
             for each in transfers_of(self.scheduler.connector.scheduler_manager):
                 name = self._names.get(each.request, "")
-                held = [block for block in each.blocks if block]  # nobody holds the null block
+                held = [block for block in each.blocks if block]  # the null block is not held
                 if name in requests:
                     pinned += [(name, block) for block in held]
                 else:
@@ -64,7 +64,7 @@ class FactGatherer(EngineParts):
             requests=requests,
             leftovers=tuple(self._names.get(name, name) for name in named if name not in known),
             lanes=self._lanes,
-            outputs=self._given,
+            outputs=self._client_outputs,
             reset=self._reset_done,
             steps_in_flight=len(self._in_flight),
             results_due=self._due(),
@@ -102,14 +102,16 @@ class FactGatherer(EngineParts):
         return group, slots[: self.config.groups[group].block_size]
 
     def _host(self) -> HostFacts:
-        of = self._mover, self.scheduler, self.config, self._stamps
-        pools = isinstance(self._mover, PoolOffloads)
-        facts = pool_facts(*of, at_rest=not self._in_flight) if pools else host_facts(*of)
+        parts = self._mover, self.scheduler, self.config, self._stamps
+        if isinstance(self._mover, PoolOffloads):
+            facts = pool_facts(*parts, at_rest=not self._in_flight)
+        else:
+            facts = host_facts(*parts)
         memory = (tuple(map(self._without_drafter, chunk)) for chunk in facts.memory)
         return facts._replace(memory=tuple(memory))
 
     def _published(self, pool: Any) -> Iterator[Published]:
-        """Yield the hashes by which the pool knows blocks."""
+        """Yield the hashes under which the pool knows its blocks."""
         further = optional(pool, "BlockPool.cached_block_hashes_by_block", {})
         for block in pool.blocks:
             if block.block_hash is None:
@@ -123,7 +125,7 @@ class FactGatherer(EngineParts):
 
 
 def _mapped(pool: Any) -> dict[int, int]:
-    """Count the hashes under which the pool finds each block."""
+    """Return for each block the number of hashes under which the pool finds it."""
     mapped: dict[int, int] = {}
     for blocks in pool.cached_block_hash_to_block._cache.values():
         for block in blocks.values() if isinstance(blocks, dict) else (blocks,):

@@ -1,7 +1,7 @@
-"""Images in prompts, as vLLM's front end hands them over: placeholders in the text, and a feature for each.
+"""Images in prompts, in the form that vLLM's front end sends: placeholders in the text and a feature each.
 
-The encoder is ours: its output for image "A" with three embeddings is the three tokens of that image, so that
-an input of the model tells which embedding it is. The release's own code decides which outputs its cache
+The encoder is a stand-in: its output for image "A" with three embeddings is the three tokens of that image,
+so an input of the model identifies its embedding. The release's own code decides which outputs its cache
 keeps, and which of them an input reads.
 """
 
@@ -25,7 +25,7 @@ UTILS = "vllm/multimodal/utils.py"
 FILES = (UTILS,)
 PLACEHOLDER = 3  # token id in the place of each embedding, smaller than that of any token of a text
 _RULES = frozenset({"get_mm_features_in_window", "strip_covered_mm_data"})
-# Methods of the release's worker: those that every release has, and those that some have.
+# Methods of the release's worker: every release has METHODS, some have OPTIONAL_METHODS.
 METHODS = ("_batch_mm_inputs_from_scheduler", "_gather_mm_embeddings")
 OPTIONAL_METHODS = ("_get_encoder_output_from_cache", "_process_encoder_cache_scheduler_output")
 
@@ -57,7 +57,7 @@ class ImageFeature:
 
 
 def rules(root: Path) -> dict[str, Callable[..., Any]]:
-    """Load the release's functions that say which images a part of a text has, and which the worker gets."""
+    """Return the release's functions that select the images in a part of a text, and those for the worker."""
     env = {"bisect": bisect, "replace": replace, "MultiModalKwargsItem": dict}
     return cut(root / UTILS, _RULES, env)
 
@@ -81,12 +81,12 @@ def _budget(config: Any, *_: Any, **__: Any) -> Any:
 
 
 def with_placeholders(tokens: Sequence[int]) -> list[int]:
-    """Return a text as the front end sends it: a placeholder in the place of each token of an image."""
+    """Return a text in the form that the front end sends: with a placeholder for each image token."""
     return [PLACEHOLDER if image_of(token) else token for token in tokens]
 
 
 def features_of(prompt: Prompt) -> list[ImageFeature]:
-    """Return the images of a prompt, as the front end hands them over."""
+    """Return the features of the images in a prompt, in the form that the front end sends."""
     features = []
     position = 0
     for piece in prompt:
@@ -99,7 +99,8 @@ def features_of(prompt: Prompt) -> list[ImageFeature]:
 
 
 def with_images(tokens: Sequence[int], features: Sequence[Any] | None) -> list[int]:
-    """Return tokens of the front end as a text: with the tokens of images in the places of placeholders."""
+    """Return the front end's tokens as a text of the specification: with image tokens instead of
+    placeholders."""
     text = list(tokens)
     for feature in features or ():
         start = feature.mm_position.offset
@@ -110,7 +111,7 @@ def with_images(tokens: Sequence[int], features: Sequence[Any] | None) -> list[i
 
 
 def text_of(request: Any) -> list[int]:
-    """Return the text of the scheduler's request: its tokens, and those of its images for placeholders."""
+    """Return the text of the scheduler's request, with image tokens instead of placeholders."""
     return with_images(request._all_token_ids, optional(request, "Request.mm_features", ()))
 
 
@@ -125,7 +126,7 @@ def images_in(text: Sequence[int]) -> str:
 
 
 def encoder_facts(scheduler: Any, encoder: Encoder, names: dict[str, str]) -> EncoderFacts:
-    """Gather the facts of the encoder's cache. names: id of a request in the release -> name in commands."""
+    """Return the facts of the encoder cache. names: the release's id of a request -> its name in commands."""
     manager = scheduler.encoder_cache_manager
     entries = tuple(
         EncoderEntry(
@@ -140,16 +141,18 @@ def encoder_facts(scheduler: Any, encoder: Encoder, names: dict[str, str]) -> En
 
 
 def with_embeddings(inputs: Sequence[int], read: dict[int, int]) -> tuple[int, ...]:
-    """Return what the model computes with for a batch entry. inputs: the entry's tokens as its text has them.
-    read: index among these -> the embedding that the entry reads in the place of a placeholder."""
+    """Return the inputs that the model computes with for a batch entry.
+
+    inputs: the tokens of the entry. read: input index -> the embedding that the entry reads there.
+    """
     placeholders = with_placeholders(inputs)
     return tuple(read.get(at, token) for at, token in enumerate(placeholders))
 
 
 class Encoder:
-    """The worker's side: runs the encoder, and reads the embeddings that the release's own code gathers.
+    """The worker's side: it runs the encoder, and reads the embeddings that the release's own code gathers.
 
-    encoded: images that the last command has encoded.
+    encoded: hashes of the images that the last command has encoded.
     """
 
     def __init__(self, worker: Any) -> None:
@@ -159,26 +162,28 @@ class Encoder:
 
     @property
     def kept(self) -> dict[str, Any]:
-        """The outputs that the worker keeps, by the hash of their image."""
+        """The outputs that the worker keeps, by image hash."""
         outputs: dict[str, Any] = self.worker.encoder_cache
         return outputs
 
     def chosen(self, scheduled: Any) -> tuple[list[str], list[Any]]:
-        """Return hash and data of each image that the scheduler has chosen and whose data the worker has."""
+        """Return the hash and the data of each image that the scheduler has chosen and that the worker has
+        data for."""
         hashes, items, *_ = self.worker._batch_mm_inputs_from_scheduler(scheduled)
         return hashes, items
 
     def encode(self, scheduled: Any) -> None:
-        """Encode the chosen images, in the place of the release's `execute_mm_encoder`."""
+        """Encode the chosen images and keep their outputs, in the place of the release's
+        `execute_mm_encoder`."""
         hashes, items = self.chosen(scheduled)
         for image_hash, (_, data) in zip(hashes, items):
             self.kept[image_hash] = self._tensor(embeddings_of(data["image"]))
         self.encoded = tuple(hashes)
 
     def gathered(self, scheduled: Any, shift: int = 0) -> dict[str, dict[int, int]]:
-        """Return the embeddings that each request of the batch reads, by their index among its inputs.
+        """Return the embeddings that each request of the batch reads, by input index.
 
-        shift: how many tokens ahead a drafter reads.
+        shift: number of tokens that a drafter reads ahead.
         """
         if shift:
             found, is_embedding = self.worker._gather_mm_embeddings(
@@ -192,7 +197,8 @@ class Encoder:
 
     @staticmethod
     def by_request(found: Any, is_embedding: Any, counts: dict[str, int]) -> dict[str, dict[int, int]]:
-        """Return gathered embeddings as `gathered` does. counts: inputs of each request, in their order."""
+        """Return gathered embeddings by request and input index. counts: request -> number of inputs, in
+        batch order."""
         values = iter([int(value) for tensor in found for value in tensor])
         read: dict[str, dict[int, int]] = {}
         start = 0  # of the request's inputs in the batch

@@ -1,5 +1,8 @@
-"""Images under model runner V2: the release's own EncoderCache and EncoderRunner keep features and outputs,
-choose what is encoded, and gather what a batch reads. The encoder is ours, as in `images`."""
+"""Images under model runner V2.
+
+The release's own EncoderCache and EncoderRunner keep features and outputs, choose the images to encode, and
+gather the embeddings of a batch. The encoder is a stand-in, as in `images`.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ MODULES = tuple(file.removesuffix(".py").replace("/", ".") for file in FILES)
 
 
 class EncoderV2(Encoder):
-    """The encoder of a `GPUModelRunner`, which gets its cache here."""
+    """The encoder of a `GPUModelRunner`. The constructor gives the runner its encoder cache."""
 
     def __init__(self, worker: Any) -> None:
         super().__init__(worker)
@@ -31,7 +34,7 @@ class EncoderV2(Encoder):
         return outputs
 
     def update(self, scheduled: Any) -> None:
-        """Take data of images over that the scheduler sends again or takes back, as `execute_model` does."""
+        """Apply the scheduler's updates of image data, as `execute_model` does."""
         updates = optional(scheduled, "SchedulerOutput.encoder_input_updates", {})
         for request, of_request in updates.items():
             self.worker.encoder_cache.update_encoder_inputs(request, of_request)
@@ -41,7 +44,8 @@ class EncoderV2(Encoder):
         return hashes, items
 
     def read_by(self, batch: Any, shift: int = 0) -> dict[str, dict[int, int]]:
-        """As `gathered`. batch: an InputBatch."""
+        """Return the embeddings that each request of the batch reads (see Encoder.gathered). batch: an
+        InputBatch."""
         found, is_embedding = self._runner.gather_mm_embeddings(
             batch.req_ids,
             batch.num_tokens,

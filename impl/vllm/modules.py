@@ -1,5 +1,5 @@
-"""Modules that are loaded of a vLLM release: scheduler, cache manager and request. What they need besides
-stands here."""
+"""The modules of a vLLM release that are loaded (scheduler, cache manager, request), and stand-ins for names
+that they import from others."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ _NEVER_RUN = (
     "zmq", "uvloop", "prometheus_client", "cbor2", "xxhash", "transformers", "PIL", "pydantic", "cachetools",
     "cloudpickle", "psutil", "regex", "setproctitle", "yaml", "vllm_flash_attn", "blake3",
 )  # fmt: skip
-# The worker's own code that keeps requests and block tables from what the scheduler sends.
+# The worker's own code that updates requests and block tables from the scheduler's output.
 RUNNER = "vllm/v1/worker/gpu_model_runner.py"
 RUNNER_V2 = tuple(
     f"vllm/v1/worker/gpu/{name}.py"
     for name in ("model_runner", "states", "block_table", "buffer_utils", "input_batch")
 )
-# The worker's copies of recurrent states.
+# The worker's code that copies recurrent states.
 STATES = tuple(
     f"vllm/{name}.py"
     for name in (
@@ -57,22 +57,22 @@ class _Logger(logging.Logger):
 
 
 class _ReadOnly(Sequence[Any]):
-    """A list that is only read (vllm/v1/utils.py)."""
+    """A read-only view of a list (vllm/v1/utils.py: ConstantList)."""
 
-    def __init__(self, of: list[Any]) -> None:
-        self._of = of
+    def __init__(self, values: list[Any]) -> None:
+        self._values = values
 
     def __getitem__(self, at: Any) -> Any:
-        return self._of[at]
+        return self._values[at]
 
     def __len__(self) -> int:
-        return len(self._of)
+        return len(self._values)
 
     def __iter__(self) -> Any:
-        return iter(self._of)
+        return iter(self._values)
 
     def copy(self) -> list[Any]:
-        return self._of.copy()
+        return self._values.copy()
 
 
 def _cdiv(a: int, b: int) -> int:
@@ -84,7 +84,8 @@ def _nothing(*_: Any, **__: Any) -> None:
 
 
 def _variable(name: str) -> None:
-    """A variable of the environment, which nobody has set."""
+    """Look up an environment variable, none of which is set. Raises AttributeError for another
+    name."""
     if not name.startswith("VLLM_"):
         raise AttributeError(name)
 
@@ -94,13 +95,14 @@ def _no(*_: Any, **__: Any) -> bool:
 
 
 def _to_device(values: Any, device: Any = None, dtype: Any = None, out: Any = None) -> Any:
-    del device  # there is one
+    del device  # there is only one
     tensor = sys.modules["torch"].as_tensor(values, dtype=dtype)
     return tensor.clone() if out is None else out.copy_(tensor)
 
 
 def provided(root: Path | None = None) -> Provided:
-    """root: of a release, whose rules about images are taken where it has their file."""
+    """Return the stand-ins for names that the loaded modules import from others, by module. root: the
+    folder of a release; its own rules about images are used if it has their file."""
     from impl.vllm import triton
     from impl.vllm.states import MirroredBuffer
     from impl.vllm.states_v2 import DefaultModelState, metadata
@@ -108,6 +110,9 @@ def provided(root: Path | None = None) -> Provided:
     def size(dtype: Any) -> int:
         return int(sys.modules["torch"].tensor([], dtype=dtype).element_size())
 
+    image_rules = {}
+    if root is not None and (root / images.UTILS).is_file():
+        image_rules = images.rules(root)
     text_only = Values(supports_multimodal_inputs=_no, get_encdec_max_encoder_len=lambda *_: 0)
     return {
         "vllm.logger": {"init_logger": lambda name: _Logger(name, logging.CRITICAL)},
@@ -140,7 +145,7 @@ def provided(root: Path | None = None) -> Provided:
             "get_mm_features_in_window": lambda *_, **__: (0, 0),
             "strip_covered_mm_data": lambda features, *_, **__: features,
             "set_mm_embedding_modality": _nothing,
-            **(images.rules(root) if root is not None and (root / images.UTILS).is_file() else {}),
+            **image_rules,
         },
         "vllm.platforms": {
             "current_platform": Questions(device_type="cpu", register_custom_kv_cache_specs=_nothing),
@@ -153,8 +158,8 @@ def provided(root: Path | None = None) -> Provided:
 
 
 def install(root: Path, _: str = "", offloads: bool = False, encodes: bool = False) -> None:
-    """Hook the imports of this process up to the vLLM under `root`, of whichever version. offloads: with its
-    OffloadingConnector; encodes: for a model with an encoder."""
+    """Import vLLM, of any release, from `root` in this process. offloads: with its OffloadingConnector.
+    encodes: for a model with an encoder."""
     engine = (root / "vllm/v1/engine").glob("*.py")
     never = tuple(f"vllm.v1.engine.{file.stem}" for file in engine if file.stem != "__init__")
     stand_ins = provided(root) | (images.provided() if encodes else {})
@@ -172,15 +177,15 @@ def install(root: Path, _: str = "", offloads: bool = False, encodes: bool = Fal
 
 
 def with_connector(root: Path, _: str = "") -> None:
-    """As `install`, with its OffloadingConnector."""
+    """Import vLLM from `root` with its OffloadingConnector (see `install`)."""
     install(root, offloads=True)
 
 
 def runner_methods(
     root: Path, renamed: Mapping[str, str], encodes: bool = False
 ) -> dict[str, Any]:
-    """The worker's methods of this release, compiled by themselves. renamed: what it calls other things;
-    encodes: those of an encoder, too."""
+    """Return the worker's methods of this release, compiled without its module, by their names in other
+    releases. renamed: old name -> name in this release. encodes: with the methods of an encoder."""
     env: dict[str, Any] = {
         "CachedRequestState": WorkerRequest,
         "SamplingType": Values(RANDOM_SEED=object()),
@@ -206,9 +211,8 @@ def runner_methods(
 
 
 def _copy_blocks(memory: dict[int, Any], _: int, copies: Any) -> None:
-    """Copy what stands in blocks of the runner's memory."""
-    for copy in copies:
-        source, target = copy
+    """Copy blocks of the runner's memory. copies: pairs of (source, target)."""
+    for source, target in copies:
         group, slots = memory.get(source, (-1, []))
         memory[target] = (group, list(slots))
 
@@ -224,13 +228,13 @@ class WorkerRequest(Values):
 
     @num_prompt_tokens.setter
     def num_prompt_tokens(self, _: int) -> None:
-        """Follows from prompt_token_ids."""
+        """Ignore the value: it follows from prompt_token_ids."""
 
     @property
     def num_tokens(self) -> int:
         return self.num_prompt_tokens + len(self.output_token_ids)
 
     def get_token_id(self, position: int) -> int:
-        """The token at a position, -1 behind the last."""
+        """Return the token at a position, -1 after the last one."""
         tokens = self.prompt_token_ids + self.output_token_ids
         return int(tokens[position]) if position < len(tokens) else -1

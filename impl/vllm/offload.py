@@ -1,7 +1,7 @@
-"""Loading of a connector, and the facts of host memory and of transfers.
+"""The modules of a connector, and the facts of host memory and of transfers.
 
-vLLM's OffloadingConnector, scheduler side and worker side, and its CPU manager are the release's own. Ours is
-the device that moves KV: when a job reads, writes and completes is a command (`Copy`, `Complete`, `Fail`).
+Both sides of the OffloadingConnector and its CPU manager are the release's own. The device that moves KV is a
+stand-in: commands (`Copy`, `Complete`, `Fail`) decide when a job reads, writes and completes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ REAL = (
     "vllm.v1.kv_offload",
     *simple_offload.REAL,
 )
-# What moves bytes.
+# Modules that move bytes.
 INERT = tuple(
     f"vllm.v1.kv_offload.{name}"
     for name in (
@@ -53,7 +53,7 @@ FILES = simple_offload.FILES + tuple(
 
 
 class _Factory:
-    """`KVConnectorFactory`, which looks a connector up by its name."""
+    """A stand-in for `KVConnectorFactory`, which finds a connector by its name."""
 
     create_connector = staticmethod(create_connector)
 
@@ -63,7 +63,8 @@ class _Factory:
 
 
 def provided() -> dict[str, dict[str, Any]]:
-    """Return what the connector takes from modules that are not loaded."""
+    """Return the stand-ins for names that the connector imports from modules that are not loaded, by
+    module."""
     return {
         f"{CONNECTORS}.factory": {"KVConnectorFactory": _Factory},
         **storage.provided(),
@@ -71,8 +72,9 @@ def provided() -> dict[str, dict[str, Any]]:
 
 
 def expose(root: Path | None = None) -> None:
-    """`kv_connector.v1` itself imports every connector; the scheduler takes these names from it. root: of a
-    release whose storage is driven, if it has one."""
+    """Set the names that the scheduler imports from `kv_connector.v1`, because the package's own code
+    imports every connector. root: the folder of a release; its storage and its simple connector are
+    prepared too, if it has them."""
     package = importlib.import_module(_V1)
     base = importlib.import_module(f"{_V1}.base")
     for name in ("KVConnectorBase_V1", "KVConnectorRole", "SupportsHMA", "supports_hma"):
@@ -87,11 +89,11 @@ CONNECTOR = "vllm/distributed/kv_transfer/kv_connector/v1/offloading_connector.p
 
 
 def host_facts(
-    of: Offloads | Loads, scheduler: Any, config: EngineConfig, stamps: Stamps
+    mover: Offloads | Loads, scheduler: Any, config: EngineConfig, stamps: Stamps
 ) -> HostFacts:
-    """Host memory, and what moves. Of a peer the memory is not ours to judge."""
-    transfers = of.transfers
-    if isinstance(of, Loads):
+    """Return the facts of host memory and of transfers. Host memory of a peer is not checked."""
+    transfers = mover.transfers
+    if isinstance(mover, Loads):
         held = tuple(tuple(chunk) for _, chunk in sorted(transfers.host.items()))
         jobs = tuple(_submitted(transfers, transfers.completed))
         live = [
@@ -99,12 +101,15 @@ def host_facts(
             for request in scheduler.requests.values()
             if not request.is_finished()
         ]
-        failed = tuple(name.partition("-")[0] for name in live if name in of.failed)
+        failed = tuple(name.partition("-")[0] for name in live if name in mover.failed)
         marks = tuple(_marks(scheduler))
-        return HostFacts(0, (), held, (), jobs, marks, failed, of.lost)
-    ours = scheduler.connector.connector_scheduler
-    manager = storage.primary_of(ours.manager)
-    moving = (*_unsubmitted(of, ours), *_submitted(transfers, ours._jobs, ours._jobs))
+        return HostFacts(0, (), held, (), jobs, marks, failed, mover.lost)
+    connector = scheduler.connector.connector_scheduler
+    manager = storage.primary_of(connector.manager)
+    moving = (
+        *_unsubmitted(mover, connector),
+        *_submitted(transfers, connector._jobs, connector._jobs),
+    )
     kept = chunks_of(manager)
     keys = tuple(sorted(_key(*each, config, stamps, transfers.host) for each in kept))
     allocated = either(
@@ -117,9 +122,11 @@ def host_facts(
     chunks = max([allocated, *(chunk + 1 for chunk in named)])
     memory = tuple(tuple(transfers.host.get(chunk, nothing)) for chunk in range(chunks))
     free = (*manager._free_list, *range(allocated, chunks))
-    records = tuple(_records(scheduler, ours))
-    seen = HostFacts(chunks, free, memory, keys, moving, records)
-    return storage.with_storage(seen, ours.manager, config, stamps) if config.storage else seen
+    records = tuple(_records(scheduler, connector))
+    facts = HostFacts(chunks, free, memory, keys, moving, records)
+    if config.storage:
+        return storage.with_storage(facts, connector.manager, config, stamps)
+    return facts
 
 
 def _key(
@@ -131,62 +138,60 @@ def _key(
     return HostKey(chunk, group, stamps.of_block(key[:-4][:16], tokens, found), pins)
 
 
-def _unsubmitted(of: Offloads, ours: Any) -> Iterator[Transfer]:
-    """Stores that the worker gives to the device with its next batch."""
-    for job_id, *moves in of.worker.connector_worker._unsubmitted_store_jobs:
+def _unsubmitted(mover: Offloads, connector: Any) -> Iterator[Transfer]:
+    """Yield the stores that the worker submits to the device with its next batch."""
+    for job_id, *moves in mover.worker.connector_worker._unsubmitted_store_jobs:
         source, target = moves if len(moves) == 2 else moves[0]
-        yield Transfer(
-            job_id, False, of.transfers.parts(source, target), stale=job_id not in ours._jobs
-        )
+        parts = mover.transfers.parts(source, target)
+        yield Transfer(job_id, False, parts, stale=job_id not in connector._jobs)
 
 
 def _submitted(transfers: Transfers, waited: Any, current: Any = None) -> Iterator[Transfer]:
-    """Jobs that the device has, and those of `waited`, whose end somebody has yet to take. current: jobs that
-    are not from before a reset."""
+    """Yield the jobs on the device, and the completed ones in `waited` or not yet reported. Forget all
+    others. current: jobs that are not from before a reset, None if all are current."""
     moving = {job.job for queue in transfers.queues.values() for job in queue}
     known = moving.union(waited, transfers.completed)
-    jobs = transfers.jobs
-    jobs = transfers.jobs = {number: jobs[number] for number in jobs if number in known}
-    for number, job in jobs.items():
+    transfers.jobs = {number: job for number, job in transfers.jobs.items() if number in known}
+    for number, job in transfers.jobs.items():
         stale = current is not None and number not in current
         yield Transfer(number, job.load, job.parts, True, job.copied, number not in moving, stale)
 
 
 def _marks(scheduler: Any) -> Iterator[str]:
-    """Requests that are gone, and that the scheduler still takes for loaded, or for failed to load."""
+    """Yield the finished requests that the scheduler still marks as loaded or as failed to load."""
     for mark in ("finished_recving", "failed_recving"):
         gone = getattr(scheduler, f"{mark}_kv_req_ids") - scheduler.requests.keys()
         yield from (f"{mark} of request {name.partition('-')[0]}" for name in sorted(gone))
 
 
-def _records(scheduler: Any, ours: Any) -> Iterator[str]:
-    """Yield what the connector keeps of requests that are gone and have nothing in flight."""
+def _records(scheduler: Any, connector: Any) -> Iterator[str]:
+    """Yield the records that the connector keeps of requests that are gone and have nothing in flight."""
     yield from _marks(scheduler)
-    busy = {status.req_id for status in ours._jobs.values()}
+    busy = {status.req_id for status in connector._jobs.values()}
     known = {*scheduler.requests, *busy, *scheduler.finished_req_ids}
     yield from (
-        f"request {name.partition('-')[0]}" for name in ours._req_status if name not in known
+        f"request {name.partition('-')[0]}" for name in connector._req_status if name not in known
     )
-    for block, pending in ours._block_id_to_pending_jobs.items():
-        if not pending & ours._jobs.keys():
+    for block, pending in connector._block_id_to_pending_jobs.items():
+        if not pending & connector._jobs.keys():
             yield f"block {block}"
-    primary = storage.primary_of(ours.manager)
+    primary = storage.primary_of(connector.manager)
     yield from (f"chunk {chunk}, which no eviction takes" for chunk in stuck_chunks(primary))
 
 
 def stuck_chunks(manager: Any) -> list[int]:
-    """The chunks that nobody reads or writes and that the policy does not evict, though asked for all."""
+    """Return the chunks without reader or writer that the policy does not evict when it is asked for all."""
     idle = {chunk for _, chunk, pins in chunks_of(manager) if not pins}
-    policy = copy.copy(manager._policy)  # evict() removes chunks from its lists, and changes none
+    policy = copy.copy(manager._policy)  # evict() changes its lists, but no chunk
     for name, value in vars(policy).items():
         if isinstance(value, MutableMapping | MutableSequence | MutableSet):
             setattr(policy, name, copy.copy(value))
-    noting = sys.getprofile()
-    sys.setprofile(None)  # what a copy calls is no call of the command
+    profile = sys.getprofile()
+    sys.setprofile(None)  # calls of the copy do not count as calls of the command
     try:
         while idle and (taken := policy.evict(1, set())):
             for _, chunk in taken:
                 idle.discard(either(chunk, "ChunkStatus.chunk_id", "BlockStatus.block_id"))
     finally:
-        sys.setprofile(noting)
+        sys.setprofile(profile)
     return sorted(idle)

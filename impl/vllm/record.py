@@ -1,4 +1,4 @@
-"""vLLM as an engine."""
+"""The record of vLLM as an engine: its releases, its ways and its files."""
 
 from __future__ import annotations
 
@@ -18,21 +18,24 @@ from impl.vllm.modules import RUNNER_V2, STATES_V2
 
 
 def _drive(spec: SystemSpec, options: DriveOptions) -> WorkerSystem:
-    """`+async` for overlap scheduling, `+v2` for model runner V2, `+offload` for its OffloadingConnector,
-    `+pair` for two servers that its NixlConnector joins, `+images` for prompts with images."""
+    """Return the system of a spec. The ways are `+async` for overlap scheduling, `+v2` for model runner V2,
+    `+offload` for its OffloadingConnector, `+pair` for two servers joined by its NixlConnector, and
+    `+images` for prompts with images."""
     from impl.vllm.system import VLLMSystem
 
-    given = {way: word in spec.ways for way, word in WAYS.items()}
-    if list(spec.ways) != [WAYS[way] for way in WAYS if given[way]]:
+    is_on = {way: word in spec.ways for way, word in WAYS.items()}
+    if list(spec.ways) != [WAYS[way] for way in WAYS if is_on[way]]:
         order = ", then +".join(WAYS.values())
         raise UnusableImplementation(f"--impl {str(spec)!r}: after a release goes +{order}")
     return VLLMSystem(
-        version=spec.version or None, path=options.checkout, **given, limits=options.limits
+        version=spec.version or None, path=options.checkout, **is_on, limits=options.limits
     )
 
 
 def _having(ways: Sequence[str]) -> Sequence[str]:
-    return RELEASES[max((RELEASES.index(SINCE[way]) for way in ways if way in SINCE), default=0) :]
+    """Return the releases that have all these ways."""
+    first = max((RELEASES.index(SINCE[way]) for way in ways if way in SINCE), default=0)
+    return RELEASES[first:]
 
 
 def _loads(module: str) -> bool:
@@ -44,7 +47,8 @@ def _loads(module: str) -> bool:
 
 
 def _test_hook(text: str) -> str:
-    """A test in upstream's shape may call the worker's class."""
+    """Return the hook that loads the release for a test in upstream's shape: with the worker's class if the
+    test calls it."""
     if "gpu_model_runner" in text:
         return "impl.vllm.testing:with_worker"
     return "impl.vllm.modules:with_connector"
@@ -71,7 +75,7 @@ ENGINE = Engine(
         "vllm/v1/kv_cache_*.py",
         "vllm/v1/outputs.py",
         "vllm/v1/engine/__init__.py",
-        # of +offload, less what moves bytes
+        # +offload, without the modules that move bytes
         "vllm/distributed/kv_transfer/kv_connector/v1/offloading/*.py",
         "vllm/distributed/kv_transfer/kv_connector/v1/offloading_connector.py",
         "vllm/v1/kv_offload/*.py",
@@ -87,7 +91,7 @@ ENGINE = Engine(
         "vllm/v1/simple_kv_offload/worker.py",
         *IMAGES,
         *IMAGES_V2,
-        # of +pair
+        # +pair
         "vllm/distributed/kv_transfer/kv_connector/v1/base.py",
         "vllm/distributed/kv_transfer/kv_connector/v1/nixl/*.py",
         "vllm/distributed/kv_transfer/kv_connector/v1/ssm_conv_transfer_utils.py",

@@ -1,10 +1,9 @@
-"""The model runner: block tables as a worker keeps them, a stamp in every slot instead of KV, a model that
-samples.
+"""The model runner: a worker's block tables, a stamp in every slot instead of KV, and a model that samples.
 
-Of model runner V1 requests and tables are kept by the release's own `GPUModelRunner._update_states`, with a
-plain batch in place of its tensors; `runner_v2` has the other. What the GPU does is ours: it runs batches in
-the order in which they were scheduled, so a batch is run when it is scheduled, and its results wait until the
-scheduler gets them.
+With model runner V1 the release's own `GPUModelRunner._update_states` updates requests and block tables, with
+a plain batch instead of its tensors; see `runner_v2` for the other. The GPU is a stand-in. It runs batches in
+the order in which they were scheduled, so a batch runs when it is scheduled, and its results wait until the
+scheduler takes them.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ UNKNOWN = -1  # a token that the worker does not have
 
 
 class _Ignored:
-    """Tokens of drafts are kept elsewhere."""
+    """A buffer that drops its writes: the runner keeps the tokens of drafts elsewhere."""
 
     def __setitem__(self, at: Any, tokens: Any) -> None:
         pass
@@ -49,7 +48,7 @@ class _Batch:
 
     @property
     def req_ids(self) -> list[str]:
-        """The requests by index."""
+        """The requests of the batch, by index."""
         return sorted(self.req_id_to_index, key=self.req_id_to_index.__getitem__)
 
     def append_row(self, blocks: Sequence[Sequence[int]], index: int) -> None:
@@ -71,7 +70,7 @@ class _Batch:
         state.prev_num_draft_len = len(scheduled.get(state.req_id, ()))
 
     def condense(self) -> None:
-        """Indices are only names here."""
+        """Do nothing: rows may have gaps here."""
 
     refresh_metadata = condense
 
@@ -87,7 +86,7 @@ class _Buffer:
 
 
 class _Worker(Values):
-    """The `self` of the release's methods."""
+    """The stand-in that the release's methods have as `self`."""
 
     def __init__(self, size: int, drafts: int, overlap: bool) -> None:
         self.requests: dict[str, Any] = {}
@@ -103,7 +102,7 @@ class _Worker(Values):
         self.uses_xdrope_dim = 0
         self.sampled_counts: list[int] = []
         self.prev_num_draft_tokens = _Buffer(size)
-        # Of encoders, experts, reordered batches and memory, which is not zeroed here.
+        # Encoders, experts, reordered batches and zeroing of memory are not driven here.
         self.routed_experts_initialized = False
         self._draft_token_ids = ()  # not None: the drafter has run
         self.late_interaction_runner = Values(
@@ -122,23 +121,28 @@ def _nothing(*_: Any, **__: Any) -> None:
 
 
 def no_origin(request: str) -> int:
-    """Texts begin at 0: requests have no source of their own (reference.kv_sources)."""
+    """Return 0, the origin of all texts without a source of their own (reference.kv_sources)."""
     del request
     return 0
 
 
 class Ran(NamedTuple):
-    """A batch that ran: its entries, and by request what the model sampled."""
+    """A batch that ran.
+
+    lanes: its entries.
+    sampled: request -> the tokens that the model sampled.
+    """
 
     lanes: tuple[Lane, ...]
     sampled: dict[str, list[int]]
 
 
 class SlotMemory(dict[int, tuple[int, list[int]]]):
-    """For each block the group that last wrote it, and the stamps in its slots."""
+    """Block -> the group that last wrote it, and the stamps in its slots."""
 
     def stamp(self, block: int, group: int, size: int, at: int, value: int) -> None:
-        """Write a slot of a block of `size` tokens. What another group has written in it is gone."""
+        """Write the KV of a slot of a block. Slots of another group in the block are cleared. size: block
+        size (tokens)."""
         owner, slots = self.get(block, (-1, []))
         if owner != group:
             slots = [0] * size
@@ -146,25 +150,31 @@ class SlotMemory(dict[int, tuple[int, list[int]]]):
         slots[at] = value
 
     def stamp_drafted(self, block: int, group: int, size: int, at: int, value: int) -> None:
-        """Write the drafter's KV of a slot: its stamps stand behind those of the block."""
+        """Write the drafter's KV of a slot. Its stamps follow those of the block."""
         owner, slots = self.get(block, (-1, []))
-        if owner != group or len(slots) < 2 * size:
-            slots = [*slots, *[0] * (2 * size - len(slots))] if owner == group else [0] * 2 * size
+        if owner != group:
+            slots = [0] * (2 * size)
+            self[block] = (group, slots)
+        elif len(slots) < 2 * size:
+            slots = [*slots, *[0] * (2 * size - len(slots))]
             self[block] = (group, slots)
         slots[size + at] = value
 
     def drafted(self, block: int, group: int, size: int, at: int) -> int:
-        """The stamp of the drafter's KV in a slot, 0 without any of this group."""
+        """Return the stamp of the drafter's KV in a slot, 0 if this group has none there."""
         owner, slots = self.get(block, (-1, []))
         return slots[size + at] if owner == group and len(slots) > size + at else 0
 
 
 class ModelRunner:
-    """A worker of any kind: KV, texts on the device, a model that samples.
+    """A worker of either kind: KV, the texts on the device, and a model that samples.
 
-    memory: a SlotMemory. text: of each request the tokens on the device, and their stamps. origin_of: the
-    origin of a request's text. worker: what the release's methods take for `self`. encoder: of a model for
-    images. drafter: one with KV of its own.
+    memory: a SlotMemory.
+    text: request -> the tokens on the device, and their stamps.
+    origin_of: returns the origin of a request's text.
+    worker: the `self` of the release's methods.
+    encoder: the encoder of a model for images, None for a model of text.
+    drafter: a drafter with KV of its own, None without one.
     """
 
     worker: Any
@@ -179,11 +189,12 @@ class ModelRunner:
         self.origin_of: Callable[[str], int] = no_origin
 
     def use(self, memory: Any) -> None:
-        """Keep KV elsewhere. memory: has what SlotMemory has."""
+        """Keep KV in another memory. memory: has the interface of SlotMemory."""
         self.memory = self.worker.kv_caches = memory
 
     @staticmethod
     def drafts(stamps: list[int], count: int) -> list[int]:
+        """Return drafts for a text: the tokens that the model would sample. stamps: those of the text."""
         drafts = []
         stamp = stamps[-1] if stamps else 0
         for _ in range(count):
@@ -192,11 +203,15 @@ class ModelRunner:
         return drafts
 
     def run(self, scheduled: Any, accept: Sequence[int], stop: Sequence[str]) -> Ran:
-        """Take over what the scheduler sends, run the model, and sample."""
+        """Apply the scheduler's output to the batch, run the model, and sample.
+
+        accept: number of drafts that the model accepts, by batch position; the last one also holds for all
+        entries behind. stop: requests that sample a stop token.
+        """
         raise NotImplementedError
 
     def proposed(self, ran: Ran, most: int) -> dict[str, list[int]]:
-        """Drafts that the scheduler gets after a batch."""
+        """Return the drafts that the scheduler receives after a batch. most: drafts of a request."""
         raise NotImplementedError
 
     def put(self, name: str, tokens: Sequence[int]) -> None:
@@ -209,21 +224,26 @@ class ModelRunner:
         text += sampled
 
     def discard(self, name: str, tokens: int) -> None:
-        """Keep so many tokens of a text: the scheduler has dropped results that came from a failed load."""
+        """Shorten a text to a number of tokens: the scheduler has dropped results that came from a failed
+        load."""
         for each in self.text[name]:
             del each[tokens:]
 
     def stamps(self, name: str, start: int, tokens: Sequence[int]) -> list[int]:
-        """The stamp of what is before `start`, and those of tokens that are computed from there on."""
+        """Return the stamp before position `start`, followed by those of the tokens that are computed from
+        there on."""
         known = self.text[name][1]
-        before = 0 if start else self.origin_of(name)
-        before = known[start - 1] if 0 < start <= len(known) else before
+        before = 0
+        if start == 0:
+            before = self.origin_of(name)
+        elif 0 < start <= len(known):
+            before = known[start - 1]
         return [before, *chained(tokens, before)]
 
     @staticmethod
     def sampled(stamp: int, drafts: Sequence[int], agreed: int) -> list[int]:
-        """Return the tokens that the model samples behind a prefix: the drafts that it agrees with, and one
-        more."""
+        """Return the tokens that the model samples after a prefix: the accepted drafts, and one more token.
+        agreed: number of drafts that it accepts at most."""
         sampled: list[int] = []
         for draft in drafts:
             if len(sampled) == agreed or draft != greedy(stamp):
@@ -234,30 +254,31 @@ class ModelRunner:
         return sampled
 
     def prepare(self, scheduled: Any, previous: dict[str, int]) -> None:
-        """Do a worker's steps between taking a batch over and its forward pass. previous: indices of requests
-        of the batch before that have sampled, under asynchronous scheduling."""
+        """Run a hook between the update of the batch and its forward pass. previous: request -> index in
+        the batch before, for requests that have sampled there under asynchronous scheduling."""
 
     def forward(self, lanes: list[Lane]) -> list[Lane]:
-        """The forward pass of a batch."""
+        """Run the forward pass of a batch, and return its entries."""
         for lane in lanes:
             self.write(lane)
         return lanes
 
     def write(self, lane: Lane) -> None:
-        """Stamp the slots of a batch entry. A position without a block goes where a 0 of a table leads."""
-        _, *made = self.stamps(lane.request, lane.start, lane.tokens)
+        """Stamp the slots of a batch entry. A position without a block is written to block 0, the padding
+        of a table row."""
+        _, *stamps = self.stamps(lane.request, lane.start, lane.tokens)
         for group, (sizes, row) in enumerate(zip(self.config.groups, lane.tables)):
             if sizes.state:
                 continue
             size = sizes.block_size
-            for position, value in enumerate(made, lane.start):
+            for position, stamp in enumerate(stamps, lane.start):
                 at = position // size
                 block = row[at] if 0 <= at < len(row) else 0
-                self.memory.stamp(block, group, size, position % size, value)
+                self.memory.stamp(block, group, size, position % size, stamp)
 
 
 class ModelRunnerV1(ModelRunner):
-    """One worker, as `GPUModelRunner._update_states` keeps it. methods: those of the release."""
+    """The worker with model runner V1, around `GPUModelRunner._update_states`. methods: the release's."""
 
     def __init__(self, config: EngineConfig, overlap: bool, methods: dict[str, Any]) -> None:
         super().__init__(config, overlap)
@@ -281,12 +302,10 @@ class ModelRunnerV1(ModelRunner):
             correct()
         if scheduled.num_scheduled_tokens:
             self.prepare(scheduled, previous)
-        added = {r.req_id for r in scheduled.scheduled_new_reqs} | set(batch.req_id_to_index) - set(
-            before
-        )
-        added |= set(
-            optional(scheduled.scheduled_cached_reqs, "CachedRequestData.resumed_req_ids", ())
-        )
+        added = {new.req_id for new in scheduled.scheduled_new_reqs}
+        added |= set(batch.req_id_to_index) - set(before)
+        cached = scheduled.scheduled_cached_reqs
+        added |= set(optional(cached, "CachedRequestData.resumed_req_ids", ()))
         lanes = []
         results = {}
         read: dict[str, dict[int, int]] = {}
@@ -301,12 +320,12 @@ class ModelRunnerV1(ModelRunner):
                 known = state.prompt_token_ids + state.output_token_ids
                 self.put(name, with_images(known, state.mm_features) if self.encoder else known)
             self.discard(name, state.num_tokens)
-            given = scheduled.scheduled_spec_decode_tokens.get(name, ())
+            drafts = scheduled.scheduled_spec_decode_tokens.get(name, ())
             samples = computed[name] + count >= state.num_tokens
             real = not self.overlap or (name in previous and name not in added)
             agreed = accept[min(at, len(accept) - 1)] if accept else 0
             start = batch.num_computed_tokens_cpu[index]
-            tokens, sampled = self._forward(name, start, count, given, real, agreed)
+            tokens, sampled = self._forward(name, start, count, drafts, real, agreed)
             if self.encoder is not None:
                 tokens = with_embeddings(tokens, read[name])
             if not samples:
@@ -314,7 +333,7 @@ class ModelRunnerV1(ModelRunner):
             elif name in stop:
                 sampled[-1] = STOP_TOKEN
             tables: Table = tuple(map(tuple, batch.rows[index]))
-            lanes.append(Lane(name, start, tokens, len(given), tuple(sampled), tables))
+            lanes.append(Lane(name, start, tokens, len(drafts), tuple(sampled), tables))
             results[name] = sampled
         lanes = self.forward(lanes)
         if lanes and self.config.eagle:
@@ -323,7 +342,7 @@ class ModelRunnerV1(ModelRunner):
             self._bookkeep(name, sampled)
         if self.overlap:
             batch.prev_req_id_to_index = {
-                n: batch.req_id_to_index[n] for n, s in results.items() if s
+                name: batch.req_id_to_index[name] for name, sampled in results.items() if sampled
             }
             worker.sampled_counts = [0] * len(batch.rows)
             for name, index in batch.prev_req_id_to_index.items():
@@ -331,7 +350,7 @@ class ModelRunnerV1(ModelRunner):
         return Ran(tuple(lanes), results)
 
     def _draft(self, lanes: list[Lane], scheduled: Any, computed: dict[str, int]) -> list[Lane]:
-        """Run the drafter for a batch, as `sample_tokens` does before it remembers what was sampled."""
+        """Run the drafter for a batch, as `sample_tokens` does before its bookkeeping."""
         read: dict[str, dict[int, int]] = {}
         if self.encoder is not None:
             read = self.encoder.gathered(scheduled, shift=1)
@@ -345,45 +364,46 @@ class ModelRunnerV1(ModelRunner):
         inputs = drafter.inputs(lanes, self.worker.requests, lengths)
         if self.encoder is not None:
             inputs = [
-                given._replace(tokens=with_embeddings(given.tokens, read[lane.request]))
-                for lane, given in zip(lanes, inputs)
+                entry._replace(tokens=with_embeddings(entry.tokens, read[lane.request]))
+                for lane, entry in zip(lanes, inputs)
             ]
         return drafter.run(lanes, inputs, self.config.drafts - 1)
 
     def proposed(self, ran: Ran, most: int) -> dict[str, list[int]]:
-        """The drafts of each request of the batch, as `take_draft_token_ids` returns them.
+        """Return the drafts of each request of the batch, as `take_draft_token_ids` does.
 
-        EAGLE also drafts behind a chunk that ends within a text, and gets the token behind the chunk. A
-        lookup drafts only for requests that have sampled.
+        EAGLE also drafts after a prefill chunk that ends within a text, and gets the token behind the
+        chunk. A lookup drafts only for requests that have sampled.
         """
-        made = {}
+        drafts = {}
         for lane in ran.lanes:
-            known = self.text[lane.request][1]
+            stamps = self.text[lane.request][1]
             if not lane.sampled:
-                known = known[: lane.start + len(lane.tokens) + 1]
-            drafted = bool(lane.sampled) or self.config.eagle
-            made[lane.request] = self.drafts(known, most if drafted else 0)
-        return made
+                stamps = stamps[: lane.start + len(lane.tokens) + 1]
+            is_drafted = bool(lane.sampled) or self.config.eagle
+            drafts[lane.request] = self.drafts(stamps, most if is_drafted else 0)
+        return drafts
 
     def _forward(
-        self, name: str, start: int, count: int, given: Sequence[int], real: bool, agreed: int
+        self, name: str, start: int, count: int, scheduled: Sequence[int], real: bool, agreed: int
     ) -> tuple[tuple[int, ...], list[int]]:
-        """Inputs of an entry, and what the model samples behind them. real: the drafts are a drafter's."""
+        """Return the inputs of an entry, and the tokens that the model samples after them. scheduled: the
+        scheduled drafts. real: they are from a drafter, not placeholders."""
         text, stamps = self.text[name]
-        own = max(count - len(given), 0)
+        own = max(count - len(scheduled), 0)
         inputs = [text[p] if 0 <= p < len(text) else UNKNOWN for p in range(start, start + own)]
         last = start + own - 1
         stamp = stamps[last] if 0 <= last < len(stamps) else 0
-        drafts = self.drafts([stamp], len(given)) if self.overlap else list(given)
-        inputs += drafts if real else [UNKNOWN] * len(given)
+        drafts = self.drafts([stamp], len(scheduled)) if self.overlap else list(scheduled)
+        inputs += drafts if real else [UNKNOWN] * len(scheduled)
         return tuple(inputs), self.sampled(stamp, drafts if real else (), agreed)
 
     def _bookkeep(self, name: str, sampled: list[int]) -> None:
-        """Remember what was sampled, as the worker does (_bookkeeping_sync)."""
+        """Append the sampled tokens to the request and the batch, as `_bookkeeping_sync` does."""
         if not sampled:
             return
         self.keep(name, sampled)
-        kept = [UNKNOWN] if self.overlap else sampled
+        kept = [UNKNOWN] if self.overlap else sampled  # on the CPU, asynchronous scheduling has no token yet
         worker = self.worker
         worker.requests[name].output_token_ids.extend(kept)
         index = worker.input_batch.req_id_to_index[name]

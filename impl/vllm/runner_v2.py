@@ -29,7 +29,7 @@ _PACKAGE = "vllm.v1.worker.gpu"
 
 
 class ModelRunnerV2(ModelRunner):
-    """A worker with model runner V2. pool: its KVCacheConfig."""
+    """The worker with model runner V2. pool: its KVCacheConfig."""
 
     encoder: EncoderV2 | None = None
 
@@ -146,13 +146,15 @@ class ModelRunnerV2(ModelRunner):
         return Ran(ordered, {lane.request: list(lane.sampled) for lane in ordered})
 
     def prepared(self, batch: Any, tables: Any) -> None:
-        """Called between the preparation of a batch and its forward pass. tables: block tables by group."""
+        """Run a hook between the preparation of a batch and its forward pass. tables: block tables by
+        group."""
 
     def _postprocess(
         self, batch: Any, lanes: dict[str, Lane], scheduled: Any, read: dict[str, dict[int, int]]
     ) -> dict[str, Lane]:
-        """Store the results of the sampler and the drafter, as sample_tokens does. read: by request the
-        embeddings among the drafter's inputs, by their index."""
+        """Store the results of the sampler and the drafter, as sample_tokens does, and return the entries
+        with the drafter's use of its KV. read: request -> embeddings among the drafter's inputs, by
+        input index."""
         states = self.worker.req_states
         max_drafts = self.config.drafts
         tokens = torch.zeros(len(lanes), 1 + max_drafts, dtype=torch.int64)
@@ -174,8 +176,8 @@ class ModelRunnerV2(ModelRunner):
             inputs = self.drafter.inputs(batch, states, sampled, rejected)
             if self.encoder is not None:
                 inputs = [
-                    given._replace(tokens=with_embeddings(given.tokens, read[name]))
-                    for name, given in zip(lanes, inputs)
+                    entry._replace(tokens=with_embeddings(entry.tokens, read[name]))
+                    for name, entry in zip(lanes, inputs)
                 ]
             skips = optional(scheduled, "SchedulerOutput.skip_drafts", False)
             passes = 0 if skips else max(0, scheduled_drafts - 1)
@@ -190,13 +192,13 @@ class ModelRunnerV2(ModelRunner):
         return lanes
 
     def proposed(self, ran: Ran, most: int) -> dict[str, list[int]]:
-        """Placeholders for the drafts of each request: the drafts stay on the device."""
+        """Return placeholders for the drafts of each request, because the drafts stay on the device."""
         del most
         return {lane.request: [-1] * self.config.drafts for lane in ran.lanes}
 
 
 def input_buffers(config: EngineConfig) -> Any:
-    """Buffers for the inputs of a batch."""
+    """Return buffers for the inputs of a batch."""
     kind = importlib.import_module(f"{_PACKAGE}.input_batch").InputBuffers
     return kind(config.max_seqs, config.max_batched_tokens, _DEVICE)
 

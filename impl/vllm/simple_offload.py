@@ -1,8 +1,8 @@
 """vLLM's SimpleCPUOffloadConnector: host memory is a second pool of blocks.
 
-Its scheduler side, and its worker side up to the queue of its copying thread, are the release's own. Ours are
-the thread and the streams: when a copy is made and completes is a command (`Copy`, `Complete`). A chunk of
-host memory is a block of that pool; the first block behind its null block is chunk 0.
+Its scheduler side, and its worker side up to the queue of its copying thread, are the release's own. The
+thread and the streams are stand-ins: commands (`Copy`, `Complete`) decide when a copy is made and completes.
+A chunk of host memory is a block of that pool; the block after its null block is chunk 0.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from reference.blocks.facts import HostFacts, HostKey, Part, Transfer
 CONNECTOR = "vllm/distributed/kv_transfer/kv_connector/v1/simple_cpu_offload_connector.py"
 _PACKAGE = "vllm.v1.simple_kv_offload"
 REAL = (_PACKAGE, f"{CONNECTORS}.v1.simple_cpu_offload_connector")
-# What moves bytes.
+# Modules that move bytes.
 INERT = tuple(f"{_PACKAGE}.{name}" for name in ("copy_backend", "cuda_mem_ops", "disk_backend"))
 FILES = (CONNECTOR, "vllm/v1/simple_kv_offload/")
-NULL_BLOCKS = 1  # of host memory, which are no chunks
+NULL_BLOCKS = 1  # blocks of host memory that are no chunks
 
 
 class CopyEvent:
-    """An event behind a copy on its stream: `torch.Event`."""
+    """A stand-in for the `torch.Event` after a copy on its stream. done: the copy has completed."""
 
     def __init__(self, device: CopyingThread, load: bool) -> None:
         self._device = device
@@ -45,7 +45,7 @@ class CopyEvent:
 
 
 class PoolCopy(DeviceJob):
-    """A copy in the queue of the thread. events: of the worker, where the thread records the copy's event."""
+    """A copy in the queue of the thread. events: the worker's list, to which the thread adds its event."""
 
     def __init__(
         self, number: int, load: bool, parts: tuple[Part, ...], event: CopyEvent, events: list[Any]
@@ -56,8 +56,8 @@ class PoolCopy(DeviceJob):
 
 
 class CopyingThread(Transfers):
-    """The thread of a `DmaCopyBackend`, and its two streams. A worker knows of an event once its copy was
-    made."""
+    """A stand-in for the thread of a `DmaCopyBackend` and its two streams. The worker sees the event of a
+    copy once the copy is made."""
 
     def __init__(self, scheduler: Any, blocks: dict[int, Any], config: EngineConfig) -> None:
         super().__init__(blocks, config, 0)
@@ -67,7 +67,8 @@ class CopyingThread(Transfers):
         self, src_blocks: list[int], dst_blocks: list[int], is_store: bool, event_idx: int,
         events_list: list[Any], wait_event: Any = None,
     ) -> None:  # fmt: skip
-        """Queue a copy. wait_event: a batch runs when it is scheduled, so it has run."""
+        """Queue a copy. wait_event: the event of a batch, which has run, because a batch runs when it is
+        scheduled."""
         del wait_event
         blocks, chunks = (src_blocks, dst_blocks) if is_store else (dst_blocks, src_blocks)
         parts = parts_of(self._manager, blocks, chunks, self.blocks)
@@ -97,9 +98,9 @@ class CopyingThread(Transfers):
 
 
 class PoolOffloads(Offloads):
-    """The worker's side of a SimpleCPUOffloadConnector, the release's own, above the thread that copies.
+    """The worker's side of the release's own SimpleCPUOffloadConnector, with the stand-in thread below it.
 
-    numbers: of each transfer, by its event and its request ("" of a store).
+    numbers: key of a transfer -> its number.
     """
 
     transfers: CopyingThread
@@ -110,7 +111,7 @@ class PoolOffloads(Offloads):
         self._unused = count()
 
     def number(self, key: Any) -> int:
-        """Return the number of a transfer, which is another one for each."""
+        """Return the number of a transfer: a new one for a new key."""
         return self.numbers[key] if key in self.numbers else next(self._unused)
 
     def attach(self) -> None:
@@ -118,8 +119,12 @@ class PoolOffloads(Offloads):
 
 
 class Moving(NamedTuple):
-    """A transfer that the connector's scheduler side has started. request: whose load it is, "" of a store;
-    event: -1 before it has one; counts: host memory has it under a hash, or will."""
+    """A transfer that the connector's scheduler side has started.
+
+    request: the request that is loaded, "" for a store.
+    event: the number of its event, -1 before it has one.
+    counts: host memory has its chunks under a hash, or will have them when it completes.
+    """
 
     load: bool
     request: str
@@ -130,11 +135,13 @@ class Moving(NamedTuple):
 
     @property
     def key(self) -> Any:
-        return self.load, self.event, self.request, *([] if self.event >= 0 else self.blocks)
+        if self.event >= 0:
+            return self.load, self.event, self.request
+        return self.load, self.event, self.request, *self.blocks
 
 
 def expose() -> None:
-    """Take the streams of a device from the module of the worker's side."""
+    """Replace the streams of a device in the module of the worker's side."""
     worker = importlib.import_module(f"{_PACKAGE}.worker")
     event = Values(record=lambda _: None)
     worker.torch = Values(  # type: ignore[attr-defined]
@@ -143,7 +150,8 @@ def expose() -> None:
 
 
 def resets_host(connector: Any) -> bool:
-    """Whether a connector resets host memory: up to 0.23 a pool raises NotImplementedError."""
+    """Return whether a connector can reset host memory. Up to 0.23 that of a pool raises
+    NotImplementedError."""
     manager = optional(connector, "SimpleCPUOffloadConnector.scheduler_manager", None)
     return manager is None or optional(manager, "SimpleCPUOffloadScheduler.reset") is not None
 
@@ -151,7 +159,8 @@ def resets_host(connector: Any) -> bool:
 def parts_of(
     manager: Any, blocks: list[int], chunks: list[int], memory: dict[int, Any]
 ) -> tuple[Part, ...]:
-    """Return the parts of a transfer. memory: of the device; it decides where neither side has a hash."""
+    """Return the parts of a transfer. memory: the device's; it determines the group of a block if neither
+    side has a hash."""
     utils = importlib.import_module("vllm.v1.core.kv_cache_utils")
     parts = []
     for block, chunk in zip(blocks, chunks, strict=True):
@@ -162,36 +171,37 @@ def parts_of(
 
 
 def hash_of(manager: Any, block: int, chunk: int) -> bytes | None:
-    """Return the hash of two blocks of one transfer. Up to 0.29 that of host memory has it from the start."""
+    """Return the hash of a block or of its chunk in a transfer, None without one. Up to 0.29 a chunk has
+    its hash from the start of a store."""
     pools = manager.cpu_block_pool.blocks[chunk], manager._gpu_block_pool.blocks[block]
     return next((each.block_hash for each in pools if each.block_hash is not None), None)
 
 
 def transfers_of(manager: Any) -> Iterator[Moving]:
-    """Yield what the scheduler side has started and not seen completed."""
+    """Yield the transfers that the scheduler side has started and has not seen completed."""
     name = "SimpleCPUOffloadScheduler"
-    left = optional(manager, f"{name}._abandoned_reqs_to_load", {})
-    for loads in (manager._reqs_to_load, left):
+    abandoned = optional(manager, f"{name}._abandoned_reqs_to_load", {})
+    for loads in (manager._reqs_to_load, abandoned):
         for request, load in loads.items():
             event = -1 if load.load_event is None else load.load_event
-            of = load.transfer_meta
-            yield Moving(True, request, event, of.gpu_block_ids, of.cpu_block_ids)
-    for event, of in manager._store_event_to_blocks.items():
-        yield Moving(False, "", event, of.gpu_block_ids, of.cpu_block_ids)
-    for of in optional(manager, f"{name}._pending_finished_stores", ()):
-        yield Moving(False, "", -1, of.gpu_block_ids, of.cpu_block_ids)
-    for event, of in optional(manager, f"{name}._abandoned_store_event_to_blocks", {}).items():
-        yield Moving(False, "", event, of.gpu_block_ids, of.cpu_block_ids, counts=False)
+            meta = load.transfer_meta
+            yield Moving(True, request, event, meta.gpu_block_ids, meta.cpu_block_ids)
+    for event, meta in manager._store_event_to_blocks.items():
+        yield Moving(False, "", event, meta.gpu_block_ids, meta.cpu_block_ids)
+    for meta in optional(manager, f"{name}._pending_finished_stores", ()):
+        yield Moving(False, "", -1, meta.gpu_block_ids, meta.cpu_block_ids)
+    for event, meta in optional(manager, f"{name}._abandoned_store_event_to_blocks", {}).items():
+        yield Moving(False, "", event, meta.gpu_block_ids, meta.cpu_block_ids, counts=False)
 
 
 def pool_facts(
-    of: PoolOffloads, scheduler: Any, config: EngineConfig, stamps: Stamps, at_rest: bool
+    mover: PoolOffloads, scheduler: Any, config: EngineConfig, stamps: Stamps, at_rest: bool
 ) -> HostFacts:
-    """Return the facts of host memory. at_rest: the scheduler has all results of the worker."""
+    """Return the facts of host memory. at_rest: the scheduler has received all results of the worker."""
     manager = scheduler.connector.scheduler_manager
     pool = manager.cpu_block_pool
-    moving = tuple(_transfers(of, manager))
-    keys = sorted(_keys(of, manager, config, stamps))
+    moving = tuple(_transfers(mover, manager))
+    keys = sorted(_keys(mover, manager, config, stamps))
     named = {key.chunk for key in keys if key.pins >= 0}
     free = pool.free_block_queue.get_all_free_blocks()
     unowned = [
@@ -199,8 +209,8 @@ def pool_facts(
         if (number := block.block_id - NULL_BLOCKS) not in named or block.ref_cnt
     ]  # fmt: skip
     chunks = len(pool.blocks) - NULL_BLOCKS
-    memory = tuple(tuple(of.transfers.host.get(chunk, [(-1, ())])) for chunk in range(chunks))
-    records = [*_records(of, manager, scheduler, at_rest)]
+    memory = tuple(tuple(mover.transfers.host.get(chunk, [(-1, ())])) for chunk in range(chunks))
+    records = [*_records(mover, manager, scheduler, at_rest)]
     unused = {block.block_id for block in pool.blocks[NULL_BLOCKS:] if not block.ref_cnt}
     lost = sorted(unused - {block.block_id for block in free})
     records += [f"chunk {number - NULL_BLOCKS}, which no eviction takes" for number in lost]
@@ -208,29 +218,29 @@ def pool_facts(
 
 
 def _keys(
-    of: PoolOffloads, manager: Any, config: EngineConfig, stamps: Stamps
+    mover: PoolOffloads, manager: Any, config: EngineConfig, stamps: Stamps
 ) -> Iterator[HostKey]:
     """Yield the hashes under which host memory finds a block, and those of blocks that a store writes."""
     pool = manager.cpu_block_pool
     waiting = _waiting_pins(manager)
     for key, block in hashes_of(pool):
         pins = block.ref_cnt - waiting.count(block.block_id)
-        yield _key(key, block.block_id, pins, of, config, stamps)
+        yield _key(key, block.block_id, pins, mover, config, stamps)
     for each in transfers_of(manager):
         if each.load or not each.counts:
             continue
         for block, chunk in zip(each.blocks, each.chunks):
             if (of_store := hash_of(manager, block, chunk)) is not None:
-                yield _key(of_store, chunk, -1, of, config, stamps)
+                yield _key(of_store, chunk, -1, mover, config, stamps)
 
 
 def _key(
-    key: bytes, number: int, pins: int, of: PoolOffloads, config: EngineConfig, stamps: Stamps
+    key: bytes, number: int, pins: int, mover: PoolOffloads, config: EngineConfig, stamps: Stamps
 ) -> HostKey:
     utils = importlib.import_module("vllm.v1.core.kv_cache_utils")
     group = int(utils.get_group_id(key))
     chunk = number - NULL_BLOCKS
-    found = {stamp for _, slots in of.transfers.host.get(chunk, ()) for stamp in slots}
+    found = {stamp for _, slots in mover.transfers.host.get(chunk, ()) for stamp in slots}
     size = config.groups[group].block_size
     return HostKey(chunk, group, stamps.of_block(utils.get_block_hash(key), size, found), pins)
 
@@ -243,7 +253,7 @@ def hashes_of(pool: Any) -> Iterator[tuple[bytes, Any]]:
 
 
 def _waiting_pins(manager: Any) -> list[int]:
-    """The blocks of host memory that hits of waiting requests pin, once for each pin."""
+    """Return the blocks of host memory that hits of waiting requests pin, once for each pin."""
     hits = optional(manager, "SimpleCPUOffloadScheduler._pending_cpu_hits", {})
     return [
         block.block_id
@@ -254,32 +264,33 @@ def _waiting_pins(manager: Any) -> list[int]:
     ]
 
 
-def _transfers(of: PoolOffloads, manager: Any) -> Iterator[Transfer]:
-    """Yield the transfers of the scheduler side, each load by its request, and what else the thread has."""
+def _transfers(mover: PoolOffloads, manager: Any) -> Iterator[Transfer]:
+    """Yield the transfers of the scheduler side, one for each request of a load, and all other copies of
+    the thread."""
     queued: dict[Any, Any] = {
-        (job.load, job.job): job for queue in of.transfers.queues.values() for job in queue
+        (job.load, job.job): job for queue in mover.transfers.queues.values() for job in queue
     }
     numbers: dict[Any, int] = {}
-    mine = set()
+    started = set()
     for each in transfers_of(manager):
-        number = numbers[each.key] = of.number(each.key)
-        mine.add((each.load, each.event))
+        number = numbers[each.key] = mover.number(each.key)
+        started.add((each.load, each.event))
         job = queued.get((each.load, each.event))
         sent = each.event >= 0
-        parts = parts_of(manager, each.blocks, each.chunks, of.transfers.blocks)
+        parts = parts_of(manager, each.blocks, each.chunks, mover.transfers.blocks)
         copied = sent and (job is None or job.copied)
         yield Transfer(
             number, each.load, parts, sent, copied, sent and job is None, stale=not each.counts
         )
     for key, job in queued.items():
-        if key not in mine:
-            number = numbers[key] = of.number(key)
+        if key not in started:
+            number = numbers[key] = mover.number(key)
             yield Transfer(number, job.load, job.parts, True, job.copied, stale=True)
-    of.numbers = numbers
+    mover.numbers = numbers
 
 
-def _records(of: PoolOffloads, manager: Any, scheduler: Any, at_rest: bool) -> Iterator[str]:
-    """Yield what the connector keeps of requests and transfers that are gone."""
+def _records(mover: PoolOffloads, manager: Any, scheduler: Any, at_rest: bool) -> Iterator[str]:
+    """Yield the records that the connector keeps of requests and transfers that are gone."""
     known = {*scheduler.requests, *scheduler.finished_req_ids}
     moving = [*transfers_of(manager)]
     hits = optional(manager, "SimpleCPUOffloadScheduler._pending_cpu_hits", {})
@@ -295,14 +306,17 @@ def _records(of: PoolOffloads, manager: Any, scheduler: Any, at_rest: bool) -> I
     stored = {block for each in moving if not each.load for block in each.blocks}
     marked = optional(manager, "SimpleCPUOffloadScheduler._in_flight_store_gpu_blocks", set())
     yield from (f"block {block}, which no store reads" for block in sorted(marked - stored))
-    worker = of.worker.worker_handler
+    worker = mover.worker.worker_handler
     if not at_rest:
         return
     for each in moving:
-        owed = worker._pending_load_event_indices if each.load else worker._pending_store_event_indices
-        told = not each.load and each.event in worker._completed_store_events
-        if each.event >= 0 and each.event not in owed and not told:
-            yield f"{'load' if each.load else 'store'} {each.event}, which has ended"
+        pending = worker._pending_store_event_indices
+        if each.load:
+            pending = worker._pending_load_event_indices
+        is_reported = not each.load and each.event in worker._completed_store_events
+        if each.event >= 0 and each.event not in pending and not is_reported:
+            kind = "load" if each.load else "store"
+            yield f"{kind} {each.event}, which has ended"
 
 
 def _called(name: str) -> str:

@@ -1,4 +1,4 @@
-"""Sources of requests, as vLLM is told of them: `LoRARequest`, `cache_salt`, and the weights of its model."""
+"""The sources of requests in vLLM: `LoRARequest`, `cache_salt`, and the weights of its model."""
 
 from __future__ import annotations
 
@@ -27,7 +27,11 @@ _RESET = "_reset_caches"
 
 
 class Place(NamedTuple):
-    """KV under a key of the cache. stamps: that are held there. block, chunk: as of ForeignKey."""
+    """KV under a key of the cache.
+
+    stamps: the stamps in its slots.
+    block, chunk: its block or its chunk, -1 for the other one (see ForeignKey).
+    """
 
     key: bytes
     stamps: Collection[int]
@@ -36,11 +40,11 @@ class Place(NamedTuple):
 
 
 def reset_caches(root: Path) -> Callable[[Any, Any], bool]:
-    """Return the release's own reset of the caches of a scheduler and its worker, before a server sleeps or
-    takes new weights.
+    """Return the release's own reset of the caches of a scheduler and its worker, for a server that sleeps
+    or gets new weights.
 
-    Since 0.17 `EngineCore._reset_caches` does it; before, the front end resets the prefix cache of a server
-    on which nothing runs.
+    Since 0.17 this is `EngineCore._reset_caches`; before, the front end resets the prefix cache of a server
+    without running requests.
     """
     release_resets = cut(root / CORE, frozenset({f"EngineCore.{_RESET}"}), {}).get(_RESET)
 
@@ -62,11 +66,12 @@ def reset_caches(root: Path) -> Callable[[Any, Any], bool]:
 
 
 def _nothing() -> None:
-    """The front end's cache of processed images is not driven."""
+    """Do nothing: the front end's cache of processed images is not driven."""
 
 
 def _reset_encoder_cache(scheduler: Any, worker: Any) -> None:
-    """EngineCore.reset_encoder_cache: what is counted, and what the worker keeps."""
+    """Reset the scheduler's encoder cache and drop the worker's outputs, as EngineCore.reset_encoder_cache
+    does."""
     optional(scheduler, "Scheduler.reset_encoder_cache", _nothing)()
     if isinstance(worker.encoder_cache, dict):
         worker.encoder_cache.clear()
@@ -75,22 +80,22 @@ def _reset_encoder_cache(scheduler: Any, worker: Any) -> None:
 
 
 def request_fields(source: KvSource) -> dict[str, Any]:
-    """Return the arguments of the constructor of a request of this source."""
-    given: dict[str, Any] = {}
+    """Return the constructor arguments for a request with this source."""
+    fields: dict[str, Any] = {}
     if source.salt:
-        given["cache_salt"] = source.salt
+        fields["cache_salt"] = source.salt
     if source.adapter:
-        given["lora_request"] = adapter_of(source.adapter, source.load)
-    return given
+        fields["lora_request"] = adapter_of(source.adapter, source.load)
+    return fields
 
 
 def foreign_keys(
     sources: RequestSources, scheduler: Any, stamps: Stamps, places: Iterable[Place], names: Mapping[str, str]
 ) -> tuple[ForeignKey, ...]:
-    """Keys of requests under which the cache finds KV of another source.
+    """Return the keys of requests under which the cache finds KV of another source.
 
-    stamps: the hashes of this engine. places: where it has KV under a key. names: of requests, as commands
-    call them.
+    stamps: the hashes of this engine. places: the KV under each key. names: the engine's name of a request
+    -> its name in commands.
     """
     pictured = any(optional(r, "Request.mm_features", ()) for r in scheduler.requests.values())
     if sources.all_plain and not pictured:
@@ -103,21 +108,23 @@ def foreign_keys(
         text = text_of(request)
         for key in (bytes(each)[-16:] for each in request.block_hashes):
             for place in by_key.get(key, ()):
-                theirs = stamps.origin_in(key, place.stamps)
-                if theirs is None:
+                found_origin = stamps.origin_in(key, place.stamps)
+                if found_origin is None:
                     continue
-                mine, other = str(sources.of(name)), str(theirs.source)
-                if mine == other:  # that a text has changed under its key is not asked here
-                    mine, other = images_in(text[: len(theirs.text)]), images_in(theirs.text)
+                mine, other = str(sources.of(name)), str(found_origin.source)
+                if mine == other:  # then only images may differ; other changes of a text are not checked here
+                    mine = images_in(text[: len(found_origin.text)])
+                    other = images_in(found_origin.text)
                 if mine != other:
                     found.append(ForeignKey(names[name], mine, other, place.block, place.chunk))
     return tuple(found)
 
 
 def places_of(scheduler: Any, memory: Mapping[int, Any], mover: Any) -> Iterator[Place]:
-    """Yield the places of KV under a key: blocks of the pool, and chunks of host memory.
+    """Yield the KV under keys: blocks of the pool, and chunks of host memory.
 
-    memory: blocks, each with the group that wrote it and its stamps. mover: of KV, None without a connector.
+    memory: block -> the group that wrote it, and its stamps. mover: the worker's side of the connector,
+    None without one.
     """
     for block in scheduler.kv_cache_manager.block_pool.blocks:
         if block.block_hash is not None:  # the last 4 bytes name the group
@@ -131,7 +138,7 @@ def places_of(scheduler: Any, memory: Mapping[int, Any], mover: Any) -> Iterator
     elif isinstance(mover, Offloads):
         manager = primary_of(scheduler.connector.connector_scheduler.manager)
         for key, chunk, pins in chunks_of(manager):
-            if pins < 0:  # it is being written, and nobody reads it yet
+            if pins < 0:  # a store still writes it, so no load reads it
                 continue
             held = mover.transfers.host.get(chunk, ())
             yield Place(key[:-4][:16], [s for _, slots in held for s in slots], chunk=chunk)

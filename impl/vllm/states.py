@@ -1,7 +1,7 @@
-"""Recurrent layers on a CPU: slots with stamps instead of states, and what their kernels read and write.
+"""Recurrent layers on a CPU: slots hold stamps instead of states, which stand-ins of kernels read and write.
 
-The release's own code moves states between blocks (vllm/v1/worker/mamba_utils.py): its copies are of bytes,
-so they move stamps as well. The forward pass, and the order of model runner V1's batch, are stand-ins.
+The release's own code moves states between blocks (vllm/v1/worker/mamba_utils.py). It copies bytes, so it
+moves stamps too. The forward pass and the batch order of model runner V1 are stand-ins.
 """
 
 from __future__ import annotations
@@ -29,10 +29,11 @@ _COLUMNS = 1 << 9  # of a block table on the device
 
 
 class StateMemory(SlotMemory):
-    """Blocks by number, as a runner's memory: of a block with a state its group, the stamp of the recurrent
-    state, and the stamps in the window of the convolution.
+    """The memory of a runner with recurrent layers, by block.
 
-    Both kinds of states stand in tensors, whose rows are (group + 1, stamp).
+    A block with a state has its group, the stamp of the recurrent state and the stamps in the window of the
+    convolution.
+    windows, states: tensors of both kinds of state; a row is (group + 1, stamp).
     """
 
     def __init__(self, config: EngineConfig) -> None:
@@ -42,27 +43,28 @@ class StateMemory(SlotMemory):
         self.states = torch.zeros(config.blocks + 1, 2, dtype=torch.int64)
 
     def state(self, block: int, group: int) -> int:
-        """The stamp of the recurrent state in a block, 0 if it is none of this group."""
-        return _of_group(self.states[block], group)
+        """Return the stamp of the recurrent state in a block, 0 if the block has none of this group."""
+        return _stamp_of_group(self.states[block], group)
 
     def window(self, block: int, group: int, offset: int = 0) -> int:
-        """The stamp in the window of the convolution that begins `offset` tokens later."""
-        return _of_group(self.windows[block, offset], group)
+        """Return the stamp in the window of the convolution that begins `offset` tokens later, 0 if another
+        group has written it."""
+        return _stamp_of_group(self.windows[block, offset], group)
 
     def leave(self, block: int, group: int, stamp: int) -> None:
-        """A kernel writes a recurrent state."""
+        """Write a recurrent state, as a kernel does."""
         super().pop(block, None)
         self.states[block] = torch.tensor([group + 1, stamp])
 
     def leave_windows(self, block: int, group: int, stamps: Sequence[int]) -> None:
-        """A kernel writes a window and those that follow it."""
+        """Write consecutive windows of the convolution, as a kernel does."""
         self.windows[block, : len(stamps)] = torch.tensor([[group + 1, stamp] for stamp in stamps])
 
     def get(self, block: int, default: Any = None) -> Any:
         group = int(self.states[block, 0]) - 1
         if group < 0:
             return super().get(block, default)
-        windows = [_of_group(row, group) for row in self.windows[block]]
+        windows = [_stamp_of_group(row, group) for row in self.windows[block]]
         return group, [int(self.states[block, 1]), *windows]
 
     def __setitem__(self, block: int, value: tuple[int, list[int]]) -> None:
@@ -76,16 +78,18 @@ class StateMemory(SlotMemory):
         super().__setitem__(block, value)
 
 
-def _of_group(row: torch.Tensor, group: int) -> int:
+def _stamp_of_group(row: torch.Tensor, group: int) -> int:
+    """Return the stamp in a row of a state tensor, 0 if another group has written it."""
     owner, stamp = row.tolist()
     return int(stamp) if owner == group + 1 else 0
 
 
 class RecurrentLayers:
-    """The layers of the recurrent groups: what their kernels read and write for an entry of a batch.
+    """The layers of the recurrent groups, with the reads and writes of their kernels for a batch entry.
 
-    align: with prefix caching a block is a part of the text, and the state runs in that of the last token;
-    without, it runs in the first. pool: the KVCacheConfig.
+    pool: the KVCacheConfig.
+    align: prefix caching is on. A block then covers a part of the text, and the kernels keep the running
+        state in the block of the last token; otherwise they keep it in the first block of the table.
     """
 
     dim_first = False  # layout of a window: channels before tokens (DS)
@@ -113,17 +117,15 @@ class RecurrentLayers:
             self._checkpoints = partial(found, **taken(found, offered))
 
     def bind(self, pool: Any) -> Any:
-        """The release's module of copies, with ours of bytes; and the copies that its layers declare, by kind
-        where there are several."""
+        """Put byte copies of ours into the release's copy module. Return the module and the copy functions
+        of the layers, by mamba_type where the release has them by type."""
         utils: Any = importlib.import_module(_UTILS)
         layers: Any = importlib.import_module(_LAYERS)
         if not self.dim_first:
             layers.is_conv_state_dim_first = utils.is_conv_state_dim_first = _no
-        utils._TEMPORAL_TILES, utils._memcpy_u64_tiled, utils.batch_memcpy = (
-            1,
-            _copy_tile,
-            _copy_all,
-        )
+        utils._TEMPORAL_TILES = 1
+        utils._memcpy_u64_tiled = _copy_tile
+        utils.batch_memcpy = _copy_all
         copies = layers.get_conv_copy_spec, layers.get_temporal_copy_spec
         if optional(utils, "validate_mamba_state_copy_funcs", None) is None:
             return utils, copies
@@ -132,7 +134,7 @@ class RecurrentLayers:
         }
 
     def context(self, pool: Any) -> dict[str, Any]:
-        """The layers by name, as a forward context has them."""
+        """Return the layers by name, with the fields that the release reads from a forward context."""
         caches = [self.memory.windows, self.memory.states]
         names = (pool.kv_cache_groups[at].layer_names[0] for at in self.config.recurrent)
         return {name: Values(kv_cache=caches) for name in names}
@@ -140,9 +142,13 @@ class RecurrentLayers:
     def entry(
         self, lane: Lane, rounds: bool, accepted: int, origin: int = 0
     ) -> tuple[StateUse, ...]:
-        """Return the states that the kernels read for an entry, and those that they leave. rounds: it is a
-        round of drafts, which begins behind the tokens of the last one that were accepted; each of its
-        tokens leaves a state. origin: of the request's text."""
+        """Return the states that the kernels read and write for a batch entry, one StateUse for each group.
+
+        rounds: the entry is a verify round. It continues from the last accepted token of the previous round,
+            and each of its tokens writes a state.
+        accepted: accepted tokens of the previous round.
+        origin: the stamp before the first token of the request's text.
+        """
         return tuple(
             self._use(lane, group, rounds, accepted, origin) for group in self.config.recurrent
         )
@@ -166,17 +172,17 @@ class RecurrentLayers:
         for token in lane.tokens:
             stamp = chain(stamp, token)
             stamps.append(stamp)
-        if rounds or not stamps:  # an entry without a token leaves none
+        if rounds or not stamps:  # an entry without a token writes no state
             return StateUse(group, block, found, tuple(zip(blocks, stamps)))
         writes = [(blocks[0], stamps[-1])]
-        at, kept = self._checkpoint(lane, size, row)
-        if kept:
-            writes.insert(0, (kept, stamps[at - 1]))
+        tokens, checkpoint_block = self._checkpoint(lane, size, row)
+        if checkpoint_block:
+            writes.insert(0, (checkpoint_block, stamps[tokens - 1]))
         return StateUse(group, block, found, tuple(writes))
 
     def _checkpoint(self, lane: Lane, size: int, row: Sequence[int]) -> tuple[int, int]:
-        """After how many of its tokens a chunk of a prompt leaves a state within it, and in which block;
-        block 0 for no state, as the kernel leaves the null block alone."""
+        """Return at which of its tokens a prefill chunk writes a checkpoint of its state, and the block for
+        it. Block 0 means no checkpoint: the kernel does not write the null block."""
         if self._checkpoints is None or lane.drafts or len(lane.tokens) < 2:
             return 0, 0
         end = lane.start + len(lane.tokens)
@@ -185,7 +191,8 @@ class RecurrentLayers:
         return at, row[column] if at and 0 <= column < len(row) else 0
 
     def run(self, lanes: list[Lane], rounds: Sequence[bool]) -> None:
-        """The writes of a batch, whose entries have read."""
+        """Write the states of a batch. All entries have read before. rounds: whether each entry is a verify
+        round."""
         for lane, is_round in zip(lanes, rounds):
             for use in lane.states:
                 for block, stamp in use.writes:
@@ -207,19 +214,19 @@ def _move(source: Any, target: Any, size: Any) -> None:
 
 
 def _copy_tile(source: Any, target: Any, size: Any, tile: Any, **_: Any) -> None:
-    """`_memcpy_u64_tiled`, of one tile."""
+    """Copy one tile, in the place of the release's `_memcpy_u64_tiled`. The first tile copies everything."""
     if not tile:
         _move(source, target, size)
 
 
 def _copy_all(sources: Any, targets: Any, sizes: Any) -> None:
-    """`batch_memcpy`."""
-    for each in zip(sources.tolist(), targets.tolist(), sizes.tolist()):
-        _move(*each)
+    """Copy the regions, in the place of the release's `batch_memcpy`."""
+    for source, target, size in zip(sources.tolist(), targets.tolist(), sizes.tolist()):
+        _move(source, target, size)
 
 
 class MirroredBuffer:
-    """`CpuGpuBuffer`: both sides are one."""
+    """A stand-in for `CpuGpuBuffer`: both sides share one tensor."""
 
     def __init__(self, size: int, dtype: Any, **_: Any) -> None:
         self.gpu = self.cpu = torch.zeros(
@@ -232,8 +239,8 @@ class MirroredBuffer:
 
 
 class DenseBatch(_Batch):
-    """The persistent batch of a hybrid model (gpu_input_batch.py): no gaps, and of each request how many
-    tokens of its last round were accepted, which moves with it."""
+    """The persistent batch of a hybrid model (gpu_input_batch.py): it has no gaps, and keeps for each request
+    the accepted tokens of its last round."""
 
     def __init__(self, size: int, groups: int) -> None:
         super().__init__(size)
@@ -250,10 +257,12 @@ class DenseBatch(_Batch):
         self.num_accepted_tokens_cpu[self.req_id_to_index[state.req_id]] = 1
 
     def condense(self) -> None:
-        at = self.req_id_to_index
-        while at and max(at.values()) >= len(at):
-            last = max(at, key=at.__getitem__)
-            old, new = at[last], min({*range(len(at))} - {*at.values()})
+        """Move the requests behind the first gap to the lowest free indices, until there is no gap."""
+        index_of = self.req_id_to_index
+        while index_of and max(index_of.values()) >= len(index_of):
+            last = max(index_of, key=index_of.__getitem__)
+            old = index_of[last]
+            new = min({*range(len(index_of))} - {*index_of.values()})
             columns: Any = (
                 self.rows,
                 self.num_computed_tokens_cpu,
@@ -265,10 +274,10 @@ class DenseBatch(_Batch):
             for column in columns:
                 column[new] = column[old]
             self.rows[old] = []
-            at[last] = new
+            index_of[last] = new
 
     def commit(self) -> None:
-        """Block tables go to the device."""
+        """Copy the block tables to the tensors of the device."""
         for index in self.req_id_to_index.values():
             for table, row in zip(self._tables, self.rows[index]):
                 table[index] = 0
@@ -279,8 +288,11 @@ class DenseBatch(_Batch):
 
 
 class StateRunnerV1(ModelRunnerV1):
-    """One worker of a hybrid model, model runner V1. pool: the KVCacheConfig. memory: a StateMemory by
-    default."""
+    """The worker of a hybrid model with model runner V1.
+
+    pool: the KVCacheConfig.
+    memory: None for a new StateMemory.
+    """
 
     layers_of = RecurrentLayers
 
@@ -300,9 +312,9 @@ class StateRunnerV1(ModelRunnerV1):
         self.worker.kv_caches = self.memory
         self.worker.kv_cache_config = pool
         self.worker.input_batch = self.batch = DenseBatch(size, len(config.groups))
-        self._running: dict[str, int] = {}  # of each request the column in which its state runs
+        self._running: dict[str, int] = {}  # request -> table column of its running state
         self._accepted = torch.ones(size, dtype=torch.int64)
-        self._rounds: dict[str, int] = {}  # drafts of the last batch
+        self._rounds: dict[str, int] = {}  # request -> drafts in the last batch
         if not self.layers.align:
             return
         self._utils, self._copies = self.layers.bind(pool)
@@ -319,22 +331,22 @@ class StateRunnerV1(ModelRunnerV1):
         self._buffers = create(**taken(create, offered))
 
     def prepare(self, scheduled: Any, previous: dict[str, int]) -> None:
-        """`_prepare_inputs` and `execute_model`: how many tokens were accepted, and states that move to
-        the block in which they run now."""
+        """Count the accepted tokens, and move states to the blocks in which they now run, as
+        `_prepare_inputs` and `execute_model` do."""
         batch = self.batch
         drafts = self.config.drafts
         count = len(batch.req_id_to_index)
         counts = batch.num_accepted_tokens_cpu
         batch.commit()
-        if self.overlap and not self.layers.align:  # the device counts
+        if self.overlap and not self.layers.align:  # the device has the counts
             self._accepted[:] = 1
             for name, index in batch.req_id_to_index.items():
                 if name in previous and self._rounds.get(name):
                     self._accepted[index] = max(1, self.worker.sampled_counts[previous[name]])
             return
         if self.overlap and previous and drafts:
-            had = [previous.get(name, -1) for name in batch.req_ids]
-            counts[:count] = [counts[index] if index >= 0 else 1 for index in had]
+            old_indices = [previous.get(name, -1) for name in batch.req_ids]
+            counts[:count] = [counts[index] if index >= 0 else 1 for index in old_indices]
         if self.layers.align:
             offered = {
                 "scheduler_output": scheduled,
@@ -361,21 +373,22 @@ class StateRunnerV1(ModelRunnerV1):
         self._accepted[:count] = batch.num_accepted_tokens_cpu_tensor[:count]
 
     def forward(self, lanes: list[Lane]) -> list[Lane]:
-        made = []
-        kinds = [self._is_round(lane) for lane in lanes]
-        for lane, is_round in zip(lanes, kinds):
+        with_states = []
+        are_rounds = [self._is_round(lane) for lane in lanes]
+        for lane, is_round in zip(lanes, are_rounds):
             accepted = int(self._accepted[self.batch.req_id_to_index[lane.request]])
             origin = self.origin_of(lane.request)
             states = self.layers.entry(lane, is_round, accepted, origin)
-            made.append(lane._replace(states=states))
-        super().forward(made)
-        self.layers.run(made, kinds)
+            with_states.append(lane._replace(states=states))
+        super().forward(with_states)
+        self.layers.run(with_states, are_rounds)
         self._rounds = {lane.request: lane.drafts for lane in lanes}
-        self._settle(made)
-        return made
+        self._settle(with_states)
+        return with_states
 
     def _is_round(self, lane: Lane) -> bool:
-        """Whether kernels take an entry for a round of drafts, if of none (num_decode_draft_tokens)."""
+        """Return whether the kernels treat an entry as a verify round, possibly without drafts
+        (num_decode_draft_tokens)."""
         if not self.config.drafts:
             return False
         prompt = self.batch.num_prompt_tokens[self.batch.req_id_to_index[lane.request]]
@@ -383,8 +396,8 @@ class StateRunnerV1(ModelRunnerV1):
         return alone or (lane.drafts > 0 and len(lane.tokens) == lane.drafts + 1)
 
     def _settle(self, lanes: list[Lane]) -> None:
-        """`_update_states_after_model_execute`: how many were accepted; a state at a boundary that a round
-        has passed moves to the block of that boundary."""
+        """Note the accepted tokens, and copy the state at a block boundary that a round has passed into the
+        block of that boundary, as `_update_states_after_model_execute` does."""
         if not self.config.drafts or not lanes:
             return
         batch = self.batch

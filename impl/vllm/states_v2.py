@@ -1,5 +1,8 @@
-"""Recurrent layers under model runner V2. The release's own MambaHybridModelState, kernels included, moves
-states between blocks, counts accepted drafts, and tells verify rounds from prompts."""
+"""Recurrent layers under model runner V2.
+
+The release's own MambaHybridModelState, kernels included, moves states between blocks, counts accepted
+drafts, and distinguishes verify rounds from prompts.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +21,8 @@ HYBRID = "vllm.v1.worker.gpu.model_states.mamba_hybrid"
 
 
 class DefaultModelState:
-    """The base of MambaHybridModelState (model_states/default.py), with what its methods for recurrent layers
-    read."""
+    """The base class of MambaHybridModelState (model_states/default.py), with the fields that the methods for
+    recurrent layers read."""
 
     num_new_sampled_tokens_per_step = 1
 
@@ -43,14 +46,18 @@ def metadata(**given: Any) -> Any:
 
 
 class _Round(NamedTuple):
-    """What the release has found out about a batch entry. accepted: tokens of the round before."""
+    """A batch entry by the release's own metadata.
+
+    verifies_drafts: it is a verify round.
+    accepted: accepted tokens of the previous round.
+    """
 
     verifies_drafts: bool
     accepted: int
 
 
 class StateRunnerV2(ModelRunnerV2):
-    """One worker of a hybrid model. pool: the release's KVCacheConfig."""
+    """The worker of a hybrid model with model runner V2. pool: the release's KVCacheConfig."""
 
     def __init__(self, config: EngineConfig, overlap: bool, pool: Any) -> None:
         super().__init__(config, overlap, pool)
@@ -79,7 +86,7 @@ class StateRunnerV2(ModelRunnerV2):
         self._rounds: dict[str, _Round] = {}
 
     def prepared(self, batch: Any, tables: Any) -> None:
-        """Do what `execute_model` does between making the batch and its forward pass."""
+        """Move states and read the metadata of a batch, as `execute_model` does before the forward pass."""
         computed = self.worker.req_states.num_computed_tokens.gpu
         self._state.preprocess_state(batch, tables, self._pool, computed)
         attention_groups: list[Any] = [[] for _ in self.config.groups]

@@ -1,7 +1,7 @@
-"""The storage behind host memory: a file system whose threads run when a command lets them.
+"""The storage behind host memory: a file system with threads that run on command.
 
-TieringOffloadingManager and FileSystemTierManager are the release's own. The files are ours, and so are the
-threads that read, write and look them up.
+TieringOffloadingManager and FileSystemTierManager are the release's own. The files, and the threads that
+read, write and look them up, are stand-ins.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from reference.blocks.facts import HostFacts, StorageJob, StoredChunk
 TIERING = "vllm.v1.kv_offload.tiering"
 MANAGER = "vllm/v1/kv_offload/tiering/fs/manager.py"
 REGION = "vllm.v1.kv_offload.cpu.shared_offload_region"
-_CHUNK = 8  # bytes of a chunk in the memory that the manager shows its tiers: they only divide by it
+_CHUNK = 8  # size of a chunk in the memory view of the tiers, which only divide by it (bytes)
 ALL = -1
-OPTION = "--storage"  # of the worker: the release has these modules
+OPTION = "--storage"  # option of the worker process: the release has these modules
 
 
 class HostRegion:
-    """`SharedOffloadRegion`: as large as its chunks are, whatever they hold."""
+    """A stand-in for `SharedOffloadRegion`: it has the right number of chunks, but no content."""
 
     BLOCK_SIZE_ALIGNMENT = 4096
 
@@ -38,11 +38,14 @@ class HostRegion:
         return memoryview(bytearray(self._chunks * _CHUNK)).cast("B", (self._chunks, _CHUNK))
 
     def cleanup(self) -> None:
-        """Holds nothing."""
+        """Do nothing: there is no shared memory."""
 
 
 class Threads:
-    """`DualQueueThreadPool`: jobs run in their order, stores and loads apart."""
+    """A stand-in for `DualQueueThreadPool`: stores run in their order, and so do loads.
+
+    waiting: queued jobs by direction (True: loads), each with its tasks.
+    """
 
     def __init__(self, *_: Any, **__: Any) -> None:
         self.waiting: dict[bool, dict[Any, list[Callable[[], None]]]] = {False: {}, True: {}}
@@ -58,7 +61,10 @@ class Threads:
         self.waiting[True][job_id] = list(tasks)
 
     def run(self, load: bool, chunks: int = ALL) -> bool:
-        """Carry out the oldest job, which fails behind so many chunks; False where there is none."""
+        """Run the oldest job of a direction. Return False if there is none.
+
+        chunks: the job fails after this number of chunks; ALL: it does not fail.
+        """
         queue = self.waiting[load]
         if not queue:
             return False
@@ -75,22 +81,26 @@ class Threads:
         return True
 
     def get_finished(self) -> list[tuple[Any, bool, float]]:
-        done, self._finished = self._finished, []
-        return done
+        finished = self._finished
+        self._finished = []
+        return finished
 
     def wait_idle(self) -> None:
         while self.run(False) or self.run(True):
             pass
 
     def shutdown(self, wait: bool = True) -> None:
-        """Holds nothing."""
+        """Do nothing: there are no threads."""
 
 
 class Files:
-    """The files of a storage: for each path the blocks of a chunk, each with its group and its stamps.
+    """The files of a storage.
 
-    host: host memory, by chunk. keys: hash and group of each path. bound: chunks that the next job reads or
-    writes before it fails. lookups: files that were looked up in this command.
+    host: host memory, by chunk.
+    files: path -> the blocks of its chunk, each with its group and its stamps.
+    keys: path -> hash and group.
+    bound: number of chunks that the running job reads or writes before it fails, ALL for no failure.
+    lookups: number of files that the last command has looked up.
     """
 
     def __init__(self) -> None:
@@ -102,13 +112,14 @@ class Files:
         self.lookups = 0
 
     def reset(self, host: dict[int, Any]) -> None:
-        """Begin with no file."""
+        """Remove all files. host: host memory, by chunk."""
         self.host = host
         self.files = {}
         self.lookups = 0
 
     def store(self, paths: Sequence[str], _: Any, offsets: Sequence[int], size: int, *__: Any) -> None:
-        """`batch_store_block`: a file that is there stays as it is."""
+        """Write chunks to files, in the place of `batch_store_block`. A file that exists is not written
+        again."""
         for at, (path, offset) in enumerate(zip(paths, offsets)):
             if at == self.bound:
                 raise OSError("no space left")
@@ -116,7 +127,7 @@ class Files:
                 self.files[path] = tuple(self.host.get(offset // size, ()))
 
     def load(self, paths: Sequence[str], _: Any, offsets: Sequence[int], size: int, *__: Any) -> None:
-        """`batch_load_block`: a file that turns out to be too short is removed."""
+        """Read chunks from files, in the place of `batch_load_block`. A file that is too short is removed."""
         for at, (path, offset) in enumerate(zip(paths, offsets)):
             if at == self.bound:
                 self.files.pop(path, None)
@@ -127,11 +138,11 @@ class Files:
             self.host[offset // size] = [*self.files[path]]
 
     def run(self, load: bool, chunks: int) -> bool:
-        """Carry out a job (see Threads)."""
+        """Run the oldest job of a direction (see Threads.run)."""
         return self.threads is not None and self.threads.run(load, chunks)
 
-    def there(self, paths: Sequence[str]) -> list[bool]:
-        """Whether each file is there."""
+    def are_present(self, paths: Sequence[str]) -> list[bool]:
+        """Return whether each file exists."""
         self.lookups += len(paths)
         return [path in self.files for path in paths]
 
@@ -140,7 +151,7 @@ FILES = Files()
 
 
 class _NoThread:
-    """A thread that never starts: `answer` does its work."""
+    """A thread that never starts: `answer_lookups` does its work."""
 
     def __init__(self, **_: Any) -> None: ...
 
@@ -150,7 +161,7 @@ class _NoThread:
 
 
 def provided() -> dict[str, dict[str, Any]]:
-    """Return what the tiers take from modules that move bytes."""
+    """Return the stand-ins for names that the tiers import from modules that move bytes."""
     return {
         REGION: {"SharedOffloadRegion": HostRegion},
         f"{TIERING}.fs.io": {
@@ -163,18 +174,18 @@ def provided() -> dict[str, dict[str, Any]]:
 
 
 def expose() -> None:
-    """Take the threads from the modules that start them."""
+    """Replace the threads in the modules that start them."""
     lookup = importlib.import_module(f"{TIERING}.async_lookup")
     lookup.threading = Values(Thread=_NoThread)  # type: ignore[attr-defined]
     manager = importlib.import_module(f"{TIERING}.fs.manager")
     manager._HAS_BATCH_LOOKUP_C = True  # type: ignore[attr-defined]
-    manager.batch_lookup_C = FILES.there  # type: ignore[attr-defined]
-    # The description of the server that it writes beside its files: nothing is written to a disk.
+    manager.batch_lookup_C = FILES.are_present  # type: ignore[attr-defined]
+    # The manager writes a description of the server beside its files. Nothing is written to the disk here.
     manager.os = Values(path=os.path, makedirs=lambda *_, **__: None)  # type: ignore[attr-defined]
     manager.open = lambda *_: io.StringIO()  # type: ignore[attr-defined]
 
 
-def answer(manager: Any) -> None:
+def answer_lookups(manager: Any) -> None:
     """Look up the files that the last step has asked for."""
     FILES.lookups = 0
     for tier in manager.secondary_tiers:
@@ -183,14 +194,14 @@ def answer(manager: Any) -> None:
 
 
 def primary_of(manager: Any) -> Any:
-    """Return the manager of host memory: of a tiered one that of its primary tier."""
+    """Return the manager of host memory: the primary tier of a tiered manager, or the manager itself."""
     return optional(manager, "TieringOffloadingManager.primary_tier", manager)
 
 
 def with_storage(
     facts: HostFacts, manager: Any, config: EngineConfig, stamps: Stamps
 ) -> HostFacts:
-    """Return the facts of host memory, and of the storage behind it."""
+    """Return the facts of host memory, extended by those of the storage behind it."""
     assert FILES.threads is not None
     waiting = {job for queue in FILES.threads.waiting.values() for job in queue}
     jobs = []

@@ -1,4 +1,4 @@
-"""A real vLLM release as an engine under test, in a worker process of its own."""
+"""A real vLLM release as the engine under test, in a worker process."""
 
 from __future__ import annotations
 
@@ -23,15 +23,19 @@ from reference.pairs.commands import PAIR_COMMANDS
 
 
 class VLLMSystem(WorkerSystem):
-    """A release (`version`) or a checkout (`path`) of vLLM. overlap: its asynchronous scheduler; v2: model
-    runner V2; offloads: with its OffloadingConnector; pair: two servers that its NixlConnector joins;
+    """A release (`version`) or a checkout (`path`) of vLLM.
+
+    overlap: with the asynchronous scheduler.
+    v2: with model runner V2.
+    offloads: with its OffloadingConnector.
+    pair: two servers, joined by its NixlConnector.
     encodes: prompts have images.
 
-    The files are fetched here, the worker starts with the first `reset`. Raises UnusableImplementation when
-    the release is unavailable.
+    The constructor fetches the files, and the first `reset` starts the worker. Raises UnusableImplementation
+    when the release is unavailable.
     """
 
-    remark = ""  # what the user of a checkout should know about how it is driven
+    remark = ""  # a note for the user of a checkout on how it is driven
     capabilities = Capabilities(
         kind=BLOCKS.name,
         commands=frozenset(
@@ -80,7 +84,8 @@ class VLLMSystem(WorkerSystem):
         self.parts = found.parts
         if version not in RELEASES:
             self.remark = parts.told(found, self.root)
-        if {"state", *["state+v2"] * v2} <= self.parts:
+        of_states = {"state", "state+v2"} if v2 else {"state"}
+        if of_states <= self.parts:
             self.capabilities = replace(self.capabilities, recurrent=True)
         if encodes:
             self.capabilities = replace(self.capabilities, encodes=True)
@@ -91,17 +96,18 @@ class VLLMSystem(WorkerSystem):
             self.capabilities = replace(self.capabilities, commands=every)
         if pair:
             every = frozenset(kind.__name__ for kind in PAIR_COMMANDS)
-            can = self.capabilities
+            of_server = self.capabilities
             self.capabilities = Capabilities(
-                PAIRS.name, every, modes=(Mode.FAITHFUL,), recurrent=can.recurrent, drafter=can.drafter
-            )
+                PAIRS.name, every, modes=(Mode.FAITHFUL,), recurrent=of_server.recurrent,
+                drafter=of_server.drafter,
+            )  # fmt: skip
         for part, kinds in (
             ("sessions", {"More", "End"}), ("reset", {"ResetConnector"}),
             ("storage", {kind.__name__ for kind in STORAGE_COMMANDS}),
         ):
             if part not in self.parts:
-                left = self.capabilities.commands - kinds
-                self.capabilities = replace(self.capabilities, commands=left)
+                commands = self.capabilities.commands - kinds
+                self.capabilities = replace(self.capabilities, commands=commands)
 
     def command_line(self) -> list[str]:
         if self.ways["pair"]:

@@ -1,4 +1,4 @@
-"""A release, loaded into a process of its own for tests in upstream's shape that call the worker's class."""
+"""The import of a release into its own process, for tests in upstream's shape that call the worker."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ def _no(*_: Any, **__: Any) -> bool:
 
 
 def with_worker(root: Path, _: str = "") -> None:
-    """As `modules.with_connector`, with the class of model runner V1 and its persistent batch, for tests in
-    upstream's shape: nothing that is driven imports these."""
+    """Import vLLM from `root` with its OffloadingConnector, and with the worker's class and its persistent
+    batch (model runner V1), for tests in upstream's shape. Driven engines do not import these."""
     package = "vllm.v1.worker"
     of_worker = [f"{package}.{name}" for name in ("mamba_utils", "gpu_model_runner", "gpu_input_batch")]
     real = (*modules.VLLM.real, *offload.REAL, *of_worker)
     never = (*modules.VLLM.imported_only, "tqdm")
-    given = modules.provided() | offload.provided()
-    given["vllm.utils.torch_utils"]["PIN_MEMORY"] = False
-    given["vllm.sampling_params"]["SamplingType"] = Values(GREEDY=0, RANDOM=1, RANDOM_SEED=2)
-    given["vllm.v1.sample.logits_processor"] = {"BatchUpdateBuilder": _FreeRows}
-    given["vllm.distributed.kv_transfer"] = {"has_kv_transfer_group": _no}
-    given["vllm.distributed.ec_transfer"] = {"has_ec_transfer": _no}
-    install(root, replace(modules.VLLM, real=real, inert=offload.INERT, imported_only=never), given)
-    for name in of_worker:  # their package is inert: it gives a submodule that is loaded
+    stand_ins = modules.provided() | offload.provided()
+    stand_ins["vllm.utils.torch_utils"]["PIN_MEMORY"] = False
+    stand_ins["vllm.sampling_params"]["SamplingType"] = Values(GREEDY=0, RANDOM=1, RANDOM_SEED=2)
+    stand_ins["vllm.v1.sample.logits_processor"] = {"BatchUpdateBuilder": _FreeRows}
+    stand_ins["vllm.distributed.kv_transfer"] = {"has_kv_transfer_group": _no}
+    stand_ins["vllm.distributed.ec_transfer"] = {"has_ec_transfer": _no}
+    install(root, replace(modules.VLLM, real=real, inert=offload.INERT, imported_only=never), stand_ins)
+    for name in of_worker:  # their package is inert, and only returns submodules that are loaded
         importlib.import_module(name)
 
 
 class _FreeRows:
-    """The rows of the persistent batch that are free, the lowest first (v1/sample/logits_processor)."""
+    """The free rows of the persistent batch; the lowest is used first (v1/sample/logits_processor)."""
 
     def __init__(self) -> None:
         self.removed: list[int] = []

@@ -1,7 +1,7 @@
 """A stand-in for Triton that runs small kernels on the CPU, one program after the other.
 
-It has what kernels need that update lengths, tokens, slots and block tables. A mask of a scalar access is
-respected too.
+It has the operations of kernels that update lengths, tokens, slots and block tables. The mask of a scalar
+access is respected too.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _programs: list[tuple[tuple[int, ...], tuple[int, ...]]] = []  # (program id, gr
 
 
 class _Scalar(int):
-    """A number that a kernel has loaded or computed. `to` a pointer type takes it as an address."""
+    """A number that a kernel has loaded or computed. `to` with a pointer type converts it from an address."""
 
     def to(self, kind: Any) -> Any:
         if not isinstance(kind, _PointerType):
@@ -51,7 +51,7 @@ def _scalar(value: Any) -> Any:
 
 
 class _LaneArray(np.ndarray[Any, Any]):
-    """One number for each lane of a program. `to` a pointer type takes them as addresses."""
+    """One number for each lane of a program. `to` with a pointer type converts them from addresses."""
 
     def to(self, kind: Any) -> Any:
         if not isinstance(kind, _PointerType):
@@ -69,7 +69,7 @@ class _PointerType:
 
 
 def _array_at(address: int, element: Any) -> Any:
-    """The memory from an address on as an array, longer than any kernel reaches."""
+    """Return the memory from an address on as an array that is longer than the accesses of any kernel."""
     return np.ctypeslib.as_array((element * (1 << 20)).from_address(int(address)))
 
 
@@ -91,14 +91,15 @@ class _Pointer:
 
 
 def _memory(tensor: torch.Tensor) -> Any:
-    """The flat memory of a tensor from its first element to its last, gaps of its strides included."""
+    """Return the memory of a tensor from its first to its last element as a flat array, with the gaps of
+    its strides."""
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride()))
     length = last + 1 if tensor.numel() else 0
     return tensor.as_strided((length,), (1,)).numpy()
 
 
 def _not_negative(offsets: Any) -> Any:
-    """The offsets as they are. Raises IndexError for a negative one: NumPy would count it from the end."""
+    """Return the offsets. Raises IndexError for a negative offset, which NumPy would count from the end."""
     if np.any(offsets < 0):
         raise IndexError(f"index {np.min(offsets)} is before the first")
     return offsets

@@ -1,5 +1,5 @@
-"""Host memory that a connector offloads blocks to, as the clauses of a second tier (reference/tiers)
-see it."""
+"""The host memory of a connector that offloads blocks, in the form that the clauses of a second tier
+(reference/tiers) read."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from reference.tiers.tier_records import KeptCopy, Count, HostUnit, Source
 
 
 class HostView:
-    """The part of a BlockStep for host memory and transfers: a `HasTier` (reference.tiers.tier_records)."""
+    """The part of a BlockStep about host memory and transfers: a `HasTier` (reference.tiers.tier_records)."""
 
     config: EngineConfig
     command: EngineCommand
@@ -33,18 +33,18 @@ class HostView:
         """Whether the command has emptied host memory."""
         if isinstance(self.command, NewWeights):
             return self.after.reset
-        if self.config.simple:  # it fails while KV moves
+        if self.config.simple:  # this reset fails while KV moves
             return isinstance(self.command, ResetConnector) and self.after.reset
         return isinstance(self.command, ResetConnector) and not self.refused
 
     @property
     def kept_copies(self) -> tuple[int, int]:
-        """Numbers of chunks that host memory kept before the command, and keeps now."""
+        """The numbers of chunks that host memory kept before and after the command."""
         return _kept_chunk_count(self.before), _kept_chunk_count(self.after)
 
     @memoized
     def reached(self) -> frozenset[str]:
-        """Clauses of a second tier that could break at this step."""
+        """The clauses of a second tier that could fail at this step."""
         before = self.before
         after = self.after
         found = {
@@ -77,7 +77,7 @@ class HostView:
             )
 
     def copies(self) -> Iterator[KeptCopy]:
-        """Yield the blocks that were copied to host memory, in chunks that no store is still writing."""
+        """Yield the blocks that were copied to host memory, in chunks that no store still writes."""
         host = self.after.host
         if host is None:
             return
@@ -91,8 +91,8 @@ class HostView:
     def _stored_block(
         self, key: HostKey, index: int, memory: tuple[tuple[int, tuple[int, ...]], ...]
     ) -> KeptCopy | None:
-        """Return the block at `index` of a chunk; None for a block that was not stored because no hit
-        needs its window or state. memory: the chunk's memory."""
+        """Return the block at `index` of a chunk, None for a block that was not stored because no hit needs
+        its window or state. memory: the content of the chunk."""
         layers = self.config.groups[key.group]
         start = index * layers.block_size
         group, slots = memory[index] if index < len(memory) else (-1, ())
@@ -115,7 +115,7 @@ class HostView:
         """Return the copy of a recurrent state.
 
         wanted: stamp after its last token.
-        parts: stamps that its parts have.
+        parts: stamps of its parts.
         """
         return KeptCopy(
             f"it must hold the state that its hash in group {key.group} is of",
@@ -128,7 +128,7 @@ class HostView:
         )
 
     def pins(self) -> Iterator[Count]:
-        """Yield each chunk's pin count with the number of transfers that must pin it."""
+        """Yield the pin count of each chunk, with the expected count from its transfers."""
         host = self.after.host
         if host is None:
             return
@@ -155,7 +155,7 @@ class HostView:
         return loads, stores
 
     def sources(self) -> Iterator[Source]:
-        """Yield the sources that transfers from before this command have still to read."""
+        """Yield the sources that transfers from before this command have not read yet."""
         started = {job.job for job in self.before.transfers}
         for job in self.after.transfers:
             if job.copied or job.job not in started:
@@ -170,7 +170,7 @@ class HostView:
         yield from self._storage_write_sources()
 
     def _storage_write_sources(self) -> Iterator[Source]:
-        """Yield the chunks that jobs from before this command have still to write to the storage."""
+        """Yield the chunks that storage jobs from before this command have not written yet."""
         started = {job.job for job in _storage_jobs(self.before)}
         before, after = self.before.host, self.after.host
         if before is None or after is None:
@@ -183,8 +183,8 @@ class HostView:
                 yield Source(f"storage job {job.job}", f"chunk {chunk}", AtChunk(chunk), was, now)
 
     def _transfer_source(self, facts: BlockFacts, job: Transfer, part: Part) -> tuple[int, tuple[int, ...]]:
-        """Return the group of a transfer's source and its stamps: those of the tokens that the block's
-        hash covers, or of the state."""
+        """Return the group of a transfer's source and its stamps: those of the tokens under the block's
+        hash, or of the state."""
         group, block, chunk, index = part
         assert facts.host is not None and self.after.host is not None
         if job.load:
@@ -199,7 +199,7 @@ class HostView:
         return owner, slots[: covered - index * layers.block_size]
 
     def taken(self) -> Iterator[Failure]:
-        """Yield blocks that a load writes while another request holds them, computes with them or has
+        """Yield the blocks that a load writes while another request holds them, computes with them or has
         them in flight."""
         for job in self.after.transfers:
             if not job.load or job.completed:
@@ -223,7 +223,7 @@ class HostView:
         yield from self._storage_read_conflicts()
 
     def _storage_read_conflicts(self) -> Iterator[Failure]:
-        """Yield chunks that a storage job reads into while a transfer uses them."""
+        """Yield the chunks that a storage job reads into while a transfer uses them."""
         for job in _storage_jobs(self.after):
             if not job.load or job.done:
                 continue
@@ -235,7 +235,7 @@ class HostView:
                         yield failure(want, f"transfer {other.job} uses it", AtChunk(chunk))
 
     def left_over(self) -> Iterator[Failure]:
-        """Yield records and blocks that are kept for transfers and requests that have ended."""
+        """Yield the records and blocks that are kept for transfers and requests that have ended."""
         facts = self.after
         if facts.host is not None and facts.host.records:
             got = ", ".join(facts.host.records)
@@ -247,7 +247,7 @@ class HostView:
             yield failure(want, f"nothing is; blocks {blocks} are kept", *places)
 
 
-STORED = -1  # in the place of a chunk: a file of the storage
+STORED = -1  # in the place of a chunk number: a file of the storage
 
 
 def _storage_jobs(facts: BlockFacts) -> tuple[StorageJob, ...]:
@@ -278,9 +278,9 @@ def window_start(layers: LayerGroup, query: int) -> int:
 def _use_place(
     lane: Lane, layers: LayerGroup, group: int, block: int
 ) -> AtTable | AtBlock | None:
-    """Return the place where a batch entry uses a block: in its table, or the block itself where the
-    table lacks it; None if the entry does not use it. In a recurrent group an entry uses only the
-    blocks of its states."""
+    """Return the place where a batch entry uses a block: its table entry, or the block itself if the table
+    lacks it; None if the entry does not use it. In a recurrent group an entry uses only the blocks of
+    its states."""
     start = window_start(layers, lane.start)
     size = layers.block_size
     row = lane.tables[group]

@@ -1,7 +1,8 @@
-"""The text of each request and how much of it has KV, from what clients sent and the model sampled.
+"""The text of each request and its positions with KV, from the tokens of clients and of the model.
 
-`RequestTexts` decides nothing. It takes over which requests a batch had and what came out of the model. From
-that it derives the text of each request, which positions are computed, and which are confirmed.
+`RequestTexts` makes no scheduling decision. The engine's facts say which requests a batch had and which
+tokens the model sampled. `RequestTexts` derives the text of each request, its computed positions, and its
+confirmed positions.
 """
 
 from __future__ import annotations
@@ -23,12 +24,13 @@ from reference.kv_sources import PLAIN, LoadedWeights, KvSource
 
 @dataclass(slots=True)
 class Flight:
-    """A batch entry whose results the engine does not have yet.
+    """A batch entry with results in flight.
 
-    context: stamp of the text behind which the model sampled.
-    uses: blocks that the entry writes, and those that its step copies.
+    context: stamp of the text before the sampled tokens.
+    sampled: the sampled tokens.
+    uses: blocks that the entry writes, and blocks that its step copies.
     stale: its request was preempted, or its turn ended, since the launch.
-    void: it read blocks that a load did not bring.
+    void: it read blocks of a failed load.
     """
 
     context: int
@@ -38,20 +40,23 @@ class Flight:
     void: bool = False
 
 
-Turn = tuple[list[int], int]  # tokens that a client sends, and how many outputs it wants
+Turn = tuple[list[int], int]  # the client's tokens, and max_tokens
 
 
 @dataclass(slots=True)
 class Bearer:
     """A request or a session.
 
-    text: tokens on which client and engine agree; stamps: their stamps, from the origin of `source` on.
-    outputs: tokens of this turn.
-    turns: turns that were sent and wait; None stands for the end of the session.
+    text: tokens on which client and engine agree.
+    stamps: the stamps of `text`, from the origin of `source` on.
+    outputs: output tokens of this turn.
+    turns: turns that wait for this one to end; None is the end of the session.
     idle: the session is between turns.
-    computed: positions with KV, accepted drafts included; None while it holds nothing.
+    gone: it has ended.
+    computed: positions with KV, accepted drafts included; None while it has no blocks.
     turned: a new turn has begun and has not run yet.
     failed: its load has failed, which ends the request.
+    flights: its batch entries with results in flight.
     source: the source of its KV.
     """
 
@@ -72,18 +77,18 @@ class Bearer:
 
     @property
     def void(self) -> bool:
-        """Whether its KV comes from a failed load of which the engine is not notified yet."""
+        """Whether it has KV from a failed load that was not reported to the engine yet."""
         return any(flight.void and not flight.stale for flight in self.flights)
 
     @property
     def sure(self) -> int:
-        """Positions with KV whatever the results in flight are: no draft in flight counts. Never below
-        0."""
+        """The number of positions that have KV for any results in flight: drafts in flight do not count. At
+        least 0."""
         ahead = sum(len(f.sampled) - 1 for f in self.flights if f.sampled and not f.stale)
         return max(0, (self.computed or 0) - ahead)
 
     def ahead(self) -> tuple[list[int], list[int]]:
-        """Return the text and stamps with the tokens that were sampled since."""
+        """Return the text and the stamps, extended by the tokens in flight."""
         text, stamps = self.text, self.stamps
         if any(f.sampled and not f.stale for f in self.flights):
             text, stamps = list(text), list(stamps)
@@ -93,7 +98,7 @@ class Bearer:
         return text, stamps
 
     def compute_again(self, source: KvSource) -> None:
-        """Set the source of its KV and compute the stamps of its text again."""
+        """Set the source of its KV, and compute the stamps of its text again."""
         self.source = source
         self.stamps[:] = chained(self.text, source.origin)
 
@@ -108,12 +113,13 @@ def extend(text: list[int], stamps: list[int], tokens: Sequence[int], origin: in
 class LaneNote:
     """A batch entry with its expectation.
 
-    fresh: its request held nothing before.
+    fresh: its request had no blocks before.
     turned: a new turn began since its last entry.
-    text, stamps: the request's, up to the last sampled token.
+    text: the request's text up to the last sampled token.
+    stamps: the stamps of `text`.
     computed: positions that had KV.
-    void: as in Flight.
-    discarded: stamps of the last tokens of turns, behind which a drafter has computed.
+    void: see Flight.
+    discarded: stamps of the last tokens of turns; a drafter may have computed KV after them.
     """
 
     lane: Lane
@@ -130,9 +136,10 @@ class LaneNote:
 class OutputNote:
     """An output of the engine with its expectation.
 
-    given: the engine's output, None where it gave none.
-    tokens: tokens that are due, up to a stop; ends: the turn ends with them.
-    current: the model sampled behind the very text that the client has.
+    given: the engine's output, None without one.
+    tokens: expected tokens, up to a stop.
+    ends: the turn ends with these tokens.
+    current: the model sampled them after exactly the client's text.
     optional: the engine may drop the tokens.
     """
 
@@ -147,9 +154,11 @@ class OutputNote:
 class RequestTexts:
     """The texts of all requests of one run.
 
-    standstill: of the last command, if it was a Schedule while a request waits.
-    loaded: the weights now.
-    sources: sources of the requests so far, the newest last.
+    bearers: requests and sessions, by name.
+    batches: batches in flight, the oldest first.
+    standstill: the standstill after the last command, if it was a Schedule while a request waits.
+    loaded: the present weights.
+    sources: sources of all requests, in order of first use.
     discarded: stamps of the last tokens of turns, which the next turn drops.
     """
 
@@ -167,14 +176,14 @@ class RequestTexts:
     def follow(
         self, command: EngineCommand, facts: BlockFacts
     ) -> tuple[list[LaneNote], list[OutputNote]]:
-        """Record a command that the engine has carried out, and return its batch entries and outputs."""
+        """Record a command that the engine has executed, and return its batch entries and outputs."""
         notes = self._apply(command, facts)
         self._note_progress(command, facts)
         return notes
 
     def follow_refused(self, command: EngineCommand, facts: BlockFacts) -> None:
         """Record a command that the engine has refused. A refused Schedule counts as a call of the
-        scheduler: nobody gets any further."""
+        scheduler without progress."""
         self.standstill = None
         if isinstance(command, Schedule):
             self._note_progress(command, facts)
@@ -224,7 +233,7 @@ class RequestTexts:
         )
 
     def _replace_weights(self) -> None:
-        """Drop all KV. Requests that go on compute their text with the new weights."""
+        """Drop all KV. Running requests compute their text again with the new weights."""
         self.loaded.replace_weights()
         for bearer in self.bearers.values():
             source = self.loaded.source(bearer.source.adapter, bearer.source.salt)
@@ -232,8 +241,8 @@ class RequestTexts:
             bearer.compute_again(source)
 
     def _mark_preempted(self, facts: BlockFacts) -> None:
-        """Mark results in flight of preempted requests as stale. A request that keeps its KV computes
-        its last token again."""
+        """Mark the results in flight of preempted requests as stale. A paused request keeps its KV, and
+        computes its last token again."""
         for name, fact in facts.requests.items():
             known = self.bearers.get(name)
             if known is None or known.computed is None:
@@ -245,15 +254,15 @@ class RequestTexts:
                     flight.stale = True
 
     def _drop_failed_loads(self, facts: BlockFacts) -> None:
-        """Drop the KV of requests that computed from blocks of a failed load, once the engine is
-        notified."""
+        """Drop the KV of requests that computed from blocks of a failed load, once the load is reported to
+        the engine."""
         lost = frozenset(facts.host.lost if facts.host is not None else ())
         for bearer in self.bearers.values():
-            told = [f for f in bearer.flights if f.void and not f.stale and not f.uses & lost]
-            if told:
+            reported = [f for f in bearer.flights if f.void and not f.stale and not f.uses & lost]
+            if reported:
                 bearer.computed = None
                 bearer.failed = self.config.fail_requests
-            for flight in told:
+            for flight in reported:
                 flight.stale = True
 
     def _tokens(self, command: Add | More) -> list[int]:
@@ -261,30 +270,34 @@ class RequestTexts:
         return client_tokens(command.prompt, command.tokens, self._sent)
 
     def _remove(self, bearer: Bearer) -> None:
-        bearer.gone, bearer.computed = True, None
+        bearer.gone = True
+        bearer.computed = None
         self.bearers.pop(bearer.name, None)
 
     def _start_next_turn(self, bearer: Bearer) -> None:
-        """Start the next turn of an idle session. The last token was sampled and never computed, so the
-        turn drops it."""
+        """Start the next turn of an idle session. The last output token has no KV, so the turn drops it."""
         if not bearer.idle or not bearer.turns:
             return
         turn = bearer.turns.popleft()
         if turn is None:
             self._remove(bearer)
             return
+        tokens, max_tokens = turn
         self.discarded.add(bearer.stamps[-1])
-        del bearer.text[-1], bearer.stamps[-1]
-        extend(bearer.text, bearer.stamps, turn[0])
+        del bearer.text[-1]
+        del bearer.stamps[-1]
+        extend(bearer.text, bearer.stamps, tokens)
         bearer.idle = False
-        bearer.outputs, bearer.max_tokens = 0, turn[1]
+        bearer.outputs = 0
+        bearer.max_tokens = max_tokens
         bearer.turned = True
 
     def _launch_entries(self, facts: BlockFacts) -> list[LaneNote]:
-        notes, batch = [], []
+        notes = []
+        batch = []
         for lane in facts.lanes:
             bearer = self.bearers.get(lane.request)
-            if bearer is None:  # BLK-5 says so
+            if bearer is None:  # BLK-5 reports it
                 continue
             text, stamps = bearer.ahead()
             fresh = bearer.computed is None
@@ -314,14 +327,14 @@ class RequestTexts:
         for group, row in zip(self.config.groups, lane.tables):
             if group.state:
                 continue
-            first, last = lane.start // group.block_size, lane.start + len(lane.tokens) - 1
-            blocks.update(row[first : last // group.block_size + 1])
+            last = lane.start + len(lane.tokens) - 1  # position
+            blocks.update(row[lane.start // group.block_size : last // group.block_size + 1])
         blocks.update(block for use in lane.states for block, _ in use.writes)
         return frozenset(blocks - {0})
 
     @property
     def in_use(self) -> frozenset[int]:
-        """Blocks that steps in flight write or copy."""
+        """The blocks that steps in flight write or copy."""
         return frozenset().union(*(flight.uses for batch in self.batches for _, flight in batch))
 
     def _take_results(self, facts: BlockFacts) -> list[OutputNote]:
@@ -330,7 +343,7 @@ class RequestTexts:
         if self.batches:
             for bearer, flight in self.batches.popleft():
                 if bearer.gone:
-                    continue  # its name may be somebody else's by now
+                    continue  # another request may have its name now
                 bearer.flights.remove(flight)
                 tokens, ends = self._tokens_for_client(bearer, () if flight.void else flight.sampled)
                 ends = ends or (flight.void and bearer.failed)
@@ -349,7 +362,7 @@ class RequestTexts:
         return notes + self._outputs_without_results(given)
 
     def _outputs_without_results(self, given: dict[str, Output]) -> list[OutputNote]:
-        """Return outputs without a sampled token: the end of a request whose load has failed."""
+        """Return outputs without a sampled token: the end of a request with a failed load."""
         notes = []
         for name, output in given.items():
             bearer = self.bearers.get(name)

@@ -1,8 +1,9 @@
 """Pages that a command must free, and pages that the system freed, by holder and pool.
 
-A command owes the pages behind the place at which a turn is cut, those that a window eviction passes, what a
-row hands to the tree and the tree has already, and what the tree evicts. Freed is what was owned before the
-step and is in a free list after it, or belongs to somebody else. FREE-1 and FREE-2 compare the two.
+A command must free the pages behind the position at which a turn is trimmed, the pages that a window eviction
+passes, duplicates of pages that the tree already has, and the pages that the tree evicts. A page is freed if
+it had an owner before the step and is in a free list or has another owner after it. FREE-1 and FREE-2 compare
+the two sets.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ _TREE_GIVES_UP = Extend, Decode, SpecDecode, Launch, Finish, Abort, UnlockSwa, I
 
 @memoized
 def pages_freed(step: Step) -> dict[str, PagesByHolder]:
-    """Return, by pool, the pages that had an owner before and that the system gave back."""
+    """Return the pages that had an owner before the step and that the system freed, by pool."""
     return {pool: _freed_in_pool(step, pool) for pool in step.after.pools}
 
 
 @memoized
 def pages_owed(step: Step) -> dict[str, PagesByHolder]:
-    """Return, by pool, the pages that the command must free."""
+    """Return the pages that the command must free, by pool."""
     goes = None
     if isinstance(step.command, _ENDINGS):
         goes = step.cut_at if step.ended is None else (*step.ended, 0)
@@ -54,7 +55,8 @@ def _freed_in_pool(step: Step, pool: str) -> PagesByHolder:
 
 
 def _name_in_tree(step: Step, holder: str, at: int) -> str | None:
-    """Return the name of a row's page after the tree has adopted it."""
+    """Return the name of a row's page after adoption by the tree, None for a holder without a key in the
+    tree."""
     if holder not in _tree_keys(step):
         return None
     return page_name(_tree_keys(step)[holder][: (at + 1) * step.config.geometry.page_size])
@@ -62,8 +64,7 @@ def _name_in_tree(step: Step, holder: str, at: int) -> str | None:
 
 @memoized
 def _tree_keys(step: Step) -> dict[str, tuple[int, ...]]:
-    """Return the tree's key for the text of each holder, including tokens that only the device knows to
-    be accepted."""
+    """Return the tree key of each holder's text, including accepted tokens that only the device knows."""
     bigram = step.config.geometry.bigram
     texts = {r.holder: r.computed_text for r in step.was.requests if r.in_flight}
     return {
@@ -74,7 +75,7 @@ def _tree_keys(step: Step) -> dict[str, tuple[int, ...]]:
 
 @memoized
 def _window_evictions(step: Step) -> list[tuple[str, Cursors, int]]:
-    """Return (holder, cursors before, swa_evicted_seqlen now) for each request whose window has moved."""
+    """Return (holder, cursors before, swa_evicted_seqlen now) for each request with a window eviction."""
     evicted = []
     for request in step.was.requests:
         c = request.cursors
@@ -89,16 +90,14 @@ def _owed_in_pool(step: Step, pool: str, goes: tuple[str, Cursors, int] | None) 
     size = step.config.geometry.page_size
     swa = pool == "swa"
     owed: dict[str, set[int]] = {}
-    if goes is not None:  # from target on, as far as it has pages of its own
+    if goes is not None:  # its own pages from target on
         holder, c, target = goes
         start = max(target, c.cache_protected_len, c.swa_evicted_seqlen if swa else 0)
         owed[holder] = {*range(-(-start // size), -(-c.kv_allocated_len // size))}
     if swa:
         for holder, c, frontier in _window_evictions(step):
-            start, end = (
-                max(c.cache_protected_len, c.swa_evicted_seqlen),
-                min(frontier, c.kv_allocated_len),
-            )
+            start = max(c.cache_protected_len, c.swa_evicted_seqlen)
+            end = min(frontier, c.kv_allocated_len)
             owed[holder] = {p // size for p in range(start, end, size)}
     if step.after.tree is not None:
         _add_tree_handovers(step, pool, owed)
@@ -106,13 +105,14 @@ def _owed_in_pool(step: Step, pool: str, goes: tuple[str, Cursors, int] | None) 
 
 
 def _add_tree_handovers(step: Step, pool: str, owed: dict[str, set[int]]) -> None:
-    """Update `owed` for pages that rows hand to the tree. A page that the tree lacked is adopted from
-    the first request of the batch that has it, and is not owed; a duplicate is. Pages that the tree
-    gives up are owed too."""
+    """Update `owed` for the pages that rows insert into the tree. A page that the tree lacked is adopted
+    from the first request of the batch that has it, and must not be freed; a duplicate must be. Pages
+    that the tree evicts must be freed too."""
     before, after = step.before.pools[pool], step.after.pools[pool]
     size = step.config.geometry.page_size
     own = before.places
-    had, has = before.owned_once, after.owned_once
+    had = before.owned_once
+    has = after.owned_once
     taken = {o.holder for o in has - had} if _handed_to_tree(step) else set()
     for holder, start, end, frontier in _handed_to_tree(step):
         for at in range(start // size, -(-end // size)):
@@ -133,7 +133,7 @@ def _add_tree_handovers(step: Step, pool: str, owed: dict[str, set[int]]) -> Non
 
 @memoized
 def _handed_to_tree(step: Step) -> list[tuple[str, int, int, int]]:
-    """Return (holder, start, end, swa_evicted_seqlen) for each range that a row hands to the tree, in
+    """Return (holder, start, end, swa_evicted_seqlen) for each range that a row inserts into the tree, in
     order."""
     if isinstance(step.command, Finish) and step.ended is not None:
         holder, c = step.ended
@@ -144,6 +144,7 @@ def _handed_to_tree(step: Step) -> list[tuple[str, int, int, int]]:
             was, now = step.was.request(name), step.after.requests.get(name)
             assert was is not None and was.cursors is not None
             if now is not None and now.cursors is not None:
-                end, frontier = now.cursors.cache_protected_len, now.cursors.swa_evicted_seqlen
-                handed.append((was.holder, was.cursors.cache_protected_len, end, frontier))
+                start = was.cursors.cache_protected_len
+                end = now.cursors.cache_protected_len
+                handed.append((was.holder, start, end, now.cursors.swa_evicted_seqlen))
     return handed

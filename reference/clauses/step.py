@@ -1,7 +1,7 @@
-"""One command on system and reference, with what clauses ask about it again and again.
+"""One command on system and reference, with the derived values that clauses share.
 
-`Step` derives everything from the command, the reference before and after (roles and texts) and the
-system's facts; each derived value is computed once.
+`Step` derives its values from the command, the reference before and after it (roles and texts), and the
+system's facts. Each value is computed once.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from reference.memoization import memoized
 from reference.state import Cursors, Holder, Request, RunConfig, State, holders
 
 PagesByHolder = dict[str, list[int]]  # holder -> page indices of its sequence
-_ENDINGS = Close, Finish, Retract, Abort, Admit, Extend  # see `ended`, `cut_at` and `_handed`
 
 
 @dataclass(eq=False)
@@ -29,11 +28,11 @@ class Step:
     expected, outcome: outcomes of reference and system.
     before, after: the system's facts.
     unchanged: the system's view is the same as before.
-    overreach: a choice of the system that the reference could not follow, in words; `now` then follows
-        the default.
-    tree_policy_is_free: the system's tree decides itself what it splits and evicts, and `now` has its
+    overreach: text about a choice of the system that the reference could not follow, "" for none; `now`
+        then follows the default.
+    tree_policy_is_free: the system's tree has its own policy for splits and evictions, and `now` has its
         shape.
-    locks_before: locks in the tree after the step before.
+    locks_before: locks in the tree after the previous step, None for the first step.
     """
 
     config: RunConfig
@@ -50,7 +49,7 @@ class Step:
     locks_before: Locks | None = None
 
     def __post_init__(self) -> None:
-        """Set `done`: both carried the command out."""
+        """Set `done`: both sides executed the command."""
         self.done = isinstance(self.outcome, Done) and isinstance(self.expected, Done)
 
     @memoized
@@ -72,7 +71,7 @@ class Step:
 
     @memoized
     def evicted_any(self) -> bool:
-        """Whether the window of some holder has moved."""
+        """Whether a window eviction has happened for a holder."""
         return any(h.cursors.swa_evicted_seqlen > 0 for h in self.held)
 
     @memoized
@@ -83,7 +82,7 @@ class Step:
 
     @memoized
     def acted(self) -> Request | None:
-        """The request that a command for one request is about, as it was before."""
+        """The request that the command names, as it was before; None if it names none."""
         return self.was.request(getattr(self.command, "request", None))
 
     def name_of_cursors(self, holder: str) -> str:
@@ -95,7 +94,7 @@ class Step:
 
     @memoized
     def ended(self) -> tuple[str, Cursors] | None:
-        """(holder, its cursors before) of a command that frees everything a holder has."""
+        """The holder that loses all its KV by the command, with its cursors before; None if there is none."""
         command = self.command
         if not isinstance(command, (Close, Finish, Retract, Abort)) or not self.done:
             return None
@@ -111,25 +110,26 @@ class Step:
             return None if request.cursors is None else (request.name, request.cursors)
         session = self.was.session(request.session)
         assert session is not None
-        has = request.cursors if request.cursors is not None else session.slot
-        goes = (isinstance(command, Finish) and session.closing) or (
-            isinstance(command, Abort) and (request.started or session.closing)
-        )
-        return (session.name, has) if goes and has is not None else None
+        cursors = request.cursors if request.cursors is not None else session.slot
+        if cursors is None:
+            return None
+        finishes = isinstance(command, Finish) and session.closing
+        aborts = isinstance(command, Abort) and (request.started or session.closing)
+        return (session.name, cursors) if finishes or aborts else None
 
     @memoized
     def cut_at(self) -> tuple[str, Cursors, int] | None:
-        """(holder, cursors before, new length) of a command that trims a session's row and keeps it."""
+        """The holder, the cursors before and the new length of a session's row that the command trims and
+        keeps; None if it trims none."""
         request = self.acted if self.done else None
         if request is None or request.session is None or self.ended is not None:
             return None
         if isinstance(self.command, (Finish, Retract)):
             assert request.cursors is not None
-            kept = (
-                self.command.finished_len
-                if isinstance(self.command, Finish)
-                else request.output - self.command.in_flight
-            )
+            if isinstance(self.command, Finish):
+                kept = self.command.finished_len
+            else:
+                kept = request.output - self.command.in_flight
             stop = self._stop_position(request.session, request.cursors, request.origin + kept)
             return request.session, request.cursors, stop
         session = self.was.session(request.session)
@@ -141,8 +141,8 @@ class Step:
         return None
 
     def _stop_position(self, session: str, c: Cursors, target: int) -> int:
-        """Return target, or the page boundary at which the system's slot ends if nothing past R can be
-        resumed."""
+        """Return `target`, or the page boundary at which the system's slot ends if no position past the
+        tree's prefix can be resumed."""
         geometry = self.config.geometry
         after = self.after.sessions.get(session)
         if geometry.window is None or after is None or after.slot is None:
@@ -155,7 +155,7 @@ class Step:
 
     @memoized
     def progress(self) -> dict[str, tuple[int, int]]:
-        """Request -> (tokens committed, kv_allocated_len requested) by a prefill or a round."""
+        """The tokens committed and the kv_allocated_len requested by a prefill or a round, by request."""
         command = self.command
         progress: dict[str, tuple[int, int]] = {}
         if not self.done:
@@ -167,7 +167,7 @@ class Step:
         elif isinstance(command, SpecDecode):
             lanes = [(lane.request, lane.accept, lane.allocate) for lane in command.lanes]
         elif isinstance(command, Launch):
-            # a choice
+            # the number of claimed tokens is a choice of the system
             claimed = {r.name: r.in_flight[-1].claimed for r in self.now.requests if r.in_flight}
             lanes = [(lane.request, claimed[lane.request], lane.allocate) for lane in command.lanes]
         else:
@@ -181,8 +181,8 @@ class Step:
 
     @memoized
     def evicted_after(self) -> frozenset[str]:
-        """Requests whose window the system says it evicted after the forward pass of this extend, or
-        that received only the SWA KV of the last window."""
+        """The requests with a window eviction after the forward pass of this extend, by the system's
+        choices, and the requests that received only the SWA KV of their last window."""
         assert isinstance(self.command, Extend) and isinstance(self.outcome, Done)
         choices = self.outcome.choices
         lanes = self.command.lanes
@@ -191,18 +191,19 @@ class Step:
         )
 
     def frontier(self, name: str) -> int:
-        """Return the system's swa_evicted_seqlen of a request after the step (0 if it shows none)."""
+        """Return the system's swa_evicted_seqlen of a request after the step, 0 if the system does not show
+        it."""
         facts = self.after.requests.get(name)
         return facts.cursors.swa_evicted_seqlen if facts is not None and facts.cursors else 0
 
     @memoized
     def locked_before(self) -> Locks:
-        """The locks in the system's tree before the step; those of the reference for the first step."""
+        """The locks in the system's tree before the step, those of the reference for the first step."""
         return locks_of(self.was.tree) if self.locks_before is None else self.locks_before
 
     @memoized
     def locks(self) -> Locks:
-        """The locks in the system's tree now."""
+        """The locks in the system's tree after the step."""
         if not self.done or self.after.tree is None:
             return self.locked_before
         command = self.command
@@ -211,7 +212,8 @@ class Step:
         if isinstance(command, Admit):
             assert request is not None
             session = self.was.session(request.session)
-            again = request.holder if session is None or session.slot is None else None
+            if session is None or session.slot is None:
+                again = request.holder
         return locks_after(
             self.locked_before,
             self.before,
@@ -235,13 +237,13 @@ def span(pages: list[int], page_size: int) -> str:
 
 
 def cursors_text(c: Cursors | None) -> str:
-    """Return the four cursors with their names."""
+    """Return the four cursors with their names, as text."""
     if c is None:
         return "no cursors"
     return " ".join(f"{name} {value}" for name, value in zip(c._fields, c))
 
 
 def evicted_below(c: Cursors) -> int:
-    """Return the position below which the row's own positions have no SWA KV. A window eviction starts
-    at R, so a frontier within the tree's prefix has evicted nothing."""
+    """Return the position below which the row has no SWA KV of its own. A window eviction starts at
+    cache_protected_len, so a swa_evicted_seqlen within the tree's prefix has evicted nothing."""
     return c.swa_evicted_seqlen if c.swa_evicted_seqlen > c.cache_protected_len else 0

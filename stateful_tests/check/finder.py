@@ -1,8 +1,8 @@
 """Findings: each clause that a system violates, with its smallest trace.
 
-A violation that a known fault explains is counted; it is neither shrunk nor a finding. With a base, a finding
-has the best standing of all violations of its clause. A NEW finding has a witness, a trace on which the base
-conforms, and shrinking keeps that.
+A violation that a known fault explains is only counted. With a base, a finding has the best standing of all
+violations of its clause. A NEW finding has a witness, a trace on which the base conforms, and shrinking keeps
+that.
 """
 
 from __future__ import annotations
@@ -30,8 +30,7 @@ from stateful_tests.lockstep.run_results import Trace, Violation
 from stateful_tests.shrink.minimise import Allowed, failing_prefix, minimise
 from stateful_tests.shrink.shrink_passes import BUDGET
 
-# Called with the current trace of each finding, by name, and what the base says of those that were compared
-# with one.
+# Called with the current trace of each finding and, if there is a base, with their standings, both by name.
 Found = Callable[[dict[str, Trace], dict[str, Standing]], None]
 
 _SHORT = 8  # commands that fit on a screen; a longer trace is shrunk again from another violation
@@ -41,6 +40,7 @@ _BESIDE_BUDGET = 200
 MAX_TRACES_PER_CLAUSE = 3  # traces of one clause that have different causes
 MAX_ALTERNATIVE_SEARCHES = 12  # violations of one clause that are searched for another cause
 ALTERNATIVE_SHRINK_BUDGET = 300  # candidates for shrinking a trace of another cause
+
 
 @dataclass(slots=True)
 class Finder:
@@ -90,7 +90,7 @@ class Finder:
         }
 
     def take(self, violation: Violation, trace: Trace) -> None:
-        """Take a violation: count it, and shrink it if it may give a finding or a smaller trace."""
+        """Count a violation, and shrink it if it may be a new finding or give a smaller trace."""
         masks = counted_under(self.system, self.base, self.masks, trace, violation, self._explained)
         if masks:
             self.masked[tuple(mask.fault.id for mask in masks), violation.clause] += 1
@@ -98,7 +98,7 @@ class Finder:
             self._catch(violation, trace)
 
     def give_up(self) -> None:
-        """The system cannot be driven any more: make findings of violations that were not shrunk."""
+        """Make findings of the violations that were not shrunk: the system can no longer be driven."""
         self._caught = self._shrinking | self._caught
 
     def trace(self, clause: str) -> Trace:
@@ -124,7 +124,7 @@ class Finder:
         ]
 
     def _catch(self, violation: Violation, trace: Trace) -> None:
-        """Shrink a violation for each of its clauses for which that is worth it."""
+        """Shrink a violation for each of its clauses that is worth it."""
         found_at = (time.monotonic() - self.started, self.commands)
         self._shrinking = {
             clause: Caught(trace, trace, violation, {trace.mode}, 1, *found_at)
@@ -142,7 +142,7 @@ class Finder:
                 caught.is_compared = True
             self._report_traces()
         smallest: Trace | None = None
-        # The trace of the worst is shrunk first: where it shows the others, they need no trace of their own.
+        # The worst clause is shrunk first: other clauses that its trace shows need no trace of their own.
         for clause in sorted(violation.clauses, key=is_milder):
             compared = compared_by[clause]
             stands = compared.stands
@@ -159,7 +159,7 @@ class Finder:
             self._keep_if_best(clause, caught, allowed)
 
     def _is_worth_shrinking(self, clause: str, stands: Standing, mode: Mode) -> bool:
-        """Whether to shrink a violation of a clause. Counts it if the clause has a trace already."""
+        """Return whether to shrink a violation of a clause. Count it if the clause has a trace already."""
         known = self._caught.get(clause)
         if known is None:
             return True
@@ -178,27 +178,28 @@ class Finder:
     ) -> Trace:
         """Return the smallest trace of a clause.
 
-        other: that of another clause of the same violation; known: those of its clauses that were found
-        before. One that shows both is good enough.
+        other: the smallest trace of another clause of the same violation. known: traces of its other
+        clauses that were found before. One of these is returned if it violates this clause too.
         """
         for each in filter(None, (other, *known)):
             if each is not trace and self._failing_commands(each, clause, allowed) is not None:
                 return each
         budget = BUDGET if other is None else _BESIDE_BUDGET
         smallest = minimise(self.system, trace, clause, budget=budget, allowed=allowed)
-        # A violation that comes and goes may be gone.
+        # A flaky violation may be missing from its smallest trace.
         return trace if self._failing_commands(smallest, clause) is None else smallest
 
     def _traces_of_other_clauses(self, violation: Violation, clause: str) -> list[Trace]:
-        """Return the traces of other clauses of a violation, in its mode, if its clause was not found yet."""
+        """Return the known traces of the other clauses of a violation, in its mode; none if its clause has
+        a trace already."""
         if clause in self._caught:
-            return []  # it may get smaller than these
+            return []  # its own trace may get smaller than these
         found = [self._caught[each] for each in violation.clauses if each in self._caught]
         mode = self._shrinking[clause].trace.mode
         return [caught.trace for caught in found if caught.trace.mode is mode]
 
     def _prefer_faithful(self, caught: Caught, clause: str, allowed: Allowed | None = None) -> None:
-        """Make the trace a faithful one if it fails as well with the commands of a faithful scheduler."""
+        """Make the trace a faithful one if a faithful scheduler runs the same commands into the violation."""
         if caught.trace.mode is not Mode.FREE:
             return
         faithful = replace(caught.trace, mode=Mode.FAITHFUL)
@@ -207,7 +208,7 @@ class Finder:
             caught.trace = faithful
 
     def _keep_if_best(self, clause: str, caught: Caught, allowed: Allowed | None) -> None:
-        """Keep a trace of a clause if it is the best one."""
+        """Keep a trace of a clause if it is the best one so far."""
         self._prefer_faithful(caught, clause, allowed)
         known = self._caught.get(clause)
         if known is None or known.stands < caught.stands:
@@ -216,8 +217,8 @@ class Finder:
             self._shrinking.pop(clause, None)
         else:
             known.modes |= caught.modes
-            # A trace that a faithful scheduler can produce says more than a shorter free one.
-            # With several traces of the clause a smaller one may show the cause of another.
+            # A faithful scheduler's trace is better evidence than a shorter one of a free scheduler.
+            # With several traces of the clause, a smaller one may have the cause of another.
             if len(self._caught_for(clause)) < 2:
                 known.trace = min(known.trace, caught.trace, key=self._rank)
         self._report_traces()
@@ -225,17 +226,19 @@ class Finder:
     def _failing_commands(
         self, trace: Trace, clause: str, allowed: Allowed | None = None
     ) -> tuple[object, ...] | None:
-        """Return the commands of a trace up to the violation of a clause; None where it does not violate."""
+        """Return the commands of a trace up to the violation of a clause, None if it does not violate the
+        clause."""
         return failing_prefix(self.system, clause, trace, None, allowed)
 
     def _allowed_shrinks(
         self, was: Violation, clause: str, stands: Standing, *, alike: bool = False
     ) -> Allowed | None:
-        """Return the condition that a smaller trace must meet; None if any may take the place of the first.
+        """Return the condition that a smaller trace must meet, None if there is no condition.
 
         With a base, the smaller trace must have the standing of the finding. Without one, it must not show
         the clause of a known fault instead, nor break as a known fault does.
-        alike: system and base carry out the same commands, and must do so on the smaller trace as well.
+
+        alike: system and base execute the same commands, and must do so on the smaller trace too.
         """
         system = self.system
         base = self.base
@@ -269,8 +272,8 @@ class Finder:
         return [caught for name, caught in self._caught.items() if name.split()[0] == clause]
 
     def _finds_another_cause(self, violation: Violation, trace: Trace) -> bool:
-        """Look for another cause of a clause that has traces or known faults: a violation without what
-        each of them needs. Its smallest trace becomes a finding. Returns whether there is one."""
+        """Search for a violation with another cause, if its clause has traces or known faults: one without
+        the needs of each of them. Make its smallest trace a finding, and return whether there is one."""
         clause = violation.clause
         if self.once or self.base is not None:
             return False
@@ -321,7 +324,8 @@ class Finder:
             self.found({name: together[name].trace for name in names}, standings)
 
     def _may_get_smaller(self, known: Caught, mode: Mode) -> bool:
-        """Whether to shrink another violation of a clause: its trace is long or has an impatient client."""
+        """Return whether to shrink another violation of a clause, because its trace is long or has an
+        impatient client."""
         known.retries += 1
         if known.retries > _RETRIES:
             return False

@@ -1,4 +1,4 @@
-"""The choices of a generator in a state: the enabled commands, and the room that is left."""
+"""The choices of a generator in a state: the enabled commands, and the free room."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from stateful_tests.generate.run_profile import LOCK_HOLDERS, TEXTS, RunProfile
 
 def may_overshoot(state: State, request: Request) -> bool:
     """Return whether window eviction could pass the end of a turn if the turn allocated more ahead, and
-    there is room for that."""
+    there is room to allocate."""
     c = cursors_of(request)
     geometry = state.config.geometry
     need = (geometry.window or 0) + 2 * geometry.page_size
@@ -31,20 +31,21 @@ def may_overshoot(state: State, request: Request) -> bool:
 
 
 def ahead_of(request: Request) -> int:
-    """Return the number of tokens that are allocated past the commit and were not evicted."""
+    """Return the number of tokens that are allocated past the commit and are not evicted."""
     c = cursors_of(request)
     return c.kv_allocated_len - max(c.kv_committed_len, c.swa_evicted_seqlen)
 
 
 def slot_source(cursors: Cursors, page_size: int) -> str:
-    """Name the source of the slot of the next token: allocated ahead, the rest of a page, a fresh page."""
+    """Return the source of the slot of the next token: allocated ahead, the rest of a page, or a fresh
+    page."""
     if cursors.kv_allocated_len > cursors.kv_committed_len:
         return "ahead"
     return "in the page" if cursors.kv_committed_len % page_size else "a fresh page"
 
 
 def full_alone(state: State) -> set[str]:
-    """Return the holders whose lock pins only full KV, although there is a window."""
+    """Return the lock owners that pin only full KV, although there is a window."""
     tree = state.tree
     if tree is None or tree.window is None:
         return set()
@@ -65,7 +66,7 @@ class Enabled:
     invalid: bool
     last: type | None = None
 
-    def _in(self, *phases: Phase) -> list[Request]:
+    def _in_phases(self, *phases: Phase) -> list[Request]:
         return [r for r in self.state.requests if r.phase in phases]
 
     @property
@@ -80,32 +81,32 @@ class Enabled:
 
     @property
     def queued(self) -> list[Request]:
-        return self._in(Phase.QUEUED)
+        return self._in_phases(Phase.QUEUED)
 
     @property
     def admitted(self) -> list[Request]:
-        return self._in(Phase.ADMITTED)
+        return self._in_phases(Phase.ADMITTED)
 
     @property
     def waiting(self) -> list[Request]:
-        return self._in(Phase.QUEUED, Phase.ADMITTED)
+        return self._in_phases(Phase.QUEUED, Phase.ADMITTED)
 
     @property
     def extending(self) -> list[Request]:
-        return self._in(Phase.ADMITTED, Phase.EXTENDING)
+        return self._in_phases(Phase.ADMITTED, Phase.EXTENDING)
 
     @property
     def running(self) -> list[Request]:
-        return self._in(Phase.RUNNING)
+        return self._in_phases(Phase.RUNNING)
 
     @property
     def settled(self) -> list[Request]:
-        """Running requests that have no result in flight."""
+        """The running requests without results in flight."""
         return [r for r in self.running if not r.in_flight]
 
     @property
     def sources(self) -> dict[str, list[Request]]:
-        """Settled requests, by where the slot of their next token comes from."""
+        """The settled requests, by the source of the slot of their next token."""
         size = self.state.config.geometry.page_size
         found = dict[str, list[Request]]()
         for request in self.settled:
@@ -114,8 +115,8 @@ class Enabled:
 
     @property
     def decoding(self) -> list[Request]:
-        """Settled requests for the next round. In a synchronised run a request that needs a fresh page
-        mostly waits until all do."""
+        """The settled requests for the next round. In a synchronised run a request that needs a fresh page
+        mostly waits until all requests need one."""
         sources = self.sources if self.profile.synchronise else {}
         waits = sources.pop("a fresh page", [])
         if waits and sources and not once_in(self.source, 4):
@@ -132,7 +133,7 @@ class Enabled:
 
     @property
     def held(self) -> list[Request]:
-        return self._in(*IN_BATCH)
+        return self._in_phases(*IN_BATCH)
 
     @property
     def idle(self) -> list[Session]:
@@ -140,13 +141,13 @@ class Enabled:
 
     @property
     def resumable(self) -> list[Session]:
-        """Sessions whose next turn resumes from what their slot keeps."""
+        """The sessions that resume their next turn from a slot."""
         return [s for s in self.idle if s.slot is not None]
 
     @property
     def busy(self) -> list[Session]:
-        """Sessions that reject a second turn. Patient clients send one only where the turn was
-        retracted."""
+        """The sessions that reject a second turn. Patient clients send a second turn only after a
+        retraction of the first."""
         retracted = {r.session for r in self.waiting if r.started}
         impatient = self.profile.impatient
         return [
@@ -157,8 +158,8 @@ class Enabled:
 
     @property
     def abortable(self) -> list[Request]:
-        """Requests whose abort must give back something unusual (only a lock, the lock of a slot, or
-        all of a closing session), or must evict."""
+        """The requests with an abort that must evict, or that must free something unusual: only a lock, the
+        lock of a slot, or everything of a closing session."""
         return [r for r in self.state.requests if self._abortable(r)]
 
     def _abortable(self, r: Request) -> bool:
@@ -170,23 +171,23 @@ class Enabled:
 
     @property
     def wiped(self) -> list[Session]:
-        """Sessions without a slot after an abort: the next turn computes their history again."""
+        """The sessions without a slot after an abort: the next turn computes their history again."""
         return [s for s in self.state.sessions if s.history and s.slot is None and not s.closing]
 
     @property
     def closable(self) -> list[Session]:
-        """Sessions whose turn waits, and has not started."""
+        """The sessions with a queued turn that has not started."""
         waiting = {r.session for r in self.queued if not r.started}
         return [s for s in self.state.sessions if s.name in waiting and not s.closing]
 
     @property
     def crowded(self) -> list[Session]:
-        """Idle sessions whose prefix in the tree others have locked as well."""
+        """The idle sessions with a prefix that another holder has locked too."""
         return [s for s in self.idle if shares_lock(self.state, s.name)]
 
     @property
     def windowless(self) -> list[Request]:
-        """Running requests that a window eviction past the commit has left without their window."""
+        """The running requests that have lost their window by an eviction past the commit."""
         window = self.state.config.geometry.window
         if window is None or self.state.config.mode is not Mode.FREE:
             return []
@@ -195,7 +196,7 @@ class Enabled:
 
     @property
     def swa_passed(self) -> list[Request]:
-        """Requests that may release the SWA part of their lock: their window has passed it."""
+        """The requests that may release the SWA part of their lock, because their window has passed it."""
         state = self.state
         window = self.state.config.geometry.window
         if state.tree is None or window is None:
@@ -209,8 +210,8 @@ class Enabled:
 
     @property
     def swa_unlockable(self) -> list[str]:
-        """Holders that may release the SWA part of their lock: those that have one, else requests that
-        have released it before."""
+        """The holders that may release the SWA part of their lock: those that have one, otherwise requests
+        that have released theirs before."""
         tree = self.state.tree
         passed = self.swa_passed
         if tree is None or tree.window is None:
@@ -222,7 +223,7 @@ class Enabled:
 
     @property
     def swa_unlocked(self) -> list[Request]:
-        """Requests that pin only the full KV of their prefix, before their first window eviction."""
+        """The requests that pin only the full KV of their prefix, before their first window eviction."""
         alone = full_alone(self.state)
         held = ((r, cursors_of(r)) for r in self.held if r.holder in alone)
         return [r for r, c in held if c.swa_evicted_seqlen < c.cache_protected_len]
@@ -260,8 +261,8 @@ class Enabled:
         return names
 
     def prompt(self, longest: int, *, fresh: bool = False) -> Prompt:
-        """Draw a prompt; when invalid, perhaps an empty one or one with an empty piece. fresh: it ends
-        where no other prompt does."""
+        """Draw a prompt; when invalid, perhaps an empty one or one with an empty piece. fresh: drawn
+        independently of the prompts in the state."""
         if self.invalid and once_in(self.source, 3):
             return pick(self.source, ((), (Piece("a", 0),), (Piece("a", 4), Piece("b", -1))))
         if fresh:
@@ -293,7 +294,7 @@ class Enabled:
 
 
 def room_of(state: State, cursors: Cursors | None) -> int:
-    """Return the number of tokens past the commit that still fit the row and the pools."""
+    """Return the number of tokens past the commit that still fit into the row and the pools."""
     geometry = state.config.geometry
     if cursors is None:
         return geometry.width

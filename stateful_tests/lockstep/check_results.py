@@ -1,4 +1,4 @@
-"""The results of a check, as data: the report, the JSON output and the tests read only this."""
+"""The results of a check as data, the only input of the report, the JSON output and the tests."""
 
 from __future__ import annotations
 
@@ -12,23 +12,28 @@ from reference.failures import counted
 from stateful_tests.lockstep.exit_codes import Ending, ending
 from stateful_tests.lockstep.run_results import Run
 
-SHORTEST = 4  # commands: runs that violations end sooner than that come to nothing else
-FEW = 100  # commands: a check of chosen runs that carried out fewer says nothing
-OWN = ("reference", "torch")  # of others policy decides which situations they can be driven into
-_NAMED = 5  # changed functions that a verdict names
+SHORTEST = 4  # mean commands of a run; runs that violations end earlier reach nothing else
+FEW = 100  # commands; a check of chosen runs that executes fewer gives no verdict
+OWN = ("reference", "torch")  # in other systems, policy decides which situations can be reached
+_NAMED = 5  # most changed functions, or places, that a verdict names
 
 
 class LookedUp(NamedTuple):
     """The replays of a finding's trace on the releases of an engine.
 
-    fault: the known fault that a release shows, with the first and the last of the releases that have it, and
-    the release that fixed it, "" where none has. seen_in: the release that shows it, the nearest to the tree.
+    fault: the known fault that a release shows, "" for none.
+    first, last: the first and the last release with the fault.
+    fixed: the release that fixed the fault, "" for none.
+    seen_in: the nearest release to the tree that shows the fault.
     older: the tree may be older than the fix: it is taken for a release with the fault, and its base is no
-    commit before it. between: the tree has a part of what such a release has and
-    the base has not, so the tree has the fault from there. shared: the base has the fault as well, and
-    conforms in this trace for another reason. conform: how many releases conform; violate: those
-    that violate the clause, where no known fault explains it; driven: how many could be driven; left: for how
-    many there was no time. changed: a function that changed in the tree and runs in the failing command.
+        commit before it.
+    between: the tree has a part of a release with the fault that the base lacks, and has the fault from it.
+    shared: the base has the fault too, and conforms in this trace for another reason.
+    conform: number of releases that conform.
+    violate: releases that violate the clause without a known fault that explains it.
+    driven: number of releases that could be driven.
+    left: number of releases that were not replayed for lack of time.
+    changed: a function that changed in the tree and runs in the failing command.
     """
 
     fault: str = ""
@@ -46,12 +51,12 @@ class LookedUp(NamedTuple):
     changed: str = ""
 
     def text(self, clause: str, observed: str) -> str:
-        """Return the look-up in words. observed: of the finding."""
+        """Return the look-up in words. observed: the observed behaviour of the finding."""
         if self.fault:
             having = self.first if self.first == self.last else f"{self.first} to {self.last}"
             fixed = f"fixed in {self.fixed}" if self.fixed else f"in {having}"
-            told = f"{self.seen_in} violates it in this trace too (known: {self.fault}, {fixed})"
-            return f"{told}: {self._your_tree}"
+            violates = f"{self.seen_in} violates it in this trace too (known: {self.fault}, {fixed})"
+            return f"{violates}: {self._your_tree}"
         if self.left and not self.driven:
             return f"the check was interrupted before {self.left} releases could be replayed"
         later = f" ({self.left} more were not replayed for want of time)" if self.left else ""
@@ -72,8 +77,9 @@ class LookedUp(NamedTuple):
 
     @property
     def _your_tree(self) -> str:
-        """Say what the release's fault means for the tree. Only `between` and `shared` were seen on the
-        tree: a new fault of the same function may violate the clause in the same trace."""
+        """The meaning of the release's fault for the tree, in words. Only `between` and `shared` are
+        observations of the tree: a new fault of the same function may violate the clause in the same
+        trace."""
         if self.between:
             return "your tree lies between such a release and the base"
         if self.shared:
@@ -89,12 +95,16 @@ class LookedUp(NamedTuple):
 class Finding:
     """A distinct violated clause with its smallest trace (run.violation names it).
 
-    modes: the modes in which the violation was reached. times: how often before shrinking.
-    found_after: seconds and commands into the check. number: of the traces of its clause. without: what the
-    trace does not need, and those of the same clause do that were found before. old: the base shows it as
-    well, or violates something else in all its traces. no_witness: why no trace shows it on the tree alone.
+    modes: the modes in which the violation was reached.
+    times: number of violations before shrinking.
+    found_after_s: time of the check until the first violation (s).
+    found_after_commands: commands of the check until the first violation.
+    number: its number among the traces of its clause, from 1.
+    without: needs of earlier traces of its clause that this trace does not have.
+    old: the base shows it too, or violates another clause in all its traces.
+    no_witness: why no trace shows it on the tree alone.
     flaky: no replay of its trace shows it again.
-    looked_up: what the releases show of its trace, where it is new.
+    looked_up: the replays of its trace on releases, None if it is not new.
     """
 
     clause: str
@@ -121,7 +131,7 @@ class Finding:
 
 
 def finding_name(clause: str, number: int) -> str:
-    """Return the name of a trace of the clause: the first has the clause's name alone."""
+    """Return the name of a trace of a clause. The first trace has the name of the clause."""
     return f"{clause} ({number})" if number > 1 else clause
 
 
@@ -136,10 +146,10 @@ class Tally:
 def tally_up(
     tallies: dict[str, Tally], clauses: Iterable[Clause], step: object, reached: set[str] | None
 ) -> None:
-    """Count the checks of some clauses after a step, where the system can violate them.
+    """Count the checks of clauses after a step that the system can violate.
 
-    reached: clauses whose trigger was true before in this run; None where the step can reach none, as
-        system and reference do not compare.
+    reached: clauses with a trigger that was true before in this run; None if the step cannot reach any,
+    because system and reference are not compared.
     """
     for clause in clauses:
         if (tally := tallies.get(clause.id)) is None:
@@ -162,8 +172,10 @@ def add_tallies(kept: dict[str, Tally], more: dict[str, Tally]) -> None:
 class MachineResult:
     """One machine (or engine) of a check on one preset in one mode.
 
-    sizes: those of the preset, fitted to the system; None of the corpus. tallies: its own, by clause.
-    violated: clauses that it saw violated.
+    seconds: duration of its runs (s).
+    tallies: its own tallies, by clause.
+    violated: clauses that were violated in its runs.
+    sizes: the sizes of the preset, fitted to the system; None for the corpus.
     """
 
     name: str
@@ -179,24 +191,36 @@ class MachineResult:
 
 @dataclass(slots=True)
 class CheckResult:
-    """Everything a check measured.
+    """The results of a whole check.
 
-    asked: commands that the tier has the system carry out; 0 where runs were asked for, `planned` of them.
-    carried_out: commands that were not refused, by kind. declined: kind -> since which command the system has
-    refused all that the rules would do. never_done: commands that the system offers and never carried out.
-    excused: clauses that came up and that `known` or `waived` of the system take out, where these are most.
-    refusals, situations: how often each was reached. unreached: clauses whose trigger never came up;
-    untriggered: those of them that such a plan has to trigger.
-    timed_out: the time limit cut the check short, which says nothing of the system. stopped: nothing new had
-    come up for a while after a finding, so the rest of the plan was left. interrupted: by a signal.
-    broke_off: why the system could not be driven on after a finding.
-    required: situations that the corpus drives the system into; unfit: situation -> why its line could not be
-    driven. left_out: what runs on the base and not on the system -> why not. doubts: sentences on rules that
-    the adapter plays, and that the system has otherwise.
-    uncalled: changed functions that no run called. ways: other way to run the system -> what its check says;
+    asked: commands that the plan has the system execute; 0 for a plan of `planned` runs.
+    planned: runs of the plan; 0 for a plan of commands.
+    seconds: duration (s).
+
+    commands_by_kind: driven commands, refused ones included, by kind.
+    carried_out: commands that were not refused, by kind.
+    declined: kind -> the command since which the system has refused everything that the rules would do.
+    never_done: commands that the system offers and never executed.
+    refusals, situations: number of times that each was reached.
+
+    masked: known faults and clause -> number of violations that one of the faults explains.
+    unreached: clauses with a trigger that was never true.
+    untriggered: clauses in `unreached` that the plan has to trigger.
+    excused: reached clauses that the `known` or `waived` of the system exclude, if these are the majority.
+
+    timed_out: the time limit ended the check, which is no evidence about the system.
+    stopped: the rest of the plan was skipped because nothing new was found for a while after a finding.
+    interrupted: a signal ended the check.
+    broke_off: why the system could not be driven further after a finding.
+    unanswered: number of runs that did not end because a request got no answer.
+
+    required: situations that the corpus drives the system into.
+    unfit: situation -> why its line could not be driven.
+    left_out: part that runs on the base but not on the system -> why not.
+    doubts: sentences about rules that the adapter copies and that differ in the system.
+    uncalled: changed functions that no run called.
+    ways: other way to run the system -> the result of its check.
     not_driven: way in which changed functions run -> the command that drives it, or why it was not driven.
-    unanswered: runs that never came to their end, as somebody got no answer.
-    masked: known faults and clause -> violations that one of them explains.
     """
 
     system: str
@@ -233,32 +257,32 @@ class CheckResult:
 
     @property
     def commands(self) -> int:
-        """That were driven, refused ones as well."""
+        """The number of driven commands, refused ones included."""
         return sum(m.commands for m in self.machines)
 
     @property
     def examples(self) -> int:
-        """Runs that were driven."""
+        """The number of driven runs."""
         return sum(m.examples for m in self.machines)
 
     @property
     def done(self) -> int:
-        """Commands that were carried out."""
+        """The number of commands that were executed."""
         return sum(self.carried_out.values())
 
     @property
     def new(self) -> list[Finding]:
-        """Findings that the base does not show, and no release explains."""
+        """The findings that neither the base nor a release explains."""
         return [each for each in self.findings if not (each.old or each.known_elsewhere)]
 
     @property
     def known_elsewhere(self) -> list[Finding]:
-        """Known faults of releases that the tree has a part of."""
+        """The findings that are known faults of releases which the tree has a part of."""
         return [each for each in self.findings if each.known_elsewhere and not each.old]
 
     @property
     def exit_code(self) -> Ending:
-        """How the check ended. What is not new does not count."""
+        """The ending of the check. Findings that are not new do not count."""
         return ending(
             broke=any(finding.clause == "BROKEN" for finding in self.new),
             violated=bool(self.new),
@@ -268,14 +292,14 @@ class CheckResult:
 
     @property
     def so_far(self) -> str:
-        """How much of the plan was done."""
+        """The executed part of the plan, in words."""
         if self.asked:
             return f"{self.done:,} of {self.asked:,} commands"
         return f"{self.examples:,} of {self.planned:,} runs"
 
     @property
     def incomplete(self) -> list[str]:
-        """Say what is missing for a verdict."""
+        """The reasons why there is no full verdict, in words."""
         reasons = []
         if self.timed_out:
             reasons.append(f"the time limit came after {self.so_far}")
@@ -314,7 +338,7 @@ class CheckResult:
         return reasons
 
     def _ended_early(self) -> list[str]:
-        """Machines and presets whose runs known violations end before they come to much, in words."""
+        """Return the machines and presets with runs that known violations end early, in words."""
         early: dict[str, dict[str, None]] = {}
         for machine in self.machines:
             of_corpus = machine.sizes is None

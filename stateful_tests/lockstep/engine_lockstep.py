@@ -28,7 +28,7 @@ _NOTHING = BlockFacts((), (), (), (), {}, {})
 
 
 class EngineLockstep(AnyLockstep):
-    """One run of an engine. texts: texts that clients sent and the model sampled."""
+    """One run of an engine. texts: the texts of its requests."""
 
     system: EngineSystem
     facts: BlockFacts
@@ -46,7 +46,7 @@ class EngineLockstep(AnyLockstep):
         refusals: Counter[str] | None = None,
         clause: str | None = None,
     ) -> None:
-        del mode  # it schedules by itself
+        del mode  # the engine has its own scheduler
         super().__init__(system, tallies, refusals, clause)
         self.texts = RequestTexts(config)
         self.facts = _NOTHING
@@ -55,7 +55,8 @@ class EngineLockstep(AnyLockstep):
 
     @staticmethod
     def lacking(can: Capabilities, config: EngineConfig, _: Sequence[EngineCommand]) -> str:
-        """Say whether the engine lacks recurrent state, a KV connector or images."""
+        """Return why the engine cannot run these sizes: it lacks recurrent state, a KV connector or images.
+        "" if it can."""
         if config.recurrent and not can.recurrent:
             return "is driven without recurrent state: the trace has it"
         if config.connects and not can.connects:
@@ -66,7 +67,8 @@ class EngineLockstep(AnyLockstep):
 
     @staticmethod
     def presets_for(can: Capabilities) -> tuple[str, ...]:
-        """Return the presets; an engine with a connector or an encoder is driven with it."""
+        """Return the names of the presets that the engine can be built with. An engine with a connector or
+        an encoder runs only presets that use it."""
         return tuple(
             name
             for name, config in ENGINE_PRESETS.items()
@@ -80,10 +82,10 @@ class EngineLockstep(AnyLockstep):
         return self.texts.config, Mode.FAITHFUL
 
     def do(self, command: EngineCommand) -> Outcome:
-        """Run one command; sets `violation` if it leaves the specification."""
+        """Run one command, and set `violation` if the outcome violates the specification."""
         self._begin()
         if not self._can.offers(command):
-            # the engine has no such command: it gets none
+            # the engine lacks the command and does not receive it
             return self._count(Refused(Reason.UNFAITHFUL))
         texts = self.texts
         before = self.facts
@@ -98,9 +100,11 @@ class EngineLockstep(AnyLockstep):
             )
             return outcome
         done = isinstance(outcome, Done)
-        lanes, outputs = texts.follow(command, self.facts) if done else ([], [])
-        if not done:
+        if done:
+            lanes, outputs = texts.follow(command, self.facts)
+        else:
             texts.follow_refused(command, self.facts)
+            lanes, outputs = [], []
         step = self.step = BlockStep(
             texts.config,
             command,
@@ -127,11 +131,11 @@ class EngineLockstep(AnyLockstep):
         self.facts = facts
 
     def moment(self) -> EngineMoment:
-        """Return the engine as it is now."""
+        """Return the present state of the engine."""
         return EngineMoment(self.facts, self.step)
 
     def row(self, command: EngineCommand, outcome: Outcome, before: EngineMoment) -> Row:
-        """Return the changes of a command."""
+        """Return the changes by a command."""
         lines = changes(before.facts, self.facts)
         if isinstance(command, ResetCache) and isinstance(outcome, Done):
             lines.insert(0, "the reset succeeds" if self.facts.reset else "the reset fails")
@@ -139,7 +143,7 @@ class EngineLockstep(AnyLockstep):
 
 
 def misfit(facts: BlockFacts, config: EngineConfig) -> str:
-    """Describe facts that do not fit the sizes of this configuration; "" if they fit."""
+    """Return why facts do not fit the sizes of this configuration, "" if they fit."""
     blocks = len(facts.refs)
     groups = len(config.groups)
     if len(facts.memory) != blocks:
@@ -152,8 +156,8 @@ def misfit(facts: BlockFacts, config: EngineConfig) -> str:
     named = [(f"{where}, tables", [*chain(*rows)]) for where, rows in tables]
     named += [("free", [*facts.free]), ("mapped", [*facts.mapped]), ("kept", [*facts.kept])]
     named += [("published", [published.block for published in facts.published])]
-    for where, those in named:
-        if outside := [block for block in those if not 0 <= block < blocks]:
+    for where, numbers in named:
+        if outside := [block for block in numbers if not 0 <= block < blocks]:
             return f"view().{where}: block {outside[0]}, where refs has {blocks}"
     for block, (group, slots) in enumerate(facts.memory):
         if group >= groups:
@@ -161,12 +165,14 @@ def misfit(facts: BlockFacts, config: EngineConfig) -> str:
         size = config.groups[group].block_size
         if group >= 0 and not config.groups[group].state and len(slots) != size:
             return f"view().memory[{block}]: {len(slots)} stamps, where a block of group {group} has {size}"
-    wrong = [each for each in facts.published if not 0 <= each.group < groups]
-    return f"view().published: group {wrong[0].group}, where there are {groups}" if wrong else ""
+    for each in facts.published:
+        if not 0 <= each.group < groups:
+            return f"view().published: group {each.group}, where there are {groups}"
+    return ""
 
 
 def changes(before: BlockFacts, now: BlockFacts) -> list[str]:
-    """Return the changes of a command, a sentence each."""
+    """Return the changes by a command, one sentence each."""
     lines = []
     for lane in now.lanes:
         end = lane.start + len(lane.tokens)
@@ -184,7 +190,8 @@ def changes(before: BlockFacts, now: BlockFacts) -> list[str]:
         elif was is None or was._replace(tokens=()) != fact._replace(tokens=()):
             tables = "; ".join(" ".join(map(str, table)) or "none" for table in fact.tables)
             lines.append(f"{name} {fact.status}, computed {fact.computed}, blocks {tables}")
-    was_named, named = ({p.block for p in facts.published} for facts in (before, now))
+    was_named = {p.block for p in before.published}
+    named = {p.block for p in now.published}
     for word, blocks in (("published", named - was_named), ("forgotten", was_named - named)):
         if blocks:
             lines.append(f"{word}: {' '.join(map(str, sorted(blocks)))}")
@@ -192,7 +199,7 @@ def changes(before: BlockFacts, now: BlockFacts) -> list[str]:
 
 
 def _encoder_changes(before: BlockFacts, now: BlockFacts) -> Iterator[str]:
-    """Yield the images that a step has encoded, and changes of those that the scheduler counts as kept."""
+    """Yield the images that a step has encoded, and the changes of the images that the scheduler keeps."""
     if now.encoder is None:
         return
     if now.encoder.encoded:
@@ -208,25 +215,25 @@ def _encoder_changes(before: BlockFacts, now: BlockFacts) -> Iterator[str]:
 
 def _transfer_changes(before: BlockFacts, now: BlockFacts) -> Iterator[str]:
     """Yield the changes of transfers and of host memory."""
-    were, are = ({job.job: job for job in facts.transfers} for facts in (before, now))
+    were = {job.job: job for job in before.transfers}
+    are = {job.job: job for job in now.transfers}
     for number in sorted(were | are):
         was, job = were.get(number), are.get(number) or were[number]
         what = f"{'load' if job.load else 'store'} {number}"
         if was is None:
-            blocks, chunks = (" ".join(str(part[at]) for part in job.parts) for at in (1, 2))
-            ends = (f"blocks {blocks}", f"chunks {chunks}")
-            yield f"{what}: {' to '.join(reversed(ends) if job.load else ends)}"
+            blocks = "blocks " + " ".join(str(part[1]) for part in job.parts)
+            chunks = "chunks " + " ".join(str(part[2]) for part in job.parts)
+            source, target = (chunks, blocks) if job.load else (blocks, chunks)
+            yield f"{what}: {source} to {target}"
         if job.copied and not job.completed and not (was and was.copied):
             yield f"{what} has copied"
         if job.completed and not (was and was.completed):
             yield f"{what} completes"
         if number not in are:
             yield f"{what} has ended"
-    kept, keeps = (
-        {(key.chunk, key.stamps) for key in facts.host.keys} if facts.host else set()
-        for facts in (before, now)
-    )
-    for word, keys in (("under a hash", keeps - kept), ("forgotten", kept - keeps)):
+    were_kept = {(key.chunk, key.stamps) for key in before.host.keys} if before.host else set()
+    are_kept = {(key.chunk, key.stamps) for key in now.host.keys} if now.host else set()
+    for word, keys in (("under a hash", are_kept - were_kept), ("forgotten", were_kept - are_kept)):
         if keys:
             yield f"chunks {word}: {' '.join(str(chunk) for chunk, _ in sorted(keys))}"
     yield from _storage_changes(before, now)

@@ -1,4 +1,4 @@
-"""One run of a tree with a host tier, beside what its users have locked."""
+"""One run of a tree with a host tier, beside the locks of its users."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class TierLockstep(AnyLockstep):
         refusals: Counter[str] | None = None,
         clause: str | None = None,
     ) -> None:
-        del mode  # its users are a scheduler's
+        del mode  # its users behave as a faithful scheduler
         super().__init__(system, tallies, refusals, clause)
         self.users = LockRanges(config)
         self._progress = DecodeProgress()
@@ -53,8 +53,8 @@ class TierLockstep(AnyLockstep):
 
     @staticmethod
     def lacking(can: Capabilities, config: TierConfig, _: Sequence[TierCommand]) -> str:
-        """Say whether the tree lacks a storage, the queues of a server with one role, or recurrent
-        state."""
+        """Return why the tree cannot run these sizes: it lacks a storage, the queues of a server with one
+        role, or recurrent state. "" if it can."""
         lacks = {
             "is not driven with a storage behind the host": config.storage and not can.storage,
             "is not driven as a server that only decodes": config.decode and not can.receives,
@@ -65,7 +65,7 @@ class TierLockstep(AnyLockstep):
 
     @staticmethod
     def presets_for(can: Capabilities) -> tuple[str, ...]:
-        """Return the presets that it can be built with."""
+        """Return the names of the presets that the tree can be built with."""
         return tuple(
             name for name, sizes in TIER_PRESETS.items() if not TierLockstep.lacking(can, sizes, ())
         )
@@ -75,7 +75,7 @@ class TierLockstep(AnyLockstep):
         return self.users.config, Mode.FAITHFUL
 
     def do(self, command: TierCommand) -> Outcome:
-        """Run one command; sets `violation` if it leaves the specification."""
+        """Run one command, and set `violation` if the outcome violates the specification."""
         self._begin()
         before = self.facts
         outcome = self._carried_out(command)
@@ -105,11 +105,11 @@ class TierLockstep(AnyLockstep):
         self.facts = self.system.view()
 
     def moment(self) -> TierMoment:
-        """Return the tree as it is now."""
+        """Return the present state of the tree."""
         return TierMoment(self.facts, self.step)
 
     def row(self, command: TierCommand, outcome: Outcome, before: TierMoment) -> Row:
-        """Return the changes of a command."""
+        """Return the changes by a command."""
         was, now = before.facts, self.facts
         lines = (
             *_request_changes(was, now, self.users.config.prefill),
@@ -123,25 +123,26 @@ class TierLockstep(AnyLockstep):
 
 
 def _broken_off(step: TierStep, waived: Collection[str]) -> list[tuple[Clause, Failure]]:
-    """Return the clauses that fail where a command broke off. Locks, marks and slots may be in motion
-    then: only the KV must be right."""
+    """Return the clauses that fail after a command that was not completed. Locks, marks and slots may be
+    inconsistent then, so only the KV is checked."""
     return broken(step, {*waived, *(TIER_CLAUSES.keys() - {"HOST-2"})})
 
 
 def _node_changes(before: TierFacts, now: TierFacts) -> Iterator[str]:
     """Yield the changes of nodes."""
-    were, are = ({node.node: node for node in facts.nodes} for facts in (before, now))
+    were = {node.node: node for node in before.nodes}
+    are = {node.node: node for node in now.nodes}
     for number in sorted(were | are):
         was, node = were.get(number), are.get(number)
         if node is None:
             yield f"node {number} is gone"
             continue
-        told = _node_state(node)
+        state = _node_state(node)
         if was is None:
-            yield f"node {number} under {_parent_text(node)}: {_node_text(node)} at {node.start}; {told}"
-        elif (_node_state(was), was.start) != (told, node.start):
+            yield f"node {number} under {_parent_text(node)}: {_node_text(node)} at {node.start}; {state}"
+        elif (_node_state(was), was.start) != (state, node.start):
             cut = f"{_node_text(node)} at {node.start}; " if was.start != node.start else ""
-            yield f"node {number}: {cut}{told}"
+            yield f"node {number}: {cut}{state}"
 
 
 def _parent_text(node: TierNode) -> str:
@@ -153,12 +154,13 @@ def _node_text(node: TierNode) -> str:
 
 
 def _node_state(node: TierNode) -> str:
-    """Return the tiers that have a node's KV, and the holders of the node, in words."""
-    device, host = _slot_lists("device", node.device), _slot_lists("host", node.host)
-    parts = [*device, *host] or ["no KV"]
+    """Return the tiers with KV of a node, and the locks, pins and transfers that hold the node, in words."""
+    tiers = [*_slot_lists("device", node.device), *_slot_lists("host", node.host)]
+    parts = tiers or ["no KV"]
     for word, counts in (("locked", node.locks), ("pinned", node.pins)):
-        told = ", ".join(f"{pool} {count}" for pool, count in counts.items() if count)
-        parts += [f"{word} {told}"] if told else []
+        amounts = ", ".join(f"{pool} {count}" for pool, count in counts.items() if count)
+        if amounts:
+            parts.append(f"{word} {amounts}")
     if node.storing >= 0:
         parts.append("waits for a store")
     if node.loading >= 0:
@@ -171,7 +173,7 @@ def _slot_lists(tier: str, slots: Slots) -> list[str]:
 
 
 def _range_text(slots: tuple[int, ...]) -> str:
-    """Return slots as text, with ranges such as 3-7."""
+    """Return slots as text with ranges, such as "3-7 9"."""
     runs: list[list[int]] = []
     for slot in slots:
         if runs and slot == runs[-1][1] + 1:
@@ -183,7 +185,8 @@ def _range_text(slots: tuple[int, ...]) -> str:
 
 def _transfer_changes(before: TierFacts, now: TierFacts) -> Iterator[str]:
     """Yield the changes of transfers."""
-    were, are = ({job.job: job for job in facts.transfers} for facts in (before, now))
+    were = {job.job: job for job in before.transfers}
+    are = {job.job: job for job in now.transfers}
     for number in sorted(were | are):
         was, job = were.get(number), are.get(number)
         if job is None:
@@ -191,9 +194,10 @@ def _transfer_changes(before: TierFacts, now: TierFacts) -> Iterator[str]:
             yield f"{old.called} {'is acknowledged' if old.sent else 'is sent with others'}"
             continue
         if was is None:
-            of = ", ".join(dict.fromkeys(f"node {ack}" for ack in job.acks))
+            nodes = ", ".join(dict.fromkeys(f"node {ack}" for ack in job.acks))
             count = len(job.parts)
-            yield f"{job.called} of {of or 'no node'}, {count} slots: {'sent' if job.sent else 'queued'}"
+            state = "sent" if job.sent else "queued"
+            yield f"{job.called} of {nodes or 'no node'}, {count} slots: {state}"
         if job.copied and not job.completed and not (was and was.copied):
             yield f"{job.called} has copied"
         if job.completed and not (was and was.completed):
@@ -210,18 +214,21 @@ def _request_changes(before: TierFacts, now: TierFacts, prefill: str) -> Iterato
             continue
         device = _slot_lists("device", request.slots)
         writing = " ".join(_slot_lists("device", request.writing))
-        parts = [request.state, f"row {request.row}" if request.row >= 0 else ""]
-        parts += [first.format(request.first) if request.first >= 0 else "", *device]
-        parts += [
-            *_slot_lists("host", request.kept),
-            f"the prefill server still writes {writing}" if writing else "",
-        ]
+        parts: list[str] = [request.state]
+        if request.row >= 0:
+            parts.append(f"row {request.row}")
+        if request.first >= 0:
+            parts.append(first.format(request.first))
+        parts += [*device, *_slot_lists("host", request.kept)]
+        if writing:
+            parts.append(f"the prefill server still writes {writing}")
         yield f"{request.name}: {', '.join(filter(None, parts))}"
 
 
 def _send_changes(before: TierFacts, now: TierFacts) -> Iterator[str]:
-    """Yield the changes of parts that are sent to decode servers."""
-    were, are = ({send.job: send for send in facts.sends} for facts in (before, now))
+    """Yield the changes of parts that the server sends to decode servers."""
+    were = {send.job: send for send in before.sends}
+    are = {send.job: send for send in now.sends}
     for job, send in are.items():
         if job not in were and send.pool != METADATA:
             end = send.position + len(send.wanted)
@@ -233,7 +240,8 @@ def _send_changes(before: TierFacts, now: TierFacts) -> Iterator[str]:
 
 def _operation_changes(before: TierFacts, now: TierFacts) -> Iterator[str]:
     """Yield the changes of operations of the storage."""
-    were, are = ({op.job: op for op in facts.operations} for facts in (before, now))
+    were = {op.job: op for op in before.operations}
+    are = {op.job: op for op in now.operations}
     for number in sorted(were | are):
         was, operation = were.get(number), are.get(number)
         if operation is None:

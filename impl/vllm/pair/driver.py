@@ -1,4 +1,4 @@
-"""Carries the commands of a pair out on two servers of a release, and gathers the facts.
+"""The driver of a pair: executes commands on two servers of a release, and gathers the facts.
 
 `python -m impl.vllm.pair.driver ROOT` is the worker of a release as a pair.
 """
@@ -49,7 +49,7 @@ WAITS = "WAITING_FOR_REMOTE_KVS"
 class PairDriver:
     """Two servers of the release under `root`, in this process."""
 
-    # VLLMPair has the real values of both.
+    # The system in the parent process has the real values (impl.vllm.system).
     name = ""
     capabilities = Capabilities()
 
@@ -64,7 +64,7 @@ class PairDriver:
         }  # fmt: skip
 
     def reset(self, geometry: PairConfig) -> None:
-        """Start both servers; the network is empty."""
+        """Start both servers with an empty network."""
         self.config = geometry
         _check_blocks(geometry)
         NETWORK.restart()
@@ -77,14 +77,14 @@ class PairDriver:
         self._asked: set[str] = set()  # requests of P for D
         self._promises: dict[str, tuple[tuple[tuple[int, ...], ...], float]] = {}
         self._dropped: set[str] = set()
-        self._readers: dict[str, str] = {}  # request of D -> of P
-        self._owners: dict[PostedTransfer, str] = {}  # the engine's name at D
+        self._readers: dict[str, str] = {}  # request of D -> request of P whose KV it reads
+        self._owners: dict[PostedTransfer, str] = {}  # transfer -> the engine's name of its request at D
         self._used: set[str] = set()  # names of requests
         self._sent = 0
         self._looped: set[str] = set()  # servers that have scheduled since the clock moved
 
     def apply(self, command: PairCommand) -> Outcome:
-        """Carry a command out, or refuse it."""
+        """Execute a command, or refuse it."""
         for server in self.servers.values():
             server.clear_step_facts()
         try:
@@ -96,7 +96,7 @@ class PairDriver:
         return outcome
 
     def close(self) -> None:
-        """Holds nothing outside of this process."""
+        """Do nothing: the pair has no resources outside of this process."""
 
     # -- clients and the proxy --------------------------------------------------------------------
 
@@ -116,7 +116,8 @@ class PairDriver:
         return outcome
 
     def _ident(self, base: str) -> str:
-        """Return an engine's name for a request: the proxy's name and a suffix, as a front end makes it."""
+        """Return a new engine name for a request: its name at the proxy and a suffix, as the front end
+        makes it."""
         return f"{base}-{len(self._used):08x}"
 
     def _prefill(self, command: Prefill) -> Outcome:
@@ -141,31 +142,37 @@ class PairDriver:
 
     def _forward(self, command: Forward) -> Outcome:
         name = command.request
-        of = command.of
+        prefilled = command.of
         require(name not in self._used, Reason.REQUEST_EXISTS)
-        require(of in self._asked and of not in self._dropped, Reason.UNKNOWN_REQUEST)
-        require(self.config.shared or of not in self._readers.values(), Reason.WRONG_PHASE)
-        parameters = self._parameters(of)
-        ident = self._ident(of if self.config.push else name)
-        tokens = list(self._prompts[of])
+        require(
+            prefilled in self._asked and prefilled not in self._dropped, Reason.UNKNOWN_REQUEST
+        )
+        require(self.config.shared or prefilled not in self._readers.values(), Reason.WRONG_PHASE)
+        parameters = self._parameters(prefilled)
+        ident = self._ident(prefilled if self.config.push else name)
+        tokens = list(self._prompts[prefilled])
         outcome = self.servers[DECODE].serve(
             name, ident, tokens, command.max_tokens, command.priority, parameters
         )
         if isinstance(outcome, Done):
-            self._readers[name] = of
+            self._readers[name] = prefilled
         return self._accepted(name, tokens, outcome)
 
-    def _parameters(self, of: str) -> dict[str, Any]:
-        """Return what the proxy hands to D: with pull P's answer, with push whom to register with."""
+    def _parameters(self, prefilled: str) -> dict[str, Any]:
+        """Return the transfer parameters that the proxy sends to D.
+
+        In pull mode they are P's answer; in push mode they name the server at which D registers its blocks.
+        prefilled: the request of P.
+        """
         prefill = self.servers[PREFILL]
         if not self.config.push:
-            require(of in self._promises, Reason.WRONG_PHASE)
-            return dict(prefill.answers[of])
-        ours = prefill.scheduler.connector.connector_scheduler
+            require(prefilled in self._promises, Reason.WRONG_PHASE)
+            return dict(prefill.answers[prefilled])
+        connector = prefill.scheduler.connector.connector_scheduler
         return {
-            "do_remote_prefill": True, "do_remote_decode": False, "remote_engine_id": ours.engine_id,
-            "remote_request_id": prefill.ident(of), "remote_host": ours.side_channel_host,
-            "remote_port": ours.side_channel_port, "tp_size": 1,
+            "do_remote_prefill": True, "do_remote_decode": False, "remote_engine_id": connector.engine_id,
+            "remote_request_id": prefill.ident(prefilled), "remote_host": connector.side_channel_host,
+            "remote_port": connector.side_channel_port, "tp_size": 1,
         }  # fmt: skip
 
     def _drop(self, command: Drop) -> None:
@@ -229,15 +236,16 @@ class PairDriver:
             require(command.seconds <= HEARTBEAT, Reason.BAD_LENGTH)
             forwarded = {*self._readers.values(), *self._dropped}
             due = [name for name in self._promises if name not in forwarded and self._held(name)]
-            loops = all(s.idle or name in self._looped for name, s in self.servers.items())
-            require(loops and not (due or NETWORK.messages or self._handshakes()), Reason.WRONG_PHASE)
+            looped = all(s.idle or name in self._looped for name, s in self.servers.items())
+            pending = due or NETWORK.messages or self._handshakes()
+            require(looped and not pending, Reason.WRONG_PHASE)
         Clock.now += command.seconds
         self._looped.clear()
 
-    # -- what the pair remembers ------------------------------------------------------------------
+    # -- records of the pair ----------------------------------------------------------------------
 
     def _note_promises(self) -> None:
-        """Answers of P that name blocks for D."""
+        """Note the blocks that P's new answers promise to D, with the time of the answer."""
         prefill = self.servers[PREFILL]
         for name in self._asked - self._promises.keys():
             answer = prefill.answers.get(name)
@@ -246,7 +254,7 @@ class PairDriver:
                 self._promises[name] = blocks, Clock.now - START
 
     def _note_owners(self) -> None:
-        """The request of D that each transfer is for."""
+        """Note for each posted transfer the request of D that it is for."""
         if self.config.push:
             worker = self.servers[PREFILL].mover.worker
             waiting = worker._sending_transfers
@@ -262,20 +270,22 @@ class PairDriver:
                     self._owners.setdefault(job, self._owner(ident))
 
     def _owner(self, ident: str) -> str:
-        """The engine's name at D of the request whose transfer has this name where it was posted."""
+        """Return the engine's name at D of the request that a transfer is for, "" for none. ident: the
+        engine's name under which the transfer was posted: that of D with pull, that of P with push."""
         if not self.config.push:
             return ident
-        of = self.servers[PREFILL].named(ident)
-        names = [name for name, asked in self._readers.items() if asked == of]
+        prefilled = self.servers[PREFILL].named(ident)
+        names = [name for name, read in self._readers.items() if read == prefilled]
         return self.servers[DECODE].ident(names[0]) if names else ""
 
     # -- facts ------------------------------------------------------------------------------------
 
     def view(self) -> PairFacts:
-        """The facts now."""
+        """Return the facts of the pair after the last command."""
         prefill, decode = self.servers[PREFILL], self.servers[DECODE]
         readers = tuple(
-            PairReader(name, of, self._state(name)) for name, of in self._readers.items()
+            PairReader(name, prefilled, self._state(name))
+            for name, prefilled in self._readers.items()
         )
         return PairFacts(
             prefill.view()._replace(host=None),
@@ -294,7 +304,7 @@ class PairDriver:
         )
 
     def _held(self, name: str) -> bool:
-        """P still keeps what it has promised."""
+        """Return whether P still holds the blocks that it has promised for a request."""
         prefill = self.servers[PREFILL]
         return prefill.ident(name) in prefill.scheduler.requests
 
@@ -318,12 +328,13 @@ class PairDriver:
         return ReaderState.WAITS
 
     def _transfers(self, readers: tuple[PairReader, ...]) -> list[PairTransfer]:
-        """Those that the network has, and those whose end D has yet to notice."""
+        """Return the transfers in flight, and the ended ones that the posting worker has not released or
+        that D still waits for. Forget all others."""
         decode = self.servers[DECODE]
         waiting = {
-            each.request
-            for each in readers
-            if each.state in (ReaderState.WAITS, ReaderState.LINGERS)
+            reader.request
+            for reader in readers
+            if reader.state in (ReaderState.WAITS, ReaderState.LINGERS)
         }
         kept = []
         found = []
@@ -346,7 +357,7 @@ class PairDriver:
         return found
 
     def _moves(self, job: PostedTransfer, groups: dict[int, int]) -> list[tuple[int, int, int]]:
-        """Return what a transfer moves, by the blocks in which its addresses lie."""
+        """Return the (group, target block, source block) of each region of a transfer."""
         prefill, decode = self.servers[PREFILL], self.servers[DECODE]
         moves = []
         for own, theirs, _ in job.pairs:
@@ -359,37 +370,40 @@ class PairDriver:
 
     def _message(self, source: str, target: str, text: bytes) -> PairMessage:
         del source
-        to = next(n for n, server in self.servers.items() if server.mover.agent.name == target)
+        receiver = next(n for n, server in self.servers.items() if server.mover.agent.name == target)
         words = text.decode(errors="replace")
-        renews = words.startswith("HB:")
+        renews = words.startswith("HB:")  # a heartbeat renews leases
         idents = words[3:].split(",") if renews else [words.rsplit(":", 1)[0]]
-        known = self.servers[PREFILL]
-        return PairMessage(to, renews, tuple(known.named(ident) for ident in idents))
+        prefill = self.servers[PREFILL]
+        return PairMessage(receiver, renews, tuple(prefill.named(ident) for ident in idents))
 
 
 def _kernel_blocks(config: PairConfig) -> int:
-    """Blocks of the kernels in a block of attention: two where there is state, whose pages make blocks large,
-    and both servers have blocks of even sizes."""
+    """Return the number of kernel blocks in an attention block: 2 for a recurrent model, where state pages
+    make attention blocks large, if the block sizes of both servers are even; otherwise 1."""
     sizes = page_tokens(config.prefill), page_tokens(config.decode)
     return 2 if config.recurrent and not any(size % 2 for size in sizes) else 1
 
 
 def _check_blocks(config: PairConfig) -> None:
-    """Raises UnusableImplementation for sizes at which the release refuses every handshake
+    """Raise UnusableImplementation for block sizes with which the release refuses every handshake
     (block_size_ratio)."""
     servers = config.prefill, config.decode
-    sizes = [{group.block_size for group in each.groups if not group.state} for each in servers]
-    if any(each.recurrent and words_of_state(each) > WORDS * page_tokens(each) for each in servers):
-        raise UnusableImplementation("groups: a page of attention must hold a state")
-    for each in servers:
-        blocks = {group.block_size for group in each.groups}
-        if each.caching and each.recurrent and len(blocks) > 1:
+    sizes = [
+        {group.block_size for group in server.groups if not group.state} for server in servers
+    ]
+    for server in servers:
+        if server.recurrent and words_of_state(server) > WORDS * page_tokens(server):
+            raise UnusableImplementation("groups: a page of attention must hold a state")
+    for server in servers:
+        block_sizes = {group.block_size for group in server.groups}
+        if server.caching and server.recurrent and len(block_sizes) > 1:
             raise UnusableImplementation(
                 "groups: with caching a block of state has as many tokens as one of attention"
             )
-    if any(len(each) > 1 for each in sizes):
+    if any(len(of_server) > 1 for of_server in sizes):
         raise UnusableImplementation("groups: a NixlConnector has blocks of one size")
-    prefill, decode = (max(each) for each in sizes)
+    prefill, decode = map(max, sizes)
     equal = config.push or Layout.equal_blocks
     if decode % prefill or (equal and decode != prefill):
         raise UnusableImplementation(
@@ -401,5 +415,5 @@ if __name__ == "__main__":
     logging.disable(logging.CRITICAL)
     importlib.import_module("torch").set_num_threads(1)
     root = Path(sys.argv[1])
-    of = root, "vLLM", "modules.py", "bare_scheduler.py"
-    sys.exit(serve(lambda: Guarded(PairDriver(root), *of), root))
+    origin = root, "vLLM", "modules.py", "bare_scheduler.py"
+    sys.exit(serve(lambda: Guarded(PairDriver(root), *origin), root))

@@ -1,4 +1,4 @@
-"""Modules that are loaded for a pair, stand-ins for the rest, and the settings of a server."""
+"""The modules of a release that a pair loads, stand-ins for all others, and the settings of a server."""
 
 from __future__ import annotations
 
@@ -27,16 +27,19 @@ _UTILS = "vllm/distributed/kv_transfer/kv_connector/utils.py"
 
 
 class Layout:
-    """The memory layout of the loaded release. tokens_first: the tokens of a block come before its
-    heads in a KV cache. equal_blocks: both servers need blocks of one size (0.26). kernel_blocks: into which
-    the kernels of attention divide a block, as they do with the large ones of a hybrid model."""
+    """The memory layout of the loaded release.
+
+    tokens_first: a KV cache has the token dimension before the head dimension.
+    equal_blocks: both servers need the same block size (0.26).
+    kernel_blocks: kernel blocks in an attention block; more than 1 for the large blocks of a hybrid model.
+    """
 
     tokens_first = equal_blocks = False
     kernel_blocks = 1
 
 
 class AttentionBackend:
-    """An attention backend, of which the connector asks a name and a shape."""
+    """An attention backend: the connector reads its name and the shape of its KV cache."""
 
     @staticmethod
     def get_name() -> str:
@@ -61,7 +64,7 @@ class AttentionBackend:
 
 
 class Factory:
-    """`KVConnectorFactory`. push: which of the two connectors a server has."""
+    """A stand-in for `KVConnectorFactory`. push: servers have the push connector instead of the pull one."""
 
     push = False
 
@@ -86,7 +89,7 @@ class Factory:
 
 
 def install(root: Path) -> None:
-    """Hook the imports of this process up to the vLLM under `root`, with its NixlConnector."""
+    """Import vLLM from `root` in this process, with its NixlConnector and stand-ins for its network."""
     sys.modules.setdefault("regex", re)
     Layout.tokens_first = "permute(0, 2, 1, 3)" in (root / _UTILS).read_text(encoding="utf-8")
     worker = (root / _WORKER).read_text(encoding="utf-8")
@@ -108,14 +111,15 @@ def install(root: Path) -> None:
         "get_current_attn_backends_and_specs": lambda *_: ([AttentionBackend], [None]),
         "select_common_block_size": lambda size, *_: size // Layout.kernel_blocks,
     }  # fmt: skip
-    for name, module in list(sys.modules.items()):
-        if name.startswith(NIXL):
+    for module_name, module in list(sys.modules.items()):
+        if module_name.startswith(NIXL):
             known = vars(module)
-            known.update({what: by for what, by in played.items() if what in known})
+            known.update({name: value for name, value in played.items() if name in known})
 
 
 def _provided(root: Path) -> Any:
-    """Return what the connector takes from modules that are not loaded."""
+    """Return the stand-ins for names that the connector imports from modules that are not loaded, by
+    module."""
     provided: dict[str, dict[str, Any]] = {**modules.provided(), **offload.provided()}
     maps = cut(root / _TABLES, frozenset({"BlockTable.map_to_kernel_blocks"}), {"np": np})  # to 0.31
     of_tables = {name.rpartition(".")[2]: function for name, function in maps.items()}
@@ -153,12 +157,12 @@ def _none(*_: Any, **__: Any) -> None:
 
 
 def address(scheme: str, host: str, port: int | None = None) -> str:
-    """`make_zmq_path`."""
+    """Return the path of a socket, in the place of `make_zmq_path`."""
     return f"{scheme}://{host}:{port}"
 
 
 def connect(settings: Any, config: EngineConfig, server: str) -> None:
-    """The settings of a server of a pair, on top of those of one with a connector."""
+    """Add the settings of a server of a pair to those of a server with a connector."""
     extra = {"kv_lease_duration": LEASE, "kv_recompute_threshold": 0}
     layers = len(config.groups)
     vars(settings)["kv_transfer_config"] = Values(

@@ -1,4 +1,4 @@
-"""KV of one server as bytes at addresses, so that a wrong address reads another token's KV, or none."""
+"""The KV of one server as bytes at addresses: a transfer with a wrong address reads the wrong token's KV."""
 
 from __future__ import annotations
 
@@ -7,15 +7,19 @@ from typing import Any
 import numpy as np
 import torch
 
-# Words of a token, 8 bytes each: the stamp in the first, the group in the second, the stamp in those up to
-# the drafter's, which are the group and the stamp of its KV.
+# Words of a token (8 bytes each): 0 the stamp, 1 the group + 1, 2 to 5 the stamp again, so that a partial
+# copy is seen, 6 and 7 the group + 1 and the stamp of the drafter's KV.
 WORDS = 8
 _DRAFTER = 6
 
 
 class TensorMemory:
-    """The KV of one server, for the runner as its dictionary of blocks: the group that last wrote a block,
-    and the stamps in its slots. blocks: with the null block; size: tokens of the largest block."""
+    """The KV of one server, with the interface of SlotMemory: for each block the group that last wrote it and
+    the stamps in its slots.
+
+    blocks: number of blocks, the null block included.
+    size: size of the largest block (tokens).
+    """
 
     def __init__(self, blocks: int, size: int) -> None:
         self.tensor = torch.zeros((blocks, size * WORDS), dtype=torch.int64)
@@ -25,12 +29,12 @@ class TensorMemory:
         self.size = size
 
     def block_at(self, address: int) -> int | None:
-        """The block at an address; None where another server's memory is."""
-        at = (address - self._base) // self._bytes
-        return at if 0 <= at < len(self._words) else None
+        """Return the block at an address, None for an address outside of this memory."""
+        block = (address - self._base) // self._bytes
+        return block if 0 <= block < len(self._words) else None
 
     def stamp(self, block: int, group: int, _: int, at: int, value: int) -> None:
-        """Write a slot of a block. What another group has written in the block is gone."""
+        """Write the KV of a slot of a block. Slots of another group in the block are cleared."""
         row = self._claimed(block, group)[at]
         row[:_DRAFTER] = value
         row[1] = group + 1
@@ -40,12 +44,12 @@ class TensorMemory:
         self._claimed(block, group)[at, _DRAFTER:] = group + 1, value
 
     def drafted(self, block: int, group: int, _: int, at: int) -> int:
-        """The stamp of the drafter's KV in a slot, 0 without any of this group."""
+        """Return the stamp of the drafter's KV in a slot, 0 if this group has none there."""
         owner, stamp = self._words[block, at, _DRAFTER:].tolist()
         return int(stamp) if owner == group + 1 else 0
 
     def _claimed(self, block: int, group: int) -> Any:
-        """The words of a block for a group. What another group has written there is gone."""
+        """Return the words of a block that a group is about to write. Slots of another group are cleared."""
         rows = self._words[block]
         owners = rows[:, (1, _DRAFTER)]
         if (owners[owners != 0] != group + 1).any():
@@ -53,7 +57,8 @@ class TensorMemory:
         return rows
 
     def get(self, block: int, default: Any = (-1, ())) -> Any:
-        """The group and the stamps of a block, those of the drafter behind the others."""
+        """Return the group and the stamps of a block; the drafter's stamps, if there are any, are the last.
+        """
         group, slots = self.held()[block]
         if group < 0:
             return default
@@ -69,7 +74,8 @@ class TensorMemory:
                 write(block, group, self.size, at % self.size, value)
 
     def held(self) -> list[tuple[int, tuple[int, ...]]]:
-        """The group of each block (-1: none), and the stamps of its slots, 0 for a slot that is not whole."""
+        """Return for each block its group (-1: none) and the stamps of its slots, 0 for a slot that is not
+        whole."""
         owners = self._words[:, :, 1]
         first = (owners != 0).argmax(axis=1)
         groups = owners[np.arange(len(owners)), first]
@@ -82,9 +88,12 @@ class TensorMemory:
         ]
 
     def caches(self, layers: int, tokens_first: bool, kernel_blocks: int = 1) -> dict[str, Any]:
-        """The KV cache of each layer, as the release registers them: all in this memory, for groups share
-        it. tokens_first: a block's tokens come before its heads, as up to 0.31. kernel_blocks: that a block
-        is divided into."""
+        """Return the KV cache of each layer for the release to register: all layers share this memory, as
+        groups do.
+
+        tokens_first: the token dimension is before the head dimension, as up to 0.31. kernel_blocks: number
+        of kernel blocks in a block.
+        """
         size = self.size // kernel_blocks
         shape = (size, 1) if tokens_first else (1, size)
         blocks = len(self._words) * kernel_blocks

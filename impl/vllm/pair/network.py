@@ -96,7 +96,7 @@ class Network:
 
     agents: the agents by name.
     messages: messages in flight, in the order of sending: (sender, receiver, text).
-    transfers: posted transfers of which a fact is still shown.
+    transfers: posted transfers that the facts still show.
     listeners: functions that return a server's handshake metadata, by the path of its socket.
     posted: number of transfers posted so far.
     """
@@ -118,7 +118,7 @@ class Network:
         self.messages.append((source, target, text))
 
     def deliver(self, target: str) -> bool:
-        """Deliver the oldest message to an agent. Returns False if there is none."""
+        """Deliver the oldest message for an agent. Return False if there is none."""
         message = next((each for each in self.messages if each[1] == target), None)
         if message is None:
             return False
@@ -128,7 +128,7 @@ class Network:
         return True
 
     def transfers_in_flight(self) -> list[PostedTransfer]:
-        """Transfers that have neither completed nor failed."""
+        """Return the transfers that have neither completed nor failed."""
         return [job for job in self.transfers if job.state is NixlState.IN_FLIGHT]
 
 
@@ -195,7 +195,7 @@ class Agent:
         return name in self._known
 
     def prep_xfer_dlist(self, agent: str, descs: Any, mem_type: Any = None) -> int:
-        """Prepare a list of regions. Returns its handle.
+        """Prepare a list of regions, and return its handle.
 
         descs: rows of (address, bytes, device); since 0.33 of (address, bytes, device, stride, count).
         """
@@ -284,7 +284,7 @@ class Handshakes:
         return future
 
     def run(self, fails: bool) -> bool:
-        """Run the oldest handshake. Returns False if there is none.
+        """Run the oldest handshake. Return False if there is none.
 
         fails: the peer does not answer.
         """

@@ -26,9 +26,9 @@ from reference.pairs.config import PREFILL
 
 
 class NixlWorker:
-    """The worker's side of the connector, the release's own, called as its model runner calls it.
+    """The worker's side of the release's own connector, called in the order of its model runner.
 
-    failed: the engine's names of requests whose load failed in the last batch: reported by name, or waiting
+    failed: engine names of the requests with a failed load in the last batch: reported by name, or waiting
         for an invalid block.
     """
 
@@ -53,28 +53,27 @@ class NixlWorker:
         self._listen(scheduler.connector)
 
     def _listen(self, connector: Any) -> None:
-        """Tell the scheduler's side what it answers at a handshake, as the engine core does."""
-        ours = connector.connector_scheduler
-        told = self.connector.get_handshake_metadata()
-        ours._nixl_handshake_listener_t = NoThread()
-        connector.set_xfer_handshake_metadata_pp_aware({(0, 0): told})
-        path = address("tcp", ours.side_channel_host, ours.side_channel_port)
-        # Up to 0.32 the thread that listens encodes it.
-        encode = importlib.import_module("msgspec").msgpack.encode
-        metadata = encode(told)
-        encoded = {(0, 0): metadata, 0: metadata}
-        kept = "NixlBaseConnectorScheduler._handshake_data"
-        NETWORK.listeners[path] = lambda: optional(ours, kept, None) or encoded
+        """Give the handshake metadata to the scheduler's side, and answer handshakes, as a server does."""
+        scheduler_side = connector.connector_scheduler
+        metadata = self.connector.get_handshake_metadata()
+        scheduler_side._nixl_handshake_listener_t = NoThread()
+        connector.set_xfer_handshake_metadata_pp_aware({(0, 0): metadata})
+        path = address("tcp", scheduler_side.side_channel_host, scheduler_side.side_channel_port)
+        # Up to 0.32 the listener thread, which does not run here, encodes the metadata.
+        encoded = importlib.import_module("msgspec").msgpack.encode(metadata)
+        by_rank = {(0, 0): encoded, 0: encoded}
+        published = "NixlBaseConnectorScheduler._handshake_data"
+        NETWORK.listeners[path] = lambda: optional(scheduler_side, published, None) or by_rank
 
     def before(self, scheduled: Any) -> None:
-        """Do a worker's steps before the forward pass of a batch."""
+        """Call the connector as the worker does before the forward pass of a batch."""
         self.connector.handle_preemptions(scheduled.kv_connector_metadata)
         self.connector.bind_connector_metadata(scheduled.kv_connector_metadata)
         if optional(scheduled, "SchedulerOutput.has_sync_kv_loads", False):
             self.connector.start_load_kv(None)
 
     def after(self, scheduled: Any) -> Any:
-        """Do a worker's steps after it; return its KVConnectorOutput."""
+        """Call the connector as the worker does after the forward pass, and return its KVConnectorOutput."""
         if not optional(scheduled, "SchedulerOutput.has_sync_kv_loads", False):
             self.connector.start_load_kv(None)
         self.connector.wait_for_save()
@@ -98,8 +97,8 @@ class NixlWorker:
         return output
 
     def _loading(self, invalid: set[int]) -> Iterator[str]:
-        """Requests that wait for a load into invalid blocks. The scheduler ends them when it takes the
-        report, so they are looked for before."""
+        """Yield the requests that wait for a load into invalid blocks. Call this before the scheduler reads
+        the report, because it finishes these requests then."""
         if not invalid:
             return
         for ident, request in self._scheduler.requests.items():
@@ -109,13 +108,13 @@ class NixlWorker:
                     yield ident
 
     def write(self) -> None:
-        """The thread that writes KV to the peer goes through its loop once."""
+        """Run one pass of the thread that writes KV to the peer."""
         self.worker._push_writer_stop.left = 1
         self.worker._push_writer_loop()
 
 
 class NoThread:
-    """Stands in for a thread of the connector."""
+    """A stand-in for a thread of the connector."""
 
     def start(self) -> None:
         """Run nothing: commands or the network do its work."""
@@ -127,7 +126,7 @@ class NoThread:
 
 
 class LoopPasses:
-    """Stands in for the events that stop and wake a thread. left: passes that its loop may still make."""
+    """A stand-in for the events that stop and wake a thread. left: remaining passes of its loop."""
 
     left = 0
 
@@ -142,7 +141,10 @@ class LoopPasses:
 
 
 class PairServer(EngineDriver):
-    """P or D. answers: of each request that has ended, the parameters for the peer."""
+    """The prefill server P or the decode server D.
+
+    answers: finished request -> its transfer parameters for the peer.
+    """
 
     _mover: NixlWorker
 
@@ -162,16 +164,17 @@ class PairServer(EngineDriver):
         super().reset(geometry)
 
     def _start(self, config: EngineConfig) -> tuple[Any, Callable[..., Any]]:
-        def joined(settings: Any) -> None:
+        def connect_server(settings: Any) -> None:
             connect(settings, config, self.server)
 
         with_peer = replace(config, peer=True)
-        made = start(self.root, with_peer, self.overlap, self._stamps, adapt=joined)
-        scheduler = made[0]
+        scheduler, new_request = start(
+            self.root, with_peer, self.overlap, self._stamps, adapt=connect_server
+        )
         lay_out_states(scheduler.kv_cache_config, config)
-        # As a server has it, whatever the scheduler counts in: up to 0.29 the worker measures blocks by it.
+        # Up to 0.29 the worker takes its block size from here: that of a server, not the scheduler's unit.
         scheduler.vllm_config.cache_config.block_size = page_tokens(config)
-        return made
+        return scheduler, new_request
 
     def _worker(self, config: EngineConfig) -> ModelRunner:
         if config.recurrent:
@@ -182,7 +185,7 @@ class PairServer(EngineDriver):
         return runner
 
     def _drafter(self, config: EngineConfig) -> Drafter | None:
-        """The layers of a drafter: their KV is sent with that of the target."""
+        """Make the layers of a drafter. Their KV is sent together with the target's."""
         return super()._drafter(replace(config, peer=False, fail_requests=False))
 
     def _move(self) -> NixlWorker:
@@ -199,16 +202,20 @@ class PairServer(EngineDriver):
         failed = sorted(self._names[ident] for ident in self._mover.failed)
         return HostFacts(0, (), (), (), (), (), tuple(failed))
 
-    def _take(self, given: Any) -> None:
-        for one in given.values():
-            for output in one.outputs:
+    def _take(self, outputs: Any) -> None:
+        for of_client in outputs.values():
+            for output in of_client.outputs:
                 if output.finish_reason is not None:
                     self.answers[self._names[output.request_id]] = output.kv_transfer_params
-        super()._take(given)
+        super()._take(outputs)
 
     def view(self) -> BlockFacts:
-        """The facts now. A prompt of P for D goes without the token that D computes: up to 0.28 the release
-        takes it from the prompt of a recurrent model when it first schedules it."""
+        """Return the facts of the server.
+
+        A prompt that P computes for D is shown without its last token, which D computes. Up to 0.28 the
+        release removes this token from the prompt of a recurrent model only when it first schedules the
+        request.
+        """
         facts = super().view()
         if self.server != PREFILL or not self.config.recurrent:
             return facts
@@ -229,16 +236,17 @@ class PairServer(EngineDriver):
         return self._names.get(ident, ident)
 
     def clear_step_facts(self) -> None:
-        """Forget what the last command ran and gave out."""
+        """Clear the batch, the outputs and the copies of the last command."""
         self._lanes = ()
-        self._given = ()
+        self._client_outputs = ()
         self._reset_done = False
         self._copies = ()
 
     def serve(
         self, name: str, ident: str, tokens: list[int], max_tokens: int, priority: int, parameters: Any
     ) -> Outcome:  # fmt: skip
-        """Add a request to the scheduler. parameters: for the connector, None without a transfer."""
+        """Add a request to the scheduler. parameters: the connector's transfer parameters, None without a
+        transfer."""
         self.clear_step_facts()
         if self._in_step:
             return Refused(Reason.WRONG_PHASE)
@@ -247,7 +255,8 @@ class PairServer(EngineDriver):
         # a copy: the release takes the last token from a prompt of a recurrent model
         request = self._request(ident, list(tokens), max_tokens, priority, False)
         request.kv_transfer_params = parameters
-        self._ids[name], self._names[ident] = ident, name
+        self._ids[name] = ident
+        self._names[ident] = name
         self.scheduler.add_request(request)
         return Done()
 
@@ -262,7 +271,7 @@ class PairServer(EngineDriver):
 
     @property
     def idle(self) -> bool:
-        """The loop has nothing to do."""
+        """Whether the engine loop has nothing to do."""
         return not (self._in_flight or self.scheduler.has_requests())
 
     @property

@@ -1,4 +1,4 @@
-"""Recurrent state of a server of a pair: in the bytes that it shares with KV, as its connector sends them."""
+"""Recurrent state of a server of a pair, in the bytes that it shares with KV and that the connector sends."""
 
 from __future__ import annotations
 
@@ -12,19 +12,20 @@ from impl.vllm.pair.memory import WORDS, TensorMemory
 from impl.vllm.states import RecurrentLayers, StateRunnerV1
 from reference.blocks.config import EngineConfig
 
-# Rows of the window of a convolution: x, B and C of Mamba2, of each an owner and the stamp. The owner tells
-# the projection, so that a projection in the place of another is seen.
+# Rows of the window of a convolution: an owner and a stamp for each of the Mamba2 projections x, B and C. The
+# owner includes the number of the projection, so that two projections that are swapped are seen.
 _PROJECTIONS = range(3)
 _ROWS = 2 * len(_PROJECTIONS)
 
 
 def words_of_state(config: EngineConfig) -> int:
-    """The size of a state (words of 8 bytes): the window of the convolution, then the recurrent state."""
+    """Return the size of a state: the window of the convolution, then the recurrent state (words of 8
+    bytes)."""
     return _ROWS * (1 + config.drafts) + 2
 
 
 def lay_out_states(pool: Any, config: EngineConfig) -> None:
-    """Give the recurrent layers of a KVCacheConfig the shapes of a Mamba2 model in layout DS, in pages as
+    """Give the recurrent layers of a KVCacheConfig the shapes of a Mamba2 model in layout DS, with pages as
     large as those of attention."""
     page = 8 * WORDS * page_tokens(config)
     for at in config.recurrent:
@@ -36,20 +37,22 @@ def lay_out_states(pool: Any, config: EngineConfig) -> None:
 
 
 def page_tokens(config: EngineConfig) -> int:
-    """The largest block of the groups with KV (tokens)."""
+    """Return the size of the largest block of a group with KV (tokens)."""
     return max(group.block_size for group in config.groups if not group.state)
 
 
 class PairStateMemory(TensorMemory):
-    """The memory of a server with recurrent layers, for the runner as its StateMemory.
+    """The memory of a server with recurrent layers, with the interface of StateMemory.
 
-    A block of a recurrent group holds the window of the convolution, with a column for each position that a
-    round of drafts may end at, then the recurrent state. Whatever writes KV into the block clears it.
-    windows, states: both for all blocks, as the layers have them.
+    A block of a recurrent group holds the window of the convolution, with one column for each position at
+    which a verify round can end, then the recurrent state. A write of KV into the block clears both.
+    windows: the window of each block, as the layers see it.
+    states: the recurrent state of each block, as the layers see it.
     """
 
     def __init__(self, config: EngineConfig) -> None:
-        blocks, size = config.blocks + 1, page_tokens(config)
+        blocks = config.blocks + 1
+        size = page_tokens(config)
         super().__init__(blocks, size)
         self.groups = frozenset(config.recurrent)
         columns = 1 + config.drafts
@@ -58,42 +61,43 @@ class PairStateMemory(TensorMemory):
         self.states = self.tensor.as_strided((blocks, 1, 2), (page, 2, 1), _ROWS * columns)
 
     def state(self, block: int, group: int) -> int:
-        """The stamp of the recurrent state in a block, 0 if it is none of this group."""
+        """Return the stamp of the recurrent state in a block, 0 if the block has none of this group."""
         owner, stamp = self.states[block, 0].tolist()
         return int(stamp) if owner == group + 1 else 0
 
     def window(self, block: int, group: int, offset: int = 0) -> int:
-        """The stamp in the window of the convolution that begins `offset` tokens later; 0 if its projections
-        are not all of one state of this group."""
+        """Return the stamp in the window of the convolution that begins `offset` tokens later, 0 if its
+        projections are not all from one state of this group."""
         column = self.windows[block, :, offset].tolist()
         stamps = {*column[1::2]}
         return int(stamps.pop()) if column[::2] == _owners(group) and len(stamps) == 1 else 0
 
     def _claimed(self, block: int, group: int) -> Any:
-        """The words of a block for a group with KV. A state that was in the block is gone."""
+        """Return the words of a block that a group with KV is about to write. A state in the block is
+        cleared."""
         if self._state_group(block) >= 0:
             self.tensor[block] = 0
         return super()._claimed(block, group)
 
     def get(self, block: int, default: Any = (-1, ())) -> Any:
-        """The group and the stamps of a block, as `held` has those of a state."""
+        """Return the group and the stamps of a block, in the order of `held`."""
         if self._state_group(block) >= 0:
             return self.held()[block]
         return super().get(block, default)
 
     def leave(self, block: int, group: int, stamp: int) -> None:
-        """A kernel writes a recurrent state."""
+        """Write a recurrent state, as a kernel does."""
         if self._state_group(block) != group:
             self.tensor[block] = 0
         self.states[block, 0] = torch.tensor([group + 1, stamp])
 
     def leave_windows(self, block: int, group: int, stamps: Sequence[int]) -> None:
-        """A kernel writes a window and those that follow it."""
+        """Write consecutive windows of the convolution, as a kernel does."""
         rows = [row for owner in _owners(group) for row in ([owner] * len(stamps), list(stamps))]
         self.windows[block, :, : len(stamps)] = torch.tensor(rows)
 
     def _state_group(self, block: int) -> int:
-        """The group of the recurrent state in a block, -1 for none."""
+        """Return the group of the recurrent state in a block, -1 for none."""
         group = int(self.states[block, 0, 0]) - 1
         return group if group in self.groups else -1
 
@@ -107,8 +111,8 @@ class PairStateMemory(TensorMemory):
         self.leave_windows(block, group, slots[1:])
 
     def held(self) -> list[tuple[int, tuple[int, ...]]]:
-        """The group of each block (-1: none) and its stamps: of KV those of its slots, of a state that of the
-        recurrent state and those of the windows."""
+        """Return for each block its group (-1: none) and its stamps: one for each slot of KV, or that of
+        the recurrent state followed by those of the windows."""
         found = super().held()
         columns = range(self.windows.shape[2])
         for block in range(len(found)):

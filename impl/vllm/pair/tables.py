@@ -1,4 +1,4 @@
-"""Tables of both sides of the connectors of a pair, in words."""
+"""The entries in the tables of both sides of the connectors of a pair, as text."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from impl.vllm.pair.server import PairServer
 
-# Tables of requests, transfers, leases and notifications; a release has those that it has.
+# Tables of requests, transfers, leases and notifications. Every release has some of them.
 _OF_WORKER = (
     "_recving_metadata", "_recving_transfers", "_reqs_to_send", "_reqs_to_process", "_sending_transfers",
     "_push_finished_blocks", "_pending_d_registrations", "_send_failures", "_recv_failures",
@@ -22,12 +22,12 @@ _OF_CORE = "finished_recving_kv_req_ids", "failed_recving_kv_req_ids"
 
 
 def kept_records(servers: Mapping[str, PairServer]) -> Iterator[str]:
-    """Tables that are not empty: of a server, with what they name."""
+    """Yield the server, the table and the request of each table entry, and the number of open transfer
+    handles."""
     for name, server in servers.items():
-        ours = server.scheduler.connector.connector_scheduler
         places = (
             (server.mover.worker, _OF_WORKER),
-            (ours, _OF_SCHEDULER),
+            (server.scheduler.connector.connector_scheduler, _OF_SCHEDULER),
             (server.scheduler, _OF_CORE),
         )
         for owner, tables in places:

@@ -1,10 +1,10 @@
-"""Known faults as masks: which of them a tree still has, and which violations of it they explain.
+"""Known faults as masks: the faults that a tree still has, and the violations that they explain.
 
-A mask holds while a trace of its fault fails on the tree. The report names a change that mends one path of a
-fault and not the other. A trace that needs two faults says nothing of that.
-Where there is a base, a violation of a fault's clause is the fault's unless the trace is a witness (see
-Standing). Without one, and of an engine that schedules by itself, it is if the run violates the clause no
-more without one of the things that the fault's own trace needs (see causes.py).
+A mask holds while a trace of its fault fails on the tree. The report names a change that fixes one path of a
+fault but not another; a trace that needs two faults is no evidence for that.
+With a base, a known fault explains a violation of its clause unless the trace is a witness (see Standing).
+Without a base, and for an engine that schedules by itself, it explains the violation if the run conforms
+without one of the things that the fault's own trace needs (see causes.py).
 """
 
 from __future__ import annotations
@@ -37,11 +37,12 @@ class Mask:
 
     there: its traces that fail on the tree, by their own or another clause of the fault, each with its
         needs.
-    fixed: files of traces that conform, and fail on the base.
-    breaks: how the tree breaks in them; instead: its behaviour in place of that, in words.
-    unplayed: why one of its traces could not be replayed; "" where all could.
-    absent_from_base: the base does not show it either, as one that is older than the fault.
-    otherwise: no trace of it is in the way in which the tree is driven, such as `+overlap`.
+    fixed: files of traces that conform on the tree and fail on the base.
+    breaks: texts of the failures by which the tree breaks in them (see how_it_breaks).
+    instead: other behaviour of the tree in its traces, in words.
+    unplayed: why one of its traces could not be replayed, "" if all could.
+    absent_from_base: the base does not show it either, for example because the base is older than the fault.
+    otherwise: its traces are of other ways than that of the tree, such as `+overlap`.
     """
 
     fault: KnownFault
@@ -55,13 +56,13 @@ class Mask:
 
     @property
     def state(self) -> str:
-        """Whether the tree has the fault, in words."""
+        """The state of the fault on the tree, in words."""
         if self.fixed and self.there:
-            mended = [Path(name).stem for name in self.fixed]
-            conform = "conforms" if len(mended) == 1 else "conform"
-            left = ", ".join(dict.fromkeys(trace.clause or "" for trace, _ in self.there))
+            fixed = [Path(name).stem for name in self.fixed]
+            conform = "conforms" if len(fixed) == 1 else "conform"
+            violated = ", ".join(dict.fromkeys(trace.clause or "" for trace, _ in self.there))
             return (
-                f"fixed in part: {', '.join(mended)} {conform}, and another trace violates {left}"
+                f"fixed in part: {', '.join(fixed)} {conform}, and another trace violates {violated}"
             )
         if self.there:
             return "still there"
@@ -77,7 +78,7 @@ class Mask:
 
     @property
     def elsewhere(self) -> bool:
-        """Whether its traces run in other ways, and say nothing of this tree."""
+        """Whether its traces are of other ways, and so no evidence about this tree."""
         return self.otherwise and not (self.there or self.unplayed or self.instead)
 
     @property
@@ -86,36 +87,38 @@ class Mask:
 
     @property
     def in_part(self) -> bool:
-        """Whether the tree has it only on some of its paths."""
+        """Whether the tree has the fault on only some of its paths."""
         return self.holds and bool(self.fixed)
 
     @property
     def gone(self) -> bool:
-        """Whether the tree no longer has it, or not on all of its paths."""
+        """Whether the tree no longer has the fault, or no longer on all of its paths."""
         return bool(self.fixed) or not (self.there or self.unplayed)
 
     @property
     def line(self) -> str:
-        """Return it as a line, such as "known: split-leaf (TREE-4), still there: A leaf that is split
-        ..."."""
+        """The fault as a line of text, such as "known: split-leaf (TREE-4), still there: A leaf that is
+        split ..."."""
         says = self.fault.says.partition(". ")[0].rstrip(".")
         return f"known: {self.fault.id} ({', '.join(self.fault.clauses)}), {self.state}: {says}"
 
     def traces_of(self, clause: str) -> Sequence[tuple[Trace, Needs]]:
-        """Return its traces of a clause, each with its needs; all its traces if none is of that clause."""
+        """Return its traces of a clause, each with its needs, or all its traces if none is of that clause."""
         return [each for each in self.there if each[0].clause == clause] or self.there
 
     def needs(self, clause: str) -> list[Needs]:
-        """Return the needs of its traces of a clause, as in `traces_of`."""
+        """Return the needs of its traces of a clause (see `traces_of`)."""
         return [needed for _, needed in self.traces_of(clause)]
 
 
 def masks(system: AnySystem, base: AnySystem | None = None, clause: str | None = None) -> Iterator[Mask]:
-    """Return the known faults of the release that a system is, or was taken for, as their traces show
-    them here.
+    """Yield the known faults of the release that a system is, or was taken for, with the results of their
+    traces on the system.
 
-    clause: only faults that violate it. Needs are left out where a base judges violations. Raises
-        DoesNotStart where the system does not load.
+    clause: only faults with this clause. Needs are omitted with a base, which decides about violations
+    then.
+
+    Raises DoesNotStart if the system does not load.
     """
     spec = system_spec(system)
     release = release_of(system)
@@ -127,7 +130,7 @@ def masks(system: AnySystem, base: AnySystem | None = None, clause: str | None =
         loaded = {file: load(FOLDER / file) for file in fault.traces}
         sizes = [t.sizes(Geometry) for t in loaded.values() if kind_of_config(t.geometry).modelled]
         if sizes and not any(map(system.capabilities.keeps_states, sizes)):
-            continue  # of recurrent states, which the release has not in this way
+            continue  # its traces need recurrent states, which the release lacks in this way
         found = _Masking(fault, system, base)
         for file, trace in loaded.items():
             shown = fault.shown(trace.clause or "", release)
@@ -151,7 +154,8 @@ class _Masking:
     on_base: bool = False
 
     def replay(self, file: str, trace: Trace, shown: str) -> None:
-        """Replay a trace that shows a clause on the release. Raises DoesNotStart, Misfit."""
+        """Replay a trace of the fault. shown: the clause by which the release shows the fault. Raises
+        DoesNotStart and Misfit."""
         try:
             seen = replay(self.system, trace).violation
         except (DoesNotStart, Misfit):
@@ -170,8 +174,8 @@ class _Masking:
     def _note_violation(self, trace: Trace, seen: Violation, by: str | None, shown: str) -> None:
         """Record a violation.
 
-        by: the clause by which it shows the fault, None where it does not.
-        shown: the clause by which the release shows it.
+        by: the clause by which it shows the fault, None if it does not show the fault.
+        shown: the clause by which the release shows the fault.
         """
         if by == "BROKEN" and _breaks_otherwise(self.base, trace, seen):
             self.instead["breaks the system otherwise"] = None
@@ -186,8 +190,8 @@ class _Masking:
             self.instead[instead.get(seen.clause, f"violates {seen.clause}")] = None
 
     def _trace_needs(self, trace: Trace, by: str, shown: str) -> Needs:
-        """Return the needs of a trace, as the base shows it, if it does: a violation of the tree
-        without a need may be another fault, which is the tree's own."""
+        """Return the needs of a trace on the base if the base shows the fault, otherwise on the tree. A
+        violation of the tree without the base's needs may be another fault, which is the tree's own."""
         before = None if self.base is None else _violation_of(self.base, trace)
         for clause in (by, shown):
             if self.base is not None and before is not None and clause in before.clauses:
@@ -209,15 +213,15 @@ class _Masking:
 
 
 def release_of(system: AnySystem) -> str:
-    """Return the release that a system is; for a checkout, or a version that no table has, the one that
-    it was taken for. "" where it is no release."""
-    taken = getattr(system, "release", None)  # of the built-in implementation a method
+    """Return the release that a system is. For a checkout, or for a version that no table has, return the
+    release that it was taken for; "" for no release."""
+    taken = getattr(system, "release", None)  # the built-in implementation has a method of this name
     return taken if isinstance(taken, str) else system_spec(system).version or ""
 
 
 def also_checked(system: AnySystem, masks: Sequence[Mask]) -> frozenset[str]:
-    """Return clauses that a check skips for a fault which the tree no longer has: they are checked
-    again."""
+    """Return the clauses that a check skips because of faults which the tree no longer has, and enable
+    their checks."""
     gone = [mask.fault for mask in masks if mask.fault.passed_over and mask.gone]
     clauses = frozenset(clause for fault in gone for clause in fault.clauses)
     check_also(system, clauses)
@@ -225,8 +229,8 @@ def also_checked(system: AnySystem, masks: Sequence[Mask]) -> frozenset[str]:
 
 
 def _showing_clause(fault: KnownFault, clause: str, seen: Violation | None) -> str | None:
-    """Return the clause by which a trace shows its fault: its own, or in another way to run another
-    clause of the fault."""
+    """Return the clause by which a trace shows its fault: `clause`, or in another way another clause of the
+    fault; None if it does not show the fault."""
     if seen is None:
         return None
     if clause in seen.clauses:
@@ -235,8 +239,8 @@ def _showing_clause(fault: KnownFault, clause: str, seen: Violation | None) -> s
 
 
 def _is_fixed(was: Violation | None, now: Violation | None, clause: str) -> bool:
-    """Return whether a tree gets past its base's violation; past others, where the clause is checked
-    past them."""
+    """Return whether a tree fixes the violation of its base: it conforms, or shows only the violation that
+    the base shows first."""
     if was is None or clause not in was.clauses:
         return False
     return now is None or (
@@ -252,7 +256,7 @@ def _violation_of(system: AnySystem, trace: Trace) -> Violation | None:
 
 
 def _breaks_otherwise(base: AnySystem | None, trace: Trace, seen: Violation) -> bool:
-    """Return whether a trace of a known failure fails on the base by another kind of exception."""
+    """Return whether a trace of a known failure fails on the base with another kind of exception."""
     known = None if base is None else _violation_of(base, trace)
     if known is None or known.clause != "BROKEN":
         return False
@@ -260,13 +264,12 @@ def _breaks_otherwise(base: AnySystem | None, trace: Trace, seen: Violation) -> 
 
 
 def how_it_breaks(observed: str) -> str:
-    """Return the text that equal failures of a system share, without lines of its code and numbers of the
-    run."""
+    """Return the common text of equal failures of a system, without line numbers and numbers of the run."""
     return re.sub(r"\b[A-Z]\d+\b|\d+", "N", observed.partition(" at ")[0])
 
 
 def holding(masks: Sequence[Mask], violation: Violation, clause: str) -> list[Mask]:
-    """Return the known faults that may explain the violation of a clause."""
+    """Return the known faults of the tree that may explain the violation of a clause."""
     held = [mask for mask in masks if mask.holds and clause in mask.fault.clauses]
     if clause != "BROKEN":
         return held
@@ -275,13 +278,14 @@ def holding(masks: Sequence[Mask], violation: Violation, clause: str) -> list[Ma
 
 
 class Standing(IntEnum):
-    """A base's answer about a violation that a tree shows.
+    """The standing of a tree's violation beside a base.
 
-    NEW: it has a witness, a trace in which the tree violates the clause and the base, run to that step,
-        violates nothing and has refused nothing that the tree carried out, or violates at that step alone
-        what the tree does as well. UNTOLD: it has none yet, and is
-        no known fault's clause: the base violates others at that step, or cannot be driven. KNOWN: the base
-        violates the clause, or what has no witness comes where a known fault shows.
+    KNOWN: the base violates the clause, or the violation has no witness and a known fault shows in the trace.
+    UNTOLD: it has no witness yet, and no known fault has its clause: the base violates other clauses at that
+        step, or cannot be driven.
+    NEW: it has a witness, a trace in which the tree violates the clause and the base, run up to that step,
+        conforms and has refused no command that the tree executed. The base may violate clauses at that very
+        step if the tree violates them too.
     """
 
     KNOWN = 0
@@ -292,8 +296,9 @@ class Standing(IntEnum):
 class Compared(NamedTuple):
     """A violation of one clause beside a base.
 
-    under: the known faults one of which it is counted under, if it has no witness in the end.
-    why: why the trace is no witness; undriven: because the base cannot be driven through it.
+    under: the known faults that the violation is counted under if it has no witness in the end.
+    why: why the trace is no witness.
+    undriven: the trace is no witness because the base cannot be driven through it.
     """
 
     stands: Standing
@@ -310,8 +315,11 @@ def beside(
     clause: str,
     system: AnySystem | None = None,
 ) -> Compared:
-    """Return the standing of a violation beside a base: NEW where there is no base. system: the system
-    that shows it; a trace in which the two differ earlier is no witness against a known fault."""
+    """Return the standing of a violation beside a base; without a base it is NEW.
+
+    system: the system with the violation. A trace in which base and system differ earlier is no witness
+    against a known fault.
+    """
     if base is None:
         return Compared(Standing.NEW)
     under = holding(masks, violation, clause)
@@ -325,8 +333,9 @@ def beside(
         )
     seen = run.violation
     if seen is None:
-        parted = under and system is not None and _outcomes_differ(system, run)
-        return unseen if parted else Compared(Standing.NEW)
+        if under and system is not None and _outcomes_differ(system, run):
+            return unseen
+        return Compared(Standing.NEW)
     if clause in seen.clauses and fails_alike(seen, violation, clause):
         return Compared(Standing.KNOWN, under)
     first = violation.first_violation or violation
@@ -335,9 +344,9 @@ def beside(
     shown = [mask for mask in masks if {*mask.fault.clauses} & {*seen.clauses}]
     why = f"{base.name} violates {', '.join(seen.clauses)} in the trace as well"
     if seen.step == first.step and {*seen.clauses} <= {*first.clauses}:
-        more = first is violation and clause not in seen.clauses
-        return Compared(Standing.NEW if more else Standing.UNTOLD, shown, why)
-    # The tree gets past what the base violates: from there on they cannot be compared.
+        is_new = first is violation and clause not in seen.clauses
+        return Compared(Standing.NEW if is_new else Standing.UNTOLD, shown, why)
+    # The tree passes the step that the base violates, and cannot be compared from there on.
     return Compared(Standing.KNOWN if shown else Standing.UNTOLD, shown, why)
 
 
@@ -347,8 +356,8 @@ def _refusals(run: Run) -> list[bool]:
 
 
 def _outcomes_differ(system: AnySystem, run: Run) -> bool:
-    """Return whether the base has refused a command that the system carried out; one that schedules by
-    itself may."""
+    """Return whether the base has refused a command that the system executed. An engine that schedules by
+    itself may differ."""
     if system.capabilities.system_kind.schedules:
         return False
     try:
@@ -359,8 +368,8 @@ def _outcomes_differ(system: AnySystem, run: Run) -> bool:
 
 
 def fails_alike(one: Violation, two: Violation, clause: str) -> bool:
-    """Return whether two violations of a clause are alike: BROKEN is one clause for every failure of a
-    system."""
+    """Return whether two violations of a clause are alike. For BROKEN, the one clause of all failures,
+    their texts decide."""
     first, second = (how_it_breaks(each.failure_of(clause).observed) for each in (one, two))
     return clause != "BROKEN" or first == second
 
@@ -368,9 +377,9 @@ def fails_alike(one: Violation, two: Violation, clause: str) -> bool:
 def do_the_same(
     system: AnySystem, base: AnySystem | None, trace: Trace, violation: Violation
 ) -> bool:
-    """Return whether an engine that schedules by itself and its base run, give out and publish the same
-    in each command of a trace, up to a violation: the engine's violation then comes from no other
-    schedule. What they store on a host may differ: a store of too much is a fault of the engine alone."""
+    """Return whether an engine that schedules by itself and its base run, output and publish the same in
+    each command of a trace, up to a violation. The violation then is not caused by another schedule.
+    Stores to a host may differ: too many stores are a fault of the engine alone."""
     if base is None or not system.capabilities.system_kind.schedules:
         return False
     ends = replace(trace, commands=trace.commands[: violation.step + 1])
@@ -381,7 +390,7 @@ def do_the_same(
 
 
 def _schedule(run: Run) -> list[Row]:
-    """Return the rows of a run without what is stored on a host."""
+    """Return the rows of a run without its stores to a host."""
     stored = "store ", "chunks ", "storage "
     return [
         replace(row, tree=tuple(line for line in row.tree if not line.startswith(stored)))

@@ -30,7 +30,7 @@ def _whole_pages(state: State, prompt: Prompt) -> Key:
 
 
 def _length_in_tree(tree: Tree, key: Key) -> int:
-    """Return how much of `key` the tree has, usable or not."""
+    """Return the length of the prefix of `key` that the tree has, usable or not (tokens of the key)."""
     path = path_of(tree, key)
     if not path:
         return 0
@@ -49,8 +49,8 @@ def _count_nodes(children: tuple[Node, ...]) -> int:
 )
 class MatchHarness(Harness[Match]):
     def draw(self, c: Enabled) -> Match:
-        staying = lock_holders(c.state)
-        name = c.lock_holder([g for g in c.profile.lock_holders if g not in staying])
+        owners = lock_holders(c.state)
+        name = c.lock_holder([g for g in c.profile.lock_holders if g not in owners])
         prompt = c.prompt(c.state.config.geometry.width)
         window = c.state.config.geometry.window
         parts = window is not None and "UnlockSwa" not in c.profile.disabled
@@ -118,13 +118,13 @@ class UnlockHarness(Harness[Unlock]):
 
 
 def _unlock_swa_weight(c: Enabled) -> int:
-    """Return the weight of an UnlockSwa: more where several requests may release the SWA part of their
-    lock, or one just has."""
+    """Return the weight of an UnlockSwa: larger if several requests may release the SWA part of their lock,
+    or if one just has released it."""
     alone = full_alone(c.state)
-    may = sum(r.holder not in alone for r in c.swa_passed)
-    if not may:
+    count = sum(r.holder not in alone for r in c.swa_passed)
+    if not count:
         return 0
-    return 30 if may > 1 or c.last is UnlockSwa else 8
+    return 30 if count > 1 or c.last is UnlockSwa else 8
 
 
 @harness(
@@ -150,11 +150,10 @@ class UnlockSwaHarness(Harness[UnlockSwa]):
 
     def case(self, was: State, command: UnlockSwa, now: State) -> Labels:
         request = was.request(command.holder)
-        if request is None:
-            who = "lock holder"
-        else:
-            who = "turn" if request.session is not None else "ordinary"
-        return who, "has none" if was.tree == now.tree else ""
+        owner = "lock holder"
+        if request is not None:
+            owner = "turn" if request.session is not None else "ordinary"
+        return owner, "has none" if was.tree == now.tree else ""
 
 
 @harness(
@@ -165,18 +164,18 @@ class UnlockSwaHarness(Harness[UnlockSwa]):
 )
 class InsertHarness(Harness[Insert]):
     def draw(self, c: Enabled) -> Insert:
-        """Draw an insert: half the time by a new holder, else by a lock owner whose locked prefix can
-        be spelled."""
-        more = c.state.config.geometry.bigram
-        locks = lock_holders(c.state).items()
-        staying = {
-            n: key for n, key in locks if prompt_len(spelt(key)) == len(key) + (more and bool(key))
-        }
+        """Draw an insert: half the time by a new holder, otherwise by a lock owner with a locked prefix
+        that a prompt can spell."""
+        bigram = c.state.config.geometry.bigram
+        spellable = {}
+        for owner, key in lock_holders(c.state).items():
+            length = len(key) + 1 if bigram and key else len(key)
+            if prompt_len(spelt(key)) == length:
+                spellable[owner] = key
         new = [g for g in c.profile.lock_holders if g not in lock_holders(c.state)]
-        name = c.lock_holder(
-            new if new and (not staying or once_in(c.source, 2)) else list(staying)
-        )
-        locked: Key = staying.get(name, ())
+        takes_new = bool(new) and (not spellable or once_in(c.source, 2))
+        name = c.lock_holder(new if takes_new else list(spellable))
+        locked: Key = spellable.get(name, ())
         geometry = c.state.config.geometry
         longest = len(locked) + pages_left(c.state) * geometry.page_size
         longest += c.source.upto(geometry.page_size - 1)
@@ -196,7 +195,9 @@ class InsertHarness(Harness[Insert]):
         evicted = draw_evicted(
             c.state, c.source, key_of(prompt, geometry.bigram), len(locked), limit
         )
-        return Insert(name, prompt, -1 if c.invalid and once_in(c.source, 8) else evicted, chunked)
+        if c.invalid and once_in(c.source, 8):
+            evicted = -1
+        return Insert(name, prompt, evicted, chunked)
 
     def of_lock_holder(self, scope: Scope, name: str, locked: Key) -> Commands:
         strangers = 0
@@ -214,15 +215,15 @@ class InsertHarness(Harness[Insert]):
                 yield from self._inserts_of_prompt(scope.geometry, fresh.lock_holder, prompt)
 
     def _inserts_of_prompt(self, geometry: Geometry, name: str, prompt: Prompt) -> Iterator[Insert]:
-        """Return inserts of a prompt, with each number of its pages evicted; one number ends inside a
-        page."""
+        """Return inserts of a prompt, with each number of its pages evicted, and one that evicts to a
+        position inside a page."""
         length = prompt_len(prompt)
         size = geometry.page_size
-        evicted = (
-            [0] if geometry.window is None else [*range(0, floor_page(length, size) + 1, size)]
-        )
-        if geometry.window is not None and size > 1 and length > 1:
-            evicted.append(1)
+        evicted = [0]
+        if geometry.window is not None:
+            evicted = [*range(0, floor_page(length, size) + 1, size)]
+            if size > 1 and length > 1:
+                evicted.append(1)
         return (Insert(name, prompt, *rest) for rest in product(evicted, (False, True)))
 
     def misnamed(self, scope: Scope, name: str, bearer: Session | Request | None) -> Commands:
@@ -238,9 +239,9 @@ class InsertHarness(Harness[Insert]):
     def case(self, was: State, command: Insert, now: State) -> Labels:
         assert was.tree is not None and now.tree is not None
         key = _whole_pages(was, command.prompt)
-        goes_on = "goes on" if command.chunked else "ends"
+        end = "goes on" if command.chunked else "ends"
         if len(key) == len(lock_holders(was).get(command.holder, ())):
-            return goes_on, "nothing new", "", "", ""
+            return end, "nothing new", "", "", ""
         there = _length_in_tree(was.tree, key)
         out = command.chunked and len(lock_holders(now).get(command.holder, ())) < len(key)
         if there == len(key):
@@ -249,7 +250,7 @@ class InsertHarness(Harness[Insert]):
             what = "part there" if there else "nothing there"
         room = "evicts for room" if evicts(was, now) else ""
         tombstone = self._tombstone(command, was.tree, now.tree, key)
-        return goes_on, what, tombstone, "kept out" if out else "", room
+        return end, what, tombstone, "kept out" if out else "", room
 
     def _tombstone(self, command: Insert, was: Tree, now: Tree, key: Key) -> str:
         before, after = page_ends(was), page_ends(now)
@@ -271,7 +272,8 @@ class InsertHarness(Harness[Insert]):
 )
 class EvictHarness(Harness[Evict]):
     def draw(self, c: Enabled) -> Evict:
-        """Draw an eviction of a page, a node, all that is evictable, or more; of one pool or of both."""
+        """Draw an eviction of a page, of a node, of everything evictable or of more, in one pool or in
+        both."""
         geometry = c.state.config.geometry
         tree = c.state.tree
         if c.invalid and once_in(c.source, 2):
@@ -288,19 +290,18 @@ class EvictHarness(Harness[Evict]):
 
         if c.orders_differ and once_in(c.source, 2):
             return Evict(0, geometry.page_size)
-        # SWA alone leaves tombstones: as often as the other two together.
+        # Only an eviction of SWA alone leaves tombstones, so it is as frequent as the others together.
         states = 0
         if geometry.states and once_in(c.source, 2):
             states = 1 + c.source.upto(geometry.states - 1)
-            if not once_in(c.source, 4):  # alone: their nodes stay
+            if not once_in(c.source, 4):  # an eviction of states alone keeps their nodes
                 return Evict(0, 0, states)
-        pools = (
-            pick(c.source, ("full", "swa", "swa", "both"))
-            if geometry.window is not None
-            else "full"
-        )
+        pools = "full"
+        if geometry.window is not None:
+            pools = pick(c.source, ("full", "swa", "swa", "both"))
         full = amount(can.full_evictable) if pools != "swa" else 0
-        return Evict(full, amount(can.swa_evictable) if pools != "full" else 0, states)
+        swa = amount(can.swa_evictable) if pools != "full" else 0
+        return Evict(full, swa, states)
 
     def of_nobody(self, scope: Scope, present: Present, fresh: Names) -> Commands:
         geometry = scope.geometry
@@ -320,9 +321,11 @@ class EvictHarness(Harness[Evict]):
 
     def case(self, was: State, command: Evict, now: State) -> Labels:
         assert was.tree is not None and now.tree is not None
-        had, has = page_ends(was.tree), page_ends(now.tree)
+        had = page_ends(was.tree)
+        has = page_ends(now.tree)
         size = was.config.geometry.page_size
-        full, swa = ((len(had) - len(has)) * size, (sum(had.values()) - sum(has.values())) * size)
+        full = (len(had) - len(has)) * size
+        swa = (sum(had.values()) - sum(has.values())) * size
         requested = "full" if command.full else "window's pool"
         if command.full and command.swa:
             requested = "both pools"
@@ -335,8 +338,8 @@ class EvictHarness(Harness[Evict]):
         gone = {p.node.live for p in nodes(was.tree) if p.node.children and p.path not in has}
         parent = "a parent after its child" if True in gone else ""
         above = "tombstones above go along" if False in gone else ""
-        left = ((p.path, p.node) for p in nodes(now.tree) if not p.node.children)
-        read = any(not node.live and had[path] for path, node in left)
+        leaves = ((p.path, p.node) for p in nodes(now.tree) if not p.node.children)
+        read = any(not node.live and had[path] for path, node in leaves)
         stays = "a leaf that is read becomes a tombstone" if read else ""
         return (
             requested,

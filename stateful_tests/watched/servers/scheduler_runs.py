@@ -1,8 +1,8 @@
-"""Whole schedulers under random clients: run, judge four ways, shrink.
+"""Whole schedulers under random clients: a run is served, checked by four judges, and shrunk.
 
-Judges: what attention would read (`reads`), the server's own strict checks (`server`), validation of its log
-(`log`), and whether a client waits for ever though there is room (`progress`). A run is its configuration,
-its clients and a seed; the same three give the same run.
+The judges are the KV that attention would read (`reads`), the server's own strict checks (`server`), the
+validation of its log (`log`), and clients that wait for ever although there is room (`progress`). A run is
+determined by its configuration, its clients and a seed.
 """
 
 from __future__ import annotations
@@ -40,8 +40,11 @@ SHRINK_S = 60.0  # seconds that shrinking one finding may take
 
 
 class ServedRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A run as a file: everything that is needed to repeat it. choices: of the environment of a pair;
-    key: of the finding that it shows, "" for none."""
+    """A run as a file, with everything that is needed to repeat it.
+
+    choices: choices of the network of a pair.
+    key: key of the finding that it shows, "" for none.
+    """
 
     release: str
     config: Config
@@ -54,7 +57,7 @@ class ServedRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Runner(Protocol):
-    """Serves jobs: impl.sglang.server.runs.WholeScheduler."""
+    """The interface of impl.sglang.server.runs.WholeScheduler, which serves jobs."""
 
     def run(self, job: Job) -> RunOutcome: ...
 
@@ -66,7 +69,7 @@ class ServedFinding:
     """A judge's finding about a run.
 
     key: equal keys of two runs mean the same fault.
-    known: the fault of this release that it is, or that it follows from.
+    known: the known fault of this release that causes it, "" for none.
     old: the base shows it in the same run.
     """
 
@@ -90,18 +93,23 @@ class JudgedRun:
 
     @property
     def new(self) -> list[ServedFinding]:
-        """The findings that no known fault explains, and the base does not show."""
+        """The findings that neither a known fault nor the base explains."""
         return [each for each in self.findings if not each.known and not each.old]
 
 
 @dataclass(slots=True)
 class Served:
-    """A whole check.
+    """The results of a whole check.
 
-    reached: decisions of the scheduler, and how often.
-    known, old: findings that known faults explain, and findings that the base shows as well.
-    found: key -> the smallest run.
-    interrupted: by a signal.
+    forwards: number of forward passes.
+    events: number of log events.
+    seconds: duration (s).
+    reached: decisions of the scheduler, with their numbers.
+    known: findings that known faults explain, with their numbers.
+    old: findings that the base shows too, with their numbers.
+    found: key of a new finding -> its smallest run.
+    times: key of a new finding -> number of runs that show it.
+    interrupted: a signal ended the check.
     """
 
     release: str
@@ -119,8 +127,11 @@ class Served:
 
 
 def serve(runner: Runner, run: ServedRun, level: str = "") -> JudgedRun:
-    """Serve one run, and judge it. level: of its log; pages, or lines about a host tier, show which
-    states the tree gets. A pair writes no log."""
+    """Serve one run, and judge it.
+
+    level: level of its log. The levels `pages` and those with lines about a host tier show which states the
+    tree gets. A pair writes no log.
+    """
     if run.config.pair:
         outcome = runner.run(Job(run.config, run.clients, run.seed, choices=run.choices))
         validated = Validated(reached=server_pairs.reached(outcome.events))
@@ -146,10 +157,11 @@ def serve(runner: Runner, run: ServedRun, level: str = "") -> JudgedRun:
 class Before:
     """The release that a tree was taken from.
 
-    there: known fault -> whether the tree has it as well, by its traces.
-    saved: known fault -> the run that shows it.
-    The tree has a fault without traces if the release shows it in the same run, or the tree in the
-        saved one: the tree's order of events may differ from the release's.
+    there: known fault -> whether the tree has it too, by the traces of the fault.
+    saved: known fault -> a run that shows it.
+
+    The tree has a fault without traces if the release shows it in the same run, or if the tree shows it in
+    the saved run: the order of events may differ between tree and release.
     """
 
     runner: Runner
@@ -157,7 +169,7 @@ class Before:
     saved: Mapping[str, ServedRun] = field(default_factory=dict)
 
     def compared(self, judged: JudgedRun, tree: Runner) -> JudgedRun:
-        """Return the run of the tree compared with the same run of the release."""
+        """Return the run of the tree, with its findings compared with the same run of the release."""
         if not judged.findings:
             return judged
         was = serve(self.runner, judged.run).findings
@@ -174,8 +186,8 @@ class Before:
         return judged
 
     def _has(self, tree: Runner, fault: str, shown: Container[str]) -> bool:
-        """Return whether the tree has a known fault. shown: faults that the release has shown in the
-        same run."""
+        """Return whether the tree has a known fault. shown: faults that the release has shown in the same
+        run."""
         if fault not in self.there:
             if fault in shown:
                 return True
@@ -279,10 +291,10 @@ def check(
     count: int = 12, impatient: bool = False, limit_s: float | None = None, before: Before | None = None,
     say: Callable[[str, int, int], None] = lambda *_: None, keep: Callable[[JudgedRun], object] = id,
 ) -> Served:  # fmt: skip
-    """Serve random runs until their number or the time is over; each new finding is shrunk at once.
+    """Serve random runs until their number or the time limit is reached. Shrink each new finding at once.
 
-    keep: called with the run of a new finding, and with each smaller one. An interrupt ends the check
-        with the findings until then.
+    keep: called with the run of a new finding, and with each smaller run. An interrupt ends the check with
+    the findings up to then.
     """
     started = time.monotonic()
     checking = _Check(
@@ -323,7 +335,7 @@ class _Check:
         self.say(what, self.result.forwards, len(self.result.found))
 
     def take(self, run: ServedRun) -> Counter[str]:
-        """Serve a run; keep and shrink a new finding. Returns what the run reached."""
+        """Serve a run, and keep and shrink a new finding. Return the decisions that the run reached."""
         judged = judge(self.runner, run, self.before)
         result = self.result
         result.runs += 1
@@ -335,7 +347,8 @@ class _Check:
                 result.known[each.known] += 1
             if each.old:
                 result.old[each.key] += 1
-        for key in (each.key for each in judged.new[:1]):
+        if judged.new:
+            key = judged.new[0].key
             result.times[key] += 1
             if key not in result.found:
                 judged.run = msgspec.structs.replace(run, key=key)
@@ -348,7 +361,7 @@ class _Check:
         self.keep(judged)
 
     def _shrink(self, run: ServedRun) -> None:
-        """Return the smallest run that still shows the finding, within so many tries."""
+        """Shrink a run that shows a finding, within a limit of tries and of time."""
         tries = itertools.count(1)
         ends = time.monotonic() + SHRINK_S
 
@@ -365,7 +378,7 @@ class _Check:
         first_improvement(run, Search(still_shows, SHRINKS), _smaller)
 
 
-# Smaller runs: fewer clients, turns, smaller numbers, then a plainer configuration.
+# Smaller runs: fewer clients and turns, smaller numbers, then a plainer configuration.
 
 _PLAINEST: dict[type, dict[str, Any]] = {
     Config: {
@@ -388,41 +401,43 @@ _PLAINEST: dict[type, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def _smaller(of: Any) -> Iterator[Any]:
-    """Yield smaller runs, or parts of one: with a client or a turn less; plainer itself; with a smaller
-    part."""
-    if isinstance(of, ServedRun):
-        choices = server_pairs.choices_about(of.clients, of.choices)
-        if len(choices) < len(of.choices):
-            yield msgspec.structs.replace(of, choices=choices)
+def _smaller(part: Any) -> Iterator[Any]:
+    """Yield smaller runs, or smaller parts of a run: with fewer clients or turns, with plainer fields, and
+    with a smaller part."""
+    if isinstance(part, ServedRun):
+        choices = server_pairs.choices_about(part.clients, part.choices)
+        if len(choices) < len(part.choices):
+            yield msgspec.structs.replace(part, choices=choices)
     for name, least in (("clients", 0), ("choices", 0), ("turns", 1)):
-        parts = getattr(of, name, ())
-        # many at once first
+        parts = getattr(part, name, ())
+        # large parts first
         for size in sorted({len(parts) // 2, len(parts) // 4, 1} - {0}, reverse=True):
-            for at in range(0, len(parts) if len(parts) - size >= least else 0, size):
-                yield msgspec.structs.replace(of, **{name: parts[:at] + parts[at + size :]})
-    for name, plain in _PLAINEST.get(type(of), {}).items():
-        value = getattr(of, name)
-        if isinstance(of, Turn | NetworkChoice):  # numbers, that go down step by step
+            if len(parts) - size < least:
+                continue
+            for at in range(0, len(parts), size):
+                yield msgspec.structs.replace(part, **{name: parts[:at] + parts[at + size :]})
+    for name, plain in _PLAINEST.get(type(part), {}).items():
+        value = getattr(part, name)
+        if isinstance(part, Turn | NetworkChoice):  # numbers, which decrease in steps
             for less in dict.fromkeys((plain, (plain + value) // 2, value - 1)):
                 if plain <= less < value:
-                    made = msgspec.structs.replace(of, **{name: less})
-                    if isinstance(made, NetworkChoice):
-                        yield made
+                    smaller = msgspec.structs.replace(part, **{name: less})
+                    if isinstance(smaller, NetworkChoice):
+                        yield smaller
                         continue
-                    bounds = {  # two that a third bounds
-                        "shared": min(made.shared, made.tokens),
-                        "stop": min(made.stop, made.limit),
+                    bounded = {  # a turn shares at most its tokens, and stops within its limit
+                        "shared": min(smaller.shared, smaller.tokens),
+                        "stop": min(smaller.stop, smaller.limit),
                     }
-                    yield msgspec.structs.replace(made, **bounds)
+                    yield msgspec.structs.replace(smaller, **bounded)
         elif value != plain:
-            yield msgspec.structs.replace(of, **{name: plain})
-    if isinstance(of, ServedRun):
-        for config in _smaller(of.config):
+            yield msgspec.structs.replace(part, **{name: plain})
+    if isinstance(part, ServedRun):
+        for config in _smaller(part.config):
             if not config.states or config.track or not (config.overlap or config.page_size > 1):
-                yield msgspec.structs.replace(of, config=config)
+                yield msgspec.structs.replace(part, config=config)
     for name in ("clients", "choices", "turns"):
-        parts = getattr(of, name, ())
-        for at, part in enumerate(parts):
-            for less in _smaller(part):
-                yield msgspec.structs.replace(of, **{name: (*parts[:at], less, *parts[at + 1 :])})
+        parts = getattr(part, name, ())
+        for at, child in enumerate(parts):
+            for less in _smaller(child):
+                yield msgspec.structs.replace(part, **{name: (*parts[:at], less, *parts[at + 1 :])})
