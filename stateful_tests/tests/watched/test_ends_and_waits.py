@@ -10,10 +10,10 @@ from impl.sglang.server.clients import Client, Clients, Config, Turn
 from impl.sglang.server.outcome import RunOutcome
 from impl.sglang.server.progress import Room
 from stateful_tests.watched.servers import scheduler_runs
-from stateful_tests.tests.watched.test_scheduler_runs import Pretends, RELEASE, WATCHED
+from stateful_tests.tests.watched.test_scheduler_runs import RELEASE, WATCHED, FaultyRunner
 
 
-class RunsOut(Pretends):
+class RunsOut(FaultyRunner):
     """Ends out of memory after so many lines of a log."""
 
     lines = 0
