@@ -17,7 +17,7 @@ _OPTIONS = (
     ),
     click.option(
         "--tier", type=click.Choice(["smoke", "pr", "nightly"]), default="smoke", show_default=True,
-        help="How much is done: smoke takes seconds (minutes for a release), pr minutes, nightly hours.",
+        help="How much is done: smoke takes seconds (a minute for a release), pr minutes, nightly hours.",
     ),
     click.option(
         "--examples", type=click.IntRange(1), metavar="N",
