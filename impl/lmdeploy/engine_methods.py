@@ -6,7 +6,8 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
-from impl.loading.isolation import Inert, cut
+from impl.loading.function_cuts import cut
+from impl.loading.isolation import Inert
 from impl.stand_ins import Values
 
 ENGINE = Path("lmdeploy/pytorch/engine/engine.py")

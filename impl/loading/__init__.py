@@ -6,5 +6,5 @@ nearest: the release that a checkout is nearest to, by the lines of its files (s
 probe: the names of an API that a tree has; parts: the parts of the API that it is driven with.
 used_names: names that an adapter gives and a tree has lost; copied_rules: rules that a tree has otherwise.
 renamed: names that a release has changed; optional: reads of attributes that not every release has.
-isolation: the import hook that loads the bookkeeping alone; functions cut out of a file.
+isolation: the import hook that loads the bookkeeping alone; function_cuts: functions cut out of a file.
 """

@@ -8,17 +8,13 @@ Each engine names these modules (impl.sglang.parts.modules).
 
 from __future__ import annotations
 
-import __future__
-import ast
-import builtins
-import dis
 import importlib
 import importlib.abc
 import importlib.machinery
 import importlib.util
 import sys
 import types
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -236,84 +232,3 @@ def install(root: Path, modules: Bookkeeping, provided: Provided) -> None:
     for name in [m for m in sys.modules if m.partition(".")[0] in modules.absent]:
         del sys.modules[name]
     sys.meta_path.insert(0, _Finder(root, modules, provided, inert))
-
-
-_Function = ast.FunctionDef | ast.AsyncFunctionDef
-_FUNCTIONS = ast.FunctionDef, ast.AsyncFunctionDef
-
-
-def cut(path: Path, names: frozenset[str], env: dict[str, Any]) -> dict[str, Callable[..., Any]]:
-    """Functions (`name`, or `Class.name`) cut out of a file and compiled by themselves in `env`.
-
-    What else stands in the file is neither imported nor run. Names that are not there are left out.
-    """
-    source = path.read_text(encoding="utf-8")
-    chosen: list[ast.stmt] = []
-    found: dict[str, str] = {}  # function -> its class, or ""
-    for node in ast.parse(source, str(path)).body:
-        if isinstance(node, _FUNCTIONS) and node.name in names:
-            chosen.append(_bare(node))
-            found[node.name] = ""
-        elif isinstance(node, ast.ClassDef):
-            methods = [
-                _bare(member)
-                for member in node.body
-                if isinstance(member, _FUNCTIONS) and f"{node.name}.{member.name}" in names
-            ]
-            if methods:  # in a class of that name, by which a profiler knows them
-                node.bases = []
-                node.keywords = []
-                node.decorator_list = []
-                node.body = [*methods]
-                chosen.append(node)
-                found |= {method.name: node.name for method in methods}
-    future = ast.ImportFrom("__future__", [ast.alias("annotations")], 0)
-    module = ast.fix_missing_locations(ast.Module([future, *chosen], []))
-    scope: dict[str, Any] = dict(env)
-    exec(compile(module, str(path), "exec"), scope)  # the release's own code is what is tested
-    return {
-        name: getattr(scope[owner], name) if owner else scope[name] for name, owner in found.items()
-    }
-
-
-# Names by which a function asks the host, or does something to it.
-_OF_HOST = frozenset(
-    {"backends", "cuda", "distributed", "eval", "exec", "get_device_module", "input", "mps", "npu", "open",
-     "version", "xpu"}
-)  # fmt: skip
-
-
-def plain(path: Path, env: Collection[str]) -> frozenset[str]:
-    """Return the functions of a file that can run as they are: they need nothing but builtins, names of
-    `env` and each other, have no decorator, import nothing, and ask nothing about the host."""
-    needs: dict[str, set[str]] = {}
-    for node in ast.parse(path.read_text(encoding="utf-8"), str(path)).body:
-        if isinstance(node, ast.FunctionDef) and not node.decorator_list:
-            alone = ast.Module([node], [])
-            flag = __future__.annotations.compiler_flag
-            codes = [*_codes(compile(alone, str(path), "exec", flag, dont_inherit=True))]
-            steps = [step for code in codes for step in dis.get_instructions(code)]
-            named = {name for code in codes for name in code.co_names}
-            if not named & _OF_HOST and all(step.opname != "IMPORT_NAME" for step in steps):
-                loads = {
-                    step.argval for step in steps if step.opname in ("LOAD_GLOBAL", "LOAD_NAME")
-                }
-                needs[node.name] = loads - {*dir(builtins), *env}
-    while lacking := [name for name, names in needs.items() if names - needs.keys()]:
-        for name in lacking:
-            del needs[name]
-    return frozenset(needs)
-
-
-def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
-    """Yield a code object, and all functions in it."""
-    yield code
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from _codes(constant)
-
-
-def _bare(function: _Function) -> _Function:
-    """Return the function without its decorators."""
-    function.decorator_list = []
-    return function

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from impl.loading.isolation import cut
+from impl.loading.function_cuts import cut
 from impl.stand_ins import Values, taken
 from impl.vllm.copied import DRAFT_KERNELS, PROPOSER, SPECULATOR
 from impl.vllm.triton import Kernel, Language, Triton

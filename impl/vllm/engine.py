@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from impl.adapter import UnusableImplementation
-from impl.loading.isolation import cut
+from impl.loading.function_cuts import cut
 from impl.process.failures import refuses
 from impl.loading.optional import optional
 from impl.stand_ins import Values

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from impl.loading.isolation import cut
+from impl.loading.function_cuts import cut
 from impl.loading.optional import optional
 from impl.stand_ins import Values
 from reference.blocks.facts import EncoderEntry, EncoderFacts

@@ -10,7 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from impl.loading.isolation import Bookkeeping, Inert, Provided, cut
+from impl.loading.function_cuts import cut
+from impl.loading.isolation import Bookkeeping, Inert, Provided
 from impl.loading.isolation import install as install_hook
 from impl.stand_ins import Values
 from impl.vllm import images, images_v2

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from impl.loading.isolation import cut
+from impl.loading.function_cuts import cut
 from impl.loading.optional import optional
 from impl.self_scheduling.request_sources import RequestSources
 from impl.stand_ins import Values

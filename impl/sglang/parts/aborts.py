@@ -9,7 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from impl.loading.isolation import Inert, cut
+from impl.loading.function_cuts import cut
+from impl.loading.isolation import Inert
 from impl.loading.renamed import in_uses
 from impl.sglang.parts.stand_ins import SERVER_ARGS, Bag, DisaggregationMode
 

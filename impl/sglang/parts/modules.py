@@ -10,7 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from impl.loading.isolation import Bookkeeping, Provided, cut, plain
+from impl.loading.function_cuts import cut, plain
+from impl.loading.isolation import Bookkeeping, Provided
 from impl.loading.isolation import install as install_hook
 
 SGLANG = Bookkeeping(

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from impl.loading.isolation import Provided, cut, source_of
+from impl.loading.function_cuts import cut
+from impl.loading.isolation import Provided, source_of
 from impl.sglang.parts import modules, stand_ins
 from impl.sglang.parts.modules import ASSEMBLER, SGLANG, WITH_TIERS, install
 from impl.sglang.releases.catalogue import supported

@@ -10,7 +10,8 @@ from typing import Any, ClassVar
 
 from impl.adapter import UnusableImplementation
 from impl.lazy import torch
-from impl.loading.isolation import cut, loaded
+from impl.loading.function_cuts import cut
+from impl.loading.isolation import loaded
 from impl.sglang.parts import memory_checks, stand_ins
 from impl.sglang.parts.aborts import Aborts
 from impl.sglang.parts.modules import install

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 from impl.adapter import Cursors
 from impl.loading import renamed
-from impl.loading.isolation import cut
+from impl.loading.function_cuts import cut
 from impl.sglang.parts import stand_ins, trees
 from impl.sglang.releases.v0_5_10_to_14 import Release0510, Release0511, Release0514
 from reference.geometry import Geometry

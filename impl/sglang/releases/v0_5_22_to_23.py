@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-from impl.loading.isolation import cut
+from impl.loading.function_cuts import cut
 from impl.lazy import torch
 from impl.sglang.parts import trees
 from impl.sglang.parts.tracking import tracker_class

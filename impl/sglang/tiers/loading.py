@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from impl.adapter import UnusableImplementation
-from impl.loading.isolation import cut
+from impl.loading.function_cuts import cut
 from impl.sglang.parts import stand_ins
 from impl.sglang.parts.aborts import Aborts
 from impl.sglang.parts.modules import ASSEMBLER, WITH_TIERS, install

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from impl.loading.isolation import cut
+from impl.loading.function_cuts import cut
 from impl.loading.isolation import install as install_hook
 from impl.stand_ins import Values, taken
 from impl.vllm import modules, offload

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from impl.adapter import UnusableImplementation
-from impl.loading import isolation
 from impl.loading.fetch import cache_folder
 from impl.sglang import SGLangSystem
 from impl.sglang.parts import fetch
@@ -64,7 +63,7 @@ def unusable(action, *arguments, **named) -> str:
     return line
 
 
-def test_what_is_cached_is_not_downloaded(cache):
+def test_a_cached_release_is_not_downloaded(cache):
     (cache / "sglang-0.5.10" / "sglang").mkdir(parents=True)
     assert fetch.release_root("0.5.10") == cache / "sglang-0.5.10"
 
@@ -113,7 +112,7 @@ def test_a_download_is_unpacked_once_and_leaves_nothing_else(cache, monkeypatch)
         ),
     ],
 )
-def test_why_there_is_no_download_is_reported_in_one_line(
+def test_a_failed_download_is_reported_in_one_line(
     cache, monkeypatch, output, line, pip_calls
 ):
     calls = answer(monkeypatch, output)
@@ -213,19 +212,19 @@ def test_a_version_or_a_path_must_be_given():
 
 @pytest.mark.parametrize("tree", VARIANTS)
 @pytest.mark.parametrize("version", ["0.5.10", "0.5.11", "0.5.23"])
-def test_a_release_without_the_choice_says_where_it_is(version, tree):
+def test_a_release_without_a_way_names_the_releases_that_have_it(version, tree):
     if version not in VARIANTS[tree]:
         with pytest.raises(UnusableImplementation, match=f"it is in {', '.join(VARIANTS[tree])}"):
             resolve(f"sglang=={version}+{tree}")
 
 
 @pytest.mark.parametrize("ways", ["+unifed", "+overlap+unified", "+unified+rust", "+"])
-def test_what_may_follow_a_release_is_named(ways):
+def test_the_ways_of_a_release_are_named(ways):
     with pytest.raises(UnusableImplementation, match=r"\+unified or \+rust, then \+overlap"):
         resolve(f"sglang==0.5.11{ways}")
 
 
-def test_of_what_is_compiled_the_core_is_unpacked(tmp_path):
+def test_only_the_core_of_the_compiled_files_is_unpacked(tmp_path):
     core = "sglang/srt/mem_cache/rust_tree_core/mem_cache.so"
     with zipfile.ZipFile(tmp_path / "s.whl", "w") as archive:
         for name in (
@@ -246,22 +245,3 @@ def test_a_folder_without_the_tree_says_so(tmp_path):
         VARIANTS["rust"]["0.5.23"].require(tmp_path)
     with pytest.raises(UnusableImplementation, match=r"has no sglang\.srt\.mem_cache\.unified"):
         VARIANTS["unified"]["0.5.11"].require(tmp_path)
-
-
-def test_functions_that_need_nothing_of_a_server_are_plain(tmp_path):
-    file = tmp_path / "common.py"
-    file.write_text(
-        "import torch\n"
-        "def pages(n): return -(-n // SIZE)\n"
-        "def ceil(n, size=16): return -(-n // size) * size\n"
-        "def needed(lens: Tensor) -> Tensor: return torch.tensor([ceil(int(n)) for n in lens])\n"
-        "def of_pages(n): return pages(n)\n"
-        "def on_gpu(): return torch.cuda.is_available()\n"
-        "def read(): return open('/etc/passwd')\n"
-        "def late():\n    import psutil\n    return 1\n"
-        "def default(n=SIZE): return n\n"
-        "@wrapped\ndef wrapped_up(n): return n\n"
-        "def set_flag(flag):\n    def inner(): return flag\n    return inner\n"
-    )
-    assert isolation.plain(file, {"torch"}) == {"ceil", "needed", "set_flag"}
-    assert {"pages", "of_pages", "default"} <= isolation.plain(file, {"torch", "SIZE"})
