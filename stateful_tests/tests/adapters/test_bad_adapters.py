@@ -42,7 +42,7 @@ QUICK = ("--examples", "1", "--steps", "9", "--mode", "faithful", "--memory", "2
         ("RaisesInReset", "ValueError: no such sizes at bad_adapters.py:"),
     ],
 )
-def test_what_an_adapter_does_is_found(adapter, says, kvspec, monkeypatch):
+def test_a_bad_adapter_breaks_with_a_reason(adapter, says, kvspec, monkeypatch):
     one_run = ()
     # sizes shrink, and runs follow, in the same way: with a process for each
     if adapter != "Raises":
@@ -86,7 +86,7 @@ def test_what_an_adapter_does_is_found(adapter, says, kvspec, monkeypatch):
         ("EngineShowsOneTable", "): TypeError: view().requests['r1']: 1 in tables, for 2 groups"),
     ],
 )
-def test_what_no_command_does_is_laid_at_no_commands_door(
+def test_a_failure_outside_of_commands_blames_no_command(
     adapter, says, where, kvspec, monkeypatch
 ):
     monkeypatch.setattr(minimise, "_shrink_size", lambda failing, trace, name: trace)
@@ -113,7 +113,7 @@ def test_a_check_ends_with_the_second_hang_at_one_place(kvspec, monkeypatch):
 @pytest.mark.parametrize(
     "adapter, says", [("Forgets", "violates"), ("ComesAndGoes", "not in every replay")]
 )
-def test_what_comes_and_goes_is_found(adapter, says, kvspec):
+def test_intermittent_violations_are_found(adapter, says, kvspec):
     spec = f"{bad_adapters.__name__}:{adapter}"
     options = ("--examples", "13", *QUICK[2:], "-v", "--json", "report.json")
     code, out, _ = kvspec("check", "--impl", spec, *options)
@@ -128,7 +128,7 @@ def test_what_comes_and_goes_is_found(adapter, says, kvspec):
 
 
 @pytest.mark.parametrize("where", [(), ("--in-process",)], ids=["in a worker", "in process"])
-def test_what_an_adapter_does_not_support_is_no_finding(where, kvspec):
+def test_an_unsupported_command_is_no_finding(where, kvspec):
     code, _, err = kvspec(
         "check", "--impl", f"{bad_adapters.__name__}:CannotBeAsked", *QUICK, *where
     )
@@ -137,7 +137,7 @@ def test_what_an_adapter_does_not_support_is_no_finding(where, kvspec):
 
 
 @pytest.mark.parametrize("where", [(), ("--in-process",)], ids=["in a worker", "in process"])
-def test_what_a_failure_leaves_in_the_pages_is_the_headline(where, kvspec):
+def test_wrong_pages_after_a_failure_are_the_headline(where, kvspec):
     spec = f"{bad_adapters.__name__}:RaisesAtADoubleFree"
     code, out, _ = kvspec("check", "--impl", spec, "--examples", "4", "-j", "1", *where)
     assert code == 3
@@ -172,7 +172,7 @@ def test_a_crash_of_a_partial_adapter_shrinks_to_what_it_offers(where, kvspec):
     assert seen is not None and seen.observed.startswith("IndexError: pop from empty list")
 
 
-def test_what_an_adapter_has_started_ends_with_it(kvspec):
+def test_processes_of_an_adapter_end_with_it(kvspec):
     adapter = f"{bad_adapters.__name__}:LeavesAChild"
     assert kvspec("check", "--impl", adapter, *QUICK[:2], "-j", "1")[0] in (0, 4)
     child = Path("/proc", Path("child").read_text())
@@ -185,7 +185,7 @@ def test_what_an_adapter_has_started_ends_with_it(kvspec):
 
 @pytest.mark.parametrize("adapter", ["CannotBeResetAgain", "CannotBeClosed"])
 @pytest.mark.parametrize("where", [(), ("--in-process",)], ids=["in a worker", "in process"])
-def test_what_was_found_is_reported_whatever_comes_after(adapter, where, kvspec):
+def test_findings_are_reported_whatever_comes_after(adapter, where, kvspec):
     options = ("--examples", "20", "--seed", "1", "-j", "1", *where)
     code, out, _ = kvspec("check", "--impl", f"{bad_adapters.__name__}:{adapter}", *options)
     assert code == 1 and "violates OWN-2" in " ".join(out.split())
@@ -213,14 +213,14 @@ def test_capabilities_that_mean_nothing_are_refused(adapter, says, kvspec):
     assert code == 2 and says in err
 
 
-def test_the_verdict_names_what_was_waived(kvspec):
+def test_the_verdict_names_waived_clauses(kvspec):
     adapter = f"{bad_adapters.__name__}:WaivesReads"
     _, out, _ = kvspec("check", "--impl", adapter, "--examples", "2", "-j", "1")
     assert "not checked  READ-1 (harmless)" in out
 
 
 @pytest.mark.parametrize("adapter", ["RefusesNowAndThen", "LosesAPageNowAndThen"])
-def test_what_comes_by_chance_is_flaky(adapter):
+def test_random_violations_are_flaky(adapter):
     """Whatever replays show: a report is made, and nothing is explained that this replay does not show."""
     system = getattr(bad_adapters, adapter)()
     plan = check_plans.plan("smoke", examples=3, steps=20)

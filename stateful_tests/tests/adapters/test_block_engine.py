@@ -30,7 +30,7 @@ class Noting(BlockEngine):
         return super().apply(command)
 
 
-def test_an_engine_is_given_what_it_offers_and_nothing_else():
+def test_an_engine_is_driven_only_through_offered_commands():
     engine = Noting()
     result = campaign.run(engine, PLAN)
     assert (result.exit_code, result.findings) == (0, [])

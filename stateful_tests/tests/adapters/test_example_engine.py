@@ -16,7 +16,7 @@ from impl.examples.example_engine import ExampleEngine, make
 TestExampleEngine = kvspec.machine(make).TestCase
 
 
-def test_it_conforms() -> None:
+def test_the_example_engine_conforms() -> None:
     kvspec.check(make, examples=6)
 
 

@@ -23,12 +23,12 @@ from stateful_tests.tests.support.commands import script
 PLAN = plan("smoke", presets=["page2"], machines=["both"], examples=40, seed=4)
 
 
-def test_it_conforms_though_its_tree_is_another():
+def test_an_engine_with_another_tree_conforms():
     result = campaign.run(make(), plan("smoke", examples=1))
     assert not result.findings and "tree evicts for room" in str(result.situations)
 
 
-def test_a_lock_stays_whole_for_the_window_of_what_is_settled():
+def test_a_lock_stays_whole_within_the_window_of_settled_tokens():
     insert, a2 = Insert("h", (Piece("a", 3),)), (Piece("a", 2),)
     prefilled = Submit("r", None, 0, 0, a2), Admit("r"), Extend((Chunk("r", 2),))
     lockstep = Lockstep(make(), Geometry(1, 3, 12, 10, 1, 7, tree=True), Mode.FAITHFUL)
@@ -128,7 +128,7 @@ def _with(tree: type[OwnTree]) -> OwnTreeEngine:
         (ReleasesLessOfASlot, "FREE-1"), (TurnsAwayAndInserts, "OUT-2"),
     ],
 )  # fmt: skip
-def test_its_faults_are_named(fault, clause):
+def test_planted_faults_of_the_engine_are_named(fault, clause):
     found = campaign.first_violation(_with(fault) if issubclass(fault, OwnTree) else fault(), PLAN)
     assert found is not None and clause in found[0].clauses, found
 
@@ -167,14 +167,14 @@ def followed_with(step: Step, rules: dict[str, int], system: dict[str, int]) -> 
         (ENDED, 0, False), (ENDED, 4, True), (ENDED, 6, True), (ENDED, 8, False),
     ],
 )  # fmt: skip
-def test_how_much_its_tree_has_taken_is_followed_within_bounds(commands, length, taken):
+def test_the_amount_inserted_is_followed_within_bounds(commands, length, taken):
     step, here = step_of(*commands), {"cache_protected_len": 2}
     found = followed_with(step, here, {"cache_protected_len": length})
     assert found.cache_protected_len == (length if taken else 2)
 
 
 @pytest.mark.parametrize("length, followed_to", [(2, 8), (4, 4), (5, 8), (6, 6)])
-def test_how_far_a_lock_holder_goes_is_followed_within_bounds(length, followed_to):
+def test_the_length_of_a_lock_holder_is_followed_within_bounds(length, followed_to):
     step = step_of(*(Insert("h", (Piece("a", end),), 0, True) for end in (4, 8)))
     facts = step.after._replace(tree=step.after.tree._replace(lock_holders={"h": range(length)}))
     now = adopt_tree_shape(step.was, step.now, step.command, facts)
@@ -189,7 +189,7 @@ def test_a_later_turn_is_outside_of_the_tree():
 
 
 @pytest.mark.parametrize("shown", [{}, {"r": None}])
-def test_whom_a_system_does_not_show_is_not_followed(shown):
+def test_requests_that_a_system_does_not_show_are_not_followed(shown):
     step = step_of(*BEGUN)
     requests = {
         name: step.after.requests[name]._replace(cursors=cursors) for name, cursors in shown.items()
@@ -199,7 +199,7 @@ def test_whom_a_system_does_not_show_is_not_followed(shown):
 
 
 @pytest.mark.parametrize("rounds, given_back", [(0, False), (1, False), (2, True), (3, True)])
-def test_what_a_window_has_left_behind_may_be_given_back(rounds, given_back):
+def test_pages_behind_a_window_may_be_given_back(rounds, given_back):
     step = step_of(*BEGUN, Extend((Chunk("r", 1),)), *[Decode(("r",))] * rounds)
     tree = step.after.tree
     facts = step.after._replace(
@@ -214,7 +214,7 @@ def test_a_lock_pins_no_more_than_its_window():
     assert radix.lock_of(tree, "h").swa_from == 5
 
 
-def test_a_lock_that_stays_where_it_is_keeps_what_was_given_back():
+def test_an_unmoved_lock_keeps_its_given_back_pages():
     insert = Insert("h", (Piece("a", 4),), 0, chunked=True)
     tree = step_of(insert, UnlockSwa("h"), insert).now.tree
     assert radix.lock_of(tree, "h").swa_from == 4

@@ -25,7 +25,7 @@ CASES = [
 @pytest.mark.parametrize(
     "fault, seed", CASES, ids=[f"{fault.name}, seed {seed}" for fault, seed in CASES]
 )
-def test_a_check_finds_it(fault, seed, monkeypatch):
+def test_a_check_finds_the_plausible_fault(fault, seed, monkeypatch):
     [edit] = fault.edits
     module = types.ModuleType("an_engine_with_a_fault")
     monkeypatch.setitem(sys.modules, module.__name__, module)

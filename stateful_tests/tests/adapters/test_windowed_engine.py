@@ -10,7 +10,7 @@ TestWindowedEngine = kvspec.machine(make, presets=["page2"]).TestCase
 TestWindowedEngine.settings = settings(max_examples=20)  # two block tables take their time
 
 
-def test_it_conforms_and_evicts_windows():
+def test_the_windowed_engine_conforms_and_evicts_windows():
     result = kvspec.check(make, presets=["page2"], examples=10)
     assert not result.findings and any(
         "evict_swa" in str(situation) for situation in result.situations

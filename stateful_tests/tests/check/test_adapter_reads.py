@@ -238,7 +238,7 @@ def test_every_attribute_of_a_release_stands_in_a_table(adapter, tmp_path):
 
 
 @each
-def test_what_may_be_missing_is_read_by_one_function(adapter):
+def test_optional_attributes_are_read_by_one_function(adapter):
     """`optional` and `either` take names of the table; nothing else has a default for what is not there."""
     silent = {text for text, _ in calls(files(adapter), "getattr", "hasattr")}
     assert silent == {*adapter.silent}

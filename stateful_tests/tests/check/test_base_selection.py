@@ -127,7 +127,7 @@ def test_a_fork_s_main_that_is_ahead_is_what_a_branch_of_it_has_grown_from(fork)
     assert own_base(fork) == (fork_point, "merge base with origin/main", False)
 
 
-def test_a_shallow_clone_says_what_is_missing(clone, tmp_path):
+def test_a_shallow_clone_says_that_history_is_missing(clone, tmp_path):
     origin = tmp_path / "origin"
     git(origin, "switch", "-c", "other", "main~1")
     commit(origin, "number one\nother\n")

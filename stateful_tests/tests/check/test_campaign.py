@@ -75,7 +75,7 @@ class TakesNoTails(ReferenceSystem):
 
 
 @pytest.mark.parametrize("kind", [OneKindOfRounds, TakesNoTails])
-def test_a_run_that_begins_with_a_line_is_one_that_the_system_can_be_driven_through(kind):
+def test_runs_begin_only_with_lines_that_the_system_supports(kind):
     """Runs 2, 6, 10 and so on begin so."""
     begin_so = range(2, 40, 4)
     for name in ("page1", "page2", "page4", "tight"):
@@ -146,7 +146,7 @@ def test_the_same_seed_gives_the_same_check_however_many_processes_run_it(kind, 
     assert results[0] == results[1]
 
 
-def test_what_a_system_cannot_be_driven_through_is_reported():
+def test_undrivable_parts_of_a_plan_are_reported():
     system = ReferenceSystem()
     offered = Capabilities().commands - {"Open", "Close"}
     system.capabilities = replace(
@@ -177,7 +177,7 @@ class ComesApart(ReferenceSystem):
         raise UnusableImplementation("no such release")
 
 
-def test_what_a_process_cannot_use_is_reported_in_this_one():
+def test_an_unusable_system_in_a_process_is_reported_by_the_parent():
     processes = Processes(2)
     try:
         with pytest.raises(UnusableImplementation, match="no such release"):

@@ -73,7 +73,7 @@ def test_a_changed_function_is_named(root, old, new, found):
     assert {*changed_functions.changed_functions(root, "HEAD")} == {("cache.py", name) for name in found}
 
 
-def test_what_differs_from_a_base_without_history_is_named_of_the_files_that_are_called(tmp_path):
+def test_differences_to_a_base_without_history_are_named_for_called_files(tmp_path):
     folders = tmp_path / "tree", tmp_path / "base"
     for folder in folders:
         folder.mkdir()
@@ -95,7 +95,7 @@ def test_what_differs_from_a_base_without_history_is_named_of_the_files_that_are
         assert changed_functions.beside(*pair, called).called == {}
 
 
-def test_all_of_a_new_file_has_changed(root):
+def test_every_function_of_a_new_file_has_changed(root):
     (root / "new.py").write_text("def one(): ...")
     assert [*changed_functions.changed_functions(root, "HEAD")] == [("new.py", "one")]
 
@@ -107,7 +107,7 @@ class Checkout(ReferenceSystem):
         return [("cache.py: Cache.free, Cache.size",) * isinstance(c, Finish) for c in commands]
 
 
-def test_lines_that_call_it_come_first(root):
+def test_corpus_lines_that_call_a_changed_function_come_first(root):
     (root / "cache.py").write_text(
         BEFORE.replace("return 1", "return 4").replace("return 3", "return 5")
     )
@@ -148,7 +148,7 @@ FAULTY = "torch+free-repeats-a-page"
 
 
 @pytest.mark.parametrize("base, new", [("reference", True), (None, True), (FAULTY, False)])
-def test_a_fault_in_what_changed_is_told_at_once(base, new):
+def test_a_fault_in_a_changed_function_is_printed_at_once(base, new):
     """What the base shows too is not new, nor is a known fault without a base."""
     before = base and resolve(base)
     [line] = (
@@ -178,7 +178,7 @@ def test_a_line_that_the_system_cannot_be_driven_through_shows_nothing():
     assert changed_functions.new_fault(CannotMix(), ReferenceSystem(), line) is None
 
 
-def test_what_was_told_at_once_is_in_the_report():
+def test_a_finding_printed_at_once_is_in_the_report():
     """Also where the runs of the plan do not come to it."""
     system, before = resolve(FAULTY), resolve("reference")
     [line] = (
@@ -192,7 +192,7 @@ def test_what_was_told_at_once_is_in_the_report():
     assert not found.findings[0].old
 
 
-def test_an_interrupt_reports_what_was_told_at_once():
+def test_an_interrupt_reports_findings_printed_at_once():
     """And nothing is driven."""
     line = next(n for n in corpus.fault_lines() if "capped_frontier" in n.situation)
     run, guard = changed_functions.new_fault(resolve(FAULTY), resolve("reference"), line), InterruptGuard({})
@@ -214,7 +214,7 @@ def test_an_edit_that_is_not_committed_is_seen(root, tmp_path_factory):
     assert tree_history.edited_files(tmp_path_factory.mktemp("elsewhere")) == []
 
 
-def test_what_git_cannot_tell_is_a_line(root, kvspec):
+def test_a_failure_of_git_is_one_line(root, kvspec):
     with pytest.raises(ValueError, match="bad revision 'nothing'"):
         [*changed_functions.changed_functions(root, "nothing")]
     code, _, err = kvspec("check", "--since", "HEAD")
@@ -287,7 +287,7 @@ def test_files_beside_driven_ones_are_named_before_others_and_tests_last(root):
         assert "no function that kvspec" not in verdict(driven)
 
 
-def test_what_no_run_is_known_to_call_is_not_looked_for_for_ever(root, monkeypatch):
+def test_functions_that_no_run_calls_are_not_searched_without_end(root, monkeypatch):
     """What a run is known to call is."""
     monkeypatch.setattr(changed_functions, "PATIENCE", 3)
     (root / "cache.py").write_text(BEFORE.replace("return 3", "return 5"))

@@ -55,7 +55,7 @@ def test_the_trace_of_wrong_kv_is_shrunk_and_shows_the_rest(shrunk):
     assert [*looked.new] == ["PUB-1", "RUN-3", "OWN-3", "PRO-1"]
 
 
-def test_what_a_trace_found_before_shows_is_not_shrunk(shrunk):
+def test_a_violation_that_an_earlier_trace_shows_is_not_shrunk(shrunk):
     """A consequence that comes up later, beside the same clause; in another mode it may say more."""
     looked = Finder(SimpleNamespace(name="torch"))
     looked.take(violation("PUB-1"), TRACE)
@@ -94,7 +94,7 @@ def test_a_cause_stands_where_its_gravest_finding_does():
     assert group_by_cause([of_hit, of_pub, of_run]) == [[of_hit], [of_run, of_pub]]
 
 
-def test_the_headline_of_a_trace_is_the_cause_of_what_it_shows():
+def test_the_headline_of_a_trace_is_the_cause_of_its_violations():
     """A page that is freed too early comes before the read of it."""
     of_read, of_free = found("READ-2", "FREE-1"), found("FREE-1", "READ-2")
     assert group_by_cause([of_read, of_free]) == [[of_free, of_read]]

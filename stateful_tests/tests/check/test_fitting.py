@@ -83,7 +83,7 @@ def test_drafts_on_a_recurrent_model_may_be_refused(system, exit_code):
         (lambda g: g.window is not None, {"full_only": False}, 10),
     ],
 )
-def test_presets_are_fitted_to_what_a_system_takes(takes, offers, presets):
+def test_presets_are_fitted_to_the_limits_of_a_system(takes, offers, presets):
     chosen = replace(plan("smoke", machines=["sessions"], steps=20), commands=600, corpus=False)
     result = run(Takes(takes, **offers), chosen)
     assert (result.findings, result.exit_code) == ([], 0) and result.done >= 600

@@ -92,7 +92,7 @@ def test_a_trace_of_a_close_that_never_happens_is_replayed_past_other_violations
         ),
     ],
 )
-def test_a_trace_says_what_it_needs(commands, needed):
+def test_the_needs_of_a_trace_are_stated(commands, needed):
     geometry = replace(preset("page1"), full_pages=24, width=24)
     trace = Trace(geometry, Mode.FAITHFUL, commands)
     assert needs(KeepsOnThreeWays(), trace, "SES-2") == needed
@@ -140,7 +140,7 @@ class RefusesDecode(ReferenceSystem):
         )
 
 
-def test_what_was_there_before_hides_no_other_fault_of_its_clause_and_ends_nothing(monkeypatch):
+def test_a_fault_of_the_base_hides_no_other_of_its_clause_and_ends_no_run(monkeypatch):
     monkeypatch.setattr(finder, "_SHORT", 0)  # all traces are shrunk, also after the best is found
     chosen = plan(
         "smoke", presets=["page2"], machines=["sessions"], modes=[Mode.FAITHFUL], examples=13

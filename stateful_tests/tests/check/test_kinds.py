@@ -59,7 +59,7 @@ def test_a_reset_that_fails_is_a_finding_of_every_kind(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
-def test_a_kind_is_what_its_config_and_its_commands_say(kind):
+def test_a_kind_follows_from_its_config_and_commands(kind):
     assert {kind_of_config(sizes) for sizes in kind.presets.values()} == {kind}
     assert kind_by_commands(frozenset(command.__name__ for command in kind.commands)) is kind
     can = FailsInReset(kind).capabilities

@@ -43,7 +43,7 @@ def test_a_release_has_a_fault_from_the_first_until_it_is_fixed(release, fault, 
     assert label(release, fault) == (fault if has_it else None)
 
 
-def test_a_check_passes_over_what_would_end_most_runs():
+def test_a_check_avoids_known_faults_that_would_end_most_runs():
     assert passed_over("sglang", "0.5.13").keys() == {"TREE-7", "MAP-4"}
     assert passed_over("sglang", "0.5.13", ("unified",)).keys() == {"MAP-4"}
     assert passed_over("sglang", "0.5.16") == passed_over("vllm", "0.11.0") == {}
@@ -58,7 +58,7 @@ def test_a_check_passes_over_what_would_end_most_runs():
         ("vllm", "0.14.0", [], []),
     ],
 )
-def test_a_release_has_faults_by_the_ways_that_it_is_driven_in(engine, release, ways, known):
+def test_a_release_has_the_faults_of_its_ways(engine, release, ways, known):
     assert [
         fault.id for fault in of_system(engine, release, ways) if "TREE-4" in fault.clauses
     ] == known
@@ -94,7 +94,7 @@ verdict = "none found"
         (ENTRY.replace('"s"', '"as-a-and"').replace('"a"', '"as-an-and"'), "is it as-an-and"),
     ],
 )
-def test_what_is_wrong_in_the_file_is_one_line(text, says, tmp_path):
+def test_an_error_in_the_file_is_one_line(text, says, tmp_path):
     path = tmp_path / "known.toml"
     path.write_text(text)
     says = says.replace("$", r"\$").replace("[", r"\[").replace("]", r"\]")

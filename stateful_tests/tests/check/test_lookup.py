@@ -141,7 +141,7 @@ def test_a_known_fault_that_the_base_has_in_other_traces_is_not_new(monkeypatch)
     assert "the base has it too, and does something else in this trace" in text
 
 
-def test_what_no_release_shows_is_first_seen_here(monkeypatch):
+def test_a_finding_that_no_release_shows_is_first_seen_here(monkeypatch):
     releases = Releases(monkeypatch, **{"20": None})
     result, data, text = checked(KeepsOnThreeWays, BaseKind.RELEASE)
     assert result.exit_code == 1
@@ -168,7 +168,7 @@ class BreaksOnRetract(TorchKV):
         raise KeyError("prefix_len at sglang/srt/managers/schedule_batch.py:12")
 
 
-def test_where_there_is_no_time_for_all_releases_it_is_said(monkeypatch):
+def test_a_lookup_without_time_for_all_releases_says_so(monkeypatch):
     releases = Releases(monkeypatch)
     monkeypatch.setattr(lookup, "driven_in", lambda *_: [f"0.5.{minor}" for minor in range(14, 24)])
     monkeypatch.setattr(lookup, "MOST_S", 0.0)
@@ -179,7 +179,7 @@ def test_where_there_is_no_time_for_all_releases_it_is_said(monkeypatch):
     assert "none of 4 releases violates it (4 more were not replayed for want of time)" in text
 
 
-def test_where_this_tree_alone_breaks_the_adapter_may_be_the_cause(monkeypatch):
+def test_a_break_of_only_this_tree_may_be_caused_by_the_adapter(monkeypatch):
     Releases(monkeypatch)
     result, _, text = checked(BreaksOnRetract, BaseKind.HISTORY)
     assert result.exit_code == 3
@@ -202,7 +202,7 @@ def test_known_faults_leave_room_for_other_traces(monkeypatch, fault, looked_up)
     assert len(looked._shown) == looked_up
 
 
-def test_an_interrupt_while_releases_are_replayed_reports_what_was_found(monkeypatch):
+def test_an_interrupt_during_replays_on_releases_reports_all_findings(monkeypatch):
     Releases(monkeypatch)
 
     def interrupt(name, **_):
@@ -213,7 +213,7 @@ def test_an_interrupt_while_releases_are_replayed_reports_what_was_found(monkeyp
     assert result.interrupted and result.exit_code == 1
 
 
-def test_nothing_is_replayed_for_what_is_no_release(monkeypatch):
+def test_nothing_is_replayed_for_an_engine_without_releases(monkeypatch):
     releases = Releases(monkeypatch)
     system, before = named(KeepsOnThreeWays, "torch+x"), TorchKV()
     looked = Lookup(Base(before, BaseKind.STATED), system)
@@ -241,7 +241,7 @@ def test_nothing_is_replayed_for_what_is_no_release(monkeypatch):
         (LookedUp(conform=1, driven=2), "BROKEN", "first seen here: none of 2 releases breaks"),
     ],
 )  # fmt: skip
-def test_it_is_said_in_words(told, clause, says):
+def test_each_outcome_of_a_lookup_has_a_sentence(told, clause, says):
     assert told.text(clause, "KeyError: 'x' at sglang/a.py:3") == says
 
 

@@ -74,7 +74,7 @@ def by_id(system, base=None):
     return {mask.fault.id: mask for mask in masks(system, base)}
 
 
-def test_a_known_fault_is_reported_first_and_explains_what_it_causes():
+def test_a_known_fault_is_reported_first_and_explains_its_consequences():
     known = list(masks(THREE))
     lines = [mask.line for mask in known if not mask.fault.only.startswith("recurrent state")]
     assert lines[0].startswith(
@@ -143,7 +143,7 @@ def test_a_break_that_gets_smaller_does_not_become_one_of_a_known_fault():
     assert allowed(trace, broken("IndexError: 1")) and not allowed(trace, broken("KeyError: 5"))
 
 
-def test_what_the_base_shows_as_well_is_known_by_the_fault_or_stands_in_a_line():
+def test_a_violation_of_the_base_is_known_by_its_fault_or_listed():
     again = called(KeepsOnThreeWays)
     same = run(again, PLAN, base=THREE, masks=list(masks(again, THREE)))
     assert not same.findings
@@ -199,7 +199,7 @@ def alone(clause, step, first):
         (failed("BROKEN", 4), failed("SES-2", 3), Standing.KNOWN, KEEPS),
     ],
 )
-def test_what_is_new_has_a_witness(shown, seen, stands, under, monkeypatch):
+def test_a_new_finding_has_a_witness(shown, seen, stands, under, monkeypatch):
     """Else it is counted where a known fault violates the clause, or shows in the trace."""
     asked = []
 
@@ -275,7 +275,7 @@ def test_a_store_of_too_much_is_no_other_schedule(line, same, monkeypatch):
         (("MAP-2",), UnusableImplementation("no pool"), False, "none: b cannot be driven through the trace"),
     ],
 )  # fmt: skip
-def test_what_has_no_witness_when_the_plan_is_done_says_so(clauses, seen, old, says, monkeypatch):
+def test_a_finding_without_a_witness_at_the_end_says_so(clauses, seen, old, says, monkeypatch):
     """It fails a check only where no base can be driven."""
     [mask] = [m for m in KNOWN if m.fault.id == KEEPS[0]]
     trace, _ = mask.there[0]
@@ -402,7 +402,7 @@ def test_a_system_that_is_no_release_has_no_known_faults():
     assert not list(masks(TorchKV()))
 
 
-def test_what_cannot_be_driven_without_a_need_stays_as_it_was(monkeypatch):
+def test_a_trace_that_cannot_run_without_a_need_is_kept(monkeypatch):
     """A release decodes plainly or in verify rounds; a run without some of its turns may have both."""
     system = TorchKV()
 

@@ -38,7 +38,7 @@ from stateful_tests.tests.check.test_masks import KNOWN, THREE
 
 
 @pytest.mark.parametrize("name", ["0.5.23", "0.5.23+overlap", "0.5.14"])
-def test_the_known_faults_of_a_release_are_there_and_say_what_they_need(name, release):
+def test_the_known_faults_of_a_release_reproduce_and_state_their_needs(name, release):
     system = release(name)
     known = list(masks(system))
     requested = [fault.id for fault in of_system("sglang", system.release, name.split("+")[1:])]
@@ -211,7 +211,7 @@ def test_a_mend_of_a_known_fault_is_green(mend, release, tmp_path):
 
 
 @pytest.mark.parametrize("mend", [mend for mend in MENDS if mend.cut], ids=lambda mend: mend.name)
-def test_what_is_mended_in_a_file_that_is_not_loaded_is_gone(mend, release, tmp_path):
+def test_a_mend_in_a_file_that_is_not_loaded_is_noticed(mend, release, tmp_path):
     base = release("0.5.23")
     checkout = str(checkout_with(base.root, tmp_path / "checkout", mend))
     [name] = mend.gone

@@ -39,7 +39,7 @@ def chosen(changed, uncalled=(), own="", plan=SMOKE, release="0.5.23"):
     return other_ways(MAP, "sglang", release, own, changed, uncalled, plan)
 
 
-def test_ways_that_call_what_nothing_else_calls_come_first():
+def test_ways_with_functions_of_their_own_come_first():
     ways = chosen([ALLOC, HOST], [HOST])
     assert ways.driven == ("hicache", "overlap", "rust")
     assert ways.named == ("rust+overlap", "rust+hicache"), "those have no room"
@@ -65,13 +65,13 @@ def test_a_way_whose_own_file_has_changed_comes_before_the_plain_ones():
     assert _relevant_ways(images, "", [ALLOC], [])[0] == "overlap"
 
 
-def test_ways_share_most_of_a_plan_where_no_change_runs_in_the_own_one():
+def test_ways_share_most_of_a_plan_if_the_plain_way_calls_no_change():
     ways = chosen([HOST], [HOST])
     assert ways.driven == ("hicache", "rust+hicache")
     assert ways.plan.commands == ways.each.commands == 10_000
 
 
-def test_the_way_that_the_user_has_named_is_no_other_one():
+def test_the_named_way_is_not_among_the_others():
     assert chosen([ALLOC], own="overlap").driven == ("", "hicache", "rust")
 
 
@@ -79,7 +79,7 @@ def test_a_release_is_driven_in_ways_that_it_has():
     assert chosen([ALLOC], release="0.5.17").driven == ("overlap",)
 
 
-def test_what_runs_in_no_other_way_leaves_the_plan_as_it_is():
+def test_changes_that_run_in_no_other_way_leave_the_plan():
     assert chosen([("a.py", "new")]) == ((), (), SMOKE, SMOKE)
 
 
@@ -90,7 +90,7 @@ def test_a_plan_that_was_narrowed_has_no_room(more):
     assert (ways.driven, ways.named, ways.plan) == ((), ("hicache", "rust+hicache"), plan)
 
 
-def test_a_larger_plan_drives_them_all():
+def test_a_larger_plan_drives_all_ways():
     assert len(chosen([ALLOC, HOST, RUST], plan=check_plans.plan("pr")).driven) == 5
 
 
@@ -124,7 +124,7 @@ def test_the_map_says_which_functions_run_in_which_way(tmp_path, monkeypatch):
     assert way_map.way_map("torch") == way_map.NOTHING
 
 
-def test_a_way_in_which_a_release_is_not_driven_is_told_with_those_that_are():
+def test_an_undriven_way_is_named_with_the_driven_ones():
     """A hint named presets of the host tier to a tree of June, which +hicache refuses."""
     of = way_map.way_map("sglang")
     queue = "sglang/srt/disaggregation/decode.py", "DecodePreallocQueue.pop_preallocated"
@@ -162,7 +162,7 @@ def test_the_map_is_up_to_date(engine, way, commands):
     assert len(called) > 0.8 * len({each for each in of if each[1] != OUTSIDE})
 
 
-def test_each_release_that_is_the_newest_of_a_way_is_measured_in_all_its_ways():
+def test_the_newest_release_of_each_way_is_measured_in_all_ways():
     """What only 0.5.18+unified has is called without that way as well."""
     ways, driven_in = engines.engine("sglang").ways, engines.driven_in
     measured = [(release, ways[at]) for release, at in way_map.measured_in("sglang")]
@@ -171,7 +171,7 @@ def test_each_release_that_is_the_newest_of_a_way_is_measured_in_all_its_ways():
     assert {(last, ""), (last, "overlap"), (last, "unified")} <= {*measured}
 
 
-def test_functions_that_few_configurations_call_name_them():
+def test_functions_that_few_configurations_call_name_those_configurations():
     both = way_map.Measured().also(0, {"a"}, "abcdef").also(1, {"b"}, "abcdef")
     assert (both.ways, both.few) == (3, ("a", "b"))
     assert both.also(1, {"c"}, "").few == (), "three of six are not few"
@@ -229,7 +229,7 @@ def drive_ways(result, base=None):
     return reports
 
 
-def test_ways_are_driven_beside_the_own_one_and_others_named(drives):
+def test_some_ways_are_driven_and_the_others_named(drives):
     result = CheckResult("sglang@checkout", "smoke", 0)
     reports = drive_ways(result, "sglang==0.5.22")
     assert drives[0] == ("sglang+hicache", 3_333, False, "sglang==0.5.22")
@@ -240,7 +240,7 @@ def test_ways_are_driven_beside_the_own_one_and_others_named(drives):
     assert system_check._functions_called(reports) == {HOST}
 
 
-def test_ways_that_are_not_driven_for_one_reason_are_named_together():
+def test_undriven_ways_with_one_reason_are_named_together():
     result = CheckResult("sglang@checkout", "smoke", 0)
     command = "kvspec check --impl sglang+{} --sglang-path ../sglang"
     result.not_driven = {way: command.format(way) for way in ("hicache", "rust+overlap")}
@@ -261,20 +261,20 @@ def test_a_way_that_finds_something_is_the_last(drives):
     assert len(drive_ways(result)) == 1 and "overlap" in result.not_driven
 
 
-def test_an_interrupt_in_another_way_reports_what_there_is(drives):
+def test_an_interrupt_in_another_way_reports_all_findings(drives):
     drives.interrupts = ("sglang+overlap",)
     result = CheckResult("sglang@checkout", "smoke", 0)
     assert len(drive_ways(result)) == 1 and result.interrupted
     assert {*result.not_driven} >= {"overlap", "rust"}
 
 
-def test_what_is_found_already_comes_first(drives):
+def test_earlier_findings_come_first(drives):
     result = CheckResult("sglang@checkout", "smoke", 0, findings=[finding()])
     assert drive_ways(result) == [] and not drives
     assert [*result.not_driven] == ["hicache", "overlap", "rust", "rust+overlap", "rust+hicache"]
 
 
-def test_of_a_file_that_is_cut_up_only_the_cut_functions_are_loaded():
+def test_only_the_cut_functions_of_a_cut_file_are_loaded():
     of = MAP._replace(cut=frozenset({"a.py"}))
     assert of.loads(ALLOC) and not of.loads(("a.py", "new")) and MAP.loads(("a.py", "new"))
     assert not MAP.loads(("b.py", "new"))

@@ -48,7 +48,7 @@ def test_each_file_is_in_the_notation(path):
     )
 
 
-def test_a_fault_has_what_its_file_says_of_all(read):
+def test_a_fault_inherits_the_fields_of_its_file(read):
     [fault] = read(TABLE).values()
     assert (fault.clause, fault.presets, fault.kind) == ("BLK-1", ("full",), BLOCKS)
     trace = fault.trace()
@@ -63,7 +63,7 @@ def test_a_fault_has_what_its_file_says_of_all(read):
     (BLOCKS, EngineConfig((LayerGroup(2), LayerGroup(2, 3), LayerGroup(2, state=True)), 20, 8, 4, drafts=1)),
     (TIERS, replace(tier_preset("tier-window"), host_pages=3, policy="write_back")),
 ])  # fmt: skip
-def test_sizes_that_are_printed_are_those_that_are_read(kind, sizes):
+def test_printed_sizes_are_read_back(kind, sizes):
     assert config_of(kind, tomllib.loads(f"sizes = {stated(sizes)}")["sizes"]) == sizes
 
 
@@ -88,7 +88,7 @@ def test_the_system_of_a_fault_has_its_kind(read, system, kind):
         (("[lost-block]", "[lost-block"), "Expected ']'"),
     ],
 )
-def test_what_cannot_be_read_names_the_file_and_the_fault(read, change, says):
+def test_an_unreadable_entry_names_the_file_and_the_fault(read, change, says):
     with pytest.raises(PlantedFaultError, match=says) as error:
         read(TABLE.replace(*change))
     assert re.match(r".*faults\.toml: (lost-block: )?[^\n]*$", str(error.value))

@@ -186,7 +186,7 @@ RARE: dict[type[TorchKV], tuple[str, int]] = {
 
 
 @pytest.mark.parametrize("fault", RARE)
-def test_a_check_of_tier_pr_finds_it(fault):
+def test_a_check_of_tier_pr_finds_the_rare_fault(fault):
     clause, most = RARE[fault]
     if most > 2_000 and not NIGHT:
         pytest.skip("at night: it takes many commands")

@@ -36,7 +36,7 @@ NOISE = script(
 )
 
 
-def test_only_what_is_needed_is_left():
+def test_only_needed_commands_are_left():
     def fails(commands):
         for at, command in enumerate(commands):
             if (
@@ -151,7 +151,7 @@ def test_a_shared_prefix_shrinks_in_all_commands_at_once():
     assert shrink(start, fails) == (insert, Insert("h2", prompt_of("a2a1")), match)
 
 
-def test_a_lock_holder_inserts_what_a_request_computed():
+def test_a_turn_shrinks_to_an_insert_of_a_lock_holder():
     def fails(commands):
         computed = any(isinstance(c, (Finish, Insert)) for c in commands)
         submitted = any(prompt_len(getattr(c, "prompt", ())) >= 2 for c in commands)

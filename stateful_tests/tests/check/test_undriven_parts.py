@@ -91,7 +91,7 @@ def test_a_command_that_a_tree_between_releases_does_not_offer_is_not_left_out()
     assert left_out(tree, base, PLAN, unfit, guessed=True) == {}
 
 
-def test_what_a_tree_between_releases_offers_and_refuses_is_left_out():
+def test_a_part_that_an_intermediate_tree_offers_and_refuses_is_left_out():
     tree = Checkout(refused=lambda sizes: sizes.page_size == 4)
     base = Checkout("sglang==0.5.12")
     assert left_out(tree, base, PLAN, situations_with_retract(), guessed=True)
@@ -106,7 +106,7 @@ def situations_with_retract():
 
 
 @pytest.mark.parametrize("same_reason", [True, False])
-def test_what_a_release_around_refuses_for_the_same_reason_is_not_left_out(monkeypatch, same_reason):
+def test_a_part_that_a_neighbour_refuses_for_the_same_reason_is_not_left_out(monkeypatch, same_reason):
     def refused(sizes):
         return sizes.window is None
 

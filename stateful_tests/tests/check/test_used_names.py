@@ -69,7 +69,7 @@ def test_names_that_no_table_has_are_told_together(name, release, names, told, r
     assert f"taken for {release}" in said and all(each in said for each in told), said
 
 
-def test_what_one_way_alone_gives_does_not_refuse_another(renamed):
+def test_names_that_only_one_way_has_refuse_no_other_way(renamed):
     checkout = renamed("sglang", "0.5.23", {"prefetch_threshold": "least_prefetch"})
     resolve("sglang", checkout=str(checkout)).close()
 

@@ -42,7 +42,7 @@ def read(path: Path) -> Any:
     return yaml.safe_load(path.read_text(encoding="utf-8"))
 
 
-def test_the_action_gives_its_steps_what_they_read():
+def test_the_action_sets_all_variables_that_its_steps_read():
     action, script = read(ACTION / "action.yml"), (ACTION / "run.sh").read_text()
     steps = action["runs"]["steps"]
     given = {name for step in steps for name in step.get("env", {})}
@@ -61,7 +61,7 @@ def workflow() -> dict[str, Any]:
     return jobs
 
 
-def test_the_workflow_asks_the_action_for_what_there_is():
+def test_the_workflow_passes_only_inputs_of_the_action():
     jobs, inputs = workflow(), read(ACTION / "action.yml")["inputs"]
     steps = [step for job in jobs.values() for step in job["steps"]]
     given = [step["with"] for step in steps if step.get("uses", "").endswith("actions/kvspec")]
@@ -176,7 +176,7 @@ def test_a_night_has_a_fresh_seed(step, tmp_path):
     assert f"tier nightly, seed {found[1]}" in summary.read_text()
 
 
-def test_what_was_found_is_annotated(tmp_path):
+def test_findings_are_annotated(tmp_path):
     report_file = tmp_path / "report.json"
     found = {"clauses": [{"id": "LEN-2"}], "replay": "r"}
     found["violation"] = {"expected": "C 5", "observed": "C 6\n%"}
@@ -232,7 +232,7 @@ def test_a_clause_is_a_test_case_of_its_machine(tmp_path):
     assert "replay kvspec replay t.json" in failed.text
 
 
-def test_what_was_not_checked_is_skipped(tmp_path):
+def test_unchecked_clauses_are_skipped_test_cases(tmp_path):
     _, cases = written(tmp_path)
     messages = {name.split()[0]: [r.message for r in case.result] for name, case in cases.items()}
     assert messages["LEN-2"] == []
@@ -242,14 +242,14 @@ def test_what_was_not_checked_is_skipped(tmp_path):
     assert all(isinstance(r, Skipped) for case in cases.values() for r in case.result)
 
 
-def test_what_was_there_before_is_skipped(tmp_path):
+def test_findings_of_the_base_are_skipped_test_cases(tmp_path):
     document, cases = written(tmp_path, replace(finding("LEN-2"), old=True), base="torch+pr22900")
     (skipped,) = next(case for name, case in cases.items() if name.startswith("LEN-2")).result
     assert isinstance(skipped, Skipped) and skipped.message == "torch+pr22900 violates it as well"
     assert (document.failures, document.errors) == (0, 0)
 
 
-def test_what_a_known_fault_explains_is_skipped(tmp_path):
+def test_findings_of_known_faults_are_skipped_test_cases(tmp_path):
     last_token = Mask(known_faults()["last-token"], ())
     document, cases = written(tmp_path, masks=[last_token])
     (skipped,) = next(case for name, case in cases.items() if name.startswith("LEN-2")).result
@@ -269,7 +269,7 @@ def test_a_system_that_broke_is_an_error_and_half_a_plan_is_a_failure(tmp_path):
 # -- what is installed ---------------------------------------------------------------------------------
 
 
-def test_every_folder_says_what_lives_there():
+def test_every_folder_has_a_description():
     for name in ("reference", "impl", "stateful_tests", "ci"):
         for folder in {path.parent for path in (HOME / name).rglob("*.py")}:
             docstring = ast.get_docstring(ast.parse((folder / "__init__.py").read_text()))

@@ -295,7 +295,7 @@ def test_a_detailed_finding_names_the_edit_and_the_releases_too(detailed):
     assert shown.count("because ") == (0 if detailed else 1)
 
 
-def test_what_should_not_break_is_no_traceback_either(fake, kvspec, monkeypatch):
+def test_an_error_of_kvspec_itself_is_one_line(fake, kvspec, monkeypatch):
     def fail(*arguments, **options):
         raise RuntimeError("not deterministic")
 
@@ -398,7 +398,7 @@ def names_of(impl):
     return [str(spec) for spec in engines.every_release(SystemSpec.parse(impl))]
 
 
-def test_it_stands_for_all_releases_or_for_those_that_have_a_tree():
+def test_all_stands_for_the_releases_that_have_the_way():
     assert names_of("sglang==all") == [f"sglang=={version}" for version in TABLE]
     assert names_of("sglang==all+overlap")[-1] == "sglang==0.5.23+overlap"
     rust = names_of("sglang==all+rust+overlap")
@@ -410,7 +410,7 @@ def test_it_stands_for_all_releases_or_for_those_that_have_a_tree():
     assert names_of("sglang==0.5.23") == names_of("torch==all") == []
 
 
-def test_what_cannot_be_had_is_a_line_and_the_gravest_exit_code_counts(
+def test_an_unavailable_release_is_one_line_and_the_gravest_exit_code_counts(
     kvspec, monkeypatch, tmp_path
 ):
     systems = ["torch+pr22900", "sglang==9.9.9", "torch"]

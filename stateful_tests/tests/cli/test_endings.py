@@ -28,7 +28,7 @@ def test_exit_codes_are_as_documented():
         ({"incomplete": True}, Ending.INCOMPLETE),
     ],
 )
-def test_what_was_found_counts_more_than_what_was_left_out(what, end):
+def test_a_finding_outweighs_an_incomplete_part(what, end):
     assert ending(**what) is end
 
 

@@ -74,7 +74,7 @@ def test_a_clause_is_said_once(tmp_path):
         ((Standing.UNTOLD, Standing.UNTOLD), ""),
     ],
 )
-def test_what_is_found_beside_a_base_is_said_when_the_base_was_asked(standings, said, tmp_path):
+def test_a_finding_beside_a_base_is_reported_after_the_replay_on_the_base(standings, said, tmp_path):
     """The trace is there before."""
     one = trace_files.load(REGRESSIONS / "a_trim_inside_a_page_keeps_the_page.json")
     told: list[str] = []
@@ -129,7 +129,7 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path):
     assert file.read_text() == "before" and [*tmp_path.iterdir()] == [file]
 
 
-def test_a_device_and_a_link_stay_what_they_are(tmp_path):
+def test_an_output_that_is_a_device_or_a_link_is_not_replaced(tmp_path):
     trace_files.write_atomically("/dev/null", "text")
     assert Path("/dev/null").is_char_device()
     with pytest.raises(OSError, match="/dev/full"):
@@ -157,7 +157,7 @@ def test_a_listing_that_cannot_be_written_is_an_error(kvspec):
     assert code == 2 and "--json /dev/full: No space left on device" in err
 
 
-def test_what_close_raises_is_said(kvspec):
+def test_an_exception_of_close_is_reported(kvspec):
     impl = f"{bad_adapters.__name__}:ClosesBadly"
     code, _, err = kvspec("check", "--impl", impl, *QUICK, "-j", "1")
     said = [

@@ -66,7 +66,7 @@ for done, lines in ((lambda line: run(line.split()), sys.argv[1:]), (start_of_a_
 """
 
 
-def test_what_drives_nothing_imports_no_torch():
+def test_commands_that_drive_no_system_import_no_torch():
     """Nor does the process that a release is driven from: its worker does."""
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     command = [sys.executable, "-c", CODE, *LINES]

@@ -149,6 +149,6 @@ def test_no_verdict_counts_where_unchanged_code_is_noticed(monkeypatch, capsys):
         (["--sample", "0"], "--sample"),
     ],
 )
-def test_bad_input_exits_2_and_says_what_is_wrong(arguments, says, capsys):
+def test_bad_input_exits_2_and_names_the_reason(arguments, says, capsys):
     assert run(arguments, mutants) == 2
     assert says in capsys.readouterr().err

@@ -193,7 +193,7 @@ def test_a_mismatch_has_a_time_and_an_effect(wrong, tmp_path, capsys):
     assert "time 2023-11-14 22:13:20.000 UTC" in said and "effect answers of this session" in said
 
 
-def test_what_a_count_that_is_off_means():
+def test_a_wrong_count_is_explained():
     assert effect("OWN-3", "24 (-4)").startswith("leak")
     assert effect("OWN-3", "28 (-8, -4 at the step before)").startswith("leak")
     assert effect("OWN-3", "32 (+4, -4 at the step before)").startswith("answers may be wrong")

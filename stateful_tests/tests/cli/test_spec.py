@@ -38,11 +38,11 @@ def full():
 # The document.
 
 
-def test_it_is_up_to_date(text):
+def test_spec_md_is_up_to_date(text):
     assert (ROOT / "SPEC.md").read_text(encoding="utf-8") == text, "kvspec spec --out SPEC.md"
 
 
-def test_the_reference_beside_it_is_up_to_date_and_has_what_it_only_names(kvspec, text):
+def test_spec_reference_md_is_up_to_date_and_defines_the_names_of_spec_md(kvspec, text):
     code, out, err = kvspec("spec", "--reference", "--check")
     assert (code, out, err) == (0, "", ""), "kvspec spec --reference --out SPEC-REFERENCE.md"
     beside = spec.reference_text()

@@ -12,7 +12,7 @@ NAMES = (
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_name_is_written_as_it_was_read(name):
+def test_a_name_round_trips(name):
     assert str(SystemSpec.parse(name)) == name
 
 
@@ -31,7 +31,7 @@ def test_a_checkout_has_no_version():
     assert str(spec.of_version("0.5.18")) == "sglang==0.5.18+unified"
 
 
-def test_a_system_says_what_it_is_and_another_is_called():
+def test_the_spec_of_a_system_is_stated_or_parsed_from_the_name():
     class Other:
         name = "torch+a-b"
 

@@ -78,7 +78,7 @@ def installed(unpacked, tmp_path):
     return run
 
 
-def test_it_is_one_package_without_tests(wheel):
+def test_the_wheel_is_one_package_without_tests(wheel):
     names = zipfile.ZipFile(wheel).namelist()
     assert {re.sub(r"kvspec-.*\.dist-info", "about", name.partition("/")[0]) for name in names} == {
         "kvspec",
@@ -108,7 +108,7 @@ FOUND = "traces/len-2-torch-pr22897.json"
 REPLAY = "replay @a_trim_frees_the_tail"
 
 
-def test_what_works_without_a_checkout(wheel, installed, tmp_path):
+def test_the_installed_commands_work_without_a_checkout(wheel, installed, tmp_path):
     """A real bug is found, and what was saved is replayed; not a byte is for a terminal."""
     version = re.findall(r"^## (\S+)$", (HOME / "CHANGELOG.md").read_text(), re.MULTILINE)[0]
     assert wheel.name == f"kvspec-{version}-py3-none-any.whl"
@@ -152,7 +152,7 @@ MISSING = {
 
 
 @pytest.mark.parametrize("missing", MISSING)
-def test_what_is_missing_is_reported_in_one_line(missing, installed):
+def test_a_missing_extra_is_reported_in_one_line(missing, installed):
     expected = MISSING[missing]
     outcomes = installed(*expected, without=missing)
     for (line, says), (code, out) in zip(expected.items(), outcomes, strict=True):

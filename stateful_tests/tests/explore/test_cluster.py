@@ -37,7 +37,7 @@ def nodes(monkeypatch):
     made.shutdown()
 
 
-def test_a_cluster_sees_what_one_process_sees_though_a_node_is_lost(nodes, monkeypatch):
+def test_a_cluster_that_loses_a_node_agrees_with_one_process(nodes, monkeypatch):
     monkeypatch.setattr(search, "SPREAD", 1)
     lost = []
 
@@ -104,7 +104,7 @@ def redis_url(tmp_path):
     server.wait()
 
 
-def test_a_failure_of_one_process_is_what_another_tries_first(redis_url, tmp_path):
+def test_processes_try_each_others_failures_first(redis_url, tmp_path):
     (tmp_path / "fails.py").write_text(_FAILS)
     env = {
         **os.environ,

@@ -230,7 +230,7 @@ def seen(result: Exploration) -> tuple[object, ...]:
 
 
 @pytest.mark.parametrize(("scope", "bound"), [(SCOPES["batches"], None), (TREE, 60)])
-def test_processes_see_what_one_sees(scope, bound, monkeypatch):
+def test_several_processes_agree_with_one(scope, bound, monkeypatch):
     monkeypatch.setattr(search, "SPREAD", 1)
     processes = Processes(3)
     try:

@@ -85,7 +85,7 @@ class _Other(ReferenceSystem):
         return outcome
 
 
-def test_what_a_system_cannot_follow_is_listed():
+def test_transitions_that_a_system_cannot_follow_are_listed():
     tour = live(_Other(), TINY)
     assert not tour.findings
     reasons = {(kind, why) for kind, why in tour.lost}
@@ -97,7 +97,7 @@ def test_what_a_system_cannot_follow_is_listed():
     assert tour.followed > 100
 
 
-def test_what_mostly_violates_is_left_out_and_all_else_is_run():
+def test_mostly_violating_transitions_are_left_out_and_the_rest_is_run():
     scope = replace(TINY, mode=Mode.FAITHFUL)
     tour = live(resolve("torch+pr22862-tail"), scope)
     beyond = "nothing that it follows leads there"  # what only such an admission leads to
@@ -131,6 +131,6 @@ class _Unmixed(ReferenceSystem):
         return super().apply(command)
 
 
-def test_the_way_to_a_fault_does_not_mix_what_the_system_cannot():
+def test_the_path_to_a_fault_keeps_to_batches_that_the_system_takes():
     tour = live(_Unmixed(), replace(TINY, mode=Mode.FAITHFUL))
     assert [f.clause for f in tour.findings] == ["OUT-1"]

@@ -119,12 +119,12 @@ def exported(tmp_path_factory):
     yield from made_on("0.5.10", traces, tmp_path_factory.mktemp("exported"))
 
 
-def test_they_fail_where_the_fault_is_and_pass_where_it_is_fixed(exported, tmp_path):
+def test_exported_tests_fail_on_the_faulty_release_and_pass_on_the_fixed_one(exported, tmp_path):
     they_assert_one_fact(exported)
     they_fail_and_pass(exported, *run_alike_all(exported.system, (1, 3, 7, 5), tmp_path))
 
 
-def test_so_do_those_of_the_newest_release(tmp_path):
+def test_exports_of_the_newest_release_fail_and_pass(tmp_path):
     traces = {path.stem: load(path) for path in NEWEST}
     twice = "a_turn_retracted_twice_loses_its_session"
     tree = replace(traces[twice].geometry, tree=True)
@@ -190,7 +190,7 @@ def changed(path: Path, **changes: object) -> Trace:
     return replace(load(path), **changes)
 
 
-def test_what_no_class_of_the_release_shows_is_refused(exported):
+def test_a_trace_that_no_class_of_the_release_shows_is_refused(exported):
     """A node that ends inside a page shares it with the next, yet each slot has one node."""
     trace = replace(PLANTED["TREE-1"].trace(), clause="OWN-1")
     with pytest.raises(
@@ -230,7 +230,7 @@ RELEASE = "def admit():\n    assert False, 'a row that is reused has KV'\n"
         (["self.assertRaises(KeyError, dict)"], run_test.FAILS),
     ],
 )
-def test_a_test_fails_at_its_own_assertion_alone(monkeypatch, tmp_path, bodies, code):
+def test_a_test_fails_only_at_its_own_assertion(monkeypatch, tmp_path, bodies, code):
     """An assertion inside the release is an error of the test, which made the state by hand."""
     monkeypatch.setattr("impl.sglang.process.testing.hook", lambda *_: None)
     monkeypatch.setattr("sys.path", [*sys.path])

@@ -142,7 +142,7 @@ def test_a_folder_gets_a_test_of_each_trace_of_a_bug(kvspec, made, monkeypatch):
         ),
     ],
 )  # fmt: skip
-def test_a_test_that_says_nothing_is_not_written(kvspec, made, version, end, says):
+def test_a_test_that_shows_nothing_is_not_written(kvspec, made, version, end, says):
     made[version] = end
     options = ("--impl", "sglang==0.5.10", "--fixed", "0.5.13", "--out", "t.py")
     code, _, err = kvspec("export", str(OVERSHOOT), "--as", "pytest", *options)
@@ -187,7 +187,7 @@ def test_the_next_trace_of_a_bug_makes_the_test(kvspec, made, monkeypatch):
         ),
     ],
 )  # fmt: skip
-def test_where_no_test_is_made_it_says_why_and_what_there_is(kvspec, trace, impl, says):
+def test_export_without_a_test_says_why_and_offers_a_bug_report(kvspec, trace, impl, says):
     code, out, err = kvspec("export", f"@{trace}", "--as", "pytest", "--impl", impl)
     assert (code, out) == (2, "") and err.count("\n") == 1
     assert says in err and "Ran 1 test" not in err
@@ -198,7 +198,7 @@ BY_HAND = trace_export.REPORTS / "test_retried_turn_resumes_where_its_state_is.p
 
 
 @pytest.mark.parametrize("saved", [False, True])
-def test_a_test_written_by_hand_stands_in_where_no_trace_makes_one(kvspec, saved):
+def test_a_handwritten_test_replaces_one_that_no_trace_makes(kvspec, saved):
     """A finding of the user's is no file of a known fault: its replay names the fault."""
     trace = "@a_retracted_turn_goes_on_below_its_state"
     if saved:
@@ -211,7 +211,7 @@ def test_a_test_written_by_hand_stands_in_where_no_trace_makes_one(kvspec, saved
     assert f"The test is the one of this bug that was written by hand: {BY_HAND}" in err
 
 
-def test_a_test_written_by_hand_goes_where_it_is_told_and_is_checked_as_any(kvspec):
+def test_a_handwritten_test_is_written_to_out_and_checked(kvspec):
     trace = "@a_retracted_turn_goes_on_below_its_state"
     options = "--as", "pytest", "--impl", "sglang==0.5.23+overlap"
     code, _, _ = kvspec("export", trace, *options, "--out", "tests/")
@@ -272,7 +272,7 @@ def test_a_commit_goes_with_a_checkout(kvspec):
 
 
 @pytest.mark.parametrize("fixed", ["0.5.13+overlap", "vllm==0.33.0", "sglang==0.5.13+unified"])
-def test_what_is_fixed_runs_in_the_ways_of_the_test(kvspec, made, fixed):
+def test_the_fixed_release_runs_in_the_ways_of_the_test(kvspec, made, fixed):
     options = "--as", "pytest", "--impl", "sglang==0.5.10"
     code, _, err = kvspec("export", str(OVERSHOOT), *options, "--fixed", fixed)
     assert code == 2 and f"--fixed {fixed}: the test is run as --impl is: sglang==VERSION" in err
@@ -297,7 +297,7 @@ def test_an_exported_test_is_run_here(kvspec, made, end, says):
     assert "runs on a release or a checkout" in kvspec("run-test", "test_a.py", "--impl", "torch")[2]
 
 
-def test_a_test_in_upstreams_shape_is_run_here_too(kvspec):
+def test_run_test_runs_a_test_in_the_shape_of_upstream(kvspec):
     """It fails on the release, at its own assertion."""
     report = FIXTURES / "releases" / "reports" / "test_finish_commits_only_what_has_kv.py"
     code, out, _ = kvspec("run-test", str(report), "--impl", "sglang==0.5.23")

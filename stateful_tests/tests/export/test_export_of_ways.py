@@ -31,7 +31,7 @@ def driven(implementation: str) -> SGLangSystem:
 
 
 @at_night
-def test_those_of_releases_between_and_of_other_ways_to_run_one(tmp_path):
+def test_exports_of_intermediate_releases_and_ways_fail_and_pass(tmp_path):
     """And where the driver has come to, the test comes to; also under overlap."""
     runs: list[run_test.Run] = []
     wanted = []  # exit status, and random runs
@@ -111,7 +111,7 @@ def test_an_older_core_in_rust_tells_no_slots():
     system.close()
 
 
-def test_what_stands_in_no_one_file_is_refused():
+def test_releases_with_too_many_differences_are_refused():
     """Before anything runs."""
     assert [version for alike in SETS for version in alike] == list(TABLE)
     for alike in SETS:

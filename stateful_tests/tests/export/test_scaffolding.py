@@ -55,7 +55,7 @@ def test_annotations_are_left_out():
     )
 
 
-def test_items_are_laid_out_in_as_few_lines_as_hold_them():
+def test_items_are_laid_out_in_the_fewest_lines():
     one = "made = f(\n    a=1,\n    **more,\n)\n"
     assert filled(one) == "made = f(a=1, **more)\n"
     assert filled("made = f(\n    a=1,  # one\n    b=2,\n)\n") == "made = f(\n    a=1,  # one\n    b=2,\n)\n"
@@ -65,7 +65,7 @@ def test_items_are_laid_out_in_as_few_lines_as_hold_them():
     assert ast.unparse(ast.parse(text)) == f"made = f({', '.join(names)}, last={{'a': 1}})"
 
 
-def test_what_nothing_leads_to_is_left_out():
+def test_unreachable_code_is_left_out():
     source = "import os\nimport re\n\n\nclass Engine:\n    def __init__(self):\n        self.a = os\n"
     source += "\n    def one(self):\n        return self.two()\n\n    def two(self):\n        return 2\n"
     source += "\n    def three(self):\n        return re\n"
@@ -121,7 +121,7 @@ def begin(server, req):
 '''
 
 
-def test_a_function_of_one_line_stands_where_it_is_called():
+def test_a_function_of_one_line_is_inlined():
     """Where it is called once, by the scaffolding, and an argument that is more than a name is used once."""
     text = inlined(SHORT, "begin(server, req)")
     assert "def locked" not in text and "    req.lock = server.cache.lock(req.node)\n" in text

@@ -75,7 +75,7 @@ def made(system, trace, name, folder):
 
 
 @pytest.mark.parametrize("at_night", some_at_night((False, True), bool))
-def test_they_fail_with_planted_faults_and_pass_without(at_night, tmp_path):
+def test_exported_tests_fail_with_planted_faults_and_pass_without(at_night, tmp_path):
     root, runs = root_of(VERSION), []
     for name in PLANTED:
         if (name in DAILY) == at_night:
@@ -91,7 +91,7 @@ def test_they_fail_with_planted_faults_and_pass_without(at_night, tmp_path):
 
 
 @pytest.mark.parametrize("at_night", some_at_night((False, True), bool))
-def test_they_show_known_faults(at_night, tmp_path):
+def test_exported_tests_show_known_faults(at_night, tmp_path):
     runs = []
     for name in KNOWN:
         if (name in DAILY) == at_night:
@@ -116,7 +116,7 @@ def test_they_show_known_faults(at_night, tmp_path):
         ),
     ],
 )
-def test_what_no_test_is_made_of_is_said(trace, why):
+def test_a_trace_without_a_test_says_why(trace, why):
     root_of(VERSION)
     trace = load(FIXTURES / "releases" / f"sglang-{trace}.json")
     with pytest.raises(NotExportable, match=why):

@@ -96,7 +96,7 @@ def test_clients_are_heard_while_the_loop_waits(system):
     assert "r1 is gone" in run.rows[-1].tree
 
 
-def test_who_finds_no_block_keeps_its_blocks_until_others_need_them(system):
+def test_a_paused_request_keeps_its_blocks_until_others_need_them(system):
     config = EngineConfig((LayerGroup(2),), 5, 8, 4, max_seqs=2, caching=False)
     step = Schedule(), Update()
     run = carried_out(
@@ -123,7 +123,7 @@ def test_a_fault_near_a_known_one_is_new_where_the_base_does_the_same(system, tm
         assert counted_under(tree, system, known, trace, violation) == []
 
 
-def test_what_it_does_not_drive_is_one_line(system):
+def test_an_undriven_setting_is_refused_in_one_line(system):
     for name in ("hybrid", "state-window", "state-export", "host", "uncached"):
         with pytest.raises(
             UnusableImplementation, match="one group, and one with state; no connector"

@@ -18,7 +18,7 @@ def test_a_source_makes_every_decision_about_as_often(source):
     assert weighed["a"] > weighed["b"] > weighed["c"] == 0
 
 
-def test_a_keyed_decision_depends_on_what_it_is_about_alone():
+def test_a_keyed_decision_depends_only_on_its_key():
     def decisions(*numbers):
         source = KeyedChoices(*numbers)
         return [source.upto(99) for _ in range(8)]

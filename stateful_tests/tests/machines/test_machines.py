@@ -35,7 +35,7 @@ TestBoth = kvspec.machine(machines=["both"]).TestCase
         ("both", "slot-drops-the-lock"),
     ],
 )
-def test_they_find_bugs(name, bug):
+def test_machines_find_bugs(name, bug):
 
     class Buggy(ServerMachine):
         target = MachineTarget(
@@ -101,7 +101,7 @@ class LosesAnyTurn(WaitsForEver):
         return False
 
 
-def test_they_ask_for_a_close_past_what_ends_a_run(tmp_path, monkeypatch):
+def test_machines_close_sessions_after_the_end_of_a_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # the traces are saved here
     buggy = kvspec.machine(
         LosesAnyTurn, machines=["sessions"], presets=["page2"], modes=[Mode.FAITHFUL]
@@ -112,7 +112,7 @@ def test_they_ask_for_a_close_past_what_ends_a_run(tmp_path, monkeypatch):
         buggy.TestCase().runTest()
 
 
-def test_a_bounded_search_says_nothing_of_its_bound(capsys):
+def test_a_bounded_search_does_not_print_its_bound(capsys):
     with shrinking.bounded():
         reporting.report("it took too long to shrink")
         reporting.report("a failure")

@@ -122,7 +122,7 @@ def test_options_aim_at_another_system(tmp_path):
 
 
 @pytest.mark.parametrize("base", [FAULTY, "reference"])
-def test_what_the_base_violates_as_well_fails_no_test(base, tmp_path, monkeypatch):
+def test_a_violation_that_the_base_has_too_fails_no_test(base, tmp_path, monkeypatch):
     monkeypatch.setattr(
         plugin, "chosen", plugin.Options(impl=FAULTY, base=base, save=str(tmp_path))
     )
@@ -182,7 +182,7 @@ def test_an_adapter_of_an_engine_that_schedules_imports_kvspec_alone():
     )
 
 
-def test_an_engine_that_schedules_has_no_machine_and_is_told_what_checks_it():
+def test_an_engine_that_schedules_has_no_machine_and_its_error_names_the_check():
     with pytest.raises(
         ValueError, match=r"block-engine schedules by itself: .*kvspec\.check\(make\)"
     ):
@@ -191,7 +191,7 @@ def test_an_engine_that_schedules_has_no_machine_and_is_told_what_checks_it():
 
 
 @pytest.mark.parametrize("module", ["kvspec", "kvspec.plugin"])
-def test_loading_it_loads_nothing_else(module, tmp_path):
+def test_importing_kvspec_imports_nothing_heavy(module, tmp_path):
     heavy = "[m for m in ('torch', 'hypothesis', 'impl', 'reference') if m in sys.modules]"
     (tmp_path / "loads.py").write_text(f"import sys, {module}\nprint({heavy})\n")
     assert run(tmp_path, "loads") == (0, "[]\n")
@@ -243,7 +243,7 @@ class LosesRows(ReferenceSystem):
         return structs.replace(view, free_rows=[*view.free_rows][self.lost :])
 
 
-def test_what_a_scheduler_can_do_as_well_is_not_for_free_mode_alone():
+def test_commands_of_a_scheduler_are_not_limited_to_free_mode():
     """Also a second trace of a clause."""
     chosen = check_plans.plan("smoke", presets=["no-swa"], modes=[Mode.FREE], machines=["sessions"])
     findings = campaign.run(LosesRows(), chosen).findings

@@ -27,7 +27,7 @@ def test_the_last_step_violates_its_clause_and_no_step_before_does(row):
         assert in_words(failure.at) == row.places
 
 
-def test_a_whole_life_conforms_and_reaches_what_it_can():
+def test_a_whole_life_conforms_and_reaches_its_situations():
     reached = {
         name for step in steps(LIFE) for name, each in OF_PAIRS.items() if each.trigger(step)
     }

@@ -44,7 +44,7 @@ def pair():
 # Memory.
 
 
-def test_a_block_holds_a_state_and_its_windows_or_kv(memory):
+def test_a_block_holds_either_a_state_or_kv(memory):
     memory.leave(3, STATE, 41)
     memory.leave_windows(3, STATE, [41, 42, 43])
     memory.stamp(4, KV, 4, 1, 51)
@@ -66,7 +66,7 @@ def test_a_copied_block_holds_the_same(memory):
     [(slice(18, 20), (41, 0, 0, 0)), (slice(0, 12), (0, 0, 0, 0)), (slice(0, 20), (41, 41, 42, 43))],
     ids=["without its windows", "without B, C and the state", "whole"],
 )  # fmt: skip
-def test_what_is_sent_in_part_is_no_state(memory, moved, found):
+def test_a_state_sent_in_part_does_not_count(memory, moved, found):
     sender = PairStateMemory(CONFIG)
     sender.leave(3, STATE, 41)
     sender.leave_windows(3, STATE, [41, 42, 43])
@@ -94,7 +94,7 @@ def test_drawn_sizes_fit_both_servers(name):
         assert len(sizes) == 1 or not drawn.prefill.caching
 
 
-def test_draws_of_pairs_without_states_are_what_they_were():
+def test_draws_of_pairs_without_states_are_unchanged():
     drawn = draw_pair_config(RandomChoices("pair 1"), PAIR_PRESETS["pair-windows"])
     assert [group.state for group in drawn.prefill.groups] == [False] * 3
 

@@ -44,7 +44,7 @@ def faulty_source(fault):
 @pytest.mark.parametrize(
     "name", some_at_night(OBLIGATIONS, lambda name: name.startswith("window/hole-"))
 )
-def test_it_is_proved(name):
+def test_the_obligation_is_proved(name):
     (proof,) = prove([OBLIGATIONS[name]])
     assert (proof.verdict, proof.note) == (ProofVerdict.PROVED, "")
 
@@ -78,7 +78,7 @@ def test_a_wrong_theorem_is_refuted():
         assert proof.obligation.name not in refuted or proof.counterexample["margin"] == 1
 
 
-def test_what_cannot_be_decided_is_reported():
+def test_an_undecided_obligation_is_reported():
     """A contract that nothing meets proves nothing, and code beyond the translation is no proof."""
     right = "    pre: page_size > 0\n    post: _ >= length"
     nobody = SOURCES["contract"].replace(right, f"    pre: page_size < 0\n{right}", 1)
@@ -91,7 +91,7 @@ def test_what_cannot_be_decided_is_reported():
     assert proof.verdict == ProofVerdict.UNDECIDED and proof.note == "NotTranslated: pow(2, 3)"
 
 
-def test_what_is_assumed_of_quotients_is_so():
+def test_assumptions_about_quotients_hold_in_python():
     """Python's own quotients meet all facts and lemmas: nothing is proved of nothing."""
     texts = (
         "x // P",

@@ -82,12 +82,12 @@ def test_a_page_more_or_less_is_reported(name, clause, pool):
      ("tree: TURN; finish r1 keep 1", {"SWA-2", "LEN-2", "TREE-14"}),
      ("state: insert h1 a1", {"TREE-3", "STA-3"})],
 )  # fmt: skip
-def test_a_clause_is_asked_about_its_commands_and_what_it_needs(step, asked):
+def test_a_clause_is_checked_for_its_commands_and_features(step, asked):
     some = {"SWA-2", "LEN-2", "TREE-14", "STA-3", "STA-8"} | asked
     assert some & {clause.id for clause in about(FILE.step(step))} == asked
 
 
-def test_what_is_waived_is_not_checked():
+def test_a_waived_clause_is_not_checked():
     step = spoilt(STEPS["CUT"], "session s1 kv_committed_len=8")
     failed = {clause.id for clause, _ in broken(step)}
     assert "LEN-2" in failed
@@ -106,7 +106,7 @@ def test_what_is_waived_is_not_checked():
     )
 
 
-def test_a_session_that_is_gone_is_about_its_turn():
+def test_a_mismatch_of_a_gone_session_is_about_its_turn():
     turns = "submit r1 in s1 +5; submit r2 in s2 +5"
     step = FILE.step(f"plain: open s1; open s2; {turns}; submit r3 (no session) +5")
     gone = changed(step, sessions=lambda has: {"s2": has["s2"]})
@@ -117,7 +117,7 @@ def test_a_session_that_is_gone_is_about_its_turn():
     assert CLAUSES["SES-2"].check(more).head == "must end session s9"
 
 
-def test_a_refusal_is_about_who_is_gone_and_what_has_come():
+def test_a_refusal_is_about_missing_and_unexpected_owners():
     gone = changed(STEPS["TURNED_AWAY"], requests={}, sessions={})
     assert CLAUSES["OUT-2"].check(gone).at == (AtNamed("request", "r1"), AtNamed("session", "s1"))
     kept = spoilt(STEPS["TURNED_AWAY"], "session s1 slot=zero")
@@ -125,7 +125,7 @@ def test_a_refusal_is_about_who_is_gone_and_what_has_come():
 
 
 @pytest.mark.parametrize("shown", [{}, {"r1": None}])
-def test_who_is_not_shown_is_cut_nowhere_and_hands_nothing_over(shown):
+def test_a_request_that_is_not_shown_has_no_cut_and_owes_no_page(shown):
     for step in (STEPS["RETRIED"], FILE.step("tree: CHUNK; extend r1 +4")):
         seen = step.after.requests
         hidden = changed(

@@ -208,7 +208,7 @@ TO_BE_COUNTED_ONCE = {name: f"to be counted once, {AS[name]}" for name in AS}
         ((), (0, 0), COUNTED_NOWHERE),
     ],
 )
-def test_who_is_counted_wrongly_is_reported(entries, sums, expected):
+def test_a_wrongly_counted_owner_is_reported(entries, sums, expected):
     account = replace(SEEN.outcome.report.accounts[0], session_held=sums[0], uncached=sums[1])
     lines = [line.split(": ", 1) for line in miscounted(SEEN, Report((account,), entries), account)]
     assert {where.split(" of ")[1][:2]: line for where, line in lines} == expected
@@ -248,7 +248,7 @@ def test_which_terms_are_wrong_is_reported():
     assert_clause("CHK-1", level_0, "though every page has its one owner.")
 
 
-def test_an_alarm_is_reported_as_it_is():
+def test_an_alarm_is_reported_verbatim():
     assert_clause("CHK-1", told(replace(SEEN.outcome.report, alarm="leak")), "a false alarm\nleak")
 
 

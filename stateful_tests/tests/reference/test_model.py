@@ -101,7 +101,7 @@ PAIRS: list[tuple[Reason, str, str, Geometry]] = [
 
 
 @pytest.mark.parametrize("impl", ["reference", "torch"])
-def test_of_two_reasons_the_first_is_reported(impl):
+def test_the_first_of_two_refusal_reasons_is_reported(impl):
     for reason, given, command, geometry in PAIRS:
         lockstep = Lockstep(resolve(impl), geometry, Mode.FREE)
         for each in script(given):
@@ -143,7 +143,7 @@ def test_a_faithful_scheduler_would_not(given, command, says):
 @pytest.mark.parametrize(
     "given, says", [("", Done()), ("; unlock_swa r1", Refused(Reason.UNFAITHFUL))]
 )
-def test_who_has_unlocked_its_window_is_not_cut_below(given, says):
+def test_a_request_with_an_unlocked_window_is_not_cut_below_it(given, says):
     state = after(FIRST + 4 * "; decode r1" + given, Mode.FAITHFUL, WITH_TREE)
     assert step(state, *script("retract r1 losing 1"))[1] == says
 
@@ -196,7 +196,7 @@ ALL = "evict full 48"
          Freed(8, 0, 2)),
     ],
 )  # fmt: skip
-def test_what_nobody_has_locked_is_evicted(sizes, given, command, freed):
+def test_an_eviction_takes_unlocked_nodes(sizes, given, command, freed):
     assert step(after(given, sizes=sizes), *script(command))[1] == Done(freed=freed)
 
 
@@ -213,7 +213,7 @@ def test_which_nodes_there_are(sizes, given, nodes):
     assert [(path_text(placed.path), placed.node.live) for placed in found] == nodes
 
 
-def test_what_a_tree_evicts_is_given_back():
+def test_evicted_pages_are_given_back():
     was, [evict] = after("insert h a4", sizes=WITH_TREE), script("evict full 4")
     gone = step_with_effects(was, evict)[2].gone
     assert gone["full"] == gone["swa"] == {("tree a4", 0)}
@@ -233,7 +233,7 @@ def test_tombstones_alone_are_recovered():
         ("insert h a12 (goes on)", "g", False),  # who has locked nothing
     ],
 )
-def test_whose_prefix_others_have_locked(given, holder, shares):
+def test_a_holder_shares_a_lock_if_others_hold_its_prefix(given, holder, shares):
     assert shares_lock(after(f"{CACHED}; {given}", sizes=WITH_TREE), holder) == shares
 
 
@@ -376,7 +376,7 @@ def test_a_slot_holds_text_of_a_turn_that_has_started(given):
 @pytest.mark.parametrize(
     "rounds, length", [("", 11), (f"; {ROUND}", 11), (f"; {ROUND}; {ROUND}", 12)]
 )
-def test_what_the_device_has_accepted_is_text(rounds, length):
+def test_tokens_accepted_on_the_device_count_as_computed(rounds, length):
     assert after(f"{FIRST}{rounds}").request("r1").computed_text == ((1, length),)
 
 

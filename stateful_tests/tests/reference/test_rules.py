@@ -244,7 +244,7 @@ def test_the_diagrams_have_every_change_of_larger_scopes_and_no_other(transition
     assert lives.edges(lives.transitions(spec.LIVES)) == lives.edges(transitions)
 
 
-def test_who_ends_a_turn_and_clears_its_mark(transitions):
+def test_the_table_of_turns_lists_the_commands_that_end_them(transitions):
     cleared, touched = set(), set()
     for was, command, now in transitions:
         for session in was.sessions:
@@ -258,7 +258,7 @@ def test_who_ends_a_turn_and_clears_its_mark(transitions):
     assert touched <= TURNS.keys()
 
 
-def test_the_tables_of_rows_do_what_the_model_does(transitions):
+def test_the_tables_of_rows_agree_with_the_model(transitions):
     assert {type(command) for _, command, _ in transitions} == set(COMMANDS) - set(TREE_COMMANDS)
     for was, command, now in transitions:
         assert not _wrong(RULES[type(command)], was, command, now), command

@@ -33,12 +33,12 @@ OTHER = ("b", (), True)
         ([("a", [1, 2], False), ("a", [2], False), ("a", [3], False)], 2, 2, 0),
     ],
 )
-def test_a_state_counts_again_once_what_was_due_is_done(states, times, turns, ran):
+def test_a_state_counts_again_after_its_due_work_is_done(states, times, turns, ran):
     still = visited(*states)
     assert (still.times, still.turns, still.ran) == (times, turns, ran)
 
 
-def test_a_state_says_whether_it_runs_and_what_ran_since_somebody_got_further():
+def test_a_state_says_what_runs_and_what_ran_since_the_last_progress():
     assert not visited(OTHER, OTHER, IDLE).runs
     assert visited(OTHER, OTHER, IDLE).passes == 2
     assert visited(OTHER, TOKEN, RUNS).passes == 1

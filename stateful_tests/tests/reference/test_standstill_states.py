@@ -63,7 +63,7 @@ def test_an_output_for_anybody_is_an_answer(outputs, begins_anew):
     assert still.times == (1 if begins_anew else 2)
 
 
-def test_there_is_no_standstill_where_nobody_waits():
+def test_an_engine_without_waiting_requests_has_no_standstill():
     nobody = TIER._replace(requests=(), transfers=())
     assert of_tiers.DecodeProgress().follow(Poll(), nobody, (), ()) is None
 
@@ -113,7 +113,7 @@ def test_a_copy_that_grows_is_another_state():
     [({"sent": True}, True), ({"sent": True, "completed": True}, False), ({}, False),
      ({"sent": True, "stale": True}, True)],
 )  # fmt: skip
-def test_a_transfer_is_due_from_its_send_until_the_engine_has_completed_it(changed, due):
+def test_a_transfer_is_due_until_the_engine_completes_it(changed, due):
     facts = with_transfer(**changed)._replace(requests=())
     assert (("transfer", 1) in of_tiers._pending_work(facts, (), ())) is due
     as_block = {("submitted" if name == "sent" else name): value for name, value in changed.items()}

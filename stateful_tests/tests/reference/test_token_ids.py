@@ -11,7 +11,7 @@ import itertools
 
 @pytest.mark.parametrize("serial", [1, 3999, SHARED, SHARED + 25])
 @pytest.mark.parametrize("position", [0, 7, (1 << 20) - 1])
-def test_a_token_id_is_taken_apart_as_it_was_made(serial, position):
+def test_a_token_id_decodes_to_its_text_and_position(serial, position):
     token = token_id(serial, position)
     assert (serial_of(token), position_of(token)) == (serial, position)
 

@@ -138,7 +138,7 @@ class OwnShape:
         ),
     ],
 )
-def test_what_is_freed_where_the_tree_policy_is_free(bug, name, says):
+def test_frees_are_explained_under_a_free_tree_policy(bug, name, says):
     trace = traces.load(FIXTURES[name])
     with_tree = replace(trace, geometry=replace(trace.geometry, tree=True), bug=None, clause=None)
     run = replays.replay(OwnShape(resolve(f"torch+{bug}")), with_tree)
@@ -213,14 +213,14 @@ class ObeysAll(ReferenceSystem):
         ("open s1; open s1", "a session, request or lock owner is called that"),
     ],
 )  # fmt: skip
-def test_a_refused_command_says_its_reason(script_of, says):
+def test_a_refused_command_names_the_reason(script_of, says):
     run = replays.replay(
         ReferenceSystem(), Trace(PRESETS["page1"], Mode.FAITHFUL, script(script_of))
     )
     assert refusal_reasons.refusal(run, len(run.rows) - 1) == says
 
 
-def test_a_stated_outcome_that_the_rules_contradict_has_their_reason():
+def test_an_outcome_that_contradicts_the_rules_has_the_reason_of_the_rules():
     commands = script("submit r1 (no session) +3; admit r1; extend r1 +3; finish r1 keep 2")
     trace = Trace(PRESETS["page1"], Mode.FAITHFUL, commands, expected=((3, Done()),))
     assert because(replays.replay(ReferenceSystem(), trace)).text == (
@@ -245,7 +245,7 @@ def test_a_refusal_is_explained_by_the_condition_that_failed():
 SAID_BESIDE = "CHK-1", "CHK-2", "OUT-3", "TREE-1", "TREE-7", "TREE-10", "TREE-15", "MAP-1", "OWN-5"
 
 
-def test_each_clause_names_what_it_is_about_and_what_was_expected():
+def test_each_clause_names_its_subject_and_the_expected_value():
     assert [name for name in BUGS if "; observed: " in explained(name).text] == []
     due = re.compile(r" must | expected: ")
     without = {
@@ -275,7 +275,7 @@ def test_an_input_of_other_tokens():
     )
 
 
-def test_the_step_table_fits_and_marks_what_is_wrong(capsys, monkeypatch):
+def test_the_step_table_fits_and_marks_wrong_values(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     for name in BUGS:
         data = report.replay_data(name, violated(name))
@@ -309,7 +309,7 @@ def test_a_conforming_run_has_nothing_to_argue():
     assert (data["because"], data["differences"], data["step_table"]) == (None, [], None)
 
 
-def test_of_a_long_run_the_end_is_kept(monkeypatch):
+def test_the_history_of_a_long_run_keeps_its_end(monkeypatch):
     monkeypatch.setattr(replays, "HISTORY_LIMIT", 2)
     violated.cache_clear()
     try:
@@ -336,7 +336,7 @@ def test_a_view_that_is_odd_leaves_expected_and_observed(monkeypatch):
     ("second", "says"),
     [(Fact("load 2", "writes it"), "is not free"), (Fact("node 2", "has it"), "has 2 owners")],
 )
-def test_who_writes_a_slot_is_no_owner_of_it(second, says):
+def test_a_writer_of_a_slot_is_no_owner(second, says):
     facts = [Fact("node 1", "has it"), second]
     past: Any = SimpleNamespace(now=None, first_since=lambda *_: "since command 2")
     text = story(past, AtSlot("full", 1, host=False), lambda *_: "slot 1", lambda *_: facts)

@@ -13,7 +13,7 @@ def without_versions(text: str) -> str:
 
 
 @pytest.mark.parametrize("path", REPORTS, ids=lambda path: path.stem)
-def test_a_report_says_what_is_printed_today(path, request, capsys):
+def test_a_report_quotes_the_current_output(path, request, capsys):
     fault, trace = next((f, t) for f in known_faults().values() for t in f.traces if path.stem in t)
     newest = [version for version in releases(fault.engine) if fault.is_in(version)][-1]
     system = "+".join([f"{fault.engine}=={newest}", *ways_of(trace)])

@@ -16,7 +16,7 @@ def called_in(commands, called, step=None):
     return telling_calls(Run(trace, "torch", (), violation, called=called))
 
 
-def test_what_other_commands_call_too_is_left_out():
+def test_functions_that_other_commands_call_too_are_left_out():
     called = (("cache.py: open", GETTERS), ("cache.py: open", GETTERS), (
         "cache.py: open, close, free", f"{GETTERS}, free"))  # fmt: skip
     assert called_in((Open("s1"), Open("s2"), Close("s1")), called) == [
@@ -24,18 +24,18 @@ def test_what_other_commands_call_too_is_left_out():
     ]  # fmt: skip
 
 
-def test_what_commands_of_its_kind_call_stays():
+def test_functions_that_commands_of_the_same_kind_call_stay():
     """Behind what it alone called."""
     called = (("cache.py: open", GETTERS), ("cache.py: close", GETTERS), ("cache.py: close, late", GETTERS))
     assert called_in((Open("s1"), Close("s1"), Close("s2")), called) == ["cache.py: late, close"]
 
 
-def test_what_one_command_in_two_calls_stays():
+def test_functions_that_one_command_in_two_calls_stay():
     called = (("a.py: f",), ("a.py: g",), ("a.py: f, h",))
     assert called_in((Open("s1"), Open("s2"), Close("s1")), called) == ["a.py: h, f"]
 
 
-def test_where_nothing_else_is_called_it_stays():
+def test_functions_that_every_command_calls_stay_if_nothing_else_is_called():
     assert called_in((Open("s1"), Close("s1")), ((GETTERS,), (GETTERS,))) == [GETTERS]
     assert called_in((Open("s1"),), ((GETTERS,),)) == [GETTERS]
     assert called_in((Open("s1"), Close("s1")), ((GETTERS,),)) == []

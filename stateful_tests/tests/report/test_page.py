@@ -117,7 +117,7 @@ def test_both_sides_as_data():
     }
 
 
-def test_how_much_the_rules_have_free_is_unknown_where_they_use_more_than_there_is(monkeypatch):
+def test_free_pages_by_the_rules_are_unknown_when_pages_are_shared(monkeypatch):
     """As in a release where row and tree share pages, after the reference has taken the tree over."""
     run = replayed("torch+pr22862-tail", fixture("retract_then_retry_frees_the_reserved_token"))
     monkeypatch.setattr(snapshot, "free", lambda _: Free(-2, 0, 3))
@@ -171,7 +171,7 @@ def test_the_page_is_whole_and_asks_nobody(system, name):
     assert ("Conforms" in page_text) == (run.violation is None)
 
 
-def test_what_is_wrong_is_marked_on_both_sides():
+def test_differences_are_marked_on_both_sides():
     run = replayed(
         "torch+pr22900", fixture("finish_behind_the_window_sweep_caps_all_three_lengths")
     )
@@ -201,14 +201,14 @@ def test_the_rule_is_on_the_page():
     assert page_text.count(data["because"][1:]) == 1
 
 
-def test_each_side_says_where_its_turn_resumes():
+def test_both_sides_show_where_the_turn_resumes():
     name = "a_turn_behind_its_window_starts_again"
     text = shown(replayed("torch+resume-on-dead-window", fixture(name)))
     assert re.findall(r">(resumes at \d+)</text>", text)[-2:] == ["resumes at 0", "resumes at 2"]
 
 
 @pytest.mark.parametrize("tree_policy_is_free", [False, True])
-def test_whose_shape_the_tree_by_the_rules_has(monkeypatch, tree_policy_is_free):
+def test_the_page_says_whose_shape_the_reference_tree_has(monkeypatch, tree_policy_is_free):
     """A release's tree is taken over; then the story tells what the sentence cannot."""
     system, trace = resolve("torch+pr26919"), fixture("a_fresh_leaf_pins_one_window")
     can = replace(system.capabilities, tree_policy_is_free=tree_policy_is_free)
@@ -220,7 +220,7 @@ def test_whose_shape_the_tree_by_the_rules_has(monkeypatch, tree_policy_is_free)
     assert ('<details class="story" open>' in text) is tree_policy_is_free
 
 
-def test_a_row_that_names_what_the_tree_does_not_have():
+def test_a_row_with_an_unknown_node_is_drawn():
     name = "a_row_names_the_slots_of_the_tree"
     text = shown(replayed(f"torch+{fixture(name).bug}", fixture(name)))
     marked = r"<g class=\"tree differs\"><rect[^>]*><title>(.*?)</title>"
@@ -268,7 +268,7 @@ def test_a_deep_tree_and_no_commands():
     )
 
 
-def test_of_a_long_trace_the_end_is_shown(monkeypatch):
+def test_the_page_of_a_long_trace_shows_its_end(monkeypatch):
     monkeypatch.setattr(trace_page, "MAX_STEPS", 3)
     run = replayed("torch", fixture("three_turns_of_one_conversation"))
     read = Reader(shown(run))

@@ -17,7 +17,7 @@ def test_a_kind_that_facts_judge_alone_has_an_explanation_and_a_page_of_its_own(
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
-def test_the_parts_of_a_kind_have_what_is_asked_of_them(kind):
+def test_each_kind_has_exports_and_asserts_of_one_form(kind):
     of = shown(kind.name)
     exports = of.exports()
     if exports is not None:

@@ -278,7 +278,7 @@ def test_the_terms_of_a_check_are_the_release_s(real):
 
 
 @pytest.mark.parametrize(("version", "stays"), [("0.5.13", "a"), ("0.5.14", "b"), ("0.5.16", "b")])
-def test_who_inserts_at_an_abort_between_two_chunks(release, version, stays):
+def test_an_abort_between_two_chunks_inserts_as_the_release_does(release, version, stays):
     """A release that inserts at the abort has touched its own pages last: the pages inserted in between are
     evicted first."""
     system = release(version)

@@ -87,7 +87,7 @@ def test_a_name_that_is_gone_is_missing_whatever_older_releases_have(version):
     assert taken_for_another == {}
 
 
-def test_a_tree_between_two_releases_is_driven_by_what_it_has(tmp_path):
+def test_a_tree_between_two_releases_is_driven_by_its_own_facts(tmp_path):
     """0.5.14 with the requests of 0.5.12: their chunks are `fill_ids`."""
     roots = []
     for version in ("0.5.14", "0.5.15"):

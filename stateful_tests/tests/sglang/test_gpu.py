@@ -39,7 +39,7 @@ def play_both(here: System, there: System, machine: str, preset: str) -> int:
 @pytest.mark.parametrize(
     "version", ["0.5.10", "0.5.15", "0.5.22+overlap", "0.5.23", "0.5.23+overlap"]
 )
-def test_it_shows_what_it_shows_on_a_cpu(version, release):
+def test_a_release_on_a_gpu_agrees_with_the_cpu(version, release):
     here, there = release(version), resolve(f"sglang=={version}", device="cuda")
     played = [
         play_both(here, there, machine, name)
@@ -52,7 +52,7 @@ def test_it_shows_what_it_shows_on_a_cpu(version, release):
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_without_one_it_says_so(release):
+def test_a_missing_gpu_is_reported(release):
     release("0.5.23")  # else it is skipped
     with pytest.raises(UnusableImplementation, match="torch sees no CUDA device here"):
         resolve("sglang==0.5.23", device="cuda").reset(PRESETS["page1"])

@@ -102,7 +102,7 @@ def refusal(action: Callable[..., object], *arguments: object, **named: object) 
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_is_missing_is_named_with_its_file(name, copy):
+def test_a_missing_name_is_reported_with_its_file(name, copy):
     mutant = REFUSED[name]
     change(copy, *mutant[:3])
     line = refusal(SGLangSystem, path=copy)
@@ -180,7 +180,7 @@ def begin(system: SGLangSystem) -> object:
     return system.apply(Extend((Chunk("r", 2),)))
 
 
-def test_what_did_not_change_for_the_adapter_is_driven(copy):
+def test_changes_that_do_not_concern_the_adapter_are_driven(copy):
     for mutant in DRIVEN.values():
         for path in (copy / "sglang/srt/session").glob("*.py") if mutant.file == SLOTS else ():
             write(path, path.read_text().replace(mutant.old, mutant.new))
@@ -193,7 +193,7 @@ def test_what_did_not_change_for_the_adapter_is_driven(copy):
     system.close()
 
 
-def test_what_no_check_drives_is_named_before_it_runs(copy):
+def test_undriven_parts_are_named_before_the_run(copy):
     for mutant in itertools.chain(*WITHOUT.values()):
         change(copy, *mutant[:3])
     kind = detect(copy)
@@ -208,7 +208,7 @@ def test_what_no_check_drives_is_named_before_it_runs(copy):
 
 
 @pytest.mark.parametrize("name", FAILS)
-def test_what_shows_only_while_it_is_driven_is_reported_of_the_adapter(name, copy):
+def test_a_misfit_during_a_run_is_reported_as_the_adapters(name, copy):
     mutant, reported = FAILS[name]
     change(copy, *mutant[:3])
     system = SGLangSystem(path=copy)
@@ -230,7 +230,7 @@ def test_files_and_version_that_disagree_are_reported(copy):
     "version",
     some_at_night(release_faults.DRIVEN, release_faults.DRIVEN[1:-2].__contains__),
 )
-def test_every_release_has_what_the_adapter_needs_and_is_recognised(version):
+def test_every_release_fits_the_adapter_and_is_recognised(version):
     try:
         root = release_root(version)
     except UnusableImplementation as error:

@@ -71,7 +71,7 @@ def test_a_worker_that_fails_is_broken_until_a_reset_replaces_it(
     system.close()
 
 
-def test_what_each_command_calls_is_noted():
+def test_the_functions_called_by_each_command_are_noted():
     system = StrangerSystem("impl.examples.example_engine:make")
     try:
         called = system.called(preset("page1"), [Submit("a", None, 1), Admit("a")])
@@ -123,12 +123,12 @@ def test_commands_survive_the_wire(command):
     assert wire.unpack_command(ask) == command
 
 
-def test_the_driver_carries_out_what_it_says():
+def test_the_driver_implements_the_declared_commands():
     late = {"Launch", "Settle"}  # of the overlapped loop alone
     assert {kind.__name__ for kind in driver._METHODS} == SGLangSystem.capabilities.commands | late
 
 
-def test_a_prompt_is_spelled_by_position_and_what_is_no_text_is_refused():
+def test_a_prompt_is_spelled_by_position_and_other_ids_are_refused():
     found = vocabulary.spelled((Piece("a", 2), Piece("c", 3)), 4)
     at = [*((0, p) for p in (4, 5)), *((2, p) for p in (6, 7, 8))]
     assert found == [token_id(shared_serial("abc"[text]), position) for text, position in at]
@@ -195,7 +195,7 @@ def test_the_verdict_of_a_release_is_one_line(scheduler, error):
     assert scheduler.busy(1).alarm == "two lines"
 
 
-def test_what_is_no_verdict_is_no_alarm(scheduler):
+def test_a_memory_check_that_cannot_run_is_no_alarm(scheduler):
     scheduler.launch([Req()], ForwardMode.EXTEND)
     with pytest.raises(AttributeError, match="read self_check_during_busy of the scheduler"):
         scheduler.busy(1)

@@ -69,7 +69,7 @@ def test_the_last_resort_is_taken_where_the_next_verify_round_does_not_fit(name,
         assert found(release(name), Trace(sizes, Mode.FAITHFUL, turn)) == seen
 
 
-def test_of_a_page_that_row_and_tree_own_the_cause_is_reported(release):
+def test_the_cause_of_a_page_with_two_owners_is_reported(release):
     trace = load(FOLDER / "sglang-0.5.18" / "a_prompt_that_is_swept_too_far_has_two_owners.json")
     why = because(replay(release("0.5.18"), trace))
     assert why.text == (

@@ -64,7 +64,7 @@ def root(tmp_path_factory):
     return folder
 
 
-def test_all_is_named_at_once(root):
+def test_all_renamed_names_are_reported_together(root):
     with pytest.raises(UnusableImplementation) as caught:
         detect(root)
     for name in RENAMED:

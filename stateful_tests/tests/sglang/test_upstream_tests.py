@@ -22,7 +22,7 @@ READS = {
 }
 
 
-def test_what_the_newest_release_has_and_no_report_tells_has_a_test():
+def test_each_unreported_fault_of_the_newest_release_has_a_test():
     assert {fault.test for fault in TESTED} == {path.name for path in REPORTS.glob("*.py")}
     verdicts = {"none found", "cause known", "known", "threads end before it"}
     assert {fault.verdict for fault in TESTED} == verdicts
@@ -52,7 +52,7 @@ def test_the_page_of_reports_links_the_test_of_each_fault():
 
 
 @pytest.mark.parametrize("fault", TESTED, ids=lambda fault: fault.id)
-def test_it_stands_alone(fault):
+def test_an_upstream_test_imports_no_kvspec(fault):
     text = (REPORTS / fault.test).read_text()
     assert text.count("\n") <= 100
     assert not re.search(
@@ -62,7 +62,7 @@ def test_it_stands_alone(fault):
 
 @at_night
 @pytest.mark.parametrize("engine", sorted({fault.engine for fault in TESTED}))
-def test_they_fail_at_their_own_assertion(engine):
+def test_upstream_tests_fail_at_their_own_assertion(engine):
     newest = releases(engine)[-1]
     by_hook: dict[str, list] = {}
     for fault in (fault for fault in TESTED if fault.engine == engine):

@@ -28,7 +28,7 @@ def test_tree16_checks_the_last_node():
     assert found["TREE-16"] == (AtTreeNode(2), AtTreeNode(1))
 
 
-def test_tree17_reads_what_was_evictable_before_the_evict():
+def test_tree17_reads_evictable_pages_from_before_the_evict():
     was = REST._replace(evictable=count(2, 0))
     evict = Evict(2, 0)
     short = together(node(2, device=kv((), (3,))), facts(evictable=count(1, 0), free=kv((5, 6, 3), (5, 6))))
@@ -52,7 +52,7 @@ def test_unanswered_reads_requests_after_the_command():
     assert RECEIVES.name not in unanswered(RECEIVED, gone)
 
 
-def test_a_backup_no_longer_reads_what_it_has_read():
+def test_a_backup_needs_no_source_after_its_read():
     left = together(node(1, host=kv((0, 1), ())), facts(host_free=kv((), (0, 1))))
     was = STORING._replace(operations=(BACKUP._replace(moving=kv((0, 1), ())), PREFETCH))
     assert "XFER-1" in places(left, was=STORING)

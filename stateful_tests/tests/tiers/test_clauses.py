@@ -72,7 +72,7 @@ def test_a_lock_of_full_kv_alone_counts_in_one_pool():
     assert violated(node(1, locks=count(1, 1)), was=was, sizes=DECODING)[0] == ["HOST-3"]
 
 
-def test_what_counts_as_being_fetched_is_nothing_at_rest():
+def test_nothing_is_being_fetched_at_rest():
     [(clause, failure)] = failures(facts(reserved=3), was=REST)
     assert clause.id == "XFER-3" and failure.observed == "3 do"
     assert failure.at == (AtCount("storage", "tokens being fetched", 0),)
@@ -114,7 +114,7 @@ def test_a_lock_has_a_range_of_each_pool(row):
     (Unlock("h3"), True, 1, {"full": 1, "swa": 1}), (None, True, 1, {"full": 1, "swa": 1}),
     (Poll(), False, 1, {"full": 0, "swa": 1}), (Poll(), True, 7, {"full": 0, "swa": 0}),
 ])  # fmt: skip
-def test_a_backup_locks_a_node_before_what_is_inserted_splits_it(command, host, at, low):
+def test_a_backup_locks_a_node_before_an_insert_splits_it(command, host, at, low):
     """Node 1 is backed up and split; both parts count the backup."""
     ranges = LockRanges(replace(SIZES, window=1))
     ranges.follow(FACTS)
@@ -131,7 +131,7 @@ def test_a_backup_locks_a_node_before_what_is_inserted_splits_it(command, host, 
         assert ranges.follow(now) == [LockRange(user, {"full": 0, "swa": 0})]
 
 
-def test_a_lock_locks_what_its_path_was_before_its_command_split_it():
+def test_a_lock_covers_its_path_as_of_before_the_split():
     user = TierUser("h1", False, 2, 5)
     first = NODES[1]._replace(node=7, stamps=A[:1])
     rest = NODES[1]._replace(start=1, stamps=A[1:2], parent=7)
@@ -142,7 +142,7 @@ def test_a_lock_locks_what_its_path_was_before_its_command_split_it():
     assert found == [LockRange(user, {"full": 0, "swa": 0})]
 
 
-def test_the_clauses_of_what_is_handed_over_come_up_where_something_is():
+def test_clauses_of_handovers_apply_where_kv_is_handed_over():
     step = TierStep(PREFILLING, Poll(), False, SENDING, SENDING, [])
     assert all(TIER_CLAUSES[name].trigger(step) for name in ("PD-1", "PD-6"))
     waits = SENDING._replace(sends=(), requests=(SENDING.requests[1],))
@@ -166,7 +166,7 @@ def test_the_clauses_of_what_is_handed_over_come_up_where_something_is():
 TEXT, MORE = (Piece("a", 1),), (Piece("b", 2),)
 
 
-def test_who_holds_which_text_is_remembered():
+def test_the_holders_of_texts_are_remembered():
     """By name; of prompts the last six."""
     ranges = LockRanges(SIZES)
 
@@ -276,7 +276,7 @@ def test_an_older_release_locks_no_tombstones():
     assert found[0] == "HOST-3"
 
 
-def test_a_pin_of_full_kv_counts_what_is_there_unless_it_is_copied_when_evicted():
+def test_a_pin_of_full_kv_counts_present_kv_unless_copied_on_eviction():
     transfers = TRANSFERS[0], TierTransfer(2, True, part(4, 4)[1:], (4,), True)
     bare = together(
         node(4, host=kv((), (4,)), pins=count(0, 1)),
@@ -326,7 +326,7 @@ def test_a_reset_forgets_the_copies():
     assert violated(facts(), was=REST, command=ResetCache(), refused=True) == ([], "")
 
 
-def test_an_evict_frees_what_counts_as_evictable():
+def test_an_evict_frees_evictable_pages():
     was = REST._replace(evictable=count(2, 1))
     found, text = violated(facts(), was=was, command=Evict(1))
     assert found == ["TREE-17"] and text == "1 of 2 evictable full tokens are freed; 0 are"
@@ -431,7 +431,7 @@ def test_a_waived_clause_is_not_evaluated():
     assert broken(step, {"HOST-3"}) == []
 
 
-def test_what_was_reported_is_shown_by_a_fault_or_stands_for_a_planted_one():
+def test_each_reported_fault_is_shown_or_planted():
     planted = planted_faults("tiers/faults.toml")
     for each in reported():
         assert not each.planted or each.planted in planted, each.numbers

@@ -36,7 +36,7 @@ def nodes(*instead):
         ("no record 2", FACTS._replace(records=RECORDS[:1])),
     ],
 )  # fmt: skip
-def test_a_line_changes_what_it_names(line, other):
+def test_a_line_changes_the_records_that_it_names(line, other):
     assert NOTATION.changed(FACTS, line) == other
 
 

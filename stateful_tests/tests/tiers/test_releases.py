@@ -83,7 +83,7 @@ def told_by(system, name, lines):
     "tier-window", "tier-window-back", "tier-names", "tier-bigram", "tier-state", "tier-state-window",
     "storage-window", "storage-names",
 ])  # fmt: skip
-def test_the_core_in_rust_tells_what_the_one_in_python_has(newest, in_rust, name):
+def test_the_core_in_rust_shows_what_the_core_in_python_has(newest, in_rust, name):
     lines = STORED if name.startswith("storage") else ROUND
     for was, now in zip(told_by(newest, name, lines), told_by(in_rust, name, lines), strict=True):
         assert was == now
@@ -135,7 +135,7 @@ def test_nothing_else_goes_with_a_host_tier(name):
 
 
 @pytest.mark.parametrize("version", driven_in("sglang", ("hicache",)))
-def test_a_release_has_what_the_table_of_host_tiers_says(release, version):
+def test_a_release_has_the_facts_of_the_table_of_host_tiers(release, version):
     """So that nobody has to look when a release is driven."""
     system = release(f"{version}+hicache")
     api.require(system.root, system.name, version)

@@ -63,12 +63,12 @@ def test_a_prompt_is_received_decoded_retracted_and_given_up(newest):
     ("abort h1", Reason.UNKNOWN_REQUEST),
     ("insert h1 a2", Reason.UNFAITHFUL),
 ])  # fmt: skip
-def test_what_does_not_apply_on_a_server_that_only_decodes_is_refused(newest, lines, reason):
+def test_commands_that_do_not_apply_to_a_decode_server_are_refused(newest, lines, reason):
     run = replay(newest, Trace(tier_preset("decode"), Mode.FAITHFUL, commands(lines)))
     assert run.violation is None and run.rows[-1].outcome == Refused(reason)
 
 
-def test_slots_that_are_held_are_freed_when_nobody_will_write_them(newest):
+def test_held_slots_are_freed_when_nobody_will_write_them(newest):
     lines = "await h1 a4; greet h1; poll; fail_peer h1; poll; expire; poll"
     run = replay(newest, Trace(tier_preset("decode"), Mode.FAITHFUL, commands(lines)))
     states = [[request.state for request in moment.facts.requests] for moment in run.history[-5:]]
@@ -78,7 +78,7 @@ def test_slots_that_are_held_are_freed_when_nobody_will_write_them(newest):
 SAID = RECEIVED.replace("a6", "a6 (session)") + "; decode h1; last_token h1"
 
 
-def test_a_session_keeps_what_a_turn_leaves_until_it_is_closed(newest):
+def test_a_session_keeps_the_kv_of_a_turn_until_the_close(newest):
     lines = SAID + "; close h1; await h1 a2; close h2; await h3 b2 (session); abort h3; close h3"
     run = replay(newest, Trace(tier_preset("decode"), Mode.FAITHFUL, commands(lines)))
     kept = [[(r.name, r.state) for r in moment.facts.requests] for moment in run.history[-7:]]
@@ -91,7 +91,7 @@ def test_a_session_keeps_what_a_turn_leaves_until_it_is_closed(newest):
     (SAID + "; await h1 b40 (session)", Reason.ROW_TOO_SHORT),
     (RECEIVED.replace("a6", "a6 (session)") + "; close h1; close h1", Reason.SESSION_CLOSING),
 ])  # fmt: skip
-def test_what_does_not_apply_to_a_session_of_a_decode_server_is_refused(newest, lines, reason):
+def test_commands_that_do_not_apply_to_a_session_of_a_decode_server_are_refused(newest, lines, reason):
     run = replay(newest, Trace(tier_preset("decode"), Mode.FAITHFUL, commands(lines)))
     assert run.violation is None and run.rows[-1].outcome == Refused(reason)
 
@@ -170,7 +170,7 @@ def test_a_prompt_that_yields_is_computed_again(newest):
     ("await h1 a4; abort h1; abort h1", Reason.WRONG_PHASE), ("abort h1", Reason.UNKNOWN_REQUEST),
     ("decode h1", Reason.UNFAITHFUL), ("insert h1 a2", Reason.UNFAITHFUL),
 ])  # fmt: skip
-def test_what_does_not_apply_on_a_server_that_only_prefills_is_refused(newest, lines, reason):
+def test_commands_that_do_not_apply_to_a_prefill_server_are_refused(newest, lines, reason):
     run = replay(newest, Trace(tier_preset("prefill"), Mode.FAITHFUL, commands(lines)))
     assert run.violation is None and run.rows[-1].outcome == Refused(reason)
 

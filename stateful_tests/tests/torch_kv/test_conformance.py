@@ -53,7 +53,7 @@ def conforms(system: TorchKV, seed: str, machine: str, geometry: Geometry, mode:
 
 @pytest.mark.parametrize("swa", [True, False], ids=["window", "no window"])
 @pytest.mark.parametrize("machine", MACHINES)
-def test_torch_kv_does_what_the_reference_does(machine, swa):
+def test_torch_kv_agrees_with_the_reference(machine, swa):
     like = replace(PRESETS["page1" if swa else "no-swa"], tree=machine != "sessions")
     system = CursorChecking()
     for seed in range(24):

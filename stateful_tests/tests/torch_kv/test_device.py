@@ -57,7 +57,7 @@ def but_for_padding(view: View) -> View:
     return replace(view, full_stamps=view.full_stamps[1:], swa_stamps=view.swa_stamps[1:])
 
 
-def test_it_shows_what_the_cpu_shows_and_only_a_check_waits():
+def test_a_counting_device_agrees_with_the_cpu_and_only_checks_wait():
     there = resolve("torch", device="counting")
     shown_alike(TorchKV(), there)
     waits = {name: waits for name, (_, waits) in there.most.items() if waits}
@@ -85,7 +85,7 @@ class WaitsForChecksAlone(TorchKV):
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-def test_cuda_shows_what_the_cpu_shows_and_only_a_check_waits():
+def test_cuda_agrees_with_the_cpu_and_only_checks_wait():
     shown_alike(TorchKV(), WaitsForChecksAlone("cuda"))
 
 
@@ -123,7 +123,7 @@ def test_reading_waits():
         assert waits(work) == 1, number
 
 
-def test_what_has_a_known_size_does_not_wait():
+def test_operations_of_known_size_do_not_wait():
     x = on_device()
     for number, work in enumerate((
         lambda: x[1:].view(-1, 1), lambda: x.take(x - 1), lambda: torch.cat((x, x)), lambda: x + 1,

@@ -63,12 +63,12 @@ def test_an_answer_that_is_no_text_is_refused(answers):
         assert lockstep_of(system).do(command) == Refused(Reason.EMPTY)
 
 
-def test_a_system_whose_turns_answer_each_in_its_own_way_is_not_asked():
+def test_systems_without_equal_answers_are_not_drawn_any():
     with pytest.raises(UnusableImplementation, match="answers each turn with a text of its own"):
         replay(ExampleEngine(), Trace(Geometry(1, None, 4, 0, 1, 4), Mode.FREE, TWINS[:1]))
 
 
-def test_who_may_answer_alike_does_in_some_runs():
+def test_equal_answers_are_drawn_in_some_runs():
     def alike(can):
         return sum(draw_profile(RandomChoices(seed), can, "both").alike for seed in range(60))
 

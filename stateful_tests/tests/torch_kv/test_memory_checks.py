@@ -53,7 +53,7 @@ def cursor_astray(system: TorchKV) -> None:
     ],
 )
 @pytest.mark.parametrize("level", [1, 2])
-def test_a_check_sees_what_unbalances(fault, pools, level):
+def test_a_memory_check_notices_each_imbalance(fault, pools, level):
     system = system_after(*TURN)
     assert found_by(system, CheckBusy(level)).alarm == ""
     fault(system)

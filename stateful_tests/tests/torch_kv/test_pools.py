@@ -14,7 +14,7 @@ from stateful_tests.tests.support.allocation import extend, lanes
 CPU = torch.device("cpu")
 
 
-def test_what_waits_is_nobodys_and_goes_back_once():
+def test_held_frees_belong_to_nobody_and_return_once():
     pool = PagePool(3, 1, CPU)
     taken = pool.take(3).clone()
     pool.hold()
@@ -58,7 +58,7 @@ def cost_of_free(pages: int, freed: int, width: int = 512) -> int:
     return counted.elements
 
 
-def test_freeing_costs_what_is_freed():
+def test_the_cost_of_a_free_grows_with_the_freed_pages():
     assert cost_of_free(pages=128, freed=8) == cost_of_free(pages=4096, freed=8)
     once, twice, fourfold = (cost_of_free(pages=256, freed=n) for n in (16, 32, 64))
     assert 0 < twice - once < once + 16

@@ -21,7 +21,7 @@ SHORT = 8  # commands: what a reader takes in at a glance
 
 @pytest.mark.parametrize("path", FIXTURES, ids=lambda p: p.stem)
 @pytest.mark.parametrize("impl", ["reference", "torch"])
-def test_conforms_on_what_is_right(path, impl):
+def test_the_fixture_conforms_without_its_bug(path, impl):
     trace = load(path)
     if impl == "reference" and trace.geometry.tracks:
         return  # it tracks no state
@@ -29,7 +29,7 @@ def test_conforms_on_what_is_right(path, impl):
 
 
 @pytest.mark.parametrize("path", FIXTURES, ids=lambda p: p.stem)
-def test_fails_by_its_clause_with_its_bug(path):
+def test_the_fixture_violates_its_clause_with_its_bug(path):
     trace = load(path)
     if trace.bug is None:
         assert trace.clause is None

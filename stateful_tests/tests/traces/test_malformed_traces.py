@@ -235,7 +235,7 @@ def test_paths_that_are_no_readable_file(tmp_path, make, says):
         ("@LEN-2", "`kvspec bugs WORD` names those of a bug"),
     ],
 )
-def test_a_name_that_no_fixture_has_finds_its_nearest(name, says):
+def test_an_unknown_fixture_name_suggests_the_nearest(name, says):
     with pytest.raises(TraceError) as caught:
         load(name)
     assert f"{name}: no fixture has that name; {says}" in str(caught.value)

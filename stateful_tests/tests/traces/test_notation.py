@@ -80,7 +80,7 @@ def test_parse_takes_extra_spaces_and_omitted_defaults(line, command):
         ("evict full ٣", "expected: evict full N [swa N]"),
     ],
 )
-def test_parse_of_a_wrong_line_says_what_it_expected(line, message):
+def test_parse_of_a_wrong_line_names_the_expected_syntax(line, message):
     with pytest.raises(NotationError) as caught:
         parse(line)
     assert message in str(caught.value)

@@ -59,7 +59,7 @@ def whole_traces(draw: st.DrawFn) -> Trace:
 
 
 @given(whole_traces())
-def test_what_is_written_can_be_read_back(trace):
+def test_a_written_trace_is_read_back_unchanged(trace):
     text = dump(trace)
     assert loads(text.encode(), "t") == trace
     assert dump(loads(text.encode(), "t")) == text
@@ -148,7 +148,7 @@ def test_saving_is_atomic_and_makes_the_folder(tmp_path):
         (Trace(PRESETS["page1"], Mode.FREE, (), story="\ud800"), "$"),
     ],
 )
-def test_what_the_format_cannot_hold_is_not_written(trace, where):
+def test_a_trace_that_the_format_cannot_hold_is_not_written(trace, where):
     with pytest.raises(TraceError) as caught:
         dump(trace)
     assert caught.value.path == where
@@ -203,7 +203,7 @@ def test_a_trace_to_start_from_conforms_and_has_a_page(impl, tmp_path, monkeypat
     assert cli.run(["new-trace", "--impl", impl]) == 2
 
 
-def test_a_replay_shows_what_is_encoded_and_which_images_are_kept(tmp_path, monkeypatch, capsys):
+def test_a_replay_shows_encoded_and_cached_images(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     cli.run(["new-trace", "--impl", "vllm==0.33.0+images"])
     trace = json.loads(Path("by_hand.json").read_text())
@@ -224,7 +224,7 @@ def test_a_replay_shows_what_is_encoded_and_which_images_are_kept(tmp_path, monk
     assert about[6:8] == ["image A3 is no longer kept", "image B3 kept, needed by r3"]
 
 
-def test_the_readme_keeps_its_word():
+def test_the_readme_documents_the_trace_format():
     text = README.read_text()
     example = re.search(r"```json\n(.*?)```", text, re.DOTALL)
     trace = loads(example[1].encode(), "README.md")

@@ -67,7 +67,7 @@ def test_clients_are_read_between_steps_and_sessions_are_not_there(system):
     assert "r1 gets 1 token and ends: stop" in run.rows[-1].tree
 
 
-def test_what_it_does_not_drive_is_one_line(system):
+def test_an_undriven_setting_is_refused_in_one_line(system):
     with pytest.raises(UnusableImplementation, match="one group, without a window"):
         system.reset(engine_preset("window"))
     with pytest.raises(UnusableImplementation, match=r"4\.50\.0: there is no .*cache_allocators"):
@@ -80,7 +80,7 @@ def test_what_it_does_not_drive_is_one_line(system):
         resolve("transformers", checkout="/nowhere")
 
 
-def test_a_request_that_finds_no_blocks_starts_again_with_what_it_has(system):
+def test_a_request_without_blocks_restarts_with_its_outputs_as_prompt(system):
     config = EngineConfig((LayerGroup(1),), 6, 6, 6, max_seqs=2, caching=False)
     step = Schedule(), Update()
     run = outcomes(system, Add("r1", 4, 2), Add("r2", 4, 2), *step * 12, config=config)

@@ -54,7 +54,7 @@ def test_a_waived_clause_is_not_evaluated():
     assert scene.violation("add r1 a5 for 4; refs 7 = 1; free - 7", waived=("BLK-1",)) is None
 
 
-def test_of_who_waits_nothing_is_sure():
+def test_nothing_is_sure_about_a_waiting_request():
     scene = Scene(SIZES["full"])
     assert scene.violation("add r1 a5 for 4") is None
     assert scene.expected.bearers["r1"].sure == 0
@@ -76,7 +76,7 @@ DONE = {"copied": True, "completed": True}
         (None, None, ""),
     ],
 )
-def test_clauses_of_host_memory_could_break_where_there_is_what_they_ask_about(
+def test_clauses_of_host_memory_apply_where_their_subject_exists(
     before, after, reached
 ):
     facts = Scene(SIZES["host"]).before
@@ -116,7 +116,7 @@ def broken_at(*lines, waived=()):
     return replay(system, Trace(SIZES["full"], Mode.FAITHFUL, commands)).violation
 
 
-def test_what_an_engine_has_left_that_breaks_is_the_headline():
+def test_facts_left_by_a_broken_engine_are_the_headline():
     batch = "add r1 a5 for 4", "schedule; r1 runs 0-3 in 1 2; hash 1"
     violation = broken_at(*batch, "update; hash 2 and more")
     assert violation.clauses == ("PUB-1", "BROKEN")
@@ -126,7 +126,7 @@ def test_what_an_engine_has_left_that_breaks_is_the_headline():
     assert broken_at(*batch, "update; hash 2 and more", waived=["PUB-1"]).clauses == ("BROKEN",)
 
 
-def test_a_batch_that_breaks_may_still_write_what_it_has_published():
+def test_a_broken_batch_may_still_write_its_published_blocks():
     violation = broken_at("add r1 a5 for 4", "schedule; r1 is RUNNING 0 in 1 2; hash 2 and more")
     assert violation.clauses == ("BROKEN",)
 

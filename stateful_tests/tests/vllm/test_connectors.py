@@ -60,7 +60,7 @@ def test_a_store_and_a_load(device):
     assert device.host[2][0] == (0, (8, 8)), "copied once"
 
 
-def test_a_load_of_what_nobody_stored(device):
+def test_a_load_of_unstored_blocks_leaves_them_empty(device):
     device.submit_load(1, lists((4, 5)), lists((6, 7), (1, 1), (0, 0)), expedited=True)
     device.wait({1})
     assert [device.blocks[at] for at in (6, 7)] == [(-1, [EMPTY] * 2), (-1, [EMPTY] * 4)]
@@ -71,7 +71,7 @@ def test_a_store_of_a_block_that_nobody_wrote(device):
     assert device.complete(False) and device.host == {1: [NOTHING, NOTHING]}
 
 
-def test_waiting_completes_what_is_ahead_too(device):
+def test_waiting_completes_earlier_jobs_too(device):
     for job in range(4):
         device.submit(DeviceJob(job, job == 3, ()))
     assert device.copy(False) and device.complete(False) and not device.jobs[1].copied
@@ -140,7 +140,7 @@ def test_jobs_are_shown_until_their_end_is_taken(offloads):
     assert facts.memory[3] == ((0, (11, 12)), NOTHING) and facts.memory[5] == (NOTHING, NOTHING)
 
 
-def test_hashes_and_what_is_left_behind(offloads):
+def test_hashes_and_leftover_records_are_shown(offloads):
     stamps, group = Stamps(), (1).to_bytes(4, "big")
     hashed = stamps((bytes(16), tuple(range(9)), None))
     chunk, other = Bag(chunk_id=2, ref_cnt=1), Bag(block_id=0, ref_cnt=-1)
@@ -174,7 +174,7 @@ def chain_of(count):
 
 
 @pytest.mark.parametrize("sync", [None, False, True])
-def test_what_a_worker_does_around_a_batch(offloads, monkeypatch, sync):
+def test_a_worker_loads_before_and_stores_after_a_batch(offloads, monkeypatch, sync):
     monkeypatch.setitem(sys.modules, OUTPUTS, Bag(KVConnectorOutput=Bag))
     did, batch = [], Bag(kv_connector_metadata="meta", finished_req_ids={"r1"})
     if sync is not None:  # releases up to 0.29 have no such loads

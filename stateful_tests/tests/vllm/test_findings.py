@@ -381,7 +381,7 @@ def test_a_fault_of_recurrent_state_makes_a_test_of_the_scheduler(vllm, name, tm
 PUBLISHED = "a_request_preempted_in_its_own_step_leaves_a_published_block"
 
 
-def test_the_command_line_tells_it(vllm, kvspec, tmp_path):
+def test_the_command_line_shows_a_finding(vllm, kvspec, tmp_path):
     vllm("0.33.0")
     [path] = [path for path, _ in TRACES if path.stem == PUBLISHED]
     code, out, _ = kvspec("replay", str(path), "--impl", "vllm==0.33.0", "--html", "page.html")

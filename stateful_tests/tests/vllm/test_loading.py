@@ -113,7 +113,7 @@ def test_an_unknown_release_is_one_line(monkeypatch):
     assert "not a version number" in unusable(fetch.release_root, "newest")
 
 
-def test_a_checkout_names_what_it_lacks(tmp_path):
+def test_a_checkout_names_its_missing_parts(tmp_path):
     assert "is no folder" in unusable(resolve, "vllm", checkout=str(tmp_path / "none"))
     assert "has no vllm/v1/core/sched/scheduler.py" in unusable(
         resolve, "vllm", checkout=str(tmp_path)
@@ -156,7 +156,7 @@ def changed(vllm, monkeypatch, tmp_path):
         (POOL, "cached_block_hashes_by_block", "further_hashes", f"{POOL}: BlockPool has no cached_block_h"),
     ],
 )  # fmt: skip
-def test_a_checkout_of_tomorrow_names_what_it_lacks(changed, file, old, new, reported):
+def test_a_newer_checkout_names_its_missing_parts(changed, file, old, new, reported):
     line = unusable(resolve, "vllm", checkout=changed(file, old, new))
     assert reported in line and "'A new release of vLLM'" in line
 
@@ -170,14 +170,14 @@ def test_a_checkout_of_tomorrow_names_what_it_lacks(changed, file, old, new, rep
         ("        assert self.vllm_config.new_config.size > 0\n", "has no new_config at vllm/v1/core/sched"),
     ],
 )  # fmt: skip
-def test_what_shows_only_while_it_is_driven_is_reported_of_the_adapter(changed, new, reported):
+def test_a_misfit_during_a_run_is_reported_as_the_adapters(changed, new, reported):
     system = resolve("vllm", checkout=changed(SCHEDULER, SESSIONS, SESSIONS + new))
     system.reset(engine_preset("full"))
     assert reported in unusable(system.apply, Schedule())
     system.close()
 
 
-def test_a_checkout_that_states_no_version_is_driven_as_what_its_files_are(vllm, monkeypatch):
+def test_a_checkout_without_a_version_is_driven_by_its_files(vllm, monkeypatch):
     monkeypatch.delenv("KVSPEC_CACHE")
     kept = {
         version: facts(vllm(version).root).near.release

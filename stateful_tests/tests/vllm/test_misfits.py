@@ -43,7 +43,7 @@ def changed(tmp_path):
     return change
 
 
-def test_a_stand_in_says_what_it_does_not_know():
+def test_a_stand_in_names_an_unknown_attribute():
     with pytest.raises(AttributeError, match="the stand-in with size has no width"):
         _ = Values(size=1).width
     assert getattr(Values(size=1), "width", 7) == 7
@@ -100,7 +100,7 @@ class VllmConfig:
 """
 
 
-def test_what_a_checkouts_own_configuration_refuses_is_not_driven(changed):
+def test_settings_that_a_checkout_refuses_are_not_driven(changed):
     with closing(changed("vllm==0.33.0", CONFIG, VALIDATORS)) as system:
         config = engine_preset("state-tight")
         system.reset(config)

@@ -87,7 +87,7 @@ def test_invented_names_are_named_together_and_no_part_is_driven_without(copied)
     assert "it may be newer than 0.33.0, the newest release that is driven" in said
 
 
-def test_a_tree_between_two_releases_is_driven_with_what_it_has(copied, vllm):
+def test_a_tree_between_two_releases_is_driven_by_its_own_facts(copied, vllm):
     """Nearest to 0.24.0, whose deferred frees it does not have yet: its pool is that of 0.23.0."""
     root = copied("0.24.0", deferred_frees="_x", defer_block_free="_y")
     pool = root / "vllm/v1/core/block_pool.py"
@@ -108,7 +108,7 @@ def test_a_tree_older_than_all_is_one_sentence(copied):
     assert "get_group_id" not in said
 
 
-def test_a_way_that_a_tree_lacks_is_refused_by_what_it_lacks(vllm):
+def test_a_missing_way_is_refused_with_the_missing_names(vllm):
     said = refusal_of(vllm("0.30.0").root, v2=True)
     assert "GPUModelRunner.prepare_inputs takes 3 arguments, not 4" in said
     assert "taken for 0.30.0, the nearest release (no line of code differs)" in said

@@ -56,7 +56,7 @@ def test_an_update_with_nothing_in_flight_is_refused(vllm):
 
 
 @pytest.mark.parametrize("release, flights", [("0.33.0", 1), ("0.33.0+async", 2)])
-def test_of_what_clients_do_only_aborts_come_into_a_step(vllm, release, flights):
+def test_only_aborts_of_clients_come_into_a_step(vllm, release, flights):
     """As in EngineCore: input is read between steps, aborts as soon as the model has run."""
     refused, done = (Add("r2", 1, 1), ResetCache(), Schedule()), (Abort("r1"), Update())
     filled = [Schedule(), Update(), Schedule()] if flights == 2 else [Schedule()]
@@ -84,7 +84,7 @@ def test_a_configuration_that_a_release_refuses_is_one_line(vllm):
         vllm("0.33.0").reset(short)
 
 
-def test_what_a_release_has_no_connector_or_no_reset_for_is_refused(vllm):
+def test_settings_without_a_connector_or_a_reset_are_refused(vllm):
     with pytest.raises(UnusableImplementation, match="there is no such file"):
         resolve("vllm==0.20.0+offload")
     trace = Trace(engine_preset("host"), Mode.FAITHFUL, (ResetConnector(),))

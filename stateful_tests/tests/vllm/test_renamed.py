@@ -46,7 +46,7 @@ def root(vllm, tmp_path):
     return folder
 
 
-def test_all_is_named_at_once_and_lines_of_a_table_are_enough(root, monkeypatch, tmp_path):
+def test_all_renamed_names_are_reported_together_and_table_lines_suffice(root, monkeypatch, tmp_path):
     with pytest.raises(UnusableImplementation) as caught:
         VLLMSystem(path=root)
     for name in NAMES:

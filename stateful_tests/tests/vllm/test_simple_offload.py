@@ -134,7 +134,7 @@ def test_a_block_with_a_pin_is_not_free_twice(offloads, manager):
     ({"cpu_block_pool": pool(block(1), block(2), block(3), free=(1, 2))}, "chunk 2, which no eviction takes"),
     ({"_store_event_to_blocks": {3: Bag(gpu_block_ids=[1], cpu_block_ids=[1])}}, "store 3, which has ended"),
 ])  # fmt: skip
-def test_what_is_kept_of_what_is_gone(offloads, manager, kept, record):
+def test_records_of_ended_requests_are_shown(offloads, manager, kept, record):
     vars(manager).update(kept)
     assert facts_of(offloads).records == ((record,) if record else ())
     if record == "store 3, which has ended":

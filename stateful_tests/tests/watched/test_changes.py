@@ -48,7 +48,7 @@ NEVER = {
 }
 
 
-def test_what_is_counted(request):
+def test_counts_of_validated_logs_stay_as_recorded(request):
     text = "\n\n".join(_counted(*log) for log in LOGS) + "\n"
     if request.config.getoption("accept"):
         COUNTED.write_text(text, encoding="utf-8")

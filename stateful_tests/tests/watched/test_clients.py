@@ -33,7 +33,7 @@ def test_a_client_may_be_taken_out():
     assert both.index("open b") > both.index("close a")
 
 
-def test_who_flushes_waits_until_it_is_done():
+def test_an_operator_waits_until_the_flush_is_done():
     operator = Client("o", 3, (), session=False, operator="flush")
     after = Client("b", 0, (Turn(0, 2, 2),), session=False, after="o")
     clients = Clients((after, operator), 1)
@@ -53,7 +53,7 @@ def test_an_operator_pauses_a_server_for_some_rounds():
     assert said == [(3, "pause", "in_place"), (7, "go on", "")]
 
 
-def test_of_a_flush_no_server_lost_the_request():
+def test_a_flush_is_sent_once():
     waits: list[list[str]] = []
     clients = Clients((Client("o", 0, (), session=False, operator="flush"),), 1, waits.append)
     assert [said.kind for now in range(2 * PATIENCE) for said in clients.round(now, 0)] == ["flush"]

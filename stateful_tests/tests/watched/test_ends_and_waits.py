@@ -27,7 +27,7 @@ class RunsOut(FaultyRunner):
         return RunOutcome(10, 20, [], {}, error)
 
 
-def test_an_end_is_told_with_what_led_there():
+def test_an_end_is_reported_with_the_events_before_it():
     lines = (WATCHED / "sglang-0.5.23-mixed_batches.jsonl").read_text().splitlines()
     runner, said = RunsOut(), {}
     for kind in ("admit", "extend", "step"):
@@ -120,7 +120,7 @@ def test_known_faults_say_why_a_client_waits(release, kind, window, known):
     assert found.says == clause
 
 
-def test_who_waits_for_long_is_reported():
+def test_requests_that_wait_for_long_are_reported():
     stalled = []
     waiting = Client("a", 0, (Turn(0, 3, 3),)), Client("b", 500, (Turn(0, 3, 3),))
     clients = Clients(waiting, 1, stalled.append)

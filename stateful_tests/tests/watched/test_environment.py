@@ -13,7 +13,7 @@ from impl.adapter import UnusableImplementation
 from impl.sglang.server import environment
 
 
-def test_without_an_environment_one_line_says_what_to_do(tmp_path, monkeypatch):
+def test_a_missing_environment_is_one_line_with_the_command(tmp_path, monkeypatch):
     monkeypatch.setenv("KVSPEC_CACHE", str(tmp_path))
     with pytest.raises(UnusableImplementation, match=r"kvspec setup-server 0\.5\.23 \(downloads"):
         environment.python_of("0.5.23")

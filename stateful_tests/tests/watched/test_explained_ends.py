@@ -99,7 +99,7 @@ RETRACTED, RESUMED, REJECTED = (
     ("0.5.23", OTHER, "states_in_stores", Config(hicache=True, states=20), ""),
     ("0.5.23", "KeyError: 3", "", Config(hicache=True, storage=1), ""),
 ])  # fmt: skip
-def test_known_faults_explain_what_they_cause_alone(release, error, seen, config, name):
+def test_known_faults_explain_only_their_own_ends(release, error, seen, config, name):
     """Each condition of fault_of_end: without it an unrelated end would be one of a known fault."""
     validated = Validated(**{flag: seen == flag for flag in FLAGS})
     validated.reached.update([seen] if isinstance(seen, str) else seen)

@@ -45,7 +45,7 @@ def test_a_host_tier_is_judged_by_the_clauses_of_tiers(change, clause, written):
     assert len(again.found) == 2 * len(result.found), "after a flush the tier is another"
 
 
-def test_what_a_transfer_reads_stays_as_it_was(written):
+def test_sources_of_a_transfer_keep_their_kv(written):
     """From one step to the next."""
     memory = (0, *A[:2], OTHER, 0, 0, 0)  # the store of node 2 is in flight
     changed = FACTS._replace(memory=kv(memory, FACTS.memory["swa"]))
@@ -66,7 +66,7 @@ def test_pools_of_both_tiers_may_end_within_a_page(written):
 
 
 @pytest.mark.parametrize("load", [True, False])
-def test_what_a_host_tier_has_reached(load, written):
+def test_situations_of_a_host_tier_are_counted(load, written):
     (one,) = (job for job in FACTS.transfers if job.load is load)
     on_the_device = tuple(each for each in FACTS.nodes if each.device["full"])
     shown = FACTS, FACTS._replace(transfers=(one,)), FACTS._replace(nodes=on_the_device)

@@ -79,7 +79,7 @@ def test_a_log_without_pages_leaves_nothing_to_remember():
 
 
 @pytest.mark.parametrize("path, at", [([7] * 8, 1), ([7] * 4, 2)])
-def test_a_node_may_have_a_later_state_or_one_of_a_step_that_is_missing(path, at):
+def test_a_node_may_have_a_later_state_or_the_state_of_a_lost_step(path, at):
     kept = KeptStates(head())
     before, after = steps_of({}, {"nodes": [3]}, nodes=[(path, *NODE[1:])])
     assert not [*kept.judge(0, before, ()), *kept.judge(at, after, ())]
@@ -91,7 +91,7 @@ def test_a_state_is_kept_in_an_own_slot_and_of_no_more_than_the_text(tracked, co
     assert [found.clause for found, _ in KeptStates(head()).judge(0, step, ())] == ["STA-8"]
 
 
-def test_of_who_has_no_row_it_is_not_known_how_far_a_state_goes():
+def test_states_of_requests_without_a_row_are_not_judged():
     [step] = steps_of({"tracked": {"c2": (5, 6)}})
     assert not list(KeptStates(head()).judge(0, step, ()))
 

@@ -76,7 +76,7 @@ def test_a_log_that_was_damaged_shows_no_mismatch(log, change, tmp_path):
     assert read.put_right == f"{read.order.repeated or read.order.moved} {says}"
 
 
-def test_what_was_found_before_a_gap_stays(tmp_path):
+def test_findings_before_a_gap_stay(tmp_path):
     """The numbers say that nothing is missing up to there."""
     lines = numbered(FOLDER / "sglang-0.5.23-window_and_chunk_cache.jsonl")
     at = next(at for at, line in enumerate(lines) if '"release"' in line and "FINISH" in line)

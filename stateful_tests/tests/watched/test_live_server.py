@@ -77,7 +77,7 @@ def lived(tmp_path: Path, **how: Any) -> LiveRun:
     )
 
 
-def test_a_server_that_answers_as_it_should(tmp_path):
+def test_a_server_that_answers_as_specified_conforms(tmp_path):
     run = lived(tmp_path)
     assert not run.wrong and not run.died and not (tmp_path / "kept").exists()
     assert (run.counts["answers"], run.counts["disconnects"], run.counts["tokens"]) == (5, 1, 13)
@@ -106,7 +106,7 @@ AssertionError
 """
 
 
-def test_a_known_fault_explains_how_it_dies(tmp_path, monkeypatch):
+def test_a_known_fault_explains_the_end_of_its_server(tmp_path, monkeypatch):
     monkeypatch.setattr(Pretends, "written", FAILS)
     run = lived(tmp_path, dies=3)
     assert run.died == "AssertionError:  at srt/managers/schedule_policy.py:1368"

@@ -105,7 +105,7 @@ def test_a_growing_log_is_followed(tmp_path):
     assert found.events == whole.count(b"\n") - 1 and not found.found and log.cut is None
 
 
-def test_what_a_growing_log_has_is_read_before_more_is_waited_for(tmp_path):
+def test_lines_of_a_growing_log_are_read_before_the_wait_for_more(tmp_path):
     head, *lines = LOGS[0].read_text().splitlines(keepends=True)
     (tmp_path / "kvspec-7-0001.jsonl").write_text("".join([head, *lines[:5]]))
     (tmp_path / "kvspec-7-0002.jsonl").write_text("".join([head, *lines[5:9]]))
@@ -159,7 +159,7 @@ def test_a_line_that_ends_just_before_the_next_part_begins_is_read_whole(tmp_pat
     assert found.events == len(lines) and log.cut is None
 
 
-def test_a_growing_log_that_is_no_part_ends_with_its_server(tmp_path):
+def test_a_growing_log_without_parts_ends_with_its_server(tmp_path):
     whole, path = LOGS[0].read_bytes(), tmp_path / "server.jsonl"
     path.write_bytes(whole[:-5])
     (log,) = logs_of([path])

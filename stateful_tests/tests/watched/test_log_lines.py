@@ -95,7 +95,7 @@ def test_changes_of_a_log_have_the_numbers_of_its_lines():
     assert log == events(f"flush\n{STEP}")
 
 
-def test_what_a_header_has_otherwise():
+def test_header_fields_replace_the_defaults():
     said = header_fields(
         "window no, states 8, tree, release 0.5.23; tier full_tokens 32, policy write_back"
     )

@@ -92,7 +92,7 @@ def test_validation_says(row, validate):
     assert ("; ".join(parts) or "conforms") == row.outcome
 
 
-def test_a_mismatch_says_what_was_kept_and_what_is_shown(validate):
+def test_a_mismatch_names_the_kept_and_the_shown_value(validate):
     [row] = [row for row in ROWS if row.title == "a turn has another row"]
     found = validate(row.log, **row.header).mismatches[0]
     assert (found.expected, found.observed) == ("c1 keeps row 1", "has row 2")
@@ -111,7 +111,7 @@ COUNTS = [
 
 @pytest.mark.parametrize("by", [1, -1])
 @pytest.mark.parametrize("field, clause", COUNTS)
-def test_each_count_of_a_step_has_its_clause(field, clause, by, validate):
+def test_each_count_of_a_step_has_a_clause(field, clause, by, validate):
     lines = copy(TURN, FINISH)
     (at,) = [n for n, line in enumerate(lines) if line[:2] == ["step", 3]]
     lines[at][1 + FIELDS["step"].index(field)] += by
@@ -157,7 +157,7 @@ def test_outputs_of_an_end_are_those_of_its_results(validate):
         (lambda s: s[3].clear(), "SES-2"),
     ],
 )
-def test_what_a_snapshot_says_counts(change, clause, validate):
+def test_a_changed_snapshot_is_a_mismatch(change, clause, validate):
     """At the beginning what follows differs; in the middle the snapshot itself does."""
     lines = copy(PIECES["SNAPSHOT"], FINISH)
     change(lines[0])
@@ -166,7 +166,7 @@ def test_what_a_snapshot_says_counts(change, clause, validate):
     assert validate(lines).found
 
 
-def test_what_a_row_has_by_its_pages_is_observed(validate):
+def test_the_observed_length_of_a_row_follows_from_its_pages(validate):
     head = {"window": None, "full_tokens": 8, "swa_tokens": 0, "rows": 2, "width": 8}
     found = validate(events("PAGED: 8 owner c1 C5 A5 R6"), **head).found
     (mismatch,) = [each for each in found if each.clause == "LEN-4"]

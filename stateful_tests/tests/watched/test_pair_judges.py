@@ -51,7 +51,7 @@ def judged(p=None, d=None, **network):
         ({}, "PD-4 P waits for a timeout"),
     ],
 )  # fmt: skip
-def test_request_that_comes_after_its_notice(delivered, key):
+def test_a_request_may_arrive_after_its_notice(delivered, key):
     found = judged(delivered=delivered)
     found.waiting({"P": ["c1.1"], "D": []})
     assert [*found.noted] == [key]
@@ -95,7 +95,7 @@ def has_computed(*names, refused=()):
     ("computed", "key"),
     [(["c2.1"], "PD-4 P waits for a prompt that D has refused"), ([], "PD-4 P waits for a timeout")],
 )
-def test_others_wait_for_a_prompt_that_is_computed_and_refused(computed, key):
+def test_a_computed_prompt_that_is_refused_makes_others_wait(computed, key):
     found = has_computed(*computed, refused=["c2.1"])
     found.waiting({"P": ["c1.1", "c2.1"], "D": []})
     assert [*found.noted] == [key]

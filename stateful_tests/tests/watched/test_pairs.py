@@ -79,7 +79,7 @@ def test_the_same_seed_gives_the_same_runs_and_each_kind_comes():
     }
 
 
-def test_choices_are_found_by_whom_they_are_about():
+def test_choices_are_found_by_their_request():
     made = NetworkChoices(
         (SLOW, NetworkChoice("status", "c1.1", steps=3), NetworkChoice("status", "c1.1", steps=4))
     )
@@ -87,7 +87,7 @@ def test_choices_are_found_by_whom_they_are_about():
     assert made.steps("status", "c1.1") == 7 and made.steps("status", "c2.1") == 0
 
 
-def test_a_run_is_shrunk_to_the_request_and_the_choice_that_it_takes():
+def test_a_run_is_shrunk_to_one_request_and_one_choice():
     result = scheduler_runs.check(Pretends(), RELEASE, 1, 60, fixed={"pair": True})
     judged = result.found["PD-1 full page of P is free"]
     run = judged.run

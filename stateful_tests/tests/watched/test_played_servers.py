@@ -112,7 +112,7 @@ def but_for(names: set[str], lives: Lives) -> Lives:
 
 @pytest.mark.parametrize("how", ["plain", "spec", "overlap", "tree"])
 @pytest.mark.parametrize("version", RELEASES)
-def test_what_is_played_validates(version, how, tmp_path, monkeypatch):
+def test_logs_of_played_servers_validate(version, how, tmp_path, monkeypatch):
     # A server meets a stop token as the result comes. What is played ends a command later.
     monkeypatch.setattr(Ends, "_ends_by_stop", lambda *_: False)
     try:

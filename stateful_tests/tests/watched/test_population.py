@@ -96,7 +96,7 @@ def test_a_client_without_a_session_resends_its_conversation():
     assert whole.prompt("c1.3") == first + said[0] + second + said[1] + third
 
 
-def test_a_smaller_run_is_one_that_a_server_can_have():
+def test_shrunk_runs_are_valid_configurations():
     """States at the end of a text alone go with neither overlap nor pages."""
     for given in ({"overlap": True}, {"page_size": 2}, {}):
         run = scheduler_runs.ServedRun(
@@ -107,7 +107,7 @@ def test_a_smaller_run_is_one_that_a_server_can_have():
         assert any(not each.states for each in smaller)
 
 
-def test_servers_with_recurrent_layers_have_what_goes_with_them():
+def test_servers_with_recurrent_layers_have_matching_settings():
     """A scene of theirs, and one run of eight; where a release or what is fixed has no states, none."""
     runs = population.Population(1)
     drawn = [runs.draw()[0] for _ in range(40)]
@@ -134,7 +134,7 @@ def test_servers_with_recurrent_layers_have_what_goes_with_them():
     assert all(runs.draw()[0].overlap for _ in range(9))
 
 
-def test_servers_with_a_host_tier_have_what_goes_with_it():
+def test_servers_with_a_host_tier_have_matching_settings():
     """Texts or talks come back in every second run, every fourth is a scene; each policy is drawn."""
     runs = population.Population(1, fixed={"hicache": True})
     drawn = [runs.draw() for _ in range(80)]

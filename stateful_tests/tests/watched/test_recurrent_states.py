@@ -139,7 +139,7 @@ def test_a_turn_that_waited_with_a_slot(prefix, wrong, written):
     ("0.5.23", None, "FINISH_LENGTH", {("b", 4): LONGER}), ("9.9.9", None, "FINISH_LENGTH", {}),
     ("0.5.23", "s", "FINISH_ABORT", {("b", 4): LONGER}),
 ])  # fmt: skip
-def test_who_matches_a_text_that_ended_with_a_round_in_flight(
+def test_a_match_of_a_text_that_ended_in_flight_is_excused(
     release, session, reason, wrong, written
 ):
     """Its node has the state of more than that."""

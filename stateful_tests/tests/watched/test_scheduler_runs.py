@@ -110,7 +110,7 @@ class ConformingRunner(FaultyRunner):
         return replace(super().run(job), misread=[])
 
 
-def test_what_the_base_shows_in_the_same_run_is_not_new():
+def test_a_finding_that_the_base_shows_in_the_same_run_is_not_new():
     before = scheduler_runs.Before(FaultyRunner(), {})
     same = scheduler_runs.check(FaultyRunner(), RELEASE, 1, 5, count=6, before=before)
     assert not same.found and same.old["reads full"]
@@ -130,7 +130,7 @@ def test_what_the_base_shows_in_the_same_run_is_not_new():
         ({}, "", "another", ""),
     ],
 )
-def test_a_label_of_a_tree_holds_while_its_fault_is_there(monkeypatch, there, was, saved, known):
+def test_a_label_holds_for_a_tree_that_still_has_the_fault(monkeypatch, there, was, saved, known):
     """By its traces; without traces by the same run on the release, or by the saved run on the tree."""
 
     def judged(name, key=""):

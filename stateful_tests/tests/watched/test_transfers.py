@@ -71,7 +71,7 @@ def rest(tokens: int = 0, kept: dict[str, str] | None = None, **rooms: list[int]
         ("prefill", (ASKED, FIRST, LAST, OVER, *(rest(request_status=[7]),) * 2), "PD-5 keeps nothing"),
     ],
 )  # fmt: skip
-def test_each_side_is_judged_by_its_own_log(role, events, found):
+def test_each_side_is_judged_by_the_log_of_that_side(role, events, found):
     result = validated(role, events).result
     assert [f"{each.clause} {each.expected}"[: len(found or "")] for each in result.found] == (
         [found] if found else []
@@ -91,7 +91,7 @@ def test_each_side_is_judged_by_its_own_log(role, events, found):
          "unnamed-pages-wait-for-acknowledgement"),
     ],
 )  # fmt: skip
-def test_known_faults_of_a_side_have_their_names(role, events, known):
+def test_known_faults_of_a_side_are_named(role, events, known):
     result = validated(role, events, speculative=True).result
     assert [each.known for each in result.mismatches] == [known]
 
@@ -103,7 +103,7 @@ def test_a_page_is_replaced_where_the_tree_holds_less_than_a_chunk(holds_less):
     assert [each.known for each in result.mismatches] == ["sent-page-is-replaced"]
 
 
-def test_what_is_kept_is_told_once():
+def test_a_rest_that_stays_is_reported_once():
     assert len(validated("decode", [rest(kept={"rows": "1 of 4"})] * 5).result.found) == 1
 
 
@@ -193,7 +193,7 @@ def hooked(role):
     return hooks, scheduler, failures
 
 
-def test_the_hooks_of_a_prefill_server_write_its_side():
+def test_the_hooks_of_a_prefill_server_write_the_prefill_side():
     hooks, scheduler, failures = hooked("prefill")
     asked = request()
 

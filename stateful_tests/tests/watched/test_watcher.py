@@ -83,7 +83,7 @@ def test_a_full_queue_drops_and_asks_for_a_snapshot(tmp_path, monkeypatch):
     log.close()
 
 
-def test_where_events_were_lost_a_snapshot_stands_for_the_step(tmp_path):
+def test_a_snapshot_replaces_a_step_whose_events_were_lost(tmp_path):
     watcher, log = Watcher(RELEASE), log_in(tmp_path)
     watcher.every, watcher.log, watcher._counts = 512, log, lambda: (8, 0, 2, 0, 0, 0)
     watcher._states = lambda: 0
@@ -130,7 +130,7 @@ print("goes on")
 """
 
 
-def test_a_full_disk_is_one_warning_and_what_is_written_is_read(tmp_path):
+def test_a_full_disk_is_one_warning_and_leaves_a_readable_log(tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", FULL, str(tmp_path)], capture_output=True, text=True
     )
@@ -167,7 +167,7 @@ def test_a_hook_that_fails_harms_nobody():
     assert [type(n) for n in noted] == [HookFailed] and "origin_input_ids" in noted[0].error
 
 
-def test_what_the_server_raises_comes_through():
+def test_exceptions_of_the_server_pass_through_the_hooks():
     watcher, noted = watching()
 
     def breaks(*_):
@@ -195,7 +195,7 @@ def test_a_flush_is_noted_once_it_is_done(tmp_path):
     assert noted == [Flushed(2 + 1)]
 
 
-def test_what_a_pause_retracts_is_queued_again():
+def test_requests_retracted_by_a_pause_are_queued_again():
     """SGLang queues it without saying so."""
     watcher, noted = watching()
     kv = four_tokens()
@@ -244,7 +244,7 @@ def test_a_request_that_waits_for_room_is_written_once():
 
 
 @pytest.mark.parametrize("name", sorted({name for *_, name in POINTS}))
-def test_every_point_has_its_hook(name):
+def test_every_point_has_a_hook(name):
     assert callable(getattr(Watcher(RELEASE), name))
 
 
@@ -285,7 +285,7 @@ def test_a_server_says_where_its_log_is(tmp_path, caplog):
     assert f"this scheduler is watched, its log is in {tmp_path}" in caplog.text
 
 
-def test_what_a_process_is_slower_by_is_not_the_watchers():
+def test_the_overhead_excludes_what_one_process_is_slower_by():
     rounds = [1.0, 1.0, 3.0, 0.5, 2.0, 1.5, 3.0, 0.7]
     # the second is slower
     runs = [[1.2 * s if second else s for s in rounds] for second in (False, True)]
