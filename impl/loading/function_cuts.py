@@ -77,7 +77,10 @@ _OF_HOST = frozenset(
 def plain(path: Path, env: Collection[str]) -> frozenset[str]:
     """Return the functions of a file that can run as they are: they need nothing but builtins, names of
     `env` and each other, have no decorator, import nothing, and ask nothing about the host."""
-    return _kept(path, "plain", sorted(env), lambda text: _runnable(text, path, env))
+    found: frozenset[str] = _kept(
+        path, "plain", sorted(env), lambda text: _runnable(text, path, env)
+    )
+    return found
 
 
 def _runnable(source: str, path: Path, env: Collection[str]) -> frozenset[str]:
