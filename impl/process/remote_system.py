@@ -15,20 +15,22 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
-from typing import IO, Any, ClassVar
+from typing import IO, Any
 
 import msgspec
 
 from impl import HOME
 from impl.adapter import Capabilities, Misfit, UnusableImplementation
 from impl.loading import used_names
-from impl.process import child, wire
+from impl.process import child, fork_server, wire
 from impl.process.failures import SystemFailed, stack
 from impl.process.worker import WHERE
 from impl.system_spec import SystemSpec
 from reference.commands import Broken, Done, Outcome, Refused
 from reference.system_kinds import AnyCommand, AnyConfig
 
+_Process = fork_server.ForkedProcess | subprocess.Popen[bytes]
+Launch = Callable[..., _Process]
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _SAID = 1 << 20  # bytes that a worker may print in a run
 _LEAST_START_S = 10.0  # for a factory: a module may load a while, whatever one command may take
@@ -63,7 +65,7 @@ class WorkerSystem:
     root: Path | None = None  # where the files of the system are, if that is one folder
     release = ""  # of an engine, which it is or is driven as
     doubts: tuple[str, ...] = ()  # rules that the adapter plays, and that the files have otherwise
-    launch: ClassVar[Callable[..., Any]] = subprocess.Popen
+    launch: Launch = staticmethod(fork_server.launch)
 
     def __init__(self, limits: Limits = LIMITS) -> None:
         self.limits = limits
@@ -71,7 +73,7 @@ class WorkerSystem:
         self._calls: set[str] | None = None  # what it has called, while that is noted
         self._slowest_s = 0.0  # answer so far
         self._started = False  # once, so that it can be
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: _Process | None = None
         self._errors: IO[bytes] | None = None
         self._view: Any = None  # the facts of its kind
         self._broken: str | None = None
@@ -204,12 +206,7 @@ class WorkerSystem:
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  (lives as long as the worker)
         fcntl.fcntl(self._errors, fcntl.F_SETFL, os.O_APPEND)  # so that it can be cut
         self._process = self.launch(
-            self.command_line(),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._errors,
-            env=environment,
-            start_new_session=True,
+            self.command_line(), env=environment, stderr=self._errors
         )
         reply = self._receive(self.limits.start_s, "to start")
         if not isinstance(reply, wire.Ready):
@@ -336,6 +333,8 @@ class WorkerSystem:
 class StrangerSystem(WorkerSystem):
     """A system made by `factory` (MODULE:NAME) in a worker, which starts now: its name and capabilities are
     known afterwards. Raises UnusableImplementation."""
+
+    launch: Launch = staticmethod(fork_server.launch_anew)
 
     def __init__(self, factory: str, limits: Limits = LIMITS) -> None:
         # a factory may take as long as one command

@@ -8,26 +8,23 @@ nothing of this is needed.
 from __future__ import annotations
 
 import importlib
-import json
 import os
 import runpy
 import signal
 import subprocess
 import sys
 import tempfile
-import traceback
 import types
 import unittest
 from collections.abc import Sequence
 from pathlib import Path
 
 from impl import HOME
-from impl.process import child
+from impl.process import child, fork_server
 
 FAILS = 3
 # an exception, such as an assertion of the release about a state that the test made by hand
 STOPS = 4
-launch = subprocess.Popen  # what starts a process
 Run = tuple[Path, str, Sequence[Path]]  # the files of a release, its version, and tests
 
 
@@ -35,45 +32,28 @@ def outcomes(
     *runs: Run, hook: str = "impl.sglang.process.testing:hook", timeout_s: float = 180.0
 ) -> list[tuple[int, str]]:
     """The exit status of each run in a process of its own, and what it said. hook: MODULE:NAME of what has a
-    process import the release under a folder, by its version.
+    process import the release under a folder, by its version. timeout_s: for each run."""
+    return [_outcome(run, hook, timeout_s) for run in runs]
 
-    The processes are forked from one that has imported torch, which takes longer than most tests.
-    """
+
+def _outcome(run: Run, hook: str, timeout_s: float) -> tuple[int, str]:
+    root, version, files = run
+    tests = [str(file) for file in files]
     environment = child.environment([HOME, os.environ.get("PYTHONPATH", "")], OMP_NUM_THREADS="1")
-    jobs = [[hook, str(root), version, *map(str, files)] for root, version, files in runs]
-    with launch(
-        [sys.executable, "-m", "impl.process.run_test", json.dumps(jobs)],
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        start_new_session=True,
-    ) as process:
-        try:
-            output, _ = process.communicate(timeout=timeout_s)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            return [(1, f"no end in {timeout_s:g} s")] * len(runs)
-    if process.returncode:
-        return [(1, f"no test was run: exit status {process.returncode}")] * len(runs)
-    ends: list[tuple[int, str]] = [(code, text) for code, text in json.loads(output)]
-    return ends
-
-
-def _forked(arguments: list[str]) -> tuple[int, str]:
-    with tempfile.TemporaryFile() as captured:
-        if not (child := os.fork()):
-            os.dup2(captured.fileno(), 1)
-            os.dup2(captured.fileno(), 2)
-            code = 1
+    with tempfile.TemporaryFile() as said:
+        process = fork_server.launch(
+            [sys.executable, "-m", "impl.process.run_test", hook, str(root), version, *tests],
+            env=environment,
+            stderr=said,
+        )
+        with process:
             try:
-                code = main(arguments)
-            except BaseException:
-                traceback.print_exc()
-            sys.stdout.flush()
-            os._exit(code)
-        _, status = os.waitpid(child, 0)
-        captured.seek(0)
-        return os.waitstatus_to_exitcode(status), captured.read().decode(errors="replace")
+                code = process.wait(timeout_s)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                return 1, f"no end in {timeout_s:g} s"
+        said.seek(0)
+        return code, said.read().decode(errors="replace")
 
 
 class TestAssertionError(AssertionError):
@@ -107,5 +87,5 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    importlib.import_module("torch")
-    print(json.dumps([_forked(run) for run in json.loads(sys.argv[1])]))
+    os.dup2(2, 1)  # what tests print stands among what unittest says
+    sys.exit(main(sys.argv[1:]))

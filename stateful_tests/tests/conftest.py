@@ -47,27 +47,6 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-@pytest.fixture(scope="session", autouse=True)
-def forked_workers() -> Iterator[None]:
-    """Workers of releases are forked, where no GPU is: a fork cannot use one."""
-    import torch
-
-    if torch.cuda.is_available():
-        yield
-        return
-    from impl.process import run_test
-    from impl.self_scheduling.release_system import ReleaseSystem
-    from impl.sglang import SGLangSystem
-    from impl.vllm.system import VLLMSystem
-    from stateful_tests.tests.support.forked_workers import Forked
-
-    with pytest.MonkeyPatch.context() as patch:
-        for system in (SGLangSystem, ReleaseSystem, VLLMSystem):
-            patch.setattr(system, "launch", Forked)
-        patch.setattr(run_test, "launch", Forked)
-        yield
-
-
 @pytest.fixture(scope="session")
 def release() -> Iterator[Callable[[str], System]]:
     """Gives a real release by its version (`+overlap`), each started once for all tests; skips without it."""

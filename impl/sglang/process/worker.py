@@ -15,6 +15,9 @@ from impl.process.worker import serve
 if TYPE_CHECKING:
     from impl.sglang.scheduler.driver import Driver
 
+# for the process that workers are forked from
+PRELOADED = ("impl.sglang.scheduler.call_log", "impl.sglang.scheduler.driver")
+
 
 def main(arguments: list[str]) -> int:
     """Serve until stdin ends. Returns an exit status."""

@@ -19,7 +19,7 @@ from stateful_tests.lockstep.known_faults import FOLDER
 from stateful_tests.lockstep.replays import replay
 from stateful_tests.lockstep.run_results import Trace
 from stateful_tests.lockstep.system_names import resolve
-from stateful_tests.tests.support.forked_workers import printed_by
+from stateful_tests.tests.support.modules_run import printed_by
 from stateful_tests.tests.support.planted_faults import checkout_with, planted_faults
 from stateful_tests.traces import trace_files as traces
 

@@ -16,7 +16,7 @@ from stateful_tests.generate.pair_commands import pair_finale
 from stateful_tests.lockstep.driven_kinds import lockstep_on
 from stateful_tests.lockstep.replays import replay
 from stateful_tests.lockstep.system_names import resolve
-from stateful_tests.tests.support.forked_workers import printed_by
+from stateful_tests.tests.support.modules_run import printed_by
 from stateful_tests.tests.support.planted_faults import planted_faults, trace_of
 from stateful_tests.traces import trace_files as traces
 from stateful_tests.traces.notation import format_command, parse

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 
 from impl.adapter import UnusableImplementation
-from impl.process import child, wire
+from impl.process import child, fork_server, wire
 from impl.process.remote_system import Limits, StrangerSystem
 from impl.sglang import SGLangSystem
 from impl.sglang.parts import memory_checks
@@ -54,7 +54,6 @@ def test_a_worker_that_fails_is_broken_until_a_reset_replaces_it(
     tmp_path, monkeypatch, act, errors
 ):
     (tmp_path / "sglang/srt").mkdir(parents=True)
-    monkeypatch.setattr(SGLangSystem, "launch", subprocess.Popen)
     monkeypatch.setattr(sglang, "detect", lambda _: Detected(TABLE["0.5.11"]))
     system = SGLangSystem(path=tmp_path)
     system.command_line = lambda: [sys.executable, "-c", WORKER.replace("ACT", act)]
@@ -84,8 +83,8 @@ def test_the_functions_called_by_each_command_are_noted():
 
 
 def test_a_release_starts_by_its_command_line(monkeypatch, tmp_path):
-    """In other tests its worker is forked. What lies in the current folder is not imported."""
-    monkeypatch.setattr(SGLangSystem, "launch", subprocess.Popen)
+    """Not as a fork. What lies in the current folder is not imported."""
+    monkeypatch.setattr(SGLangSystem, "launch", staticmethod(fork_server.launch_anew))
     (tmp_path / "torch.py").write_text("raise SystemExit(7)")
     monkeypatch.chdir(tmp_path)
     try:

@@ -21,7 +21,7 @@ from stateful_tests.lockstep.replays import replay
 from stateful_tests.lockstep.run_results import Trace
 from stateful_tests.lockstep.system_names import resolve
 from stateful_tests.shrink.minimise import minimise
-from stateful_tests.tests.support.forked_workers import printed_by
+from stateful_tests.tests.support.modules_run import printed_by
 from stateful_tests.tests.support.planted_faults import planted_faults
 from stateful_tests.tests.tiers.lines import NEWEST, ROUND, STORED, commands
 

@@ -12,7 +12,7 @@ from reference.commands import Abort, Done, Mode, Piece, Reason, Refused
 from stateful_tests.lockstep.replays import replay
 from stateful_tests.lockstep.run_results import Trace
 from stateful_tests.lockstep.system_names import resolve
-from stateful_tests.tests.support.forked_workers import printed_by
+from stateful_tests.tests.support.modules_run import printed_by
 from stateful_tests.tests.support.planted_faults import planted_faults
 from stateful_tests.traces import trace_files as traces
 

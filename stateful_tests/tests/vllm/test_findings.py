@@ -15,7 +15,7 @@ from reference.blocks.clauses import BLOCK_CLAUSES
 from reference.system_kinds import BLOCKS
 from stateful_tests.lockstep.replays import replay
 from stateful_tests.tests.report.test_page import Reader
-from stateful_tests.tests.support.forked_workers import printed_by
+from stateful_tests.tests.support.modules_run import printed_by
 from stateful_tests.tests.support.night import at_night, some_at_night
 from stateful_tests.tests.support.planted_faults import config_of, planted_faults
 from stateful_tests.tests.vllm.test_releases import TRACES
