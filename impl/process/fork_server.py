@@ -24,6 +24,7 @@ import traceback
 from collections.abc import Sequence
 from typing import IO, NoReturn
 
+from impl import HOME
 from impl.process import child
 
 _NUMBER = struct.Struct("!i")
@@ -102,7 +103,7 @@ def launch_anew(
 
 
 def _forked(arguments: Sequence[str], env: dict[str, str], stderr: IO[bytes]) -> ForkedProcess:
-    server = _started(env)
+    server = start()
     asks, stdin = os.pipe()
     stdout, answers = os.pipe()
     ours, its = socket.socketpair()
@@ -125,17 +126,15 @@ def _forked(arguments: Sequence[str], env: dict[str, str], stderr: IO[bytes]) ->
     return ForkedProcess(pid, os.fdopen(stdin, "wb"), os.fdopen(stdout, "rb"), ours)
 
 
-def _started(env: dict[str, str]) -> socket.socket:
-    """Return our end of the server, which is started if there is none."""
+def start() -> socket.socket:
+    """Start the server if there is none, so that processes forked from now on use it. Return our end."""
     global _server
     if _server is None:
         ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        # the mark would end it with the first of its workers
-        unmarked = {name: value for name, value in env.items() if name != child.MARK}
         with its:
             subprocess.Popen(
                 [sys.executable, "-m", "impl.process.fork_server", str(its.fileno())],
-                env=unmarked,
+                env=child.environment([HOME, *sys.path], OMP_NUM_THREADS="1"),
                 pass_fds=[its.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,

@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
@@ -30,7 +30,6 @@ from reference.commands import Broken, Done, Outcome, Refused
 from reference.system_kinds import AnyCommand, AnyConfig
 
 _Process = fork_server.ForkedProcess | subprocess.Popen[bytes]
-Launch = Callable[..., _Process]
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _SAID = 1 << 20  # bytes that a worker may print in a run
 _LEAST_START_S = 10.0  # for a factory: a module may load a while, whatever one command may take
@@ -65,7 +64,7 @@ class WorkerSystem:
     root: Path | None = None  # where the files of the system are, if that is one folder
     release = ""  # of an engine, which it is or is driven as
     doubts: tuple[str, ...] = ()  # rules that the adapter plays, and that the files have otherwise
-    launch: Launch = staticmethod(fork_server.launch)
+    forked = True  # its worker is; a process that has imported nothing otherwise
 
     def __init__(self, limits: Limits = LIMITS) -> None:
         self.limits = limits
@@ -205,9 +204,8 @@ class WorkerSystem:
         )
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  (lives as long as the worker)
         fcntl.fcntl(self._errors, fcntl.F_SETFL, os.O_APPEND)  # so that it can be cut
-        self._process = self.launch(
-            self.command_line(), env=environment, stderr=self._errors
-        )
+        launch = fork_server.launch if self.forked else fork_server.launch_anew
+        self._process = launch(self.command_line(), env=environment, stderr=self._errors)
         reply = self._receive(self.limits.start_s, "to start")
         if not isinstance(reply, wire.Ready):
             error = str(reply.error if isinstance(reply, wire.WorkerFailure) else self._broken)
@@ -334,7 +332,7 @@ class StrangerSystem(WorkerSystem):
     """A system made by `factory` (MODULE:NAME) in a worker, which starts now: its name and capabilities are
     known afterwards. Raises UnusableImplementation."""
 
-    launch: Launch = staticmethod(fork_server.launch_anew)
+    forked = False
 
     def __init__(self, factory: str, limits: Limits = LIMITS) -> None:
         # a factory may take as long as one command

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from impl.adapter import Capabilities, UnusableImplementation
 from impl.loading.used_names import lost
-from impl.process.fork_server import launch_anew
 from impl.process.remote_system import LIMITS, Limits, WorkerSystem
 from impl.sglang.parts.fetch import STATES_ON_GPU, checkout_root, release_root
 from impl.sglang.releases.catalogue import TABLE, detect, spec_of, supported
@@ -120,8 +119,7 @@ class SGLangSystem(WorkerSystem):
             waived=release.waived,
             settings={name: values for name, values in settings.items() if name not in os.environ},
         )
-        if gpu:  # a fork cannot use it
-            self.launch = launch_anew
+        self.forked = not gpu  # a fork cannot use it
         flags = {"--gpu": gpu, "--overlap": overlap, "--calls": calls}
         self._options = [spec_of(release), *(option for option, wanted in flags.items() if wanted)]
         if tree is not None:

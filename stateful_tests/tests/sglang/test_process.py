@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 
 from impl.adapter import UnusableImplementation
-from impl.process import child, fork_server, wire
+from impl.process import child, wire
 from impl.process.remote_system import Limits, StrangerSystem
 from impl.sglang import SGLangSystem
 from impl.sglang.parts import memory_checks
@@ -84,13 +84,13 @@ def test_the_functions_called_by_each_command_are_noted():
 
 def test_a_release_starts_by_its_command_line(monkeypatch, tmp_path):
     """Not as a fork. What lies in the current folder is not imported."""
-    monkeypatch.setattr(SGLangSystem, "launch", staticmethod(fork_server.launch_anew))
     (tmp_path / "torch.py").write_text("raise SystemExit(7)")
     monkeypatch.chdir(tmp_path)
     try:
         system = SGLangSystem("0.5.23")
     except UnusableImplementation as error:
         pytest.skip(str(error))
+    system.forked = False
     system.reset(preset("page1"))
     assert system.apply(Open("s")) == Done()
     system.close()
