@@ -21,7 +21,7 @@ REGRESSIONS = Path(__file__).parents[3] / "fixtures" / "regressions"
 
 
 @pytest.mark.parametrize(
-    "words, has, has_not",
+    "words, listed, not_listed",
     [
         (["vllm==0.30.0", "preempted"], "preempted-request-publishes", "retract-ends-turn"),
         (["sglang", "retracts", "session"], "retract-ends-turn", "preempted-request-publishes"),
@@ -34,22 +34,21 @@ REGRESSIONS = Path(__file__).parents[3] / "fixtures" / "regressions"
         (["36770"], "stores-pin-every-state", "split-leaf"),
     ],
 )
-def test_bugs_are_found_by_other_forms_of_a_word_and_by_release(words, has, has_not, kvspec):
+def test_bugs_are_found_by_other_forms_of_a_word_and_by_release(words, listed, not_listed, kvspec):
     code, text, _ = kvspec("bugs", *words)
     assert code == 0
-    assert has in text
-    assert has_not not in text
+    assert listed in text
+    assert not_listed not in text
     assert "not known" not in text
 
 
-# What reporters wrote -> a bug that must be among the first four; "" where no known bug is the right answer.
-QUERIES = {
+# What reporters wrote -> a bug that must be among the first four.
+FOUND = {
     "memory leak detected": "claimed-page-is-lost",
     "Can not alloc mamba cache": "second-retract-takes-a-second-state",
     "Prefill out of memory": "chunk-without-room",
     "PD disaggregation": "one-reader-frees-for-all",
     "preemption garbage shared prefix async": "preempted-request-publishes",
-    "server hangs after abort offloading connector": "",
     "a reused row must carry allocated KV": "nothing-to-resume",
     "deadlock in decode server": "parked-prompt-keeps-the-room",
     "deadlock in decode server after a retract": "retracted-request-shuts-the-decode-queue",
@@ -58,16 +57,12 @@ QUERIES = {
     "nixl timeout": "abort-waits-for-the-lease",
     "lora adapter reload wrong answers": "reloaded-adapter-keeps-its-key",
     "wrong output after update_weights": "storage-outlives-new-weights",
-    "index of states wrong units": "",
     "server hangs after preemption with prefix caching": "request-preempts-itself-beside-a-turn",
     "wrong output with images under memory pressure": "drafter-looks-into-an-image",
     "multimodal encoder cache garbage": "image-of-a-preempted-request-counts-as-encoded",
-    "image prompts": "",
-    "LMCache": "",
-    "throughput": "",
 }
 # Words for which no bug is known -> what the answer must mention.
-NEAREST = {
+UNKNOWN = {
     "server hangs after abort offloading connector": "fenced-victims-preempt-for-ever",
     "index of states wrong units": "not reachable",
     "image prompts": "images of other engines are not",
@@ -81,15 +76,28 @@ def entries(text):
     return [" ".join(entry.split()) for entry in re.split(r"\n(?=\S)", text)]
 
 
-@pytest.mark.parametrize("query", QUERIES)
-def test_a_reporters_words_find_the_right_bug_or_the_honest_no(query, kvspec):
+def answer(kvspec, query: str) -> list[str]:
+    """The first line of the answer to these words, and the first four rows."""
     code, text, _ = kvspec("bugs", *query.split())
     assert code == 0
-    head, *rows = entries(text)
-    says_unknown = head.startswith(("not known", "no bug has all of these words"))
-    assert says_unknown == (query in NEAREST), head
-    expected = NEAREST.get(query) or QUERIES[query]
-    assert any(expected in row for row in [head, *rows][:5]), text
+    return entries(text)[:5]
+
+
+SAYS_UNKNOWN = "not known", "no bug has all of these words"
+
+
+@pytest.mark.parametrize("query", FOUND)
+def test_a_reporters_words_find_the_bug(query, kvspec):
+    head, *rows = answer(kvspec, query)
+    assert not head.startswith(SAYS_UNKNOWN)
+    assert any(FOUND[query] in row for row in rows), rows
+
+
+@pytest.mark.parametrize("query", UNKNOWN)
+def test_words_that_no_bug_has_are_answered_with_not_known_and_the_nearest(query, kvspec):
+    head, *rows = answer(kvspec, query)
+    assert head.startswith(SAYS_UNKNOWN)
+    assert any(UNKNOWN[query] in row for row in (head, *rows)), rows
 
 
 def test_bugs_of_a_release_by_words_are_those_that_it_has(kvspec):
@@ -154,15 +162,17 @@ def test_a_clause_is_named_in_any_case(name, kvspec):
     assert code == 0 and text.splitlines()[0].split() == ["id", "FREE-1"]
 
 
-def test_the_name_of_a_family_lists_its_clauses_alone(kvspec):
+def test_a_family_in_capitals_lists_only_its_clauses(kvspec):
     _, text, _ = kvspec("clauses", "FREE", "--json")
     assert [row["id"] for row in json.loads(text)] == ["FREE-1", "FREE-2"]
+
+
+def test_the_same_word_in_lower_case_is_searched_for(kvspec):
     _, text, _ = kvspec("clauses", "free", "--json")
     assert len(json.loads(text)) > 2
 
 
 def test_help_of_check_lists_each_option_once_in_its_group(kvspec):
-    """Options that no group names are in the last one."""
     _, text, _ = kvspec("check", "--help")
     heads = [line for line in text.splitlines() if re.fullmatch(r"[A-Z][\w ]+:", line)]
     assert heads == [f"{heading}:" for heading in CHECK_OPTIONS]
@@ -170,7 +180,12 @@ def test_help_of_check_lists_each_option_once_in_its_group(kvspec):
     options = re.findall(r"^  (?:-\w, )?(--[\w-]+)", text.partition(heads[0])[2], re.MULTILINE)
     for name in [each for names in CHECK_OPTIONS.values() for each in names]:
         assert options.count(name) == 1, name
-    assert text.index("--junit") < text.index("--help")
+
+
+def test_options_of_no_group_are_in_the_last_one(kvspec):
+    _, text, _ = kvspec("check", "--help")
+    assert "--help" not in {name for names in CHECK_OPTIONS.values() for name in names}
+    assert text.rindex("\n" + [*CHECK_OPTIONS][-1]) < text.index("--help")
 
 
 def test_help_names_each_way_to_run_an_engine(kvspec):
@@ -204,7 +219,7 @@ def test_a_list_in_a_pipe_has_lines_of_100_characters_and_cuts_no_text(kvspec, l
         assert " ".join(description.split()) in " ".join(text.split())
 
 
-def test_a_bug_names_the_settings_that_avoid_it(kvspec):
+def test_a_bug_names_the_settings_that_avoid_it():
     """Each setting avoids the bug by itself. A condition with an "or", and one of the model, names none."""
     settings = {
         "preempted-turn-keeps-its-row": "without --enable-priority-scheduling",
@@ -222,6 +237,9 @@ def test_a_bug_names_the_settings_that_avoid_it(kvspec):
     }  # fmt: skip
     known = known_faults()
     assert {each: related_faults.avoidance_text(known[each]) for each in settings} == settings
+
+
+def test_a_bug_in_full_says_how_to_avoid_it(kvspec):
     _, text, _ = kvspec("bugs", "mixed-round-not-counted")
     assert re.search(r"^  avoid +without --enable-mixed-chunk, or without EAGLE *$", text, re.MULTILINE)
 

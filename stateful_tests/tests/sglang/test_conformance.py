@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 from msgspec import structs
 
-from impl.adapter import System, UnusableImplementation
+from impl.adapter import System, UnusableImplementation, View
 from reference.commands import Account, CheckIdle, Decode, Done, Mode, Piece, Refused, Submit
 from reference.geometry import preset
 from reference.token_ids import shared_serial, token_id
@@ -39,7 +39,7 @@ def play(system: System, name: str, text: str, tree: bool = True, **sizes: objec
     return lockstep
 
 
-def ends(lockstep: Lockstep, system: System) -> None:
+def end_all(lockstep: Lockstep, system: System) -> None:
     """End whatever the commands have begun; this must conform too."""
     for command in finale(lockstep.state, system.capabilities):
         lockstep.do(command)
@@ -110,19 +110,21 @@ NOT_IN_0_5_10 = "a retract", "a close that waits", "a verify round", "a turn tha
 
 
 @pytest.mark.parametrize(
-    ("tree", "name", "what"),
+    ("tree", "preset_name", "scene"),
     [
-        (tree, name, what)
-        for tree, scenes in enumerate((WITHOUT_A_TREE, WITH_A_TREE))
-        for what, (names, _) in scenes.items()
-        for name in names.split()
+        (tree, preset_name, scene)
+        for tree, scenes in ((False, WITHOUT_A_TREE), (True, WITH_A_TREE))
+        for scene, (preset_names, _) in scenes.items()
+        for preset_name in preset_names.split()
     ],
 )
-def test_a_scene_and_the_end_of_all_conform(real, tree, name, what):
-    if real.name.startswith("sglang==0.5.10") and what in NOT_IN_0_5_10:
+def test_a_scene_conforms_to_its_end(real, tree, preset_name, scene):
+    if real.name.startswith("sglang==0.5.10") and scene in NOT_IN_0_5_10:
         pytest.skip("fixtures/releases/sglang-0.5.10 has the fault")
-    lockstep = play(real, name, (WITHOUT_A_TREE, WITH_A_TREE)[tree][what][1], bool(tree))
-    ends(lockstep, real)
+    scenes = WITH_A_TREE if tree else WITHOUT_A_TREE
+    _, commands = scenes[scene]
+    lockstep = play(real, preset_name, commands, tree)
+    end_all(lockstep, real)
 
 
 # Prompts that part at the end of a page, or by their namespace alone (b is spelt as a, in another one).
@@ -146,7 +148,7 @@ def test_bigram_keys_and_prompts_in_namespaces_conform(real, name, namespaces, b
         pytest.skip("fixtures/releases/sglang-0.5.10 has the fault")
     settings = (("namespaces", namespaces),) if namespaces else ()
     lockstep = play(real, name, ALIKE, bigram=bigram, settings=settings)
-    ends(lockstep, real)
+    end_all(lockstep, real)
 
 
 @pytest.mark.parametrize("rounds", ["finish x keep 1", "spec_decode x +2 accept 2; finish x keep 3"])
@@ -154,7 +156,7 @@ def test_an_answer_that_another_text_shares_is_in_the_namespace_of_its_prompt(re
     commands = f"submit x (no session) b1 answers a; admit x; extend x +1; {rounds}"
     lockstep = play(real, "page1", commands, settings=(("namespaces", "extra_key"),))
     assert len(lockstep.system.view().requests) == 0
-    ends(lockstep, real)
+    end_all(lockstep, real)
 
 
 def test_a_window_that_has_passed_gives_back_the_state_of_its_lock(real):
@@ -169,7 +171,7 @@ def test_a_window_that_has_passed_gives_back_the_state_of_its_lock(real):
     sizes = {"window": 1, "swa_pages": 5, "full_pages": 5, "rows": 2, "width": 4, "states": 5}
     lockstep = play(real, "page1", commands, settings=((name, "1"),), **sizes)
     assert sum(node.state_locks for node in lockstep.system.view().tree.nodes) == 2, "y and z hold one each"
-    ends(lockstep, real)
+    end_all(lockstep, real)
 
 
 def test_a_tree_takes_a_round_in_flight_of_an_aborted_turn_whose_session_is_closed(release):
@@ -220,29 +222,35 @@ REFUSED: tuple[tuple[bool, str, str, str], ...] = (
 )  # fmt: skip
 
 
-def test_a_refused_command_changes_nothing(real):
-    for tree, name, begin, commands in REFUSED:
-        play(real, name, begin, tree)
-        # no text that can be typed
-        before, other = real.view(), Submit("r", None, 0, 0, (Piece("A", 1),))
-        for command in (*script(commands), other):
-            if "0.5.10" in real.name and isinstance(command, Submit) and command.rewind > 0:
-                continue  # a_rejected_request_writes_its_one_token_into_the_slot
-            assert isinstance(real.apply(command), Refused), command
-            now = after = real.view()
-            # a rejected request computes a token, and gives it back
-            if isinstance(command, Submit):
-                after = structs.replace(
-                    after,
-                    full_stamps=before.full_stamps,
-                    swa_stamps=before.swa_stamps,
-                    tree=before.tree,
-                    free_full=before.free_full,
-                    free_swa=before.free_swa,
-                    free_rows=before.free_rows,
-                )
-            assert after == before, command
-            before = now
+UNTYPABLE = Submit("r", None, 0, 0, (Piece("A", 1),))  # no text that can be typed
+
+
+@pytest.mark.parametrize("tree, preset_name, begin, commands", REFUSED)
+def test_a_refused_command_changes_nothing(real, tree, preset_name, begin, commands):
+    play(real, preset_name, begin, tree)
+    before = real.view()
+    for command in (*script(commands), UNTYPABLE):
+        if "0.5.10" in real.name and isinstance(command, Submit) and command.rewind > 0:
+            continue  # a_rejected_request_writes_its_one_token_into_the_slot
+        assert isinstance(real.apply(command), Refused), command
+        after = real.view()
+        # a rejected request computes a token, and gives it back
+        compared = with_memory_of(before, after) if isinstance(command, Submit) else after
+        assert compared == before, command
+        before = after
+
+
+def with_memory_of(before: View, after: View) -> View:
+    """The view `after`, with the stamps, the tree and the free pages of `before`."""
+    return structs.replace(
+        after,
+        full_stamps=before.full_stamps,
+        swa_stamps=before.swa_stamps,
+        tree=before.tree,
+        free_full=before.free_full,
+        free_swa=before.free_swa,
+        free_rows=before.free_rows,
+    )
 
 
 def test_a_run_that_mixes_rounds_is_unusable(real):

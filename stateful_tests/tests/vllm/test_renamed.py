@@ -6,7 +6,7 @@ Run as a script this is its worker.
 import re
 import runpy
 import shutil
-import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -29,14 +29,17 @@ NAMES = {
 }
 
 
-class OfInvented(VLLMSystem):
+class RenamedRelease(VLLMSystem):
+    """Runs this file as its worker, so that RENAMED is set there too."""
+
     def command_line(self) -> list[str]:
-        return [sys.executable, "-m", __name__, *super().command_line()[3:]]
+        python, _, _, *arguments = super().command_line()
+        return [python, "-m", __name__, *arguments]
 
 
 @pytest.fixture
 def root(vllm, tmp_path):
-    """The files of 0.33.0 with other names."""
+    """A copy of vLLM 0.33.0 in which every name of NAMES is replaced."""
     folder = shutil.copytree(vllm("0.33.0").root, tmp_path / "checkout")
     words = {name.rpartition(".")[2]: new for name, new in NAMES.items()}
     old = re.compile(rf"\b({'|'.join(words)})\b")
@@ -46,19 +49,32 @@ def root(vllm, tmp_path):
     return folder
 
 
-def test_all_renamed_names_are_reported_together_and_table_lines_suffice(root, monkeypatch, tmp_path):
+@pytest.fixture
+def renamed(root, monkeypatch):
+    """The system of that copy, with the names in RENAMED."""
+    monkeypatch.setattr(api, "RENAMED", NAMES)
+    with closing(RenamedRelease(path=root)) as system:
+        yield system
+
+
+def test_a_release_with_unknown_names_is_refused_with_every_one_of_them(root):
     with pytest.raises(UnusableImplementation) as caught:
         VLLMSystem(path=root)
     for name in NAMES:
         assert " has no ".join(name.split(".")) in str(caught.value)
-    monkeypatch.setattr(api, "RENAMED", NAMES)
-    system = OfInvented(path=root)
-    run, trace = replay(system, load(TRACE)), load(TRACE)
+
+
+def test_a_trace_replays_with_renamed_alone(renamed):
+    trace = load(TRACE)
+    run = replay(renamed, trace)
     assert run.violation is not None and run.violation.clause == trace.clause
-    text = export.unit_test(trace, "x.json", system)
-    system.close()
-    (file := tmp_path / "test_x.py").write_text(text)
-    [(code, output)] = run_test.outcomes((root, "", [file]), hook=export.hook(trace))
+
+
+def test_an_exported_test_fails_with_renamed_alone(renamed, tmp_path):
+    trace = load(TRACE)
+    file = tmp_path / "test_x.py"
+    file.write_text(export.unit_test(trace, "x.json", renamed))
+    [(code, output)] = run_test.outcomes((renamed.root, "", [file]), hook=export.hook(trace))
     assert code == run_test.FAILS, output
 
 
