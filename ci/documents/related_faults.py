@@ -36,20 +36,22 @@ _CONDITIONS = {
     "write_back": "with another --hicache-write-policy than write_back",
 }
 _OPTION = re.compile(r"(--[a-z][\w-]+|[A-Z][A-Z_]+=1)$")
+# ", or" joins alternatives, which stay one part; "write_back and ..." is the one condition with an "and".
+_BETWEEN_CONDITIONS = re.compile(r"[,;] (?!or )|(?<=write_back) and ")
 
 
 def avoiding_settings(fault: KnownFault) -> list[str]:
     """Return the settings, each of which avoids a fault by itself. A condition with an "or" gives none:
     its other parts would have to be avoided as well."""
-    of_way = _WAYS.get((fault.engine, fault.way))
-    found = [of_way] if of_way and not fault.only.startswith(_DECODES) else []
-    parts = re.split(r"[,;] (?!or )|(?<=write_back) and ", fault.only)
+    way_setting = _WAYS.get((fault.engine, fault.way))
+    settings = [way_setting] if way_setting and not fault.only.startswith(_DECODES) else []
+    parts = _BETWEEN_CONDITIONS.split(fault.only)
     for part in (part for part in parts if not re.search(r"\bor\b", part)):
         if _OPTION.match(part):
-            found.append(f"without {part.removesuffix('=1')}")
+            settings.append(f"without {part.removesuffix('=1')}")
         elif part in _CONDITIONS:
-            found.append(_CONDITIONS[part])
-    return list(dict.fromkeys(found))
+            settings.append(_CONDITIONS[part])
+    return list(dict.fromkeys(settings))
 
 
 def avoidance_text(fault: KnownFault) -> str:
@@ -71,9 +73,11 @@ def related_faults(name: str) -> tuple[str, ...]:
 
 
 def _are_related(one: KnownFault, other: KnownFault) -> bool:
-    numbers = {*one.cause} & {*other.cause, *other.reports} or {*one.reports} & {*other.cause}
+    same_cause = {*one.cause} & {*other.cause}
+    cause_is_report = {*one.cause} & {*other.reports} or {*one.reports} & {*other.cause}
     same_test = one.test is not None and one.test == other.test
-    return bool(numbers) or same_test or _names_other(one, other.id) or _names_other(other, one.id)
+    named = _names_other(one, other.id) or _names_other(other, one.id)
+    return bool(same_cause or cause_is_report) or same_test or named
 
 
 def _names_other(fault: KnownFault, other: str) -> bool:

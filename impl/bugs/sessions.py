@@ -93,8 +93,8 @@ def _(self: TorchKV, cursors: RowCursors[N]) -> RowCursors[N]:
     if a draft had always allocated ahead. Visible at the first decode whose kv_allocated_len equals its
     kv_committed_len. Fix: allocate when nothing is ahead."""
     committed, allocated, evicted, protected = cursors
-    row_is_full = committed >= self.width  # a row that ends is still noticed
-    return RowCursors(committed + 1, allocated + row_is_full, evicted, protected)
+    past_row = committed >= self.width  # it still outgrows the row, so that the decode is refused
+    return RowCursors(committed + 1, allocated + 1 * past_row, evicted, protected)
 
 
 @bug("restore-caps-request-only", "LEN-3", "the slot keeps the lengths of before")
@@ -259,7 +259,7 @@ def _(self: TorchKV, cursors: RowCursors[int], length: int) -> int:
     once a window eviction has something to free. Fix: stop short of the window, at a page boundary."""
     assert self.window is not None
     reach = self.floor(length - self.window + 1) + self.page_size
-    if reach > cursors.kv_allocated_len:
+    if reach > cursors.kv_allocated_len:  # slots that were never allocated are not freed
         return TorchKV.eviction_reach(self, cursors, length)
     return reach
 

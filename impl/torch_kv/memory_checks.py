@@ -49,6 +49,7 @@ class MemoryChecks(PrefixRules):
 
     def listed(self) -> list[KVRequest]:
         """Return requests of both batches, each once, because the two may be one object (#21499)."""
+        # Separate from _merged, so that the fault check-counts-one-batch-twice can replace it.
         return self._merged()
 
     def _merged(self) -> list[KVRequest]:
@@ -106,20 +107,32 @@ class MemoryChecks(PrefixRules):
         store = self.store
         size = self.page_size
         held, uncached = self.held(), self.uncached()
-        each = self.amounts(held, uncached).tolist()
-        accounts, entries = [], []
+        counted = self.amounts(held, uncached).tolist()
+        sizes = self.sizes()
+        of_tree = sizes[:2], sizes[2:]
+        accounts: list[Account] = []
+        entries: list[Entry] = []
         names = [(HELD, name) for name, _ in held] + [(UNCACHED, name) for name, _ in uncached]
         pools = [("full", store.full)] + ([("swa", store.swa)] if store.swa is not None else [])
-        for at, (name, pool) in enumerate(pools):
-            evictable, protected = self.sizes()[2 * at :][:2]
-            terms = evictable, protected, sum(each[at][: len(held)]), sum(each[at][len(held) :])
+        for (name, pool), counts, (evictable, protected) in zip(pools, counted, of_tree):
+            of_held = sum(counts[: len(held)])
+            of_uncached = sum(counts[len(held) :])
+            terms = evictable, protected, of_held, of_uncached
             accounts.append(Account(name, pool.available * size, *terms, pool.pages * size))
             if log:
                 entries += [
-                    Entry(name, *who, count) for who, count in zip(names, each[at], strict=True)
+                    Entry(name, *who, count) for who, count in zip(names, counts, strict=True)
                 ]
-        rows = len(store.free_rows), 0, 0, len(held), len(uncached), store.req_to_token.shape[0]
-        accounts.append(Account("rows", *rows))
+        rows = Account(
+            "rows",
+            available=len(store.free_rows),
+            evictable=0,
+            protected=0,
+            session_held=len(held),
+            uncached=len(uncached),
+            total=store.req_to_token.shape[0],
+        )
+        accounts.append(rows)
         if log:
             entries += [Entry("rows", *who, 1) for who in names]
         wrong = [a.pool for a in accounts if not a.balances]

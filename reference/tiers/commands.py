@@ -67,9 +67,6 @@ class Poll:
     """The scheduler sends queued stores and notes completed transfers."""
 
 
-ALL = -1  # pages: as many as there are
-
-
 @dataclass(frozen=True, slots=True)
 class Prefetch:
     """A waiting request asks the storage for KV that neither tier has. Match or Load of its prompt
@@ -79,10 +76,13 @@ class Prefetch:
     prompt: Prompt
 
 
+ALL = -1  # for `pages`: no limit
+
+
 @dataclass(frozen=True, slots=True)
 class Query:
-    """The thread that asks the storage for pages proceeds. pages: the most that the backend finds, -1
-    for all."""
+    """The thread that asks the storage for pages proceeds. pages: the most that the backend finds, ALL for
+    no limit."""
 
     pages: int = ALL
 

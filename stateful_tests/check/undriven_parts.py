@@ -37,7 +37,7 @@ def left_out(
         refuses it, and no neighbouring release refuses it for the same reason.
     """
     found: dict[str, str] = {}
-    again: dict[str, Refuses] = {}
+    refusals: dict[str, Refuses] = {}
     plan, of_base = for_system(asked, system), for_system(asked, base)
     for name in of_base.presets:
         if guessed and name not in plan.presets:
@@ -45,7 +45,7 @@ def left_out(
         why = _refusal_reason(asked, name, system)
         if why is not None and _refusal_reason(asked, name, base) is None:
             found[f"preset {name}"] = why
-            again[f"preset {name}"] = partial(_refusal_reason, asked, name)
+            refusals[f"preset {name}"] = partial(_refusal_reason, asked, name)
     missing = sorted(base.capabilities.commands - system.capabilities.commands)
     if missing and not guessed:
         found[f"commands {', '.join(missing)}"] = "the adapter does not offer them here"
@@ -62,22 +62,22 @@ def left_out(
         if what in found:  # as many for another reason
             what = f"{what}, such as {first[why].situation}"
         found[what] = why
-        again[what] = partial(_line_refusal, first[why])
+        refusals[what] = partial(_line_refusal, first[why])
     if guessed and found:
-        for what in list(_also_refused(system, found, again)):
+        for what in list(_also_refused(system, found, refusals)):
             del found[what]
     return found
 
 
 def _also_refused(
-    system: AnySystem, found: Mapping[str, str], again: Mapping[str, Refuses]
+    system: AnySystem, found: Mapping[str, str], refusals: Mapping[str, Refuses]
 ) -> Iterator[str]:
     """Yield the parts that a neighbour of the tree's release refuses for the same reason."""
     spec = system_spec(system)
     release = release_of(system)
     if spec.engine not in ENGINES or not release:
         return
-    left = dict(again)
+    remaining = dict(refusals)
     for name in nearest_first(spec.engine, release, spec.ways)[1 : 1 + _AROUND]:
         try:
             other = system_names.resolve(name)
@@ -86,11 +86,11 @@ def _also_refused(
         try:
             own_prefix = f"{system.name}: "
             other_prefix = f"{other.name}: "
-            for what, refuses in [*left.items()]:
+            for what, refuses in [*remaining.items()]:
                 why = refuses(other)
                 own = found[what].replace(own_prefix, "")
                 if why is not None and why.replace(other_prefix, "") == own:
-                    del left[what]
+                    del remaining[what]
                     yield what
         finally:
             other.close()

@@ -62,6 +62,8 @@ def propose_decode_command(
     held = by_state.get(TierRequestState.HELD, [])
     writing = [request for request in facts.requests if _awaits_kv(users, request)]
     failing = [*waits, *greeted, *receives]
+    # The profile has no weights of this server's commands: await and greet take that of a match, decode and
+    # end that of an insert, retract that of a send.
     weights = {
         "await": weight_if(absent, profile.match),
         "greet": weight_if(waits, 2 * profile.match),
@@ -80,9 +82,10 @@ def propose_decode_command(
     }
     match by_weight(source, weights):
         case "await":
-            # in a quarter of the runs, as the known faults of sessions end a run early
-            session = profile.longest % 4 == 0 and once_in(source, 3)
-            return Await(pick(source, absent), _draw_prompt(users, source, profile), session)
+            # Known faults of sessions end a run early, so that a quarter of the runs has any. `longest` is
+            # the same throughout a run.
+            resumable = profile.longest % 4 == 0 and once_in(source, 3)
+            return Await(pick(source, absent), _draw_prompt(users, source, profile), resumable)
         case "again":
             return Await(pick(source, again), _draw_prompt(users, source, profile), True)
         case "close":

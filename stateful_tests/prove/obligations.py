@@ -67,30 +67,32 @@ class Proof:
     note: str = ""
 
 
-OBLIGATIONS: dict[str, Obligation] = {
-    obligation.name: obligation
-    for kind, source in SOURCES.items()
-    for name, contract in contracts(source).items()
-    for obligation in (Obligation(f"{kind}/{name.replace('_', '-')}", contract.about, contract),)
-}
+def _obligations() -> Iterator[Obligation]:
+    for kind, source in SOURCES.items():
+        for name, contract in contracts(source).items():
+            yield Obligation(f"{kind}/{name.replace('_', '-')}", contract.about, contract)
+
+
+OBLIGATIONS = {obligation.name: obligation for obligation in _obligations()}
 
 
 def chosen(names: Iterable[str]) -> list[Obligation]:
     """Return the obligations with these names or of these kinds, such as "contract/cut", "cut" or "window";
     all of them for no name. Raises KeyError for a name that selects none."""
-    found: dict[str, Obligation] = {}
+    selected: dict[str, Obligation] = {}
     for name in names:
-        those = {key: each for key, each in OBLIGATIONS.items() if name in (key, *key.split("/"))}
-        if not those:
+        matching = {key: one for key, one in OBLIGATIONS.items() if name in (key, *key.split("/"))}
+        if not matching:
             raise KeyError(name)
-        found |= those
-    return list((found or OBLIGATIONS).values())
+        selected |= matching
+    return list((selected or OBLIGATIONS).values())
 
 
 def prove(
     obligations: Iterable[Obligation], sources: Mapping[str, str] = SOURCES
 ) -> Iterator[Proof]:
-    """Prove each in turn. sources: the text of both modules; tests give one with a fault in it."""
+    """Prove obligations one after the other. sources: the text of both modules; a test passes one with a
+    fault in it."""
     for obligation in obligations:
         proof = Proof(obligation)
         began = time.perf_counter()
@@ -130,11 +132,15 @@ def _prove(proof: Proof, sources: Mapping[str, str]) -> None:
                 return
 
 
-def _check(terms: list[Any]) -> Any:
+def _solver(terms: list[Any]) -> Any:
     solver = z3.Solver()
     solver.set("timeout", _TIMEOUT_MS)
     solver.add(*terms)
-    return solver.check()
+    return solver
+
+
+def _check(terms: list[Any]) -> Any:
+    return _solver(terms).check()
 
 
 def _refute(proof: Proof, line: str, terms: list[Any], margin: int | None) -> None:
@@ -147,9 +153,7 @@ def _refute(proof: Proof, line: str, terms: list[Any], margin: int | None) -> No
         if each != "margin"
     ]
     for bound in SMALL:
-        solver = z3.Solver()
-        solver.set("timeout", _TIMEOUT_MS)
-        solver.add(*terms)
+        solver = _solver(terms)
         if bound is not None:
             solver.add(*(z3.And(-bound <= z3.Int(name), z3.Int(name) <= bound) for name in names))
         if solver.check() == z3.sat:

@@ -48,11 +48,17 @@ _OPTIONS = (
 
 
 def plan_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add --tier and the changes to it, for a command that takes `plan`."""
+    """Add --tier and the options that override parts of it. The command receives the resulting Plan as
+    `plan`."""
 
     @wraps(command)
     def run(
-        *given: Any, tier: str, mode: str | None, time_limit: float | None, **options: Any
+        *arguments: Any,
+        tier: str,
+        mode: str | None,
+        seed: int | None,
+        time_limit: float | None,
+        **options: Any,
     ) -> Any:
         from reference.commands import Mode
         from stateful_tests.check import check_plans
@@ -65,9 +71,9 @@ def plan_options(command: Callable[..., Any]) -> Callable[..., Any]:
             modes = tuple(Mode) if mode == "both" else (Mode(mode),)
         with unusable("--", ValueError):
             plan = check_plans.plan(
-                tier, modes=modes, seed=options.pop("seed"), time_limit_s=time_limit, **changed
+                tier, modes=modes, seed=seed, time_limit_s=time_limit, **changed
             )
-        return command(*given, plan=plan, **options)
+        return command(*arguments, plan=plan, **options)
 
     for option in reversed(_OPTIONS):
         run = option(run)

@@ -73,16 +73,18 @@ class ReleasePools(LoadedModules):
 
     def verify(self, batch: Any, accepted: Sequence[int]) -> list[tuple[int, int]]:
         """Return what a verify round keeps of each entry for the tree, on a server that tracks states."""
-        raise NotImplementedError(f"{self.version} with {len(accepted)} states of {batch}")
+        del batch, accepted
+        raise NotImplementedError(f"sglang {self.version}: verify rounds with tracked states")
 
     def make_cache(self, rows: Any, allocator: Any, geometry: Geometry) -> Any:
         """Make the release's session cache around its radix tree, or around its chunk cache without one."""
         params = self._cache_params(rows, allocator, geometry)
+        windowed = geometry.window is not None
         if geometry.tree:
-            kinds = self.radix_cache.RadixCache, self.swa_radix_cache.SWARadixCache
-        else:
-            kinds = self.chunk_cache.ChunkCache, self.chunk_cache.SWAChunkCache
-        return self.session_cache_class(kinds[geometry.window is not None](params))
+            radix = self.swa_radix_cache.SWARadixCache if windowed else self.radix_cache.RadixCache
+            return self.session_cache_class(radix(params))
+        chunk = self.chunk_cache.SWAChunkCache if windowed else self.chunk_cache.ChunkCache
+        return self.session_cache_class(chunk(params))
 
     def _cache_params(self, rows: Any, allocator: Any, geometry: Geometry, **more: Any) -> Any:
         return self.params.CacheInitParams(

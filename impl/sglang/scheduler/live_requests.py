@@ -17,7 +17,7 @@ class Result:
     """The tokens that a launched batch samples for one request: one for a prefill, one or more for a decode
     round.
 
-    visible: the view shows the result as processed; a result of a Launch is visible from its Settle on.
+    visible: the view counts its tokens. The result of a Launch becomes visible when it is settled.
     drafted: slots that a Launch allocates.
     batch: the decode batch that was launched.
     batch_index: position of the request in that batch.
@@ -78,8 +78,9 @@ class LiveRequest:
 
     @property
     def text(self) -> list[int]:
-        waiting = [token for result in self.pending for token in result.tokens]
-        return self.exchange_tokens([*self.req.origin_input_ids, *self.req.output_ids, *waiting])
+        pending_tokens = [token for result in self.pending for token in result.tokens]
+        tokens = [*self.req.origin_input_ids, *self.req.output_ids, *pending_tokens]
+        return self.exchange_tokens(tokens)
 
     def exchange_tokens(self, tokens: list[int]) -> list[int]:
         """Translate token ids of the specification to those of the release, or back."""

@@ -1,8 +1,9 @@
 """Explanations of violations by known faults: without the needs of the fault, the run conforms.
 
 Most violations of a release with known faults have few shapes: one clause, one last command, the same words
-apart from numbers. The first violations of each shape are explained in full, and then every eighth: these
-find another fault that looks the same. Only the first of each set of faults are attributed to a single fault.
+apart from numbers. The first violations of each shape are explained in full, and every eighth after them, so
+that another fault that looks the same is not missed. Where several known faults may explain a violation, only
+the first few of each such set are attributed to one of them.
 """
 
 from __future__ import annotations
