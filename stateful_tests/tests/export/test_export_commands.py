@@ -222,6 +222,27 @@ def test_a_handwritten_test_is_written_to_out_and_checked(kvspec):
     assert f"{BY_HAND}, which was written by hand: it fails on sglang==0.5.22+overlap as well" in err
 
 
+SESSIONS = Path("sglang/srt/session/streaming_session.py")
+
+
+def git(folder, *arguments):
+    """What git prints; a commit is its first nine digits."""
+    command = ["git", "-c", "user.name=a", "-c", "user.email=a@b", *arguments]
+    done = subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True)
+    return done.stdout.strip()[:9]
+
+
+@pytest.fixture
+def clone(tmp_path):
+    """A clone whose only commit has the files of 0.5.23."""
+    folder = tmp_path / "clone"
+    shutil.copytree(release_root("0.5.23"), folder, ignore=shutil.ignore_patterns("__pycache__"))
+    git(folder, "init", "-q")
+    git(folder, "add", "-A")
+    git(folder, "commit", "-qm", "as released")
+    return folder
+
+
 LENDS = "        # Lend the record; the slot keeps the tree lock."
 SHRINKS = "if slot.kv.holds_mamba and len(params.key) < slot.kv.kv_committed_len:"
 
@@ -236,29 +257,21 @@ SHRINKS = "if slot.kv.holds_mamba and len(params.key) < slot.kv.kv_committed_len
     ],
     ids=["exported", "written by hand"],
 )  # fmt: skip
-def test_the_mended_side_is_a_commit_of_the_checkout(kvspec, tmp_path, trace, way, was, becomes):
-    file = Path("sglang/srt/session/streaming_session.py")
-    clone = tmp_path / "clone"
-    shutil.copytree(release_root("0.5.23"), clone)
-
-    def git(*arguments):
-        identity = "-c", "user.name=a", "-c", "user.email=a@b"
-        done = subprocess.run(["git", *identity, *arguments], cwd=clone, check=True, capture_output=True)
-        return done.stdout.decode().strip()
-
-    git("init", "-q")
-    git("add", "-A")
-    git("commit", "-qm", "as released")
-    released = git("rev-parse", "--short=9", "HEAD")
-    text = (clone / file).read_text()
+def test_the_mended_side_is_a_commit_of_the_checkout(kvspec, clone, trace, way, was, becomes):
+    released, text = git(clone, "rev-parse", "HEAD"), (clone / SESSIONS).read_text()
     assert was in text
-    (clone / file).write_text(text.replace(was, becomes))
-    git("commit", "-qam", "mended")
-    mended = git("rev-parse", "--short=9", "HEAD")
-    git("checkout", "-q", released)
+    (clone / SESSIONS).write_text(text.replace(was, becomes))
+    git(clone, "commit", "-qam", "mended")
+    mended = git(clone, "rev-parse", "HEAD")
+    git(clone, "checkout", "-q", released)
     options = "--as", "pytest", "--impl", f"sglang{way}", "--sglang-path", str(clone)
     code, _, err = kvspec("export", trace, *options, "--fixed", f"git:{mended}")
     assert code == 0 and f"git:{mended}: the test passes, as it should" in err, err
+
+
+def test_a_commit_that_mends_nothing_or_does_not_exist_is_refused(kvspec, clone):
+    trace, released = "@a_slot_keeps_a_token_that_nobody_computed", git(clone, "rev-parse", "HEAD")
+    options = "--as", "pytest", "--impl", "sglang", "--sglang-path", str(clone)
     code, _, err = kvspec("export", trace, *options, "--fixed", "git:HEAD")
     assert code == 2 and f"it fails on git:{released} as well" in err
     code, _, err = kvspec("export", trace, *options, "--fixed", "git:no-branch")
