@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Set
+from collections.abc import Iterable, Mapping, Set
 from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
@@ -41,7 +41,11 @@ class Sketch(NamedTuple):
 
 def nearest(engine: str, root: Path) -> Nearest:
     """Return the release nearest to the files under `root`, which holds the package of the engine."""
-    differing_lines = distances(engine, root)
+    return nearest_of(distances(engine, root))
+
+
+def nearest_of(differing_lines: Mapping[str, int]) -> Nearest:
+    """Return the nearest release by the `distances` of a tree."""
     release = min(differing_lines, key=differing_lines.__getitem__)
     return Nearest(release, differing_lines[release])
 
@@ -51,11 +55,16 @@ def distances(engine: str, root: Path) -> dict[str, int]:
     sketch = read(engine)
     lines = tree_lines(engine, root)
     shared = _per_release(sketch, (sketch.lines.get(line, 0) for line in lines))
-    own = _per_release(sketch, sketch.lines.values())
     return {
         release: len(lines) + own_lines - 2 * shared_lines
-        for release, own_lines, shared_lines in zip(sketch.releases, own, shared)
+        for release, own_lines, shared_lines in zip(sketch.releases, _own_lines(engine), shared)
     }
+
+
+@lru_cache(maxsize=4)
+def _own_lines(engine: str) -> list[int]:
+    sketch = read(engine)
+    return _per_release(sketch, sketch.lines.values())
 
 
 def _per_release(sketch: Sketch, masks: Iterable[int]) -> list[int]:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from impl.loading import probe, used_names
 from impl.adapter import UnusableImplementation
-from impl.loading.nearest import Nearest, differing, distances, nearest
+from impl.loading.nearest import Nearest, differing, distances, nearest_of
 from impl.sglang.releases.api import files
 from impl.sglang.releases.facts import composed, facts_of
 from impl.sglang.releases import v0_5_10_to_14 as v10, v0_5_15_to_21 as v15, v0_5_22_to_23 as v22
@@ -98,10 +98,11 @@ def detect(root: Path) -> Detected:
     """
     checkout = files(root, TABLE)
     order = list(TABLE)
-    near = nearest("sglang", root)
+    differing_lines = distances("sglang", root)
+    near = nearest_of(differing_lines)
     stated = stated_version(root)
     taken = near.release
-    if stated in TABLE and distances("sglang", root)[stated] == near.lines:
+    if stated in TABLE and differing_lines[stated] == near.lines:
         taken = stated
     near = Nearest(taken, near.lines)
     others, missing = facts_of(checkout, order, near)
