@@ -48,7 +48,7 @@ def bugs(names: tuple[str, ...], out: ReportOut) -> int:
     releases = [name for name in names if SystemSpec.parse(name).version is not None]
     text = tuple(name for name in names if name not in releases and name not in ENGINES)
     with unusable("", ValueError):
-        known = [row for row in known_bugs() if all(is_of(row["id"], each) for each in releases)]
+        known = [row for row in known_bugs() if all(is_of(row["id"], release) for release in releases)]
     every = {row["id"].casefold() for row in known_bugs() + rows}
     if text and every.issuperset(map(str.casefold, text)):
         return list_rows(known_bugs() + rows, out, _BUG_COLUMNS, text)

@@ -105,8 +105,8 @@ class LogReadings:
     def join(self) -> None:
         """Compare the logs of the two servers of a pair, room by room."""
         validators = [reading.validator for reading in self.logs.values()]
-        for prefill in (each for each in validators if each.header.role == "prefill"):
-            for decode in (each for each in validators if each.header.role == "decode"):
+        for prefill in (validator for validator in validators if validator.header.role == "prefill"):
+            for decode in (validator for validator in validators if validator.header.role == "decode"):
                 for found in compare_pair_logs(prefill, decode):
                     decode.report(found)
 

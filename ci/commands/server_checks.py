@@ -261,7 +261,7 @@ def serve_check(
         with unusable(f"--impl {impl}: "):
             if run is not None:
                 judged = scheduler_runs.judge(runner, run, before)
-                found = {each.key: judged for each in judged.findings}
+                found = {finding.key: judged for finding in judged.findings}
                 result = scheduler_runs.Served(release, run.seed, 1, judged.outcome.forwards, found=found)
                 if canary and run.config.pair:
                     raise Unusable("--canary: looks at one server; the run is of a pair")

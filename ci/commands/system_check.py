@@ -135,7 +135,7 @@ def check_system(
                 had = {spec.way: {f"{m.name} {m.preset}" for m in result.machines if m.examples}}
                 for way, of_way in zip(result.ways, reports):
                     machines = (each for each in of_way["machines"] if each["examples"])
-                    had[way] = {f"{each['machine']} {each['preset']}" for each in machines}
+                    had[way] = {f"{machine['machine']} {machine['preset']}" for machine in machines}
                 result.uncalled = tuple(
                     engine_ways.told(each, spec.way, undriven, had) for each in changed.missed
                 )

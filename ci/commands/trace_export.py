@@ -267,7 +267,7 @@ def _handwritten_test(
 def _faults_of(file: str) -> list[KnownFault]:
     """Return the known faults that list `file` among their traces."""
     path = Path(shipped(file)).resolve()
-    return [f for f in known_faults().values() if any(FOLDER / each == path for each in f.traces)]
+    return [f for f in known_faults().values() if any(FOLDER / trace == path for trace in f.traces)]
 
 
 def _faults_shown(file: str, trace: Trace, selector: SystemSelector) -> list[KnownFault]:

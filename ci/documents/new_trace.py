@@ -91,7 +91,7 @@ def page_beside(name: str, trace: Trace, can: Capabilities, file: str, options: 
         f"| `{kind_name(each)}` | {in_words(each)} | {_command_text(each)} |" for each in kind.commands
     ]
     sizes = textwrap.dedent(" " * 4 + (kind.config.__doc__ or "")).strip()
-    names = ", ".join(f"`{each.name}`" for each in fields(kind.config))
+    names = ", ".join(f"`{field.name}`" for field in fields(kind.config))
     return "\n".join([
         f"# {file}: a trace by hand", "",
         made.story, "",

@@ -163,6 +163,6 @@ def _last_state(lane: Lane, block: int, sources: Iterable[KvSource]) -> str | No
 
 def _token_count(lane: Lane, use: StateUse, stamp: int, sources: Iterable[KvSource]) -> int:
     """Return the number of the entry's tokens before a state with this stamp."""
-    begins = [use.found[0]] if lane.start else [use.found[0], *(each.origin for each in sources)]
+    begins = [use.found[0]] if lane.start else [use.found[0], *(source.origin for source in sources)]
     texts = (chained(lane.tokens, begin) for begin in begins)
     return next(stamps.index(stamp) + 1 for stamps in texts if stamp in stamps)

@@ -36,7 +36,7 @@ def facts_at(place: Place, m: PairMoment) -> list[Fact]:
             return block_places.facts_at(inner, on_server(m, server))
         case AtNamed("request", name):
             told = (facts for s in SERVERS if (facts := block_places.facts_at(place, on_server(m, s))))
-            states = [each.state.value for each in m.facts.readers if each.request == name]
+            states = [reader.state.value for reader in m.facts.readers if reader.request == name]
             return [*next(told, []), *(Fact("", state) for state in states[:1])]
     return []
 

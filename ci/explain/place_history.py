@@ -36,7 +36,7 @@ def stories(past: Past[AnyMoment]) -> list[str]:
             texts[_cursor_stories(past, cursors)] = None
         for part in places.leads_to(place, past.now):
             texts[story(past, part, places.called, places.facts_at)] = None
-    return [each for each in texts if each]
+    return [text for text in texts if text]
 
 
 def of_kind(past: Past[AnyMoment]) -> ExplainedPlaces:

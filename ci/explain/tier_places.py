@@ -34,7 +34,7 @@ def facts_at(place: Place, m: TierMoment) -> list[Fact]:
             return _node_facts(facts, node)
         case AtTransfer(job):
             transfers = [
-                Fact("", _progress_text(each)) for each in facts.transfers if each.job == job
+                Fact("", _progress_text(transfer)) for transfer in facts.transfers if transfer.job == job
             ]
             operations = [
                 Fact("", f"is at: {op.state}") for op in facts.operations if op.job == job

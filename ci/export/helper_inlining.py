@@ -76,5 +76,5 @@ def _call_arguments(function: ast.FunctionDef, call: ast.Call) -> dict[str, tupl
     if missing < 0 or len(values) != len(parameters):
         return None
     simple = (ast.Name, ast.Constant, ast.Attribute)
-    texts = [(ast.unparse(each), isinstance(each, simple)) for each in values]
+    texts = [(ast.unparse(value), isinstance(value, simple)) for value in values]
     return dict(zip(parameters, texts, strict=True))

@@ -100,7 +100,7 @@ def _arguments(code: str) -> list[str]:
     """Return the names of the arguments of a test's server."""
     calls = [node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Call)]
     made = next(call for call in calls if ast.unparse(call.func) == "Server")
-    return [each.arg for each in made.keywords if each.arg is not None]
+    return [keyword.arg for keyword in made.keywords if keyword.arg is not None]
 
 
 def head_of(needed: str) -> tuple[str, str]:

@@ -329,7 +329,7 @@ def _with_message(line: str) -> list[str]:
     whole = f"{indent}{function}({', '.join(values)})"
     if len(whole) <= 100:
         return [whole]
-    return [f"{indent}{function}(", *(f"{indent}    {each}," for each in values), f"{indent})"]
+    return [f"{indent}{function}(", *(f"{indent}    {value}," for value in values), f"{indent})"]
 
 
 def failure_message(clause: str, wanted: str, name: str, observed: str) -> str:

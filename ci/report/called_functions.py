@@ -26,7 +26,7 @@ def telling_calls(run: Run) -> list[str]:
     others = [_functions(called) for command, called in before if type(command) is not kind]
     times = Counter(each for called in others for each in called)
     telling = [each for each in last if 2 * times[each] <= len(others)] if others else last
-    earlier = {each for _, called in before for each in _functions(called)}
+    earlier = {function for _, called in before for function in _functions(called)}
     files: dict[str, list[str]] = {}
     for file, name in sorted(telling or last, key=earlier.__contains__):
         files.setdefault(file, []).append(name)

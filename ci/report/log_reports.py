@@ -281,7 +281,7 @@ def show_at_once(out: Console, found: Mismatch) -> None:
 def _places_text(times: int, found: list[Data]) -> str:
     """Return where a known fault shows, when, and in which command."""
     parts = [(str(m["line"]), m["at"], m["command"] or m["request"]) for m in found[:3]]
-    shown = [", ".join(filter(None, each)) for each in parts]
+    shown = [", ".join(filter(None, part)) for part in parts]
     more = f"; and {times - len(shown)} more" if times > len(shown) else ""
     return f"line {'; '.join(shown)}{more}"
 

@@ -61,7 +61,7 @@ def choice_text(choice: Data) -> str:
 
 def story(events: Sequence[Data]) -> Iterator[str]:
     """Return three columns, P, the wire, D, up to a judge's last finding; none for a single server."""
-    shown = [each for each in events if _ROUTINE not in each["says"]]
+    shown = [event for event in events if _ROUTINE not in event["says"]]
     found = [at for at, each in enumerate(shown) if each["says"].startswith("FOUND")]
     if not shown:
         return

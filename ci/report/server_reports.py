@@ -45,7 +45,7 @@ def served(
             "config": msgspec.to_builtins(judged.run.config), "seed": judged.run.seed,
             "clients": msgspec.to_builtins(judged.run.clients), "tail": judged.tail, "saved": saved,
             "choices": msgspec.to_builtins(judged.run.choices),
-            "events": [each._asdict() for each in judged.outcome.events],
+            "events": [event._asdict() for event in judged.outcome.events],
             "mismatch": mismatch(finding.mismatch) if finding.mismatch else None,
             "canary": (canary or {}).get(key),
             "again": None if saved is None else f"kvspec serve-check --again {saved}",

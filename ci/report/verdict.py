@@ -120,7 +120,7 @@ def driven_text(result: CheckResult) -> str:
     text = _count_text(result.done, "command")
     if result.examples:
         text += f" of {_count_text(len(result.carried_out), 'kind')} in {_count_text(result.examples, 'run')}"
-    random = [each for each in result.machines if each.examples and each.name != CORPUS]
+    random = [machine for machine in result.machines if machine.examples and machine.name != CORPUS]
     if presets := len({each.preset for each in random}):
         text += f" of {_count_text(presets, 'preset')}"
     return f"{text}, {result.seconds:.1f} s"

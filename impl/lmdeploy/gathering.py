@@ -63,7 +63,7 @@ class EngineFacts(ModelAgent):
             mapped={block: cached.count(block) for block in cached},
             requests=requests,
             leftovers=tuple(
-                f"session {each}" for each in self.scheduler.sessions if each not in ours
+                f"session {session}" for session in self.scheduler.sessions if session not in ours
             ),
             steps_in_flight=len(self._flights),
             results_due=self._dispatched_next,

@@ -167,7 +167,7 @@ class Checkout:
         node = self._find(module, first)
         if method and isinstance(node, ast.ClassDef):
             members = self._members(module, node)
-            node = next((members[each] for each in members if fnmatch(each, method)), None)
+            node = next((members[member] for member in members if fnmatch(member, method)), None)
         if node is None:
             return f"there is no {name}"
         wanted = isinstance(use.ops[0], ast.In)

@@ -89,9 +89,9 @@ def lost(engine: str, root: Path, release: str) -> Iterator[UsedName]:
         return
     at = sketch.releases.index(release)
     there = words(root / file for file in sketch.files)
-    for each in sketch.names:
-        if each.releases >> at & 1 and each.name not in there:
-            yield each
+    for used in sketch.names:
+        if used.releases >> at & 1 and used.name not in there:
+            yield used
 
 
 def words(files: Iterable[Path]) -> set[str]:

@@ -103,13 +103,13 @@ class DeviceTensor(torch.Tensor):
         counts = _counts[-1]
         name = func.overloadpacket.__name__
         counts.operators[name] += 1
-        tensors = [each for each in tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor)]
+        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         if "out" in kwargs:
             raise NotImplementedError(f"{name} into a tensor on {NAME}, which may change its size")
         to_host = name == "_to_copy" and kwargs.get("device") == _HOST
         if name == "copy_":
             return _copy(*args)
-        if any(each.dim() and not isinstance(each, cls) for each in tensors):
+        if any(tensor.dim() and not isinstance(tensor, cls) for tensor in tensors):
             raise DeviceMixError(f"{name} of tensors on {NAME} and on the CPU")
         if to_host or _by_value(func, name, args, kwargs):
             counts.wait(name)
@@ -118,7 +118,7 @@ class DeviceTensor(torch.Tensor):
         out = func(*held_args, **held_kwargs)
         if name.endswith("_"):
             counts.elements += max(
-                (each.numel() for each in tensors[1:]), default=tensors[0].numel()
+                (tensor.numel() for tensor in tensors[1:]), default=tensors[0].numel()
             )
             return args[0]
         if isinstance(out, torch.Tensor) and not func.is_view:

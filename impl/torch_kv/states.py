@@ -104,7 +104,7 @@ class StateRules:
 
     def take_tracked(self, request: KVRequest, length: int) -> int:
         """Hand the slot with the state after `length` tokens over to the tree."""
-        slot, kept = next(each for each in request.buffers if each[1] == length)
+        slot, kept = next(buffer for buffer in request.buffers if buffer[1] == length)
         request.buffers.remove((slot, kept))
         return slot
 

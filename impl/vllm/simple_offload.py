@@ -174,7 +174,7 @@ def hash_of(manager: Any, block: int, chunk: int) -> bytes | None:
     """Return the hash of a block or of its chunk in a transfer, None without one. Up to 0.29 a chunk has
     its hash from the start of a store."""
     pools = manager.cpu_block_pool.blocks[chunk], manager._gpu_block_pool.blocks[block]
-    return next((each.block_hash for each in pools if each.block_hash is not None), None)
+    return next((pool.block_hash for pool in pools if pool.block_hash is not None), None)
 
 
 def transfers_of(manager: Any) -> Iterator[Moving]:

@@ -82,4 +82,4 @@ _WHEREVER_IT_ENDS = "TREE-1", "TREE-3", "OWN-5", "MAP-1", "OWN-2", "OWN-1", "STA
 def broken_off(step: Step, waived: frozenset[str] = frozenset()) -> list[tuple[Clause, Any]]:
     """Return the clauses that fail in the state left by a system that has failed, the headline first."""
     clauses = [each for each in about(step, waived) if each.id in _WHEREVER_IT_ENDS]
-    return [(each, failure) for each in clauses if (failure := each.check(step)) is not None]
+    return [(clause, failure) for clause in clauses if (failure := clause.check(step)) is not None]

@@ -233,7 +233,7 @@ def _finish_brings_no_more_than_the_client_saw(step: Step) -> Failure | None:
         isinstance(s.command, Finish)
         and s.after.tree is not None
         and "swa" in s.after.pools
-        and any(each.brought > 0 and each.key for each in _inserted_keys(s))
+        and any(key.brought > 0 and key.key for key in _inserted_keys(s))
     ),
 )
 def _computed_pages_are_resumable(step: Step) -> Failure | None:

@@ -273,12 +273,12 @@ class CheckResult:
     @property
     def new(self) -> list[Finding]:
         """The findings that neither the base nor a release explains."""
-        return [each for each in self.findings if not (each.old or each.known_elsewhere)]
+        return [finding for finding in self.findings if not (finding.old or finding.known_elsewhere)]
 
     @property
     def known_elsewhere(self) -> list[Finding]:
         """The findings that are known faults of releases which the tree has a part of."""
-        return [each for each in self.findings if each.known_elsewhere and not each.old]
+        return [finding for finding in self.findings if finding.known_elsewhere and not finding.old]
 
     @property
     def exit_code(self) -> Ending:

@@ -61,7 +61,7 @@ class MachineTarget:
 
     def is_new(self, trace: Trace, violation: Violation) -> bool:
         """Whether the base does not show this violation at the end of this trace."""
-        asked = (beside(self.base, (), trace, violation, each) for each in violation.clauses)
+        asked = (beside(self.base, (), trace, violation, clause) for clause in violation.clauses)
         return any(each.stands is not Standing.KNOWN for each in asked)
 
     @cached_property

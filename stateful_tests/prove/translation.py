@@ -160,7 +160,7 @@ class Translation:
 
     def _called(self, node: ast.Call, names: dict[str, Any]) -> Any:
         given = [self._value(argument, names) for argument in node.args if not _is_range(argument)]
-        named = {str(each.arg): self._value(each.value, names) for each in node.keywords}
+        named = {str(keyword.arg): self._value(keyword.value, names) for keyword in node.keywords}
         match node.func:
             case ast.Name("min" | "max" as name):
                 best = given[0]

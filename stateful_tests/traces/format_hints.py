@@ -51,8 +51,8 @@ def wrong_value(kind: Any, data: bytes, path: str, value: str) -> str:
 
 def _command_names(found: types.Type | None, field: str) -> list[str]:
     """Return the names of commands, where the field names a command."""
-    structs = [each for each in _members(found) if isinstance(each, types.StructType)]
-    return [str(each.tag) for each in structs if each.tag is not None and each.tag_field == field]
+    structs = [member for member in _members(found) if isinstance(member, types.StructType)]
+    return [str(struct.tag) for struct in structs if struct.tag is not None and struct.tag_field == field]
 
 
 def _suggestion(name: str, names: list[Any]) -> str:
@@ -66,12 +66,12 @@ def _type_at(kind: Any, data: bytes, path: str) -> types.Type | None:
     whose tag the file has."""
     found, raw = _place_at(kind, data, path)
     chosen = [
-        each
-        for each in _members(found)
-        if isinstance(each, types.StructType)
+        member
+        for member in _members(found)
+        if isinstance(member, types.StructType)
         and isinstance(raw, dict)
-        and each.tag is not None
-        and raw.get(str(each.tag_field)) == each.tag
+        and member.tag is not None
+        and raw.get(str(member.tag_field)) == member.tag
     ]
     return chosen[0] if chosen else found
 
@@ -85,14 +85,14 @@ def _place_at(kind: Any, data: bytes, path: str) -> tuple[types.Type | None, Any
     for name, index in _PART.findall(path.removeprefix("$")):
         fields = raw if isinstance(raw, dict) else {}
         structs = [
-            each
-            for each in _members(found)
-            if isinstance(each, types.StructType)
-            and each.tag in (None, fields.get(str(each.tag_field)))
+            member
+            for member in _members(found)
+            if isinstance(member, types.StructType)
+            and member.tag in (None, fields.get(str(member.tag_field)))
         ]
-        lists = [each for each in _members(found) if isinstance(each, types.ListType)]
+        lists = [member for member in _members(found) if isinstance(member, types.ListType)]
         if name and structs and isinstance(raw, dict):
-            found = next((each.type for each in structs[0].fields if each.encode_name == name), None)
+            found = next((field.type for field in structs[0].fields if field.encode_name == name), None)
             raw = raw.get(name)
         elif index and lists and isinstance(raw, list):
             found = lists[0].item_type
@@ -104,7 +104,7 @@ def _place_at(kind: Any, data: bytes, path: str) -> tuple[types.Type | None, Any
 
 def _struct_type(found: types.Type | None) -> types.StructType | None:
     """Return the one kind of object that a value may be."""
-    structs = [each for each in _members(found) if isinstance(each, types.StructType)]
+    structs = [member for member in _members(found) if isinstance(member, types.StructType)]
     return structs[0] if len(structs) == 1 else None
 
 

@@ -77,7 +77,7 @@ class Validated:
     @property
     def found(self) -> list[Mismatch]:
         """Mismatches that no known fault explains."""
-        return [each for each in self.mismatches if each.known is None]
+        return [mismatch for mismatch in self.mismatches if mismatch.known is None]
 
     def reach(self, decision: str, taken: bool = True) -> None:
         """Count a decision of the scheduler, if it was taken."""

@@ -34,7 +34,7 @@ def _state(run: Run, at: int, was: PairMoment, now: PairMoment, hues: dict[str, 
     for server in SERVERS:
         places = violation.failure.at if violation is not None else ()
         mine = (
-            each.place for each in places if isinstance(each, AtServer) and each.server == server
+            place.place for place in places if isinstance(place, AtServer) and place.server == server
         )
         before, after = on_server(was, server), on_server(now, server)
         stake = blocks_of(tuple(mine), after)

@@ -221,7 +221,7 @@ class TierReader(Gatherer):
         """Yield running requests and sessions with a state; a turn on its session's state once."""
         if "state" not in self.kinds:
             return
-        holders = [(each.rid, each.kv) for each in self._requests() if not each.finished()]
+        holders = [(request.rid, request.kv) for request in self._requests() if not request.finished()]
         holders += [(name, slot.kv) for name, slot in self.release.slots(self.cache).items()]
         seen = set[int]()
         for name, kv in holders:

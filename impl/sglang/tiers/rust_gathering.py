@@ -50,7 +50,7 @@ class RustGatherer(Gatherer):
         core = self.core
         records = [*self._records()]
         ends: dict[int, tuple[int, int]] = {}  # by depth: the last node that was there, its end
-        marks = {(each.load, node): each.ack for each in records for node in each.nodes}
+        marks = {(record.load, node): record.ack for record in records for node in record.nodes}
         if self.storage is None:  # else nodes are hashed as they are made
             core.backfill_missing_hash_values()  # a snapshot is given of hashed nodes only
         for indent, named, length, locks in _NODE.findall(printed(core.pretty_print)):

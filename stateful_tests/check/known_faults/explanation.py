@@ -112,7 +112,7 @@ def clauses_of(masks: Sequence[Mask], violation: Violation) -> set[str]:
 
 def needs_of(masks: Sequence[Mask], clause: str) -> list[Needs]:
     """Return the needs of the traces of known faults."""
-    return [each for mask in masks for each in mask.needs(clause)]
+    return [need for mask in masks for need in mask.needs(clause)]
 
 
 def explains(

@@ -136,7 +136,7 @@ def extract(root: Path, commit: str, package: str, folder: Path) -> None:
     """
     archive = git_bytes(root, "archive", "--format=tar", commit, package)
     with tarfile.open(fileobj=io.BytesIO(archive)) as files:
-        chosen = [each for each in files if each.isfile() and each.name.endswith((".py", ".so"))]
+        chosen = [file for file in files if file.isfile() and file.name.endswith((".py", ".so"))]
         files.extractall(folder, chosen, filter="data")
     for built in (*_build_outputs(root, package), *_compiled_cores(root, commit, package)):
         target = folder / built.relative_to(root)

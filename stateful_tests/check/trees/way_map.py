@@ -62,15 +62,15 @@ class WayMap(NamedTuple):
     def loaded_in(self, functions: Collection[Function], ways: Collection[str]) -> set[Function]:
         """Return the functions that are the rest of a file which one of these ways loads: it has run."""
         return {
-            each
-            for each in functions
-            if each[1] == OUTSIDE and any(self.runs(each, way) for way in ways)
+            function
+            for function in functions
+            if function[1] == OUTSIDE and any(self.runs(function, way) for way in ways)
         }
 
     def calling(self, functions: Collection[Function]) -> dict[str, set[Function]]:
         """Return the functions that run in each way, by way."""
         return {
-            way: {each for each in functions if way in self.functions.get(each, ())}
+            way: {function for function in functions if way in self.functions.get(function, ())}
             for way in self.ways
         }
 
@@ -89,7 +89,7 @@ class WayMap(NamedTuple):
 
     def calls_rarely(self, functions: Collection[Function]) -> frozenset[str]:
         """Return the names of the few configurations that call some of these functions."""
-        return frozenset().union(*(self.rare.get(each, ()) for each in functions))
+        return frozenset().union(*(self.rare.get(function, ()) for function in functions))
 
     def told(
         self,

@@ -294,7 +294,7 @@ def test_a_finding_without_a_witness_at_the_end_says_so(clauses, seen, old, says
     looked.take(replace(shown, first_violation=failed("MAP-1", shown.step)), trace)
     assert looked.has_new == (old is False)
     result = CheckResult("tree", "smoke", 0, [], findings=looked.findings(), masked=looked.masked)
-    found = [(each.clause, each.old) for each in result.findings if each.clause == "SES-2"]
+    found = [(finding.clause, finding.old) for finding in result.findings if finding.clause == "SES-2"]
     assert found == [("SES-2", old)] * (old is not None)
     assert result.masked == ({((KEEPS[0],), "SES-2"): 1} if old is None else {})
     data = check_data(

@@ -236,7 +236,7 @@ def test_a_bug_names_the_settings_that_avoid_it():
         "last-token": "",
     }  # fmt: skip
     known = known_faults()
-    assert {each: related_faults.avoidance_text(known[each]) for each in settings} == settings
+    assert {setting: related_faults.avoidance_text(known[setting]) for setting in settings} == settings
 
 
 def test_a_bug_in_full_says_how_to_avoid_it(kvspec):
@@ -245,7 +245,7 @@ def test_a_bug_in_full_says_how_to_avoid_it(kvspec):
 
 
 def test_bugs_with_one_cause_name_each_other():
-    see_also = {each: related_faults.related_faults(each) for each in known_faults()}
+    see_also = {fault: related_faults.related_faults(fault) for fault in known_faults()}
     for bug, others in see_also.items():
         for other in others:
             assert bug in see_also[other]
@@ -280,7 +280,7 @@ def test_words_of_reporters_are_for_known_faults_and_clauses():
 def test_the_saved_message_is_that_of_the_newest_release_with_the_fault(fault):
     [trace, *_] = MESSAGES[fault]
     known = known_faults()[fault]
-    *_, newest = (each for each in releases(known.engine) if known.is_in(each))
+    *_, newest = (release for release in releases(known.engine) if known.is_in(release))
     assert messages.message(trace, newest) == MESSAGES[fault][trace][-1], "python -m ci.messages"
 
 

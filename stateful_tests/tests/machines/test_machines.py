@@ -86,8 +86,8 @@ def test_each_clause_is_in_one_invariant(clause):
     machine = SimpleNamespace(lockstep=violated, _fail=lambda: failed.append(clause))
     machine._conforms = MethodType(ServerMachine._conforms, machine)
     invariants = [each for each in vars(ServerMachine).values() if hasattr(each, INVARIANT_MARKER)]
-    for each in invariants:
-        each(machine)
+    for invariant in invariants:
+        invariant(machine)
     assert failed == [clause] and len(invariants) == 11
 
 

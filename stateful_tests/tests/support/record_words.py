@@ -72,7 +72,7 @@ class Notation:
         records = [*getattr(facts, kind.field)]
         if not kind.key:
             return kind, int(name) - 1, records
-        names = [str(getattr(each, kind.key)) for each in records]
+        names = [str(getattr(record, kind.key)) for record in records]
         return kind, names.index(name), records
 
     def _fields(self, said: str, of: Any, was: Mapping[str, Any]) -> dict[str, Any]:

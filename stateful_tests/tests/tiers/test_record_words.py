@@ -42,7 +42,7 @@ def test_a_line_changes_the_records_that_it_names(line, other):
 
 def test_a_record_is_called_by_its_name():
     held = NOTATION.changed(RECEIVED, "request h2: name session h2, writing none")
-    assert [(each.name, each.writing) for each in held.requests][1] == ("session h2", {})
+    assert [(request.name, request.writing) for request in held.requests][1] == ("session h2", {})
     assert NOTATION.changed(held, "request session h2: row 9").requests[1].row == 9
 
 

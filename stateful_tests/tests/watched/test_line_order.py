@@ -125,7 +125,7 @@ open z: done
 submit z.1 of z: tokens 3, new 3
 """)
     numbers = [*enumerate(later, 41)], [*enumerate(spoilt(later, "1 sessions 1"), 41)]
-    idle, busy = ([*lines, *map(json.dumps, each)] for each in numbers)
+    idle, busy = ([*lines, *map(json.dumps, number)] for number in numbers)
     unjudged = [validated(each, tmp_path)[1].skipped[AFTER_A_GAP] for each in (idle, busy)]
     assert unjudged[1] - unjudged[0] == 3
 

@@ -54,8 +54,8 @@ def test_the_same_seed_gives_the_same_runs_and_each_kind_comes():
         assert any(t.abort for c in clients for t in c.turns) <= (kind in ("aborts", "alone"))
         assert server_pairs.choices_about(clients, choices) == choices
     runs = [one.draw() for _ in range(120)]
-    choices = [each for *_, choices in runs for each in choices]
-    assert {*MESSAGES} - {"register"} < {each.what for each in choices}
+    choices = [choice for *_, choices in runs for choice in choices]
+    assert {*MESSAGES} - {"register"} < {choice.what for choice in choices}
     assert max(c.steps for c in choices if c.what == "transfer") == 150
     for field in ("overlap", "decode_overlap", "tree", "decode_tree", "pressure", "mixed", "rust",
                   "prefill_draft", "hicache", "decode_hicache", "host_backup"):
@@ -72,7 +72,7 @@ def test_the_same_seed_gives_the_same_runs_and_each_kind_comes():
     late = [config for config, *_ in runs if config.prefill_complete]
     assert late and not any(config.window or config.decode_tree for config in late)
     assert {bool(turn.priority) for config, clients, *_ in runs if not config.priority
-            for each in clients for turn in each.turns} == {False}
+            for client in clients for turn in client.turns} == {False}
     fixed = server_pairs.PairPopulation(3, fixed={"page_size": 8, "window": 0, "deferred": False})
     assert {(c.page_size, c.window, c.deferred) for c, *_ in (fixed.draw() for _ in range(9))} == {
         (8, 0, False)
@@ -223,7 +223,7 @@ def test_a_real_pair_conforms_and_repeats_itself(runner, name, choices):
 @pytest.mark.parametrize("path", RUNS, ids=lambda path: path.stem)
 def test_a_saved_run_shows_its_finding_again(runner, path):
     run = msgspec.json.decode(path.read_bytes(), type=scheduler_runs.ServedRun)
-    found = {each.key: each.known for each in scheduler_runs.serve(runner, run).findings}
+    found = {finding.key: finding.known for finding in scheduler_runs.serve(runner, run).findings}
     assert found.get(run.key), "no known fault"
 
 

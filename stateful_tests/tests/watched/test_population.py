@@ -33,8 +33,8 @@ def test_runs_between_scenes_are_storms_floods_texts_talks_and_random_clients():
     drawn = [runs.draw() for _ in range(12)][::2]
     servers = [config for config, _, _ in drawn]
     of_storms = [servers[at] for at in (0, 1, 4)]
-    assert [each.tokens for each in of_storms] == [64, 192, 64]
-    assert all(each.pressure for each in of_storms) and servers[1].chunk == 8
+    assert [storm.tokens for storm in of_storms] == [64, 192, 64]
+    assert all(storm.pressure for storm in of_storms) and servers[1].chunk == 8
     shared = [
         sum(turn.shared for client in clients for turn in client.turns) for _, clients, _ in drawn
     ]

@@ -93,14 +93,14 @@ def test_each_side_is_judged_by_the_log_of_that_side(role, events, found):
 )  # fmt: skip
 def test_known_faults_of_a_side_are_named(role, events, known):
     result = validated(role, events, speculative=True).result
-    assert [each.known for each in result.mismatches] == [known]
+    assert [mismatch.known for mismatch in result.mismatches] == [known]
 
 
 @pytest.mark.parametrize("holds_less", [{"speculative": True}, {"states": 8, "tracks": 1}])
 def test_a_page_is_replaced_where_the_tree_holds_less_than_a_chunk(holds_less):
     replaced = KVGivenBack("r1", 7, "success", [1, 9, 3])
     result = validated("prefill", (ASKED, FIRST, LAST, replaced), **holds_less).result
-    assert [each.known for each in result.mismatches] == ["sent-page-is-replaced"]
+    assert [mismatch.known for mismatch in result.mismatches] == ["sent-page-is-replaced"]
 
 
 def test_a_rest_that_stays_is_reported_once():
@@ -205,7 +205,7 @@ def test_the_hooks_of_a_prefill_server_write_the_prefill_side():
     around(hooks, "give_back")(lambda *_: None, asked, scheduler.tree_cache)
     around(hooks, "give_back")(lambda *_: None, asked, scheduler.tree_cache)
     around(hooks, "queue")(lambda *_: None, server("prefill"), asked)  # of another scheduler
-    assert [type(each) for each in hooks.log.events] == [Queued, KVSent, KVGivenBack]
+    assert [type(event) for event in hooks.log.events] == [Queued, KVSent, KVGivenBack]
     _, sent, back = hooks.log.events
     assert (sent.start, sent.end, sent.last, sent.pages) == (0, 6, True, None)
     assert back.status == "transferring" and not failures

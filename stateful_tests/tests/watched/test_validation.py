@@ -88,7 +88,7 @@ def test_a_mismatch_in_a_tree_of_unknown_content_has_no_trace():
 def test_a_log_that_begins_in_the_middle_or_conforms_has_no_trace():
     for begins, kind in ((2, "release left out"), (None, None)):
         log = log_changes.ChangedLog("sglang-0.5.23-clients_that_do_not_wait", begins)
-        changed = next((each.lines for each in log.changes() if each.kind == kind), log.lines)
+        changed = next((change.lines for change in log.changes() if change.kind == kind), log.lines)
         validator = Validator(log.header)
         assert bool(validator.run(changed).found) is (kind is not None)
         validator.header.tree = False

@@ -60,7 +60,7 @@ def test_a_known_fault_is_reported_by_name(scheduler):
         "a", 0, (Turn(0, 20, 30), Turn(4, 3, 3), Turn(4, 3, 3)), impatient=True, close=30
     )
     judged = scheduler_runs.serve(scheduler, scheduler_runs.ServedRun(RELEASE, Config(), (second,), 1))
-    assert {each.known for each in judged.findings} == {"rejection-ends-turn"}
+    assert {finding.known for finding in judged.findings} == {"rejection-ends-turn"}
     assert not judged.new
 
 
@@ -75,7 +75,7 @@ def test_the_release_s_own_canary_sees_a_token_that_was_never_computed(scheduler
     """5: a draft that was right has left its KV there."""
     client = Client("a", 0, (Turn(0, 3, limit), Turn(0, 3, 3)))
     judged = scheduler_runs.serve(scheduler, scheduler_runs.ServedRun(RELEASE, Config(draft=4), (client,), 1))
-    assert {each.known for each in judged.findings} == {"last-token"}
+    assert {finding.known for finding in judged.findings} == {"last-token"}
     opinions = scheduler_runs.second_opinion(scheduler, judged)
     assert {key: each.partition(" fail_reason")[0] for key, each in opinions.items()} == says
 

@@ -41,7 +41,7 @@ def on_tiered(follower: LogFollower, event: log.Tiered) -> None:
     follower.result.reach("a page that is stored", bool(facts.stored))
     follower.result.reach(
         "a page that comes from the storage",
-        any(not each.back and any(each.moving.values()) for each in facts.operations),
+        any(not operation.back and any(operation.moving.values()) for operation in facts.operations),
     )
     for clause, failure in broken(step):
         if clause.id not in seen.broken:

@@ -172,10 +172,10 @@ class Population:
         """Return the novelty of a server: a triple counts by its switches that are on, and less each
         time that it was at work, or tried in vain."""
         return sum(
-            sum(map(bool, dict(each).values()))
-            / (1 + self._at_work[each]) ** 2
-            / (1 + self._in_vain[each])
-            for each in triples(config)
+            sum(map(bool, dict(triple).values()))
+            / (1 + self._at_work[triple]) ** 2
+            / (1 + self._in_vain[triple])
+            for triple in triples(config)
         )
 
 

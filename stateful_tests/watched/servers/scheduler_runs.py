@@ -94,7 +94,7 @@ class JudgedRun:
     @property
     def new(self) -> list[ServedFinding]:
         """The findings that neither a known fault nor the base explains."""
-        return [each for each in self.findings if not each.known and not each.old]
+        return [finding for finding in self.findings if not finding.known and not finding.old]
 
 
 @dataclass(slots=True)
@@ -176,12 +176,12 @@ class Before:
         keys = {each.key for each in was}
         known = {each.known for each in was}
         compared = []
-        for each in judged.findings:
-            if not each.known:
-                each = replace(each, old=each.key in keys)
-            elif not self._has(tree, each.known, known):
-                each = replace(each, known="")
-            compared.append(each)
+        for finding in judged.findings:
+            if not finding.known:
+                finding = replace(finding, old=finding.key in keys)
+            elif not self._has(tree, finding.known, known):
+                finding = replace(finding, known="")
+            compared.append(finding)
         judged.findings = compared
         return judged
 
@@ -194,7 +194,7 @@ class Before:
             run = self.saved.get(fault)
             if run is None:
                 return False
-            self.there[fault] = any(each.known == fault for each in serve(tree, run).findings)
+            self.there[fault] = any(finding.known == fault for finding in serve(tree, run).findings)
         return self.there[fault]
 
 
@@ -210,17 +210,17 @@ def second_opinion(runner: Runner, judged: JudgedRun) -> dict[str, str]:
     for misread in judged.outcome.misread:
         wrong.setdefault(f"reads {misread.pool}", set()).add((misread.request, misread.position))
     says = {}
-    for each in judged.findings:
+    for finding in judged.findings:
         there = [
-            v for v in outcome.canary or () if (v.request, v.position) in wrong.get(each.key, ())
+            v for v in outcome.canary or () if (v.request, v.position) in wrong.get(finding.key, ())
         ]
         first = next(iter(there or outcome.canary or ()), None)
         words = f"is silent in {outcome.forwards} forward passes"
         if first is not None:
             at = f"forward pass {first.forward}, position {first.position} of {first.request or 'no request'}"
             words = "sees it" if there else "does not see it, and fires elsewhere"
-            words = f"{words if each.judge == 'reads' else 'fires in this run'}: {at}: {first.says}"
-        says[each.key] = words
+            words = f"{words if finding.judge == 'reads' else 'fires in this run'}: {at}: {first.says}"
+        says[finding.key] = words
     return says
 
 
@@ -232,9 +232,9 @@ def judge(runner: Runner, run: ServedRun, before: Before | None = None) -> Judge
 
 def _findings(run: ServedRun, outcome: RunOutcome, validated: Validated) -> Iterator[ServedFinding]:
     ended = validated.ended or ""
-    for each in validated.mismatches:
-        key = f"log {each.clause} {each.event}"
-        yield ServedFinding("log", key, each.sentence, each.known or "", each)
+    for mismatch in validated.mismatches:
+        key = f"log {mismatch.clause} {mismatch.event}"
+        yield ServedFinding("log", key, mismatch.sentence, mismatch.known or "", mismatch)
     reads: dict[tuple[str, str], list[Misread]] = {}
     for misread in outcome.misread:
         hole = (misread.request.rpartition(".")[0], misread.position) in validated.holes
@@ -342,11 +342,11 @@ class _Check:
         result.forwards += judged.outcome.forwards
         result.events += judged.validated.events
         result.reached.update(judged.validated.reached)
-        for each in judged.findings:
-            if each.known:
-                result.known[each.known] += 1
-            if each.old:
-                result.old[each.key] += 1
+        for finding in judged.findings:
+            if finding.known:
+                result.known[finding.known] += 1
+            if finding.old:
+                result.old[finding.key] += 1
         if judged.new:
             key = judged.new[0].key
             result.times[key] += 1

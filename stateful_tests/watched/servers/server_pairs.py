@@ -266,7 +266,7 @@ def choices_about(
 ) -> tuple[NetworkChoice, ...]:
     """Return the choices that are about these clients' requests, or about none."""
     names = {f"{each.name}.{at}" for each in asking for at in range(1, 1 + len(each.turns))}
-    return tuple(each for each in choices if not each.request or each.request in names)
+    return tuple(choice for choice in choices if not choice.request or choice.request in names)
 
 
 def reached(events: Iterable[PairEvent]) -> Counter[str]:

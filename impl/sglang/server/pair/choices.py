@@ -76,9 +76,9 @@ class NetworkChoices:
 
     def __init__(self, choices: Iterable[NetworkChoice]) -> None:
         self._named: dict[tuple[str, str, str, int], list[NetworkChoice]] = {}
-        for each in choices:
-            key = each.what, each.request, each.side, each.number
-            self._named.setdefault(key, []).append(each)
+        for choice in choices:
+            key = choice.what, choice.request, choice.side, choice.number
+            self._named.setdefault(key, []).append(choice)
 
     def of(
         self, what: str, request: str = "", side: str = "", number: int = 1
@@ -94,5 +94,5 @@ class NetworkChoices:
 def harms(choices: Iterable[NetworkChoice]) -> bool:
     """Whether something fails by these choices, or a timeout may end in the middle."""
     return any(
-        each.what in ("clock", "death") or (each.fails and each.what != "abort") for each in choices
+        choice.what in ("clock", "death") or (choice.fails and choice.what != "abort") for choice in choices
     )

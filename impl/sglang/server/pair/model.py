@@ -148,7 +148,7 @@ class ServerModel(FakeModel):
         """Run a verify round, which begins with the hidden state of the newest token."""
         lengths = batch.seq_lens.tolist()
         self._register_received_prompts(batch.reqs, lengths)
-        self.without_draft |= {each.rid for each in batch.reqs if each.retracted_stain}
+        self.without_draft |= {req.rid for req in batch.reqs if req.retracted_stain}
         if self.sends_draft:
             tokens = batch.spec_info.bonus_tokens.tolist()
             hidden = batch.spec_info.hidden_states

@@ -51,7 +51,7 @@ class PlayedNetwork:
         self.stage = stage
         self.choices = NetworkChoices(choices)
         self.harmed = harms(choices)
-        self.harmed_by_time = any(each.what in ("clock", "death") for each in choices)
+        self.harmed_by_time = any(choice.what in ("clock", "death") for choice in choices)
         self.rooms: dict[int, str] = {}
         self.told_success: set[int] = set()
         self.seconds = 1000.0

@@ -147,9 +147,9 @@ class Pair:
             tier.round(self.network.step, last=False)
         messages = self.inboxes[server]
         self.inboxes[server] = []
-        self.taken[server].update((each.rid, self.network.step) for each in messages)
+        self.taken[server].update((message.rid, self.network.step) for message in messages)
         if server == PREFILL:
-            asked = {("request", each.rid): self.network.step for each in messages}
+            asked = {("request", message.rid): self.network.step for message in messages}
             self.network.delivered.update({**asked, **self.network.delivered})
         return messages
 
@@ -202,7 +202,7 @@ class Conductor:
         self._router: list[
             tuple[int, str, Message]
         ] = []  # on their way to a server, from a step on
-        self._timed = [each for each in choices if each.what in ("clock", "death")]
+        self._timed = [choice for choice in choices if choice.what in ("clock", "death")]
         self._paused: dict[str, int] = {}  # until which step
         self._rounds = dict.fromkeys(SERVERS, 0)
         self._heartbeat = 0
