@@ -47,7 +47,7 @@ from reference.commands import (
 )  # fmt: skip
 from reference.tiers.commands import (
     Arrive, Await, Backup, Complete, Copy, Expire, FailPeer, Fetch, Greet, LastToken, Load, Poll, Prefetch,
-    Query, ResetCache, Send, TierCommand,
+    Query, ResetCache, Send, Tick, TierCommand,
 )  # fmt: skip
 from reference.tiers.config import TierConfig
 from reference.tiers.facts import TierFacts, TierRead
@@ -76,7 +76,7 @@ class TierDriver(DecodeSide, TreeCommands):
             Poll: self._poll, ResetCache: self._reset, Prefetch: self._prefetch, Abort: self._abort,
             Query: partial(self._go_on, QUERY, "prefetch_queue"),
             Fetch: partial(self._go_on, FETCH, "prefetch_buffer"),
-            Backup: partial(self._go_on, BACKUP, "backup_queue"),
+            Backup: partial(self._go_on, BACKUP, "backup_queue"), Tick: self._tick,
         }  # fmt: skip
         self._of_decode_side: dict[type, Callable[[Any], Played]] = {
             Await: self.await_prompt, Greet: self.greet, Arrive: self.arrive, FailPeer: self.fail_peer,
@@ -106,6 +106,7 @@ class TierDriver(DecodeSide, TreeCommands):
             self._waiting: dict[str, Any] = {}
             self._texts: dict[str, list[int]] = {}
             self.storage: Storage | None = None
+            self.release.clock.now = 0.0
             if geometry.storage:
                 self._attach_storage(geometry)
             self.sends: PrefillSide | None = None
@@ -229,6 +230,10 @@ class TierDriver(DecodeSide, TreeCommands):
             self.cache.pop_prefetch_loaded_span(request)
             del self._waiting[command.holder]
         self.match(command)
+        if req is not None:  # as PrefillAdder._account_prefill_cache_admission does
+            self.cache.finish_storage_prefetch_admission(
+                req.cache_request_handle, fulfilled_tokens=0, reason=None
+            )
 
     def _unlock(self, command: Unlock) -> None:
         """Unlock a holder. One with a loaded state is admitted first, because its forward pass waits for
@@ -403,6 +408,11 @@ class TierDriver(DecodeSide, TreeCommands):
         at_work = self.storage.thread(body).operation is not None
         require(at_work or getattr(self.cache.cache_controller, waiting).qsize(), Reason.EMPTY)
         self.storage.go_on(body, command.pages)
+
+    def _tick(self, command: Tick) -> None:
+        require(self.config.storage == "timeout", Reason.UNFAITHFUL)
+        require(command.seconds >= 1, Reason.BAD_LENGTH)
+        self.release.clock.now += command.seconds
 
 
 def main(arguments: list[str]) -> int:
