@@ -159,12 +159,18 @@ class Tick:
     seconds: int = 1
 
 
+@dataclass(frozen=True, slots=True)
+class Reattach:
+    """An operator detaches the storage, which ends its threads, and attaches it again. No request is
+    there."""
+
+
 TierCommand = Union[
     Match, Load, Insert, Unlock, Evict, Send, Copy, Complete, Poll, ResetCache, Prefetch, Query, Fetch,
     Backup, Abort, Await, Greet, Arrive, FailPeer, Expire, Decode, Retract, LastToken, Close, Extend,
-    Tick,
+    Tick, Reattach,
 ]  # fmt: skip
-StorageCommand = Prefetch | Query | Fetch | Backup | Tick
+StorageCommand = Prefetch | Query | Fetch | Backup | Tick | Reattach
 PrefillCommand = Extend
 DecodeCommand = Await | Greet | Arrive | FailPeer | Expire | Decode | Retract | LastToken | Close
 TIER_COMMANDS: tuple[type, ...] = get_args(TierCommand)

@@ -19,6 +19,7 @@ from reference.tiers.commands import (
     Poll,
     Prefetch,
     Query,
+    Reattach,
     ResetCache,
     Send,
     Tick,
@@ -113,6 +114,8 @@ def propose_tier_command(
             "abort": weight_if(users.waiting, profile.abort * early),
             "forget": weight_if(idle and not facts.in_flight, profile.prefetch),
         }
+        if users.waits.ends_in_time and idle and not facts.transfers:
+            weights["reattach"] = 4 * profile.match if asks else 1
         cycle = profile.cycle
         if users.waits.ends_in_time and asks and users.waiting:
             cycle //= 4
@@ -158,6 +161,8 @@ def _draw_command(
             name = pick(source, [*users.waiting])
             kind_of_match = Match if once_in(source, profile.loads) else Load
             return kind_of_match(name, users.waiting[name])
+        case "reattach":
+            return Reattach()
         case "tick":
             return Tick(pick(source, (1, 5, 30, 30)))
         case "abort":

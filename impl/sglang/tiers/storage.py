@@ -225,6 +225,14 @@ class Storage:
         if not ok:
             raise RuntimeError(message)
 
+    def reattach(self, how_long: str, policy: str) -> None:
+        """Detach the backend as the release's command of an operator does, and attach it again. The threads
+        end; their calls of the backend return."""
+        ok, message = self.cache.detach_storage_backend()
+        if not ok:
+            raise RuntimeError(message)
+        self.attach(how_long, policy)
+
     def thread(self, body: str) -> IOThread:
         return IOThread.known[body]
 
