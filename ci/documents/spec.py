@@ -18,7 +18,8 @@ from reference.clauses.progress import PROGRESS
 from reference.blocks.commands import ENGINE_COMMANDS
 from reference.tiers.clauses import TIER_CLAUSES
 from reference.tiers.commands import (
-    Arrive, Await, Backup, LastToken, Expire, FailPeer, Fetch, Greet, Load, Poll, Prefetch, Query, Send,
+    Arrive, Await, Backup, LastToken, Expire, FailPeer, Fetch, Greet, Load, Poll, Prefetch, Query,
+    Reattach, Send, Tick,
 )  # fmt: skip
 from reference.clauses import CLAUSES, Clause
 from reference.clauses.registry import CONCERNS
@@ -139,7 +140,7 @@ def collect() -> Data:
         "progress_clauses": [*PROGRESS.values()],
         "decode_commands": {kind_name(kind): _about_engine(kind) for kind in DECODE},
         "storage_commands": {
-            kind_name(kind): _about_engine(kind) for kind in (Prefetch, Query, Fetch, Backup)
+            kind_name(kind): _about_engine(kind) for kind in (Prefetch, Query, Fetch, Backup, Tick, Reattach)
         },
         "tier_commands": {kind_name(kind): _about_engine(kind) for kind in (Load, Send, Poll)},
         "engine_commands": {kind_name(kind): _about_engine(kind) for kind in ENGINE_COMMANDS},

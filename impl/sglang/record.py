@@ -72,10 +72,11 @@ def _loads(module: str) -> bool:
 
 
 def _test_hook(text: str) -> str:
-    """Exported tests say who made them; others may call the scheduler and the queues of a decode server."""
+    """Exported tests say who made them; others may call the scheduler and the queues of a decode server, or
+    the threads of a storage."""
     from impl.sglang.parts.modules import ASSEMBLER
 
-    if "Made by kvspec" not in text:
+    if "Made by kvspec" not in text and "sglang.srt.managers.cache_controller" not in text:
         return "impl.sglang.process.testing:wide"
     tiers = ASSEMBLER, "cache_controller"
     return f"impl.sglang.process.testing:{'tiered' if any(n in text for n in tiers) else 'hook'}"

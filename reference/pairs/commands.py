@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Union, get_args
 
 from reference.commands import Prompt
+from reference.tiers.commands import Tick
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,13 +126,6 @@ class Deliver:
     """The oldest message to a server arrives."""
 
     server: str
-
-
-@dataclass(frozen=True, slots=True)
-class Tick:
-    """Time passes (seconds). Where nobody is late, it passes once everybody has done what was due."""
-
-    seconds: int = 1
 
 
 PairCommand = Union[

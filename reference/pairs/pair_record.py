@@ -16,12 +16,12 @@ from reference.blocks.facts import BlockFacts, HostFacts, Transfer
 from reference.blocks.request_texts import LaneNote, OutputNote, RequestTexts
 from reference.commands import Abort
 from reference.pairs.commands import (
-    Advance, Cancel, Deliver, Drop, Forget, Forward, Lose, PairCommand, Prefill, Serve, Shake, Tick, Write,
+    Advance, Cancel, Deliver, Drop, Forget, Forward, Lose, PairCommand, Prefill, Serve, Shake, Write,
 )  # fmt: skip
 from reference.pairs.config import DECODE, LEASE, PREFILL, RENEWAL, SERVERS, PairConfig
 from reference.pairs.facts import PairFacts, Promise, PairReader, ReaderState
 from reference.pairs.progress import PairProgress
-from reference.tiers.commands import Copy, ResetCache
+from reference.tiers.commands import Copy, ResetCache, Tick
 
 NETWORK = Copy(load=True)  # in the place of a server's command where it has none
 NOTHING = BlockFacts((), (), (), (), {}, {})

@@ -13,9 +13,10 @@ from collections.abc import Hashable, Iterator
 from reference.blocks.commands import EngineCommand, Schedule, Update
 from reference.blocks.progress import state_of
 from reference.standstill_detector import StandstillDetector, Standstill
-from reference.pairs.commands import Advance, Deliver, Land, Move, PairCommand, Shake, Tick, Write
+from reference.pairs.commands import Advance, Deliver, Land, Move, PairCommand, Shake, Write
 from reference.pairs.config import LEASE, SERVERS
 from reference.pairs.facts import PairFacts
+from reference.tiers.commands import Tick
 
 _BY_ITSELF = Advance, Write, Move, Land, Deliver, Tick, Shake
 EPOCH = 2 * LEASE  # seconds in which every timeout ends

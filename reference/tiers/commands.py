@@ -8,6 +8,7 @@ out of it.
 A thread of the storage runs when a command lets it: it takes its next operation and goes on to its first call
 of the backend; then, command by command, through that call to the next, or to the end of the operation. So a
 slow backend is one whose command comes late; a full one, or one that has lost pages, does less of a call.
+Only Tick lets time pass.
 
 A server that only decodes takes requests in place of Match, Load and Insert, and so does one that only
 prefills: Extend is then a round of its loop with a batch, Poll a round without.
@@ -150,11 +151,26 @@ class LastToken:
     holder: str
 
 
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time passes (seconds). In a pair where nobody is late, it passes once everybody has done what was
+    due. With a host tier: for requests that wait for the storage (timeout)."""
+
+    seconds: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Reattach:
+    """An operator detaches the storage, which ends its threads, and attaches it again. No request is
+    there."""
+
+
 TierCommand = Union[
     Match, Load, Insert, Unlock, Evict, Send, Copy, Complete, Poll, ResetCache, Prefetch, Query, Fetch,
     Backup, Abort, Await, Greet, Arrive, FailPeer, Expire, Decode, Retract, LastToken, Close, Extend,
+    Tick, Reattach,
 ]  # fmt: skip
-StorageCommand = Prefetch | Query | Fetch | Backup
+StorageCommand = Prefetch | Query | Fetch | Backup | Tick | Reattach
 PrefillCommand = Extend
 DecodeCommand = Await | Greet | Arrive | FailPeer | Expire | Decode | Retract | LastToken | Close
 TIER_COMMANDS: tuple[type, ...] = get_args(TierCommand)

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from reference.geometry import Geometry, GeometryError
 
 POLICIES = ("write_through", "write_through_selective", "write_back")
-STORAGE = ("", "best_effort", "wait_complete")
+STORAGE = ("", "best_effort", "wait_complete", "timeout")
+WAIT_BASE_S = 1  # with "timeout" a request may be held back so long, and
+WAIT_PER_PAGE_S = 1  # so much more for each page; a server's default is 0.25 s for 1024 tokens
 DECODE = "", "radix", "plain"
 PREFILL = "", "radix", "plain"
 MAX_SLOTS = 1 << 12  # tokens of a pool: every slot is looked at after every command
@@ -180,6 +182,9 @@ TIER_PRESETS: dict[str, TierConfig] = {
         1, None, 16, 0, 12, 0, 16, namespaces=True, storage="wait_complete"
     ),
     "storage-bigram": TierConfig(1, 3, 20, 16, 14, 10, 16, bigram=True, storage="best_effort"),
+    "storage-timeout": TierConfig(1, None, 16, 0, 12, 0, 16, storage="timeout"),
+    "storage-timeout-back": TierConfig(2, None, 10, 0, 8, 0, 20, "write_back", storage="timeout"),
+    "storage-timeout-window": TierConfig(2, 3, 12, 10, 10, 6, 24, storage="timeout"),
     "decode": TierConfig(2, None, 24, 0, 0, 0, 32, decode="radix", rows=4),
     "decode-page1": TierConfig(1, None, 32, 0, 0, 0, 24, decode="radix", rows=4),
     "decode-window": TierConfig(2, 3, 24, 20, 0, 0, 32, decode="radix", rows=4),

@@ -21,6 +21,7 @@ from reference.tiers.commands import (
 )  # fmt: skip
 from reference.tiers.config import TierConfig
 from reference.tiers.facts import TierFacts, TierNode, TierUser
+from reference.tiers.storage_waits import StorageWaits
 
 Where = tuple[bool, str, int]  # on the host, pool, node
 Spans = tuple[tuple[int, int], ...]  # positions, as (start, end)
@@ -43,7 +44,7 @@ class LockRanges:
     """The ranges of all users, by the number of their lock.
 
     prompts: prompts of lock holders, by name.
-    waiting: prompts of requests that have asked a storage, by name.
+    waiting: prompts of requests that have asked a storage, by name. waits: how long they have waited.
     sessions: open sessions on a decode server.
     seen: prompts of the last inserts.
     lengths: lengths of the last prompts awaited (tokens), by name.
@@ -56,6 +57,7 @@ class LockRanges:
         self.ranges: dict[tuple[int, bool], LockRange] = {}
         self.prompts: dict[str, Prompt] = {}
         self.waiting: dict[str, Prompt] = {}
+        self.waits = StorageWaits(config)
         self.sessions: set[str] = set()
         self.seen: list[Prompt] = []
         self.lengths: dict[str, int] = {}

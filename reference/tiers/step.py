@@ -15,6 +15,7 @@ from reference.tiers.leaks import Leaks
 from reference.tiers.locks import LockRange
 from reference.tiers.progress import WAITING
 from reference.tiers.sent_parts import SentParts
+from reference.tiers.storage_waits import Admission
 
 
 @dataclass(eq=False)
@@ -25,6 +26,7 @@ class TierStep(HostRecords, Leaks, SentParts):
     ranges: ranges of positions that users have locked, after the command.
     waiting: requests that have asked a storage and wait for it, after the command.
     standstill: of a Poll on a server with one role, while a request waits.
+    admission_attempt: of a request that waits for a storage, where such waits end in time.
     """
 
     config: TierConfig
@@ -35,6 +37,7 @@ class TierStep(HostRecords, Leaks, SentParts):
     ranges: list[LockRange]
     waiting: Collection[str] = ()
     standstill: Standstill | None = None
+    admission_attempt: Admission | None = None
 
     @property
     def unanswered(self) -> dict[str, str]:

@@ -11,10 +11,11 @@ from reference.standstill_detector import FOR_EVER
 from reference.pairs.pair_record import PairRecord
 from reference.pairs.commands import (
     Advance, Cancel, Deliver, Drop, Forget, Forward, Land, Lose, Move, PairCommand, Prefill, Serve, Shake,
-    Tick, Write,
+    Write,
 )  # fmt: skip
 from reference.pairs.config import DECODE, HEARTBEAT, LEASE, PREFILL, SERVERS, PairConfig
 from reference.pairs.facts import PairFacts
+from reference.tiers.commands import Tick
 from impl.choices import Choices, by_weight, once_in, pick, weight_if
 from stateful_tests.generate.engine_commands import draw_engine_config
 

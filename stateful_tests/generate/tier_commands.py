@@ -19,11 +19,13 @@ from reference.tiers.commands import (
     Poll,
     Prefetch,
     Query,
+    Reattach,
     ResetCache,
     Send,
+    Tick,
     TierCommand,
 )
-from reference.tiers.config import POLICIES, STORAGE, TierConfig
+from reference.tiers.config import POLICIES, TierConfig
 from reference.tiers.facts import TierFacts, TierNode, TierOperation, TierTransfer
 from reference.tiers.locks import LockRanges, path
 from reference.token_ids import serial_of, shared_text
@@ -40,6 +42,9 @@ from stateful_tests.generate.prefill_commands import (
     propose_prefill_command,
 )
 from stateful_tests.generate.tier_profile import TierProfile
+
+
+_WITHOUT_CLOCK = "best_effort", "wait_complete"  # drawn for each other
 
 
 def draw_tier_config(source: Choices, like: TierConfig) -> TierConfig:
@@ -60,7 +65,8 @@ def draw_tier_config(source: Choices, like: TierConfig) -> TierConfig:
     return replace(
         like, page_size=page, window=window, full_pages=full,
         swa_pages=swa, host_pages=host, host_swa_pages=host_swa, width=page * max(4, min(full, 24)),
-        policy=pick(source, POLICIES), storage=pick(source, STORAGE[1:]) if like.storage else "",
+        policy=pick(source, POLICIES),
+        storage=pick(source, _WITHOUT_CLOCK) if like.storage in _WITHOUT_CLOCK else like.storage,
         states=like.states and 3 + source.upto(6), host_states=like.states and 1 + source.upto(8),
     )  # fmt: skip
 
@@ -108,7 +114,13 @@ def propose_tier_command(
             "abort": weight_if(users.waiting, profile.abort * early),
             "forget": weight_if(idle and not facts.in_flight, profile.prefetch),
         }
-        weights[_next_toward_storage_hit(users, facts, asks)] += profile.cycle
+        if users.waits.ends_in_time and idle and not facts.transfers:
+            weights["reattach"] = 4 * profile.match if asks else 1
+        cycle = profile.cycle
+        if users.waits.ends_in_time and asks and users.waiting:
+            cycle //= 4
+            weights |= _weights_of_slow_storage(users, facts, profile)
+        weights[_next_toward_storage_hit(users, facts, asks)] += cycle
     kind = by_weight(source, weights) or "poll"
     return _draw_command(kind, users, facts, source, profile, holders, absent, moving, queued)
 
@@ -149,6 +161,10 @@ def _draw_command(
             name = pick(source, [*users.waiting])
             kind_of_match = Match if once_in(source, profile.loads) else Load
             return kind_of_match(name, users.waiting[name])
+        case "reattach":
+            return Reattach()
+        case "tick":
+            return Tick(pick(source, (1, 5, 30, 30)))
         case "abort":
             return Abort(pick(source, [*users.waiting]))
         case "refused":
@@ -157,6 +173,25 @@ def _draw_command(
                 few += Query(), Fetch(), Backup(), Abort("h9")
             return pick(source, (*few, ResetCache()))
     return _draw_insert(users, facts, source, profile, holders, absent)
+
+
+def _weights_of_slow_storage(
+    users: LockRanges, facts: TierFacts, profile: TierProfile
+) -> dict[str, int]:
+    """Return weights that bring a run closer to a prefetch that ends by time with some pages read: an attempt
+    to admit the request fails, the thread reads, a poll takes the pages over, the time of the request passes.
+    """
+    held_back = users.waits.held_back
+    if not held_back:
+        return {"admit": 4 * profile.match}
+    if any(held_back.values()):
+        return {"admit": 6 * profile.match, "tick": 1, "poll": profile.match}
+    reads = any(operation.state == "reads" for operation in facts.operations)
+    return {
+        "tick": profile.match // (1 if reads else 6),
+        "thread": weight_if(_runnable_threads(facts), 4 * profile.match),
+        "poll": 2 * profile.match,
+    }
 
 
 Thread = type[Query] | type[Fetch] | type[Backup]

@@ -93,6 +93,7 @@ class TierLockstep(AnyLockstep):
             self.step.standstill = self._progress.follow(
                 command, self.facts, self.users.greeted, self.users.arrived
             )
+        self.step.admission_attempt = self.users.waits.follow(command, done, before, self.facts)
         self._judge(self.step, broken(self.step, self.waived), self.clauses.values())
         return self._count(outcome)
 

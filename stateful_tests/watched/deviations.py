@@ -52,6 +52,7 @@ _FAULT_OF_NOTE = {
     "PD-4 P waits for a request that D gave up before it came": "early-notice-is-dropped",
     "PD-4 D waits for a prompt that P has refused": "refused-prefill-is-not-told",
     "PD-4 P waits for a prompt that D has refused": "refused-prompt-is-not-told",
+    "PD-2 D keeps KV of a load that it does not send": "failed-restore-keeps-its-load",
     "PRO-1 D waits for a prompt that never fits": "received-prompt-never-fits",
     "PRO-1 P waits for a prompt that never fits": "prompt-a-page-below-the-pool-waits",
 }

@@ -227,10 +227,10 @@ def _require_pair(release: str, given: dict[str, int | bool]) -> None:
                 raise Unusable(f"--set {field}: SGLang has no prefill_complete with it")
 
 
-# A setting of a host tier of a pair -> settings that SGLang does not support with it.
-_UNSUPPORTED_WITH = {
-    "decode_hicache": ("window", "prefill_complete", "states"),
-    "host_backup": ("priority", "states"),
+# A setting of a host tier of a pair -> settings that SGLang does not support with it, each switched off.
+_UNSUPPORTED_WITH: dict[str, dict[str, int | bool]] = {
+    "decode_hicache": {"window": 0, "prefill_complete": False, "states": 0},
+    "host_backup": {"priority": 0, "states": 0},
 }
 
 
@@ -241,8 +241,8 @@ def _require_pair_tiers(given: dict[str, int | bool]) -> None:
     for field, others in _UNSUPPORTED_WITH.items():
         if not given.get(field):
             continue
-        for other in others:
-            if given.setdefault(other, 0):
+        for other, off in others.items():
+            if given.setdefault(other, off):
                 raise Unusable(f"--set {other}: not in a pair with --set {field}")
     if given.get("hicache") and given.get("prefill_complete") and given.setdefault("policy", 2) != 2:
         raise Unusable("--set policy: SGLang has prefill_complete with policy=2 (write_back) alone")

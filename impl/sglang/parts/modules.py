@@ -67,6 +67,7 @@ WITH_TIERS = replace(
         "sglang.srt.disaggregation.decode_hicache_mixin",
         "sglang.srt.disaggregation.decode_schedule_batch_mixin",
         "sglang.srt.disaggregation.prefill",
+        "sglang.srt.utils.poll_timer",
     ),
     inert=(
         *(n for n in SGLANG.inert if n.removeprefix("sglang.srt.mem_cache.") not in _TIERS),

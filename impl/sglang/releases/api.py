@@ -273,9 +273,11 @@ TIERED = """
 0.5.18 ...    managers/cache_controller.py | HiCacheController.layer_done_counter; LayerDoneCounter.producer_index
 0.5.18 ...    managers/cache_controller.py | HiCacheController.write_queue; HiCacheController.load_queue
 0.5.18 ...    managers/schedule_policy.py | PrefillAdder._lock_node
-0.5.20 ...    mem_cache/unified_radix_cache.py | UnifiedRadixCache.attach_storage_backend(_, _, _, _, _)
+0.5.20 ...    mem_cache/unified_radix_cache.py | UnifiedRadixCache.attach_storage_backend(_, _, _, _, _); UnifiedRadixCache.detach_storage_backend()
 0.5.20 ...    mem_cache/unified_radix_cache.py | UnifiedRadixCache.check_prefetch_progress(_); UnifiedRadixCache.release_aborted_request(_)
 0.5.20 ...    mem_cache/unified_radix_cache.py | UnifiedRadixCache.pop_prefetch_loaded_span(_); UnifiedRadixCache.ongoing_backup
+0.5.20 ...    mem_cache/unified_radix_cache.py | UnifiedRadixCache.finish_storage_prefetch_admission(_, _, _)
+0.5.23 ...    mem_cache/unified_radix_cache.py | UnifiedRadixCache._storage_prefetch_wait
 0.5.20 ...    mem_cache/unified_radix_cache.py | UnifiedRadixCache.ongoing_prefetch; UnifiedRadixCache.prefetch_loaded_tokens_by_reqid
 0.5.20 ...    managers/cache_controller.py | HiCacheController.prefetch_thread_func(); HiCacheController.prefetch_io_aux_func()
 0.5.20 ...    managers/cache_controller.py | HiCacheController.backup_thread_func(); HiCacheController.prefetch_sync_thread_func()

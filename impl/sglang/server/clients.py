@@ -20,7 +20,7 @@ EOS = 2  # the token that ends a turn
 FIRST, TOKENS = 10, 990  # token ids in use: [FIRST, FIRST + TOKENS)
 POLICIES = "write_through", "write_through_selective", "write_back"  # when KV is copied to the host
 # How long a request waits for a storage behind the host.
-STORAGES = "", "best_effort", "wait_complete"
+STORAGES = "", "best_effort", "wait_complete", "timeout"
 # The cache is emptied once nothing runs or waits; all requests are aborted; nothing is computed for a while;
 # the same, and what runs is retracted before; the same, and the cache is emptied, as for new weights.
 OPERATIONS = "flush", "abort", "pause", "retract", "update"
@@ -56,7 +56,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     host: Annotated[int, Meta(description="the host's pools, in tenths of the device's")] = 20
     policy: Annotated[int, Meta(description="0 write_through, 1 write_through_selective, 2 write_back")] = 0
     storage: Annotated[
-        int, Meta(description="storage behind the host: 0 none, 1 best_effort, 2 wait_complete")
+        int, Meta(description="storage behind the host: 0 none, 1 best_effort, 2 wait_complete, 3 timeout")
     ] = 0
     rust: Annotated[bool, Meta(description="the core of the tree is the one in Rust")] = False
     priority: Annotated[

@@ -12,10 +12,12 @@ from impl.choices import KeyedChoices, once_in, pick
 from impl.sglang.parts.stand_ins import Bag
 from impl.sglang.server.clients import POLICIES, STORAGES, Config
 from impl.sglang.server.tier import TOKEN_BITS, pools_of, stamp
+from impl.sglang.tiers.clock import Clock
 from impl.sglang.tiers.copy_engine import CopyEngine, Event, Stream
 from impl.sglang.tiers.storage import BACKUP, FETCH, QUERY, Hashes, Storage, double
 
 OFTEN = (1, 1, 4, 15)  # in how many of 16 rounds a transfer moves on; the seed picks one
+SECONDS = (5, 20, 100)  # that a round takes for waits that end in time; the seed picks one
 DEVICE = Bag(Event=Event, Stream=Stream, current_stream=Stream)
 FROM_HOST = "a load from the host"
 
@@ -103,9 +105,13 @@ class FakeTier:
             self.engine.host[pool] = [0] * entry.host_pool.size
 
         self.storage: Storage | None = None
+        self.clock = Clock()
+        self.pace = pick(KeyedChoices(seed, 19), SECONDS)
         if hashes is not None:
             self.storage = Storage(cache, self.engine.host, scheduler.page_size, hashes)
             self.engine.storage = self.storage
+            if STORAGES[config.storage] == "timeout":
+                self.clock.install()
             self.storage.attach(STORAGES[config.storage], POLICIES[config.policy], self._attach)
 
     def _attach(
@@ -134,6 +140,7 @@ class FakeTier:
 
     def round(self, now: int, *, last: bool) -> None:
         """Advance transfers; in the last rounds each completes."""
+        self.clock.now += self.pace
         if self.storage is not None:
             self._threads(now, last)
         for load, queue in self.engine.queues.items():

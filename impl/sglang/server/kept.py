@@ -53,6 +53,12 @@ def held(scheduler: Any) -> int:
     return full_size(scheduler) - int(left)
 
 
+def has_unsent_load(scheduler: Any) -> bool:
+    """Whether a load from the host was queued and not sent: the next request that is restored sends it."""
+    controller = optional(scheduler.tree_cache, "UnifiedRadixCache.cache_controller")
+    return controller is not None and bool(controller.load_queue)
+
+
 def waits(scheduler: Any, server: str) -> bool:
     """Whether requests wait on a server for their peer or for room, or its host tier copies KV."""
     copies = [optional(scheduler.tree_cache, f"UnifiedRadixCache.{name}", ()) for name in _COPIES]
@@ -82,6 +88,9 @@ def kept(scheduler: Any, server: str) -> Iterator[tuple[str, str]]:
         sizes = [(each.host_pool.size, each.host_pool.available_size()) for each in pools.entries]
         if any(size != free for size, free in sizes):
             yield "KV on the host", ", ".join(f"{size - free} of {size}" for size, free in sizes)
+    waits_of_requests = optional(scheduler.tree_cache, "UnifiedRadixCache._storage_prefetch_wait", ())
+    if len(waits_of_requests):
+        yield "waits for a storage", f"{len(waits_of_requests)} entries"
     for name, queue in _queues(scheduler, server):
         if len(queue):
             yield name, f"{len(queue)} entries"

@@ -47,7 +47,7 @@ from reference.commands import (
 )  # fmt: skip
 from reference.tiers.commands import (
     Arrive, Await, Backup, Complete, Copy, Expire, FailPeer, Fetch, Greet, LastToken, Load, Poll, Prefetch,
-    Query, ResetCache, Send, TierCommand,
+    Query, Reattach, ResetCache, Send, Tick, TierCommand,
 )  # fmt: skip
 from reference.tiers.config import TierConfig
 from reference.tiers.facts import TierFacts, TierRead
@@ -76,7 +76,8 @@ class TierDriver(DecodeSide, TreeCommands):
             Poll: self._poll, ResetCache: self._reset, Prefetch: self._prefetch, Abort: self._abort,
             Query: partial(self._go_on, QUERY, "prefetch_queue"),
             Fetch: partial(self._go_on, FETCH, "prefetch_buffer"),
-            Backup: partial(self._go_on, BACKUP, "backup_queue"),
+            Backup: partial(self._go_on, BACKUP, "backup_queue"), Tick: self._tick,
+            Reattach: self._reattach,
         }  # fmt: skip
         self._of_decode_side: dict[type, Callable[[Any], Played]] = {
             Await: self.await_prompt, Greet: self.greet, Arrive: self.arrive, FailPeer: self.fail_peer,
@@ -106,6 +107,7 @@ class TierDriver(DecodeSide, TreeCommands):
             self._waiting: dict[str, Any] = {}
             self._texts: dict[str, list[int]] = {}
             self.storage: Storage | None = None
+            self.release.clock.now = 0.0
             if geometry.storage:
                 self._attach_storage(geometry)
             self.sends: PrefillSide | None = None
@@ -229,6 +231,10 @@ class TierDriver(DecodeSide, TreeCommands):
             self.cache.pop_prefetch_loaded_span(request)
             del self._waiting[command.holder]
         self.match(command)
+        if req is not None:  # as PrefillAdder._account_prefill_cache_admission does
+            self.cache.finish_storage_prefetch_admission(
+                req.cache_request_handle, fulfilled_tokens=0, reason=None
+            )
 
     def _unlock(self, command: Unlock) -> None:
         """Unlock a holder. One with a loaded state is admitted first, because its forward pass waits for
@@ -323,12 +329,17 @@ class TierDriver(DecodeSide, TreeCommands):
     def _reset(self, command: ResetCache) -> None:
         """Flush the cache (Scheduler.flush_cache): no request runs, so no forward pass waits for a load."""
         require(not command.running, Reason.UNFAITHFUL)
-        cache = self.cache
-        busy = self.server.lock_holders or self.copies.queues[True] or self._waiting
-        require(not (busy or cache.ongoing_prefetch or cache.ongoing_backup), Reason.NOT_IDLE)
+        self._require_idle()
         self.cache.reset()
         self.server.rows.clear()
         self.server.allocator.clear()
+
+    def _require_idle(self) -> None:
+        """Refuse the command unless no request is there and no storage operation is recorded, as
+        Scheduler.is_fully_idle does."""
+        cache = self.cache
+        busy = self.server.lock_holders or self.copies.queues[True] or self._waiting
+        require(not (busy or cache.ongoing_prefetch or cache.ongoing_backup), Reason.NOT_IDLE)
 
     # -- the scheduler and the copy engine ---------------------------------------------------------
 
@@ -403,6 +414,21 @@ class TierDriver(DecodeSide, TreeCommands):
         at_work = self.storage.thread(body).operation is not None
         require(at_work or getattr(self.cache.cache_controller, waiting).qsize(), Reason.EMPTY)
         self.storage.go_on(body, command.pages)
+
+    def _reattach(self, command: Reattach) -> None:
+        """Detach the storage as Scheduler.detach_hicache_storage_wrapped does, and attach it again."""
+        del command
+        require(self.storage is not None, Reason.UNFAITHFUL)
+        assert self.storage is not None
+        self._require_idle()
+        cache = self.cache
+        require(not (cache.ongoing_write_through or cache.ongoing_load_back), Reason.NOT_IDLE)
+        self.storage.reattach(self.config.storage, self.config.policy)
+
+    def _tick(self, command: Tick) -> None:
+        require(self.config.storage == "timeout", Reason.UNFAITHFUL)
+        require(command.seconds >= 1, Reason.BAD_LENGTH)
+        self.release.clock.now += command.seconds
 
 
 def main(arguments: list[str]) -> int:

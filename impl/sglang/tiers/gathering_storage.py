@@ -101,6 +101,7 @@ class StorageGatherer:
             for pool, each in zip(self.pools, queues, strict=True)
         }
         asked = {*cache.ongoing_prefetch, *cache.prefetch_loaded_tokens_by_reqid}
+        asked |= {*optional(cache, "UnifiedRadixCache._storage_prefetch_wait", ())}
         return {
             "stored": tuple(self.storage.written),
             "returned": returned,

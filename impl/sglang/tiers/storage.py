@@ -19,6 +19,7 @@ from typing import Any, ClassVar
 from impl.loading.optional import optional
 from impl.sglang.parts.namespaces import exchanged
 from impl.sglang.parts.stand_ins import Bag
+from reference.tiers.config import WAIT_BASE_S, WAIT_PER_PAGE_S
 from reference.tiers.facts import TierPage
 from reference.token_ids import TOKEN_BITS, second_of, token_of, tree_key
 
@@ -213,11 +214,24 @@ class Storage:
         made = type("Backend", (Backend, backend), {})(self)
         module: Any = importlib.import_module("sglang.srt.mem_cache.storage")
         module.StorageBackendFactory = Bag(create_backend=lambda *_, **__: made)
-        settings = {"interface_v1": 1, "prefetch_threshold": 1}
+        settings = {
+            "interface_v1": 1,
+            "prefetch_threshold": 1,
+            "prefetch_timeout_base": WAIT_BASE_S,
+            "prefetch_timeout_per_ki_token": WAIT_PER_PAGE_S * 1024 / self.page_size,
+        }
         attach = by or self.cache.attach_storage_backend
         ok, message = attach("dynamic", json.dumps(settings), None, how_long, policy)
         if not ok:
             raise RuntimeError(message)
+
+    def reattach(self, how_long: str, policy: str) -> None:
+        """Detach the backend as the release's command of an operator does, and attach it again. The threads
+        end; their calls of the backend return."""
+        ok, message = self.cache.detach_storage_backend()
+        if not ok:
+            raise RuntimeError(message)
+        self.attach(how_long, policy)
 
     def thread(self, body: str) -> IOThread:
         return IOThread.known[body]

@@ -26,7 +26,7 @@ from reference.blocks.commands import Schedule, Update, client_tokens
 from reference.commands import Abort, Done, Outcome, Prompt, Reason, Refused
 from reference.pairs.commands import (
     Advance, Cancel, Deliver, Drop, Forget, Forward, Land, Lose, Move, PairCommand, Prefill, Serve, Shake,
-    Tick, Write,
+    Write,
 )  # fmt: skip
 from reference.pairs.config import DECODE, HEARTBEAT, PREFILL, SERVERS, PairConfig
 from reference.pairs.facts import (
@@ -37,7 +37,7 @@ from reference.pairs.facts import (
     PairReader,
     ReaderState,
 )
-from reference.tiers.commands import ResetCache
+from reference.tiers.commands import ResetCache, Tick
 
 ASKS = {
     "do_remote_decode": True, "do_remote_prefill": False, "remote_engine_id": None, "remote_block_ids": None,

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from reference.failures import AtSlot, AtTreeNode, Failure, failure
+from reference.failures import AtNamed, AtSlot, AtTreeNode, Failure, failure
 from reference.prefix_cache import path_text
 from reference.tiers.clauses.registry import clause
+from reference.tiers.config import WAIT_BASE_S
 from reference.tiers.step import TierStep
 from reference.token_ids import POSITION_BITS, token_of
 
@@ -57,4 +58,32 @@ def _node_hash_is_its_text(step: TierStep) -> Failure | None:
             got = f"they stand for {path_text(node.hashed) or 'nothing'}"
             want = f"the hashes of node {node.node} stand for {path_text(text)}"
             return failure(want, got, AtTreeNode(node.node))
+    return None
+
+
+@clause(
+    "STORE-3",
+    "a wait for the storage ends in time",
+    "Where waits end in time, a request whose prefetch is in progress is not admitted in the first second. It"
+    " is admitted once it has been held back for a second, and one more for each page of its prompt, with the"
+    " pages that were read until then.",
+    why="A slow storage would hold a request up that can compute its prompt; one that is not waited for would"
+    " give nothing.",
+    concerns="outcomes, choices and order",
+    rule="tiers.storage_waits",
+    source="sglang UnifiedRadixCache._can_terminate_prefetch",
+    scope="With a storage whose policy is `timeout`, of these seconds.",
+    trigger=lambda s: s.admission_attempt is not None,
+)
+def _wait_ends_in_time(step: TierStep) -> Failure | None:
+    tried = step.admission_attempt
+    if tried is None:
+        return None
+    at = AtNamed("request", tried.name)
+    if step.refused and tried.pages_due and tried.blocked > tried.most:
+        want = f"{tried.name} is held back for {tried.most} s at most, then admitted with what was read"
+        return failure(want, f"it is held back after {tried.blocked} s", at)
+    if not step.refused and tried.pages_due and tried.waited <= WAIT_BASE_S:
+        want = f"{tried.name} waits for pages of the storage: its prefetch is in progress"
+        return failure(want, f"it is admitted without them after {tried.waited} s", at)
     return None

@@ -17,7 +17,7 @@ from reference.blocks.commands import LoadAdapter, More, NewWeights, ResetConnec
 from reference.commands import Abort, Close, Finish, Launch, Retract, Settle, SpecDecode
 from reference.system_kinds import kind_of_config
 from reference.pairs.commands import Cancel, Drop, Forget
-from reference.tiers.commands import ResetCache
+from reference.tiers.commands import Reattach, ResetCache
 from stateful_tests.lockstep.run_results import Trace
 from stateful_tests.shrink.minimise import violated
 
@@ -79,6 +79,7 @@ _NEEDS: dict[str, Less] = {
         blocks=leave.no_text_near_the_limit, pairs=pairs.no_text_near_the_limit_of_servers
     ),
     "a small host": _reduction_by_kind(tiers=leave.host_room),
+    "a storage that is detached": partial(leave.none_of, Reattach),
     "a storage": _reduction_by_kind(blocks=leave.no_storage, tiers=lambda *of: leave.no_storage(*of, Abort)),
     "recurrent state": _reduction_by_kind(
         rows=partial(leave.no_state, tracks=False),

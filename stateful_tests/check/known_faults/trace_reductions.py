@@ -19,7 +19,7 @@ from reference.blocks.config import BOUNDS, EngineConfig
 from reference.commands import Evict, Extend, Insert, Submit, prompt_len
 from reference.geometry import Geometry, GeometryError
 from reference.pairs.commands import Lose, Shake
-from reference.tiers.commands import Backup, Fetch, Prefetch, Query
+from reference.tiers.commands import Backup, Fetch, Prefetch, Query, Reattach, Tick
 from reference.tiers.config import TierConfig
 from reference.token_ids import is_image
 from stateful_tests.lockstep.replays import driven_through
@@ -242,7 +242,7 @@ def no_storage(system: AnySystem, trace: Trace, *beside: type) -> Trace:
     sizes: Any = trace.geometry
     if not sizes.storage:
         return trace
-    without = none_of((Prefetch, Query, Fetch, Backup, *beside), system, trace)
+    without = none_of((Prefetch, Query, Fetch, Backup, Tick, Reattach, *beside), system, trace)
     return with_sizes(without, storage=type(sizes.storage)())
 
 

@@ -9,11 +9,13 @@ import sys
 from functools import partial
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from ci.cli import run
 from ci.commands import server_checks, log_validation
 from ci.commands.log_validation import LogReading, LogReadings
+from ci.commands.options import server_settings
 from ci.report.operator_effects import effect
 from impl.adapter import UnusableImplementation
 from impl.sglang.parts.fetch import release_root
@@ -311,6 +313,15 @@ def test_unusable_options_of_serve_check(given, says, capsys):
     assert says in capsys.readouterr().err
 
 
+def test_what_a_host_tier_of_a_pair_excludes_is_switched_off():
+    """By values of the right type: a worker takes no number for a switch."""
+    given = {"pair": True, "decode_hicache": True}
+    server_settings._require_pair_tiers(given)
+    assert given["prefill_complete"] is False
+    built = Config(**given)
+    assert msgspec.convert(msgspec.to_builtins(built), Config) == built
+
+
 @pytest.mark.parametrize("impl, given, says", [
     ("0.5.20", ["hicache=1"], "a host tier runs in 0.5.23; this is 0.5.20"),
     ("0.5.23", ["policy=1"], "needs --set hicache=1"),
@@ -324,7 +335,7 @@ def test_unusable_options_of_serve_check(given, says, capsys):
     ("0.5.23", ["hicache=1", "tree=0"], "is one of the tree's KV"),
     ("0.5.23", ["hicache=1", "policy=3"], "0 write_through, 1 write_through_selective, 2 write_back; not 3"),
     ("0.5.23", ["storage=1"], "needs --set hicache=1"),
-    ("0.5.23", ["hicache=1", "storage=3"], "0 none, 1 best_effort, 2 wait_complete; not 3"),
+    ("0.5.23", ["hicache=1", "storage=4"], "2 wait_complete, 3 timeout; not 4"),
     ("0.5.23", ["hicache=1", "host=0"], "at least 1"),
 ])  # fmt: skip
 def test_a_host_tier_goes_with_the_rest_of_a_server(impl, given, says, capsys):

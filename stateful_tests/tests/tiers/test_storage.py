@@ -112,3 +112,26 @@ def test_a_release_whose_thread_frees_what_it_has_not_read_is_driven_without_a_s
         check_fits(system, tier_preset("storage"))
     plan = check_plans.for_system(check_plans.plan("smoke"), system)
     assert not any(name.startswith("storage") for name in plan.presets) and "tier" in plan.presets
+
+
+def test_a_storage_is_detached_only_where_nothing_is_in_progress(newest):
+    """It keeps its pages: what was stored before comes back after."""
+    lines = STORED.replace("reset_cache;", "reset_cache; reattach;") + "; load h2 a4b1"
+    run = replay(newest, Trace(tier_preset("storage"), Mode.FAITHFUL, commands(lines)))
+    assert run.violation is None and isinstance(run.rows[-1].outcome, Done)
+    assert any("node 2 under the root: a2 at 0" in line for line in run.rows[-1].tree)
+
+
+@pytest.mark.parametrize(
+    ("name", "lines", "reason"),
+    [
+        ("tier", "reattach", Reason.UNFAITHFUL),
+        ("storage", "insert h1 a2; reattach", Reason.NOT_IDLE),
+        ("storage", "insert h1 a2; poll; complete; poll; reattach", Reason.NOT_IDLE),
+        ("storage", "prefetch h1 a2; reattach", Reason.NOT_IDLE),
+        ("storage", "insert h1 a2 (goes on); poll; complete; reattach", Reason.NOT_IDLE),
+    ],
+)
+def test_a_storage_in_use_is_not_detached(newest, name, lines, reason):
+    run = replay(newest, Trace(tier_preset(name), Mode.FAITHFUL, commands(lines)))
+    assert run.violation is None and run.rows[-1].outcome == Refused(reason)

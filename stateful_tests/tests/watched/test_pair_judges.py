@@ -164,6 +164,24 @@ def test_kv_of_retracted_requests_is_not_left_on_the_host(tree, free, left):
     assert [*kept.kept(scheduler, "P")] == left
 
 
+def test_records_of_a_storage_and_loads_that_were_not_sent_are_found():
+    waits = {"r1": object()}
+    queues = ("disagg_prefill_inflight_queue", "disagg_prefill_pending_chunk_rids")
+    scheduler = SimpleNamespace(
+        req_to_token_pool=SimpleNamespace(size=2, free_slots=[1, 2]),
+        req_to_metadata_buffer_idx_allocator=SimpleNamespace(size=2, free_slots=[0, 1]),
+        tree_cache=SimpleNamespace(_storage_prefetch_wait=waits, disable=False),
+        disagg_prefill_bootstrap_queue=SimpleNamespace(queue=[]), **{name: [] for name in queues},
+    )  # fmt: skip
+    assert [*kept.kept(scheduler, "P")] == [("waits for a storage", "1 entries")]
+    waits.clear()
+    assert [*kept.kept(scheduler, "P")] == []
+    assert not kept.has_unsent_load(scheduler)
+    for queue in ([], [object()]):
+        scheduler.tree_cache.cache_controller = SimpleNamespace(load_queue=queue)
+        assert kept.has_unsent_load(scheduler) == bool(queue)
+
+
 def model(draft=(3, 0)):
     """D, whose only tensors have one token at slot 0: the model's, and its draft's."""
     made = object.__new__(ServerModel)
@@ -236,6 +254,7 @@ def test_slots_of_tensors_are_numbers():
         ("PD-2 D keeps KV", {"host_backup": True}, ""),
         ("PD-1 D loses a prefix of its host tier", {"storage": 1}, "prefix-of-a-storage-is-lost"),
         ("PD-1 D loses a prefix of its host tier", {}, ""),
+        ("PD-2 D keeps KV of a load that it does not send", {}, "failed-restore-keeps-its-load"),
         ("XFER-2 another pool", {"draft": 2, "window": 8}, "draft-as-deep-as-the-model"),
         ("XFER-2 another pool", {"draft": 2, "window": 8, "prefill_draft": True}, ""),
         ("PD-1 full page of P is replaced before it is sent", {"draft": 2, "prefill_draft": True},

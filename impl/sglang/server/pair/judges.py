@@ -13,7 +13,7 @@ import torch
 
 from impl.sglang.server.clients import Clients
 from impl.sglang.server.outcome import PairNote
-from impl.sglang.server.kept import OF_A_ROOM, full_size, held, kept, rooms_kept
+from impl.sglang.server.kept import OF_A_ROOM, full_size, has_unsent_load, held, kept, rooms_kept
 from impl.sglang.server.pair.model import Region, ServerModel
 from impl.sglang.server.pair.network import Block, PlayedNetwork
 from impl.sglang.server.pair.stand_ins import NamedPages
@@ -371,7 +371,8 @@ class Judges:
                     f"OWN-1 {server} frees twice", "", f"pages {twice} of {server} are free twice"
                 )
         if tokens := held(scheduler):
-            self.note(f"PD-2 {server} keeps KV", "", f"{server} keeps {tokens} tokens for nobody")
+            what = "KV of a load that it does not send" if has_unsent_load(scheduler) else "KV"
+            self.note(f"PD-2 {server} keeps {what}", "", f"{server} keeps {tokens} tokens for nobody")
         for what, number in kept(scheduler, server):
             self.note(
                 f"PD-5 {server} keeps {what}", "", f"{server} keeps {what} of what is gone: {number}"

@@ -1,0 +1,100 @@
+"""Waits for a storage that end in time (TierConfig.storage is "timeout"): of requests, in one run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from reference.commands import Abort, Match, Prompt, prompt_len
+from reference.tiers.commands import Load, Prefetch, TierCommand, Tick
+from reference.tiers.config import WAIT_BASE_S, WAIT_PER_PAGE_S, TierConfig
+from reference.tiers.facts import TierFacts
+
+_IN_PROGRESS = "to ask", "asks", "answered", "to read", "reads"  # states of a prefetch
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """An attempt to admit a request that has asked the storage.
+
+    name: of the request.
+    waited: since it asked (s). blocked: since an attempt first failed (s), -1 if none has.
+    most: the time that it may be blocked (s).
+    pages_due: before the attempt its prefetch had still to ask for pages, or to read some.
+    """
+
+    name: str
+    waited: int
+    blocked: int
+    most: int
+    pages_due: bool
+
+
+@dataclass(slots=True)
+class _Wait:
+    prompt: Prompt
+    asked: int
+    prefetch: int  # number of its operation, -1 if it has none
+    blocked: int = -1  # when an attempt to admit it first failed
+
+
+class StorageWaits:
+    """The clock of a run (s), and the requests that have asked the storage."""
+
+    def __init__(self, config: TierConfig) -> None:
+        self.config = config
+        self.now = 0
+        self.waits: dict[str, _Wait] = {}
+
+    @property
+    def ends_in_time(self) -> bool:
+        """Whether waits end in time."""
+        return self.config.storage == "timeout"
+
+    @property
+    def held_back(self) -> dict[str, bool]:
+        """Requests that an attempt to admit has found waiting, and whether the time of each is over."""
+        return {
+            name: self.now - wait.blocked > self._most(wait)
+            for name, wait in self.waits.items()
+            if wait.blocked >= 0
+        }
+
+    def _most(self, wait: _Wait) -> int:
+        return WAIT_BASE_S + WAIT_PER_PAGE_S * -(-prompt_len(wait.prompt) // self.config.page_size)
+
+    def follow(
+        self, command: TierCommand, done: bool, before: TierFacts, after: TierFacts
+    ) -> Admission | None:
+        """Record a command. Returns the attempt to admit a request that it was; None for any other. done: it
+        was carried out."""
+        if not self.ends_in_time:
+            return None
+        match command:
+            case Tick(seconds) if done:
+                self.now += seconds
+            case Prefetch(name, prompt) if done:
+                known = {operation.job for operation in before.operations}
+                own = (op.job for op in after.operations if not op.back and op.job not in known)
+                self.waits[name] = _Wait(prompt, self.now, next(own, -1))
+            case Abort(name) if done:
+                self.waits.pop(name, None)
+            case Match(name, prompt, full_only=False) | Load(name, prompt):
+                wait = self.waits.get(name)
+                if wait is not None and wait.prompt == prompt:
+                    return self._attempt(name, wait, done, before)
+        return None
+
+    def _attempt(self, name: str, wait: _Wait, done: bool, before: TierFacts) -> Admission:
+        found = next((op for op in before.operations if op.job == wait.prefetch), None)
+        admission = Admission(
+            name,
+            self.now - wait.asked,
+            self.now - wait.blocked if wait.blocked >= 0 else -1,
+            self._most(wait),
+            found is not None and found.state in _IN_PROGRESS,
+        )
+        if done:
+            del self.waits[name]
+        elif wait.blocked < 0:
+            wait.blocked = self.now
+        return admission

@@ -1,0 +1,171 @@
+"""Waits for a storage that end in time: the clock of a trace, what a release does then, STORE-3."""
+
+from dataclasses import replace
+
+import pytest
+
+from reference.commands import Abort, Done, Match, Mode, Piece, Reason, Refused
+from reference.failures import AtNamed
+from reference.tiers.clauses import TIER_CLAUSES, TierStep
+from reference.tiers.commands import Load, Poll, Prefetch, Tick
+from reference.tiers.config import TIER_PRESETS, tier_preset
+from reference.tiers.facts import TierOperation
+from reference.tiers.storage_waits import StorageWaits
+from impl.choices import RandomChoices
+from stateful_tests.generate.tier_commands import draw_tier_config
+from stateful_tests.lockstep.replays import replay
+from stateful_tests.lockstep.run_results import Trace
+from stateful_tests.tests.tiers.lines import STORED, commands
+from stateful_tests.tests.tiers.scenes import STORING
+
+SIZES = tier_preset("storage-timeout")
+TEXT = (Piece("a", 4),)  # of four pages: it may be held back for five seconds
+PREFETCHING = STORING._replace(
+    operations=(TierOperation(4, False, "h2", "to ask", {}, {}), *STORING.operations[:1])
+)
+NO_PREFETCH = STORING._replace(operations=STORING.operations[:1])
+PART_READ = STORED.removesuffix("fetch; fetch; poll") + "fetch; fetch; poll; load h2 a4b1"
+
+
+def played(system, name, lines):
+    return replay(system, Trace(tier_preset(name), Mode.FAITHFUL, commands(lines)))
+
+
+def test_a_prefetch_that_ends_by_time_gives_the_pages_read_so_far(newest):
+    """It takes as long as the trace says. Slots of pages that the thread still reads are freed at its end."""
+    early = played(newest, "storage-timeout", PART_READ + "; tick seconds 5; load h2 a4b1")
+    assert early.violation is None
+    assert early.rows[-1].outcome == early.rows[-3].outcome == Refused(Reason.WRONG_PHASE)
+    run = played(
+        newest,
+        "storage-timeout",
+        PART_READ + "; tick seconds 7; load h2 a4b1; insert h2 a4b1; fetch; poll; poll",
+    )
+    assert run.violation is None and isinstance(run.rows[-5].outcome, Done)
+    assert "node 2 under the root: a2 at 0" in run.rows[-5].tree[0]
+    assert "h2 reads [0, 2)" in run.rows[-4].tree
+    assert any("prefetch 4 of h2 is over" in line for line in run.rows[-2].tree)
+
+
+@pytest.mark.parametrize("name", ["storage-timeout-window", "storage-timeout-back"])
+def test_what_came_short_is_discarded_or_kept_in_whole_pages(newest, name):
+    lines = PART_READ.replace("a4", "a8") + "; tick seconds 30; load h2 a8b1; fetch; fetch; poll; poll"
+    run = played(newest, name, lines)
+    assert run.violation is None
+
+
+@pytest.mark.parametrize("name", ["storage", "storage-wait", "tier"])
+def test_time_passes_only_where_waits_end_in_time(newest, name):
+    assert played(newest, name, "tick").rows[-1].outcome == Refused(Reason.UNFAITHFUL)
+
+
+def test_time_does_not_go_back(newest):
+    outcome = played(newest, "storage-timeout", "tick seconds 0").rows[-1].outcome
+    assert outcome == Refused(Reason.BAD_LENGTH)
+
+
+def test_sizes_that_no_preset_has_keep_to_the_clock():
+    for name in ("storage-timeout", "storage-timeout-window", "storage", "storage-wait"):
+        drawn = {
+            draw_tier_config(RandomChoices(f"{name} {at}"), TIER_PRESETS[name]).storage
+            for at in range(20)
+        }
+        assert drawn == (
+            {"timeout"} if "timeout" in name else {"best_effort", "wait_complete"}
+        )
+
+
+def attempt(*steps, sizes=SIZES):
+    """The last attempt of these steps, each with whether it was carried out, and the facts before it."""
+    waits = StorageWaits(sizes)
+    found = None
+    for command, done, before in steps:
+        after = PREFETCHING if isinstance(command, Prefetch) else before
+        found = waits.follow(command, done, before, after)
+    return found
+
+
+ASKED = (Prefetch("h2", TEXT), True, NO_PREFETCH)
+HELD_BACK = (Load("h2", TEXT), False, PREFETCHING)
+
+
+def seconds(number, done=True):
+    return (Tick(number), done, PREFETCHING)
+
+
+def test_attempts_to_admit_a_request_are_timed():
+    found = attempt(ASKED, seconds(2), HELD_BACK, seconds(4), seconds(9, done=False), HELD_BACK)
+    assert found is not None
+    assert (found.name, found.waited, found.blocked, found.most) == ("h2", 6, 4, 5)
+    assert found.pages_due
+    pages = attempt(ASKED, HELD_BACK, sizes=tier_preset("storage-timeout-back"))
+    assert pages is not None and pages.most == 3
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        [HELD_BACK],
+        [ASKED, (Load("h2", TEXT[:0]), False, PREFETCHING)],
+        [ASKED, (Match("h2", TEXT, full_only=True), False, PREFETCHING)],
+        [ASKED, (Abort("h2"), True, PREFETCHING), HELD_BACK],
+        [ASKED, (Load("h2", TEXT), True, PREFETCHING), HELD_BACK],
+        [ASKED, (Poll(), True, PREFETCHING)],
+    ],
+)
+def test_other_commands_are_no_attempts(steps):
+    assert attempt(*steps) is None
+    assert attempt(ASKED, HELD_BACK, sizes=tier_preset("storage-wait")) is None
+
+
+@pytest.mark.parametrize(
+    "before, due",
+    [
+        (PREFETCHING, True),
+        (NO_PREFETCH, False),
+        # the prefetch of an earlier request of that name
+        (NO_PREFETCH._replace(operations=(TierOperation(1, False, "h2", "reads", {}, {}),)), False),
+        (NO_PREFETCH._replace(operations=(TierOperation(4, False, "h2", "reads", {}, {}),)), True),
+        (NO_PREFETCH._replace(operations=(TierOperation(4, False, "h2", "done", {}, {}),)), False),
+    ],
+)
+def test_pages_are_due_while_the_prefetch_of_the_request_is_in_progress(before, due):
+    found = attempt(ASKED, (Match("h2", TEXT), False, before))
+    assert found is not None and found.pages_due is due
+
+
+@pytest.mark.parametrize(
+    "refused, waited, blocked, due, observed",
+    [
+        (True, 9, 5, True, ""),
+        (True, 9, 6, True, "it is held back after 6 s"),
+        (True, 9, 6, False, ""),
+        (True, 9, -1, True, ""),
+        (False, 1, -1, True, "it is admitted without them after 1 s"),
+        (False, 1, -1, False, ""),
+        (False, 2, -1, True, ""),
+    ],
+)
+def test_a_wait_ends_in_time_and_not_before(refused, waited, blocked, due, observed):
+    tried = attempt(ASKED, HELD_BACK)
+    assert tried is not None
+    tried = replace(tried, waited=waited, blocked=blocked, pages_due=due)
+    command = Load("h2", TEXT)
+    step = TierStep(SIZES, command, refused, STORING, STORING, [], admission_attempt=tried)
+    clause = TIER_CLAUSES["STORE-3"]
+    assert clause.trigger(step)
+    failure = clause.check(step)
+    assert (failure.observed if failure else "") == observed
+    assert failure is None or failure.at == (AtNamed("request", "h2"),)
+    none = TierStep(SIZES, command, refused, STORING, STORING, [])
+    assert clause.check(none) is None and not clause.trigger(none)
+
+
+def test_requests_that_were_held_back_are_known_to_be_over_in_time():
+    waits = StorageWaits(SIZES)
+    for command, done, before in (ASKED, HELD_BACK):
+        waits.follow(command, done, before, PREFETCHING)
+    assert waits.held_back == {"h2": False}
+    waits.follow(Tick(6), True, PREFETCHING, PREFETCHING)
+    assert waits.held_back == {"h2": True}
+    assert not StorageWaits(tier_preset("storage")).ends_in_time
