@@ -20,7 +20,8 @@ from impl.self_scheduling.driver import SelfSchedulingDriver
 from impl.system_spec import SystemSpec
 from impl.transformers_paging.api import OVERLAP
 from impl.transformers_paging.batches import HostBatch, LaunchedBatches
-from impl.transformers_paging.loading import load
+from impl.transformers_paging.loading import TransformersSystem, load
+from impl.transformers_paging.stamped_cache import StampedCache
 from impl.stand_ins import Values
 from impl.vocabulary import CommandRefused, require
 from reference.blocks.commands import STOP_TOKEN, Add, EngineCommand, Schedule, Update
@@ -28,9 +29,13 @@ from reference.blocks.config import EngineConfig
 from reference.blocks.facts import BlockFacts, Lane, Published, RequestFact, chained
 from reference.commands import Abort, Reason
 
+_CHILD = "__child#"  # between a parent's name and the number of its child
+
 
 class PagingDriver(SelfSchedulingDriver):
     """One release under `root`, in this process."""
+
+    capabilities = TransformersSystem.capabilities
 
     def __init__(self, root: Path, name: str = "transformers") -> None:
         self.name = name
@@ -43,7 +48,6 @@ class PagingDriver(SelfSchedulingDriver):
             0,
             0,
         )
-        self._of["cache_allocator"].compute_block_hash = self._hashed
         whole = self._of["continuous_api"].ContinuousBatchProcessor
         # its own collects garbage
         self._processor: Any = type("Processor", (whole,), {"__del__": _nothing})
@@ -83,6 +87,7 @@ class PagingDriver(SelfSchedulingDriver):
         alone = Values(tp_size=1, tp_all_reduce_min=lambda value, **_: value)
         self.cache = self._of["cache"].PagedAttentionCache(model, sizes, "cpu", alone)
         [self._pages] = self.cache.cache_allocators.values()
+        self._kv = StampedCache(self._pages)
         kind = self._of["scheduler"].FIFOScheduler
         self.scheduler = kind(self.cache, 0.0, geometry.max_seqs)
         offloading = self._of["offloading_manager"].OffloadingManager
@@ -107,6 +112,7 @@ class PagingDriver(SelfSchedulingDriver):
         )
         # of a hash: the stamps of its block, after those before
         self._texts: dict[int, tuple[int, ...]] = {}
+        self._of["cache_allocator"].compute_block_hash = self._hashed
         loaded("impl/transformers_paging/loading.py")
 
     def carry_out(self, command: EngineCommand) -> None:
@@ -120,8 +126,9 @@ class PagingDriver(SelfSchedulingDriver):
                 self._add(command)
             case Abort(name):
                 require(name in self._known(), Reason.UNKNOWN_REQUEST)
-                self.scheduler.set_request_cancellation(name)
+                self.scheduler.set_request_cancellation(_release_name(name))
                 self.scheduler.clear_cancelled_requests()
+                self._forget_child(name)
             case Schedule():
                 require(self.scheduler.has_pending_requests(), Reason.EMPTY)
                 if self.processor.prepare_next_batch():
@@ -139,9 +146,12 @@ class PagingDriver(SelfSchedulingDriver):
         return self._batches.in_step or (self._batches.in_flight > 0 and idle)
 
     def _known(self) -> dict[str, Any]:
-        return {**self.scheduler.waiting_requests, **self.scheduler.active_requests}
+        """The requests of the scheduler, by our names."""
+        known = {**self.scheduler.waiting_requests, **self.scheduler.active_requests}
+        return {_our_name(name): state for name, state in known.items()}
 
     def _add(self, command: Add) -> None:
+        require(command.children <= self.config.children, Reason.UNFAITHFUL)
         known = command.request in self._known()
         # it has no such bound of its own
         tokens = self.accept(command, self.config.max_model_len, known)
@@ -152,32 +162,46 @@ class PagingDriver(SelfSchedulingDriver):
                 streaming=True,
                 max_new_tokens=command.max_tokens,
                 eos_token_id=STOP_TOKEN,
+                num_children=command.children,
             )
         )
+
+    def _forget_child(self, name: str) -> None:
+        """Forget what a child has delivered: another one may get its name, and no Add says so."""
+        if "." in name:
+            self._delivered.pop(name, None)
 
     # -- the model ----------------------------------------------------------------------------------
 
     def _run(self, batch: HostBatch) -> None:
         """Run the batch: write a stamp to each slot, sample a token for each request whose prompt is done."""
         stride = self._pages.block_physical_stride
+        written: list[int] = []
         for entry in batch.entries:
+            name = _our_name(entry.request)
             before = chained(entry.text)[-1] if entry.text else 0
             stamps = chained(entry.inputs, before)
-            for stamp, index in zip(stamps, entry.write):
-                self.write(self._block(index // stride), index % stride, stamp)
+            written += stamps
             sampled: tuple[int, ...] = ()
             if entry.samples:
-                sampled = (self.sample(entry.request, (before, *stamps)[-1]),)
+                sampled = (self.sample(name, (before, *stamps)[-1]),)
                 batch.tokens += sampled
             row = tuple(self._block(index // stride) for index in entry.read[:: self.block_size])
-            self.lanes.append(Lane(entry.request, entry.start, entry.inputs, 0, sampled, (row,)))
+            self.lanes.append(Lane(name, entry.start, entry.inputs, 0, sampled, (row,)))
+        read = [index for entry in batch.entries for index in entry.read]
+        write = [index for entry in batch.entries for index in entry.write]
+        self._kv.update(written, read if batch.reads_cache else (), write)
         batch.keep_outputs()
 
     # -- what the processor hands to its clients ------------------------------------------------------
 
     def deliver_batch(self, outputs: Sequence[Any]) -> None:
         for output in outputs:
-            self.deliver(output.request_id, output.generated_tokens, output.is_finished())
+            name = _our_name(output.request_id)
+            self._delivered.setdefault(name, 0)  # of a child nothing was noted before
+            self.deliver(name, output.generated_tokens, output.is_finished())
+            if output.is_finished():
+                self._forget_child(name)
 
     def _hashed(self, parent: int | None, tokens: Sequence[int]) -> int:
         """The hash of a block: the stamp of its last token."""
@@ -205,27 +229,40 @@ class PagingDriver(SelfSchedulingDriver):
         requests = {}
         for name, state in self._known().items():
             status = "RUNNING"
-            if name in self.scheduler.waiting_requests:
+            if state.request_id in self.scheduler.waiting_requests:
                 status = "PREEMPTED" if state._true_initial_tokens else "WAITING"
-            table = tuple(map(self._block, pages.block_table.get(name, ())))
+            table = tuple(map(self._block, pages.block_table.get(state.request_id, ())))
             text = tuple(state.initial_tokens + state.generated_tokens)
             requests[name] = RequestFact(status, text, state.position_offset, (table,))
         mapped: dict[int, int] = {}
         for raw in ledger.hash_to_block.values():
             mapped[self._block(raw)] = mapped.get(self._block(raw), 0) + 1
         due = self._results_due()
+        written = enumerate(self._kv.blocks()[2 * per :], 1)
+        self.memory = {block: (0, stamps) for block, stamps in written if any(stamps)}
+        tables = map(_our_name, pages.block_table)
         return self.facts(
             refs=(0, *refs),
             published=[Published(self._block(raw), 0, self._texts[value]) for raw, value in hashes],
             free=tuple(map(self._block, free)),
             mapped=mapped,
             requests=requests,
-            leftovers=tuple(name for name in pages.block_table if name not in requests),
+            leftovers=tuple(name for name in tables if name not in requests),
             # nobody waits for a batch alone in flight: the loop takes its results behind another launch
             steps_in_flight=self._batches.in_flight if due else 0,
             results_due=due,
             in_step=self._batches.in_step,
+            padded=self.overlap,  # as by default, with CUDA graphs
         )
+
+
+def _our_name(name: str) -> str:
+    """Return our name of a request of the release: a child has a number behind its parent's name."""
+    return name.replace(_CHILD, ".")
+
+
+def _release_name(name: str) -> str:
+    return name.replace(".", _CHILD)
 
 
 def _nothing(*_: Any) -> None:

@@ -25,6 +25,7 @@ BOUNDS = {
     "image": (0, 256),
     "encoder_cache": (0, 1 << 12),
     "encoder_budget": (0, 1 << 12),
+    "children": (0, 16),
 }
 MAX_GROUPS = 8
 MAX_SLOTS = 1 << 16
@@ -81,6 +82,8 @@ class EngineConfig:
     encoder_budget: embeddings that one step may compute.
     whole_images: no chunk of a prompt ends within an image.
 
+    children: most further answers that a request may ask for.
+
     Raises GeometryError when a size is out of bounds or the sizes do not fit together.
     """
 
@@ -112,6 +115,7 @@ class EngineConfig:
     encoder_cache: int = 0
     encoder_budget: int = 0
     whole_images: bool = False
+    children: int = 0
 
     def __post_init__(self) -> None:
         if not 1 <= len(self.groups) <= MAX_GROUPS:
@@ -415,6 +419,9 @@ ENGINE_PRESETS: dict[str, EngineConfig] = {
     "host-state-fine": EngineConfig(
         _WIDE, 18, 28, 12, max_seqs=3, drafts=2, match=2, host_chunks=10
     ),
+    "forks": EngineConfig((_TWO,), 14, 16, 8, max_seqs=4, children=2),
+    "forks-tight": EngineConfig((_TWO,), 8, 16, 12, max_seqs=4, children=2),
+    "forks-uncached": EngineConfig((_TWO,), 14, 16, 8, max_seqs=4, caching=False, children=3),
 }
 
 

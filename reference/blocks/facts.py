@@ -259,6 +259,7 @@ class BlockFacts(NamedTuple):
     foreign_keys: keys of requests under which the cache has KV of another source (reference.kv_sources).
     encoder: the cache of an encoder's outputs, None without images.
     overrun: positions past max_model_len that a round may compute, of an engine that never cuts its drafts.
+    padded: batches are padded, so that one may have no token.
     """
 
     refs: tuple[int, ...]
@@ -284,6 +285,7 @@ class BlockFacts(NamedTuple):
     foreign_keys: tuple[ForeignKey, ...] = ()
     encoder: EncoderFacts | None = None
     overrun: int = 0
+    padded: bool = False
 
     @property
     def transfers(self) -> tuple[Transfer, ...]:

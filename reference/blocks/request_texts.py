@@ -12,7 +12,8 @@ from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 
 from reference.blocks.commands import (
-    STOP_TOKEN, Add, End, EngineCommand, Fail, LoadAdapter, More, NewWeights, Schedule, Update, client_tokens,
+    STOP_TOKEN, Add, End, EngineCommand, Fail, LoadAdapter, More, NewWeights, Schedule, Update, child_name,
+    client_tokens,
 )  # fmt: skip
 from reference.blocks.config import EngineConfig
 from reference.blocks.facts import BlockFacts, Lane, Output, chained
@@ -58,6 +59,7 @@ class Bearer:
     failed: its load has failed, which ends the request.
     flights: its batch entries with results in flight.
     source: the source of its KV.
+    children: further answers to its prompt that the engine has not forked off.
     """
 
     name: str
@@ -74,6 +76,7 @@ class Bearer:
     failed: bool = False
     flights: list[Flight] = field(default_factory=list)
     source: KvSource = PLAIN
+    children: tuple[str, ...] = ()
 
     @property
     def void(self) -> bool:
@@ -196,6 +199,13 @@ class RequestTexts:
     def _apply(
         self, command: EngineCommand, facts: BlockFacts
     ) -> tuple[list[LaneNote], list[OutputNote]]:
+        notes = self._apply_command(command, facts)
+        self._note_forks(facts)
+        return notes
+
+    def _apply_command(
+        self, command: EngineCommand, facts: BlockFacts
+    ) -> tuple[list[LaneNote], list[OutputNote]]:
         bearer = self.bearers.get(getattr(command, "request", ""))
         if isinstance(command, Add):
             self._add(command)
@@ -218,6 +228,7 @@ class RequestTexts:
         self._mark_preempted(facts)
         if isinstance(command, NewWeights) and facts.reset:
             self._replace_weights()
+        self._note_forks(facts)  # before the batch: a parent goes on in it
         return self._launch_entries(facts), self._outputs_without_results(
             {output.request: output for output in facts.outputs}
         )
@@ -229,8 +240,30 @@ class RequestTexts:
         stamps: list[int] = []
         extend(text, stamps, self._tokens(command), source.origin)
         self.bearers[command.request] = Bearer(
-            command.request, text, stamps, command.max_tokens, command.resumable, source=source
-        )
+            command.request, text, stamps, command.max_tokens, command.resumable, source=source,
+            children=tuple(child_name(command.request, number) for number in range(command.children)),
+        )  # fmt: skip
+
+    def _note_forks(self, facts: BlockFacts) -> None:
+        """Add the children that the engine has forked off, and those that are due: their parent samples.
+
+        A child has its parent's text. If it has blocks, it also has the parent's KV, and continues there. A
+        parent that is aborted before has no children.
+        """
+        for bearer in [bearer for bearer in self.bearers.values() if bearer.children]:
+            due = any(flight.sampled for flight in bearer.flights)
+            new = facts.requests.keys() - self.bearers.keys()
+            forked = [name for name in bearer.children if due or name in new]
+            bearer.children = tuple(name for name in bearer.children if name not in forked)
+            for name in forked:
+                fact = facts.requests.get(name)
+                holds = fact is not None and any(map(any, fact.tables))
+                child = Bearer(
+                    name, [*bearer.text], [*bearer.stamps], bearer.max_tokens, False,
+                    computed=bearer.computed if holds else None, source=bearer.source,
+                )  # fmt: skip
+                # a name that a client has used again: the request that has it goes on
+                self.bearers.setdefault(name, child)
 
     def _replace_weights(self) -> None:
         """Drop all KV. Running requests compute their text again with the new weights."""

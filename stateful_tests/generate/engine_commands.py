@@ -219,6 +219,7 @@ def propose_engine_command(
 ) -> EngineCommand:
     """Draw the next command."""
     there = [texts.bearers[name] for name in profile.names if name in texts.bearers]
+    there += [bearer for name, bearer in texts.bearers.items() if name not in profile.names]  # children
     if facts.unheard:
         return _draw_schedule(texts, there, source, profile)
     client = once_in(source, 3 if profile.busy else 6) or not there
@@ -270,7 +271,9 @@ def _client_command(
         return _continue_session(texts, pick(source, idle), source, profile)
     if client and sessions and once_in(source, 4):
         return _continue_session(texts, pick(source, sessions), source, profile)
-    absent = [name for name in profile.names if name not in texts.bearers]
+    # No client uses a name again while children of its last request run.
+    parents = {name.rpartition(".")[0] for name in texts.bearers}
+    absent = [name for name in profile.names if name not in texts.bearers.keys() | parents]
     if not client or not absent:
         return None
     return _draw_add(texts, pick(source, absent), source, profile)
@@ -391,7 +394,11 @@ def _draw_add(texts: RequestTexts, name: str, source: Choices, profile: EnginePr
         own = 0
         remote = 0
     adapter, salt = _name_among(profile.adapters, source), _name_among(profile.salts, source)
-    return Add(name, outputs, own, prompt, priority, resumable, remote, adapter, salt)
+    most = texts.config.children
+    children = source.upto(most) if most and once_in(source, 2) else 0
+    return Add(
+        name, outputs, own, prompt, priority, resumable, remote, adapter, salt, children
+    )
 
 
 def _name_among(names: tuple[str, ...], source: Choices) -> str:

@@ -88,9 +88,50 @@ def test_a_request_that_finds_no_blocks_starts_again_with_what_it_has(system):
     assert sum("ends: length" in line for row in run.rows for line in row.tree) == 2
 
 
-def test_an_abort_leaves_new_requests_blocked(system):
-    [path] = FIXTURES.glob("transformers-5.23.0/*.json")
-    assert replay(system, traces.load(path)).violation.clause == "RUN-4"
+@pytest.mark.parametrize(
+    "path", sorted(FIXTURES.glob("transformers-5.23.0/*.json")), ids=lambda path: path.stem
+)
+def test_each_trace_violates_its_clause(system, path):
+    trace = traces.load(path)
+    assert replay(system, trace).violation.clause == trace.clause
+
+
+def test_children_share_whole_blocks_and_have_a_copy_of_the_last(system):
+    config = engine_preset("forks")
+    step = Schedule(), Update()
+    run = outcomes(
+        system, Add("r1", 2, 0, (Piece("a", 6),), children=2), *step, *step, *step, config=config
+    )
+    assert run.rows[1].tree[0] == "r1 computes [0, 5)"  # all but the last token
+    blocks = [line.split("blocks ")[1].split() for line in run.rows[2].tree if "blocks" in line]
+    blocks += [run.rows[1].tree[1].split("blocks ")[1].split()]
+    assert len({tuple(each[:2]) for each in blocks}) == 1
+    assert len({each[2] for each in blocks}) == 3
+    ends = [line for line in run.rows[-1].tree if "ends: length" in line]
+    assert [line.split()[0] for line in ends] == ["r1", "r1.0", "r1.1"]
+
+
+def test_a_child_without_room_waits_and_computes_the_prompt(system):
+    config = EngineConfig((LayerGroup(1),), 5, 5, 5, max_seqs=3, caching=False, children=2)
+    step = Schedule(), Update()
+    added = Add("r1", 1, 0, (Piece("a", 2),), children=2)
+    run = outcomes(system, added, *step, *step, *step, config=config)
+    assert "r1.1 PREEMPTED, computed 0, blocks none" in run.rows[2].tree
+    assert any("r1.1 computes [0, 2)" in line for row in run.rows for line in row.tree)
+    assert sum("ends: length" in line for row in run.rows for line in row.tree) == 3
+
+
+def test_a_request_that_is_cancelled_before_its_fork_has_no_children(system):
+    config = EngineConfig((LayerGroup(1),), 6, 6, 1, max_seqs=1, children=1)
+    add = Add("r1", 1, 3, children=1)
+    run = outcomes(system, add, Schedule(), Update(), Abort("r1"), config=config)
+    assert run.rows[-1].tree == ("r1 is gone",)
+
+
+def test_no_more_children_than_configured(system):
+    add = Add("r1", 1, 3, children=3)
+    run = outcomes(system, add, config=engine_preset("forks"))
+    assert run.rows[0].outcome == Refused(Reason.UNFAITHFUL)
 
 
 def test_the_next_batch_is_launched_before_the_results_of_the_last_one(overlapped):
