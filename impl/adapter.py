@@ -81,6 +81,7 @@ class Capabilities:
     encodes: prompts of an engine that schedules by itself may have images (EngineConfig.image).
     drafter: its batch entries say what the layers of a drafter read and write (Lane.draft).
     forks: requests of an engine that schedules by itself may have children (Add.children).
+    rings: its windows are rings (LayerGroup.ring).
     new_views: each view is made of new lists, tuples and dictionaries, so nobody has to copy it.
     """
 
@@ -113,6 +114,7 @@ class Capabilities:
     encodes: bool = False
     drafter: bool = False
     forks: bool = False
+    rings: bool = False
     new_views: bool = False
 
     @property

@@ -11,7 +11,7 @@ CORE = """
 5.23.0 ... cache.py | PagedAttentionCache.extend_read_and_write_indices(_, _, _, _, _); get_device_and_memory_breakdown
 5.23.0 ... cache_allocators/cache_allocator.py | compute_block_hash; CacheAllocator.ledger; CacheAllocator.block_table; CacheAllocator.block_physical_stride
 5.23.0 ... cache_allocators/cache_allocator.py | CacheAllocator.blocks_per_sector; BlockLedger.cached_blocks; BlockLedger.shared_ref_counts
-5.23.0 ... cache_allocators/cache_allocator.py | CacheAllocator.update(_, _, _, _, _); CacheAllocator.cache_tensor; CacheAllocator.layer_indices; CacheAllocator.tokens_per_page
+5.23.0 ... cache_allocators/cache_allocator.py | CacheAllocator.update(_, _, _, _, _); CacheAllocator.cache_tensor; CacheAllocator.layer_indices; CacheAllocator.tokens_per_page; CacheAllocator.get_seqlen_k(_, _)
 5.23.0 ... cache_allocators/cache_allocator.py | BlockLedger.block_to_hash; BlockLedger.hash_to_block
 5.23.0 ... cache_allocators/cache_pool.py | RegularTrees.trees; CachePool._free_blocks; CachePool.free_sectors; CachePool.num_sectors
 5.23.0 ... scheduler.py | FIFOScheduler(_, _, _); Scheduler.waiting_requests; Scheduler.active_requests; Scheduler.add_waiting_request(_)

@@ -22,7 +22,8 @@ class BatchEntry(NamedTuple):
     """A request in a batch.
 
     start: first position that it computes. text: its tokens before. inputs: tokens that it computes.
-    read, write: rows of the cache in the order of positions, as the release numbers them.
+    read, write: for each group, rows of the cache in the order of positions, as the release numbers them.
+    lengths: for each group, positions whose KV attention gets.
     samples: the batch samples a token for it.
     """
 
@@ -30,8 +31,9 @@ class BatchEntry(NamedTuple):
     start: int
     text: tuple[int, ...]
     inputs: tuple[int, ...]
-    read: list[int]
-    write: list[int]
+    read: list[list[int]]
+    write: list[list[int]]
+    lengths: list[int]
     samples: bool
 
 
@@ -77,14 +79,16 @@ class HostBatch:
             state = future.state
             start = state.position_offset
             count = future.query_length
-            read: list[list[int]] = [[]]
-            write: list[list[int]] = [[]]
+            allocators = self._cache.cache_allocators.values()
+            read: list[list[int]] = [[] for _ in allocators]
+            write: list[list[int]] = [[] for _ in allocators]
+            lengths = [each.get_seqlen_k(start, count) for each in allocators]
             self._cache.extend_read_and_write_indices(state.request_id, start, count, read, write)
             text = tuple((state.initial_tokens + state.generated_tokens)[:start])
             inputs = tuple(state.tokens_to_process)
             samples = future.has_new_token
             self.entries.append(
-                BatchEntry(state.request_id, start, text, inputs, read[0], write[0], samples)
+                BatchEntry(state.request_id, start, text, inputs, read, write, lengths, samples)
             )
             state.position_offset += count
             position += count

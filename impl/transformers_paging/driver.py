@@ -6,7 +6,8 @@ batch before.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +20,17 @@ from impl.self_scheduling.release_system import serve_driver
 from impl.self_scheduling.driver import SelfSchedulingDriver
 from impl.system_spec import SystemSpec
 from impl.transformers_paging.api import OVERLAP
-from impl.transformers_paging.batches import HostBatch, LaunchedBatches
+from impl.transformers_paging.batches import BatchEntry, HostBatch, LaunchedBatches
 from impl.transformers_paging.loading import TransformersSystem, load
 from impl.transformers_paging.stamped_cache import StampedCache
 from impl.stand_ins import Values
 from impl.vocabulary import CommandRefused, require
 from reference.blocks.commands import STOP_TOKEN, Add, EngineCommand, Schedule, Update
 from reference.blocks.config import EngineConfig
-from reference.blocks.facts import BlockFacts, Lane, Published, RequestFact, chained
+from reference.blocks.facts import BlockFacts, Found, Lane, Published, RequestFact, chained
 from reference.commands import Abort, Reason
 
+_LAYER_TYPES = {False: "full_attention", True: "sliding_attention"}  # of a group, by its ring
 _CHILD = "__child#"  # between a parent's name and the number of its child
 
 
@@ -53,29 +55,35 @@ class PagingDriver(SelfSchedulingDriver):
         self._processor: Any = type("Processor", (whole,), {"__del__": _nothing})
 
     def reset(self, geometry: EngineConfig) -> None:
-        if len(geometry.groups) > 1 or geometry.groups[0].window is not None:
+        if any(group.window is not None and not group.ring for group in geometry.groups):
+            raise UnusableImplementation("transformers: no window that is not a ring")
+        kinds = {group.ring for group in geometry.groups}
+        sizes_of_blocks = {group.block_size for group in geometry.groups}
+        if len(kinds) < len(geometry.groups) or len(sizes_of_blocks) > 1 or geometry.recurrent:
             raise UnusableImplementation(
-                "transformers: one group, without a window (those are rings)"
+                "transformers: a group of full attention, one of a ring, or both, with blocks of one size"
             )
         if geometry.drafts or not geometry.chunked:
             raise UnusableImplementation(
                 "transformers: it takes no drafts, and cuts prompts (chunked)"
             )
-        self.clear(geometry.groups[0].block_size)
+        self.clear(*(group.block_size for group in geometry.groups))
         self.config = geometry
+        layers = len(geometry.groups)  # one of each group, so that their blocks are alike
+        windows = [group.window for group in geometry.groups if group.ring]
         model = Values(
-            num_hidden_layers=1,
+            num_hidden_layers=layers,
             num_attention_heads=1,
             head_dim=32,
             hidden_size=32,
             vocab_size=1,
-            layer_types=None,
+            layer_types=[_LAYER_TYPES[group.ring] for group in geometry.groups],
             num_key_value_heads=None,
-            sliding_window=None,
+            sliding_window=windows[0] if windows else None,
         )
         sizes = Values(
             page_size=self.block_size,
-            num_blocks=geometry.blocks,
+            num_blocks=geometry.blocks / layers,  # the release counts blocks of all layers
             max_batch_tokens=geometry.max_batched_tokens,
             allow_block_sharing=geometry.caching,
             max_memory_percent=1.0,
@@ -86,7 +94,7 @@ class PagingDriver(SelfSchedulingDriver):
         )
         alone = Values(tp_size=1, tp_all_reduce_min=lambda value, **_: value)
         self.cache = self._of["cache"].PagedAttentionCache(model, sizes, "cpu", alone)
-        [self._pages] = self.cache.cache_allocators.values()
+        self._pages = [*self.cache.cache_allocators.values()]
         self._kv = StampedCache(self._pages)
         kind = self._of["scheduler"].FIFOScheduler
         self.scheduler = kind(self.cache, 0.0, geometry.max_seqs)
@@ -175,23 +183,51 @@ class PagingDriver(SelfSchedulingDriver):
 
     def _run(self, batch: HostBatch) -> None:
         """Run the batch: write a stamp to each slot, sample a token for each request whose prompt is done."""
-        stride = self._pages.block_physical_stride
-        written: list[int] = []
+        written: list[list[int]] = []
         for entry in batch.entries:
-            name = _our_name(entry.request)
             before = chained(entry.text)[-1] if entry.text else 0
-            stamps = chained(entry.inputs, before)
-            written += stamps
+            written.append(chained(entry.inputs, before))
+        found = [self._attention(batch, group, written) for group in range(len(self._pages))]
+        for entry, stamps, got in zip(batch.entries, written, zip(*found)):
+            name = _our_name(entry.request)
             sampled: tuple[int, ...] = ()
             if entry.samples:
-                sampled = (self.sample(name, (before, *stamps)[-1]),)
+                last = chained(entry.text)[-1] if not stamps else stamps[-1]
+                sampled = (self.sample(name, last),)
                 batch.tokens += sampled
-            row = tuple(self._block(index // stride) for index in entry.read[:: self.block_size])
-            self.lanes.append(Lane(name, entry.start, entry.inputs, 0, sampled, (row,)))
-        read = [index for entry in batch.entries for index in entry.read]
-        write = [index for entry in batch.entries for index in entry.write]
-        self._kv.update(written, read if batch.reads_cache else (), write)
+            tables = tuple(self._table(entry, group) for group in range(len(self._pages)))
+            lane = Lane(name, entry.start, entry.inputs, 0, sampled, tables, found=got)
+            self.lanes.append(lane)
         batch.keep_outputs()
+
+    def _attention(
+        self, batch: HostBatch, group: int, written: Sequence[Sequence[int]]
+    ) -> list[Found]:
+        """Run the attention of a group, and return the KV that it gets for each entry.
+
+        written: stamps that each entry writes. A batch in which every entry begins a text reads no cache.
+        """
+        read = [row for entry in batch.entries for row in entry.read[group] if batch.reads_cache]
+        write = [row for entry in batch.entries for row in entry.write[group]]
+        stamps = self._kv.update(group, [*chain(*written)], read, write)
+        found = []
+        for entry in batch.entries:
+            count = len(entry.inputs)
+            length = entry.lengths[group] if batch.reads_cache else count
+            first = entry.start + count - length
+            found.append(Found(group, first, tuple(stamps[:length])))
+            del stamps[:length]
+        return found
+
+    def _table(self, entry: BatchEntry, group: int) -> tuple[int, ...]:
+        """Return the blocks that an entry reads and writes."""
+        pages = self._pages[group]
+        if self.config.groups[group].ring:
+            return tuple(map(self._block, pages.block_table.get(entry.request, ())))
+        stride = pages.block_physical_stride
+        return tuple(
+            self._block(index // stride) for index in entry.read[group][:: self.block_size]
+        )
 
     # -- what the processor hands to its clients ------------------------------------------------------
 
@@ -213,47 +249,74 @@ class PagingDriver(SelfSchedulingDriver):
 
     def _block(self, raw: int) -> int:
         """Ours for its number of a block: it has trash before, we have the null block."""
-        return int(raw - 2 * self._pages.blocks_per_sector + 1)
+        return int(raw - 2 * self._pages[0].blocks_per_sector + 1)
 
     def view(self) -> BlockFacts:
-        pages = self._pages
-        ledger = self._pages.ledger
         pool = self.cache.pool
-        per = pages.blocks_per_sector
-        free = [leaf for tree in pool._free_blocks[0].trees.values() for leaf in tree]
-        free += [sector * per + at for sector in pool.free_sectors for at in range(per)]
-        free += ledger.cached_blocks  # nobody holds them, and they are taken when blocks run out
-        blocks = range(2 * per, (2 + pool.num_sectors) * per)
-        refs = [0 if raw in free else ledger.shared_ref_counts.get(raw, 1) for raw in blocks]
-        hashes = ledger.block_to_hash.items()
-        requests = {}
-        for name, state in self._known().items():
-            status = "RUNNING"
-            if state.request_id in self.scheduler.waiting_requests:
-                status = "PREEMPTED" if state._true_initial_tokens else "WAITING"
-            table = tuple(map(self._block, pages.block_table.get(state.request_id, ())))
-            text = tuple(state.initial_tokens + state.generated_tokens)
-            requests[name] = RequestFact(status, text, state.position_offset, (table,))
+        per = self._pages[0].blocks_per_sector
+        free = [sector * per + at for sector in pool.free_sectors for at in range(per)]
+        shared: dict[int, int] = {}
+        published = []
         mapped: dict[int, int] = {}
-        for raw in ledger.hash_to_block.values():
-            mapped[self._block(raw)] = mapped.get(self._block(raw), 0) + 1
+        tables = set()
+        for group, pages in enumerate(self._pages):
+            ledger = pages.ledger
+            free += [leaf for tree in pool._free_blocks[group].trees.values() for leaf in tree]
+            free += ledger.cached_blocks  # nobody holds them, and they are taken when blocks run out
+            shared |= ledger.shared_ref_counts
+            for raw, value in ledger.block_to_hash.items():
+                published.append(Published(self._block(raw), group, self._texts[value]))
+            for raw in ledger.hash_to_block.values():
+                mapped[self._block(raw)] = mapped.get(self._block(raw), 0) + 1
+            tables |= pages.block_table.keys()
+        blocks = range(2 * per, (2 + pool.num_sectors) * per)
+        unheld = set(free)
+        refs = [0 if raw in unheld else shared.get(raw, 1) for raw in blocks]
+        requests = {name: self._request_fact(state) for name, state in self._known().items()}
+        self.memory = self._written(requests)
         due = self._results_due()
-        written = enumerate(self._kv.blocks()[2 * per :], 1)
-        self.memory = {block: (0, stamps) for block, stamps in written if any(stamps)}
-        tables = map(_our_name, pages.block_table)
         return self.facts(
             refs=(0, *refs),
-            published=[Published(self._block(raw), 0, self._texts[value]) for raw, value in hashes],
+            published=published,
             free=tuple(map(self._block, free)),
             mapped=mapped,
             requests=requests,
-            leftovers=tuple(name for name in tables if name not in requests),
+            leftovers=tuple(sorted({*map(_our_name, tables)} - requests.keys())),
             # nobody waits for a batch alone in flight: the loop takes its results behind another launch
             steps_in_flight=self._batches.in_flight if due else 0,
             results_due=due,
             in_step=self._batches.in_step,
             padded=self.overlap,  # as by default, with CUDA graphs
         )
+
+    def _request_fact(self, state: Any) -> RequestFact:
+        status = "RUNNING"
+        if state.request_id in self.scheduler.waiting_requests:
+            status = "PREEMPTED" if state._true_initial_tokens else "WAITING"
+        tables = tuple(
+            tuple(map(self._block, pages.block_table.get(state.request_id, ())))
+            for pages in self._pages
+        )
+        text = tuple(state.initial_tokens + state.generated_tokens)
+        return RequestFact(status, text, state.position_offset, tables)
+
+    def _written(self, requests: Mapping[str, RequestFact]) -> dict[int, tuple[int, list[int]]]:
+        """Return the group and the stamps of each block that was written: the group of the table that has it,
+        or of its first slot."""
+        groups = {
+            block: group
+            for fact in requests.values()
+            for group, table in enumerate(fact.tables)
+            for block in table
+        }
+        written = {}
+        first = 2 * self._pages[0].blocks_per_sector
+        for block, slots in enumerate(self._kv.blocks()[first:], 1):
+            owners = [group for stamp, group in slots if stamp]
+            if owners:
+                owner = groups.get(block, owners[0])
+                written[block] = owner, [stamp if group == owner else 0 for stamp, group in slots]
+        return written
 
 
 def _our_name(name: str) -> str:

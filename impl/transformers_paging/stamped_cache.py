@@ -1,7 +1,7 @@
 """KV of the model that the driver plays, in the cache tensor of the release.
 
-The KV of a position is its stamp, in the keys and in the values. The release's own code moves it: the update
-of an attention layer, copies of blocks.
+The KV of a position is its stamp, and the number of its group of layers, in the keys and in the values. The
+release's own code moves it: the update of an attention layer, copies of blocks.
 """
 
 from __future__ import annotations
@@ -14,45 +14,56 @@ import torch
 _WORDS = 8  # int64 words of a row: a head of 32 numbers of 16 bits
 _HEAD = 4 * _WORDS
 
+Slot = tuple[int, int]  # stamp and group of a position; 0 and -1 where nothing was written
+
 
 class StampedCache:
-    """The KV of one group of layers, which is one layer.
+    """The KV of all groups of layers, of one layer each, so that blocks of all groups are alike.
 
-    allocator: the release's CacheAllocator of the group.
+    allocators: the release's CacheAllocator of each group.
     """
 
-    def __init__(self, allocator: Any) -> None:
-        self._allocator = allocator
-        [self._layer] = allocator.layer_indices
-        self._rows = allocator.cache_tensor.view(-1, _HEAD).view(torch.int64)
+    def __init__(self, allocators: Sequence[Any]) -> None:
+        self._allocators = allocators
+        self._rows = _words(allocators[0].cache_tensor)
 
-    def update(self, stamps: Sequence[int], read: Sequence[int], write: Sequence[int]) -> list[int]:
-        """Return the stamps that attention gets for a batch, which writes `stamps`.
+    def update(
+        self, group: int, stamps: Sequence[int], read: Sequence[int], write: Sequence[int]
+    ) -> list[int]:
+        """Return the stamps that attention gets for a batch, which writes `stamps`; 0 for another group's.
 
         read, write: rows of the cache, as the release numbers them.
         """
-        rows = torch.tensor(stamps, dtype=torch.int64).view(-1, 1).repeat(1, _WORDS)
-        states = rows.view(torch.float16).view(-1, 1, _HEAD)
+        row = torch.zeros(len(stamps), _WORDS, dtype=torch.int64)
+        row[:, 0] = torch.tensor(stamps, dtype=torch.int64)
+        row[:, 1] = group + 1
+        states = row.view(torch.float16).view(-1, 1, _HEAD)
         index = [torch.tensor(each, dtype=torch.int64) for each in (read, write)]
-        keys, values = self._allocator.update(states, states.clone(), self._layer, *index)
-        return _same(*(_stamps(each.reshape(-1, _HEAD).view(torch.int64)) for each in (keys, values)))
+        allocator = self._allocators[group]
+        [layer] = allocator.layer_indices
+        keys, values = allocator.update(states, states.clone(), layer, *index)
+        slots = _same(_slots(_words(keys)), _slots(_words(values)))
+        return [stamp if owner == group else 0 for stamp, owner in slots]
 
-    def blocks(self) -> list[list[int]]:
-        """Return the stamps in each block of the release's cache, 0 in a slot that was never written, or
-        whose keys and values are of different positions."""
-        size = self._allocator.tokens_per_page
-        words = _stamps(self._rows)
-        starts = range(0, len(words), self._allocator.block_physical_stride)
+    def blocks(self) -> list[list[Slot]]:
+        """Return the slots of each block of the release's cache."""
+        size = self._allocators[0].tokens_per_page
+        slots = _slots(self._rows)
+        starts = range(0, len(slots), self._allocators[0].block_physical_stride)
         return [
-            _same(words[start : start + size], words[start + size : start + 2 * size])
+            _same(slots[start : start + size], slots[start + size : start + 2 * size])
             for start in starts
         ]
 
 
-def _stamps(rows: torch.Tensor) -> list[int]:
-    found: list[int] = rows[:, 0].tolist()
-    return found
+def _words(states: torch.Tensor) -> torch.Tensor:
+    return states.reshape(-1, _HEAD).view(torch.int64)
 
 
-def _same(keys: Sequence[int], values: Sequence[int]) -> list[int]:
-    return [key if key == value else 0 for key, value in zip(keys, values, strict=True)]
+def _slots(rows: torch.Tensor) -> list[Slot]:
+    return [(stamp, group - 1) for stamp, group in rows[:, :2].tolist()]
+
+
+def _same(keys: Sequence[Slot], values: Sequence[Slot]) -> list[Slot]:
+    """Return the slots, without those whose keys and values are of different positions."""
+    return [key if key == value else (0, -1) for key, value in zip(keys, values, strict=True)]

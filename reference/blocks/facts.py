@@ -59,6 +59,14 @@ class DraftUse(NamedTuple):
     end: int
 
 
+class Found(NamedTuple):
+    """The KV that attention got for a batch entry in a group: stamps from position `first` to its end."""
+
+    group: int
+    first: int
+    stamps: tuple[int, ...]
+
+
 class Lane(NamedTuple):
     """An entry of a batch that ran.
 
@@ -68,6 +76,7 @@ class Lane(NamedTuple):
     tables: block tables of the runner.
     states: the use of recurrent state, one for each recurrent group.
     draft: the use of the drafter's KV; None where no drafter with KV ran.
+    found: the KV that attention got, of engines that show it. A ring does not have it afterwards.
     """
 
     request: str
@@ -78,6 +87,7 @@ class Lane(NamedTuple):
     tables: Table
     states: tuple[StateUse, ...] = ()
     draft: DraftUse | None = None
+    found: tuple[Found, ...] = ()
 
 
 class Output(NamedTuple):

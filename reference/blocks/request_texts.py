@@ -360,8 +360,9 @@ class RequestTexts:
         for group, row in zip(self.config.groups, lane.tables):
             if group.state:
                 continue
-            last = lane.start + len(lane.tokens) - 1  # position
-            blocks.update(row[lane.start // group.block_size : last // group.block_size + 1])
+            end = lane.start + len(lane.tokens)
+            written = group.entries_of(group.first_kept(lane.start, end), end)
+            blocks.update(row[at] for at in written if at < len(row))
         blocks.update(block for use in lane.states for block, _ in use.writes)
         return frozenset(blocks - {0})
 

@@ -144,7 +144,8 @@ def draw_engine_config(source: Choices, like: EngineConfig) -> EngineConfig:
         windows = [window and max(window, 2) for window in windows]
     states = [group.state for group in like.groups]
     drafters = [group.drafter for group in like.groups]
-    groups = tuple(map(LayerGroup, sizes, windows, states, drafters))
+    rings = [group.ring for group in like.groups]
+    groups = tuple(map(LayerGroup, sizes, windows, states, drafters, rings))
     first = source.upto(len(groups) - 1)
     groups = groups[first:] + groups[:first]  # an engine may number them in any order
     longest = max(4, base * (3 + source.upto(5)) + source.upto(base))

@@ -55,14 +55,16 @@ class EngineLockstep(AnyLockstep):
 
     @staticmethod
     def lacking(can: Capabilities, config: EngineConfig, _: Sequence[EngineCommand]) -> str:
-        """Return why the engine cannot run these sizes: it lacks recurrent state, a KV connector, images or
-        forks. "" if it can."""
+        """Return why the engine cannot run these sizes: it lacks recurrent state, a KV connector, images,
+        rings or forks. "" if it can."""
         if config.recurrent and not can.recurrent:
             return "is driven without recurrent state: the trace has it"
         if config.connects and not can.connects:
             return "is driven without a KV connector: the trace has one (of vLLM: +offload)"
         if config.encodes and not can.encodes:
             return "is driven without images: the trace has some (of vLLM: +images)"
+        if any(group.ring for group in config.groups) and not can.rings:
+            return "is driven without rings: windows of the trace are rings"
         if config.children and not can.forks:
             return "is driven without forks: a request of the trace may have children"
         return ""

@@ -211,7 +211,8 @@ def _shrink_config(_: AnySystem, failing: Failing, trace: Trace) -> Trace:
         kinds += [(group.block_size, window) for window in (None, *range(1, group.window or 1))]
         for size, window in kinds:
             groups = list(trace.sizes(EngineConfig).groups)
-            groups[at] = LayerGroup(size, window, drafter=group.drafter)
+            ring = group.ring and window is not None
+            groups[at] = LayerGroup(size, window, drafter=group.drafter, ring=ring)
             if groups[at] != group and tried(groups=tuple(groups)):
                 break
     for name in _LENGTHS:

@@ -133,12 +133,12 @@ class BlockStep(HostView):
 
     def reads(self, tables: Table, group: int, start: int, end: int) -> list[int]:
         """Return the stamps that queries from `start` to `end` read through a table of this group."""
-        size = self.config.groups[group].block_size
+        layers = self.config.groups[group]
         row = tables[group]
         memory = self.after.memory
         found = []
         for position in range(start, end):
-            at, offset = divmod(position, size)
+            at, offset = layers.slot_of(position)
             if at >= len(row):
                 found.append(NO_BLOCK)
                 continue
@@ -154,7 +154,7 @@ class BlockStep(HostView):
         for group, layers in enumerate(self.config.groups):
             if layers.state:  # STA-1, STA-2
                 continue
-            start = window_start(layers, first_query)
+            start = layers.first_kept(window_start(layers, first_query), end)
             found = self.reads(tables, group, start, end)
             if found != stamps[start:end]:
                 at = next(
@@ -163,14 +163,15 @@ class BlockStep(HostView):
                     if [value] != stamps[start + i : start + i + 1]
                 )
                 want = f"{name} finds its own KV at position {start + at} in group {group}"
-                position, size = start + at, layers.block_size
-                place = AtTable(name, group, position // size, position, max(first_query, position))
+                position = start + at
+                entry, _ = layers.slot_of(position)
+                place = AtTable(name, group, entry, position, max(first_query, position))
                 seen = self._describe_read(name, tables, group, position, found[at])
                 return failure(want, seen, place)
         return None
 
     def _describe_read(self, name: str, tables: Table, group: int, position: int, value: int) -> str:
-        at = position // self.config.groups[group].block_size
+        at, _ = self.config.groups[group].slot_of(position)
         if value == NO_BLOCK:
             return f"its table ends before entry {at}"
         block = tables[group][at]

@@ -151,7 +151,7 @@ def no_window_of_groups(system: AnySystem, trace: Trace) -> Trace:
     """Remove the windows of an engine's layer groups."""
     del system
     sizes = trace.sizes(EngineConfig)
-    groups = tuple(replace(group, window=None) for group in sizes.groups)
+    groups = tuple(replace(group, window=None, ring=False) for group in sizes.groups)
     more = sum(map(sizes.most_blocks, groups))
     return with_sizes(trace, groups=groups, blocks=max(sizes.blocks, more))
 

@@ -68,8 +68,10 @@ def test_clients_are_read_between_steps_and_sessions_are_not_there(system):
 
 
 def test_what_it_does_not_drive_is_one_line(system):
-    with pytest.raises(UnusableImplementation, match="one group, without a window"):
+    with pytest.raises(UnusableImplementation, match="no window that is not a ring"):
         system.reset(engine_preset("window"))
+    with pytest.raises(UnusableImplementation, match="blocks of one size"):
+        system.reset(EngineConfig((LayerGroup(2), LayerGroup(4, 6, ring=True)), 20, 16, 8))
     with pytest.raises(UnusableImplementation, match=r"4\.50\.0: there is no .*cache_allocators"):
         resolve("transformers==4.50.0")
     with pytest.raises(
@@ -126,6 +128,27 @@ def test_a_request_that_is_cancelled_before_its_fork_has_no_children(system):
     add = Add("r1", 1, 3, children=1)
     run = outcomes(system, add, Schedule(), Update(), Abort("r1"), config=config)
     assert run.rows[-1].tree == ("r1 is gone",)
+
+
+def test_a_ring_keeps_the_window_and_no_more_blocks(system):
+    config = EngineConfig((LayerGroup(2, 3, ring=True),), 2, 16, 8, max_seqs=1, caching=False)
+    step = Schedule(), Update()
+    run = outcomes(system, Add("r1", 4, 0, (Piece("a", 7),)), *step * 4, config=config)
+    assert "r1 computes [0, 7); samples 1" in run.rows[1].tree  # longer than the ring
+    blocks = [
+        line.split("blocks ")[1] for row in run.rows for line in row.tree if "RUNNING" in line
+    ]
+    assert len(set(blocks)) == 1 and len(blocks[0].split()) == 2
+    assert "r1 gets 1 token and ends: length" in run.rows[-1].tree
+
+
+def test_a_request_that_finds_no_blocks_beside_a_ring_starts_again(system):
+    groups = LayerGroup(1), LayerGroup(1, 2, ring=True)
+    config = EngineConfig(groups, 8, 6, 6, max_seqs=2)
+    step = Schedule(), Update()
+    run = outcomes(system, Add("r1", 4, 2), Add("r2", 4, 2), *step * 12, config=config)
+    assert any("PREEMPTED" in line for row in run.rows for line in row.tree)
+    assert sum("ends: length" in line for row in run.rows for line in row.tree) == 2
 
 
 def test_no_more_children_than_configured(system):
