@@ -181,6 +181,7 @@ class RequestTexts:
     ) -> tuple[list[LaneNote], list[OutputNote]]:
         """Record a command that the engine has executed, and return its batch entries and outputs."""
         notes = self._apply(command, facts)
+        self._note_forks(facts)
         self._note_progress(command, facts)
         return notes
 
@@ -197,13 +198,6 @@ class RequestTexts:
         self.standstill = self._progress.follow(command, facts, waits=waits, idle=idle)
 
     def _apply(
-        self, command: EngineCommand, facts: BlockFacts
-    ) -> tuple[list[LaneNote], list[OutputNote]]:
-        notes = self._apply_command(command, facts)
-        self._note_forks(facts)
-        return notes
-
-    def _apply_command(
         self, command: EngineCommand, facts: BlockFacts
     ) -> tuple[list[LaneNote], list[OutputNote]]:
         bearer = self.bearers.get(getattr(command, "request", ""))
