@@ -82,6 +82,7 @@ class Capabilities:
     drafter: its batch entries say what the layers of a drafter read and write (Lane.draft).
     forks: requests of an engine that schedules by itself may have children (Add.children).
     rings: its windows are rings (LayerGroup.ring).
+    swaps: it swaps requests to host memory (EngineConfig.swap).
     new_views: each view is made of new lists, tuples and dictionaries, so nobody has to copy it.
     """
 
@@ -115,6 +116,7 @@ class Capabilities:
     drafter: bool = False
     forks: bool = False
     rings: bool = False
+    swaps: bool = False
     new_views: bool = False
 
     @property

@@ -18,9 +18,10 @@ CORE = """
 5.23.0 ... scheduler.py | Scheduler.has_pending_requests(); Scheduler.set_request_cancellation(_); Scheduler.clear_cancelled_requests()
 5.23.0 ... requests.py | RequestState(request_id=_, initial_tokens=_, streaming=_, max_new_tokens=_, eos_token_id=_, num_children=_)
 5.23.0 ... requests.py | RequestState.request_id; RequestState.initial_tokens; RequestState.generated_tokens; RequestState.tokens_to_process
-5.23.0 ... requests.py | RequestState.position_offset; RequestState._true_initial_tokens; FutureRequestState.state; FutureRequestState.query_length; FutureRequestState.has_new_token
+5.23.0 ... requests.py | RequestState.position_offset; RequestState._true_initial_tokens; RequestState.is_cpu_offloaded; FutureRequestState.state; FutureRequestState.query_length; FutureRequestState.has_new_token
 5.23.0 ... requests.py | GenerationOutput.request_id; GenerationOutput.generated_tokens; GenerationOutput.is_finished()
-5.23.0 ... offloading_manager.py | OffloadingManager(_, _, _, _, _, _)
+5.23.0 ... offloading_manager.py | OffloadingManager(_, _, _, _, _, _); OffloadingManager.free_request_cpu_cache(_); OffloadingManager._compute_num_cpu_sectors(_, _)
+5.23.0 ... offloading_manager.py | OffloadingManager._cpu_pool; OffloadingManager._cpu_tensor; OffloadingManager._request_id_to_cpu_blocks
 5.23.0 ... continuous_api.py | ContinuousBatchProcessor.prepare_next_batch(); ContinuousBatchProcessor.update_batch()
 """
 OVERLAP = "async"  # the way with asynchronous batching, and the part of the API that it needs

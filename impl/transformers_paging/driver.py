@@ -22,12 +22,14 @@ from impl.system_spec import SystemSpec
 from impl.transformers_paging.api import OVERLAP
 from impl.transformers_paging.batches import BatchEntry, HostBatch, LaunchedBatches
 from impl.transformers_paging.loading import TransformersSystem, load
-from impl.transformers_paging.stamped_cache import StampedCache
+from impl.transformers_paging.stamped_cache import Slot, StampedCache, UnpinnedTorch
 from impl.stand_ins import Values
 from impl.vocabulary import CommandRefused, require
 from reference.blocks.commands import STOP_TOKEN, Add, EngineCommand, Schedule, Update
 from reference.blocks.config import EngineConfig
-from reference.blocks.facts import BlockFacts, Found, Lane, Published, RequestFact, chained
+from reference.blocks.facts import (
+    BlockFacts, Found, Lane, Published, RequestFact, SwapFacts, Table, chained,
+)  # fmt: skip
 from reference.commands import Abort, Reason
 
 _LAYER_TYPES = {False: "full_attention", True: "sliding_attention"}  # of a group, by its ring
@@ -44,6 +46,7 @@ class PagingDriver(SelfSchedulingDriver):
         self.root = root
         self.overlap = OVERLAP in SystemSpec.parse(name).ways
         self._of = load(root)
+        self._of["offloading_manager"].torch = UnpinnedTorch()
         self._of["cache"].get_device_and_memory_breakdown = lambda: (
             torch.device("cpu"),
             1 << 40,
@@ -98,7 +101,7 @@ class PagingDriver(SelfSchedulingDriver):
         self._kv = StampedCache(self._pages)
         kind = self._of["scheduler"].FIFOScheduler
         self.scheduler = kind(self.cache, 0.0, geometry.max_seqs)
-        offloading = self._of["offloading_manager"].OffloadingManager
+        self._offloading = self._offloading_manager(alone)
         self._batches = LaunchedBatches(
             self._of["input_outputs"].ContinuousBatchingAsyncIOs if self.overlap else None,
             self.cache,
@@ -108,7 +111,7 @@ class PagingDriver(SelfSchedulingDriver):
             cache=self.cache,
             scheduler=self.scheduler,
             max_batch_tokens=self.cache.max_batch_tokens,
-            offloading_manager=offloading(self.cache, self.scheduler, 0.0, 0.0, None, alone),
+            offloading_manager=self._offloading,
             inputs_and_outputs=self._batches.release_object,
             output_router=self,
             use_async_batching=self.overlap,
@@ -123,6 +126,13 @@ class PagingDriver(SelfSchedulingDriver):
         self._of["cache_allocator"].compute_block_hash = self._hashed
         loaded("impl/transformers_paging/loading.py")
 
+    def _offloading_manager(self, alone: Values) -> Any:
+        """Return the release's manager of host memory, which has as many blocks as the configuration says."""
+        whole = self._of["offloading_manager"].OffloadingManager
+        blocks = self.config.swap
+        sized = type("Manager", (whole,), {"_compute_num_cpu_sectors": lambda *_: blocks})
+        return sized(self.cache, self.scheduler, 0.0, 0.0, None, alone)
+
     def carry_out(self, command: EngineCommand) -> None:
         # clients: between steps
         if isinstance(command, Update):
@@ -135,7 +145,9 @@ class PagingDriver(SelfSchedulingDriver):
             case Abort(name):
                 require(name in self._known(), Reason.UNKNOWN_REQUEST)
                 self.scheduler.set_request_cancellation(_release_name(name))
-                self.scheduler.clear_cancelled_requests()
+                # as in prepare_next_batch
+                for state in self.scheduler.clear_cancelled_requests():
+                    self._offloading.free_request_cpu_cache(state)
                 self._forget_child(name)
             case Schedule():
                 require(self.scheduler.has_pending_requests(), Reason.EMPTY)
@@ -273,7 +285,8 @@ class PagingDriver(SelfSchedulingDriver):
         unheld = set(free)
         refs = [0 if raw in unheld else shared.get(raw, 1) for raw in blocks]
         requests = {name: self._request_fact(state) for name, state in self._known().items()}
-        self.memory = self._written(requests)
+        tables_of = {name: fact.tables for name, fact in requests.items()}
+        self.memory = _owned(self._kv.blocks()[2 * per :], tables_of)
         due = self._results_due()
         return self.facts(
             refs=(0, *refs),
@@ -287,12 +300,35 @@ class PagingDriver(SelfSchedulingDriver):
             results_due=due,
             in_step=self._batches.in_step,
             padded=self.overlap,  # as by default, with CUDA graphs
+            swap=self._swap_facts() if self.config.swap else None,
         )
+
+    def _swap_facts(self) -> SwapFacts:
+        """Return the facts of host memory. The release numbers its blocks from 0, we from 1."""
+        manager = self._offloading
+        pool = manager._cpu_pool
+        free = [*pool.free_sectors]
+        for blocks in pool._free_blocks:
+            free += [leaf for tree in blocks.trees.values() for leaf in tree]
+        kinds = [*self.cache.cache_allocators]
+        tables = {
+            _our_name(name): tuple(
+                tuple(block + 1 for block in blocks.get(kind, ())) for kind in kinds
+            )
+            for name, blocks in manager._request_id_to_cpu_blocks.items()
+        }
+        stamps = self._kv.blocks(manager._cpu_tensor)
+        written = _owned(stamps, tables)
+        memory: list[tuple[int, tuple[int, ...]]] = [(-1, ())] * (1 + self.config.swap)
+        for block, (group, slots) in written.items():
+            memory[block] = group, tuple(slots)
+        return SwapFacts(tuple(block + 1 for block in free), tuple(memory), tables)
 
     def _request_fact(self, state: Any) -> RequestFact:
         status = "RUNNING"
         if state.request_id in self.scheduler.waiting_requests:
             status = "PREEMPTED" if state._true_initial_tokens else "WAITING"
+            status = "SWAPPED" if state.is_cpu_offloaded else status
         tables = tuple(
             tuple(map(self._block, pages.block_table.get(state.request_id, ())))
             for pages in self._pages
@@ -300,23 +336,25 @@ class PagingDriver(SelfSchedulingDriver):
         text = tuple(state.initial_tokens + state.generated_tokens)
         return RequestFact(status, text, state.position_offset, tables)
 
-    def _written(self, requests: Mapping[str, RequestFact]) -> dict[int, tuple[int, list[int]]]:
-        """Return the group and the stamps of each block that was written: the group of the table that has it,
-        or of its first slot."""
-        groups = {
-            block: group
-            for fact in requests.values()
-            for group, table in enumerate(fact.tables)
-            for block in table
-        }
-        written = {}
-        first = 2 * self._pages[0].blocks_per_sector
-        for block, slots in enumerate(self._kv.blocks()[first:], 1):
-            owners = [group for stamp, group in slots if stamp]
-            if owners:
-                owner = groups.get(block, owners[0])
-                written[block] = owner, [stamp if group == owner else 0 for stamp, group in slots]
-        return written
+
+def _owned(
+    blocks: Sequence[Sequence[Slot]], tables: Mapping[str, Table]
+) -> dict[int, tuple[int, list[int]]]:
+    """Return the group and the stamps of each block that was written: the group of the table that has it, or
+    of its first slot. Blocks count from 1."""
+    groups = {
+        block: group
+        for rows in tables.values()
+        for group, table in enumerate(rows)
+        for block in table
+    }
+    written = {}
+    for block, slots in enumerate(blocks, 1):
+        owners = [group for stamp, group in slots if stamp]
+        if owners:
+            owner = groups.get(block, owners[0])
+            written[block] = owner, [stamp if group == owner else 0 for stamp, group in slots]
+    return written
 
 
 def _our_name(name: str) -> str:

@@ -24,7 +24,7 @@ class TransformersSystem(ReleaseSystem):
     releases = RELEASES
     tables = TABLES
     ways = (OVERLAP,)
-    capabilities = replace(REQUESTS_ALONE, forks=True, rings=True)
+    capabilities = replace(REQUESTS_ALONE, forks=True, rings=True, swaps=True)
     modules = Bookkeeping("transformers", (PACKAGE,), imported_only=("tqdm", "psutil"))
     driver = "impl.transformers_paging.driver"
     kept_prefixes = (f"{_FOLDER}/",)

@@ -45,15 +45,27 @@ class StampedCache:
         slots = _same(_slots(_words(keys)), _slots(_words(values)))
         return [stamp if owner == group else 0 for stamp, owner in slots]
 
-    def blocks(self) -> list[list[Slot]]:
-        """Return the slots of each block of the release's cache."""
+    def blocks(self, memory: torch.Tensor | None = None) -> list[list[Slot]]:
+        """Return the slots of each block of the release's cache, or of another tensor with such blocks."""
         size = self._allocators[0].tokens_per_page
-        slots = _slots(self._rows)
+        slots = _slots(self._rows if memory is None else _words(memory.view(torch.float16)))
         starts = range(0, len(slots), self._allocators[0].block_physical_stride)
         return [
             _same(slots[start : start + size], slots[start + size : start + 2 * size])
             for start in starts
         ]
+
+
+class UnpinnedTorch:
+    """torch for a module that allocates pinned memory, of which there is none without a device. The memory is
+    empty: what is read before it is written has no stamp."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch, name)
+
+    def empty(self, *sizes: Any, pin_memory: bool = False, **kinds: Any) -> torch.Tensor:
+        del pin_memory
+        return torch.zeros(*sizes, **kinds)
 
 
 def _words(states: torch.Tensor) -> torch.Tensor:

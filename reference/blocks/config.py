@@ -27,6 +27,7 @@ BOUNDS = {
     "encoder_cache": (0, 1 << 12),
     "encoder_budget": (0, 1 << 12),
     "children": (0, 16),
+    "swap": (0, 1 << 12),
 }
 MAX_GROUPS = 8
 MAX_SLOTS = 1 << 16
@@ -104,6 +105,8 @@ class EngineConfig:
     whole_images: no chunk of a prompt ends within an image.
 
     children: most further answers that a request may ask for.
+    swap: blocks of host memory for requests that give up their blocks. Such a request goes on from its copy;
+        one that finds no room there computes its text again.
 
     Raises GeometryError when a size is out of bounds or the sizes do not fit together.
     """
@@ -137,6 +140,7 @@ class EngineConfig:
     encoder_budget: int = 0
     whole_images: bool = False
     children: int = 0
+    swap: int = 0
 
     def __post_init__(self) -> None:
         if not 1 <= len(self.groups) <= MAX_GROUPS:
@@ -450,6 +454,10 @@ ENGINE_PRESETS: dict[str, EngineConfig] = {
     "ring-tight": EngineConfig((_RING, _TWO), 11, 16, 7, max_seqs=3),
     "ring-forks": EngineConfig((_TWO, _RING), 24, 16, 8, max_seqs=4, children=2),
     "forks": EngineConfig((_TWO,), 14, 16, 8, max_seqs=4, children=2),
+    "swap": EngineConfig((_TWO,), 8, 16, 8, max_seqs=3, swap=8),
+    "swap-small": EngineConfig((_TWO,), 8, 16, 8, max_seqs=4, caching=False, swap=3),
+    "swap-ring": EngineConfig((_TWO, _RING), 11, 16, 8, max_seqs=3, swap=8),
+    "swap-forks": EngineConfig((_TWO,), 9, 16, 8, max_seqs=4, children=2, swap=6),
     "forks-tight": EngineConfig((_TWO,), 8, 16, 12, max_seqs=4, children=2),
     "forks-uncached": EngineConfig((_TWO,), 14, 16, 8, max_seqs=4, caching=False, children=3),
 }

@@ -268,14 +268,14 @@ class RequestTexts:
             bearer.compute_again(source)
 
     def _mark_preempted(self, facts: BlockFacts) -> None:
-        """Mark the results in flight of preempted requests as stale. A paused request keeps its KV, and
-        computes its last token again."""
+        """Mark the results in flight of preempted requests as stale. A paused request keeps its KV, and one
+        that is swapped a copy; both compute their last token again."""
         for name, fact in facts.requests.items():
             known = self.bearers.get(name)
             if known is None or known.computed is None:
                 continue
             lost = fact.status == "PREEMPTED" or name in facts.released
-            if lost or fact.status == "PAUSED":
+            if lost or fact.status in ("PAUSED", "SWAPPED"):
                 known.computed = None if lost else min(known.computed, len(known.text) - 1)
                 for flight in known.flights:
                     flight.stale = True

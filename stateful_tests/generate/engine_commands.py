@@ -168,6 +168,8 @@ def draw_engine_config(source: Choices, like: EngineConfig) -> EngineConfig:
         made = _with_encoder(source, made)
     need = sum(made.most_blocks(group) for group in made.groups)
     made = replace(made, blocks=need + source.upto(need))
+    if like.swap:
+        made = replace(made, swap=1 + source.upto(need))
     if not like.host_chunks:
         return made
     if like.simple:

@@ -178,7 +178,7 @@ def _shrink_size(failing: Failing, trace: Trace, name: str) -> Trace:
 
 _LENGTHS = (
     "blocks", "max_model_len", "max_batched_tokens", "max_seqs", "drafts", "long_prefill", "chunk_blocks",
-    "host_chunks", "image", "encoder_cache", "encoder_budget", "children",
+    "host_chunks", "image", "encoder_cache", "encoder_budget", "children", "swap",
 )  # fmt: skip
 _PLAIN = {
     "priority": False, "chunked": True, "eagle": False, "caching": True, "arc": False, "sync_loads": False,

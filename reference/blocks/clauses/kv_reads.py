@@ -121,7 +121,7 @@ def _confirmed_window_stays(step: BlockStep) -> Failure | None:
     "READ-4",
     "what is held stays what it was",
     "Between batches too, the blocks of a request hold KV of its own text, in the window of its "
-    "confirmed length.",
+    "confirmed length. So does the copy of a request that is swapped to host memory.",
     why="A wrong write is caught at the write, not at a later read.",
     rule="blocks.request_texts",
     source="kvspec",
@@ -135,6 +135,22 @@ def _held_content_stays(step: BlockStep) -> Failure | None:
         stamps = bearer.stamps if sure <= len(bearer.stamps) else bearer.ahead()[1]
         if (found := step.misread(name, tables, stamps, sure, min(sure, len(stamps)))) is not None:
             return found
+    return _wrong_copy(step)
+
+
+def _wrong_copy(step: BlockStep) -> Failure | None:
+    """Return the failure where the copy of a swapped request holds other KV than that of its text."""
+    if step.after.swap is None:
+        return None
+    for name, bearer, tables in step.swapped():
+        sure = bearer.sure
+        for group, layers in enumerate(step.config.groups):
+            start = window_start(layers, sure)
+            found = step.reads(tables, group, start, sure, step.after.swap.memory)
+            if found != bearer.stamps[start:sure]:
+                want = f"host memory has the KV of {name} at [{start}, {sure}) in group {group}"
+                got = f"blocks {list(tables[group])} of host memory have other KV, or none"
+                return failure(want, got, AtCount(name, "swapped", sure, group))
     return None
 
 

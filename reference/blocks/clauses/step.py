@@ -8,7 +8,7 @@ from functools import partial
 
 from reference.blocks.commands import Add, EngineCommand
 from reference.blocks.config import EngineConfig
-from reference.blocks.facts import BlockFacts, Table
+from reference.blocks.facts import BlockFacts, Memory, Table
 from reference.blocks.host_view import HostView, window_start
 from reference.blocks.request_texts import Bearer, LaneNote, OutputNote
 from reference.clauses.registry import Clause, register
@@ -128,14 +128,29 @@ class BlockStep(HostView):
     def held(self) -> Iterator[tuple[str, Bearer, Table]]:
         """Requests with KV, and the cache manager's tables of each."""
         for name, bearer in self.bearers.items():
-            if bearer.computed is not None and name in self.after.requests:
-                yield name, bearer, self.after.requests[name].tables
+            fact = self.after.requests.get(name)
+            if bearer.computed is not None and fact is not None and fact.status != "SWAPPED":
+                yield name, bearer, fact.tables
 
-    def reads(self, tables: Table, group: int, start: int, end: int) -> list[int]:
-        """Return the stamps that queries from `start` to `end` read through a table of this group."""
+    def swapped(self) -> Iterator[tuple[str, Bearer, Table]]:
+        """Requests with a copy of their KV in host memory, and the tables of each there."""
+        tables = self.after.swap.tables if self.after.swap is not None else {}
+        for name, fact in self.after.requests.items():
+            if fact.status == "SWAPPED" and name in self.bearers:
+                nothing = ((),) * len(self.config.groups)
+                yield name, self.bearers[name], tables.get(name, nothing)
+
+    def reads(
+        self, tables: Table, group: int, start: int, end: int, memory: Memory | None = None
+    ) -> list[int]:
+        """Return the stamps that queries from `start` to `end` read through a table of this group.
+
+        memory: that of the blocks which the tables name; by default the device's.
+        """
         layers = self.config.groups[group]
         row = tables[group]
-        memory = self.after.memory
+        if memory is None:
+            memory = self.after.memory
         found = []
         for position in range(start, end):
             at, offset = layers.slot_of(position)

@@ -92,6 +92,7 @@ _NEEDS: dict[str, Less] = {
     "adapters": leave.no_adapters,
     "salts": leave.no_salts,
     "children": leave.no_children,
+    "swapped requests": _reduction_by_kind(blocks=partial(leave.sized, swap=0)),
     "an adapter loaded again": partial(leave.none_of, LoadAdapter),
     "new weights": partial(leave.none_of, NewWeights),
     "priorities": _reduction_by_kind(

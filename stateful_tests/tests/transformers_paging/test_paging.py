@@ -151,6 +151,25 @@ def test_a_request_that_finds_no_blocks_beside_a_ring_starts_again(system):
     assert sum("ends: length" in line for row in run.rows for line in row.tree) == 2
 
 
+def test_a_request_that_finds_no_blocks_goes_on_from_its_copy_in_host_memory(system):
+    config = EngineConfig((LayerGroup(1),), 6, 6, 6, max_seqs=2, caching=False, swap=6)
+    step = Schedule(), Update()
+    run = outcomes(system, Add("r1", 4, 2), Add("r2", 4, 2), *step * 12, config=config)
+    lines = [line for row in run.rows for line in row.tree]
+    [swapped] = [line for line in lines if "SWAPPED" in line]
+    name, computed = swapped.split()[0], int(swapped.split("computed ")[1].split(",")[0])
+    starts = [int(line.split("[")[1].split(",")[0]) for line in lines if f"{name} computes" in line]
+    assert computed in starts and starts == sorted({*starts})  # nothing is computed twice
+    assert sum("ends: length" in line for line in lines) == 2
+
+
+def test_a_request_without_room_in_host_memory_starts_again(system):
+    config = EngineConfig((LayerGroup(1),), 6, 6, 6, max_seqs=2, caching=False, swap=1)
+    step = Schedule(), Update()
+    run = outcomes(system, Add("r1", 4, 2), Add("r2", 4, 2), *step * 12, config=config)
+    assert any("PREEMPTED" in line for row in run.rows for line in row.tree)
+
+
 def test_no_more_children_than_configured(system):
     add = Add("r1", 1, 3, children=3)
     run = outcomes(system, add, config=engine_preset("forks"))

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from reference.blocks.facts import (
-    BlockFacts, DraftUse, ForeignKey, Found, Lane, Output, Published, RequestFact,
+    BlockFacts, DraftUse, ForeignKey, Found, Lane, Output, Published, RequestFact, SwapFacts,
 )  # fmt: skip
 from reference.blocks.host_view import window_start
 from stateful_tests.tests.vllm.engine_by_hand import EngineByHand
@@ -126,6 +126,22 @@ def _forks(scene: EngineByHand, name: str, child: str, computed: str, tables: st
     scene.texts[child] = list(scene.given[name])
     scene.given[child] = list(scene.given[name])
     scene.requests[child] = RequestFact("RUNNING", (), int(computed), scene.tables(tables))
+
+
+def _swapped(
+    scene: EngineByHand, name: str, blocks: str, count: str, free: str | None, other: str | None
+) -> None:
+    """Have host memory keep a copy of the first positions of a text, or one of another text."""
+    table = tuple(map(int, blocks.split()))
+    size = scene.config.groups[0].block_size
+    stamps = [7] * int(count) if other else scene.stamps(name)[: int(count)]
+    memory: list[tuple[int, tuple[int, ...]]] = [(-1, ())] * (1 + scene.config.swap)
+    for at, block in enumerate(table):
+        slots = [*stamps[at * size : (at + 1) * size], *[0] * size]
+        memory[block] = 0, tuple(slots[:size])
+    unused = tuple(map(int, (free or "").split()))
+    facts = SwapFacts(unused, tuple(memory), {name: (table,)})
+    scene.spoil(swap=lambda _: facts)
 
 
 def _attends(scene: EngineByHand, name: str, start: str, end: str, other: str | None) -> None:
@@ -313,6 +329,8 @@ STATEMENTS: dict[str, Callable[..., None]] = {
     rf"{_WHO} is released": lambda scene, name: scene.spoil(released=lambda _: (name,)),
     rf"{_WHO} forks (?P<child>r\d\.\d) at (?P<computed>\d+) in ?{_BLOCKS}": _forks,
     rf"{_WHO} attends (?P<start>\d+)-(?P<end>\d+)(, another at (?P<other>\d+))?": _attends,
+    rf"host memory has (?P<other>not )?{_WHO} 0-(?P<count>\d+) in (?P<blocks>[\d ]+?)"
+    r"(, free (?P<free>[\d ]+))?": _swapped,
     r"batches are padded": lambda scene: scene.spoil(padded=lambda _: True),
     r"the reset succeeds": lambda scene: scene.spoil(reset=lambda _: True),
     r"equal blocks are one": lambda scene: scene.spoil(merges=lambda _: True),
