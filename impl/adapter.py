@@ -80,6 +80,9 @@ class Capabilities:
     sources: fields of Add that requests of an engine that schedules by itself may have: "adapter", "salt".
     encodes: prompts of an engine that schedules by itself may have images (EngineConfig.image).
     drafter: its batch entries say what the layers of a drafter read and write (Lane.draft).
+    forks: requests of an engine that schedules by itself may have children (Add.children).
+    rings: its windows are rings (LayerGroup.ring).
+    swaps: it swaps requests to host memory (EngineConfig.swap).
     new_views: each view is made of new lists, tuples and dictionaries, so nobody has to copy it.
     """
 
@@ -111,6 +114,9 @@ class Capabilities:
     sources: frozenset[str] = frozenset()
     encodes: bool = False
     drafter: bool = False
+    forks: bool = False
+    rings: bool = False
+    swaps: bool = False
     new_views: bool = False
 
     @property
@@ -131,6 +137,8 @@ class Capabilities:
     def offers(self, command: AnyCommand) -> bool:
         """Return whether an EngineSystem takes this command."""
         if isinstance(command, Add) and command.resumable and not self.sessions:
+            return False
+        if isinstance(command, Add) and command.children and not self.forks:
             return False
         if isinstance(command, Add) and any(
             getattr(command, field) and field not in self.sources for field in SOURCE_FIELDS

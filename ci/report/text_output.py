@@ -160,6 +160,8 @@ def _group_text(group: Data) -> str:
     words = " window ".join(
         str(group[part]) for part in ("block_size", "window") if group.get(part)
     )
+    if group.get("ring"):
+        return f"{words} in a ring"
     return f"{words} with state" if group.get("state") else words
 
 

@@ -11,15 +11,17 @@ CORE = """
 5.23.0 ... cache.py | PagedAttentionCache.extend_read_and_write_indices(_, _, _, _, _); get_device_and_memory_breakdown
 5.23.0 ... cache_allocators/cache_allocator.py | compute_block_hash; CacheAllocator.ledger; CacheAllocator.block_table; CacheAllocator.block_physical_stride
 5.23.0 ... cache_allocators/cache_allocator.py | CacheAllocator.blocks_per_sector; BlockLedger.cached_blocks; BlockLedger.shared_ref_counts
+5.23.0 ... cache_allocators/cache_allocator.py | CacheAllocator.update(_, _, _, _, _); CacheAllocator.cache_tensor; CacheAllocator.layer_indices; CacheAllocator.tokens_per_page; CacheAllocator.get_seqlen_k(_, _)
 5.23.0 ... cache_allocators/cache_allocator.py | BlockLedger.block_to_hash; BlockLedger.hash_to_block
 5.23.0 ... cache_allocators/cache_pool.py | RegularTrees.trees; CachePool._free_blocks; CachePool.free_sectors; CachePool.num_sectors
 5.23.0 ... scheduler.py | FIFOScheduler(_, _, _); Scheduler.waiting_requests; Scheduler.active_requests; Scheduler.add_waiting_request(_)
 5.23.0 ... scheduler.py | Scheduler.has_pending_requests(); Scheduler.set_request_cancellation(_); Scheduler.clear_cancelled_requests()
-5.23.0 ... requests.py | RequestState(request_id=_, initial_tokens=_, streaming=_, max_new_tokens=_, eos_token_id=_)
+5.23.0 ... requests.py | RequestState(request_id=_, initial_tokens=_, streaming=_, max_new_tokens=_, eos_token_id=_, num_children=_)
 5.23.0 ... requests.py | RequestState.request_id; RequestState.initial_tokens; RequestState.generated_tokens; RequestState.tokens_to_process
-5.23.0 ... requests.py | RequestState.position_offset; RequestState._true_initial_tokens; FutureRequestState.state; FutureRequestState.query_length; FutureRequestState.has_new_token
+5.23.0 ... requests.py | RequestState.position_offset; RequestState._true_initial_tokens; RequestState.is_cpu_offloaded; FutureRequestState.state; FutureRequestState.query_length; FutureRequestState.has_new_token
 5.23.0 ... requests.py | GenerationOutput.request_id; GenerationOutput.generated_tokens; GenerationOutput.is_finished()
-5.23.0 ... offloading_manager.py | OffloadingManager(_, _, _, _, _, _)
+5.23.0 ... offloading_manager.py | OffloadingManager(_, _, _, _, _, _); OffloadingManager.free_request_cpu_cache(_); OffloadingManager._compute_num_cpu_sectors(_, _)
+5.23.0 ... offloading_manager.py | OffloadingManager._cpu_pool; OffloadingManager._cpu_tensor; OffloadingManager._request_id_to_cpu_blocks
 5.23.0 ... continuous_api.py | ContinuousBatchProcessor.prepare_next_batch(); ContinuousBatchProcessor.update_batch()
 """
 OVERLAP = "async"  # the way with asynchronous batching, and the part of the API that it needs

@@ -22,7 +22,8 @@ class BatchEntry(NamedTuple):
     """A request in a batch.
 
     start: first position that it computes. text: its tokens before. inputs: tokens that it computes.
-    read, write: slots of the cache in the order of positions, as indices of the release.
+    read, write: for each group, rows of the cache in the order of positions, as the release numbers them.
+    lengths: for each group, positions whose KV attention gets.
     samples: the batch samples a token for it.
     """
 
@@ -30,8 +31,9 @@ class BatchEntry(NamedTuple):
     start: int
     text: tuple[int, ...]
     inputs: tuple[int, ...]
-    read: list[int]
-    write: list[int]
+    read: list[list[int]]
+    write: list[list[int]]
+    lengths: list[int]
     samples: bool
 
 
@@ -41,7 +43,10 @@ class HostBatch:
     entries: its requests. tokens: those that it has sampled, in their order.
     req_id_to_new_token_position, carry_over_ids: as in the release.
     outputs: sampled tokens, int64 (1, M + 1) on the CPU, for at most M tokens of a batch.
+    reads_cache: attention reads the cache; otherwise every entry begins a text, and nothing is read.
     """
+
+    compute_stream = None
 
     def __init__(self, cache: Any) -> None:
         self._cache = cache
@@ -50,11 +55,22 @@ class HostBatch:
         self.tokens: list[int] = []
         self.req_id_to_new_token_position: dict[str, int] = {}
         self.carry_over_ids = torch.full((cache.max_batch_tokens,), -1, dtype=torch.int32)
+        self.reads_cache = False
         self.outputs = torch.zeros((1, cache.max_batch_tokens + 1), dtype=torch.int64)
 
-    def prepare_batch_tensors(self, requests_in_batch: Sequence[Any], *_: Any, **__: Any) -> None:
+    def prepare_batch_tensors(
+        self,
+        requests_in_batch: Sequence[Any],
+        logits_processors: Any,
+        use_decode_fast_path: bool,
+        num_q_tokens: int,
+        max_kv_read: int,
+        use_padding: bool,
+    ) -> None:
         """Note the batch, and move its requests on as the release does."""
+        del logits_processors, use_decode_fast_path, num_q_tokens, use_padding
         self.requests_in_batch = requests_in_batch
+        self.reads_cache = max_kv_read > 0
         self.entries = []
         self.tokens = []
         self.req_id_to_new_token_position = {}
@@ -63,14 +79,16 @@ class HostBatch:
             state = future.state
             start = state.position_offset
             count = future.query_length
-            read: list[list[int]] = [[]]
-            write: list[list[int]] = [[]]
+            allocators = self._cache.cache_allocators.values()
+            read: list[list[int]] = [[] for _ in allocators]
+            write: list[list[int]] = [[] for _ in allocators]
+            lengths = [each.get_seqlen_k(start, count) for each in allocators]
             self._cache.extend_read_and_write_indices(state.request_id, start, count, read, write)
             text = tuple((state.initial_tokens + state.generated_tokens)[:start])
             inputs = tuple(state.tokens_to_process)
             samples = future.has_new_token
             self.entries.append(
-                BatchEntry(state.request_id, start, text, inputs, read[0], write[0], samples)
+                BatchEntry(state.request_id, start, text, inputs, read, write, lengths, samples)
             )
             state.position_offset += count
             position += count
@@ -113,6 +131,7 @@ class LaunchedBatches:
             self.release_object = bare(
                 overlapped,
                 current_pair=0,
+                compute_stream=None,
                 io_pairs=[Values(host_io=batch, d2h_over=done) for batch in self._batches],
                 max_batch_tokens=cache.max_batch_tokens,
             )

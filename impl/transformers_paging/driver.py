@@ -6,7 +6,8 @@ batch before.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -19,59 +20,73 @@ from impl.self_scheduling.release_system import serve_driver
 from impl.self_scheduling.driver import SelfSchedulingDriver
 from impl.system_spec import SystemSpec
 from impl.transformers_paging.api import OVERLAP
-from impl.transformers_paging.batches import HostBatch, LaunchedBatches
-from impl.transformers_paging.loading import load
+from impl.transformers_paging.batches import BatchEntry, HostBatch, LaunchedBatches
+from impl.transformers_paging.loading import TransformersSystem, load
+from impl.transformers_paging.stamped_cache import Slot, StampedCache, UnpinnedTorch
 from impl.stand_ins import Values
 from impl.vocabulary import CommandRefused, require
 from reference.blocks.commands import STOP_TOKEN, Add, EngineCommand, Schedule, Update
 from reference.blocks.config import EngineConfig
-from reference.blocks.facts import BlockFacts, Lane, Published, RequestFact, chained
+from reference.blocks.facts import (
+    BlockFacts, Found, Lane, Published, RequestFact, SwapFacts, Table, chained,
+)  # fmt: skip
 from reference.commands import Abort, Reason
+
+_LAYER_TYPES = {False: "full_attention", True: "sliding_attention"}  # of a group, by its ring
+_CHILD = "__child#"  # between a parent's name and the number of its child
 
 
 class PagingDriver(SelfSchedulingDriver):
     """One release under `root`, in this process."""
+
+    capabilities = TransformersSystem.capabilities
 
     def __init__(self, root: Path, name: str = "transformers") -> None:
         self.name = name
         self.root = root
         self.overlap = OVERLAP in SystemSpec.parse(name).ways
         self._of = load(root)
+        self._of["offloading_manager"].torch = UnpinnedTorch()
         self._of["cache"].get_device_and_memory_breakdown = lambda: (
             torch.device("cpu"),
             1 << 40,
             0,
             0,
         )
-        self._of["cache_allocator"].compute_block_hash = self._hashed
         whole = self._of["continuous_api"].ContinuousBatchProcessor
         # its own collects garbage
         self._processor: Any = type("Processor", (whole,), {"__del__": _nothing})
 
     def reset(self, geometry: EngineConfig) -> None:
-        if len(geometry.groups) > 1 or geometry.groups[0].window is not None:
+        if any(group.window is not None and not group.ring for group in geometry.groups):
+            raise UnusableImplementation("transformers: no window that is not a ring")
+        kinds = {group.ring for group in geometry.groups}
+        sizes_of_blocks = {group.block_size for group in geometry.groups}
+        if len(kinds) < len(geometry.groups) or len(sizes_of_blocks) > 1 or geometry.recurrent:
             raise UnusableImplementation(
-                "transformers: one group, without a window (those are rings)"
+                "transformers: a group of full attention, one of a ring, or both, with blocks of one size"
             )
         if geometry.drafts or not geometry.chunked:
             raise UnusableImplementation(
                 "transformers: it takes no drafts, and cuts prompts (chunked)"
             )
-        self.clear(geometry.groups[0].block_size)
+        self.clear(*(group.block_size for group in geometry.groups))
         self.config = geometry
+        layers = len(geometry.groups)  # one of each group, so that their blocks are alike
+        windows = [group.window for group in geometry.groups if group.ring]
         model = Values(
-            num_hidden_layers=1,
+            num_hidden_layers=layers,
             num_attention_heads=1,
             head_dim=32,
             hidden_size=32,
             vocab_size=1,
-            layer_types=None,
+            layer_types=[_LAYER_TYPES[group.ring] for group in geometry.groups],
             num_key_value_heads=None,
-            sliding_window=None,
+            sliding_window=windows[0] if windows else None,
         )
         sizes = Values(
             page_size=self.block_size,
-            num_blocks=geometry.blocks,
+            num_blocks=geometry.blocks / layers,  # the release counts blocks of all layers
             max_batch_tokens=geometry.max_batched_tokens,
             allow_block_sharing=geometry.caching,
             max_memory_percent=1.0,
@@ -82,10 +97,11 @@ class PagingDriver(SelfSchedulingDriver):
         )
         alone = Values(tp_size=1, tp_all_reduce_min=lambda value, **_: value)
         self.cache = self._of["cache"].PagedAttentionCache(model, sizes, "cpu", alone)
-        [self._pages] = self.cache.cache_allocators.values()
+        self._pages = [*self.cache.cache_allocators.values()]
+        self._kv = StampedCache(self._pages)
         kind = self._of["scheduler"].FIFOScheduler
         self.scheduler = kind(self.cache, 0.0, geometry.max_seqs)
-        offloading = self._of["offloading_manager"].OffloadingManager
+        self._offloading = self._offloading_manager(alone)
         self._batches = LaunchedBatches(
             self._of["input_outputs"].ContinuousBatchingAsyncIOs if self.overlap else None,
             self.cache,
@@ -95,7 +111,7 @@ class PagingDriver(SelfSchedulingDriver):
             cache=self.cache,
             scheduler=self.scheduler,
             max_batch_tokens=self.cache.max_batch_tokens,
-            offloading_manager=offloading(self.cache, self.scheduler, 0.0, 0.0, None, alone),
+            offloading_manager=self._offloading,
             inputs_and_outputs=self._batches.release_object,
             output_router=self,
             use_async_batching=self.overlap,
@@ -107,7 +123,15 @@ class PagingDriver(SelfSchedulingDriver):
         )
         # of a hash: the stamps of its block, after those before
         self._texts: dict[int, tuple[int, ...]] = {}
+        self._of["cache_allocator"].compute_block_hash = self._hashed
         loaded("impl/transformers_paging/loading.py")
+
+    def _offloading_manager(self, alone: Values) -> Any:
+        """Return the release's manager of host memory, which has as many blocks as the configuration says."""
+        whole = self._of["offloading_manager"].OffloadingManager
+        blocks = self.config.swap
+        sized = type("Manager", (whole,), {"_compute_num_cpu_sectors": lambda *_: blocks})
+        return sized(self.cache, self.scheduler, 0.0, 0.0, None, alone)
 
     def carry_out(self, command: EngineCommand) -> None:
         # clients: between steps
@@ -120,8 +144,11 @@ class PagingDriver(SelfSchedulingDriver):
                 self._add(command)
             case Abort(name):
                 require(name in self._known(), Reason.UNKNOWN_REQUEST)
-                self.scheduler.set_request_cancellation(name)
-                self.scheduler.clear_cancelled_requests()
+                self.scheduler.set_request_cancellation(_release_name(name))
+                # as in prepare_next_batch
+                for state in self.scheduler.clear_cancelled_requests():
+                    self._offloading.free_request_cpu_cache(state)
+                self._forget_child(name)
             case Schedule():
                 require(self.scheduler.has_pending_requests(), Reason.EMPTY)
                 if self.processor.prepare_next_batch():
@@ -139,9 +166,12 @@ class PagingDriver(SelfSchedulingDriver):
         return self._batches.in_step or (self._batches.in_flight > 0 and idle)
 
     def _known(self) -> dict[str, Any]:
-        return {**self.scheduler.waiting_requests, **self.scheduler.active_requests}
+        """The requests of the scheduler, by our names."""
+        known = {**self.scheduler.waiting_requests, **self.scheduler.active_requests}
+        return {_our_name(name): state for name, state in known.items()}
 
     def _add(self, command: Add) -> None:
+        require(command.children <= self.config.children, Reason.UNFAITHFUL)
         known = command.request in self._known()
         # it has no such bound of its own
         tokens = self.accept(command, self.config.max_model_len, known)
@@ -152,32 +182,74 @@ class PagingDriver(SelfSchedulingDriver):
                 streaming=True,
                 max_new_tokens=command.max_tokens,
                 eos_token_id=STOP_TOKEN,
+                num_children=command.children,
             )
         )
+
+    def _forget_child(self, name: str) -> None:
+        """Forget what a child has delivered: another one may get its name, and no Add says so."""
+        if "." in name:
+            self._delivered.pop(name, None)
 
     # -- the model ----------------------------------------------------------------------------------
 
     def _run(self, batch: HostBatch) -> None:
         """Run the batch: write a stamp to each slot, sample a token for each request whose prompt is done."""
-        stride = self._pages.block_physical_stride
+        written: list[list[int]] = []
         for entry in batch.entries:
             before = chained(entry.text)[-1] if entry.text else 0
-            stamps = chained(entry.inputs, before)
-            for stamp, index in zip(stamps, entry.write):
-                self.write(self._block(index // stride), index % stride, stamp)
+            written.append(chained(entry.inputs, before))
+        found = [self._attention(batch, group, written) for group in range(len(self._pages))]
+        for entry, stamps, got in zip(batch.entries, written, zip(*found)):
+            name = _our_name(entry.request)
             sampled: tuple[int, ...] = ()
             if entry.samples:
-                sampled = (self.sample(entry.request, (before, *stamps)[-1]),)
+                last = chained(entry.text)[-1] if not stamps else stamps[-1]
+                sampled = (self.sample(name, last),)
                 batch.tokens += sampled
-            row = tuple(self._block(index // stride) for index in entry.read[:: self.block_size])
-            self.lanes.append(Lane(entry.request, entry.start, entry.inputs, 0, sampled, (row,)))
+            tables = tuple(self._table(entry, group) for group in range(len(self._pages)))
+            lane = Lane(name, entry.start, entry.inputs, 0, sampled, tables, found=got)
+            self.lanes.append(lane)
         batch.keep_outputs()
+
+    def _attention(
+        self, batch: HostBatch, group: int, written: Sequence[Sequence[int]]
+    ) -> list[Found]:
+        """Run the attention of a group, and return the KV that it gets for each entry.
+
+        written: stamps that each entry writes. A batch in which every entry begins a text reads no cache.
+        """
+        read = [row for entry in batch.entries for row in entry.read[group] if batch.reads_cache]
+        write = [row for entry in batch.entries for row in entry.write[group]]
+        stamps = self._kv.update(group, [*chain(*written)], read, write)
+        found = []
+        for entry in batch.entries:
+            count = len(entry.inputs)
+            length = entry.lengths[group] if batch.reads_cache else count
+            first = entry.start + count - length
+            found.append(Found(group, first, tuple(stamps[:length])))
+            del stamps[:length]
+        return found
+
+    def _table(self, entry: BatchEntry, group: int) -> tuple[int, ...]:
+        """Return the blocks that an entry reads and writes."""
+        pages = self._pages[group]
+        if self.config.groups[group].ring:
+            return tuple(map(self._block, pages.block_table.get(entry.request, ())))
+        stride = pages.block_physical_stride
+        return tuple(
+            self._block(index // stride) for index in entry.read[group][:: self.block_size]
+        )
 
     # -- what the processor hands to its clients ------------------------------------------------------
 
     def deliver_batch(self, outputs: Sequence[Any]) -> None:
         for output in outputs:
-            self.deliver(output.request_id, output.generated_tokens, output.is_finished())
+            name = _our_name(output.request_id)
+            self._delivered.setdefault(name, 0)  # of a child nothing was noted before
+            self.deliver(name, output.generated_tokens, output.is_finished())
+            if output.is_finished():
+                self._forget_child(name)
 
     def _hashed(self, parent: int | None, tokens: Sequence[int]) -> int:
         """The hash of a block: the stamp of its last token."""
@@ -189,43 +261,109 @@ class PagingDriver(SelfSchedulingDriver):
 
     def _block(self, raw: int) -> int:
         """Ours for its number of a block: it has trash before, we have the null block."""
-        return int(raw - 2 * self._pages.blocks_per_sector + 1)
+        return int(raw - 2 * self._pages[0].blocks_per_sector + 1)
 
     def view(self) -> BlockFacts:
-        pages = self._pages
-        ledger = self._pages.ledger
         pool = self.cache.pool
-        per = pages.blocks_per_sector
-        free = [leaf for tree in pool._free_blocks[0].trees.values() for leaf in tree]
-        free += [sector * per + at for sector in pool.free_sectors for at in range(per)]
-        free += ledger.cached_blocks  # nobody holds them, and they are taken when blocks run out
-        blocks = range(2 * per, (2 + pool.num_sectors) * per)
-        refs = [0 if raw in free else ledger.shared_ref_counts.get(raw, 1) for raw in blocks]
-        hashes = ledger.block_to_hash.items()
-        requests = {}
-        for name, state in self._known().items():
-            status = "RUNNING"
-            if name in self.scheduler.waiting_requests:
-                status = "PREEMPTED" if state._true_initial_tokens else "WAITING"
-            table = tuple(map(self._block, pages.block_table.get(name, ())))
-            text = tuple(state.initial_tokens + state.generated_tokens)
-            requests[name] = RequestFact(status, text, state.position_offset, (table,))
+        per = self._pages[0].blocks_per_sector
+        free = [sector * per + at for sector in pool.free_sectors for at in range(per)]
+        shared: dict[int, int] = {}
+        published = []
         mapped: dict[int, int] = {}
-        for raw in ledger.hash_to_block.values():
-            mapped[self._block(raw)] = mapped.get(self._block(raw), 0) + 1
+        tables = set()
+        for group, pages in enumerate(self._pages):
+            ledger = pages.ledger
+            free += [leaf for tree in pool._free_blocks[group].trees.values() for leaf in tree]
+            free += ledger.cached_blocks  # nobody holds them, and they are taken when blocks run out
+            shared |= ledger.shared_ref_counts
+            for raw, value in ledger.block_to_hash.items():
+                published.append(Published(self._block(raw), group, self._texts[value]))
+            for raw in ledger.hash_to_block.values():
+                mapped[self._block(raw)] = mapped.get(self._block(raw), 0) + 1
+            tables |= pages.block_table.keys()
+        blocks = range(2 * per, (2 + pool.num_sectors) * per)
+        unheld = set(free)
+        refs = [0 if raw in unheld else shared.get(raw, 1) for raw in blocks]
+        requests = {name: self._request_fact(state) for name, state in self._known().items()}
+        tables_of = {name: fact.tables for name, fact in requests.items()}
+        self.memory = _owned(self._kv.blocks()[2 * per :], tables_of)
         due = self._results_due()
         return self.facts(
             refs=(0, *refs),
-            published=[Published(self._block(raw), 0, self._texts[value]) for raw, value in hashes],
+            published=published,
             free=tuple(map(self._block, free)),
             mapped=mapped,
             requests=requests,
-            leftovers=tuple(name for name in pages.block_table if name not in requests),
+            leftovers=tuple(sorted({*map(_our_name, tables)} - requests.keys())),
             # nobody waits for a batch alone in flight: the loop takes its results behind another launch
             steps_in_flight=self._batches.in_flight if due else 0,
             results_due=due,
             in_step=self._batches.in_step,
+            padded=self.overlap,  # as by default, with CUDA graphs
+            swap=self._swap_facts() if self.config.swap else None,
         )
+
+    def _swap_facts(self) -> SwapFacts:
+        """Return the facts of host memory. The release numbers its blocks from 0, we from 1."""
+        manager = self._offloading
+        pool = manager._cpu_pool
+        free = [*pool.free_sectors]
+        for blocks in pool._free_blocks:
+            free += [leaf for tree in blocks.trees.values() for leaf in tree]
+        kinds = [*self.cache.cache_allocators]
+        tables = {
+            _our_name(name): tuple(
+                tuple(block + 1 for block in blocks.get(kind, ())) for kind in kinds
+            )
+            for name, blocks in manager._request_id_to_cpu_blocks.items()
+        }
+        stamps = self._kv.blocks(manager._cpu_tensor)
+        written = _owned(stamps, tables)
+        memory: list[tuple[int, tuple[int, ...]]] = [(-1, ())] * (1 + self.config.swap)
+        for block, (group, slots) in written.items():
+            memory[block] = group, tuple(slots)
+        return SwapFacts(tuple(block + 1 for block in free), tuple(memory), tables)
+
+    def _request_fact(self, state: Any) -> RequestFact:
+        status = "RUNNING"
+        if state.request_id in self.scheduler.waiting_requests:
+            status = "PREEMPTED" if state._true_initial_tokens else "WAITING"
+            status = "SWAPPED" if state.is_cpu_offloaded else status
+        tables = tuple(
+            tuple(map(self._block, pages.block_table.get(state.request_id, ())))
+            for pages in self._pages
+        )
+        text = tuple(state.initial_tokens + state.generated_tokens)
+        return RequestFact(status, text, state.position_offset, tables)
+
+
+def _owned(
+    blocks: Sequence[Sequence[Slot]], tables: Mapping[str, Table]
+) -> dict[int, tuple[int, list[int]]]:
+    """Return the group and the stamps of each block that was written: the group of the table that has it, or
+    of its first slot. Blocks count from 1."""
+    groups = {
+        block: group
+        for rows in tables.values()
+        for group, table in enumerate(rows)
+        for block in table
+    }
+    written = {}
+    for block, slots in enumerate(blocks, 1):
+        owners = [group for stamp, group in slots if stamp]
+        if owners:
+            owner = groups.get(block, owners[0])
+            written[block] = owner, [stamp if group == owner else 0 for stamp, group in slots]
+    return written
+
+
+def _our_name(name: str) -> str:
+    """Return our name of a request of the release: a child has a number behind its parent's name."""
+    return name.replace(_CHILD, ".")
+
+
+def _release_name(name: str) -> str:
+    return name.replace(".", _CHILD)
 
 
 def _nothing(*_: Any) -> None:

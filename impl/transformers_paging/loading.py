@@ -5,11 +5,12 @@ from __future__ import annotations
 import importlib
 import logging
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from impl.loading.isolation import Bookkeeping, install
-from impl.self_scheduling.release_system import ReleaseSystem
+from impl.self_scheduling.release_system import REQUESTS_ALONE, ReleaseSystem
 from impl.transformers_paging.api import OVERLAP, RELEASES, TABLES
 
 PACKAGE = "transformers.generation.continuous_batching"
@@ -23,6 +24,7 @@ class TransformersSystem(ReleaseSystem):
     releases = RELEASES
     tables = TABLES
     ways = (OVERLAP,)
+    capabilities = replace(REQUESTS_ALONE, forks=True, rings=True, swaps=True)
     modules = Bookkeeping("transformers", (PACKAGE,), imported_only=("tqdm", "psutil"))
     driver = "impl.transformers_paging.driver"
     kept_prefixes = (f"{_FOLDER}/",)

@@ -25,6 +25,8 @@ class Add:
     remote: tokens of the prompt that a peer has computed.
     adapter: the LoRA adapter that computes it, "" for none.
     salt: its KV is shared only among requests of the same salt, "" for all.
+    children: further answers to the prompt. Each is a request of its own (`child_name`), which the engine
+        forks off before the request computes the last token of its prompt.
     """
 
     request: str
@@ -36,6 +38,7 @@ class Add:
     remote: int = 0
     adapter: str = ""
     salt: str = ""
+    children: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +114,11 @@ SOURCE_FIELDS = ("adapter", "salt")  # of Add
 TRANSFER_COMMANDS = (Copy, Complete, Fail, ResetConnector, Backup, Fetch)  # of engines with a connector
 STORAGE_COMMANDS = (Backup, Fetch)  # of those with a storage behind it
 STOP_TOKEN = 1  # no other token is so small
+
+
+def child_name(request: str, number: int) -> str:
+    """Return the name of a further answer to the prompt of a request; numbers count from 0."""
+    return f"{request}.{number}"
 
 
 def client_tokens(prompt: Prompt, own: int, serial: int) -> list[int]:

@@ -6,6 +6,7 @@ tokens.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from reference.geometry import GeometryError
@@ -25,6 +26,8 @@ BOUNDS = {
     "image": (0, 256),
     "encoder_cache": (0, 1 << 12),
     "encoder_budget": (0, 1 << 12),
+    "children": (0, 16),
+    "swap": (0, 1 << 12),
 }
 MAX_GROUPS = 8
 MAX_SLOTS = 1 << 16
@@ -36,12 +39,32 @@ class LayerGroup:
 
     state: the layers are recurrent. A block then holds one state (reference.recurrent_states), the one after
     the last of its computed tokens; no query sees a position. drafter: the layers of a drafter are among
-    them, and the engine's configuration says so."""
+    them, and the engine's configuration says so. ring: the table is a ring of as many slots as the window:
+    a position takes the slot of the one that has left the window, and no prefix is cached."""
 
     block_size: int
     window: int | None = None
     state: bool = False
     drafter: bool = False
+    ring: bool = False
+
+    def slot_of(self, position: int) -> tuple[int, int]:
+        """Return the entry of a table that has a position, and the slot in its block."""
+        if self.ring and self.window is not None:
+            position %= self.window
+        return divmod(position, self.block_size)
+
+    def entries_of(self, start: int, end: int) -> Iterable[int]:
+        """Return the entries of a table that have the positions from `start` to `end`."""
+        if self.ring:
+            return sorted({self.slot_of(position)[0] for position in range(start, end)})
+        return range(start // self.block_size, -(-end // self.block_size) if start < end else 0)
+
+    def first_kept(self, start: int, end: int) -> int:
+        """Return the first position from `start` on whose slot no position before `end` has taken."""
+        if self.ring and self.window is not None:
+            return max(start, end - self.window)
+        return start
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +104,10 @@ class EngineConfig:
     encoder_budget: embeddings that one step may compute.
     whole_images: no chunk of a prompt ends within an image.
 
+    children: most further answers that a request may ask for.
+    swap: blocks of host memory for requests that give up their blocks. Such a request goes on from its copy;
+        one that finds no room there computes its text again.
+
     Raises GeometryError when a size is out of bounds or the sizes do not fit together.
     """
 
@@ -112,6 +139,8 @@ class EngineConfig:
     encoder_cache: int = 0
     encoder_budget: int = 0
     whole_images: bool = False
+    children: int = 0
+    swap: int = 0
 
     def __post_init__(self) -> None:
         if not 1 <= len(self.groups) <= MAX_GROUPS:
@@ -157,6 +186,8 @@ class EngineConfig:
                 raise GeometryError(
                     f"groups[{at}].window", "goes without state: a recurrent layer has none"
                 )
+            if group.ring and group.window is None:
+                raise GeometryError(f"groups[{at}].ring", "needs window, the slots of the ring")
             if group.drafter and (group.state or not self.eagle):
                 raise GeometryError(
                     f"groups[{at}].drafter", "needs eagle, and layers that are not recurrent"
@@ -268,6 +299,8 @@ class EngineConfig:
         most = -(-self.max_model_len // group.block_size)
         if group.window is None:
             return most
+        if group.ring:
+            return min(most, -(-group.window // group.block_size))
         return min(
             most, -(-(group.window - 1 + 2 * self.max_batched_tokens) // group.block_size) + 1
         )
@@ -277,6 +310,7 @@ _ONE = LayerGroup(1)
 _TWO = LayerGroup(2)
 _FOUR = LayerGroup(4)
 _NEAR = LayerGroup(2, 3)
+_RING = LayerGroup(2, 5, ring=True)
 _STATE = LayerGroup(2, state=True)
 _WIDE = (_FOUR, LayerGroup(4, state=True))
 _ALONE = LayerGroup(20, state=True)  # without caching a request has one state, whatever its length
@@ -415,6 +449,17 @@ ENGINE_PRESETS: dict[str, EngineConfig] = {
     "host-state-fine": EngineConfig(
         _WIDE, 18, 28, 12, max_seqs=3, drafts=2, match=2, host_chunks=10
     ),
+    "ring": EngineConfig((_RING,), 8, 24, 6, max_seqs=4, caching=False),
+    "ring-hybrid": EngineConfig((_TWO, _RING), 22, 16, 8, max_seqs=4),
+    "ring-tight": EngineConfig((_RING, _TWO), 11, 16, 7, max_seqs=3),
+    "ring-forks": EngineConfig((_TWO, _RING), 24, 16, 8, max_seqs=4, children=2),
+    "forks": EngineConfig((_TWO,), 14, 16, 8, max_seqs=4, children=2),
+    "swap": EngineConfig((_TWO,), 8, 16, 8, max_seqs=3, swap=8),
+    "swap-small": EngineConfig((_TWO,), 8, 16, 8, max_seqs=4, caching=False, swap=3),
+    "swap-ring": EngineConfig((_TWO, _RING), 11, 16, 8, max_seqs=3, swap=8),
+    "swap-forks": EngineConfig((_TWO,), 9, 16, 8, max_seqs=4, children=2, swap=6),
+    "forks-tight": EngineConfig((_TWO,), 8, 16, 12, max_seqs=4, children=2),
+    "forks-uncached": EngineConfig((_TWO,), 14, 16, 8, max_seqs=4, caching=False, children=3),
 }
 
 

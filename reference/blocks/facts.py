@@ -13,12 +13,15 @@ from reference.recurrent_states import chained as chained
 
 # For each group the blocks of a request, by index in its sequence.
 Table = tuple[tuple[int, ...], ...]
+# For each block the group that last wrote it (-1: none), and the stamps in its slots.
+Memory = tuple[tuple[int, tuple[int, ...]], ...]
 
 
 class RequestFact(NamedTuple):
     """A request that the scheduler knows.
 
-    status: the engine's name of its state; PREEMPTED holds no blocks, PAUSED keeps them.
+    status: the engine's name of its state; PREEMPTED holds no blocks, PAUSED keeps them, SWAPPED has a copy
+        of them in host memory.
     tokens: its text.
     computed: the request's count of computed tokens, which may run ahead of results.
     tables: block tables of the cache manager, null blocks included.
@@ -59,6 +62,14 @@ class DraftUse(NamedTuple):
     end: int
 
 
+class Found(NamedTuple):
+    """The KV that attention got for a batch entry in a group: stamps from position `first` to its end."""
+
+    group: int
+    first: int
+    stamps: tuple[int, ...]
+
+
 class Lane(NamedTuple):
     """An entry of a batch that ran.
 
@@ -68,6 +79,7 @@ class Lane(NamedTuple):
     tables: block tables of the runner.
     states: the use of recurrent state, one for each recurrent group.
     draft: the use of the drafter's KV; None where no drafter with KV ran.
+    found: the KV that attention got, of engines that show it. A ring does not have it afterwards.
     """
 
     request: str
@@ -78,6 +90,7 @@ class Lane(NamedTuple):
     tables: Table
     states: tuple[StateUse, ...] = ()
     draft: DraftUse | None = None
+    found: tuple[Found, ...] = ()
 
 
 class Output(NamedTuple):
@@ -231,6 +244,19 @@ class EncoderFacts(NamedTuple):
     encoded: tuple[str, ...] = ()
 
 
+class SwapFacts(NamedTuple):
+    """Host memory for requests that have given up their blocks.
+
+    free: its free blocks.
+    memory: group and stamps of each block, as in BlockFacts. Block 0 is none.
+    tables: block tables in host memory, by request.
+    """
+
+    free: tuple[int, ...]
+    memory: Memory
+    tables: dict[str, Table]
+
+
 class BlockFacts(NamedTuple):
     """An engine at rest after a command.
 
@@ -259,6 +285,8 @@ class BlockFacts(NamedTuple):
     foreign_keys: keys of requests under which the cache has KV of another source (reference.kv_sources).
     encoder: the cache of an encoder's outputs, None without images.
     overrun: positions past max_model_len that a round may compute, of an engine that never cuts its drafts.
+    padded: batches are padded, so that one may have no token.
+    swap: host memory for requests that have given up their blocks, None without it.
     """
 
     refs: tuple[int, ...]
@@ -284,6 +312,8 @@ class BlockFacts(NamedTuple):
     foreign_keys: tuple[ForeignKey, ...] = ()
     encoder: EncoderFacts | None = None
     overrun: int = 0
+    padded: bool = False
+    swap: SwapFacts | None = None
 
     @property
     def transfers(self) -> tuple[Transfer, ...]:

@@ -285,7 +285,7 @@ def _use_place(
     size = layers.block_size
     row = lane.tables[group]
     end = -(-(lane.start + len(lane.tokens)) // size)
-    used = {*row[start // size : end]}
+    used = {*row} if layers.ring else {*row[start // size : end]}
     if layers.state:
         used = {at for use in lane.states for at in (use.block, *(to for to, _ in use.writes))}
     if block not in used:

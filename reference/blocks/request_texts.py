@@ -12,7 +12,8 @@ from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 
 from reference.blocks.commands import (
-    STOP_TOKEN, Add, End, EngineCommand, Fail, LoadAdapter, More, NewWeights, Schedule, Update, client_tokens,
+    STOP_TOKEN, Add, End, EngineCommand, Fail, LoadAdapter, More, NewWeights, Schedule, Update, child_name,
+    client_tokens,
 )  # fmt: skip
 from reference.blocks.config import EngineConfig
 from reference.blocks.facts import BlockFacts, Lane, Output, chained
@@ -58,6 +59,7 @@ class Bearer:
     failed: its load has failed, which ends the request.
     flights: its batch entries with results in flight.
     source: the source of its KV.
+    children: further answers to its prompt that the engine has not forked off.
     """
 
     name: str
@@ -74,6 +76,7 @@ class Bearer:
     failed: bool = False
     flights: list[Flight] = field(default_factory=list)
     source: KvSource = PLAIN
+    children: tuple[str, ...] = ()
 
     @property
     def void(self) -> bool:
@@ -178,6 +181,7 @@ class RequestTexts:
     ) -> tuple[list[LaneNote], list[OutputNote]]:
         """Record a command that the engine has executed, and return its batch entries and outputs."""
         notes = self._apply(command, facts)
+        self._note_forks(facts)
         self._note_progress(command, facts)
         return notes
 
@@ -218,6 +222,7 @@ class RequestTexts:
         self._mark_preempted(facts)
         if isinstance(command, NewWeights) and facts.reset:
             self._replace_weights()
+        self._note_forks(facts)  # before the batch: a parent goes on in it
         return self._launch_entries(facts), self._outputs_without_results(
             {output.request: output for output in facts.outputs}
         )
@@ -229,8 +234,30 @@ class RequestTexts:
         stamps: list[int] = []
         extend(text, stamps, self._tokens(command), source.origin)
         self.bearers[command.request] = Bearer(
-            command.request, text, stamps, command.max_tokens, command.resumable, source=source
-        )
+            command.request, text, stamps, command.max_tokens, command.resumable, source=source,
+            children=tuple(child_name(command.request, number) for number in range(command.children)),
+        )  # fmt: skip
+
+    def _note_forks(self, facts: BlockFacts) -> None:
+        """Add the children that the engine has forked off, and those that are due: their parent samples.
+
+        A child has its parent's text. If it has blocks, it also has the parent's KV, and continues there. A
+        parent that is aborted before has no children.
+        """
+        for bearer in [bearer for bearer in self.bearers.values() if bearer.children]:
+            due = any(flight.sampled for flight in bearer.flights)
+            new = facts.requests.keys() - self.bearers.keys()
+            forked = [name for name in bearer.children if due or name in new]
+            bearer.children = tuple(name for name in bearer.children if name not in forked)
+            for name in forked:
+                fact = facts.requests.get(name)
+                holds = fact is not None and any(map(any, fact.tables))
+                child = Bearer(
+                    name, [*bearer.text], [*bearer.stamps], bearer.max_tokens, False,
+                    computed=bearer.computed if holds else None, source=bearer.source,
+                )  # fmt: skip
+                # a name that a client has used again: the request that has it goes on
+                self.bearers.setdefault(name, child)
 
     def _replace_weights(self) -> None:
         """Drop all KV. Running requests compute their text again with the new weights."""
@@ -241,14 +268,14 @@ class RequestTexts:
             bearer.compute_again(source)
 
     def _mark_preempted(self, facts: BlockFacts) -> None:
-        """Mark the results in flight of preempted requests as stale. A paused request keeps its KV, and
-        computes its last token again."""
+        """Mark the results in flight of preempted requests as stale. A paused request keeps its KV, and one
+        that is swapped a copy; both compute their last token again."""
         for name, fact in facts.requests.items():
             known = self.bearers.get(name)
             if known is None or known.computed is None:
                 continue
             lost = fact.status == "PREEMPTED" or name in facts.released
-            if lost or fact.status == "PAUSED":
+            if lost or fact.status in ("PAUSED", "SWAPPED"):
                 known.computed = None if lost else min(known.computed, len(known.text) - 1)
                 for flight in known.flights:
                     flight.stale = True
@@ -327,8 +354,9 @@ class RequestTexts:
         for group, row in zip(self.config.groups, lane.tables):
             if group.state:
                 continue
-            last = lane.start + len(lane.tokens) - 1  # position
-            blocks.update(row[lane.start // group.block_size : last // group.block_size + 1])
+            end = lane.start + len(lane.tokens)
+            written = group.entries_of(group.first_kept(lane.start, end), end)
+            blocks.update(row[at] for at in written if at < len(row))
         blocks.update(block for use in lane.states for block, _ in use.writes)
         return frozenset(blocks - {0})
 

@@ -144,7 +144,8 @@ def draw_engine_config(source: Choices, like: EngineConfig) -> EngineConfig:
         windows = [window and max(window, 2) for window in windows]
     states = [group.state for group in like.groups]
     drafters = [group.drafter for group in like.groups]
-    groups = tuple(map(LayerGroup, sizes, windows, states, drafters))
+    rings = [group.ring for group in like.groups]
+    groups = tuple(map(LayerGroup, sizes, windows, states, drafters, rings))
     first = source.upto(len(groups) - 1)
     groups = groups[first:] + groups[:first]  # an engine may number them in any order
     longest = max(4, base * (3 + source.upto(5)) + source.upto(base))
@@ -167,6 +168,8 @@ def draw_engine_config(source: Choices, like: EngineConfig) -> EngineConfig:
         made = _with_encoder(source, made)
     need = sum(made.most_blocks(group) for group in made.groups)
     made = replace(made, blocks=need + source.upto(need))
+    if like.swap:
+        made = replace(made, swap=1 + source.upto(need))
     if not like.host_chunks:
         return made
     if like.simple:
@@ -219,6 +222,7 @@ def propose_engine_command(
 ) -> EngineCommand:
     """Draw the next command."""
     there = [texts.bearers[name] for name in profile.names if name in texts.bearers]
+    there += [bearer for name, bearer in texts.bearers.items() if name not in profile.names]  # children
     if facts.unheard:
         return _draw_schedule(texts, there, source, profile)
     client = once_in(source, 3 if profile.busy else 6) or not there
@@ -270,7 +274,9 @@ def _client_command(
         return _continue_session(texts, pick(source, idle), source, profile)
     if client and sessions and once_in(source, 4):
         return _continue_session(texts, pick(source, sessions), source, profile)
-    absent = [name for name in profile.names if name not in texts.bearers]
+    # No client uses a name again while children of its last request run.
+    parents = {name.rpartition(".")[0] for name in texts.bearers}
+    absent = [name for name in profile.names if name not in texts.bearers.keys() | parents]
     if not client or not absent:
         return None
     return _draw_add(texts, pick(source, absent), source, profile)
@@ -391,7 +397,11 @@ def _draw_add(texts: RequestTexts, name: str, source: Choices, profile: EnginePr
         own = 0
         remote = 0
     adapter, salt = _name_among(profile.adapters, source), _name_among(profile.salts, source)
-    return Add(name, outputs, own, prompt, priority, resumable, remote, adapter, salt)
+    most = texts.config.children
+    children = source.upto(most) if most and once_in(source, 2) else 0
+    return Add(
+        name, outputs, own, prompt, priority, resumable, remote, adapter, salt, children
+    )
 
 
 def _name_among(names: tuple[str, ...], source: Choices) -> str:

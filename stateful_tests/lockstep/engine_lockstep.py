@@ -55,14 +55,20 @@ class EngineLockstep(AnyLockstep):
 
     @staticmethod
     def lacking(can: Capabilities, config: EngineConfig, _: Sequence[EngineCommand]) -> str:
-        """Return why the engine cannot run these sizes: it lacks recurrent state, a KV connector or images.
-        "" if it can."""
+        """Return why the engine cannot run these sizes: it lacks recurrent state, a KV connector, images,
+        rings, swaps or forks. "" if it can."""
         if config.recurrent and not can.recurrent:
             return "is driven without recurrent state: the trace has it"
         if config.connects and not can.connects:
             return "is driven without a KV connector: the trace has one (of vLLM: +offload)"
         if config.encodes and not can.encodes:
             return "is driven without images: the trace has some (of vLLM: +images)"
+        if any(group.ring for group in config.groups) and not can.rings:
+            return "is driven without rings: windows of the trace are rings"
+        if config.swap and not can.swaps:
+            return "is driven without host memory for requests that are swapped: the trace has some"
+        if config.children and not can.forks:
+            return "is driven without forks: a request of the trace may have children"
         return ""
 
     @staticmethod

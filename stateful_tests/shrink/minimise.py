@@ -178,7 +178,7 @@ def _shrink_size(failing: Failing, trace: Trace, name: str) -> Trace:
 
 _LENGTHS = (
     "blocks", "max_model_len", "max_batched_tokens", "max_seqs", "drafts", "long_prefill", "chunk_blocks",
-    "host_chunks", "image", "encoder_cache", "encoder_budget",
+    "host_chunks", "image", "encoder_cache", "encoder_budget", "children", "swap",
 )  # fmt: skip
 _PLAIN = {
     "priority": False, "chunked": True, "eagle": False, "caching": True, "arc": False, "sync_loads": False,
@@ -211,7 +211,8 @@ def _shrink_config(_: AnySystem, failing: Failing, trace: Trace) -> Trace:
         kinds += [(group.block_size, window) for window in (None, *range(1, group.window or 1))]
         for size, window in kinds:
             groups = list(trace.sizes(EngineConfig).groups)
-            groups[at] = LayerGroup(size, window, drafter=group.drafter)
+            ring = group.ring and window is not None
+            groups[at] = LayerGroup(size, window, drafter=group.drafter, ring=ring)
             if groups[at] != group and tried(groups=tuple(groups)):
                 break
     for name in _LENGTHS:

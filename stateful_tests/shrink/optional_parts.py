@@ -84,8 +84,14 @@ def _no_sources(trace: Trace) -> Iterator[Trace]:
     yield replace(trace, commands=tuple(plain))
 
 
+def _no_children(trace: Trace) -> Iterator[Trace]:
+    """Remove further answers to a prompt."""
+    alone = (replace(c, children=0) if isinstance(c, Add) else c for c in trace.commands)
+    yield _with_config(replace(trace, commands=tuple(alone)), children=0)
+
+
 _WITHOUT: dict[str, tuple[Callable[[Trace], Iterator[Trace]], ...]] = {
     ROWS.name: (_no_states, _no_namespaces, _no_window),
-    BLOCKS.name: (_no_storage, _no_recurrent_groups, _no_sources),
+    BLOCKS.name: (_no_storage, _no_recurrent_groups, _no_sources, _no_children),
     TIERS.name: (_no_storage, _no_tier_states, _no_tier_namespaces),
 }

@@ -202,7 +202,7 @@ _IN_OTHER_WORDS: dict[type, tuple[NotationPart, ...]] = {
     Add: (
         _REQUEST, _INPUT, _number("max_tokens", "for"), _number("priority", "priority", default=0),
         _flag("resumable", "(session)"), _number("remote", "remote", default=0), _named("adapter"),
-        _named("salt"),
+        _named("salt"), _number("children", "children", default=0),
     ),
     More: (_REQUEST, _INPUT, _number("max_tokens", "for")),
     Schedule: (_listing("accept", int), _listing("stop", str)),

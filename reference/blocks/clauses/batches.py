@@ -11,12 +11,13 @@ from reference.failures import AtCount, AtNamed, Failure, counted, failure
 @clause(
     "RUN-1",
     "a batch keeps to its limits",
-    "A batch holds a request once, at most max_seqs requests and max_batched_tokens tokens, and no"
+    "A batch holds a request once, at most max_seqs requests and one to max_batched_tokens tokens, and no"
     " position at or past max_model_len.",
-    why="What lies past a limit has no row, no slot or no position encoding.",
+    why="What lies past a limit has no row, no slot or no position encoding; a model fails without a token.",
     rule="blocks.config",
     source="vllm Scheduler.schedule",
-    scope="Drafts of an engine that never cuts a round may be past max_model_len, in slots that it has.",
+    scope="Drafts of an engine that never cuts a round may be past max_model_len, in slots that it has. A"
+    " batch that is padded may have no token.",
     trigger=lambda s: any(
         n.lane.start + len(n.lane.tokens) >= s.config.max_model_len - 1 for n in s.lanes
     ),
@@ -31,6 +32,9 @@ def _batch_within_limits(step: BlockStep) -> Failure | None:
     if (tokens := sum(len(lane.tokens) for lane in lanes)) > config.max_batched_tokens:
         at = AtCount("batch", "tokens", config.max_batched_tokens)
         return failure(f"at most {config.max_batched_tokens} tokens", f"{tokens}", at)
+    if lanes and not tokens and not step.after.padded:
+        at = AtCount("batch", "tokens", 1)
+        return failure("the batch must have a token", "the batch has none", at)
     last = config.max_model_len + step.after.overrun
     for lane in lanes:
         if (end := lane.start + len(lane.tokens)) > last:

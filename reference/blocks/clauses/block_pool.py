@@ -39,7 +39,7 @@ def _holder_text(entry: tuple[str, int, int]) -> str:
     "BLK-2",
     "the free queue has what nobody holds",
     "A block is in the free queue once if its ref count is 0, and not at all otherwise; the null block"
-    " never is.",
+    " never is. A block of host memory for swapped requests is free, or of one request.",
     why=(
         "A block that is free twice, or free and owned, gets two owners. A block that is neither "
         "is lost."
@@ -57,6 +57,24 @@ def _free_queue_has_unheld_blocks(step: BlockStep) -> Failure | None:
             often = f" {times[block]} times" if times[block] > 1 else ""
             got = f"the free queue {'has' if times[block] else 'lacks'} block {block}{often}"
             return failure(f"block {block} (ref count {refs}) {due}", got, AtBlock(block))
+    return _swap_has_unheld_blocks(step)
+
+
+def _swap_has_unheld_blocks(step: BlockStep) -> Failure | None:
+    """Return the failure where a block of host memory is neither free nor of one request, or both."""
+    swap = step.after.swap
+    if swap is None:
+        return None
+    owners = Counter(
+        block for table in swap.tables.values() for blocks in table for block in blocks
+    )
+    times = Counter(swap.free)
+    for block in range(1, len(swap.memory)):
+        if times[block] + owners[block] != 1:
+            want = f"block {block} of host memory must be free, or of one request"
+            got = f"tables name it {counted(owners[block], 'time')}"
+            got += f", and it is free {counted(times[block], 'time')}"
+            return failure(want, got, AtCount("swap", "free"))
     return None
 
 
@@ -88,7 +106,8 @@ def _block_serves_one_place(step: BlockStep) -> Failure | None:
 @clause(
     "BLK-4",
     "nothing is kept for requests that have ended",
-    "Tables and counters of the cache manager are those of requests that have not ended.",
+    "Tables and counters of the cache manager are those of requests that have not ended, copies in host"
+    " memory those of requests that are swapped.",
     why="The next request, or one of the same name, would start with it.",
     rule="blocks.facts",
     source="vllm single_type_managers",
@@ -99,6 +118,11 @@ def _ended_requests_keep_nothing(step: BlockStep) -> Failure | None:
         also = ", ".join(step.after.leftovers)
         want = "the manager must keep tables of requests that are there, and no others"
         return failure(want, f"it also keeps one of {also}", AtCount("manager", "leftovers"))
+    for name in step.after.swap.tables if step.after.swap is not None else ():
+        fact = step.after.requests.get(name)
+        if fact is None or fact.status != "SWAPPED":
+            want = "host memory must keep copies of requests that are swapped, and no others"
+            return failure(want, f"it also keeps one of {name}", AtCount("swap", "leftovers"))
     return None
 
 

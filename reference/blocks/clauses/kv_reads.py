@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from reference.blocks.clauses.step import NOT_WRITTEN, BlockStep, clause, window_start
 from reference.blocks.config import EngineConfig, LayerGroup
+from reference.blocks.request_texts import LaneNote
 from reference.failures import AtBlock, AtCount, AtTable, Failure, counted, failure
 
 
@@ -60,6 +61,24 @@ def _groups_read_text_kv(step: BlockStep) -> Failure | None:
         end = min(lane.start + len(lane.tokens), len(note.stamps))
         if (found := step.misread(lane.request, lane.tables, stamps, lane.start, end)) is not None:
             return found
+        if (found := _wrong_attention(step, note, end)) is not None:
+            return found
+    return None
+
+
+def _wrong_attention(step: BlockStep, note: LaneNote, end: int) -> Failure | None:
+    """Return the failure where attention got other KV than that of the entry's text, up to position `end`."""
+    lane = note.lane
+    for group, first, stamps in lane.found:
+        layers = step.config.groups[group]
+        start = window_start(layers, lane.start)
+        if (first, list(stamps)) != (start, note.stamps[start:end]):
+            pairs = enumerate(zip(stamps, note.stamps[first:end]), first)
+            position = next((at for at, (got, due) in pairs if got != due), start)
+            entry, _ = layers.slot_of(position)
+            want = f"attention gets the KV of {lane.request} at [{start}, {end}) in group {group}"
+            got = f"{counted(len(stamps), 'position')} from {first} on, wrong at {position}"
+            return failure(want, got, AtTable(lane.request, group, entry, position, lane.start))
     return None
 
 
@@ -84,11 +103,10 @@ def _confirmed_window_stays(step: BlockStep) -> Failure | None:
     for name, bearer, tables in step.held():
         sure = bearer.sure
         for group, layers in enumerate(step.config.groups):
-            size = layers.block_size
             row = tables[group]
             if layers.state:  # STA-5
                 continue
-            for at in range(window_start(layers, sure) // size, -(-sure // size)):
+            for at in layers.entries_of(window_start(layers, sure), sure):
                 if at >= len(row) or not row[at]:
                     got = "is the null block" if at < len(row) else "is past its end"
                     entry = f"entry {at} of its table in group {group}"
@@ -103,7 +121,7 @@ def _confirmed_window_stays(step: BlockStep) -> Failure | None:
     "READ-4",
     "what is held stays what it was",
     "Between batches too, the blocks of a request hold KV of its own text, in the window of its "
-    "confirmed length.",
+    "confirmed length. So does the copy of a request that is swapped to host memory.",
     why="A wrong write is caught at the write, not at a later read.",
     rule="blocks.request_texts",
     source="kvspec",
@@ -117,6 +135,22 @@ def _held_content_stays(step: BlockStep) -> Failure | None:
         stamps = bearer.stamps if sure <= len(bearer.stamps) else bearer.ahead()[1]
         if (found := step.misread(name, tables, stamps, sure, min(sure, len(stamps)))) is not None:
             return found
+    return _wrong_copy(step)
+
+
+def _wrong_copy(step: BlockStep) -> Failure | None:
+    """Return the failure where the copy of a swapped request holds other KV than that of its text."""
+    if step.after.swap is None:
+        return None
+    for name, bearer, tables in step.swapped():
+        sure = bearer.sure
+        for group, layers in enumerate(step.config.groups):
+            start = window_start(layers, sure)
+            found = step.reads(tables, group, start, sure, step.after.swap.memory)
+            if found != bearer.stamps[start:sure]:
+                want = f"host memory has the KV of {name} at [{start}, {sure}) in group {group}"
+                got = f"blocks {list(tables[group])} of host memory have other KV, or none"
+                return failure(want, got, AtCount(name, "swapped", sure, group))
     return None
 
 
@@ -141,9 +175,10 @@ def _counts_in_order(step: BlockStep) -> Failure | None:
             return failure(want, f"{fact.computed}", AtCount(name, "computed", bearer.sure))
         for group, layers in enumerate(step.config.groups):
             slots = len(tables[group]) * layers.block_size
-            if slots < fact.computed and not layers.state:
-                want = f"{name}: slots for {fact.computed} in group {group}"
-                return failure(want, f"{slots}", AtCount(name, "slots", fact.computed, group))
+            due = fact.computed - layers.first_kept(0, fact.computed)
+            if slots < due and not layers.state:
+                want = f"{name}: slots for {due} in group {group}"
+                return failure(want, f"{slots}", AtCount(name, "slots", due, group))
     return None
 
 
@@ -172,8 +207,9 @@ def _writes_own_blocks(step: BlockStep) -> Failure | None:
             size = layers.block_size
             if layers.state:  # STA-4
                 continue
-            for position in range(lane.start, lane.start + len(lane.tokens)):
-                at, offset = divmod(position, size)
+            end = lane.start + len(lane.tokens)
+            for position in range(layers.first_kept(lane.start, end), end):
+                at, offset = layers.slot_of(position)
                 block = row[at] if at < len(row) else 0
                 where = f"{lane.request} writes position {position} of group {group}"
                 place = AtTable(lane.request, group, at, position)
@@ -212,6 +248,7 @@ def _writes_own_blocks(step: BlockStep) -> Failure | None:
     ),
     rule="blocks.config",
     source="vllm max_admission_blocks_per_request",
+    scope="A ring has at most the blocks of its window, whatever the text's length.",
     concerns="outcomes, choices and order",
     trigger=lambda s: any(
         window_start(layers, bearer.sure)
@@ -224,6 +261,12 @@ def _writes_own_blocks(step: BlockStep) -> Failure | None:
 def _frees_blocks_behind_window(step: BlockStep) -> Failure | None:
     for name, bearer, tables in step.held():
         for group, layers in enumerate(step.config.groups):
+            if layers.ring:
+                if len(tables[group]) > (most := step.config.most_blocks(layers)):
+                    want = f"{name} must have at most {counted(most, 'block')} in the ring of group {group}"
+                    place = AtTable(name, group, most, query=bearer.sure)
+                    return failure(want, f"its table has {len(tables[group])}", place)
+                continue
             behind = tables[group][: window_start(layers, bearer.sure) // layers.block_size]
             kept = [at for at, block in enumerate(behind) if block]
             if len(kept) > (most := max_blocks_behind_window(step.config, layers)):

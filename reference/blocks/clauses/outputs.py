@@ -69,6 +69,8 @@ def _turn_ends_when_due(step: BlockStep) -> Failure | None:
     why="Block hashes, lengths and the prompt of a session's next turn are made from it.",
     rule="blocks.request_texts",
     source="vllm Scheduler.requests, _update_request_as_session",
+    scope="A child of a request (add, children) is there once its parent samples, with the same prompt. A"
+    " parent that is aborted before has none.",
     trigger=lambda s: bool(s.bearers),
 )
 def _scheduler_has_the_clients_text(step: BlockStep) -> Failure | None:

@@ -8,7 +8,7 @@ from functools import partial
 
 from reference.blocks.commands import Add, EngineCommand
 from reference.blocks.config import EngineConfig
-from reference.blocks.facts import BlockFacts, Table
+from reference.blocks.facts import BlockFacts, Memory, Table
 from reference.blocks.host_view import HostView, window_start
 from reference.blocks.request_texts import Bearer, LaneNote, OutputNote
 from reference.clauses.registry import Clause, register
@@ -128,17 +128,32 @@ class BlockStep(HostView):
     def held(self) -> Iterator[tuple[str, Bearer, Table]]:
         """Requests with KV, and the cache manager's tables of each."""
         for name, bearer in self.bearers.items():
-            if bearer.computed is not None and name in self.after.requests:
-                yield name, bearer, self.after.requests[name].tables
+            fact = self.after.requests.get(name)
+            if bearer.computed is not None and fact is not None and fact.status != "SWAPPED":
+                yield name, bearer, fact.tables
 
-    def reads(self, tables: Table, group: int, start: int, end: int) -> list[int]:
-        """Return the stamps that queries from `start` to `end` read through a table of this group."""
-        size = self.config.groups[group].block_size
+    def swapped(self) -> Iterator[tuple[str, Bearer, Table]]:
+        """Requests with a copy of their KV in host memory, and the tables of each there."""
+        tables = self.after.swap.tables if self.after.swap is not None else {}
+        for name, fact in self.after.requests.items():
+            if fact.status == "SWAPPED" and name in self.bearers:
+                nothing = ((),) * len(self.config.groups)
+                yield name, self.bearers[name], tables.get(name, nothing)
+
+    def reads(
+        self, tables: Table, group: int, start: int, end: int, memory: Memory | None = None
+    ) -> list[int]:
+        """Return the stamps that queries from `start` to `end` read through a table of this group.
+
+        memory: that of the blocks which the tables name; by default the device's.
+        """
+        layers = self.config.groups[group]
         row = tables[group]
-        memory = self.after.memory
+        if memory is None:
+            memory = self.after.memory
         found = []
         for position in range(start, end):
-            at, offset = divmod(position, size)
+            at, offset = layers.slot_of(position)
             if at >= len(row):
                 found.append(NO_BLOCK)
                 continue
@@ -154,7 +169,7 @@ class BlockStep(HostView):
         for group, layers in enumerate(self.config.groups):
             if layers.state:  # STA-1, STA-2
                 continue
-            start = window_start(layers, first_query)
+            start = layers.first_kept(window_start(layers, first_query), end)
             found = self.reads(tables, group, start, end)
             if found != stamps[start:end]:
                 at = next(
@@ -163,14 +178,15 @@ class BlockStep(HostView):
                     if [value] != stamps[start + i : start + i + 1]
                 )
                 want = f"{name} finds its own KV at position {start + at} in group {group}"
-                position, size = start + at, layers.block_size
-                place = AtTable(name, group, position // size, position, max(first_query, position))
+                position = start + at
+                entry, _ = layers.slot_of(position)
+                place = AtTable(name, group, entry, position, max(first_query, position))
                 seen = self._describe_read(name, tables, group, position, found[at])
                 return failure(want, seen, place)
         return None
 
     def _describe_read(self, name: str, tables: Table, group: int, position: int, value: int) -> str:
-        at = position // self.config.groups[group].block_size
+        at, _ = self.config.groups[group].slot_of(position)
         if value == NO_BLOCK:
             return f"its table ends before entry {at}"
         block = tables[group][at]

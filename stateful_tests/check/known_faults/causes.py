@@ -92,6 +92,8 @@ _NEEDS: dict[str, Less] = {
     "a load for two": _reduction_by_kind(blocks=leave.no_shared_load),
     "adapters": leave.no_adapters,
     "salts": leave.no_salts,
+    "children": leave.no_children,
+    "swapped requests": _reduction_by_kind(blocks=partial(leave.sized, swap=0)),
     "an adapter loaded again": partial(leave.none_of, LoadAdapter),
     "new weights": partial(leave.none_of, NewWeights),
     "priorities": _reduction_by_kind(

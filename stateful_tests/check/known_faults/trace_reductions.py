@@ -62,6 +62,13 @@ def no_salts(system: AnySystem, trace: Trace) -> Trace:
     return replace(trace, commands=tuple(made))
 
 
+def no_children(system: AnySystem, trace: Trace) -> Trace:
+    """Remove further answers to a prompt."""
+    del system
+    made = (replace(c, children=0) if isinstance(c, Add) else c for c in trace.commands)
+    return replace(trace, commands=tuple(made))
+
+
 def no_rejected_turn(system: AnySystem, trace: Trace) -> Trace:
     """Remove rejected turns, but not the last command, with which the trace violates its clause.
     Without one, the trace may get further, to others. Unchanged where it cannot be driven: decodes may
@@ -144,7 +151,7 @@ def no_window_of_groups(system: AnySystem, trace: Trace) -> Trace:
     """Remove the windows of an engine's layer groups."""
     del system
     sizes = trace.sizes(EngineConfig)
-    groups = tuple(replace(group, window=None) for group in sizes.groups)
+    groups = tuple(replace(group, window=None, ring=False) for group in sizes.groups)
     more = sum(map(sizes.most_blocks, groups))
     return with_sizes(trace, groups=groups, blocks=max(sizes.blocks, more))
 

@@ -199,7 +199,7 @@ ADAPTERS = (
         "transformers_paging",
         transformers.TABLES.every,
         {"update": FREE, "device": "of torch", "start": "of our BatchEntry"},
-        {},
+        {"stamped_cache.py: getattr(torch, name)": "of torch, no default"},
     ),
 )  # fmt: skip
 each = pytest.mark.parametrize("adapter", ADAPTERS, ids=[adapter.engine for adapter in ADAPTERS])

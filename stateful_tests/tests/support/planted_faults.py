@@ -102,7 +102,8 @@ class PlantedFault(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     A fault that commands show:
     sizes: a preset's name; or a preset and what differs from it, { preset = "tier", host_pages = 3 }; or
         those of an engine, { groups = [[1], [2, 4]], blocks = 8 }, where a group is its block size, window
-        (0: none), true for recurrent state; or page_size and window of SGLang, tree = false without one.
+        (0: none), true for recurrent state, for a drafter, for a ring; or page_size and window of SGLang,
+        tree = false without one.
     commands: as reports print them, with semicolons between.
     presets: where random runs look for it.
     within: commands in which a check of tier smoke finds it with seed 0.
@@ -188,8 +189,10 @@ def config_of(kind: Kind, sizes: str | dict[str, Any]) -> AnyConfig:
     return _geometry(**given)
 
 
-def _group(size: int, window: int = 0, state: bool = False, drafter: bool = False) -> LayerGroup:
-    return LayerGroup(size, window or None, state, drafter)
+def _group(
+    size: int, window: int = 0, state: bool = False, drafter: bool = False, ring: bool = False
+) -> LayerGroup:
+    return LayerGroup(size, window or None, state, drafter, ring)
 
 
 def _geometry(page_size: int, window: int | None = None, tree: bool = True) -> Geometry:
@@ -224,6 +227,8 @@ def _differences(config: AnyConfig, preset: AnyConfig) -> dict[str, Any]:
 
 
 def _group_stated(group: LayerGroup) -> list[int | bool]:
+    if group.ring:
+        return [group.block_size, group.window or 0, False, False, True]
     if group.drafter:
         return [group.block_size, group.window or 0, group.state, True]
     window: list[int | bool] = [group.window or 0] if group.window or group.state else []

@@ -68,8 +68,10 @@ def test_clients_are_read_between_steps_and_sessions_are_not_there(system):
 
 
 def test_an_undriven_setting_is_refused_in_one_line(system):
-    with pytest.raises(UnusableImplementation, match="one group, without a window"):
+    with pytest.raises(UnusableImplementation, match="no window that is not a ring"):
         system.reset(engine_preset("window"))
+    with pytest.raises(UnusableImplementation, match="blocks of one size"):
+        system.reset(EngineConfig((LayerGroup(2), LayerGroup(4, 6, ring=True)), 20, 16, 8))
     with pytest.raises(UnusableImplementation, match=r"4\.50\.0: there is no .*cache_allocators"):
         resolve("transformers==4.50.0")
     with pytest.raises(
@@ -88,9 +90,90 @@ def test_a_request_without_blocks_restarts_with_its_outputs_as_prompt(system):
     assert sum("ends: length" in line for row in run.rows for line in row.tree) == 2
 
 
-def test_an_abort_leaves_new_requests_blocked(system):
-    [path] = FIXTURES.glob("transformers-5.23.0/*.json")
-    assert replay(system, traces.load(path)).violation.clause == "RUN-4"
+@pytest.mark.parametrize(
+    "path", sorted(FIXTURES.glob("transformers-5.23.0/*.json")), ids=lambda path: path.stem
+)
+def test_each_trace_violates_its_clause(system, path):
+    trace = traces.load(path)
+    assert replay(system, trace).violation.clause == trace.clause
+
+
+def test_children_share_whole_blocks_and_have_a_copy_of_the_last(system):
+    config = engine_preset("forks")
+    step = Schedule(), Update()
+    run = outcomes(
+        system, Add("r1", 2, 0, (Piece("a", 6),), children=2), *step, *step, *step, config=config
+    )
+    assert run.rows[1].tree[0] == "r1 computes [0, 5)"  # all but the last token
+    blocks = [line.split("blocks ")[1].split() for line in run.rows[2].tree if "blocks" in line]
+    blocks += [run.rows[1].tree[1].split("blocks ")[1].split()]
+    assert len({tuple(each[:2]) for each in blocks}) == 1
+    assert len({each[2] for each in blocks}) == 3
+    ends = [line for line in run.rows[-1].tree if "ends: length" in line]
+    assert [line.split()[0] for line in ends] == ["r1", "r1.0", "r1.1"]
+
+
+def test_a_child_without_room_waits_and_computes_the_prompt(system):
+    config = EngineConfig((LayerGroup(1),), 5, 5, 5, max_seqs=3, caching=False, children=2)
+    step = Schedule(), Update()
+    added = Add("r1", 1, 0, (Piece("a", 2),), children=2)
+    run = outcomes(system, added, *step, *step, *step, config=config)
+    assert "r1.1 PREEMPTED, computed 0, blocks none" in run.rows[2].tree
+    assert any("r1.1 computes [0, 2)" in line for row in run.rows for line in row.tree)
+    assert sum("ends: length" in line for row in run.rows for line in row.tree) == 3
+
+
+def test_a_request_that_is_cancelled_before_its_fork_has_no_children(system):
+    config = EngineConfig((LayerGroup(1),), 6, 6, 1, max_seqs=1, children=1)
+    add = Add("r1", 1, 3, children=1)
+    run = outcomes(system, add, Schedule(), Update(), Abort("r1"), config=config)
+    assert run.rows[-1].tree == ("r1 is gone",)
+
+
+def test_a_ring_keeps_the_window_and_no_more_blocks(system):
+    config = EngineConfig((LayerGroup(2, 3, ring=True),), 2, 16, 8, max_seqs=1, caching=False)
+    step = Schedule(), Update()
+    run = outcomes(system, Add("r1", 4, 0, (Piece("a", 7),)), *step * 4, config=config)
+    assert "r1 computes [0, 7); samples 1" in run.rows[1].tree  # longer than the ring
+    blocks = [
+        line.split("blocks ")[1] for row in run.rows for line in row.tree if "RUNNING" in line
+    ]
+    assert len(set(blocks)) == 1 and len(blocks[0].split()) == 2
+    assert "r1 gets 1 token and ends: length" in run.rows[-1].tree
+
+
+def test_a_request_that_finds_no_blocks_beside_a_ring_starts_again(system):
+    groups = LayerGroup(1), LayerGroup(1, 2, ring=True)
+    config = EngineConfig(groups, 8, 6, 6, max_seqs=2)
+    step = Schedule(), Update()
+    run = outcomes(system, Add("r1", 4, 2), Add("r2", 4, 2), *step * 12, config=config)
+    assert any("PREEMPTED" in line for row in run.rows for line in row.tree)
+    assert sum("ends: length" in line for row in run.rows for line in row.tree) == 2
+
+
+def test_a_request_that_finds_no_blocks_goes_on_from_its_copy_in_host_memory(system):
+    config = EngineConfig((LayerGroup(1),), 6, 6, 6, max_seqs=2, caching=False, swap=6)
+    step = Schedule(), Update()
+    run = outcomes(system, Add("r1", 4, 2), Add("r2", 4, 2), *step * 12, config=config)
+    lines = [line for row in run.rows for line in row.tree]
+    [swapped] = [line for line in lines if "SWAPPED" in line]
+    name, computed = swapped.split()[0], int(swapped.split("computed ")[1].split(",")[0])
+    starts = [int(line.split("[")[1].split(",")[0]) for line in lines if f"{name} computes" in line]
+    assert computed in starts and starts == sorted({*starts})  # nothing is computed twice
+    assert sum("ends: length" in line for line in lines) == 2
+
+
+def test_a_request_without_room_in_host_memory_starts_again(system):
+    config = EngineConfig((LayerGroup(1),), 6, 6, 6, max_seqs=2, caching=False, swap=1)
+    step = Schedule(), Update()
+    run = outcomes(system, Add("r1", 4, 2), Add("r2", 4, 2), *step * 12, config=config)
+    assert any("PREEMPTED" in line for row in run.rows for line in row.tree)
+
+
+def test_no_more_children_than_configured(system):
+    add = Add("r1", 1, 3, children=3)
+    run = outcomes(system, add, config=engine_preset("forks"))
+    assert run.rows[0].outcome == Refused(Reason.UNFAITHFUL)
 
 
 def test_the_next_batch_is_launched_before_the_results_of_the_last_one(overlapped):

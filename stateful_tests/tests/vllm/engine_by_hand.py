@@ -158,10 +158,10 @@ class EngineByHand:
     def fill(self, tables: Table, stamps: list[int], start: int, end: int) -> None:
         """Write KV of these positions, wherever a table has a block for them."""
         for group, table in enumerate(tables):
-            size = self.config.groups[group].block_size
-            if self.config.groups[group].state:
+            layers = self.config.groups[group]
+            if layers.state:
                 continue
             for position in range(start, end):
-                at, offset = divmod(position, size)
+                at, offset = layers.slot_of(position)
                 if at < len(table) and table[at]:
                     self.write(table[at], group, offset, stamps[position])

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from reference.blocks.facts import BlockFacts, DraftUse, ForeignKey, Lane, Output, Published, RequestFact
+from reference.blocks.facts import (
+    BlockFacts, DraftUse, ForeignKey, Found, Lane, Output, Published, RequestFact, SwapFacts,
+)  # fmt: skip
 from reference.blocks.host_view import window_start
 from stateful_tests.tests.vllm.engine_by_hand import EngineByHand
 from stateful_tests.tests.vllm.host_statements import HOST_STATEMENTS
@@ -117,6 +119,39 @@ def _lane(change: Callable[[Lane, str], Lane]) -> Callable[..., None]:
         ]
 
     return state
+
+
+def _forks(scene: EngineByHand, name: str, child: str, computed: str, tables: str) -> None:
+    """Fork a child off a request, with the text that its client has."""
+    scene.texts[child] = list(scene.given[name])
+    scene.given[child] = list(scene.given[name])
+    scene.requests[child] = RequestFact("RUNNING", (), int(computed), scene.tables(tables))
+
+
+def _swapped(
+    scene: EngineByHand, name: str, blocks: str, count: str, free: str | None, other: str | None
+) -> None:
+    """Have host memory keep a copy of the first positions of a text, or one of another text."""
+    table = tuple(map(int, blocks.split()))
+    size = scene.config.groups[0].block_size
+    stamps = [7] * int(count) if other else scene.stamps(name)[: int(count)]
+    memory: list[tuple[int, tuple[int, ...]]] = [(-1, ())] * (1 + scene.config.swap)
+    for at, block in enumerate(table):
+        slots = [*stamps[at * size : (at + 1) * size], *[0] * size]
+        memory[block] = 0, tuple(slots[:size])
+    unused = tuple(map(int, (free or "").split()))
+    facts = SwapFacts(unused, tuple(memory), {name: (table,)})
+    scene.spoil(swap=lambda _: facts)
+
+
+def _attends(scene: EngineByHand, name: str, start: str, end: str, other: str | None) -> None:
+    """Have attention get the KV of positions of the text, but for one of them."""
+    stamps = scene.stamps(name)
+    found = [7 if other and at == int(other) else stamps[at] for at in range(int(start), int(end))]
+    scene.lanes = [
+        lane._replace(found=(Found(0, int(start), tuple(found)),)) if lane.request == name else lane
+        for lane in scene.lanes
+    ]
 
 
 def _state(**changes: Callable[[EngineByHand, Lane, str], object]) -> Callable[..., None]:
@@ -239,7 +274,7 @@ def _is_notified(scene: EngineByHand) -> None:
     scene.texts.update((name, list(given)) for name, given in scene.given.items())
 
 
-_WHO = r"(?P<name>r\d)"
+_WHO = r"(?P<name>r\d(?:\.\d)?)"
 _BLOCKS = r"(?P<tables>[\d |]*)"
 STATEMENTS: dict[str, Callable[..., None]] = {
     rf"{_WHO} runs (?P<start>\d+)-(?P<end>\d+)( with(?P<own> its)? (?P<drafts>\d) drafts)?"
@@ -292,6 +327,11 @@ STATEMENTS: dict[str, Callable[..., None]] = {
     r"blocks are kept:? ?(?P<blocks>[\d ]*)": _keeps,
     rf"{_WHO} pins block (?P<block>\d+)": _pins_block,
     rf"{_WHO} is released": lambda scene, name: scene.spoil(released=lambda _: (name,)),
+    rf"{_WHO} forks (?P<child>r\d\.\d) at (?P<computed>\d+) in ?{_BLOCKS}": _forks,
+    rf"{_WHO} attends (?P<start>\d+)-(?P<end>\d+)(, another at (?P<other>\d+))?": _attends,
+    rf"host memory has (?P<other>not )?{_WHO} 0-(?P<count>\d+) in (?P<blocks>[\d ]+?)"
+    r"(, free (?P<free>[\d ]+))?": _swapped,
+    r"batches are padded": lambda scene: scene.spoil(padded=lambda _: True),
     r"the reset succeeds": lambda scene: scene.spoil(reset=lambda _: True),
     r"equal blocks are one": lambda scene: scene.spoil(merges=lambda _: True),
     **HOST_STATEMENTS,
