@@ -15,7 +15,7 @@ from reference.tiers.leaks import Leaks
 from reference.tiers.locks import LockRange
 from reference.tiers.progress import WAITING
 from reference.tiers.sent_parts import SentParts
-from reference.tiers.storage_waits import Admission
+from reference.tiers.storage_waits import AdmissionAttempt
 
 
 @dataclass(eq=False)
@@ -37,7 +37,7 @@ class TierStep(HostRecords, Leaks, SentParts):
     ranges: list[LockRange]
     waiting: Collection[str] = ()
     standstill: Standstill | None = None
-    admission_attempt: Admission | None = None
+    admission_attempt: AdmissionAttempt | None = None
 
     @property
     def unanswered(self) -> dict[str, str]:

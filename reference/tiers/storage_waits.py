@@ -13,7 +13,7 @@ _IN_PROGRESS = "to ask", "asks", "answered", "to read", "reads"  # states of a p
 
 
 @dataclass(frozen=True, slots=True)
-class Admission:
+class AdmissionAttempt:
     """An attempt to admit a request that has asked the storage.
 
     name: of the request.
@@ -64,7 +64,7 @@ class StorageWaits:
 
     def follow(
         self, command: TierCommand, done: bool, before: TierFacts, after: TierFacts
-    ) -> Admission | None:
+    ) -> AdmissionAttempt | None:
         """Record a command. Returns the attempt to admit a request that it was; None for any other. done: it
         was carried out."""
         if not self.ends_in_time:
@@ -84,9 +84,9 @@ class StorageWaits:
                     return self._attempt(name, wait, done, before)
         return None
 
-    def _attempt(self, name: str, wait: _Wait, done: bool, before: TierFacts) -> Admission:
+    def _attempt(self, name: str, wait: _Wait, done: bool, before: TierFacts) -> AdmissionAttempt:
         found = next((op for op in before.operations if op.job == wait.prefetch), None)
-        admission = Admission(
+        admission = AdmissionAttempt(
             name,
             self.now - wait.asked,
             self.now - wait.blocked if wait.blocked >= 0 else -1,

@@ -12,7 +12,7 @@ from impl.choices import KeyedChoices, once_in, pick
 from impl.sglang.parts.stand_ins import Bag
 from impl.sglang.server.clients import POLICIES, STORAGES, Config
 from impl.sglang.server.tier import TOKEN_BITS, pools_of, stamp
-from impl.sglang.tiers.clock import Clock
+from impl.sglang.tiers.clock import ServerClock
 from impl.sglang.tiers.copy_engine import CopyEngine, Event, Stream
 from impl.sglang.tiers.storage import BACKUP, FETCH, QUERY, Hashes, Storage, double
 
@@ -105,7 +105,7 @@ class FakeTier:
             self.engine.host[pool] = [0] * entry.host_pool.size
 
         self.storage: Storage | None = None
-        self.clock = Clock()
+        self.clock = ServerClock()
         self.pace = pick(KeyedChoices(seed, 19), SECONDS)
         if hashes is not None:
             self.storage = Storage(cache, self.engine.host, scheduler.page_size, hashes)

@@ -17,7 +17,7 @@ _READERS = (
 )
 
 
-class Clock:
+class ServerClock:
     """The time of one server. now: since its start (s)."""
 
     def __init__(self) -> None:

@@ -22,7 +22,7 @@ from impl.sglang.releases.v0_5_15_to_21 import Unified
 from impl.sglang.releases.variants import variant
 from impl.sglang.tiers.copy_engine import CopyEngine, Event, Stream
 from impl.sglang.tiers.api import FIRST, FIRST_IN_RUST, FIRST_WITH_STATES
-from impl.sglang.tiers.clock import Clock
+from impl.sglang.tiers.clock import ServerClock
 from impl.sglang.tiers.decode_side import FIRST_THAT_RECEIVES
 from impl.sglang.tiers.prefill_side import FIRST_THAT_SENDS
 from impl.sglang.tiers.queue_utilities import utilities
@@ -60,7 +60,7 @@ class _Tiered(Unified):
         controller.device_module = Bag(Event=Event, Stream=Stream, current_stream=Stream)
         controller.L2TransferEngine = CopyEngine
         double(controller)
-        self.clock = Clock()
+        self.clock = ServerClock()
         self.clock.install()
         self.hashes = Hashes()
         utils: Any = load(f"{_CACHE}.utils")
