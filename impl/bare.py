@@ -12,7 +12,7 @@ _KINDS: set[type] = set()
 
 
 def bare(kind: type, **attributes: Any) -> Any:
-    """An object of a class of the release, with these attributes alone."""
+    """Return an object of a class of the release, with these attributes alone."""
     _KINDS.add(kind)
     made: Any = object.__new__(kind)
     vars(made).update(attributes)

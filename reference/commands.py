@@ -104,7 +104,7 @@ Prompt = tuple[Piece, ...]
 
 
 def prompt_len(prompt: Prompt) -> int:
-    """Length in tokens."""
+    """Return the length in tokens."""
     return sum(piece.tokens for piece in prompt)
 
 

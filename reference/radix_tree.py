@@ -195,7 +195,7 @@ def state_paths(tree: Tree) -> frozenset[Key]:
 
 @memoized
 def sizes(tree: Tree) -> Sizes:
-    """Tokens per pool, evictable and protected (CHK-2)."""
+    """Return tokens per pool, evictable and protected (CHK-2)."""
     counts = [0, 0, 0, 0]
     for placed in nodes(tree):
         counts[full_locked(tree, placed)] += len(placed.node.key)

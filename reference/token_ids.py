@@ -15,7 +15,7 @@ IMAGES = 4030
 
 
 def token_id(serial: int, position: int) -> int:
-    """The token at `position` of a conversation, as written by the `serial`-th accepted Submit.
+    """Return the token at `position` of a conversation, as written by the `serial`-th accepted Submit.
 
     Client and sampler are deterministic functions of these two, so that every system produces the
     same text and a stamp in a slot tells whose token it holds. `serial` counts from 1; the texts that

@@ -136,7 +136,7 @@ def _group_to_join(index: int, groups: list[list[Finding]]) -> int:
 def finding_data(
     group: list[Finding], base: str | None = None, changed: Changes | None = None
 ) -> Data:
-    """The report of a group of findings, with the trace of the first.
+    """Return the report of a group of findings, with the trace of the first.
 
     also_in: the base if it violates the clause as well; for the group, if it violates all clauses.
     no_witness: why there is no trace on which the base conforms.
@@ -208,7 +208,7 @@ def violation_line(run: Run, base: str) -> str:
 
 
 def run_data(run: Run, known: KnownFault | None = None) -> Data:
-    """The report of a replayed trace: its header, every step with what it changed, and the violation.
+    """Return the report of a replayed trace: its header, every step with what it changed, and the violation.
 
     known: the known fault that explains the violation.
     """
@@ -236,7 +236,8 @@ def run_data(run: Run, known: KnownFault | None = None) -> Data:
 
 
 def _explained(run: Run) -> Data:
-    """The reason of the violation, the differences at its step, and the steps that led to it as a table."""
+    """Return the reason of the violation, the differences at its step, and the steps that led to
+    it as a table."""
     reason = because(run)
     has_states = reason is not None and kind_of_config(run.trace.geometry).modelled
     states = snapshot.snapshots(run, step_table.MAX_ROWS) if has_states else []
@@ -248,7 +249,7 @@ def _explained(run: Run) -> Data:
 
 
 def row_data(run: Run, index: int, marked: bool) -> Data:
-    """The report of a replayed command: its outcome, and what it changed in the reference.
+    """Return the report of a replayed command: its outcome, and what it changed in the reference.
 
     why: the reason of a refusal in words.
     violates: the command violates a clause (`marked`).
@@ -272,8 +273,8 @@ def row_data(run: Run, index: int, marked: bool) -> Data:
 def replay_data(
     file: str, run: Run, base: AnySystem | None = None, known: KnownFault | None = None
 ) -> Data:
-    """The report of a replayed trace file: `run_data`, and a verdict that heeds the bug and the clause that
-    the trace names.
+    """Return the report of a replayed trace file: `run_data`, and a verdict that heeds the bug and the clause
+    that the trace names.
 
     base: the system before the change. A violation that it shows as well does not fail the replay.
     known: the known fault that explains the violation.

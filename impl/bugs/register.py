@@ -46,7 +46,7 @@ BUGS: dict[str, Bug] = {}
 
 
 def broken(id: str, device: str = "cpu") -> TorchKV:  # noqa: A002
-    """The system with bug `id`, called "torch+ID". Raises KeyError for an unknown id."""
+    """Return the system with bug `id`, called "torch+ID". Raises KeyError for an unknown id."""
     return BUGS[id].system(device)
 
 

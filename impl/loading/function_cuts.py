@@ -26,7 +26,7 @@ _FUNCTIONS = ast.FunctionDef, ast.AsyncFunctionDef
 
 
 def cut(path: Path, names: frozenset[str], env: dict[str, Any]) -> dict[str, Callable[..., Any]]:
-    """Functions (`name`, or `Class.name`) cut out of a file and compiled by themselves in `env`.
+    """Return functions (`name`, or `Class.name`) cut out of a file and compiled by themselves in `env`.
 
     What else stands in the file is neither imported nor run. Names that are not there are left out.
     """

@@ -60,17 +60,17 @@ class BatchSpan:
 
     @memoized
     def origin(self) -> Tensor:
-        """The cell of each entry's position 0 in flattened req_to_token: int64 [B]."""
+        """Return the cell of each entry's position 0 in flattened req_to_token: int64 [B]."""
         return self._row * self._width
 
     @memoized
     def first(self) -> Tensor:
-        """The cell of each entry's first position in flattened req_to_token: int64 [B]."""
+        """Return the cell of each entry's first position in flattened req_to_token: int64 [B]."""
         return self.origin + self._start
 
     @memoized
     def cell(self) -> Tensor:
-        """The cells of all positions in flattened req_to_token: int64 [T]."""
+        """Return the cells of all positions in flattened req_to_token: int64 [T]."""
         return (
             self.first if self._count is None else ragged(self.first, self._count, sum(self.counts))
         )

@@ -166,7 +166,7 @@ class PagingDriver(SelfSchedulingDriver):
         return self._batches.in_step or (self._batches.in_flight > 0 and idle)
 
     def _known(self) -> dict[str, Any]:
-        """The requests of the scheduler, by our names."""
+        """Return the requests of the scheduler, by our names."""
         known = {**self.scheduler.waiting_requests, **self.scheduler.active_requests}
         return {_our_name(name): state for name, state in known.items()}
 
@@ -252,7 +252,7 @@ class PagingDriver(SelfSchedulingDriver):
                 self._forget_child(name)
 
     def _hashed(self, parent: int | None, tokens: Sequence[int]) -> int:
-        """The hash of a block: the stamp of its last token."""
+        """Return the hash of a block: the stamp of its last token."""
         stamps = chained(tokens, parent or 0)
         self._texts[stamps[-1]] = tuple(stamps)
         return stamps[-1]

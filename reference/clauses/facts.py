@@ -126,7 +126,7 @@ class Pool(_Pool):
 
     @memoized
     def places(self) -> frozenset[tuple[str, int]]:
-        """The owned pages, as (holder, page number in its sequence)."""
+        """Return the owned pages, as (holder, page number in its sequence)."""
         return frozenset(map(_PLACE, self.owned))
 
     @memoized

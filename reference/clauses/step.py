@@ -155,7 +155,8 @@ class Step:
 
     @memoized
     def progress(self) -> dict[str, tuple[int, int]]:
-        """The tokens committed and the kv_allocated_len requested by a prefill or a round, by request."""
+        """Return the tokens committed and the kv_allocated_len requested by a prefill or a round,
+        by request."""
         command = self.command
         progress: dict[str, tuple[int, int]] = {}
         if not self.done:
@@ -181,7 +182,7 @@ class Step:
 
     @memoized
     def evicted_after(self) -> frozenset[str]:
-        """The requests with a window eviction after the forward pass of this extend, by the system's
+        """Return the requests with a window eviction after the forward pass of this extend, by the system's
         choices, and the requests that received only the SWA KV of their last window."""
         assert isinstance(self.command, Extend) and isinstance(self.outcome, Done)
         choices = self.outcome.choices
@@ -198,12 +199,13 @@ class Step:
 
     @memoized
     def locked_before(self) -> Locks:
-        """The locks in the system's tree before the step, those of the reference for the first step."""
+        """Return the locks in the system's tree before the step, those of the reference for the first
+        step."""
         return locks_of(self.was.tree) if self.locks_before is None else self.locks_before
 
     @memoized
     def locks(self) -> Locks:
-        """The locks in the system's tree after the step."""
+        """Return the locks in the system's tree after the step."""
         if not self.done or self.after.tree is None:
             return self.locked_before
         command = self.command

@@ -37,7 +37,7 @@ class HostRecords(SlotOwners):
 
     @memoized
     def reached(self) -> frozenset[str]:
-        """Clauses of a second tier that could break at this step."""
+        """Return clauses of a second tier that could break at this step."""
         after = self.after
         users = any(user.node for user in self.after.users)
         copying = any(not job.copied for job in after.transfers)

@@ -19,7 +19,7 @@ class SlotOwners:
 
     @memoized
     def nodes(self) -> dict[int, TierNode]:
-        """The nodes of the tree, by number."""
+        """Return the nodes of the tree, by number."""
         return {node.node: node for node in self.after.nodes}
 
     @memoized
@@ -61,7 +61,7 @@ class SlotOwners:
 
     @memoized
     def holders(self) -> dict[Slot, list[int]]:
-        """The requests that own each device slot, by index."""
+        """Return the requests that own each device slot, by index."""
         found: dict[Slot, list[int]] = {}
         for at, request in enumerate(self.after.requests):
             for pool, own in request.slots.items():

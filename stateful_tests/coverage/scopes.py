@@ -12,7 +12,8 @@ from stateful_tests.generate.exploration_scope import Scope
 
 
 def spelt_in(texts: str, longest: int, block: int = 1) -> tuple[str, ...]:
-    """Every prompt up to `longest` tokens made of blocks of `block` tokens, each block in one of `texts`."""
+    """Return every prompt up to `longest` tokens made of blocks of `block` tokens, each block in
+    one of `texts`."""
     found = []
     for blocks in range(1, longest // block + 1):
         for letters in product(texts, repeat=blocks):

@@ -21,7 +21,7 @@ def situations(was: State, command: Command, outcome: Outcome, now: State) -> se
 
 
 def situation(was: State, command: Command, outcome: Outcome, now: State) -> str:
-    """The situation of one step of the reference, such as "finish, turn, target inside a page"."""
+    """Return the situation of one step of the reference, such as "finish, turn, target inside a page"."""
     kind = type(command)
     if isinstance(outcome, Refused):
         text = _PLAIN.get((kind, outcome.reason))

@@ -31,7 +31,7 @@ def _used(scope: Scope) -> Iterator[Harness[Any]]:
 def of_session(
     scope: Scope, session: Session, turn: Request | None, fresh: Names
 ) -> Iterator[Command]:
-    """Commands about a session and its turn."""
+    """Return commands about a session and its turn."""
     for harness in _used(scope):
         yield from harness.of_session(scope, session, turn, fresh)
     yield from _misnamed(scope, session.name, session)
@@ -40,14 +40,14 @@ def of_session(
 
 
 def of_request(scope: Scope, request: Request) -> Iterator[Command]:
-    """Commands about a request."""
+    """Return commands about a request."""
     for harness in _used(scope):
         yield from harness.of_request(scope, request)
     yield from _misnamed(scope, request.name, request)
 
 
 def of_two(scope: Scope, one: Request, two: Request) -> Iterator[Command]:
-    """Batches of two requests."""
+    """Return batches of two requests."""
     if not scope.batches:
         return
     for harness in _used(scope):

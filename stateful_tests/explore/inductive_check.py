@@ -102,7 +102,7 @@ class InductiveStepCheck:
     def violation(
         self, command: Command, now: State, outcome: Outcome, effects: Effects
     ) -> Violation | None:
-        """The first clause that a step breaks, and what else it breaks. The rules lead to `now`."""
+        """Return the first clause that a step breaks, and what else it breaks. The rules lead to `now`."""
         was = self._was
         after = self._before
         if done := isinstance(outcome, Done):
@@ -119,7 +119,7 @@ class InductiveStepCheck:
         return violation_of(found, 0) if found else None
 
     def _facts(self, kind: type, now: State, known: _Known, effects: Effects) -> Facts:
-        """The system's facts after a command of a kind."""
+        """Return the system's facts after a command of a kind."""
         changed = map(frozenset, (*effects.gone.values(), *effects.adopted.values()))
         change = kind, self._start.layout, known.layout, *changed
         if change not in self._led_to:

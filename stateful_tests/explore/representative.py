@@ -103,11 +103,11 @@ class Representatives:
         return order != tuple(range(len(order))) and prompts == {*self.scope.prompts}
 
     def of(self, state: State) -> State:
-        """The representative of a state."""
+        """Return the representative of a state."""
         return self._made(self._least(state)[1])
 
     def renaming(self, state: State) -> Renaming:
-        """How a state differs from its representative."""
+        """Return how a state differs from its representative."""
         parts, _, order = self._least(state)
         turns = {s.name: s.turn for s in state.sessions if s.turn is not None}
         names: dict[str, str] = {}
@@ -200,7 +200,7 @@ class Representatives:
         return state._replace(serial=max(_serials(state), default=0))
 
     def _places(self, nameless: Nameless) -> Iterator[tuple[int, Part]]:
-        """Places of sessions, then of ordinary requests, then of lock holders."""
+        """Return places of sessions, then of ordinary requests, then of lock holders."""
         served = self.scope.sessions + self.scope.ordinary
         for first, group in zip((0, self.scope.sessions, served), nameless):
             yield from enumerate(group, first)
@@ -208,7 +208,8 @@ class Representatives:
     # Commands.
 
     def commands(self, representative: State) -> list[Command]:
-        """Every command of the scope in a representative, in a fixed order. Equal parts give theirs once."""
+        """Return every command of the scope in a representative, in a fixed order. Equal parts
+        give theirs once."""
         scope = self.scope
         parts = self._parts(representative)
         served = scope.sessions + scope.ordinary
@@ -234,7 +235,7 @@ class Representatives:
 def _named(
     scope: Scope, place: int, part: Part
 ) -> tuple[Session | None, Request | None, Lock | None]:
-    """Session, request and lock of the part in a place, under the names of the place."""
+    """Return session, request and lock of the part in a place, under the names of the place."""
     served = scope.sessions + scope.ordinary
     holder = f"r{place + 1}"
     session = request = None
@@ -258,7 +259,7 @@ def _named(
 
 @lru_cache(maxsize=KEPT)
 def _about(scope: Scope, fresh: Names, parts: tuple[tuple[int, Part], ...]) -> list[Command]:
-    """Commands about one part in its place, or about two."""
+    """Return commands about one part in its place, or about two."""
     built = [_named(scope, place, part) for place, part in parts]
     session, request, lock = built[0]
     if len(built) == 2:
@@ -278,7 +279,7 @@ def _of_nobody(scope: Scope, fresh: Names, present: Present) -> list[Command]:
 
 
 def _exchanged(part: Part, serials: Mapping[int, int]) -> Part:
-    """The part with other letters in its texts."""
+    """Return the part with other letters in its texts."""
     lock = part.lock
     turn = part.turn
     return part._replace(

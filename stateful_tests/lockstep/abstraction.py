@@ -155,8 +155,8 @@ class _Reader:
         )  # fmt: skip
 
     def _shared_entries(self) -> list[tuple[int, int]]:
-        """Entries at live positions of different full slots that name the same SWA slot. A full slot that
-        several holders share counts once."""
+        """Return entries at live positions of different full slots that name the same SWA slot. A
+        full slot that several holders share counts once."""
         swa_slots = [swa for _, swa in self.live]
         if len(set(swa_slots)) == len(swa_slots):
             return []

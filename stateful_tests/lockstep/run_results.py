@@ -90,7 +90,7 @@ class Violation:
         return self.failure.observed
 
     def with_headline(self, clause: str) -> Violation:
-        """This violation with one of `clauses` as the headline."""
+        """Return this violation with one of `clauses` as the headline."""
         at = self.clauses.index(clause)
         rest = [other for other in range(len(self.clauses)) if other != at]
         return replace(
@@ -102,7 +102,7 @@ class Violation:
         )
 
     def only(self, clause: str) -> Violation:
-        """This violation as one of `clauses` alone."""
+        """Return this violation as one of `clauses` alone."""
         return replace(self.with_headline(clause), also=(), others=())
 
     def with_note(self, note: str) -> Violation:
@@ -110,7 +110,8 @@ class Violation:
         return replace(self, failure=replace(self.failure, observed=f"{self.observed} {note}"))
 
     def with_break(self, failure: Failure) -> Violation:
-        """This violation with BROKEN added last: the system broke, and left the state that violates it."""
+        """Return this violation with BROKEN added last: the system broke, and left the state that
+        violates it."""
         return replace(self, also=(*self.also, "BROKEN"), others=(*self.others, failure))
 
     @property

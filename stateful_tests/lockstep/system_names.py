@@ -25,7 +25,7 @@ def resolve(
     limits: Limits = LIMITS,
     in_process: bool = True,
 ) -> AnySystem:
-    """The system of a name: a System, or an EngineSystem. Raises as `driven` does.
+    """Return the system of a name: a System, or an EngineSystem. Raises as `driven` does.
 
     reference | torch | torch+BUG | module:factory | sglang==VERSION | vllm==VERSION | transformers==VERSION
     lmdeploy==VERSION
@@ -40,7 +40,7 @@ def resolve(
 
 
 def driven(spec: SystemSpec, options: DriveOptions = DEFAULTS, in_process: bool = True) -> AnySystem:
-    """The system that `spec` names. Raises UnusableImplementation with a one-line reason."""
+    """Return the system that `spec` names. Raises UnusableImplementation with a one-line reason."""
     is_engine = spec.engine in ENGINES
     if options.checkout is not None and not (is_engine and spec.version is None):
         raise UnusableImplementation(

@@ -50,7 +50,7 @@ class Contract:
 
 
 def contracts(source: str) -> dict[str, Contract]:
-    """The functions of a module that promise something, by name."""
+    """Return the functions of a module that promise something, by name."""
     found = {}
     for node in ast.parse(source).body:
         if isinstance(node, ast.FunctionDef):
@@ -77,12 +77,12 @@ class Translation:
 
     @classmethod
     def of(cls, *sources: str) -> Translation:
-        """The translation of the functions in these sources."""
+        """Return the translation of the functions in these sources."""
         trees = [node for source in sources for node in ast.parse(source).body]
         return cls({node.name: node for node in trees if isinstance(node, ast.FunctionDef)})
 
     def expression(self, text: str, names: Mapping[str, Any]) -> Any:
-        """The value of a Python expression."""
+        """Return the value of a Python expression."""
         return self._value(ast.parse(text, mode="eval").body, dict(names))
 
     def call(self, name: str, arguments: Mapping[str, Any]) -> Any:

@@ -96,7 +96,7 @@ class LiveServer:
                 self._process.wait(patience)
 
     def post(self, path: str, body: dict[str, Any], tokens: int | None = None) -> tuple[int, bytes]:
-        """The status of a request, and what came back: some `tokens` of a stream, or all."""
+        """Return the status of a request, and what came back: some `tokens` of a stream, or all."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE_S)
         try:
             connection.request("POST", path, json.dumps(body), {"content-type": "application/json"})

@@ -16,8 +16,8 @@ from impl.sglang.server.events import (
 
 
 def installed() -> Release0510:
-    """The class of the SGLang of this process. A checkout, or a version that is not known here, is taken for
-    the release that has the same names. Raises UnusableImplementation that names what it lacks."""
+    """Return the class of the SGLang of this process. A checkout, or a version that is not known here, is
+    taken for the release that has the same names. Raises UnusableImplementation that names what it lacks."""
     spec = find_spec("sglang")
     wheel = distribution("sglang")
     root = Path(str(spec and spec.origin)).parents[1]

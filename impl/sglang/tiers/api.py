@@ -40,6 +40,6 @@ def require(root: Path, name: str, release: str, remark: str = "") -> None:
 
 
 def loose(release: str) -> tuple[str, ...]:
-    """How the locks of a release differ (TierFacts.loose)."""
+    """Return how the locks of a release differ (TierFacts.loose)."""
     order = list(TABLE)
     return tuple(name for name, end in _LOOSE.items() if order.index(release) < order.index(end))

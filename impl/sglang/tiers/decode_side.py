@@ -335,7 +335,7 @@ class HostCopies(Bag):
     cpu_offloading_chunk_size = 1 << 12
 
     def get_cpu_copy(self, indices: Any, **_: Any) -> list[list[list[Any]]]:
-        """A layer of one chunk of one tensor."""
+        """Return a layer of one chunk of one tensor."""
         return [[[torch.tensor([self.memory[slot] for slot in indices.tolist()])]]]
 
     def load_cpu_copy(self, copy: list[list[list[Any]]], indices: Any, **_: Any) -> None:

@@ -57,7 +57,8 @@ class BlockStep(HostView):
 
     @memoized
     def entries(self) -> dict[int, list[tuple[str, int, int]]]:
-        """The table entries of each block: (request, group, index in the table), without the null block.
+        """Return the table entries of each block: (request, group, index in the table), without the null
+        block.
 
         A block that is pinned, or kept for a step or a transfer in flight, has an entry of group -1.
         """
@@ -126,14 +127,14 @@ class BlockStep(HostView):
         )
 
     def held(self) -> Iterator[tuple[str, Bearer, Table]]:
-        """Requests with KV, and the cache manager's tables of each."""
+        """Return requests with KV, and the cache manager's tables of each."""
         for name, bearer in self.bearers.items():
             fact = self.after.requests.get(name)
             if bearer.computed is not None and fact is not None and fact.status != "SWAPPED":
                 yield name, bearer, fact.tables
 
     def swapped(self) -> Iterator[tuple[str, Bearer, Table]]:
-        """Requests with a copy of their KV in host memory, and the tables of each there."""
+        """Return requests with a copy of their KV in host memory, and the tables of each there."""
         tables = self.after.swap.tables if self.after.swap is not None else {}
         for name, fact in self.after.requests.items():
             if fact.status == "SWAPPED" and name in self.bearers:

@@ -284,7 +284,7 @@ def called_by_plan(
 
 
 def functions_of(called: Iterable[str]) -> Iterator[Function]:
-    """The functions that texts such as "FILE: FUNCTION, ..." name."""
+    """Return the functions that texts such as "FILE: FUNCTION, ..." name."""
     for text in called:
         file, _, names = text.partition(": ")
         yield from ((file, name) for name in names.split(", "))

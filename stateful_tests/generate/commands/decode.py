@@ -76,7 +76,7 @@ class _VerifyRound(Harness[V]):
     @staticmethod
     @abstractmethod
     def batch(lanes: tuple[Draft, ...]) -> Command:
-        """The command with these batch entries."""
+        """Return the command with these batch entries."""
 
     def of_request(self, scope: Scope, request: Request) -> Commands:
         return [self.batch((draft,)) for draft in drafts_of(scope, request)]

@@ -92,7 +92,7 @@ class SubmitHarness(Harness[Submit]):
         return tokens, pick(c.source, (1, -1)) if c.invalid and once_in(c.source, 4) else 0
 
     def _with_prompt(self, c: Enabled, plain: Submit) -> Submit:
-        """The submit with a prompt, mostly in place of tokens of its own."""
+        """Return the submit with a prompt, mostly in place of tokens of its own."""
         session = c.state.session(plain.session)
         before = text_len(session.history) if session is not None else 0
         # Room for some output, and in a session for later turns: their window evictions pass what the tree

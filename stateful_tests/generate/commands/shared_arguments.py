@@ -17,8 +17,8 @@ PREFILLS = (Phase.ADMITTED, Phase.EXTENDING)
 
 
 def chunk_sizes(scope: Scope, request: Request, over: int = 0) -> range:
-    """Sizes of the next chunk (tokens). over: how many sizes past the end of the text are added where the
-    scope has invalid commands."""
+    """Return the sizes of the next chunk (tokens). over: how many sizes past the end of the text are
+    added where the scope has invalid commands."""
     left = request.origin + request.output - cursors_of(request).kv_committed_len
     longest = left if scope.chunks is None else min(left, scope.chunks)
     if scope.invalid and longest == left:

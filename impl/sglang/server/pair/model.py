@@ -115,7 +115,7 @@ class ServerModel(FakeModel):
         self.tree = not scheduler.tree_cache.disable
 
     def slots(self, pool: str, size: int) -> Any:
-        """The stamps in a pool as numbers, which a host tier copies."""
+        """Return the stamps in a pool as numbers, which a host tier copies."""
         if pool == "state":
             return super().slots(pool, size)
         return TensorSlots(self.tensors[pool], self.writers[pool])
