@@ -118,11 +118,15 @@ def test_a_folder_that_cannot_be_written_is_one_warning(tmp_path, caplog):
 FULL = """
 import resource, sys
 from pathlib import Path
-from stateful_tests.tests.watched.test_watcher import log_in, step
+from impl.sglang.server.events import VERSION, Stepped
+from impl.sglang.server.log import EventLog
+from stateful_tests.tests.support.watched_logs import header
 resource.setrlimit(resource.RLIMIT_FSIZE, (4000, 4000))
-log = log_in(Path(sys.argv[1]))
+log = EventLog(Path(sys.argv[1]), most_bytes=1 << 20, keep=4)
+sizes = {"window": None, "full_tokens": 8, "swa_tokens": 0, "rows": 2, "width": 8}
+log.header = header(version=VERSION, release="0.5.23", **sizes)
 for number in range(1, 201):
-    log.put(step(number))
+    log.put(Stepped(number, 1, 0, 0, 8, 0, 2, 0, 0, 0, []))
     if not number % 50:
         log.flush()
 log.close()
