@@ -91,8 +91,8 @@ class TierConfig:
                 raise GeometryError(name, f"must be in [0, {MAX_SLOTS}], not {value}")
         if bool(self.states) != bool(self.host_states):
             raise GeometryError("host_states", "must be 0 where states is, and nowhere else")
-        if self.states and (self.page_size > 1 or self.bigram or self.storage or self.role):
-            needs = "needs page_size 1, no bigram, no storage, no decode and no prefill"
+        if self.states and (self.page_size > 1 or self.bigram or self.role):
+            needs = "needs page_size 1, no bigram, no decode and no prefill"
             raise GeometryError("states", needs)
 
     def _check_pages(self) -> None:
@@ -185,6 +185,9 @@ TIER_PRESETS: dict[str, TierConfig] = {
     "storage-timeout": TierConfig(1, None, 16, 0, 12, 0, 16, storage="timeout"),
     "storage-timeout-back": TierConfig(2, None, 10, 0, 8, 0, 20, "write_back", storage="timeout"),
     "storage-timeout-window": TierConfig(2, 3, 12, 10, 10, 6, 24, storage="timeout"),
+    "storage-timeout-state": TierConfig(
+        1, None, 16, 0, 12, 0, 16, storage="timeout", states=8, host_states=6
+    ),
     "decode": TierConfig(2, None, 24, 0, 0, 0, 32, decode="radix", rows=4),
     "decode-page1": TierConfig(1, None, 32, 0, 0, 0, 24, decode="radix", rows=4),
     "decode-window": TierConfig(2, 3, 24, 20, 0, 0, 32, decode="radix", rows=4),

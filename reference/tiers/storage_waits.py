@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from reference.commands import Abort, Match, Prompt, prompt_len
+from reference.commands import Abort, Done, Match, Outcome, Prompt, Reason, Refused, prompt_len
 from reference.tiers.commands import Load, Prefetch, TierCommand, Tick
 from reference.tiers.config import WAIT_BASE_S, WAIT_PER_PAGE_S, TierConfig
 from reference.tiers.facts import TierFacts
@@ -63,12 +63,12 @@ class StorageWaits:
         return WAIT_BASE_S + WAIT_PER_PAGE_S * -(-prompt_len(wait.prompt) // self.config.page_size)
 
     def follow(
-        self, command: TierCommand, done: bool, before: TierFacts, after: TierFacts
+        self, command: TierCommand, outcome: Outcome, before: TierFacts, after: TierFacts
     ) -> AdmissionAttempt | None:
-        """Record a command. Returns the attempt to admit a request that it was; None for any other. done: it
-        was carried out."""
+        """Record a command. Returns the attempt to admit a request that it was; None for any other."""
         if not self.ends_in_time:
             return None
+        done = isinstance(outcome, Done)
         match command:
             case Tick(seconds) if done:
                 self.now += seconds
@@ -80,7 +80,8 @@ class StorageWaits:
                 self.waits.pop(name, None)
             case Match(name, prompt, full_only=False) | Load(name, prompt):
                 wait = self.waits.get(name)
-                if wait is not None and wait.prompt == prompt:
+                held_back = outcome == Refused(Reason.WRONG_PHASE)  # else it was not tried
+                if wait is not None and wait.prompt == prompt and (done or held_back):
                     return self._attempt(name, wait, done, before)
         return None
 

@@ -93,7 +93,7 @@ class TierLockstep(AnyLockstep):
             self.step.standstill = self._progress.follow(
                 command, self.facts, self.users.greeted, self.users.arrived
             )
-        self.step.admission_attempt = self.users.waits.follow(command, done, before, self.facts)
+        self.step.admission_attempt = self.users.waits.follow(command, outcome, before, self.facts)
         self._judge(self.step, broken(self.step, self.waived), self.clauses.values())
         return self._count(outcome)
 
@@ -254,7 +254,8 @@ def _operation_changes(before: TierFacts, now: TierFacts) -> Iterator[str]:
             yield f"{operation.called}: {', '.join(filter(None, parts))}"
     for page in now.stored:
         where = f"host {page.pool} {_range_text(page.slots)}"
-        yield f"{where} is stored under hash {page.key}: {path_text(page.found)}"
+        found = "a state" if page.pool == "state" else path_text(page.found)
+        yield f"{where} is stored under hash {page.key}: {found}"
     for pool, slots in now.returned.items():
         if slots and slots != before.returned.get(pool):
             yield f"host {pool} {_range_text(slots)} waits to be freed"

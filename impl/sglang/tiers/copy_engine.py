@@ -13,6 +13,8 @@ from typing import Any
 
 from reference.tiers.facts import TierPart
 
+POOLS = {"swa": "swa", "mamba": "state"}  # by PoolName of the release, besides that of full KV
+
 
 class Event:
     """An event of the device. It is done unless a transfer that sets it is in flight.
@@ -190,5 +192,5 @@ def slots_by_pool(full: Any, transfers: Iterable[Any] | None) -> dict[str, tuple
     slots = {"full": slots_of(full)}
     for each in transfers or ():
         if each.indices_from_pool is None and each.host_indices is not None:
-            slots["swa"] = slots_of(each.host_indices)
+            slots[POOLS[each.name.value]] = slots_of(each.host_indices)
     return slots

@@ -14,7 +14,7 @@ from impl.sglang.parts.namespaces import elements_of
 from impl.sglang.scheduler.live_requests import LiveRequest, LockHolder
 from impl.sglang.scheduler.server import Server
 from impl.sglang.tiers.api import loose
-from impl.sglang.tiers.copy_engine import CopyEngine, parts_of, slots_of
+from impl.sglang.tiers.copy_engine import POOLS, CopyEngine, parts_of, slots_of
 from impl.sglang.tiers.decode_side import DecodeSide
 from impl.sglang.tiers.gathering_roles import DecodeGatherer, PrefillGatherer
 from impl.sglang.tiers.gathering_storage import StorageGatherer
@@ -30,7 +30,6 @@ from reference.tiers.facts import (
 from reference.token_ids import token_of, tokens_of
 
 
-_POOLS = {"swa": "swa", "mamba": "state"}  # by PoolName of the release, besides that of full KV
 
 
 class Gatherer:
@@ -365,5 +364,5 @@ def _parts(operation: Any) -> Iterator[TierPart]:
     yield from parts_of("full", operation.device_indices, operation.host_indices)
     for more in operation.pool_transfers or ():
         if more.indices_from_pool is None:
-            pool = _POOLS[more.name.value]
+            pool = POOLS[more.name.value]
             yield from parts_of(pool, more.device_indices, more.host_indices)

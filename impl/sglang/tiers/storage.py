@@ -19,6 +19,8 @@ from typing import Any, ClassVar
 from impl.loading.optional import optional
 from impl.sglang.parts.namespaces import exchanged
 from impl.sglang.parts.stand_ins import Bag
+from impl.sglang.tiers.copy_engine import POOLS
+from reference.recurrent_states import chained
 from reference.tiers.config import WAIT_BASE_S, WAIT_PER_PAGE_S
 from reference.tiers.facts import TierPage
 from reference.token_ids import TOKEN_BITS, second_of, token_of, tree_key
@@ -275,7 +277,8 @@ class Storage:
             found = tuple(self.host[pool][slot] for slot in slots)
             self.pages[pool, key] = found
             number = self.numbers.setdefault(key, len(self.numbers) + 1)
-            wanted = self.hashes.text(key)[-self.page_size :]
+            text = self.hashes.text(key)
+            wanted = tuple(chained(text)[-1:]) if pool == "state" else text[-self.page_size :]
             self.written.append(TierPage(number, pool, tuple(slots), found, wanted))
         return True
 
@@ -346,4 +349,4 @@ class Backend:
 
 def _pool(name: Any) -> str:
     """Return a pool of host memory by the release's name of it."""
-    return "swa" if getattr(name, "value", name) == "swa" else "full"
+    return POOLS.get(getattr(name, "value", name), "full")

@@ -241,7 +241,8 @@ def host_room(system: AnySystem, trace: Trace) -> Trace:
     pages = sum(-(-length // sizes.page_size) for length in texts) + 1
     full = max(sizes.host_pages, pages)
     swa = max(sizes.host_swa_pages, pages) if sizes.host_swa_pages else 0
-    return with_sizes(trace, host_pages=full, host_swa_pages=swa)
+    states = max(sizes.host_states, pages) if sizes.host_states else 0
+    return with_sizes(trace, host_pages=full, host_swa_pages=swa, host_states=states)
 
 
 def no_storage(system: AnySystem, trace: Trace, *beside: type) -> Trace:

@@ -76,25 +76,28 @@ def test_sizes_that_no_preset_has_keep_to_the_clock():
 
 
 def attempt(*steps, sizes=SIZES):
-    """The last attempt of these steps, each with whether it was carried out, and the facts before it."""
+    """The last attempt of these steps, each with its outcome and the facts before it."""
     waits = StorageWaits(sizes)
     found = None
-    for command, done, before in steps:
+    for command, outcome, before in steps:
         after = PREFETCHING if isinstance(command, Prefetch) else before
-        found = waits.follow(command, done, before, after)
+        found = waits.follow(command, outcome, before, after)
     return found
 
 
-ASKED = (Prefetch("h2", TEXT), True, NO_PREFETCH)
-HELD_BACK = (Load("h2", TEXT), False, PREFETCHING)
+DONE = Done()
+WRONG_PHASE = Refused(Reason.WRONG_PHASE)
+ASKED = (Prefetch("h2", TEXT), Done(), NO_PREFETCH)
+HELD_BACK = (Load("h2", TEXT), WRONG_PHASE, PREFETCHING)
 
 
-def seconds(number, done=True):
-    return (Tick(number), done, PREFETCHING)
+def seconds(number, outcome=DONE):
+    return (Tick(number), outcome, PREFETCHING)
 
 
 def test_attempts_to_admit_a_request_are_timed():
-    found = attempt(ASKED, seconds(2), HELD_BACK, seconds(4), seconds(9, done=False), HELD_BACK)
+    refused = seconds(9, Refused(Reason.UNFAITHFUL))
+    found = attempt(ASKED, seconds(2), HELD_BACK, seconds(4), refused, HELD_BACK)
     assert found is not None
     assert (found.name, found.waited, found.blocked, found.most) == ("h2", 6, 4, 5)
     assert found.pages_due
@@ -106,11 +109,12 @@ def test_attempts_to_admit_a_request_are_timed():
     "steps",
     [
         [HELD_BACK],
-        [ASKED, (Load("h2", TEXT[:0]), False, PREFETCHING)],
-        [ASKED, (Match("h2", TEXT, full_only=True), False, PREFETCHING)],
-        [ASKED, (Abort("h2"), True, PREFETCHING), HELD_BACK],
-        [ASKED, (Load("h2", TEXT), True, PREFETCHING), HELD_BACK],
-        [ASKED, (Poll(), True, PREFETCHING)],
+        [ASKED, (Load("h2", TEXT[:0]), WRONG_PHASE, PREFETCHING)],
+        [ASKED, (Load("h2", TEXT), Refused(Reason.OUT_OF_STATES), PREFETCHING)],
+        [ASKED, (Match("h2", TEXT, full_only=True), WRONG_PHASE, PREFETCHING)],
+        [ASKED, (Abort("h2"), Done(), PREFETCHING), HELD_BACK],
+        [ASKED, (Load("h2", TEXT), Done(), PREFETCHING), HELD_BACK],
+        [ASKED, (Poll(), Done(), PREFETCHING)],
     ],
 )
 def test_other_commands_are_no_attempts(steps):
@@ -130,7 +134,7 @@ def test_other_commands_are_no_attempts(steps):
     ],
 )
 def test_pages_are_due_while_the_prefetch_of_the_request_is_in_progress(before, due):
-    found = attempt(ASKED, (Match("h2", TEXT), False, before))
+    found = attempt(ASKED, (Match("h2", TEXT), WRONG_PHASE, before))
     assert found is not None and found.pages_due is due
 
 
@@ -163,9 +167,9 @@ def test_a_wait_ends_in_time_and_not_before(refused, waited, blocked, due, obser
 
 def test_requests_that_were_held_back_are_known_to_be_over_in_time():
     waits = StorageWaits(SIZES)
-    for command, done, before in (ASKED, HELD_BACK):
-        waits.follow(command, done, before, PREFETCHING)
+    for command, outcome, before in (ASKED, HELD_BACK):
+        waits.follow(command, outcome, before, PREFETCHING)
     assert waits.held_back == {"h2": False}
-    waits.follow(Tick(6), True, PREFETCHING, PREFETCHING)
+    waits.follow(Tick(6), Done(), PREFETCHING, PREFETCHING)
     assert waits.held_back == {"h2": True}
     assert not StorageWaits(tier_preset("storage")).ends_in_time
