@@ -244,7 +244,7 @@ class RequestTexts:
         A child has its parent's text. If it has blocks, it also has the parent's KV, and continues there. A
         parent that is aborted before has no children.
         """
-        for bearer in [bearer for bearer in self.bearers.values() if bearer.children]:
+        for bearer in list(self.bearers.values()):
             due = any(flight.sampled for flight in bearer.flights)
             new = facts.requests.keys() - self.bearers.keys()
             forked = [name for name in bearer.children if due or name in new]

@@ -140,13 +140,18 @@ def _held_content_stays(step: BlockStep) -> Failure | None:
 
 def _wrong_copy(step: BlockStep) -> Failure | None:
     """Return the failure where the copy of a swapped request holds other KV than that of its text."""
-    if step.after.swap is None:
+    swap = step.after.swap
+    if swap is None:
         return None
-    for name, bearer, tables in step.swapped():
+    for name, bearer in step.bearers.items():
+        fact = step.after.requests.get(name)
+        if fact is None or fact.status != "SWAPPED":
+            continue
         sure = bearer.sure
+        tables = swap.tables.get(name, ((),) * len(step.config.groups))
         for group, layers in enumerate(step.config.groups):
             start = window_start(layers, sure)
-            found = step.reads(tables, group, start, sure, step.after.swap.memory)
+            found = step.reads(tables, group, start, sure, swap.memory)
             if found != bearer.stamps[start:sure]:
                 want = f"host memory has the KV of {name} at [{start}, {sure}) in group {group}"
                 got = f"blocks {list(tables[group])} of host memory have other KV, or none"

@@ -133,14 +133,6 @@ class BlockStep(HostView):
             if bearer.computed is not None and fact is not None and fact.status != "SWAPPED":
                 yield name, bearer, fact.tables
 
-    def swapped(self) -> Iterator[tuple[str, Bearer, Table]]:
-        """Return requests with a copy of their KV in host memory, and the tables of each there."""
-        tables = self.after.swap.tables if self.after.swap is not None else {}
-        for name, fact in self.after.requests.items():
-            if fact.status == "SWAPPED" and name in self.bearers:
-                nothing = ((),) * len(self.config.groups)
-                yield name, self.bearers[name], tables.get(name, nothing)
-
     def reads(
         self, tables: Table, group: int, start: int, end: int, memory: Memory | None = None
     ) -> list[int]:

@@ -27,6 +27,8 @@ SIZES = {
     "ring": EngineConfig((LayerGroup(2, 3, ring=True),), 12, 12, 8),
     "forks": EngineConfig((_FULL,), 12, 12, 8, children=2),
     "swap": EngineConfig((_FULL,), 12, 12, 8, swap=3),
+    "swap near": EngineConfig((_NEAR,), 12, 12, 8, swap=3),
+    "small ring near": EngineConfig((LayerGroup(2, 11, ring=True), _NEAR), 24, 24, 3),
     "small": EngineConfig((_FULL,), 12, 24, 3),
     "small near": EngineConfig((_NEAR,), 12, 24, 3),
     "small wide": EngineConfig((LayerGroup(4, 3),), 12, 24, 3),

@@ -331,6 +331,11 @@ STATEMENTS: dict[str, Callable[..., None]] = {
     rf"{_WHO} attends (?P<start>\d+)-(?P<end>\d+)(, another at (?P<other>\d+))?": _attends,
     rf"host memory has (?P<other>not )?{_WHO} 0-(?P<count>\d+) in (?P<blocks>[\d ]+?)"
     r"(, free (?P<free>[\d ]+))?": _swapped,
+    r"host memory is free": lambda scene: scene.spoil(
+        swap=lambda _: SwapFacts(
+            tuple(range(1, 1 + scene.config.swap)), ((-1, ()),) * (1 + scene.config.swap), {}
+        )
+    ),
     r"batches are padded": lambda scene: scene.spoil(padded=lambda _: True),
     r"the reset succeeds": lambda scene: scene.spoil(reset=lambda _: True),
     r"equal blocks are one": lambda scene: scene.spoil(merges=lambda _: True),
