@@ -134,3 +134,40 @@ def test_requests_that_were_held_back_are_known_to_be_over_in_time():
     waits.follow(Tick(6), Done(), PREFETCHING, PREFETCHING)
     assert waits.held_back == {"h2": True}
     assert not StorageWaits(tier_preset("storage")).ends_in_time
+
+
+def test_the_first_attempt_begins_the_time():
+    first = attempt(ASKED, HELD_BACK)
+    assert first is not None and (first.waited, first.blocked) == (0, -1)
+    later = attempt(seconds(2), ASKED, HELD_BACK, seconds(2), HELD_BACK, seconds(3), HELD_BACK)
+    assert later is not None and (later.waited, later.blocked) == (5, 5)
+    at_start = attempt(ASKED, HELD_BACK, seconds(2), HELD_BACK, seconds(3), HELD_BACK)
+    assert at_start is not None and (at_start.waited, at_start.blocked) == (5, 5)
+    odd = (Prefetch("h2", (Piece("a", 5),)), DONE, NO_PREFETCH)
+    tried = (Load("h2", (Piece("a", 5),)), WRONG_PHASE, PREFETCHING)
+    pages = attempt(odd, tried, sizes=tier_preset("storage-timeout-back"))
+    assert pages is not None and pages.most == 4
+
+
+def test_the_prefetch_of_a_request_is_the_one_that_came_with_it():
+    """Others, and a backup that came at once, are not."""
+    old, late = (TierOperation(job, False, "h2", "reads", {}, {}) for job in (2, 6))
+    back, own = (TierOperation(job, job == 3, "h2", "reads", {}, {}) for job in (3, 4))
+    for before, due in (((old, own), True), ((old, back), False), ((late,), False)):
+        waits = StorageWaits(SIZES)
+        was = NO_PREFETCH._replace(operations=(old, *NO_PREFETCH.operations))
+        now = was._replace(operations=(old, back, own))
+        waits.follow(Prefetch("h2", TEXT), DONE, was, now)
+        found = waits.follow(Load("h2", TEXT), WRONG_PHASE, now._replace(operations=before), now)
+        assert found is not None and found.pages_due is due
+
+
+def test_only_attempts_hold_a_request_back():
+    waits = StorageWaits(SIZES)
+    waits.follow(Tick(1), DONE, PREFETCHING, PREFETCHING)
+    waits.follow(Prefetch("h2", TEXT), DONE, NO_PREFETCH, PREFETCHING)
+    assert waits.held_back == {}
+    waits.follow(Load("h2", TEXT), WRONG_PHASE, PREFETCHING, PREFETCHING)
+    for number, over in ((5, False), (1, True)):
+        waits.follow(Tick(number), DONE, PREFETCHING, PREFETCHING)
+        assert waits.held_back == {"h2": over}
