@@ -78,7 +78,8 @@ _OF_CLAUSES = tuple(
 ) + (f"{_TESTS}/report/test_because.py",)
 _OF_BLOCKS = (f"{_TESTS}/vllm/test_clause_rows.py",)
 _OF_TIERS = (
-    f"{_TESTS}/tiers/test_clauses.py", f"{_TESTS}/tiers/test_before_and_after.py", *_OF_BLOCKS
+    f"{_TESTS}/tiers/test_clauses.py", f"{_TESTS}/tiers/test_before_and_after.py",
+    f"{_TESTS}/tiers/test_storage_waits.py", *_OF_BLOCKS
 )  # fmt: skip
 # Of systems that schedule by themselves: no random run on torch asks whether anybody is answered.
 _OF_PROGRESS = (

@@ -23,6 +23,8 @@ from stateful_tests.lockstep.system_names import resolve
 from stateful_tests.lockstep.tier_lockstep import TierLockstep
 from stateful_tests.tests.tiers.lines import STORED, commands
 
+PART_READ = STORED.removesuffix("fetch; fetch; poll") + "fetch; fetch; poll; load h2 a4b1"
+
 
 def test_pages_go_to_a_storage_and_come_back(newest):
     """A request is admitted with the pages that were read so far. The thread frees the others at its end."""
@@ -135,3 +137,40 @@ def test_a_storage_is_detached_only_where_nothing_is_in_progress(newest):
 def test_a_storage_in_use_is_not_detached(newest, name, lines, reason):
     run = replay(newest, Trace(tier_preset(name), Mode.FAITHFUL, commands(lines)))
     assert run.violation is None and run.rows[-1].outcome == Refused(reason)
+
+
+def played(system, name, lines):
+    return replay(system, Trace(tier_preset(name), Mode.FAITHFUL, commands(lines)))
+
+
+def test_a_prefetch_that_ends_by_time_gives_the_pages_read_so_far(newest):
+    """It takes as long as the trace says. Slots of pages that the thread still reads are freed at its end."""
+    early = played(newest, "storage-timeout", PART_READ + "; tick seconds 5; load h2 a4b1")
+    assert early.violation is None
+    assert early.rows[-1].outcome == early.rows[-3].outcome == Refused(Reason.WRONG_PHASE)
+    run = played(
+        newest,
+        "storage-timeout",
+        PART_READ + "; tick seconds 7; load h2 a4b1; insert h2 a4b1; fetch; poll; poll",
+    )
+    assert run.violation is None and isinstance(run.rows[-5].outcome, Done)
+    assert "node 2 under the root: a2 at 0" in run.rows[-5].tree[0]
+    assert "h2 reads [0, 2)" in run.rows[-4].tree
+    assert any("prefetch 4 of h2 is over" in line for line in run.rows[-2].tree)
+
+
+@pytest.mark.parametrize("name", ["storage-timeout-window", "storage-timeout-back"])
+def test_what_came_short_is_discarded_or_kept_in_whole_pages(newest, name):
+    lines = PART_READ.replace("a4", "a8") + "; tick seconds 30; load h2 a8b1; fetch; fetch; poll; poll"
+    run = played(newest, name, lines)
+    assert run.violation is None
+
+
+@pytest.mark.parametrize("name", ["storage", "storage-wait", "tier"])
+def test_time_passes_only_where_waits_end_in_time(newest, name):
+    assert played(newest, name, "tick").rows[-1].outcome == Refused(Reason.UNFAITHFUL)
+
+
+def test_time_does_not_go_back(newest):
+    outcome = played(newest, "storage-timeout", "tick seconds 0").rows[-1].outcome
+    assert outcome == Refused(Reason.BAD_LENGTH)

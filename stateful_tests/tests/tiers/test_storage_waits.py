@@ -1,10 +1,10 @@
-"""Waits for a storage that end in time: the clock of a trace, what a release does then, STORE-3."""
+"""Waits for a storage that end in time: how they are timed, and STORE-3. No release is loaded."""
 
 from dataclasses import replace
 
 import pytest
 
-from reference.commands import Abort, Done, Match, Mode, Piece, Reason, Refused
+from reference.commands import Abort, Done, Match, Piece, Reason, Refused
 from reference.failures import AtNamed
 from reference.tiers.clauses import TIER_CLAUSES, TierStep
 from reference.tiers.commands import Load, Poll, Prefetch, Tick
@@ -13,9 +13,6 @@ from reference.tiers.facts import TierOperation
 from reference.tiers.storage_waits import StorageWaits
 from impl.choices import RandomChoices
 from stateful_tests.generate.tier_commands import draw_tier_config
-from stateful_tests.lockstep.replays import replay
-from stateful_tests.lockstep.run_results import Trace
-from stateful_tests.tests.tiers.lines import STORED, commands
 from stateful_tests.tests.tiers.scenes import STORING
 
 SIZES = tier_preset("storage-timeout")
@@ -24,44 +21,6 @@ PREFETCHING = STORING._replace(
     operations=(TierOperation(4, False, "h2", "to ask", {}, {}), *STORING.operations[:1])
 )
 NO_PREFETCH = STORING._replace(operations=STORING.operations[:1])
-PART_READ = STORED.removesuffix("fetch; fetch; poll") + "fetch; fetch; poll; load h2 a4b1"
-
-
-def played(system, name, lines):
-    return replay(system, Trace(tier_preset(name), Mode.FAITHFUL, commands(lines)))
-
-
-def test_a_prefetch_that_ends_by_time_gives_the_pages_read_so_far(newest):
-    """It takes as long as the trace says. Slots of pages that the thread still reads are freed at its end."""
-    early = played(newest, "storage-timeout", PART_READ + "; tick seconds 5; load h2 a4b1")
-    assert early.violation is None
-    assert early.rows[-1].outcome == early.rows[-3].outcome == Refused(Reason.WRONG_PHASE)
-    run = played(
-        newest,
-        "storage-timeout",
-        PART_READ + "; tick seconds 7; load h2 a4b1; insert h2 a4b1; fetch; poll; poll",
-    )
-    assert run.violation is None and isinstance(run.rows[-5].outcome, Done)
-    assert "node 2 under the root: a2 at 0" in run.rows[-5].tree[0]
-    assert "h2 reads [0, 2)" in run.rows[-4].tree
-    assert any("prefetch 4 of h2 is over" in line for line in run.rows[-2].tree)
-
-
-@pytest.mark.parametrize("name", ["storage-timeout-window", "storage-timeout-back"])
-def test_what_came_short_is_discarded_or_kept_in_whole_pages(newest, name):
-    lines = PART_READ.replace("a4", "a8") + "; tick seconds 30; load h2 a8b1; fetch; fetch; poll; poll"
-    run = played(newest, name, lines)
-    assert run.violation is None
-
-
-@pytest.mark.parametrize("name", ["storage", "storage-wait", "tier"])
-def test_time_passes_only_where_waits_end_in_time(newest, name):
-    assert played(newest, name, "tick").rows[-1].outcome == Refused(Reason.UNFAITHFUL)
-
-
-def test_time_does_not_go_back(newest):
-    outcome = played(newest, "storage-timeout", "tick seconds 0").rows[-1].outcome
-    assert outcome == Refused(Reason.BAD_LENGTH)
 
 
 def test_sizes_that_no_preset_has_keep_to_the_clock():
@@ -148,6 +107,8 @@ def test_pages_are_due_while_the_prefetch_of_the_request_is_in_progress(before, 
         (False, 1, -1, True, "it is admitted without them after 1 s"),
         (False, 1, -1, False, ""),
         (False, 2, -1, True, ""),
+        (False, 9, 6, True, ""),
+        (True, 1, 0, True, ""),
     ],
 )
 def test_a_wait_ends_in_time_and_not_before(refused, waited, blocked, due, observed):
@@ -173,3 +134,40 @@ def test_requests_that_were_held_back_are_known_to_be_over_in_time():
     waits.follow(Tick(6), Done(), PREFETCHING, PREFETCHING)
     assert waits.held_back == {"h2": True}
     assert not StorageWaits(tier_preset("storage")).ends_in_time
+
+
+def test_the_first_attempt_begins_the_time():
+    first = attempt(ASKED, HELD_BACK)
+    assert first is not None and (first.waited, first.blocked) == (0, -1)
+    later = attempt(seconds(2), ASKED, HELD_BACK, seconds(2), HELD_BACK, seconds(3), HELD_BACK)
+    assert later is not None and (later.waited, later.blocked) == (5, 5)
+    at_start = attempt(ASKED, HELD_BACK, seconds(2), HELD_BACK, seconds(3), HELD_BACK)
+    assert at_start is not None and (at_start.waited, at_start.blocked) == (5, 5)
+    odd = (Prefetch("h2", (Piece("a", 5),)), DONE, NO_PREFETCH)
+    tried = (Load("h2", (Piece("a", 5),)), WRONG_PHASE, PREFETCHING)
+    pages = attempt(odd, tried, sizes=tier_preset("storage-timeout-back"))
+    assert pages is not None and pages.most == 4
+
+
+def test_the_prefetch_of_a_request_is_the_one_that_came_with_it():
+    """Others, and a backup that came at once, are not."""
+    old, late = (TierOperation(job, False, "h2", "reads", {}, {}) for job in (2, 6))
+    back, own = (TierOperation(job, job == 3, "h2", "reads", {}, {}) for job in (3, 4))
+    for before, due in (((old, own), True), ((old, back), False), ((late,), False)):
+        waits = StorageWaits(SIZES)
+        was = NO_PREFETCH._replace(operations=(old, *NO_PREFETCH.operations))
+        now = was._replace(operations=(old, back, own))
+        waits.follow(Prefetch("h2", TEXT), DONE, was, now)
+        found = waits.follow(Load("h2", TEXT), WRONG_PHASE, now._replace(operations=before), now)
+        assert found is not None and found.pages_due is due
+
+
+def test_only_attempts_hold_a_request_back():
+    waits = StorageWaits(SIZES)
+    waits.follow(Tick(1), DONE, PREFETCHING, PREFETCHING)
+    waits.follow(Prefetch("h2", TEXT), DONE, NO_PREFETCH, PREFETCHING)
+    assert waits.held_back == {}
+    waits.follow(Load("h2", TEXT), WRONG_PHASE, PREFETCHING, PREFETCHING)
+    for number, over in ((5, False), (1, True)):
+        waits.follow(Tick(number), DONE, PREFETCHING, PREFETCHING)
+        assert waits.held_back == {"h2": over}
