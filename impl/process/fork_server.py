@@ -168,7 +168,7 @@ def _read(stream: socket.socket, size: int) -> bytes:
 def serve(control: socket.socket) -> None:
     """Fork what is asked for on `control`, until everybody has closed the other end."""
     importlib.import_module("torch")
-    gc.disable()  # a collection would copy pages that forks share
+    gc.disable()  # a collection would copy pages that forks share; nor do forks look at what is frozen
     running: dict[int, socket.socket] = {}  # process -> who waits for its exit status
     wakes, woken = socket.socketpair()
     for end in (wakes, woken):
@@ -208,6 +208,7 @@ def _fork(files: list[int], running: dict[int, socket.socket]) -> None:
             module = importlib.import_module(arguments[0])
             for name in getattr(module, "PRELOADED", ()):
                 importlib.import_module(name)
+        gc.freeze()
         if not (pid := os.fork()):
             _become(arguments, files[:-1], env, folder)
         running[pid] = waiting
