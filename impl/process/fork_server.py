@@ -34,7 +34,7 @@ _server: socket.socket | None = None  # our end; what is sent on it are the file
 
 
 class ForkedProcess:
-    """What is needed here of `subprocess.Popen`, for a process that somebody else has forked."""
+    """A process that the server has forked, with the methods of `subprocess.Popen` that are used here."""
 
     def __init__(self, pid: int, stdin: IO[bytes], stdout: IO[bytes], end: socket.socket) -> None:
         self.pid = pid

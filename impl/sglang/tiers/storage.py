@@ -12,6 +12,7 @@ import importlib
 import json
 import queue
 import struct
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar
@@ -58,6 +59,7 @@ class IOThread:
         self._turn.acquire()
         self._back.acquire()
         self._error: BaseException | None = None
+        self._profiler: Any = None
         self.operation: Any = None
         self.call: dict[str, list[int]] | None = None
         self.done: set[tuple[str, int]] = set()
@@ -71,6 +73,7 @@ class IOThread:
 
     def _run(self) -> None:
         self._turn.acquire()
+        sys.setprofile(self._profiler)
         _RUNNING.thread = self
         try:
             self._body()
@@ -86,6 +89,7 @@ class IOThread:
         if self.ended:
             return
         self.pages = pages
+        self._profiler = sys.getprofile()  # it notes what the thread calls for this command as well
         self._turn.release()
         self._back.acquire()
         if self._error is not None:
@@ -95,6 +99,7 @@ class IOThread:
         """Stop until the next turn. Called in the thread itself."""
         self._back.release()
         self._turn.acquire()
+        sys.setprofile(self._profiler)
         if self._give_up:
             raise _Over
 
@@ -348,5 +353,7 @@ class Backend:
 
 
 def _pool(name: Any) -> str:
-    """Return a pool of host memory by the release's name of it."""
-    return POOLS.get(getattr(name, "value", name), "full")
+    """Return a pool of host memory by the release's name of it; None names that of full KV."""
+    if name is None or name.value == "kv":
+        return "full"
+    return POOLS[name.value]

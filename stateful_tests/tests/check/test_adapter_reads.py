@@ -121,7 +121,6 @@ ADAPTERS = (
             "loading.py: hasattr(host, 'HostPoolGroup')": "in which of two modules it is",
             "storage.py: getattr(_RUNNING, 'thread', None)": "of our thread",
             "storage.py: getattr(controller, name)": "no default",
-            "storage.py: getattr(name, 'value', name)": "a member of an enumeration, or text",
         },
     ),
     Adapter(

@@ -226,7 +226,7 @@ SESSIONS = Path("sglang/srt/session/streaming_session.py")
 
 
 def git(folder, *arguments):
-    """What git prints; a commit is its first nine digits."""
+    """Return what git prints; a commit is its first nine digits."""
     command = ["git", "-c", "user.name=a", "-c", "user.email=a@b", *arguments]
     done = subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True)
     return done.stdout.strip()[:9]

@@ -9,7 +9,7 @@ from impl.process import child, fork_server
 
 
 def printed_by(module: str, *arguments: str) -> str:
-    """What `python -m MODULE ARGUMENT...` prints. Raises CalledProcessError where it does not end with 0."""
+    """Return what `python -m MODULE ARGUMENT...` prints. Raises CalledProcessError for another end than 0."""
     command = [sys.executable, "-m", module, *arguments]
     environment = child.environment([HOME, *sys.path], OMP_NUM_THREADS="1")
     with tempfile.TemporaryFile() as errors:
