@@ -17,6 +17,7 @@ from impl.process import run_test
 from impl.sglang.parts.fetch import release_root
 from reference.all_clauses import ALL_CLAUSES
 from stateful_tests.lockstep import system_names as registry
+from stateful_tests.tests.support.night import at_night
 from stateful_tests.traces.trace_files import load, save
 from stateful_tests.tests.export.test_export import BUG, FIXTURES, OVERSHOOT
 
@@ -257,6 +258,7 @@ SHRINKS = "if slot.kv.holds_mamba and len(params.key) < slot.kv.kv_committed_len
     ],
     ids=["exported", "written by hand"],
 )  # fmt: skip
+@at_night
 def test_the_mended_side_is_a_commit_of_the_checkout(kvspec, clone, trace, way, was, becomes):
     released, text = git(clone, "rev-parse", "HEAD"), (clone / SESSIONS).read_text()
     assert was in text

@@ -71,7 +71,7 @@ def test_a_wrong_theorem_is_refuted():
     wrong = SOURCES["window"].replace(
         "(2 * page_size if margin == 1", "(3 * page_size if margin == 1", 1
     )
-    refuted = ["window/hole-only-if", "window/hole-resume", "window/cap-moves"]
+    refuted = ["window/cap-moves", "window/hole-resume", "window/hole-only-if"][: 3 if NIGHT else 1]
     for proof in prove(chosen([*refuted, "window/hole-if"]), {**SOURCES, "window": wrong}):
         is_refuted = proof.obligation.name in refuted
         assert proof.verdict == (ProofVerdict.REFUTED if is_refuted else ProofVerdict.PROVED)

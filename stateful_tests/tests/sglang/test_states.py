@@ -14,6 +14,7 @@ from stateful_tests.lockstep.driven_kinds import check_fits
 from stateful_tests.lockstep.lockstep import Lockstep
 from stateful_tests.lockstep.replays import replay
 from stateful_tests.tests.support.commands import script
+from stateful_tests.tests.support.night import some_at_night
 from stateful_tests.tests.support.planted_faults import checkout_with, planted_faults
 from stateful_tests.traces.trace_files import load
 
@@ -96,7 +97,9 @@ def test_other_ways_to_run_have_no_state(release):
             check_fits(release(spec), preset("state"))
 
 
-@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+@pytest.mark.parametrize(
+    "fault", some_at_night(FAULTS, [*FAULTS][3:].__contains__), ids=lambda fault: fault.name
+)
 def test_a_fault_in_a_copy_is_named(real, tmp_path, fault):
     system = SGLangSystem(path=checkout_with(real.root, tmp_path / "root", fault))
     sizes, found = replace(preset(fault.sizes), tree=True), set()

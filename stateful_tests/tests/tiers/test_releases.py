@@ -22,6 +22,7 @@ from stateful_tests.lockstep.run_results import Trace
 from stateful_tests.lockstep.system_names import resolve
 from stateful_tests.shrink.minimise import minimise
 from stateful_tests.tests.support.modules_run import printed_by
+from stateful_tests.tests.support.night import at_night
 from stateful_tests.tests.support.planted_faults import planted_faults
 from stateful_tests.tests.tiers.lines import NEWEST, ROUND, STORED, commands
 
@@ -107,7 +108,9 @@ NOT_TOLD = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("core, silent", [("", set()), ("rust", NOT_TOLD)])
+@pytest.mark.parametrize(
+    "core, silent", [("", set()), pytest.param("rust", NOT_TOLD, marks=at_night)]
+)
 def test_the_faults_are_seen_first_by_their_clauses(core, silent):
     suite, other = ("tiers+rust", "unified_cache/") if core else ("tiers", "rust_tree_core/")
     seen = json.loads(printed_by("stateful_tests.tests.support.fault_runs", suite, "--replay"))
