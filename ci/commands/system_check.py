@@ -14,7 +14,6 @@ from ci.commands import base_choice
 from ci.commands.saved_traces import Saved, save_traces
 from ci.commands.shared import SystemSelector, Unusable, note, unusable, worker_limits
 from impl.adapter import AnySystem
-from impl.process import fork_server
 from impl.system_spec import SystemSpec, system_spec
 from stateful_tests.lockstep.exit_codes import Ending, gravest
 
@@ -96,8 +95,6 @@ def check_system(
         plan = check_plans.for_system(asked, system)
         from_factory = selector.spec.stranger  # it may own something that exists once
         cuda = selector.device == "cuda"
-        if getattr(system, "forked", False):
-            fork_server.start()  # for the processes of the executor too
         named = run_driver.Named(selector.spec, selector.device, selector.checkout, *worker_limits())
         with (
             how.make_executor(pays=not from_factory and not cuda, fork=not cuda) as executor,

@@ -145,6 +145,13 @@ def start() -> socket.socket:
     return _server
 
 
+def start_early() -> None:
+    """Start the server where there can be one, so that it imports torch while others do something else."""
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError):
+            start()
+
+
 def _forget_server() -> None:
     global _server
     if _server is not None:

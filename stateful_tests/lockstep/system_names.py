@@ -9,6 +9,7 @@ from pathlib import Path
 
 from impl.adapter import AnySystem, System, UnusableImplementation
 from impl.engines import DEFAULTS, DriveOptions, engine
+from impl.process import fork_server
 from impl.process.remote_system import LIMITS, Limits, StrangerSystem
 from impl.process.worker import made
 from impl.system_spec import ENGINES, SystemSpec, option
@@ -79,6 +80,8 @@ def _resolve_release(spec: SystemSpec, options: DriveOptions) -> AnySystem:
         raise UnusableImplementation(
             f"--impl {of.name} needs {option(of.name)} DIR or {of.name}==VERSION"
         )
+    if options.device == "cpu":
+        fork_server.start_early()
     system = of.drive(spec, options)
     if known := passed_over(of.name, system.release, spec.ways):
         system.capabilities = replace(system.capabilities, known=known)
