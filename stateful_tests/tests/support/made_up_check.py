@@ -61,3 +61,8 @@ def checked(*findings: Finding, **more: Any) -> CheckResult:
         carried_out={"Open": 300, "Close": 100},
     )
     return replace(made, **more)
+
+
+def printed_lines(text: str) -> list[str]:
+    """Return the lines of what a command printed, without the spaces that align them."""
+    return [" ".join(line.split()) for line in text.splitlines()]

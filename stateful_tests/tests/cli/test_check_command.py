@@ -1,32 +1,26 @@
-"""The command line: what it prints, into a pipe, and what it returns."""
+"""`kvspec check`: what it prints, into a pipe, and what it returns."""
 
 import io
 import json
-import signal
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from ci.cli import interrupts
 from ci.report import report_data as report
-from ci.report import progress_line, text_output, check_text, run_text, verdict
+from ci.report import text_output, check_text, run_text, verdict
 from impl import engines
-from impl.adapter import Capabilities, UnusableImplementation
+from impl.adapter import Capabilities
 from impl.sglang.releases.catalogue import TABLE
 from impl.system_spec import SystemSpec
-from reference.commands import Open, Reason, Refused
 from reference.failures import Failure
-from stateful_tests.check import campaign
-from stateful_tests.check.known_faults import explanation
 from stateful_tests.check.trees.changed_functions import Changes
-from stateful_tests.lockstep import replays
 from stateful_tests.lockstep import system_names as registry
 from stateful_tests.check.check_plans import CORPUS
 from stateful_tests.lockstep.check_results import LookedUp, MachineResult
-from stateful_tests.lockstep.known_faults import known_faults
-from stateful_tests.lockstep.run_results import Row, Run, Violation
+from stateful_tests.lockstep.run_results import Run, Violation
 from stateful_tests.tests.support.made_up_check import (
+    printed_lines,
     BAD,
     COMMANDS,
     ROWS,
@@ -36,10 +30,6 @@ from stateful_tests.tests.support.made_up_check import (
     finding,
 )
 from stateful_tests.traces import trace_files as traces
-
-
-def lines(text: str) -> list[str]:
-    return [" ".join(line.split()) for line in text.splitlines()]
 
 
 def test_a_finding_that_cannot_be_saved_is_reported(finds, kvspec, monkeypatch):
@@ -136,7 +126,7 @@ def test_known_faults_that_were_passed_over_are_named(finds, fake, kvspec):
     code, out, _ = kvspec("check", "--json", "out.json")
     assert code == 0
     not_checked = "not checked LEN-2 (harmless) FREE-2 (known fault: #1, some_trace.json)"
-    assert not_checked in " ".join(lines(out))
+    assert not_checked in " ".join(printed_lines(out))
     data = json.loads(Path("out.json").read_text())
     assert "conforms; not checked: LEN-2, FREE-2 (400" in data["verdict"]
     waivers = [clause["waived"] for clause in data["clauses"]]
@@ -295,95 +285,6 @@ def test_a_detailed_finding_names_the_edit_and_the_releases_too(detailed):
     assert shown.count("because ") == (0 if detailed else 1)
 
 
-def test_an_error_of_kvspec_itself_is_one_line(fake, kvspec, monkeypatch):
-    def fail(*arguments, **options):
-        raise RuntimeError("not deterministic")
-
-    monkeypatch.setattr(campaign, "run", fail)
-    code, _, err = kvspec("check")
-    assert (code, fake.closed, err.count("\n")) == (3, 1, 1)
-    assert "RuntimeError: not deterministic" in err
-
-
-def test_an_interrupt_is_one_line(fake, kvspec, monkeypatch):
-    def stop(*arguments, **options):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(campaign, "run", stop)
-    code, _, err = kvspec("check")
-    assert (code, err.strip()) == (130, "kvspec: interrupted")
-
-
-def test_after_a_second_signal_the_report_still_comes(capfd):
-    times = iter([0.0, 0.5, 3.0, 3.0, 5.0, 5.0])
-    end = interrupts(lambda: next(times))
-    with pytest.raises(KeyboardInterrupt):
-        end(signal.SIGINT, None)
-    end(signal.SIGTERM, None)  # the same, as timeout(1) sends it twice
-    end(signal.SIGTERM, None)
-    assert capfd.readouterr().err.startswith("kvspec: ends, and reports what it has found")
-    with pytest.raises(KeyboardInterrupt):
-        end(signal.SIGTERM, None)
-
-
-def test_replay(fake, kvspec, monkeypatch):
-    traces.save(
-        replace(TRACE, bug="pr22900", clause="LEN-2", story="First this.\nThen that."), "t.json"
-    )
-    broke = Violation("BROKEN", 5, Failure("done", "KeyError: 1"))
-    runs = iter([BAD, None, replace(BAD, clause="OWN-1"), broke])
-
-    def run(system, trace):
-        return Run(trace, system.name, ROWS, next(runs))
-
-    monkeypatch.setattr(replays, "replay", run)
-    code, out, err = kvspec("replay", "t.json", "t.json", "t.json", "t.json", "--json", "r.json")
-    assert (code, err, fake.closed) == (3, "", 1)
-    seen = lines(out)
-    assert seen[:3] == [
-        "t.json on torch+pr22900",
-        "bug pr22900, clause LEN-2",
-        "First this. Then that.",
-    ]
-    assert [line for line in seen if " of 6 steps" in line or "conforms" in line] == [
-        "violates LEN-2, FREE-2 after 6 of 6 steps",
-        "t.json: conforms (the trace is there to show pr22900, and does not;"
-        " 1 of 6 commands refused, and not stated so)",
-        "violates OWN-1, FREE-2 after 6 of 6 steps (first; the trace names LEN-2)",
-        "broke after 6 of 6 steps",
-    ]
-    assert "".join(seen).endswith("4 traces: 1 conform, 3 do not: t.json, t.json, t.json")
-    data = json.loads(Path("r.json").read_text())
-    assert [one["exit_code"] for one in data["replays"]] == [1, 0, 1, 3]
-    assert data["exit_code"] == 3
-
-
-def test_long_traces_show_their_end(fake, kvspec, monkeypatch):
-    trace = replace(TRACE, commands=(Open("s1"),) * 1000)
-    traces.save(trace, "t.json")
-    rows = (Row(Open("s1"), Refused(Reason.SESSION_EXISTS)),) * 1000
-    monkeypatch.setattr(
-        replays, "replay", lambda system, trace: Run(trace, system.name, rows, None)
-    )
-    code, out, _ = kvspec("replay", "t.json")
-    assert code == 0
-    assert "steps 0 to 939 are left out here" in out
-    assert "  999   open s1" in out
-    assert len(out.splitlines()) < 80
-
-
-def test_progress_in_a_pipe_is_a_plain_line_now_and_then(monkeypatch, capsys):
-    clock = [0.0]
-    monkeypatch.setattr(progress_line.time, "monotonic", lambda: clock[0])
-    with progress_line.Progress() as say:
-        for _ in range(250):
-            clock[0] += 0.1
-            say("sessions on page1, free", 5, 1)
-    assert capsys.readouterr().err.splitlines() == [
-        f"{when} s: sessions on page1, free; 5 commands, 1 clause violated" for when in (10, 20)
-    ]
-
-
 # kvspec check --impl sglang==all: the row of releases, and what ends it.
 
 SMALL = ("--examples", "8", "--seed", "5", "--preset", "page2", "--machine", "sessions", "-j1")
@@ -429,72 +330,6 @@ def test_an_unavailable_release_is_one_line_and_the_gravest_exit_code_counts(
     assert kvspec(*ASKED)[0] == 1
     monkeypatch.setattr(engines, "every_release", lambda _: specs_of(["sglang==9.9.9", "reference"]))
     assert kvspec(*ASKED)[0] == 2
-
-
-# kvspec replay --impl sglang==all: what a trace does in every release.
-
-RELEASES = [f"sglang==0.5.{patch}" for patch in (10, 11, 12, 13)]
-
-
-def test_replay_says_what_a_trace_does_in_every_release(fake, kvspec, monkeypatch):
-    """A line each; what cannot be driven says why, and does not decide the exit code."""
-    traces.save(replace(TRACE, clause="LEN-2"), "t.json")
-    monkeypatch.setattr(engines, "every_release", lambda _: specs_of(RELEASES))
-    ends = iter([None, BAD, UnusableImplementation("sglang==0.5.12 has no tree of bigrams"), BAD])
-    fault = next(iter(known_faults().values()))
-    labels = iter([None, fault, None])
-
-    def run(system, trace):
-        if isinstance(end := next(ends), Exception):
-            raise end
-        return Run(trace, system.name, ROWS, end)
-
-    monkeypatch.setattr(replays, "replay", run)
-    monkeypatch.setattr(explanation, "known_fault", lambda system, run: next(labels))
-    code, out, err = kvspec("replay", "t.json", "--impl", "sglang==all", "--json", "r.json")
-    assert (code, fake.closed) == (1, 4) and lines(err)[
-        -1
-    ] == "kvspec: 4 of 4 releases: sglang==0.5.13"
-    said = " ".join(lines(out)[:3])
-    assert said.startswith(
-        "t.json 1 of 6 commands refused, and not stated so. The first: command 2 ("
-    )
-    assert lines(out)[lines(out).index("release what the trace does there") + 2 :] == [
-        "sglang==0.5.10 conforms (1 of 6 commands refused)",
-        f"sglang==0.5.11 violates LEN-2, FREE-2 at command 5 (known: {fault.id})",
-        "sglang==0.5.12 cannot be driven: has no tree of bigrams",
-        "sglang==0.5.13 violates LEN-2, FREE-2 at command 5 (no known fault)",
-        "conforms: 0.5.10; violates LEN-2, FREE-2: 0.5.11, 0.5.13; cannot be driven: 0.5.12",
-        "",
-    ]
-    data = json.loads(Path("r.json").read_text())
-    assert [row["exit_code"] for row in data["traces"][0]["releases"]] == [0, 1, 2, 1]
-
-
-def test_releases_that_cannot_be_driven_are_no_green(fake, kvspec, monkeypatch):
-    def refuse(system, trace):
-        raise UnusableImplementation("has no tree")
-
-    monkeypatch.setattr(replays, "replay", refuse)
-    traces.save(TRACE, "t.json")
-    code, out, _ = kvspec("replay", "t.json", "--impl", "sglang==all")
-    assert (code, lines(out)[-2]) == (2, f"cannot be driven: {next(iter(TABLE))} to {[*TABLE][-1]}")
-    code, _, err = kvspec("replay", "t.json", "--impl", "sglang==all", "--html", "t.html")
-    assert (code, err) == (2, "kvspec: --html: goes with one system, not with --impl sglang==all\n")
-
-
-@pytest.mark.parametrize("value, plain", [("1", True), ("", False)])
-def test_no_color_means_no_escape_at_all(value, plain, monkeypatch):
-    """Bold included: https://no-color.org."""
-
-    class Terminal(io.StringIO):
-        def isatty(self):
-            return True
-
-    monkeypatch.setenv("NO_COLOR", value)
-    monkeypatch.setenv("TERM", "xterm-256color")
-    text_output.say(text_output.console(out := Terminal()), "conforms", "bold green")
-    assert ("\x1b" not in out.getvalue()) == plain
 
 
 def test_known_faults_are_named_in_their_line():
