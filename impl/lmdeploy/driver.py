@@ -13,22 +13,25 @@ from typing import Any
 
 import numpy as np
 
-from impl.adapter import UnusableImplementation
+from impl.adapter import Capabilities, UnusableImplementation
 from impl.bare import bare
 from impl.lmdeploy.engine_methods import longest_session_of, sleep_of
 from impl.lmdeploy.gathering import EngineFacts
-from impl.lmdeploy.loading import CAPABILITIES, load
+from impl.lmdeploy.loading import CAPABILITIES, WITH_STORE, load
 from impl.lmdeploy.model_agent import ran, sent
 from impl.lmdeploy.states import CheckpointedStates
+from impl.lmdeploy.store import CONNECTOR, WAY, MooncakeStore
 from impl.loading.isolation import loaded
 from impl.loading.optional import either, optional
 from impl.self_scheduling.release_system import serve_driver
 from impl.self_scheduling.request_sources import RequestSources
 from impl.stand_ins import Values, taken
 from impl.vocabulary import CommandRefused, require
-from reference.blocks.commands import Add, EngineCommand, NewWeights, Schedule, Update
+from impl.system_spec import SystemSpec
+from reference.blocks.commands import Add, EngineCommand, Fail, NewWeights, Schedule, Update
 from reference.blocks.config import EngineConfig
 from reference.commands import Abort, Reason
+from reference.tiers.commands import Complete, Copy
 
 _AHEAD = 16  # tokens that a server allocates slots for ahead of a decode (prefill_interval)
 
@@ -37,6 +40,7 @@ class BatchInputs(Values):
     """`ModelInputs` and `ModelInputsDelta`. What a batch is not given is None, as there."""
 
     is_chunk = is_last_chunk = logits_indices = state_offsets = None
+    is_dummy = False
 
 
 class LMDeployDriver(EngineFacts):
@@ -46,7 +50,9 @@ class LMDeployDriver(EngineFacts):
 
     def __init__(self, root: Path, name: str = "lmdeploy") -> None:
         self.name = name
-        self._of = load(root)
+        if with_store := WAY in SystemSpec.parse(name).ways:
+            self.capabilities = WITH_STORE
+        self._of = load(root, with_store)
         maker = self._of["inputs_maker"]
         loop = self._of["engine_loop"]
         maker.ModelInputs = maker.ModelInputsDelta = BatchInputs
@@ -57,9 +63,11 @@ class LMDeployDriver(EngineFacts):
 
     def reset(self, geometry: EngineConfig) -> None:
         [group, *more] = geometry.groups
-        extra = geometry.connects or geometry.checkpoints or not geometry.chunked
+        if geometry.connects:
+            _check_for_store(geometry, self.capabilities)
+        extra = geometry.checkpoints or not geometry.chunked
         if extra or group.state or more not in ([], [replace(group, window=None, state=True)]):
-            alone = "no connector, chunked prompts, states where chunks end alone"
+            alone = "chunked prompts, states where chunks end alone"
             raise UnusableImplementation(f"lmdeploy: one group, and one with state; {alone}")
         if geometry.drafts and (more or group.window is not None):
             raise UnusableImplementation("lmdeploy: drafts go with full attention alone")
@@ -73,6 +81,7 @@ class LMDeployDriver(EngineFacts):
             num_gpu_blocks=self._states.blocks + 1, kernel_block_size=size, window_size=group.window or -1,
             max_prefill_token_num=geometry.max_batched_tokens, enable_prefix_caching=caching,
             num_reserved_gpu_blocks=1, device_type="cpu", **self._states.settings,
+            **self._connection(geometry),
         )  # fmt: skip
         self._longest = self._longest_session(geometry.max_model_len, cache)
         plan = self._of["config"].SchedulerConfig(
@@ -84,7 +93,17 @@ class LMDeployDriver(EngineFacts):
         if geometry.drafts:
             strategy = self._of["ar_spec.sequence"].ARSpecSequenceStrategy
         meta = self._of["messages"].SequenceMeta(size, strategy=strategy())
-        self.scheduler = self._of["paging"].Scheduler(plan, cache, meta)
+        self._store: MooncakeStore | None = None
+        self._asked = 0
+        if geometry.connects:
+            self._store = MooncakeStore(geometry, self.memory)
+            module = self._of["kv_connector.mooncake.store.connector"]
+            connector = module.MooncakeStoreConnector(module.KVConnectorRole.SCHEDULER, cache)
+            self._lookups = connector.connector_scheduler.client
+            self._outputs = self._of["kv_connector.base"].KVConnectorOutput
+            self.scheduler = self._of["paging"].Scheduler(plan, cache, meta, connector)
+        else:
+            self.scheduler = self._of["paging"].Scheduler(plan, cache, meta)
         self._notes_released(self.scheduler)
         self.maker = self._maker(plan, cache)
         self._preempt = either(
@@ -117,6 +136,13 @@ class LMDeployDriver(EngineFacts):
         self.new_weights = False
         loaded("impl/lmdeploy/loading.py")
 
+    def _connection(self, geometry: EngineConfig) -> dict[str, Any]:
+        """Return the fields of CacheConfig about a connector."""
+        if not geometry.connects:
+            return {}
+        config = self._of["config"].KVTransferConfig
+        return {"kv_transfer_config": config(kv_connector=CONNECTOR, kv_role="kv_both")}
+
     def _maker(self, plan: Any, cache: Any) -> Any:
         """Make the release's maker of batches. Each release is given what it takes."""
         module = self._of["inputs_maker"]
@@ -147,6 +173,7 @@ class LMDeployDriver(EngineFacts):
     def carry_out(self, command: EngineCommand) -> None:
         self._released = []
         self.new_weights = False
+        self._asked = 0
         match command:
             case Schedule():
                 require(not self._dispatched_next, Reason.WRONG_PHASE)
@@ -161,8 +188,11 @@ class LMDeployDriver(EngineFacts):
                 self._dispatched_next = False
                 self._listens = False
                 running, made, output = self._flights.popleft()
-                self._checkpoints.unpin_saves(running)
+                if _has_model_work(made):
+                    self._checkpoints.unpin_saves(running)
                 self.loop._finish_forward_output(output, running, made["inputs"], made["delta"])
+                if self._store is not None:
+                    self._store.forget_reported(output.kv_connector_output)
                 self._preempt()
             case Add():
                 require(self._heard, Reason.WRONG_PHASE)
@@ -180,12 +210,23 @@ class LMDeployDriver(EngineFacts):
                 self._rows = []  # as the worker's `reset_runtime_state`
                 self.sources.replace_weights()
                 self.new_weights = True
+            case Copy(load):
+                moved = self._store is not None and self._store.copy(load)
+                require(moved, Reason.EMPTY)
+            case Complete(load):
+                completed = self._store is not None and self._store.complete(load)
+                require(completed, Reason.EMPTY)
+            case Fail(blocks):
+                failed = self._store is not None and self._store.fail(blocks)
+                require(failed, Reason.EMPTY)
             case _:  # each client ends the session that it began
                 raise CommandRefused(Reason.UNFAITHFUL)
         if self._heard:  # clients end what has finished
             for session in self._ending:
                 self.scheduler.end_session(session)
             self._ending = []
+        if self._store is not None:
+            self._asked = self._lookups.answer(self._store.entries)
 
     def _add(self, command: Add) -> None:
         tokens = self.accept(command, self._longest, command.request in self._names.values())
@@ -206,9 +247,10 @@ class LMDeployDriver(EngineFacts):
         else:
             running, made, _ = self._flights[0]
             self.scheduler.activate_seqs(running)
-            self.maker.update_running_seqs(running, made["inputs"])
-            copies = made["cache_inputs"]
-            self._publish(running, copies is not None and copies.state_save_plan is not None)
+            if _has_model_work(made):
+                self.maker.update_running_seqs(running, made["inputs"])
+                copies = made["cache_inputs"]
+                self._publish(running, copies is not None and copies.state_save_plan is not None)
             self._send(self.maker.prefetch_next_inputs())
             self._dispatched_next = True
         self._listens = True
@@ -231,6 +273,24 @@ class LMDeployDriver(EngineFacts):
             return whole(sequence)
 
         setattr(owner, method, release)
+
+
+def _has_model_work(made: Any) -> bool:
+    return made["inputs"] is not None or made["delta"] is not None
+
+
+def _check_for_store(sizes: EngineConfig, can: Capabilities) -> None:
+    """Raise UnusableImplementation for sizes that a server with the Mooncake Store is not driven with."""
+    [group, *more] = sizes.groups
+    if not can.connects:
+        raise UnusableImplementation("lmdeploy: a store of KV goes with +store")
+    if more or group.window is not None or group.state or sizes.drafts:
+        raise UnusableImplementation("lmdeploy+store: the store goes with full attention alone")
+    other = sizes.storage or sizes.simple or sizes.peer or sizes.sync_loads or sizes.prompt_only
+    if other or sizes.chunk_blocks != 1:
+        raise UnusableImplementation(
+            "lmdeploy+store: the store keeps single blocks, without host memory in front of it"
+        )
 
 
 if __name__ == "__main__":

@@ -8,6 +8,9 @@ from impl.lmdeploy.model_agent import ModelAgent
 from reference.blocks.facts import BlockFacts, Published, RequestFact, chained
 
 
+_LOADING = "WAITING_FOR_REMOTE_KVS"
+
+
 class EngineFacts(ModelAgent):
     """The part of a driver that reads the engine's objects after a command."""
 
@@ -15,6 +18,7 @@ class EngineFacts(ModelAgent):
     _dispatched_next: bool  # whether the loop waits for the oldest output
     _listens: bool  # whether the loop gives clients a turn before it goes on
     _released: list[str]  # requests that gave all their blocks back
+    _asked: int  # lookups of the last command that the store has answered since
 
     @property
     def _heard(self) -> bool:
@@ -31,7 +35,7 @@ class EngineFacts(ModelAgent):
         published, copied = self._cached(of)
         cached = [each.block for each in published]
         requests = {}
-        kept = list(copied)
+        kept = [*copied, *self._leased(of)]
         for sequence in self.scheduler.seq_manager.get_all_sequences():
             row = [of[block] for block in sequence.logical_blocks.get_real_blocks().tolist()]
             state = states.table(sequence.logical_state)
@@ -54,7 +58,7 @@ class EngineFacts(ModelAgent):
             for each in _free(slots.allocator._free_states, slots.get_num_free())
         ]
         free += [block for block in cached if not refs[block]]  # evicted when blocks run out
-        ours = {*self._names, *self._ending}
+        ours = {*self._names, *self._ending, *self._loading()}
         return self.facts(
             refs=refs,
             states=states.memory,
@@ -73,7 +77,22 @@ class EngineFacts(ModelAgent):
             released=tuple(self._released),
             reset=self.new_weights,
             overrun=2 * self.config.drafts,  # a round, and the one behind it
+            host=None if self._store is None else self._store.facts(self._asked),
         )
+
+    def _leased(self, of: list[int]) -> list[int]:
+        """Return the blocks that saves of the store read."""
+        if self._store is None:
+            return []
+        leases = self.scheduler.kv_save_coordinator._leases.values()
+        return [of[block] for lease in leases for block in lease.tolist()]
+
+    def _loading(self) -> list[int]:
+        """Return the sessions whose requests wait for a load, which the engine keeps until its end."""
+        if self._store is None:
+            return []
+        loads = self.scheduler.kv_load_coordinator._loads.values()
+        return [load.seq.session_id for load in loads]
 
     def _cached(self, of: list[int]) -> tuple[list[Published], list[int]]:
         """Return what the trie names, and the blocks of checkpoints that batches in flight copy."""
@@ -106,7 +125,7 @@ class EngineFacts(ModelAgent):
             status = "RUNNING"
             if any(sequence in batch for batch, *_ in self._flights):
                 computed = max(computed, self._past[sequence.session_id])
-        elif sequence.session_id in self._past:
+        elif sequence.session_id in self._past and status != _LOADING:
             status = "PAUSED" if row else "PREEMPTED"
         table = (0,) * (sequence.num_ignored_history // self.block_size) + tuple(row)
         tables = (table, state)[: len(self.config.groups)]

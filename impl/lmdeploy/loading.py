@@ -12,10 +12,15 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
+from impl.lmdeploy import store
 from impl.lmdeploy.api import RELEASES, TABLES
+from impl.lmdeploy.copied import COPIED
 from impl.loading.isolation import Bookkeeping, Inert, install
+from impl.process.remote_system import LIMITS, Limits
 from impl.self_scheduling.release_system import REQUESTS_ALONE, ReleaseSystem
 from impl.stand_ins import Values
+from reference.blocks.commands import Fail
+from reference.tiers.commands import Complete, Copy
 
 _PACKAGE = "lmdeploy.pytorch"
 # The modules that the driver calls; envs first, which others take from its package.
@@ -24,14 +29,18 @@ _CALLED = ("envs", "config", "messages", "paging", "engine.inputs_maker", "engin
            "strategies.ar_spec.sequence", "strategies.ar_spec.engine")  # fmt: skip
 # What they import is inert but for these.
 _REAL = (*_CALLED, "block", "long_context", "prefix_cache_state", "engine.cache_inputs",
-         "strategies.base", "disagg.config", "disagg.conn.protocol")  # fmt: skip
+         "strategies.base", "disagg.config", "disagg.conn.protocol", *store.REAL)  # fmt: skip
 _LOADED = (*(f"{_PACKAGE}.{name}" for name in _REAL), "lmdeploy.messages")
+_INERT = tuple(f"{_PACKAGE}.{name}" for name in store.INERT)
 CAPABILITIES = replace(
     REQUESTS_ALONE,
     recurrent=True,
     commands=REQUESTS_ALONE.commands | {"NewWeights"},
     sources=frozenset({"adapter"}),
 )
+
+_MOVES = {kind.__name__ for kind in (Copy, Complete, Fail)}
+WITH_STORE = replace(CAPABILITIES, commands=CAPABILITIES.commands | _MOVES)
 
 
 class LMDeploySystem(ReleaseSystem):
@@ -40,22 +49,39 @@ class LMDeploySystem(ReleaseSystem):
     package = "lmdeploy"
     releases = RELEASES
     tables = TABLES
-    modules = Bookkeeping("lmdeploy", _LOADED, imported_only=("pydantic",))
+    modules = Bookkeeping("lmdeploy", _LOADED, _INERT, imported_only=("pydantic",))
     driver = "impl.lmdeploy.driver"
     capabilities = CAPABILITIES
     kept_prefixes = ("lmdeploy/pytorch/", "lmdeploy/messages.py", "lmdeploy/version.py")
     required_path = "lmdeploy/pytorch/paging/block_trie/trie.py"  # since 0.16.0
+    ways = (store.WAY,)
+
+    def __init__(
+        self,
+        version: str | None,
+        path: str | None = None,
+        limits: Limits = LIMITS,
+        ways: tuple[str, ...] = (),
+    ) -> None:
+        super().__init__(version, path, limits, ways)
+        if store.WAY in ways:
+            self.capabilities = WITH_STORE
+            self.doubts = COPIED.doubts(self.root)
 
 
-def load(root: Path) -> dict[str, Any]:
-    """Return the release's modules, loaded in this process, such as "inputs_maker" and "ar.sequence"."""
+def load(root: Path, with_store: bool = False) -> dict[str, Any]:
+    """Return the release's modules, loaded in this process, such as "inputs_maker" and "ar.sequence".
+    with_store: those of the connector as well."""
     install(root, LMDeploySystem.modules, {})
+    called = _CALLED + (store.CALLED if with_store else ())
     modules: dict[str, Any] = {
         name.removeprefix("engine.").removeprefix("strategies."): importlib.import_module(
             f"{_PACKAGE}.{name}"
         )
-        for name in _CALLED
+        for name in called
     }
+    if with_store:
+        modules["kv_connector.mooncake.store.scheduler"].LookupKeyClient = store.Lookups
     quiet: Any = Inert()
     quiet.level = logging.ERROR  # or each batch is described
     for name in ("inputs_maker", "engine_loop"):

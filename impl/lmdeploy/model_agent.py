@@ -11,6 +11,7 @@ import torch
 
 from impl.adapter import Misfit
 from impl.lmdeploy.states import CheckpointedStates
+from impl.lmdeploy.store import MooncakeStore
 from impl.process.failures import SystemFailed
 from impl.self_scheduling.driver import SelfSchedulingDriver
 from impl.self_scheduling.request_sources import RequestSources
@@ -36,6 +37,8 @@ class ModelAgent(SelfSchedulingDriver):
     scheduler: Any
     sources: RequestSources
     _states: CheckpointedStates
+    _store: MooncakeStore | None
+    _outputs: Any  # KVConnectorOutput
     _rows: list[Any]  # of the worker's batch (step_inputs.py), as `_prefilled` makes them
     _flights: deque[tuple[Any, Any, Any]]  # requests, what was made for them, output
     _names: dict[int, str]  # of sessions that clients have not ended
@@ -47,10 +50,22 @@ class ModelAgent(SelfSchedulingDriver):
         """Have the worker run the batch that is made, if one is."""
         made, running = ran(next_inputs)
         if made is not None:
-            copies = made["cache_inputs"]
-            self._copy(copies, "restore")
-            output = self._forward(made["inputs"], made["delta"], running)
-            self._copy(copies, "save")
+            store = self._store
+            if store is not None and made["kv_connector_metadata"] is not None:
+                known = {each.seq_id: each for each in self.scheduler.seq_manager.get_all_sequences()}
+                store.submit(made["kv_connector_metadata"], self.sources, known)
+            else:
+                store = None  # which has nothing to do, and is not asked
+            output: Any
+            if made["inputs"] is None and made["delta"] is None:  # a step of the connector alone
+                output = Values(next_token_ids=None, kv_connector_output=None)
+            else:
+                copies = made["cache_inputs"]
+                self._copy(copies, "restore")
+                output = self._forward(made["inputs"], made["delta"], running)
+                self._copy(copies, "save")
+            if store is not None:
+                output.kv_connector_output = store.finished(self._outputs)
             self._flights.append((running, made, output))
 
     def _copy(self, copies: Any, which: str) -> None:

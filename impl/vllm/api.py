@@ -133,12 +133,12 @@ PARTS = {
 0.20.0 ... v1/spec_decode/llm_base_proposer.py | SpecDecodeBaseProposer.prepare_next_token_ids_padded(_, _, _, _)
 0.20.0 ... v1/spec_decode/llm_base_proposer.py | SpecDecodeBaseProposer.prepare_inputs_padded(_, _, _)
 0.20.0 ... v1/spec_decode/llm_base_proposer.py | SpecDecodeBaseProposer.set_inputs_first_pass(target_token_ids=_, next_token_ids=_, target_positions=_, target_hidden_states=_, token_indices_to_sample=_, cad=_, num_rejected_tokens_gpu=_)
-0.20.0 ... v1/spec_decode/utils.py | eagle_prepare_next_token_padded_kernel; eagle_prepare_inputs_padded_kernel
+0.12.0 ... v1/spec_decode/utils.py | eagle_prepare_next_token_padded_kernel; eagle_prepare_inputs_padded_kernel
 0.20.0 ... v1/kv_cache_interface.py | KVCacheGroupSpec.is_eagle_group
 """,
     "drafter+v2": """
 0.32.0 ... v1/worker/gpu/spec_decode/target_dependent_ar/speculator.py | prepare_prefill_inputs; _prepare_prefill_inputs_kernel
-0.32.0 ... v1/worker/gpu/states.py | RequestState.last_sampled_tokens
+0.12.0 ... v1/worker/gpu/states.py | RequestState.last_sampled_tokens
 """,
     "offload": """
 0.11.0 ... distributed/kv_transfer/kv_connector/v1/offloading_connector.py | OffloadingConnector.connector_worker; OffloadingConnector.connector_scheduler

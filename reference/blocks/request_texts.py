@@ -344,7 +344,8 @@ class RequestTexts:
             flight = Flight(context, lane.sampled, uses, void=void)
             bearer.flights.append(flight)
             batch.append((bearer, flight))
-        if facts.lanes:
+        # a step of a connector alone has no entries
+        if facts.lanes or facts.steps_in_flight > len(self.batches):
             self.batches.append(batch)
         return notes
 

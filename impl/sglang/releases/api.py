@@ -195,6 +195,8 @@ DRIVEN = """
 [history]
 0.5.14 ...    {controller} | Session.committed_origin_len
 [hand-ins]
+0.5.10 0.5.16 mem_cache/radix_cache.py | RadixCache.cache_finished_req(_)
+0.5.16 0.5.21 mem_cache/radix_cache.py | RadixCache.cache_finished_req(_, kv_len_to_handle=_)
 0.5.19 ...    mem_cache/base_prefix_cache.py | BasePrefixCache.free_kv_row(_, _)
 """
 # What the hooks of the watcher read, in a server (server/watch.py, reading.py).

@@ -183,8 +183,10 @@ ADAPTERS = (
             "input_ids": "of our BatchInputs",
             "is_last_chunk": "of our BatchInputs",
             "send": "of coroutines",
-            "seq": "of our rows of a batch",
+            "seq": "of our rows of a batch, and of a load that the table has",
             "state": "of our LayerGroup",
+            "__init__": "of our ReleaseSystem",
+            "name": "of enumerations",
         },
         {
             "driver.py: getattr(owner, method)": "no default; the table has both",

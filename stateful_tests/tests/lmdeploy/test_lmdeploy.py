@@ -7,9 +7,11 @@ from dataclasses import replace
 import pytest
 
 from impl.adapter import UnusableImplementation
+from impl.lmdeploy.copied import COPIED
 from reference.blocks.commands import Add, More, NewWeights, Schedule, Update
 from reference.blocks.config import EngineConfig, LayerGroup, engine_preset
 from reference.commands import Abort, Done, Mode, Piece, Reason, Refused
+from reference.system_kinds import BLOCKS
 from stateful_tests.check import check_plans
 from stateful_tests.check.run_driver import RunBatch, drive
 from stateful_tests.check.known_faults.explanation import counted_under
@@ -22,6 +24,7 @@ from stateful_tests.lockstep.system_names import resolve
 from stateful_tests.tests.support.modules_run import printed_by
 from stateful_tests.tests.support.planted_faults import checkout_with, planted_faults
 from stateful_tests.traces import trace_files as traces
+from stateful_tests.traces.notation import parse
 
 FAULTS = planted_faults("lmdeploy/faults.toml")
 VERSION = "0.18.0"
@@ -33,6 +36,14 @@ def system():
         made = resolve(f"lmdeploy=={VERSION}")
     except UnusableImplementation as error:
         pytest.skip(str(error))
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def with_store(system):
+    del system  # skips where the release is not available
+    made = resolve(f"lmdeploy=={VERSION}+store")
     yield made
     made.close()
 
@@ -107,6 +118,57 @@ def test_a_paused_request_keeps_its_blocks_until_others_need_them(system):
     assert sum("ends: length" in line for line in lines) == 2
 
 
+# r1 is stored; r2 takes all blocks, so that the trie forgets the text of r1, and r3 has it again.
+LOADING = (
+    "add r1 a8 for 1; schedule; schedule; complete; schedule; add r2 b13 for 1; update; schedule; update;"
+    " schedule; complete; update; schedule; complete; update; schedule; add r3 a12 for 1; update; schedule;"
+    " update; schedule"
+)
+SMALL = EngineConfig((LayerGroup(2),), 8, 14, 8, max_seqs=2, host_chunks=12)
+
+
+def lines_after_a_load_begins(system, text):
+    commands = [parse(line, BLOCKS) for line in f"{LOADING}; {text}".split("; ")]
+    rows = carried_out(system, *commands, config=SMALL).rows
+    begins = next(at for at, row in enumerate(rows) if any(" to blocks " in line for line in row.tree))
+    return [line for row in rows[begins:] for line in row.tree]
+
+
+def test_a_request_goes_on_behind_what_a_load_brings(with_store):
+    text = "complete (load); update; schedule; update; schedule; update; schedule"
+    assert "r3 computes [8, 12); samples 1" in lines_after_a_load_begins(with_store, text)
+
+
+def test_what_a_failed_load_was_to_bring_is_computed(with_store):
+    text = "fail blocks 1; update; schedule; update; schedule; update; schedule"
+    assert "r3 computes [0, 8)" in lines_after_a_load_begins(with_store, text)
+
+
+def test_an_aborted_request_keeps_its_blocks_until_its_load_ends(with_store):
+    text = "abort r3; update; schedule; complete (load); update; schedule; update; schedule; update"
+    lines = lines_after_a_load_begins(with_store, text)
+    assert "load 4 completes" in lines and "load 4 has ended" in lines
+
+
+def test_sizes_that_no_store_goes_with_are_refused_in_one_line(with_store):
+    for name in ("host-hybrid", "host-drafts"):
+        with pytest.raises(UnusableImplementation, match="goes with full attention alone"):
+            with_store.reset(engine_preset(name))
+    for name in ("storage", "simple", "host-small"):
+        with pytest.raises(UnusableImplementation, match="the store keeps single blocks"):
+            with_store.reset(engine_preset(name))
+
+
+def test_a_worker_that_starts_loads_otherwise_is_a_doubt(with_store, tmp_path):
+    worker = "lmdeploy/pytorch/kv_connector/mooncake/store/worker.py"
+    text = (with_store.root / worker).read_text(encoding="utf-8")
+    file = tmp_path / worker
+    file.parent.mkdir(parents=True)
+    file.write_text(text.replace("receiver.add_request(request)", "receiver.add_request(request, event)"))
+    [doubt] = COPIED.doubts(tmp_path)
+    assert "starts of loads in the worker" in doubt and "add_request(request, event)" in doubt
+
+
 def test_a_fault_near_a_known_one_is_new_where_the_base_does_the_same(system, tmp_path):
     """The known one names a state by a token too few as well, behind a decode in flight."""
     checkout = checkout_with(
@@ -124,14 +186,14 @@ def test_a_fault_near_a_known_one_is_new_where_the_base_does_the_same(system, tm
 
 
 def test_an_undriven_setting_is_refused_in_one_line(system):
-    for name in ("hybrid", "state-window", "state-export", "host", "uncached"):
-        with pytest.raises(
-            UnusableImplementation, match="one group, and one with state; no connector"
-        ):
+    for name in ("hybrid", "state-window", "state-export", "uncached"):
+        with pytest.raises(UnusableImplementation, match="one group, and one with state; chunked"):
             system.reset(engine_preset(name))
+    with pytest.raises(UnusableImplementation, match=r"a store of KV goes with \+store"):
+        system.reset(engine_preset("host"))
     with pytest.raises(UnusableImplementation, match="drafts go with full attention alone"):
         system.reset(replace(engine_preset("state"), drafts=1))
-    with pytest.raises(UnusableImplementation, match="nothing goes after a release of lmdeploy"):
+    with pytest.raises(UnusableImplementation, match="\\+store goes after a release of lmdeploy"):
         resolve(f"lmdeploy=={VERSION}+async")
     with pytest.raises(UnusableImplementation, match="there is no lmdeploy/pytorch"):
         resolve("lmdeploy", checkout="/nowhere")
@@ -140,9 +202,10 @@ def test_an_undriven_setting_is_refused_in_one_line(system):
 @pytest.mark.parametrize(
     "path", sorted(FOLDER.glob("lmdeploy-*/*.json")), ids=lambda path: path.stem
 )
-def test_a_known_fault_is_still_there(path, system):
+def test_a_known_fault_is_still_there(path, system, with_store):
     trace = traces.load(path)
-    assert trace.clause in replay(system, trace).violation.clauses
+    shown_on = with_store if trace.geometry.connects else system
+    assert trace.clause in replay(shown_on, trace).violation.clauses
 
 
 def test_each_fault_is_seen_first_by_its_clause_and_the_release_conforms(system):

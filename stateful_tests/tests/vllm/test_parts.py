@@ -13,7 +13,7 @@ from impl.vllm.copied import COPIED
 from impl.vllm.fetch import complete
 from impl.vllm.modules import VLLM
 from impl.vllm.system import VLLMSystem
-from stateful_tests.tests.support.night import some_at_night
+from stateful_tests.tests.support.night import at_night, some_at_night
 
 # The first release with a part, as the adapter stated it before it looked parts up in the files.
 FIRST_RELEASE = {
@@ -45,6 +45,23 @@ def test_a_release_has_the_parts_and_the_lines_that_the_tables_say(vllm, release
                 assert lacks or part == "pair", lines[0]
             elif before == "..." or api.RELEASES.index(before) > number:
                 assert not lacks
+
+
+# Parts that a way or a setting asks for: a tree without all of one is refused as it is.
+ASKED_FOR = {"offload", "storage", "simple", "images", "images+v2", "pair"}
+
+
+@at_night
+@pytest.mark.parametrize("part", sorted(api.PARTS.keys() - ASKED_FOR))
+def test_each_line_of_a_part_begins_with_the_first_release_that_has_it(vllm, part):
+    """Else a tree from before the part looks as if it had lost the rest of it."""
+    older = []
+    for (since, _), lines in parts.steps(api.PARTS[part]).items():
+        at = api.RELEASES.index(since)
+        if at > 0:
+            checkout = probe.Checkout(vllm(api.RELEASES[at - 1]).root, "vllm", VLLM, ())
+            older += [line for line in lines if not checkout.lacking([line])]
+    assert not older
 
 
 @pytest.fixture
