@@ -38,17 +38,17 @@ CORE = """
 # What releases do in different ways: a tree needs one of the two.
 PARTS = {
     "store": """
-0.18.0 ... config.py | CacheConfig(max_batches=_, block_size=_, num_cpu_blocks=_, num_gpu_blocks=_, kv_transfer_config=_)
-0.18.0 ... paging/scheduler.py | Scheduler(_, _, _, _); Scheduler.kv_save_coordinator; Scheduler.kv_load_coordinator; Scheduler.has_remote_loading()
-0.18.0 ... paging/kv_save_coordinator.py | KVSaveCoordinator._leases
-0.18.0 ... paging/kv_load_coordinator.py | KVLoadCoordinator._loads
-0.18.0 ... messages.py | SchedulerSequence.seq_id
-0.18.0 ... kv_connector/base.py | KVConnectorOutput(completed_save_ids=_, finished_receiving=_, invalid_block_ids=_); KVConnectorRole.SCHEDULER
-0.18.0 ... kv_connector/mooncake/store/connector.py | MooncakeStoreConnector(_, _); MooncakeStoreConnector.connector_scheduler
-0.18.0 ... kv_connector/mooncake/store/scheduler.py | MooncakeStoreScheduler.client; MooncakeStoreScheduler._build_save_requests(_)
-0.18.0 ... kv_connector/mooncake/store/data.py | MooncakeStoreConnectorMetadata.load_requests; MooncakeStoreConnectorMetadata.save_requests
-0.18.0 ... kv_connector/mooncake/store/data.py | MooncakeStoreLoadRequest.request_id; MooncakeStoreLoadRequest.block_ids; MooncakeStoreLoadRequest.block_hashes
-0.18.0 ... kv_connector/mooncake/store/data.py | MooncakeStoreSaveRequest.save_id; MooncakeStoreSaveRequest.start_block; MooncakeStoreSaveRequest.block_ids; MooncakeStoreSaveRequest.block_hashes
+0.17.0 ... config.py | CacheConfig(max_batches=_, block_size=_, num_cpu_blocks=_, num_gpu_blocks=_, kv_transfer_config=_)
+0.17.0 ... paging/scheduler.py | Scheduler(_, _, _, _); Scheduler.kv_save_coordinator; Scheduler.kv_load_coordinator; Scheduler.has_remote_loading()
+0.17.0 ... paging/kv_save_coordinator.py | KVSaveCoordinator._leases
+0.17.0 ... paging/kv_load_coordinator.py | KVLoadCoordinator._loads
+0.17.0 ... messages.py | SchedulerSequence.seq_id
+0.17.0 ... kv_connector/base.py | KVConnectorOutput(completed_save_ids=_, finished_receiving=_, invalid_block_ids=_); KVConnectorRole.SCHEDULER
+0.17.0 ... kv_connector/mooncake/store/connector.py | MooncakeStoreConnector(_, _); MooncakeStoreConnector.connector_scheduler
+0.17.0 ... kv_connector/mooncake/store/scheduler.py | MooncakeStoreScheduler.client; MooncakeStoreScheduler._build_save_requests(_)
+0.17.0 ... kv_connector/mooncake/store/data.py | MooncakeStoreConnectorMetadata.load_requests; MooncakeStoreConnectorMetadata.save_requests
+0.17.0 ... kv_connector/mooncake/store/data.py | MooncakeStoreLoadRequest.request_id; MooncakeStoreLoadRequest.block_ids; MooncakeStoreLoadRequest.block_hashes
+0.17.0 ... kv_connector/mooncake/store/data.py | MooncakeStoreSaveRequest.save_id; MooncakeStoreSaveRequest.start_block; MooncakeStoreSaveRequest.block_ids; MooncakeStoreSaveRequest.block_hashes
 """,
     "preemption": """
 0.16.0 0.18.0 engine/inputs_maker.py | InputsMakerAsync.deactivate_evict_seqs()
