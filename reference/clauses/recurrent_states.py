@@ -26,7 +26,7 @@ from reference.failures import AtNamed, AtNode, AtState, Failure, Place, failure
 from reference.prefix_cache import path_text
 from reference.state import Phase, Request, Text, state_lens, text_tokens
 from reference.recurrent_states import (
-    GOES_ON, HIT, KEPT, NAMED, chained, seen, stamp_after,
+    GOES_ON, HIT, KEPT, NAMED, chained, may_have_second_slot, seen, stamp_after,
 )  # fmt: skip
 
 RECURRENT = "Models with recurrent layers."
@@ -252,6 +252,42 @@ def _tracked_states(step: Step) -> Iterator[tuple[Request, int, int]]:
         if request.cursors is not None and (session is None or session.slot is None):
             for slot, length in tracked.get(request.holder, ()):
                 yield request, slot, length
+
+
+@clause(
+    "STA-9",
+    "on demand",
+    "On a lazy server a request or idle session has one slot for the tree. A request has a second until the"
+    " result that may fill it is processed.",
+    why="The pool has room for one: each second slot that stays costs a request.",
+    rule="recurrent_states.may_have_second_slot",
+    source="sglang mamba_lazy_prealloc_at_boundary, mamba_lazy_spec_prepare",
+    scope=f"{RECURRENT} Lazy servers.",
+    needs=("tree", "states", "tracks", "lazy"),
+    trigger=lambda s: s.after.states is not None and any(s.after.states.buffers.values()),
+)
+def _second_slot_is_given_back(step: Step) -> Failure | None:
+    states = step.after.states
+    if states is None:
+        return None
+    sizes = step.config.geometry
+    reach = 2 * sizes.lazy_round * states.verifies
+    turns = {r.holder: r.name for r in step.now.requests}
+    for holder, slots in sorted(states.buffers.items()):
+        reached = states.reached.get(turns.get(holder, holder))
+        most = 1
+        if reached is not None and may_have_second_slot(*reached, sizes.boundary, reach):
+            most = 2
+        if len(slots) > most:
+            allowed = "at most two slots" if most == 2 else "one slot"
+            computed = f" with results up to token {reached[0]}" if reached is not None else ""
+            return failure(
+                f"{holder}{computed} has {allowed} for the tree",
+                f"it has slots {' and '.join(map(str, slots))}",
+                *map(AtState, reversed(slots)),
+                head=f"must leave {holder} one slot for the tree",
+            )
+    return None
 
 
 def _holder_kind(step: Step, name: str) -> str:
