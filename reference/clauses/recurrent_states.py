@@ -223,7 +223,8 @@ def _expected_states(step: Step) -> Iterator[tuple[str, int, Text]]:
     rule="recurrent_states.stamp_after",
     source="sglang ReqKvInfo.mamba_last_track_seqlen; #29973, #19415, #27998",
     scope=(
-        f"{RECURRENT} Requests whose text goes into the tree. Not what a lazy server's round in flight writes."
+        f"{RECURRENT} Requests whose text goes into the tree."
+        " Not what a lazy server's round in flight writes."
     ),
     needs=("tree", "states", "tracks"),
     trigger=lambda s: any(True for _ in _tracked_states(s)),
