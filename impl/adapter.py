@@ -74,6 +74,7 @@ class Capabilities:
         given them with the sizes (Geometry.settings).
     recurrent: it can be built with recurrent state (Geometry.states, LayerGroup.state).
     tracks: the same, with a tree that gets states inside a text (Geometry.tracks).
+    lazy: the same, with a second slot for them on demand (Geometry.lazy).
     storage: of a tree with a host tier: a storage behind the host can be attached (TierConfig.storage).
     receives: of a tree with a host tier: it can be a server that only decodes (TierConfig.decode).
     sends: of a tree with a host tier: it can be a server that only prefills (TierConfig.prefill).
@@ -108,6 +109,7 @@ class Capabilities:
     settings: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     recurrent: bool = False
     tracks: bool = False
+    lazy: bool = False
     storage: bool = False
     receives: bool = False
     sends: bool = False
@@ -148,6 +150,8 @@ class Capabilities:
 
     def keeps_states(self, geometry: Geometry) -> bool:
         """Return whether the system can be built with the slots of recurrent state of a geometry."""
+        if geometry.lazy:
+            return self.lazy
         return not geometry.states or (self.tracks if geometry.tracks else self.recurrent)
 
     def on(self, geometry: Geometry) -> Capabilities:
@@ -232,6 +236,8 @@ class StatesView(msgspec.Struct):
     also while it is lent. read: of each request of the last batch the stamp of the state it went on from, 0
     of an empty one. buffers: more slots of who has one, for states that are kept for the tree while its own
     goes on; tracked: which of them hold such a state now, each with the tokens after which it is.
+    reached: of each running request the tokens that it has computed, those whose results are processed and
+    those of all launched batches. verifies: decode rounds are verify rounds.
     """
 
     free: Sequence[int]
@@ -241,6 +247,8 @@ class StatesView(msgspec.Struct):
     read: Mapping[str, int]
     buffers: Mapping[str, Sequence[int]] = {}
     tracked: Mapping[str, Sequence[tuple[int, int]]] = {}
+    reached: Mapping[str, tuple[int, int]] = {}
+    verifies: bool = False
 
 
 class View(msgspec.Struct):

@@ -46,6 +46,8 @@ class Geometry:
         one token, and a key of the tree is no bigram.
     tracks: states inside a text are kept as well, at ends of pages, while its request goes on (SGLang's
         extra_buffer); pages may be longer then.
+    lazy: of the slots for those states a request has the second only while a batch may write into it
+        (extra_buffer_lazy).
     Raises GeometryError when a size is out of bounds or the sizes do not fit together.
     """
 
@@ -60,6 +62,7 @@ class Geometry:
     bigram: bool = False
     states: int = 0
     tracks: bool = False
+    lazy: bool = False
 
     def __post_init__(self) -> None:
         for f in fields(self):
@@ -74,7 +77,7 @@ class Geometry:
                     if not re.fullmatch(pattern, text):
                         raise GeometryError(name, f"must be like {pattern}, not {text!r:.60}")
             return
-        if name in ("tree", "bigram", "tracks"):
+        if name in ("tree", "bigram", "tracks", "lazy"):
             if not isinstance(value, bool):
                 raise GeometryError(name, f"must be true or false, not {value!r:.40}")
             return
@@ -92,6 +95,8 @@ class Geometry:
             raise GeometryError("bigram", "needs a tree")
         if self.tracks and not self.states:
             raise GeometryError("tracks", "needs states")
+        if self.lazy and not self.tracks:
+            raise GeometryError("lazy", "needs tracks")
         if self.states and ((self.page_size > 1 and not self.tracks) or self.bigram):
             raise GeometryError(
                 "states", "needs page_size 1 or tracks, and no bigram: a state is of one end"
@@ -103,6 +108,17 @@ class Geometry:
                 raise GeometryError(name, f"a pool may hold at most {LIMITS['pool_tokens']} tokens")
         if self.rows * self.width > LIMITS["row_cells"]:
             raise GeometryError("rows", f"rows * width may be at most {LIMITS['row_cells']} cells")
+
+    @property
+    def boundary(self) -> int:
+        """Tokens between two states that are kept for the tree: a page, more than one token."""
+        return max(2, self.page_size)
+
+    @property
+    def lazy_round(self) -> int:
+        """The most tokens of a verify round on a lazy server. On short pages as many as a server may have, so
+        that each of two rounds may reach a boundary; on longer ones few, so that a round may not."""
+        return self.boundary if self.boundary <= 4 else 1 + (self.boundary - 1) // 3
 
     @property
     def pools(self) -> tuple[str, ...]:
@@ -157,6 +173,39 @@ PRESETS: dict[str, Geometry] = {
     ),
     "state-track-window": Geometry(
         page_size=2, window=3, full_pages=14, swa_pages=11, rows=3, width=20, states=11, tracks=True
+    ),
+    "state-lazy": Geometry(
+        page_size=4,
+        window=None,
+        full_pages=14,
+        swa_pages=0,
+        rows=3,
+        width=32,
+        states=13,
+        tracks=True,
+        lazy=True,
+    ),
+    "state-lazy-window": Geometry(
+        page_size=6,
+        window=5,
+        full_pages=10,
+        swa_pages=8,
+        rows=3,
+        width=36,
+        states=12,
+        tracks=True,
+        lazy=True,
+    ),
+    "state-lazy-tight": Geometry(
+        page_size=2,
+        window=None,
+        full_pages=14,
+        swa_pages=0,
+        rows=2,
+        width=20,
+        states=4,
+        tracks=True,
+        lazy=True,
     ),
 }
 

@@ -80,6 +80,19 @@ def stamp_after(stamps: Sequence[int], count: int) -> int:
     return stamps[count - 1] if count else EMPTY
 
 
+def may_have_second_slot(processed: int, launched: int, boundary: int, reach: int) -> bool:
+    """Return whether a request of a lazy server may have a second slot for the tree.
+
+    A decode that ends at a boundary needs it from its launch until its result is processed; a verify round,
+    from where it may end behind one, until the result of the one that does.
+    processed, launched: tokens that the request has computed, of processed results and of all batches.
+    boundary: tokens between two boundaries. reach: tokens of the verify rounds that may be in flight, 0 on a
+    server that decodes one token at a time.
+    """
+    end = max(launched, processed + reach)
+    return processed // boundary != end // boundary
+
+
 def seen(stamp: int, stamps: Sequence[int]) -> str:
     """Describe a part with this stamp, for the owner of a text with these stamps."""
     if stamp == EMPTY:

@@ -212,10 +212,13 @@ def _replay_fixture(file: str, trace: Trace, selector: SystemSelector, clause: s
     from reference.system_kinds import kind_of_config
     from stateful_tests.check import fixtures as authoring
 
-    # Of engines that pick their batches none is healthy; the reference tracks no state.
+    # Of engines that pick their batches none is healthy; the reference tracks no state, and none of both
+    # takes a slot for one on demand.
     batches = kind_of_config(trace.geometry).modelled
-    ours = ("torch",) if batches and trace.sizes(Geometry).tracks else ("torch", "reference")
-    healthy = tuple(SystemSelector(SystemSpec(name)).resolve() for name in ours if batches)
+    ours: tuple[str, ...] = ("torch", "reference") if batches else ()
+    if batches and trace.sizes(Geometry).tracks:
+        ours = () if trace.sizes(Geometry).lazy else ("torch",)
+    healthy = tuple(SystemSelector(SystemSpec(name)).resolve() for name in ours)
     system = None if str(selector.spec) in ("torch", "reference") else selector.resolve()
     if system is None and (clause is not None or not batches):
         raise Unusable(

@@ -32,7 +32,7 @@ def about(step: Step, waived: frozenset[str] = frozenset()) -> tuple[Clause, ...
     kind: type = type(step.command)
     return clauses_of(
         kind, step.after.tree is not None, geometry.window is not None, geometry.states > 0,
-        geometry.tracks, waived,
+        geometry.tracks, geometry.lazy, waived,
     )  # fmt: skip
 
 
@@ -43,12 +43,13 @@ def clauses_of(
     window: bool,
     states: bool,
     tracks: bool,
+    lazy: bool,
     waived: frozenset[str] = frozenset(),
 ) -> tuple[Clause, ...]:
     """Return the clauses about a kind of command, without the waived ones. A system may lack a tree, a
-    window, recurrent states or tracked states: the clauses that need them are left out."""
-    needs = ("tree", tree), ("window", window), ("states", states), ("tracks", tracks)
-    lacks = {need for need, there in needs if not there}
+    window, recurrent states, tracked or lazily tracked states: the clauses that need them are left out."""
+    there = {"tree": tree, "window": window, "states": states, "tracks": tracks, "lazy": lazy}
+    lacks = {need for need, has in there.items() if not has}
     return tuple(
         c
         for c in CLAUSES.values()

@@ -170,6 +170,8 @@ class StateFacts(NamedTuple):
     read: request of the last batch -> the stamp that it continued from.
     buffers: further slots of holders; tracked: those that hold a state for the tree, with the number of
         tokens before it.
+    reached: of each running request the tokens that it has computed: those whose results are processed, and
+        those of all launched batches. verifies: decode rounds are verify rounds.
     """
 
     size: int
@@ -180,6 +182,8 @@ class StateFacts(NamedTuple):
     read: Mapping[str, int]
     buffers: Mapping[str, Sequence[int]] = {}
     tracked: Mapping[str, Sequence[tuple[int, int]]] = {}
+    reached: Mapping[str, tuple[int, int]] = {}
+    verifies: bool = False
 
     def owners(self, slot: int) -> list[str]:
         """Name the owners of a slot; a free slot has none."""

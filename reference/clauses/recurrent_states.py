@@ -26,7 +26,7 @@ from reference.failures import AtNamed, AtNode, AtState, Failure, Place, failure
 from reference.prefix_cache import path_text
 from reference.state import Phase, Request, Text, state_lens, text_tokens
 from reference.recurrent_states import (
-    GOES_ON, HIT, KEPT, NAMED, chained, seen, stamp_after,
+    GOES_ON, HIT, KEPT, NAMED, chained, may_have_second_slot, seen, stamp_after,
 )  # fmt: skip
 
 RECURRENT = "Models with recurrent layers."
@@ -222,7 +222,10 @@ def _expected_states(step: Step) -> Iterator[tuple[str, int, Text]]:
     why="The slot becomes that of a node: whoever matches the node continues from it.",
     rule="recurrent_states.stamp_after",
     source="sglang ReqKvInfo.mamba_last_track_seqlen; #29973, #19415, #27998",
-    scope=f"{RECURRENT} Requests whose text goes into the tree.",
+    scope=(
+        f"{RECURRENT} Requests whose text goes into the tree."
+        " Not what a lazy server's round in flight writes."
+    ),
     needs=("tree", "states", "tracks"),
     trigger=lambda s: any(True for _ in _tracked_states(s)),
 )
@@ -231,7 +234,8 @@ def _tracked_state_is_right(step: Step) -> Failure | None:
     for request, slot, length in _tracked_states(step):
         assert states is not None
         stamps = _stamps(request.computed_text)
-        if states.stamp(slot) != stamp_after(stamps, length):
+        lengths = [length, *_lengths_in_flight(step, request, length)]
+        if states.stamp(slot) not in [stamp_after(stamps, each) for each in lengths]:
             expected = (
                 f"slot {slot} has the state of {request.name} after its first {length} tokens"
             )
@@ -243,6 +247,19 @@ def _tracked_state_is_right(step: Step) -> Failure | None:
     return None
 
 
+def _lengths_in_flight(step: Step, request: Request, length: int) -> range:
+    """Return the boundaries that verify rounds in flight have reached on a lazy server: one of them may have
+    overwritten the state after `length` tokens."""
+    states = step.after.states
+    assert states is not None
+    sizes = step.config.geometry
+    processed, launched = states.reached.get(request.name, (0, 0))
+    if not (sizes.lazy and states.verifies):
+        return range(0)
+    first = max(length, processed) // sizes.boundary + 1
+    return range(first * sizes.boundary, launched + 1, sizes.boundary)
+
+
 def _tracked_states(step: Step) -> Iterator[tuple[Request, int, int]]:
     """Yield (request, slot, tokens before its state) for slots that requests keep for the tree. STA-7
     has the slots of requests that hold nothing."""
@@ -252,6 +269,42 @@ def _tracked_states(step: Step) -> Iterator[tuple[Request, int, int]]:
         if request.cursors is not None and (session is None or session.slot is None):
             for slot, length in tracked.get(request.holder, ()):
                 yield request, slot, length
+
+
+@clause(
+    "STA-9",
+    "on demand",
+    "On a lazy server a request or idle session has one slot for the tree. A request has a second until the"
+    " result that may fill it is processed.",
+    why="The pool has room for one: each second slot that stays costs a request.",
+    rule="recurrent_states.may_have_second_slot",
+    source="sglang mamba_lazy_prealloc_at_boundary, mamba_lazy_spec_prepare",
+    scope=f"{RECURRENT} Lazy servers.",
+    needs=("tree", "states", "tracks", "lazy"),
+    trigger=lambda s: s.after.states is not None and any(s.after.states.buffers.values()),
+)
+def _second_slot_is_given_back(step: Step) -> Failure | None:
+    states = step.after.states
+    if states is None:
+        return None
+    sizes = step.config.geometry
+    reach = 2 * sizes.lazy_round * states.verifies
+    turns = {r.holder: r.name for r in step.now.requests}
+    for holder, slots in sorted(states.buffers.items()):
+        reached = states.reached.get(turns.get(holder, holder))
+        most = 1
+        if reached is not None and may_have_second_slot(*reached, sizes.boundary, reach):
+            most = 2
+        if len(slots) > most:
+            allowed = "at most two slots" if most == 2 else "one slot"
+            computed = f" with results up to token {reached[0]}" if reached is not None else ""
+            return failure(
+                f"{holder}{computed} has {allowed} for the tree",
+                f"it has slots {' and '.join(map(str, slots))}",
+                *map(AtState, reversed(slots)),
+                head=f"must leave {holder} one slot for the tree",
+            )
+    return None
 
 
 def _holder_kind(step: Step, name: str) -> str:

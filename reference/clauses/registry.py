@@ -20,7 +20,7 @@ CONCERNS: tuple[Concern, ...] = get_args(Concern)
 # What a system must have for a clause to be checked: a tree that it shows, a window, recurrent state, a
 # second tier, images. On a system without it, and after a command that the clause is not about, the clause
 # holds and its trigger does not come up.
-Needs = Literal["tree", "window", "states", "tracks", "tier", "keys", "images", "drafter"]
+Needs = Literal["tree", "window", "states", "tracks", "lazy", "tier", "keys", "images", "drafter"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

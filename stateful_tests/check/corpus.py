@@ -64,7 +64,7 @@ def written(line: CorpusLine) -> str:
     sizes = zip(_SIZES, (g.page_size, g.window or 0, g.full_pages, g.swa_pages, g.rows, g.width))
     named = (f"{name} {size}" for name, size in sizes)
     states = [f"states {g.states}"] if g.states else []
-    words = [*["tree"] * g.tree, *["bigram"] * g.bigram, *["tracks"] * g.tracks]
+    words = [*["tree"] * g.tree, *["bigram"] * g.bigram, *["tracks"] * g.tracks, *["lazy"] * g.lazy]
     config = " ".join([*named, *words, *states])
     commands = "; ".join(map(format_command, line.commands))
     return f"{line.situation} | {config} | {line.mode.value} | {line.origin} | {commands}"
@@ -78,7 +78,7 @@ def read(text: str) -> CorpusLine:
     states = int(words[-1]) if "states" in words else 0
     geometry = Geometry(
         page, window or None, full, swa, rows, width, "tree" in words, (), "bigram" in words, states,
-        "tracks" in words,
+        "tracks" in words, "lazy" in words,
     )  # fmt: skip
     return CorpusLine(name, geometry, Mode(mode), origin, tuple(map(parse, commands.split("; "))))
 

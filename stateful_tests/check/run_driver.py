@@ -254,9 +254,10 @@ def _run_line(system: AnySystem, plan: Plan, config: Configuration, example: int
     """Run a line of the corpus, by its number. Every other line of a system with a reference model is
     closed at its end."""
     line = lines_of(system, plan, config.mode)[example]
-    tracks = kind_of_config(line.geometry).modelled and line.trace.sizes(Geometry).tracks
-    if line.origin == FIXTURE and tracks and not system.capabilities.tracks:
-        return  # of a release that tracks states: no situation that others lack
+    if line.origin == FIXTURE and kind_of_config(line.geometry).modelled:
+        sizes = line.trace.sizes(Geometry)
+        if sizes.tracks and not system.capabilities.keeps_states(sizes):
+            return  # of a release that tracks states: no situation that others lack
     try:
         check_fits(system, line.geometry, line.commands)
         lockstep = _start_lockstep(system, line.geometry, config, driven)

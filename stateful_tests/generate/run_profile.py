@@ -76,7 +76,9 @@ LATE = {"Launch", "Settle"}
 def draw_geometry(source: Choices, like: Geometry) -> Geometry:
     """Draw sizes that no preset has, with a window, a radix tree and recurrent state if `like` has
     them."""
-    few = (1, 2, 3, 4) if like.tracks else (1,)
+    few: tuple[int, ...] = (1, 2, 3, 4) if like.tracks else (1,)
+    if like.lazy:
+        few = (1, 2, 3, 4, 6, 8)
     page_size = pick(source, few if like.states else (1, 2, 3, 4, 5, 8, 16))
     window = None if like.window is None else 1 + source.upto(4 * page_size - 1)
     width = page_size * (3 + source.upto(4)) + source.upto(page_size)
@@ -84,10 +86,12 @@ def draw_geometry(source: Choices, like: Geometry) -> Geometry:
     full = pages + source.upto(2 * pages)
     swa = 0 if window is None else 2 + source.upto(full - 2)
     rows = 1 + source.upto(4)
-    states = rows * (1 + 2 * like.tracks) + source.upto(4) if like.states else 0
+    of_request = 1 + 2 * like.tracks + like.lazy
+    states = rows * of_request + source.upto(4) if like.states else 0
     return Geometry(
-        page_size, window, full, swa, rows, width, like.tree, states=states, tracks=like.tracks
-    )
+        page_size, window, full, swa, rows, width, like.tree, states=states, tracks=like.tracks,
+        lazy=like.lazy,
+    )  # fmt: skip
 
 
 def with_settings(source: Choices, sizes: Geometry, capabilities: Capabilities) -> Geometry:

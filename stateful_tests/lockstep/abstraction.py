@@ -218,7 +218,7 @@ class _Reader:
         of_nodes = {tuple(node.path): node.state for node in nodes if node.state is not None}
         return StateFacts(
             self.geometry.states, shown.free, shown.stamps, holders, of_nodes, shown.read,
-            buffers, tracked,
+            buffers, tracked, shown.reached, shown.verifies,
         )  # fmt: skip
 
     def _read_tree(self) -> TreeFacts:

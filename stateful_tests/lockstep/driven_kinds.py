@@ -99,6 +99,7 @@ def new_tallies(can: Capabilities | None = None) -> dict[str, Tally]:
         "window": can.swa,
         "states": can.recurrent or can.tracks,
         "tracks": can.tracks,
+        "lazy": can.lazy,
         "tier": can.system_kind in (TIERS, PAIRS) or can.connects,
         "keys": "LoadAdapter" in can.commands,
         "images": can.encodes,

@@ -94,6 +94,7 @@ class Lockstep(AnyLockstep):
         """Say what the system lacks among pools, trees, states and kinds of commands."""
         kinds = {type(c).__name__ for c in commands}
         tracked = " that is tracked inside a text" if config.tracks else ""
+        tracked += ", with a second slot on demand" if config.lazy else ""
         lacks = {
             "has no variant without SWA (window null)": config.window is None and not can.full_only,
             f"has no SWA pool, and a window of {config.window} needs one": (

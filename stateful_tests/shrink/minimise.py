@@ -109,7 +109,7 @@ def _shrink_geometry(system: AnySystem, failing: Failing, trace: Trace) -> Trace
     trace = _shrink_size(failing, trace, "bigram")
     if system.capabilities.no_tree and not trace.sizes(Geometry).bigram:
         trace = _shrink_size(failing, trace, "tree")
-    for name in ("states", "page_size", "tracks", "window"):
+    for name in ("states", "page_size", "lazy", "tracks", "window"):
         trace = _shrink_size(failing, trace, name)
     for name in ("full_pages", "swa_pages", "rows", "width"):
         trace = _less_of_both(failing, _shrink_size(failing, trace, name), name)

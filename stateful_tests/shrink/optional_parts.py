@@ -61,7 +61,7 @@ def _no_window(trace: Trace) -> Iterator[Trace]:
 
 
 def _no_states(trace: Trace) -> Iterator[Trace]:
-    yield _with_config(trace, states=0, tracks=False)
+    yield _with_config(trace, states=0, tracks=False, lazy=False)
 
 
 def _no_namespaces(trace: Trace) -> Iterator[Trace]:

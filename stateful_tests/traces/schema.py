@@ -169,6 +169,7 @@ class GeometryBody(_Struct, frozen=True):
     bigram: bool = False
     states: Annotated[int, Meta(ge=0, le=LIMITS["states"])] = 0
     tracks: bool = False
+    lazy: bool = False
     settings: Annotated[dict[SettingName, SettingValue], Meta(max_length=16)] = {}
 
 

@@ -41,7 +41,6 @@ UNSET = {
     "enable_hisparse": "no sparse attention",
     "enable_int8_mamba_checkpoint": "states are copied as they are",
     "enable_lora": "no adapters",
-    "enable_mamba_extra_buffer_lazy": "not driven command by command (README, Limits)",
     "enable_metrics": "nobody reads metrics",
     "enable_overlap": "the driver plays when results are processed",
     "enable_priority_scheduling": "requests are served as commands say",
@@ -139,7 +138,11 @@ SERVER_ARGS: Any = Settings(
     enable_mamba_extra_buffer=lambda: False,
     enable_mis=False,
     features=Bag(),
-    mamba=Bag(mamba_max_states_per_path=-1, enable_mamba_extra_buffer=False),
+    mamba=Bag(
+        mamba_max_states_per_path=-1,
+        enable_mamba_extra_buffer=False,
+        enable_mamba_extra_buffer_lazy=False,
+    ),
     strip_thinking_cache=False,
 )
 
@@ -302,6 +305,7 @@ def provided() -> dict[str, dict[str, Any]]:
             "get_flags": lambda: Bag(attn=Bag(backend=SERVER_ARGS.attention_backend)),
             "get_platform": lambda: Bag(device=SERVER_ARGS.device),
             "mamba_cache_chunk_size": checkpoint_grid,
+            "max_speculative_num_draft_tokens": lambda: SERVER_ARGS.max_speculative_num_draft_tokens,
             "mamba_checkpoint_grid": checkpoint_grid,
             "mamba_track_grid": checkpoint_grid,
         },

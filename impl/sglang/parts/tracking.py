@@ -14,10 +14,19 @@ from impl.lazy import Tensor, torch
 from impl.sglang.parts.stand_ins import Bag
 
 
-def tracker_class(module: ModuleType) -> type:
-    """Return the release's class, of which only `_handle_finish_state_updated_req` runs. module: of that
-    class."""
-    vars(module)["release_kv_cache"] = _nothing
+def tracker_class(module: ModuleType, at_end: dict[str, bool]) -> type:
+    """Return the release's class, of which only `_handle_finish_state_updated_req` runs.
+
+    module: of that class. at_end: gets, for each finished request by its id, whether the tree keeps what it
+        has computed.
+    """
+
+    def release_kv_cache(req: Any, cache: Any, *, checkpoint: bool) -> None:
+        """Note what the release asks for; the driver releases the request."""
+        del cache
+        at_end[req.rid] = checkpoint
+
+    vars(module)["release_kv_cache"] = release_kv_cache
     vars(module)["BaseSpecWorker"] = type("BaseSpecWorker", (), {})
 
     def start(self: Any, cache: Any) -> None:

@@ -116,6 +116,7 @@ class SGLangSystem(WorkerSystem):
             uncounted=release.uncounted,
             recurrent=recurrent and not overlap,
             tracks=recurrent,
+            lazy=recurrent and overlap,  # a server asks for both
             waived=release.waived,
             settings={name: values for name, values in settings.items() if name not in os.environ},
         )

@@ -109,11 +109,12 @@ DRIVEN = """
 0.5.13 ...    mem_cache/allocator/swa.py | "len(seq_lens) * self.page_size" not in "SWATokenToKVPoolAllocator.alloc_extend"
 [states]
 0.5.22 ...    mem_cache/memory_pool.py | HybridReqToTokenPool._alloc_ping_pong_buffer(_)
-0.5.22 ...    mem_cache/memory_pool.py | HybridReqToTokenPool(size=_, mamba_size=_, mamba_spec_state_size=_, max_context_len=_, device=_, enable_memory_saver=_, cache_params=_, mamba_layer_ids=_, enable_mamba_extra_buffer=_, enable_overlap_schedule=_)
+0.5.22 ...    mem_cache/memory_pool.py | HybridReqToTokenPool(size=_, mamba_size=_, mamba_spec_state_size=_, max_context_len=_, device=_, enable_memory_saver=_, cache_params=_, mamba_layer_ids=_, enable_mamba_extra_buffer=_, enable_mamba_extra_buffer_lazy=_, enable_overlap_schedule=_)
 0.5.22 ...    mem_cache/memory_pool.py | HybridReqToTokenPool.mamba_allocator; HybridReqToTokenPool.mamba_pool; HybridReqToTokenPool.get_mamba_indices(_)
 0.5.22 ...    mem_cache/memory_pool.py | HybridReqToTokenPool.translate_mamba_indices(_); HybridReqToTokenPool.copy_mamba_state(_, _)
 0.5.22 ...    mem_cache/memory_pool.py | MambaPool.clear_slots(_); MambaPool.mamba_cache
 0.5.22 ...    mem_cache/memory_pool.py | MambaSlotAllocator; HybridReqToTokenPool.mamba_initial_tracking_slots
+0.5.22 ...    managers/schedule_batch.py | ScheduleBatch.mamba_lazy_spec_prepare(_, _)
 0.5.22 ...    mem_cache/memory_pool.py | HybridReqToTokenPool.req_index_to_mamba_ping_pong_track_buffer_mapping
 0.5.22 ...    managers/schedule_batch.py | ReqKvInfo.mamba_ping_pong_track_buffer; ReqKvInfo.mamba_last_track_idx
 0.5.22 ...    managers/schedule_batch.py | ReqKvInfo.mamba_last_track_seqlen; ScheduleBatch.mamba_track_mask

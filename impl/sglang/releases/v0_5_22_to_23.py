@@ -14,7 +14,7 @@ from impl.loading.function_cuts import cut
 from impl.lazy import torch
 from impl.sglang.parts import trees
 from impl.sglang.parts.tracking import tracker_class
-from impl.sglang.parts.stand_ins import SERVER_ARGS, Bag
+from impl.sglang.parts.stand_ins import SERVER_ARGS, Bag, checkpoint_grid
 from impl.sglang.releases.v0_5_15_to_21 import Release0521
 from reference.geometry import Geometry
 
@@ -42,7 +42,8 @@ class Release0522(Release0521):
         processing = importlib.import_module(
             "sglang.srt.managers.scheduler_components.batch_result_processor"
         )
-        self._tracker = tracker_class(processing)
+        self._at_end: dict[str, bool] = {}
+        self._tracker = tracker_class(processing, self._at_end)
         names = frozenset({"prepare_mamba_track_for_verify", "_verify_commit_step_indices"})
         env = {**vars(self.batch), "Tuple": tuple}
         self._verify = cut(root / "sglang/srt/speculative/spec_utils.py", names, env)
@@ -76,6 +77,18 @@ class Release0522(Release0521):
         if evicted:  # in decode, before which the checkpoint of its prefill has used this
             req.swa_branching_seqlen = None
 
+    def keeps(self, req: Any) -> dict[str, bool]:
+        """A finished request whose last state a batch in flight may overwrite leaves the tree nothing: the
+        processing of its result says so (extra_buffer_lazy)."""
+        kept = super().keeps(req)
+        return {self.keeping: kept[self.keeping] and self._at_end.pop(req.rid, True)}
+
+    def prepare_spec(self, batch: Any, draft_len: int) -> None:
+        if SERVER_ARGS.mamba.enable_mamba_extra_buffer_lazy:  # as spec_prepare_for_decode does
+            most = SERVER_ARGS.max_speculative_num_draft_tokens
+            batch.mamba_lazy_spec_prepare(checkpoint_grid(), most)
+        super().prepare_spec(batch, draft_len)
+
     def has_states(self, rows: Any) -> bool:
         return hasattr(rows, "mamba_allocator")
 
@@ -93,6 +106,7 @@ class Release0522(Release0521):
             cache_params=params,
             mamba_layer_ids=[0],
             enable_mamba_extra_buffer=geometry.tracks and geometry.tree,
+            enable_mamba_extra_buffer_lazy=geometry.lazy and geometry.tree,
             enable_overlap_schedule=not SERVER_ARGS.disable_overlap_schedule,
         )
 

@@ -225,7 +225,8 @@ class Driver(Prefills, Ends, TreeCommands):
         if self.server.states is not None:
             tracks = self.server.tracker is not None
             most = max(lane.accept for lane in lanes)
-            require(tracks and most <= checkpoint_grid(), Reason.UNFAITHFUL)
+            limit = server.geometry.lazy_round if server.geometry.lazy else checkpoint_grid()
+            require(tracks and most <= limit, Reason.UNFAITHFUL)
         self._window(turns)
         before = [server.cursors(t) for t in turns]
         # The release allocates up to 2 * draft_len past the commit of every entry, which lacks the result

@@ -77,6 +77,11 @@ class LiveRequest:
         return self.output - sum(len(result.tokens) for result in self.unsettled)
 
     @property
+    def processed(self) -> int:
+        """Tokens that it has computed, as far as their results are processed."""
+        return self.origin + max(len(self.req.output_ids) - 1, 0)
+
+    @property
     def text(self) -> list[int]:
         pending_tokens = [token for result in self.pending for token in result.tokens]
         tokens = [*self.req.origin_input_ids, *self.req.output_ids, *pending_tokens]

@@ -45,7 +45,8 @@ class Prefills(OnServer):
         require(turn.phase in (RequestPhase.QUEUED, RequestPhase.ADMITTED), Reason.WRONG_PHASE)
         if self.server.states is not None:
             lent = turn.session is not None and self.server.slot(turn.session) is not None
-            self.server.states.require_for_match(turn.req, lent, self.server.owed_states())
+            new = turn.phase is RequestPhase.QUEUED and not lent
+            self.server.states.require_for_match(turn.req, lent, self.server.owed_states(), new)
         self._let_go(turn)
         turn.req.init_next_round_input(self.server.cache)
         if self.server.tree is not None and self.release.row(turn.req) is None:

@@ -67,6 +67,8 @@ class Server:
         SERVER_ARGS.chunked_prefill_size = -1
         tracks = geometry.tracks and geometry.tree
         SERVER_ARGS.mamba.enable_mamba_extra_buffer = tracks
+        SERVER_ARGS.mamba.enable_mamba_extra_buffer_lazy = tracks and geometry.lazy
+        SERVER_ARGS.max_speculative_num_draft_tokens = geometry.lazy_round
         swa = None if geometry.window is None else geometry.swa_pages * page
         need_sort = "need_sort" in dict(geometry.settings)
         self.allocator = release.make_allocator(geometry.full_pages * page, swa, page, need_sort)
@@ -81,7 +83,9 @@ class Server:
         self.cache = release.make_cache(self.rows, self.allocator, geometry)
         self.tree: ReleaseTree | None = release.make_tree(self.cache, self.allocator, geometry)
         self.lock_holders: dict[str, LockHolder] = {}
-        self.states = States(self.rows, self.tree) if geometry.states else None
+        lazy = tracks and geometry.lazy
+        bearers = self._bearers if lazy else None
+        self.states = States(self.rows, self.tree, bearers) if geometry.states else None
         self.tracker = release.make_tracker(self.cache) if tracks else None
         self.scheduler = release.make_scheduler(self.rows, self.allocator, self.cache, geometry)
         self.controller = release.make_controller(self.cache)
@@ -144,8 +148,8 @@ class Server:
         pools = [self.full_pool] if self.swa_pool is None else [self.full_pool, self.swa_pool]
         page = self.geometry.page_size
         need = page * (1 + (page > 1 or self.release.spare_page_per_lane))
-        has_states = (
-            self.states is None or self.states.left() > 1 + self.states.buffers + self.owed_states()
+        has_states = self.states is None or self.states.has(
+            2 + self.states.buffers + self.owed_states()
         )
         return (
             has_states
@@ -182,6 +186,16 @@ class Server:
         """Whether processing the result of the prefill inserts the prompt into the radix tree."""
         session_has_slot = turn.session is not None and self.slot(turn.session) is not None
         return self.tree is not None and not session_has_slot
+
+    def _bearers(self) -> int:
+        """Return the number of those who have slots of recurrent state, or may take them without a further
+        question: requests from their admission on, sessions between turns, lock holders."""
+        lent = {name for name in self.controller.sessions if self.slot(name) is not None}
+        own = sum(
+            turn.phase is not RequestPhase.QUEUED and turn.session not in lent
+            for turn in self.turns.values()
+        )
+        return own + len(lent) + len(self.lock_holders)
 
     def owed_states(self) -> int:
         """Return slots of recurrent state that the tree takes when the pending results are processed."""
@@ -389,7 +403,14 @@ class Server:
             return None
         slots = {name: self.slot(name) for name in self.controller.sessions}
         kept = {name: slot.kv for name, slot in slots.items() if slot is not None}
-        return self.states.view({name: turn.req.kv for name, turn in self.turns.items()}, kept)
+        turns = self.turns.items()
+        reached = {
+            name: (turn.processed, turn.origin + max(turn.output - 1, 0))
+            for name, turn in turns
+            if turn.phase is RequestPhase.RUNNING
+        }
+        holders = {name: turn.req.kv for name, turn in turns}
+        return self.states.view(holders, kept, reached, bool(self.spec))
 
     def cursors(self, turn: LiveRequest) -> Cursors:
         """Return cursors of a request with a row, with the kv_committed_len that its visible results lead

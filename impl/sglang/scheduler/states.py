@@ -8,12 +8,13 @@ does before it (`deferred`: ModelRunner, model_runner.py:1920 in 0.5.23), and wh
 slot of a request that it has matched and does not run (`reverted`: scheduler.py:4285).
 
 A server has slots enough for every request that runs (kv_cache_configurator.py). A run of kvspec has fewer:
-what would find none is refused before anything moves.
+what would find none is refused before anything moves. With a second slot on demand (extra_buffer_lazy) a
+decode takes it if it is there, so the server's own number for a request is kept free of others instead.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from impl.lazy import torch
@@ -30,12 +31,24 @@ if TYPE_CHECKING:
     from impl.sglang.parts.trees import ReleaseTree
 
 
-class States:
-    """The slots of one server. read: request of the last batch -> the stamp from which it went on."""
+# With a second slot on demand: a request's own, one for the tree, the second, and the node that it locks
+# (_calculate_mamba_ratio of kv_cache_configurator.py).
+LAZY_RATIO = 4
 
-    def __init__(self, rows: Any, tree: ReleaseTree | None) -> None:
+
+class States:
+    """The slots of one server.
+
+    read: request of the last batch -> the stamp from which it went on.
+    bearers: count whoever may have slots, on a server that takes the second slot on demand; else None.
+    """
+
+    def __init__(
+        self, rows: Any, tree: ReleaseTree | None, bearers: Callable[[], int] | None = None
+    ) -> None:
         self.rows = rows
         self.tree = tree
+        self.bearers = bearers
         self.read: dict[str, int] = {}
 
     # -- questions before a command ---------------------------------------------------------------
@@ -50,12 +63,23 @@ class States:
         evictable = 0 if self.tree is None else self.tree.cache.mamba_evictable_size()
         return int(self.rows.mamba_allocator.available_size()) + int(evictable)
 
-    def require(self, slots: int) -> None:
-        require(slots <= self.left(), Reason.OUT_OF_STATES)
+    def has(self, slots: int, more: int = 1) -> bool:
+        """Whether there are so many slots, where the second is on demand: those of `more` requests."""
+        if self.bearers is not None:
+            size = int(self.rows.mamba_pool.size)
+            return LAZY_RATIO * (self.bearers() + more) <= size
+        return slots <= self.left()
 
-    def require_for_match(self, req: Any, lent: bool, owed: int) -> None:
+    def require(self, slots: int, more: int = 1) -> None:
+        require(self.has(slots, more), Reason.OUT_OF_STATES)
+
+    def require_for_match(self, req: Any, lent: bool, owed: int, new: bool) -> None:
         """Refuse an admission that may find no slot for its copy: the state that it matches must stay.
-        lent: the request runs on the slot of its session. owed: slots that the tree gets."""
+        lent: the request runs on the slot of its session. owed: slots that the tree gets. new: it waited
+        without a slot until now."""
+        if self.bearers is not None:
+            self.require(0, int(new))
+            return
         if req.kv.holds_mamba or self.rows.mamba_allocator.available_size() > owed:
             return
         require(lent or self.tree is None or self.left() > 1 + owed, Reason.OUT_OF_STATES)
@@ -63,7 +87,8 @@ class States:
     def require_for_prefill(self, reqs: Sequence[Any], copies: int) -> None:
         """Refuse a batch that needs more slots: for whoever has none, and `copies` that the tree gets."""
         without = sum(req.kv.mamba_ping_pong_track_buffer is None for req in reqs)
-        self.require(sum(not req.kv.holds_mamba for req in reqs) + self.buffers * without + copies)
+        slots = sum(not req.kv.holds_mamba for req in reqs) + self.buffers * without + copies
+        self.require(slots, 0)
 
     # -- what a server does -----------------------------------------------------------------------
 
@@ -78,7 +103,8 @@ class States:
         self.rows.mamba_allocator.free(req.kv.mamba_pool_idx.unsqueeze(-1))
         req.kv.mamba_pool_idx = None
         if req.kv.mamba_ping_pong_track_buffer is not None:
-            self.rows.mamba_allocator.free(req.kv.mamba_ping_pong_track_buffer)
+            buffer = req.kv.mamba_ping_pong_track_buffer
+            self.rows.mamba_allocator.free(buffer[buffer >= 0])
             req.kv.mamba_ping_pong_track_buffer = None
 
     def deferred(self, batch: Any) -> None:
@@ -166,8 +192,15 @@ class States:
         state = self.rows.mamba_pool.mamba_cache.temporal[0]
         return state.flatten(1).view(torch.int64)[:, 0]
 
-    def view(self, requests: Mapping[str, Any], sessions: Mapping[str, Any]) -> StatesView:
-        """requests, sessions: the records of KV (`kv`) by the names of who holds them."""
+    def view(
+        self,
+        requests: Mapping[str, Any],
+        sessions: Mapping[str, Any],
+        reached: Mapping[str, tuple[int, int]],
+        verifies: bool,
+    ) -> StatesView:
+        """requests, sessions: the records of KV (`kv`) by the names of who holds them. reached, verifies: see
+        StatesView."""
         return StatesView(
             free=self.rows.mamba_allocator.free_slots.tolist(),
             stamps=self.cells.tolist(),
@@ -178,6 +211,8 @@ class States:
                 name: int(kv.mamba_pool_idx) for name, kv in sessions.items() if kv.holds_mamba
             },
             read=self.read,
+            reached=reached,
+            verifies=verifies,
             buffers={name: buffers_of(kv) for name, kv in [*requests.items(), *sessions.items()]},
             tracked={name: tracked_by(kv) for name, kv in [*requests.items(), *sessions.items()]},
         )

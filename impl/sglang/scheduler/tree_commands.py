@@ -31,7 +31,7 @@ class TreeCommands(OnServer):
         # for backups to the host, which is not driven
         require(not command.full_only, Reason.UNFAITHFUL)
         require(len(tokens) <= server.geometry.width, Reason.ROW_TOO_SHORT)
-        if server.states is not None and server.owed_states():
+        if server.states is not None and (server.owed_states() or server.geometry.lazy):
             server.states.require(1 + server.owed_states())  # the state that it locks stays
         holder = self._newcomer(command.holder)
         tree.unlock(holder.req)
@@ -73,7 +73,8 @@ class TreeCommands(OnServer):
         end = len(computed)
         server.require_room([(prefix, end)])
         if server.states is not None:
-            server.states.require(2 + server.states.buffers + server.owed_states())
+            slots = 2 + server.states.buffers + server.owed_states()
+            server.states.require(slots, int(holder is None))
 
         holder = holder or self._newcomer(command.holder)
         self._enter(holder, computed)

@@ -82,7 +82,7 @@ _NEEDS: dict[str, Less] = {
     "a storage that is detached": partial(leave.none_of, Reattach),
     "a storage": _reduction_by_kind(blocks=leave.no_storage, tiers=lambda *of: leave.no_storage(*of, Abort)),
     "recurrent state": _reduction_by_kind(
-        rows=partial(leave.no_state, tracks=False),
+        rows=partial(leave.no_state, tracks=False, lazy=False),
         tiers=partial(leave.no_state, host_states=0),
         pairs=pairs.no_state_of_servers,
     ),

@@ -178,6 +178,8 @@ SPOILS: dict[str, Callable[..., Step]] = {
     "buffer": lambda step, name, *slots: _states(step, "buffers", name, [*map(int, slots)]),
     "buffer_before": lambda step, name, slot: _states(step, "buffers", name, [int(slot)], before=True),
     "tracked": lambda step, name, slot, length: _states(step, "tracked", name, [(int(slot), int(length))]),
+    "reached": lambda step, name, *counts: _states(step, "reached", name, (*map(int, counts),)),
+    "verifies": lambda step: changed(step, states=step.after.states._replace(verifies=True)),
     "free_states": lambda step, listed: changed(
         step, states=lambda states: states._replace(free=value(listed))),
     "owned": lambda step, pool, holder, at, page: also_owned(

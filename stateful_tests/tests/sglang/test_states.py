@@ -55,6 +55,33 @@ TRACKED = {
     "lock holders": "insert h1 a4; insert h2 a5 (goes on); match h3 a2; insert h3 a2b2;"
     " evict full 0 states 2",
 }
+# The same where the second slot is taken on demand, which a server does under overlap alone, with four slots
+# for each request. On pages of two tokens a boundary is always near.
+RUNS = "submit r1 (no session) +3; admit r1; extend r1 +3"
+BESIDE = "insert h1 a2; insert h1 b2"  # both states stay in the tree, so no slot is left for a second
+LAZY = {
+    "boundaries of decodes": f"{RUNS}; decode r1; decode r1; decode r1; decode r1; finish r1 keep 4",
+    "no slot is free": f"{BESIDE}; {RUNS}; decode r1; decode r1; decode r1; decode r1; finish r1 keep 4",
+    "no slot is free for a prompt": f"{BESIDE}; {RUNS}; decode r1; finish r1 keep 1;"
+    " submit r2 (no session) b3; admit r2; extend r2 +1",
+    "a retract beside its second slot": f"{RUNS}; decode r1; retract r1; admit r1; extend r1 +2; decode r1",
+    "an abort beside its second slot": f"{RUNS}; decode r1; abort r1",
+    "rounds that may reach a boundary": f"{RUNS}; spec_decode r1 +2 accept 1; spec_decode r1 +2 accept 2;"
+    " spec_decode r1 +2 accept 2; spec_decode r1 +2 accept 1; finish r1 keep 6",
+    "a round overwrites the state of the one before": f"{RUNS}; spec_decode r1 +2 accept 1;"
+    " spec_decode r1 +2 accept 2; finish r1 keep 4",
+    "a third round goes beside them": f"{RUNS}; spec_decode r1 +2 accept 1; spec_decode r1 +2 accept 2;"
+    " spec_decode r1 +2 accept 2; finish r1 keep 6",
+    "rounds without a free slot": f"{BESIDE}; {RUNS}; spec_decode r1 +2 accept 2; spec_decode r1 +2 accept 2;"
+    " spec_decode r1 +2 accept 2; finish r1 keep 5",
+}
+# Those with what only 0.5.23 does.
+LATER = {
+    "a prompt behind a hit": "insert h1 a2; submit r1 (no session) a2b3; admit r1; extend r1 +3; decode r1;"
+    " decode r1; decode r1; finish r1 keep 3",
+    "a boundary in a mixed batch": f"{RUNS}; submit r2 (no session) +1; admit r2; extend r2 +1, r1 +1;"
+    " decode r1; decode r1; decode r1; finish r1 keep 4",
+}
 FAULTS = planted_faults("sglang/faults.toml").values()
 
 
@@ -80,6 +107,36 @@ def test_scenes_with_tracked_states(release, version, text):
         assert lockstep.violation is None, (command, lockstep.violation)
 
 
+def _lazily(system, text, page_size):
+    """A run of a scene, with slots for as many requests as it has."""
+    states = 4 + 4 * ("r2" in text)
+    sizes = replace(preset("state-lazy-tight"), tree=True, states=states, page_size=page_size)
+    lockstep = Lockstep(system, sizes, Mode.FAITHFUL)
+    for command in script(text):
+        if lockstep.violation is None:
+            lockstep.do(command)
+    return lockstep
+
+
+@pytest.mark.parametrize("version, text", [
+    *(("0.5.22+overlap", text) for text in LAZY.values()),
+    *(("0.5.23+overlap", text) for text in [*LAZY.values(), *LATER.values()]),
+])  # fmt: skip
+def test_scenes_with_a_second_slot_on_demand(release, version, text):
+    for page_size in (2, 4):
+        lockstep = _lazily(release(version), text, page_size)
+        assert lockstep.violation is None, lockstep.violation
+        for command in finale(lockstep.state, lockstep.system.capabilities):
+            lockstep.do(command)
+        assert lockstep.violation is None, lockstep.violation
+
+
+def test_a_slot_on_demand_needs_overlap(release):
+    for spec in ("0.5.23", "0.5.21+overlap"):
+        with pytest.raises(UnusableImplementation, match="with a second slot on demand"):
+            check_fits(release(spec), preset("state-lazy"))
+
+
 @pytest.mark.parametrize("text", SCENES.values(), ids=SCENES.keys())
 def test_scenes(real, text):
     lockstep = Lockstep(real, replace(preset("state"), tree=True), Mode.FAITHFUL)
@@ -101,13 +158,19 @@ def test_other_ways_to_run_have_no_state(release):
     "fault", some_at_night(FAULTS, [*FAULTS][3:].__contains__), ids=lambda fault: fault.name
 )
 def test_a_fault_in_a_copy_is_named(real, tmp_path, fault):
-    system = SGLangSystem(path=checkout_with(real.root, tmp_path / "root", fault))
     sizes, found = replace(preset(fault.sizes), tree=True), set()
-    for text in (TRACKED if sizes.tracks else SCENES).values():
+    root = checkout_with(real.root, tmp_path / "root", fault)
+    system = SGLangSystem(path=root, overlap=sizes.lazy)
+    runs = []
+    if sizes.lazy:
+        runs = [_lazily(system, text, page) for text in {**LAZY, **LATER}.values() for page in (2, 4)]
+    for text in () if sizes.lazy else (TRACKED if sizes.tracks else SCENES).values():
         lockstep = Lockstep(system, sizes, Mode.FAITHFUL)
         for command in script(text):
             if lockstep.violation is None:
                 lockstep.do(command)
+        runs.append(lockstep)
+    for lockstep in runs:
         found |= {*lockstep.violation.clauses} if lockstep.violation is not None else set()
     system.close()
     assert {*fault.caught_by} <= found, found
