@@ -110,7 +110,8 @@ def _drop_leaf(tree: Tree, leaf: Placed) -> tuple[Tree, Freed]:
     while True:
         full += len(leaf.node.key)
         swa += len(leaf.node.key) if leaf.node.live and tree.window is not None else 0
-        states += bool(leaf.node.state_used)
+        if leaf.node.state_used:
+            states += 1
         tree = changed(tree, leaf.path, lambda _: ())
         above = path_of(tree, leaf.path[: leaf.start])
         serves = not above or _can_end_match(tree, above[-1].node)

@@ -284,7 +284,12 @@ def serve_check(
         runner.close()
         if before is not None:
             before.runner.close()
-    folder, planned = (Path(save_dir), runs) if run is None else (None, 1)
+    if run is None:
+        folder = Path(save_dir)
+        planned = runs
+    else:
+        folder = None
+        planned = 1
     data = server_reports.served(result, folder, planned, opinions)
     server_reports.served_text(out.console, data)
     return out.end(data)

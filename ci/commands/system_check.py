@@ -92,7 +92,8 @@ def check_system(
             favoured = engine_ways.calls_rarely([*changed.called, *changed.missed])
             asked = replace(asked, first=changed.first, favoured=favoured)
             others = _plan_other_ways(system, changed, asked) if how.other_ways else None
-        asked = asked if others is None else others.plan
+        if others is not None:
+            asked = others.plan
         plan = check_plans.for_system(asked, system)
         from_factory = selector.spec.stranger  # it may own something that exists once
         cuda = selector.device == "cuda"

@@ -245,10 +245,10 @@ def _prefix_difference(moment: Moment, tree: TreeFacts, holder: Holder) -> Itera
     for end in range(size, len(path) + 1, size):
         page = tree.pages.get(path[:end])
         row = list(seen.prefix[end - size : end])
-        if page is not None and tuple(row) != page[0]:
+        if page is not None and tuple(row) != page.slots:
             about = f"slots of {holder.name} at [{end - size}, {end})"
             key = ("holders", holder.name, "prefix", str(end // size - 1))
-            yield difference(key, about, f"the tree's {list(page[0])}", row)
+            yield difference(key, about, f"the tree's {list(page.slots)}", row)
             return
 
 

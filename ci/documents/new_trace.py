@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import textwrap
 import tomllib
@@ -90,7 +91,7 @@ def page_beside(name: str, trace: Trace, can: Capabilities, file: str, options: 
     commands = [
         f"| `{kind_name(each)}` | {in_words(each)} | {_command_text(each)} |" for each in kind.commands
     ]
-    sizes = textwrap.dedent(" " * 4 + (kind.config.__doc__ or "")).strip()
+    sizes = _sizes_text(kind.config)
     names = ", ".join(f"`{field.name}`" for field in fields(kind.config))
     return "\n".join([
         f"# {file}: a trace by hand", "",
@@ -102,6 +103,20 @@ def page_beside(name: str, trace: Trace, can: Capabilities, file: str, options: 
         "## Commands", "", "| `do` | fields | what it does |", "|---|---|---|", *commands, "",
         "## Sizes", "", f"Fields: {names}.", "", sizes, "",
     ])  # fmt: skip
+
+
+def _sizes_text(config: type) -> str:
+    """Return the docstring of a configuration, and a line for each field that has a comment `#:` above it."""
+    lines = [textwrap.dedent(" " * 4 + (config.__doc__ or "")).strip(), ""]
+    comment: list[str] = []
+    for line in map(str.strip, inspect.getsource(config).splitlines()):
+        if line.startswith("#: "):
+            comment.append(line.removeprefix("#: "))
+            continue
+        if comment:
+            lines.append(f"{line.partition(':')[0]}: {' '.join(comment)}")
+        comment = []
+    return "\n".join(lines).strip()
 
 
 def _command_text(command: type) -> str:

@@ -252,7 +252,9 @@ def _clause_data(clause: Clause, shown_by: dict[str, str], fixtures: dict[str, T
     """Return the data of a clause. killed: the bugs whose first violated clause it is, each with its
     fixture; drawn: the step that shows the first of them, the last of its fixture, on the reference."""
     bugs = [bug for bug in BUGS.values() if bug.clause == clause.id]
-    *_, last = step_text.steps(fixtures[shown_by[bugs[0].id]]) if bugs else [None]
+    last = None
+    if bugs:
+        *_, last = step_text.steps(fixtures[shown_by[bugs[0].id]])
     return {
         "clause": clause,
         "scope": _USUAL_SCOPE.sub("", clause.scope),

@@ -205,9 +205,9 @@ def _tree_page_facts(place: AtNode | AtTreePage | AtLock | AtCounter, m: Moment)
             page = tree.pages.get(path) if tree is not None else None
             if page is None:
                 return [Fact("", "is not in the tree")]
-            slots = slots_text(page[0])
+            slots = slots_text(page.slots)
             found = [Fact("", f"has {slots}", f"had {slots}")]
-            if "swa" in m.facts.pools and not page[1]:
+            if "swa" in m.facts.pools and not page.has_swa:
                 found.append(Fact("", "is a tombstone"))
             return found
         case AtLock(owner):
@@ -303,7 +303,8 @@ def leads_to(place: Place, m: Moment) -> list[Place]:
     if not isinstance(place, AtPosition):
         return [place]
     slot = slot_of(m, place.owner, place.position)
-    slot = slot if place.pool == "full" else entry(m, slot)
+    if place.pool != "full":
+        slot = entry(m, slot)
     page = AtPage(place.pool, slot // m.state.config.geometry.page_size)
     return [place, page] if slot and _lacks_one_owner(page, m) else [place]
 

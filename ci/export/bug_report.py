@@ -119,7 +119,12 @@ def story(data: Data, file: str, options: str, titles: Titles = GENERATED_TITLES
                 "",
                 *_paragraph(f"The numbers here are of its own trace: {known['story'][0]}"),
             ]
-    done, changes = ("outcome", "changes") if engine else ("expected", "changes in the reference")
+    if engine:
+        done = "outcome"
+        changes = "changes"
+    else:
+        done = "expected"
+        changes = "changes in the reference"
     lines += [
         "",
         "## The commands",

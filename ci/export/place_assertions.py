@@ -10,7 +10,7 @@ from ci.export.page_assertions import (
     entry_place, odd_page, page_place, position_place, renamed_row, row_place,
 )  # fmt: skip
 from ci.export.recorded_run import Asserts, NotExportable, RecordedRun, spelled
-from ci.export.tree_assertions import counter, node, tree_page
+from ci.export.tree_assertions import assert_counter, assert_node, assert_tree_page
 from impl.sglang.releases.v0_5_10_to_14 import Release0510
 from impl.sglang.scheduler.call_log import ids_text, quoted, variable
 from reference.clauses.sliding_window import evicted_too_far
@@ -231,7 +231,8 @@ def _term_assertions(run: RecordedRun, check: str) -> list[str]:
     for term in run.at:
         if isinstance(term, AtCounter) and term.name != "total":
             code = f"counted[{quoted(term.pool)}][{quoted(term.name)}]"
-            code = "server.cache.session_held_req_count()" if term.pool == "rows" else code
+            if term.pool == "rows":
+                code = "server.cache.session_held_req_count()"
             lines.append(f"self.assertEqual({code}, {term.must})")
     return lines
 
@@ -268,8 +269,15 @@ def _freed_tokens(run: RecordedRun) -> Asserts | None:
 
 
 _OF: dict[type, Callable[[RecordedRun, Any], Asserts | None]] = {
-    AtCounter: counter, AtCursor: _cursor_assertions, AtEntry: entry_place, AtLock: lambda *_: None,
+    AtCounter: assert_counter,
+    AtCursor: _cursor_assertions,
+    AtEntry: entry_place,
+    AtLock: lambda *_: None,
     AtNamed: _named_assertions,
-    AtNode: node, AtPage: page_place, AtPosition: position_place, AtRow: row_place, AtText: _named_assertions,
-    AtTreePage: tree_page,
-}  # fmt: skip
+    AtNode: assert_node,
+    AtPage: page_place,
+    AtPosition: position_place,
+    AtRow: row_place,
+    AtText: _named_assertions,
+    AtTreePage: assert_tree_page,
+}

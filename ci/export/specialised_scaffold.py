@@ -148,9 +148,12 @@ class Offsets:
             self.starts.append(self.starts[-1] + len(line) + 1)
 
     def __call__(self, node: Any, *, end: bool) -> int:
-        row, column = (
-            (node.end_lineno, node.end_col_offset) if end else (node.lineno, node.col_offset)
-        )
+        if end:
+            row = node.end_lineno
+            column = node.end_col_offset
+        else:
+            row = node.lineno
+            column = node.col_offset
         line: str = self.lines[row - 1]
         start: int = self.starts[row - 1]
         return start + len(line.encode()[:column].decode())

@@ -129,7 +129,8 @@ def imports(code: str, system: SGLangSystem | TierSystem, versions: set[str]) ->
     lines = [used(source, "\n".join(["unittest", *names_used.difference(names)]))]
     made = ", ".join(sorted(name for name in names_used.intersection(names) if "." not in name))
     wrapped = textwrap.fill(made, 100, initial_indent="    ", subsequent_indent="    ")
-    made = f"(\n{wrapped},\n)" if len(made) > 76 else made
+    if len(made) > 76:
+        made = f"(\n{wrapped},\n)"
     return "\n\n".join([*lines, f"from {SHARED} import {made}"])
 
 

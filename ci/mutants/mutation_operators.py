@@ -143,7 +143,8 @@ def _edits(function: _Function, text: _Text) -> Iterator[tuple[ast.expr | ast.st
                 loose = isinstance(new, (ast.BoolOp, ast.IfExp)) or (
                     isinstance(new, ast.Compare) and not isinstance(node, ast.Compare)
                 )
-                made = f"({made})" if loose and isinstance(above, ast.expr) else made
+                if loose and isinstance(above, ast.expr):
+                    made = f"({made})"
                 yield node, made, f"{text.of(node)} -> {made}{where}"
         around = above if isinstance(node, ast.keyword) else node
         waiting += [(part, around) for part in reversed(parts)]

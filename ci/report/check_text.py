@@ -150,10 +150,10 @@ def _print_known_faults(out: Console, data: Data, release: str, *, detailed: boo
             description, _, _ = fault["says"].partition(". ")
         say(out, f"{head}: {description}")
     for state, names in alike.items():
-        faults, are = ("faults", "are") if len(names) > 1 else ("fault", "is")
+        faults_are = "faults of {} are" if len(names) > 1 else "fault of {} is"
         more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
         named = f"{', '.join(names[:NAMED])}{more}"
-        say(out, f"{len(names)} known {faults} of {release} {are} {state}: {named} (-v)")
+        say(out, f"{len(names)} known {faults_are.format(release)} {state}: {named} (-v)")
 
 
 def _print_counts(out: Console, data: Data) -> None:

@@ -146,7 +146,8 @@ def _served_verdict(data: Data, new: int) -> str:
     if data["interrupted"]:
         what += f", interrupted after {data['runs']} of {data['runs_asked']} runs,"
     elif data["runs"] < data["runs_asked"] and not new:
-        what = what if masked else "nothing was found"
+        if not masked:
+            what = "nothing was found"
         what = f"incomplete, {data['runs']} of {data['runs_asked']} runs: {what}"
     return f"sglang {data['release']}: {what} in {done}"
 
@@ -179,7 +180,8 @@ def _client_text(client: Data) -> str:
     kind = "in a session" if client["session"] else "without a session"
     kind += ", resends its conversation" if client["resends"] else ""
     start = f"{client['start']} rounds after {client['after']}"
-    start = start if client["after"] else f"round {client['start']}"
+    if not client["after"]:
+        start = f"round {client['start']}"
     if client["operator"]:
         rounds = (
             f" for {client['close']} rounds" if client["operator"] not in ("flush", "abort") else ""

@@ -134,7 +134,8 @@ class _FreesFirstRowAgain(RadixTree):
         waiting = self.store.full._waiting
         if waiting is None:
             return super()._free_owed(owed)
-        self._noted = self._noted if waiting else Owed()
+        if not waiting:
+            self._noted = Owed()
         self._noted.full += owed.full
         self._noted.swa += owed.swa
         return super()._free_owed(self._noted)

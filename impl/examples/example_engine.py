@@ -103,7 +103,8 @@ class ExampleEngine:
         if pages > len(self.free_pages) or rows > len(self.free_rows):
             return Reason.OUT_OF_FULL
         for request, end in ends:
-            request.row = self.free_rows.pop() if request.row is None else request.row
+            if request.row is None:
+                request.row = self.free_rows.pop()
             for at in range(len(request.slots), end):
                 inside = at % self.page_size
                 slot = request.slots[-1] + 1 if inside else self.free_pages.pop() * self.page_size

@@ -47,7 +47,8 @@ class EngineFacts(ModelAgent):
         for slot in (*slots._runtime_states, *slots._checkpoint_states):
             refs[states.blocks + slot] += 1
         for block in cached:
-            refs[block] -= block not in copied
+            if block not in copied:
+                refs[block] -= 1
         free = _free(pool._free_blocks, pool._free_count)
         free += [
             states.blocks + each

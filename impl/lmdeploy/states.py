@@ -62,7 +62,7 @@ class CheckpointedStates:
 
     def table(self, slot: int) -> tuple[int, ...]:
         """Return the block of a slot; none for -1."""
-        return (self.blocks + slot,) * (slot >= 0)
+        return (self.blocks + slot,) if slot >= 0 else ()
 
     @property
     def memory(self) -> dict[int, int]:

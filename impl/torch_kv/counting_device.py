@@ -129,7 +129,8 @@ class DeviceTensor(torch.Tensor):
 def _copy(to: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
     counts = _counts[-1]
     here, there = (getattr(each, "held", None) for each in (source, to))
-    counts.transfers += here is None
+    if here is None:
+        counts.transfers += 1
     if there is None or (here is None and not non_blocking):
         counts.wait("copy_")
     written = (to if there is None else there).copy_(source if here is None else here)

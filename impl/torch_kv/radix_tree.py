@@ -60,7 +60,8 @@ class RadixTree(NodeStates, EvictionQueues):
         next insert or eviction: nothing else keeps its slots.
         """
         path = self._walk_and_split(self._whole_pages(key))
-        path = path if full_only else path[: self.usable_count(path)]
+        if not full_only:
+            path = path[: self.usable_count(path)]
         self.refresh(path)
         if not path:
             return MatchedPrefix(0, self._empty, self.root)

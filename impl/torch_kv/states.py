@@ -122,8 +122,8 @@ class StateRules:
         if self.states is None or node.parent is None:
             return
         assert self.tree is not None
-        left = len(self.states.free) + (request.state is not None)
-        require(left or self.tree.evictable_states(node), Reason.OUT_OF_STATES)
+        has_slot = request.state is not None or bool(self.states.free)
+        require(has_slot or self.tree.evictable_states(node), Reason.OUT_OF_STATES)
 
     def match_state(self, request: KVRequest, node: TreeNode) -> None:
         """Have a request continue from a copy of the state of `node`, in a slot of its own."""

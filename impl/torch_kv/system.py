@@ -197,7 +197,8 @@ class TorchKV(LockHolders):
         kept = len(request.text) - lost
         # the tree has its prompt by its result
         first = kept == request.origin and self.tree is not None
-        require(0 <= lost <= (not request.in_flight) and not first, Reason.BAD_LENGTH)
+        most_lost = 0 if request.in_flight else 1  # results in flight are the lost ones
+        require(0 <= lost <= most_lost and not first, Reason.BAD_LENGTH)
         del request.text[kept:]
         self.skip_results(request)
         if request.session is None:

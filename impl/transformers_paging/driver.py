@@ -328,7 +328,8 @@ class PagingDriver(SelfSchedulingDriver):
         status = "RUNNING"
         if state.request_id in self.scheduler.waiting_requests:
             status = "PREEMPTED" if state._true_initial_tokens else "WAITING"
-            status = "SWAPPED" if state.is_cpu_offloaded else status
+            if state.is_cpu_offloaded:
+                status = "SWAPPED"
         tables = tuple(
             tuple(map(self._block, pages.block_table.get(state.request_id, ())))
             for pages in self._pages

@@ -343,7 +343,8 @@ class Loads:
             first = lane.start // size
             for at, block in enumerate(lane.tables[0][first : self._end(lane)], first):
                 self._lose(block, max(0, lane.start - at * size), step)
-        self._steps += bool(lanes)
+        if lanes:
+            self._steps += 1
 
     def _end(self, lane: Any) -> int:
         """Return the number of blocks up to an entry's last token."""

@@ -127,7 +127,8 @@ def new_scheduler(
     }
     sizes = {"hash_block_size": hash_size, "block_size": hash_size}
     by = utils.get_request_block_hasher(**taken(utils.get_request_block_hasher, hasher | sizes))
-    by = around(by) if around is not None else by
+    if around is not None:
+        by = around(by)
     return scheduler, requests_by(by if config.caching else None)
 
 
@@ -267,7 +268,8 @@ def offloading(settings: dict[str, Any], config: Any) -> None:
         "cpu_bytes_to_use": 4096 * config.host_chunks,
         "num_cpu_blocks": config.host_chunks,
         "offload_prompt_only": bool(config.prompt_only),
-        "sync_load_budget_bytes": (1 << 30) * bool(config.sync_loads),
+        # more than all loads of a step: one that may be done within its step is done there
+        "sync_load_budget_bytes": 1 << 30 if config.sync_loads else 0,
         "eviction_policy": "arc" if config.arc else "lru",
         "store_threshold": 0,
     }

@@ -70,7 +70,12 @@ class CopyingThread(Transfers):
         """Queue a copy. wait_event: the event of a batch, which has run, because a batch runs when it is
         scheduled."""
         del wait_event
-        blocks, chunks = (src_blocks, dst_blocks) if is_store else (dst_blocks, src_blocks)
+        if is_store:
+            blocks = src_blocks
+            chunks = dst_blocks
+        else:
+            blocks = dst_blocks
+            chunks = src_blocks
         parts = parts_of(self._manager, blocks, chunks, self.blocks)
         event = CopyEvent(self, not is_store)
         self.submit(PoolCopy(event_idx, not is_store, parts, event, events_list))

@@ -60,7 +60,7 @@ class Threads:
         del count
         self.waiting[True][job_id] = list(tasks)
 
-    def run(self, load: bool, chunks: int = ALL) -> bool:
+    def run(self, *, load: bool, chunks: int = ALL) -> bool:
         """Run the oldest job of a direction. Return False if there is none.
 
         chunks: the job fails after this number of chunks; ALL: it does not fail.
@@ -86,7 +86,7 @@ class Threads:
         return finished
 
     def wait_idle(self) -> None:
-        while self.run(False) or self.run(True):
+        while self.run(load=False) or self.run(load=True):
             pass
 
     def shutdown(self, wait: bool = True) -> None:
@@ -137,9 +137,15 @@ class Files:
                 raise error
             self.host[offset // size] = [*self.files[path]]
 
-    def run(self, load: bool, chunks: int) -> bool:
-        """Run the oldest job of a direction (see Threads.run)."""
-        return self.threads is not None and self.threads.run(load, chunks)
+    def write(self, chunks: int) -> bool:
+        """Run the oldest job that writes host memory to files. Return False if there is none. chunks: see
+        Threads.run."""
+        return self.threads is not None and self.threads.run(load=False, chunks=chunks)
+
+    def read(self, chunks: int) -> bool:
+        """Run the oldest job that reads files into host memory. Return False if there is none. chunks: see
+        Threads.run."""
+        return self.threads is not None and self.threads.run(load=True, chunks=chunks)
 
     def are_present(self, paths: Sequence[str]) -> list[bool]:
         """Return whether each file exists."""

@@ -95,7 +95,11 @@ class HostView:
         its window or state. memory: the content of the chunk."""
         layers = self.config.groups[key.group]
         start = index * layers.block_size
-        group, slots = memory[index] if index < len(memory) else (-1, ())
+        if index < len(memory):
+            group, slots = memory[index]
+        else:
+            group = -1
+            slots = ()
         if group < 0 and (layers.window is not None or layers.state):
             return None
         wanted = key.stamps[start : start + layers.block_size]
@@ -150,7 +154,8 @@ class HostView:
         stores = len(using) - loads
         for storing in _storage_jobs(self.after):
             if key.chunk in storing.chunks:
-                loads += not storing.load
+                if not storing.load:
+                    loads += 1
                 stores += storing.load
         return loads, stores
 

@@ -29,7 +29,8 @@ class EngineProgress:
         waits: some request has no answer.
         idle: some session is between turns.
         """
-        self._updates += isinstance(command, Update)
+        if isinstance(command, Update):
+            self._updates += 1
         answers = any(output.tokens or output.finished for output in facts.outputs)
         if answers or not waits or not isinstance(command, _BY_ITSELF):
             self._headway.restart()

@@ -15,6 +15,11 @@ from reference.memoization import memoized
 from reference.state import Cursors
 
 
+def pool_label(pool: str) -> str:
+    """Return the name of a pool ("full", "swa") as sentences have it: "full" or "SWA"."""
+    return "SWA" if pool == "swa" else pool
+
+
 class SessionFacts(NamedTuple):
     """An open session: the text that its next turn starts with, and the cursors of its slot (None: no
     slot)."""
@@ -79,19 +84,26 @@ class NodeFacts(NamedTuple):
         return bool(self.swa_slots)
 
 
+class TreePage(NamedTuple):
+    """A page of a tree node. slots: its full slots. has_swa: it has SWA KV; otherwise it is a tombstone."""
+
+    slots: tuple[int, ...]
+    has_swa: bool
+
+
 class TreeFacts(NamedTuple):
     """The radix tree.
 
     nodes: in the order of their paths.
     lock_holders: name -> full slots that it has locked.
     sizes: the system's counters (tokens): full evictable and protected, then SWA.
-    pages: path to the end of each page -> its full slots, and whether it has SWA KV.
+    pages: path to the end of each page -> the page.
     """
 
     nodes: Sequence[NodeFacts]
     lock_holders: Mapping[str, Sequence[int]]
     sizes: tuple[int, int, int, int] | None
-    pages: dict[tuple[int, ...], tuple[tuple[int, ...], bool]]
+    pages: dict[tuple[int, ...], TreePage]
 
 
 class Owned(NamedTuple):
@@ -156,8 +168,8 @@ class Torn(NamedTuple):
     @property
     def where(self) -> str:
         """Return the slots as text, such as "SWA slots of r1 at [0, 2)"."""
-        pool = "SWA" if self.pool == "swa" else self.pool
-        return f"{pool} slots of {self.holder} at [{self.start}, {self.start + len(self.slots)})"
+        end = self.start + len(self.slots)
+        return f"{pool_label(self.pool)} slots of {self.holder} at [{self.start}, {end})"
 
 
 class StateFacts(NamedTuple):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from reference.memory_accounts import HELD, UNCACHED, account_text
+from reference.clauses.facts import pool_label
 from reference.clauses.registry import clause
 from reference.clauses.outcomes import unchanged_failure
 from reference.clauses.step import Step, span
@@ -49,11 +50,12 @@ def expected_report(step: Step) -> Report:
             )
             if step.after.tree is not None:
                 for node in step.after.tree.nodes:
-                    locks, slots = (
-                        (node.full_locks, node.slots)
-                        if pool == "full"
-                        else (node.swa_locks, node.swa_slots)
-                    )
+                    if pool == "full":
+                        locks = node.full_locks
+                        slots = node.slots
+                    else:
+                        locks = node.swa_locks
+                        slots = node.swa_slots
                     tree[locks > 0] += len(slots)
         accounts.append(Account(pool, free, tree[False], tree[True], held, uncached, total))
         entries += mine
@@ -118,8 +120,7 @@ def _holding_text(step: Step, pool: str, holder: Holder) -> str:
     pages = [(o.at, o.page) for o in step.after.pools[pool].owned if o.holder == holder.name]
     at = span([index for index, _ in pages], step.config.geometry.page_size)
     numbers = ", ".join(str(page) for _, page in pages)
-    kind = "SWA" if pool == "swa" else pool
-    return f"{kind} {'pages' if len(pages) > 1 else 'page'} {numbers} of {holder.name} at {at}"
+    return f"{pool_label(pool)} {'pages' if len(pages) > 1 else 'page'} {numbers} of {holder.name} at {at}"
 
 
 @clause(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from reference.clauses.registry import clause
-from reference.clauses.facts import TreeFacts
+from reference.clauses.facts import TreeFacts, pool_label
 from reference.clauses.expected_frees import pages_freed
 from reference.clauses.step import Step
 from reference.clauses.tree_shape import WITH_TREE, lost, lost_states, shrank, tree_of
@@ -57,11 +57,11 @@ def _counters_are_sums(step: Step) -> Failure | None:
 
 def sizes_by_walk(tree: TreeFacts) -> list[int]:
     """Return the tokens in SIZES, counted by a walk over the nodes."""
-    found = [0, 0, 0, 0]
+    sizes = dict.fromkeys(SIZES, 0)
     for node in tree.nodes:
-        found[node.full_locks > 0] += len(node.slots)
-        found[2 + (node.swa_locks > 0)] += len(node.swa_slots)
-    return found
+        sizes["full protected" if node.full_locks else "full evictable"] += len(node.slots)
+        sizes["SWA protected" if node.swa_locks else "SWA evictable"] += len(node.swa_slots)
+    return [*sizes.values()]
 
 
 def _sizes_text(amounts: Sequence[int]) -> str:
@@ -99,17 +99,17 @@ def _frees_requested_amount(step: Step) -> Failure | None:
             sum(len(p) for h, p in pages_freed(step)[pool].items() if h.startswith("tree ")) * size
         )
         want = min(requested[pool], could)
-        kind = "SWA" if pool == "swa" else pool
+        label = pool_label(pool)
         if freed < want:
-            expected = f"{want} {kind} tokens freed, of {could} that are not locked"
+            expected = f"{want} {label} tokens freed, of {could} that are not locked"
             head = (
-                f"frees {freed} {kind} tokens and must free {want}, of {could} that are not locked"
+                f"frees {freed} {label} tokens and must free {want}, of {could} that are not locked"
             )
             return failure(expected, f"{freed}", head=head)
         if outcome_freed is not None and getattr(outcome_freed, pool) != freed:
-            expected = f"{freed} {kind} tokens reported, as were freed"
+            expected = f"{freed} {label} tokens reported, as were freed"
             reported = getattr(outcome_freed, pool)
-            head = f"frees {freed} {kind} tokens and reports {reported}"
+            head = f"frees {freed} {label} tokens and reports {reported}"
             return failure(expected, f"{reported}", head=head)
     return _states_as_requested(step, command, outcome_freed)
 
@@ -164,9 +164,12 @@ def _evicts_in_lru_order(step: Step) -> Failure | None:
 def _states_differ(now: Tree, shown: TreeFacts) -> Failure | None:
     got = {node.path for node in shown.nodes if node.state is not None}
     for path in sorted(state_paths(now) ^ got):
-        must, has = (
-            ("has a state", "it has none") if path not in got else ("has no state", "it has one")
-        )
+        if path not in got:
+            must = "has a state"
+            has = "it has none"
+        else:
+            must = "has no state"
+            has = "it has one"
         return failure(f"the node that ends {path_text(path)} {must}", has, AtNode(path, "state"))
     return None
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from reference.clauses.registry import clause
-from reference.clauses.facts import NodeFacts
+from reference.clauses.facts import NodeFacts, TreePage
 from reference.clauses.step import Step
 from reference.clauses.tree_shape import WITH_TREE, lost, lost_states, where
 from reference.commands import Decode, Extend, Finish, Insert, Launch, SpecDecode
@@ -64,7 +64,7 @@ def _tombstones_left(step: Step, inserted: InsertedKey) -> set[int]:
     return {
         end
         for end in page_ends(len(key), step.config.geometry.page_size)
-        if not pages.get(key[:end], (None, False))[1]
+        if not (key[:end] in pages and pages[key[:end]].has_swa)
         and (end <= inserted.brought or any(other[:end] == key[:end] for other in others))
     }
 
@@ -80,7 +80,7 @@ def _missing_page(step: Step, inserted: InsertedKey, tombstones: set[int]) -> Fa
     for end in page_ends(len(key), geometry.page_size):
         page = pages.get(key[:end])
         evicted = key[:end] in known and lost(step)
-        if page is not None and (page[1] or geometry.window is None or end in tombstones or evicted):
+        if page is not None and (page.has_swa or geometry.window is None or end in tombstones or evicted):
             continue
         start = end - geometry.page_size
         page_of_key = f"[{start}, {end}) of {path_text(key)}"
@@ -278,9 +278,9 @@ def _computed_pages_are_resumable(step: Step) -> Failure | None:
     )
 
 
-def _readable(page: tuple[object, bool] | None, path: Key, locks: list[Key]) -> bool:
+def _readable(page: TreePage | None, path: Key, locks: list[Key]) -> bool:
     """Return whether a page is live, or a tombstone under a lock."""
-    return page is not None and (page[1] or any(key[: len(path)] == path for key in locks))
+    return page is not None and (page.has_swa or any(key[: len(path)] == path for key in locks))
 
 
 @clause(

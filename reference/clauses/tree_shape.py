@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from reference.clauses.registry import clause
 from reference.clauses.attention_reads import stamp_text
-from reference.clauses.facts import NodeFacts, TreeFacts
+from reference.clauses.facts import NodeFacts, TreeFacts, pool_label
 from reference.clauses.expected_frees import pages_freed
 from reference.clauses.step import Step
 from reference.failures import AtEntry, AtNode, AtTreePage, Failure, failure
@@ -127,37 +127,39 @@ def _live_or_dead(step: Step) -> Failure | None:
     trigger=lambda s: s.grew,
 )
 def _nodes_hold_their_path(step: Step) -> Failure | None:
-    found = wrong_token(step)
-    if found is None:
+    wrong = wrong_token(step)
+    if wrong is None:
         return None
-    node, pool, at = found
-    got = (node.full_read if pool == "full" else node.swa_read)[at]
+    node, pool, index = wrong
+    position = node.start + index
+    stamp = (node.full_read if pool == "full" else node.swa_read)[index]
     size = step.config.geometry.page_size
-    start = (node.start + at) // size * size
-    slot = (node.slots if pool == "full" else node.swa_slots)[at]
-    held = stamp_text(got) if got else "no committed token"
-    head = f"leaves {where(node)} with {pool} slot {slot} for position {node.start + at}"
-    head += f", which holds {held} and must hold {stamp_text(token_of(node.path[node.start + at]))}"
+    start = position // size * size
+    slot = (node.slots if pool == "full" else node.swa_slots)[index]
+    held = stamp_text(stamp) if stamp else "no committed token"
+    head = f"leaves {where(node)} with {pool_label(pool)} slot {slot} for position {position}"
+    head += f", which holds {held} and must hold {stamp_text(token_of(node.path[position]))}"
     return failure(
-        f"{pool} KV of {path_text(node.path)} at position {node.start + at}",
-        f"its slot holds that of {path_text((got,)) if got else 'no committed token'}",
+        f"{pool_label(pool)} KV of {path_text(node.path)} at position {position}",
+        f"its slot holds that of {path_text((stamp,)) if stamp else 'no committed token'}",
         AtTreePage(node.path[: start + size], start),
-        AtNode(node.path, pool.lower()),
+        AtNode(node.path, pool),
         head=head,
     )
 
 
 def wrong_token(step: Step) -> tuple[NodeFacts, str, int] | None:
-    """Return (node, pool, index) of the first slot with another token than its path has."""
+    """Return (node, pool, index) of the first slot with another token than its path has; None where each
+    slot has its path's."""
     tree = tree_of(step)
     if tree is None:
         return None
     for node in tree.nodes:
-        wanted = [*map(token_of, node.path[node.start :])]
-        for pool, got in (("full", node.full_read), ("SWA", node.swa_read)):
-            for at, (want, stamp) in enumerate(zip(wanted, got)):
-                if want != stamp:
-                    return node, pool, at
+        tokens = [*map(token_of, node.path[node.start :])]
+        for pool, stamps in (("full", node.full_read), ("swa", node.swa_read)):
+            for index, (token, stamp) in enumerate(zip(tokens, stamps)):
+                if token != stamp:
+                    return node, pool, index
     return None
 
 
@@ -165,9 +167,9 @@ def lost(step: Step) -> bool:
     """Return whether the system's tree has given up pages, or their SWA KV. Both views show the tree."""
     before, after = step.before.tree, step.after.tree
     assert before is not None and after is not None
-    kept = after.pages
     return any(
-        path not in kept or (live and not kept[path][1]) for path, (_, live) in before.pages.items()
+        path not in after.pages or (page.has_swa and not after.pages[path].has_swa)
+        for path, page in before.pages.items()
     )
 
 

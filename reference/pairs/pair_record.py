@@ -218,7 +218,8 @@ class PairRecord:
                 lease.ends = max(lease.ends, after.clock + RENEWAL)
         self._renewed.clear()
         for lease in self.leases.values():
-            lease.rounds += after.clock >= lease.ends
+            if after.clock >= lease.ends:
+                lease.rounds += 1
 
     def _note_quiet(
         self,

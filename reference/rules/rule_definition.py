@@ -161,7 +161,8 @@ def make_room(
     swa_pages: `pages` if None.
     states: slots of recurrent state, for models that have it.
     """
-    states = states if state.config.geometry.states else 0
+    if not state.config.geometry.states:
+        states = 0
     found = with_room(
         state, pages, pages if swa_pages is None else swa_pages, context.effects, states
     )

@@ -114,7 +114,8 @@ def fixture(
                 f"violates {run.violation.clause} first on {faulty.name}, not {clause}"
             )
         made = replace(made, clause=clause, commands=made.commands[: run.violation.step + 1])
-    made = _stated_by_reference(made) if kind_of_config(made.geometry).modelled else made
+    if kind_of_config(made.geometry).modelled:
+        made = _stated_by_reference(made)
     for system in healthy:
         violation = replay(system, made).violation
         if violation is not None:

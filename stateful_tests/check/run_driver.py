@@ -447,7 +447,8 @@ def _run_judged_example(
                 return
             yield command
         if lockstep.step is not None and not isinstance(lockstep.step, Step):
-            driven.unanswered += bool(lockstep.step.unanswered)
+            if lockstep.step.unanswered:
+                driven.unanswered += 1
 
     _carry_out(lockstep, proposed(), done, driven)
     driven.runs.append((len(done), violations(lockstep, done, "generated")))

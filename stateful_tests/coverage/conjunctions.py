@@ -370,7 +370,8 @@ def _batch(was: State, command: Extend, now: State) -> Iterator[str]:
         later = session is not None and session.slot is not None
         if before.phase is Phase.RUNNING or later or end <= prefix:
             part = "is a later turn" if later else "brings no page"
-            part = "decodes" if before.phase is Phase.RUNNING else part
+            if before.phase is Phase.RUNNING:
+                part = "decodes"
             yield from (f"two of a batch: one {one}, the next {part}" for e, one in parts if e)
             parts.append((0, part))
             continue
@@ -378,7 +379,8 @@ def _batch(was: State, command: Extend, now: State) -> Iterator[str]:
         evicted = max(cursors_of(request).swa_evicted_seqlen, prefix)
         done = radix.insert_and_continue(tree, request.holder, key, evicted)
         says = "is kept out" if done is None else _says(done[1], prefix, evicted)
-        tree = tree if done is None else done[0]
+        if done is not None:
+            tree = done[0]
         part = says if done is None else "goes in"
         for length, one in parts:
             than = ""

@@ -199,6 +199,12 @@ class Representatives:
         state = state._replace(tree=tree)
         return state._replace(serial=max(_serials(state), default=0))
 
+    def _kind_of_place(self, place: int) -> int:
+        """Return 0 for a session, 1 for an ordinary request, 2 for a lock holder (see _places)."""
+        if place < self.scope.sessions:
+            return 0
+        return 1 if place < self.scope.sessions + self.scope.ordinary else 2
+
     def _places(self, nameless: Nameless) -> Iterator[tuple[int, Part]]:
         """Return places of sessions, then of ordinary requests, then of lock holders."""
         served = self.scope.sessions + self.scope.ordinary
@@ -216,12 +222,12 @@ class Representatives:
         alone: dict[tuple[int, Part], int] = {}
         running: list[tuple[int, Part]] = []
         for place, part in self._places(parts.nameless):
-            alone.setdefault(((place >= scope.sessions) + (place >= served), part), place)
+            alone.setdefault((self._kind_of_place(place), part), place)
             if scope.batches and place < served and part.turn and part.turn.cursors is not None:
                 running.append((place, part))
         pairs: dict[tuple[Part, Part, int], tuple[tuple[int, Part], ...]] = {}
         for one, two in combinations(running, 2):
-            sessions = (one[0] < scope.sessions) + (two[0] < scope.sessions)
+            sessions = sum(place < scope.sessions for place, _ in (one, two))
             pairs.setdefault((one[1], two[1], sessions), (one, two))
         found: list[Command] = []
         for (_, part), place in alone.items():

@@ -274,10 +274,13 @@ class Explorer:
         scope = self.scope
         found = self.found
         its = {kind_name(kind) for kind in enumeration.kinds(scope)}
+        depth = len(self.levels) - 1
+        if len(self.queue) == self.levels[-1]:  # the last level is empty
+            depth -= 1
         others = [text for text in sorted(corpus.situations()) if text.partition(",")[0] in its]
         return Exploration(
             scope, len(self.queue), self.expanded, found.transitions, found.refused,
-            len(self.levels) - 1 - (len(self.queue) == self.levels[-1]),
+            depth,
             stopped == "fixed point", stopped, self.seconds, memory(), dict(sorted(found.situations.items())),
             [text for text in others if text not in found.situations], found.reached, self._finding(),
         )  # fmt: skip

@@ -245,7 +245,8 @@ class _TourRun:
             to = self.places[self.at].successors.get(number, self.at)
             if to == self.at or self.places[to].pending:
                 return number
-            first = number if first is None else first
+            if first is None:
+                first = number
         return first
 
     def _route(self) -> list[int] | None:

@@ -15,6 +15,7 @@ from typing import Any
 from impl.adapter import NodeView, View
 from reference.clauses.facts import (
     Facts, HolderFacts, NodeFacts, Owned, Pool, RequestFacts, SessionFacts, StateFacts, Torn, TreeFacts,
+    TreePage,
 )  # fmt: skip
 from reference.geometry import Geometry
 from reference.state import Cursors
@@ -39,8 +40,9 @@ def misfit(view: View, geometry: Geometry) -> str:
     if view.tree is None and geometry.tree:
         return "view().tree: None, and there is a tree in this run (geometry.tree)"
     if (view.states is None) == bool(geometry.states):
-        has, there = ("None", "are") if view.states is None else ("states", "are none")
-        return f"view().states: {has}, and there {there} in this run (geometry.states)"
+        if view.states is None:
+            return "view().states: None, and there are in this run (geometry.states)"
+        return "view().states: states, and there are none in this run (geometry.states)"
     # Page 0 is padding, on top of the pages that geometry counts.
     full_slots = (geometry.full_pages + 1) * geometry.page_size
     swa_slots = (geometry.swa_pages + 1) * geometry.page_size
@@ -227,11 +229,11 @@ class _Reader:
         nodes = [self._read_node(node) for node in sorted(tree.nodes, key=_PATH)]
         size = self.page_size
         lock_holders = {name: tuple(holder.slots) for name, holder in tree.lock_holders.items()}
-        pages: dict[Key, tuple[tuple[int, ...], bool]] = {}
+        pages: dict[Key, TreePage] = {}
         for node in nodes:
             for at in range(0, len(node.slots), size):
                 end = node.start + at + size
-                pages[node.path[:end]] = tuple(node.slots[at : at + size]), node.live
+                pages[node.path[:end]] = TreePage(tuple(node.slots[at : at + size]), node.live)
         return TreeFacts(nodes, lock_holders, tree.sizes, pages)
 
     def _read_node(self, node: NodeView) -> NodeFacts:

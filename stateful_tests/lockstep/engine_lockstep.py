@@ -229,7 +229,12 @@ def _transfer_changes(before: BlockFacts, now: BlockFacts) -> Iterator[str]:
         if was is None:
             blocks = "blocks " + " ".join(str(part[1]) for part in job.parts)
             chunks = "chunks " + " ".join(str(part[2]) for part in job.parts)
-            source, target = (chunks, blocks) if job.load else (blocks, chunks)
+            if job.load:
+                source = chunks
+                target = blocks
+            else:
+                source = blocks
+                target = chunks
             yield f"{what}: {source} to {target}"
         if job.copied and not job.completed and not (was and was.copied):
             yield f"{what} has copied"

@@ -60,7 +60,8 @@ class ReferenceSystem:
             state = state._replace(config=config._replace(mode=Mode.FAITHFUL))
         now, outcome, effects = model.step_with_effects(state, command)
         if isinstance(outcome, Done):
-            now = now if state is self.state else now._replace(config=config)
+            if state is not self.state:
+                now = now._replace(config=config)
             self.carry_out(type(command), now, effects)
         return outcome
 

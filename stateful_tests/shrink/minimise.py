@@ -125,7 +125,12 @@ def _less_of_both(failing: Failing, trace: Trace, name: str) -> Trace:
     """Return the trace with a size and the lengths that fill it smaller by as much."""
     now = getattr(trace.sizes(Geometry), name)
     page = trace.sizes(Geometry).page_size
-    least, unit = (page, 1) if name == "width" else (1, page)
+    if name == "width":
+        least = page
+        unit = 1
+    else:
+        least = 1
+        unit = page
     lengths = sorted({value for c in trace.commands for _, value in numbers(c)}, reverse=True)
     for size in dict.fromkeys((least, now // 2, now - 1)):
         less = (now - size) * unit
@@ -185,6 +190,9 @@ _PLAIN = {
     "prompt_only": False, "fail_requests": False, "whole_images": False, "lazy": False,
 }  # fmt: skip
 
+# what only a connector with host memory may have
+_NO_CONNECTOR = {"chunk_blocks": 1, "arc": False, "sync_loads": False, "prompt_only": False}
+
 
 def _shrink_config(_: AnySystem, failing: Failing, trace: Trace) -> Trace:
     """Return the trace with the plainest configuration of an engine with which the clause still fails:
@@ -217,7 +225,10 @@ def _shrink_config(_: AnySystem, failing: Failing, trace: Trace) -> Trace:
                 break
     for name in _LENGTHS:
         for size in range(getattr(trace.sizes(EngineConfig), name)):
-            if tried(**{name: size}):
+            changes: dict[str, Any] = {name: size}
+            if changes == {"host_chunks": 0}:
+                changes |= _NO_CONNECTOR
+            if tried(**changes):
                 break
     return trace
 

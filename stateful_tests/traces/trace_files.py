@@ -217,7 +217,12 @@ def _explain_message(message: str, kind: Any, data: bytes) -> tuple[str, str]:
     do."""
     message = message.replace(" - at `key` in `$", " - at `$")
     at = message.rfind(" - at `$")
-    reason, path = (message[:at], message[at + 7 : -1]) if at >= 0 else (message, "$")
+    if at >= 0:
+        reason = message[:at]
+        path = message[at + 7 : -1]
+    else:
+        reason = message
+        path = "$"
     if field := re.fullmatch(r"Object contains unknown field `(.*)`", reason, re.DOTALL):
         return f"{path}.{field[1]}", format_hints.unknown_field(kind, data, path, field[1])
     if field := re.fullmatch(r"Object missing required field `(.*)`", reason, re.DOTALL):

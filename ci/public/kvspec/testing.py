@@ -241,7 +241,8 @@ def _beside_a_model(make: Make) -> System:
 def _resolved(name: str, checkout: str | None = None, *, base_of: str | None = None) -> AnySystem:
     try:
         spec = SystemSpec.parse(name)
-        spec = spec if base_of is None else as_base(spec, SystemSpec.parse(base_of))
+        if base_of is not None:
+            spec = as_base(spec, SystemSpec.parse(base_of))
         system: AnySystem = driven(spec, DriveOptions(checkout, plugin.chosen.device))
     except (
         UnusableImplementation

@@ -78,7 +78,8 @@ def drawn(
                     "title": _block_content(facts, block),
                 })  # fmt: skip
             title = "full" if layers.window is None else f"window {layers.window}"
-            title = "state" if layers.state else title
+            if layers.state:
+                title = "state"
             groups.append({"title": f"group {group}, {title}", "cells": cells})
         requests.append({
             "name": name, "hue": hues[name], "status": fact.status, "computed": fact.computed,

@@ -227,7 +227,8 @@ class TierDriver(DecodeSide, TreeCommands):
             require(not command.full_only, Reason.UNFAITHFUL)
             require(spelled(command.prompt) == self._texts[command.holder], Reason.WRONG_PHASE)
             request = req.cache_request_handle
-            require(self.cache.check_prefetch_progress(request), Reason.WRONG_PHASE)
+            prefetched = self.cache.check_prefetch_progress(request)
+            require(prefetched, Reason.WRONG_PHASE)
             self.cache.pop_prefetch_loaded_span(request)
             del self._waiting[command.holder]
         self.match(command)

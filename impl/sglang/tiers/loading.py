@@ -94,11 +94,12 @@ def tiered(spec: str, core: str = "") -> Any:
     release = supported(spec)
     order = list(TABLE)
     version = release.version
-    first, before = (
-        (FIRST_IN_RUST, "its locks on SWA KV and on the host break, which are not told")
-        if core
-        else (FIRST, "there is no mem_cache/l2_transfer.py")
-    )
+    if core:
+        first = FIRST_IN_RUST
+        before = "its locks on SWA KV and on the host break, which are not told"
+    else:
+        first = FIRST
+        before = "there is no mem_cache/l2_transfer.py"
     if order.index(version) < order.index(first):
         way = f"+{core}+hicache" if core else "+hicache"
         raise UnusableImplementation(
@@ -108,7 +109,8 @@ def tiered(spec: str, core: str = "") -> Any:
     receives = order.index(version) >= order.index(FIRST_THAT_RECEIVES)
     sends = order.index(version) >= order.index(FIRST_THAT_SENDS)
     states = order.index(version) >= order.index(FIRST_WITH_STATES)
-    release = variant(release, core) if core else release
+    if core:
+        release = variant(release, core)
     facts = {
         "__doc__": release.__doc__,
         "stores": stores,

@@ -249,7 +249,8 @@ class PrefillSide(OnServer):
                 end = end // size * size
             try:
                 require(end > turn.prefix, Reason.EMPTY)
-                self.server.require_room([*spans, (turn.prefix, end)], rows + (not goes_on))
+                rows_with_turn = rows if goes_on else rows + 1
+                self.server.require_room([*spans, (turn.prefix, end)], rows_with_turn)
             except CommandRefused:
                 if goes_on:
                     return []
@@ -259,7 +260,7 @@ class PrefillSide(OnServer):
             self.release.set_chunk(req, turn.prefix, end)
             entries.append((turn, end))
             spans.append((turn.prefix, end))
-            rows += not goes_on
+            rows = rows_with_turn
             if end < turn.fill:
                 break
         return entries

@@ -167,7 +167,11 @@ class Hashes:
         elements = tree_key(tokens, bigram)
         known = self.texts.get(prior.hex()) if prior is not None else None
         # else it is the namespace's seed
-        inside, text = known if known is not None else (prior is not None, ())
+        if known is not None:
+            inside, text = known
+        else:
+            inside = prior is not None
+            text = ()
         size = page_size or len(elements)
         last = prior or b""
         found = list[str]()

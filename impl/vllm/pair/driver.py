@@ -137,7 +137,8 @@ class PairDriver:
         outcome = server.serve(
             name, self._ident(name), tokens, command.max_tokens, command.priority, None
         )
-        self._sent += isinstance(outcome, Done)
+        if isinstance(outcome, Done):
+            self._sent += 1
         return self._accepted(name, tokens, outcome)
 
     def _forward(self, command: Forward) -> Outcome:
@@ -207,7 +208,8 @@ class PairDriver:
 
     def _shake(self, command: Shake) -> None:
         handshakes = self._server(command.server).mover.handshakes
-        require(handshakes.run(command.fails), Reason.EMPTY)
+        ran = handshakes.run(command.fails)
+        require(ran, Reason.EMPTY)
         error = handshakes.error
         handshakes.error = None
         if error is not None:
@@ -228,7 +230,8 @@ class PairDriver:
 
     def _deliver(self, command: Deliver) -> None:
         agent = self._server(command.server).mover.agent
-        require(NETWORK.deliver(agent.name), Reason.EMPTY)
+        delivered = NETWORK.deliver(agent.name)
+        require(delivered, Reason.EMPTY)
 
     def _tick(self, command: Tick) -> None:
         require(command.seconds >= 1, Reason.BAD_LENGTH)
@@ -361,7 +364,12 @@ class PairDriver:
         prefill, decode = self.servers[PREFILL], self.servers[DECODE]
         moves = []
         for own, theirs, _ in job.pairs:
-            here, there = (theirs, own) if job.writes else (own, theirs)
+            if job.writes:
+                here = theirs
+                there = own
+            else:
+                here = own
+                there = theirs
             target, source = decode.memory.block_at(here), prefill.memory.block_at(there)
             if target is None or source is None:
                 raise SystemFailed("a transfer has an address outside of the KV of both servers")
@@ -415,5 +423,9 @@ if __name__ == "__main__":
     logging.disable(logging.CRITICAL)
     importlib.import_module("torch").set_num_threads(1)
     root = Path(sys.argv[1])
-    origin = root, "vLLM", "modules.py", "bare_scheduler.py"
-    sys.exit(serve(lambda: Guarded(PairDriver(root), *origin), root))
+
+    def guarded_pair() -> Guarded:
+        pair = PairDriver(root)
+        return Guarded(pair, root, engine="vLLM", modules="modules.py", values="bare_scheduler.py")
+
+    sys.exit(serve(guarded_pair, root))

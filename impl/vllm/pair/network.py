@@ -78,7 +78,12 @@ class PostedTransfer:
     def copy(self) -> None:
         """Move the bytes."""
         for own, theirs, size in self.pairs:
-            target, source = (theirs, own) if self.writes else (own, theirs)
+            if self.writes:
+                target = theirs
+                source = own
+            else:
+                target = own
+                source = theirs
             ctypes.memmove(target, source, size)
         self.copied = True
 

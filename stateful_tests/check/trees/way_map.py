@@ -84,7 +84,8 @@ class WayMap(NamedTuple):
             runs = [ways for (of, name), ways in self.functions.items() if of == file and name != OUTSIDE]
             for way in single:
                 alone = sum(way in ways and own not in ways for ways in runs)
-                homes[way] += 3 * alone > len(runs)
+                if 3 * alone > len(runs):
+                    homes[way] += 1
         return homes
 
     def calls_rarely(self, functions: Collection[Function]) -> frozenset[str]:

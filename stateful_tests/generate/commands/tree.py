@@ -266,7 +266,8 @@ class InsertHarness(Harness[Insert]):
     Evict,
     applies=lambda c: c.cached,
     weight=lambda c: (
-        (5 if c.tree_alone else 1) * (1 + bool(c.state.config.geometry.states) + c.orders_differ)
+        (5 if c.tree_alone else 1)
+        * (1 + int(c.state.config.geometry.states > 0) + int(c.orders_differ))
     ),
     is_in=lambda scope: scope.evicts and scope.geometry.tree,
 )

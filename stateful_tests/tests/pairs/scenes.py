@@ -29,7 +29,7 @@ from reference.pairs.facts import (
 from stateful_tests.tests.support.record_words import Notation, RecordKind
 from stateful_tests.traces.notation import parse
 
-ENGINE = EngineConfig((LayerGroup(2),), 4, 8, 8)
+ENGINE = EngineConfig((LayerGroup(2),), blocks=4, max_model_len=8, max_batched_tokens=8)
 PAIR = PairConfig(ENGINE, replace(ENGINE, peer=True))
 TOKENS = tuple(client_tokens((), 2, 1))
 KV = (0, tuple(chained(TOKENS, 0)))

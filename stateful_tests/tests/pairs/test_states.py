@@ -26,7 +26,10 @@ from stateful_tests.tests.support.planted_faults import trace_of
 RECURRENT = {name: config for name, config in PAIR_PRESETS.items() if config.recurrent}
 STAMPS = chained(range(7, 12))
 KV, STATE = 0, 1  # groups
-CONFIG = EngineConfig((LayerGroup(4), LayerGroup(4, state=True)), 24, 12, 12, drafts=2)
+CONFIG = EngineConfig(
+    (LayerGroup(4), LayerGroup(4, state=True)), blocks=24, max_model_len=12, max_batched_tokens=12,
+    drafts=2,
+)
 
 
 @pytest.fixture
@@ -117,7 +120,9 @@ def test_servers_with_other_states_or_drafts_are_no_pair():
 )
 def test_sizes_that_no_server_has_are_unusable(pair, groups, caching, why):
     layers = LayerGroup(groups[0]), LayerGroup(groups[1], state=True)
-    engine = EngineConfig(layers, 40, 16, 8, caching=caching, drafts=1)
+    engine = EngineConfig(
+        layers, blocks=40, max_model_len=16, max_batched_tokens=8, caching=caching, drafts=1
+    )
     with pytest.raises(UnusableImplementation, match=why):
         pair.reset(PairConfig(engine, replace(engine, peer=True)))
 

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from reference.clauses import CLAUSES
-from reference.clauses.facts import NodeFacts, Owned, Torn
+from reference.clauses.facts import NodeFacts, Owned, Torn, TreePage
 from reference.clauses.step import Step
 from reference.commands import Choice, Done, Freed
 from reference.geometry import Geometry
@@ -149,7 +149,7 @@ SPOILS: dict[str, Callable[..., Step]] = {
     "first_node_gone": lambda step: in_tree(step, nodes=lambda nodes: nodes[1:]),
     "long_node": lambda step: in_tree(step, nodes=lambda nodes: [*nodes, LONG]),
     "pages": pages,
-    "a_page_before": lambda step, key: in_tree(step, before=True, pages={path(key): ((), True)}),
+    "a_page_before": lambda step, key: in_tree(step, before=True, pages={path(key): TreePage((), True)}),
     "pages_before": lambda step, pattern: pages(step, pattern, before=True),
     "locks": lambda step, name, slots: in_tree(step, lock_holders={name: value(slots)}),
     "freed_less": freed_less,

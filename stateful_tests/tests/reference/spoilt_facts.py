@@ -6,7 +6,7 @@ from typing import Any
 
 from reference import model
 from reference.clauses import CLAUSES
-from reference.clauses.facts import Facts, NodeFacts, Owned
+from reference.clauses.facts import Facts, NodeFacts, Owned, TreePage
 from reference.clauses.step import Step
 from reference.commands import Command, Reason, Refused
 from reference.failures import AtState
@@ -71,13 +71,12 @@ def node(step: Step, number: int, **parts: Any) -> Step:
 def pages(step: Step, pattern: str, *, before: bool = False) -> Step:
     """The pages of the only path: L live, T a tombstone, - not there."""
     tree = (step.before if before else step.after).tree
-    known = sorted(tree.pages.items())
-    made = {
-        path: (slots, mark == "L")
-        for (path, (slots, _)), mark in zip(known, pattern)
+    marked = {
+        path: TreePage(page.slots, has_swa=mark == "L")
+        for (path, page), mark in zip(sorted(tree.pages.items()), pattern)
         if mark != "-"
     }
-    return in_tree(step, before=before, pages=made)
+    return in_tree(step, before=before, pages=marked)
 
 
 def moved(name: str, **cursors: int) -> Callable[[dict], dict]:

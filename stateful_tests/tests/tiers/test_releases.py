@@ -109,7 +109,12 @@ NOT_TOLD = {
 
 @pytest.mark.parametrize("core, silent", [("", set()), ("rust", NOT_TOLD)])
 def test_the_faults_are_seen_first_by_their_clauses(core, silent):
-    suite, other = ("tiers+rust", "unified_cache/") if core else ("tiers", "rust_tree_core/")
+    if core:
+        suite = "tiers+rust"
+        other = "unified_cache/"
+    else:
+        suite = "tiers"
+        other = "rust_tree_core/"
     seen = json.loads(printed_by("stateful_tests.tests.support.fault_runs", suite, "--replay"))
     assert {name: each["with"][:1] for name, each in seen.items()} == {
         name: [] if name in silent else [fault.clause]

@@ -219,7 +219,12 @@ def test_keeping_less_conforms_where_nothing_can_be_resumed():
     system = KeepsLess()
     like = Geometry(4, 1, 9, 9, 2, 36)
     for seed in range(40):
-        machine, tree = ("both", True) if seed % 4 == 3 else ("sessions", False)
+        if seed % 4 == 3:
+            machine = "both"
+            tree = True
+        else:
+            machine = "sessions"
+            tree = False
         conforms(system, f"less {seed}", machine, replace(like, tree=tree), Mode.FREE)
     assert system.stopped > 4
 

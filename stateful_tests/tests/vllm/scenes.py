@@ -22,41 +22,81 @@ from stateful_tests.traces.notation import parse
 ROWS = Path(__file__).with_name("clause_rows.txt")
 _FULL, _NEAR = LayerGroup(2), LayerGroup(2, 3)
 SIZES = {
-    "full": EngineConfig((_FULL,), 12, 12, 8),
-    "near": EngineConfig((_NEAR,), 12, 12, 8),
-    "ring": EngineConfig((LayerGroup(2, 3, ring=True),), 12, 12, 8),
-    "forks": EngineConfig((_FULL,), 12, 12, 8, children=2),
-    "swap": EngineConfig((_FULL,), 12, 12, 8, swap=3),
-    "swap near": EngineConfig((_NEAR,), 12, 12, 8, swap=3),
-    "small ring near": EngineConfig((LayerGroup(2, 11, ring=True), _NEAR), 24, 24, 3),
-    "small": EngineConfig((_FULL,), 12, 24, 3),
-    "small near": EngineConfig((_NEAR,), 12, 24, 3),
-    "small wide": EngineConfig((LayerGroup(4, 3),), 12, 24, 3),
-    "small both": EngineConfig((_FULL, _NEAR), 24, 24, 3),
-    "both": EngineConfig((_FULL, _NEAR), 12, 12, 8),
-    "drafts": EngineConfig((_FULL,), 12, 12, 8, drafts=2),
-    "near drafts": EngineConfig((_NEAR,), 12, 12, 8, drafts=2),
-    "eagle": EngineConfig((LayerGroup(2, drafter=True),), 12, 12, 8, drafts=2, eagle=True),
+    "full": EngineConfig((_FULL,), blocks=12, max_model_len=12, max_batched_tokens=8),
+    "near": EngineConfig((_NEAR,), blocks=12, max_model_len=12, max_batched_tokens=8),
+    "ring": EngineConfig(
+        (LayerGroup(2, 3, ring=True),), blocks=12, max_model_len=12, max_batched_tokens=8
+    ),
+    "forks": EngineConfig((_FULL,), blocks=12, max_model_len=12, max_batched_tokens=8, children=2),
+    "swap": EngineConfig((_FULL,), blocks=12, max_model_len=12, max_batched_tokens=8, swap=3),
+    "swap near": EngineConfig((_NEAR,), blocks=12, max_model_len=12, max_batched_tokens=8, swap=3),
+    "small ring near": EngineConfig(
+        (LayerGroup(2, 11, ring=True), _NEAR), blocks=24, max_model_len=24, max_batched_tokens=3
+    ),
+    "small": EngineConfig((_FULL,), blocks=12, max_model_len=24, max_batched_tokens=3),
+    "small near": EngineConfig((_NEAR,), blocks=12, max_model_len=24, max_batched_tokens=3),
+    "small wide": EngineConfig(
+        (LayerGroup(4, 3),), blocks=12, max_model_len=24, max_batched_tokens=3
+    ),
+    "small both": EngineConfig((_FULL, _NEAR), blocks=24, max_model_len=24, max_batched_tokens=3),
+    "both": EngineConfig((_FULL, _NEAR), blocks=12, max_model_len=12, max_batched_tokens=8),
+    "drafts": EngineConfig((_FULL,), blocks=12, max_model_len=12, max_batched_tokens=8, drafts=2),
+    "near drafts": EngineConfig(
+        (_NEAR,), blocks=12, max_model_len=12, max_batched_tokens=8, drafts=2
+    ),
+    "eagle": EngineConfig(
+        (LayerGroup(2, drafter=True),), blocks=12, max_model_len=12, max_batched_tokens=8, drafts=2,
+        eagle=True,
+    ),
     "eagle near": EngineConfig(
-        (_FULL, LayerGroup(2, 3, drafter=True)), 24, 12, 8, drafts=2, eagle=True
+        (_FULL, LayerGroup(2, 3, drafter=True)), blocks=24, max_model_len=12, max_batched_tokens=8,
+        drafts=2, eagle=True,
     ),
-    "uncached": EngineConfig((_FULL,), 12, 12, 12, caching=False, chunked=False),
-    "host": EngineConfig((_FULL,), 12, 12, 8, host_chunks=4),
-    "simple": EngineConfig((_FULL,), 12, 12, 8, host_chunks=4, simple=True),
-    "storage": EngineConfig((_FULL,), 12, 12, 8, host_chunks=4, storage=True),
-    "state": EngineConfig((_FULL, LayerGroup(2, state=True)), 12, 12, 8),
-    "state first": EngineConfig((LayerGroup(2, state=True), _FULL), 12, 12, 8),
-    "state first near": EngineConfig((LayerGroup(2, state=True), _NEAR), 12, 12, 8),
-    "peer": EngineConfig((_FULL,), 12, 12, 8, peer=True, fail_requests=True),
-    "in step": EngineConfig((_FULL,), 12, 12, 8, peer=True, sync_loads=True),
+    "uncached": EngineConfig(
+        (_FULL,), blocks=12, max_model_len=12, max_batched_tokens=12, caching=False, chunked=False
+    ),
+    "host": EngineConfig(
+        (_FULL,), blocks=12, max_model_len=12, max_batched_tokens=8, host_chunks=4
+    ),
+    "simple": EngineConfig(
+        (_FULL,), blocks=12, max_model_len=12, max_batched_tokens=8, host_chunks=4, simple=True
+    ),
+    "storage": EngineConfig(
+        (_FULL,), blocks=12, max_model_len=12, max_batched_tokens=8, host_chunks=4, storage=True
+    ),
+    "state": EngineConfig(
+        (_FULL, LayerGroup(2, state=True)), blocks=12, max_model_len=12, max_batched_tokens=8
+    ),
+    "state first": EngineConfig(
+        (LayerGroup(2, state=True), _FULL), blocks=12, max_model_len=12, max_batched_tokens=8
+    ),
+    "state first near": EngineConfig(
+        (LayerGroup(2, state=True), _NEAR), blocks=12, max_model_len=12, max_batched_tokens=8
+    ),
+    "peer": EngineConfig(
+        (_FULL,), blocks=12, max_model_len=12, max_batched_tokens=8, peer=True, fail_requests=True
+    ),
+    "in step": EngineConfig(
+        (_FULL,), blocks=12, max_model_len=12, max_batched_tokens=8, peer=True, sync_loads=True
+    ),
     "in step fails": EngineConfig(
-        (_FULL,), 12, 12, 8, peer=True, sync_loads=True, fail_requests=True
+        (_FULL,), blocks=12, max_model_len=12, max_batched_tokens=8, peer=True, sync_loads=True,
+        fail_requests=True,
     ),
-    "host state": EngineConfig((LayerGroup(2, state=True),), 12, 12, 8, host_chunks=4),
-    "host near": EngineConfig((_NEAR,), 12, 12, 8, host_chunks=4, chunk_blocks=2),
-    "image": EngineConfig((_FULL,), 12, 12, 8, image=3, encoder_cache=6, encoder_budget=4),
+    "host state": EngineConfig(
+        (LayerGroup(2, state=True),), blocks=12, max_model_len=12, max_batched_tokens=8,
+        host_chunks=4,
+    ),
+    "host near": EngineConfig(
+        (_NEAR,), blocks=12, max_model_len=12, max_batched_tokens=8, host_chunks=4, chunk_blocks=2
+    ),
+    "image": EngineConfig(
+        (_FULL,), blocks=12, max_model_len=12, max_batched_tokens=8, image=3, encoder_cache=6,
+        encoder_budget=4,
+    ),
     "whole image": EngineConfig(
-        (_FULL,), 12, 12, 8, image=3, encoder_cache=6, encoder_budget=4, whole_images=True
+        (_FULL,), blocks=12, max_model_len=12, max_batched_tokens=8, image=3, encoder_cache=6,
+        encoder_budget=4, whole_images=True,
     ),
 }
 

@@ -14,7 +14,9 @@ from reference.geometry import GeometryError
 from stateful_tests.lockstep.replays import replay
 from stateful_tests.lockstep.run_results import Trace
 
-CONFIG = EngineConfig((LayerGroup(2),), 4, 6, 6, host_chunks=3, simple=True)
+CONFIG = EngineConfig(
+    (LayerGroup(2),), blocks=4, max_model_len=6, max_batched_tokens=6, host_chunks=3, simple=True
+)
 STAMPS = Stamps()
 HASH = STAMPS((None, (7, 8), None))
 KEY = HASH + bytes(4)

@@ -65,7 +65,8 @@ def test_after_a_flush_a_session_keeps_nothing(at, to, found, written):
     """It is in the log, where it was made, or before its turn has ended."""
     lines = [*A_FLUSH]
     flush = lines.pop(at)
-    lines = lines if to is None else [*lines[:to], flush, *lines[to:]]
+    if to is not None:
+        lines = [*lines[:to], flush, *lines[to:]]
     head = header(**SMALL)
     result = validate(written([head, *lines]))
     assert [(mismatch.clause, mismatch.event) for mismatch in result.found] == found
