@@ -64,12 +64,12 @@ def shared_module(system: VLLMSystem, fixed: ReleaseTarget | None = None) -> str
     any release."""
     about = '"""What the tests beside share: a scheduler of vLLM\'s own. Made by kvspec."""'
     text = (
-        f"{about}\n\nfrom __future__ import annotations\n\n{_IMPORTS}{_TYPES}{_definitions(True)}"
+        f"{about}\n\nfrom __future__ import annotations\n\n{_IMPORTS}{_TYPES}{_definitions(connects=True)}"
     )
     return _with_release_names(system, text, fixed)
 
 
-def _definitions(connects: bool) -> str:
+def _definitions(*, connects: bool) -> str:
     engine = _source_from(stand_ins.__file__, "\n\nclass Values")
     engine += _source_from(bare_scheduler.__file__, "\n\nclass No") + _source_from(
         TEMPLATES / "stand_in_engine.py.j2"
@@ -83,7 +83,7 @@ def _definitions(connects: bool) -> str:
 
 def _needed_definitions(code: str, config: EngineConfig, system: VLLMSystem) -> str:
     """Return the definitions of a test that stands by itself, without what its sizes rule out."""
-    source = unannotated(_definitions(config.connects))
+    source = unannotated(_definitions(connects=config.connects))
     sizes = {f"config.{field.name}": getattr(config, field.name) for field in fields(config)[1:]}
     sizes |= {"config.peer": int(config.peer)}
     states = any(group.state for group in config.groups)

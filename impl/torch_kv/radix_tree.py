@@ -306,7 +306,7 @@ class RadixTree(NodeStates, EvictionQueues):
         freed."""
         owed.full.append(self._pages(node.slots))
         node.slots = slots.clone()
-        self._count_live(node, True)
+        self._count_live(node, live=True)
 
     def free_duplicate(self, full: Tensor, swa: Tensor, owed: Owed) -> None:
         """Free the inserter's slots that the tree does not take.
@@ -320,7 +320,7 @@ class RadixTree(NodeStates, EvictionQueues):
 
     def make_tombstone(self, node: TreeNode, owed: Owed) -> None:
         """Free the node's SWA KV; the node stays in the tree."""
-        self._count_live(node, False)
+        self._count_live(node, live=False)
         owed.swa.append(self._pages(node.slots))
         owed.tokens[SWA] += len(node.key)
 

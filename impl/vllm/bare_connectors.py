@@ -48,13 +48,13 @@ class Transfers:
         self.jobs: dict[int, DeviceJob] = {}
 
     def submit_store(self, job_id: int, src_spec: Any, dst_spec: Any) -> bool:
-        return self.submit(DeviceJob(job_id, False, self.parts(src_spec, dst_spec)))
+        return self.submit(DeviceJob(job_id, load=False, parts=self.parts(src_spec, dst_spec)))
 
     def submit_load(
         self, job_id: int, src_spec: Any, dst_spec: Any, expedited: bool = False
     ) -> bool:
         del expedited  # it is waited for
-        return self.submit(DeviceJob(job_id, True, self.parts(dst_spec, src_spec)))
+        return self.submit(DeviceJob(job_id, load=True, parts=self.parts(dst_spec, src_spec)))
 
     def transfer_async(self, job_id: int, spec: tuple[Any, Any]) -> bool:
         """Submit a job, as releases up to 0.27 do."""
@@ -66,7 +66,7 @@ class Transfers:
     def wait(self, job_ids: set[int]) -> None:
         for load, queue in self.queues.items():
             while any(job.job in job_ids for job in queue):
-                self.complete(load)
+                self.complete(load=load)
 
     def get_finished(self) -> list[Any]:
         names = ("vllm.v1.kv_offload.base", "vllm.v1.kv_offload.worker.worker")
@@ -99,7 +99,7 @@ class Transfers:
             first_chunk += -(-(skipped + count) // size)
         return tuple(parts)
 
-    def copy(self, load: bool) -> bool:
+    def copy(self, *, load: bool) -> bool:
         """Move the KV of the oldest job that has not moved it. Return False if there is none."""
         job = next((job for job in self.queues[load] if not job.copied), None)
         if job is None:
@@ -121,13 +121,13 @@ class Transfers:
                 held[index] = (owner, tuple(values)) if block else (-1, ())
         return True
 
-    def complete(self, load: bool) -> bool:
+    def complete(self, *, load: bool) -> bool:
         """Complete the oldest job of a direction. Return False if there is none."""
         queue = self.queues[load]
         if not queue:
             return False
         if not queue[0].copied:
-            self.copy(load)
+            self.copy(load=load)
         self.completed.append(queue.popleft().job)
         return True
 
@@ -299,7 +299,7 @@ class Loads:
                         (group, (*there, *[self.transfers.empty] * (size - len(there))))
                     ]
         self._requests[job] = request.request_id
-        self.transfers.submit(DeviceJob(job, True, tuple(parts)))
+        self.transfers.submit(DeviceJob(job, load=True, parts=tuple(parts)))
 
     @property
     def lost(self) -> tuple[int, ...]:
@@ -313,7 +313,7 @@ class Loads:
         self._next_brings = None
         lost = [block for _, block, _, _ in job.parts[brought:]]
         job.parts = job.parts[:brought]
-        self.transfers.complete(True)
+        self.transfers.complete(load=True)
         self.transfers.completed.clear()  # a load within a step is not reported
         self._invalid.update(lost)
         for block in lost:
@@ -385,7 +385,7 @@ class Loads:
             self._failed.add(self._requests[job.job])
         elif lost:
             self._invalid |= lost
-        return self.transfers.complete(True)
+        return self.transfers.complete(load=True)
 
 
 def connector_class(name: str) -> Any:

@@ -106,7 +106,7 @@ def new_scheduler(
         kind = importlib.import_module("vllm.v1.core.sched.async_scheduler").AsyncScheduler
     utils = importlib.import_module("vllm.v1.core.kv_cache_utils")
     pool = pool_of(config)
-    settings = settings_of(config, overlap, v2)
+    settings = settings_of(config, overlap=overlap, v2=v2)
     if adapt is not None:
         adapt(settings)
     block_size, hash_size = block_sizes(utils, pool, settings, config)
@@ -198,7 +198,7 @@ def block_sizes(utils: Any, pool: Any, settings: Any, config: Any) -> tuple[int,
     return min(sizes), min(sizes)  # the release asserts what it needs of them
 
 
-def settings_of(config: Any, overlap: bool, v2: bool) -> Values:
+def settings_of(config: Any, *, overlap: bool, v2: bool) -> Values:
     """Return a stand-in for VllmConfig, with the fields that the scheduler reads."""
     drafts = config.drafts
     eagle = config.eagle

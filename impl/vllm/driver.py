@@ -138,11 +138,11 @@ class EngineDriver(ClientCalls, FactGatherer):
     # -- transfers --------------------------------------------------------------------------------
 
     def _copy(self, command: Copy) -> None:
-        copied = self._mover is not None and self._mover.transfers.copy(command.load)
+        copied = self._mover is not None and self._mover.transfers.copy(load=command.load)
         require(copied, Reason.EMPTY)
 
     def _complete(self, command: Complete) -> None:
-        completed = self._mover is not None and self._mover.transfers.complete(command.load)
+        completed = self._mover is not None and self._mover.transfers.complete(load=command.load)
         require(completed, Reason.EMPTY)
 
     def _fail(self, command: Fail) -> None:

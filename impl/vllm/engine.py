@@ -126,7 +126,7 @@ def start(
             "without caching, this vLLM has a block of state for max_model_len"
         )
     try:
-        _validate(root, settings_of(config, overlap, v2), v2)
+        _validate(root, settings_of(config, overlap=overlap, v2=v2), v2)
         around = partial(_hashed_for, stamps, source_of)
         return new_scheduler(config, overlap, stamps, v2, around, adapt)
     except ImportError as error:

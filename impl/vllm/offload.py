@@ -143,7 +143,7 @@ def _unsubmitted(mover: Offloads, connector: Any) -> Iterator[Transfer]:
     for job_id, *moves in mover.worker.connector_worker._unsubmitted_store_jobs:
         source, target = moves if len(moves) == 2 else moves[0]
         parts = mover.transfers.parts(source, target)
-        yield Transfer(job_id, False, parts, stale=job_id not in connector._jobs)
+        yield Transfer(job_id, load=False, parts=parts, stale=job_id not in connector._jobs)
 
 
 def _submitted(transfers: Transfers, waited: Any, current: Any = None) -> Iterator[Transfer]:
@@ -154,7 +154,15 @@ def _submitted(transfers: Transfers, waited: Any, current: Any = None) -> Iterat
     transfers.jobs = {number: job for number, job in transfers.jobs.items() if number in known}
     for number, job in transfers.jobs.items():
         stale = current is not None and number not in current
-        yield Transfer(number, job.load, job.parts, True, job.copied, number not in moving, stale)
+        yield Transfer(
+            number,
+            job.load,
+            job.parts,
+            submitted=True,
+            copied=job.copied,
+            completed=number not in moving,
+            stale=stale,
+        )
 
 
 def _marks(scheduler: Any) -> Iterator[str]:

@@ -41,7 +41,7 @@ class CopyEvent:
 
     def synchronize(self) -> None:
         while not self.done:
-            self._device.complete(self._load)
+            self._device.complete(load=self._load)
 
 
 class PoolCopy(DeviceJob):
@@ -84,19 +84,19 @@ class CopyingThread(Transfers):
         self.queues[job.load].append(job)
         return True
 
-    def copy(self, load: bool) -> bool:
+    def copy(self, *, load: bool) -> bool:
         job: Any = next((job for job in self.queues[load] if not job.copied), None)
         if job is None:
             return False
-        super().copy(load)
+        super().copy(load=load)
         job.events.append((job.job, job.event))
         return True
 
-    def complete(self, load: bool) -> bool:
+    def complete(self, *, load: bool) -> bool:
         job: Any = next(iter(self.queues[load]), None)
         if job is None:
             return False
-        super().complete(load)
+        super().complete(load=load)
         self.completed.clear()  # the worker asks the event
         job.event.done = True
         return True
@@ -190,13 +190,32 @@ def transfers_of(manager: Any) -> Iterator[Moving]:
         for request, load in loads.items():
             event = -1 if load.load_event is None else load.load_event
             meta = load.transfer_meta
-            yield Moving(True, request, event, meta.gpu_block_ids, meta.cpu_block_ids)
+            yield Moving(
+                load=True,
+                request=request,
+                event=event,
+                blocks=meta.gpu_block_ids,
+                chunks=meta.cpu_block_ids,
+            )
     for event, meta in manager._store_event_to_blocks.items():
-        yield Moving(False, "", event, meta.gpu_block_ids, meta.cpu_block_ids)
+        yield Moving(
+            load=False,
+            request="",
+            event=event,
+            blocks=meta.gpu_block_ids,
+            chunks=meta.cpu_block_ids,
+        )
     for meta in optional(manager, f"{name}._pending_finished_stores", ()):
-        yield Moving(False, "", -1, meta.gpu_block_ids, meta.cpu_block_ids)
+        yield Moving(load=False, request="", event=-1, blocks=meta.gpu_block_ids, chunks=meta.cpu_block_ids)
     for event, meta in optional(manager, f"{name}._abandoned_store_event_to_blocks", {}).items():
-        yield Moving(False, "", event, meta.gpu_block_ids, meta.cpu_block_ids, counts=False)
+        yield Moving(
+            load=False,
+            request="",
+            event=event,
+            blocks=meta.gpu_block_ids,
+            chunks=meta.cpu_block_ids,
+            counts=False,
+        )
 
 
 def pool_facts(
@@ -290,7 +309,7 @@ def _transfers(mover: PoolOffloads, manager: Any) -> Iterator[Transfer]:
     for key, job in queued.items():
         if key not in started:
             number = numbers[key] = mover.number(key)
-            yield Transfer(number, job.load, job.parts, True, job.copied, stale=True)
+            yield Transfer(number, job.load, job.parts, submitted=True, copied=job.copied, stale=True)
     mover.numbers = numbers
 
 

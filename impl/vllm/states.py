@@ -103,7 +103,7 @@ class RecurrentLayers:
         found = vars(module).get("compute_mamba_prefill_checkpoints")
         if config.checkpoints and self.align and found is not None:
             utils = importlib.import_module("vllm.v1.core.kv_cache_utils")
-            settings = settings_of(config, False, False)
+            settings = settings_of(config, overlap=False, v2=False)
             size, hashes = block_sizes(utils, pool, settings, config)
             eagle = config.eagle
             ahead = settings.num_hash_lookahead_tokens

@@ -91,7 +91,7 @@ class StateRunnerV2(ModelRunnerV2):
         self._state.preprocess_state(batch, tables, self._pool, computed)
         attention_groups: list[Any] = [[] for _ in self.config.groups]
         metadata = self._state.prepare_attn(batch, None, tables, None, attention_groups, self._pool)
-        self._rounds = dict.fromkeys(batch.req_ids, _Round(False, 1))
+        self._rounds = dict.fromkeys(batch.req_ids, _Round(verifies_drafts=False, accepted=1))
         if self.config.drafts:
             # The number of drafts is negative for an entry that verifies none.
             drafts = metadata.num_decode_draft_tokens_cpu.tolist()

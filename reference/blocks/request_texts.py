@@ -253,7 +253,7 @@ class RequestTexts:
                 fact = facts.requests.get(name)
                 holds = fact is not None and any(map(any, fact.tables))
                 child = Bearer(
-                    name, [*bearer.text], [*bearer.stamps], bearer.max_tokens, False,
+                    name, [*bearer.text], [*bearer.stamps], bearer.max_tokens, resumable=False,
                     computed=bearer.computed if holds else None, source=bearer.source,
                 )  # fmt: skip
                 # a name that a client has used again: the request that has it goes on
@@ -395,7 +395,7 @@ class RequestTexts:
         for name, output in given.items():
             bearer = self.bearers.get(name)
             ends = bearer is not None and bearer.failed
-            notes.append(OutputNote(name, output, (), ends, False, False))
+            notes.append(OutputNote(name, output, (), ends, current=False, optional=False))
             if ends and output.finished:
                 self._remove(self.bearers[name])
         return notes

@@ -138,7 +138,7 @@ def _inserted_keys(step: Step) -> Iterator[InsertedKey]:
         if _inserts_state(step, was, command):
             least, most = _finished_keys(step, was, command)
             key = most if step.config.geometry.states else least
-            yield InsertedKey(was.holder, key, was.cursors.swa_evicted_seqlen, False)
+            yield InsertedKey(was.holder, key, was.cursors.swa_evicted_seqlen, goes_on=False)
     else:
         for name, (committed, _) in step.progress.items():
             was = step.was.request(name)
@@ -148,7 +148,7 @@ def _inserted_keys(step: Step) -> Iterator[InsertedKey]:
             if not later and was.phase is not Phase.RUNNING:
                 text = text_tokens(was.text, was.cursors.kv_committed_len + committed)
                 key = _whole_key_pages(tree_key(text, bigram), size)
-                yield InsertedKey(was.holder, key, step.frontier(name), True)
+                yield InsertedKey(was.holder, key, step.frontier(name), goes_on=True)
 
 
 def _finished_keys(step: Step, was: Request, command: Finish) -> list[Key]:

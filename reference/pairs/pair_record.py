@@ -302,7 +302,16 @@ class PairRecord:
                     for block in row
                     if block
                 ]
-                jobs.append(Transfer(number, False, tuple(parts), True, over, over))
+                jobs.append(
+                    Transfer(
+                        number,
+                        load=False,
+                        parts=tuple(parts),
+                        submitted=True,
+                        copied=over,
+                        completed=over,
+                    )
+                )
         return jobs
 
 
@@ -323,7 +332,7 @@ def _decode_loads(facts: PairFacts) -> list[Transfer]:
         mine = facts.transfers_of(reader.request)
         waits = reader.state in (ReaderState.WAITS, ReaderState.LINGERS)
         if not mine and waits:
-            jobs.append(Transfer(number, True, ()))
+            jobs.append(Transfer(number, load=True, parts=()))
         elif mine and (waits or any(not job.over for job in mine)):
             jobs.append(_as_transfer(number, mine, wanted=reader.state is ReaderState.WAITS))
     for job in facts.under_way:
@@ -335,4 +344,11 @@ def _decode_loads(facts: PairFacts) -> list[Transfer]:
 def _as_transfer(number: int, jobs: tuple, wanted: bool) -> Transfer:  # type: ignore[type-arg]
     parts = tuple((*move, 0) for job in jobs for move in job.moves)
     read = not wanted or all(job.copied or job.over for job in jobs)
-    return Transfer(number, True, parts, True, read, all(job.over for job in jobs))
+    return Transfer(
+        number,
+        load=True,
+        parts=parts,
+        submitted=True,
+        copied=read,
+        completed=all(job.over for job in jobs),
+    )

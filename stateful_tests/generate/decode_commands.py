@@ -87,7 +87,7 @@ def propose_decode_command(
             resumable = profile.longest % 4 == 0 and once_in(source, 3)
             return Await(pick(source, absent), _draw_prompt(users, source, profile), resumable)
         case "again":
-            return Await(pick(source, again), _draw_prompt(users, source, profile), True)
+            return Await(pick(source, again), _draw_prompt(users, source, profile), resumable=True)
         case "close":
             return Close(pick(source, sessions))
         case "greet":

@@ -168,7 +168,7 @@ def _draw_command(
         case "abort":
             return Abort(pick(source, [*users.waiting]))
         case "refused":
-            few: tuple[TierCommand, ...] = Unlock("h9"), Copy(), Copy(True), Complete(), Send(True)
+            few: tuple[TierCommand, ...] = Unlock("h9"), Copy(), Copy(load=True), Complete(), Send(load=True)
             if users.config.storage:
                 few += Query(), Fetch(), Backup(), Abort("h9")
             return pick(source, (*few, ResetCache()))

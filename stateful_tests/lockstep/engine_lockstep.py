@@ -100,7 +100,14 @@ class EngineLockstep(AnyLockstep):
             self.violation = self._break(
                 Failure("the engine carries it out", outcome.error),
                 lambda: BlockStep(
-                    texts.config, command, False, before, self.facts, [], [], texts.bearers
+                    texts.config,
+                    command,
+                    refused=False,
+                    before=before,
+                    after=self.facts,
+                    lanes=[],
+                    outputs=[],
+                    bearers=texts.bearers,
                 ),
                 broken_off,
             )

@@ -78,7 +78,7 @@ class PairLockstep(AnyLockstep):
         if isinstance(outcome, Broken):
             self.violation = self._break(
                 Failure("the pair carries it out", outcome.error),
-                lambda: self._step(command, False, before, broke=True),
+                lambda: self._step(command, refused=False, before=before, broke=True),
                 broken_off,
             )
             return outcome

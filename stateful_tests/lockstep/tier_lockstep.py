@@ -82,7 +82,7 @@ class TierLockstep(AnyLockstep):
         if isinstance(outcome, Broken):
             failure = Failure("the tree carries it out", outcome.error)
             self.violation = self._break(
-                failure, lambda: self._step(command, False, before), _broken_off
+                failure, lambda: self._step(command, refused=False, before=before), _broken_off
             )
             return outcome
         done = isinstance(outcome, Done)

@@ -57,7 +57,7 @@ def verdict(
     these applies."""
     before, after = _facts(was, Shown({}, {})), _facts(now, shown)
     step = Step(
-        was.config, command, expected, Done(), was, now, before, after, False, overreach,
+        was.config, command, expected, Done(), was, now, before, after, unchanged=False, overreach=overreach,
         tree_policy_is_free=True, locks_before={},
     )  # fmt: skip
     for clause in _OF_LENGTHS:
@@ -166,7 +166,7 @@ class PageJudge:
     def judge(self, state: State, e: Paged) -> Iterator[Verdict]:
         """Yield the faults in the pages of a step."""
         facts = facts_of(self._view(e), self.geometry)
-        step = Step(state.config, CheckBusy(), Done(), Done(), state, state, facts, facts, True)
+        step = Step(state.config, CheckBusy(), Done(), Done(), state, state, facts, facts, unchanged=True)
         for clause in _OF_PAGES:
             failure = clause.check(step)
             if failure is not None:

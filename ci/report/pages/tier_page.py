@@ -44,13 +44,16 @@ def _state(run: Run, at: int, was: TierMoment, now: TierMoment) -> Data:
         {p.node for p in places if isinstance(p, AtTreeNode)},
     )
     page = config.page_size
-    pool = _pool_slots(False, range(page, (config.full_pages + 1) * page), facts, was.facts, stake)
+    device_slots = range(page, (config.full_pages + 1) * page)
+    pool = _pool_slots(device_slots, facts, was.facts, stake, host=False)
     return {
         "step": at, "command": format_command(row.command), "outcome": format_outcome(row.outcome),
         "violates": violation is not None, "changes": list(row.tree),
         "requests": [_node_row(node, was.facts, stake) for node in facts.nodes],
         "pool": pool, "free": sorted(facts.free["full"]), "in_flight": 0,
-        "host": _pool_slots(True, range(config.host_slots("full")), facts, was.facts, stake),
+        "host": _pool_slots(
+            range(config.host_slots("full")), facts, was.facts, stake, host=True
+        ),
         "moving": [
             *map(_transfer_text, facts.transfers), *map(_operation_text, facts.operations),
             *map(_request_text, facts.requests), *map(_sent_parts_text, facts.sends),
@@ -95,8 +98,11 @@ def _node_row(node: TierNode, was: TierFacts, stake: Stake) -> Data:
     }
 
 
-def _pool_slots(host: bool, slots: range, facts: TierFacts, was: TierFacts, stake: Stake) -> list[Data]:
-    """Return the slots of full KV on one tier, and the nodes that have them."""
+def _pool_slots(
+    slots: range, facts: TierFacts, was: TierFacts, stake: Stake, *, host: bool
+) -> list[Data]:
+    """Return slots of full KV, and the nodes that have them. host: they are in host memory, otherwise on the
+    device."""
     owners = _slot_owners(facts, host)
     before = _slot_owners(was, host)
     memory = (facts.host_memory if host else facts.memory)["full"]

@@ -197,26 +197,32 @@ class Gatherer:
             key = (
                 id(lock) if lock is not None else (name, _id(req.last_node), req.swa_uuid_for_lock)
             )
-            yield self._user(name, False, req.last_node, key, lock)
+            yield self._user(name, host=False, node=req.last_node, key=key, lock=lock)
         for ack, record in self.cache.ongoing_write_through.items():
             if record.lock_params is not None:
                 lock = record.lock_params
-                yield self._user(f"store of {self.nodes.of(ack)}", False, record[0], id(lock), lock)
+                name = f"store of {self.nodes.of(ack)}"
+                yield self._user(name, host=False, node=record[0], key=id(lock), lock=lock)
         for ack, record in self.cache.ongoing_load_back.items():
             name = f"load of {self.nodes.of(ack)}"
             for host in (False, True):
                 lock = (record[1], record[2])[host] if len(record) > 2 else record[1]
-                yield self._user(name, host, record[0], id(lock), lock)
+                yield self._user(name, host=host, node=record[0], key=id(lock), lock=lock)
         if self.behind is not None:
             for request, asked in self.cache.ongoing_prefetch.items():
                 lock = asked.anchor_lock_params
-                yield self._user(
-                    f"prefetch of {request.rid}", True, asked.anchor_node_id, id(lock), lock
-                )
+                name = f"prefetch of {request.rid}"
+                yield self._user(name, host=True, node=asked.anchor_node_id, key=id(lock), lock=lock)
             for node, lock in self.cache.ongoing_backup.values():
-                yield self._user(f"backup of {self.nodes.of(node)}", True, node, id(lock), lock)
+                yield self._user(
+                    f"backup of {self.nodes.of(node)}",
+                    host=True,
+                    node=node,
+                    key=id(lock),
+                    lock=lock,
+                )
         for name, lock in self.role.locks() if self.role is not None else ():
-            user = self._user(name, False, lock.node, id(lock), lock)
+            user = self._user(name, host=False, node=lock.node, key=id(lock), lock=lock)
             yield user._replace(
                 full_only=lock.swa_released or bool(lock.receipt.skipped_lock_components)
             )
@@ -245,10 +251,10 @@ class Gatherer:
                 job.load,
                 tuple(job.parts),
                 ids,
-                True,
-                job.copied,
-                job.completed,
-                ack is None,
+                sent=True,
+                copied=job.copied,
+                completed=job.completed,
+                stale=ack is None,
             )
         for load, queue in ((False, controller.write_queue), (True, controller.load_queue)):
             for operation in queue:
@@ -263,9 +269,9 @@ class Gatherer:
     def _records(self) -> Iterator[TierRecord]:
         for ack, record in self.cache.ongoing_write_through.items():
             named = optional(record, "_OngoingWriteThrough.publish_node_ids") or [_id(record[0])]
-            yield TierRecord(False, self.nodes.of(ack), tuple(map(self.nodes.of, named)))
+            yield TierRecord(load=False, ack=self.nodes.of(ack), nodes=tuple(map(self.nodes.of, named)))
         for ack, record in self.cache.ongoing_load_back.items():
-            yield TierRecord(True, self.nodes.of(ack), (self.nodes.of(_id(record[0])),))
+            yield TierRecord(load=True, ack=self.nodes.of(ack), nodes=(self.nodes.of(_id(record[0])),))
 
     def _holders_of_states(self) -> Iterator[TierRequest]:
         if "state" not in self.kinds:

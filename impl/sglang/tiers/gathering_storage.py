@@ -37,7 +37,16 @@ class StorageGatherer:
         found = [self._operation(*each) for each in states.values()]
         there = {operation.id for operation, _ in states.values()}
         for number in self.cache.ongoing_backup.keys() - there:
-            found.append(TierOperation(self.jobs.of(("backup", number)), True, "", RECORD_ONLY, {}, {}))
+            found.append(
+                TierOperation(
+                    self.jobs.of(("backup", number)),
+                    back=True,
+                    name="",
+                    state=RECORD_ONLY,
+                    slots={},
+                    moving={},
+                )
+            )
         return tuple(sorted(found))
 
     def _at_work(self) -> Iterator[tuple[Any, str]]:
@@ -68,7 +77,7 @@ class StorageGatherer:
                 if state != "done"
             }
             number = self.jobs.of(("backup", operation.id))
-            return TierOperation(number, True, "", state, slots, moving)
+            return TierOperation(number, back=True, name="", state=state, slots=slots, moving=moving)
         asked = self.cache.ongoing_prefetch.get(handle)
         if asked is not None and asked.operation is operation:
             transfers = (transfer for each in asked.comp_xfers.values() for transfer in each)
@@ -86,7 +95,7 @@ class StorageGatherer:
             for pool, own in slots.items():
                 for slot in own:
                     self.copies.host[pool][slot] = 0
-        return TierOperation(number, False, handle.rid, state, slots, moving)
+        return TierOperation(number, back=False, name=handle.rid, state=state, slots=slots, moving=moving)
 
     def kept(self) -> dict[str, Any]:
         """Return the facts of what is stored, given back, asked for and reserved."""

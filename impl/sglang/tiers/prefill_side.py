@@ -90,7 +90,7 @@ class PrefillSide(OnServer):
             req_to_token_pool=server.rows, tree_cache=server.cache,
             token_to_kv_pool_allocator=server.allocator,
             running_batch=Bag(reqs=[], batch_is_full=False), last_reqs=[], processed_tokens_counter=0,
-            spec_algorithm=SpecAlgorithm(False), forward_stream=None,
+            spec_algorithm=SpecAlgorithm(on=False), forward_stream=None,
             attn_cp_cpu_group=None, attn_tp_cpu_group=None,
             output_streamer=Bag(stream_output=lambda *_: None), send_abort_output=lambda *_: None,
             batch_result_processor=Bag(

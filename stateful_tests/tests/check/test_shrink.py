@@ -23,7 +23,7 @@ from stateful_tests.check.check_plans import plan
 from stateful_tests.lockstep.replays import replay
 from stateful_tests.lockstep.run_results import Trace
 from stateful_tests.lockstep.system_names import resolve
-from stateful_tests.shrink.minimise import minimise, violated
+from stateful_tests.shrink.minimise import _shrink_config, minimise, violated
 from stateful_tests.shrink.optional_parts import without_parts
 from stateful_tests.shrink.shrink_passes import shrink
 from stateful_tests.shrink.command_rewriting import scaled
@@ -165,7 +165,7 @@ def test_a_turn_shrinks_to_an_insert_of_a_lock_holder():
 def test_lengths_follow_the_page_size():
     whole = script("insert h1 a8b3 SWA from 4 (goes on); match h2 a9; evict full 5")
     match = Match("h2", prompt_of("a3"))
-    assert scaled(whole, 1, 4) == (Insert("h1", prompt_of("a2b1"), 1, True), match, Evict(2))
+    assert scaled(whole, 1, 4) == (Insert("h1", prompt_of("a2b1"), 1, chunked=True), match, Evict(2))
 
 
 def test_a_page_has_a_size_that_servers_have_and_a_row_holds_one():
@@ -300,3 +300,16 @@ def test_a_part_that_a_fault_does_not_need_is_dropped_before_anything_else(sizes
         return candidate.commands if same else None
 
     assert getattr(without_parts(needs_it, trace).geometry, part) == getattr(sizes, part)
+
+
+def test_switches_of_a_connector_are_dropped_with_it():
+    """Without ARC, or with smaller chunks, the trace passes unless the connector goes as well."""
+    trace = Trace(engine_preset("host-chunks"), Mode.FAITHFUL, (Poll(),))
+
+    def fails(candidate):
+        config = candidate.geometry
+        violates = config.host_chunks == 0 or (config.arc and config.chunk_blocks == 2)
+        return candidate.commands if violates else None
+
+    config = _shrink_config(resolve("reference"), fails, trace).geometry
+    assert (config.host_chunks, config.chunk_blocks, config.arc) == (0, 1, False)

@@ -42,15 +42,15 @@ SMALL = Scope(
 TREE = Scope(
     "small-tree",
     "",
-    Geometry(1, 2, 2, 2, 1, 2, True),
+    Geometry(1, 2, 2, 2, 1, 2, tree=True),
     lock_holders=1,
     texts="ab",
     prompts=spelt_in("ab", 2),
     evicts=False,
 )
 BOTH = Scope(
-    "small-both", "", Geometry(1, 1, 2, 2, 1, 2, True), Mode.FAITHFUL, sessions=1, ordinary=1, lock_holders=1,
-    submits=(1,), prompts=("a1", "b1"), texts="ab", retracts=False,
+    "small-both", "", Geometry(1, 1, 2, 2, 1, 2, tree=True), Mode.FAITHFUL, sessions=1, ordinary=1,
+    lock_holders=1, submits=(1,), prompts=("a1", "b1"), texts="ab", retracts=False,
 )  # fmt: skip
 HOLDERS = replace(
     TREE,
@@ -58,7 +58,7 @@ HOLDERS = replace(
     lock_holders=2,
     texts="a",
     prompts=("a1", "a2"),
-    geometry=Geometry(1, 1, 2, 2, 1, 2, True),
+    geometry=Geometry(1, 1, 2, 2, 1, 2, tree=True),
 )
 
 
@@ -149,7 +149,7 @@ def test_states_lead_where_their_representatives_lead(scope):
 
 def test_letters_are_alike():
     """Two nodes were never used at one moment unless one is above the other: no letter decides."""
-    geometry = Geometry(1, 1, 6, 6, 1, 3, True)
+    geometry = Geometry(1, 1, 6, 6, 1, 3, tree=True)
     scope = Scope("letters", "", geometry, lock_holders=1, texts="ab", prompts=spelt_in("ab", 3))
     states, keys = Representatives(scope), []
     for first, then in ("ab", "ba"):

@@ -27,7 +27,7 @@ SHORT = replace(TINY, name="short", geometry=Geometry(1, 1, 2, 2, 1, 2))
 TREE = Scope(
     "tiny-tree",
     "",
-    Geometry(1, 1, 2, 2, 1, 2, True),
+    Geometry(1, 1, 2, 2, 1, 2, tree=True),
     lock_holders=1,
     texts="a",
     prompts=("a1", "a2"),

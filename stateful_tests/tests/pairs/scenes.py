@@ -54,9 +54,9 @@ def server(
 
 EMPTY = server()
 KEEPS, GAVE_BACK = server(kept=(1,), memory=KV), server(memory=KV)
-PROMISE = Promise("r1", ((1,),), 0.0, True)
-TRANSFER = PairTransfer(0, "r2", ((0, 1, 1),), False, False, False)
-READ = PairMessage("P", False, ("r1",))
+PROMISE = Promise("r1", ((1,),), 0.0, held=True)
+TRANSFER = PairTransfer(0, "r2", ((0, 1, 1),), copied=False, over=False, failed=False)
+READ = PairMessage("P", renews=False, requests=("r1",))
 
 
 def given(state: ReaderState, decode: BlockFacts, **more: Any) -> PairFacts:
@@ -174,7 +174,7 @@ def steps(
     beside, before = PairRecord(config), PairFacts(EMPTY, EMPTY)
     for command, after in life:
         sides = beside.follow(command, before, after)
-        yield PairStep(config, command, False, before, after, sides, beside)
+        yield PairStep(config, command, refused=False, before=before, after=after, sides=sides, record=beside)
         before = after
 
 

@@ -7,6 +7,7 @@ from itertools import takewhile
 import pytest
 
 from impl.adapter import UnusableImplementation
+from reference.blocks.config import EngineConfig
 from reference.commands import Mode
 from reference.system_kinds import PAIRS
 from reference.pairs.config import PAIR_PRESETS, PairConfig
@@ -112,7 +113,8 @@ def test_every_preset_starts_and_prefills_a_request(pair, name):
 def test_sizes_and_ways_that_the_release_refuses_are_unusable(pair):
     small = PAIR_PRESETS["pair-small-blocks"]
     with pytest.raises(UnusableImplementation, match="a multiple of the tokens of P's"):
-        pair.reset(PairConfig(small.decode.__class__(small.decode.groups, 10, 16, 8),
+        pair.reset(PairConfig(EngineConfig(small.decode.groups, blocks=10, max_model_len=16,
+                                           max_batched_tokens=8),
                               PAIR_PRESETS["pair"].decode))  # fmt: skip
     with pytest.raises(UnusableImplementation, match="goes alone"):
         resolve(f"vllm=={VERSION}+async+pair")

@@ -149,7 +149,9 @@ SPOILS: dict[str, Callable[..., Step]] = {
     "first_node_gone": lambda step: in_tree(step, nodes=lambda nodes: nodes[1:]),
     "long_node": lambda step: in_tree(step, nodes=lambda nodes: [*nodes, LONG]),
     "pages": pages,
-    "a_page_before": lambda step, key: in_tree(step, before=True, pages={path(key): TreePage((), True)}),
+    "a_page_before": lambda step, key: in_tree(
+        step, before=True, pages={path(key): TreePage((), has_swa=True)}
+    ),
     "pages_before": lambda step, pattern: pages(step, pattern, before=True),
     "locks": lambda step, name, slots: in_tree(step, lock_holders={name: value(slots)}),
     "freed_less": freed_less,

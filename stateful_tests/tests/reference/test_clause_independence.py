@@ -26,7 +26,7 @@ RUNNING = script("open s1; submit r1 in s1 +1; admit r1; extend r1 +1")
 AHEAD = (*RUNNING, SpecDecode((Draft("r1", 12, 2),)), EvictSwa("r1", 13))
 CHUNKS = script("admit r1; extend r1 +1; extend r1 +4")
 IN_CHUNKS = (Submit("r1", None, 0, 0, prompt_of("a5")), *CHUNKS)
-KEPT = Insert("h1", prompt_of("a8"), 0, True)
+KEPT = Insert("h1", prompt_of("a8"), 0, chunked=True)
 TOMBSTONE = (Insert("h1", prompt_of("a4")), Evict(0, 2))
 RECOVERED = (*TOMBSTONE, Submit("r1", None, 0, 0, prompt_of("a2 b3")), *CHUNKS)
 

@@ -36,11 +36,11 @@ _FAITHFUL = Scope(
 _ONE = Scope("", "", Geometry(1, 1, 4, 4, 1, 4), sessions=1, submits=(1,), ahead=3)
 _TWO = Scope("", "", Geometry(1, 1, 2, 4, 2, 2), ordinary=2, submits=(1,), ahead=1, late=True)
 _LOCKING = Scope(
-    "", "", Geometry(1, None, 2, 0, 1, 2, True), lock_holders=1, texts="a", prompts=("a1",), parts=True,
+    "", "", Geometry(1, None, 2, 0, 1, 2, tree=True), lock_holders=1, texts="a", prompts=("a1",), parts=True,
 )  # fmt: skip
 _PARTS = Scope(
-    "", "", Geometry(1, 1, 3, 3, 1, 3, True), sessions=1, submits=(), texts="a", prompts=("a1",), parts=True,
-    marked=False, evicts=False,
+    "", "", Geometry(1, 1, 3, 3, 1, 3, tree=True), sessions=1, submits=(), texts="a", prompts=("a1",),
+    parts=True, marked=False, evicts=False,
 )  # fmt: skip
 _REFUSING = (
     _FAITHFUL,
@@ -53,13 +53,13 @@ _REFUSING = (
     _LOCKING,
     replace(_LOCKING, geometry=Geometry(1, None, 2, 0, 1, 2), sessions=1, submits=(1,), tails=True),
     replace(
-        _LOCKING, geometry=Geometry(1, None, 3, 0, 1, 2, True, states=1), ordinary=1, submits=(1,),
+        _LOCKING, geometry=Geometry(1, None, 3, 0, 1, 2, tree=True, states=1), ordinary=1, submits=(1,),
         prompts=("a1", "a2"),
     ),
     _PARTS,
     replace(_PARTS, geometry=Geometry(1, 1, 3, 3, 1, 2), sessions=0, ordinary=1, submits=(1,), prompts=()),
     Scope(
-        "", "", Geometry(1, 1, 2, 1, 1, 2, True), Mode.FAITHFUL, lock_holders=2, texts="a",
+        "", "", Geometry(1, 1, 2, 1, 1, 2, tree=True), Mode.FAITHFUL, lock_holders=2, texts="a",
         prompts=("a1", "a2", "a3", "b1"),
     ),
 )  # fmt: skip

@@ -12,7 +12,7 @@ from reference.tiers.commands import Poll
 from reference.tiers.facts import TierPart, TierTransfer
 from stateful_tests.tests.tiers.scenes import RECEIVED
 
-JOB = Transfer(1, False, ((0, 1, 0, 0),), submitted=True)
+JOB = Transfer(1, load=False, parts=((0, 1, 0, 0),), submitted=True)
 HOST = HostFacts(1, (2,), (), (HostKey(0, 0, (5,), 0),), (JOB,))
 REQUEST = RequestFact("RUNNING", (5, 6), 1, ((1, 0),))
 NOTHING, TOKEN = Output("r1", (), ""), Output("r2", (5,), "")
@@ -68,7 +68,7 @@ def test_an_engine_without_waiting_requests_has_no_standstill():
     assert of_tiers.DecodeProgress().follow(Poll(), nobody, (), ()) is None
 
 
-QUEUED = TierTransfer(1, False, (TierPart("full", 1, 1),), (1,))
+QUEUED = TierTransfer(1, load=False, parts=(TierPart("full", 1, 1),), acks=(1,))
 TIER = RECEIVED._replace(transfers=(QUEUED,))
 ONE, *OTHERS = TIER.requests
 

@@ -57,16 +57,16 @@ NODES = {
     ),
 }
 USERS = (
-    TierUser("h1", False, 1, 1),
-    TierUser("store of 2", False, 2, 2),
-    TierUser("load of 4", False, 4, 3),
-    TierUser("load of 4", True, 4, 4),
+    TierUser("h1", host=False, node=1, lock=1),
+    TierUser("store of 2", host=False, node=2, lock=2),
+    TierUser("load of 4", host=False, node=4, lock=3),
+    TierUser("load of 4", host=True, node=4, lock=4),
 )
 TRANSFERS = (
-    TierTransfer(1, False, part(3, 2), (2,), True),
-    TierTransfer(2, True, part(4, 4), (4,), True),
+    TierTransfer(1, load=False, parts=part(3, 2), acks=(2,), sent=True),
+    TierTransfer(2, load=True, parts=part(4, 4), acks=(4,), sent=True),
 )
-RECORDS = TierRecord(False, 2, (2,)), TierRecord(True, 4, (4,))
+RECORDS = TierRecord(load=False, ack=2, nodes=(2,)), TierRecord(load=True, ack=4, nodes=(4,))
 DEVICE = (0, *A[:3], 0, 0, 0)  # by slot; 0 is the padding page
 HOST = (*A[:2], 0, B[2], C[0], 0)
 FACTS = TierFacts(
@@ -90,8 +90,10 @@ REST = FACTS._replace(
 
 
 # A storage behind the host: node 1 is to be written to it, a prefetch reads into host slot 5.
-BACKUP = TierOperation(3, True, "", "to write", kv((0, 1), (0, 1)), kv((0, 1), (0, 1)))
-PREFETCH = TierOperation(4, False, "h2", "reads", kv((5,), (5,)), kv((5,)))
+BACKUP = TierOperation(
+    3, back=True, name="", state="to write", slots=kv((0, 1), (0, 1)), moving=kv((0, 1), (0, 1))
+)
+PREFETCH = TierOperation(4, back=False, name="h2", state="reads", slots=kv((5,), (5,)), moving=kv((5,)))
 PAGE = TierPage(1, "full", (0,), A[:1], A[:1])
 STORING = FACTS._replace(
     operations=(BACKUP, PREFETCH),
@@ -142,7 +144,8 @@ RECURRENT = TierFacts(
     ),),
     {"full": (3, 4), "state": (3,)}, {"full": (2, 3), "state": (1,)}, {"full": 0, "state": 0},
     {"full": (0, *A[:2], 0, 0), "state": (0, STATE, STATE, 0)},
-    {"full": (*A[:2], 0, 0), "state": (STATE, 0)}, users=(TierUser("h2", False, 1, 1),), requests=(LOADS,),
+    {"full": (*A[:2], 0, 0), "state": (STATE, 0)},
+    users=(TierUser("h2", host=False, node=1, lock=1),), requests=(LOADS,),
 )  # fmt: skip
 
 

@@ -38,7 +38,7 @@ def test_tree17_reads_evictable_pages_from_before_the_evict():
 
 
 def test_xfer4_checks_the_first_record():
-    found = places(facts(records=(TierRecord(True, 3, (3,)), *RECORDS)))
+    found = places(facts(records=(TierRecord(load=True, ack=3, nodes=(3,)), *RECORDS)))
     assert found["XFER-4"] == (AtTreeNode(3),)
 
 
@@ -46,7 +46,7 @@ def test_unanswered_reads_requests_after_the_command():
     gone = RECEIVED._replace(requests=(HELD,))
 
     def unanswered(was, now):
-        return TierStep(DECODING, Poll(), False, was, now, []).unanswered
+        return TierStep(DECODING, Poll(), refused=False, before=was, after=now, ranges=[]).unanswered
 
     assert RECEIVES.name in unanswered(gone, RECEIVED)
     assert RECEIVES.name not in unanswered(RECEIVED, gone)

@@ -67,7 +67,7 @@ def test_a_retracted_request_keeps_its_kv_on_the_host():
 
 
 def test_a_lock_of_full_kv_alone_counts_in_one_pool():
-    was = RECEIVED._replace(users=(TierUser("h1", False, 1, 1, full_only=True),))
+    was = RECEIVED._replace(users=(TierUser("h1", host=False, node=1, lock=1, full_only=True),))
     assert violated(node(1, locks=count(1, 0)), was=was, sizes=DECODING) == ([], "")
     assert violated(node(1, locks=count(1, 1)), was=was, sizes=DECODING)[0] == ["HOST-3"]
 
@@ -132,7 +132,7 @@ def test_a_backup_locks_a_node_before_an_insert_splits_it(command, host, at, low
 
 
 def test_a_lock_covers_its_path_as_of_before_the_split():
-    user = TierUser("h1", False, 2, 5)
+    user = TierUser("h1", host=False, node=2, lock=5)
     first = NODES[1]._replace(node=7, stamps=A[:1])
     rest = NODES[1]._replace(start=1, stamps=A[1:2], parent=7)
     split = FACTS._replace(nodes=(first, rest, *FACTS.nodes[1:]), users=(user,))
@@ -143,23 +143,37 @@ def test_a_lock_covers_its_path_as_of_before_the_split():
 
 
 def test_clauses_of_handovers_apply_where_kv_is_handed_over():
-    step = TierStep(PREFILLING, Poll(), False, SENDING, SENDING, [])
+    step = TierStep(PREFILLING, Poll(), refused=False, before=SENDING, after=SENDING, ranges=[])
     assert all(TIER_CLAUSES[name].trigger(step) for name in ("PD-1", "PD-6"))
     waits = SENDING._replace(sends=(), requests=(SENDING.requests[1],))
-    step = TierStep(PREFILLING, Poll(), False, SENDING, waits, [])
+    step = TierStep(PREFILLING, Poll(), refused=False, before=SENDING, after=waits, ranges=[])
     assert not any(TIER_CLAUSES[name].trigger(step) for name in ("PD-1", "PD-6"))
     for requests in (
         (waits.requests[0]._replace(due=-1),),
         (*waits.requests, SENDING.requests[0]),
     ):
-        step = TierStep(PREFILLING, Poll(), False, SENDING, waits._replace(requests=requests), [])
+        step = TierStep(
+            PREFILLING,
+            Poll(),
+            refused=False,
+            before=SENDING,
+            after=waits._replace(requests=requests),
+            ranges=[],
+        )
         assert TIER_CLAUSES["PD-6"].trigger(step)
     for due in (0, 1):
         requests = (waits.requests[0]._replace(due=due),)
-        step = TierStep(PREFILLING, Poll(), False, SENDING, waits._replace(requests=requests), [])
+        step = TierStep(
+            PREFILLING,
+            Poll(),
+            refused=False,
+            before=SENDING,
+            after=waits._replace(requests=requests),
+            ranges=[],
+        )
         assert not TIER_CLAUSES["PD-6"].trigger(step)
     begins = waits._replace(sends=SENDING.sends)
-    step = TierStep(PREFILLING, Poll(), False, waits, begins, [])
+    step = TierStep(PREFILLING, Poll(), refused=False, before=waits, after=begins, ranges=[])
     assert TIER_CLAUSES["PD-6"].trigger(step)
 
 
@@ -217,7 +231,7 @@ def test_a_device_slot_of_nobody_in_the_tree_may_be_that_of_a_running_request():
 def split(host=1, swa=1):
     """Node 4 of two tokens, its load in flight, and the same split in two; the new part counts this."""
     whole = NODES[4]._replace(stamps=C[:2], device=kv((4, 5), (4, 5)), host=kv((4, 5), (4, 5)))
-    load = TierTransfer(2, True, (*part(4, 4), *part(5, 5)), (4,), True)
+    load = TierTransfer(2, load=True, parts=(*part(4, 4), *part(5, 5)), acks=(4,), sent=True)
     memory = (*HOST[:5], C[1])
     was = FACTS._replace(
         nodes=(*FACTS.nodes[:3], whole),
@@ -277,7 +291,7 @@ def test_an_older_release_locks_no_tombstones():
 
 
 def test_a_pin_of_full_kv_counts_present_kv_unless_copied_on_eviction():
-    transfers = TRANSFERS[0], TierTransfer(2, True, part(4, 4)[1:], (4,), True)
+    transfers = TRANSFERS[0], TierTransfer(2, load=True, parts=part(4, 4)[1:], acks=(4,), sent=True)
     bare = together(
         node(4, host=kv((), (4,)), pins=count(0, 1)),
         facts(host_free=kv((5, 4), (5,)), transfers=transfers),
@@ -384,7 +398,7 @@ def test_a_decode_server_that_repeats_its_state_stands_still(commands, requests,
     for command in commands:
         beside.note(command)
         still = progress.follow(command, now, beside.greeted, beside.arrived)
-    step = TierStep(DECODING, Poll(), False, now, now, [], standstill=still)
+    step = TierStep(DECODING, Poll(), refused=False, before=now, after=now, ranges=[], standstill=still)
     failure = TIER_CLAUSES["PRO-1"].check(step)
     assert bool(failure) == bool(found)
     if failure:
@@ -414,7 +428,7 @@ def test_a_server_that_only_prefills_and_comes_into_the_same_state_again(command
     for command in (*commands, *[Poll()] * 3):
         beside.note(command)
         still = progress.follow(command, now, beside.greeted, beside.arrived)
-    step = TierStep(PREFILLING, Poll(), False, now, now, [], standstill=still)
+    step = TierStep(PREFILLING, Poll(), refused=False, before=now, after=now, ranges=[], standstill=still)
     assert bool(TIER_CLAUSES["PRO-1"].check(step)) == bool(found)
 
 
@@ -427,7 +441,7 @@ def test_every_clause_has_a_row_or_a_test_of_its_own():
 def test_a_waived_clause_is_not_evaluated():
     ranges = LockRanges(SIZES)
     now = node(1, locks=count(1, 2))(FACTS)
-    step = TierStep(SIZES, Poll(), False, FACTS, now, ranges.follow(now))
+    step = TierStep(SIZES, Poll(), refused=False, before=FACTS, after=now, ranges=ranges.follow(now))
     assert broken(step, {"HOST-3"}) == []
 
 

@@ -98,7 +98,7 @@ def test_without_a_storage_its_commands_are_refused(newest):
 def test_facts_of_a_slot_name_its_prefetch_backup_and_free(newest):
     def fact_of_host_slot(slot, lines):
         run = replay(newest, Trace(tier_preset("storage"), Mode.FAITHFUL, commands(lines)))
-        [fact] = facts_at(AtSlot("full", slot, True), run.history[-1])
+        [fact] = facts_at(AtSlot("full", slot, host=True), run.history[-1])
         return str(fact)
 
     read = fact_of_host_slot(0, STORED)

@@ -18,7 +18,10 @@ from stateful_tests.tests.tiers.scenes import STORING
 SIZES = tier_preset("storage-timeout")
 TEXT = (Piece("a", 4),)  # of four pages: it may be held back for five seconds
 PREFETCHING = STORING._replace(
-    operations=(TierOperation(4, False, "h2", "to ask", {}, {}), *STORING.operations[:1])
+    operations=(
+        TierOperation(4, back=False, name="h2", state="to ask", slots={}, moving={}),
+        *STORING.operations[:1],
+    )
 )
 NO_PREFETCH = STORING._replace(operations=STORING.operations[:1])
 
@@ -87,9 +90,30 @@ def test_other_commands_are_no_attempts(steps):
         (PREFETCHING, True),
         (NO_PREFETCH, False),
         # the prefetch of an earlier request of that name
-        (NO_PREFETCH._replace(operations=(TierOperation(1, False, "h2", "reads", {}, {}),)), False),
-        (NO_PREFETCH._replace(operations=(TierOperation(4, False, "h2", "reads", {}, {}),)), True),
-        (NO_PREFETCH._replace(operations=(TierOperation(4, False, "h2", "done", {}, {}),)), False),
+        (
+            NO_PREFETCH._replace(
+                operations=(
+                    TierOperation(1, back=False, name="h2", state="reads", slots={}, moving={}),
+                )
+            ),
+            False,
+        ),
+        (
+            NO_PREFETCH._replace(
+                operations=(
+                    TierOperation(4, back=False, name="h2", state="reads", slots={}, moving={}),
+                )
+            ),
+            True,
+        ),
+        (
+            NO_PREFETCH._replace(
+                operations=(
+                    TierOperation(4, back=False, name="h2", state="done", slots={}, moving={}),
+                )
+            ),
+            False,
+        ),
     ],
 )
 def test_pages_are_due_while_the_prefetch_of_the_request_is_in_progress(before, due):
@@ -151,7 +175,10 @@ def test_the_first_attempt_begins_the_time():
 
 def test_the_prefetch_of_a_request_is_the_one_that_came_with_it():
     """Others, and a backup that came at once, are not."""
-    old, late = (TierOperation(job, False, "h2", "reads", {}, {}) for job in (2, 6))
+    old, late = (
+        TierOperation(job, back=False, name="h2", state="reads", slots={}, moving={})
+        for job in (2, 6)
+    )
     back, own = (TierOperation(job, job == 3, "h2", "reads", {}, {}) for job in (3, 4))
     for before, due in (((old, own), True), ((old, back), False), ((late,), False)):
         waits = StorageWaits(SIZES)

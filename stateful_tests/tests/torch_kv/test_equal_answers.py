@@ -18,7 +18,7 @@ from stateful_tests.lockstep.reference_system import ReferenceSystem
 from stateful_tests.lockstep.run_results import Trace
 from stateful_tests.tests.support.commands import script
 
-PAGES = Geometry(2, None, 8, 0, 2, 8, True)
+PAGES = Geometry(2, None, 8, 0, 2, 8, tree=True)
 # Both compute tokens 3 and 4 of the text: a page that the tree has when the second one ends.
 TWINS = script(
     "submit r1 (no session) a3 answers a; submit r2 (no session) a3 answers a; admit r1; admit r2;"

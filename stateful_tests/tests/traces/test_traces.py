@@ -112,7 +112,7 @@ def test_a_prompt_is_a_compact_string():
     prompt = (Piece("a", 8), Piece("b", 4))
     commands = (
         Submit("r1", None, 0, prompt=prompt),
-        Insert("h1", prompt, 4, True),
+        Insert("h1", prompt, 4, chunked=True),
         Match("h2", ()),
     )
     text = dump(Trace(replace(PRESETS["page4"], tree=True), Mode.FREE, commands))

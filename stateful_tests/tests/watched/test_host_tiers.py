@@ -93,7 +93,7 @@ def test_a_lock_has_the_range_of_the_path_that_it_was_taken_on(written):
     memory = (0, *A[:2], 0, 0, 0, 0)
     held = REST._replace(
         nodes=parts,
-        users=(TierUser("h1", False, 1, 1),),
+        users=(TierUser("h1", host=False, node=1, lock=1),),
         memory=kv(memory, memory),
         host_free=kv((*range(6),), (*range(6),)),
         free=kv((3, 4, 5, 6), (3, 4, 5, 6)),
@@ -139,7 +139,7 @@ def test_a_storage_has_records_of_who_waits(written):
     ):  # fmt: skip
         result = validate(written([header(**BEHIND_IT), *before, ["tier", asked, []]]))
         assert [each.clause for each in result.found] == found
-    reads = TierOperation(1, False, "c1", "reads", kv((0,), ()), kv((0,), ()))
+    reads = TierOperation(1, back=False, name="c1", state="reads", slots=kv((0,), ()), moving=kv((0,), ()))
     came, writes = reads._replace(moving=kv()), reads._replace(back=True, name="")
     for shown, name, times in (
         (REST._replace(stored=(PAGE,)), "a page that is stored", 1),

@@ -39,7 +39,7 @@ def judged(p=None, d=None, **network):
     """The judges of two servers at rest, of which these differ."""
     said = {"harmed": False, "harmed_by_time": False, "delivered": {}, "told_success": {1}}
     wire = SimpleNamespace(**{**said, **network}, tell=lambda *_: None)
-    return judges.Judges(wire, {"P": p or server(), "D": d or server()}, {}, CLIENTS, True)
+    return judges.Judges(wire, {"P": p or server(), "D": d or server()}, {}, CLIENTS, deferred=True)
 
 
 @pytest.mark.parametrize(

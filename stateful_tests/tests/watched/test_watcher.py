@@ -320,7 +320,7 @@ def test_a_free_list_has_two_parts_up_to_0_5_19():
 def test_transfers_of_the_release_s_own_engine_are_noted():
     """Each is there with its slots once it is submitted; its event says when it is over."""
     event, pool = Event(), object()
-    event.moving = CopyEngine(), CopyJob(False, [], event)
+    event.moving = CopyEngine(), CopyJob(load=False, parts=[], finish=event)
     engine = Bag(
         submit_device_to_host=lambda transfers: Bag(finish_event=event, count=len(transfers)),
         submit_host_to_device=None,

@@ -25,7 +25,15 @@ def on_tiered(follower: LogFollower, event: log.Tiered) -> None:
         seen.locks.take_lock(users[number, host], {node.node: node for node in path})
     ranges = seen.locks.follow(facts)
     waiting = follower.requests if follower.follows else facts.asked  # else nobody knows
-    step = TierStep(seen.config, Poll(), False, before, facts, ranges, waiting)
+    step = TierStep(
+        seen.config,
+        Poll(),
+        refused=False,
+        before=before,
+        after=facts,
+        ranges=ranges,
+        waiting=waiting,
+    )
     follower.result.compared += len(facts.nodes)
     follower.result.reach(
         "KV that is only on the host", any(not node.device["full"] for node in facts.nodes)

@@ -185,4 +185,4 @@ def _request_of(r: log.RequestState, session: str | None, serial: int) -> Reques
     if not r.extends:
         phase = Phase.RUNNING
         outputs = max(outputs, cursors.kv_committed_len - r.tokens + 1)
-    return Request(r.request, session, serial, (), r.tokens, outputs, phase, True, cursors=cursors)
+    return Request(r.request, session, serial, (), r.tokens, outputs, phase, started=True, cursors=cursors)
