@@ -57,17 +57,30 @@ ROWS = Kind(
     PRESETS, modelled=True,
 )  # fmt: skip
 BLOCKS = Kind(
-    "blocks", "schedules by itself", "an engine that schedules by itself", EngineConfig,
-    ENGINE_COMMANDS, ENGINE_PRESETS, BlockFacts, machine="clients", schedules=True,
+    "blocks", words="schedules by itself", noun="an engine that schedules by itself", config=EngineConfig,
+    commands=ENGINE_COMMANDS, presets=ENGINE_PRESETS, facts=BlockFacts, machine="clients", schedules=True,
 )  # fmt: skip
 TIERS = Kind(
-    "tiers", "has a host tier", "a tree with a host tier", TierConfig, TIER_COMMANDS, TIER_PRESETS,
-    TierFacts, machine="tiers",
-)  # fmt: skip
+    "tiers",
+    words="has a host tier",
+    noun="a tree with a host tier",
+    config=TierConfig,
+    commands=TIER_COMMANDS,
+    presets=TIER_PRESETS,
+    facts=TierFacts,
+    machine="tiers",
+)
 PAIRS = Kind(
-    "pairs", "is two servers and a network", "two servers and a network", PairConfig, PAIR_COMMANDS,
-    PAIR_PRESETS, PairFacts, machine="pairs", schedules=True,
-)  # fmt: skip
+    "pairs",
+    words="is two servers and a network",
+    noun="two servers and a network",
+    config=PairConfig,
+    commands=PAIR_COMMANDS,
+    presets=PAIR_PRESETS,
+    facts=PairFacts,
+    machine="pairs",
+    schedules=True,
+)
 KINDS = {kind.name: kind for kind in (ROWS, BLOCKS, TIERS, PAIRS)}
 JUDGED_KINDS = tuple(kind for kind in KINDS.values() if not kind.modelled)
 

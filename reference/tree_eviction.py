@@ -64,7 +64,7 @@ def _evict_state(tree: Tree) -> tuple[Tree, Freed] | None:
     placed = _oldest(tree, _state_candidate, "state_used")
     if placed is None:
         return None
-    return _drop_part(tree, placed, Freed(0, 0, 1), state_used=0)
+    return _drop_part(tree, placed, Freed(full=0, swa=0, states=1), state_used=0)
 
 
 def _drop_part(tree: Tree, placed: Placed, freed: Freed, **marks: Any) -> tuple[Tree, Freed]:

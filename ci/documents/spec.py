@@ -50,9 +50,16 @@ FIXTURES = ROOT / "fixtures" / "regressions"
 EXAMPLE = "three_turns_of_one_conversation"
 # Small, and yet every change of phase occurs in it; tests compare it with larger ones.
 LIVES = Scope(
-    "lives", "", Geometry(1, 1, 3, 3, 1, 3), sessions=1, ahead=1, late=True, invalid=False, marked=False,
+    "lives",
+    "",
+    Geometry(page_size=1, window=1, full_pages=3, swa_pages=3, rows=1, width=3),
+    sessions=1,
+    ahead=1,
+    late=True,
+    invalid=False,
+    marked=False,
     batches=False,
-)  # fmt: skip
+)
 # Clauses by the first part of their ids.
 FAMILIES = {
     "OUT": "outcomes", "LEN": "cursors", "FREE": "what is freed", "END": "what is left at the end",
@@ -308,7 +315,10 @@ def _example_steps(trace: Trace) -> list[Data]:
 
 def _tree_drawings() -> dict[str, Data]:
     """Return the drawings of the chapter on the radix tree, from one run: page_size 2, window 3."""
-    state = model.initial(Geometry(2, 3, 12, 12, 2, 16, tree=True), Mode.FAITHFUL)
+    state = model.initial(
+        Geometry(page_size=2, window=3, full_pages=12, swa_pages=12, rows=2, width=16, tree=True),
+        Mode.FAITHFUL,
+    )
     run: tuple[tuple[str, Command], ...] = (
         ("insert", Insert("h1", (Piece("a", 8),))),
         ("lock", Match("h2", (Piece("a", 9),))),

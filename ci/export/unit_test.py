@@ -282,7 +282,15 @@ def _record_run(trace: Trace, system: SGLangSystem | TierSystem) -> RecordedRun:
             after = lockstep.moment()
             unified = of_kind.is_unified(kind, trace.geometry)
             return RecordedRun(
-                steps, command, violation, clause, before, after, kind, unified, geometry
+                steps=steps,
+                last=command,
+                violation=violation,
+                clause=clause,
+                was=before,
+                now=after,
+                kind=kind,
+                unified=unified,
+                geometry=geometry,
             )
     raise NotExportable(f"conforms on {system.name}: there is no fault to test")
 

@@ -77,7 +77,18 @@ def mutants_of(path: str, source: bytes) -> list[Mutant]:
                 continue
             known[change] += 1
             again = f" (#{known[change]})" if known[change] > 1 else ""
-            found.append(Mutant(path, name, first, old.lineno, start, end, new, change + again))
+            found.append(
+                Mutant(
+                    path,
+                    function=name,
+                    first=first,
+                    line=old.lineno,
+                    start=start,
+                    end=end,
+                    new=new,
+                    change=change + again,
+                )
+            )
     return found
 
 

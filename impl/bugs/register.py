@@ -73,7 +73,13 @@ def bug(
                 system = type(whole.__name__, (whole,), {attribute: system})
         system.name = f"torch+{name}"
         BUGS[name] = Bug(
-            name, title, source, clause, modes, " ".join((fault.__doc__ or "").split()), system
+            name,
+            title=title,
+            source=source,
+            clause=clause,
+            modes=modes,
+            story=" ".join((fault.__doc__ or "").split()),
+            system=system,
         )
         return fault
 

@@ -131,7 +131,17 @@ class ModelAgent(SelfSchedulingDriver):
             held = tuple(table[: -(-(start + len(tokens)) // self.block_size)])
             tables = (held, self._states.table(row.slot))[: len(self.config.groups)]
             said = tuple(sampled) if samples else ()
-            self.lanes.append(Lane(name, start, tuple(tokens), len(drafts), said, tables, states))
+            self.lanes.append(
+                Lane(
+                    name,
+                    start=start,
+                    tokens=tuple(tokens),
+                    drafts=len(drafts),
+                    sampled=said,
+                    tables=tables,
+                    states=states,
+                )
+            )
         return sampled
 
     def _drafted(self, stamp: int) -> list[int]:

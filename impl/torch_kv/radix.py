@@ -315,4 +315,8 @@ class PrefixRules(SessionRules):
 
     def sizes(self) -> TreeSizes:
         """Return the evictable and the protected tokens of the tree."""
-        return TreeSizes(0, 0, 0, 0) if self.tree is None else self.tree.sizes()
+        return (
+            TreeSizes(full_evictable=0, full_protected=0, swa_evictable=0, swa_protected=0)
+            if self.tree is None
+            else self.tree.sizes()
+        )

@@ -88,7 +88,16 @@ class HostBatch:
             inputs = tuple(state.tokens_to_process)
             samples = future.has_new_token
             self.entries.append(
-                BatchEntry(state.request_id, start, text, inputs, read, write, lengths, samples)
+                BatchEntry(
+                    state.request_id,
+                    start=start,
+                    text=text,
+                    inputs=inputs,
+                    read=read,
+                    write=write,
+                    lengths=lengths,
+                    samples=samples,
+                )
             )
             state.position_offset += count
             position += count

@@ -103,7 +103,16 @@ def host_facts(
         ]
         failed = tuple(name.partition("-")[0] for name in live if name in mover.failed)
         marks = tuple(_marks(scheduler))
-        return HostFacts(0, (), held, (), jobs, marks, failed, mover.lost)
+        return HostFacts(
+            chunks=0,
+            free=(),
+            memory=held,
+            keys=(),
+            transfers=jobs,
+            records=marks,
+            failed=failed,
+            lost=mover.lost,
+        )
     connector = scheduler.connector.connector_scheduler
     manager = storage.primary_of(connector.manager)
     moving = (

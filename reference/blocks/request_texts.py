@@ -333,7 +333,14 @@ class RequestTexts:
             computed = bearer.computed or 0
             notes.append(
                 LaneNote(
-                    lane, fresh, bearer.turned, text, stamps, computed, void, self.discarded
+                    lane,
+                    fresh=fresh,
+                    turned=bearer.turned,
+                    text=text,
+                    stamps=stamps,
+                    computed=computed,
+                    void=void,
+                    discarded=self.discarded,
                 )
             )
             end = lane.start + len(lane.tokens) - lane.drafts

@@ -57,7 +57,17 @@ def expected_report(step: Step) -> Report:
                         locks = node.swa_locks
                         slots = node.swa_slots
                     tree[locks > 0] += len(slots)
-        accounts.append(Account(pool, free, tree[False], tree[True], held, uncached, total))
+        accounts.append(
+            Account(
+                pool,
+                available=free,
+                evictable=tree[False],
+                protected=tree[True],
+                session_held=held,
+                uncached=uncached,
+                total=total,
+            )
+        )
         entries += mine
     return Report(tuple(accounts), tuple(entries))
 

@@ -100,9 +100,22 @@ def register(
 
     def add(check: Check) -> Check:
         into[id] = Clause(
-            id, title, sentence, scope, why, decision, assumption, rule, source, frozenset(of), needs,
-            concerns, alone, check, trigger,
-        )  # fmt: skip
+            id=id,
+            title=title,
+            sentence=sentence,
+            scope=scope,
+            why=why,
+            decision=decision,
+            assumption=assumption,
+            rule=rule,
+            source=source,
+            of=frozenset(of),
+            needs=needs,
+            concerns=concerns,
+            alone=alone,
+            check=check,
+            trigger=trigger,
+        )
         return check
 
     return add

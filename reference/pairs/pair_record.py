@@ -288,7 +288,17 @@ class PairRecord:
         if server == PREFILL:
             return own._replace(host=HostFacts(0, (), (), (), tuple(self._promised_stores(facts))))
         memory = tuple((block,) for block in facts.prefill.memory)
-        return own._replace(host=HostFacts(0, (), memory, (), tuple(_decode_loads(facts)), (), failed))
+        return own._replace(
+            host=HostFacts(
+                chunks=0,
+                free=(),
+                memory=memory,
+                keys=(),
+                transfers=tuple(_decode_loads(facts)),
+                records=(),
+                failed=failed,
+            )
+        )
 
     def _promised_stores(self, facts: PairFacts) -> list[Transfer]:
         """Return the promises of P as stores, which complete once nobody needs them."""

@@ -119,7 +119,17 @@ def rule(
 
     def add(carry_out: CarryOut[C]) -> CarryOut[C]:
         RULES[command] = Rule(
-            command, does, refused, carry_out, where, cases, page, pages, choice, tree, states
+            command,
+            does=does,
+            refused=refused,
+            carry_out=carry_out,
+            where=where,
+            cases=cases,
+            page=page,
+            pages=pages,
+            choice=choice,
+            tree=tree,
+            states=states,
         )
         return carry_out
 

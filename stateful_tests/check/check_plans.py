@@ -61,9 +61,9 @@ class Plan:
 
 
 _TIERS = {
-    "smoke": Plan("smoke", 30_000, 40, 4_000),
-    "pr": Plan("pr", 200_000, 50, 15_000),
-    "nightly": Plan("nightly", 5_000_000, 80, 1_000_000),
+    "smoke": Plan("smoke", commands=30_000, steps=40, after_finding=4_000),
+    "pr": Plan("pr", commands=200_000, steps=50, after_finding=15_000),
+    "nightly": Plan("nightly", commands=5_000_000, steps=80, after_finding=1_000_000),
 }
 TIERS = tuple(_TIERS)
 

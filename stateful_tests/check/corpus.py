@@ -77,9 +77,18 @@ def read(text: str) -> CorpusLine:
     page, window, full, swa, rows, width = map(int, words[1:12:2])
     states = int(words[-1]) if "states" in words else 0
     geometry = Geometry(
-        page, window or None, full, swa, rows, width, "tree" in words, (), "bigram" in words, states,
-        "tracks" in words,
-    )  # fmt: skip
+        page_size=page,
+        window=window or None,
+        full_pages=full,
+        swa_pages=swa,
+        rows=rows,
+        width=width,
+        tree="tree" in words,
+        settings=(),
+        bigram="bigram" in words,
+        states=states,
+        tracks="tracks" in words,
+    )
     return CorpusLine(name, geometry, Mode(mode), origin, tuple(map(parse, commands.split("; "))))
 
 

@@ -308,9 +308,16 @@ class Finder:
         )
         number = 1 + len(known)
         self._caught[finding_name(clause, number)] = Caught(
-            smallest, candidate, violation, {trace.mode}, 1, found_after_s, self.commands,
-            number=number, without=without,
-        )  # fmt: skip
+            smallest,
+            first=candidate,
+            violation=violation,
+            modes={trace.mode},
+            times=1,
+            after_s=found_after_s,
+            after_commands=self.commands,
+            number=number,
+            without=without,
+        )
         self.last_new = self.commands
         self._report_traces()
         return True

@@ -110,7 +110,17 @@ class InductiveStepCheck:
             if now == was and after == self._before:
                 after = self._before
         same = after is self._before
-        step = Step(was.config, command, outcome, outcome, was, now, self._before, after, same)
+        step = Step(
+            config=was.config,
+            command=command,
+            expected=outcome,
+            outcome=outcome,
+            was=was,
+            now=now,
+            before=self._before,
+            after=after,
+            unchanged=same,
+        )
         if not done and now is was:
             self._look(step, _REFUSALS)
             return None

@@ -279,11 +279,21 @@ class Explorer:
             depth -= 1
         others = [text for text in sorted(corpus.situations()) if text.partition(",")[0] in its]
         return Exploration(
-            scope, len(self.queue), self.expanded, found.transitions, found.refused,
-            depth,
-            stopped == "fixed point", stopped, self.seconds, memory(), dict(sorted(found.situations.items())),
-            [text for text in others if text not in found.situations], found.reached, self._finding(),
-        )  # fmt: skip
+            scope=scope,
+            states=len(self.queue),
+            expanded=self.expanded,
+            transitions=found.transitions,
+            refused=found.refused,
+            depth=depth,
+            complete=stopped == "fixed point",
+            stopped=stopped,
+            seconds=self.seconds,
+            memory_mb=memory(),
+            situations=dict(sorted(found.situations.items())),
+            missing=[text for text in others if text not in found.situations],
+            reached=found.reached,
+            finding=self._finding(),
+        )
 
     def _finding(self) -> Finding | None:
         """The violation at the end of its shortest path, as a check reports it."""

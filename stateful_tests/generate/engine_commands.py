@@ -400,7 +400,16 @@ def _draw_add(texts: RequestTexts, name: str, source: Choices, profile: EnginePr
     most = texts.config.children
     children = source.upto(most) if most and once_in(source, 2) else 0
     return Add(
-        name, outputs, own, prompt, priority, resumable, remote, adapter, salt, children
+        name,
+        max_tokens=outputs,
+        tokens=own,
+        prompt=prompt,
+        priority=priority,
+        resumable=resumable,
+        remote=remote,
+        adapter=adapter,
+        salt=salt,
+        children=children,
     )
 
 

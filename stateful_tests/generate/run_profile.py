@@ -86,7 +86,15 @@ def draw_geometry(source: Choices, like: Geometry) -> Geometry:
     rows = 1 + source.upto(4)
     states = rows * (1 + 2 * like.tracks) + source.upto(4) if like.states else 0
     return Geometry(
-        page_size, window, full, swa, rows, width, like.tree, states=states, tracks=like.tracks
+        page_size=page_size,
+        window=window,
+        full_pages=full,
+        swa_pages=swa,
+        rows=rows,
+        width=width,
+        tree=like.tree,
+        states=states,
+        tracks=like.tracks,
     )
 
 

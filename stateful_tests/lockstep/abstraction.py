@@ -151,10 +151,21 @@ class _Reader:
             for name, shown in view.requests.items()
         }
         return Facts(
-            sessions, requests, holders, pools, geometry.rows, view.free_rows,
-            self.torn, self.torn_swa, self.unmapped, self.evicted_mapped, self.unused_mapped,
-            self._shared_entries(), tree, self._read_states(),
-        )  # fmt: skip
+            sessions=sessions,
+            requests=requests,
+            holders=holders,
+            pools=pools,
+            rows=geometry.rows,
+            free_rows=view.free_rows,
+            torn=self.torn,
+            torn_swa=self.torn_swa,
+            unmapped=self.unmapped,
+            evicted_mapped=self.evicted_mapped,
+            unused_mapped=self.unused_mapped,
+            shared=self._shared_entries(),
+            tree=tree,
+            states=self._read_states(),
+        )
 
     def _shared_entries(self) -> list[tuple[int, int]]:
         """Return entries at live positions of different full slots that name the same SWA slot. A
@@ -219,9 +230,15 @@ class _Reader:
         nodes = self.view.tree.nodes if self.view.tree is not None else ()
         of_nodes = {tuple(node.path): node.state for node in nodes if node.state is not None}
         return StateFacts(
-            self.geometry.states, shown.free, shown.stamps, holders, of_nodes, shown.read,
-            buffers, tracked,
-        )  # fmt: skip
+            size=self.geometry.states,
+            free=shown.free,
+            stamps=shown.stamps,
+            holders=holders,
+            nodes=of_nodes,
+            read=shown.read,
+            buffers=buffers,
+            tracked=tracked,
+        )
 
     def _read_tree(self) -> TreeFacts:
         tree = self.view.tree
@@ -261,10 +278,17 @@ class _Reader:
         else:  # a tombstone must not be mapped
             self.evicted_mapped += [(s, m) for s, m in zip(slots, mapped) if m]
         return NodeFacts(
-            path, slots, swa, mapped, [view.full_stamps[s] for s in slots],
-            [view.swa_stamps[s] for s in swa], node.full_locks, node.swa_locks, node.state,
-            node.state_locks,
-        )  # fmt: skip
+            path,
+            slots=slots,
+            swa_slots=swa,
+            mapped=mapped,
+            full_read=[view.full_stamps[s] for s in slots],
+            swa_read=[view.swa_stamps[s] for s in swa],
+            full_locks=node.full_locks,
+            swa_locks=node.swa_locks,
+            state=node.state,
+            state_locks=node.state_locks,
+        )
 
     def _note_pages(
         self, name: str, pool: str, slots: Sequence[int], start: int, torn: list[Torn]

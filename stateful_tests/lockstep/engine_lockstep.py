@@ -121,16 +121,16 @@ class EngineLockstep(AnyLockstep):
         step = self.step = BlockStep(
             texts.config,
             command,
-            not done,
-            before,
-            self.facts,
-            lanes,
-            outputs,
-            texts.bearers,
-            texts.in_use,
-            texts.standstill,
-            tuple(texts.sources),
-            outcome.reason if isinstance(outcome, Refused) else None,
+            refused=not done,
+            before=before,
+            after=self.facts,
+            lanes=lanes,
+            outputs=outputs,
+            bearers=texts.bearers,
+            in_use=texts.in_use,
+            standstill=texts.standstill,
+            kv_sources=tuple(texts.sources),
+            reason=outcome.reason if isinstance(outcome, Refused) else None,
         )
         self._judge(step, broken(step, self.waived), self.clauses.values())
         return self._count(outcome)

@@ -135,9 +135,19 @@ class Lockstep(AnyLockstep):
 
         def step_to(now: State, expected: Outcome, outcome: Outcome, overreach: str = "") -> Step:
             return Step(
-                was.config, command, expected, outcome, was, now, before, self.facts, self.facts is before,
-                overreach, self._can.tree_policy_is_free, self._locks,
-            )  # fmt: skip
+                config=was.config,
+                command=command,
+                expected=expected,
+                outcome=outcome,
+                was=was,
+                now=now,
+                before=before,
+                after=self.facts,
+                unchanged=self.facts is before,
+                overreach=overreach,
+                tree_policy_is_free=self._can.tree_policy_is_free,
+                locks_before=self._locks,
+            )
 
         if isinstance(outcome, Broken):
             failure = Failure(self.in_words(expected), outcome.error)

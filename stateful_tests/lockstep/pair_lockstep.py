@@ -100,7 +100,15 @@ class PairLockstep(AnyLockstep):
             sides = record.broken_off(command, before, after)
         else:
             sides = {} if refused else record.follow(command, before, after)
-        return PairStep(record.config, command, refused, before, after, sides, record)
+        return PairStep(
+            record.config,
+            command,
+            refused=refused,
+            before=before,
+            after=after,
+            sides=sides,
+            record=record,
+        )
 
     def _look(self) -> None:
         self.facts = self.system.view()

@@ -253,12 +253,12 @@ class ReferenceSystem:
         nodes = [
             NodeView(
                 path,
-                self._cached_slots(path, start),
-                self._cached_slots(path, start, "swa") if live else [],
-                full_locks,
-                swa_locks,
-                self.slots.get(path),
-                state_locks,
+                slots=self._cached_slots(path, start),
+                swa_slots=self._cached_slots(path, start, "swa") if live else [],
+                full_locks=full_locks,
+                swa_locks=swa_locks,
+                state=self.slots.get(path),
+                state_locks=state_locks,
             )
             for path, start, live, full_locks, swa_locks, state_locks in shape
         ]

@@ -100,7 +100,15 @@ class TierLockstep(AnyLockstep):
     def _step(self, command: TierCommand, refused: bool, before: TierFacts) -> TierStep:
         ranges = self.users.follow(self.facts)
         waiting = self.users.waiting.keys()
-        return TierStep(self.users.config, command, refused, before, self.facts, ranges, waiting)
+        return TierStep(
+            self.users.config,
+            command,
+            refused=refused,
+            before=before,
+            after=self.facts,
+            ranges=ranges,
+            waiting=waiting,
+        )
 
     def _look(self) -> None:
         self.facts = self.system.view()

@@ -110,10 +110,18 @@ class TierSeen:
         tier = header.tier
         assert tier is not None
         self.config = TierConfig(
-            size, header.window, header.full_tokens // size, header.swa_tokens // size,
-            tier.full_tokens // size, tier.swa_tokens // size, header.width, tier.policy,
-            storage=tier.storage, states=tier.states and header.states, host_states=tier.states,
-        )  # fmt: skip
+            page_size=size,
+            window=header.window,
+            full_pages=header.full_tokens // size,
+            swa_pages=header.swa_tokens // size,
+            host_pages=tier.full_tokens // size,
+            host_swa_pages=tier.swa_tokens // size,
+            width=header.width,
+            policy=tier.policy,
+            storage=tier.storage,
+            states=tier.states and header.states,
+            host_states=tier.states,
+        )
         self.locks = LockRanges(self.config)
         self.facts: TierFacts | None = None
         self.broken: set[str] = set()

@@ -57,9 +57,19 @@ def verdict(
     these applies."""
     before, after = _facts(was, Shown({}, {})), _facts(now, shown)
     step = Step(
-        was.config, command, expected, Done(), was, now, before, after, unchanged=False, overreach=overreach,
-        tree_policy_is_free=True, locks_before={},
-    )  # fmt: skip
+        config=was.config,
+        command=command,
+        expected=expected,
+        outcome=Done(),
+        was=was,
+        now=now,
+        before=before,
+        after=after,
+        unchanged=False,
+        overreach=overreach,
+        tree_policy_is_free=True,
+        locks_before={},
+    )
     for clause in _OF_LENGTHS:
         failure = clause.check(step)
         if failure is not None:
@@ -166,7 +176,17 @@ class PageJudge:
     def judge(self, state: State, e: Paged) -> Iterator[Verdict]:
         """Yield the faults in the pages of a step."""
         facts = facts_of(self._view(e), self.geometry)
-        step = Step(state.config, CheckBusy(), Done(), Done(), state, state, facts, facts, unchanged=True)
+        step = Step(
+            config=state.config,
+            command=CheckBusy(),
+            expected=Done(),
+            outcome=Done(),
+            was=state,
+            now=state,
+            before=facts,
+            after=facts,
+            unchanged=True,
+        )
         for clause in _OF_PAGES:
             failure = clause.check(step)
             if failure is not None:

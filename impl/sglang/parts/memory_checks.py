@@ -118,7 +118,13 @@ class Scheduler:
     def idle_rows(self) -> Account:
         rows = self.req_to_token_pool
         return Account(
-            "rows", len(rows.free_slots), 0, 0, self._session_held_req_count(), 0, rows.size
+            "rows",
+            available=len(rows.free_slots),
+            evictable=0,
+            protected=0,
+            session_held=self._session_held_req_count(),
+            uncached=0,
+            total=rows.size,
         )
 
     def busy_accounts(self) -> tuple[Account, ...]:
@@ -168,7 +174,17 @@ class Scheduler0510(Scheduler):
         self.uncached = 0
         protected = self.tree_cache.protected_size()
         total = self.max_total_num_tokens
-        return (Account("full", available, evictable, protected, held, uncached, total),)
+        return (
+            Account(
+                "full",
+                available=available,
+                evictable=evictable,
+                protected=protected,
+                session_held=held,
+                uncached=uncached,
+                total=total,
+            ),
+        )
 
     def idle_accounts(self) -> tuple[Account, ...]:
         cache = self.tree_cache
@@ -176,16 +192,38 @@ class Scheduler0510(Scheduler):
             available, evictable = self._get_token_info()[2:]
             held = self._session_held_tokens()
             total = self.max_total_num_tokens
-            full = Account("full", available, evictable, cache.protected_size(), held, 0, total)
+            full = Account(
+                "full",
+                available=available,
+                evictable=evictable,
+                protected=cache.protected_size(),
+                session_held=held,
+                uncached=0,
+                total=total,
+            )
             return full, self.idle_rows()
         full_left, full_evictable, swa_left, swa_evictable = self._get_swa_token_info()[4:]
         return (
-            Account("full", full_left, full_evictable, cache.full_protected_size(),
-                    self._session_held_full_tokens(), 0, self.full_tokens_per_layer),
-            Account("swa", swa_left, swa_evictable, cache.swa_protected_size(),
-                    self._session_held_swa_tokens(), 0, self.swa_tokens_per_layer),
+            Account(
+                "full",
+                available=full_left,
+                evictable=full_evictable,
+                protected=cache.full_protected_size(),
+                session_held=self._session_held_full_tokens(),
+                uncached=0,
+                total=self.full_tokens_per_layer,
+            ),
+            Account(
+                "swa",
+                available=swa_left,
+                evictable=swa_evictable,
+                protected=cache.swa_protected_size(),
+                session_held=self._session_held_swa_tokens(),
+                uncached=0,
+                total=self.swa_tokens_per_layer,
+            ),
             self.idle_rows(),
-        )  # fmt: skip
+        )
 
 
 class Scheduler0511(Scheduler):

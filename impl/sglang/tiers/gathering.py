@@ -116,14 +116,22 @@ class Gatherer:
         operations = () if self.behind is None else self.behind.operations()
         memory = {pool: tuple(self.copies.memory[pool]) for pool in self.kinds}
         return TierFacts(
-            tuple(self._nodes()), {pool: self._free(pool) for pool in self.kinds},
-            {pool: tuple(_host_free(self.host_pools.get(pool))) for pool in self.kinds}, self._evictable(),
-            memory, {pool: tuple(self.copies.host[pool]) for pool in self.kinds}, transfers,
-            tuple(self._records()), tuple(self._users()), reads,
-            "" if transfers or operations else self._complaint(), loose(self.release.version), operations,
+            nodes=tuple(self._nodes()),
+            free={pool: self._free(pool) for pool in self.kinds},
+            host_free={pool: tuple(_host_free(self.host_pools.get(pool))) for pool in self.kinds},
+            evictable=self._evictable(),
+            memory=memory,
+            host_memory={pool: tuple(self.copies.host[pool]) for pool in self.kinds},
+            transfers=transfers,
+            records=tuple(self._records()),
+            users=tuple(self._users()),
+            reads=reads,
+            complaint="" if transfers or operations else self._complaint(),
+            loose=loose(self.release.version),
+            operations=operations,
             **({} if self.behind is None else self.behind.kept()),
             **self._of_requests(),
-        )  # fmt: skip
+        )
 
     def _free(self, pool: str) -> tuple[int, ...]:
         if pool == "state":
@@ -156,17 +164,17 @@ class Gatherer:
         parts = {pool: node.component_data[kind] for pool, kind in self.kinds.items()}
         return TierNode(
             self.nodes.of(node.id),
-            parent,
-            start,
-            self.stamps(node, start),
-            {pool: slots_of(part.value) for pool, part in parts.items()},
-            {pool: slots_of(part.host_value) for pool, part in parts.items()},
-            {pool: part.lock_ref for pool, part in parts.items()},
-            {pool: part.host_lock_ref for pool, part in parts.items()},
-            self._mark(node, "write_through_pending_id"),
-            self._mark(node, "load_back_pending_id"),
-            self._hashed(node.hash_value),
-            tokens_of(elements_of(node.key))[len(node.key) :],
+            parent=parent,
+            start=start,
+            stamps=self.stamps(node, start),
+            device={pool: slots_of(part.value) for pool, part in parts.items()},
+            host={pool: slots_of(part.host_value) for pool, part in parts.items()},
+            locks={pool: part.lock_ref for pool, part in parts.items()},
+            pins={pool: part.host_lock_ref for pool, part in parts.items()},
+            storing=self._mark(node, "write_through_pending_id"),
+            loading=self._mark(node, "load_back_pending_id"),
+            hashed=self._hashed(node.hash_value),
+            following=tokens_of(elements_of(node.key))[len(node.key) :],
         )
 
     def stamps(self, node: Any, start: int) -> tuple[int, ...]:
@@ -280,7 +288,13 @@ class Gatherer:
             if holder.req.kv.holds_mamba:
                 slot = int(holder.req.kv.mamba_pool_idx)
                 yield TierRequest(
-                    name, TierRequestState.HOLDS, -1, -1, {"state": (slot,)}, {}, {}
+                    name,
+                    state=TierRequestState.HOLDS,
+                    row=-1,
+                    first=-1,
+                    slots={"state": (slot,)},
+                    kept={},
+                    writing={},
                 )
 
     # -- a server with one role ---------------------------------------------------------------------

@@ -77,11 +77,17 @@ class DecodeGatherer(_RoleGatherer):
             room = turn.req.bootstrap_room
             rooms.add(room)
             holds = req.kv is not None and req.kv.holds_kv
-            found.append(TierRequest(
-                name, states.get(id(req), TierRequestState.NOWHERE), req.kv.req_pool_idx if holds else -1,
-                first.get(id(req), -1), self._own(req) if holds else {}, self._retracted(req),
-                self._writing(room),
-            ))  # fmt: skip
+            found.append(
+                TierRequest(
+                    name,
+                    state=states.get(id(req), TierRequestState.NOWHERE),
+                    row=req.kv.req_pool_idx if holds else -1,
+                    first=first.get(id(req), -1),
+                    slots=self._own(req) if holds else {},
+                    kept=self._retracted(req),
+                    writing=self._writing(room),
+                )
+            )
         for name, slot, state in side.idle():
             row = -1
             own = {}
@@ -91,10 +97,30 @@ class DecodeGatherer(_RoleGatherer):
                 own = self._own(slot)
                 kept = self._retracted(slot)
             if slot is not None or state is TierRequestState.BUSY:
-                found.append(TierRequest(session_of(name), state, row, -1, own, kept, {}))
+                found.append(
+                    TierRequest(
+                        session_of(name),
+                        state=state,
+                        row=row,
+                        first=-1,
+                        slots=own,
+                        kept=kept,
+                        writing={},
+                    )
+                )
         for room, to in side.peers.writing.items():
             if room not in rooms:
-                found.append(TierRequest(to.name, TierRequestState.GONE, -1, -1, {}, {}, self._writing(room)))
+                found.append(
+                    TierRequest(
+                        to.name,
+                        state=TierRequestState.GONE,
+                        row=-1,
+                        first=-1,
+                        slots={},
+                        kept={},
+                        writing=self._writing(room),
+                    )
+                )
         return {
             "requests": tuple(found),
             "free_rows": tuple(self.server.rows.free_slots),
@@ -134,10 +160,18 @@ class PrefillGatherer(_RoleGatherer):
         for name, turn in side.arrivals.items():
             req = turn.req
             holds = req.kv.holds_kv
-            found.append(TierRequest(
-                name, states.get(id(req), TierRequestState.NOWHERE), req.kv.req_pool_idx if holds else -1,
-                req.metadata_buffer_index, self._own(req) if holds else {}, {}, {}, side.sender(turn).due,
-            ))  # fmt: skip
+            found.append(
+                TierRequest(
+                    name,
+                    state=states.get(id(req), TierRequestState.NOWHERE),
+                    row=req.kv.req_pool_idx if holds else -1,
+                    first=req.metadata_buffer_index,
+                    slots=self._own(req) if holds else {},
+                    kept={},
+                    writing={},
+                    due=side.sender(turn).due,
+                )
+            )
         memory = self.copies.memory
         sends = []
         for sender in side.senders.by_room.values():
@@ -148,10 +182,17 @@ class PrefillGatherer(_RoleGatherer):
                     # what is handed in before it is written may be read before
                     own = memory[part.pool]
                     stamps = [0 if slot in part.early else own[slot] for slot in part.slots]
-                sends.append(TierSend(
-                    part.job, sender.name, part.pool, part.position, tuple(part.slots), tuple(part.wanted),
-                    tuple(stamps[: len(part.wanted)]),
-                ))  # fmt: skip
+                sends.append(
+                    TierSend(
+                        part.job,
+                        name=sender.name,
+                        pool=part.pool,
+                        position=part.position,
+                        slots=tuple(part.slots),
+                        wanted=tuple(part.wanted),
+                        found=tuple(stamps[: len(part.wanted)]),
+                    )
+                )
         begun = {rid.partition("#")[0] for rid in side.loop.disagg_prefill_pending_chunk_rids}
         return {
             "requests": tuple(found),

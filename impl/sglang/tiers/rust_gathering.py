@@ -63,14 +63,21 @@ class RustGatherer(Gatherer):
             parent, start = ends[depth - 1]
             ends[depth] = number, start + int(length)
             yield TierNode(
-                number, parent, start, self.stamps(self._told(handle), start),
-                {
+                number,
+                parent=parent,
+                start=start,
+                stamps=self.stamps(self._told(handle), start),
+                device={
                     pool: slots_of(core.get_component_device_value(handle, kind))
                     for pool, kind in self.kinds.items()
                 },
-                self._on_host(handle), {"full": int(locks)}, {}, marks.get((False, number), -1),
-                marks.get((True, number), -1), self._hashed(core.get_hash_values(handle)),
-            )  # fmt: skip
+                host=self._on_host(handle),
+                locks={"full": int(locks)},
+                pins={},
+                storing=marks.get((False, number), -1),
+                loading=marks.get((True, number), -1),
+                hashed=self._hashed(core.get_hash_values(handle)),
+            )
 
     def _told(self, handle: int) -> Any:
         """Return a node with its key, as the core describes it for a store from either tier."""

@@ -291,19 +291,19 @@ class PairDriver:
             for name, prefilled in self._readers.items()
         )
         return PairFacts(
-            prefill.view()._replace(host=None),
-            decode.view(),
-            tuple(
+            prefill=prefill.view()._replace(host=None),
+            decode=decode.view(),
+            promises=tuple(
                 Promise(name, blocks, at, self._held(name))
                 for name, (blocks, at) in self._promises.items()
             ),
-            readers,
-            tuple(self._transfers(readers)),
-            tuple(self._message(*each) for each in NETWORK.messages),
-            self._handshakes(),
-            Clock.now - START,
-            tuple(name for name, server in self.servers.items() if server.idle),
-            tuple(kept_records(self.servers)),
+            readers=readers,
+            transfers=tuple(self._transfers(readers)),
+            messages=tuple(self._message(*each) for each in NETWORK.messages),
+            handshakes=self._handshakes(),
+            clock=Clock.now - START,
+            idle=tuple(name for name, server in self.servers.items() if server.idle),
+            records=tuple(kept_records(self.servers)),
         )
 
     def _held(self, name: str) -> bool:

@@ -200,7 +200,9 @@ class PairServer(EngineDriver):
 
     def _host(self) -> HostFacts:
         failed = sorted(self._names[ident] for ident in self._mover.failed)
-        return HostFacts(0, (), (), (), (), (), tuple(failed))
+        return HostFacts(
+            chunks=0, free=(), memory=(), keys=(), transfers=(), records=(), failed=tuple(failed)
+        )
 
     def _take(self, outputs: Any) -> None:
         for of_client in outputs.values():

@@ -201,14 +201,14 @@ class _Masking:
     def mask(self, *, otherwise: bool) -> Mask:
         """Return the fault on the system."""
         return Mask(
-            self.fault,
-            tuple(self.there),
-            tuple(self.fixed),
-            frozenset(self.breaks),
-            tuple(self.instead),
-            self.unplayed,
-            self.base is not None and not self.on_base,
-            otherwise,
+            fault=self.fault,
+            there=tuple(self.there),
+            fixed=tuple(self.fixed),
+            breaks=frozenset(self.breaks),
+            instead=tuple(self.instead),
+            unplayed=self.unplayed,
+            absent_from_base=self.base is not None and not self.on_base,
+            otherwise=otherwise,
         )
 
 

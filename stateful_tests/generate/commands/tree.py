@@ -318,7 +318,7 @@ class EvictHarness(Harness[Evict]):
             if scope.geometry.window is None:
                 yield Evict(0, 1)
             if scope.geometry.states:
-                yield Evict(1, 0, -1)
+                yield Evict(full=1, swa=0, states=-1)
 
     def case(self, was: State, command: Evict, now: State) -> Labels:
         assert was.tree is not None and now.tree is not None

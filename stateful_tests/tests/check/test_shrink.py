@@ -198,10 +198,15 @@ def test_commands_and_sizes_shrink_in_turns():
         "submit r1 (no session) +5; submit r2 (no session) +9; admit r1; extend r1 +5; admit r2;"
         " extend r2 +9; decode r1"
     )
-    start = Trace(Geometry(2, None, 8, 0, 2, 24), Mode.FAITHFUL, commands, clause="OUT-1")
+    start = Trace(
+        Geometry(page_size=2, window=None, full_pages=8, swa_pages=0, rows=2, width=24),
+        Mode.FAITHFUL,
+        commands,
+        clause="OUT-1",
+    )
     shrunk = minimise(Rounds(), start, "OUT-1")
     assert shrunk.commands == script("submit r1 (no session) +1; admit r1; extend r1 +1; decode r1")
-    assert shrunk.geometry == Geometry(2, None, 1, 0, 1, 2)
+    assert shrunk.geometry == Geometry(page_size=2, window=None, full_pages=1, swa_pages=0, rows=1, width=2)
 
 
 class Switched:

@@ -37,28 +37,44 @@ README = Path(__file__).parents[3] / "ci" / "README.md"
 COUNTS = {name: tuple(counts) for name, counts in read("explore_counts").items()}
 
 SMALL = Scope(
-    "small", "", Geometry(1, 1, 3, 3, 2, 3), sessions=1, ordinary=1, submits=(1,), ahead=2, chunks=1
+    "small",
+    "",
+    Geometry(page_size=1, window=1, full_pages=3, swa_pages=3, rows=2, width=3),
+    sessions=1,
+    ordinary=1,
+    submits=(1,),
+    ahead=2,
+    chunks=1,
 )
 TREE = Scope(
     "small-tree",
     "",
-    Geometry(1, 2, 2, 2, 1, 2, tree=True),
+    Geometry(page_size=1, window=2, full_pages=2, swa_pages=2, rows=1, width=2, tree=True),
     lock_holders=1,
     texts="ab",
     prompts=spelt_in("ab", 2),
     evicts=False,
 )
 BOTH = Scope(
-    "small-both", "", Geometry(1, 1, 2, 2, 1, 2, tree=True), Mode.FAITHFUL, sessions=1, ordinary=1,
-    lock_holders=1, submits=(1,), prompts=("a1", "b1"), texts="ab", retracts=False,
-)  # fmt: skip
+    "small-both",
+    "",
+    Geometry(page_size=1, window=1, full_pages=2, swa_pages=2, rows=1, width=2, tree=True),
+    Mode.FAITHFUL,
+    sessions=1,
+    ordinary=1,
+    lock_holders=1,
+    submits=(1,),
+    prompts=("a1", "b1"),
+    texts="ab",
+    retracts=False,
+)
 HOLDERS = replace(
     TREE,
     name="small-holders",
     lock_holders=2,
     texts="a",
     prompts=("a1", "a2"),
-    geometry=Geometry(1, 1, 2, 2, 1, 2, tree=True),
+    geometry=Geometry(page_size=1, window=1, full_pages=2, swa_pages=2, rows=1, width=2, tree=True),
 )
 
 
@@ -92,8 +108,8 @@ def test_clauses_hold_where_they_are_not_checked(name, monkeypatch):
     """Of other commands than they are about, without a tree or a window: and no trigger comes up."""
     skipped = set()
 
-    def step_of(*args):
-        step = Step(*args)
+    def step_of(**parts):
+        step = Step(**parts)
         for clause in {*CLAUSES.values()}.difference(about(step)) if step.done else ():
             assert clause.check(step) is None and not clause.trigger(step), clause.id
             skipped.add(clause.id)
@@ -149,7 +165,7 @@ def test_states_lead_where_their_representatives_lead(scope):
 
 def test_letters_are_alike():
     """Two nodes were never used at one moment unless one is above the other: no letter decides."""
-    geometry = Geometry(1, 1, 6, 6, 1, 3, tree=True)
+    geometry = Geometry(page_size=1, window=1, full_pages=6, swa_pages=6, rows=1, width=3, tree=True)
     scope = Scope("letters", "", geometry, lock_holders=1, texts="ab", prompts=spelt_in("ab", 3))
     states, keys = Representatives(scope), []
     for first, then in ("ab", "ba"):
@@ -320,9 +336,9 @@ def test_facts_that_are_remembered_are_those_of_every_step(scope, monkeypatch):
     """The system is put into the state before each step, and carries it out."""
     system, checked = ReferenceInState(), 0
 
-    def step_of(*args):
+    def step_of(**parts):
         nonlocal checked
-        step = Step(*args)
+        step = Step(**parts)
         if step.done:
             system.start_in(step.was)
             assert facts_of(system.view(), scope.geometry) == step.before

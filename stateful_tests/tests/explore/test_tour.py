@@ -16,18 +16,22 @@ from stateful_tests.tests.support.closing import WaitsForEver
 TINY = Scope(
     "tiny",
     "",
-    Geometry(1, 1, 3, 3, 1, 3),
+    Geometry(page_size=1, window=1, full_pages=3, swa_pages=3, rows=1, width=3),
     sessions=1,
     submits=(1,),
     ahead=2,
     invalid=False,
     marked=False,
 )
-SHORT = replace(TINY, name="short", geometry=Geometry(1, 1, 2, 2, 1, 2))
+SHORT = replace(
+    TINY,
+    name="short",
+    geometry=Geometry(page_size=1, window=1, full_pages=2, swa_pages=2, rows=1, width=2),
+)
 TREE = Scope(
     "tiny-tree",
     "",
-    Geometry(1, 1, 2, 2, 1, 2, tree=True),
+    Geometry(page_size=1, window=1, full_pages=2, swa_pages=2, rows=1, width=2, tree=True),
     lock_holders=1,
     texts="a",
     prompts=("a1", "a2"),

@@ -39,7 +39,14 @@ BARE = replace(PLAIN, window=None, swa_pages=0)
 STATE = replace(ONE, window=None, swa_pages=0, states=6)
 SIZES = {"plain": PLAIN, "one": ONE, "tree": TREE, "bare": BARE, "state": STATE}
 LONG = NodeFacts(
-    path("a10"), range(1, 11), range(1, 11), range(1, 11), path("a10"), path("a10"), 0, 0
+    path("a10"),
+    slots=range(1, 11),
+    swa_slots=range(1, 11),
+    mapped=range(1, 11),
+    full_read=path("a10"),
+    swa_read=path("a10"),
+    full_locks=0,
+    swa_locks=0,
 )
 _NAMED = {"none": None, "zero": ZERO, "yes": True, "no": False, "-": ()}
 

@@ -19,9 +19,9 @@ from stateful_tests.tests.support.commands import script
 from stateful_tests.tests.support.places import in_words
 from stateful_tests.traces.trace_files import prompt_of
 
-TREE = Geometry(2, 2, 12, 12, 3, 16, tree=True)
+TREE = Geometry(page_size=2, window=2, full_pages=12, swa_pages=12, rows=3, width=16, tree=True)
 ONE = replace(TREE, page_size=1)
-PLAIN = Geometry(2, 2, 12, 12, 3, 16)
+PLAIN = Geometry(page_size=2, window=2, full_pages=12, swa_pages=12, rows=3, width=16)
 
 
 def step_of(geometry: Geometry, *commands: Command | str) -> Step:
@@ -35,7 +35,17 @@ def step_of(geometry: Geometry, *commands: Command | str) -> Step:
         state, expected = model.step(was, command)
         outcome = system.apply(command)
         after = facts_of(system.view(), geometry)
-    return Step(was.config, command, expected, outcome, was, state, before, after, unchanged=False)
+    return Step(
+        config=was.config,
+        command=command,
+        expected=expected,
+        outcome=outcome,
+        was=was,
+        now=state,
+        before=before,
+        after=after,
+        unchanged=False,
+    )
 
 
 def changed(step: Step, *, before: bool = False, **facts: Any) -> Step:

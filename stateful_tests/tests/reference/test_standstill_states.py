@@ -13,7 +13,7 @@ from reference.tiers.facts import TierPart, TierTransfer
 from stateful_tests.tests.tiers.scenes import RECEIVED
 
 JOB = Transfer(1, load=False, parts=((0, 1, 0, 0),), submitted=True)
-HOST = HostFacts(1, (2,), (), (HostKey(0, 0, (5,), 0),), (JOB,))
+HOST = HostFacts(1, (2,), (), (HostKey(chunk=0, group=0, stamps=(5,), pins=0),), (JOB,))
 REQUEST = RequestFact("RUNNING", (5, 6), 1, ((1, 0),))
 NOTHING, TOKEN = Output("r1", (), ""), Output("r2", (5,), "")
 BLOCKS = BlockFacts((0, 1, 0), (2,), (), (), {}, {"r1": REQUEST}, steps_in_flight=1, host=HOST)

@@ -18,7 +18,7 @@ def places(change, **scene):
 
 
 def test_a_read_without_a_slot_is_told_by_its_position():
-    found = places(facts(reads=(TierRead("h1", "swa", 3, 0, 0, A[0]),)))
+    found = places(facts(reads=(TierRead("h1", pool="swa", position=3, slot=0, found=0, wanted=A[0]),)))
     assert found["LOAD-1"] == (AtCount("h1", "position", 3),)
 
 

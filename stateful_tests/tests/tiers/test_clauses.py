@@ -57,7 +57,7 @@ def test_a_poll_violates_the_clauses_of_its_row(row):
 
 def test_a_retracted_request_keeps_its_kv_on_the_host():
     sizes = replace(DECODING, decode="plain", host_pages=2, host_swa_pages=1)
-    kept = TierRequest("h3", "retracted", -1, -1, {}, kv((0,)), {})
+    kept = TierRequest("h3", state="retracted", row=-1, first=-1, slots={}, kept=kv((0,)), writing={})
     was = RECEIVED._replace(
         requests=(RECEIVES, HELD, kept), host_free=kv((1,), (0,)), host_memory=kv((A[0], 0), (0,))
     )
@@ -366,7 +366,7 @@ def test_states_that_are_right_conform_and_an_evict_frees_as_many_as_counted():
     assert violated(recurrent(), was=RECURRENT, sizes=WITH_STATES, waiting=()) == ([], "")
     was = RECURRENT._replace(evictable={"full": 0, "state": 1})
     clauses, says = violated(
-        recurrent(), command=Evict(0, 0, 1), was=was, sizes=WITH_STATES, waiting=()
+        recurrent(), command=Evict(full=0, swa=0, states=1), was=was, sizes=WITH_STATES, waiting=()
     )
     assert clauses == ["TREE-17"] and says == "1 of 1 evictable states are freed; 0 are"
 

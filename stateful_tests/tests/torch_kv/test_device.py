@@ -176,7 +176,7 @@ def test_a_command_that_should_not_breaks_and_names_the_line(system, error):
 def test_device_work_does_not_grow_with_the_batch():
     def operators(batch):
         system = TorchKV("counting")
-        system.reset(Geometry(4, 8, 400, 400, rows=16, width=64))
+        system.reset(Geometry(page_size=4, window=8, full_pages=400, swa_pages=400, rows=16, width=64))
         names = [f"r{i}" for i in range(batch)]
         for name in names:
             system.apply(Submit(name, None, 9))

@@ -129,10 +129,19 @@ class Scene(EngineByHand):
         if refused:
             self.expected.follow_refused(command, after)
         step = BlockStep(
-            self.config, command, refused, self.before, after, lanes, outputs, self.expected.bearers,
-            self.expected.in_use, self.expected.standstill, tuple(self.expected.sources),
-            Reason.BAD_LENGTH if for_length else None,
-        )  # fmt: skip
+            self.config,
+            command,
+            refused=refused,
+            before=self.before,
+            after=after,
+            lanes=lanes,
+            outputs=outputs,
+            bearers=self.expected.bearers,
+            in_use=self.expected.in_use,
+            standstill=self.expected.standstill,
+            kv_sources=tuple(self.expected.sources),
+            reason=Reason.BAD_LENGTH if for_length else None,
+        )
         self.before = after
         self.step = step
         failures = broken(step, waived)

@@ -159,7 +159,10 @@ def test_hashes_and_leftover_records_are_shown(offloads):
     manager._num_allocated_blocks = 3
     facts = host_facts(offloads, scheduler, CONFIG, stamps)
     last = chain(chain_of(8), 8)
-    assert facts.keys == (HostKey(0, 0, (last,), -1), HostKey(2, 1, (last,), 1))
+    assert facts.keys == (
+        HostKey(chunk=0, group=0, stamps=(last,), pins=-1),
+        HostKey(chunk=2, group=1, stamps=(last,), pins=1),
+    )
     assert facts.records == ("failed_recving of request r5", "request r4", "block 5")
     assert facts.chunks == 3 and facts.free == (0,)
     assert chunks_of(manager) == [(key, 2, 1), (hashed + bytes(4), 0, -1)]

@@ -84,7 +84,7 @@ def test_situations_of_a_host_tier_are_counted(load, written):
 def test_a_lock_has_the_range_of_the_path_that_it_was_taken_on(written):
     """A window of 2 was in one node when h1 locked it: the split leaves the lock on both parts."""
     kept = {"device": kv((1, 2), (1, 2)), "host": kv((), ()), "pins": count()}
-    whole = TierNode(1, 0, 0, A[:2], locks=count(1, 1), **kept)
+    whole = TierNode(1, parent=0, start=0, stamps=A[:2], locks=count(1, 1), **kept)
     parts = (
         whole._replace(node=2, stamps=A[:1], device=kv((1,), (1,))),
         whole._replace(parent=2, start=1, stamps=A[1:2], device=kv((2,), (2,))),

@@ -14,8 +14,23 @@ from stateful_tests.watched.servers.live_server import LiveRun, watch_live
 
 LOG = Path(__file__).parents[3] / "fixtures" / "watched" / "sglang-0.5.23-tree_under_overlap.jsonl"
 CLIENTS = (
-    Client("a", 0, (Turn(0, 5, 3), Turn(0, 2, 4), Turn(0, 1, 9, abort=1), Turn(0, 1, 2))),
-    Client("b", 0, (Turn(0, 4, 2), Turn(0, 4, 2)), session=False, after="a"),
+    Client(
+        "a",
+        0,
+        (
+            Turn(wait=0, tokens=5, limit=3),
+            Turn(wait=0, tokens=2, limit=4),
+            Turn(wait=0, tokens=1, limit=9, abort=1),
+            Turn(wait=0, tokens=1, limit=2),
+        ),
+    ),
+    Client(
+        "b",
+        0,
+        (Turn(wait=0, tokens=4, limit=2), Turn(wait=0, tokens=4, limit=2)),
+        session=False,
+        after="a",
+    ),
 )
 
 

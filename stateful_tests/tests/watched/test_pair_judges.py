@@ -18,7 +18,9 @@ from stateful_tests.watched import deviations
 from stateful_tests.watched.validation_results import Validated
 
 RELEASE = "0.5.23"
-CLIENTS = Clients([Client(name, 0, (Turn(0, 3, 2),), session=False) for name in ("c1", "c2")], 5)
+CLIENTS = Clients(
+    [Client(name, 0, (Turn(wait=0, tokens=3, limit=2),), session=False) for name in ("c1", "c2")], 5
+)
 PROMPT = CLIENTS.prompt("c1.1")
 TEXT = chained(_stamped(PROMPT))
 

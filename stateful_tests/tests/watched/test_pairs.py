@@ -104,9 +104,13 @@ def test_a_report_shows_both_servers_and_the_wire(capsys):
     from rich.console import Console
 
     run = scheduler_runs.ServedRun(
-        RELEASE, Config(pair=True, window=4), (Client("c2", 1, (Turn(1, 3, 2),)),), 1, (SLOW,),
+        RELEASE,
+        Config(pair=True, window=4),
+        (Client("c2", 1, (Turn(wait=1, tokens=3, limit=2),)),),
+        1,
+        (SLOW,),
         key="PD-1 full page of P is free",
-    )  # fmt: skip
+    )
     judged = scheduler_runs.serve(Pretends(), run)
     result = scheduler_runs.Served(RELEASE, 1, 1, 10, found={run.key: judged})
     server_reports.served_text(Console(width=100), server_reports.served(result, None, 1))
@@ -182,9 +186,15 @@ def runner():
 
 
 CLIENTS = (
-    Client("c1", 1, (Turn(1, 9, 4), Turn(2, 12, 3)), session=False, resends=True),
-    Client("c2", 3, (Turn(1, 40, 6),), session=False),
-    Client("c3", 4, (Turn(1, 20, 3, shared=9),), session=False),
+    Client(
+        "c1",
+        1,
+        (Turn(wait=1, tokens=9, limit=4), Turn(wait=2, tokens=12, limit=3)),
+        session=False,
+        resends=True,
+    ),
+    Client("c2", 3, (Turn(wait=1, tokens=40, limit=6),), session=False),
+    Client("c3", 4, (Turn(wait=1, tokens=20, limit=3, shared=9),), session=False),
 )
 SERVERS = {
     "plain": {},

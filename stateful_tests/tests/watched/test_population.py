@@ -83,7 +83,11 @@ def test_in_some_runs_a_server_has_operators():
 
 def test_a_client_without_a_session_resends_its_conversation():
     """Up to the end token of an answer, which is a part of it."""
-    turns = Turn(0, 3, 5), Turn(0, 2, 4, stop=2), Turn(0, 1, 1)
+    turns = (
+        Turn(wait=0, tokens=3, limit=5),
+        Turn(wait=0, tokens=2, limit=4, stop=2),
+        Turn(wait=0, tokens=1, limit=1),
+    )
     own, whole = (
         Clients((Client("c1", 0, turns, session=False, resends=resends),), seed=7)
         for resends in (False, True)

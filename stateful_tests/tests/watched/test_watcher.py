@@ -45,7 +45,19 @@ def log_in(folder: Path, **options: int) -> EventLog:
 
 
 def step(number: int) -> Stepped:
-    return Stepped(number, 1, 0, 0, 8, 0, 2, 0, 0, 0, [])
+    return Stepped(
+        number=number,
+        batch=1,
+        queued=0,
+        sessions=0,
+        full=8,
+        swa=0,
+        rows=2,
+        tree_full=0,
+        tree_swa=0,
+        tree_locked=0,
+        lanes=[],
+    )
 
 
 def test_a_log_is_read_back(tmp_path):
@@ -306,7 +318,21 @@ def test_numbers_of_other_libraries_are_written(tmp_path):
             return 7
 
     log = log_in(tmp_path)
-    log.put(Stepped(1, 1, 0, 0, Scalar(), 0, 2, 0, 0, 0, []))
+    log.put(
+        Stepped(
+            number=1,
+            batch=1,
+            queued=0,
+            sessions=0,
+            full=Scalar(),
+            swa=0,
+            rows=2,
+            tree_full=0,
+            tree_swa=0,
+            tree_locked=0,
+            lanes=[],
+        )
+    )
     log.close()
     (found,) = logs_of([tmp_path])
     assert [line.event.full for line in found.lines()] == [7]

@@ -177,7 +177,14 @@ def _request_of(r: log.RequestState, session: str | None, serial: int) -> Reques
     """Return the state of a request in a snapshot. The newest output of a running one has no KV yet."""
     if r.cursors is None:
         return Request(
-            r.request, session, serial, (), r.tokens, r.outputs, Phase.QUEUED, r.retracted
+            r.request,
+            session=session,
+            serial=serial,
+            history=(),
+            origin=r.tokens,
+            output=r.outputs,
+            phase=Phase.QUEUED,
+            started=r.retracted,
         )
     cursors = Cursors(*r.cursors)
     phase = Phase.EXTENDING
@@ -185,4 +192,14 @@ def _request_of(r: log.RequestState, session: str | None, serial: int) -> Reques
     if not r.extends:
         phase = Phase.RUNNING
         outputs = max(outputs, cursors.kv_committed_len - r.tokens + 1)
-    return Request(r.request, session, serial, (), r.tokens, outputs, phase, started=True, cursors=cursors)
+    return Request(
+        r.request,
+        session=session,
+        serial=serial,
+        history=(),
+        origin=r.tokens,
+        output=outputs,
+        phase=phase,
+        started=True,
+        cursors=cursors,
+    )

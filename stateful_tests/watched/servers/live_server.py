@@ -90,9 +90,16 @@ def watch_live(
         finally:
             server.stop()
     return LiveRun(
-        log.header, validator.result, up - started, (done or judged) - up,
-        max(0.0, judged - done) if done else 0.0, dict(asking.counts), wrong, died, known,
-    )  # fmt: skip
+        header=log.header,
+        validated=validator.result,
+        start_s=up - started,
+        seconds=(done or judged) - up,
+        behind_s=max(0.0, judged - done) if done else 0.0,
+        counts=dict(asking.counts),
+        wrong=wrong,
+        died=died,
+        known=known,
+    )
 
 
 def _logs(server: LiveServer) -> list[WatchLog]:
