@@ -100,6 +100,8 @@ def _run(
     name: str,
     complain: Callable[[str, int], int],
 ) -> int:
+    """Run a command and return its exit code. Each exception becomes one line for `complain`, with the code
+    that belongs to it."""
     try:
         code = command.main(
             list(arguments) if arguments is not None else None, name, standalone_mode=False

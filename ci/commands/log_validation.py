@@ -128,6 +128,8 @@ class LogReadings:
                     tell(found)
 
         def start(reading: LogReading) -> None:
+            """Announce a log and start the thread that reads it, until its process has ended or the reading
+            is stopped. An exception of the thread goes to `failures`."""
             with telling:
                 begins(reading)
             process = reading.log.header.process

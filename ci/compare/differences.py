@@ -187,6 +187,8 @@ def _named_differences(kind: str, ref: Data, got: Data) -> Iterator[Data]:
 
 
 def _node_differences(moment: Moment, ref: Data, got: Data) -> Iterator[Data]:
+    """Yield the differences of tree nodes: missing and further ones, tombstones, lock counts, contents. ref,
+    got: the nodes of the reference and of the system, by path."""
     tree_policy_is_free = moment.step is not None and moment.step.tree_policy_is_free
     for path in sorted({*ref, *got}, key=lambda p: (len(p), p)):
         expected, actual = ref.get(path), got.get(path)

@@ -47,6 +47,7 @@ def moment_of(run: Run, index: int) -> Moment | None:
 
 
 def _snapshot(run: Run, index: int) -> Data:
+    """Return both sides after the step `index` of a run, and their differences by place."""
     moment = moment_of(run, index)
     row = run.rows[index]
     assert moment is not None
@@ -251,6 +252,8 @@ def lockers(tree: radix.Tree, placed: radix.Placed) -> tuple[list[str], list[str
 
 
 def _system_nodes(tree: TreeFacts | None, geometry: Geometry) -> dict[str, Data]:
+    """Return the system's tree nodes by the text of their path, with page numbers in place of slots. Empty
+    without a tree."""
     size = geometry.page_size
     found: dict[str, Data] = {}
     if tree is not None:

@@ -111,6 +111,8 @@ def search_entries(named: Iterable[Data]) -> list[SearchEntry]:
 
 
 def _known_entries() -> Iterable[SearchEntry]:
+    """Yield an entry for each known fault of a release: its names, the messages it causes, the symptoms and
+    the upstream reports of it."""
     messages = json.loads(MESSAGES.read_text(encoding="utf-8"))
     also: dict[str, list[str]] = {}
     for report in reported():

@@ -196,6 +196,8 @@ def _read_facts(place: AtPosition, m: Moment) -> list[Fact]:
 
 
 def _tree_page_facts(place: AtNode | AtTreePage | AtLock | AtCounter, m: Moment) -> list[Fact]:
+    """Return the facts of a moment about a place in the tree: a node, a page, a lock or a counter. Empty for
+    a counter that the moment does not show."""
     tree = m.facts.tree
     match place:
         case AtNode(path, pool, must):

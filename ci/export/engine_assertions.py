@@ -73,6 +73,8 @@ def asserted(run: Run, clause: str, tokens: Callable[[Sequence[int]], str]) -> l
 
 
 def _place_assertions(now: EngineMoment, clause: str, place: AtTable, config: EngineConfig) -> list[str]:
+    """Return the assertion about an entry of a block table that a clause is about. Empty where the request is
+    not known any more, or the engine's objects do not show it."""
     who = place.request
     group = place.group
     if who not in now.facts.requests or now.step is None:

@@ -292,6 +292,8 @@ class _Steps:
             yield format_command(row.command), [] if refused else list(self._calls(row, moment))
 
     def _calls(self, row: Row, moment: EngineMoment) -> Iterator[str]:
+        """Yield the calls of an exported test that a command becomes, with what the batch of the moment must
+        compute. Raises NotExportable for new weights."""
         command: object = row.command
         match command:
             case LoadAdapter(adapter):
@@ -372,6 +374,8 @@ class _Steps:
         return f"[{', '.join(parts)}]"
 
     def _update(self, most: int) -> Iterator[str]:
+        """Yield the call that takes the results of the oldest batch in flight. most: the most drafts for each
+        request of the next round (tokens)."""
         config = self.run.trace.sizes(EngineConfig)
         flight = self.flights.popleft()
         sampled = ", ".join(

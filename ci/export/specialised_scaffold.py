@@ -85,6 +85,8 @@ def _signature(found: re.Match[str]) -> str:
 
 
 def _refilled(source: str) -> Iterator[Edit]:
+    """Yield edits that lay bracketed lists anew: on one line where they fit, else filled up to WIDTH. Lists
+    with comments stay."""
     at = Offsets(source)
     for node in ast.walk(ast.parse(source)):
         pieces, first = _bracket_items(node, at)

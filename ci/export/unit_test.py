@@ -254,6 +254,8 @@ def _versions(system: SGLangSystem | TierSystem, fixed: ReleaseTarget | None) ->
 
 
 def _record_run(trace: Trace, system: SGLangSystem | TierSystem) -> RecordedRun:
+    """Run a trace on a release up to its violation and return the calls of each command. Raises NotExportable
+    where the run conforms, or has a prompt that another server computes."""
     check_fits(system, trace.geometry, trace.commands)
     if any(
         isinstance(each, Extend) and any(lane.tail for lane in each.lanes)

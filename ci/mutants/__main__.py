@@ -134,6 +134,8 @@ def _row(mutant: Mutant, reason: str, noticed: Noticed | None) -> Data:
 
 
 def _text(out: Console, data: Data) -> None:
+    """Print the verdict of a session: the counts, each survivor with its change, and by what the others were
+    noticed."""
     done = len(data["mutants"])
     counts = f"{data['noticed']} noticed, {data['accepted']} accepted, {data['survived']} survived"
     drawn = f"{done} of {data['of']} mutants (seed {data['seed']}, tier {data['tier']})"

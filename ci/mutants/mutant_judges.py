@@ -343,6 +343,8 @@ def _fixture_runs() -> Noticed | None:
 
 
 def _test_runs(paths: tuple[str, ...]) -> Noticed | None:
+    """Run tests in this process, up to the first that fails. Return it as what notices the mutant; None where
+    all pass."""
     import pytest
 
     class _First:

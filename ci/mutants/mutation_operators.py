@@ -206,6 +206,7 @@ def _says_something(node: ast.stmt) -> bool:
 
 
 def _of_expression(node: ast.expr) -> Iterator[ast.expr]:
+    """Yield the expressions that may take the place of a node, each with one small change."""
     match node:
         case ast.Compare(left, operators, others):
             for at, operator in enumerate(operators):

@@ -63,6 +63,8 @@ def bug(
     a part of it, or a subclass of one of these."""
 
     def register(fault: F) -> F:
+        """Register a function, or a class of a part, as a named bug of the built-in implementation. Return it
+        unchanged."""
         system: Any = fault
         if method is not None:
             at = method.__name__

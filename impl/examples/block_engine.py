@@ -58,6 +58,7 @@ class BlockEngine(SelfSchedulingDriver):
         self.in_step = False
 
     def carry_out(self, command: EngineCommand) -> None:
+        """Execute a command. Raises CommandRefused, also for a command that the engine does not have."""
         if not isinstance(command, Abort):  # which a client may send at any time
             require(self.in_step == isinstance(command, Update), Reason.WRONG_PHASE)
         match command:
@@ -165,6 +166,8 @@ class BlockEngine(SelfSchedulingDriver):
     # -- a step -----------------------------------------------------------------------------------
 
     def _schedule(self) -> None:
+        """Fill a batch: first with requests that run, the last of which is preempted where blocks are
+        missing, then with waiting ones, which begin behind the prefix that the cache has."""
         budget = self.config.max_batched_tokens
         preempted = False
         at = 0

@@ -56,6 +56,8 @@ class LMDeployDriver(EngineFacts):
         self._longest_session = longest_session_of(root)
 
     def reset(self, geometry: EngineConfig) -> None:
+        """Build the release's Scheduler, InputsMakerAsync and EngineLoop for these sizes. Raises
+        UnusableImplementation for sizes that LMDeploy is not driven with."""
         [group, *more] = geometry.groups
         extra = geometry.connects or geometry.checkpoints or not geometry.chunked
         if extra or group.state or more not in ([], [replace(group, window=None, state=True)]):
@@ -145,6 +147,8 @@ class LMDeployDriver(EngineFacts):
         return module.InputsMakerAsync(**taken(module.InputsMakerAsync, parts))
 
     def carry_out(self, command: EngineCommand) -> None:
+        """Execute a command as the release's engine loop does, and end sessions as their clients do once they
+        have heard of the end. Raises CommandRefused."""
         self._released = []
         self.new_weights = False
         match command:

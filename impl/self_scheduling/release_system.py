@@ -62,6 +62,8 @@ class ReleaseSystem(WorkerSystem):
         limits: Limits = LIMITS,
         ways: tuple[str, ...] = (),
     ) -> None:
+        """Find the files of a release, or of the checkout at `path`, and check them for the names that the
+        adapter needs. Raises UnusableImplementation that lists what is missing."""
         super().__init__(limits)
         self.spec = SystemSpec(self.package, version, ways, checkout=path is not None)
         self.name = str(self.spec)

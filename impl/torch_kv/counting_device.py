@@ -96,6 +96,8 @@ class DeviceTensor(torch.Tensor):
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
+        """Run an operator on the CPU and count it: launches, elements written, and waits for a value on the
+        host. Raises DeviceMixError for tensors of two devices."""
         kwargs = kwargs or {}
         parts = func.decompose(*args, **kwargs)
         if parts is not NotImplemented:

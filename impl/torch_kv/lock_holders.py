@@ -73,6 +73,8 @@ class LockHolders(Steps):
         tree.unlock_swa(self.locks[holder])
 
     def insert(self, command: Insert) -> None:
+        """Insert a text for a holder, and keep its path locked if the text is a chunk of a longer one
+        (`chunked`)."""
         length = prompt_len(command.prompt)
         lock_holder = self.lock_holders.get(command.holder)
         require(command.prompt and well_formed(command.prompt), Reason.EMPTY)

@@ -28,6 +28,7 @@ class Steps(MemoryChecks):
         request.phase = RequestPhase.ADMITTED
 
     def extend(self, command: c.Extend) -> Played:
+        """Prefill the next chunks of a batch's prompts, and decode the requests beside them."""
         found = self._that_may_extend(command)
         lanes = {lane.request: lane for lane in command.lanes}
         decodes = [request for request in found if request.phase is RequestPhase.RUNNING]

@@ -99,6 +99,7 @@ class KVStore:
     pool_class = PagePool
 
     def __init__(self, geometry: Geometry, device: torch.device) -> None:
+        """Make the pools, rows and cursor tables of these sizes on a device."""
         size = geometry.page_size
         self.page_size = size
         self.width = geometry.width

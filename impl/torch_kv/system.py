@@ -114,6 +114,7 @@ class TorchKV(LockHolders):
         self.sessions[command.session] = KVSession(command.session)
 
     def submit(self, command: c.Submit) -> Played:
+        """Queue a request whose text is its session's history and its prompt."""
         new = prompt_len(command.prompt) + command.tokens
         require(command.tokens >= 0 and well_formed(command.prompt) and new >= 1, Reason.EMPTY)
         session = None if command.session is None else self.sessions.get(command.session)

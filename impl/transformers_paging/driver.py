@@ -58,6 +58,8 @@ class PagingDriver(SelfSchedulingDriver):
         self._processor: Any = type("Processor", (whole,), {"__del__": _nothing})
 
     def reset(self, geometry: EngineConfig) -> None:
+        """Build the release's PagedAttentionCache, FIFOScheduler and processor of batches for these sizes.
+        Raises UnusableImplementation for sizes that transformers is not driven with."""
         if any(group.window is not None and not group.ring for group in geometry.groups):
             raise UnusableImplementation("transformers: no window that is not a ring")
         kinds = {group.ring for group in geometry.groups}
@@ -134,6 +136,7 @@ class PagingDriver(SelfSchedulingDriver):
         return sized(self.cache, self.scheduler, 0.0, 0.0, None, alone)
 
     def carry_out(self, command: EngineCommand) -> None:
+        """Execute a command as ContinuousBatchProcessor and the manager's loop do. Raises CommandRefused."""
         # clients: between steps
         if isinstance(command, Update):
             require(self._results_due(), Reason.WRONG_PHASE)
@@ -264,6 +267,8 @@ class PagingDriver(SelfSchedulingDriver):
         return int(raw - 2 * self._pages[0].blocks_per_sector + 1)
 
     def view(self) -> BlockFacts:
+        """Return the facts of the pool, of block tables, of hashes and of batches in flight. Sectors are
+        counted as blocks."""
         pool = self.cache.pool
         per = self._pages[0].blocks_per_sector
         free = [sector * per + at for sector in pool.free_sectors for at in range(per)]

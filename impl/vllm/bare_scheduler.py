@@ -316,6 +316,7 @@ def requests_by(hasher: Callable[..., Any] | None) -> Callable[..., Any]:
     def make(
         name: str, tokens: list[int], max_tokens: int, priority: int, resumable: bool, **source: Any
     ) -> Any:
+        """Return a Request of the release. source: further arguments that only some releases take."""
         sampling = Values(
             max_tokens=max_tokens,
             min_tokens=0,

@@ -114,6 +114,8 @@ class DrafterV1(Drafter):
     folder of the release."""
 
     def __init__(self, config: EngineConfig, runner: Any, root: Path) -> None:
+        """Make a proposer with the release's methods (SpecDecodeBaseProposer) and kernels, on the CPU. root:
+        the release."""
         super().__init__(config, runner)
         rows = torch.zeros(config.max_seqs, dtype=torch.int32)
         tokens = config.max_batched_tokens

@@ -49,6 +49,8 @@ class EngineParts:
         encodes: bool = False,
         stores: bool = False,
     ) -> None:
+        """Load the release's modules and note which parts it has. overlap: asynchronous scheduling. v2: model
+        runner V2. offloads, encodes, stores: with a connector, an encoder, a storage."""
         self._load(root, offloads, encodes)
         names = renamed_in(root)
         for name in names:

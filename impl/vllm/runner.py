@@ -89,6 +89,8 @@ class _Worker(Values):
     """The stand-in that the release's methods have as `self`."""
 
     def __init__(self, size: int, drafts: int, overlap: bool) -> None:
+        """Set what GPUModelRunner._update_states and its helpers read. size: rows of the batch; drafts:
+        tokens for each round."""
         self.requests: dict[str, Any] = {}
         self.num_prompt_logprobs: dict[str, Any] = {}
         self.encoder_cache: dict[str, Any] = {}
@@ -290,6 +292,8 @@ class ModelRunnerV1(ModelRunner):
         self.encoder = Encoder(self.worker) if config.encodes else None
 
     def run(self, scheduled: Any, accept: Sequence[int], stop: Sequence[str]) -> Ran:
+        """Run a scheduled batch as GPUModelRunner.execute_model does: update states, compute, sample. accept:
+        accepted drafts of each entry; stop: requests that sample the stop token."""
         worker = self.worker
         batch = self.worker.input_batch
         before = dict(batch.req_id_to_index)

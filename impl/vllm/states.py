@@ -95,6 +95,8 @@ class RecurrentLayers:
     dim_first = False  # layout of a window: channels before tokens (DS)
 
     def __init__(self, config: EngineConfig, memory: Any, pool: Any) -> None:
+        """Find the release's function for checkpoints within a prompt. memory: the slots of states. pool: the
+        release's KVCacheConfig."""
         self.config = config
         self.memory = memory
         self.align = config.caching
@@ -154,6 +156,8 @@ class RecurrentLayers:
         )
 
     def _use(self, lane: Lane, group: int, rounds: bool, accepted: int, origin: int) -> StateUse:
+        """Return what a batch entry reads and writes of its state in a group. rounds: the entry verifies
+        drafts. accepted: tokens that its last round kept. origin: the stamp of an empty text."""
         size = self.config.groups[group].block_size
         row = lane.tables[group]
         end = lane.start + len(lane.tokens)
@@ -304,6 +308,8 @@ class StateRunnerV1(ModelRunnerV1):
         pool: Any,
         memory: Any = None,
     ) -> None:
+        """Make a runner with recurrent layers. With caching it has the release's MambaBuffers, whose kernels
+        copy states between blocks. memory: that of a pair's server; None makes one."""
         super().__init__(config, overlap, methods)
         self.memory = StateMemory(config) if memory is None else memory
         self.layers = self.layers_of(config, self.memory, pool)

@@ -60,6 +60,7 @@ class StateRunnerV2(ModelRunnerV2):
     """The worker of a hybrid model with model runner V2. pool: the release's KVCacheConfig."""
 
     def __init__(self, config: EngineConfig, overlap: bool, pool: Any) -> None:
+        """Make a runner V2 with the release's MambaHybridModelState."""
         super().__init__(config, overlap, pool)
         self.memory: StateMemory = StateMemory(config)
         self.layers = RecurrentLayers(config, self.memory, pool)

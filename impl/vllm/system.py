@@ -57,6 +57,8 @@ class VLLMSystem(WorkerSystem):
         encodes: bool = False,
         limits: Limits = LIMITS,
     ) -> None:
+        """Choose a release, or the checkout at `path`, in one of its ways, and the capabilities that its
+        parts give. Raises UnusableImplementation that lists what a checkout lacks."""
         super().__init__(limits)
         if (version is None) == (path is None):
             raise UnusableImplementation("vllm: give a version or the path of a checkout")

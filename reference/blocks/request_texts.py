@@ -200,6 +200,8 @@ class RequestTexts:
     def _apply(
         self, command: EngineCommand, facts: BlockFacts
     ) -> tuple[list[LaneNote], list[OutputNote]]:
+        """Follow a command, and return the entries of its batch and its outputs, each with its expectation.
+        facts: the engine's, after the command."""
         bearer = self.bearers.get(getattr(command, "request", ""))
         if isinstance(command, Add):
             self._add(command)
@@ -320,6 +322,8 @@ class RequestTexts:
         bearer.turned = True
 
     def _launch_entries(self, facts: BlockFacts) -> list[LaneNote]:
+        """Note the batch that the engine runs as in flight, and return its entries, each with its request's
+        text up to there. Entries of unknown requests are left out."""
         notes = []
         batch = []
         for lane in facts.lanes:
@@ -373,6 +377,8 @@ class RequestTexts:
         return frozenset().union(*(flight.uses for batch in self.batches for _, flight in batch))
 
     def _take_results(self, facts: BlockFacts) -> list[OutputNote]:
+        """Take the results of the oldest batch in flight: return the expected outputs beside the engine's,
+        extend the texts and end turns."""
         given = {output.request: output for output in facts.outputs}
         notes = []
         if self.batches:

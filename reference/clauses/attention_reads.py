@@ -126,6 +126,8 @@ def _swa_reads(step: Step) -> Failure | None:
     trigger=lambda s: bool(s.after.holders),
 )
 def _agrees_with_reference(step: Step) -> Failure | None:
+    """Return the first difference from the reference: cursors, session slots, lock holders, owners of pages,
+    then recurrent states."""
     page_size = step.config.geometry.page_size
     for request in step.now.requests:
         got = step.after.requests[request.name].cursors

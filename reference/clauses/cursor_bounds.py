@@ -56,6 +56,8 @@ def capped(c: Cursors, target: int) -> Cursors:
     ),
 )
 def _caps_at_target(step: Step) -> Failure | None:
+    """Return the failure of a session slot whose cursors are not capped at the target of the turn that ended.
+    None where nothing was cut."""
     at = step.cut_at
     if at is None:
         return None
@@ -107,6 +109,8 @@ def _caps_at_target(step: Step) -> Failure | None:
     ),
 )
 def _restore_caps_at_prefix(step: Step) -> Failure | None:
+    """Return the failure of an admission whose cursors, or whose session's, are not the slot's capped at the
+    prefix that can be resumed."""
     if not isinstance(step.command, Admit) or not step.done:
         return None
     request = step.acted
@@ -239,6 +243,8 @@ def _out_of_bounds(c: Cursors, geometry: Geometry) -> Iterator[tuple[str, str, s
     ),
 )
 def _commits_progress(step: Step) -> Failure | None:
+    """Return the failure of the first request whose cursors did not move by what the step committed and
+    allocated."""
     if not step.done:
         return None
     progress = step.progress

@@ -27,6 +27,8 @@ def owed_and_freed(step: Step, pool: str) -> tuple[PagesByHolder, PagesByHolder]
 
 
 def _freed_as_owed(step: Step, pool: str) -> Failure | None:
+    """Return the failure of the first holder whose freed pages are not those that the step owes. None where
+    they agree."""
     if (found := wrongly_freed(step, pool)) is None:
         return None
     holder, owed, freed = found
@@ -117,6 +119,8 @@ def _swa_pages_freed(step: Step) -> Failure | None:
     trigger=lambda s: bool(s.before.holders) and not s.held,
 )
 def _nothing_lost(step: Step) -> Failure | None:
+    """Return the failure of a pool, or of the rows, that is not all free although no request or session holds
+    anything."""
     # may have a row already
     if step.held or any(r.phase is Phase.ADMITTED for r in step.now.requests):
         return None

@@ -176,6 +176,8 @@ def _check_changes_nothing(step: Step) -> Failure | None:
     trigger=_check_counts_something,
 )
 def _no_false_alarm(step: Step) -> Failure | None:
+    """Return the failure of a check that alarms, or whose accounts do not add up, while every page has its
+    one owner."""
     expected, report = _both_reports(step)
     if report is None or (not report.alarm and all(a.balances for a in report.accounts)):
         return None
@@ -222,6 +224,8 @@ def _no_false_alarm(step: Step) -> Failure | None:
     trigger=_check_counts_something,
 )
 def _terms_are_right(step: Step) -> Failure | None:
+    """Return the failure of the first account of a check that differs from the reference's, or of its list of
+    holders."""
     want, got = _both_reports(step)
     if want is None:
         return failure("none: level 0 is off", "a report") if got else None

@@ -204,6 +204,7 @@ def _page_list(pool: str, pages: Iterable[int]) -> list[AtPage]:
     trigger=lambda s: len(s.after.holders) > 1,
 )
 def _one_owner(step: Step) -> Failure | None:
+    """Return the failure of the first page that is owned and free, or owned twice."""
     for name, pool in step.after.pools.items():
         free = pool.free_pages
         if len(pool.owner_of) == len(pool.owned) and free.isdisjoint(pool.owner_of):

@@ -181,6 +181,7 @@ def _node_has_its_state(step: Step) -> Failure | None:
     trigger=lambda s: any(length for _, length, _ in _expected_states(s)),
 )
 def _holder_keeps_its_state(step: Step) -> Failure | None:
+    """Return the failure of the first holder whose slot has not the state after its computed tokens."""
     states = step.after.states
     if states is None:
         return None
@@ -276,6 +277,7 @@ def _holder_kind(step: Step, name: str) -> str:
     ),
 )
 def _ended_holders_have_no_slot(step: Step) -> Failure | None:
+    """Return the failure of the first holder that ended and kept its slot, or whose slot was lost."""
     before = step.before.states
     states = step.after.states
     if before is None or states is None:
@@ -318,6 +320,7 @@ def _slots_by_holder(states: StateFacts) -> dict[str, list[int]]:
     trigger=lambda s: (f := s.after.states) is not None and len(f.holders) + len(f.nodes) > 1,
 )
 def _slots_add_up(step: Step) -> Failure | None:
+    """Return the failure of the first slot that is not exactly once in the free list or with an owner."""
     states = step.after.states
     if states is None:
         return None

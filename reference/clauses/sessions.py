@@ -95,6 +95,8 @@ def _close_happens(step: Step) -> Failure | None:
     trigger=lambda s: isinstance(s.command, (Abort, Close)) and s.done and bool(s.was.requests),
 )
 def _sessions_live_and_end(step: Step) -> Failure | None:
+    """Return the first difference in which requests and sessions exist, and which sessions close or have a
+    slot."""
     after = step.after
     now = step.now
     names = {r.name for r in now.requests}
@@ -162,6 +164,7 @@ def _name_list(names: Iterable[str]) -> str:
     ),
 )
 def _history_is_what_client_saw(step: Step) -> Failure | None:
+    """Return the failure of the first session or request whose text is not the one that the client knows."""
     for session in step.now.sessions:
         got = tuple(step.after.sessions[session.name].history)
         if got != text_tokens(session.history):

@@ -129,6 +129,7 @@ def window_evictions(step: Step) -> Iterator[tuple[Request, int]]:
     trigger=lambda s: s.evicted_any,
 )
 def _next_window_is_live(step: Step) -> Failure | None:
+    """Return the failure of the first request without SWA KV in the window of its next token."""
     window = step.config.geometry.window
     if window is None:
         return None

@@ -86,6 +86,8 @@ def _sizes_text(amounts: Sequence[int]) -> str:
     trigger=lambda s: isinstance(s.command, Evict) and s.done and (shrank(s) or lost_states(s)),
 )
 def _frees_requested_amount(step: Step) -> Failure | None:
+    """Return the failure of an eviction that frees too little of a pool, or reports another amount than it
+    freed."""
     command = step.command
     if not isinstance(command, Evict) or not step.done or step.after.tree is None:
         return None

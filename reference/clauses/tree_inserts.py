@@ -237,6 +237,8 @@ def _finish_brings_no_more_than_the_client_saw(step: Step) -> Failure | None:
     ),
 )
 def _computed_pages_are_resumable(step: Step) -> Failure | None:
+    """Return the failure of the first page that a finished request computed and the tree does not have live,
+    or as a tombstone under a lock."""
     was = step.acted
     window = step.config.geometry.window
     command = step.command

@@ -35,6 +35,8 @@ def locks_anything(step: Step) -> bool:
     trigger=lambda s: (m := match_of(s)) is not None and m[2] > 0,
 )
 def _match_is_usable(step: Step) -> Failure | None:
+    """Return the failure of a match that is longer or shorter than the prefix from which a request can be
+    resumed."""
     found = match_of(step)
     if found is None:
         return None
@@ -134,6 +136,8 @@ def _locked_state_stays(step: Step) -> Failure | None:
     trigger=locks_anything,
 )
 def _protected_prefix_in_tree(step: Step) -> Failure | None:
+    """Return the failure of the first page of a locked prefix for which its holder has other slots than the
+    tree."""
     if step.after.tree is None:
         return None
     pages = step.after.tree.pages
@@ -236,6 +240,7 @@ def match_of(step: Step) -> tuple[str, Key, int] | None:
     trigger=lambda s: len(s.locks) > 1,
 )
 def _lock_counts(step: Step) -> Failure | None:
+    """Return the failure of the first node whose lock counters are not the number of its holders."""
     has_swa, has_states = "swa" in step.after.pools, bool(step.config.geometry.states)
     if step.after.tree is None:
         return None

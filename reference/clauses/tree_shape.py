@@ -44,6 +44,8 @@ def shrank(step: Step) -> bool:
     trigger=lambda s: s.grew,
 )
 def _tree_shape(step: Step) -> Failure | None:
+    """Return the failure of the first node that is not whole pages, has no parent, or shares its first page
+    with another."""
     tree = tree_of(step)
     size = step.config.geometry.page_size
     if tree is None:
@@ -94,6 +96,8 @@ def _tree_shape(step: Step) -> Failure | None:
     ),
 )
 def _live_or_dead(step: Step) -> Failure | None:
+    """Return the failure of the first live node whose SWA slots are incomplete, or not those that the mapping
+    names."""
     tree = tree_of(step)
     if tree is None or "swa" not in step.after.pools:
         return None
@@ -127,6 +131,7 @@ def _live_or_dead(step: Step) -> Failure | None:
     trigger=lambda s: s.grew,
 )
 def _nodes_hold_their_path(step: Step) -> Failure | None:
+    """Return the failure of the first slot of a node that holds another token than its path has."""
     wrong = wrong_token(step)
     if wrong is None:
         return None

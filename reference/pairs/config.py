@@ -36,6 +36,7 @@ class PairConfig:
     shared: bool = False
 
     def __post_init__(self) -> None:
+        """Check that the two engines fit together."""
         for name in ("prefill", "decode"):
             config: EngineConfig = getattr(self, name)
             if config.host_chunks:

@@ -50,6 +50,8 @@ KEEPS_LESS = (
     ),
 )
 def finish(state: State, command: Finish, context: RuleContext) -> State:
+    """End a turn: the session's slot is cut to the finished length, or an ordinary request's text goes into
+    the tree."""
     request = known_request(state, command.request)
     require(request.phase is Phase.RUNNING, Reason.WRONG_PHASE)
     require(1 <= command.finished_len <= request.output, Reason.BAD_LENGTH)

@@ -423,6 +423,8 @@ _DRAWS = {
 def _run_judged_example(
     system: AnySystem, plan: Plan, config: Configuration, example: int, driven: Driven
 ) -> None:
+    """Drive one run of a kind that is judged by clauses alone, and add it to `driven`. Every fourth example
+    has drawn sizes."""
     source = RandomChoices(f"{plan.seed}/{config.preset}/{example}/{config.machine}")
     draws = _DRAWS[config.machine]
     done = list[AnyCommand]()

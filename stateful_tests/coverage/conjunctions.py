@@ -56,6 +56,7 @@ def conjunctions(was: State, command: Command, outcome: Outcome, now: State) -> 
 
 
 def _of_request(was: State, command: Command, now: State) -> Iterator[str]:
+    """Yield the conjunctions that a retraction or an admission reaches."""
     if isinstance(command, Retract):
         request = request_of(was, command.request)
         session = was.session(request.session)
@@ -99,6 +100,7 @@ def _at_once(was: State, command: Command) -> Iterator[str]:
 
 
 def _conditions(was: State, request: Request) -> Iterator[str]:
+    """Yield the conditions that hold for a request before a command, such as "retracted"."""
     session = was.session(request.session)
     slot = session.slot if session is not None else None
     if session is not None and session.closing:
@@ -127,6 +129,8 @@ _ENDS: dict[type, str] = {Finish: "finishes", Retract: "is retracted", Abort: "i
 
 
 def _of_tracked(was: State, command: Command, outcome: Outcome) -> Iterator[str]:
+    """Yield the conjunctions that a command reaches with tracked states; none without a tree that tracks
+    them."""
     if was.tree is None or not was.config.geometry.tracks:
         return
     refused = outcome.reason if isinstance(outcome, Refused) else None

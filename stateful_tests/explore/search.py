@@ -113,6 +113,8 @@ class Expander:
         return found
 
     def _expand(self, state: State, found: Expansion) -> tuple[int, Violation | None]:
+        """Execute each command of the scope in a state, and add what follows to `found`. Return the number of
+        the last command, and the violation that ended the expansion, if any."""
         check = self.check
         number = 0
         # equal states are one: it remembers for all
@@ -148,6 +150,8 @@ def _expander(scope: Scope, clauses: bool, search: float) -> Expander:  # noqa: 
 
 
 def _expand(scope: Scope, clauses: bool, search: float, task: _Task) -> Expansion:
+    """Execute each command of the scope in a state, and add what follows to `found`. Return the number of the
+    last command, and the violation that ended the expansion, if any."""
     # a search leaves few cycles, and makes many objects; a process beside this one ends with it
     gc.disable()
     return _expander(scope, clauses, search).expand(task)
@@ -168,6 +172,8 @@ class Explorer:
         executor: Executor = SERIAL,
         system: ReferenceInState | None = None,
     ) -> None:
+        """Begin at the initial state. clauses: check them at each step. system: check its facts as well, in
+        this process."""
         self.scope = scope
         self.states = Representatives(scope)
         self.queue: list[State] = [self.states.of(self.states.initial)]

@@ -386,6 +386,8 @@ def _draw_max_tokens(source: Choices, room: int) -> int:
 
 
 def _draw_add(texts: RequestTexts, name: str, source: Choices, profile: EngineProfile) -> Add:
+    """Draw a request: its prompt, priority, adapter, salt and children, with a part computed by a peer if
+    there is one."""
     prompt, own = _draw_prompt(texts, texts.config.max_model_len - 1, source, profile)
     priority = source.upto(2) if texts.config.priority else 0
     resumable = bool(profile.sessions) and once_in(source, profile.sessions)

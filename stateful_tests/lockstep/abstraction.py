@@ -128,6 +128,7 @@ class _Reader:
         self.unused_mapped: list[tuple[int, int]] = []
 
     def facts(self) -> Facts:
+        """Return the facts of the view."""
         view = self.view
         geometry = self.geometry
         if self.has_swa:

@@ -177,6 +177,8 @@ class ReferenceSystem:
                     self.stamps[pool][page * size + position % size] = stamp
 
     def view(self) -> View:
+        """Return the view of a system that has the reference's state, with pages, rows and slots chosen
+        here."""
         page_size = self.geometry.page_size
         cells: dict[int, Sequence[int]] = {}
         mapping = [0] * len(self.stamps["full"]) if "swa" in self.pages else []
@@ -247,6 +249,7 @@ class ReferenceSystem:
         return slots
 
     def _tree_view(self) -> TreeView | None:
+        """Return the view of the tree; None without one."""
         if self.state.tree is None:
             return None
         shape, sizes = _tree_layout(self.state.tree)

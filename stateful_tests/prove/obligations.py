@@ -106,6 +106,8 @@ def prove(
 
 
 def _prove(proof: Proof, sources: Mapping[str, str]) -> None:
+    """Set the verdict of a proof. Each policy's formulas must be satisfiable, and each promise must follow
+    from them."""
     contract = proof.obligation.contract
     for margin in proof.obligation.policies:
         translation = Translation.of(*sources.values())

@@ -122,6 +122,7 @@ class Translation:
     # Expressions.
 
     def _value(self, node: ast.expr, names: dict[str, Any]) -> Any:
+        """Return an expression as a term of z3. names: the terms of its variables. Raises NotTranslated."""
         match node:
             case ast.Constant(value):
                 return value

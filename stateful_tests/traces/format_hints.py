@@ -77,6 +77,8 @@ def _type_at(kind: Any, data: bytes, path: str) -> types.Type | None:
 
 
 def _place_at(kind: Any, data: bytes, path: str) -> tuple[types.Type | None, Any]:
+    """Return the type and the value at a path of a document; (None, None) where the format has no such
+    place."""
     found: types.Type | None = types.type_info(kind)
     try:
         raw = json.loads(data)

@@ -106,6 +106,7 @@ class TierSeen:
     """The host tier of one log. locks: locks of its users; facts: the last ones shown."""
 
     def __init__(self, header: WatchHeader) -> None:
+        """Take the sizes of a server with a host tier from the header of its log."""
         size = header.page_size
         tier = header.tier
         assert tier is not None

@@ -61,6 +61,7 @@ class LogFollower:
     """
 
     def __init__(self, header: log.WatchHeader) -> None:
+        """Begin at an empty server of the sizes in the header of its log."""
         size = header.page_size
         self.header = header
         self.geometry = ServerGeometry(

@@ -88,6 +88,8 @@ class WatchLog:
     def _lines_of(
         self, path: Path, growing: Callable[[], bool] | None, at: int
     ) -> Iterator[tuple[int, Line]]:
+        """Yield the events of a file with their number in the log, 0 where events have none. growing: more
+        lines may come. Raises LogError."""
         if at and growing is not None:
             _wait_for_header(path, growing)
         if _header_of(path).process != self.header.process:
@@ -153,6 +155,7 @@ def log_name(file: Path) -> str:
 
 
 def _header_of(path: Path) -> WatchHeader:
+    """Return the header of a log's file. Raises LogError for a file that is none, or of another version."""
     try:
         with path.open("rb") as file:
             raw = file.readline(MAX_LINE)

@@ -230,6 +230,7 @@ class PageJudge:
             self._rows[name] = cursors, slots, row
 
     def _view(self, e: Paged) -> View:
+        """Return the logged pages, tree and states as a view, without sessions and contents."""
         geometry = self.geometry
         owners = e.owners
         size = (geometry.full_pages + 1) * geometry.page_size

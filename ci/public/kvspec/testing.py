@@ -95,6 +95,8 @@ class _MachineTest(unittest.TestCase):
     settings: ClassVar[settings]
 
     def runTest(self) -> None:  # noqa: N802
+        """Drive the machine. Fail with the smallest trace of each violated clause that the base does not show
+        as well."""
         __tracebackhide__ = True
         target = self.machine.target
         self._fits(target)

@@ -26,6 +26,8 @@ def states(run: Run) -> list[Data]:
 
 
 def _state(run: Run, at: int, was: PairMoment, now: PairMoment, hues: dict[str, str]) -> Data:
+    """Return the template's data of the step `at`: the requests and block pools of both servers, and what is
+    on the wire."""
     row = run.rows[at]
     config = run.trace.sizes(PairConfig)
     violation = run.violation if run.violation is not None and run.violation.step == at else None

@@ -34,6 +34,7 @@ def states(run: Run) -> list[Data]:
 
 
 def _state(run: Run, at: int, was: TierMoment, now: TierMoment) -> Data:
+    """Return the template's data of the step `at`: the tree, both tiers, and the transfers under way."""
     row = run.rows[at]
     facts = now.facts
     config = run.trace.sizes(TierConfig)

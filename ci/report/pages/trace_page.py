@@ -79,6 +79,8 @@ def states(run: Run) -> list[Data]:
 
 
 def _content(data: Data, run: Run) -> Data:
+    """Return the template's data of a page: each shown step with both sides and their pools, and the table of
+    steps."""
     shown = states(run)
     geometry = run.trace.sizes(Geometry)
     owners = _owners(shown)
@@ -215,6 +217,8 @@ def _cut_of_command(run: Run, index: int, side: Data) -> tuple[str, int, str] | 
 
 
 def _side_data(name: str, state: Data, run: Run, owners: dict[str, Data], length: int) -> Data:
+    """Return the template's data of one side of a step. name: "reference" or "system". length: positions of
+    the longest row that is drawn."""
     side, other = state[name], state["system" if name == "reference" else "reference"]
     cut = _cut_of_command(run, state["step"], side)
     geometry = run.trace.sizes(Geometry)
@@ -294,6 +298,8 @@ def _pool_data(
     owners: dict[str, Data],
     shown: list[int],
 ) -> Data:
+    """Return the template's data of a pool of the system: its pages with owners and faults. before: the step
+    shown before, None for the first. shown: the numbers of the pages."""
     pages = state["system"]["pools"][pool]
     was = before["system"]["pools"][pool] if before is not None else {}
     cells = []

@@ -187,6 +187,8 @@ class Scheduler0510(Scheduler):
         )
 
     def idle_accounts(self) -> tuple[Account, ...]:
+        """Return the accounts of the check of an idle server: of the full pool, of the SWA pool where there
+        is one, and of the rows."""
         cache = self.tree_cache
         if not self.is_hybrid_swa:
             available, evictable = self._get_token_info()[2:]
@@ -276,6 +278,8 @@ class Scheduler0513(Scheduler0511):
     def __init__(
         self, batch: Any, rows: Any, allocator: Any, cache: Any, geometry: Geometry
     ) -> None:
+        """Make the release's observer of the pools and its checker, which records the accounts that it
+        compares."""
         super().__init__(batch, rows, allocator, cache, geometry)
         common = {
             "tree_cache": cache,

@@ -229,6 +229,7 @@ class _Rust(NumberedTree):
     """
 
     def nodes(self) -> Iterator[NodeView]:
+        """Yield the nodes of the tree in Rust, parents before children, as the core prints them."""
         core = self.cache.tree_core
         core.backfill_missing_hash_values()  # the core takes snapshots of hashed nodes only
         without_swa_lock = set(

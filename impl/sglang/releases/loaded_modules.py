@@ -70,6 +70,7 @@ class LoadedModules(Objects):
         install(root, stand_ins.provided(), stand_ins.on_gpu())
 
     def _import(self, root: Path) -> None:
+        """Import the release's modules, and keep those of which the driver uses names."""
         os.environ["SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND"] = self.core  # read from 0.5.19 on
         load = importlib.import_module
         self.common = load("sglang.srt.mem_cache.common")

@@ -51,6 +51,8 @@ class DecodeSide(OnServer):
     """The driver's part for requests of a server that only decodes. arrivals: by name."""
 
     def start_decode_side(self, config: TierConfig, memory: dict[str, list[int]]) -> None:
+        """Make the queues of a server that only decodes, over stand-ins for its event loop and its connection
+        to prefill servers (SchedulerDisaggregationDecodeMixin). memory: the device's KV, by pool."""
         server = self.server
         cache = self.server.cache
         decode: Any = importlib.import_module(_DECODE)

@@ -65,6 +65,8 @@ class TierDriver(DecodeSide, TreeCommands):
     release: Any
 
     def __init__(self, release: Any, root: Path) -> None:
+        """Note for each command the method that executes it: of every tree, and of a server that only
+        decodes."""
         self.release = release
         self.root = root
         self.calls: CallLog | None = None
@@ -295,6 +297,8 @@ class TierDriver(DecodeSide, TreeCommands):
             setattr(req, name, optional(self._tree().found, f"MatchResult.{name}", 0))
 
     def _loaded(self, req: Any, slots: Tensor) -> Tensor:
+        """Load the part of a match that is on the host (init_load_back), and return the slots of the whole
+        prefix. Raises RuntimeError as the release's scheduler does where only a part is loaded."""
         params = self.release.base.InitLoadBackParams(
             best_match_node=req.best_match_node, host_hit_length=req.host_hit_length, req=req
         )

@@ -45,6 +45,8 @@ class Gatherer:
         side: DecodeSide | None = None,
         sends: PrefillSide | None = None,
     ) -> None:
+        """Keep the parts of a server whose facts are gathered. storage: the one behind its host tier. side,
+        sends: what a server has that only decodes or only prefills."""
         self.release = release
         self.server = server
         self.config = config
@@ -112,6 +114,8 @@ class Gatherer:
         return _id(self.core.root_node)
 
     def gather(self, reads: tuple[TierRead, ...]) -> TierFacts:
+        """Return the facts of the tree, of both tiers and of what moves between them. reads: what the last
+        command's request read."""
         transfers = tuple(self._transfers())
         operations = () if self.behind is None else self.behind.operations()
         memory = {pool: tuple(self.copies.memory[pool]) for pool in self.kinds}
@@ -199,6 +203,8 @@ class Gatherer:
         return -1 if mark is None else self.nodes.of(mark)
 
     def _users(self) -> Iterator[TierUser]:
+        """Yield the locks on the tree, each with its holder: requests, stores, loads, prefetches and
+        backups."""
         for name, holder in self.server.lock_holders.items():
             req = holder.req
             lock = optional(req, "Req.lock") or optional(req, "Req.lock_receipt")
@@ -244,6 +250,8 @@ class Gatherer:
     # -- transfers --------------------------------------------------------------------------------
 
     def _transfers(self) -> Iterator[TierTransfer]:
+        """Yield the transfers between the tiers: those on the device or with an ack that waits, then those in
+        the controller's queues."""
         controller = self.controller
         if controller is None:
             return

@@ -48,6 +48,8 @@ class PrefillSide(OnServer):
     release: Any
 
     def __init__(self, release: Any, server: Server, config: TierConfig) -> None:
+        """Make the bootstrap queue of a server that only prefills, over stand-ins for its event loop and its
+        connection to decode servers (SchedulerDisaggregationPrefillMixin)."""
         self.release = release
         self.server = server
         self.config = config

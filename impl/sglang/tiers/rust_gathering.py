@@ -47,6 +47,8 @@ class RustGatherer(Gatherer):
         return number
 
     def _nodes(self) -> Iterator[TierNode]:
+        """Yield the facts of the nodes of the tree in Rust, parents before children, as the core prints
+        them."""
         core = self.core
         records = [*self._records()]
         ends: dict[int, tuple[int, int]] = {}  # by depth: the last node that was there, its end

@@ -55,6 +55,8 @@ class TierSystem(WorkerSystem):
         calls: bool = False,
         limits: Limits = LIMITS,
     ) -> None:
+        """Choose a release, or the checkout at `path`, and the capabilities of its host tier. core: the tree
+        in Rust. Raises UnusableImplementation."""
         super().__init__(limits)
         if (version is None) == (path is None):
             raise UnusableImplementation("sglang: give a version or the path of a checkout")

@@ -221,6 +221,8 @@ class Agent:
         self, operation: str, local: int, local_ids: Any, remote: int, remote_ids: Any,
         notif_msg: bytes | None = None, **more: Any,
     ) -> int:  # fmt: skip
+        """Return the handle of a transfer between descriptors of two agents, as NIXL does. Raises
+        RuntimeError where the descriptors do not match."""
         del more
         _, own = self._descriptor_lists[local]
         peer, theirs = self._descriptor_lists[remote]

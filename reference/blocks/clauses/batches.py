@@ -23,6 +23,8 @@ from reference.failures import AtCount, AtNamed, Failure, counted, failure
     ),
 )
 def _batch_within_limits(step: BlockStep) -> Failure | None:
+    """Return the failure of a batch with too many requests or tokens, without any token, or past
+    max_model_len."""
     lanes = step.after.lanes
     config = step.config
     names = [lane.request for lane in lanes]

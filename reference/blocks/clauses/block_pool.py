@@ -140,6 +140,8 @@ def _ended_requests_keep_nothing(step: BlockStep) -> Failure | None:
     trigger=lambda s: bool(s.after.published),
 )
 def _hash_names_content(step: BlockStep) -> Failure | None:
+    """Return the failure of the first published hash whose block holds other KV than that of its tokens.
+    Hashes of states are STA-3's."""
     for block, group, stamps in step.after.published:
         if not block:
             return failure(
@@ -197,6 +199,8 @@ def _map_agrees_with_blocks(step: BlockStep) -> Failure | None:
     trigger=lambda s: isinstance(s.command, (ResetCache, NewWeights)) and bool(s.before.published),
 )
 def _reset_empties_cache(step: BlockStep) -> Failure | None:
+    """Return the failure of a reset that leaves hashes, fails though nobody holds a block, or lets a request
+    that ran keep its blocks."""
     command = step.command
     if not isinstance(command, (ResetCache, NewWeights)) or step.refused or not step.config.caching:
         return None

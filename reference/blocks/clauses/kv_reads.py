@@ -200,6 +200,8 @@ def _counts_in_order(step: BlockStep) -> Failure | None:
     trigger=lambda s: sum(1 for n in s.lanes if len(n.lane.tokens)) > 1,
 )
 def _writes_own_blocks(step: BlockStep) -> Failure | None:
+    """Return the failure of the first position that a batch writes outside of its request's blocks, into a
+    block that others read by an older hash, or twice with different KV."""
     writers: dict[tuple[int, int], tuple[str, int]] = {}
     texts = {note.lane.request: note.stamps for note in step.lanes}
     named: set[int] = set()

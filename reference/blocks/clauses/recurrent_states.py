@@ -116,6 +116,8 @@ def _published_states(step: BlockStep) -> list[Published]:
     trigger=lambda s: sum(1 for n in s.lanes if n.lane.states) > 1,
 )
 def _state_has_one_writer(step: BlockStep) -> Failure | None:
+    """Return the failure of the first state that is written into a block which another request has, or
+    continues from in the same batch."""
     writer_of_block: dict[int, str] = {}
     for lane in step.after.lanes:
         for group, block in _written_blocks(lane):
@@ -158,6 +160,8 @@ def _written_blocks(lane: Lane) -> list[tuple[int, int]]:
     trigger=lambda s: bool(s.config.recurrent) and any(b.computed for _, b, _ in s.held()),
 )
 def _request_keeps_its_state(step: BlockStep) -> Failure | None:
+    """Return the failure of the first request in whose blocks the state after its computed tokens, or the
+    convolution window of it, is missing."""
     if not step.config.recurrent:
         return None
     for name, bearer, tables in step.held():

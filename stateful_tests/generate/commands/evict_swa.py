@@ -21,6 +21,7 @@ from stateful_tests.generate.exploration_scope import Scope
 )
 class EvictSwaHarness(Harness[EvictSwa]):
     def draw(self, c: Enabled) -> EvictSwa:
+        """Draw a target near the end of the computed text, or where the first page leaves the window."""
         over = [r for r in c.running if ahead_of(r) > 0] if c.profile.allocate_ahead else []
         unlocked = c.swa_unlocked
         fitting = unlocked if unlocked and once_in(c.source, 2) else over or c.held

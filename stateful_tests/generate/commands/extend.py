@@ -109,6 +109,8 @@ class ExtendHarness(Harness[Extend]):
         )
 
     def case(self, was: State, command: Extend, now: State) -> Labels:
+        """Label the batch or the start of its request, whether chunks are the last, what the tree has, SWA
+        tails and the room that was made."""
         names = [lane.request for lane in command.lanes]
         room = grows(was, now, names)
         last = [request_of(now, name).phase is Phase.RUNNING for name in names]

@@ -72,6 +72,8 @@ class MatchHarness(Harness[Match]):
         yield Match(fresh.lock_holder, prompt_of(f"a{scope.geometry.width + 1}"))
 
     def case(self, was: State, command: Match, now: State) -> Labels:
+        """Label how much of the key was found, why not more, whether a node was split, and a match of full KV
+        alone."""
         assert was.tree is not None and now.tree is not None
         key = _whole_pages(was, command.prompt)
         found = len(lock_holders(now)[command.holder])
@@ -321,6 +323,8 @@ class EvictHarness(Harness[Evict]):
                 yield Evict(full=1, swa=0, states=-1)
 
     def case(self, was: State, command: Evict, now: State) -> Labels:
+        """Label what was requested, whether it was freed, and which parents, tombstones and leaves went with
+        it."""
         assert was.tree is not None and now.tree is not None
         had = page_ends(was.tree)
         has = page_ends(now.tree)

@@ -92,6 +92,8 @@ def note_launch(follower: LogFollower, decoding: Sequence[log.Lane]) -> None:
     compared="outputs and cursors of each",
 )
 def on_resulted(follower: LogFollower, event: log.Resulted) -> None:
+    """Follow the results of a batch: verify rounds as SpecDecode, other entries unmoved. Raises Diverged for
+    a result of no round in flight."""
     accepted: list[Draft] = []
     shown: dict[str, Cursors] = {}
     for name, _, cells, _ in event.lanes:
@@ -241,6 +243,8 @@ def note_gaps(follower: LogFollower, event: log.Event) -> None:
 
 
 def _compare_counts(follower: LogFollower, event: log.Stepped) -> None:
+    """Compare the counts that the server logs after a step with the reference's: free and locked tokens,
+    rows, states, waiting requests, sessions."""
     state = follower.state
     size = follower.header.page_size
     follower.step.last = event

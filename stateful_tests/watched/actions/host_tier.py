@@ -12,6 +12,8 @@ from stateful_tests.watched.log_facts import TierSeen
 
 @action(log.Tiered, compared="nodes, slots, locks, transfers and records: the clauses of tiers")
 def on_tiered(follower: LogFollower, event: log.Tiered) -> None:
+    """Judge the facts of the host tier with its clauses, and note what they reach. Each clause is reported
+    once."""
     if follower.result.ended:  # what two turns write into is not told apart
         return
     if follower.tier is None:

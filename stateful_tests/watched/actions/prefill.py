@@ -19,6 +19,8 @@ from stateful_tests.watched.violated_clauses import Shown
     compared="cursors of the request",
 )
 def on_admitted(follower: LogFollower, event: log.Admitted) -> None:
+    """Follow an admission: restore the cursors that the log shows, of the session's slot or of the tree's
+    prefix. Raises Diverged for others."""
     request = follower.request(event.request)
     follower.note_interruption(event.request)
     if request.session is not None and event.session is None:
@@ -95,6 +97,8 @@ def detach_orphan(follower: LogFollower, request: Request) -> Request:
     compared="prefix and cursors of each",
 )
 def on_extended(follower: LogFollower, event: log.Extended) -> None:
+    """Follow a prefill: admissions, window evictions and chunks of all entries. Raises Diverged where an
+    entry begins elsewhere than it was admitted."""
     names = [name for name, *_ in event.lanes]
     note_prepared_round(follower, names)
     for waiting in follower.state.requests:
@@ -187,6 +191,8 @@ def _prefix_from_tree(follower: LogFollower, name: str, prefix: int, got: Cursor
     compared="only cache_protected_len moves, up and by whole pages (E inside of it)",
 )
 def on_checkpointed(follower: LogFollower, event: log.Checkpointed) -> None:
+    """Follow an insert of a request that goes on. Raises Diverged where more than cache_protected_len and the
+    evicted length moved."""
     got = Cursors(*event.cursors)
     # A request that ends inserts before its release is written.
     apply_unlogged_result(follower, event.request, got)

@@ -78,6 +78,8 @@ def check_due_closes(follower: LogFollower) -> None:
     compared="origin; the input begins with the history",
 )
 def on_submitted(follower: LogFollower, event: log.Submitted) -> None:
+    """Follow a submitted request. Raises Diverged for a turn beside another, an input of another length, or
+    one that no server holds."""
     if event.rejected:
         _follow_rejected_turn(follower, event)
         if follower.header.tier is not None and follower.header.tier.storage:

@@ -18,6 +18,8 @@ from stateful_tests.watched.log_facts import RequestSeen, RoundSeen, SessionSeen
 
 @action(log.Snapshot, compared="sessions and requests; after a mismatch they are taken as given")
 def on_snapshot(follower: LogFollower, event: log.Snapshot) -> None:
+    """Compare a snapshot of the server with the reference's state, or resume from it where the log could not
+    be followed."""
     for r in event.requests:
         request = follower.state.request(r.request)
         if (

@@ -73,6 +73,8 @@ def on_given_back(follower: LogFollower, event: log.KVGivenBack) -> None:
     compared="memory, rows and rooms: nothing is kept, at two rests in a row, for requests that have ended",
 )
 def on_rested(follower: LogFollower, event: log.Rested) -> None:
+    """Report what a server at rest keeps of requests that have ended, if it kept the same at its rest
+    before."""
     follower.step.at = event.at
     follower.result.compared += 1
     seen: dict[str, tuple[str, str, Crossing | None]] = {}

@@ -74,6 +74,7 @@ class Population:
         states: bool = True,
         lowest: bool = True,
     ) -> None:
+        """Begin before the first draw. The parameters are those of the class."""
         self.states = states
         self.lowest = lowest
         self.seed = seed

@@ -231,6 +231,8 @@ def judge(runner: Runner, run: ServedRun, before: Before | None = None) -> Judge
 
 
 def _findings(run: ServedRun, outcome: RunOutcome, validated: Validated) -> Iterator[ServedFinding]:
+    """Yield what a run shows: mismatches of its log, misread KV, judgements on a pair, how it ended and what
+    stalled. Each has the known fault that explains it, if any."""
     ended = validated.ended or ""
     for mismatch in validated.mismatches:
         key = f"log {mismatch.clause} {mismatch.event}"
