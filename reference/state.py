@@ -85,32 +85,30 @@ class Round(NamedTuple):
 
 
 class Request(NamedTuple):
-    """A request that has not ended. Lengths are in tokens.
-
-    history: the text before its own tokens, prompt included.
-    serial: the serial of its own tokens.
-    origin: length of the input.
-    output: tokens generated, without those of rounds in flight.
-    started: it has written KV.
-    evicted: the largest length of a window eviction, or of one that released the SWA part of its
-        session's lock.
-    processed_outputs: outputs whose results were processed for certain when the last round was
-        launched, and when the next one is: a scheduler runs at most one round ahead.
-    cursors: None while it holds no row and no prefix.
-    in_flight: rounds whose results are to come, the oldest first.
-    """
+    """A request that has not ended. Lengths are in tokens."""
 
     name: str
     session: str | None
+    #: the serial of its own tokens
     serial: int
+    #: the text before its own tokens, prompt included
     history: Text
+    #: length of the input
     origin: int
+    #: tokens generated, without those of rounds in flight
     output: int = 0
     phase: Phase = Phase.QUEUED
+    #: it has written KV
     started: bool = False
+    #: the largest length of a window eviction, or of one that released the SWA part of its
+    #: session's lock
     evicted: int = 0
+    #: outputs whose results were processed for certain when the last round was launched, and when
+    #: the next one is: a scheduler runs at most one round ahead
     processed_outputs: tuple[int, int] = (0, 0)
+    #: None while it holds no row and no prefix
     cursors: Cursors | None = None
+    #: rounds whose results are to come, the oldest first
     in_flight: tuple[Round, ...] = ()
 
     @property

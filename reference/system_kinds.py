@@ -29,26 +29,27 @@ AnyCommand = Command | EngineCommand | TierCommand | PairCommand
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Kind:
-    """A kind of system.
+    """A kind of system."""
 
-    name: as in Capabilities.kind and in a trace.
-    words: the property that distinguishes it, such as "schedules by itself"; noun: such a system.
-    config: the class of its sizes. commands: the classes of its commands. presets: sizes by name.
-    facts: the class of its facts; None where an adapter shows a View.
-    machine: the only machine that draws its commands; "" where there are several.
-    modelled: the reference model runs beside it; otherwise facts and clauses judge it alone.
-    schedules: it picks its batches itself, so a changed tree may run another schedule than its base.
-    """
-
+    #: as in Capabilities.kind and in a trace
     name: str
+    #: the property that distinguishes it, such as "schedules by itself"
     words: str
+    #: such a system
     noun: str
+    #: the class of its sizes
     config: type
+    #: the classes of its commands
     commands: tuple[type, ...]
+    #: sizes by name
     presets: Mapping[str, AnyConfig]
+    #: the class of its facts; None where an adapter shows a View
     facts: type | None = None
+    #: the only machine that draws its commands; "" where there are several
     machine: str = ""
+    #: the reference model runs beside it; otherwise facts and clauses judge it alone
     modelled: bool = False
+    #: it picks its batches itself, so a changed tree may run another schedule than its base
     schedules: bool = False
 
 

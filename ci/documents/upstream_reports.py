@@ -23,20 +23,19 @@ no release that is driven so has it; the planted fault that stands for it is fou
 
 
 class TierReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """An entry.
-
-    faults: faults of known.toml that show it; planted: those of the second tier's faults.toml.
-    called: for a report that was not reproduced, the functions that it is about, and their calls in one
-        check.
-    """
+    """An entry."""
 
     engine: EngineName = "sglang"
     numbers: tuple[int, ...]
     says: str
     verdict: Literal["shown", "gone", "not met", "not reachable"]
+    #: faults of known.toml that show it
     faults: tuple[str, ...] = ()
     why: str = ""
+    #: those of the second tier's faults.toml
     planted: str = ""
+    #: for a report that was not reproduced, the functions that it is about, and their calls in one
+    #: check
     called: dict[str, int] = {}
 
     def __post_init__(self) -> None:

@@ -47,20 +47,18 @@ def in_tree(geometry: Geometry, path: Sequence[int]) -> str:
 
 
 class RecordedRun(NamedTuple):
-    """A trace run on a release up to its violation: the calls of each command.
-
-    clause: the violated clause to assert.
-    kind: the kind of the release.
-    unified: the server's cache is one for all, and a node of its tree has a component for each pool.
-    """
+    """A trace run on a release up to its violation: the calls of each command."""
 
     steps: list[tuple[str, Outcome, tuple[str, ...]]]
     last: AnyCommand
     violation: Violation
+    #: the violated clause to assert
     clause: str
     was: AnyMoment  # before the last command
     now: AnyMoment
+    #: the kind of the release
     kind: type[Release0510]
+    #: the server's cache is one for all, and a node of its tree has a component for each pool
     unified: bool
     geometry: Geometry
 

@@ -39,21 +39,20 @@ _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """One edit of a file.
+    """One edit of a file."""
 
-    path: the file, from the root of the repository.
-    function: its function, such as "RadixTree.evict"; first: the line where that begins.
-    start, end: the range (bytes) that `new` replaces.
-    change: the edit in words; with path and function it names the mutant, wherever its line moves.
-    """
-
+    #: the file, from the root of the repository
     path: str
+    #: its function, such as "RadixTree.evict"
     function: str
+    #: the line where that begins
     first: int
     line: int
+    #: the range (bytes) that `new` replaces
     start: int
     end: int
     new: str
+    #: the edit in words; with path and function it names the mutant, wherever its line moves
     change: str
 
     @property

@@ -27,13 +27,12 @@ _NOT_ASKED = dict.fromkeys(
 
 
 class ModelAgent(SelfSchedulingDriver):
-    """The part of a driver that runs the batches that are made, and delivers their outputs.
-
-    scheduler: the release's. sources: the sources of KV of requests.
-    """
+    """The part of a driver that runs the batches that are made, and delivers their outputs."""
 
     config: EngineConfig
+    #: the release's scheduler
     scheduler: Any
+    #: the sources of KV of requests
     sources: RequestSources
     _states: CheckpointedStates
     _rows: list[Any]  # of the worker's batch (step_inputs.py), as `_prefilled` makes them

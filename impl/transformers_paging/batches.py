@@ -19,21 +19,21 @@ _PLACEHOLDER = -1  # TMP_TOKEN_ID: a token that a batch in flight samples
 
 
 class BatchEntry(NamedTuple):
-    """A request in a batch.
-
-    start: first position that it computes. text: its tokens before. inputs: tokens that it computes.
-    read, write: for each group, rows of the cache in the order of positions, as the release numbers them.
-    lengths: for each group, positions whose KV attention gets.
-    samples: the batch samples a token for it.
-    """
+    """A request in a batch."""
 
     request: str
+    #: first position that it computes
     start: int
+    #: its tokens before
     text: tuple[int, ...]
+    #: tokens that it computes
     inputs: tuple[int, ...]
+    #: for each group, rows of the cache in the order of positions, as the release numbers them
     read: list[list[int]]
     write: list[list[int]]
+    #: for each group, positions whose KV attention gets
     lengths: list[int]
+    #: the batch samples a token for it
     samples: bool
 
 

@@ -17,22 +17,21 @@ HEARTBEAT = 5  # seconds between two of them
 class PairConfig:
     """Sizes and switches of a pair.
 
-    prefill, decode: the two engines. The decode server has a peer (EngineConfig.peer), the other has none;
-    both have the same groups of layers, in blocks of sizes of their own.
-    prefill_overlap, decode_overlap: asynchronous scheduling. push: the prefill server writes KV; else the
-    decode server reads it.
-    late: clients and servers are slow, so that leases end while somebody waits; else time passes only once
-    everybody has done what was due. shared: the proxy may forward an answer of P more than once, as for
-    several samples of one prompt.
-    Raises GeometryError where the two do not fit together.
-    """
+    Raises GeometryError where the two do not fit together."""
 
+    #: the two engines. The decode server has a peer (EngineConfig.peer), the other has none; both
+    #: have the same groups of layers, in blocks of sizes of their own.
     prefill: EngineConfig
     decode: EngineConfig
+    #: asynchronous scheduling
     prefill_overlap: bool = False
     decode_overlap: bool = False
+    #: the prefill server writes KV; else the decode server reads it
     push: bool = False
+    #: clients and servers are slow, so that leases end while somebody waits; else time passes only
+    #: once everybody has done what was due
     late: bool = False
+    #: the proxy may forward an answer of P more than once, as for several samples of one prompt
     shared: bool = False
 
     def __post_init__(self) -> None:

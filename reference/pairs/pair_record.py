@@ -64,27 +64,25 @@ class Lease:
 
 @dataclass(slots=True)
 class PairRecord:
-    """The record of one run.
-
-    prompts: tokens of each request's prompt.
-    asked: requests of P whose KV is for D.
-    dropped: requests of P whose answer the proxy does not forward.
-    faulted: requests of P whose KV did not reach its reader because of a network failure.
-    leases: by request of P.
-    quiet: batches and writing turns of each server since the pair came to rest.
-    loops: batches of each server since the clock moved.
-    done: commands by kind and server.
-    """
+    """The record of one run."""
 
     config: PairConfig
+    #: tokens of each request's prompt
     prompts: dict[str, list[int]] = field(default_factory=dict)
     texts: dict[str, ServerTexts] = field(init=False)
+    #: requests of P whose KV is for D
     asked: set[str] = field(default_factory=set)
+    #: requests of P whose answer the proxy does not forward
     dropped: set[str] = field(default_factory=set)
+    #: requests of P whose KV did not reach its reader because of a network failure
     faulted: set[str] = field(default_factory=set)
+    #: leases by request of P
     leases: dict[str, Lease] = field(default_factory=dict)
+    #: batches and writing turns of each server since the pair came to rest
     quiet: Counter[tuple[str, type]] = field(default_factory=Counter)
+    #: batches of each server since the clock moved
     loops: Counter[str] = field(default_factory=Counter)
+    #: commands by kind and server
     done: Counter[tuple[type, str]] = field(default_factory=Counter)
     progress: PairProgress = field(default_factory=PairProgress)
     _sent: int = 0

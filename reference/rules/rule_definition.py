@@ -72,28 +72,27 @@ def row_goes(when: str, holds: str) -> Case:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """The rule of one command.
-
-    does: the effect in words.
-    refused: each reason for a refusal, in the order of Reason, with its condition.
-    where: names used in the formulas.
-    cases: cases of the command; empty where no cursor moves and nothing is freed.
-    page, pages: commands on the radix tree: the subject of the table, and its rows (the case, the fate
-        of the full page, that of the SWA page); the first case that holds applies.
-    choice: what is left to the system.
-    tree: the difference on a server with a radix tree; states: on a model with recurrent state.
-    """
+    """The rule of one command."""
 
     command: type
+    #: the effect in words
     does: str
+    #: each reason for a refusal, in the order of Reason, with its condition
     refused: dict[Reason, str]
     carry_out: Callable[[State, Any, RuleContext], State]
+    #: names used in the formulas
     where: tuple[tuple[str, str], ...]
+    #: cases of the command; empty where no cursor moves and nothing is freed
     cases: tuple[Case, ...]
+    #: commands on the radix tree: the subject of the table, and its rows (the case, the fate of the
+    #: full page, that of the SWA page); the first case that holds applies
     page: str
     pages: tuple[PageRow, ...]
+    #: what is left to the system
     choice: str
+    #: the difference on a server with a radix tree
     tree: str
+    #: the difference on a model with recurrent state
     states: str
 
 

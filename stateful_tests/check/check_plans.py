@@ -28,35 +28,32 @@ CORPUS = "corpus"  # the lines of the directed corpus, in the place of a machine
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The plan of a check.
-
-    commands: commands that the system carries out, those of the corpus included; configurations share
-        them.
-    steps: the most commands of a run; one run in 32 is eight times as long, every fourth has drawn
-        sizes, and every fourth begins with a line of the corpus, where there is one.
-    after_finding: commands after the last new finding that end the check.
-    examples: runs of each configuration, if the user asked for a number; `commands` is ignored then.
-    modes: empty for the system's own. corpus: drive the lines of the directed corpus; first: those that
-        are driven before others.
-    favoured: configurations by name, such as "both page2", that get as many runs as all others
-        together.
-    whole: the plan has everything that its tier does.
-    time_limit_s: time after which the rest of the plan is left, if one was given (s).
-    """
+    """The plan of a check."""
 
     tier: str
+    #: commands that the system carries out, those of the corpus included; configurations share them
     commands: int
+    #: the most commands of a run; one run in 32 is eight times as long, every fourth has drawn
+    #: sizes, and every fourth begins with a line of the corpus, where there is one
     steps: int
+    #: commands after the last new finding that end the check
     after_finding: int
+    #: runs of each configuration, if the user asked for a number; `commands` is ignored then
     examples: int | None = None
+    #: drive the lines of the directed corpus
     corpus: bool = True
+    #: the plan has everything that its tier does
     whole: bool = True
+    #: time after which the rest of the plan is left, if one was given (s)
     time_limit_s: float | None = None
     presets: tuple[str, ...] = tuple(PRESETS)
+    #: empty for the system's own
     modes: tuple[Mode, ...] = ()
     machines: tuple[str, ...] = tuple(MACHINES)
     seed: int = 0
+    #: those that are driven before others
     first: frozenset[CorpusLine] = frozenset()
+    #: configurations by name, such as "both page2", that get as many runs as all others together
     favoured: frozenset[str] = frozenset()
 
 

@@ -44,28 +44,27 @@ ALTERNATIVE_SHRINK_BUDGET = 300  # candidates for shrinking a trace of another c
 
 @dataclass(slots=True)
 class Finder:
-    """Collects violations and makes findings of them.
-
-    base: the system before the change.
-    masks: known faults.
-    found: called with a violation before it is shrunk, and with each smaller trace.
-    once: only the first violation of each clause is shrunk, and no trace of another cause is searched for.
-    started: start of the check (s, monotonic clock).
-    commands: commands carried out so far; the caller counts them.
-    last_new: value of `commands` at the last new finding.
-    elsewhere: names of findings that are known faults of other releases, for which a check goes on.
-    masked: number of violations by (known faults one of which explains them, clause).
-    """
+    """Collects violations and makes findings of them."""
 
     system: AnySystem
+    #: the system before the change
     base: AnySystem | None = None
+    #: known faults
     masks: Sequence[Mask] = ()
+    #: called with a violation before it is shrunk, and with each smaller trace
     found: Found | None = None
+    #: only the first violation of each clause is shrunk, and no trace of another cause is searched
+    #: for
     once: bool = False
+    #: start of the check (s, monotonic clock)
     started: float = field(default_factory=time.monotonic)
+    #: commands carried out so far; the caller counts them
     commands: int = 0
+    #: value of `commands` at the last new finding
     last_new: int = 0
+    #: names of findings that are known faults of other releases, for which a check goes on
     elsewhere: set[str] = field(default_factory=set)
+    #: number of violations by (known faults one of which explains them, clause)
     masked: Counter[tuple[tuple[str, ...], str]] = field(default_factory=Counter)
     _caught: dict[str, Caught] = field(default_factory=dict)  # by name of the finding
     _shrinking: dict[str, Caught] = field(default_factory=dict)  # not in `_caught` yet

@@ -120,26 +120,25 @@ class Declined:
 
 @dataclass(slots=True)
 class Driven:
-    """The results of a batch.
-
-    runs: for each its number of commands and the violation that ended it, if any, with its trace; then
-        the one that came up when all was closed.
-    kinds: commands by kind; carried_out: without refused ones.
-    declined: kinds that the system alone refuses since it last carried one out.
-    runs_of: kind -> the runs that had one, and whether a run carried one out.
-    unfit: situation -> why its line could not be driven.
-    unanswered: runs that never ended, because a request waits.
-    """
+    """The results of a batch."""
 
     tallies: dict[str, Tally]
+    #: for each its number of commands and the violation that ended it, if any, with its trace; then
+    #: the one that came up when all was closed
     runs: list[tuple[int, list[tuple[Violation, Trace]]]] = field(default_factory=list)
     refusals: Counter[str] = field(default_factory=Counter)
+    #: commands by kind
     kinds: Counter[str] = field(default_factory=Counter)
+    #: without refused ones
     carried_out: Counter[str] = field(default_factory=Counter)
+    #: kinds that the system alone refuses since it last carried one out
     declined: dict[str, Declined] = field(default_factory=dict)
+    #: kind -> the runs that had one, and whether a run carried one out
     runs_of: dict[str, dict[int, bool]] = field(default_factory=dict)
     situations: Counter[str] = field(default_factory=Counter)
+    #: situation -> why its line could not be driven
     unfit: dict[str, str] = field(default_factory=dict)
+    #: runs that never ended, because a request waits
     unanswered: int = 0
     seconds: float = 0.0
 

@@ -45,26 +45,28 @@ _Task = tuple[list[State], frozenset[str]]
 
 @dataclass(slots=True)
 class Exploration:
-    """The result of an exploration.
-
-    transitions, refused: commands that were carried out, or not, in every state that was expanded. depth: of
-    the deepest state, in commands. complete: nothing is left; stopped: why it is over, in words. memory_mb:
-    the most that the process has had. situations: how often each was reached; missing: those of the
-    corpus that its kinds of commands meet and it has not. reached: clauses whose trigger came up.
-    """
+    """The result of an exploration."""
 
     scope: Scope
     states: int
     expanded: int
+    #: commands that were carried out, and commands that were refused, in all expanded states
     transitions: int
     refused: int
+    #: depth of the deepest state (commands)
     depth: int
+    #: no state is left to expand
     complete: bool
+    #: why the exploration is over, in words
     stopped: str
     seconds: float
+    #: most memory that the process has had (MB)
     memory_mb: float
+    #: number of times that each situation was reached
     situations: dict[str, int]
+    #: situations of the corpus that the scope's kinds of commands meet, and the exploration has not
     missing: list[str]
+    #: clauses whose trigger came up
     reached: set[str]
     finding: Finding | None = None
 

@@ -36,26 +36,24 @@ TRIES = 5  # steps of one situation that violate before the rest of it is left o
 
 @dataclass(slots=True)
 class Tour:
-    """The result of a tour.
-
-    transitions, refusals: totals of the scope.
-    followed, refused: how many of each the system ran with the outcome that the rules give.
-    lost: the number of the others, by kind of command and reason.
-    violations: steps that left the specification, each the end of a walk.
-    """
+    """The result of a tour."""
 
     scope: str
     geometry: Geometry
     mode: Mode
     system: str
     states: int = 0
+    #: totals of the scope
     transitions: int = 0
     refusals: int = 0
+    #: how many of each the system ran with the outcome that the rules give
     followed: int = 0
     refused: int = 0
     commands: int = 0
     walks: int = 0
+    #: steps that left the specification, each the end of a walk
     violations: int = 0
+    #: the number of the others, by kind of command and reason
     lost: Counter[tuple[str, str]] = field(default_factory=Counter)
     findings: list[Finding] = field(default_factory=list)
     stopped: str = ""

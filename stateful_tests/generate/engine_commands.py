@@ -29,41 +29,44 @@ SOURCE_NAMES = (NO_NAME, ("", "a"), ("a", "b"), ("", "a", "b"))
 
 @dataclass(frozen=True, slots=True)
 class EngineProfile:
-    """The profile of one run (swarm testing). Rates are "once in so many"; 0 stands for never.
+    """The profile of one run (swarm testing). Rates are "once in so many"; 0 stands for never."""
 
-    names: requests at a time. texts: those that prompts begin with.
-    sessions: rate of sessions among added requests.
-    abort, reset, stop: rates of aborts, resets of the prefix cache and stop tokens.
-    accept: drafts that the model accepts: 0 none, 1 a random number, 2 all.
-    long: prompts of half of max_model_len. busy: clients send more often.
-    overlong: sessions may grow past max_model_len, and a prompt may leave no output.
-    slow: slowness of transfers. forget: rate of resets of host memory. fails: rate of failed loads.
-    alike: all clients send so many tokens of the same text, so that the model answers alike, in a pool
-        of one longest request; 0: texts differ.
-    whole: half of the prompts leave room for one output, and one step may compute all of it in a pool
-        that has just the blocks for it.
-    adapters, salts: names for requests, "" for none.
-    loads: rate of adapter loads; weights: rate of new model weights.
-    """
-
+    #: requests at a time
     names: tuple[str, ...]
+    #: texts with which prompts begin
     texts: str
+    #: rate of sessions among added requests
     sessions: int
+    #: rates of aborts, resets of the prefix cache and stop tokens
     abort: int
     reset: int
     stop: int
+    #: drafts that the model accepts: 0 none, 1 a random number, 2 all
     accept: int
+    #: prompts of half of max_model_len
     long: bool
+    #: clients send more often
     busy: bool
+    #: sessions may grow past max_model_len, and a prompt may leave no output
     overlong: bool
+    #: slowness of transfers
     slow: int
+    #: rate of resets of host memory
     forget: int
+    #: rate of failed loads
     fails: int
+    #: all clients send so many tokens of the same text, so that the model answers alike, in a pool
+    #: of one longest request; 0: texts differ
     alike: int
+    #: half of the prompts leave room for one output, and one step may compute all of it in a pool
+    #: that has just the blocks for it
     whole: bool = False
+    #: names for requests, "" for none
     adapters: tuple[str, ...] = NO_NAME
     salts: tuple[str, ...] = NO_NAME
+    #: rate of adapter loads
     loads: int = 0
+    #: rate of new model weights
     weights: int = 0
 
 

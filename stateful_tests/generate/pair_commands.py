@@ -22,30 +22,30 @@ from stateful_tests.generate.engine_commands import draw_engine_config
 
 @dataclass(frozen=True, slots=True)
 class PairProfile:
-    """The profile of one run (swarm testing). Rates are "once in so many"; 0 stands for never.
+    """The profile of one run (swarm testing). Rates are "once in so many"; 0 stands for never."""
 
-    crowd: requests of a server at a time.
-    texts: those that prompts begin with.
-    own: weight of requests that one server serves alone.
-    cancel, drop, forget, fails: rates.
-    slow: the slowness of the network, which divides its weight; tick: weight of the clock.
-    accept: drafts that the model accepts, as in EngineProfile. stop: rate of stop tokens.
-    long: prompts of half of what fits.
-    inside: the window of the last token of a prompt begins within a block, where there is a window.
-    """
-
+    #: requests of a server at a time
     crowd: int
+    #: texts with which prompts begin
     texts: str
+    #: weight of requests that one server serves alone
     own: int
+    #: rates of aborts, dropped answers, cache resets and failed transfers
     cancel: int
     drop: int
     forget: int
     fails: int
+    #: the slowness of the network, which divides its weight
     slow: int
+    #: weight of the clock
     tick: int
+    #: drafts that the model accepts, as in EngineProfile
     accept: int
+    #: rate of stop tokens
     stop: int
+    #: prompts of half of what fits
     long: bool
+    #: the window of the last token of a prompt begins within a block, where there is a window
     inside: bool
 
 

@@ -20,21 +20,19 @@ _Moment = TypeVar("_Moment", bound=AnyMoment)
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """A sequence of commands with everything that is needed to repeat it.
+    """A sequence of commands with everything that is needed to repeat it."""
 
-    geometry: a Geometry, or the configuration of its kind of system, such as EngineConfig; `sizes` has
-        its type.
-    bug, clause: the named bug that the trace shows, and the clause that the bug violates.
-    expected: stated outcome of a step (by index), where one is stated.
-    """
-
+    #: a Geometry, or the configuration of its kind of system, such as EngineConfig; `sizes` has its
+    #: type
     geometry: AnyConfig
     mode: Mode
     commands: tuple[AnyCommand, ...]
     origin: str = "hand-written"  # or generated, minimised, recorded
+    #: the named bug that the trace shows, and the clause that the bug violates
     bug: str | None = None
     clause: str | None = None
     story: str = ""
+    #: stated outcome of a step (by index), where one is stated
     expected: tuple[tuple[int, Outcome], ...] = ()
 
     def sizes(self, kind: type[_Sizes]) -> _Sizes:

@@ -32,27 +32,26 @@ OUTSIDE = -1, 0  # group and index of a block outside of tables
 
 @dataclass(eq=False)
 class BlockStep(HostView):
-    """A command on an engine, and the state before and after it.
-
-    before, after: the engine's facts.
-    refused: the command changed nothing; reason: the reason for the refusal.
-    lanes, outputs: batch entries and outputs, each with its expectation.
-    bearers: requests and sessions after the command, by name.
-    in_use: blocks that steps in flight write or copy.
-    standstill, kv_sources: see RequestTexts.
-    """
+    """A command on an engine, and the state before and after it."""
 
     config: EngineConfig
     command: EngineCommand
+    #: the command changed nothing
     refused: bool
+    #: the engine's facts
     before: BlockFacts
     after: BlockFacts
+    #: batch entries and outputs, each with its expectation
     lanes: list[LaneNote]
     outputs: list[OutputNote]
+    #: requests and sessions after the command, by name
     bearers: dict[str, Bearer]
+    #: blocks that steps in flight write or copy
     in_use: frozenset[int] = frozenset()
+    #: see RequestTexts
     standstill: Standstill | None = None
     kv_sources: tuple[KvSource, ...] = ()
+    #: the reason for the refusal
     reason: Reason | None = None
 
     @memoized

@@ -55,18 +55,16 @@ class SeenOnRelease(NamedTuple):
 
 @dataclass(slots=True)
 class Lookup:
-    """Looks up traces that are new against a base.
-
-    executor: replays them on several releases at once.
-    say: called with a message before releases are replayed, which takes a while.
-    changed: functions that changed in the tree, if its history tells.
-    """
+    """Looks up traces that are new against a base."""
 
     base: Base
     system: AnySystem
+    #: replays them on several releases at once
     executor: Executor = SERIAL
     limits: Limits = LIMITS
+    #: called with a message before releases are replayed, which takes a while
     say: Callable[[str], None] = lambda _: None
+    #: functions that changed in the tree, if its history tells
     changed: Changes | None = None
     _shown: dict[Trace, list[SeenOnRelease]] = field(default_factory=dict)
     _left: dict[Trace, int] = field(default_factory=dict)  # releases for which there was no time

@@ -33,25 +33,23 @@ from stateful_tests.traces.trace_files import load
 
 @dataclass(frozen=True, slots=True)
 class Mask:
-    """A known fault on a tree.
-
-    there: its traces that fail on the tree, by their own or another clause of the fault, each with its
-        needs.
-    fixed: files of traces that conform on the tree and fail on the base.
-    breaks: texts of the failures by which the tree breaks in them (see how_it_breaks).
-    instead: other behaviour of the tree in its traces, in words.
-    unplayed: why one of its traces could not be replayed, "" if all could.
-    absent_from_base: the base does not show it either, for example because the base is older than the fault.
-    otherwise: its traces are of other ways than that of the tree, such as `+overlap`.
-    """
+    """A known fault on a tree."""
 
     fault: KnownFault
+    #: its traces that fail on the tree, by their own or another clause of the fault, each with its
+    #: needs
     there: tuple[tuple[Trace, Needs], ...]
+    #: files of traces that conform on the tree and fail on the base
     fixed: tuple[str, ...] = ()
+    #: texts of the failures by which the tree breaks in them (see how_it_breaks)
     breaks: frozenset[str] = frozenset()
+    #: other behaviour of the tree in its traces, in words
     instead: tuple[str, ...] = ()
+    #: why one of its traces could not be replayed, "" if all could
     unplayed: str = ""
+    #: the base does not show it either, for example because the base is older than the fault
     absent_from_base: bool = False
+    #: its traces are of other ways than that of the tree, such as `+overlap`
     otherwise: bool = False
 
     @property

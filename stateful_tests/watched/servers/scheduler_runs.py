@@ -40,17 +40,15 @@ SHRINK_S = 60.0  # seconds that shrinking one finding may take
 
 
 class ServedRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A run as a file, with everything that is needed to repeat it.
-
-    choices: choices of the network of a pair.
-    key: key of the finding that it shows, "" for none.
-    """
+    """A run as a file, with everything that is needed to repeat it."""
 
     release: str
     config: Config
     clients: tuple[Client, ...]
     seed: int
+    #: choices of the network of a pair
     choices: tuple[NetworkChoice, ...] = ()
+    #: key of the finding that it shows, "" for none
     key: str = ""
     format: str = FORMAT
     version: int = VERSION
@@ -99,30 +97,28 @@ class JudgedRun:
 
 @dataclass(slots=True)
 class Served:
-    """The results of a whole check.
-
-    forwards: number of forward passes.
-    events: number of log events.
-    seconds: duration (s).
-    reached: decisions of the scheduler, with their numbers.
-    known: findings that known faults explain, with their numbers.
-    old: findings that the base shows too, with their numbers.
-    found: key of a new finding -> its smallest run.
-    times: key of a new finding -> number of runs that show it.
-    interrupted: a signal ended the check.
-    """
+    """The results of a whole check."""
 
     release: str
     seed: int
     runs: int = 0
+    #: number of forward passes
     forwards: int = 0
+    #: number of log events
     events: int = 0
+    #: duration (s)
     seconds: float = 0.0
+    #: decisions of the scheduler, with their numbers
     reached: Counter[str] = field(default_factory=Counter)
+    #: findings that known faults explain, with their numbers
     known: Counter[str] = field(default_factory=Counter)
+    #: findings that the base shows too, with their numbers
     old: Counter[str] = field(default_factory=Counter)
+    #: key of a new finding -> its smallest run
     found: dict[str, JudgedRun] = field(default_factory=dict)
+    #: key of a new finding -> number of runs that show it
     times: Counter[str] = field(default_factory=Counter)
+    #: a signal ended the check
     interrupted: bool = False
 
 
