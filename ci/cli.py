@@ -15,7 +15,7 @@ from types import FrameType
 
 import click
 
-from ci.standard_streams import lasting_output, plain
+from ci.standard_streams import printable, unbreakable_output
 from ci.commands import (
     catalogue, check_and_replay, explore_and_prove, init_adapter, server_checks, spec_document,
     trace_authoring, trace_export, tree_view,
@@ -86,7 +86,7 @@ def run(
     for stream in (sys.stdin, sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")  # a terminal's encoding may be narrow
-    with lasting_output() as lost:
+    with unbreakable_output() as lost:
         code = _run(arguments, command, name, complain)
         sys.stdout.flush()
         if lost.error is not None and not isinstance(lost.error, BrokenPipeError):
@@ -135,7 +135,7 @@ def _run(
 
 
 def _complain(name: str, message: str, code: int) -> int:
-    print(f"{name}: {plain(message)[:_LONGEST]}", file=sys.stderr)
+    print(f"{name}: {printable(message)[:_LONGEST]}", file=sys.stderr)
     return code
 
 

@@ -167,7 +167,7 @@ def shared(a: Key, b: Key, page_size: int) -> int:
     return floor_page(length, page_size)
 
 
-# Whose pages a lock pins.
+# -- whose pages a lock pins ----------------------------------------------------------------------
 
 
 def full_locked(tree: Tree, placed: Placed) -> bool:
@@ -219,7 +219,7 @@ def reshaped(tree: Tree, shape: list[tuple[Key, int, bool, bool]]) -> Tree:
     return tree._replace(children=tuple(sorted(below.get((), ()))), locks=locks)
 
 
-# Changing a persistent tree: everything on the path is copied, nothing else.
+# -- changing a persistent tree: everything on the path is copied, nothing else -------------------
 
 
 def _edit_children(

@@ -290,9 +290,9 @@ def _kept_option(option: str) -> Any:
 
 def note(text: str) -> None:
     """Print a line on stderr."""
-    from ci.standard_streams import plain
+    from ci.standard_streams import printable
 
-    click.echo(f"kvspec: {plain(text)[:600]}", err=True)
+    click.echo(f"kvspec: {printable(text)[:600]}", err=True)
 
 
 @contextmanager

@@ -80,7 +80,7 @@ def _snapshot(run: Run, index: int) -> Data:
     return made
 
 
-# The two sides.
+# -- the two sides --------------------------------------------------------------------------------
 
 
 def _free_pages(full: int, swa: int, window: int | None) -> dict[str, int | None]:

@@ -160,7 +160,7 @@ def collect() -> Data:
     }
 
 
-# Words.
+# -- words ----------------------------------------------------------------------------------------
 
 
 def _own_clauses(kind: Kind) -> list[Clause]:
@@ -197,7 +197,7 @@ def anchor(heading: str) -> str:
     return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
 
 
-# Commands and clauses.
+# -- commands and clauses -------------------------------------------------------------------------
 
 
 def _command_data(rule: Rule, fixtures: dict[str, Trace]) -> Data:
@@ -282,7 +282,7 @@ def _bug_modes(bug: Bug) -> str:
     return "" if Mode.FAITHFUL in bug.modes else "free mode only"
 
 
-# Runs of the reference.
+# -- runs of the reference ------------------------------------------------------------------------
 
 
 def _example_steps(trace: Trace) -> list[Data]:

@@ -169,7 +169,7 @@ def _with_code(text: str) -> str:
 
 def _markdown(text: str) -> str:
     """Escape plain text so that Markdown reads no table bar, tag, link, code or emphasis in it."""
-    return re.sub(r"[\\`*<|~]|(?<!\w)_|_(?!\w)|\](?=[(\[])", r"\\\g<0>", text_output.plain(text))
+    return re.sub(r"[\\`*<|~]|(?<!\w)_|_(?!\w)|\](?=[(\[])", r"\\\g<0>", text_output.printable(text))
 
 
 def _paragraph(text: str) -> list[str]:

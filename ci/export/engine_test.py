@@ -342,7 +342,7 @@ class _Steps:
 
     def _source(self, command: Add) -> str:
         """Further arguments of a request that has an adapter or a salt."""
-        load = self.loaded.source(command.adapter, "").load
+        load = self.loaded.source(command.adapter, "").adapter_loads
         arguments = ""
         if command.adapter:
             arguments += f', lora_request=adapter_of("{command.adapter}", {load})'

@@ -317,7 +317,7 @@ def with_message(assertions: Sequence[str], message: str) -> list[str]:
     text = "\n".join(assertions)
     if not re.search(r"^ *self\.assert", text, re.MULTILINE):
         return ["", *comment(message), *text.split("\n")]
-    rows = textwrap.wrap(text_output.plain(message), 90, drop_whitespace=False)
+    rows = textwrap.wrap(text_output.printable(message), 90, drop_whitespace=False)
     rows = [json.dumps(row, ensure_ascii=False) for row in rows]
     lines = ["message = (", *(f"    {row}" for row in rows), ")"]
     if len(rows) == 1:
@@ -350,7 +350,7 @@ def failure_message(clause: str, wanted: str, name: str, observed: str) -> str:
 
 
 def comment(text: str) -> list[str]:
-    return textwrap.wrap(text_output.plain(text), 98, initial_indent="# ", subsequent_indent="# ")
+    return textwrap.wrap(text_output.printable(text), 98, initial_indent="# ", subsequent_indent="# ")
 
 
 def _docstring(
@@ -364,6 +364,6 @@ def _docstring(
         f"{clause}: {sentence}" + (f" {LEGEND}" if re.search(r"\b[CERPW]\b", sentence) else ""),
         f"Made by kvspec from {Path(file).name}. No GPU is needed.",
     ]
-    plain = [text_output.plain(" ".join(text.split())).replace("\\", "/") for text in paragraphs if text]
+    plain = [text_output.printable(" ".join(text.split())).replace("\\", "/") for text in paragraphs if text]
     text = "\n\n".join("\n".join(textwrap.wrap(text, 100)) for text in plain)
     return '"""' + text.replace('"', "'") + '\n"""'

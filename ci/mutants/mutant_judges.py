@@ -300,7 +300,7 @@ def _code_objects(code: CodeType) -> Iterator[CodeType]:
             yield from _code_objects(inner)
 
 
-# The judges.
+# -- the judges -----------------------------------------------------------------------------------
 
 
 def _random_runs(plan: Plan, name: str) -> Noticed | None:

@@ -153,7 +153,7 @@ def print_tour(out: Console, data: Data) -> None:
         out.print()
         lost = text_output.table("not followed", "why", "times", right=("times",))
         for row in data["lost"]:
-            lost.add_row(Text(row["kind"]), Text(text_output.plain(row["why"])), str(row["times"]))
+            lost.add_row(Text(row["kind"]), Text(text_output.printable(row["why"])), str(row["times"]))
         out.print(lost)
     _print_verdict(out, data)
 

@@ -6,7 +6,7 @@ from xml.dom import minidom
 from junitparser import Error, Failure, JUnitXml, Skipped, TestCase, TestSuite
 
 from ci import Data
-from ci.standard_streams import plain
+from ci.standard_streams import printable
 from ci.report.text_output import changes
 
 
@@ -41,9 +41,9 @@ def text_of(data: Data) -> bytes:
         document.add_testsuite(suite)
     verdict = TestSuite("kvspec verdict")
     case = TestCase("verdict", "kvspec", data["seconds"])
-    case.system_out = plain(data["verdict"])
+    case.system_out = printable(data["verdict"])
     if data["exit_code"] and not data["findings"]:
-        case.result = [Failure(plain(data["verdict"]))]
+        case.result = [Failure(printable(data["verdict"]))]
     verdict.add_testcase(case)
     document.add_testsuite(verdict)
     document.update_statistics()  # type: ignore[no-untyped-call]
@@ -84,6 +84,6 @@ def _violated(kind: type[Failure] | type[Error], clause: Data, found: Data) -> F
         lines.append(f"{mark} {row['step']:>3} {row['command']}: {text}")
     if (violation := found["violation"]) is not None:
         lines += [f"expected {violation['expected']}", f"observed {violation['observed']}"]
-    result = kind(plain(f"{clause['id']}: {clause['sentence']}"), clause["id"])
-    result.text = "\n".join(map(plain, lines))
+    result = kind(printable(f"{clause['id']}: {clause['sentence']}"), clause["id"])
+    result.text = "\n".join(map(printable, lines))
     return result

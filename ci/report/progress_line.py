@@ -7,7 +7,7 @@ from typing import Self
 
 from rich.status import Status
 
-from ci.standard_streams import plain
+from ci.standard_streams import printable
 from ci.report.text_output import console, say
 
 EVERY_S = 10.0  # between plain lines
@@ -52,7 +52,7 @@ class Progress:
         if now - self._reported_at < interval_s:
             return
         self._reported_at = now
-        line = f"{now - self._started:.0f} s: {plain(text)}"
+        line = f"{now - self._started:.0f} s: {printable(text)}"
         if self._live is not None:
             self._live.update(line)
         else:

@@ -13,7 +13,7 @@ from impl.system_spec import SystemSpec
 from reference.clauses import CLAUSES
 from reference.failures import counted
 from ci.report import FREE_ONLY, IMPATIENT
-from ci.report.text_output import changes, labelled, or_none, plain, say, sized, sizes, table, verdict
+from ci.report.text_output import changes, labelled, or_none, printable, say, sized, sizes, table, verdict
 
 MAX_ROWS = 60  # of a replayed trace; what led to the end is at the end
 # of what a step calls: files, and functions of each, that the text names
@@ -204,10 +204,10 @@ def _print_steps(out: Console, data: Data) -> None:
             f"{mark}{row['step']}",
             row["command"],
             row["outcome"],
-            "\n".join(map(plain, lines)),
+            "\n".join(map(printable, lines)),
         )
         steps.add_row(
-            *(Text(cell if cell is cells[3] else plain(cell)) for cell in cells),
+            *(Text(cell if cell is cells[3] else printable(cell)) for cell in cells),
             style="bold red" if row["violates"] else "",
         )
     out.print(steps)
@@ -240,7 +240,7 @@ def _step_table(out: Console, data: Data) -> None:
     rows = data["step_table"]["rows"]
     columns = data["step_table"]["columns"]
     _print_left_out(out, len({row["step"] for row in rows}), len(data["rows"]))
-    made = table("#", "command", *map(plain, columns))
+    made = table("#", "command", *map(printable, columns))
     made.columns[1].max_width = 30  # so that there is room for cursors
     for row in rows:
         refused = data["rows"][row["step"]]["outcome"]
@@ -249,8 +249,8 @@ def _step_table(out: Console, data: Data) -> None:
         )
         bad = row["step"] == data["violation"]["step"]
         head = (f"{'> ' if bad else '  '}{row['step']}", f"{row['what']}{outcome}")
-        cells = (_Cell(plain(cell)) for cell in row["cells"])
-        made.add_row(*(Text(plain(cell)) for cell in head), *cells, style="bold red" if bad else "")
+        cells = (_Cell(printable(cell)) for cell in row["cells"])
+        made.add_row(*(Text(printable(cell)) for cell in head), *cells, style="bold red" if bad else "")
     out.print(made)
     say(out, "; ".join(_legend(columns, [cell for row in rows for cell in row["cells"]])), "dim")
 
@@ -327,7 +327,7 @@ def replays(out: Console, data: Data) -> None:
     made.columns[0].no_wrap = True
     for row in rows:
         style = "red" if row["replay"] is not None and row["exit_code"] else ""
-        made.add_row(Text(row["implementation"]), Text(plain(_behaviour_text(row))), style=style)
+        made.add_row(Text(row["implementation"]), Text(printable(_behaviour_text(row))), style=style)
     out.print(made)
     ends: dict[str, list[str]] = {}
     for row in rows:

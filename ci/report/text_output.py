@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ci import Data
-from ci.standard_streams import plain as plain
+from ci.standard_streams import printable as printable
 from reference.memory_accounts import account_text
 from reference.commands import Account
 
@@ -55,7 +55,7 @@ def table(*columns: str, right: Sequence[str] = ()) -> Table:
 
 def say(out: Console, text: str, style: str = "", *, whole: bool = False) -> None:
     """Print a paragraph of plain text. whole: never wrapped, because it is there to be copied."""
-    out.print(Text(plain(text), style=style), soft_wrap=whole)
+    out.print(Text(printable(text), style=style), soft_wrap=whole)
 
 
 def verdict(out: Console, text: str, data: Data) -> None:
@@ -67,7 +67,7 @@ def labelled(out: Console, words: dict[str, str]) -> None:
     """Print labels and their texts; continued lines are set under the text, not the label."""
     grid = Table.grid(padding=(0, 2))
     for label, text in words.items():
-        grid.add_row(f"  {label}", Text("\n".join(map(plain, text.split("\n")))))
+        grid.add_row(f"  {label}", Text("\n".join(map(printable, text.split("\n")))))
     out.print(grid)
 
 
@@ -79,7 +79,7 @@ def record(out: Console, row: Data) -> None:
 def listing(out: Console, rows: list[Data], columns: dict[str, str]) -> None:
     """Print a plain listing. columns: key -> heading, those with sentences last. On a terminal
     sentences are below the name; in a pipe only where rows are wider than the console."""
-    cells = {key: [plain(_cell_text(row[key])) for row in rows] for key in columns}
+    cells = {key: [printable(_cell_text(row[key])) for row in rows] for key in columns}
     long = {key for key in columns if sum(map(len, cells[key])) > SENTENCE * len(rows)}
     keys = sorted(columns, key=lambda key: key in long)
     if out.is_terminal and not long:

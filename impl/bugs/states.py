@@ -12,7 +12,7 @@ from reference.commands import Draft, Freed, SpecDecode
 from reference.token_ids import token_id
 
 
-# A request continues from a wrong state.
+# -- a request continues from a wrong state -------------------------------------------------------
 
 
 @bug(
@@ -95,7 +95,7 @@ def _(self: TorchKV, session: KVSession, request: KVRequest) -> None:
     TorchKV.save(self, session, request)
 
 
-# A tree node has a wrong state.
+# -- a tree node has a wrong state ----------------------------------------------------------------
 
 
 @bug(
@@ -178,7 +178,7 @@ def _(self: RadixTree, node: TreeNode) -> bool:
     return self.states is None or (node.state is not None and not node.children)
 
 
-# A slot is lost, or freed twice.
+# -- a slot is lost, or freed twice ---------------------------------------------------------------
 
 
 @bug(
@@ -289,7 +289,7 @@ def _(self: TorchKV, request: KVRequest, node: TreeNode) -> None:
     TorchKV.match_state(self, request, node)
 
 
-# Eviction goes wrong.
+# -- eviction goes wrong --------------------------------------------------------------------------
 
 
 @bug(

@@ -10,7 +10,7 @@ from impl.torch_kv.radix_tree import RadixTree
 _EVERYTHING = 1 << 30  # tokens
 
 
-# Insert.
+# -- insert ---------------------------------------------------------------------------------------
 
 
 @bug(
@@ -162,7 +162,7 @@ class _InsertRefreshesNothing(RadixTree):
             self._queue(node)
 
 
-# Tombstones and recovery.
+# -- tombstones and recovery ----------------------------------------------------------------------
 
 
 @bug(

@@ -108,7 +108,7 @@ class LockHolders(Steps):
         require(command.full >= 0 and command.swa >= 0 and command.states >= 0, Reason.BAD_LENGTH)
         return tree.evict(command.full, command.swa, command.states)
 
-    # The rules.
+    # -- the rules --------------------------------------------------------------------------------
 
     def dismiss(self, holder: str) -> None:
         """Remove the lock holder, and release its lock."""

@@ -34,7 +34,7 @@ class StateRules:
     tracks: bool
     page_size: int
 
-    # A request's own slot.
+    # -- a request's own slot ---------------------------------------------------------------------
 
     def begin_states(self, requests: Sequence[KVRequest]) -> None:
         """Give each request without a slot one with an empty state. The caller knows that enough are free."""
@@ -82,7 +82,7 @@ class StateRules:
         if isinstance(holder, KVRequest):
             self.free_buffers(holder)
 
-    # States that are kept for the tree.
+    # -- states that are kept for the tree --------------------------------------------------------
 
     def tracked_end(self, start: int, end: int) -> int:
         """Return the position of the state that a batch of [start, end) keeps: its last end of a page, or
@@ -115,7 +115,7 @@ class StateRules:
             self.states.give(slot)
         request.buffers = []
 
-    # What is matched, restored and handed to the tree.
+    # -- what is matched, restored and handed to the tree -----------------------------------------
 
     def require_state(self, request: KVRequest, node: TreeNode) -> None:
         """Refuse an admission behind `node` that finds no slot for its copy."""

@@ -31,7 +31,12 @@ class _Ignored:
         pass
 
 
-class _Batch:
+def batch_rows(config: EngineConfig) -> int:
+    """Return the rows of a persistent batch: room for requests that a step adds before it removes others."""
+    return 4 * config.max_seqs + 8
+
+
+class PersistentBatch:
     """The persistent batch (gpu_input_batch.py): an index for each request, and its block table."""
 
     def __init__(self, size: int) -> None:
@@ -96,7 +101,7 @@ class _Worker(Values):
         self.encoder_cache: dict[str, Any] = {}
         self.kv_caches: Any = None
         self.kv_cache_config: Any = None
-        self.input_batch = _Batch(size)
+        self.input_batch = PersistentBatch(size)
         self.speculative_config = None
         self.use_async_scheduling = overlap
         self.use_async_spec_decode = overlap and drafts > 0
@@ -284,7 +289,7 @@ class ModelRunnerV1(ModelRunner):
 
     def __init__(self, config: EngineConfig, overlap: bool, methods: dict[str, Any]) -> None:
         super().__init__(config, overlap)
-        self.worker = _Worker(4 * config.max_seqs + 8, config.drafts, overlap)
+        self.worker = _Worker(batch_rows(config), config.drafts, overlap)
         for name, method in methods.items():
             setattr(self.worker, name, MethodType(method, self.worker))
         self.worker.kv_caches = self.memory

@@ -85,7 +85,7 @@ def request_fields(source: KvSource) -> dict[str, Any]:
     if source.salt:
         fields["cache_salt"] = source.salt
     if source.adapter:
-        fields["lora_request"] = adapter_of(source.adapter, source.load)
+        fields["lora_request"] = adapter_of(source.adapter, source.adapter_loads)
     return fields
 
 

@@ -105,7 +105,7 @@ class StateRunnerV2(ModelRunnerV2):
         for lane in lanes:
             verifies_drafts, accepted = self._rounds[lane.request]
             origin = self.origin_of(lane.request)
-            states = self.layers.entry(lane, verifies_drafts, accepted, origin)
+            states = self.layers.entry(lane, accepted, origin, is_round=verifies_drafts)
             with_states.append(lane._replace(states=states))
         super().forward(with_states)
         self.layers.run(with_states, [self._rounds[lane.request].verifies_drafts for lane in lanes])

@@ -203,7 +203,7 @@ class EngineConfig:
             _require(
                 not group.ring,
                 f"{name}.drafter",
-                "goes without ring: clauses find a drafter's KV by its position",
+                "goes without ring: no release that is driven has both",
             )
 
     def _check_steps(self) -> None:

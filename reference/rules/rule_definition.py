@@ -135,7 +135,7 @@ def rule(
     return add
 
 
-# What several rules ask for.
+# -- what several rules ask for -------------------------------------------------------------------
 
 NAME_TAKEN = "a session, request or lock owner is called that"
 NO_REQUEST = "no request is called that"

@@ -81,7 +81,7 @@ def _of_request(was: State, command: Command, now: State) -> Iterator[str]:
                 yield "a turn resumes from R above 0, its window lost"
 
 
-# Turns and ordinary requests in two conditions at once, as they end, or are evicted, or come back.
+# -- turns and ordinary requests in two conditions at once, as they end, or are evicted, or come back --
 
 
 def _at_once(was: State, command: Command) -> Iterator[str]:
@@ -240,7 +240,7 @@ def _cut_since(tree: Tree, lock: Lock, path: list[Placed]) -> bool:
     return any(lock.swa_from < placed.end <= _in_full(tree, lock) for placed in path)
 
 
-# What goes by its own moment, where the moment of the full KV would choose another.
+# -- what goes by its own moment, where the moment of the full KV would choose another ------------
 
 
 def _by_own_moment(was: Tree, now: Tree) -> Iterator[str]:
@@ -259,7 +259,7 @@ def _by_own_moment(was: Tree, now: Tree) -> Iterator[str]:
                     yield f"{what} goes by its own moment: {' before '.join(read)}"
 
 
-# What goes for a state that a command needs, and what would go next.
+# -- what goes for a state that a command needs, and what would go next ---------------------------
 
 
 def _room_for_a_state(was: Tree, now: Tree, command: Command) -> Iterator[str]:
@@ -295,7 +295,7 @@ def _second_swa_part(was: State, command: UnlockSwa) -> Iterator[str]:
             yield f"a second SWA part is given back over {over}"
 
 
-# Nodes one below the other.
+# -- nodes one below the other --------------------------------------------------------------------
 
 
 def _passes(was: Tree, now: Tree, command: Command) -> Iterator[str]:
@@ -339,7 +339,7 @@ def _drops(was: Tree, now: Tree) -> Iterator[str]:
             yield f"a node goes: {one}, and above it {two} {fate}"
 
 
-# Batches.
+# -- batches --------------------------------------------------------------------------------------
 
 
 def _slots(was: State, command: Decode | Extend) -> Iterator[str]:

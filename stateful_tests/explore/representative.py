@@ -119,7 +119,7 @@ class Representatives:
         texts = self.scope.texts
         return Renaming(names, {texts[j]: texts[i] for i, j in enumerate(order)})
 
-    # From a state to its parts.
+    # -- from a state to its parts ----------------------------------------------------------------
 
     def _least(self, state: State) -> tuple[Parts, Nameless, tuple[int, ...]]:
         """The parts of a state, in the order of letters that makes them least, without names as well; and
@@ -182,7 +182,7 @@ class Representatives:
             history = ((0, text_len(history)),)
         return Part(lock, turn, history, session.slot or (), session.closing, session.state)
 
-    # From parts to the representative.
+    # -- from parts to the representative ---------------------------------------------------------
 
     def _built(self, nameless: Nameless) -> State:
         sessions, requests, locks = [], [], []
@@ -211,7 +211,7 @@ class Representatives:
         for first, group in zip((0, self.scope.sessions, served), nameless):
             yield from enumerate(group, first)
 
-    # Commands.
+    # -- commands ---------------------------------------------------------------------------------
 
     def commands(self, representative: State) -> list[Command]:
         """Return every command of the scope in a representative, in a fixed order. Equal parts
@@ -378,7 +378,7 @@ def _nodes(children: tuple[Node, ...], serials: Mapping[int, int]) -> tuple[Node
     )
 
 
-# Commands under other names.
+# -- commands under other names -------------------------------------------------------------------
 
 _NAMING = ("session", "request", "requests", "lanes", "holder")
 

@@ -97,7 +97,7 @@ class ServerMachine(RuleBasedStateMachine):
         self.threshold = 0
         self._offer()
 
-    # What happens: a rule for each command, below the class, and this one.
+    # -- what happens: a rule for each command, below the class, and this one ---------------------
 
     @operation(OUT_OF_TURN)
     def out_of_turn(self, command: Command) -> None:
@@ -168,7 +168,7 @@ class ServerMachine(RuleBasedStateMachine):
                 if self.lockstep.violation is not None:
                     self._fail()
 
-    # How a rule runs.
+    # -- how a rule runs --------------------------------------------------------------------------
 
     def enabled(self, choices: Choices, *, invalid: bool = False) -> Enabled:
         """Return the enabled commands of the state. invalid: the command need not apply."""

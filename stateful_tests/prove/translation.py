@@ -101,7 +101,7 @@ class Translation:
                 found.append(z3.Implies(divisor > 0, (quotient - less >= k) == apart))
         return found
 
-    # Statements.
+    # -- statements -------------------------------------------------------------------------------
 
     def _body(self, statements: list[ast.stmt], names: dict[str, Any]) -> Any:
         for at, statement in enumerate(statements):
@@ -119,7 +119,7 @@ class Translation:
                     raise NotTranslated(ast.unparse(statement))
         raise NotTranslated("a function that ends without a return")
 
-    # Expressions.
+    # -- expressions ------------------------------------------------------------------------------
 
     def _value(self, node: ast.expr, names: dict[str, Any]) -> Any:
         """Return an expression as a term of z3. names: the terms of its variables. Raises NotTranslated."""

@@ -213,7 +213,7 @@ def _cut_of_command(run: Run, index: int, side: Data) -> tuple[str, int, str] | 
     )
 
 
-# One side of a step.
+# -- one side of a step ---------------------------------------------------------------------------
 
 
 def _side_data(name: str, state: Data, run: Run, owners: dict[str, Data], length: int) -> Data:
@@ -280,7 +280,7 @@ def _positions_needed(side: Data) -> int:
     return max(reach, default=1)
 
 
-# Pools: every page of the system, by number.
+# -- pools: every page of the system, by number ---------------------------------------------------
 
 
 def _used_pages(states: list[Data], pool: str, size: int) -> list[int]:

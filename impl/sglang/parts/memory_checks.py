@@ -52,7 +52,7 @@ class Scheduler:
         self.last_batch: Any = None
         self.running_batch = self._batch([], ForwardMode.IDLE)
 
-    # What on_idle of a release calls besides its checks.
+    # -- what on_idle of a release calls besides its checks ---------------------------------------
 
     def is_fully_idle(self) -> bool:
         return not self.waiting_queue
@@ -62,7 +62,7 @@ class Scheduler:
 
     maybe_sleep_on_idle = reset_device_timer_window = _publish_kv_events
 
-    # The batches.
+    # -- the batches ------------------------------------------------------------------------------
 
     def _batch(self, reqs: Sequence[Any], mode: ForwardMode) -> Any:
         batch = self.make_batch(reqs=list(reqs))
@@ -93,7 +93,7 @@ class Scheduler:
             if batch is not None:
                 batch.reqs = [r for r in batch.reqs if r is not req]
 
-    # The commands.
+    # -- the commands -----------------------------------------------------------------------------
 
     def busy(self, level: int) -> Report:
         """Run the check between two steps. Without a last batch the release checks nothing."""
@@ -135,7 +135,7 @@ class Scheduler:
         """Return the terms of the release's idle check, by its own functions."""
         raise NotImplementedError
 
-    # Methods of the release.
+    # -- methods of the release -------------------------------------------------------------------
 
     self_check_during_busy: Callable[[], None]
     on_idle: Callable[[], None]

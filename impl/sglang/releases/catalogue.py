@@ -87,6 +87,11 @@ class Detected(NamedTuple):
     release: type[Release0510]
     remark: str = ""
 
+    def taken_for(self, root: Path) -> str:
+        """Return the first part of the remark, such as "taken for 0.5.14 (435 lines differ)"; "" without a
+        remark."""
+        return self.remark.removeprefix(f"{root}: ").partition(";")[0]
+
 
 def detect(root: Path) -> Detected:
     """How the files under `root` (which holds `sglang/`) are driven: as the nearest release, and in each fact

@@ -294,7 +294,7 @@ class TierDriver(DecodeSide, TreeCommands):
         """Match the prefix of a request as Req.init_next_round_input does, or match_kv_cache in later
         releases."""
         for name in ("best_match_node", "host_hit_length", "swa_host_hit_length", "last_host_node"):
-            setattr(req, name, optional(self._tree().found, f"MatchResult.{name}", 0))
+            setattr(req, name, optional(self._tree().match_result, f"MatchResult.{name}", 0))
 
     def _loaded(self, req: Any, slots: Tensor) -> Tensor:
         """Load the part of a match that is on the host (init_load_back), and return the slots of the whole

@@ -13,7 +13,7 @@ from impl.loading.optional import optional
 from impl.sglang.parts.namespaces import elements_of
 from impl.sglang.scheduler.live_requests import LiveRequest, LockHolder
 from impl.sglang.scheduler.server import Server
-from impl.sglang.tiers.api import loose
+from impl.sglang.tiers.api import lock_deviations
 from impl.sglang.tiers.copy_engine import POOLS, CopyEngine, parts_of, slots_of
 from impl.sglang.tiers.decode_side import DecodeSide
 from impl.sglang.tiers.gathering_roles import DecodeGatherer, PrefillGatherer
@@ -131,7 +131,7 @@ class Gatherer:
             users=tuple(self._users()),
             reads=reads,
             complaint="" if transfers or operations else self._complaint(),
-            loose=loose(self.release.version),
+            loose=lock_deviations(self.release.version),
             operations=operations,
             **({} if self.behind is None else self.behind.kept()),
             **self._of_requests(),

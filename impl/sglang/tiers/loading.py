@@ -21,7 +21,7 @@ from impl.sglang.releases.catalogue import TABLE, supported
 from impl.sglang.releases.v0_5_15_to_21 import Unified
 from impl.sglang.releases.variants import variant
 from impl.sglang.tiers.copy_engine import CopyEngine, Event, Stream
-from impl.sglang.tiers.api import FIRST, FIRST_IN_RUST, FIRST_WITH_STATES
+from impl.sglang.tiers.api import FIRST_IN_RUST, FIRST_RELEASE, FIRST_WITH_STATES
 from impl.sglang.tiers.clock import ServerClock
 from impl.sglang.tiers.decode_side import FIRST_THAT_RECEIVES
 from impl.sglang.tiers.prefill_side import FIRST_THAT_SENDS
@@ -98,7 +98,7 @@ def tiered(spec: str, core: str = "") -> Any:
         first = FIRST_IN_RUST
         before = "its locks on SWA KV and on the host break, which are not told"
     else:
-        first = FIRST
+        first = FIRST_RELEASE
         before = "there is no mem_cache/l2_transfer.py"
     if order.index(version) < order.index(first):
         way = f"+{core}+hicache" if core else "+hicache"

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from impl.sglang.parts.stand_ins import Bag
-from impl.sglang.parts.trees import printed
+from impl.sglang.parts.trees import captured_stdout
 from impl.sglang.tiers.copy_engine import slots_of
 from impl.sglang.tiers.gathering import Gatherer
 from reference.tiers.facts import TierNode
@@ -55,7 +55,7 @@ class RustGatherer(Gatherer):
         marks = {(record.load, node): record.ack for record in records for node in record.nodes}
         if self.storage is None:  # else nodes are hashed as they are made
             core.backfill_missing_hash_values()  # a snapshot is given of hashed nodes only
-        for indent, named, length, locks in _NODE.findall(printed(core.pretty_print)):
+        for indent, named, length, locks in _NODE.findall(captured_stdout(core.pretty_print)):
             depth = len(indent) // 2
             handle = int(named)
             if not int(length):

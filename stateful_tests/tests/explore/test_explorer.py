@@ -256,7 +256,7 @@ def test_several_processes_agree_with_one(scope, bound, monkeypatch):
         processes.close()
 
 
-# Faults in the system: what is physical goes wrong after some commands, the rules are right.
+# -- faults in the system: what is physical goes wrong after some commands, the rules are right ---
 
 
 class Faulty(ReferenceInState):

@@ -44,22 +44,22 @@ def pair():
     system.close()
 
 
-# Memory.
+# -- memory ---------------------------------------------------------------------------------------
 
 
 def test_a_block_holds_either_a_state_or_kv(memory):
-    memory.leave(3, STATE, 41)
-    memory.leave_windows(3, STATE, [41, 42, 43])
+    memory.write_state(3, STATE, 41)
+    memory.write_windows(3, STATE, [41, 42, 43])
     memory.stamp(4, KV, 4, 1, 51)
     assert memory.held()[3:6] == [(STATE, (41, 41, 42, 43)), (KV, (0, 51, 0, 0)), (-1, ())]
     memory.stamp(3, KV, 4, 0, 61)
-    memory.leave(4, STATE, 71)
+    memory.write_state(4, STATE, 71)
     assert memory.held()[3:5] == [(KV, (61, 0, 0, 0)), (STATE, (71, 0, 0, 0))]
 
 
 def test_a_copied_block_holds_the_same(memory):
-    memory.leave(3, STATE, 41)
-    memory.leave_windows(3, STATE, [41, 42, 43])
+    memory.write_state(3, STATE, 41)
+    memory.write_windows(3, STATE, [41, 42, 43])
     memory[5] = memory.get(3)
     assert memory.held()[5] == memory.held()[3]
 
@@ -71,8 +71,8 @@ def test_a_copied_block_holds_the_same(memory):
 )  # fmt: skip
 def test_a_state_sent_in_part_does_not_count(memory, moved, found):
     sender = PairStateMemory(CONFIG)
-    sender.leave(3, STATE, 41)
-    sender.leave_windows(3, STATE, [41, 42, 43])
+    sender.write_state(3, STATE, 41)
+    sender.write_windows(3, STATE, [41, 42, 43])
     source, target = sender.tensor[3, moved], memory.tensor[6, moved]
     ctypes.memmove(target.data_ptr(), source.data_ptr(), 8 * len(source))
     parts = memory.state(6, STATE), *(memory.window(6, STATE, at) for at in range(3))
@@ -80,12 +80,12 @@ def test_a_state_sent_in_part_does_not_count(memory, moved, found):
 
 
 def test_a_projection_in_the_place_of_another_is_no_window(memory):
-    memory.leave_windows(3, STATE, [41, 42, 43])
+    memory.write_windows(3, STATE, [41, 42, 43])
     memory.windows[3, 2:4] = memory.windows[3, :2].clone()
     assert memory.window(3, STATE) == 0
 
 
-# Sizes.
+# -- sizes ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", RECURRENT)
@@ -127,7 +127,7 @@ def test_sizes_that_no_server_has_are_unusable(pair, groups, caching, why):
         pair.reset(PairConfig(engine, replace(engine, peer=True)))
 
 
-# What a trace needs of a model, and the smallest one.
+# -- what a trace needs of a model, and the smallest one ------------------------------------------
 
 
 def test_a_trace_is_asked_about_without_states_and_without_caching():
@@ -160,7 +160,7 @@ def _groups(trace):
             yield group.block_size, group.state
 
 
-# What is judged.
+# -- what is judged -------------------------------------------------------------------------------
 
 
 def test_the_prefill_server_leaves_the_last_token_to_the_decode_server(pair):
@@ -195,7 +195,7 @@ def test_a_table_without_a_state_has_none():
     assert found.observed == "its table has no block"
 
 
-# The drafter's KV, which is sent with that of the target.
+# -- the drafter's KV, which is sent with that of the target --------------------------------------
 
 
 @pytest.mark.parametrize("kind", [TensorMemory, PairStateMemory])

@@ -208,7 +208,7 @@ def test_both_engines_read_the_same_contracts():
             assert (len(found.pre), len(found.post)) == (text.count("pre:"), text.count("post:"))
 
 
-# The command.
+# -- the command ----------------------------------------------------------------------------------
 
 
 def test_prove_by_name(kvspec):

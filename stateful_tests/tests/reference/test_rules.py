@@ -27,7 +27,7 @@ from stateful_tests.coverage.situations import kind_name
 from stateful_tests.explore import lifecycle as lives
 from stateful_tests.explore.search import Explorer
 
-# What a command is refused for.
+# -- what a command is refused for ----------------------------------------------------------------
 
 _FAITHFUL = Scope(
     "",
@@ -172,7 +172,7 @@ def test_each_command_is_refused_for_the_reasons_listed_and_no_other():
         )
 
 
-# Formulas.
+# -- formulas -------------------------------------------------------------------------------------
 
 
 def _value(formula: str, names: dict[str, Any]) -> Any:
@@ -194,7 +194,7 @@ def _sizes(state: State) -> dict[str, Any]:
     }
 
 
-# Rows: which cursors move and what is freed.
+# -- rows: which cursors move and what is freed ---------------------------------------------------
 
 _FAR = Scope(
     "",

@@ -143,7 +143,7 @@ def test_nothing_else_goes_with_a_host_tier(name):
 def test_a_release_has_the_facts_of_the_table_of_host_tiers(release, version):
     """So that nobody has to look when a release is driven."""
     system = release(f"{version}+hicache")
-    api.require(system.root, system.name, version)
+    api.require_tier_api(system.root, system.name, version)
 
 
 def test_a_checkout_that_lacks_an_api_is_named(tmp_path, newest):
@@ -154,7 +154,7 @@ def test_a_checkout_that_lacks_an_api_is_named(tmp_path, newest):
     )
     missing = r"there is no TransferCompletion.*there is no such file"
     with pytest.raises(UnusableImplementation, match=missing):
-        api.require(tmp_path, "sglang@checkout+hicache", NEWEST)
+        api.require_tier_api(tmp_path, "sglang@checkout+hicache", NEWEST)
 
 
 def test_traces_of_other_kinds_do_not_fit(newest):

@@ -1,17 +1,18 @@
-"""Engines by hand: a line of text is a command and the facts after it. clause_rows.txt says how to write one.
+"""Engines by hand: a line of text is a command with the facts after it. clause_rows.txt documents the lines.
 
-What is not stated is derived (engine_by_hand.py). A row then spoils one fact alone.
+Facts that a line does not state are derived (engine_by_hand.py), so that a row spoils one fact only.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Container
+from collections.abc import Container, Iterable
 from pathlib import Path
 
 from reference.blocks.clauses import BlockStep, broken
-from reference.blocks.commands import Update
+from reference.blocks.commands import EngineCommand, Update
 from reference.blocks.config import EngineConfig, LayerGroup
+from reference.blocks.facts import BlockFacts
 from reference.commands import Reason
 from reference.system_kinds import BLOCKS
 from stateful_tests.lockstep.run_results import Violation, violation_of
@@ -105,30 +106,47 @@ class Scene(EngineByHand):
     """An engine by hand whose steps are judged, line by line."""
 
     def violation(self, line: str, waived: Container[str] = ()) -> Violation | None:
-        """Return what a command, with the facts after it, violates of the clauses that are not waived."""
-        text, *stated = (part.strip() for part in line.split(";"))
+        """Execute a line: a command, with the facts after it. Return the violation of the clauses that are
+        not waived, None without one."""
+        text, *statements = (part.strip() for part in line.split(";"))
         refused = text.startswith("refused ")
-        for_length = text.startswith("refused (length) ")
+        reason = Reason.BAD_LENGTH if text.startswith("refused (length) ") else None
         command = parse(text.removeprefix("refused ").removeprefix("(length) "), BLOCKS)
         if not refused:
             self.send(command)
+        after = self._facts_after(command, statements)
+        self.step = self._step(command, after, refused=refused, reason=reason)
+        self.before = after
+        failures = broken(self.step, waived)
+        return violation_of(failures, 0) if failures else None
+
+    def _facts_after(self, command: EngineCommand, statements: Iterable[str]) -> BlockFacts:
+        """Return the facts after a command, with what the statements say, and their spoilt facts."""
         self.outputs = []
         self.lanes = []
         self.spoilt = []
         self.batch = {}
         if isinstance(command, Update) and self.batches:
             self.batch = self.batches.popleft()
-        for part in stated:
-            self._stated(part)
+        for statement in statements:
+            self._state(statement)
         if self.lanes:
             self.batches.append({lane.request: lane.sampled for lane in self.lanes})
-        after = self.facts()
+        facts = self.facts()
         for spoil in self.spoilt:
-            after = spoil(after)
-        lanes, outputs = ([], []) if refused else self.expected.follow(command, after)
+            facts = spoil(facts)
+        return facts
+
+    def _step(
+        self, command: EngineCommand, after: BlockFacts, *, refused: bool, reason: Reason | None
+    ) -> BlockStep:
+        """Have the expectation follow a command, and return the step that clauses judge."""
         if refused:
+            lanes, outputs = [], []
             self.expected.follow_refused(command, after)
-        step = BlockStep(
+        else:
+            lanes, outputs = self.expected.follow(command, after)
+        return BlockStep(
             self.config,
             command,
             refused=refused,
@@ -140,16 +158,13 @@ class Scene(EngineByHand):
             in_use=self.expected.in_use,
             standstill=self.expected.standstill,
             kv_sources=tuple(self.expected.sources),
-            reason=Reason.BAD_LENGTH if for_length else None,
+            reason=reason,
         )
-        self.before = after
-        self.step = step
-        failures = broken(step, waived)
-        return violation_of(failures, 0) if failures else None
 
-    def _stated(self, part: str) -> None:
-        for pattern, state in STATEMENTS.items():
-            if found := re.fullmatch(pattern, part):
-                state(self, **found.groupdict())
+    def _state(self, statement: str) -> None:
+        """Apply the first pattern of STATEMENTS that a statement matches."""
+        for pattern, apply in STATEMENTS.items():
+            if match := re.fullmatch(pattern, statement):
+                apply(self, **match.groupdict())
                 return
-        raise AssertionError(f"no fact: {part!r}")
+        raise AssertionError(f"no pattern of STATEMENTS matches {statement!r}")

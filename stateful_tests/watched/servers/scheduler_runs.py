@@ -376,7 +376,7 @@ class _Check:
         first_improvement(run, Search(still_shows, SHRINKS), _smaller)
 
 
-# Smaller runs: fewer clients and turns, smaller numbers, then a plainer configuration.
+# -- smaller runs: fewer clients and turns, smaller numbers, then a plainer configuration ---------
 
 _PLAINEST: dict[type, dict[str, Any]] = {
     Config: {
