@@ -111,8 +111,8 @@ def _run(
         return complain(str(error), Ending.UNUSABLE)
     except click.MissingParameter as error:
         path = error.ctx.command_path if error.ctx is not None else name
-        said = error.format_message().rstrip(".")
-        return complain(f"{said}; `{path} --help` says what it is", Ending.UNUSABLE)
+        message = error.format_message().rstrip(".")
+        return complain(f"{message}; `{path} --help` says what it is", Ending.UNUSABLE)
     except click.ClickException as error:
         return complain(error.format_message(), Ending.UNUSABLE)
     except (KeyboardInterrupt, click.Abort):

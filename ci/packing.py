@@ -81,7 +81,7 @@ def moved(path: Path, known: dict[str, str] | None = None) -> str:
 
 
 def tests(home: Path, folder: Path) -> None:
-    """Return the tests as a package of their own, kvspec_tests, which imports kvspec alone."""
+    """Return the tests as a package of their own, kvspec_tests, which imports only kvspec."""
     source = home / "stateful_tests" / "tests"
     for path in sorted(source.rglob("*")):
         target = folder / "kvspec_tests" / path.relative_to(source)

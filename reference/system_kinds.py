@@ -47,7 +47,7 @@ class Kind:
     facts: type | None = None
     #: the only machine that draws its commands; "" where there are several
     machine: str = ""
-    #: the reference model runs beside it; otherwise facts and clauses judge it alone
+    #: the reference model runs beside it; otherwise only facts and clauses judge it
     modelled: bool = False
     #: it picks its batches itself, so a changed tree may run another schedule than its base
     schedules: bool = False

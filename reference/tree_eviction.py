@@ -35,8 +35,8 @@ def evict(tree: Tree, full: int, swa: int, states: int = 0) -> tuple[Tree, Freed
     """
     freed = [0, 0, 0]
     ways = (full, _evict_leaf), (swa, _evict_swa), (states, _evict_state)
-    for at, (amount, without) in enumerate(ways):
-        while freed[at] < amount and (less := without(tree)) is not None:
+    for index, (amount, without) in enumerate(ways):
+        while freed[index] < amount and (less := without(tree)) is not None:
             tree, gone = less
             freed = [a + b for a, b in zip(freed, (gone.full, gone.swa, gone.states))]
     return tree, Freed(*freed)

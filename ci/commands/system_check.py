@@ -218,7 +218,7 @@ def _find_changes(
         note(changed.text)
     if changed is None:  # interrupted
         return None
-    # A function that is known to run in other ways alone is not looked for in this one.
+    # A function that is known to run only in other ways is not looked for in this one.
     wanted = [
         each
         for each in changed.missed

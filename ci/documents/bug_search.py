@@ -129,13 +129,13 @@ def _known_entries() -> Iterable[SearchEntry]:
         called = [reporter_words().ways.get(way, way) for way in sorted(ways)]
         of_way = reporter_words().ways.get(fault.way, "") if fault.way in ways else ""
         clauses = [*fault.clauses, *(["BROKEN"] if fault.ends_server else [])]
-        said = [text for texts in messages.get(fault.id, {}).values() for text in texts]
+        printed = [text for texts in messages.get(fault.id, {}).values() for text in texts]
         seen = dict.fromkeys(reporter_words().symptoms.get(clause, "") for clause in clauses)
         yield SearchEntry("mended" if fault.fixed else "known", fault.engine, row, {
             "name": fault.id,
             "says": fault.says,
             "place": f"{source} {fault.only} {of_way}",
-            "said": " ".join([*said, *reporter_words().said.get(fault.id, [])]),
+            "said": " ".join([*printed, *reporter_words().said.get(fault.id, [])]),
             "seen": " ".join([*clauses, *seen]),
             "more": " ".join([fault.upstream, *also.get(fault.id, []), *called]),
             "story": " ".join(row["story"]),
@@ -155,14 +155,14 @@ def _reported_entries() -> Iterable[SearchEntry]:
 def _undriven_entries() -> Iterable[SearchEntry]:
     text = (FOLDER / "driven.toml").read_text(encoding="utf-8")
     for engine, table in tomllib.loads(text).items():
-        for why, names in table["not_driven"].items():
+        for reason, names in table["not_driven"].items():
             shown = ", ".join(names[:_SHOWN_NAMES])
             if more := len(names) - _SHOWN_NAMES:
                 shown += f" and {more} more" if more > 0 else ""
-            row = _plain_row("-", f"{why}: {shown}", engine, "not driven")
+            row = _plain_row("-", f"{reason}: {shown}", engine, "not driven")
             parts = " ".join(re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name) for name in names)
             yield SearchEntry(
-                "not driven", engine, row, {"says": why, "name": f"{' '.join(names)} {parts}"}
+                "not driven", engine, row, {"says": reason, "name": f"{' '.join(names)} {parts}"}
             )
 
 
@@ -271,7 +271,7 @@ def _phrase_scores(
     each = (f'"{" ".join(_tokens(phrase))}"{"*" * begins}' for phrase in phrases)
     asked = f"{within}({' OR '.join(each)})"
     weights = ", ".join(map(str, _WEIGHTS.values()))
-    found = index.execute(
+    rows = index.execute(
         f"SELECT rowid, -bm25(bug, {weights}) FROM bug WHERE bug MATCH ?", (asked,)
     )
-    return dict(found)
+    return dict(rows)

@@ -84,10 +84,10 @@ def page_beside(name: str, trace: Trace, can: Capabilities, file: str, options: 
     kind = can.system_kind
     made = skeletons()[name]
     steps = [
-        f"| {at} | `{format_command(command)}` | {about} |"
-        for at, (command, (_, about)) in enumerate(zip(trace.commands, made.steps))
+        f"| {index} | `{format_command(command)}` | {about} |"
+        for index, (command, (_, about)) in enumerate(zip(trace.commands, made.steps))
     ]
-    recipe = [f"{at}. {line}" for at, line in enumerate(recipe_of(name), 1)]
+    recipe = [f"{index}. {line}" for index, line in enumerate(recipe_of(name), 1)]
     commands = [
         f"| `{kind_name(each)}` | {in_words(each)} | {_command_text(each)} |" for each in kind.commands
     ]
@@ -129,6 +129,6 @@ def recipes() -> str:
     parts = []
     for made in skeletons().values():
         if made.title:
-            lines = (f"{at}. {line}" for at, line in enumerate(made.recipe, 1))
+            lines = (f"{index}. {line}" for index, line in enumerate(made.recipe, 1))
             parts += [f"**{made.title}**", "", *lines, ""]
     return "\n".join(parts)

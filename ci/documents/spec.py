@@ -224,19 +224,19 @@ def _example_step(kind: type[Command], fixtures: dict[str, Trace]) -> Data | Non
 
     CheckIdle, which no fixture has, is done at the end of the worked example (at: none).
     """
-    found = [
+    candidates = [
         ((not step.frees, not step.changes, at, len(step.drawn()), name), step)
         for name, trace in fixtures.items()
         for at, step in enumerate(step_text.steps(trace))
         if isinstance(step.command, kind) and isinstance(step.outcome, Done)
     ]
-    if not found:
+    if not candidates:
         if kind is not CheckIdle:
             return None  # a new command, of which no fault is named yet
         longer = (*fixtures[EXAMPLE].commands, CheckIdle())
         *_, last = step_text.steps(replace(fixtures[EXAMPLE], commands=longer))
         return {"fixture": EXAMPLE, "at": None, "drawn": last.drawn(), "frees": False}
-    (_, _, at, _, name), step = min(found, key=lambda hit: hit[0])
+    (_, _, at, _, name), step = min(candidates, key=lambda hit: hit[0])
     return {"fixture": name, "at": at, "drawn": step.drawn(), "frees": step.frees}
 
 
@@ -247,12 +247,12 @@ def _field_data(name: str, kind: str) -> str:
 
 
 def _family_data() -> list[Data]:
-    found: dict[str, list[Clause]] = {family: [] for family in FAMILIES}
+    clauses_of: dict[str, list[Clause]] = {family: [] for family in FAMILIES}
     for clause in CLAUSES.values():
-        found[clause.id.partition("-")[0]].append(clause)
-    for clauses in found.values():
+        clauses_of[clause.id.partition("-")[0]].append(clause)
+    for clauses in clauses_of.values():
         clauses.sort(key=lambda c: int(c.id.partition("-")[2]))
-    return [{"about": FAMILIES[family], "clauses": clauses} for family, clauses in found.items()]
+    return [{"about": FAMILIES[family], "clauses": clauses} for family, clauses in clauses_of.items()]
 
 
 def _clause_data(clause: Clause, shown_by: dict[str, str], fixtures: dict[str, Trace]) -> Data:

@@ -107,8 +107,8 @@ def _state_slot_facts(slot: int, m: Moment) -> list[Fact]:
     if states is None:
         return []
     owners = [Fact(name, "has it", "had it") for name, has in states.holders.items() if has == slot]
-    kept = ((name, slots) for name, slots in states.buffers.items() if slot in slots)
-    owners += [Fact(f"a buffer of {name}", "has it", "had it") for name, _ in kept]
+    holders = ((name, slots) for name, slots in states.buffers.items() if slot in slots)
+    owners += [Fact(f"a buffer of {name}", "has it", "had it") for name, _ in holders]
     owners += [
         Fact("the tree", f"has it for {path_text(path)}", f"had it for {path_text(path)}")
         for path, has in states.nodes.items()
@@ -164,12 +164,12 @@ def _text_tokens(m: Moment, owner: str) -> Sequence[int] | None:
     return request.text if request is not None else None
 
 
-def _token_list_text(tokens: Sequence[int] | None, at: int | None) -> list[Fact]:
+def _token_list_text(tokens: Sequence[int] | None, position: int | None) -> list[Fact]:
     if tokens is None:
         return [Fact("", "is not there")]
     fact = f"has {counted(len(tokens), 'token')}"
-    if at is not None and at < len(tokens):
-        fact += f", {token_text(tokens[at])} at position {at},"
+    if position is not None and position < len(tokens):
+        fact += f", {token_text(tokens[position])} at position {position},"
     return [Fact("", fact)]
 
 
@@ -208,10 +208,10 @@ def _tree_page_facts(place: AtNode | AtTreePage | AtLock | AtCounter, m: Moment)
             if page is None:
                 return [Fact("", "is not in the tree")]
             slots = slots_text(page.slots)
-            found = [Fact("", f"has {slots}", f"had {slots}")]
+            facts = [Fact("", f"has {slots}", f"had {slots}")]
             if "swa" in m.facts.pools and not page.has_swa:
-                found.append(Fact("", "is a tombstone"))
-            return found
+                facts.append(Fact("", "is a tombstone"))
+            return facts
         case AtLock(owner):
             lock = m.locks.get(owner)
             if lock is None:
@@ -227,8 +227,8 @@ def _tree_page_facts(place: AtNode | AtTreePage | AtLock | AtCounter, m: Moment)
         case AtCounter(pool, name):
             if tree is None or tree.sizes is None or _is_check(m):
                 return []  # the terms of a check are of that moment alone
-            at = COUNTERS.index((pool, name))
-            return [Fact("", f"is {tree.sizes[at]}")]
+            counter = COUNTERS.index((pool, name))
+            return [Fact("", f"is {tree.sizes[counter]}")]
 
 
 def _is_check(m: Moment) -> bool:
@@ -272,9 +272,9 @@ def _free_fact(times: int, where: str) -> list[Fact]:
     return [Fact("", f"is {where} {times} times", "")]
 
 
-def _owner_fact(m: Moment, holder: str, at: int) -> Fact:
+def _owner_fact(m: Moment, holder: str, index: int) -> Fact:
     """Return the owner of a page, and its positions (tokens)."""
-    tokens = page_spans([at], m.state.config.geometry.page_size)
+    tokens = page_spans([index], m.state.config.geometry.page_size)
     tree = holder.removeprefix("tree ")
     if tree != holder:
         return Fact("the tree", f"has it at {tokens} of {tree}", f"had it at {tokens} of {tree}")

@@ -104,8 +104,8 @@ def story(data: Data, file: str, options: str, titles: Titles = GENERATED_TITLES
     lines += [f"{where} breaks this rule:", ""]
     engine = "config" in trace  # which schedules by itself, and has no cursors
     lines += [f"> {violation['clause']}: {violation['sentence']}"]
-    if why := report.why(violation["clause"]):
-        lines += [">", f"> Why it matters: {why}"]
+    if reason := report.why(violation["clause"]):
+        lines += [">", f"> Why it matters: {reason}"]
     if not engine:
         lines += [">", f"> {LEGEND}"]
     lines += ["", "| | expected | observed |", "|---|---|---|"]
@@ -162,7 +162,7 @@ def _known_fault(name: str, source: str) -> str:
 
 
 def _with_code(text: str) -> str:
-    """As `_markdown`, for a text whose code is in backticks already."""
+    """Return Markdown as `_markdown` does, for a text whose code is in backticks already."""
     pieces = re.split(r"(`[^`]+`)", text)
     return "".join(piece if piece.startswith("`") else _markdown(piece) for piece in pieces)
 

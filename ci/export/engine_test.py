@@ -146,15 +146,15 @@ def _without_arguments(source: str, code: str) -> str:
 def _with_defaults_of(source: str, code: str) -> str:
     """Return the definitions with only those defaults of the sizes that they read and the test does not
     give."""
-    found = re.search(r"\n        plain = .*?(?=\n        self\.config = )", source, re.DOTALL)
-    assert found is not None
+    defaults = re.search(r"\n        plain = .*?(?=\n        self\.config = )", source, re.DOTALL)
+    assert defaults is not None
     space: dict[str, dict[str, Any]] = {}
-    exec(textwrap.dedent(found[0]), space)
-    rest = source.replace(found[0], "")
+    exec(textwrap.dedent(defaults[0]), space)
+    rest = source.replace(defaults[0], "")
     read = {*re.findall(r"\bconfig\.(\w+)", rest)} - {*re.findall(r"\b(\w+)=", _call_of(code))}
     plain = {name: value for name, value in space["plain"].items() if name in read}
     items = "".join(f'            "{name}": {value},\n' for name, value in plain.items())
-    return filled(source.replace(found[0], f"\n        plain = {{\n{items}        }}"))
+    return filled(source.replace(defaults[0], f"\n        plain = {{\n{items}        }}"))
 
 
 def _call_of(code: str) -> str:
@@ -200,14 +200,14 @@ def unit_test(
         zip(violation.clauses, [(violation.expected, violation.observed), *violation.details])
     )
     # What stands in the scheduler and in its pool can be asserted; the first clause that is about that is.
-    first = trace.clause if trace.clause in reported else violation.clause
+    headline = trace.clause if trace.clause in reported else violation.clause
     steps = list(notes := _Steps(run, system))
     if "BROKEN" in violation.clauses:
         command, calls = steps.pop()
         steps.append((command, []))
         assertions = {"BROKEN": not_raising(calls)}
     else:
-        assertions = {clause: asserted(run, clause, notes.tokens) for clause in (first, *reported)}
+        assertions = {clause: asserted(run, clause, notes.tokens) for clause in (headline, *reported)}
     clause = next((clause for clause, lines in assertions.items() if lines), None)
     if clause is None:
         whose = "no object of the scheduler shows it"
@@ -361,16 +361,16 @@ class _Steps:
             if token not in self.small:
                 self.small[token] = base + len(self.small)
         numbers = [self.small[token] for token in tokens]
-        at = 0
+        position = 0
         parts: list[str] = []
-        while at < len(numbers):
+        while position < len(numbers):
             end = next(
-                (i for i in range(at, len(numbers)) if numbers[i] - numbers[at] != i - at),
+                (i for i in range(position, len(numbers)) if numbers[i] - numbers[position] != i - position),
                 len(numbers),
             )
-            run = numbers[at:end]
+            run = numbers[position:end]
             parts += [f"*range({run[0]}, {run[-1] + 1})"] if len(run) > 2 else map(str, run)
-            at = end
+            position = end
         return f"[{', '.join(parts)}]"
 
     def _update(self, most: int) -> Iterator[str]:

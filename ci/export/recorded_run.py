@@ -161,6 +161,6 @@ class Asserts(NamedTuple):
     at: str = ""
 
     def among(self, calls: Sequence[str]) -> tuple[str, ...]:
-        """The calls of the last command, with the notes."""
+        """Return the calls of the last command, with the notes."""
         first = next((i for i, call in enumerate(calls) if re.match(self.at, call)), 0)
         return (*calls[:first], *self.notes, *calls[first:])

@@ -203,13 +203,13 @@ def _rendered(
     )  # fmt: skip
 
 
-def _imported(what: str, oldest: type[Release0510], newest: type[Release0510]) -> str:
+def _imported(name: str, oldest: type[Release0510], newest: type[Release0510]) -> str:
     """Return the lines that import a name of the newest release, or where that fails, of the oldest."""
-    lines = _import_lines(what, newest)
-    older = _import_lines(what, oldest)
+    lines = _import_lines(name, newest)
+    older = _import_lines(name, oldest)
     if lines == older:
         return "\n".join(lines)
-    since = next(version for version, kind in TABLE.items() if _import_lines(what, kind) == lines)
+    since = next(version for version, kind in TABLE.items() if _import_lines(name, kind) == lines)
     tried, instead = (textwrap.indent("\n".join(each), "    ") for each in (lines, older))
     return f"\ntry:\n{tried}\nexcept ImportError:  # before {since}\n{instead}"
 
@@ -262,10 +262,10 @@ def used(source: str, code: str) -> str:
     return re.sub(r"\n{4,}", "\n\n\n", text).strip()
 
 
-def _joined_imports(found: re.Match[str]) -> str:
+def _joined_imports(match: re.Match[str]) -> str:
     """Return two imports from one module as one line, or two where one would be too long."""
-    one, _, more = found.groups()
-    return f"{one}, {more}\n" if len(one) + len(more) <= 106 else found.group()
+    one, _, more = match.groups()
+    return f"{one}, {more}\n" if len(one) + len(more) <= 106 else match.group()
 
 
 def _template_units(tree: ast.Module) -> Iterator[_Unit]:

@@ -48,8 +48,8 @@ def asserted(run: RecordedRun) -> Asserts:
     step = run.now.step
     assert isinstance(step, TierStep)
     for place in run.at:
-        if (found := _place_assertions(run, step, place)) is not None:
-            return found
+        if (assertions := _place_assertions(run, step, place)) is not None:
+            return assertions
     raise NotExportable(f"{run.clause} shows in nothing that the release's classes offer")
 
 
@@ -82,8 +82,8 @@ def _slot_assertions(run: RecordedRun, step: TierStep, place: AtSlot) -> Asserts
                 known = f"text = {ids_text(spelled(run.geometry, text))}"
                 start, end = node.start or "", "-1" if node.following else ""
                 own = f"text[{start}:{end}]" if start or end else "text"
-                found = f"node_at(server.cache, text{within(run.geometry, text)})"
-                kv = f'kv_of(server, {found}, {own}, "{pool}", {host=})'
+                lookup = f"node_at(server.cache, text{within(run.geometry, text)})"
+                kv = f'kv_of(server, {lookup}, {own}, "{pool}", {host=})'
                 return Asserts([known, f"self.assertEqual({kv}, {own})"])
         return None
     sources = [source.owned for source in step.sources() if source.at == place]

@@ -100,10 +100,10 @@ def _lines_pattern(lines: Sequence[str]) -> re.Pattern[str]:
     text = ""
     for line in lines:
         parts = re.split(r"\{(\w+)\}", line.removeprefix("?"))
-        for at, part in enumerate(parts):
+        for index, part in enumerate(parts):
             named = f"(?P={part})" if part in seen else f"(?P<{part}>{_STANDS_FOR.get(part)})"
-            parts[at] = named if at % 2 else re.escape(part)
-            seen |= {part} if at % 2 else set()
+            parts[index] = named if index % 2 else re.escape(part)
+            seen |= {part} if index % 2 else set()
         whole = "".join(parts) + "\n"
         text += f"(?:{whole})?" if line[0] == "?" else whole
     return re.compile(f"^{text}", re.MULTILINE)
@@ -327,10 +327,10 @@ def with_message(assertions: Sequence[str], message: str) -> list[str]:
 
 def _with_message(line: str) -> list[str]:
     """Return a line of assertions, with the message in the place of any other."""
-    found = re.fullmatch(r"( *)(self\.assert(\w+))\(.*\)", line)
-    if found is None:
+    assertion = re.fullmatch(r"( *)(self\.assert(\w+))\(.*\)", line)
+    if assertion is None:
         return [line]
-    indent, function, kind = found.groups()
+    indent, function, kind = assertion.groups()
     code = line.strip()
     call = ast.parse(code, mode="eval").body
     assert isinstance(call, ast.Call)

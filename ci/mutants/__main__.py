@@ -69,7 +69,7 @@ def mutants(
     noticed as well.
     """
     with unusable("", mutant_judges.NoMutants):
-        drawn, of = mutant_judges.sample(only, size, seed)
+        drawn, total = mutant_judges.sample(only, size, seed)
         accepted = mutant_judges.accepted()
     plan = check_plans.plan(tier, seed=seed)
     to_judge = [mutant for mutant in drawn if again or mutant.name not in accepted]
@@ -106,7 +106,7 @@ def mutants(
     }
     end = ending(interrupted=interrupted, violated=not interrupted and counts["survived"] > 0)
     data: Data = {
-        "format": "kvspec-mutants", "version": 1, "exit_code": end, "seed": seed, "tier": tier, "of": of,
+        "format": "kvspec-mutants", "version": 1, "exit_code": end, "seed": seed, "tier": tier, "of": total,
         "drawn": len(drawn), "interrupted": interrupted, **counts, "mutants": rows,
     }  # fmt: skip
     _text(out.console, data)
@@ -121,7 +121,7 @@ def _row(mutant: Mutant, reason: str, noticed: Noticed | None) -> Data:
         verdict = "noticed"
     else:
         verdict = "accepted" if reason else "survived"
-    found = {} if noticed is None else {name: getattr(noticed, name) for name in noticed.__slots__}
+    judgement = {} if noticed is None else {name: getattr(noticed, name) for name in noticed.__slots__}
     return {
         "name": mutant.name,
         "path": mutant.path,
@@ -129,7 +129,7 @@ def _row(mutant: Mutant, reason: str, noticed: Noticed | None) -> Data:
         "verdict": verdict,
         "reason": reason,
         "diff": diff,
-        **found,
+        **judgement,
     }
 
 

@@ -66,21 +66,21 @@ class Mutant:
 def mutants_of(path: str, source: bytes) -> list[Mutant]:
     """Return all mutants of a file, in its order."""
     text = _Text(source)
-    found: list[Mutant] = []
+    mutants: list[Mutant] = []
     for function, name in _functions(ast.parse(source)):
         known: Counter[str] = Counter()
-        first = min([function.lineno, *(d.lineno for d in function.decorator_list)])
+        first_line = min([function.lineno, *(d.lineno for d in function.decorator_list)])
         for old, new, change in _edits(function, text):
             start, end = text.span(old)
             if source[start:end].decode() == new:
                 continue
             known[change] += 1
             again = f" (#{known[change]})" if known[change] > 1 else ""
-            found.append(
+            mutants.append(
                 Mutant(
                     path,
                     function=name,
-                    first=first,
+                    first=first_line,
                     line=old.lineno,
                     start=start,
                     end=end,
@@ -88,7 +88,7 @@ def mutants_of(path: str, source: bytes) -> list[Mutant]:
                     change=change + again,
                 )
             )
-    return found
+    return mutants
 
 
 class _Text:
@@ -208,13 +208,13 @@ def _of_expression(node: ast.expr) -> Iterator[ast.expr]:
     """Yield the expressions that may take the place of a node, each with one small change."""
     match node:
         case ast.Compare(left, operators, others):
-            for at, operator in enumerate(operators):
-                changed = [*operators[:at], _COMPARISONS[type(operator)](), *operators[at + 1 :]]
+            for index, operator in enumerate(operators):
+                changed = [*operators[:index], _COMPARISONS[type(operator)](), *operators[index + 1 :]]
                 yield ast.Compare(left, changed, others)
         case ast.BoolOp(operator, values):
             yield ast.BoolOp(ast.Or() if isinstance(operator, ast.And) else ast.And(), values)
-            for at in range(len(values)):
-                rest = [*values[:at], *values[at + 1 :]]
+            for index in range(len(values)):
+                rest = [*values[:index], *values[index + 1 :]]
                 yield rest[0] if len(rest) == 1 else ast.BoolOp(operator, rest)
         case ast.UnaryOp(ast.Not(), operand):
             yield operand
@@ -253,8 +253,8 @@ def _mistaken(node: ast.expr) -> Iterator[ast.expr]:
         case ast.BinOp(left, ast.BitAnd(), right):
             yield ast.BinOp(left, ast.BitOr(), right)
         case ast.Call(function, [_, _, *_] as arguments) if not _orderless(function):
-            for at, (one, other) in enumerate(pairwise(arguments)):
-                swapped = [*arguments[:at], other, one, *arguments[at + 2 :]]
+            for index, (one, other) in enumerate(pairwise(arguments)):
+                swapped = [*arguments[:index], other, one, *arguments[index + 2 :]]
                 yield ast.Call(function, swapped, node.keywords)
         case ast.Attribute(value, name, ast.Load()):
             for beside in neighbours().get(name, ()):
@@ -270,7 +270,7 @@ def _orderless(function: ast.expr) -> bool:
 def neighbours() -> dict[str, list[str]]:
     """Return, by the name of a field, the fields of its type that are next to it in a class of the
     reference, or in an event of a server's log."""
-    found = defaultdict[str, dict[str, None]](dict)
+    names = defaultdict[str, dict[str, None]](dict)
     events = _ROOT / "impl" / "sglang" / "server" / "events.py"
     for path in [*sorted((_ROOT / "reference").rglob("*.py")), events]:
         for node in ast.walk(ast.parse(path.read_bytes())):
@@ -282,8 +282,8 @@ def neighbours() -> dict[str, list[str]]:
                 ]
                 for (one, kind), (other, same) in pairwise(fields):
                     if kind == same:
-                        found[one][other] = found[other][one] = None
-    return {name: [*others] for name, others in found.items()}
+                        names[one][other] = names[other][one] = None
+    return {name: [*others] for name, others in names.items()}
 
 
 def _negative(node: ast.expr) -> bool:
@@ -301,5 +301,5 @@ def files(root: Path, folder: str) -> list[str]:
     path = Path(os.path.abspath(root / folder))
     if not path.is_relative_to(root):
         return []
-    found = [path] if path.suffix == ".py" else sorted(path.rglob("*.py"))
-    return [path.relative_to(root).as_posix() for path in found if path.is_file()]
+    paths = [path] if path.suffix == ".py" else sorted(path.rglob("*.py"))
+    return [path.relative_to(root).as_posix() for path in paths if path.is_file()]

@@ -133,15 +133,15 @@ def _since(changed: Changes) -> Data:
 
 def _fitted(result: CheckResult) -> Data:
     """Return, for each preset, the sizes that were changed to fit the system."""
-    found: Data = {}
+    sizes_of: Data = {}
     for machine in result.machines:
         asked = sizes_for(machine.name, machine.preset) if machine.sizes is not None else None
         if asked is None:
             continue
         for size in fields(machine.sizes):
             if (value := getattr(machine.sizes, size.name)) != getattr(asked, size.name):
-                found.setdefault(machine.preset, {})[size.name] = value
-    return found
+                sizes_of.setdefault(machine.preset, {})[size.name] = value
+    return sizes_of
 
 
 def _known_fault_data(mask: Mask, result: CheckResult) -> Data:
@@ -175,16 +175,16 @@ def _situations(result: CheckResult) -> Data:
     driven."""
     missing = [text for text in result.required if text not in result.situations]
     left_out: dict[str, list[str]] = {}
-    for text, why in result.unfit.items():
+    for text, reason in result.unfit.items():
         if text not in result.situations:
-            left_out.setdefault(why, []).append(text)
+            left_out.setdefault(reason, []).append(text)
     return {
         "reached": len(result.required) - len(missing)
         if result.required
         else len(result.situations),
         "asked": len(result.required),
         "missing": missing,
-        "left_out": [{"why": why, "situations": texts} for why, texts in left_out.items()],
+        "left_out": [{"why": reason, "situations": texts} for reason, texts in left_out.items()],
         "met": dict(result.situations),
     }
 

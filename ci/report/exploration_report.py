@@ -22,9 +22,9 @@ def _sizes(scope: Scope | Tour) -> Data:
     return {"geometry": asdict(scope.geometry), "mode": scope.mode.value}
 
 
-def findings_data(found: Sequence[Finding]) -> list[Data]:
+def findings_data(exploration_findings: Sequence[Finding]) -> list[Data]:
     """Group findings by cause, in the form of the report of `kvspec check`."""
-    return [finding_data(group) for group in group_by_cause(found)]
+    return [finding_data(group) for group in group_by_cause(exploration_findings)]
 
 
 def exploration_data(result: Exploration) -> Data:
@@ -94,7 +94,7 @@ def tour_data(tour: Tour) -> Data:
         "commands_per_s": rate(tour.commands, tour.seconds),
         **fields_of(tour, "violations stopped"),
         "lost": [
-            {"kind": kind, "why": why, "times": n} for (kind, why), n in tour.lost.most_common()
+            {"kind": kind, "why": reason, "times": n} for (kind, reason), n in tour.lost.most_common()
         ],
         "findings": findings_data(tour.findings),
         "verdict": f"{tour.scope} on {tour.system}: {outcome}; {coverage}",
@@ -160,9 +160,9 @@ def print_tour(out: Console, data: Data) -> None:
 
 def _print_verdict(out: Console, data: Data) -> None:
     """Print the findings and the verdict."""
-    for number, found in enumerate(data["findings"], 1):
+    for number, finding in enumerate(data["findings"], 1):
         out.print()
-        run_text.finding(out, found, f"violation {number} of {len(data['findings'])}")
+        run_text.finding(out, finding, f"violation {number} of {len(data['findings'])}")
     out.print()
     text_output.verdict(out, data["verdict"], data)
     out.print()

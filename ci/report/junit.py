@@ -75,14 +75,14 @@ def _result(
     return Skipped(f"known: {', '.join(known) or 'beside a known fault'}")
 
 
-def _violated(kind: type[Failure] | type[Error], clause: Data, found: Data) -> Failure | Error:
+def _violated(kind: type[Failure] | type[Error], clause: Data, reported: Data) -> Failure | Error:
     """Return a violated clause: its sentence, and the smallest trace."""
-    lines = [f"saved  {clause['saved']}", f"replay {found['replay']}"] if found["saved"] else []
-    for row in found["rows"]:
+    lines = [f"saved  {clause['saved']}", f"replay {reported['replay']}"] if reported["saved"] else []
+    for row in reported["rows"]:
         mark = ">" if row["violates"] else " "
         text = "; ".join([row["outcome"], *changes(row)])
         lines.append(f"{mark} {row['step']:>3} {row['command']}: {text}")
-    if (violation := found["violation"]) is not None:
+    if (violation := reported["violation"]) is not None:
         lines += [f"expected {violation['expected']}", f"observed {violation['observed']}"]
     result = kind(printable(f"{clause['id']}: {clause['sentence']}"), clause["id"])
     result.text = "\n".join(map(printable, lines))

@@ -40,10 +40,10 @@ class Progress:
         """Print a line that stays."""
         say(self._out, text, whole=True)
 
-    def __call__(self, what: str, commands: int, violated: int) -> None:
+    def __call__(self, work: str, commands: int, violated: int) -> None:
         """Report the work. violated: number of clauses so far."""
         clauses = "1 clause" if violated == 1 else f"{violated} clauses"
-        self.line(f"{what}; {commands} commands, {clauses} violated")
+        self.line(f"{work}; {commands} commands, {clauses} violated")
 
     def line(self, text: str) -> None:
         """Print the present work, unless a line was printed a moment ago."""

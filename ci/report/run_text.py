@@ -63,14 +63,14 @@ def _times_text(clause: Data) -> str:
 
 def _summary(data: Data, apart: str) -> dict[str, str]:
     """Return why the run is wrong, and further notes. apart: the parts that the trace does without."""
-    first = data["clauses"][0]
+    headline = data["clauses"][0]
     violation = data["violation"]
     because = (
         data["because"] or f"expected {violation['expected']}; observed {violation['observed']}"
     )
     words = {"because": because}
     notable = [
-        text for text in (first["reach"], first["clients"]) if text in (FREE_ONLY, IMPATIENT)
+        text for text in (headline["reach"], headline["clients"]) if text in (FREE_ONLY, IMPATIENT)
     ]
     if notable and not data.get("flaky"):
         words["reach"] = "; ".join(notable)
@@ -79,7 +79,7 @@ def _summary(data: Data, apart: str) -> dict[str, str]:
     if data.get("looked_up"):
         words["looked up"] = data["looked_up"]["text"]
     if apart:
-        words["apart"] = f"the other traces of {first['id']} need {apart}, and this one does not"
+        words["apart"] = f"the other traces of {headline['id']} need {apart}, and this one does not"
     if data.get("changed"):
         words["changed"] = "\n".join(_changed_text(data))
     return words
@@ -122,11 +122,11 @@ def run(out: Console, data: Data, *, detailed: bool = True) -> None:
             words["since"] = (
                 f"step {since} ({rows[since]['command']}): run before it, the check balances"
             )
-        if (first := violation["first_violation"]) is not None:
-            before = ", ".join(first["clauses"])
-            command = rows[first["step"]]["command"]
+        if (first_violation := violation["first_violation"]) is not None:
+            before = ", ".join(first_violation["clauses"])
+            command = rows[first_violation["step"]]["command"]
             words["first_violation"] = (
-                f"step {first['step']} ({command}) violates {before};"
+                f"step {first_violation['step']} ({command}) violates {before};"
                 f" from there on only {violation['clause']} is checked"
             )
         if violation["also"]:
@@ -176,10 +176,11 @@ def _first_names(names: list[str]) -> str:
 
 def difference(differences: list[Data], system: str) -> str:
     """Return the first difference between reference and system, and the number of others."""
-    first = differences[0]
+    first_difference = differences[0]
     others = len(differences) - 1
     more = f" (and {counted(others, 'more difference')})" if others else ""
-    return f"{first['about']}: {first['reference']} expected, {first['system']} in {system}{more}"
+    expected = f"{first_difference['about']}: {first_difference['reference']} expected"
+    return f"{expected}, {first_difference['system']} in {system}{more}"
 
 
 def _print_left_out(out: Console, shown: int, rows: int) -> None:
@@ -277,13 +278,13 @@ def refusals(out: Console, data: Data) -> None:
     """Print refusals that the trace does not state: in a trace by hand often a mistake."""
     if not data["unstated_refusals"]:
         return
-    first = data["rows"][data["unstated_refusals"][0]]
+    first_row = data["rows"][data["unstated_refusals"][0]]
     many = ": the trace hardly does what it was written for" if data["mostly_refused"] else ""
     count = f"{len(data['unstated_refusals'])} of {len(data['rows'])} commands refused, and not stated so"
-    reason = ", ".join(filter(None, (first["outcome"].removeprefix("refused: "), first.get("why"))))
+    reason = ", ".join(filter(None, (first_row["outcome"].removeprefix("refused: "), first_row.get("why"))))
     say(
         out,
-        f"{count}{many}. The first: command {first['step']} ({first['command']}), {reason}.",
+        f"{count}{many}. The first: command {first_row['step']} ({first_row['command']}), {reason}.",
         "yellow",
     )
 
@@ -341,9 +342,9 @@ def replays(out: Console, data: Data) -> None:
 def _behaviour_text(row: Data) -> str:
     """Return the behaviour of a trace on a release, in a line."""
     replayed = row["replay"]
-    why = (row["unusable"] or "").removeprefix(f"{row['implementation']} ")
+    reason = (row["unusable"] or "").removeprefix(f"{row['implementation']} ")
     if replayed is None:
-        return f"cannot be driven: {why}"
+        return f"cannot be driven: {reason}"
     violation = replayed["violation"]
     known = replayed["known"]
     note = replayed["note"]
@@ -361,9 +362,9 @@ def _behaviour_text(row: Data) -> str:
 def _name_ranges(some: list[str], names: list[str]) -> str:
     """Return the selected names as ranges in their order, such as "0.5.10 to 0.5.12, 0.5.14"."""
     runs: list[list[str]] = []
-    for at, name in enumerate(names):
+    for index, name in enumerate(names):
         if name in some:
-            if at and names[at - 1] in some:
+            if index and names[index - 1] in some:
                 runs[-1].append(name)
             else:
                 runs.append([name])

@@ -93,10 +93,10 @@ def listing(out: Console, rows: list[Data], columns: dict[str, str]) -> None:
     if not out.is_terminal:
         _plain_listing(out, columns, cells, keys, short)
         return
-    for at in range(len(rows)):
-        say(out, "   ".join(filter(None, (cells[key][at] for key in short))), "bold")
+    for index in range(len(rows)):
+        say(out, "   ".join(filter(None, (cells[key][index] for key in short))), "bold")
         for key in keys[len(short) :]:
-            out.print(Padding(Text(cells[key][at]), (0, 0, 0, 4)))
+            out.print(Padding(Text(cells[key][index]), (0, 0, 0, 4)))
 
 
 def _plain_listing(
@@ -112,11 +112,11 @@ def _plain_listing(
         beside.remove(max(beside[1:], key=lambda key: max(map(len, cells[key]))))
     heading, *lines = _column_lines(columns, cells, beside)
     say(out, heading, whole=True)
-    for at, line in enumerate(lines):
+    for index, line in enumerate(lines):
         say(out, line, whole=True)
-        for key in (key for key in keys if key not in beside and cells[key][at]):
+        for key in (key for key in keys if key not in beside and cells[key][index]):
             label = f"{columns[key]}: " if key in short else ""
-            for text in wrap(label + cells[key][at], out.width - 4):
+            for text in wrap(label + cells[key][index], out.width - 4):
                 say(out, f"    {text}", whole=True)
 
 

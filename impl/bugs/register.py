@@ -67,9 +67,9 @@ def bug(
         unchanged."""
         system: Any = fault
         if method is not None:
-            at = method.__name__
-            [owner] = [each for each in (TorchKV, *_PARTS) if getattr(each, at, None) is method]
-            system = type(owner.__name__, (owner,), {at: fault})
+            method_name = method.__name__
+            [owner] = [each for each in (TorchKV, *_PARTS) if getattr(each, method_name, None) is method]
+            system = type(owner.__name__, (owner,), {method_name: fault})
         for part, (whole, attribute) in _PARTS.items():
             if issubclass(system, part):
                 system = type(whole.__name__, (whole,), {attribute: system})

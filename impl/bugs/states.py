@@ -139,8 +139,8 @@ class _SplitTakesState(RadixTree):
     the new node above it. Visible when a prompt leaves the tree inside a node. Fix: the state is the one
     after the node's end, and stays there."""
 
-    def _split(self, tail: TreeNode, at: int) -> TreeNode:
-        head = super()._split(tail, at)
+    def _split(self, tail: TreeNode, count: int) -> TreeNode:
+        head = super()._split(tail, count)
         if tail.state is not None:
             head.state = tail.state
             head.state_used = tail.state_used

@@ -63,7 +63,7 @@ def _(self: RadixTree, mine: Key, theirs: Key) -> int:
     """Half a page belongs to one node and half to another. Where a key leaves a node, the common prefix is
     counted in tokens and not in whole pages. Visible with page_size > 1 when two prompts part inside a page.
     Fix: round down to whole pages."""
-    parted = (at for at, (a, b) in enumerate(zip(mine, theirs)) if a != b)
+    parted = (index for index, (a, b) in enumerate(zip(mine, theirs)) if a != b)
     return next(parted, min(len(mine), len(theirs)))
 
 

@@ -43,6 +43,12 @@ class LMDeployDriver(EngineFacts):
     """One release under `root`, in this process."""
 
     capabilities = CAPABILITIES
+    _longest: int
+    maker: Any
+    _preempt: Any
+    loop: Any
+    _checkpoints: Any
+    _publish: Any
 
     def __init__(self, root: Path, name: str = "lmdeploy") -> None:
         self.name = name

@@ -24,26 +24,26 @@ class EngineFacts(ModelAgent):
     def view(self) -> BlockFacts:
         """Return the facts of the engine after the last command."""
         allocator = self.scheduler.block_manager.allocator
-        of = allocator._log_mem.phy_map.tolist()
+        physical_blocks = allocator._log_mem.phy_map.tolist()
         pool = allocator._gpu_allocator
         states = self._states
         slots = self.scheduler.state_manager
-        published, copied = self._cached(of)
+        published, copied = self._cached(physical_blocks)
         cached = [each.block for each in published]
         requests = {}
-        kept = list(copied)
+        kept_blocks = list(copied)
         for sequence in self.scheduler.seq_manager.get_all_sequences():
-            row = [of[block] for block in sequence.logical_blocks.get_real_blocks().tolist()]
+            row = [physical_blocks[block] for block in sequence.logical_blocks.get_real_blocks().tolist()]
             state = states.table(sequence.logical_state)
             if (name := self._names.get(sequence.session_id)) is None:
-                kept += (*row, *state)
+                kept_blocks += (*row, *state)
             else:
                 requests[name] = self._request(sequence, row, state)
         refs = [0] * (self.config.blocks + 1)
         blocks = allocator._num_blocks
         unused = allocator._free_blocks.tolist()[blocks - allocator._free_count :]
         for block in {*range(blocks)} - {*unused}:
-            refs[of[block]] += int(allocator._log_mem.ref_count[block])
+            refs[physical_blocks[block]] += int(allocator._log_mem.ref_count[block])
         for slot in (*slots._runtime_states, *slots._checkpoint_states):
             refs[states.blocks + slot] += 1
         for block in cached:
@@ -68,7 +68,7 @@ class EngineFacts(ModelAgent):
             ),
             steps_in_flight=len(self._flights),
             results_due=self._dispatched_next,
-            kept=tuple(kept),
+            kept=tuple(kept_blocks),
             merges=True,
             unheard=not self._heard,
             released=tuple(self._released),
@@ -76,7 +76,7 @@ class EngineFacts(ModelAgent):
             overrun=2 * self.config.drafts,  # a round, and the one behind it
         )
 
-    def _cached(self, of: list[int]) -> tuple[list[Published], list[int]]:
+    def _cached(self, physical_blocks: list[int]) -> tuple[list[Published], list[int]]:
         """Return what the trie names, and the blocks of checkpoints that batches in flight copy."""
         published: list[Published] = []
         copied: list[int] = []
@@ -85,10 +85,10 @@ class EngineFacts(ModelAgent):
         while waiting:
             node, stamps, origin = waiting.pop()
             if node.parent is not None:
-                published.append(Published(of[int(node.block_id)], 0, tuple(stamps)))
+                published.append(Published(physical_blocks[int(node.block_id)], 0, tuple(stamps)))
             if node.state_checkpoint is not None:
-                published += self._states.published(node.state_checkpoint, of, origin)
-                copied += self._states.in_flight(node.state_checkpoint, of)
+                published += self._states.published(node.state_checkpoint, physical_blocks, origin)
+                copied += self._states.in_flight(node.state_checkpoint, physical_blocks)
             for child in node.children.values():
                 made = chained(child.token_ids.tolist(), stamps[-1])
                 waiting.append((child, made, origin))

@@ -130,18 +130,20 @@ class DeviceTensor(torch.Tensor):
 
 def _copy(to: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
     counts = _counts[-1]
-    here, there = (getattr(each, "held", None) for each in (source, to))
-    if here is None:
+    source_data, target_data = (getattr(each, "held", None) for each in (source, to))
+    if source_data is None:
         counts.transfers += 1
-    if there is None or (here is None and not non_blocking):
+    if target_data is None or (source_data is None and not non_blocking):
         counts.wait("copy_")
-    written = (to if there is None else there).copy_(source if here is None else here)
+    written = (to if target_data is None else target_data).copy_(
+        source if source_data is None else source_data
+    )
     counts.elements += written.numel()
     return to
 
 
 def _by_value(func: Any, name: str, args: Any, kwargs: Any) -> bool:
-    """Whether the result is a number, or has a size that depends on numbers."""
+    """Return whether the result is a number, or has a size that depends on numbers."""
     if name in ("index", "index_put", "index_put_"):
         return any(each is not None and each.dtype in (torch.bool, torch.uint8) for each in args[1])
     if name == "repeat_interleave":

@@ -1,7 +1,7 @@
-"""Triton kernels behind KVStore on CUDA, imported there alone: triton is optional. One launch does what takes
+"""Triton kernels behind KVStore on CUDA, imported only there: triton is optional. One launch does what takes
 torch a dozen operators, each of which costs a GPU more than its work."""
 
-# No `from __future__ import annotations`: triton reads the annotations of a kernel, and knows its own alone.
+# No `from __future__ import annotations`: triton reads the annotations of a kernel, and knows only its own.
 from typing import Protocol
 
 import torch

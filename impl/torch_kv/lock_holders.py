@@ -25,13 +25,13 @@ class LockedPrefix:
 
 
 class LockHolders(Steps):
-    """The commands for the tree alone. A lock holder's lock is kept under its name, of any length."""
+    """The commands that concern only the tree. A lock holder's lock is kept under its name, of any length."""
 
     lock_holders: dict[str, LockedPrefix]
     sessions: dict[str, KVSession]
 
     def taken(self, name: str) -> bool:
-        """Whether somebody has the name: sessions, requests and lock holders share one space."""
+        """Return whether somebody has the name: sessions, requests and lock holders share one space."""
         return name in self.sessions or name in self.requests or name in self.lock_holders
 
     def require_tree(self) -> RadixTree:
@@ -46,9 +46,9 @@ class LockHolders(Steps):
         tree = self.require_tree()
         require(prompt_len(command.prompt) <= self.width, Reason.ROW_TOO_SHORT)
         key = tree_key(spelled(command.prompt), self.bigram)
-        found = tree.match(key, command.full_only)
-        self.relock(command.holder, found.node, command.full_only)
-        self.lock_holders[command.holder] = LockedPrefix(key[: found.length], found.slots)
+        node = tree.match(key, command.full_only)
+        self.relock(command.holder, node.node, command.full_only)
+        self.lock_holders[command.holder] = LockedPrefix(key[: node.length], node.slots)
 
     def unlock(self, command: Unlock) -> None:
         require(command.holder in self.lock_holders, Reason.UNKNOWN_REQUEST)
@@ -118,7 +118,7 @@ class LockHolders(Steps):
     def insert_computed(
         self, holder: str, lock_holder: LockedPrefix, key: Key, evicted: int, chunked: bool
     ) -> None:
-        """The lock holder computes `key`, whole pages, past what it has locked, and hands it to the tree.
+        """Compute `key`, whole pages, past what the lock holder has locked, and hand it to the tree.
 
         evicted: window eviction has freed its own SWA pages below (tokens). Room is there. chunked: what it
         could not match again is not inserted, and its own pages are freed.

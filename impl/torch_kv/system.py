@@ -202,17 +202,17 @@ class TorchKV(LockHolders):
     def retract(self, command: c.Retract) -> Played:
         [request] = self._lanes((command.request,), RequestPhase.RUNNING)
         lost = command.in_flight
-        kept = len(request.text) - lost
+        kept_len = len(request.text) - lost
         # the tree has its prompt by its result
-        first = kept == request.origin and self.tree is not None
+        is_prompt_only = kept_len == request.origin and self.tree is not None
         most_lost = 0 if request.in_flight else 1  # results in flight are the lost ones
-        require(0 <= lost <= most_lost and not first, Reason.BAD_LENGTH)
-        del request.text[kept:]
+        require(0 <= lost <= most_lost and not is_prompt_only, Reason.BAD_LENGTH)
+        del request.text[kept_len:]
         self.skip_results(request)
         if request.session is None:
             self.drop_retracted(request)
         else:
-            self.drop_overallocated(request, kept)
+            self.drop_overallocated(request, kept_len)
             self.save(request.session, request)
         request.phase = RequestPhase.QUEUED
         self.leave(request)

@@ -112,9 +112,9 @@ class HostBatch:
         """Replace the inputs of each entry by its part of `inputs`, which are those of all entries in a
         row."""
         begin = 0
-        for at, entry in enumerate(self.entries):
+        for index, entry in enumerate(self.entries):
             end = begin + len(entry.inputs)
-            self.entries[at] = entry._replace(inputs=tuple(inputs[begin:end]))
+            self.entries[index] = entry._replace(inputs=tuple(inputs[begin:end]))
             begin = end
 
     def keep_outputs(self) -> None:

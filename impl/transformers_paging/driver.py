@@ -40,6 +40,15 @@ class PagingDriver(SelfSchedulingDriver):
     """One release under `root`, in this process."""
 
     capabilities = TransformersSystem.capabilities
+    config: EngineConfig
+    cache: Any
+    _pages: list[Any]
+    _kv: StampedCache
+    scheduler: Any
+    _offloading: Any
+    _batches: LaunchedBatches
+    processor: Any
+    _texts: dict[int, tuple[int, ...]]
 
     def __init__(self, root: Path, name: str = "transformers") -> None:
         self.name = name
@@ -124,7 +133,7 @@ class PagingDriver(SelfSchedulingDriver):
             _update_tp_group_state=lambda: False,
         )
         # of a hash: the stamps of its block, after those before
-        self._texts: dict[int, tuple[int, ...]] = {}
+        self._texts = {}
         self._of["cache_allocator"].compute_block_hash = self._hashed
         loaded("impl/transformers_paging/loading.py")
 
@@ -163,8 +172,8 @@ class PagingDriver(SelfSchedulingDriver):
                 raise CommandRefused(Reason.UNFAITHFUL)
 
     def _results_due(self) -> bool:
-        """Whether the loop takes the oldest results next. Where no request is left it takes those of the last
-        batch when it stops."""
+        """Return whether the loop takes the oldest results next. Where no request is left it takes those of
+        the last batch when it stops."""
         idle = not self.scheduler.has_pending_requests()
         return self._batches.in_step or (self._batches.in_flight > 0 and idle)
 
@@ -202,8 +211,8 @@ class PagingDriver(SelfSchedulingDriver):
         for entry in batch.entries:
             before = chained(entry.text)[-1] if entry.text else 0
             written.append(chained(entry.inputs, before))
-        found = [self._attention(batch, group, written) for group in range(len(self._pages))]
-        for entry, stamps, got in zip(batch.entries, written, zip(*found)):
+        attention = [self._attention(batch, group, written) for group in range(len(self._pages))]
+        for entry, stamps, read_stamps in zip(batch.entries, written, zip(*attention)):
             name = _our_name(entry.request)
             sampled: tuple[int, ...] = ()
             if entry.samples:
@@ -211,7 +220,7 @@ class PagingDriver(SelfSchedulingDriver):
                 sampled = (self.sample(name, last),)
                 batch.tokens += sampled
             tables = tuple(self._table(entry, group) for group in range(len(self._pages)))
-            lane = Lane(name, entry.start, entry.inputs, 0, sampled, tables, found=got)
+            lane = Lane(name, entry.start, entry.inputs, 0, sampled, tables, found=read_stamps)
             self.lanes.append(lane)
         batch.keep_outputs()
 
@@ -225,14 +234,14 @@ class PagingDriver(SelfSchedulingDriver):
         read = [row for entry in batch.entries for row in entry.read[group] if batch.reads_cache]
         write = [row for entry in batch.entries for row in entry.write[group]]
         stamps = self._kv.update(group, [*chain(*written)], read, write)
-        found = []
+        stamps_by_entry = []
         for entry in batch.entries:
             count = len(entry.inputs)
             length = entry.lengths[group] if batch.reads_cache else count
-            first = entry.start + count - length
-            found.append(Found(group, first, tuple(stamps[:length])))
+            window_begin = entry.start + count - length
+            stamps_by_entry.append(Found(group, window_begin, tuple(stamps[:length])))
             del stamps[:length]
-        return found
+        return stamps_by_entry
 
     def _table(self, entry: BatchEntry, group: int) -> tuple[int, ...]:
         """Return the blocks that an entry reads and writes."""
@@ -271,7 +280,7 @@ class PagingDriver(SelfSchedulingDriver):
         counted as blocks."""
         pool = self.cache.pool
         per = self._pages[0].blocks_per_sector
-        free = [sector * per + at for sector in pool.free_sectors for at in range(per)]
+        free = [sector * per + index for sector in pool.free_sectors for index in range(per)]
         shared: dict[int, int] = {}
         published = []
         mapped: dict[int, int] = {}
@@ -300,7 +309,8 @@ class PagingDriver(SelfSchedulingDriver):
             mapped=mapped,
             requests=requests,
             leftovers=tuple(sorted({*map(_our_name, tables)} - requests.keys())),
-            # nobody waits for a batch alone in flight: the loop takes its results behind another launch
+            # a batch that is alone in flight is not waited for: the loop takes its results behind another
+            # launch
             steps_in_flight=self._batches.in_flight if due else 0,
             results_due=due,
             in_step=self._batches.in_step,

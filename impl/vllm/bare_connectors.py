@@ -92,8 +92,8 @@ class Transfers:
         ids = iter(map(int, blocks.block_ids))
         chunks = [int(chunk) for chunk in host.block_ids]
         first_chunk = 0  # of the group, in the list of chunks
-        for group, (count, first) in enumerate(zip(blocks.group_sizes, blocks.block_indices)):
-            skipped = first % size if count else 0
+        for group, (count, first_block) in enumerate(zip(blocks.group_sizes, blocks.block_indices)):
+            skipped = first_block % size if count else 0
             for index in range(skipped, skipped + count):
                 parts.append((group, next(ids), chunks[first_chunk + index // size], index % size))
             first_chunk += -(-(skipped + count) // size)
@@ -291,12 +291,12 @@ class Loads:
         host = self.transfers.host
         for group, (layers, table) in enumerate(zip(self._config.groups, tables)):
             size = layers.block_size
-            for at in range(local // size, -(-tokens // size)):
-                if at < len(table) and table[at]:
-                    there = values[at * size : min(tokens, (at + 1) * size)]
-                    parts.append((group, table[at], len(host), 0))
+            for index in range(local // size, -(-tokens // size)):
+                if index < len(table) and table[index]:
+                    slots = values[index * size : min(tokens, (index + 1) * size)]
+                    parts.append((group, table[index], len(host), 0))
                     host[len(host)] = [
-                        (group, (*there, *[self.transfers.empty] * (size - len(there))))
+                        (group, (*slots, *[self.transfers.empty] * (size - len(slots))))
                     ]
         self._requests[job] = request.request_id
         self.transfers.submit(DeviceJob(job, load=True, parts=tuple(parts)))
@@ -319,12 +319,12 @@ class Loads:
         for block in lost:
             self._lose(block, 0, self._steps)
 
-    def _lose(self, block: int, first: int, step: int) -> None:
-        """Clear the slots of a block from slot `first` on. step: the step that reports it."""
+    def _lose(self, block: int, first_slot: int, step: int) -> None:
+        """Clear the slots of a block from slot `first_slot` on. step: the step that reports it."""
         size = self._config.groups[0].block_size
         owner, slots = self.transfers.blocks.get(block, (-1, ()))
-        kept = slots[:first] if owner == 0 else [self.transfers.empty] * first
-        self.transfers.blocks[block] = (0, [*kept, *[self.transfers.empty] * (size - first)])
+        kept = slots[:first_slot] if owner == 0 else [self.transfers.empty] * first_slot
+        self.transfers.blocks[block] = (0, [*kept, *[self.transfers.empty] * (size - first_slot)])
         self._lost[block] = step
 
     def spoil(self, lanes: Sequence[Any]) -> None:
@@ -340,9 +340,9 @@ class Loads:
             lane = spoiled[0]
             step = self._reads_lost(lane) or 0
             sound.remove(lane)
-            first = lane.start // size
-            for at, block in enumerate(lane.tables[0][first : self._end(lane)], first):
-                self._lose(block, max(0, lane.start - at * size), step)
+            first_block = lane.start // size
+            for index, block in enumerate(lane.tables[0][first_block : self._end(lane)], first_block):
+                self._lose(block, max(0, lane.start - index * size), step)
         if lanes:
             self._steps += 1
 
@@ -423,16 +423,16 @@ def worker_of(
 
 def chunks_of(manager: Any) -> list[tuple[bytes, int, int]]:
     """Return the (hash and group, chunk, pins) of each chunk in the lists of a CPU manager's policy."""
-    found = []
-    for kept in [value for value in vars(manager._policy).values() if isinstance(value, dict)]:
-        for key, of_key in kept.items():
+    chunks = []
+    for policy_table in [value for value in vars(manager._policy).values() if isinstance(value, dict)]:
+        for key, of_key in policy_table.items():
             chunk: Any = getattr(of_key, "chunk", of_key)
             if optional(chunk, "ChunkStatus.ref_cnt", None) is not None:
-                found.append(
+                chunks.append(
                     (
                         key,
                         either(chunk, "ChunkStatus.chunk_id", "BlockStatus.block_id"),
                         chunk.ref_cnt,
                     )
                 )
-    return found
+    return chunks

@@ -137,10 +137,10 @@ def pool_of(config: Any) -> Any:
     interface = importlib.import_module("vllm.v1.kv_cache_interface")
     torch = importlib.import_module("torch")
     groups = []
-    for at, group in enumerate(config.groups):
+    for index, group in enumerate(config.groups):
         if group.state:
             groups.append(
-                interface.KVCacheGroupSpec([f"layer{at}"], state_spec(interface, config, group))
+                interface.KVCacheGroupSpec([f"layer{index}"], state_spec(interface, config, group))
             )
             continue
         kind = interface.FullAttentionSpec if group.window is None else interface.SlidingWindowSpec
@@ -148,7 +148,7 @@ def pool_of(config: Any) -> Any:
         if group.window is not None:
             shape["sliding_window"] = group.window
         spec = kind(**taken(kind, shape | {"block_size": group.block_size}))
-        groups.append(interface.KVCacheGroupSpec([f"layer{at}"], spec))
+        groups.append(interface.KVCacheGroupSpec([f"layer{index}"], spec))
         if group.drafter:
             groups[-1].is_eagle_group = True
     kv_cache_config = interface.KVCacheConfig(
@@ -175,15 +175,15 @@ def state_spec(interface: Any, config: Any, group: Any) -> Any:
     """
     torch = importlib.import_module("torch")
     exports = vars(importlib.import_module("vllm.model_executor.layers.mamba.checkpoint"))
-    kept = config.checkpoints and "compute_mamba_prefill_checkpoints" in exports
+    has_checkpoints = config.checkpoints and "compute_mamba_prefill_checkpoints" in exports
     shape = {
         "block_size": group.block_size,
         "shapes": ((1 + config.drafts, 2), (2,)),
         "dtypes": (torch.int64, torch.int64),
         "mamba_cache_mode": "align" if config.caching else "none",
         "num_speculative_blocks": config.drafts,
-        "num_prefill_checkpoint_blocks": int(bool(kept)),
-        "prefill_checkpoint_alignment": config.checkpoints if kept else None,
+        "num_prefill_checkpoint_blocks": int(bool(has_checkpoints)),
+        "prefill_checkpoint_alignment": config.checkpoints if has_checkpoints else None,
     }
     return interface.MambaSpec(**taken(interface.MambaSpec, shape))
 
@@ -362,7 +362,7 @@ def results(sampled: dict[str, list[int]]) -> Any:
         lists = [numpy.array(tokens, dtype=int) for tokens in lists]
     offered = {
         "req_ids": list(sampled),
-        "req_id_to_index": {name: at for at, name in enumerate(sampled)},
+        "req_id_to_index": {name: index for index, name in enumerate(sampled)},
         "sampled_token_ids": lists,
         "logprobs": None,
         "prompt_logprobs_dict": {},

@@ -63,13 +63,13 @@ class Drafter:
                 self._write(lane, position, chain(stamp, token))
         uses = []
         for lane, entry in zip(lanes, inputs):
-            first = 0
+            first_read = 0
             if layers.window is not None:
-                first = max(0, lane.start - layers.window + 1)
-            found = tuple(self._found(lane, position) for position in range(first, lane.start))
+                first_read = max(0, lane.start - layers.window + 1)
+            read_stamps = tuple(self._found(lane, position) for position in range(first_read, lane.start))
             ahead = min(lane.start + entry.last + 1 + passes, self.config.max_model_len)
             end = max(lane.start + len(lane.tokens), ahead)
-            uses.append(DraftUse(self.group, first, found, end))
+            uses.append(DraftUse(self.group, first_read, read_stamps, end))
         for lane, entry, use in zip(lanes, inputs, uses):
             for position in range(lane.start + entry.last + 1, use.end):
                 self._write(lane, position, _GUESSED)
@@ -79,9 +79,9 @@ class Drafter:
         """Return the block, the group, the block size and the offset of a position. A position without a
         block is in block 0, the padding of a table row."""
         size = self.config.groups[self.group].block_size
-        at, offset = divmod(position, size)
+        entry, offset = divmod(position, size)
         row = lane.tables[self.group]
-        block = row[at] if at < len(row) else 0
+        block = row[entry] if entry < len(row) else 0
         return block, self.group, size, offset
 
     def _found(self, lane: Lane, position: int) -> int:

@@ -26,13 +26,13 @@ class FactGatherer(EngineParts):
         deferred = [
             blocks for _, blocks in optional(self.scheduler, "Scheduler.deferred_frees", ())
         ]
-        kept = [block.block_id for blocks in deferred for block in blocks]
+        kept_blocks = [block.block_id for blocks in deferred for block in blocks]
         for name, request in self.scheduler.requests.items():
             tables = tuple(
                 tuple(b.block_id for b in m.req_to_blocks.get(name, ())) for m in managers
             )
             if request.is_finished():  # a load still writes its blocks
-                kept += [block for table in tables for block in table]
+                kept_blocks += [block for table in tables for block in table]
                 continue
             requests[self._names[name]] = RequestFact(
                 request.status.name,
@@ -52,7 +52,7 @@ class FactGatherer(EngineParts):
                 if name in requests:
                     pinned += [(name, block) for block in held]
                 else:
-                    kept += held
+                    kept_blocks += held
         memory = self._held()
         known = self.scheduler.requests
         return BlockFacts(
@@ -69,7 +69,7 @@ class FactGatherer(EngineParts):
             steps_in_flight=len(self._in_flight),
             results_due=self._due(),
             in_step=self._in_step,
-            kept=tuple(kept),
+            kept=tuple(kept_blocks),
             copies=self._copies,
             pinned=tuple(pinned),
             host=None if self._mover is None else self._host(),
@@ -119,8 +119,8 @@ class FactGatherer(EngineParts):
             for key in (block.block_hash, *further.get(block.block_id, ())):
                 group = self._utils.get_group_id(key)
                 size = self.config.groups[group].block_size
-                found = self.runner.memory.get(block.block_id, (-1, ()))[1]
-                stamps = self._stamps.of_block(self._utils.get_block_hash(key), size, found)
+                slots = self.runner.memory.get(block.block_id, (-1, ()))[1]
+                stamps = self._stamps.of_block(self._utils.get_block_hash(key), size, slots)
                 yield Published(block.block_id, group, stamps)
 
 

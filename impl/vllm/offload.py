@@ -119,8 +119,8 @@ def host_facts(
         *_unsubmitted(mover, connector),
         *_submitted(transfers, connector._jobs, connector._jobs),
     )
-    kept = chunks_of(manager)
-    keys = tuple(sorted(_key(*each, config, stamps, transfers.host) for each in kept))
+    kept_chunks = chunks_of(manager)
+    keys = tuple(sorted(_key(*each, config, stamps, transfers.host) for each in kept_chunks))
     allocated = either(
         manager,
         "CPUOffloadingManager._num_allocated_chunks",
@@ -143,8 +143,8 @@ def _key(
 ) -> HostKey:
     group = int.from_bytes(key[-4:], "big")
     tokens = config.groups[group].block_size * config.chunk_blocks
-    found = {stamp for _, slots in host.get(chunk, ()) for stamp in slots}
-    return HostKey(chunk, group, stamps.of_block(key[:-4][:16], tokens, found), pins)
+    stamps_in_chunk = {stamp for _, slots in host.get(chunk, ()) for stamp in slots}
+    return HostKey(chunk, group, stamps.of_block(key[:-4][:16], tokens, stamps_in_chunk), pins)
 
 
 def _unsubmitted(mover: Offloads, connector: Any) -> Iterator[Transfer]:

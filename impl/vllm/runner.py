@@ -147,16 +147,16 @@ class Ran(NamedTuple):
 class SlotMemory(dict[int, tuple[int, list[int]]]):
     """Block -> the group that last wrote it, and the stamps in its slots."""
 
-    def stamp(self, block: int, group: int, size: int, at: int, value: int) -> None:
+    def stamp(self, block: int, group: int, size: int, slot: int, value: int) -> None:
         """Write the KV of a slot of a block. Slots of another group in the block are cleared. size: block
         size (tokens)."""
         owner, slots = self.get(block, (-1, []))
         if owner != group:
             slots = [0] * size
             self[block] = (group, slots)
-        slots[at] = value
+        slots[slot] = value
 
-    def stamp_drafted(self, block: int, group: int, size: int, at: int, value: int) -> None:
+    def stamp_drafted(self, block: int, group: int, size: int, slot: int, value: int) -> None:
         """Write the drafter's KV of a slot. Its stamps follow those of the block."""
         owner, slots = self.get(block, (-1, []))
         if owner != group:
@@ -165,12 +165,12 @@ class SlotMemory(dict[int, tuple[int, list[int]]]):
         elif len(slots) < 2 * size:
             slots = [*slots, *[0] * (2 * size - len(slots))]
             self[block] = (group, slots)
-        slots[size + at] = value
+        slots[size + slot] = value
 
-    def drafted(self, block: int, group: int, size: int, at: int) -> int:
+    def drafted(self, block: int, group: int, size: int, slot: int) -> int:
         """Return the stamp of the drafter's KV in a slot, 0 if this group has none there."""
         owner, slots = self.get(block, (-1, []))
-        return slots[size + at] if owner == group and len(slots) > size + at else 0
+        return slots[size + slot] if owner == group and len(slots) > size + slot else 0
 
 
 class ModelRunner:
@@ -279,8 +279,8 @@ class ModelRunner:
                 continue
             size = sizes.block_size
             for position, stamp in enumerate(stamps, lane.start):
-                at = position // size
-                block = row[at] if 0 <= at < len(row) else 0
+                entry = position // size
+                block = row[entry] if 0 <= entry < len(row) else 0
                 self.memory.stamp(block, group, size, position % size, stamp)
 
 
@@ -305,7 +305,7 @@ class ModelRunnerV1(ModelRunner):
         previous = dict(batch.prev_req_id_to_index or {})
         correct: Callable[[], None] | None = worker._update_states(scheduled)
         computed = {
-            name: batch.num_computed_tokens_cpu[at] for name, at in batch.req_id_to_index.items()
+            name: batch.num_computed_tokens_cpu[entry] for name, entry in batch.req_id_to_index.items()
         }
         if correct is not None:
             correct()
@@ -322,7 +322,7 @@ class ModelRunnerV1(ModelRunner):
             self.encoder.encode(scheduled)
             if scheduled.num_scheduled_tokens:
                 read = self.encoder.gathered(scheduled)
-        for at, (name, count) in enumerate(scheduled.num_scheduled_tokens.items()):
+        for entry, (name, count) in enumerate(scheduled.num_scheduled_tokens.items()):
             state = worker.requests[name]
             index = batch.req_id_to_index[name]
             if name in added or name not in self.text:
@@ -332,7 +332,7 @@ class ModelRunnerV1(ModelRunner):
             drafts = scheduled.scheduled_spec_decode_tokens.get(name, ())
             samples = computed[name] + count >= state.num_tokens
             real = not self.overlap or (name in previous and name not in added)
-            agreed = accept[min(at, len(accept) - 1)] if accept else 0
+            agreed = accept[min(entry, len(accept) - 1)] if accept else 0
             start = batch.num_computed_tokens_cpu[index]
             tokens, sampled = self._forward(name, start, count, drafts, real, agreed)
             if self.encoder is not None:
@@ -412,8 +412,10 @@ class ModelRunnerV1(ModelRunner):
         if not sampled:
             return
         self.keep(name, sampled)
-        kept = [UNKNOWN] if self.overlap else sampled  # on the CPU, asynchronous scheduling has no token yet
+        kept_tokens = (
+            [UNKNOWN] if self.overlap else sampled
+        )  # on the CPU, asynchronous scheduling has no token yet
         worker = self.worker
-        worker.requests[name].output_token_ids.extend(kept)
+        worker.requests[name].output_token_ids.extend(kept_tokens)
         index = worker.input_batch.req_id_to_index[name]
-        worker.input_batch.num_tokens_no_spec[index] += len(kept)
+        worker.input_batch.num_tokens_no_spec[index] += len(kept_tokens)

@@ -264,9 +264,9 @@ def _key(
     utils = importlib.import_module("vllm.v1.core.kv_cache_utils")
     group = int(utils.get_group_id(key))
     chunk = number - NULL_BLOCKS
-    found = {stamp for _, slots in mover.transfers.host.get(chunk, ()) for stamp in slots}
+    stamps_in_chunk = {stamp for _, slots in mover.transfers.host.get(chunk, ()) for stamp in slots}
     size = config.groups[group].block_size
-    return HostKey(chunk, group, stamps.of_block(utils.get_block_hash(key), size, found), pins)
+    return HostKey(chunk, group, stamps.of_block(utils.get_block_hash(key), size, stamps_in_chunk), pins)
 
 
 def hashes_of(pool: Any) -> Iterator[tuple[bytes, Any]]:

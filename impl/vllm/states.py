@@ -167,10 +167,10 @@ class RecurrentLayers:
         size = self.config.groups[group].block_size
         row = lane.tables[group]
         end = lane.start + len(lane.tokens)
-        first = max(0, (end - 1) // size) if self.align else 0
+        first_column = max(0, (end - 1) // size) if self.align else 0
         blocks = [
             row[column] if column < len(row) else 0
-            for column in range(first, first + 1 + self.config.drafts)
+            for column in range(first_column, first_column + 1 + self.config.drafts)
         ]
         skip = accepted - 1 if is_round else 0
         block = NOWHERE

@@ -41,7 +41,7 @@ class DefaultModelState:
 
 
 def metadata(**given: Any) -> Any:
-    """Return the metadata of the recurrent layers alone, in the place of `build_attn_metadata`."""
+    """Return the metadata of only the recurrent layers, in the place of `build_attn_metadata`."""
     return given["model_specific_attn_metadata"]
 
 

@@ -120,20 +120,20 @@ class Files:
     def store(self, paths: Sequence[str], _: Any, offsets: Sequence[int], size: int, *__: Any) -> None:
         """Write chunks to files, in the place of `batch_store_block`. A file that exists is not written
         again."""
-        for at, (path, offset) in enumerate(zip(paths, offsets)):
-            if at == self.bound:
+        for index, (path, offset) in enumerate(zip(paths, offsets)):
+            if index == self.bound:
                 raise OSError("no space left")
             if path not in self.files:
                 self.files[path] = tuple(self.host.get(offset // size, ()))
 
     def load(self, paths: Sequence[str], _: Any, offsets: Sequence[int], size: int, *__: Any) -> None:
         """Read chunks from files, in the place of `batch_load_block`. A file that is too short is removed."""
-        for at, (path, offset) in enumerate(zip(paths, offsets)):
-            if at == self.bound:
+        for index, (path, offset) in enumerate(zip(paths, offsets)):
+            if index == self.bound:
                 self.files.pop(path, None)
             if path not in self.files:
                 error: Any = OSError("short read")
-                error.num_succeeded = at
+                error.num_succeeded = index
                 raise error
             self.host[offset // size] = [*self.files[path]]
 
@@ -211,8 +211,8 @@ def with_storage(
     assert FILES.threads is not None
     waiting = {job for queue in FILES.threads.waiting.values() for job in queue}
     jobs = []
-    for number, kept in manager._transfer_jobs.items():
-        job = kept.transfer_job
+    for number, transfer_job in manager._transfer_jobs.items():
+        job = transfer_job.transfer_job
         chunks = tuple(map(int, either(job, "TransferJob.chunk_ids", "TransferJob.block_ids")))
         jobs.append(StorageJob(number, job.is_promotion, chunks, number not in waiting))
         for tier in manager.secondary_tiers:
@@ -225,5 +225,5 @@ def _stored(path: str, memory: Any, config: EngineConfig, stamps: Stamps) -> Sto
     key = FILES.keys[path]
     group = int.from_bytes(key[-4:], "big")
     tokens = config.groups[group].block_size * config.chunk_blocks
-    found = {stamp for _, slots in memory for stamp in slots}
-    return StoredChunk(group, stamps.of_block(key[:-4][:16], tokens, found), tuple(memory))
+    stamps_in_file = {stamp for _, slots in memory for stamp in slots}
+    return StoredChunk(group, stamps.of_block(key[:-4][:16], tokens, stamps_in_file), tuple(memory))

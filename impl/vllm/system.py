@@ -80,12 +80,12 @@ class VLLMSystem(WorkerSystem):
         else:
             assert version is not None
             self.root = release_root(version, v2, offloads, pair, encodes)
-        found = facts(self.root, version, **self.ways)
-        parts.require(found, TABLES, str(self.spec.in_way("")), self.root)
-        self.release = found.near.release
-        self.parts = found.parts
+        checkout_facts = facts(self.root, version, **self.ways)
+        parts.require(checkout_facts, TABLES, str(self.spec.in_way("")), self.root)
+        self.release = checkout_facts.near.release
+        self.parts = checkout_facts.parts
         if version not in RELEASES:
-            self.remark = parts.told(found, self.root)
+            self.remark = parts.told(checkout_facts, self.root)
         of_states = {"state", "state+v2"} if v2 else {"state"}
         if of_states <= self.parts:
             self.capabilities = replace(self.capabilities, recurrent=True)

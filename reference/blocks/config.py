@@ -122,8 +122,8 @@ class EngineConfig:
     #: A load that fails ends its request; otherwise the request is computed here.
     fail_requests: bool = False
 
-    #: interval at which the prefix cache keeps a state or a window (tokens); 0 for every block, -1 for proven
-    #: boundaries alone
+    #: interval at which the prefix cache keeps a state or a window (tokens); 0 for every block, -1 only
+    #: for proven boundaries
     retention: int = 0
     #: tokens of a hash, so that a hit may end within a block; 0 for a whole block
     match: int = 0

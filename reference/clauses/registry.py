@@ -46,7 +46,7 @@ class Clause:
     needs: tuple[Needs, ...]
     #: orders the failures of one step (by_cause)
     concerns: Concern
-    #: it reads the system's names alone, so it can be checked after another clause was violated,
+    #: it reads only the system's names, so it can be checked after another clause was violated,
     #: when the reference has gone another way
     alone: bool
     #: returns None when the clause holds for the step, else a Failure

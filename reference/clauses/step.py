@@ -124,10 +124,10 @@ class Step:
         if isinstance(self.command, (Finish, Retract)):
             assert request.cursors is not None
             if isinstance(self.command, Finish):
-                kept = self.command.finished_len
+                kept_outputs = self.command.finished_len
             else:
-                kept = request.output - self.command.in_flight
-            stop = self._stop_position(request.session, request.cursors, request.origin + kept)
+                kept_outputs = request.output - self.command.in_flight
+            stop = self._stop_position(request.session, request.cursors, request.origin + kept_outputs)
             return request.session, request.cursors, stop
         session = self.was.session(request.session)
         assert session is not None

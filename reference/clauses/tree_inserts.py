@@ -264,8 +264,8 @@ def _computed_pages_are_resumable(step: Step) -> Failure | None:
     missing = []
     # One of the two keys is enough: the tree has the shorter one if the last round was in flight.
     for key in _finished_keys(step, was, command):
-        first = max(was.cursors.cache_protected_len, len(key) - window) // size * size
-        ends = page_ends(len(key), size, first)
+        window_begin = max(was.cursors.cache_protected_len, len(key) - window) // size * size
+        ends = page_ends(len(key), size, window_begin)
         gone = next(
             (end for end in ends if not _readable(pages.get(key[:end]), key[:end], locks)), None
         )

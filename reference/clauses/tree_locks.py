@@ -37,34 +37,34 @@ def locks_anything(step: Step) -> bool:
 def _match_is_usable(step: Step) -> Failure | None:
     """Return the failure of a match that is longer or shorter than the prefix from which a request can be
     resumed."""
-    found = match_of(step)
-    if found is None:
+    match = match_of(step)
+    if match is None:
         return None
-    holder, key, length = found
-    want = usable_length(step, key)
-    if length == want:
+    holder, key, length = match
+    usable = usable_length(step, key)
+    if length == usable:
         return None
-    expected = f"{holder}: {want} tokens of {path_text(key)} to resume from"
-    hands = f"hands {counted(length, 'token')} to {holder} and must hand {want}"
+    expected = f"{holder}: {usable} tokens of {path_text(key)} to resume from"
+    hands = f"hands {counted(length, 'token')} to {holder} and must hand {usable}"
     if length > len(key):
         head = f"{hands}: the last token is computed again"
         return failure(expected, f"{length}", AtLock(holder), head=head)
-    page = _deciding_page(step, key, length, want)
-    why = ""
+    page = _deciding_page(step, key, length, usable)
+    reason = ""
     window = step.config.geometry.window
-    if length > want and window is not None:
-        why = f", as the next token reads a window of {window} behind it"
+    if length > usable and window is not None:
+        reason = f", as the next token reads a window of {window} behind it"
     lock = [AtLock(holder)] if length else []
-    return failure(expected, f"{length}", *page, *lock, head=hands + why)
+    return failure(expected, f"{length}", *page, *lock, head=hands + reason)
 
 
-def _deciding_page(step: Step, key: Key, length: int, want: int) -> list[AtTreePage]:
+def _deciding_page(step: Step, key: Key, length: int, usable: int) -> list[AtTreePage]:
     """Return the last page to be handed out; for a match that is too long, the last page without KV."""
     assert step.before.tree is not None
     size = step.config.geometry.page_size
     pages = step.before.tree.pages
-    if length < want:
-        return [AtTreePage(key[:want], want - size)]
+    if length < usable:
+        return [AtTreePage(key[:usable], usable - size)]
     ends = page_ends(length, size)
     gone = [end for end in ends if key[:end] not in pages or not pages[key[:end]].has_swa]
     return [AtTreePage(key[:end], end - size) for end in gone[-1:]]

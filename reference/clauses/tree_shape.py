@@ -51,7 +51,7 @@ def _tree_shape(step: Step) -> Failure | None:
     if tree is None:
         return None
     ends = {n.path for n in tree.nodes}
-    first: set[Key] = set()
+    first_pages: set[Key] = set()
     for node in tree.nodes:
         if not node.slots or node.start < 0 or node.start % size or len(node.path) % size:
             expected = f"nodes of whole pages, {size} tokens each"
@@ -63,13 +63,13 @@ def _tree_shape(step: Step) -> Failure | None:
             head = f"leaves no node that ends at {node.start}, where {where(node)} begins"
             return failure(expected, "there is none", AtNode(node.path), above, head=head)
         page = node.path[: node.start + size]
-        if page in first:
+        if page in first_pages:
             twins = [AtNode(n.path) for n in tree.nodes if n.path[: n.start + size] == page]
             expected = f"one node that goes on with {path_text(page)}"
             return failure(
                 expected, "there are two", *twins, head=f"must leave {expected}, and leaves two"
             )
-        first.add(page)
+        first_pages.add(page)
     return None
 
 
@@ -110,11 +110,11 @@ def _live_or_dead(step: Step) -> Failure | None:
             expected = f"{len(node.slots)} SWA slots at {where(node)}, or none"
             head = f"must leave {where(node)} with SWA KV of all its tokens, or as a tombstone"
             return failure(expected, f"{have}", place, head=head)
-        at = next(i for i, (slot, to) in enumerate(zip(node.swa_slots, node.mapped)) if slot != to)
+        index = next(i for i, (slot, to) in enumerate(zip(node.swa_slots, node.mapped)) if slot != to)
         expected = f"SWA slots of {where(node)} as mapped: {list(node.mapped)}"
-        head = f"leaves {where(node)} with SWA slot {node.swa_slots[at]} for position {node.start + at}"
+        head = f"leaves {where(node)} with SWA slot {node.swa_slots[index]} for position {node.start + index}"
         return failure(
-            expected, f"{list(node.swa_slots)}", place, AtEntry(node.slots[at]), head=head
+            expected, f"{list(node.swa_slots)}", place, AtEntry(node.slots[index]), head=head
         )
     return None
 

@@ -299,7 +299,7 @@ class PairRecord:
         )
 
     def _promised_stores(self, facts: PairFacts) -> list[Transfer]:
-        """Return the promises of P as stores, which complete once nobody needs them."""
+        """Return the promises of P as stores, which complete once no request needs them."""
         jobs = []
         for number, promise in enumerate(facts.promises):
             if promise.held:

@@ -172,9 +172,9 @@ def make_room(
     """
     if not state.config.geometry.states:
         states = 0
-    found = with_room(
+    state_with_room = with_room(
         state, pages, pages if swa_pages is None else swa_pages, context.effects, states
     )
-    if isinstance(found, Reason):
-        raise Refusal(found)
-    return found
+    if isinstance(state_with_room, Reason):
+        raise Refusal(state_with_room)
+    return state_with_room

@@ -20,7 +20,7 @@ from stateful_tests.lockstep.driven_kinds import check_fits, lockstep_of
 
 CLIENTS = system_kinds.BLOCKS.machine
 TIERED = system_kinds.TIERS.machine
-# Of kinds that facts and clauses judge alone.
+# Of kinds that only facts and clauses judge.
 JUDGED = tuple(kind.machine for kind in system_kinds.KINDS.values() if kind.machine)
 _PAGE_SIZES = [1 << power for power in range(9)]
 CORPUS = "corpus"  # the lines of the directed corpus, in the place of a machine
@@ -96,9 +96,9 @@ def plan(
     for name in machines or ():
         if name not in (*MACHINES, *JUDGED):
             raise ValueError(f"machine: unknown {name!r}; one of {', '.join(MACHINES)}")
-    for what, value in (("examples", examples), ("steps", steps)):
+    for option, value in (("examples", examples), ("steps", steps)):
         if value is not None and not 1 <= value <= 10**7:
-            raise ValueError(f"{what}: must be between 1 and 10000000, not {value}")
+            raise ValueError(f"{option}: must be between 1 and 10000000, not {value}")
     base = _TIERS[tier]
     if seed is None:
         seed = time.time_ns() % 10**9 if tier == "nightly" else base.seed

@@ -115,11 +115,11 @@ def meets(line: CorpusLine) -> int | None:
     """Return the command at which the line meets its situation on the reference; None if it does not."""
     trace = line.trace
     state = model.initial(trace.sizes(Geometry), line.mode)
-    for at, command in enumerate(trace.row_commands):
+    for index, command in enumerate(trace.row_commands):
         was = state
         state, outcome = model.step(was, command)
         if line.situation in coverage.situations(was, command, outcome, state):
-            return at
+            return index
     return None
 
 

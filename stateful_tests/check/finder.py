@@ -193,9 +193,9 @@ class Finder:
         a trace already."""
         if clause in self._caught:
             return []  # its own trace may get smaller than these
-        found = [self._caught[each] for each in violation.clauses if each in self._caught]
+        others = [self._caught[each] for each in violation.clauses if each in self._caught]
         mode = self._shrinking[clause].trace.mode
-        return [caught.trace for caught in found if caught.trace.mode is mode]
+        return [caught.trace for caught in others if caught.trace.mode is mode]
 
     def _prefer_faithful(self, caught: Caught, clause: str, allowed: Allowed | None = None) -> None:
         """Make the trace a faithful one if a faithful scheduler runs the same commands into the violation."""
@@ -292,10 +292,10 @@ class Finder:
         needed = [each.needs or () for each in known] + needs_of(masks, clause)
         still_new = self._allowed_shrinks(violation, clause, Standing.NEW)
         as_new = (lambda _: True) if still_new is None else partial(still_new, trace)
-        found = None if clause == "BROKEN" else unexplained(system, trace, clause, needed, as_new)
-        if found is None:
+        prefix = None if clause == "BROKEN" else unexplained(system, trace, clause, needed, as_new)
+        if prefix is None:
             return False
-        without, candidate = found
+        without, candidate = prefix
 
         def allowed(smaller: Trace, seen: Violation) -> bool:
             if still_new is not None and not still_new(smaller, seen):

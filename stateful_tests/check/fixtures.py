@@ -66,10 +66,10 @@ def _stated_by_reference(trace: Trace) -> Trace:
     """Return the trace with the reference's outcome at every step."""
     state = model.initial(trace.sizes(Geometry), trace.mode)
     expected = []
-    for at, command in enumerate(trace.row_commands):
+    for index, command in enumerate(trace.row_commands):
         state, outcome = model.step(state, command)
         check_serial(state)
-        expected.append((at, Done() if isinstance(outcome, Done) else outcome))
+        expected.append((index, Done() if isinstance(outcome, Done) else outcome))
     return replace(trace, expected=tuple(expected))
 
 

@@ -41,9 +41,9 @@ def configurations(system: AnySystem, plan: Plan) -> list[Configuration]:
             sizes[machine, name] = fit  # two presets may differ in what the system does not have
     configs = []
     for turn, name in product(range(len(plan.machines) * len(modes)), plan.presets):
-        at = turn + plan.presets.index(name)
-        mode = modes[at // len(plan.machines) % len(modes)]
-        machine = plan.machines[at % len(plan.machines)]
+        position = turn + plan.presets.index(name)
+        mode = modes[position // len(plan.machines) % len(modes)]
+        machine = plan.machines[position % len(plan.machines)]
         if (machine, name) in sizes:
             configs.append(Configuration(machine, name, mode, sizes[machine, name]))
     if not configs:

@@ -119,8 +119,8 @@ class Counted:
     ) -> tuple[str, ...]:
         """Return the situations of the corpus that the system can be driven into, whether or not the
         plan came to them."""
-        of = [config for config in configs if config.machine == CORPUS]
-        lines = (line for config in of for line in lines_of(system, plan, config.mode))
+        of_corpus = [config for config in configs if config.machine == CORPUS]
+        lines = (line for config in of_corpus for line in lines_of(system, plan, config.mode))
         met = self.situations.keys()
         unfit = self.unfit.keys()
         return tuple(sorted({

@@ -33,26 +33,26 @@ from stateful_tests.generate.enabled_commands import full_alone, slot_source
 def conjunctions(was: State, command: Command, outcome: Outcome, now: State) -> set[str]:
     """Return the conjunctions of one step of the reference, such as "two locks, windowed goes over a cut:
     windowed"."""
-    found = set(_of_tracked(was, command, outcome))
+    reached = set(_of_tracked(was, command, outcome))
     if isinstance(outcome, Refused):
-        return found
-    found |= {*_of_request(was, command, now), *_at_once(was, command)}
+        return reached
+    reached |= {*_of_request(was, command, now), *_at_once(was, command)}
     if isinstance(command, Decode | Extend):
-        found |= set(_slots(was, command))
+        reached |= set(_slots(was, command))
     if was.tree is None or now.tree is None:
-        return found
+        return reached
     if was.tree is not now.tree:
         if was.tree.locks:
-            found |= {*_cuts(was.tree, now.tree), *_unlocks(was.tree, now.tree)}
-        found |= {*_by_own_moment(was.tree, now.tree), *_passes(was.tree, now.tree, command)}
-        found |= set(_drops(was.tree, now.tree))
+            reached |= {*_cuts(was.tree, now.tree), *_unlocks(was.tree, now.tree)}
+        reached |= {*_by_own_moment(was.tree, now.tree), *_passes(was.tree, now.tree, command)}
+        reached |= set(_drops(was.tree, now.tree))
         if was.tree.states and not isinstance(command, Evict):
-            found |= set(_room_for_a_state(was.tree, now.tree, command))
+            reached |= set(_room_for_a_state(was.tree, now.tree, command))
         if isinstance(command, UnlockSwa):
-            found |= set(_second_swa_part(was, command))
+            reached |= set(_second_swa_part(was, command))
     if isinstance(command, Extend) and len(command.lanes) > 1 and not evicts(was, now):
-        found |= set(_batch(was, command, now))
-    return found
+        reached |= set(_batch(was, command, now))
+    return reached
 
 
 def _of_request(was: State, command: Command, now: State) -> Iterator[str]:
@@ -73,10 +73,10 @@ def _of_request(was: State, command: Command, now: State) -> Iterator[str]:
     if isinstance(command, Admit):
         request = request_of(was, command.request)
         session = was.session(request.session)
-        at = cursors_of(request_of(now, command.request))
+        cursors = cursors_of(request_of(now, command.request))
         if session is not None and session.slot is not None:
-            r = at.cache_protected_len
-            back = 0 < r == at.kv_committed_len < session.slot.kv_committed_len
+            r = cursors.cache_protected_len
+            back = 0 < r == cursors.kv_committed_len < session.slot.kv_committed_len
             if back and session.slot.swa_evicted_seqlen > r:
                 yield "a turn resumes from R above 0, its window lost"
 
@@ -154,7 +154,8 @@ def _of_tracked(was: State, command: Command, outcome: Outcome) -> Iterator[str]
 
 
 def _falls_back(was: State, command: Finish) -> bool:
-    """Whether rounds of a request without session have passed a boundary behind its end and one before."""
+    """Return whether rounds of a request without session have passed a boundary behind its end and one
+    before."""
     request = request_of(was, command.request)
     size = was.config.geometry.page_size
     end = request.origin + command.finished_len
@@ -163,7 +164,7 @@ def _falls_back(was: State, command: Finish) -> bool:
 
 
 def _has_row(state: State, session: Session | None) -> bool:
-    """A session has a slot, or a turn that has a row."""
+    """Return whether a session has a slot, or a turn that has a row."""
     if session is None:
         return False
     turn = state.request(session.turn) if session.turn is not None else None
@@ -183,9 +184,9 @@ def _in_full(tree: Tree, lock: Lock) -> int:
 
 
 def _cuts(was: Tree, now: Tree) -> Iterator[str]:
-    """A node is split that one has locked, or two."""
-    there = {placed.path for placed in nodes(was)}
-    new = [placed for placed in nodes(now) if placed.path not in there]
+    """Yield the situations in which a node is split that one has locked, or two."""
+    paths = {placed.path for placed in nodes(was)}
+    new = [placed for placed in nodes(now) if placed.path not in paths]
     if not new:
         return
     for placed in nodes(was):
@@ -208,10 +209,10 @@ def _upper_half(was: Node, now: Node) -> str:
     return f"its upper half used {'in its window' if both else 'above its window'}"
 
 
-def _beside(tree: Tree, lock: Lock, placed: Placed, at: int) -> str:
+def _beside(tree: Tree, lock: Lock, placed: Placed, index: int) -> str:
     if lock.swa_from >= placed.end:
         return "full KV alone"
-    return "windowed above its window" if at <= _in_full(tree, lock) else "windowed in its window"
+    return "windowed above its window" if index <= _in_full(tree, lock) else "windowed in its window"
 
 
 def _unlocks(was: Tree, now: Tree) -> Iterator[str]:
@@ -248,15 +249,15 @@ def _by_own_moment(was: Tree, now: Tree) -> Iterator[str]:
     stays = [(placed, after[placed.path]) for placed in nodes(was) if placed.path in after]
     for part in ("live", "state_used"):
         had = [(p, bool(getattr(left, part))) for p, left in stays if getattr(p.node, part)]
-        gone, kept = ([p for p, has in had if has is still] for still in (False, True))
+        gone, staying = ([p for p, has in had if has is still] for still in (False, True))
         used = "swa_used" if part == "live" else part
         for one in gone:
-            for other in kept:
+            for other in staying:
                 sooner = getattr(one.node, used) < getattr(other.node, used)
                 if sooner and one.node.full_used > other.node.full_used:
-                    what = "SWA KV" if part == "live" else "a state"
+                    content = "SWA KV" if part == "live" else "a state"
                     read = ("read" if full_locked(was, p) else "unread" for p in (one, other))
-                    yield f"{what} goes by its own moment: {' before '.join(read)}"
+                    yield f"{content} goes by its own moment: {' before '.join(read)}"
 
 
 # -- what goes for a state that a command needs, and what would go next ---------------------------
@@ -269,11 +270,11 @@ def _room_for_a_state(was: Tree, now: Tree, command: Command) -> Iterator[str]:
     order = states_in_order(was)
     for placed, after in zip(order, [*order[1:], None]):
         if placed.path in gone:
-            what = "one of an inner node" if placed.node.children else "one of a leaf"
+            victim = "one of an inner node" if placed.node.children else "one of a leaf"
             after_it = "nothing"
             if after is not None:
                 after_it = "an inner node" if after.node.children else "a leaf"
-            yield f"a state goes for room, {kind_name(type(command))}: {what}, and next is {after_it}"
+            yield f"a state goes for room, {kind_name(type(command))}: {victim}, and next is {after_it}"
             return
 
 
@@ -300,15 +301,15 @@ def _second_swa_part(was: State, command: UnlockSwa) -> Iterator[str]:
 
 def _passes(was: Tree, now: Tree, command: Command) -> Iterator[str]:
     """Name the nodes that a match or an insert passes."""
-    found = dict[Key, str]()
+    passes = dict[Key, str]()
     if now.clock <= was.clock:
         return
     for placed in nodes(now):
         if placed.node.full_used == now.clock:
-            found[placed.path] = what = _came_across(was, placed)
-            if above := found.get(placed.path[: placed.start]):
+            passes[placed.path] = passed = _came_across(was, placed)
+            if above := passes.get(placed.path[: placed.start]):
                 who = "a match" if isinstance(command, Admit | Match) else "an insert"
-                yield f"{who} passes: {above} and {what}"
+                yield f"{who} passes: {above} and {passed}"
 
 
 def _came_across(was: Tree, placed: Placed) -> str:
@@ -323,7 +324,7 @@ def _came_across(was: Tree, placed: Placed) -> str:
 
 
 def _drops(was: Tree, now: Tree) -> Iterator[str]:
-    """A node goes, and what becomes of the one above it."""
+    """Yield the situations in which a node goes, with what becomes of the one above it."""
     had, has = ({placed.path: placed for placed in nodes(tree)} for tree in (was, now))
     if has.keys() > had.keys():
         return

@@ -208,8 +208,8 @@ class Representatives:
     def _places(self, nameless: Nameless) -> Iterator[tuple[int, Part]]:
         """Return places of sessions, then of ordinary requests, then of lock holders."""
         served = self.scope.sessions + self.scope.ordinary
-        for first, group in zip((0, self.scope.sessions, served), nameless):
-            yield from enumerate(group, first)
+        for first_place, group in zip((0, self.scope.sessions, served), nameless):
+            yield from enumerate(group, first_place)
 
     # -- commands ---------------------------------------------------------------------------------
 
@@ -229,12 +229,12 @@ class Representatives:
         for one, two in combinations(running, 2):
             sessions = sum(place < scope.sessions for place, _ in (one, two))
             pairs.setdefault((one[1], two[1], sessions), (one, two))
-        found: list[Command] = []
+        commands: list[Command] = []
         for (_, part), place in alone.items():
-            found += _about(scope, self._fresh, ((place, part),))
+            commands += _about(scope, self._fresh, ((place, part),))
         for pair in pairs.values():
-            found += _about(scope, self._fresh, pair)
-        return found + _of_nobody(scope, self._fresh, Present(*map(len, parts.groups)))
+            commands += _about(scope, self._fresh, pair)
+        return commands + _of_nobody(scope, self._fresh, Present(*map(len, parts.groups)))
 
 
 @lru_cache(maxsize=KEPT)
@@ -296,7 +296,7 @@ def _exchanged(part: Part, serials: Mapping[int, int]) -> Part:
 
 
 def with_ages(tree: Tree) -> tuple[Node, ...]:
-    """The nodes with ages for moments: 0 is the clock."""
+    """Return the nodes with ages for moments: 0 is the clock."""
     every = list(_every(tree.children))
     full, swa = {node.full_used for node in every}, {node.swa_used for node in every}
     ages = {moment: -age for age, moment in enumerate(sorted(full, reverse=True))}
@@ -327,21 +327,21 @@ def _every(children: tuple[Node, ...]) -> Iterator[Node]:
 
 def _serials(state: State) -> set[int]:
     """Serials of Submits that some text in the state has tokens of."""
-    found = {serial for s in state.sessions for serial, _ in s.history}
+    serials = {serial for s in state.sessions for serial, _ in s.history}
     for request in state.requests:
-        found.add(request.serial)
-        found.update(serial for serial, _ in request.history)
+        serials.add(request.serial)
+        serials.update(serial for serial, _ in request.history)
     if state.tree is not None:
         keys = [
             *(lock.key for lock in state.tree.locks),
             *(node.key for node in _every(state.tree.children)),
         ]
-        found.update(serial_of(token) for key in keys for token in key)
-    return {serial for serial in found if serial < SHARED}
+        serials.update(serial_of(token) for key in keys for token in key)
+    return {serial for serial in serials if serial < SHARED}
 
 
 def _numbered_from_one(state: State) -> State:
-    """The state with the serials that are in use numbered from 1, in their order."""
+    """Return the state with the serials that are in use numbered from 1, in their order."""
     used = sorted(_serials(state)) if state.serial else []
     if not used or used[-1] == len(used):
         return state

@@ -41,13 +41,13 @@ def input_of(request: Request) -> Prompt:
 
 def shortened(prompt: Prompt, length: int) -> Prompt:
     """Return the first `length` tokens of a prompt."""
-    kept: list[Piece] = []
+    pieces: list[Piece] = []
     for piece in prompt:
         if length <= 0:
             break
-        kept.append(Piece(piece.text, min(piece.tokens, length)))
+        pieces.append(Piece(piece.text, min(piece.tokens, length)))
         length -= piece.tokens
-    return tuple(kept)
+    return tuple(pieces)
 
 
 def joined(*prompts: Prompt) -> Prompt:
@@ -63,13 +63,13 @@ def joined(*prompts: Prompt) -> Prompt:
 def known(state: State) -> list[Prompt]:
     """Return prompts that lead somewhere: to the ends of nodes and of locks, and the inputs of
     requests."""
-    found: dict[Prompt, None] = {}
+    prompts: dict[Prompt, None] = {}
     if state.tree is not None:
-        found.update((spelt(placed.path), None) for placed in nodes(state.tree))
-        found.update((spelt(lock.key), None) for lock in state.tree.locks)
-    found.update((input_of(request), None) for request in state.requests)
-    found.pop((), None)
-    return list(found)
+        prompts.update((spelt(placed.path), None) for placed in nodes(state.tree))
+        prompts.update((spelt(lock.key), None) for lock in state.tree.locks)
+    prompts.update((input_of(request), None) for request in state.requests)
+    prompts.pop((), None)
+    return list(prompts)
 
 
 def draw_length(state: State, source: Choices, high: int) -> int:
@@ -109,7 +109,7 @@ def draw_prompt(
     # diverging inside a page
     if familiar and after is None and page_size > 1 and once_in(source, 6):
         same = pick(source, familiar)
-        at = (
+        position = (
             page_size * source.upto((prompt_len(same) - 1) // page_size)
             + 1
             + source.upto(page_size - 2)
@@ -117,7 +117,7 @@ def draw_prompt(
         other = Piece(
             pick(source, [t for t in texts if t != same[-1].text] or texts), 2 * page_size
         )
-        return shortened(joined(shortened(same, at), (other,)), longest)
+        return shortened(joined(shortened(same, position), (other,)), longest)
     if familiar and not once_in(source, 6):
         start = pick(source, familiar)
         if once_in(source, 2):  # part of it: a node is left inside
@@ -145,7 +145,7 @@ def _boundary_prompts(state: State, longest: int) -> list[list[Prompt]]:
         return []
     size = state.tree.page_size
     window = state.tree.window
-    alone, twice, overlong, tombstones, paths, states = found = [list[Prompt]() for _ in range(6)]
+    alone, twice, overlong, tombstones, paths, states = groups = [list[Prompt]() for _ in range(6)]
     if state.tree.states:
         states += (spelt(path) for path in state_paths(state.tree))
     for lock in state.tree.locks:
@@ -167,7 +167,7 @@ def _boundary_prompts(state: State, longest: int) -> list[list[Prompt]]:
                     tombstones.append(spelt(placed.path))
             if len(locks) > 1:
                 twice += (spelt(placed.path[:end]) for end in cuts)
-    fitting = ([p for p in prompts if 0 < prompt_len(p) <= longest] for prompts in found)
+    fitting = ([p for p in prompts if 0 < prompt_len(p) <= longest] for prompts in groups)
     return [prompts for prompts in fitting if prompts]
 
 
@@ -188,9 +188,9 @@ def draw_evicted(state: State, source: Choices, key: Key, prefix: int, limit: in
     dead = [placed for placed in path_of(state.tree, key) if not placed.node.live]
     long = [p for p in dead if len(p.node.key) > page_size and p.start + page_size <= limit]
     if long and once_in(source, 2):  # a part of it is recovered
-        found = pick(source, long)
-        pages = (min(limit, found.end - 1) - found.start) // page_size
-        return found.start + page_size * (1 + source.upto(pages - 1))
+        length = pick(source, long)
+        pages = (min(limit, length.end - 1) - length.start) // page_size
+        return length.start + page_size * (1 + source.upto(pages - 1))
     if limit <= 0 or once_in(source, 2):
         return 0
     marks = [limit, prefix, page_size * source.upto(limit // page_size)]

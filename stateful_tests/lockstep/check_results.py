@@ -70,8 +70,8 @@ class LookedUp(NamedTuple):
             if self.changed:
                 end = f" and at {frame}" if frame else ""
                 return f"{replayed}. {self.changed} changed and runs in this command: look there first{end}."
-            at = f" Look at {frame}." if frame else ""
-            return f"{replayed}: kvspec's adapter may be the cause.{at}"
+            hint = f" Look at {frame}." if frame else ""
+            return f"{replayed}: kvspec's adapter may be the cause.{hint}"
         return f"first seen here: {replayed}"
 
     @property
@@ -157,10 +157,10 @@ def tally_up(
             reached.add(clause.id)
 
 
-def add_tallies(kept: dict[str, Tally], more: dict[str, Tally]) -> None:
-    """Add the counts in `more` to those in `kept`."""
+def add_tallies(totals: dict[str, Tally], more: dict[str, Tally]) -> None:
+    """Add the counts in `more` to those in `totals`."""
     for clause, tally in more.items():
-        mine = kept.setdefault(clause, Tally())
+        mine = totals.setdefault(clause, Tally())
         mine.evaluated += tally.evaluated
         mine.reached += tally.reached
 
@@ -319,8 +319,8 @@ class CheckResult:
         if self.uncalled:
             more = f" and {len(self.uncalled) - _NAMED} more" if len(self.uncalled) > _NAMED else ""
             reasons.append(f"no run calls {', '.join(self.uncalled[:_NAMED])}{more}, which changed")
-        for what, why in self.left_out.items():
-            reasons.append(f"left out: {what}: on the base and not here: {why}")
+        for part, reason in self.left_out.items():
+            reasons.append(f"left out: {part}: on the base and not here: {reason}")
         reasons += self.doubts
         if self.untriggered:
             reasons.append(f"never triggered {', '.join(self.untriggered)}")

@@ -135,13 +135,13 @@ def read(path: Path) -> dict[str, KnownFault]:
     """Return the faults of a file by id. Raises UnusableImplementation that names the file and the
     field."""
     try:
-        found = msgspec.convert(tomllib.loads(path.read_text(encoding="utf-8")), _File).fault
+        faults = msgspec.convert(tomllib.loads(path.read_text(encoding="utf-8")), _File).fault
     except (OSError, ValueError) as error:  # of tomllib and msgspec as well
         raise UnusableImplementation(f"{path}: {error}") from error
-    by_id = {fault.id: fault for fault in found}
-    if len(by_id) < len(found):
+    by_id = {fault.id: fault for fault in faults}
+    if len(by_id) < len(faults):
         raise UnusableImplementation(f"{path}: two faults have one id")
-    for fault in found:
+    for fault in faults:
         for name in _ID.findall(f"{fault.says} {fault.note}"):
             if name not in by_id:
                 near = " or ".join(get_close_matches(name, by_id, 2))
@@ -247,7 +247,7 @@ def _tree_of_ways(ways: Iterable[str]) -> str | None:
 
 @cache
 def _version_key(version: str) -> tuple[int, ...]:
-    found = _VERSION.match(version)
-    if found is None:
+    match = _VERSION.match(version)
+    if match is None:
         raise ValueError(f"{version!r} is not a version such as 0.5.12 or 0.5.12.post1")
-    return tuple(int(part or 0) for part in found.groups())
+    return tuple(int(part or 0) for part in match.groups())

@@ -170,8 +170,8 @@ def transfer_in_words(job: PairTransfer) -> str:
 
 def in_words(message: PairMessage) -> str:
     """Return a message under way in words."""
-    what = "renews the leases of" if message.renews else "says that there is no more need of"
-    return f"a message to {message.to} {what} {' '.join(message.requests)}"
+    verb = "renews the leases of" if message.renews else "says that there is no more need of"
+    return f"a message to {message.to} {verb} {' '.join(message.requests)}"
 
 
 def _block_list(blocks: tuple[tuple[int, ...], ...]) -> str:

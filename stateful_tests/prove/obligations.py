@@ -160,12 +160,12 @@ def _refute(proof: Proof, line: str, terms: list[Any], margin: int | None) -> No
             solver.add(*(z3.And(-bound <= z3.Int(name), z3.Int(name) <= bound) for name in names))
         if solver.check() == z3.sat:
             model = solver.model()
-            found = {
+            counterexample = {
                 name: model.eval(z3.Int(name), model_completion=True).as_long() for name in names
             }
             proof.verdict = ProofVerdict.REFUTED
             proof.note = f"fails: {line}"
-            proof.counterexample = found | ({"margin": margin} if margin is not None else {})
+            proof.counterexample = counterexample | ({"margin": margin} if margin is not None else {})
             return
     proof.verdict = ProofVerdict.UNDECIDED
     proof.note = f"z3 gives no numbers for which this fails: {line}"

@@ -14,8 +14,8 @@ Commands = tuple[AnyCommand, ...]
 
 def changed(command: AnyCommand, **changes: Any) -> AnyCommand:
     """Return the command with some of its fields changed."""
-    of: Any = command
-    made: AnyCommand = replace(of, **changes)
+    rewritten: Any = command
+    made: AnyCommand = replace(rewritten, **changes)
     return made
 
 
@@ -126,26 +126,26 @@ def numbers(command: AnyCommand) -> Iterator[tuple[Path, int]]:
             if value:
                 yield (field.name,), int(value)
         elif isinstance(value, tuple):
-            for at, lane in enumerate(value):
+            for index, lane in enumerate(value):
                 if is_dataclass(lane):
                     for inner in fields(lane):
                         number = getattr(lane, inner.name)
                         if isinstance(number, int) and number:
-                            yield (field.name, at, inner.name), int(number)
+                            yield (field.name, index, inner.name), int(number)
 
 
 def with_number(command: AnyCommand, path: Path, number: int) -> AnyCommand:
     """Return the command with one number replaced; a flag stays a flag."""
     if len(path) == 1:
         return changed(command, **_replace_number(command, path[0], number))
-    name, at, inner = path
+    name, index, inner = path
     old = getattr(command, name)
-    lane = replace(old[at], **_replace_number(old[at], inner, number))
-    return changed(command, **{name: (*old[:at], lane, *old[at + 1 :])})
+    lane = replace(old[index], **_replace_number(old[index], inner, number))
+    return changed(command, **{name: (*old[:index], lane, *old[index + 1 :])})
 
 
-def _replace_number(of: Any, field: str, number: int) -> dict[str, int]:
-    return {field: bool(number) if isinstance(getattr(of, field), bool) else number}
+def _replace_number(command: Any, field: str, number: int) -> dict[str, int]:
+    return {field: bool(number) if isinstance(getattr(command, field), bool) else number}
 
 
 def scaled(commands: Commands, size: int, was: int) -> Commands:

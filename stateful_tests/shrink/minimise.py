@@ -209,19 +209,19 @@ def _shrink_config(_: AnySystem, failing: Failing, trace: Trace) -> Trace:
             trace = replace(simpler, commands=commands)
         return commands is not None
 
-    for at in reversed(range(len(trace.sizes(EngineConfig).groups))):
-        tried(groups=trace.sizes(EngineConfig).groups[:at] + trace.sizes(EngineConfig).groups[at + 1 :])
+    for index in reversed(range(len(trace.sizes(EngineConfig).groups))):
+        tried(groups=trace.sizes(EngineConfig).groups[:index] + trace.sizes(EngineConfig).groups[index + 1 :])
     for name, plain in _PLAIN.items():
         if getattr(trace.sizes(EngineConfig), name) != plain:
             tried(**{name: plain})
-    for at, group in enumerate(trace.sizes(EngineConfig).groups):
+    for index, group in enumerate(trace.sizes(EngineConfig).groups):
         kinds = [(size, group.window) for size in range(1, group.block_size)]
         kinds += [(group.block_size, window) for window in (None, *range(1, group.window or 1))]
         for size, window in kinds:
             groups = list(trace.sizes(EngineConfig).groups)
             ring = group.ring and window is not None
-            groups[at] = LayerGroup(size, window, drafter=group.drafter, ring=ring)
-            if groups[at] != group and tried(groups=tuple(groups)):
+            groups[index] = LayerGroup(size, window, drafter=group.drafter, ring=ring)
+            if groups[index] != group and tried(groups=tuple(groups)):
                 break
     for name in _LENGTHS:
         for size in range(getattr(trace.sizes(EngineConfig), name)):
@@ -235,13 +235,13 @@ def _shrink_config(_: AnySystem, failing: Failing, trace: Trace) -> Trace:
 
 def _shrink_tiers(_: AnySystem, failing: Failing, trace: Trace) -> Trace:
     """Return the trace with the plainest tree with a host tier with which the clause still fails."""
-    first = trace.sizes(TierConfig)
+    config = trace.sizes(TierConfig)
     tries: list[dict[str, Any]] = [
         {"namespaces": False},
         {"bigram": False},
         {"window": None, "swa_pages": 0, "host_swa_pages": 0},
         {"states": 0, "host_states": 0},
-        *({"policy": policy} for policy in POLICIES[: POLICIES.index(first.policy)]),
+        *({"policy": policy} for policy in POLICIES[: POLICIES.index(config.policy)]),
     ]
     for changes in tries:
         trace = _with_smaller_sizes(failing, trace, **changes)
@@ -272,11 +272,11 @@ def _shrink_pair(system: AnySystem, failing: Failing, trace: Trace) -> Trace:
     for name in ("late", "push", "prefill_overlap", "decode_overlap"):
         trace = _with_smaller_sizes(failing, trace, **{name: False})
     sizes = trace.sizes(PairConfig)
-    for at in reversed(range(len(sizes.prefill.groups))):  # both servers have the same groups
+    for index in reversed(range(len(sizes.prefill.groups))):  # both servers have the same groups
         fewer = {}
         for name in ("prefill", "decode"):
             config = getattr(trace.sizes(PairConfig), name)
-            fewer[name] = _without_group(config, at) if len(config.groups) > 1 else config
+            fewer[name] = _without_group(config, index) if len(config.groups) > 1 else config
         trace = _with_smaller_sizes(failing, trace, **fewer)
     if trace.sizes(PairConfig).recurrent:  # a block of state has as many tokens as one of attention
         trace = _with_small_blocks(failing, trace)
@@ -285,10 +285,10 @@ def _shrink_pair(system: AnySystem, failing: Failing, trace: Trace) -> Trace:
     return trace
 
 
-def _without_group(config: EngineConfig, at: int) -> EngineConfig:
+def _without_group(config: EngineConfig, index: int) -> EngineConfig:
     """Return the engine without a group, and without the sizes for recurrent groups if that was the
     last one."""
-    groups = config.groups[:at] + config.groups[at + 1 :]
+    groups = config.groups[:index] + config.groups[index + 1 :]
     if any(group.state for group in groups):
         return replace(config, groups=groups)
     return replace(config, groups=groups, retention=0, match=0, checkpoints=0)

@@ -140,7 +140,7 @@ class _MachineTest(unittest.TestCase):
 
 
 def _for_one_failure(given: settings) -> settings:
-    """The user's settings, for a run that ends with its first failure and shows it in our words."""
+    """Return the user's settings, for a run that ends with its first failure and shows it in our words."""
     return settings(
         given,
         phases=[phase for phase in given.phases if phase is not Phase.explain],
@@ -229,7 +229,7 @@ def _system(make: Make) -> AnySystem:
 
 
 def _beside_a_model(make: Make) -> System:
-    """A system that a machine can drive. Raises ValueError for another."""
+    """Return a system that a machine can drive. Raises ValueError for another."""
     system = _system(make)
     kind = system.capabilities.system_kind
     if not kind.modelled:
@@ -276,12 +276,12 @@ def _failure(findings: Sequence[Finding], make: Make, again: str = "") -> Clause
     save_traces(findings, reports, chosen.save, selector.options)
     text = io.StringIO()
     out = text_output.console(text)
-    for number, found in enumerate(reports, 1):
-        if found["replay"] is not None:
-            python = f"kvspec.replay({found['saved']!r}, make)"
-            found["replay"] = _python_path(spelled) + found["replay"] if spelled else python
+    for number, finding in enumerate(reports, 1):
+        if finding["replay"] is not None:
+            python = f"kvspec.replay({finding['saved']!r}, make)"
+            finding["replay"] = _python_path(spelled) + finding["replay"] if spelled else python
         which = f" (violation {number} of {len(reports)})" if len(reports) > 1 else ""
-        run_text.finding(out, found, f"{found['implementation']} violates{which}")
+        run_text.finding(out, finding, f"{finding['implementation']} violates{which}")
     lines = [line.rstrip() for line in text.getvalue().splitlines()]
     return ClauseViolated("\n".join([*lines, again]).rstrip(), [f.run for f in findings])
 

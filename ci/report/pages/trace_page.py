@@ -146,7 +146,7 @@ def _violated_clauses(violation: Data) -> list[Data]:
     """Return the clauses that fail at the last command, in order: their sentence, expected and
     observed."""
     details = [(violation["expected"], violation["observed"]), *violation["details"]]
-    found = []
+    clauses = []
     for name, (expected, observed) in zip(
         (violation["clause"], *violation["also"]), details, strict=True
     ):
@@ -155,7 +155,7 @@ def _violated_clauses(violation: Data) -> list[Data]:
             "Why": clause.why, "Scope": clause.scope, "Decision": clause.decision,
             "When a simpler rule would do": clause.assumption, "Source": clause.source,
         } if clause is not None else {}  # fmt: skip
-        found.append(
+        clauses.append(
             {
                 "id": name,
                 "known": clause is not None,
@@ -167,7 +167,7 @@ def _violated_clauses(violation: Data) -> list[Data]:
                 "observed": observed,
             }
         )
-    return found
+    return clauses
 
 
 def _start_step(shown: list[Data], violated: bool) -> int:
@@ -181,14 +181,14 @@ def _start_step(shown: list[Data], violated: bool) -> int:
 
 def _owners(states: list[Data]) -> dict[str, Data]:
     """Return all holders, in the order in which they appear, with a short tag and a hue."""
-    found: dict[str, Data] = {}
+    owners: dict[str, Data] = {}
     for state in states:
         for side in (state["reference"], state["system"]):
             for name in (*side["holders"], *side["lock_holders"]):
-                if name not in found:
-                    tag = name if len(name) <= 3 else chr(ord("A") + len(found) % 26)
-                    found[name] = {"tag": tag, "hue": f"o{len(found) % HUES}"}
-    return found
+                if name not in owners:
+                    tag = name if len(name) <= 3 else chr(ord("A") + len(owners) % 26)
+                    owners[name] = {"tag": tag, "hue": f"o{len(owners) % HUES}"}
+    return owners
 
 
 def _owner(name: str, owners: dict[str, Data]) -> Data:
@@ -260,16 +260,16 @@ def _nested_tree(nodes: dict[str, Data]) -> list[Data]:
         below.setdefault(parent, []).append(path)
 
     def grown(path: str, depth: int) -> list[Data]:
-        found: list[Data] = []
+        forest: list[Data] = []
         waiting = list(reversed(below.get(path, ())))
         while waiting:
             child = waiting.pop()
             deeper = depth < MAX_DEPTH
             children = grown(child, depth + 1) if deeper else []
-            found.append({"path": child, **nodes[child], "children": children})
+            forest.append({"path": child, **nodes[child], "children": children})
             if not deeper:  # set no further in
                 waiting += reversed(below.get(child, ()))
-        return found
+        return forest
 
     return grown("", 1)
 

@@ -99,9 +99,9 @@ class Gatherer:
             node = node.parent
         parent = start = 0
         for node in reversed(nodes):
-            found = self.node(node, parent, start)
-            parent, start = found.node, found.end
-            yield found
+            fact = self.node(node, parent, start)
+            parent, start = fact.node, fact.end
+            yield fact
 
     @property
     def core(self) -> Any:
@@ -142,7 +142,7 @@ class Gatherer:
             return slots_of(self.server.rows.mamba_allocator.free_slots)
         size = self.config.page_size
         pages = self.release.free_pages(self.device_pools[pool])
-        return tuple(page * size + at for page in pages for at in range(size))
+        return tuple(page * size + index for page in pages for index in range(size))
 
     def _evictable(self) -> dict[str, int]:
         if self.server.tree is None:
@@ -159,9 +159,9 @@ class Gatherer:
         waiting = [(child, 0, 0) for child in root.children.values()]
         while waiting:
             node, parent, start = waiting.pop()
-            found = self.node(node, parent, start)
-            yield found
-            waiting += [(child, found.node, found.end) for child in node.children.values()]
+            fact = self.node(node, parent, start)
+            yield fact
+            waiting += [(child, fact.node, fact.end) for child in node.children.values()]
 
     def node(self, node: Any, parent: int, start: int) -> TierNode:
         """Return the node of this number, which begins at a position under its parent."""
@@ -311,10 +311,10 @@ class Gatherer:
         """Return the facts of requests of a server with one role, or of holders of recurrent states."""
         if self.role is None:
             return {"requests": tuple(self._holders_of_states())}
-        found = self.role.facts()
+        facts = self.role.facts()
         if isinstance(self.role, PrefillGatherer):
-            found["taken"] = self._locks_taken(self.role.side)
-        return found
+            facts["taken"] = self._locks_taken(self.role.side)
+        return facts
 
     def _locks_taken(self, side: PrefillSide) -> tuple[TierLock, ...]:
         """Return the locks of the last command that a request still has."""
@@ -334,8 +334,8 @@ class Gatherer:
             )
             if self.config.window is not None and position > end - self.config.window:
                 swa = int(self.server.allocator.full_to_swa_index_mapping[slot])
-                found = self.copies.memory["swa"][swa] if swa > 0 else 0
-                yield TierRead(turn.name, "swa", position, swa, found, wanted)
+                stamp = self.copies.memory["swa"][swa] if swa > 0 else 0
+                yield TierRead(turn.name, "swa", position, swa, stamp, wanted)
 
     def reads(self, holder: LockHolder) -> Iterator[TierRead]:
         """Yield what the forward pass of a request finds of its prefix: full KV, and SWA KV in its window."""
@@ -346,13 +346,13 @@ class Gatherer:
             yield TierRead(name, "full", position, slot, self.copies.memory["full"][slot], wanted)
             if window is not None and position >= len(slots) - window:
                 swa = int(self.server.allocator.full_to_swa_index_mapping[slot])
-                found = self.copies.memory["swa"][swa] if swa > 0 else 0
-                yield TierRead(name, "swa", position, swa, found, wanted)
+                stamp = self.copies.memory["swa"][swa] if swa > 0 else 0
+                yield TierRead(name, "swa", position, swa, stamp, wanted)
         if "state" in self.kinds and (end := len(slots)):
             slot = self._state_behind(holder.req)
-            found = self.copies.memory["state"][slot] if slot else 0
+            stamp = self.copies.memory["state"][slot] if slot else 0
             yield TierRead(
-                name, "state", end - 1, slot, found, stamp_after(chained(holder.tokens), end)
+                name, "state", end - 1, slot, stamp, stamp_after(chained(holder.tokens), end)
             )
 
     def _state_behind(self, req: Any) -> int:

@@ -34,10 +34,10 @@ class StorageGatherer:
             states.setdefault(id(operation), (operation, state))
         for asked in self.cache.ongoing_prefetch.values():
             states.setdefault(id(asked.operation), (asked.operation, RECORD_ONLY))
-        found = [self._operation(*each) for each in states.values()]
-        there = {operation.id for operation, _ in states.values()}
-        for number in self.cache.ongoing_backup.keys() - there:
-            found.append(
+        operations = [self._operation(*each) for each in states.values()]
+        known = {operation.id for operation, _ in states.values()}
+        for number in self.cache.ongoing_backup.keys() - known:
+            operations.append(
                 TierOperation(
                     self.jobs.of(("backup", number)),
                     back=True,
@@ -47,7 +47,7 @@ class StorageGatherer:
                     moving={},
                 )
             )
-        return tuple(sorted(found))
+        return tuple(sorted(operations))
 
     def _at_work(self) -> Iterator[tuple[Any, str]]:
         controller = self.controller

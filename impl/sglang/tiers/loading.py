@@ -41,6 +41,12 @@ class _Tiered(Unified):
     receives: ClassVar[bool] = False  # a server that only decodes is driven
     sends: ClassVar[bool] = False  # a server that only prefills is driven
     keeps_states: ClassVar[bool] = False  # recurrent state is driven
+    files: Path
+    clock: ServerClock
+    hashes: Hashes
+    policy: Path
+    scheduler_file: Path
+    prefill_aborts: Aborts
 
     @classmethod
     def is_unified(cls, geometry: Geometry) -> bool:
@@ -95,15 +101,15 @@ def tiered(spec: str, core: str = "") -> Any:
     order = list(TABLE)
     version = release.version
     if core:
-        first = FIRST_IN_RUST
+        first_release = FIRST_IN_RUST
         before = "its locks on SWA KV and on the host break, which are not told"
     else:
-        first = FIRST_RELEASE
+        first_release = FIRST_RELEASE
         before = "there is no mem_cache/l2_transfer.py"
-    if order.index(version) < order.index(first):
+    if order.index(version) < order.index(first_release):
         way = f"+{core}+hicache" if core else "+hicache"
         raise UnusableImplementation(
-            f"sglang {version}{way}: driven from {first} on; before {before}"
+            f"sglang {version}{way}: driven from {first_release} on; before {before}"
         )
     stores = order.index(version) >= order.index(FIRST_WITH_STORAGE)
     receives = order.index(version) >= order.index(FIRST_THAT_RECEIVES)
@@ -122,7 +128,7 @@ def tiered(spec: str, core: str = "") -> Any:
 
 
 def _host_pool(base: Any, slots: int, page_size: int) -> Any:
-    """Return a release's host pool without memory: its allocator alone."""
+    """Return a release's host pool without memory: only its allocator."""
 
     def no_memory(self: Any) -> None:
         self.page_size = page_size

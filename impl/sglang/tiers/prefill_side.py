@@ -269,13 +269,13 @@ class PrefillSide(OnServer):
 
     def _unfinished(self, pool: str) -> set[int]:
         """Return slots that forward passes write whose results are not processed."""
-        found: set[int] = set()
+        unread: set[int] = set()
         for batch, _ in self.late:
             slots = batch.out_cache_loc
             if pool == "swa":
                 slots = self.server.allocator.full_to_swa_index_mapping[slots]
-            found.update(slots.tolist())
-        return found
+            unread.update(slots.tolist())
+        return unread
 
     def _run(self, batch: Any) -> Any:
         """Run a batch (Scheduler.run_batch): the KV of each chunk is computed after its prefix was read."""
@@ -327,11 +327,11 @@ class PrefillSide(OnServer):
 
     def _forget_ended(self) -> None:
         """Forget requests that have ended and are in no queue."""
-        there = {id(req) for req, _ in self.where()}
+        known = {id(req) for req, _ in self.where()}
         gone = {
             name
             for name, turn in self.arrivals.items()
-            if id(turn.req) not in there
+            if id(turn.req) not in known
             and (turn.req.finished_reason is not None or name in self.aborted)
         }
         for name in gone:

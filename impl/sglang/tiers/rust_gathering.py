@@ -95,10 +95,10 @@ class RustGatherer(Gatherer):
         """Return the host slots of a node, as the core names them for a store."""
         core = self.core
         spec = core.build_storage_backup_spec(handle, False)
-        found = {"full": slots_of(spec.host_value) if spec is not None else ()}
+        slots_by_pool = {"full": slots_of(spec.host_value) if spec is not None else ()}
         components = importlib.import_module(f"{_CACHE}.unified_cache.components")
         stored = components.CacheTransferPhase.BACKUP_STORAGE
         for pool in [*self.kinds][1:]:
             transfers = core.build_hicache_transfers(self.kinds[pool], handle, stored)
-            found[pool] = slots_of(transfers[0].host_indices) if transfers else ()
-        return found
+            slots_by_pool[pool] = slots_of(transfers[0].host_indices) if transfers else ()
+        return slots_by_pool

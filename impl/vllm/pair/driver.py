@@ -52,6 +52,16 @@ class PairDriver:
     # The system in the parent process has the real values (impl.vllm.system).
     name = ""
     capabilities = Capabilities()
+    config: PairConfig
+    _prompts: dict[str, list[int]]
+    _asked: set[str]
+    _promises: dict[str, tuple[tuple[tuple[int, ...], ...], float]]
+    _dropped: set[str]
+    _readers: dict[str, str]
+    _owners: dict[PostedTransfer, str]
+    _used: set[str]
+    _sent: int
+    _looped: set[str]
 
     def __init__(self, root: Path) -> None:
         install(root)
@@ -73,15 +83,15 @@ class PairDriver:
         for name, server in self.servers.items():
             server.overlap = geometry.overlaps(name)
             server.reset(geometry.of(name))
-        self._prompts: dict[str, list[int]] = {}
-        self._asked: set[str] = set()  # requests of P for D
-        self._promises: dict[str, tuple[tuple[tuple[int, ...], ...], float]] = {}
-        self._dropped: set[str] = set()
-        self._readers: dict[str, str] = {}  # request of D -> request of P whose KV it reads
-        self._owners: dict[PostedTransfer, str] = {}  # transfer -> the engine's name of its request at D
-        self._used: set[str] = set()  # names of requests
+        self._prompts = {}
+        self._asked = set()  # requests of P for D
+        self._promises = {}
+        self._dropped = set()
+        self._readers = {}  # request of D -> request of P whose KV it reads
+        self._owners = {}  # transfer -> the engine's name of its request at D
+        self._used = set()  # names of requests
         self._sent = 0
-        self._looped: set[str] = set()  # servers that have scheduled since the clock moved
+        self._looped = set()  # servers that have scheduled since the clock moved
 
     def apply(self, command: PairCommand) -> Outcome:
         """Execute a command, or refuse it."""
@@ -224,9 +234,9 @@ class PairDriver:
     def _lose(self, command: Lose) -> None:
         self._nth(NETWORK.transfers_in_flight(), command.at).state = NixlState.FAILED
 
-    def _nth(self, jobs: list[PostedTransfer], at: int) -> PostedTransfer:
-        require(0 <= at < len(jobs), Reason.EMPTY)
-        return jobs[at]
+    def _nth(self, jobs: list[PostedTransfer], index: int) -> PostedTransfer:
+        require(0 <= index < len(jobs), Reason.EMPTY)
+        return jobs[index]
 
     def _deliver(self, command: Deliver) -> None:
         agent = self._server(command.server).mover.agent
@@ -339,14 +349,14 @@ class PairDriver:
             for reader in readers
             if reader.state in (ReaderState.WAITS, ReaderState.LINGERS)
         }
-        kept = []
-        found = []
+        under_way = []
+        transfers = []
         managers = decode.scheduler.kv_cache_manager.coordinator.single_type_managers
         for job in NETWORK.transfers:
             ident = self._owners.get(job, "")
             name = decode.named(ident)
             if job.state is NixlState.IN_FLIGHT or not job.released or name in waiting:
-                kept.append(job)
+                under_way.append(job)
                 groups = {
                     block.block_id: group
                     for group, manager in enumerate(managers)
@@ -355,9 +365,9 @@ class PairDriver:
                 moves = tuple(dict.fromkeys(self._moves(job, groups)))
                 over = job.state is not NixlState.IN_FLIGHT
                 failed = job.state is NixlState.FAILED
-                found.append(PairTransfer(job.number, name, moves, job.copied, over, failed))
-        NETWORK.transfers[:] = kept
-        return found
+                transfers.append(PairTransfer(job.number, name, moves, job.copied, over, failed))
+        NETWORK.transfers[:] = under_way
+        return transfers
 
     def _moves(self, job: PostedTransfer, groups: dict[int, int]) -> list[tuple[int, int, int]]:
         """Return the (group, target block, source block) of each region of a transfer."""
@@ -365,12 +375,12 @@ class PairDriver:
         moves = []
         for own, theirs, _ in job.pairs:
             if job.writes:
-                here = theirs
-                there = own
+                decode_address = theirs
+                prefill_address = own
             else:
-                here = own
-                there = theirs
-            target, source = decode.memory.block_at(here), prefill.memory.block_at(there)
+                decode_address = own
+                prefill_address = theirs
+            target, source = decode.memory.block_at(decode_address), prefill.memory.block_at(prefill_address)
             if target is None or source is None:
                 raise SystemFailed("a transfer has an address outside of the KV of both servers")
             moves.append((groups.get(target, 0), target, source))

@@ -20,7 +20,7 @@ START = 1000.0  # the clock at reset (seconds), as of a server that has run for 
 
 
 class Clock:
-    """A stand-in for the module `time`: its time moves by commands alone."""
+    """A stand-in for the module `time`: its time moves only by commands."""
 
     now = START
 
@@ -209,7 +209,7 @@ class Agent:
         places: list[list[int]] = np.asarray(descs, dtype=np.uint64).tolist()
         for base, size, _, *strided in places:
             stride, count = strided or (0, 1)
-            rows += [(base + stride * at, size) for at in range(count)]
+            rows += [(base + stride * index, size) for index in range(count)]
         handle = self._new_handle()
         self._descriptor_lists[handle] = agent, rows
         return handle

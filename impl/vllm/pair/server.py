@@ -147,6 +147,8 @@ class PairServer(EngineDriver):
     """
 
     _mover: NixlWorker
+    answers: dict[str, Any]
+    memory: TensorMemory
 
     def __init__(self, root: Path, server: str) -> None:
         self.server = server
@@ -157,10 +159,10 @@ class PairServer(EngineDriver):
 
     def reset(self, geometry: EngineConfig) -> None:
         if geometry.recurrent:
-            self.memory: TensorMemory = PairStateMemory(geometry)
+            self.memory = PairStateMemory(geometry)
         else:
             self.memory = TensorMemory(geometry.blocks + 1, page_tokens(geometry))
-        self.answers: dict[str, Any] = {}
+        self.answers = {}
         super().reset(geometry)
 
     def _start(self, config: EngineConfig) -> tuple[Any, Callable[..., Any]]:

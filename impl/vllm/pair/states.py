@@ -28,8 +28,8 @@ def lay_out_states(pool: Any, config: EngineConfig) -> None:
     """Give the recurrent layers of a KVCacheConfig the shapes of a Mamba2 model in layout DS, with pages as
     large as those of attention."""
     page = 8 * WORDS * page_tokens(config)
-    for at in config.recurrent:
-        group = pool.kv_cache_groups[at]
+    for index in config.recurrent:
+        group = pool.kv_cache_groups[index]
         group.kv_cache_spec = replace(
             group.kv_cache_spec, shapes=((_ROWS, 1 + config.drafts), (1, 2)),
             dtypes=(torch.int64, torch.int64), page_size_padded=page,
@@ -113,13 +113,13 @@ class PairStateMemory(TensorMemory):
     def held(self) -> list[tuple[int, tuple[int, ...]]]:
         """Return for each block its group (-1: none) and its stamps: one for each slot of KV, or that of
         the recurrent state followed by those of the windows."""
-        found = super().held()
+        blocks = super().held()
         columns = range(self.windows.shape[2])
-        for block in range(len(found)):
+        for block in range(len(blocks)):
             if (group := self._state_group(block)) >= 0:
                 windows = (self.window(block, group, at) for at in columns)
-                found[block] = group, (self.state(block, group), *windows)
-        return found
+                blocks[block] = group, (self.state(block, group), *windows)
+        return blocks
 
 
 def _owners(group: int) -> list[int]:

@@ -148,5 +148,5 @@ def to_avoid(known: Sequence[Needs]) -> list[Needs]:
     each = dict.fromkeys(tuple(need for need in _NEEDS if need in one) for one in product(*known))
     by_size = sorted(each, key=len)
     return [
-        one for at, one in enumerate(by_size) if not any({*less} < {*one} for less in by_size[:at])
+        one for index, one in enumerate(by_size) if not any({*less} < {*one} for less in by_size[:index])
     ]

@@ -196,10 +196,10 @@ def unexplained(
     without them, if that still violates the clause and is `alike`."""
     for without in to_avoid(known):
         candidate = avoided(system, trace, tuple(need for need in without if need != REJECTED))
-        found = failing_prefix(
+        prefix = failing_prefix(
             system, clause, candidate,
             allowed=lambda _, seen: alike(seen), patient=REJECTED in without,
         )  # fmt: skip
-        if found is not None:
-            return without, replace(candidate, commands=found)
+        if prefix is not None:
+            return without, replace(candidate, commands=prefix)
     return None

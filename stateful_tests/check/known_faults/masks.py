@@ -129,12 +129,12 @@ def masks(system: AnySystem, base: AnySystem | None = None, clause: str | None =
         sizes = [t.sizes(Geometry) for t in loaded.values() if kind_of_config(t.geometry).modelled]
         if sizes and not any(map(system.capabilities.keeps_states, sizes)):
             continue  # its traces need recurrent states, which the release lacks in this way
-        found = _Masking(fault, system, base)
+        masking = _Masking(fault, system, base)
         for file, trace in loaded.items():
             shown = fault.shown(trace.clause or "", release)
             if shown is not None:
-                found.replay(file, replace(trace, clause=shown), shown)
-        yield found.mask(otherwise=all({*ways_of(file)} != {*spec.ways} for file in fault.traces))
+                masking.replay(file, replace(trace, clause=shown), shown)
+        yield masking.mask(otherwise=all({*ways_of(file)} != {*spec.ways} for file in fault.traces))
 
 
 @dataclass(slots=True)
@@ -336,16 +336,16 @@ def beside(
         return Compared(Standing.NEW)
     if clause in seen.clauses and fails_alike(seen, violation, clause):
         return Compared(Standing.KNOWN, under)
-    first = violation.first_violation or violation
+    first_violation = violation.first_violation or violation
     if under:
         return unseen
     shown = [mask for mask in masks if {*mask.fault.clauses} & {*seen.clauses}]
-    why = f"{base.name} violates {', '.join(seen.clauses)} in the trace as well"
-    if seen.step == first.step and {*seen.clauses} <= {*first.clauses}:
-        is_new = first is violation and clause not in seen.clauses
-        return Compared(Standing.NEW if is_new else Standing.UNTOLD, shown, why)
+    reason = f"{base.name} violates {', '.join(seen.clauses)} in the trace as well"
+    if seen.step == first_violation.step and {*seen.clauses} <= {*first_violation.clauses}:
+        is_new = first_violation is violation and clause not in seen.clauses
+        return Compared(Standing.NEW if is_new else Standing.UNTOLD, shown, reason)
     # The tree passes the step that the base violates, and cannot be compared from there on.
-    return Compared(Standing.KNOWN if shown else Standing.UNTOLD, shown, why)
+    return Compared(Standing.KNOWN if shown else Standing.UNTOLD, shown, reason)
 
 
 def _refusals(run: Run) -> list[bool]:
@@ -377,7 +377,7 @@ def do_the_same(
 ) -> bool:
     """Return whether an engine that schedules by itself and its base run, output and publish the same in
     each command of a trace, up to a violation. The violation then is not caused by another schedule.
-    Stores to a host may differ: too many stores are a fault of the engine alone."""
+    Stores to a host may differ: too many stores are a fault only of the engine."""
     if base is None or not system.capabilities.system_kind.schedules:
         return False
     ends = replace(trace, commands=trace.commands[: violation.step + 1])

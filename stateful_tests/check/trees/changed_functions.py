@@ -66,15 +66,15 @@ class Changes(NamedTuple):
         """Say what changed where kvspec loads none of the changed files; else ""."""
         if self.called or self.missed or not self.ignored:
             return ""
-        first, *others = dict.fromkeys(file for file, _ in self.ignored)
+        first_file, *others = dict.fromkeys(file for file, _ in self.ignored)
         more = f" and {counted(len(others), 'more file')}" if others else ""
-        return f"no function that kvspec drives, only {first}{more}"
+        return f"no function that kvspec drives, only {first_file}{more}"
 
     def also_called(self, functions: Collection[Function]) -> Changes:
         """Return the changes with `functions` counted as called, by other runs than `first`."""
-        found = dict.fromkeys((each for each in self.missed if each in functions), 0)
+        calls = dict.fromkeys((each for each in self.missed if each in functions), 0)
         missed = tuple(each for each in self.missed if each not in functions)
-        return self._replace(called=self.called | found, missed=missed)
+        return self._replace(called=self.called | calls, missed=missed)
 
     def among(self, called: Sequence[Sequence[str]]) -> dict[Function, list[int]]:
         """Map each changed function that a run calls to the numbers of the commands that call it. called: the
@@ -100,30 +100,32 @@ def changes(
     revision: str,
     lines: Sequence[CorpusLine],
     found: Callable[[CorpusLine], None] | None = None,
-    of: WayMap = NOTHING,
+    way_map: WayMap = NOTHING,
     way: str = "",
 ) -> Changes:
     """Search for lines that call changed functions of `system`'s checkout, the shortest first.
 
     found: called with each of them as soon as it is found.
-    of: the functions that runs of the engine's releases call, and the files that these load.
+    way_map: the functions that runs of the engine's releases call, and the files that these load.
     way: the way in which the system is driven. Raises ValueError where git cannot tell.
     """
     checkout = cast(WorkerSystem, system)
     assert checkout.root is not None
     changed = sorted({*changed_functions(checkout.root, revision)})
-    ignored = tuple(_by_relevance([c for c in changed if of.files and not of.loads(c)], of.files))
+    ignored = tuple(
+        _by_relevance([c for c in changed if way_map.files and not way_map.loads(c)], way_map.files)
+    )
     # Every run executes code outside of functions when its file is loaded: no line has to be found for it.
     loaded = {
-        each for each in changed if each[1] == OUTSIDE and way in of.functions.get(each, {way})
+        each for each in changed if each[1] == OUTSIDE and way in way_map.functions.get(each, {way})
     }
     wanted = {each for each in changed if each not in ignored and each not in loaded}
     called: Counter[Function] = Counter()
-    first = set()
+    changed_files = set()
     for tried, line in enumerate(_interleaved(lines)):
         sought = {function for function in wanted if called[function] < ENOUGH}
-        if of.files and tried >= PATIENCE:
-            sought = {each for each in sought if not called[each] and of.runs(each, way)}
+        if way_map.files and tried >= PATIENCE:
+            sought = {each for each in sought if not called[each] and way_map.runs(each, way)}
         if not sought:
             break
         try:
@@ -133,11 +135,11 @@ def changes(
             continue
         called.update(calls)
         if calls:
-            first.add(line)
+            changed_files.add(line)
             if found is not None:
                 found(line)
     missed = tuple(sorted(wanted - called.keys()))
-    return Changes(revision, frozenset(first), dict(called), missed, ignored)
+    return Changes(revision, frozenset(changed_files), dict(called), missed, ignored)
 
 
 def _by_relevance(functions: Iterable[Function], driven: Collection[str]) -> list[Function]:
@@ -210,7 +212,7 @@ def beside(base: Base, system: AnySystem, called: Iterable[Function]) -> Changes
     base_root = root_of(base.system)
     if root is None or base_root is None or root == base_root:
         return Changes("", frozenset(), {}, ())
-    found: list[Function] = []
+    different: list[Function] = []
     for name in sorted({file for file, _ in called}):
         file = root / name
         base_file = base_root / name
@@ -218,8 +220,8 @@ def beside(base: Base, system: AnySystem, called: Iterable[Function]) -> Changes
         if base_file.is_file():
             before = base_file.read_text(encoding="utf-8", errors="replace")
         if file.is_file():
-            found += ((name, function) for function in _different_functions(before, file.read_bytes()))
-    return Changes("", frozenset(), dict.fromkeys(found, 0), ())
+            different += ((name, function) for function in _different_functions(before, file.read_bytes()))
+    return Changes("", frozenset(), dict.fromkeys(different, 0), ())
 
 
 def _different_functions(before: str, after: bytes) -> Iterator[str]:

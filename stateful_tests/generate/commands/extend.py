@@ -132,11 +132,11 @@ class ExtendHarness(Harness[Extend]):
             start = "goes on"
         else:
             start = "takes a row" if slotless else "resumes a slot"
-        kept = ""
+        insertion = ""
         if was.tree is not None and slotless:
             r = cursors_of(after).cache_protected_len
             if r > cursors_of(before).cache_protected_len:
-                kept = "into the tree"
+                insertion = "into the tree"
             elif floor_page(cursors_of(after).kv_committed_len, was.config.geometry.page_size) > r:
-                kept = "kept out of the tree"
-        return start, "last chunks" if last[0] else "chunks", kept, tail, *room
+                insertion = "kept out of the tree"
+        return start, "last chunks" if last[0] else "chunks", insertion, tail, *room

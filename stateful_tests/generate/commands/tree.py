@@ -76,15 +76,15 @@ class MatchHarness(Harness[Match]):
         alone."""
         assert was.tree is not None and now.tree is not None
         key = _whole_pages(was, command.prompt)
-        found = len(lock_holders(now)[command.holder])
-        there = _length_in_tree(was.tree, key)
-        how = "part of it" if found else "nothing"
-        if found and found == len(key):
+        matched = len(lock_holders(now)[command.holder])
+        in_tree = _length_in_tree(was.tree, key)
+        how = "part of it" if matched else "nothing"
+        if matched and matched == len(key):
             how = "all of it"
         short = ""
-        if found < there:
+        if matched < in_tree:
             short = "states keep it short" if was.tree.states else "tombstones keep it short"
-        elif command.full_only and found > usable(was.tree, key[:found]):
+        elif command.full_only and matched > usable(was.tree, key[:matched]):
             short = "over a tombstone"
         split = _count_nodes(now.tree.children) > _count_nodes(was.tree.children)
         return (
@@ -244,15 +244,15 @@ class InsertHarness(Harness[Insert]):
         end = "goes on" if command.chunked else "ends"
         if len(key) == len(lock_holders(was).get(command.holder, ())):
             return end, "nothing new", "", "", ""
-        there = _length_in_tree(was.tree, key)
+        in_tree = _length_in_tree(was.tree, key)
         out = command.chunked and len(lock_holders(now).get(command.holder, ())) < len(key)
-        if there == len(key):
-            what = "all there"
+        if in_tree == len(key):
+            presence = "all there"
         else:
-            what = "part there" if there else "nothing there"
+            presence = "part there" if in_tree else "nothing there"
         room = "evicts for room" if evicts(was, now) else ""
         tombstone = self._tombstone(command, was.tree, now.tree, key)
-        return end, what, tombstone, "kept out" if out else "", room
+        return end, presence, tombstone, "kept out" if out else "", room
 
     def _tombstone(self, command: Insert, was: Tree, now: Tree, key: Key) -> str:
         before, after = page_ends(was), page_ends(now)
@@ -293,7 +293,7 @@ class EvictHarness(Harness[Evict]):
 
         if c.orders_differ and once_in(c.source, 2):
             return Evict(0, geometry.page_size)
-        # Only an eviction of SWA alone leaves tombstones, so it is as frequent as the others together.
+        # Only an eviction of nothing but SWA leaves tombstones, so it is as frequent as the others together.
         states = 0
         if geometry.states and once_in(c.source, 2):
             states = 1 + c.source.upto(geometry.states - 1)

@@ -85,7 +85,7 @@ def test_a_trace_of_its_own_kind_fits(kind):
 
 
 @pytest.mark.parametrize(
-    ("kind", "other"), permutations(KINDS.values(), 2), ids=lambda kind: kind.name
+    ("kind", "other"), [*permutations(KINDS.values(), 2)], ids=lambda kind: kind.name
 )
 def test_a_trace_of_another_kind_does_not_fit_and_the_message_names_a_system_that_fits(kind, other):
     with pytest.raises(UnusableImplementation) as caught:

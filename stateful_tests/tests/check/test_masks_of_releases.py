@@ -229,10 +229,10 @@ def test_a_replay_on_a_checkout_is_decided_by_its_base(kvspec, release, tmp_path
     shutil.copytree(release("0.5.23").root, checkout, copy_function=os.symlink)
     (edited := checkout / file.relative_to(release("0.5.23").root)).unlink()
     edited.write_text(replaced(file, line, "        assert False\n"))
-    there = FOLDER / "sglang-0.5.11" / "a_turn_comes_back_to_nothing.json"
-    known = load(there)
+    trace_file = FOLDER / "sglang-0.5.11" / "a_turn_comes_back_to_nothing.json"
+    known = load(trace_file)
     save(replace(known, commands=known.commands[:4]), plain := tmp_path / "plain.json")
     code, out, _ = kvspec("replay", str(plain), "--impl", "sglang", "--sglang-path", str(checkout))
     assert code == 3 and "nothing-to-resume" not in out
-    code, out, _ = kvspec("replay", str(there), "--impl", "sglang==0.5.23")
+    code, out, _ = kvspec("replay", str(trace_file), "--impl", "sglang==0.5.23")
     assert code == 3 and "nothing-to-resume" in out

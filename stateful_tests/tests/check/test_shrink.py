@@ -38,13 +38,13 @@ NOISE = script(
 
 def test_only_needed_commands_are_left():
     def fails(commands):
-        for at, command in enumerate(commands):
+        for index, command in enumerate(commands):
             if (
                 isinstance(command, Finish)
                 and command.finished_len >= 3
-                and Open("s1") in commands[:at]
+                and Open("s1") in commands[:index]
             ):
-                return commands[: at + 1]
+                return commands[: index + 1]
         return None
 
     assert shrink(NOISE, fails) == (Open("s1"), Finish("r1", 3))
@@ -83,12 +83,12 @@ def test_two_turns_become_one():
 
     def fails(commands):
         state = model.initial(preset("page1"))
-        for at, command in enumerate(commands):
+        for index, command in enumerate(commands):
             state, outcome = model.step(state, command)
             if isinstance(command, Decode) and outcome == Done():
                 grown = state.requests[0].cursors
                 if state.sessions and grown is not None and grown.kv_committed_len >= 9:
-                    return commands[: at + 1]
+                    return commands[: index + 1]
         return None
 
     turn = script("submit r1 in s1 +5; admit r1; extend r1 +5; decode r1")

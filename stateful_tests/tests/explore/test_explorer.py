@@ -159,7 +159,7 @@ def test_states_lead_where_their_representatives_lead(scope):
                 assert situation(stands, command, same, alone) == situation(
                     state, real[number], outcome, now
                 )
-            done = [at for at, (_, outcome, _) in enumerate(leads) if isinstance(outcome, Done)]
+            done = [index for index, (_, outcome, _) in enumerate(leads) if isinstance(outcome, Done)]
             state, _ = model.step(state, real[draw.choice(done)])
 
 
@@ -194,14 +194,14 @@ def test_letters_are_not_alike_where_prompts_tell_them_apart():
 def test_every_way_leads_there(scope):
     explorer = Explorer(scope)
     explorer.run(states=300)
-    for at in range(0, len(explorer.queue), 17):
+    for index in range(0, len(explorer.queue), 17):
         state = explorer.states.initial
-        commands = explorer.path(at)
+        commands = explorer.path(index)
         for command in commands:
             state, outcome = model.step(state, command)
             assert isinstance(outcome, Done)
-        assert explorer.states.of(state) == explorer.queue[at]
-        assert explorer.levels[len(commands)] <= at, "a shortest way"
+        assert explorer.states.of(state) == explorer.queue[index]
+        assert explorer.levels[len(commands)] <= index, "a shortest way"
 
 
 def test_bounds_are_reported():

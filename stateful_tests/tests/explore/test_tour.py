@@ -57,7 +57,7 @@ def test_a_fault_is_reported_by_its_smallest_trace():
     assert finding.run.violation is not None
     assert len(finding.run.trace.commands) < 10
     assert not tour.complete
-    assert any(why == "violates the specification" for _, why in tour.lost)
+    assert any(reason == "violates the specification" for _, reason in tour.lost)
 
 
 def test_a_close_that_never_happens_is_checked_past_what_ends_a_walk():
@@ -92,7 +92,7 @@ class _Other(ReferenceSystem):
 def test_transitions_that_a_system_cannot_follow_are_listed():
     tour = live(_Other(), TINY)
     assert not tour.findings
-    reasons = {(kind, why) for kind, why in tour.lost}
+    reasons = {(kind, reason) for kind, reason in tour.lost}
     assert ("abort", "it does not offer that") in reasons
     assert ("retract", "refused by policy: wrong_phase") in reasons
     assert (

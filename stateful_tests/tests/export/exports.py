@@ -45,8 +45,8 @@ def asserted_in(text: str) -> list[str]:
     """The assertions of a test, without their message."""
     text = re.sub(r"\n +(?=.*,$)|(?<=message),\n +(?=\)$)", " ", text, flags=re.MULTILINE)
     text = text.replace("( ", "(")
-    found = re.findall(r"^ +(self\.assert.*)$", text, re.MULTILINE)
-    return [re.sub(r",\s+message\s*\)$", ")", line) for line in found]
+    matches = re.findall(r"^ +(self\.assert.*)$", text, re.MULTILINE)
+    return [re.sub(r",\s+message\s*\)$", ")", line) for line in matches]
 
 
 def run_alike(system: SGLangSystem, number: int, folder: Path) -> Path:
@@ -96,8 +96,8 @@ def run_alike(system: SGLangSystem, number: int, folder: Path) -> Path:
             known = [list(pairwise(path) if geometry.bigram else path) for path in paths]
             facts["sorted(path for _, path in nodes(server.cache))"] = sorted(known)
         for node in view.tree.nodes:
-            slots, found = list(node.slots), in_tree(geometry, node.path)
-            facts[f"tree_slots(server.cache, {found})[{-len(slots)}:]"] = slots
+            slots, collected = list(node.slots), in_tree(geometry, node.path)
+            facts[f"tree_slots(server.cache, {collected})[{-len(slots)}:]"] = slots
     lines = [line for _, line in system.noted.late]
     lines += [f"self.assertEqual({code}, {value})" for code, value in facts.items()]
     steps += [*lines, f"self.fail({ALIKE!r})"]

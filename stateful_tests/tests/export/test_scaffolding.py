@@ -75,8 +75,8 @@ def test_unreachable_code_is_left_out():
 
 
 def test_a_message_names_a_release_and_no_checkout():
-    said = failure_message("A-1", "b", "sglang==0.5.10", "a")
-    assert said == "A-1: expected b; observed on sglang==0.5.10: a"
+    text = failure_message("A-1", "b", "sglang==0.5.10", "a")
+    assert text == "A-1: expected b; observed on sglang==0.5.10: a"
     assert failure_message("A-1", "b", "vllm@checkout", "a") == "A-1: expected b; observed: a"
 
 

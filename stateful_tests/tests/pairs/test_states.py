@@ -75,7 +75,7 @@ def test_a_state_sent_in_part_does_not_count(memory, moved, found):
     sender.write_windows(3, STATE, [41, 42, 43])
     source, target = sender.tensor[3, moved], memory.tensor[6, moved]
     ctypes.memmove(target.data_ptr(), source.data_ptr(), 8 * len(source))
-    parts = memory.state(6, STATE), *(memory.window(6, STATE, at) for at in range(3))
+    parts = memory.state(6, STATE), *(memory.window(6, STATE, index) for index in range(3))
     assert parts == found
 
 
@@ -184,15 +184,15 @@ def test_the_prefill_server_leaves_the_last_token_to_the_decode_server(pair):
 def test_a_state_counts_as_sent_if_it_is_that_after_the_counted_tokens(held, observed):
     after = SimpleNamespace(memory=[(-1, ()), (KV, STAMPS[:4]), held])
     side = SimpleNamespace(config=CONFIG, after=after)
-    found = next(_wrong_states(side, "r2", ((1,), (0, 2)), STAMPS, 4), None)
-    assert (found and found.observed) == observed
+    wrong = next(_wrong_states(side, "r2", ((1,), (0, 2)), STAMPS, 4), None)
+    assert (wrong and wrong.observed) == observed
     assert [*_wrong_states(side, "r2", ((1,), (0, 2)), STAMPS, 0)] == []
 
 
 def test_a_table_without_a_state_has_none():
     side = SimpleNamespace(config=CONFIG, after=SimpleNamespace(memory=[]))
-    [found] = _wrong_states(side, "r2", ((1,), (0,)), STAMPS, 4)
-    assert found.observed == "its table has no block"
+    [wrong] = _wrong_states(side, "r2", ((1,), (0,)), STAMPS, 4)
+    assert wrong.observed == "its table has no block"
 
 
 # -- the drafter's KV, which is sent with that of the target --------------------------------------
@@ -205,7 +205,7 @@ def test_the_drafters_kv_stands_beside_the_targets(kind):
     memory.stamp(3, KV, 4, 1, 51)
     memory.stamp(3, KV, 4, 2, 52)
     assert memory.held()[3] == (KV, (0, 51, 52, 0))
-    assert [memory.drafted(3, KV, 4, at) for at in range(4)] == [0, 61, 0, 0]
+    assert [memory.drafted(3, KV, 4, index) for index in range(4)] == [0, 61, 0, 0]
     memory[5] = memory.get(3)
     assert memory.held()[5] == memory.held()[3] and memory.drafted(5, KV, 4, 1) == 61
     memory.stamp(3, KV + 2, 4, 0, 71)

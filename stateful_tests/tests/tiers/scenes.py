@@ -356,10 +356,10 @@ def failures(
 
 def violated(change: Callable[[TierFacts], TierFacts], **scene: Any) -> tuple[list[str], str]:
     """The clauses of these failures, and what of the first."""
-    found = failures(change, **scene)
-    first = found[0][1] if found else None
+    failed = failures(change, **scene)
+    first = failed[0][1] if failed else None
     return [
-        clause.id for clause, _ in found
+        clause.id for clause, _ in failed
     ], f"{first.expected}; {first.observed}" if first else ""
 
 

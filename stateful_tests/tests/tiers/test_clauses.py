@@ -46,11 +46,11 @@ ROWS = list(clause_rows(Path(__file__).with_name("clause_rows.txt")))
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.title)
 def test_a_poll_violates_the_clauses_of_its_row(row):
-    found = failures_of(row)
-    first = found[0][0].id if found else ""
+    failed = failures_of(row)
+    first = failed[0][0].id if failed else ""
     assert first == row.clause
-    assert {clause.id for clause, _ in found[1:]} - {row.clause} == row.also
-    for _, failure in found[:1]:
+    assert {clause.id for clause, _ in failed[1:]} - {row.clause} == row.also
+    for _, failure in failed[:1]:
         assert f"{failure.expected}; {failure.observed}".endswith(row.words)
         assert in_words(failure.at) == row.places
 
@@ -62,8 +62,8 @@ def test_a_retracted_request_keeps_its_kv_on_the_host():
         requests=(RECEIVES, HELD, kept), host_free=kv((1,), (0,)), host_memory=kv((A[0], 0), (0,))
     )
     assert violated(facts(), was=was, sizes=sizes) == ([], "")
-    found, text = violated(facts(host_free=kv((1, 0), (0,))), was=was, sizes=sizes)
-    assert found == ["HOST-1"] and "h3, which is retracted, has it, 1 time in the free list" in text
+    failed, text = violated(facts(host_free=kv((1, 0), (0,))), was=was, sizes=sizes)
+    assert failed == ["HOST-1"] and "h3, which is retracted, has it, 1 time in the free list" in text
 
 
 def test_a_lock_of_full_kv_alone_counts_in_one_pool():
@@ -253,9 +253,9 @@ def test_a_split_changes_no_range():
     was, cut = split()
     assert violated(cut, was=was) == ([], "")
     for less in (split(host=0), split(swa=0)):
-        found, text = violated(less[1], was=less[0])
+        failed, text = violated(less[1], was=less[0])
         assert (
-            found == ["HOST-3"]
+            failed == ["HOST-3"]
             and "node 5 on the host is locked 1 time; it is locked 0 times" in text
         )
 
@@ -286,8 +286,8 @@ def test_an_older_release_locks_no_tombstones():
     )
     was = bare(FACTS)
     assert violated(facts(), was=was) == ([], "")
-    found, _ = violated(node(1, device=kv((1, 2), ()), locks=count(2, 1)), was=was)
-    assert found[0] == "HOST-3"
+    failed, _ = violated(node(1, device=kv((1, 2), ()), locks=count(2, 1)), was=was)
+    assert failed[0] == "HOST-3"
 
 
 def test_a_pin_of_full_kv_counts_present_kv_unless_copied_on_eviction():
@@ -342,8 +342,8 @@ def test_a_reset_forgets_the_copies():
 
 def test_an_evict_frees_evictable_pages():
     was = REST._replace(evictable=count(2, 1))
-    found, text = violated(facts(), was=was, command=Evict(1))
-    assert found == ["TREE-17"] and text == "1 of 2 evictable full tokens are freed; 0 are"
+    failed, text = violated(facts(), was=was, command=Evict(1))
+    assert failed == ["TREE-17"] and text == "1 of 2 evictable full tokens are freed; 0 are"
     assert violated(facts(), was=was, command=Evict(0, 3))[0] == ["TREE-17"]
     assert violated(facts(), was=was, command=Evict(1), refused=True) == ([], "")
     freed = together(node(2, device=kv((), (3,))), facts(free=kv((5, 6, 3), (5, 6))))

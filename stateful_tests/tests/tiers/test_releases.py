@@ -37,14 +37,14 @@ def test_the_newest_release_conforms(newest):
     """A run of each kind of sizes, of every other with sizes that no preset has; but for the sessions of a
     server that only decodes, whose faults are known."""
     plan = check_plans.plan("smoke", examples=1, steps=20)
-    for at, name in enumerate(TIER_PRESETS):
-        config, example = run_driver.unfitted(check_plans.TIERED, name, Mode.FAITHFUL), at % 2 * 3
+    for index, name in enumerate(TIER_PRESETS):
+        config, example = run_driver.unfitted(check_plans.TIERED, name, Mode.FAITHFUL), index % 2 * 3
         driven = run_driver.drive(newest, plan, run_driver.RunBatch(config, range(example, example + 1)))
-        found = driven.runs[0][1]
+        result = driven.runs[0][1]
         assert all(
-            "session" in seen.failure.expected for seen, _ in found if name.startswith("decode")
+            "session" in seen.failure.expected for seen, _ in result if name.startswith("decode")
         )
-        assert not found or name.startswith("decode")
+        assert not result or name.startswith("decode")
 
 
 def test_a_round_trip_through_the_host_is_told_as_it_goes(newest):
@@ -70,13 +70,13 @@ def told_by(system, name, lines):
     system.reset(sizes)
     for command in commands(lines):
         outcome, facts, texts = system.apply(command), system.view(), {0: ()}
-        found = []
+        collected = []
         for node in facts.nodes:
             texts[node.node] = (*texts[node.parent], *node.stamps)
             hashed = node.hashed if sizes.storage else None
-            found.append((texts[node.node], node.device, node.host, node.locks["full"], hashed))
-        found.sort(key=lambda each: each[0])
-        yield outcome, found, facts._replace(nodes=(), transfers=(), records=(), users=())
+            collected.append((texts[node.node], node.device, node.host, node.locks["full"], hashed))
+        collected.sort(key=lambda each: each[0])
+        yield outcome, collected, facts._replace(nodes=(), transfers=(), records=(), users=())
 
 
 @pytest.mark.parametrize("name", [
@@ -172,8 +172,8 @@ def test_a_lock_lost_at_a_split_shrinks_to_its_cause():
     lines += "; insert h2 c2; insert h3 a1"
     trace = Trace(tier_preset("tier-window"), Mode.FAITHFUL, commands(lines))
     try:
-        found = replay(system, trace).violation
-        assert found is not None and found.clause == "HOST-3"
+        violation = replay(system, trace).violation
+        assert violation is not None and violation.clause == "HOST-3"
         smallest = minimise(system, trace, "HOST-3", budget=8)
     finally:
         system.close()

@@ -29,8 +29,8 @@ NO_PREFETCH = STORING._replace(operations=STORING.operations[:1])
 def test_sizes_that_no_preset_has_keep_to_the_clock():
     for name in ("storage-timeout", "storage-timeout-window", "storage", "storage-wait"):
         drawn = {
-            draw_tier_config(RandomChoices(f"{name} {at}"), TIER_PRESETS[name]).storage
-            for at in range(20)
+            draw_tier_config(RandomChoices(f"{name} {index}"), TIER_PRESETS[name]).storage
+            for index in range(20)
         }
         assert drawn == (
             {"timeout"} if "timeout" in name else {"best_effort", "wait_complete"}
@@ -59,10 +59,10 @@ def seconds(number, outcome=DONE):
 
 def test_attempts_to_admit_a_request_are_timed():
     refused = seconds(9, Refused(Reason.UNFAITHFUL))
-    found = attempt(ASKED, seconds(2), HELD_BACK, seconds(4), refused, HELD_BACK)
-    assert found is not None
-    assert (found.name, found.waited, found.blocked, found.most) == ("h2", 6, 4, 5)
-    assert found.pages_due
+    result = attempt(ASKED, seconds(2), HELD_BACK, seconds(4), refused, HELD_BACK)
+    assert result is not None
+    assert (result.name, result.waited, result.blocked, result.most) == ("h2", 6, 4, 5)
+    assert result.pages_due
     pages = attempt(ASKED, HELD_BACK, sizes=tier_preset("storage-timeout-back"))
     assert pages is not None and pages.most == 3
 
@@ -117,8 +117,8 @@ def test_other_commands_are_no_attempts(steps):
     ],
 )
 def test_pages_are_due_while_the_prefetch_of_the_request_is_in_progress(before, due):
-    found = attempt(ASKED, (Match("h2", TEXT), WRONG_PHASE, before))
-    assert found is not None and found.pages_due is due
+    result = attempt(ASKED, (Match("h2", TEXT), WRONG_PHASE, before))
+    assert result is not None and result.pages_due is due
 
 
 @pytest.mark.parametrize(
@@ -185,8 +185,8 @@ def test_the_prefetch_of_a_request_is_the_one_that_came_with_it():
         was = NO_PREFETCH._replace(operations=(old, *NO_PREFETCH.operations))
         now = was._replace(operations=(old, back, own))
         waits.follow(Prefetch("h2", TEXT), DONE, was, now)
-        found = waits.follow(Load("h2", TEXT), WRONG_PHASE, now._replace(operations=before), now)
-        assert found is not None and found.pages_due is due
+        result = waits.follow(Load("h2", TEXT), WRONG_PHASE, now._replace(operations=before), now)
+        assert result is not None and result.pages_due is due
 
 
 def test_only_attempts_hold_a_request_back():

@@ -12,12 +12,11 @@ from reference.commands import (
 )  # fmt: skip
 from reference.geometry import PRESETS, Geometry
 from impl.choices import RandomChoices
-from stateful_tests.generate.next_command import finale, propose
-from stateful_tests.generate.run_profile import MACHINES, draw_geometry, draw_profile
-from stateful_tests.lockstep.lockstep import Lockstep
+from stateful_tests.generate.run_profile import MACHINES, draw_geometry
 from stateful_tests.lockstep.replays import replay
 from stateful_tests.lockstep.run_results import Trace
 from stateful_tests.tests.support.commands import script
+from stateful_tests.tests.torch_kv.random_runs import conforms
 from stateful_tests.traces.trace_files import load
 
 REGRESSIONS = Path(__file__).parents[3] / "fixtures" / "regressions"
@@ -38,19 +37,6 @@ class CursorChecking(TorchKV):
         return outcome
 
 
-def conforms(system: TorchKV, seed: str, machine: str, geometry: Geometry, mode: Mode) -> None:
-    """Check a random run, and the end of everything that it began."""
-    source = RandomChoices(seed)
-    profile = draw_profile(source, system.capabilities, machine)
-    lockstep = Lockstep(system, geometry, mode)
-    for _ in range(50):
-        lockstep.do(propose(lockstep.state, source, profile))
-        assert lockstep.violation is None, (geometry, lockstep.violation)
-    for command in finale(lockstep.state):
-        lockstep.do(command)
-        assert lockstep.violation is None, (geometry, lockstep.violation)
-
-
 @pytest.mark.parametrize("swa", [True, False], ids=["window", "no window"])
 @pytest.mark.parametrize("machine", MACHINES)
 def test_torch_kv_agrees_with_the_reference(machine, swa):
@@ -67,7 +53,7 @@ def test_without_a_tree_its_commands_are_refused():
     a3, served = (Piece("a", 3),), (Submit("r", None, 4), Admit("r"), Extend((Chunk("r", 4),)))
     tree = Match("h", a3), Insert("h", a3), Evict(1, 1), UnlockSwa("r")
     refused = tuple(
-        (at, Refused(Reason.NO_TREE)) for at in range(len(served), len(served) + len(tree))
+        (index, Refused(Reason.NO_TREE)) for index in range(len(served), len(served) + len(tree))
     )
     trace = Trace(PRESETS["page4"], Mode.FAITHFUL, (*served, *tree), expected=refused)
     assert replay(TorchKV(), trace).violation is None

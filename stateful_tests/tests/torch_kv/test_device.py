@@ -58,17 +58,17 @@ def but_for_padding(view: View) -> View:
 
 
 def test_a_counting_device_agrees_with_the_cpu_and_only_checks_wait():
-    there = resolve("torch", device="counting")
-    shown_alike(TorchKV(), there)
-    waits = {name: waits for name, (_, waits) in there.most.items() if waits}
+    other = resolve("torch", device="counting")
+    shown_alike(TorchKV(), other)
+    waits = {name: waits for name, (_, waits) in other.most.items() if waits}
     assert waits == {"CheckBusy": 1, "CheckIdle": 1}
     most = {
         "Admit": 3, "Extend": 3, "Decode": 2, "SpecDecode": 2, "Launch": 2, "Settle": 2, "EvictSwa": 1,
         "Finish": 4, "Retract": 3,
         "Abort": 3, "Close": 1, "CheckBusy": 1, "CheckIdle": 1,
     }  # fmt: skip
-    assert {name for name in most if there.most[name][0] > most[name]} == set()
-    assert {name for name, (transfers, _) in there.most.items() if transfers} <= set(most)
+    assert {name for name in most if other.most[name][0] > most[name]} == set()
+    assert {name for name, (transfers, _) in other.most.items() if transfers} <= set(most)
 
 
 class WaitsForChecksAlone(TorchKV):
@@ -138,12 +138,12 @@ def test_a_fresh_tensor_holds_anything():
 
 
 def test_devices_do_not_mix():
-    there = on_device()
-    for work in (there.add, there.take, there.__getitem__, ON_CPU.sub):
+    other = on_device()
+    for work in (other.add, other.take, other.__getitem__, ON_CPU.sub):
         with pytest.raises(DeviceMixError, match="on counting and on the CPU"):
-            work(there if work == ON_CPU.sub else ON_CPU)
+            work(other if work == ON_CPU.sub else ON_CPU)
     # but for single numbers, as on a GPU
-    assert (there + torch.tensor(1)).tolist() == [2, 3, 4]
+    assert (other + torch.tensor(1)).tolist() == [2, 3, 4]
 
 
 class ReadsALength(TorchKV):

@@ -17,7 +17,7 @@ from reference.commands import Mode
 from reference.cursors import ceil_page
 from reference.geometry import PRESETS, Geometry
 from stateful_tests.tests.support.allocation import extend, lanes
-from stateful_tests.tests.torch_kv.test_conformance import conforms
+from stateful_tests.tests.torch_kv.random_runs import conforms
 
 WITHOUT_TRITON = pytest.mark.skipif(
     importlib.util.find_spec("triton") is None, reason="triton is not installed"

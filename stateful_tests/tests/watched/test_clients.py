@@ -45,12 +45,12 @@ def test_an_operator_waits_until_the_flush_is_done():
 def test_an_operator_pauses_a_server_for_some_rounds():
     update = Client("o", 3, (), session=False, operator="update", close=4)
     clients = Clients((update,), 1)
-    said = [(now, each.kind, each.mode) for now in range(20) for each in clients.round(now, 1)]
-    assert said == [(3, "pause", "retract"), (3, "flush", "now"), (7, "go on", "")]
+    lines_said = [(now, each.kind, each.mode) for now in range(20) for each in clients.round(now, 1)]
+    assert lines_said == [(3, "pause", "retract"), (3, "flush", "now"), (7, "go on", "")]
     assert clients.done
     paused = Clients((msgspec.structs.replace(update, operator="pause"),), 1)
-    said = [(now, each.kind, each.mode) for now in range(20) for each in paused.round(now, 1)]
-    assert said == [(3, "pause", "in_place"), (7, "go on", "")]
+    lines_said = [(now, each.kind, each.mode) for now in range(20) for each in paused.round(now, 1)]
+    assert lines_said == [(3, "pause", "in_place"), (7, "go on", "")]
 
 
 def test_a_flush_is_sent_once():

@@ -31,10 +31,10 @@ def test_an_end_is_reported_with_the_events_before_it():
     lines = (WATCHED / "sglang-0.5.23-mixed_batches.jsonl").read_text().splitlines()
     runner, said = RunsOut(), {}
     for kind in ("admit", "extend", "step"):
-        runner.lines = max(at for at, line in enumerate(lines, 1) if line.startswith(f'["{kind}"'))
-        (found,) = scheduler_runs.serve(runner, scheduler_runs.ServedRun(RELEASE, Config(), (), 1)).new
-        assert found.key == "server RuntimeError srt/mem_cache/allocation.py:"
-        said[kind] = found.says.partition("; ")[2]
+        runner.lines = max(index for index, line in enumerate(lines, 1) if line.startswith(f'["{kind}"'))
+        (finding,) = scheduler_runs.serve(runner, scheduler_runs.ServedRun(RELEASE, Config(), (), 1)).new
+        assert finding.key == "server RuntimeError srt/mem_cache/allocation.py:"
+        said[kind] = finding.says.partition("; ")[2]
     assert said["admit"] == (
         "since step 52 admission looked at c5.2 (from the queue, input 46); a batch of 1 has run, in which"
         " c6.2 decode; 1 wait; tokens of KV: c6 40, c5 37; 12 were free at that step, SWA 12, 36 evictable"
@@ -114,10 +114,10 @@ def test_known_faults_say_why_a_client_waits(release, kind, window, known):
     """window: without a tree where it is below 0."""
     outcome = RunOutcome(1, 1, [], {}, stalls=[progress.Stall(kind, "a.1", "waits")])
     run = scheduler_runs.ServedRun(release, Config(window=abs(window), tree=window >= 0), (), 1)
-    (found,) = scheduler_runs._findings(run, outcome, scheduler_runs.Validated())
-    assert (found.judge, found.key, found.known) == ("progress", f"stalls: {kind}", known)
+    (finding,) = scheduler_runs._findings(run, outcome, scheduler_runs.Validated())
+    assert (finding.judge, finding.key, finding.known) == ("progress", f"stalls: {kind}", known)
     clause = {"never": "PRO-3: waits", "swa": "waits"}.get(kind, "PRO-1: waits")
-    assert found.says == clause
+    assert finding.says == clause
 
 
 def test_requests_that_wait_for_long_are_reported():

@@ -168,8 +168,8 @@ def test_stores_may_pin_every_state(free, nodes, pinned, written):
     (one,) = RECURRENT.nodes
     shown = RECURRENT._replace(
         nodes=tuple(
-            one._replace(**each | {"node": at, "device": {"full": (1, 2)} | each["device"]})
-            for at, each in enumerate(nodes, 1)
+            one._replace(**each | {"node": index, "device": {"full": (1, 2)} | each["device"]})
+            for index, each in enumerate(nodes, 1)
         ),
         free=RECURRENT.free | {"state": free},
     )
@@ -196,8 +196,8 @@ submit c2 of s1: tokens 1, new 1, rejected, why "Streaming session already has a
 submit c3 of s1: tokens 8, new 2
 """)
     for tier, known in ((BEHIND_IT, "rejection-ends-turn"), (OF_A_TIER, None)):
-        (found,) = validate(written([header(**tier, release="0.5.23"), *lines])).mismatches
-        assert (found.clause, found.known) == ("OUT-1", known)
+        (mismatches,) = validate(written([header(**tier, release="0.5.23"), *lines])).mismatches
+        assert (mismatches.clause, mismatches.known) == ("OUT-1", known)
     # or the first turn has the row of the rejected one, and is nobody's from then on
     lines[3:] = [
         event("admit c1 of s1: prefix 1, C1 A1"),
@@ -205,6 +205,6 @@ submit c3 of s1: tokens 8, new 2
     ]
     for tier, known in ((BEHIND_IT, "rejection-takes-slot"), (OF_A_TIER, None)):
         head = header(**tier, release="0.5.23")
-        found = validate(written([head, *lines])).mismatches
-        assert [(each.clause, each.known) for each in found][:1] == [("LEN-4", known)]
-        assert len(found) == 1 or known is None
+        mismatches = validate(written([head, *lines])).mismatches
+        assert [(each.clause, each.known) for each in mismatches][:1] == [("LEN-4", known)]
+        assert len(mismatches) == 1 or known is None

@@ -92,12 +92,12 @@ def test_a_client_without_a_session_resends_its_conversation():
         Clients((Client("c1", 0, turns, session=False, resends=resends),), seed=7)
         for resends in (False, True)
     )
-    said = [tuple(own.says("c1.1", at) for at in range(1, 6))]
-    said += [tuple(own.says("c1.2", at) for at in range(1, 3))]
+    lines_said = [tuple(own.says("c1.1", index) for index in range(1, 6))]
+    lines_said += [tuple(own.says("c1.2", index) for index in range(1, 3))]
     first, second, third = (own.prompt(f"c1.{number}") for number in (1, 2, 3))
-    assert [len(each) for each in (first, second, third)] == [3, 2, 1] and said[1][-1] == EOS
-    assert whole.prompt("c1.1") == first and whole.prompt("c1.2") == first + said[0] + second
-    assert whole.prompt("c1.3") == first + said[0] + second + said[1] + third
+    assert [len(each) for each in (first, second, third)] == [3, 2, 1] and lines_said[1][-1] == EOS
+    assert whole.prompt("c1.1") == first and whole.prompt("c1.2") == first + lines_said[0] + second
+    assert whole.prompt("c1.3") == first + lines_said[0] + second + lines_said[1] + third
 
 
 def test_shrunk_runs_are_valid_configurations():

@@ -189,8 +189,8 @@ submit c1.3 of c1: tokens 9, new 2
 """)
     head = header(release=release, tree=True, **OF_STATES)
     result = validate(written([head, *STATES[:13], *ends]))
-    found = [(each.clause, each.event, each.known) for each in result.mismatches]
-    assert found == [("SES-2", "release", known)]
+    mismatches = [(each.clause, each.event, each.known) for each in result.mismatches]
+    assert mismatches == [("SES-2", "release", known)]
     assert result.skipped.total() == (0 if known else 3), (
         "its input is text of the session from then on"
     )

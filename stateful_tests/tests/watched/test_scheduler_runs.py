@@ -97,10 +97,10 @@ def test_known_faults_are_a_sentence_each_and_where_to_read_on(capsys):
     result = scheduler_runs.Served(RELEASE, 1, 2, 10)
     result.known.update({"last-token": 1, "retract-ends-turn": 2})
     server_reports.served_text(Console(width=100), server_reports.served(result, None, 2))
-    said = capsys.readouterr().out
-    assert "known last-token, 1 time: After a verify round" in said
-    assert "known retract-ends-turn, 2 times: " in said
-    assert "#40252" not in said and "kvspec bugs NAME" in said
+    output = capsys.readouterr().out
+    assert "known last-token, 1 time: After a verify round" in output
+    assert "known retract-ends-turn, 2 times: " in output
+    assert "#40252" not in output and "kvspec bugs NAME" in output
 
 
 class ConformingRunner(FaultyRunner):

@@ -134,9 +134,9 @@ def test_both_logs_are_joined_by_room(sent, says):
 
 def test_logs_of_a_pair_are_validated_together(capsys):
     assert run(["validate", str(PAIR)]) == 0
-    said = " ".join(capsys.readouterr().out.split())
-    assert "a prefill server: its transfers, and not its batches" in said
-    assert "known faults: sent-page-is-replaced (1)" in said and "steps" not in said
+    output = " ".join(capsys.readouterr().out.split())
+    assert "a prefill server: its transfers, and not its batches" in output
+    assert "known faults: sent-page-is-replaced (1)" in output and "steps" not in output
     assert run(["validate", str(PAIR), "-v"]) == 0
     assert "UTC, c2.1, room 2" in " ".join(capsys.readouterr().out.split())
 
@@ -155,8 +155,8 @@ def test_a_request_that_another_has_is_a_mismatch_of_the_pair(tmp_path, capsys):
             text = text.replace('["send","c1.1",1,0,4', '["send","c1.1",1,4,4')
         (tmp_path / f"{side}.jsonl").write_text(text)
     assert run(["validate", str(tmp_path)]) == 1
-    said = " ".join(capsys.readouterr().out.split())
-    assert "PD-6" in said and "has sent [4, 17)" in said
+    output = " ".join(capsys.readouterr().out.split())
+    assert "PD-6" in output and "has sent [4, 17)" in output
 
 
 class Written:

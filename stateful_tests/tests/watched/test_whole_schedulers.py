@@ -101,8 +101,8 @@ def test_a_log_may_begin_at_any_part(scheduler, tmp_path):
     files = sorted(tmp_path.glob("*.jsonl"))
     for at in (0, 1, *range(2, len(files), 5)):
         log = WatchLog(files[at:])
-        found = Validator(log.header).run(log.lines())
-        assert not found.found, (at, found.found)
+        validated = Validator(log.header).run(log.lines())
+        assert not validated.found, (at, validated.found)
 
 
 # Faults put into a copy of a release's scheduler: each is caught, and by the judges that are named here. That
