@@ -18,7 +18,7 @@ from ci.report.progress_line import Progress
 from reference import model
 from reference.commands import Command, Mode
 from reference.token_ids import SHARED
-from stateful_tests.check.run_driver import start_run, unfitted
+from stateful_tests.check.run_driver import start_run, with_stated_sizes
 from stateful_tests.check.check_plans import plan
 from stateful_tests.check import corpus
 from stateful_tests.check.corpus import CorpusLine
@@ -79,7 +79,7 @@ def random_lines(wanted: set[str], known_situations: set[str]) -> Iterator[Corpu
     reached = {*known_situations}
     last = 0
     configs = [
-        unfitted(machine, preset, mode)
+        with_stated_sizes(machine, preset, mode)
         for preset in full_plan.presets
         for mode in Mode
         for machine in MACHINES

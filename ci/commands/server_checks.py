@@ -292,7 +292,7 @@ def serve_check(
     else:
         folder = None
         planned = 1
-    data = server_reports.served(result, folder, planned, opinions)
+    data = server_reports.served_report(result, folder, planned, opinions)
     server_reports.served_text(out.console, data)
     return out.end(data)
 
@@ -365,7 +365,7 @@ def _check_live_server(
         lambda line: click.echo(line, err=True),
         keep := Path(save_dir) / f"serve-live-{release}-{seed}",
     )
-    data = server_reports.lived(run, seed, keep)
+    data = server_reports.live_report(run, seed, keep)
     server_reports.lived_text(out.console, data)
     return out.end(data)
 

@@ -94,7 +94,7 @@ def shrink(
         if before.violation is None:
             reason = "there is nothing to shrink; try another --impl"
             raise Unusable(f"{file}: conforms on {system.name}: {reason}")
-        wanted = authoring.violated(before, clause)
+        wanted = authoring.clause_of_run(before, clause)
         if clause is None and trace.clause not in (None, wanted):
             note(
                 f"{file} names {trace.clause}; {system.name} violates {wanted} first: shrunk to that"

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from ci.documents.findings import known_bugs
-from ci.documents.upstream_reports import reported
+from ci.documents.upstream_reports import upstream_reports
 from stateful_tests.lockstep.known_faults import FOLDER, known_faults, ways_of
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ def _known_entries() -> Iterable[SearchEntry]:
     the upstream reports of it."""
     messages = json.loads(MESSAGES.read_text(encoding="utf-8"))
     also: dict[str, list[str]] = {}
-    for report in reported():
+    for report in upstream_reports():
         numbers = " ".join(map(str, report.numbers))
         for name in report.faults:
             also.setdefault(name, []).append(f"{report.says} {numbers}")
@@ -143,7 +143,7 @@ def _known_entries() -> Iterable[SearchEntry]:
 
 
 def _reported_entries() -> Iterable[SearchEntry]:
-    for report in reported():
+    for report in upstream_reports():
         if report.faults:
             continue
         numbers = ", ".join(f"#{number}" for number in report.numbers)
@@ -230,18 +230,18 @@ def _tokens(text: str) -> list[str]:
 
 def _synonyms(word: str) -> list[str]:
     """Return other words for a word, by any of its forms."""
-    stem = _stemmed(word)
+    stem = _with_stems(word)
     return [
         each
         for group in reporter_words().same
-        if any(_stemmed(each) == stem for each in group)
+        if any(_with_stems(each) == stem for each in group)
         for each in group
-        if _stemmed(each) != stem
+        if _with_stems(each) != stem
     ]
 
 
 @cache
-def _stemmed(phrase: str) -> str:
+def _with_stems(phrase: str) -> str:
     """Return a phrase with the stems of the index."""
     with sqlite3.connect(":memory:") as made:
         made.execute("CREATE VIRTUAL TABLE t USING fts5(x, tokenize='porter unicode61')")

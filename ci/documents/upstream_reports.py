@@ -57,14 +57,14 @@ class _ReportFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     report: list[TierReport]
 
 
-def reported() -> list[TierReport]:
+def upstream_reports() -> list[TierReport]:
     """Return all entries. Raises msgspec.ValidationError for a file that is wrong."""
     return msgspec.convert(tomllib.loads(PATH.read_text(encoding="utf-8")), _ReportFile).report
 
 
 def section(engine: EngineName, name: str) -> str:
     """Return the table of FINDINGS.md of the engine called `name`, "" without an entry."""
-    rows = [_row(each) for each in reported() if each.engine == engine]
+    rows = [_row(each) for each in upstream_reports() if each.engine == engine]
     return _HEAD.format(name=name) + "".join(rows) if rows else ""
 
 

@@ -139,7 +139,7 @@ def story(data: Data, file: str, options: str, titles: Titles = GENERATED_TITLES
         ]
         lines.append(f"| {' | '.join(marked)} |")
     mode = f" (mode {trace['mode']})" if "mode" in trace else ""
-    sizes = f"{text_output.sizes(text_output.sized(trace))}{mode}."
+    sizes = f"{text_output.sizes(text_output.sizes_of_trace(trace))}{mode}."
     lines += ["", f"Sizes: {sizes}", "", "## How to reproduce", ""]
     saved = f"{Path(file).stem.removeprefix('@')}.json"
     lines += [INSTALL, ""]

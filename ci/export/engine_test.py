@@ -13,10 +13,10 @@ from ci import TEMPLATES
 from ci.export.bug_report import GENERATED_TITLES, Titles, git_description
 from ci.export.engine_assertions import asserted
 from ci.export.recorded_run import NotExportable, not_raising
-from ci.export.helper_inlining import inlined
-from ci.export.specialised_scaffold import filled, specialised, unannotated
-from ci.export.template_parts import SHARED, used
-from ci.export.unit_test import ReleaseTarget, assembled, commented, failure_message, with_message
+from ci.export.helper_inlining import inline_helpers
+from ci.export.specialised_scaffold import fill_lines, decide_branches, without_annotations
+from ci.export.template_parts import SHARED, used_definitions
+from ci.export.unit_test import ReleaseTarget, assemble, lines_of_command, failure_message, with_message
 from impl.loading.renamed import in_code
 from impl import stand_ins
 from impl.loading import optional
@@ -83,7 +83,7 @@ def _definitions(*, connects: bool) -> str:
 
 def _needed_definitions(code: str, config: EngineConfig, system: VLLMSystem) -> str:
     """Return the definitions of a test that stands by itself, without what its sizes rule out."""
-    source = unannotated(_definitions(connects=config.connects))
+    source = without_annotations(_definitions(connects=config.connects))
     sizes = {f"config.{field.name}": getattr(config, field.name) for field in fields(config)[1:]}
     sizes |= {"config.peer": int(config.peer)}
     states = any(group.state for group in config.groups)
@@ -104,7 +104,7 @@ def _needed_definitions(code: str, config: EngineConfig, system: VLLMSystem) -> 
     }
     if "drafts={" not in code:
         facts["Engine.update"] = {"drafts is not None": False}
-    source = specialised(source, facts)
+    source = decide_branches(source, facts)
     source = re.sub(r'\*\*unset\("(\w+)"\)', _none_arguments, source)
     if not (config.connects or "engine.named(" in code):
         source = re.sub(r"(?s)(    def hashed.*?digest = (.*?)\n).*?\n\n", _PLAIN_HASH, source)
@@ -120,11 +120,11 @@ def _needed_definitions(code: str, config: EngineConfig, system: VLLMSystem) -> 
         fields_of_it = r'(?s)( and the function that makes requests for it\.).*?"""'
         source = re.sub(fields_of_it, r'\1"""', source, count=1)
     imports = _IMPORTS.replace("from coll", "import unittest\nfrom coll")
-    whole = _without_arguments(filled(f"{imports}{source}"), code)
-    needed = used(filled(whole), f"unittest\n{code}")
+    whole = _without_arguments(fill_lines(f"{imports}{source}"), code)
+    needed = used_definitions(fill_lines(whole), f"unittest\n{code}")
     if not config.connects:  # whose device and tables read sizes as well
         needed = _with_defaults_of(needed, code)
-    return inlined(needed, code)
+    return inline_helpers(needed, code)
 
 
 def _without_arguments(source: str, code: str) -> str:
@@ -154,7 +154,7 @@ def _with_defaults_of(source: str, code: str) -> str:
     read = {*re.findall(r"\bconfig\.(\w+)", rest)} - {*re.findall(r"\b(\w+)=", _call_of(code))}
     plain = {name: value for name, value in space["plain"].items() if name in read}
     items = "".join(f'            "{name}": {value},\n' for name, value in plain.items())
-    return filled(source.replace(defaults[0], f"\n        plain = {{\n{items}        }}"))
+    return fill_lines(source.replace(defaults[0], f"\n        plain = {{\n{items}        }}"))
 
 
 def _call_of(code: str) -> str:
@@ -223,7 +223,7 @@ def unit_test(
     body = [
         line
         for command, calls in steps
-        for line in commented(command, Done(), calls, sessions=True)
+        for line in lines_of_command(command, Done(), calls, sessions=True)
     ]
     body += with_message(assertions[clause], failure_message(clause, wanted, system.name, observed))
     code = "\n".join([_engine_line(run.trace.sizes(EngineConfig), system), "", *body])
@@ -233,7 +233,7 @@ def unit_test(
     needed = f"import unittest\n\nfrom {SHARED} import {', '.join(made)}"
     if not beside:
         needed = _needed_definitions(code, run.trace.sizes(EngineConfig), system)
-    text = assembled(
+    text = assemble(
         trace, file, clause, trace.commands[violation.step], needed, code, named,
         named.with_commit(system.name),
         fixed and fixed.name,
@@ -260,7 +260,7 @@ def _engine_line(config: EngineConfig, system: VLLMSystem) -> str:
     for field in fields(config)[1:]:
         if (value := getattr(config, field.name)) != field.default:
             given.append(f"{field.name}={value}")
-    return filled(f"engine = {_group_kind(config)}(\n    {', '.join(given)}\n)\n").rstrip()
+    return fill_lines(f"engine = {_group_kind(config)}(\n    {', '.join(given)}\n)\n").rstrip()
 
 
 def _group_kind(config: EngineConfig) -> str:

@@ -5,14 +5,14 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from ci.export.specialised_scaffold import WIDTH, Edit, Offsets, edited
+from ci.export.specialised_scaffold import WIDTH, Edit, Offsets, apply_edits
 
 
-def inlined(source: str, code: str) -> str:
+def inline_helpers(source: str, code: str) -> str:
     """Return the source with each function of one line, which is called once, in the place of that call.
     code: the test, whose calls count as well."""
     while (edits := next(_inlinings(source, code), None)) is not None:
-        source = re.sub(r"\n{4,}", "\n\n\n", edited(source, edits))
+        source = re.sub(r"\n{4,}", "\n\n\n", apply_edits(source, edits))
     return source
 
 

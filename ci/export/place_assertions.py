@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from ci.export.page_assertions import (
     entry_place, odd_page, page_place, position_place, renamed_row, row_place,
 )  # fmt: skip
-from ci.export.recorded_run import Asserts, NotExportable, RecordedRun, spelled
+from ci.export.recorded_run import Asserts, NotExportable, RecordedRun, tokens_of_release
 from ci.export.tree_assertions import assert_counter, assert_node, assert_tree_page
 from impl.sglang.releases.v0_5_10_to_14 import Release0510
 from impl.sglang.scheduler.call_log import ids_text, quoted, variable
@@ -176,7 +176,7 @@ def _state_facts(run: RecordedRun) -> Iterator[_Fact]:
             yield from _cursor_facts(run, f"slot of {name}", session.slot, seen.cursors)
         if turn is None:
             both = text_tokens(session.history), seen.history
-            texts = (spelled(run.geometry, text) for text in both)
+            texts = (tokens_of_release(run.geometry, text) for text in both)
             yield _Fact(("text", name), f"history({lookup})", *texts)
     for request in state.requests:
         ours = view.requests.get(request.name)

@@ -34,7 +34,7 @@ def within(geometry: Geometry, tokens: Sequence[int]) -> str:
     return "".join(f", {field}={quoted(name)}" for field, name in names.items())
 
 
-def spelled(geometry: Geometry, tokens: Sequence[int]) -> tuple[int, ...]:
+def tokens_of_release(geometry: Geometry, tokens: Sequence[int]) -> tuple[int, ...]:
     """Return tokens as the release has them: in a namespace those of another text."""
     other = dict(geometry.settings).get(namespaces.SETTING) and namespaces.begins_other(tokens)
     return tuple(namespaces.exchanged(tokens) if other else tokens)
@@ -43,7 +43,7 @@ def spelled(geometry: Geometry, tokens: Sequence[int]) -> tuple[int, ...]:
 def in_tree(geometry: Geometry, path: Sequence[int]) -> str:
     """Return a key of the tree as arguments: its tokens, and its namespace."""
     tokens = tokens_of(path)
-    return ids_text(spelled(geometry, tokens)) + within(geometry, tokens)
+    return ids_text(tokens_of_release(geometry, tokens)) + within(geometry, tokens)
 
 
 class RecordedRun(NamedTuple):

@@ -20,7 +20,7 @@ class _Unknown(Exception):
     """The sizes do not determine the value of an expression."""
 
 
-def specialised(
+def decide_branches(
     source: str, facts: Mapping[str, Mapping[str, Any]], absent: Mapping[str, Mapping[str, Any]] = {}
 ) -> str:
     """Return the source with each `if` decided whose test follows from the facts.
@@ -30,13 +30,13 @@ def specialised(
     """
     facts = {name: {**facts.get(name, {}), **absent.get(name, {})} for name in {*facts, *absent}}
     while (edit := next(_decided_edits(source, facts, absent), None)) is not None:
-        source = edited(source, [edit])
+        source = apply_edits(source, [edit])
     while (edit := next(_unread_edits(source), None)) is not None:
-        source = edited(source, [edit])
+        source = apply_edits(source, [edit])
     return re.sub(r"\n{3,}(?= )", "\n\n", source)
 
 
-def unannotated(source: str) -> str:
+def without_annotations(source: str) -> str:
     """Return the source without annotations of parameters, variables and results."""
     offsets = Offsets(source)
     edits: list[Edit] = []
@@ -48,7 +48,7 @@ def unannotated(source: str) -> str:
         elif isinstance(node, ast.FunctionDef) and node.returns is not None:
             end = offsets(node.returns, end=True)
             edits.append((source.rindex("->", 0, end) - 1, end, ""))
-    return edited(source, edits)
+    return apply_edits(source, edits)
 
 
 def _annotations(node: ast.arguments, offsets: "Offsets") -> Iterator[Edit]:
@@ -66,10 +66,10 @@ def _annotations(node: ast.arguments, offsets: "Offsets") -> Iterator[Edit]:
                 yield first, offsets(default, end=False), "="
 
 
-def filled(source: str) -> str:
+def fill_lines(source: str) -> str:
     """Return the source with calls, dictionaries and parameters in as few lines as hold them."""
-    while (edit := next(_refilled(source), None)) is not None:
-        source = edited(source, [edit])
+    while (edit := next(_fill_edits(source), None)) is not None:
+        source = apply_edits(source, [edit])
     source = re.sub(r"^( *)(def \w+)\(\n([^()]*)\n *\):", _signature, source, flags=re.MULTILINE)
     return re.sub(r"  # fmt: skip$", "", source, flags=re.MULTILINE)
 
@@ -84,7 +84,7 @@ def _signature(match: re.Match[str]) -> str:
     return f"{indent}{name}(\n{_filled_lines(items, len(indent) + 4)}\n{indent}):"
 
 
-def _refilled(source: str) -> Iterator[Edit]:
+def _fill_edits(source: str) -> Iterator[Edit]:
     """Yield edits that lay bracketed lists anew: on one line where they fit, else filled up to WIDTH. Lists
     with comments stay."""
     offsets = Offsets(source)
@@ -137,7 +137,7 @@ def _filled_lines(items: list[str], indent: int) -> str:
     return "\n".join(" " * indent + row for row in rows)
 
 
-def edited(source: str, edits: Iterable[Edit]) -> str:
+def apply_edits(source: str, edits: Iterable[Edit]) -> str:
     for begin, end, text in sorted(edits, reverse=True):
         source = source[:begin] + text + source[end:]
     return source

@@ -6,7 +6,7 @@ from ci.export.recorded_run import (
     RecordedRun,
     in_tree,
     not_raising,
-    spelled,
+    tokens_of_release,
     within,
 )
 from impl.sglang.scheduler.call_log import ids_text
@@ -79,7 +79,7 @@ def _slot_assertions(run: RecordedRun, step: TierStep, place: AtSlot) -> Asserts
         for node in step.after.nodes:
             if slot in (node.host if host else node.device)[pool]:
                 text = (*step.texts[node.node], *node.following)
-                known = f"text = {ids_text(spelled(run.geometry, text))}"
+                known = f"text = {ids_text(tokens_of_release(run.geometry, text))}"
                 start, end = node.start or "", "-1" if node.following else ""
                 own = f"text[{start}:{end}]" if start or end else "text"
                 lookup = f"node_at(server.cache, text{within(run.geometry, text)})"

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from ci.export.recorded_run import Asserts, RecordedRun, in_tree, spelled, within
+from ci.export.recorded_run import Asserts, RecordedRun, in_tree, tokens_of_release, within
 from impl.adapter import View
 from impl.sglang.scheduler.call_log import ids_text, variable
 from reference.clauses.facts import NodeFacts
@@ -60,7 +60,7 @@ def _lock_count(run: RecordedRun, node: NodeFacts, pool: str, must: int, lookup:
 
 def _torn_end(run: RecordedRun, path: Key) -> Asserts:
     """Return the assertion that no node ends inside a page, as one with this path does."""
-    key = ids_text(spelled(run.geometry, tokens_of(path)))
+    key = ids_text(tokens_of_release(run.geometry, tokens_of(path)))
     if run.geometry.bigram:
         key = f"keys(server.cache, {key})"
     return Asserts(
@@ -125,7 +125,7 @@ def _content_assertions(run: RecordedRun) -> Asserts | None:
         return None
     tokens = tokens_of(node.path)
     slots = f"tree_slots(server.cache, tokens{within(run.geometry, tokens)})"
-    notes = [f"tokens = {ids_text(spelled(run.geometry, tokens))}", f"before = {slots}"]
+    notes = [f"tokens = {ids_text(tokens_of_release(run.geometry, tokens))}", f"before = {slots}"]
     allowed = "before"
     before_call = ""
     for name, text in _inserted_texts(run).items():

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from ci.export.bug_report import GENERATED_TITLES, LEGEND, Titles, git_description
 from ci.export.recorded_run import Asserts, NotExportable, RecordedRun, not_raising
-from ci.export.template_parts import definitions, head_of, imports, server, shared
+from ci.export.template_parts import definitions, head_of, imports, server, shared_definitions
 from ci.report import report_data as report
 from ci.report import text_output
 from ci.shown_kinds import shown_of
@@ -153,7 +153,7 @@ def unit_test(
         UnusableImplementation.
     """
     versions = _versions(system, fixed)
-    started(trace.geometry, "")  # raises what it can before the run
+    lines_of_start(trace.geometry, "")  # raises what it can before the run
     run = _record_run(trace, system)
     violation = run.violation
     clause = run.clause
@@ -172,16 +172,16 @@ def unit_test(
         raise NotExportable(f"{clause}: the tree's core in Rust hands out no nodes to inspect")
     sessions = any(isinstance(command, Open) for command in trace.commands)
     steps = [*run.steps[:-1], (command, outcome, asserts.among(calls[:-1] if raised else calls))]
-    body = [*itertools.chain(*(commented(*step, sessions=sessions) for step in steps))]
+    body = [*itertools.chain(*(lines_of_command(*step, sessions=sessions) for step in steps))]
     late = [line for name, line in system.noted.late if re.search(rf"\b{name}\b", text)]
     body += ["", "# the results that are still to come", *late] if late else []
     body += with_message(asserts.assertions, failure_message(clause, wanted, system.name, observed))
-    code = "\n".join([*started(trace.geometry, "\n".join(body)), "", *body])
+    code = "\n".join([*lines_of_start(trace.geometry, "\n".join(body)), "", *body])
     if beside:
         needed = imports(code, system, versions)
     else:
         needed = definitions(code, run.geometry, system, versions, sessions=sessions)
-    text = assembled(
+    text = assemble(
         trace,
         file,
         clause,
@@ -195,7 +195,7 @@ def unit_test(
     return in_code(text, system.kind)
 
 
-def assembled(
+def assemble(
     trace: Trace, file: str, clause: str, last: object, needed: str, code: str, named: Titles, faulty: str,
     fixed: str | None,
 ) -> str:  # fmt: skip
@@ -224,10 +224,10 @@ def hook(trace: Trace) -> str:
 
 def shared_module(system: SGLangSystem | TierSystem, fixed: ReleaseTarget | None = None) -> str:
     """Return the text of the module that the tests of one folder import. Raises NotExportable."""
-    return in_code(shared(system, _versions(system, fixed)), system.kind)
+    return in_code(shared_definitions(system, _versions(system, fixed)), system.kind)
 
 
-def started(config: Any, code: str) -> list[str]:
+def lines_of_start(config: Any, code: str) -> list[str]:
     """Return the lines before the first command. Raises NotExportable."""
     of_kind = shown_of(config).server_asserts()
     host, device = of_kind.host_arguments(config), of_kind.device_sizes(config)
@@ -297,7 +297,7 @@ def _record_run(trace: Trace, system: SGLangSystem | TierSystem) -> RecordedRun:
     raise NotExportable(f"conforms on {system.name}: there is no fault to test")
 
 
-def commented(command: str, outcome: Outcome, calls: Sequence[str], *, sessions: bool) -> list[str]:
+def lines_of_command(command: str, outcome: Outcome, calls: Sequence[str], *, sessions: bool) -> list[str]:
     """Return the lines that carry a command out. The command is a comment above them, unless one line
     is clear without it."""
     refused = f" (refused: {outcome.reason.value})" if isinstance(outcome, Refused) else ""

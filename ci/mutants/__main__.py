@@ -70,7 +70,7 @@ def mutants(
     """
     with unusable("", mutant_judges.NoMutants):
         drawn, total = mutant_judges.sample(only, size, seed)
-        accepted = mutant_judges.accepted()
+        accepted = mutant_judges.accepted_mutants()
     plan = check_plans.plan(tier, seed=seed)
     to_judge = [mutant for mutant in drawn if again or mutant.name not in accepted]
     rows = [_row(mutant, accepted[mutant.name], None) for mutant in drawn if mutant not in to_judge]

@@ -195,7 +195,7 @@ def _mutants(path: str) -> list[Mutant]:
     return mutants_of(path, (ROOT / path).read_bytes())
 
 
-def accepted() -> dict[str, str]:
+def accepted_mutants() -> dict[str, str]:
     """Return mutants that nothing need notice, by name, with the reason. Raises NoMutants."""
     try:
         return msgspec.json.decode(ACCEPTED.read_bytes(), type=dict[str, str])

@@ -239,7 +239,7 @@ def _of_expression(node: ast.expr) -> Iterator[ast.expr]:
             yield body
             yield orelse
         case ast.Call(ast.Name(name) | ast.Attribute(attr=name), arguments) if name in _SWAPPED:
-            yield ast.Call(_called(node.func, _SWAPPED[name]), arguments, node.keywords)
+            yield ast.Call(_with_function(node.func, _SWAPPED[name]), arguments, node.keywords)
             if len(arguments) == 2 and name in ("min", "max", "larger", "smaller"):
                 yield from arguments
 
@@ -290,7 +290,7 @@ def _negative(node: ast.expr) -> bool:
     return isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub)
 
 
-def _called(function: ast.expr, name: str) -> ast.expr:
+def _with_function(function: ast.expr, name: str) -> ast.expr:
     if isinstance(function, ast.Attribute):
         return ast.Attribute(function.value, name, ast.Load())
     return ast.Name(name, ast.Load())

@@ -6,7 +6,7 @@ from rich.text import Text
 from ci import Data
 from impl.system_spec import SystemSpec
 from reference.failures import counted
-from ci.report.text_output import labelled, say, sizes, table, verdict
+from ci.report.text_output import print_labels, say, sizes, table, verdict
 from ci.report.run_text import finding
 
 
@@ -20,7 +20,7 @@ def check(out: Console, data: Data, *, detailed: bool = False) -> None:
     verdict(out, f"{data['implementation']}: {data['said']}{below}", data)
     unasked = [f"{clause['id']} ({clause['waived']})" for clause in data["clauses"] if clause["waived"]]
     facts = {"driven": data["driven"], **data["beside"], "not checked": "\n".join(unasked)}
-    labelled(out, {label: text for label, text in facts.items() if text})
+    print_labels(out, {label: text for label, text in facts.items() if text})
     base = data["base"]["implementation"] if data["base"] else None
     _new_findings(out, data["findings"], base, detailed=detailed)
     _old_findings(out, data["findings"], base)
@@ -173,7 +173,7 @@ def _print_counts(out: Console, data: Data) -> None:
         words["left out"] = (
             f"{', '.join(left_out)} (not offered, or the same as another when fitted)"
         )
-    labelled(out, words)
+    print_labels(out, words)
     out.print()
     numbers = ("runs", "commands, refused too", "commands/s")
     machines = table("machine", "preset", "mode", *numbers, right=numbers)

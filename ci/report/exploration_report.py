@@ -127,7 +127,7 @@ def print_exploration(out: Console, data: Data) -> None:
     unreached = [clause for clause, seen in data["clauses"].items() if not seen["reached"]]
     if unreached:
         words["clauses"] += f"; never put to the test ({data['missing_means']}): {', '.join(unreached)}"
-    text_output.labelled(out, words)
+    text_output.print_labels(out, words)
     out.print()
     counts = text_output.table("situation", "times", right=("times",))
     for name, times in data["situations"].items():
@@ -141,7 +141,7 @@ def print_exploration(out: Console, data: Data) -> None:
 
 def print_tour(out: Console, data: Data) -> None:
     """Print the report of one tour."""
-    text_output.labelled(out, {
+    text_output.print_labels(out, {
         "tour": f"{data['scope']}, mode {data['mode']}",
         "run on": data["implementation"],
         "transitions": f"{data['followed']} of {data['transitions']}, in {data['states']} states",

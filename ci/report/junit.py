@@ -68,14 +68,14 @@ def _result(
     if clause in violated and violated[clause][1]["known_elsewhere"]:
         return Skipped(violated[clause][1]["looked_up"]["text"])
     if clause in violated:
-        return _violated(kind, *violated[clause])
+        return _violated_clause_case(kind, *violated[clause])
     known = [
         fault["id"] for fault in data["known"] if fault["times"] and clause in fault["clauses"]
     ]
     return Skipped(f"known: {', '.join(known) or 'beside a known fault'}")
 
 
-def _violated(kind: type[Failure] | type[Error], clause: Data, reported: Data) -> Failure | Error:
+def _violated_clause_case(kind: type[Failure] | type[Error], clause: Data, reported: Data) -> Failure | Error:
     """Return a violated clause: its sentence, and the smallest trace."""
     lines = [f"saved  {clause['saved']}", f"replay {reported['replay']}"] if reported["saved"] else []
     for row in reported["rows"]:

@@ -12,7 +12,7 @@ from rich.console import Console
 from ci import Data
 from ci.documents.related_faults import avoidance_text
 from ci.report.operator_effects import effect
-from ci.report.text_output import labelled, say, table
+from ci.report.text_output import print_labels, say, table
 from impl.sglang.server.events import WatchHeader
 from reference.all_clauses import ALL_CLAUSES
 from reference.failures import counted
@@ -254,7 +254,7 @@ def validated(
         for each in data["known"]:
             if each["found"]:
                 words[f"known {each['name']}"] = _places_text(each["times"], each["found"])
-    labelled(out, words)
+    print_labels(out, words)
     if not shown:
         for mismatch in data["mismatches"][:SHOWN]:
             out.print()
@@ -262,7 +262,7 @@ def validated(
     if number > SHOWN and not shown:
         say(out, f"and {number - SHOWN} more; the first is the one to look at")
     if number and not shown:
-        labelled(out, {"next": _NEXT.format(clause=data["mismatches"][0]["clause"])})
+        print_labels(out, {"next": _NEXT.format(clause=data["mismatches"][0]["clause"])})
     if alone:
         known_faults_text(out, [data], verbose)
     bad = number or ended or not data["events"]
@@ -277,7 +277,7 @@ def begins(out: Console, name: str, header: WatchHeader) -> None:
 def show_at_once(out: Console, found: Mismatch) -> None:
     """Print a mismatch, as soon as it is found."""
     shown_mismatch(out, mismatch(found))
-    labelled(out, {"next": _NEXT.format(clause=found.clause)})
+    print_labels(out, {"next": _NEXT.format(clause=found.clause)})
 
 
 def _places_text(times: int, shown_places: list[Data]) -> str:
@@ -300,7 +300,7 @@ def shown_mismatch(out: Console, mismatch: Data) -> None:
     if mismatch["request"]:
         words["state"] = mismatch["request"]
     words |= {"time": mismatch["at"], "effect": mismatch["effect"]}
-    labelled(out, {k: v for k, v in words.items() if v})
+    print_labels(out, {k: v for k, v in words.items() if v})
 
 
 def events_table(out: Console, rows: list[dict[str, Any]]) -> None:

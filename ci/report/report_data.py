@@ -27,7 +27,7 @@ from stateful_tests.lockstep.known_faults import KnownFault
 from stateful_tests.lockstep.replays import mostly_refused, rejected_turns, unstated_refusals
 from stateful_tests.lockstep.check_results import Finding
 from stateful_tests.lockstep.run_results import Run, Trace
-from stateful_tests.shrink.minimise import violated
+from stateful_tests.shrink.minimise import violation_of_clause
 from stateful_tests.traces import trace_files as traces
 from stateful_tests.traces.notation import format_command, format_outcome
 
@@ -220,7 +220,7 @@ def run_data(run: Run, known: KnownFault | None = None) -> Data:
         "implementation": run.system,
         "trace": json.loads(traces.dump(run.trace)),
         "rows": [row_data(run, index, index == last) for index in range(len(run.rows))],
-        **_explained(run),
+        **_explanation_data(run),
         "called": called,
         "calls": telling_calls(run),
         "violation": violation
@@ -235,7 +235,7 @@ def run_data(run: Run, known: KnownFault | None = None) -> Data:
     }
 
 
-def _explained(run: Run) -> Data:
+def _explanation_data(run: Run) -> Data:
     """Return the reason of the violation, the differences at its step, and the steps that led to
     it as a table."""
     reason = because(run)
@@ -301,7 +301,7 @@ def replay_data(
         if trace.clause is not None and trace.clause not in violation.clauses:
             note = f"first; the trace names {trace.clause}"
     if violation is not None and base is not None:
-        before = violated(base, trace, trace.clause or violation.clause)
+        before = violation_of_clause(base, trace, trace.clause or violation.clause)
         if before and set(violation.clauses) <= set(before):
             note = f"{base.name} violates it as well"
             also_in = base.name

@@ -13,7 +13,17 @@ from impl.system_spec import SystemSpec
 from reference.clauses import CLAUSES
 from reference.failures import counted
 from ci.report import FREE_ONLY, IMPATIENT
-from ci.report.text_output import changes, labelled, or_none, printable, say, sized, sizes, table, verdict
+from ci.report.text_output import (
+    changes,
+    print_labels,
+    or_none,
+    printable,
+    say,
+    sizes_of_trace,
+    sizes,
+    table,
+    verdict,
+)
 
 MAX_ROWS = 60  # of a replayed trace; what led to the end is at the end
 # of what a step calls: files, and functions of each, that the text names
@@ -37,11 +47,11 @@ def finding(
     words = _summary(data, apart)
     if detailed:
         for clause in data["clauses"]:
-            labelled(out, {clause["id"]: f"{clause['sentence']}\n{_times_text(clause)}"})
+            print_labels(out, {clause["id"]: f"{clause['sentence']}\n{_times_text(clause)}"})
         if more := {label: words[label] for label in words if label not in _SAID_ELSEWHERE}:
-            labelled(out, more)
+            print_labels(out, more)
     else:
-        labelled(out, words if data.get("changed") else words | _called_text(data))
+        print_labels(out, words if data.get("changed") else words | _called_text(data))
     if folded and data["saved"] is not None:
         say(out, f"replay  {data['replay']}", whole=True)
         return
@@ -106,7 +116,7 @@ def run(out: Console, data: Data, *, detailed: bool = True) -> None:
     else:
         _print_steps(out, data)
     way = f"mode {trace['mode']}" if "mode" in trace else "configuration"
-    say(out, f"{trace['origin']} trace, {way}: {sizes(sized(trace))}", "dim")
+    say(out, f"{trace['origin']} trace, {way}: {sizes(sizes_of_trace(trace))}", "dim")
     if violation is not None and detailed:
         out.print()
         rows = data["rows"]
@@ -139,7 +149,7 @@ def run(out: Console, data: Data, *, detailed: bool = True) -> None:
             clause = violation["clause"]
             page = "SPEC.md" if clause in CLAUSES else "SPEC-REFERENCE.md"
             words["more"] = f"kvspec clauses {clause}; {page} under {clause}"
-        labelled(out, words | _called_text(data))
+        print_labels(out, words | _called_text(data))
 
 
 def _changed_text(data: Data) -> list[str]:
@@ -377,8 +387,8 @@ def shrunk(out: Console, data: Data) -> None:
     run(out, after)
     out.print()
     steps = f"{len(before['trace']['steps'])} commands -> {len(after['trace']['steps'])}"
-    now = sized(after["trace"])
-    was = sized(before["trace"]).items()
+    now = sizes_of_trace(after["trace"])
+    was = sizes_of_trace(before["trace"]).items()
     smaller = [
         f"{name} {or_none(size)} -> {or_none(now.get(name))}"
         for name, size in was

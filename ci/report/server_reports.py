@@ -8,7 +8,7 @@ from rich.console import Console
 
 from ci import Data
 from ci.report.pair_story import pair_words, story
-from ci.report.text_output import labelled, say
+from ci.report.text_output import print_labels, say
 from ci.report.log_reports import mismatch, validated, validation
 from reference.failures import counted
 from stateful_tests.lockstep.exit_codes import ending
@@ -26,7 +26,7 @@ _OPERATIONS = {
 }
 
 
-def served(
+def served_report(
     result: Served, folder: Path | None, planned: int, canary: Mapping[str, str] | None = None
 ) -> Data:
     """Return everything about a check of whole schedulers; the smallest run of each finding is saved in
@@ -66,7 +66,7 @@ def served(
     }  # fmt: skip
 
 
-def lived(run: LiveRun, seed: int, log_folder: Path) -> Data:
+def live_report(run: LiveRun, seed: int, log_folder: Path) -> Data:
     """Return everything about a live server under clients."""
     data = validation("a live server", run.header, run.validated, run.seconds)
     wrong = [] if run.died else run.wrong
@@ -101,7 +101,7 @@ def lived_text(out: Console, data: Data) -> None:
         "known": known_faults()[data["known"]].summary if data["known"] else "",
         "its logs": data["saved"],
     }
-    labelled(out, {what: text for what, text in texts.items() if text})
+    print_labels(out, {what: text for what, text in texts.items() if text})
 
 
 def save(folder: Path, judged: JudgedRun) -> str:
@@ -167,7 +167,7 @@ def _served_finding(out: Console, each: Data) -> None:
         words["known"] = each["known"]
     if each["canary"]:
         words["its own canary"] = each["canary"]
-    labelled(out, {label: text for label, text in words.items() if text})
+    print_labels(out, {label: text for label, text in words.items() if text})
     for line in story(each["events"]):
         say(out, f"  {line}", whole=True)
     if each["again"]:

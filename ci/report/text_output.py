@@ -63,7 +63,7 @@ def verdict(out: Console, text: str, data: Data) -> None:
     say(out, text, "bold red" if data["exit_code"] else "bold green")
 
 
-def labelled(out: Console, words: dict[str, str]) -> None:
+def print_labels(out: Console, words: dict[str, str]) -> None:
     """Print labels and their texts; continued lines are set under the text, not the label."""
     grid = Table.grid(padding=(0, 2))
     for label, text in words.items():
@@ -73,7 +73,7 @@ def labelled(out: Console, words: dict[str, str]) -> None:
 
 def record(out: Console, row: Data) -> None:
     """Print one row of a listing in full."""
-    labelled(out, {key: _cell_text(value, "\n") for key, value in row.items() if value})
+    print_labels(out, {key: _cell_text(value, "\n") for key, value in row.items() if value})
 
 
 def listing(out: Console, rows: list[Data], columns: dict[str, str]) -> None:
@@ -165,7 +165,7 @@ def _group_text(group: Data) -> str:
     return f"{words} with state" if group.get("state") else words
 
 
-def sized(trace: Data) -> Data:
+def sizes_of_trace(trace: Data) -> Data:
     """Return the sizes of a trace's system."""
     sizes: Data = trace["geometry"] if "geometry" in trace else trace["config"]
     return sizes

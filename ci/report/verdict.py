@@ -145,7 +145,7 @@ def not_declared(can: Capabilities) -> list[str]:
     return commands + [model for model, is_offered in models.items() if not is_offered]
 
 
-def waived(clause: str, capabilities: Capabilities) -> str | None:
+def waiver_of(clause: str, capabilities: Capabilities) -> str | None:
     """Return why a clause was not checked; None if it was."""
     known = capabilities.known.get(clause)
     return f"known fault: {known}" if known is not None else capabilities.waived.get(clause)

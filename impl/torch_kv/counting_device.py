@@ -187,7 +187,7 @@ def device() -> torch.device:
     return torch.device(NAME)
 
 
-def counted(system: type[TorchKV]) -> TorchKV:
+def on_counting_device(system: type[TorchKV]) -> TorchKV:
     """Return such a system on the device: HostWaitError for a command that waits more often than it may.
 
     Its `most`: of each kind of command, by name, the most transfers and waits that one took.

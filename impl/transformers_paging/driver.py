@@ -300,7 +300,7 @@ class PagingDriver(SelfSchedulingDriver):
         refs = [0 if raw in unheld else shared.get(raw, 1) for raw in blocks]
         requests = {name: self._request_fact(state) for name, state in self._known().items()}
         tables_of = {name: fact.tables for name, fact in requests.items()}
-        self.memory = _owned(self._kv.blocks()[2 * per :], tables_of)
+        self.memory = _group_and_stamps(self._kv.blocks()[2 * per :], tables_of)
         due = self._results_due()
         return self.facts(
             refs=(0, *refs),
@@ -333,7 +333,7 @@ class PagingDriver(SelfSchedulingDriver):
             for name, blocks in manager._request_id_to_cpu_blocks.items()
         }
         stamps = self._kv.blocks(manager._cpu_tensor)
-        written = _owned(stamps, tables)
+        written = _group_and_stamps(stamps, tables)
         memory: list[tuple[int, tuple[int, ...]]] = [(-1, ())] * (1 + self.config.swap)
         for block, (group, slots) in written.items():
             memory[block] = group, tuple(slots)
@@ -353,7 +353,7 @@ class PagingDriver(SelfSchedulingDriver):
         return RequestFact(status, text, state.position_offset, tables)
 
 
-def _owned(
+def _group_and_stamps(
     blocks: Sequence[Sequence[Slot]], tables: Mapping[str, Table]
 ) -> dict[int, tuple[int, list[int]]]:
     """Return the group and the stamps of each block that was written: the group of the table that has it, or

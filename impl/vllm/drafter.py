@@ -131,7 +131,7 @@ class DrafterV1(Drafter):
         }
         for name in names:  # since 0.30 the release launches the kernel by a function
             kernel = Kernel(kernels[f"{name}_kernel"])
-            env |= {f"{name}_kernel": kernel, f"_{name}": _launched(kernel)}
+            env |= {f"{name}_kernel": kernel, f"_{name}": _launcher_of(kernel)}
         self._proposer = Values(
             device=torch.device("cpu"),
             backup_next_token_ids=Values(np=rows.numpy(), gpu=rows, copy_to_gpu=lambda _: rows),
@@ -199,7 +199,7 @@ class DrafterV1(Drafter):
         return [self._numbers.setdefault(token, len(self._numbers)) for token in tokens]
 
 
-def _launched(kernel: Kernel) -> Any:
+def _launcher_of(kernel: Kernel) -> Any:
     """Return a function that launches a kernel with one program for each request; its first argument has a
     row for each."""
     return lambda first, *rest, **constants: kernel[(len(first),)](first, *rest, **constants)

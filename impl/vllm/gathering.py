@@ -60,7 +60,7 @@ class FactGatherer(EngineParts):
             free=tuple(block.block_id for block in pool.free_block_queue.get_all_free_blocks()),
             memory=tuple((group, tuple(slots)) for group, slots in memory),
             published=tuple(self._published(pool)),
-            mapped=_mapped(pool),
+            mapped=_hashes_by_block(pool),
             requests=requests,
             leftovers=tuple(self._names.get(name, name) for name in named if name not in known),
             lanes=self._lanes,
@@ -124,7 +124,7 @@ class FactGatherer(EngineParts):
                 yield Published(block.block_id, group, stamps)
 
 
-def _mapped(pool: Any) -> dict[int, int]:
+def _hashes_by_block(pool: Any) -> dict[int, int]:
     """Return for each block the number of hashes under which the pool finds it."""
     mapped: dict[int, int] = {}
     for blocks in pool.cached_block_hash_to_block._cache.values():

@@ -62,7 +62,7 @@ def rules(root: Path) -> dict[str, Callable[..., Any]]:
     return cut(root / UTILS, _RULES, env)
 
 
-def provided() -> dict[str, dict[str, Any]]:
+def stand_ins_by_module() -> dict[str, dict[str, Any]]:
     """Return stand-ins for the modules that a scheduler imports for a model with an encoder."""
     return {
         "vllm.multimodal": {"MULTIMODAL_REGISTRY": Values(supports_multimodal_inputs=lambda *_: True)},

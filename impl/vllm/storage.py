@@ -166,7 +166,7 @@ class _NoThread:
     def join(self) -> None: ...
 
 
-def provided() -> dict[str, dict[str, Any]]:
+def stand_ins_by_module() -> dict[str, dict[str, Any]]:
     """Return the stand-ins for names that the tiers import from modules that move bytes."""
     return {
         REGION: {"SharedOffloadRegion": HostRegion},
@@ -217,11 +217,11 @@ def with_storage(
         jobs.append(StorageJob(number, job.is_promotion, chunks, number not in waiting))
         for tier in manager.secondary_tiers:
             FILES.keys |= {tier.file_mapper.get_file_name(key): key for key in job.keys}
-    stored = (_stored(path, memory, config, stamps) for path, memory in FILES.files.items())
+    stored = (_stored_chunk(path, memory, config, stamps) for path, memory in FILES.files.items())
     return facts._replace(jobs=tuple(jobs), stored=tuple(stored), lookups=FILES.lookups)
 
 
-def _stored(path: str, memory: Any, config: EngineConfig, stamps: Stamps) -> StoredChunk:
+def _stored_chunk(path: str, memory: Any, config: EngineConfig, stamps: Stamps) -> StoredChunk:
     key = FILES.keys[path]
     group = int.from_bytes(key[-4:], "big")
     tokens = config.groups[group].block_size * config.chunk_blocks

@@ -28,7 +28,7 @@ from stateful_tests.check.undriven_parts import left_out
 from stateful_tests.check.known_faults.lookup import Lookup
 from stateful_tests.check.known_faults.masks import Mask
 from stateful_tests.check.check_plans import CORPUS, Plan, for_system
-from stateful_tests.check.plan_order import batches, configurations, planned
+from stateful_tests.check.plan_order import batches, configurations, planned_runs
 from stateful_tests.lockstep.driven_kinds import new_tallies
 from stateful_tests.lockstep.check_results import CheckResult, MachineResult, add_tallies
 from stateful_tests.lockstep.run_results import Run, Violation
@@ -132,7 +132,7 @@ class _Campaign:
         }
         result.machines = list(machines.values())
         self.lines = sum(
-            planned(self.system, self.plan, each) for each in machines if each.machine == CORPUS
+            planned_runs(self.system, self.plan, each) for each in machines if each.machine == CORPUS
         )
         if self.plan.examples is None:
             result.asked = self.plan.commands

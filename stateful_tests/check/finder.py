@@ -19,7 +19,7 @@ from stateful_tests.check.caught_violations import Caught, finding_of
 from stateful_tests.check.finding_order import is_milder, report_order
 from stateful_tests.check.known_faults.causes import lacks, needs
 from stateful_tests.check.known_faults.explanation import (
-    Explained, clauses_of, counted_under, needs_of, unexplained,
+    Explained, clauses_of, counted_under, needs_of, unexplained_needs,
 )  # fmt: skip
 from stateful_tests.check.known_faults.masks import (
     Mask, Standing, beside, do_the_same, holding, how_it_breaks,
@@ -292,7 +292,7 @@ class Finder:
         needed = [each.needs or () for each in known] + needs_of(masks, clause)
         still_new = self._allowed_shrinks(violation, clause, Standing.NEW)
         as_new = (lambda _: True) if still_new is None else partial(still_new, trace)
-        prefix = None if clause == "BROKEN" else unexplained(system, trace, clause, needed, as_new)
+        prefix = None if clause == "BROKEN" else unexplained_needs(system, trace, clause, needed, as_new)
         if prefix is None:
             return False
         without, candidate = prefix

@@ -23,7 +23,7 @@ class NotPossible(ValueError):
     """The trace does not allow the request: one line says why."""
 
 
-def violated(run: Run, clause: str | None) -> str:
+def clause_of_run(run: Run, clause: str | None) -> str:
     """Return the clause that a run is about: `clause`, else the one that its trace names, else the
     first violated one.
 

@@ -52,7 +52,7 @@ def configurations(system: AnySystem, plan: Plan) -> list[Configuration]:
     return [*corpus, *configs]
 
 
-def planned(system: AnySystem, plan: Plan, config: Configuration) -> int:
+def planned_runs(system: AnySystem, plan: Plan, config: Configuration) -> int:
     """Return the most runs of a configuration; for the corpus, its lines."""
     if config.machine == CORPUS:
         return len(lines_of(system, plan, config.mode))
@@ -73,7 +73,7 @@ def batches(system: AnySystem, plan: Plan, configs: Sequence[Configuration]) -> 
     times = times_favoured(plan, configs)
 
     def in_turns(configs: list[Configuration]) -> Iterator[RunBatch]:
-        waiting = {config: (0, planned(system, plan, config)) for config in configs}
+        waiting = {config: (0, planned_runs(system, plan, config)) for config in configs}
         while waiting:
             for config, (start, end) in list(waiting.items()):
                 if config.machine == CORPUS:

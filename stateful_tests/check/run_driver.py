@@ -96,7 +96,7 @@ class Configuration(NamedTuple):
         return f"{self.machine} {self.preset}"
 
 
-def unfitted(machine: str, preset: str, mode: Mode) -> Configuration:
+def with_stated_sizes(machine: str, preset: str, mode: Mode) -> Configuration:
     """Return the configuration with the sizes that the preset states."""
     return Configuration(machine, preset, mode, sizes_for(machine, preset))
 

@@ -24,7 +24,7 @@ def spelt(key: Key) -> Prompt:
     if key and key[-1] != tokens[-1]:  # of bigrams
         tokens.append(second_of(key[-1]))
     serials = takewhile(lambda serial: serial >= SHARED, map(serial_of, tokens))
-    return joined(tuple(Piece(shared_text(serial), 1) for serial in serials))
+    return join_prompts(tuple(Piece(shared_text(serial), 1) for serial in serials))
 
 
 def input_of(request: Request) -> Prompt:
@@ -39,7 +39,7 @@ def input_of(request: Request) -> Prompt:
     return tuple(pieces)
 
 
-def shortened(prompt: Prompt, length: int) -> Prompt:
+def shorten(prompt: Prompt, length: int) -> Prompt:
     """Return the first `length` tokens of a prompt."""
     pieces: list[Piece] = []
     for piece in prompt:
@@ -50,7 +50,7 @@ def shortened(prompt: Prompt, length: int) -> Prompt:
     return tuple(pieces)
 
 
-def joined(*prompts: Prompt) -> Prompt:
+def join_prompts(*prompts: Prompt) -> Prompt:
     """Return the prompts as one; adjacent pieces of the same text become one piece."""
     pieces: list[Piece] = []
     for piece in (p for prompt in prompts for p in prompt):
@@ -100,10 +100,10 @@ def draw_prompt(
         start = pick(source, pick(source, corners))
         if (left := longest - prompt_len(start)) and once_in(source, 2):
             more = Piece(pick(source, texts), draw_length(state, source, left))
-            start = joined(start, (more,))
+            start = join_prompts(start, (more,))
         return start
     familiar = [
-        p for p in known(state) if after is None or shortened(p, prompt_len(after)) == after
+        p for p in known(state) if after is None or shorten(p, prompt_len(after)) == after
     ]
     page_size = state.config.geometry.page_size
     # diverging inside a page
@@ -117,19 +117,19 @@ def draw_prompt(
         other = Piece(
             pick(source, [t for t in texts if t != same[-1].text] or texts), 2 * page_size
         )
-        return shortened(joined(shortened(same, position), (other,)), longest)
+        return shorten(join_prompts(shorten(same, position), (other,)), longest)
     if familiar and not once_in(source, 6):
         start = pick(source, familiar)
         if once_in(source, 2):  # part of it: a node is left inside
             floor = prompt_len(after or ())
-            start = shortened(start, max(floor, _draw_inner_length(state, source, prompt_len(start))))
+            start = shorten(start, max(floor, _draw_inner_length(state, source, prompt_len(start))))
         if start != after and once_in(source, 2):
-            return shortened(start, longest)
+            return shorten(start, longest)
     for _ in range(1 + once_in(source, 3)):
         left = longest - prompt_len(start)
         if left > 0:
-            start = joined(start, (Piece(pick(source, texts), draw_length(state, source, left)),))
-    return shortened(start, longest)
+            start = join_prompts(start, (Piece(pick(source, texts), draw_length(state, source, left)),))
+    return shorten(start, longest)
 
 
 def _boundary_prompts(state: State, longest: int) -> list[list[Prompt]]:

@@ -122,6 +122,6 @@ def _resolve_torch(bug: str | None, device: str) -> System:
     system = BUGS[bug].system if bug else TorchKV
     if device != "counting":
         return system(device)
-    from impl.torch_kv.counting_device import counted
+    from impl.torch_kv.counting_device import on_counting_device
 
-    return counted(system)
+    return on_counting_device(system)

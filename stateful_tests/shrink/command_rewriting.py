@@ -12,7 +12,7 @@ from reference.system_kinds import AnyCommand
 Commands = tuple[AnyCommand, ...]
 
 
-def changed(command: AnyCommand, **changes: Any) -> AnyCommand:
+def with_changes(command: AnyCommand, **changes: Any) -> AnyCommand:
     """Return the command with some of its fields changed."""
     rewritten: Any = command
     made: AnyCommand = replace(rewritten, **changes)
@@ -31,7 +31,7 @@ _NAMING = {
 }
 
 
-def renamed(commands: Commands) -> Commands:
+def with_names_in_order(commands: Commands) -> Commands:
     """Return the commands with names in the order of appearance: sessions s1, requests r1, lock owners
     h1, texts a, and so on."""
     names: dict[str, str] = {}
@@ -100,7 +100,7 @@ def with_names(command: AnyCommand, names: dict[str, str]) -> AnyCommand:
             changes[attribute] = tuple(names.get(n, n) for n in value)
         elif value is not None:
             changes[attribute] = names.get(value, value)
-    return changed(command, **changes)
+    return with_changes(command, **changes)
 
 
 def with_texts(command: AnyCommand, letters: dict[str, str]) -> AnyCommand:
@@ -112,7 +112,7 @@ def with_texts(command: AnyCommand, letters: dict[str, str]) -> AnyCommand:
     }
     if isinstance(command, Submit):
         changes["answers"] = letters.get(command.answers, command.answers)
-    return changed(command, **changes)
+    return with_changes(command, **changes)
 
 
 Path = tuple[str] | tuple[str, int, str]
@@ -137,18 +137,18 @@ def numbers(command: AnyCommand) -> Iterator[tuple[Path, int]]:
 def with_number(command: AnyCommand, path: Path, number: int) -> AnyCommand:
     """Return the command with one number replaced; a flag stays a flag."""
     if len(path) == 1:
-        return changed(command, **_replace_number(command, path[0], number))
+        return with_changes(command, **_replace_number(command, path[0], number))
     name, index, inner = path
     old = getattr(command, name)
     lane = replace(old[index], **_replace_number(old[index], inner, number))
-    return changed(command, **{name: (*old[:index], lane, *old[index + 1 :])})
+    return with_changes(command, **{name: (*old[:index], lane, *old[index + 1 :])})
 
 
 def _replace_number(command: Any, field: str, number: int) -> dict[str, int]:
     return {field: bool(number) if isinstance(getattr(command, field), bool) else number}
 
 
-def scaled(commands: Commands, size: int, was: int) -> Commands:
+def with_scaled_lengths(commands: Commands, size: int, was: int) -> Commands:
     """Return the commands with lengths for pages of `was` tokens converted to pages of `size`."""
     fitted = []
     for command in commands:

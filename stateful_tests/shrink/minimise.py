@@ -20,14 +20,14 @@ from stateful_tests.lockstep.replays import driven_through, replay
 from stateful_tests.lockstep.run_results import Trace, Violation
 from stateful_tests.shrink.optional_parts import Failing, without_parts
 from stateful_tests.shrink.shrink_passes import BUDGET, StillFails, drop, shrink
-from stateful_tests.shrink.command_rewriting import Commands, all_less, numbers, scaled
+from stateful_tests.shrink.command_rewriting import Commands, all_less, numbers, with_scaled_lengths
 
 _ROUNDS = 4  # of fewer commands, then smaller sizes
 
 Allowed = Callable[[Trace, Violation], bool]  # a trace up to the violation that it ends with
 
 
-def violated(system: AnySystem, trace: Trace, clause: str) -> tuple[str, ...] | None:
+def violation_of_clause(system: AnySystem, trace: Trace, clause: str) -> tuple[str, ...] | None:
     """Return the violation of a trace that is about `clause` on a system; None if it cannot be driven
     through it."""
     try:
@@ -347,7 +347,7 @@ def _scaled_lengths(trace: Trace, was: int) -> Trace:
     size = trace.sizes(Geometry).page_size
     window = trace.sizes(Geometry).window
     window = None if window is None else -(-window * size // was)
-    commands = scaled(trace.commands, size, was)
+    commands = with_scaled_lengths(trace.commands, size, was)
     return replace(trace, geometry=replace(trace.sizes(Geometry), window=window), commands=commands)
 
 

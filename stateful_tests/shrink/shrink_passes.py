@@ -18,9 +18,18 @@ from reference.commands import (
 )  # fmt: skip
 from reference.system_kinds import AnyCommand
 from stateful_tests.shrink.command_rewriting import (
-    Commands, all_less, changed, lives_apart, names_in, numbers, renamed, texts_in, with_names, with_number,
+    Commands,
+    all_less,
+    with_changes,
+    lives_apart,
+    names_in,
+    numbers,
+    with_names_in_order,
+    texts_in,
+    with_names,
+    with_number,
     with_texts,
-)  # fmt: skip
+)
 from stateful_tests.shrink.candidate_search import Search, first_improvement
 
 # Runs a candidate; returns it cut after the failing step if it still fails, else None.
@@ -54,7 +63,7 @@ def shrink(commands: Commands, still_fails: StillFails, *, budget: int = BUDGET)
             best = first_improvement(best, search, simpler)
         if best == before or search.spent:
             best = search.run(_logging_checks(best)) or best
-            return search.run(renamed(best)) or best
+            return search.run(with_names_in_order(best)) or best
 
 
 def _logging_checks(commands: Commands) -> Commands:
@@ -76,7 +85,7 @@ def _drop_chunks(best: Commands, search: Search[Commands]) -> Commands:
     return best
 
 
-def _related(a: AnyCommand, b: AnyCommand) -> bool:
+def _may_depend(a: AnyCommand, b: AnyCommand) -> bool:
     """Return whether two commands may depend on each other: they share a name or a text, or one is
     about the whole tree."""
     together = names_in(a) & names_in(b) or texts_in(a) & texts_in(b)
@@ -95,7 +104,7 @@ def _name_dropped(commands: Commands) -> Iterator[Commands]:
         others = []
         for command in commands:
             if isinstance(command, (Extend, SpecDecode, Launch)):
-                command = changed(
+                command = with_changes(
                     command, lanes=tuple(n for n in command.lanes if n.request != name)
                 )
             elif isinstance(command, Decode):
@@ -108,7 +117,7 @@ def _name_dropped(commands: Commands) -> Iterator[Commands]:
 def _pairs_dropped(commands: Commands) -> Iterator[Commands]:
     """Yield lists without two related commands that depend on each other, such as retract and admit."""
     for i, j in combinations(range(len(commands)), 2):
-        if _related(commands[i], commands[j]):
+        if _may_depend(commands[i], commands[j]):
             yield _replaced_at(_replaced_at(commands, j), i)
 
 
@@ -119,7 +128,7 @@ def _without_lane(commands: Commands) -> Iterator[Commands]:
             lanes = getattr(command, name, ())
             for index in range(len(lanes) if len(lanes) > 1 else 0):
                 yield _replaced_at(
-                    commands, i, changed(command, **{name: lanes[:index] + lanes[index + 1 :]})
+                    commands, i, with_changes(command, **{name: lanes[:index] + lanes[index + 1 :]})
                 )
         if isinstance(command, Extend) and len(command.lanes) == 1:
             [lane] = command.lanes
@@ -268,7 +277,7 @@ def _plainer_prompts(commands: Commands) -> Iterator[Commands]:
                 commands, i, replace(command, prompt=(), tokens=command.tokens + prompt_len(prompt))
             )
         for plainer in fewer:
-            yield _replaced_at(commands, i, changed(command, prompt=plainer))
+            yield _replaced_at(commands, i, with_changes(command, prompt=plainer))
     texts = sorted(set().union(*map(texts_in, commands)))
     for other, text in combinations(texts, 2):
         yield tuple(with_texts(c, {text: other}) for c in commands)
@@ -285,7 +294,7 @@ def _plainer_sources(commands: Commands) -> Iterator[Commands]:
         ):
             plainer = list(commands)
             for i in those:
-                plainer[i] = changed(commands[i], **{field: ""})
+                plainer[i] = with_changes(commands[i], **{field: ""})
             yield tuple(plainer)
 
 
@@ -296,12 +305,12 @@ def _plainer_steps(commands: Commands) -> Iterator[Commands]:
             accept = command.accept
             stop = command.stop
             for index in range(len(stop)):
-                yield _replaced_at(commands, i, changed(command, stop=stop[:index] + stop[index + 1 :]))
+                yield _replaced_at(commands, i, with_changes(command, stop=stop[:index] + stop[index + 1 :]))
             if accept:
-                yield _replaced_at(commands, i, changed(command, accept=accept[:-1]))
+                yield _replaced_at(commands, i, with_changes(command, accept=accept[:-1]))
             for index in (index for index, count in enumerate(accept) if count):
                 fewer = (*accept[:index], accept[index] - 1, *accept[index + 1 :])
-                yield _replaced_at(commands, i, changed(command, accept=fewer))
+                yield _replaced_at(commands, i, with_changes(command, accept=fewer))
 
 
 def _smaller_numbers(commands: Commands) -> Iterator[Commands]:
@@ -320,7 +329,7 @@ def _smaller_numbers(commands: Commands) -> Iterator[Commands]:
     # A prompt and the chunk that prefills it as well.
     for i, j in combinations(range(len(commands)), 2):
         one, two = commands[i], commands[j]
-        if _related(one, two):
+        if _may_depend(one, two):
             for (path, value), (other_path, other) in product(numbers(one), numbers(two)):
                 most = min(value, other) - 1
                 if most <= 0:

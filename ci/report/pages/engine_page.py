@@ -157,7 +157,9 @@ def template_values(data: Data, run: Run, steps: list[Data], config: EngineConfi
         "start": max(0, len(steps) - 1),
         "step_table": step_table(steps),
         "story_open": True,
-        "sizes": dict.fromkeys(text_output.sizes(text_output.sized(data["trace"])).split(", "), True),
+        "sizes": dict.fromkeys(
+            text_output.sizes(text_output.sizes_of_trace(data["trace"])).split(", "), True
+        ),
         "windows": any(group.window for group in config.groups),
         "tree": False,
     }

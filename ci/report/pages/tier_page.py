@@ -177,7 +177,9 @@ def content(data: Data, run: Run) -> Data:
         "step_table": {"columns": [*names, "free"], "rows": rows},
         "story_open": True,
         "windows": False,
-        "sizes": dict.fromkeys(text_output.sizes(text_output.sized(data["trace"])).split(", "), True),
+        "sizes": dict.fromkeys(
+            text_output.sizes(text_output.sizes_of_trace(data["trace"])).split(", "), True
+        ),
         "tree": True,
     }
 

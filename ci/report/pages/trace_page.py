@@ -50,7 +50,7 @@ def page(data: Data, run: Run) -> str:
             **drawn,
             data=data,
             title=violation["clause"] if violation is not None else _trace_name(data),
-            because=_capitalised(data["because"] or violation["observed"])
+            because=_with_capital(data["because"] or violation["observed"])
             if violation is not None
             else "",
             violated=_violated_clauses(violation) if violation is not None else [],
@@ -136,7 +136,7 @@ def _trace_name(data: Data) -> str:
     return PurePath(data.get("file", "")).stem.replace("_", " ").strip() or data["implementation"]
 
 
-def _capitalised(sentence: str) -> str:
+def _with_capital(sentence: str) -> str:
     """Return the sentence with a capital, unless it begins with a name, such as r1."""
     name = any(c.isdigit() for c in sentence.partition(" ")[0])
     return sentence if name else sentence[:1].upper() + sentence[1:]

@@ -86,7 +86,7 @@ class LoadedModules(Objects):
             ) from error
 
     def _install(self, root: Path) -> None:
-        install(root, stand_ins.provided(), stand_ins.on_gpu())
+        install(root, stand_ins.stand_ins_by_module(), stand_ins.on_gpu())
 
     def _import(self, root: Path) -> None:
         """Import the release's modules, and keep those of which the driver uses names."""

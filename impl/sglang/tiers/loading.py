@@ -54,7 +54,7 @@ class _Tiered(Unified):
 
     def _install(self, root: Path) -> None:
         self.files = root
-        provided = stand_ins.provided()
+        provided = stand_ins.stand_ins_by_module()
         provided[ASSEMBLER] = {"attach_hybrid_pool_to_unified_cache": _attach}
         provided["sglang.srt.disaggregation.utils"] |= utilities()
         install(root, provided, modules=WITH_TIERS)

@@ -189,7 +189,7 @@ def longest_text(trace: Trace) -> int:
     return max(lengths.values(), default=0)
 
 
-def resized(trace: Trace, **sizes: Any) -> Trace:
+def with_room_for_texts(trace: Trace, **sizes: Any) -> Trace:
     """Return the trace with other sizes, and blocks for the longest text."""
     config = trace.sizes(EngineConfig)
     roomy = replace(config, blocks=BOUNDS["blocks"][1], **sizes)
@@ -204,7 +204,7 @@ def whole_prompts(system: AnySystem, trace: Trace) -> Trace:
     if sizes.draft_group is None:
         return trace
     budget = max(sizes.max_batched_tokens, sizes.max_seqs * (longest_text(trace) + sizes.drafts))
-    return resized(trace, max_batched_tokens=budget, long_prefill=0)
+    return with_room_for_texts(trace, max_batched_tokens=budget, long_prefill=0)
 
 
 def no_text_near_the_limit(system: AnySystem, trace: Trace) -> Trace:
@@ -214,7 +214,7 @@ def no_text_near_the_limit(system: AnySystem, trace: Trace) -> Trace:
     if sizes.draft_group is None:
         return trace
     longest = longest_text(trace) + 2 * sizes.drafts + 1
-    return resized(trace, max_model_len=max(sizes.max_model_len, longest))
+    return with_room_for_texts(trace, max_model_len=max(sizes.max_model_len, longest))
 
 
 def no_chunks(system: AnySystem, trace: Trace) -> Trace:

@@ -56,9 +56,9 @@ class Changes(NamedTuple):
         else:
             text = f"since {self.revision}: no function that kvspec drives changed"
         if self.missed:
-            text += f"; none calls {named(self.missed)}"
+            text += f"; none calls {function_names_text(self.missed)}"
         if self.ignored:
-            text += f"; kvspec does not load {named(self.ignored, 2)}"
+            text += f"; kvspec does not load {function_names_text(self.ignored, 2)}"
         return text
 
     @property
@@ -88,7 +88,7 @@ class Changes(NamedTuple):
         return callers
 
 
-def named(functions: Sequence[Function], most: int = 5) -> str:
+def function_names_text(functions: Sequence[Function], most: int = 5) -> str:
     """Return functions as text: the first `most` by name, and the number of the others."""
     names = ", ".join(f"{file}: {name}" for file, name in functions[:most])
     more = len(functions) - most
@@ -122,7 +122,7 @@ def changes(
     wanted = {each for each in changed if each not in ignored and each not in loaded}
     called: Counter[Function] = Counter()
     changed_files = set()
-    for tried, line in enumerate(_interleaved(lines)):
+    for tried, line in enumerate(_interleave_kinds(lines)):
         sought = {function for function in wanted if called[function] < ENOUGH}
         if way_map.files and tried >= PATIENCE:
             sought = {each for each in sought if not called[each] and way_map.runs(each, way)}
@@ -155,7 +155,7 @@ def _by_relevance(functions: Iterable[Function], driven: Collection[str]) -> lis
     return sorted(functions, key=place)
 
 
-def _interleaved(lines: Iterable[CorpusLine]) -> list[CorpusLine]:
+def _interleave_kinds(lines: Iterable[CorpusLine]) -> list[CorpusLine]:
     """Order lines so that kinds take turns, each with its shortest line first. Lines are of one kind if they
     have the same machine and are both traces of faults, or both ways to situations."""
     turns: Counter[tuple[str, bool]] = Counter()

@@ -182,13 +182,13 @@ class Measured(NamedTuple):
         return tuple(sorted(self.by)) if len(self.by) * FEW <= len(self.of) else ()
 
 
-def measured(engine: str) -> dict[str, Any]:
+def measure_ways(engine: str) -> dict[str, Any]:
     """Measure the map of an engine anew, as JSON. functions: a bit for each way. rare: functions that
     few configurations call, each with the number of these among `sets`."""
     ways = engines.engine(engine).ways
     measurements = dict[Function, Measured]()
     for release, way_index in measured_in(engine):
-        called, of = called_in(named(engine, ways[way_index], release), COMMANDS)
+        called, of = called_in(release_in_way(engine, ways[way_index], release), COMMANDS)
         for function, by in called.items():
             measurements[function] = measurements.get(function, Measured()).also(way_index, by, of)
     sets = sorted({each.few for each in measurements.values()} - {()})
@@ -237,7 +237,7 @@ def _is_loaded(engine: str, file: str) -> bool:
     return engines.engine(engine).loads(module)
 
 
-def named(engine: str, way: str, release: str) -> str:
+def release_in_way(engine: str, way: str, release: str) -> str:
     """Return the name of a release in a way."""
     return "+".join(filter(None, (f"{engine}=={release}", way)))
 

@@ -23,10 +23,10 @@ from stateful_tests.check.check_plans import plan
 from stateful_tests.lockstep.replays import replay
 from stateful_tests.lockstep.run_results import Trace
 from stateful_tests.lockstep.system_names import resolve
-from stateful_tests.shrink.minimise import _shrink_config, minimise, violated
+from stateful_tests.shrink.minimise import _shrink_config, minimise, violation_of_clause
 from stateful_tests.shrink.optional_parts import without_parts
 from stateful_tests.shrink.shrink_passes import shrink
-from stateful_tests.shrink.command_rewriting import scaled
+from stateful_tests.shrink.command_rewriting import with_scaled_lengths
 from stateful_tests.tests.support.commands import script
 from stateful_tests.traces.trace_files import load, prompt_of
 
@@ -165,7 +165,11 @@ def test_a_turn_shrinks_to_an_insert_of_a_lock_holder():
 def test_lengths_follow_the_page_size():
     whole = script("insert h1 a8b3 SWA from 4 (goes on); match h2 a9; evict full 5")
     match = Match("h2", prompt_of("a3"))
-    assert scaled(whole, 1, 4) == (Insert("h1", prompt_of("a2b1"), 1, chunked=True), match, Evict(2))
+    assert with_scaled_lengths(whole, 1, 4) == (
+        Insert("h1", prompt_of("a2b1"), 1, chunked=True),
+        match,
+        Evict(2),
+    )
 
 
 def test_a_page_has_a_size_that_servers_have_and_a_row_holds_one():
@@ -176,7 +180,7 @@ def test_a_page_has_a_size_that_servers_have_and_a_row_holds_one():
     for size in (3, 4, 5):
         start = replace(trace, geometry=replace(trace.geometry, page_size=size))
         shrunk = minimise(system, start, "FREE-1")
-        assert "FREE-1" in (violated(system, shrunk, "FREE-1") or ()), size
+        assert "FREE-1" in (violation_of_clause(system, shrunk, "FREE-1") or ()), size
         page_size, width = shrunk.geometry.page_size, shrunk.geometry.width
         assert page_size in (2, 4) and width >= page_size, size
 

@@ -14,7 +14,7 @@ from stateful_tests.check import check_plans
 from stateful_tests.check.run_driver import RunBatch, drive
 from stateful_tests.check.known_faults.explanation import counted_under
 from stateful_tests.check.known_faults.masks import masks
-from stateful_tests.check.plan_order import configurations, planned
+from stateful_tests.check.plan_order import configurations, planned_runs
 from stateful_tests.lockstep.known_faults import FOLDER
 from stateful_tests.lockstep.replays import replay
 from stateful_tests.lockstep.run_results import Trace
@@ -47,7 +47,7 @@ def test_a_check_drives_the_corpus(system):
     """Its lines for engines that schedule by themselves; of these, this one is driven the fastest."""
     plan = check_plans.for_system(check_plans.plan("smoke"), system)
     corpus = next(each for each in configurations(system, plan) if each.machine == check_plans.CORPUS)
-    driven = drive(system, plan, RunBatch(corpus, range(planned(system, plan, corpus))))
+    driven = drive(system, plan, RunBatch(corpus, range(planned_runs(system, plan, corpus))))
     assert sum(driven.carried_out.values()) > 100
 
 

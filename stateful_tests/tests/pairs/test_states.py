@@ -16,7 +16,7 @@ from reference.system_kinds import PAIRS
 from reference.pairs.config import PAIR_PRESETS, PairConfig
 from reference.pairs.step import _wrong_states
 from reference.recurrent_states import chained
-from stateful_tests.check.known_faults.causes import avoided
+from stateful_tests.check.known_faults.causes import without_needs
 from stateful_tests.generate.pair_commands import draw_pair_config
 from stateful_tests.lockstep.replays import replay
 from stateful_tests.lockstep.system_names import resolve
@@ -132,9 +132,9 @@ def test_sizes_that_no_server_has_are_unusable(pair, groups, caching, why):
 
 def test_a_trace_is_asked_about_without_states_and_without_caching():
     trace = trace_of(PAIRS, "prefill r1 a3", "pair-state-fine")
-    without = avoided(None, trace, ("recurrent state",)).sizes(PairConfig)
+    without = without_needs(None, trace, ("recurrent state",)).sizes(PairConfig)
     assert not without.recurrent and without.prefill.match == 0
-    uncached = avoided(None, trace, ("a cached prefix",)).sizes(PairConfig)
+    uncached = without_needs(None, trace, ("a cached prefix",)).sizes(PairConfig)
     assert uncached.recurrent and not (uncached.prefill.caching or uncached.decode.caching)
     assert uncached.decode.groups[STATE].block_size >= uncached.decode.max_model_len
 
@@ -216,14 +216,14 @@ def test_the_drafters_kv_stands_beside_the_targets(kind):
 
 def test_a_trace_is_asked_about_without_a_drafter_in_whole_prompts_and_with_room():
     trace = trace_of(PAIRS, "serve P r1 a9 for 2", "pair-drafter")
-    without = avoided(None, trace, ("drafts",)).sizes(PairConfig)
+    without = without_needs(None, trace, ("drafts",)).sizes(PairConfig)
     assert (without.prefill.draft_group, without.decode.drafts) == (None, 0)
-    whole = avoided(None, trace, ("a prompt in chunks",)).sizes(PairConfig)
+    whole = without_needs(None, trace, ("a prompt in chunks",)).sizes(PairConfig)
     assert whole.prefill.max_batched_tokens >= 3 * 11
-    roomy = avoided(None, trace, ("a text near max_model_len",)).sizes(PairConfig)
+    roomy = without_needs(None, trace, ("a text near max_model_len",)).sizes(PairConfig)
     assert roomy.decode.max_model_len >= 18
     plain = trace_of(PAIRS, "serve P r1 a9 for 2", "pair-eagle")
-    assert avoided(None, plain, ("a prompt in chunks", "a text near max_model_len")) == plain
+    assert without_needs(None, plain, ("a prompt in chunks", "a text near max_model_len")) == plain
 
 
 def test_servers_with_drafters_in_other_groups_are_no_pair():

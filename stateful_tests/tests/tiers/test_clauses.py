@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ci.documents.upstream_reports import TierReport, reported
+from ci.documents.upstream_reports import TierReport, upstream_reports
 from reference.commands import Abort, Close, Evict, Insert, Match, Piece, Unlock
 from reference.tiers.clauses import OF_CONNECTORS, TIER_CLAUSES, TierStep, broken
 from reference.failures import AtCount
@@ -447,7 +447,7 @@ def test_a_waived_clause_is_not_evaluated():
 
 def test_each_reported_fault_is_shown_or_planted():
     planted = planted_faults("tiers/faults.toml")
-    for each in reported():
+    for each in upstream_reports():
         assert not each.planted or each.planted in planted, each.numbers
         known = [known_faults()[fault] for fault in each.faults]
         said = {number for fault in known for number in (*fault.reports, *fault.cause)}

@@ -38,7 +38,7 @@ def test_the_newest_release_conforms(newest):
     server that only decodes, whose faults are known."""
     plan = check_plans.plan("smoke", examples=1, steps=20)
     for index, name in enumerate(TIER_PRESETS):
-        config, example = run_driver.unfitted(check_plans.TIERED, name, Mode.FAITHFUL), index % 2 * 3
+        config, example = run_driver.with_stated_sizes(check_plans.TIERED, name, Mode.FAITHFUL), index % 2 * 3
         driven = run_driver.drive(newest, plan, run_driver.RunBatch(config, range(example, example + 1)))
         result = driven.runs[0][1]
         assert all(

@@ -12,7 +12,7 @@ import torch
 
 from impl.adapter import View
 from impl.bugs import BUGS
-from impl.torch_kv.counting_device import DeviceMixError, counted, counting, device
+from impl.torch_kv.counting_device import DeviceMixError, on_counting_device, counting, device
 from impl.torch_kv import TorchKV
 from reference import model
 from reference.commands import (
@@ -93,7 +93,7 @@ def test_a_named_bug_shows_there_by_the_same_clause():
     for file in sorted(REGRESSIONS.glob("*.json"))[:: 1 if NIGHT else 3]:
         trace = load(file)
         if trace.bug in BUGS:
-            violation = replay(counted(BUGS[trace.bug].system), trace).violation
+            violation = replay(on_counting_device(BUGS[trace.bug].system), trace).violation
             assert violation is not None and violation.clause == trace.clause, (file, violation)
 
 
@@ -167,7 +167,7 @@ class StaysOnTheHost(TorchKV):
     ],
 )
 def test_a_command_that_should_not_breaks_and_names_the_line(system, error):
-    lockstep = Lockstep(counted(system), PRESETS["page4"], Mode.FREE)
+    lockstep = Lockstep(on_counting_device(system), PRESETS["page4"], Mode.FREE)
     for command in (Submit("r", None, 3), Admit("r"), Extend((Chunk("r", 3),)), Decode(("r",))):
         lockstep.do(command)
     assert lockstep.violation is not None and lockstep.violation.observed.startswith(error)

@@ -7,14 +7,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 from reference.blocks.facts import BlockFacts, HostFacts, StorageJob, StoredChunk
 
-if TYPE_CHECKING:
-    from stateful_tests.tests.vllm.scenes import Scene
-
 FOREIGN_STAMP = 7  # of no text of a row
+
+
+class StorageScene(Protocol):
+    """What statements change in an engine by hand (engine_by_hand.py, which imports this module)."""
+
+    storage_jobs: dict[int, StorageJob]
+    files: list[StoredChunk]
+
+    def stamps(self, name: str) -> list[int]: ...
+
+    def spoil(self, **changes: Callable[[BlockFacts], Any]) -> None: ...
 
 
 def pins_by(jobs: Iterable[StorageJob]) -> dict[int, int]:
@@ -27,18 +35,18 @@ def pins_by(jobs: Iterable[StorageJob]) -> dict[int, int]:
     return pins
 
 
-def _start_job(scene: Scene, way: str, job: str, chunks: str, done: str | None) -> None:
+def _start_job(scene: StorageScene, way: str, job: str, chunks: str, done: str | None) -> None:
     number = int(job)
     scene.storage_jobs[number] = StorageJob(
         number, load=way == "read", chunks=tuple(map(int, chunks.split())), done=done is not None
     )
 
 
-def _end_job(scene: Scene, job: str) -> None:
+def _end_job(scene: StorageScene, job: str) -> None:
     del scene.storage_jobs[int(job)]
 
 
-def _store_file(scene: Scene, first: str, end: str, name: str, how: str | None) -> None:
+def _store_file(scene: StorageScene, first: str, end: str, name: str, how: str | None) -> None:
     stamps = scene.stamps(name)[int(first) : int(end)]
     content = list(stamps)
     if how == "overwritten":
@@ -48,7 +56,7 @@ def _store_file(scene: Scene, first: str, end: str, name: str, how: str | None) 
     scene.files.append(StoredChunk(0, tuple(stamps), ((0, tuple(content)),)))
 
 
-def _look_up(scene: Scene, count: str) -> None:
+def _look_up(scene: StorageScene, count: str) -> None:
     def with_lookups(facts: BlockFacts) -> HostFacts:
         assert facts.host is not None
         return facts.host._replace(lookups=int(count))

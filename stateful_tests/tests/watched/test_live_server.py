@@ -125,5 +125,5 @@ def test_a_known_fault_explains_the_end_of_its_server(tmp_path, monkeypatch):
     monkeypatch.setattr(Pretends, "written", FAILS)
     run = lived(tmp_path, dies=3)
     assert run.died == "AssertionError:  at srt/managers/schedule_policy.py:1368"
-    data = report.lived(run, 1, tmp_path)
+    data = report.live_report(run, 1, tmp_path)
     assert (run.known, data["exit_code"]) == ("ignored-end-token-in-chunks", 4)

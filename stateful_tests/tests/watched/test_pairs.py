@@ -113,7 +113,7 @@ def test_a_report_shows_both_servers_and_the_wire(capsys):
     )
     judged = scheduler_runs.serve(Pretends(), run)
     result = scheduler_runs.Served(RELEASE, 1, 1, 10, found={run.key: judged})
-    server_reports.served_text(Console(width=100), server_reports.served(result, None, 1))
+    server_reports.served_text(Console(width=100), server_reports.served_report(result, None, 1))
     output = capsys.readouterr().out
     assert "P and D: page_size 1" in output and "window 4" in output
     assert "transfer 2 of c2.1, when 5 tenths are copied, rests 100 steps" in output

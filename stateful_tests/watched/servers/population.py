@@ -16,7 +16,14 @@ import msgspec
 from msgspec.structs import replace
 
 from impl.sglang.server.clients import Client, Config
-from stateful_tests.watched.servers.random_clients import clients, hardly_fits, operated, storm, talks, texts
+from stateful_tests.watched.servers.random_clients import (
+    clients,
+    hardly_fits,
+    with_operators,
+    storm,
+    talks,
+    texts,
+)
 
 SCENES = Path(__file__).with_name("scenes.toml")
 USUAL_TURN: dict[str, Any] = {"wait": 1, "tokens": 1, "limit": 6}
@@ -126,7 +133,7 @@ class Population:
             big = hardly_fits(random.Random(f"{self.seed} {number} prompt"), candidate[-1], config)
             candidate = *candidate[:-1], big
         if scene is None and number % 6 in (0, 4):
-            candidate = operated(random.Random(f"{self.seed} {number} operators"), candidate, config)
+            candidate = with_operators(random.Random(f"{self.seed} {number} operators"), candidate, config)
         stated = bool(scene and scene["server"].get("priority"))  # by the scene's own turns
         preempting = random.Random(f"{self.seed} {number} priorities")
         if not stated and (config.priority or preempting.random() < WITH_PRIORITIES):
