@@ -12,7 +12,7 @@ from impl.engines import PACKS
 from impl.loading.used_names import PLAIN
 from impl.system_spec import EngineName
 
-# Parts of an adapter that a way alone uses: a piece of the file's path -> the way.
+# Parts of an adapter that only one way uses: a piece of the file's path -> the way.
 _WAYS = {
     "sglang/tiers/": "hicache",
     "vllm/pair/": "pair",
@@ -33,14 +33,14 @@ _WORD = re.compile(r"[A-Za-z_]\w{2,}")
 def names_given_to_releases(engine: EngineName) -> dict[str, frozenset[str]]:
     """Return name -> the ways in which the adapter gives it to a release; none for a name that it
     reads."""
-    found: dict[str, frozenset[str]] = {}
+    ways_by_name: dict[str, frozenset[str]] = {}
     for file, tree in _adapter_files(engine):
         way = next((way for piece, way in _WAYS.items() if piece in file.as_posix()), PLAIN)
         for name in _names_read(tree):
-            found.setdefault(name, frozenset())
+            ways_by_name.setdefault(name, frozenset())
         for name in _names_given(tree):
-            found[name] = found.get(name, frozenset()) | {way}
-    return found
+            ways_by_name[name] = ways_by_name.get(name, frozenset()) | {way}
+    return ways_by_name
 
 
 def _adapter_files(engine: EngineName) -> Iterator[tuple[Path, ast.Module]]:

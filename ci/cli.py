@@ -15,7 +15,7 @@ from types import FrameType
 
 import click
 
-from ci.standard_streams import lasting_output, plain
+from ci.standard_streams import printable, unbreakable_output
 from ci.commands import (
     catalogue, check_and_replay, explore_and_prove, init_adapter, server_checks, spec_document,
     trace_authoring, trace_export, tree_view,
@@ -86,7 +86,7 @@ def run(
     for stream in (sys.stdin, sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")  # a terminal's encoding may be narrow
-    with lasting_output() as lost:
+    with unbreakable_output() as lost:
         code = _run(arguments, command, name, complain)
         sys.stdout.flush()
         if lost.error is not None and not isinstance(lost.error, BrokenPipeError):
@@ -100,6 +100,8 @@ def _run(
     name: str,
     complain: Callable[[str, int], int],
 ) -> int:
+    """Run a command and return its exit code. Each exception becomes one line for `complain`, with the code
+    that belongs to it."""
     try:
         code = command.main(
             list(arguments) if arguments is not None else None, name, standalone_mode=False
@@ -109,8 +111,8 @@ def _run(
         return complain(str(error), Ending.UNUSABLE)
     except click.MissingParameter as error:
         path = error.ctx.command_path if error.ctx is not None else name
-        said = error.format_message().rstrip(".")
-        return complain(f"{said}; `{path} --help` says what it is", Ending.UNUSABLE)
+        message = error.format_message().rstrip(".")
+        return complain(f"{message}; `{path} --help` says what it is", Ending.UNUSABLE)
     except click.ClickException as error:
         return complain(error.format_message(), Ending.UNUSABLE)
     except (KeyboardInterrupt, click.Abort):
@@ -133,7 +135,7 @@ def _run(
 
 
 def _complain(name: str, message: str, code: int) -> int:
-    print(f"{name}: {plain(message)[:_LONGEST]}", file=sys.stderr)
+    print(f"{name}: {printable(message)[:_LONGEST]}", file=sys.stderr)
     return code
 
 

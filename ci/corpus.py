@@ -18,7 +18,7 @@ from ci.report.progress_line import Progress
 from reference import model
 from reference.commands import Command, Mode
 from reference.token_ids import SHARED
-from stateful_tests.check.run_driver import start_run, unfitted
+from stateful_tests.check.run_driver import start_run, with_stated_sizes
 from stateful_tests.check.check_plans import plan
 from stateful_tests.check import corpus
 from stateful_tests.check.corpus import CorpusLine
@@ -43,13 +43,13 @@ def shortest_lines(scope: Scope) -> Iterator[CorpusLine]:
     explorer = Explorer(scope, clauses=False)
     seen = set[str]()
     explorer.run()
-    for at, state in enumerate(explorer.queue):
+    for index, state in enumerate(explorer.queue):
         for command, outcome, now in explorer.moves(state):
             text = situation(state, command, outcome, now)
             if text not in seen:
                 seen.add(text)
                 yield CorpusLine(
-                    text, scope.geometry, scope.mode, scope.name, explorer.path(at, command)
+                    text, scope.geometry, scope.mode, scope.name, explorer.path(index, command)
                 )
 
 
@@ -69,17 +69,17 @@ def shrunk_line(line: CorpusLine) -> CorpusLine:
     return line._replace(commands=drop(line.commands, cut_after_situation))
 
 
-def random_lines(wanted: set[str], there: set[str]) -> Iterator[CorpusLine]:
+def random_lines(wanted: set[str], known_situations: set[str]) -> Iterator[CorpusLine]:
     """Yield a way to each wanted situation in the sizes of the presets, and to each rare conjunction.
 
-    there: situations that have a line.
+    known_situations: situations that have a line.
     """
     system = resolve("reference")
     full_plan = plan("pr", seed=SEED)
-    found = {*there}
+    reached = {*known_situations}
     last = 0
     configs = [
-        unfitted(machine, preset, mode)
+        with_stated_sizes(machine, preset, mode)
         for preset in full_plan.presets
         for mode in Mode
         for machine in MACHINES
@@ -104,8 +104,8 @@ def random_lines(wanted: set[str], there: set[str]) -> Iterator[CorpusLine]:
                     met.add(situation(*step))
                 for text in met:
                     first_at.setdefault(text, len(driven))
-            for text in sorted(first_at.keys() - found):
-                found.add(text)
+            for text in sorted(first_at.keys() - reached):
+                reached.add(text)
                 last = example
                 if example < COMMON_RUNS and text not in wanted:
                     continue
@@ -125,7 +125,7 @@ def ends_with_situation(line: CorpusLine) -> bool:
 def update_corpus() -> int:
     """Bring the directed corpus up to date."""
     old = corpus.load() if corpus.FILE.exists() else ()
-    kept = {
+    kept_lines = {
         origin: [line for line in old if line.origin == origin and ends_with_situation(line)]
         for origin in ("random", "hand")
     }
@@ -139,13 +139,13 @@ def update_corpus() -> int:
                     shorter = known is not None and len(line.commands) < len(known.commands)
                     if known is None or (shorter and not scope.geometry.states):
                         best[line.situation] = line
-        random = kept["random"]
-        there = {line.situation for line in random}
+        random = kept_lines["random"]
+        random_situations = {line.situation for line in random}
         wanted = {*best, *(line.situation for line in old)}
-        for number, line in enumerate(random_lines(wanted, there), 1):
+        for number, line in enumerate(random_lines(wanted, random_situations), 1):
             random.append(faithful(shrunk_line(line)))
             progress("random", number, 0)
-    lines = [*map(faithful, best.values()), *random, *kept["hand"]]
+    lines = [*map(faithful, best.values()), *random, *kept_lines["hand"]]
     lines.sort(key=lambda line: (line.situation, line.origin))
     corpus.FILE.write_text("".join(f"{corpus.written(line)}\n" for line in lines), encoding="utf-8")
     missing = best.keys() - {line.situation for line in random}

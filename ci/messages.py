@@ -59,8 +59,8 @@ def messages(fault: KnownFault) -> dict[str, list[str]]:
     for trace in fault.traces:
         own = SystemSpec.parse(_release_of_folder(trace)).version or newest
         texts = [message(trace, each) for each in dict.fromkeys((fault.first, own, newest))]
-        if kept := [*dict.fromkeys(filter(None, texts))]:
-            by_trace[trace] = kept
+        if distinct := [*dict.fromkeys(filter(None, texts))]:
+            by_trace[trace] = distinct
     return by_trace
 
 

@@ -44,7 +44,7 @@ class Packing(BuildHookInterface[Any]):
         for number, (path, target) in enumerate(files(home)):
             if path.suffix == ".py":
                 made = Path(self._made.name, str(number))
-                made.write_text(moved(path), encoding="utf-8")
+                made.write_text(moved_source(path), encoding="utf-8")
                 path = made
             build_data["force_include"][str(path)] = target
 
@@ -64,7 +64,7 @@ def files(home: Path) -> Iterator[tuple[Path, str]]:
                 yield path, "kvspec/" + name.removeprefix("ci/public/kvspec/")
 
 
-def moved(path: Path, known: dict[str, str] | None = None) -> str:
+def moved_source(path: Path, known: dict[str, str] | None = None) -> str:
     """Return the text of a module with our packages' names as they are when installed."""
     text = path.read_text(encoding="utf-8")
     for name, becomes in (known or {}).items():
@@ -81,14 +81,14 @@ def moved(path: Path, known: dict[str, str] | None = None) -> str:
 
 
 def tests(home: Path, folder: Path) -> None:
-    """Return the tests as a package of their own, kvspec_tests, which imports kvspec alone."""
+    """Return the tests as a package of their own, kvspec_tests, which imports only kvspec."""
     source = home / "stateful_tests" / "tests"
     for path in sorted(source.rglob("*")):
         target = folder / "kvspec_tests" / path.relative_to(source)
         if path.is_file() and "__pycache__" not in path.parts:
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes(
-                moved(path, TESTS).encode() if path.suffix == ".py" else path.read_bytes()
+                moved_source(path, TESTS).encode() if path.suffix == ".py" else path.read_bytes()
             )
 
 

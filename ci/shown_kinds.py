@@ -14,7 +14,7 @@ from reference.system_kinds import BLOCKS, PAIRS, ROWS, TIERS, kind_of_config
 
 
 class ExplainedPlaces(Protocol):
-    """Explains a run of a system that facts and clauses judge alone."""
+    """Explains a run of a system that only facts and clauses judge."""
 
     def called(self, place: Any, m: Any) -> str:
         """Return a place of a failure, in words."""

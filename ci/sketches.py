@@ -22,11 +22,11 @@ from stateful_tests.check.trees.way_map import way_map
 from stateful_tests.lockstep import system_names
 
 
-def sketch_of(of: Engine) -> nearest.Sketch:
+def sketch_of(record: Engine) -> nearest.Sketch:
     """Return the sketch of all driven releases of an engine."""
-    releases = of.releases
-    roots = [*complete_roots(of)]
-    files = sorted({file for root in roots for file in driven_files(of, root)})
+    releases = record.releases
+    roots = [*complete_roots(record)]
+    files = sorted({file for root in roots for file in driven_files(record, root)})
     lines = dict[bytes, int]()
     for number, root in enumerate(roots):
         for line in nearest.checksums(root / file for file in files):
@@ -34,31 +34,31 @@ def sketch_of(of: Engine) -> nearest.Sketch:
     return nearest.Sketch(releases, tuple(files), lines)
 
 
-def names_of(of: Engine) -> used_names.NameSketch:
+def names_of(record: Engine) -> used_names.NameSketch:
     """Return the names that an engine's adapter uses, with the driven releases that have them."""
-    releases = of.releases
-    roots = [*complete_roots(of)]
-    files = {file for root in roots for file in driven_files(of, root)} | way_map(of.name).files
-    there = [used_names.words(root / file for file in files) for root in roots]
+    releases = record.releases
+    roots = [*complete_roots(record)]
+    files = {file for root in roots for file in driven_files(record, root)} | way_map(record.name).files
+    words_by_release = [used_names.words(root / file for file in files) for root in roots]
     names = []
-    for name, ways in adapter_names.names_given_to_releases(of.name).items():
-        if mask := sum(1 << number for number, words in enumerate(there) if name in words):
+    for name, ways in adapter_names.names_given_to_releases(record.name).items():
+        if mask := sum(1 << number for number, words in enumerate(words_by_release) if name in words):
             names.append(used_names.UsedName(name, mask, ways))
     return used_names.NameSketch(releases, tuple(sorted(files)), tuple(names))
 
 
-def driven_files(of: Engine, root: Path) -> Iterator[str]:
+def driven_files(record: Engine, root: Path) -> Iterator[str]:
     """Return the files of a release whose lines count."""
-    for pattern in of.sketched:
+    for pattern in record.sketched:
         yield from (file.relative_to(root).as_posix() for file in root.glob(pattern))
 
 
-def complete_roots(of: Engine) -> Iterator[Path]:
+def complete_roots(record: Engine) -> Iterator[Path]:
     """Return the folders of all driven releases, with the files that all ways load and the rules that
     the adapter copies."""
-    for release in of.releases:
-        root = _release_root(release_name(of.name, release))
-        of.complete(release, root)
+    for release in record.releases:
+        root = _release_root(release_name(record.name, release))
+        record.complete(release, root)
         yield root
 
 

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
 
-def plain(text: object) -> str:
-    """Return text of a stranger (an exception, a name) without control characters that a terminal would
-    obey."""
+def printable(text: object) -> str:
+    """Return text from outside (an exception, a name) with a space for each control character, which a
+    terminal would obey."""
     return "".join(c if c.isprintable() else " " for c in str(text))
 
 
-class Lasting:
-    """A text stream that drops what it cannot write; `error` has the reason."""
+class UnbreakableStream:
+    """A text stream that drops what it cannot write. error: why, None while all was written."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream if stream is not None else open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
@@ -27,35 +27,42 @@ class Lasting:
 
     def write(self, text: str) -> int:
         if self.error is None:
-            with self._kept():
+            with self._errors_kept():
                 self._stream.write(text)
         return len(text)
 
+    def writelines(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            self.write(line)
+
     def flush(self) -> None:
         if self.error is None:
-            with self._kept():
+            with self._errors_kept():
                 self._stream.flush()
 
     @contextmanager
-    def _kept(self) -> Iterator[None]:
+    def _errors_kept(self) -> Iterator[None]:
+        """Keep an OSError in `error`, and drop what follows."""
         try:
             yield
         except OSError as error:
             self.error = error
-            # Python flushes the rest when it ends, and would complain
+            # Python flushes the stream when it ends, and would print a second error and exit with 120: from
+            # now on the file descriptor leads to /dev/null.
             with suppress(OSError, ValueError):
                 os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
 
 
 @contextmanager
-def lasting_output() -> Iterator[Lasting]:
-    """Make stdout and stderr Lasting, and yield stdout."""
-    before = sys.stdout, sys.stderr
-    out = sys.stdout = Lasting(sys.stdout)
-    sys.stderr = Lasting(sys.stderr)
+def unbreakable_output() -> Iterator[UnbreakableStream]:
+    """Put an UnbreakableStream in the place of stdout and of stderr, and yield that of stdout."""
+    stdout, stderr = sys.stdout, sys.stderr
+    unbreakable = UnbreakableStream(stdout)
+    sys.stdout = unbreakable
+    sys.stderr = UnbreakableStream(stderr)
     try:
-        yield out
+        yield unbreakable
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
-        sys.stdout, sys.stderr = before
+        sys.stdout, sys.stderr = stdout, stderr

@@ -14,6 +14,6 @@ from stateful_tests.check.trees import way_map
 if __name__ == "__main__":
     maps = json.loads(way_map.FILE.read_text("utf-8")) if way_map.FILE.is_file() else {}
     for engine in sys.argv[1:] or ENGINES:
-        maps[engine] = way_map.measured(engine)
+        maps[engine] = way_map.measure_ways(engine)
         way_map.FILE.write_text(json.dumps(maps, indent=0, sort_keys=True) + "\n", "utf-8")
         print(engine, sum(map(len, maps[engine]["functions"].values())), "functions")

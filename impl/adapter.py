@@ -51,7 +51,7 @@ class Capabilities:
         of a session (Add.resumable) comes where More and End are among them.
     mixed_decode: Decode and SpecDecode may meet in one run (else a run has one kind).
     mixed_batches: an Extend may have entries of requests that run, each a decode of one token.
-    swa_tail: an Extend may have entries that take SWA slots for the last window alone (Chunk.tail).
+    swa_tail: an Extend may have entries that take SWA slots only for the last window (Chunk.tail).
     answers: a turn may answer with a shared text (Submit.answers), as another turn does.
     swa: it can be built with a window; full_only: without one; tree: with a radix tree; no_tree: without.
     bigram: its tree can know each token together with the one that follows it (Geometry.bigram); paths of
@@ -299,7 +299,7 @@ class System(Protocol):
         ...
 
     def view(self) -> View:
-        """The physical facts now. Must not change anything."""
+        """Return the physical facts now. Must not change anything."""
         ...
 
     def close(self) -> None:

@@ -12,7 +12,7 @@ _KINDS: set[type] = set()
 
 
 def bare(kind: type, **attributes: Any) -> Any:
-    """Return an object of a class of the release, with these attributes alone."""
+    """Return an object of a class of the release, with only these attributes."""
     _KINDS.add(kind)
     made: Any = object.__new__(kind)
     vars(made).update(attributes)
@@ -20,5 +20,5 @@ def bare(kind: type, **attributes: Any) -> Any:
 
 
 def is_bare(thing: object) -> bool:
-    """Whether an object is of a class of which objects were made so."""
+    """Return whether an object is of a class of which `bare` makes objects."""
     return type(thing) in _KINDS

@@ -72,5 +72,5 @@ def weight_if(condition: object, weight: int) -> int:
 
 def by_weight(choices: Choices, weights: Mapping[T, int]) -> T | None:
     """Return a key, as likely as its share of the weights; None where all are 0."""
-    at = choices.upto(max(0, sum(weights.values()) - 1))
-    return next((key for key, end in zip(weights, accumulate(weights.values())) if at < end), None)
+    point = choices.upto(max(0, sum(weights.values()) - 1))
+    return next((key for key, end in zip(weights, accumulate(weights.values())) if point < end), None)

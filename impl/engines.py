@@ -41,34 +41,34 @@ DEFAULTS = DriveOptions()
 
 @dataclass(frozen=True, kw_only=True)
 class Engine:
-    """A package whose releases and checkouts are driven.
+    """A package whose releases and checkouts are driven."""
 
-    name: in `--impl` and on the package index. title, repository, about: in documents.
-    releases: that are driven, the oldest first. ways: to run, "" for the plain one.
-    drive: makes the system; it raises UnusableImplementation, also for ways that it has not.
-    having: ways -> the releases that have them; None where every release has every way.
-    devices: on which it is driven.
-    loads: module -> whether the adapter loads that file whole; else it cuts functions out of it.
-    sketched: files whose lines tell the nearest release, as patterns: those that are loaded, less what
-        changes for other reasons.
-    copied: the rules that the adapter copies. complete: adds their files to the folder of a release, which
-        may be from before.
-    test_hook: the text of a unit test -> MODULE:NAME of what has a process import a release for it.
-    """
-
+    #: name in `--impl` and on the package index
     name: EngineName
+    #: title, repository and sentence on the engine in documents
     title: str
     repository: str
     about: str
+    #: releases that are driven, the oldest first
     releases: tuple[str, ...]
+    #: makes the system; it raises UnusableImplementation, also for ways that it has not
     drive: Callable[[SystemSpec, DriveOptions], WorkerSystem]
+    #: the text of a unit test -> MODULE:NAME of what has a process import a release for it
     test_hook: Callable[[str], str]
+    #: files whose lines tell the nearest release, as patterns: those that are loaded, less what
+    #: changes for other reasons
     sketched: tuple[str, ...]
+    #: ways to run a release, "" for the plain one
     ways: tuple[str, ...] = ("",)
+    #: ways -> the releases that have them; None where every release has every way
     having: Callable[[Sequence[str]], Sequence[str]] | None = None
+    #: devices on which it is driven
     devices: tuple[str, ...] = ("cpu",)
+    #: module -> whether the adapter loads that file whole; else it cuts functions out of it
     loads: Callable[[str], bool] = lambda _: True
+    #: the rules that the adapter copies
     copied: CopiedRules | None = None
+    #: adds their files to the folder of a release, which may be from before
     complete: Callable[[str, Path], None] = lambda *_: None
 
     def driven_in(self, ways: Sequence[str]) -> Sequence[str]:

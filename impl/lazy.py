@@ -1,4 +1,5 @@
-"""torch, imported when one of its names is first used: it takes seconds, and lists of bugs need none."""
+"""torch, imported when one of its names is first used: the import takes seconds, and commands such as
+`kvspec bugs` need no torch."""
 
 import importlib
 import types
@@ -12,10 +13,10 @@ else:
     class _Torch(types.ModuleType):
         def __getattr__(self, name: str) -> Any:
             value = getattr(importlib.import_module("torch"), name)
-            setattr(self, name, value)  # from now on it is found without coming here
+            setattr(self, name, value)  # Python calls __getattr__ only for attributes that are missing
             return value
 
     torch = _Torch("torch")
-    Tensor = Any  # in annotations alone
+    Tensor = Any  # only annotations use it
 
 __all__ = ["Tensor", "torch"]

@@ -33,7 +33,8 @@ class SystemSpec:
         package, *ways = text.split("+")
         engine, stated, version = package.partition("==")
         checkout = not stated and engine.endswith(_CHECKOUT)
-        engine = engine.removesuffix(_CHECKOUT) if checkout else engine
+        if checkout:
+            engine = engine.removesuffix(_CHECKOUT)
         if engine in ENGINES and version.count(".") == 1 and version.replace(".", "").isdecimal():
             version += ".0"  # vllm==0.33, as a package index reads it
         return cls(engine, version if stated else None, tuple(ways), checkout)

@@ -48,12 +48,12 @@ def done(played: Played) -> Done:
 
 
 def well_formed(prompt: Prompt) -> bool:
-    """Whether every piece has tokens, and a text called by one letter of a to z."""
+    """Return whether every piece has tokens, and a text called by one letter of a to z."""
     return all(p.tokens >= 1 and is_text(p.text) for p in prompt)
 
 
 def is_text(name: str) -> bool:
-    """Whether it names a shared text."""
+    """Return whether it names a shared text."""
     return len(name) == 1 and "a" <= name <= "z"
 
 
@@ -72,6 +72,6 @@ def spelled(prompt: Prompt, start: int = 0, most: int | None = None) -> list[int
     for piece in prompt:
         count = piece.tokens if most is None else min(piece.tokens, most - len(tokens))
         serial = shared_serial(piece.text)
-        at = start + len(tokens)
-        tokens.extend(token_id(serial, position) for position in range(at, at + count))
+        next_position = start + len(tokens)
+        tokens.extend(token_id(serial, position) for position in range(next_position, next_position + count))
     return tokens

@@ -42,7 +42,7 @@ def floor_page(length: int, page_size: int) -> int:
 
 
 def page_ends(length: int, page_size: int, start: int = 0) -> range:
-    """The ends of the whole pages in [start, length). start: a page boundary."""
+    """Return the ends of the whole pages in [start, length). start: a page boundary."""
     return range(start + page_size, length + 1, page_size)
 
 
@@ -159,7 +159,7 @@ def window_start(position: int, window: int) -> int:
 
 
 def window_live(evicted: int, position: int, window: int) -> bool:
-    """A token can be computed at `position`: no SWA slot it reads was evicted (SWA-2).
+    """Return whether a token can be computed at `position`: no SWA slot it reads was evicted (SWA-2).
 
     Its own page then has its SWA half too: a window eviction ends at a page boundary below `position`.
 

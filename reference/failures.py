@@ -216,8 +216,8 @@ class Failure:
         return _rebuilt, (self.expected, self.observed, self.at, self.head)
 
 
-def _rebuilt(expected: str, observed: str, at: tuple[Place, ...], head: str) -> Failure:
-    return failure(expected, observed, *at, head=head)
+def _rebuilt(expected: str, observed: str, places: tuple[Place, ...], head: str) -> Failure:
+    return failure(expected, observed, *places, head=head)
 
 
 def failure(expected: str, observed: str, *at: Place, head: str = "") -> Failure:
@@ -225,6 +225,6 @@ def failure(expected: str, observed: str, *at: Place, head: str = "") -> Failure
     return Failure(expected, observed, (lambda: at) if at else None, head)
 
 
-def counted(count: int, what: str, more: str = "s") -> str:
+def counted(count: int, noun: str, more: str = "s") -> str:
     """Return a number with its noun, such as "1 page", "2 pages". more: ending of the plural."""
-    return f"{count} {what}" if count == 1 else f"{count} {what}{more}"
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}{more}"

@@ -38,18 +38,7 @@ class GeometryError(ValueError):
 class Geometry:
     """Sizes of one system. `window` None means a model without SWA: one pool, `swa_pages` 0.
 
-    tree: prefixes are kept in a radix tree (else nothing outlives its request but a session's slot).
-    bigram: the tree knows each token together with the one that follows it (EAGLE).
-    settings: names and values of switches of the system, sorted. A system ignores those that it lacks; the
-        rules read none.
-    states: 0 of a model without recurrent layers. Only the state at the end of a text is kept, so a page has
-        one token, and a key of the tree is no bigram.
-    tracks: states inside a text are kept as well, at ends of pages, while its request goes on (SGLang's
-        extra_buffer); pages may be longer then.
-    lazy: of the slots for those states a request has the second only while a batch may write into it
-        (extra_buffer_lazy).
-    Raises GeometryError when a size is out of bounds or the sizes do not fit together.
-    """
+    Raises GeometryError when a size is out of bounds or the sizes do not fit together."""
 
     page_size: int
     window: int | None
@@ -57,11 +46,21 @@ class Geometry:
     swa_pages: int
     rows: int
     width: int
+    #: prefixes are kept in a radix tree (else nothing outlives its request but a session's slot)
     tree: bool = False
+    #: names and values of switches of the system, sorted. A system ignores those that it lacks; the
+    #: rules read none.
     settings: tuple[tuple[str, str], ...] = ()
+    #: the tree knows each token together with the one that follows it (EAGLE)
     bigram: bool = False
+    #: 0 of a model without recurrent layers. Only the state at the end of a text is kept, so a page
+    #: has one token, and a key of the tree is no bigram.
     states: int = 0
+    #: states inside a text are kept as well, at ends of pages, while its request goes on (SGLang's
+    #: extra_buffer); pages may be longer then
     tracks: bool = False
+    #: of the slots for those states a request has the second only while a batch may write into it
+    #: (extra_buffer_lazy)
     lazy: bool = False
 
     def __post_init__(self) -> None:

@@ -1,9 +1,9 @@
-"""Sources: what KV depends on beside the tokens of a text.
+"""Sources: what KV depends on besides the tokens of a text.
 
 Another adapter, or new weights, compute other KV from the same tokens, and KV of one namespace must not be
-found in another. So the stamps of a text begin at a number of its source, the **origin**: two texts of the
-same tokens have no stamp in common where their sources differ, and a clause that compares stamps judges the
-source.
+found in another. The stamps of a text therefore begin at a number of its source, the origin: two texts of the
+same tokens have no stamp in common where their sources differ. A clause that compares stamps thereby judges
+the source.
 """
 
 from __future__ import annotations
@@ -14,17 +14,15 @@ from reference.recurrent_states import chained
 
 
 class KvSource(NamedTuple):
-    """A source of KV.
+    """A source of KV."""
 
-    adapter: the name of a LoRA adapter, "" for the model alone.
-    load: how often the weights of the adapter were loaded again under its name.
-    salt: the namespace that a client asks for, "" for the common one.
-    weights: how often the weights of the model were replaced.
-    """
-
+    #: name of a LoRA adapter, "" for the model without one
     adapter: str = ""
-    load: int = 0
+    #: number of times that the adapter's weights were loaded again under its name
+    adapter_loads: int = 0
+    #: namespace that a client asks for, "" for the common one
     salt: str = ""
+    #: number of times that the model's weights were replaced
     weights: int = 0
 
     @property
@@ -33,10 +31,10 @@ class KvSource(NamedTuple):
         if self == PLAIN:
             return 0
         names = (int.from_bytes(name.encode(), "big") for name in (self.adapter, self.salt))
-        return chained((*names, self.load, self.weights))[-1]
+        return chained((*names, self.adapter_loads, self.weights))[-1]
 
     def __str__(self) -> str:
-        loads = f" (load {self.load + 1})" if self.load else ""
+        loads = f" (load {self.adapter_loads + 1})" if self.adapter_loads else ""
         parts = [f"adapter {self.adapter}{loads}"] if self.adapter else []
         parts += [f"salt {self.salt}"] if self.salt else []
         parts += [f"weights of update {self.weights}"] if self.weights else []
@@ -47,10 +45,12 @@ PLAIN = KvSource()
 
 
 class LoadedWeights:
-    """The weights that a server computes with. weights, loads: see KvSource; loads are by adapter."""
+    """The weights that a server computes with."""
 
     def __init__(self) -> None:
+        #: see KvSource
         self.weights = 0
+        #: adapter -> see KvSource.adapter_loads
         self.loads: dict[str, int] = {}
 
     def load_adapter(self, adapter: str) -> None:

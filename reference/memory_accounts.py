@@ -28,16 +28,16 @@ def counted(state: State) -> list[tuple[str, str, Cursors]]:
     A lent slot counts once: through its turn, as soon as the turn is in a batch (#22213). A rejected
         admission puts nothing into a batch, so the slot still counts.
     """
-    found = []
+    entries = []
     for session in state.sessions:
         turn = state.request(session.turn)
         if session.slot is not None and not (turn is not None and in_batch(turn)):
-            found.append((HELD, session.name, session.slot))
+            entries.append((HELD, session.name, session.slot))
     for request in state.requests:
         if in_batch(request):
             assert request.cursors is not None
-            found.append((UNCACHED, request.name, request.cursors))
-    return found
+            entries.append((UNCACHED, request.name, request.cursors))
+    return entries
 
 
 def report(state: State) -> Report:

@@ -113,7 +113,7 @@ def key_of(prompt: Prompt, bigram: bool = False) -> Key:
     return tree_key(text_tokens(extended((), prompt)), bigram)
 
 
-# Room.
+# -- room -----------------------------------------------------------------------------------------
 
 _EMPTY = Tree(1, None)  # nothing to evict
 
@@ -158,7 +158,7 @@ def evicted(
     return state._replace(tree=tree), freed
 
 
-# Locks.
+# -- locks ----------------------------------------------------------------------------------------
 
 
 def unlocked(state: State, holder: str) -> State:

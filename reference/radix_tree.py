@@ -114,10 +114,10 @@ class Sizes(NamedTuple):
 @memoized
 def nodes(tree: Tree) -> Sequence[Placed]:
     """Return all nodes, parents before children."""
-    found = [Placed(node, node.key) for node in tree.children]
-    for placed in found:
-        found += [Placed(child, placed.path + child.key) for child in placed.node.children]
-    return found
+    placed_nodes = [Placed(node, node.key) for node in tree.children]
+    for placed in placed_nodes:
+        placed_nodes += [Placed(child, placed.path + child.key) for child in placed.node.children]
+    return placed_nodes
 
 
 @memoized
@@ -140,21 +140,21 @@ def lock_of(tree: Tree, holder: str) -> Lock | None:
 
 def path_of(tree: Tree, key: Key) -> list[Placed]:
     """Return the nodes that spell `key`, from the root on; the last may be longer than `key`."""
-    found: list[Placed] = []
+    placed_nodes: list[Placed] = []
     children = tree.children
-    at = 0
-    while at < len(key):
-        page = key[at : at + tree.page_size]
+    position = 0
+    while position < len(key):
+        page = key[position : position + tree.page_size]
         node = next((n for n in children if n.key[: tree.page_size] == page), None)
         if node is None:
             break
-        found.append(Placed(node, (found[-1].path if found else ()) + node.key))
-        same = shared(node.key, key[at:], tree.page_size)
-        at += same
+        placed_nodes.append(Placed(node, (placed_nodes[-1].path if placed_nodes else ()) + node.key))
+        same = shared(node.key, key[position:], tree.page_size)
+        position += same
         if same < len(node.key):
             break
         children = node.children
-    return found
+    return placed_nodes
 
 
 def shared(a: Key, b: Key, page_size: int) -> int:
@@ -167,7 +167,7 @@ def shared(a: Key, b: Key, page_size: int) -> int:
     return floor_page(length, page_size)
 
 
-# Whose pages a lock pins.
+# -- whose pages a lock pins ----------------------------------------------------------------------
 
 
 def full_locked(tree: Tree, placed: Placed) -> bool:
@@ -219,7 +219,7 @@ def reshaped(tree: Tree, shape: list[tuple[Key, int, bool, bool]]) -> Tree:
     return tree._replace(children=tuple(sorted(below.get((), ()))), locks=locks)
 
 
-# Changing a persistent tree: everything on the path is copied, nothing else.
+# -- changing a persistent tree: everything on the path is copied, nothing else -------------------
 
 
 def _edit_children(
@@ -248,11 +248,11 @@ def _split(tree: Tree, key: Key) -> Tree:
     path = path_of(tree, key)
     if path[-1].end == len(key):
         return tree
-    at = len(key) - path[-1].start
+    cut = len(key) - path[-1].start
 
     def halves(node: Node) -> tuple[Node, ...]:
-        tail = node._replace(key=node.key[at:])
-        return (node._replace(key=node.key[:at], children=(tail,), state_used=0),)
+        tail = node._replace(key=node.key[cut:])
+        return (node._replace(key=node.key[:cut], children=(tail,), state_used=0),)
 
     return tree._replace(children=_edit_children(tree.children, path, halves))
 
@@ -263,22 +263,22 @@ def _with_node_at(tree: Tree, key: Key) -> tuple[Tree, Key]:
     if not path:
         return tree, ()
     last = path[-1]
-    there = key[: last.start + shared(last.node.key, key[last.start :], tree.page_size)]
-    return _split(tree, there), there
+    prefix = key[: last.start + shared(last.node.key, key[last.start :], tree.page_size)]
+    return _split(tree, prefix), prefix
 
 
 def _mark_used(tree: Tree, key: Key) -> Tree:
     """Mark `key` as used: full KV along the path, SWA KV inside the window of its end (#26615), and the
     state there."""
     now = tree.clock + 1
-    first = window_start(len(key), tree.window) if tree.window else len(key)
+    window_begin = window_start(len(key), tree.window) if tree.window else len(key)
     path = path_of(tree, key)
     below: tuple[Node, ...] = ()
     for placed, after in zip(reversed(path), [None, *reversed(path)]):
         node = placed.node
         if after is not None:
             node = node._replace(children=_replaced(node.children, after.node, below))
-        seen = now if node.live and placed.end > first else node.swa_used
+        seen = now if node.live and placed.end > window_begin else node.swa_used
         state = now if node.state_used and placed.end == len(key) else node.state_used
         below = (node._replace(full_used=now, swa_used=seen, state_used=state),)
     if path:
@@ -315,9 +315,9 @@ def usable(tree: Tree, key: Key, full_only: bool = False) -> int:
 def match(tree: Tree, key: Key, full_only: bool = False) -> tuple[Tree, int]:
     """Return the longest usable prefix of `key`, and the tree with a split at its end where the key
     leaves a node."""
-    tree, there = _with_node_at(tree, whole_pages(tree, key))
-    length = usable(tree, there, full_only)
-    return _mark_used(tree, there[:length]), length
+    tree, matched = _with_node_at(tree, whole_pages(tree, key))
+    length = usable(tree, matched, full_only)
+    return _mark_used(tree, matched[:length]), length
 
 
 def whole_pages(tree: Tree, key: Key) -> Key:
@@ -329,7 +329,7 @@ def lock(tree: Tree, holder: str, key: Key, full_only: bool = False) -> Tree:
     """Pin `key`, which a match has handed out: full KV of the path, SWA KV until a window is covered.
 
     In the SWA pool that is every node that reaches into the last window of `key`, each of them whole: up
-    to a node more than one window (#26919 keeps fresh leaves at one). Nodes above pin full KV alone. Of
+    to a node more than one window (#26919 keeps fresh leaves at one). Nodes above pin only full KV. Of
     states it is the one at the end of `key`.
     """
     swa_from = len(key)
@@ -375,19 +375,19 @@ def insert(tree: Tree, key: Key, evicted: int) -> tuple[Tree, Insertion]:
     For a request that has ended; one that goes on uses `insert_and_continue`.
     """
     live_from = min(ceil_page(evicted, tree.page_size), len(key))
-    tree, there = _with_node_at(tree, key)
-    if any(not p.node.live and p.start < live_from < p.end for p in path_of(tree, there)):
+    tree, matched = _with_node_at(tree, key)
+    if any(not p.node.live and p.start < live_from < p.end for p in path_of(tree, matched)):
         tree = _split(tree, key[:live_from])
     recovered = []
-    for placed in path_of(tree, there):
+    for placed in path_of(tree, matched):
         if not placed.node.live and placed.start >= live_from and not full_locked(tree, placed):
             recovered.append((placed.start, placed.end))
             tree = changed(tree, placed.path, partial(stamped, live=True))
-    if len(there) < len(key):
-        tree = _fresh_leaf(tree, key, len(there), live_from)
+    if len(matched) < len(key):
+        tree = _fresh_leaf(tree, key, len(matched), live_from)
     if tree.states:
         tree = changed(tree, key, partial(stamped, state_used=tree.clock + 1))
-    return _mark_used(tree, key), Insertion(len(there), len(key), tuple(recovered))
+    return _mark_used(tree, key), Insertion(len(matched), len(key), tuple(recovered))
 
 
 def insert_and_continue(

@@ -9,7 +9,7 @@ those n tokens: KV and state agree on one position.
 - Its **stamp** is the `chain` of the tokens that were folded into the state. So the stamp tells the text, and
   how much of it. A copy of a state has the stamp of its source.
 - A **boundary** is a position whose state is kept in a slot of its own, a checkpoint, when the running state
-  goes on. A hit can end at a boundary alone, whatever KV there is behind it.
+  goes on. A hit can end only at a boundary, whatever KV there is behind it.
 - The **owners** of a slot are who may continue from it: a request, a session, the prefix cache. A slot in
   which a state runs has one owner, for every other one would be left with tokens that are not its own.
 
@@ -102,9 +102,9 @@ def seen(stamp: int, stamps: Sequence[int]) -> str:
     return "is that after other tokens, or more"
 
 
-def misread(found: Sequence[int], want: int, stamps: Sequence[int]) -> str | None:
-    """Describe the fault of a state whose parts have these stamps; None if all are `want`."""
+def misread(found: Sequence[int], expected: int, stamps: Sequence[int]) -> str | None:
+    """Describe the fault of a state whose parts have these stamps; None if all are `expected`."""
     for part, stamp in zip(PARTS, found):
-        if stamp != want:
+        if stamp != expected:
             return f"{part} {seen(stamp, stamps)}"
     return None

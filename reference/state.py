@@ -50,12 +50,12 @@ def goes_on(text: Text, serial: int, end: int) -> Text:
 
 def text_cut(text: Text, length: int) -> Text:
     """Return the first `length` tokens, as runs."""
-    kept: list[tuple[int, int]] = []
+    spans: list[tuple[int, int]] = []
     for serial, end in text:
-        if kept and kept[-1][1] >= length:
+        if spans and spans[-1][1] >= length:
             break
-        kept.append((serial, min(end, length)))
-    return tuple(kept) if length else ()
+        spans.append((serial, min(end, length)))
+    return tuple(spans) if length else ()
 
 
 class Phase(DescribedEnum):
@@ -85,32 +85,30 @@ class Round(NamedTuple):
 
 
 class Request(NamedTuple):
-    """A request that has not ended. Lengths are in tokens.
-
-    history: the text before its own tokens, prompt included.
-    serial: the serial of its own tokens.
-    origin: length of the input.
-    output: tokens generated, without those of rounds in flight.
-    started: it has written KV.
-    evicted: the largest length of a window eviction, or of one that released the SWA part of its
-        session's lock.
-    processed_outputs: outputs whose results were processed for certain when the last round was
-        launched, and when the next one is: a scheduler runs at most one round ahead.
-    cursors: None while it holds no row and no prefix.
-    in_flight: rounds whose results are to come, the oldest first.
-    """
+    """A request that has not ended. Lengths are in tokens."""
 
     name: str
     session: str | None
+    #: the serial of its own tokens
     serial: int
+    #: the text before its own tokens, prompt included
     history: Text
+    #: length of the input
     origin: int
+    #: tokens generated, without those of rounds in flight
     output: int = 0
     phase: Phase = Phase.QUEUED
+    #: it has written KV
     started: bool = False
+    #: the largest length of a window eviction, or of one that released the SWA part of its
+    #: session's lock
     evicted: int = 0
+    #: outputs whose results were processed for certain when the last round was launched, and when
+    #: the next one is: a scheduler runs at most one round ahead
     processed_outputs: tuple[int, int] = (0, 0)
+    #: None while it holds no row and no prefix
     cursors: Cursors | None = None
+    #: rounds whose results are to come, the oldest first
     in_flight: tuple[Round, ...] = ()
 
     @property
@@ -164,9 +162,9 @@ _NAME = attrgetter("name")
 
 def _replaced(those: tuple[Named, ...], one: Named) -> tuple[Named, ...]:
     """Return the values with `one` added, or in the place of that of its name, in the order of names."""
-    found = [each for each in those if each.name != one.name]
-    insort(found, one, key=_NAME)
-    return tuple(found)
+    others = [each for each in those if each.name != one.name]
+    insort(others, one, key=_NAME)
+    return tuple(others)
 
 
 class RunConfig(NamedTuple):
@@ -301,14 +299,14 @@ def state_lens(state: State) -> dict[str, int]:
     A request has one from its first tokens on, and an admission that has matched a prefix; a session has one
     as long as it has a slot, and lends it with that.
     """
-    found: dict[str, int] = {}
+    lengths: dict[str, int] = {}
     if not state.config.geometry.states:
-        return found
-    found = {session.name: session.state for session in state.sessions if session.slot is not None}
+        return lengths
+    lengths = {session.name: session.state for session in state.sessions if session.slot is not None}
     for request in state.requests:
         if request.cursors is not None and request.computed_len:
-            found[request.holder] = request.computed_len
-    return found
+            lengths[request.holder] = request.computed_len
+    return lengths
 
 
 @memoized

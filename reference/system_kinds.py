@@ -29,26 +29,27 @@ AnyCommand = Command | EngineCommand | TierCommand | PairCommand
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Kind:
-    """A kind of system.
+    """A kind of system."""
 
-    name: as in Capabilities.kind and in a trace.
-    words: the property that distinguishes it, such as "schedules by itself"; noun: such a system.
-    config: the class of its sizes. commands: the classes of its commands. presets: sizes by name.
-    facts: the class of its facts; None where an adapter shows a View.
-    machine: the only machine that draws its commands; "" where there are several.
-    modelled: the reference model runs beside it; otherwise facts and clauses judge it alone.
-    schedules: it picks its batches itself, so a changed tree may run another schedule than its base.
-    """
-
+    #: as in Capabilities.kind and in a trace
     name: str
+    #: the property that distinguishes it, such as "schedules by itself"
     words: str
+    #: such a system
     noun: str
+    #: the class of its sizes
     config: type
+    #: the classes of its commands
     commands: tuple[type, ...]
+    #: sizes by name
     presets: Mapping[str, AnyConfig]
+    #: the class of its facts; None where an adapter shows a View
     facts: type | None = None
+    #: the only machine that draws its commands; "" where there are several
     machine: str = ""
+    #: the reference model runs beside it; otherwise only facts and clauses judge it
     modelled: bool = False
+    #: it picks its batches itself, so a changed tree may run another schedule than its base
     schedules: bool = False
 
 
@@ -57,17 +58,30 @@ ROWS = Kind(
     PRESETS, modelled=True,
 )  # fmt: skip
 BLOCKS = Kind(
-    "blocks", "schedules by itself", "an engine that schedules by itself", EngineConfig,
-    ENGINE_COMMANDS, ENGINE_PRESETS, BlockFacts, machine="clients", schedules=True,
+    "blocks", words="schedules by itself", noun="an engine that schedules by itself", config=EngineConfig,
+    commands=ENGINE_COMMANDS, presets=ENGINE_PRESETS, facts=BlockFacts, machine="clients", schedules=True,
 )  # fmt: skip
 TIERS = Kind(
-    "tiers", "has a host tier", "a tree with a host tier", TierConfig, TIER_COMMANDS, TIER_PRESETS,
-    TierFacts, machine="tiers",
-)  # fmt: skip
+    "tiers",
+    words="has a host tier",
+    noun="a tree with a host tier",
+    config=TierConfig,
+    commands=TIER_COMMANDS,
+    presets=TIER_PRESETS,
+    facts=TierFacts,
+    machine="tiers",
+)
 PAIRS = Kind(
-    "pairs", "is two servers and a network", "two servers and a network", PairConfig, PAIR_COMMANDS,
-    PAIR_PRESETS, PairFacts, machine="pairs", schedules=True,
-)  # fmt: skip
+    "pairs",
+    words="is two servers and a network",
+    noun="two servers and a network",
+    config=PairConfig,
+    commands=PAIR_COMMANDS,
+    presets=PAIR_PRESETS,
+    facts=PairFacts,
+    machine="pairs",
+    schedules=True,
+)
 KINDS = {kind.name: kind for kind in (ROWS, BLOCKS, TIERS, PAIRS)}
 JUDGED_KINDS = tuple(kind for kind in KINDS.values() if not kind.modelled)
 

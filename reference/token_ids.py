@@ -58,8 +58,8 @@ def embeddings_of(image: str) -> tuple[int, ...]:
 
 def image_of(token: int) -> str:
     """Return the image of a token, "" for a token of a text."""
-    at = serial_of(token) - IMAGES
-    return chr(ord("A") + at) if 0 <= at < 26 else ""
+    number = serial_of(token) - IMAGES
+    return chr(ord("A") + number) if 0 <= number < 26 else ""
 
 
 def text_serial(answers: str, serial: int) -> int:

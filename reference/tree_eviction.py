@@ -35,8 +35,8 @@ def evict(tree: Tree, full: int, swa: int, states: int = 0) -> tuple[Tree, Freed
     """
     freed = [0, 0, 0]
     ways = (full, _evict_leaf), (swa, _evict_swa), (states, _evict_state)
-    for at, (amount, without) in enumerate(ways):
-        while freed[at] < amount and (less := without(tree)) is not None:
+    for index, (amount, without) in enumerate(ways):
+        while freed[index] < amount and (less := without(tree)) is not None:
             tree, gone = less
             freed = [a + b for a, b in zip(freed, (gone.full, gone.swa, gone.states))]
     return tree, Freed(*freed)
@@ -64,7 +64,7 @@ def _evict_state(tree: Tree) -> tuple[Tree, Freed] | None:
     placed = _oldest(tree, _state_candidate, "state_used")
     if placed is None:
         return None
-    return _drop_part(tree, placed, Freed(0, 0, 1), state_used=0)
+    return _drop_part(tree, placed, Freed(full=0, swa=0, states=1), state_used=0)
 
 
 def _drop_part(tree: Tree, placed: Placed, freed: Freed, **marks: Any) -> tuple[Tree, Freed]:
@@ -110,7 +110,8 @@ def _drop_leaf(tree: Tree, leaf: Placed) -> tuple[Tree, Freed]:
     while True:
         full += len(leaf.node.key)
         swa += len(leaf.node.key) if leaf.node.live and tree.window is not None else 0
-        states += bool(leaf.node.state_used)
+        if leaf.node.state_used:
+            states += 1
         tree = changed(tree, leaf.path, lambda _: ())
         above = path_of(tree, leaf.path[: leaf.start])
         serves = not above or _can_end_match(tree, above[-1].node)

@@ -50,7 +50,7 @@ def _common_capabilities(systems: Iterable[System]) -> Capabilities:
 
 
 def _generate(machine: str, runs: int, can: Capabilities) -> list[Run]:
-    """Draw runs over all presets, by the generator that `kvspec check` uses, on the reference alone."""
+    """Draw runs over all presets, by the generator that `kvspec check` uses, on the reference only."""
     made = []
     for number in range(runs):
         for name in PRESETS:
@@ -104,11 +104,11 @@ def _best_seconds(work: Callable[[], object]) -> float:
     return best
 
 
-def _cost_row(machine: str, what: str, seconds: float) -> dict[str, Any]:
+def _cost_row(machine: str, command: str, seconds: float) -> dict[str, Any]:
     """Return one line: the cost of a command."""
     return {
         "machine": machine,
-        "what": what,
+        "what": command,
         "us_per_command": round(seconds * 1e6, 1),
         "commands_per_s": round(1 / seconds),
     }

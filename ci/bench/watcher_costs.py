@@ -32,13 +32,13 @@ _CONFIGS = [(tree, overlap) for tree in (False, True) for overlap in (False, Tru
 def _bench_clients(count: int) -> tuple[Client, ...]:
     """Return clients eight at a time, two of three with a session of three turns."""
     rng = random.Random(1)
-    found = []
+    results = []
     for i in range(1, count + 1):
         turns = tuple(Turn(1, rng.randint(10, 60), rng.randint(20, 60)) for _ in range(3))
-        found.append(
+        results.append(
             Client(f"c{i}", i % 4, turns, session=i % 3 != 0, after=f"c{i - 8}" if i > 8 else "")
         )
-    return tuple(found)
+    return tuple(results)
 
 
 def _overhead_percent(watched_first: RunOutcome, watched_second: RunOutcome) -> float:

@@ -135,11 +135,11 @@ def _replay_on_release(
         return [_undriven_row(str(spec), error) for _ in traces]
 
 
-def _undriven_row(impl: str, why: Exception) -> Data:
+def _undriven_row(impl: str, error: Exception) -> Data:
     return {
         "implementation": impl,
         "exit_code": Ending.UNUSABLE,
-        "unusable": str(why),
+        "unusable": str(error),
         "replay": None,
     }
 

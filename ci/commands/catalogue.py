@@ -31,7 +31,7 @@ def bugs(names: tuple[str, ...], out: ReportOut) -> int:
 
     WORDS, such as `garbage after preemption`, or a line of a server's log: the bugs that fit, the best first,
     with what was looked for and not met, and what is not driven. Where none fits, that is said. An engine or
-    a release beside them, such as sglang==0.5.20: of its bugs alone; vllm==0.33.0+offload: of that way.
+    a release beside them, such as sglang==0.5.20: only of its bugs; vllm==0.33.0+offload: of that way.
 
     NAMES: these in full. Without any, the named bugs: `--impl torch+BUG` puts one into the built-in
     implementation.
@@ -54,8 +54,8 @@ def bugs(names: tuple[str, ...], out: ReportOut) -> int:
         return list_rows(known_bugs() + rows, out, _BUG_COLUMNS, text)
     engines = {SystemSpec.parse(name).engine for name in names if name not in text}
     if not text:
-        of = [row for row in known if {row["source"].partition(" ")[0]} >= engines]
-        return list_rows(of, out, _BUG_COLUMNS)
+        of_engines = [row for row in known if {row["source"].partition(" ")[0]} >= engines]
+        return list_rows(of_engines, out, _BUG_COLUMNS)
     return _list_matches(text, {row["id"] for row in known}, engines, rows, out)
 
 
@@ -73,29 +73,29 @@ def _list_matches(
         if (entry.kind not in KNOWN_KINDS or entry.row["id"] in known)
         and (not engines or {entry.engine} <= engines | {""})
     ]
-    found = find(text, every)
-    shown = found.rows[: min(SHOWN, found.fits or SHOWN)]
-    if not found.known:
+    matches = find(text, every)
+    shown = matches.rows[: min(SHOWN, matches.fits or SHOWN)]
+    if not matches.known:
         name = text[-1] if len(text) == 1 else ""
-        meant = similar_names(name, [row["id"] for row in found.rows])
-        lacking = ", ".join(map(quoted_text, found.missing))
+        meant = similar_names(name, [row["id"] for row in matches.rows])
+        lacking = ", ".join(map(quoted_text, matches.missing))
         lacking = f" (nothing here mentions {lacking})" if lacking else ""
         nearest = "nearest:" if shown else "nothing is near; `kvspec bugs` lists the named bugs"
         unknown = "not known" if len(text) == 1 or not shown else "no bug has all of these words"
         text_output.say(out.console, f"{unknown}{lacking}{meant}; {nearest}".replace("?;", "?"), "bold")
     if shown:
         text_output.listing(out.console, shown, _BUG_COLUMNS)
-    if 0 < found.fits < _FEW and (near_by := found.rows[found.fits : _FEW + 1]):
+    if 0 < matches.fits < _FEW and (near_by := matches.rows[matches.fits : _FEW + 1]):
         text_output.say(out.console, "if that is not it, nearest:", "bold")
         text_output.listing(out.console, near_by, _BUG_COLUMNS)
         shown = [*shown, *near_by]
-    if more := len(found.rows) - len(shown):
-        fitting = max(0, found.fits - len(shown))
+    if more := len(matches.rows) - len(shown):
+        fitting = max(0, matches.fits - len(shown))
         others = f"{fitting} more fit, {more - fitting}" if fitting else f"{more} more"
         note(f"{others} have some of these words: --json lists all")
-    for place, row in enumerate(found.rows):
-        row["fits"] = place < found.fits
-    return out.end(found.rows)
+    for place, row in enumerate(matches.rows):
+        row["fits"] = place < matches.fits
+    return out.end(matches.rows)
 
 
 @click.command()
@@ -147,24 +147,24 @@ def driven(names: tuple[str, ...], out: ReportOut) -> int:
     from stateful_tests.lockstep.known_faults import FOLDER
 
     groups = [
-        (f"{engine}=={table['release']}", driven, why, members)
+        (f"{engine}=={table['release']}", driven, reason, members)
         for engine, table in tomllib.loads(
             (FOLDER / "driven.toml").read_text(encoding="utf-8")
         ).items()
         for driven in ("no", "yes")
-        for why, members in table["driven" if driven == "yes" else "not_driven"].items()
+        for reason, members in table["driven" if driven == "yes" else "not_driven"].items()
     ]
     rows = [
-        {"id": name, "release": release, "driven": driven, "how": why}
-        for release, driven, why, members in groups
+        {"id": name, "release": release, "driven": driven, "how": reason}
+        for release, driven, reason, members in groups
         for name in members
     ]
     if names:
         headings = {"id": "name", "release": "release", "driven": "driven", "how": _HOW}
         return list_rows(rows, out, headings, names)
     summary = [
-        {"release": release, "driven": driven, "names": str(len(members)), "how": why}
-        for release, driven, why, members in groups
+        {"release": release, "driven": driven, "names": str(len(members)), "how": reason}
+        for release, driven, reason, members in groups
     ]
     columns = {"release": "release", "driven": "driven", "names": "names", "how": _HOW}
     text_output.listing(out.console, summary, columns)

@@ -89,8 +89,8 @@ def explore(
                 executor=executor,
             )
             data = report.exploration_data(result)
-            found = [result.finding] if result.finding is not None else []
-            save_traces(found, data["findings"], save_dir, "--impl reference")
+            findings = [result.finding] if result.finding is not None else []
+            save_traces(findings, data["findings"], save_dir, "--impl reference")
             report.print_exploration(out.console, data)
             return data, result.stopped
 

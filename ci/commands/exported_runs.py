@@ -39,12 +39,12 @@ def run_as_wanted(wanted: Sequence[Wanted], test: Path, hook: str, about: str = 
     from impl.process.run_test import outcomes
 
     ends = outcomes(*((each.root, each.release, [test]) for each in wanted), hook=hook)
-    said = []
+    messages = []
     for each, (code, output) in zip(wanted, ends, strict=True):
         if code != each.code:
             raise NoTest(_unwanted_end(each.name, code, output, each.code))
-        said.append(f"{about}{each.name}: the test {'fails' if code else 'passes'}, as it should")
-    click.echo("\n".join(said), err=True)
+        messages.append(f"{about}{each.name}: the test {'fails' if code else 'passes'}, as it should")
+    click.echo("\n".join(messages), err=True)
 
 
 def fixed_system(
@@ -94,14 +94,14 @@ def _fixed_spec(fixed: str, spec: SystemSpec) -> SystemSpec:
     return spec.of_version(named.version)
 
 
-def _unwanted_end(name: str, code: int, output: str, want: int) -> str:
+def _unwanted_end(name: str, code: int, output: str, wanted_code: int) -> str:
     """Describe how a test ended on a release, and so shows nothing."""
     if code == 0:
         return (
             f"it passes on {name}: what shows the bug is no call of the release, and no value that a"
             " test can ask for"
         )
-    too = " as well: the bug is there too" if want == 0 and code == FAILS else ""
+    too = " as well: the bug is there too" if wanted_code == 0 and code == FAILS else ""
     return f"it {ending_text(code)} on {name}{too}: {last_error(output)}"
 
 

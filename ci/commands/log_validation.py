@@ -46,9 +46,9 @@ class LogReading:
             for line in self.log.lines(growing):
                 reported = len(result.mismatches)
                 self.validator.read(line)
-                for found in result.mismatches[reported:]:
-                    if found.known is None:
-                        tell(found)
+                for mismatch in result.mismatches[reported:]:
+                    if mismatch.known is None:
+                        tell(mismatch)
         except LogError as error:
             self.unreadable = str(error)
             note(self.unreadable)
@@ -107,8 +107,8 @@ class LogReadings:
         validators = [reading.validator for reading in self.logs.values()]
         for prefill in (validator for validator in validators if validator.header.role == "prefill"):
             for decode in (validator for validator in validators if validator.header.role == "decode"):
-                for found in compare_pair_logs(prefill, decode):
-                    decode.report(found)
+                for mismatch in compare_pair_logs(prefill, decode):
+                    decode.report(mismatch)
 
     def follow(self, tell: Tell | None, begins: Begins) -> None:
         """Read all logs concurrently, and those that appear meanwhile, until the processes that write them
@@ -122,12 +122,14 @@ class LogReadings:
         threads: list[threading.Thread] = []
         failures: list[Exception] = []
 
-        def one_at_a_time(found: Mismatch) -> None:
+        def one_at_a_time(mismatch: Mismatch) -> None:
             if tell is not None:
                 with telling:
-                    tell(found)
+                    tell(mismatch)
 
         def start(reading: LogReading) -> None:
+            """Announce a log and start the thread that reads it, until its process has ended or the reading
+            is stopped. An exception of the thread goes to `failures`."""
             with telling:
                 begins(reading)
             process = reading.log.header.process

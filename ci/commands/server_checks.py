@@ -118,10 +118,10 @@ def validate(
     else:
         readings.read()
     readings.join()
-    for why in (reasons := [*readings.no_logs.values()]):
+    for reason in (reasons := [*readings.no_logs.values()]):
         if not readings.logs:
-            raise Unusable(why)
-        note(why)
+            raise Unusable(reason)
+        note(reason)
     if not readings.logs:
         raise Unusable(f"{logs[0]}: {NO_LOG}")
     for reading in readings.logs.values():
@@ -220,7 +220,7 @@ def serve_check(
 
     It runs on a CPU. Four things are checked: what attention would read, the server's own strict checks, its
     log, and that no client waits for ever though there is room. The forward pass, the sockets and the clock
-    are stand-ins; with --live the weights alone. `kvspec setup-server VERSION` comes first. With
+    are stand-ins; with --live only the weights. `kvspec setup-server VERSION` comes first. With
     `--set pair=1` a prefill and a decode server run, and the network between them: transfers and what both
     keep for them are checked instead of a log.
     """
@@ -261,8 +261,10 @@ def serve_check(
         with unusable(f"--impl {impl}: "):
             if run is not None:
                 judged = scheduler_runs.judge(runner, run, before)
-                found = {finding.key: judged for finding in judged.findings}
-                result = scheduler_runs.Served(release, run.seed, 1, judged.outcome.forwards, found=found)
+                judged_by_key = {finding.key: judged for finding in judged.findings}
+                result = scheduler_runs.Served(
+                    release, run.seed, 1, judged.outcome.forwards, found=judged_by_key
+                )
                 if canary and run.config.pair:
                     raise Unusable("--canary: looks at one server; the run is of a pair")
                 if canary:
@@ -284,8 +286,13 @@ def serve_check(
         runner.close()
         if before is not None:
             before.runner.close()
-    folder, planned = (Path(save_dir), runs) if run is None else (None, 1)
-    data = server_reports.served(result, folder, planned, opinions)
+    if run is None:
+        folder = Path(save_dir)
+        planned = runs
+    else:
+        folder = None
+        planned = 1
+    data = server_reports.served_report(result, folder, planned, opinions)
     server_reports.served_text(out.console, data)
     return out.end(data)
 
@@ -305,23 +312,23 @@ def _base_to_compare(release: str, checkout: str | None, base: str | None) -> Be
     if base is None and checkout is None:
         return None
     folder = checkout_root(base) if base is not None and Path(base).is_dir() else None
-    of = release if base is None or folder is not None else base.removeprefix("sglang==")
-    runner = WholeScheduler(environment.python_of(of), folder)
-    there = {}
+    base_release = release if base is None or folder is not None else base.removeprefix("sglang==")
+    runner = WholeScheduler(environment.python_of(base_release), folder)
+    known_findings = {}
     if checkout is not None:
         with (
             closing(driven(SystemSpec("sglang"), DriveOptions(checkout))) as tree,
-            closing(driven(SystemSpec("sglang", of))) as was,
+            closing(driven(SystemSpec("sglang", base_release))) as was,
         ):
             # the remark also says what serve-check needs and the tree lacks
             note(getattr(tree, "remark", "") or f"{checkout}: taken for {release}")
             for mask in masks(tree, was):
                 click.echo(mask.line, err=True)
                 if mask.there or mask.fixed:
-                    there[mask.fault.id] = mask.holds
+                    known_findings[mask.fault.id] = mask.holds
     served = {path.stem: _load_served_run(str(path)) for path in (FIXTURES / "served").glob("*.json")}
     return Before(
-        runner, there, {fault: run for fault, run in served.items() if run.release == release}
+        runner, known_findings, {fault: run for fault, run in served.items() if run.release == release}
     )
 
 
@@ -358,7 +365,7 @@ def _check_live_server(
         lambda line: click.echo(line, err=True),
         keep := Path(save_dir) / f"serve-live-{release}-{seed}",
     )
-    data = server_reports.lived(run, seed, keep)
+    data = server_reports.live_report(run, seed, keep)
     server_reports.lived_text(out.console, data)
     return out.end(data)
 

@@ -72,8 +72,8 @@ class ReportOut:
 def _content_name(file: str) -> str:
     """Return the name of the content of a file that cannot be made again; "" if it holds none."""
     kinds = {b'"kvspec-watch"': "a watcher's log", b'"kvspec-trace"': "a trace"}
-    with suppress(OSError), open(file, "rb") as there:
-        head = there.read(200)
+    with suppress(OSError), open(file, "rb") as stream:
+        head = stream.read(200)
         return next((kind for mark, kind in kinds.items() if mark in head), "")
     return ""
 
@@ -179,8 +179,8 @@ def impl_options(command: _Command) -> _Command:
     @wraps(command)
     def run(*given: Any, impl: str, device: str = "cpu", **options: Any) -> Any:
         paths = {name: options.pop(f"{name}_path") for name in ENGINES}
-        of = {name: path for name, path in paths.items() if path is not None}
-        return command(*given, selector=_selector(impl, of, device), **options)
+        given_paths = {name: path for name, path in paths.items() if path is not None}
+        return command(*given, selector=_selector(impl, given_paths, device), **options)
 
     for name in reversed(ENGINES):
         run = click.option(
@@ -290,9 +290,9 @@ def _kept_option(option: str) -> Any:
 
 def note(text: str) -> None:
     """Print a line on stderr."""
-    from ci.standard_streams import plain
+    from ci.standard_streams import printable
 
-    click.echo(f"kvspec: {plain(text)[:600]}", err=True)
+    click.echo(f"kvspec: {printable(text)[:600]}", err=True)
 
 
 @contextmanager

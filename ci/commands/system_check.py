@@ -91,7 +91,8 @@ def check_system(
             favoured = engine_ways.calls_rarely([*changed.called, *changed.missed])
             asked = replace(asked, first=changed.first, favoured=favoured)
             others = _plan_other_ways(system, changed, asked) if how.other_ways else None
-        asked = asked if others is None else others.plan
+        if others is not None:
+            asked = others.plan
         plan = check_plans.for_system(asked, system)
         from_factory = selector.spec.stranger  # it may own something that exists once
         cuda = selector.device == "cuda"
@@ -214,7 +215,7 @@ def _find_changes(
         note(changed.text)
     if changed is None:  # interrupted
         return None
-    # A function that is known to run in other ways alone is not looked for in this one.
+    # A function that is known to run only in other ways is not looked for in this one.
     wanted = [
         each
         for each in changed.missed

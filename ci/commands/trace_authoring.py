@@ -92,9 +92,9 @@ def shrink(
         system = opened.enter_context(closing(selector.resolve()))
         before = replays.replay(system, trace)
         if before.violation is None:
-            why = "there is nothing to shrink; try another --impl"
-            raise Unusable(f"{file}: conforms on {system.name}: {why}")
-        wanted = authoring.violated(before, clause)
+            reason = "there is nothing to shrink; try another --impl"
+            raise Unusable(f"{file}: conforms on {system.name}: {reason}")
+        wanted = authoring.clause_of_run(before, clause)
         if clause is None and trace.clause not in (None, wanted):
             note(
                 f"{file} names {trace.clause}; {system.name} violates {wanted} first: shrunk to that"
@@ -243,8 +243,8 @@ def upgrade(out: ReportOut, files: tuple[str, ...]) -> int:
     """
     from stateful_tests.traces.trace_files import is_old, read
 
-    found = [(file, load_trace(file)) for file in files]
-    old = [(file, trace) for file, trace in found if is_old(read(file))]
+    traces = [(file, load_trace(file)) for file in files]
+    old = [(file, trace) for file, trace in traces if is_old(read(file))]
     for file, trace in old:
         save_trace(trace, Path(file))
         out.console.print(f"upgraded {file}", soft_wrap=True)

@@ -400,8 +400,8 @@ def run_test(selector: SystemSelector, files: tuple[str, ...], verbose: bool) ->
     for file, text in zip(files, texts):
         [(code, output)] = outcomes((root, release, [Path(file).absolute()]), hook=hook(text))
         codes.append(code)
-        why = f": {last_error(output)}" if code else ""
-        click.echo(f"{file}: the test {ending_text(code)} on {name}{why}")
+        reason = f": {last_error(output)}" if code else ""
+        click.echo(f"{file}: the test {ending_text(code)} on {name}{reason}")
         if verbose:
             click.echo(output.rstrip())
     return ending(broke=any(code not in (0, FAILS) for code in codes), violated=FAILS in codes)

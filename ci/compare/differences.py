@@ -52,30 +52,30 @@ def difference(key: tuple[str, ...], about: str, reference: object, system: obje
     return {"key": list(key), "about": about, "reference": str(reference), "system": str(system)}
 
 
-def differences(moment: Moment, ref: Data, got: Data, waived: frozenset[str]) -> Iterator[Data]:
-    """Yield the differences in the order of a report. ref, got: the data of reference and system."""
+def differences(moment: Moment, reference: Data, system: Data, waived: frozenset[str]) -> Iterator[Data]:
+    """Yield the differences in the order of a report. reference, system: the data of reference and system."""
     if moment.step is not None:
         yield from _outcome_differences(moment.step, waived)
     for kind in ("requests", "sessions"):
-        yield from _named_differences(kind, ref[kind], got[kind])
-    yield from _cursor_differences(ref["cursors"], got["cursors"])
+        yield from _named_differences(kind, reference[kind], system[kind])
+    yield from _cursor_differences(reference["cursors"], system["cursors"])
     if "CHK-2" not in waived:
-        yield from _account_differences(ref["accounts"], got["accounts"])
-    yield from _node_differences(moment, ref["nodes"], got["nodes"])
-    yield from _tree_differences(moment, ref, got)
-    yield from _pool_differences(moment, ref, got)
+        yield from _account_differences(reference["accounts"], system["accounts"])
+    yield from _node_differences(moment, reference["nodes"], system["nodes"])
+    yield from _tree_differences(moment, reference, system)
+    yield from _pool_differences(moment, reference, system)
     yield from _mapping_differences(moment.facts, waived)
-    for name, holder in got["holders"].items():
+    for name, holder in system["holders"].items():
         for pool, positions in holder.get("wrong", {}).items():
             if positions:
                 about = f"what {name} reads at position {positions[0]} ({POOL[pool]})"
                 yield difference(("wrong", name, pool), about, "its own token", "something else")
 
 
-def by_place(found: Iterable[Data], places: Iterable[Place], moment: Moment) -> list[Data]:
+def by_place(differing: Iterable[Data], places: Iterable[Place], moment: Moment) -> list[Data]:
     """Return the differences in the order of a report, those at the places of a violation first."""
     about = [key for place in places for key in _key_prefixes(place, moment)]
-    return sorted(found, key=lambda d: not any(tuple(d["key"])[: len(key)] == key for key in about))
+    return sorted(differing, key=lambda d: not any(tuple(d["key"])[: len(key)] == key for key in about))
 
 
 def _key_prefixes(place: Place, moment: Moment) -> Iterator[tuple[str, ...]]:
@@ -128,9 +128,9 @@ def _outcome_differences(step: Step, waived: frozenset[str]) -> Iterator[Data]:
         yield difference(("outcome",), "choice", "within bounds", step.overreach)
 
 
-def _cursor_differences(ref: Data, got: Data) -> Iterator[Data]:
-    for name in [*ref, *(n for n in got if n not in ref)]:
-        expected, actual = ref.get(name, "none"), got.get(name, "none")
+def _cursor_differences(reference: Data, system: Data) -> Iterator[Data]:
+    for name in [*reference, *(n for n in system if n not in reference)]:
+        expected, actual = reference.get(name, "none"), system.get(name, "none")
         if not (isinstance(expected, dict) and isinstance(actual, dict)):
             if expected != actual:
                 yield difference(("cursors", name), name, _short_text(expected), _short_text(actual))
@@ -141,58 +141,60 @@ def _cursor_differences(ref: Data, got: Data) -> Iterator[Data]:
                 yield difference(("cursors", name, letter), about, expected[letter], actual[letter])
 
 
-def _account_differences(ref: Data, got: Data) -> Iterator[Data]:
-    for pool, account in ref.items():
+def _account_differences(reference: Data, system: Data) -> Iterator[Data]:
+    for pool, account in reference.items():
         for term, count in account.items():
-            other = got.get(pool, {}).get(term, 0)
+            other = system.get(pool, {}).get(term, 0)
             if other != count:
                 about = f"{POOL.get(pool, pool)} {term}, by the check"
                 yield difference(("accounts", pool, term), about, count, other)
 
 
-def _pool_differences(moment: Moment, ref: Data, got: Data) -> Iterator[Data]:
+def _pool_differences(moment: Moment, reference: Data, system: Data) -> Iterator[Data]:
     """Yield the pages with no owner or with several, the pages of each holder by position, and the numbers
     of free pages."""
     pools = moment.facts.pools
     size = moment.state.config.geometry.page_size
     for pool, pages in pools.items():
-        for page, cell in got["pools"][pool].items():
+        for page, cell in system["pools"][pool].items():
             if wrong := page_fault(page, pages.size, len(cell["owners"]), cell["free"]):
                 about = f"{POOL[pool]} page {page}"
                 yield difference(("pools", pool, str(page)), about, "free or owned, once", wrong)
-    for name in sorted({*ref["holders"], *got["holders"]}):
-        expected, actual = ref["holders"].get(name, {}), got["holders"].get(name, {})
+    for name in sorted({*reference["holders"], *system["holders"]}):
+        expected, actual = reference["holders"].get(name, {}), system["holders"].get(name, {})
         for pool in pools:
             expected_pages, actual_pages = set(expected.get(pool, ())), set(actual.get(pool, ()))
             if expected_pages != actual_pages:
                 about = f"{POOL[pool]} pages of {name}, by position"
                 spans = page_spans(expected_pages, size), page_spans(actual_pages, size)
                 yield difference(("holders", name, pool), about, *spans)
-    for name, count in ref["free"].items():
-        if count is not None and got["free"][name] != count:
-            yield difference(("free", name), f"free {_page_list(name)}", count, got["free"][name])
+    for name, count in reference["free"].items():
+        if count is not None and system["free"][name] != count:
+            yield difference(("free", name), f"free {_page_list(name)}", count, system["free"][name])
 
 
-def _named_differences(kind: str, ref: Data, got: Data) -> Iterator[Data]:
+def _named_differences(kind: str, reference: Data, system: Data) -> Iterator[Data]:
     one = kind[:-1]
-    for name in sorted({*ref, *got}):
-        expected, actual = ref.get(name), got.get(name)
+    for name in sorted({*reference, *system}):
+        expected, actual = reference.get(name), system.get(name)
         if expected is None or actual is None:
-            there = ["there" if side is not None else "not there" for side in (expected, actual)]
-            yield difference((kind, name), f"{one} {name}", *there)
+            presence = ["there" if side is not None else "not there" for side in (expected, actual)]
+            yield difference((kind, name), f"{one} {name}", *presence)
             continue
         for field, value in actual.items():
             if expected[field] != value:
                 yield difference((kind, name, field), f"{field} of {one} {name}", expected[field], value)
 
 
-def _node_differences(moment: Moment, ref: Data, got: Data) -> Iterator[Data]:
+def _node_differences(moment: Moment, reference: Data, system: Data) -> Iterator[Data]:
+    """Yield the differences of tree nodes: missing and further ones, tombstones, lock counts, contents. ref,
+    system: the nodes of the reference and of the system, by path."""
     tree_policy_is_free = moment.step is not None and moment.step.tree_policy_is_free
-    for path in sorted({*ref, *got}, key=lambda p: (len(p), p)):
-        expected, actual = ref.get(path), got.get(path)
+    for path in sorted({*reference, *system}, key=lambda p: (len(p), p)):
+        expected, actual = reference.get(path), system.get(path)
         if expected is None or actual is None:
-            there = ["there" if side is not None else "not there" for side in (expected, actual)]
-            yield difference(("nodes", path), f"node that ends {path}", *there)
+            presence = ["there" if side is not None else "not there" for side in (expected, actual)]
+            yield difference(("nodes", path), f"node that ends {path}", *presence)
             continue
         name = f"node [{actual['start']}, {actual['end']}) of {path}"
         if expected["live"] != actual["live"]:
@@ -213,11 +215,11 @@ def _node_differences(moment: Moment, ref: Data, got: Data) -> Iterator[Data]:
             )
 
 
-def _tree_differences(moment: Moment, ref: Data, got: Data) -> Iterator[Data]:
+def _tree_differences(moment: Moment, reference: Data, system: Data) -> Iterator[Data]:
     """Yield the differences of locks and counters, and of rows with other slots than the tree for their
     prefix."""
-    for name in sorted({*ref["lock_holders"], *got["lock_holders"]}):
-        locked = [side["lock_holders"].get(name, "nothing") for side in (ref, got)]
+    for name in sorted({*reference["lock_holders"], *system["lock_holders"]}):
+        locked = [side["lock_holders"].get(name, "nothing") for side in (reference, system)]
         if locked[0] != locked[1]:
             yield difference(
                 ("lock_holders", name), f"tokens that lock owner {name} has locked", *locked
@@ -226,10 +228,10 @@ def _tree_differences(moment: Moment, ref: Data, got: Data) -> Iterator[Data]:
     if tree is None:
         return
     if tree.sizes is not None:
-        for name, count in zip(got["counters"], sizes_by_walk(tree)):
-            if got["counters"][name] != count:
+        for name, count in zip(system["counters"], sizes_by_walk(tree)):
+            if system["counters"][name] != count:
                 about = f"{name} tokens, by counter"
-                yield difference(("counters", name), about, count, got["counters"][name])
+                yield difference(("counters", name), about, count, system["counters"][name])
     for holder in holders(moment.state):
         yield from _prefix_difference(moment, tree, holder)
 
@@ -245,10 +247,10 @@ def _prefix_difference(moment: Moment, tree: TreeFacts, holder: Holder) -> Itera
     for end in range(size, len(path) + 1, size):
         page = tree.pages.get(path[:end])
         row = list(seen.prefix[end - size : end])
-        if page is not None and tuple(row) != page[0]:
+        if page is not None and tuple(row) != page.slots:
             about = f"slots of {holder.name} at [{end - size}, {end})"
             key = ("holders", holder.name, "prefix", str(end // size - 1))
-            yield difference(key, about, f"the tree's {list(page[0])}", row)
+            yield difference(key, about, f"the tree's {list(page.slots)}", row)
             return
 
 

@@ -47,6 +47,7 @@ def moment_of(run: Run, index: int) -> Moment | None:
 
 
 def _snapshot(run: Run, index: int) -> Data:
+    """Return both sides after the step `index` of a run, and their differences by place."""
     moment = moment_of(run, index)
     row = run.rows[index]
     assert moment is not None
@@ -67,19 +68,19 @@ def _snapshot(run: Run, index: int) -> Data:
     if isinstance(outcome, Broken) and moment.step is None:
         made["differences"] = [difference(("outcome",), "outcome", say(row.outcome), say(outcome))]
     else:
-        found = [*differences(moment, reference, system, run.waived)]
+        shown_differences = [*differences(moment, reference, system, run.waived)]
         violation = run.violation
         places = violation.failure.at if violation is not None and violation.step == index else ()
-        if violation is not None and places and not found:  # both sides have it, and neither may
+        if violation is not None and places and not shown_differences:  # both sides have it, and neither may
             about = difference(
                 ("clause",), violation.clause, violation.expected, violation.observed
             )
-            found.append(about)
-        made["differences"] = by_place(found, places, moment)
+            shown_differences.append(about)
+        made["differences"] = by_place(shown_differences, places, moment)
     return made
 
 
-# The two sides.
+# -- the two sides --------------------------------------------------------------------------------
 
 
 def _free_pages(full: int, swa: int, window: int | None) -> dict[str, int | None]:
@@ -224,11 +225,11 @@ def _named_cursors(
 
 def _reference_nodes(state: State) -> dict[str, Data]:
     tree = state.tree
-    found: dict[str, Data] = {}
+    nodes: dict[str, Data] = {}
     if tree is not None:
         for p in sorted(radix.nodes(tree), key=lambda p: p.path):
             full, swa = lockers(tree, p)
-            found[path_text(p.path)] = {
+            nodes[path_text(p.path)] = {
                 "parent": path_text(p.path[: p.start]),
                 "start": p.start,
                 "end": p.end,
@@ -238,7 +239,7 @@ def _reference_nodes(state: State) -> dict[str, Data]:
                 "full_locked_by": full,
                 "swa_locked_by": swa,
             }
-    return found
+    return nodes
 
 
 def lockers(tree: radix.Tree, placed: radix.Placed) -> tuple[list[str], list[str]]:
@@ -251,12 +252,14 @@ def lockers(tree: radix.Tree, placed: radix.Placed) -> tuple[list[str], list[str
 
 
 def _system_nodes(tree: TreeFacts | None, geometry: Geometry) -> dict[str, Data]:
+    """Return the system's tree nodes by the text of their path, with page numbers in place of slots. Empty
+    without a tree."""
     size = geometry.page_size
-    found: dict[str, Data] = {}
+    nodes: dict[str, Data] = {}
     if tree is not None:
         for n in tree.nodes:
             whole = len(n.swa_slots) == len(n.slots) and all(n.swa_slots)
-            found[path_text(n.path)] = {
+            nodes[path_text(n.path)] = {
                 "parent": path_text(n.path[: n.start]),
                 "start": n.start,
                 "end": len(n.path),
@@ -270,7 +273,7 @@ def _system_nodes(tree: TreeFacts | None, geometry: Geometry) -> dict[str, Data]
                 ),
                 "half": n.live and not whole,
             }
-    return found
+    return nodes
 
 
 def _accounts(outcome: Outcome | None) -> dict[str, Data]:
@@ -296,14 +299,14 @@ def _pool_pages(facts: Facts, name: str) -> dict[int, Data]:
 def wrong_reads(state: State, facts: Facts) -> dict[str, dict[str, list[int]]]:
     """Return holder -> positions per pool whose KV differs from the text's token there."""
     window = state.config.geometry.window
-    found: dict[str, dict[str, list[int]]] = {}
+    positions: dict[str, dict[str, list[int]]] = {}
     for h in holders(state):
         seen = facts.holders.get(h.name)
         wrong = {"full": list[int](), "swa": list[int]()}
         if seen is not None:
             for pool in state.config.geometry.pools:
                 start, want, got = reads(h, seen, pool, window)
-                wrong[pool] = [start + at for at, (a, b) in enumerate(zip(want, got)) if a != b]
+                wrong[pool] = [start + index for index, (a, b) in enumerate(zip(want, got)) if a != b]
         if any(wrong.values()):
-            found[h.name] = wrong
-    return found
+            positions[h.name] = wrong
+    return positions

@@ -221,7 +221,7 @@ def changed_nodes(states: list[Data]) -> list[str]:
 
     The node that changed last is last.
     """
-    found: dict[str, None] = {}
+    changed: dict[str, None] = {}
     for before, after in pairwise(states):
         for which in ("reference", "system"):
             was, now = before[which]["nodes"], after[which]["nodes"]
@@ -229,16 +229,16 @@ def changed_nodes(states: list[Data]) -> list[str]:
                 then = now.get(path)
                 split = then is not None and then["start"] != node["start"]
                 if then is None or split or then["live"] != node["live"]:
-                    found.pop(path, None)
-                    found[path] = None
+                    changed.pop(path, None)
+                    changed[path] = None
                 if split and then["parent"] not in was:  # its upper part is a node of its own now
-                    found.pop(then["parent"], None)
-                    found[then["parent"]] = None
-    return list(found)
+                    changed.pop(then["parent"], None)
+                    changed[then["parent"]] = None
+    return list(changed)
 
 
 def _table_row(
-    state: Data, what: str, cells: list[Cell], before: list[Cell], expected: list[Cell]
+    state: Data, row_text: str, cells: list[Cell], before: list[Cell], expected: list[Cell]
 ) -> Data:
     """Return a row of the table. before: the cells of the row above; expected: those of the reference."""
     texts = []
@@ -257,4 +257,4 @@ def _table_row(
                 shown = f"!{shown}"
             values.append(f"{label} {shown}".lstrip())
         texts.append(" ".join(values).replace(" / ", "/"))
-    return {"step": state["step"], "what": what, "cells": texts}
+    return {"step": state["step"], "what": row_text, "cells": texts}

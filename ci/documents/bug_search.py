@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from ci.documents.findings import known_bugs
-from ci.documents.upstream_reports import reported
+from ci.documents.upstream_reports import upstream_reports
 from stateful_tests.lockstep.known_faults import FOLDER, known_faults, ways_of
 
 if TYPE_CHECKING:
@@ -111,9 +111,11 @@ def search_entries(named: Iterable[Data]) -> list[SearchEntry]:
 
 
 def _known_entries() -> Iterable[SearchEntry]:
+    """Yield an entry for each known fault of a release: its names, the messages it causes, the symptoms and
+    the upstream reports of it."""
     messages = json.loads(MESSAGES.read_text(encoding="utf-8"))
     also: dict[str, list[str]] = {}
-    for report in reported():
+    for report in upstream_reports():
         numbers = " ".join(map(str, report.numbers))
         for name in report.faults:
             also.setdefault(name, []).append(f"{report.says} {numbers}")
@@ -127,13 +129,13 @@ def _known_entries() -> Iterable[SearchEntry]:
         called = [reporter_words().ways.get(way, way) for way in sorted(ways)]
         of_way = reporter_words().ways.get(fault.way, "") if fault.way in ways else ""
         clauses = [*fault.clauses, *(["BROKEN"] if fault.ends_server else [])]
-        said = [text for texts in messages.get(fault.id, {}).values() for text in texts]
+        printed = [text for texts in messages.get(fault.id, {}).values() for text in texts]
         seen = dict.fromkeys(reporter_words().symptoms.get(clause, "") for clause in clauses)
         yield SearchEntry("mended" if fault.fixed else "known", fault.engine, row, {
             "name": fault.id,
             "says": fault.says,
             "place": f"{source} {fault.only} {of_way}",
-            "said": " ".join([*said, *reporter_words().said.get(fault.id, [])]),
+            "said": " ".join([*printed, *reporter_words().said.get(fault.id, [])]),
             "seen": " ".join([*clauses, *seen]),
             "more": " ".join([fault.upstream, *also.get(fault.id, []), *called]),
             "story": " ".join(row["story"]),
@@ -141,7 +143,7 @@ def _known_entries() -> Iterable[SearchEntry]:
 
 
 def _reported_entries() -> Iterable[SearchEntry]:
-    for report in reported():
+    for report in upstream_reports():
         if report.faults:
             continue
         numbers = ", ".join(f"#{number}" for number in report.numbers)
@@ -153,14 +155,14 @@ def _reported_entries() -> Iterable[SearchEntry]:
 def _undriven_entries() -> Iterable[SearchEntry]:
     text = (FOLDER / "driven.toml").read_text(encoding="utf-8")
     for engine, table in tomllib.loads(text).items():
-        for why, names in table["not_driven"].items():
+        for reason, names in table["not_driven"].items():
             shown = ", ".join(names[:_SHOWN_NAMES])
             if more := len(names) - _SHOWN_NAMES:
                 shown += f" and {more} more" if more > 0 else ""
-            row = _plain_row("-", f"{why}: {shown}", engine, "not driven")
+            row = _plain_row("-", f"{reason}: {shown}", engine, "not driven")
             parts = " ".join(re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name) for name in names)
             yield SearchEntry(
-                "not driven", engine, row, {"says": why, "name": f"{' '.join(names)} {parts}"}
+                "not driven", engine, row, {"says": reason, "name": f"{' '.join(names)} {parts}"}
             )
 
 
@@ -228,18 +230,18 @@ def _tokens(text: str) -> list[str]:
 
 def _synonyms(word: str) -> list[str]:
     """Return other words for a word, by any of its forms."""
-    stem = _stemmed(word)
+    stem = _with_stems(word)
     return [
         each
         for group in reporter_words().same
-        if any(_stemmed(each) == stem for each in group)
+        if any(_with_stems(each) == stem for each in group)
         for each in group
-        if _stemmed(each) != stem
+        if _with_stems(each) != stem
     ]
 
 
 @cache
-def _stemmed(phrase: str) -> str:
+def _with_stems(phrase: str) -> str:
     """Return a phrase with the stems of the index."""
     with sqlite3.connect(":memory:") as made:
         made.execute("CREATE VIRTUAL TABLE t USING fts5(x, tokenize='porter unicode61')")
@@ -269,7 +271,7 @@ def _phrase_scores(
     each = (f'"{" ".join(_tokens(phrase))}"{"*" * begins}' for phrase in phrases)
     asked = f"{within}({' OR '.join(each)})"
     weights = ", ".join(map(str, _WEIGHTS.values()))
-    found = index.execute(
+    rows = index.execute(
         f"SELECT rowid, -bm25(bug, {weights}) FROM bug WHERE bug MATCH ?", (asked,)
     )
-    return dict(found)
+    return dict(rows)

@@ -45,12 +45,12 @@ def text() -> str:
     """Return the document."""
     parts = [_HEAD]
     for name in ENGINES:
-        of = engine(name)
+        record = engine(name)
         faults = [fault for fault in known_faults().values() if fault.engine == name]
-        rows = [_fault_row(fault, of.repository) for fault in faults]
-        parts.append(f"## {of.title}\n\n{of.about}\n\n{_COLUMNS}{''.join(rows)}")
-        if section := upstream_reports.section(name, of.title):
-            parts.append(_with_links(section, of.repository))
+        rows = [_fault_row(fault, record.repository) for fault in faults]
+        parts.append(f"## {record.title}\n\n{record.about}\n\n{_COLUMNS}{''.join(rows)}")
+        if section := upstream_reports.section(name, record.title):
+            parts.append(_with_links(section, record.repository))
     return "\n".join(parts)
 
 

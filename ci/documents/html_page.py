@@ -35,11 +35,11 @@ def page(markdown: str, anchor: Callable[[str], str]) -> str:
     body = _LINK.sub(_plain_link, _FENCE.sub(_render_fence, body))
     contents: list[tuple[int, str, str]] = []
 
-    def heading(found: re.Match[str]) -> str:
-        words = unescape(re.sub(r"<[^>]+>", "", found[2]))
-        contents.append((int(found[1]), anchor(words), words))
+    def heading(match: re.Match[str]) -> str:
+        words = unescape(re.sub(r"<[^>]+>", "", match[2]))
+        contents.append((int(match[1]), anchor(words), words))
         return (
-            f'</section><section><h{found[1]} id="{escape(anchor(words))}">{found[2]}</h{found[1]}>'
+            f'</section><section><h{match[1]} id="{escape(anchor(words))}">{match[2]}</h{match[1]}>'
         )
 
     body = _HEADING.sub(heading, body).removeprefix("</section>") + "</section>"
@@ -68,28 +68,28 @@ def _without_comment(markdown: str) -> str:
     return re.sub(r"\A\s*<!--.*?-->\n", "", markdown)
 
 
-def _render_fence(found: re.Match[str]) -> str:
-    if found[1] == "mermaid":
-        diagram = unescape(found[2])
+def _render_fence(match: re.Match[str]) -> str:
+    if match[1] == "mermaid":
+        diagram = unescape(match[2])
         says = {name: text for text, name in re.findall(r'state "(.*)" as (\w+)', diagram)}
         arrows = re.findall(r"^ *(\S+) --> (\S+): (.*)$", diagram, re.MULTILINE)
         return _state_table(arrows, says) + _arrow_table(arrows, says)
-    return f'<pre class="drawing">{_WORD.sub(_linked_word, _ROW.sub(_row_cells, found[2]))}</pre>'
+    return f'<pre class="drawing">{_WORD.sub(_linked_word, _ROW.sub(_row_cells, match[2]))}</pre>'
 
 
-def _row_cells(found: re.Match[str]) -> str:
-    return "".join(f'<i class="{_CELL[c]}">{c}</i>' if c in _CELL else c for c in found[0])
+def _row_cells(match: re.Match[str]) -> str:
+    return "".join(f'<i class="{_CELL[c]}">{c}</i>' if c in _CELL else c for c in match[0])
 
 
-def _linked_word(found: re.Match[str]) -> str:
-    kind = {"tombstone": "tombstone", "SWA live": "live"}.get(found[0], "pinned")
-    return f'<b class="{kind}">{found[0]}</b>'
+def _linked_word(match: re.Match[str]) -> str:
+    kind = {"tombstone": "tombstone", "SWA live": "live"}.get(match[0], "pinned")
+    return f'<b class="{kind}">{match[0]}</b>'
 
 
 def _state_table(arrows: list[tuple[str, str, str]], says: Mapping[str, str]) -> str:
     """Return a state diagram: a column for each state, a line for each transition."""
     names = [*dict.fromkeys(("[*]", *says))]
-    x = {name: 70 + 140 * at for at, name in enumerate(names)}
+    x = {name: 70 + 140 * index for index, name in enumerate(names)}
     ends = [x[b] + (40 + 6 * len(commands) if a == b else 70) for a, b, commands in arrows]
     wide, high = max(ends), 50 + 28 * len(arrows)
     parts = [
@@ -100,8 +100,8 @@ def _state_table(arrows: list[tuple[str, str, str]], says: Mapping[str, str]) ->
         parts.append(f'<rect x="{x[name] - 56}" y="4" width="112" height="24" rx="12"/>')
         parts.append(f'<text x="{x[name]}" y="20">{escape(title)}</text>')
         parts.append(f'<path class="life" d="M{x[name]} 28V{high}"/>')
-    for at, (a, b, commands) in enumerate(arrows):
-        y = 60 + 28 * at
+    for index, (a, b, commands) in enumerate(arrows):
+        y = 60 + 28 * index
         end = x[b]
         if a == b:
             parts.append(f'<path d="M{end} {y - 12}h24v12H{end + 5}"/>')
@@ -126,13 +126,13 @@ def _arrow_table(arrows: list[tuple[str, str, str]], says: Mapping[str, str]) ->
     return f"<details><summary>as a table</summary>{table}</details>"
 
 
-def _plain_link(found: re.Match[str]) -> str:
+def _plain_link(match: re.Match[str]) -> str:
     """Replace a link to a file of the repository by its name, for fixtures as `kvspec replay` takes it;
     links to the web stay."""
-    target = found[1]
-    words = found[2]
+    target = match[1]
+    words = match[2]
     if target.startswith("https:"):
-        return found[0]
+        return match[0]
     if "SPEC.md#" in target:
         return f'<a href="#{escape(target.partition("#")[2])}">{words}</a>'
     if target.endswith("FINDINGS.md"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import textwrap
 import tomllib
@@ -83,14 +84,14 @@ def page_beside(name: str, trace: Trace, can: Capabilities, file: str, options: 
     kind = can.system_kind
     made = skeletons()[name]
     steps = [
-        f"| {at} | `{format_command(command)}` | {about} |"
-        for at, (command, (_, about)) in enumerate(zip(trace.commands, made.steps))
+        f"| {index} | `{format_command(command)}` | {about} |"
+        for index, (command, (_, about)) in enumerate(zip(trace.commands, made.steps))
     ]
-    recipe = [f"{at}. {line}" for at, line in enumerate(recipe_of(name), 1)]
+    recipe = [f"{index}. {line}" for index, line in enumerate(recipe_of(name), 1)]
     commands = [
         f"| `{kind_name(each)}` | {in_words(each)} | {_command_text(each)} |" for each in kind.commands
     ]
-    sizes = textwrap.dedent(" " * 4 + (kind.config.__doc__ or "")).strip()
+    sizes = _sizes_text(kind.config)
     names = ", ".join(f"`{field.name}`" for field in fields(kind.config))
     return "\n".join([
         f"# {file}: a trace by hand", "",
@@ -104,6 +105,20 @@ def page_beside(name: str, trace: Trace, can: Capabilities, file: str, options: 
     ])  # fmt: skip
 
 
+def _sizes_text(config: type) -> str:
+    """Return the docstring of a configuration, and a line for each field that has a comment `#:` above it."""
+    lines = [textwrap.dedent(" " * 4 + (config.__doc__ or "")).strip(), ""]
+    comment: list[str] = []
+    for line in map(str.strip, inspect.getsource(config).splitlines()):
+        if line.startswith("#: "):
+            comment.append(line.removeprefix("#: "))
+            continue
+        if comment:
+            lines.append(f"{line.partition(':')[0]}: {' '.join(comment)}")
+        comment = []
+    return "\n".join(lines).strip()
+
+
 def _command_text(command: type) -> str:
     return " ".join((command.__doc__ or "").split()).replace("|", "\\|")
 
@@ -114,6 +129,6 @@ def recipes() -> str:
     parts = []
     for made in skeletons().values():
         if made.title:
-            lines = (f"{at}. {line}" for at, line in enumerate(made.recipe, 1))
+            lines = (f"{index}. {line}" for index, line in enumerate(made.recipe, 1))
             parts += [f"**{made.title}**", "", *lines, ""]
     return "\n".join(parts)

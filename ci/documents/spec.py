@@ -50,9 +50,16 @@ FIXTURES = ROOT / "fixtures" / "regressions"
 EXAMPLE = "three_turns_of_one_conversation"
 # Small, and yet every change of phase occurs in it; tests compare it with larger ones.
 LIVES = Scope(
-    "lives", "", Geometry(1, 1, 3, 3, 1, 3), sessions=1, ahead=1, late=True, invalid=False, marked=False,
+    "lives",
+    "",
+    Geometry(page_size=1, window=1, full_pages=3, swa_pages=3, rows=1, width=3),
+    sessions=1,
+    ahead=1,
+    late=True,
+    invalid=False,
+    marked=False,
     batches=False,
-)  # fmt: skip
+)
 # Clauses by the first part of their ids.
 FAMILIES = {
     "OUT": "outcomes", "LEN": "cursors", "FREE": "what is freed", "END": "what is left at the end",
@@ -153,7 +160,7 @@ def collect() -> Data:
     }
 
 
-# Words.
+# -- words ----------------------------------------------------------------------------------------
 
 
 def _own_clauses(kind: Kind) -> list[Clause]:
@@ -190,7 +197,7 @@ def anchor(heading: str) -> str:
     return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
 
 
-# Commands and clauses.
+# -- commands and clauses -------------------------------------------------------------------------
 
 
 def _command_data(rule: Rule, fixtures: dict[str, Trace]) -> Data:
@@ -217,19 +224,19 @@ def _example_step(kind: type[Command], fixtures: dict[str, Trace]) -> Data | Non
 
     CheckIdle, which no fixture has, is done at the end of the worked example (at: none).
     """
-    found = [
+    candidates = [
         ((not step.frees, not step.changes, at, len(step.drawn()), name), step)
         for name, trace in fixtures.items()
         for at, step in enumerate(step_text.steps(trace))
         if isinstance(step.command, kind) and isinstance(step.outcome, Done)
     ]
-    if not found:
+    if not candidates:
         if kind is not CheckIdle:
             return None  # a new command, of which no fault is named yet
         longer = (*fixtures[EXAMPLE].commands, CheckIdle())
         *_, last = step_text.steps(replace(fixtures[EXAMPLE], commands=longer))
         return {"fixture": EXAMPLE, "at": None, "drawn": last.drawn(), "frees": False}
-    (_, _, at, _, name), step = min(found, key=lambda hit: hit[0])
+    (_, _, at, _, name), step = min(candidates, key=lambda hit: hit[0])
     return {"fixture": name, "at": at, "drawn": step.drawn(), "frees": step.frees}
 
 
@@ -240,19 +247,21 @@ def _field_data(name: str, kind: str) -> str:
 
 
 def _family_data() -> list[Data]:
-    found: dict[str, list[Clause]] = {family: [] for family in FAMILIES}
+    clauses_of: dict[str, list[Clause]] = {family: [] for family in FAMILIES}
     for clause in CLAUSES.values():
-        found[clause.id.partition("-")[0]].append(clause)
-    for clauses in found.values():
+        clauses_of[clause.id.partition("-")[0]].append(clause)
+    for clauses in clauses_of.values():
         clauses.sort(key=lambda c: int(c.id.partition("-")[2]))
-    return [{"about": FAMILIES[family], "clauses": clauses} for family, clauses in found.items()]
+    return [{"about": FAMILIES[family], "clauses": clauses} for family, clauses in clauses_of.items()]
 
 
 def _clause_data(clause: Clause, shown_by: dict[str, str], fixtures: dict[str, Trace]) -> Data:
     """Return the data of a clause. killed: the bugs whose first violated clause it is, each with its
     fixture; drawn: the step that shows the first of them, the last of its fixture, on the reference."""
     bugs = [bug for bug in BUGS.values() if bug.clause == clause.id]
-    *_, last = step_text.steps(fixtures[shown_by[bugs[0].id]]) if bugs else [None]
+    last = None
+    if bugs:
+        *_, last = step_text.steps(fixtures[shown_by[bugs[0].id]])
     return {
         "clause": clause,
         "scope": _USUAL_SCOPE.sub("", clause.scope),
@@ -273,7 +282,7 @@ def _bug_modes(bug: Bug) -> str:
     return "" if Mode.FAITHFUL in bug.modes else "free mode only"
 
 
-# Runs of the reference.
+# -- runs of the reference ------------------------------------------------------------------------
 
 
 def _example_steps(trace: Trace) -> list[Data]:
@@ -306,7 +315,10 @@ def _example_steps(trace: Trace) -> list[Data]:
 
 def _tree_drawings() -> dict[str, Data]:
     """Return the drawings of the chapter on the radix tree, from one run: page_size 2, window 3."""
-    state = model.initial(Geometry(2, 3, 12, 12, 2, 16, tree=True), Mode.FAITHFUL)
+    state = model.initial(
+        Geometry(page_size=2, window=3, full_pages=12, swa_pages=12, rows=2, width=16, tree=True),
+        Mode.FAITHFUL,
+    )
     run: tuple[tuple[str, Command], ...] = (
         ("insert", Insert("h1", (Piece("a", 8),))),
         ("lock", Match("h2", (Piece("a", 9),))),

@@ -68,12 +68,12 @@ def _side_by_side(left: str, right: str) -> str:
     wide = max(map(len, left.splitlines()))
     if wide + _GAP + max(map(len, right.splitlines())) > _WIDTH:
         return f"before\n\n{left}\n\nafter\n\n{right}"
-    columns = ["before", "", *_aligned(left, right)], ["after", "", *_aligned(right, left)]
+    columns = ["before", "", *_align_blocks(left, right)], ["after", "", *_align_blocks(right, left)]
     pairs = zip_longest(*columns, fillvalue="")
     return "\n".join(f"{a:<{wide + _GAP}}{b}".rstrip() for a, b in pairs)
 
 
-def _aligned(text: str, other: str) -> list[str]:
+def _align_blocks(text: str, other: str) -> list[str]:
     """Return the lines, with each block as high as its neighbour."""
     lines: list[str] = []
     for mine, theirs in zip_longest(text.split("\n\n"), other.split("\n\n"), fillvalue=""):

@@ -23,20 +23,19 @@ no release that is driven so has it; the planted fault that stands for it is fou
 
 
 class TierReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """An entry.
-
-    faults: faults of known.toml that show it; planted: those of the second tier's faults.toml.
-    called: for a report that was not reproduced, the functions that it is about, and their calls in one
-        check.
-    """
+    """An entry."""
 
     engine: EngineName = "sglang"
     numbers: tuple[int, ...]
     says: str
     verdict: Literal["shown", "gone", "not met", "not reachable"]
+    #: faults of known.toml that show it
     faults: tuple[str, ...] = ()
     why: str = ""
+    #: those of the second tier's faults.toml
     planted: str = ""
+    #: for a report that was not reproduced, the functions that it is about, and their calls in one
+    #: check
     called: dict[str, int] = {}
 
     def __post_init__(self) -> None:
@@ -58,14 +57,14 @@ class _ReportFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     report: list[TierReport]
 
 
-def reported() -> list[TierReport]:
+def upstream_reports() -> list[TierReport]:
     """Return all entries. Raises msgspec.ValidationError for a file that is wrong."""
     return msgspec.convert(tomllib.loads(PATH.read_text(encoding="utf-8")), _ReportFile).report
 
 
 def section(engine: EngineName, name: str) -> str:
     """Return the table of FINDINGS.md of the engine called `name`, "" without an entry."""
-    rows = [_row(each) for each in reported() if each.engine == engine]
+    rows = [_row(each) for each in upstream_reports() if each.engine == engine]
     return _HEAD.format(name=name) + "".join(rows) if rows else ""
 
 

@@ -37,10 +37,10 @@ def because(run: Run) -> Because | None:
     step = run.history[-1].step
     row = run.rows[violation.step]
     if violation.clause == "TRACE":
-        why = refusal_reasons.refusal(run, violation.step)
+        reason = refusal_reasons.refusal(run, violation.step)
         text = f"command {violation.step} ({describe(row.command)}): {violation.expected}"
         text += f", {violation.observed}"
-        return Because(f"{text}: {why}." if why else f"{text}.")
+        return Because(f"{text}: {reason}." if reason else f"{text}.")
     here = f"command {violation.step} ({describe(row.command)})"
     if step is None:
         broke = violation.observed.rstrip(".")

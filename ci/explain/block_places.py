@@ -22,12 +22,12 @@ def block_at(place: AtTable, moment: EngineMoment) -> int | None:
 
 def blocks_of(places: tuple[Place, ...], moment: EngineMoment) -> set[int]:
     """Return the blocks that a failure is about."""
-    first = places[0] if places else None
-    if isinstance(first, AtTable):
-        return {block_at(first, moment) or 0} - {0}
-    if isinstance(first, AtCount) and first.name == "state":
+    first_place = places[0] if places else None
+    if isinstance(first_place, AtTable):
+        return {block_at(first_place, moment) or 0} - {0}
+    if isinstance(first_place, AtCount) and first_place.name == "state":
         return {place.block for place in places if isinstance(place, AtBlock)}
-    return {first.block} if isinstance(first, AtBlock) else set()
+    return {first_place.block} if isinstance(first_place, AtBlock) else set()
 
 
 def chunks_of(places: tuple[Place, ...]) -> set[int]:
@@ -91,30 +91,30 @@ def _position_range(place: AtTable, m: EngineMoment) -> str:
 def events(past: Past[EngineMoment]) -> list[str]:
     """Return events that the facts of one moment do not show: the last writer of a block, and what a
     query sees."""
-    at = past.violation.failure.at
+    places = past.violation.failure.at
     step = past.now.step
     assert step is not None
-    events = [_last_write(past, block) for block in sorted(blocks_of(at, past.now))]
-    first = at[0] if at else None
-    if isinstance(first, AtChunk):
-        events.append(_last_move(past, first.chunk))
-    if isinstance(first, AtTable) and first.query is not None:
-        layers = step.config.groups[first.group]
-        among = "" if first.position is None else f", {first.position} among them"
-        seen = f"from {window_start(layers, first.query)} on{among}"
-        events.append(f"the query at {first.query} sees positions {seen}")
+    events = [_last_write(past, block) for block in sorted(blocks_of(places, past.now))]
+    first_place = places[0] if places else None
+    if isinstance(first_place, AtChunk):
+        events.append(_last_move(past, first_place.chunk))
+    if isinstance(first_place, AtTable) and first_place.query is not None:
+        layers = step.config.groups[first_place.group]
+        among = "" if first_place.position is None else f", {first_place.position} among them"
+        seen = f"from {window_start(layers, first_place.query)} on{among}"
+        events.append(f"the query at {first_place.query} sees positions {seen}")
     return events
 
 
 def _last_move(past: Past[EngineMoment], chunk: int) -> str:
     """Describe the last KV that was moved into a chunk of host memory, and when that was seen first."""
     moved: dict[int, str] = {}
-    for at, moment in enumerate(past.moments, past.run.history_start):
+    for index, moment in enumerate(past.moments, past.run.history_start):
         for job in moment.facts.transfers:
             blocks = [str(part[1]) for part in job.parts if part[2] == chunk]
             if blocks and job.copied and not job.load:
-                what = f"store {job.job} has moved block {' and '.join(blocks)} into it"
-                moved.setdefault(job.job, f"{what} by {past.command(at)}")
+                event = f"store {job.job} has moved block {' and '.join(blocks)} into it"
+                moved.setdefault(job.job, f"{event} by {past.command(index)}")
     return moved[max(moved)] if moved else "no store in sight has written it"
 
 
@@ -125,29 +125,29 @@ def _last_write(past: Past[EngineMoment], block: int) -> str:
     assert step is not None
     if isinstance(past.violation.failure.at[0], AtCount):
         moments.pop()
-    for at, moment in reversed(moments):
+    for index, moment in reversed(moments):
         for lane in reversed(moment.facts.lanes):
             if (left := _last_state(lane, block, step.kv_sources)) is not None:
-                return f"{lane.request} left {left} in block {block} last, in {past.command(at)}"
+                return f"{lane.request} left {left} in block {block} last, in {past.command(index)}"
             for group, row in enumerate(lane.tables):
                 if step.config.groups[group].state:
                     continue
                 size = step.config.groups[group].block_size
                 span = range(lane.start, lane.start + len(lane.tokens))
-                there = [p for p in span if p // size < len(row) and row[p // size] == block]
-                if there:
-                    where = f"[{there[0]}, {there[-1] + 1}) of group {group}"
+                positions = [p for p in span if p // size < len(row) and row[p // size] == block]
+                if positions:
+                    where = f"[{positions[0]}, {positions[-1] + 1}) of group {group}"
                     return (
-                        f"{lane.request} wrote {where} of block {block} last, in {past.command(at)}"
+                        f"{lane.request} wrote {where} of block {block} last, in {past.command(index)}"
                     )
-        was = past.moments[max(0, at - past.run.history_start - 1)].facts
+        was = past.moments[max(0, index - past.run.history_start - 1)].facts
         if (held := moment.facts.memory[block]) != was.memory[block]:
             copied = f"a state was copied into block {block} last"
             if not step.config.groups[held[0]].state:
                 copied = f"a load wrote block {block} last"
                 if not any(held[1]):
                     copied = f"a load that failed has left block {block} empty"
-            return f"{copied}, in {past.command(at)}"
+            return f"{copied}, in {past.command(index)}"
     return f"nobody has written block {block}"
 
 

@@ -52,11 +52,11 @@ class Past(Generic[_Moment]):
         letter."""
         explained: set[str] = set()
 
-        def fill(found: re.Match[str]) -> str:
-            name = found[1]
-            what = CURSORS[name] if name in CURSORS else describe(self.run.rows[int(name)].command)
+        def fill(match: re.Match[str]) -> str:
+            name = match[1]
+            description = CURSORS[name] if name in CURSORS else describe(self.run.rows[int(name)].command)
             short = name if name in CURSORS else f"command {name}"
-            full = short if name in explained else f"{short} ({what})"
+            full = short if name in explained else f"{short} ({description})"
             explained.add(name)
             return full
 
@@ -67,15 +67,15 @@ class Past(Generic[_Moment]):
         """The command that was violated."""
         return self.command(self.violation.step)
 
-    def first_step(self, what: str, holds: Callable[..., bool], *more: object) -> int:
+    def first_step(self, fact: str, holds: Callable[..., bool], *more: object) -> int:
         """Return the index of the command since which `holds` is true; it is true now. more: further
         arguments of `holds`."""
-        return self._since(what, partial(_held, holds, more), len(self.moments) - 1, None)
+        return self._since(fact, partial(_held, holds, more), len(self.moments) - 1, None)
 
-    def was_since(self, what: str, holds: Callable[..., bool], *more: object) -> str:
+    def was_since(self, fact: str, holds: Callable[..., bool], *more: object) -> str:
         """Return in words since when `holds` was true until the last command."""
         last = len(self.moments) - 2
-        return self.at(self._since(what, partial(_held, holds, more), last, self.violation.step))
+        return self.at(self._since(fact, partial(_held, holds, more), last, self.violation.step))
 
     def last_time(
         self, what: str, holds: Callable[..., bool], *more: object
@@ -91,16 +91,16 @@ class Past(Generic[_Moment]):
         until = last + 1 + self.run.history_start
         return self._since(what, fact, last, until), until
 
-    def _since(self, what: str, fact: Holds, at: int, until: int | None) -> int:
-        while at > 0 and fact(self.moments[at - 1]):
-            at -= 1
-        since = at + self.run.history_start
+    def _since(self, what: str, fact: Holds, index: int, until: int | None) -> int:
+        while index > 0 and fact(self.moments[index - 1]):
+            index -= 1
+        since = index + self.run.history_start
         self.claims.append(Claim(what, since, fact, until))
         return since
 
-    def first_since(self, what: str, holds: Callable[..., bool], *more: object) -> str:
+    def first_since(self, fact: str, holds: Callable[..., bool], *more: object) -> str:
         """Return `first_step` in words."""
-        return self.at(self.first_step(what, holds, *more))
+        return self.at(self.first_step(fact, holds, *more))
 
     def at(self, index: int) -> str:
         if index < 0:

@@ -44,11 +44,11 @@ def facts_at(place: Place, m: PairMoment) -> list[Fact]:
 def events(past: Past[PairMoment]) -> list[str]:
     """Return events that the facts of one moment do not show: the last writer of a block, and what a
     query sees."""
-    at = [place for place in past.violation.failure.at if isinstance(place, AtServer)]
-    if not at:
+    places = [place for place in past.violation.failure.at if isinstance(place, AtServer)]
+    if not places:
         return []
-    server = at[0].server
-    inner = tuple(place.place for place in at if place.server == server)
+    server = places[0].server
+    inner = tuple(place.place for place in places if place.server == server)
     stake = block_places.blocks_of(inner, on_server(past.now, server))
     sent = [_last_transfers(past, block) for block in sorted(stake)] if server == DECODE else []
     if any(sent):
@@ -69,7 +69,7 @@ def _last_transfers(past: Past[PairMoment], block: int) -> str:
     moved some."""
     moved: dict[int, list[str]] = {}
     copied: set[int] = set()
-    for at, moment in enumerate(past.moments, past.run.history_start):
+    for index, moment in enumerate(past.moments, past.run.history_start):
         for job in moment.facts.transfers:
             if not job.copied or job.number in copied:
                 continue
@@ -79,7 +79,7 @@ def _last_transfers(past: Past[PairMoment], block: int) -> str:
             )
             if sources:
                 names = " and ".join(sources)
-                moved.setdefault(at, []).append(
+                moved.setdefault(index, []).append(
                     f"transfer {job.number} moved block {names} of P into block {block} of D"
                 )
     if not moved:
@@ -103,7 +103,7 @@ def wire(moment: PairMoment) -> Iterator[str]:
         moves = ", ".join(f"{source} to {target}" for _, target, source in job.moves)
         yield f"transfer {job.number} for {job.reader or 'nobody'} ({state}): blocks {moves}"
     for message in facts.messages:
-        what = "renews" if message.renews else "no more need of"
-        yield f"message to {message.to}: {what} {' '.join(message.requests)}"
+        verb = "renews" if message.renews else "no more need of"
+        yield f"message to {message.to}: {verb} {' '.join(message.requests)}"
     yield from (f"{server} waits for a handshake" for server in facts.handshakes)
     yield f"{facts.clock:g} s"

@@ -25,13 +25,13 @@ MOST = {AtCursor: 6, AtLock: 3, AtNamed: 3}
 
 def stories(past: Past[AnyMoment]) -> list[str]:
     """Return a story for each place of the violation; cursors with the same history share one."""
-    at = past.violation.failure.at
+    failure_places = past.violation.failure.at
     if not isinstance(past, History):
         told = of_kind(past)
-        return [story(past, place, told.called, told.facts_at) for place in _at_most_few(at)]
+        return [story(past, place, told.called, told.facts_at) for place in _at_most_few(failure_places)]
     texts: dict[str, None] = {}
-    cursors = [place for place in at if isinstance(place, AtCursor)][: MOST[AtCursor]]
-    for place in _at_most_few(at):
+    cursors = [place for place in failure_places if isinstance(place, AtCursor)][: MOST[AtCursor]]
+    for place in _at_most_few(failure_places):
         if isinstance(place, AtCursor):
             texts[_cursor_stories(past, cursors)] = None
         for part in places.leads_to(place, past.now):
@@ -40,15 +40,15 @@ def stories(past: Past[AnyMoment]) -> list[str]:
 
 
 def of_kind(past: Past[AnyMoment]) -> ExplainedPlaces:
-    """Return the explainer of the places of a system that facts and clauses judge alone."""
-    found = shown_of(past.run.trace.geometry).explains()
-    assert found is not None
-    return found
+    """Return the explainer of the places of a system that only facts and clauses judge."""
+    explainer = shown_of(past.run.trace.geometry).explains()
+    assert explainer is not None
+    return explainer
 
 
-def _at_most_few(at: Iterable[Place]) -> list[Place]:
+def _at_most_few(places: Iterable[Place]) -> list[Place]:
     kinds: dict[type, list[Place]] = {}
-    for place in at:
+    for place in places:
         kinds.setdefault(type(place), []).append(place)
     return [place for kind, each in kinds.items() for place in each[: MOST.get(kind, 1)]]
 
@@ -69,8 +69,8 @@ def story(past: Past[AnyMoment], place: Place, called: Callable[[Any, Any], str]
     if not own:
         # who reads or writes it owns nothing
         count = sum(fact.now.startswith("has ") for fact in facts)
-        what = f"has {counted(count, 'owner')}" if count > 1 else "is not free"
-        return f"{name} {what}: {' and '.join(having)}"
+        problem = f"has {counted(count, 'owner')}" if count > 1 else "is not free"
+        return f"{name} {problem}: {' and '.join(having)}"
     dated = [(fact.now, since(fact)) for fact in own]
     texts = f"{name} {' and '.join(_joined_facts(dated))}{_expected_state(place)}"
     if having:
@@ -126,21 +126,21 @@ _COMMITTED = "kv_committed_len"
 # -- cursors ---------------------------------------------------------------------------------------------
 
 
-def _cursor_stories(past: History, found: list[AtCursor]) -> str:
+def _cursor_stories(past: History, wrong_cursors: list[AtCursor]) -> str:
     """Return what cursors are, since when, and what they must be: those with the same history together."""
     fates: dict[tuple[int, int, int | None, str], dict[str, list[str]]] = {}
     off: dict[tuple[int, int, int | None, str], list[AtCursor]] = {}
-    for place in found:
+    for place in wrong_cursors:
         cursors = cursors_of(past.now, place.owner)
         if cursors is None:
             continue
-        got = getattr(cursors, place.field)
+        value = getattr(cursors, place.field)
         held = _holds_something(past.now, place.owner)
         index = past.first_step(
-            f"{place.field} of {place.owner} is {got}", _value_since, place, got, held
+            f"{place.field} of {place.owner} is {value}", _value_since, place, value, held
         )
-        taken = _taken_from_turn(past, place, got) if index == past.violation.step else ""
-        fate = index, got, place.must, taken
+        taken = _taken_from_turn(past, place, value) if index == past.violation.step else ""
+        fate = index, value, place.must, taken
         fates.setdefault(fate, {}).setdefault(place.owner, []).append(letter(place.field))
         off.setdefault(fate, []).append(place)
     return "; ".join(_cursor_fate(past, fate, whose, off[fate]) for fate, whose in fates.items())
@@ -152,13 +152,15 @@ def _cursor_fate(
     whose: dict[str, list[str]],
     off: list[AtCursor],
 ) -> str:
-    index, got, must, taken = fate
+    """Return a clause of a sentence on cursors with a wrong value: whose they are, since when, and the value
+    they must have. fate: (step, value, expected value, how it was taken). off: the places."""
+    index, value, must, taken = fate
     several = len(off) > 1
     owners = {name: f"the {name}" if " " in name else name for name in whose}
     who = ", ".join(f"{' and '.join(k)} of {owners[name]}" for name, k in whose.items())
-    verb = f"{'are' if several else 'is'} {got} {past.at(index)}"
+    verb = f"{'are' if several else 'is'} {value} {past.at(index)}"
     if index == past.violation.step:
-        verb = f"{'become' if several else 'becomes'} {got}{taken}"
+        verb = f"{'become' if several else 'becomes'} {value}{taken}"
     if must is None:
         return f"{who} {verb}".rstrip(",")
     before = past.before
@@ -166,15 +168,15 @@ def _cursor_fate(
         _has_value(before, place._replace(owner=_turn_with_row(before, place.owner)), must) for place in off
     )
     ends = stays and isinstance(past.run.rows[-1].command, Finish | Retract)
-    written = _kv_consequence(got, must) if ends and {each.field for each in off} == {_COMMITTED} else ""
+    written = _kv_consequence(value, must) if ends and {each.field for each in off} == {_COMMITTED} else ""
     return f"{who} {verb} and must {'stay' if stays else 'be'} {must}{written}"
 
 
-def _kv_consequence(got: int, must: int) -> str:
+def _kv_consequence(committed: int, must: int) -> str:
     """Describe what a slot that counts more or fewer tokens than are committed does to their KV."""
-    if got > must:
-        return f": KV of [{must}, {got}) was never written"
-    return f": KV of [{got}, {must}), written or in flight, is computed again"
+    if committed > must:
+        return f": KV of [{must}, {committed}) was never written"
+    return f": KV of [{committed}, {must}), written or in flight, is computed again"
 
 
 def _has_value(m: Moment, place: AtCursor, value: int) -> bool:

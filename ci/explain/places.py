@@ -107,8 +107,8 @@ def _state_slot_facts(slot: int, m: Moment) -> list[Fact]:
     if states is None:
         return []
     owners = [Fact(name, "has it", "had it") for name, has in states.holders.items() if has == slot]
-    kept = ((name, slots) for name, slots in states.buffers.items() if slot in slots)
-    owners += [Fact(f"a buffer of {name}", "has it", "had it") for name, _ in kept]
+    holders = ((name, slots) for name, slots in states.buffers.items() if slot in slots)
+    owners += [Fact(f"a buffer of {name}", "has it", "had it") for name, _ in holders]
     owners += [
         Fact("the tree", f"has it for {path_text(path)}", f"had it for {path_text(path)}")
         for path, has in states.nodes.items()
@@ -164,12 +164,12 @@ def _text_tokens(m: Moment, owner: str) -> Sequence[int] | None:
     return request.text if request is not None else None
 
 
-def _token_list_text(tokens: Sequence[int] | None, at: int | None) -> list[Fact]:
+def _token_list_text(tokens: Sequence[int] | None, position: int | None) -> list[Fact]:
     if tokens is None:
         return [Fact("", "is not there")]
     fact = f"has {counted(len(tokens), 'token')}"
-    if at is not None and at < len(tokens):
-        fact += f", {token_text(tokens[at])} at position {at},"
+    if position is not None and position < len(tokens):
+        fact += f", {token_text(tokens[position])} at position {position},"
     return [Fact("", fact)]
 
 
@@ -196,6 +196,8 @@ def _read_facts(place: AtPosition, m: Moment) -> list[Fact]:
 
 
 def _tree_page_facts(place: AtNode | AtTreePage | AtLock | AtCounter, m: Moment) -> list[Fact]:
+    """Return the facts of a moment about a place in the tree: a node, a page, a lock or a counter. Empty for
+    a counter that the moment does not show."""
     tree = m.facts.tree
     match place:
         case AtNode(path, pool, must):
@@ -205,11 +207,11 @@ def _tree_page_facts(place: AtNode | AtTreePage | AtLock | AtCounter, m: Moment)
             page = tree.pages.get(path) if tree is not None else None
             if page is None:
                 return [Fact("", "is not in the tree")]
-            slots = slots_text(page[0])
-            found = [Fact("", f"has {slots}", f"had {slots}")]
-            if "swa" in m.facts.pools and not page[1]:
-                found.append(Fact("", "is a tombstone"))
-            return found
+            slots = slots_text(page.slots)
+            facts = [Fact("", f"has {slots}", f"had {slots}")]
+            if "swa" in m.facts.pools and not page.has_swa:
+                facts.append(Fact("", "is a tombstone"))
+            return facts
         case AtLock(owner):
             lock = m.locks.get(owner)
             if lock is None:
@@ -225,8 +227,8 @@ def _tree_page_facts(place: AtNode | AtTreePage | AtLock | AtCounter, m: Moment)
         case AtCounter(pool, name):
             if tree is None or tree.sizes is None or _is_check(m):
                 return []  # the terms of a check are of that moment alone
-            at = COUNTERS.index((pool, name))
-            return [Fact("", f"is {tree.sizes[at]}")]
+            counter = COUNTERS.index((pool, name))
+            return [Fact("", f"is {tree.sizes[counter]}")]
 
 
 def _is_check(m: Moment) -> bool:
@@ -270,9 +272,9 @@ def _free_fact(times: int, where: str) -> list[Fact]:
     return [Fact("", f"is {where} {times} times", "")]
 
 
-def _owner_fact(m: Moment, holder: str, at: int) -> Fact:
+def _owner_fact(m: Moment, holder: str, index: int) -> Fact:
     """Return the owner of a page, and its positions (tokens)."""
-    tokens = page_spans([at], m.state.config.geometry.page_size)
+    tokens = page_spans([index], m.state.config.geometry.page_size)
     tree = holder.removeprefix("tree ")
     if tree != holder:
         return Fact("the tree", f"has it at {tokens} of {tree}", f"had it at {tokens} of {tree}")
@@ -303,7 +305,8 @@ def leads_to(place: Place, m: Moment) -> list[Place]:
     if not isinstance(place, AtPosition):
         return [place]
     slot = slot_of(m, place.owner, place.position)
-    slot = slot if place.pool == "full" else entry(m, slot)
+    if place.pool != "full":
+        slot = entry(m, slot)
     page = AtPage(place.pool, slot // m.state.config.geometry.page_size)
     return [place, page] if slot and _lacks_one_owner(page, m) else [place]
 

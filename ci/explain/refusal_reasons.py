@@ -52,16 +52,16 @@ def refusal(run: Run, index: int) -> str:
     """Return why the rules refuse a command of a replayed trace, in words; "" where they do not, and
     for commands without a text."""
     row = run.rows[index]
-    at = index - run.history_start
+    moment_index = index - run.history_start
     if not isinstance(row.outcome, Refused) or type(row.command) not in RULES_OF:
         return ""
-    step = run.history[at].step if at > 0 else None
+    step = run.history[moment_index].step if moment_index > 0 else None
     # Too long ago, or not run by the system; or no model stands beside it.
     if not isinstance(step, Step) or not isinstance(step.expected, Refused):
-        if at > 0 and isinstance(row.command, Finish) and row.outcome.reason is Reason.UNFAITHFUL:
-            return _excess_taken_back(run.moments(Moment)[at - 1], row.command)
+        if moment_index > 0 and isinstance(row.command, Finish) and row.outcome.reason is Reason.UNFAITHFUL:
+            return _excess_taken_back(run.moments(Moment)[moment_index - 1], row.command)
         return RULES_OF[type(row.command)].refused.get(row.outcome.reason, "")
-    until = replace(run, rows=run.rows[: index + 1], history=run.history[: at + 1])
+    until = replace(run, rows=run.rows[: index + 1], history=run.history[: moment_index + 1])
     past = History(until, Violation("OUT-1", index, Failure("", "")), step)
     condition, fact = _condition_and_fact(past)
     missing = row.outcome.reason is Reason.WRONG_PHASE and _missing_step(step)
@@ -132,9 +132,9 @@ def _missing_room(past: History, pool: str) -> str:
     """Return the pages that a pool has for a command, and how many it takes; "" where the count makes
     no sense."""
     was = past.before.state
-    at = {"full": 0, "swa": 2}[pool]
+    first_counter = {"full": 0, "swa": 2}[pool]
     left = free(was)
-    evictable = sizes(was.tree)[at] if was.tree is not None else 0
+    evictable = sizes(was.tree)[first_counter] if was.tree is not None else 0
     if min(left.full, left.swa) < 0:
         return ""  # row and tree, each with pages of its own, had more than there are
     pages = counted(getattr(left, pool), f"{POOL[pool]} page")
@@ -151,8 +151,8 @@ _READY = {Extend: (Phase.ADMITTED, Phase.EXTENDING), EvictSwa: IN_BATCH, Admit: 
 def _not_ready(step: Step) -> list[Request]:
     """Return the requests of a command that are in a phase which the command does not take."""
     ready = _READY.get(type(step.command), (Phase.RUNNING,))
-    found = [one for name in _requests_named(step.command) if (one := step.was.request(name)) is not None]
-    return [one for one in found if one.phase not in ready]
+    requests = [one for name in _requests_named(step.command) if (one := step.was.request(name)) is not None]
+    return [one for one in requests if one.phase not in ready]
 
 
 def _missing_step(step: Step) -> str:
@@ -210,9 +210,9 @@ def _excess_taken_back(before: Moment, command: Finish) -> str:
     if target < request.evicted:
         evicted = counted(request.evicted, "token")
         return f"window eviction has counted {evicted}, and the finish keeps {target}"
-    kept = command.finished_len
+    finished_len = command.finished_len
     older = counted(processed, "output")
-    return f"a stop within the last two rounds keeps more than {older}, and the finish keeps {kept}"
+    return f"a stop within the last two rounds keeps more than {older}, and the finish keeps {finished_len}"
 
 
 def _lost_window(past: History, ours: bool) -> str:
@@ -225,12 +225,13 @@ def _lost_window(past: History, ours: bool) -> str:
             continue
         c = was.cursors
         start = max(0, c.kv_committed_len - window)
-        at = f"the window of {name} at {c.kv_committed_len}"
+        window_text = f"the window of {name} at {c.kv_committed_len}"
         if not ours:
-            return f"{at} is there: it starts at {start}"
+            return f"{window_text} is there: it starts at {start}"
         if evicted_below(c) > start:
             since = past.first_since(f"E of {name}", _eviction_end, name, c.swa_evicted_seqlen)
-            return f"{at} starts at {start} and its SWA KV below {c.swa_evicted_seqlen} is gone {since}"
+            lost = f"its SWA KV below {c.swa_evicted_seqlen} is gone {since}"
+            return f"{window_text} starts at {start} and {lost}"
     return ""
 
 
@@ -277,12 +278,12 @@ def _last_use(past: History, path: Key) -> str:
     if swa and not node.live:
         return f"{path_text(path)} (a tombstone)"
     moment = node.swa_used if swa else node.full_used
-    at = len(past.moments) - 2
-    while at > 0 and _tree_clock(past.moments[at - 1]) >= moment:
-        at -= 1
-    index = at + past.run.history_start
+    moment_index = len(past.moments) - 2
+    while moment_index > 0 and _tree_clock(past.moments[moment_index - 1]) >= moment:
+        moment_index -= 1
+    index = moment_index + past.run.history_start
     kind = "SWA" if swa else "full"
-    used = f" ({kind} KV last used by {past.command(index)})" if at > 0 else ""
+    used = f" ({kind} KV last used by {past.command(index)})" if moment_index > 0 else ""
     return f"{path_text(path)}{used}"
 
 

@@ -55,44 +55,46 @@ def _tier_name(host: bool) -> str:
 
 
 def _slot_facts(facts: TierFacts, pool: str, slot: int, host: bool) -> list[Fact]:
+    """Return the facts about a slot: whether it is free, the nodes and requests that have it, the transfers
+    that read or write it. host: a slot of host memory, otherwise of the device."""
     free = (facts.host_free if host else facts.free).get(pool, ())
-    found = [Fact("", "is free", "was free")] if slot in free else []
+    about_slot = [Fact("", "is free", "was free")] if slot in free else []
     for node in facts.nodes:
         if slot in (node.host if host else node.device).get(pool, ()):
-            found.append(Fact(f"node {node.node}", "has it"))
+            about_slot.append(Fact(f"node {node.node}", "has it"))
     if not host:
         for request in facts.requests:
             if slot in request.slots.get(pool, ()):
-                found.append(Fact(request.name, "has it"))
+                about_slot.append(Fact(request.name, "has it"))
             if slot in request.writing.get(pool, ()):
-                found.append(Fact(f"the prefill server of {request.name}", "writes it"))
+                about_slot.append(Fact(f"the prefill server of {request.name}", "writes it"))
         for send in facts.sends:
             if send.pool == pool and slot in send.slots:
-                found.append(Fact(f"the decode server of {send.name}", "reads it"))
+                about_slot.append(Fact(f"the decode server of {send.name}", "reads it"))
     for job in facts.transfers:
         if any(
             (part.host if host else part.device) == slot and part.pool == pool for part in job.parts
         ):
             verb = "writes" if job.load != host else "reads"
-            found.append(Fact(job.called, f"{verb} it"))
+            about_slot.append(Fact(job.called, f"{verb} it"))
     if host:
-        found += _storage_facts(facts, pool, slot)
-    return found
+        about_slot += _storage_facts(facts, pool, slot)
+    return about_slot
 
 
 def _storage_facts(facts: TierFacts, pool: str, slot: int) -> list[Fact]:
     """Return the operations of a storage that concern a host slot."""
-    found = []
+    about_slot = []
     for op in facts.operations:
         if slot in op.moving.get(pool, ()):
-            found.append(
+            about_slot.append(
                 Fact(op.called, "is to write it to the storage" if op.back else "writes it")
             )
         elif slot in op.slots.get(pool, ()) and not op.back:
-            found.append(Fact(op.called, "has it"))
+            about_slot.append(Fact(op.called, "has it"))
     if slot in facts.returned.get(pool, ()):
-        found.append(Fact("", "waits to be freed"))
-    return found
+        about_slot.append(Fact("", "waits to be freed"))
+    return about_slot
 
 
 def _node_facts(facts: TierFacts, number: int) -> list[Fact]:
@@ -103,9 +105,9 @@ def _node_facts(facts: TierFacts, number: int) -> list[Fact]:
                 for host, slots in ((False, node.device), (True, node.host))
                 for name in (f"{_tier_name(host)} {pool}" for pool, own in slots.items() if own)
             ]
-            found = [Fact("", f"has {' and '.join(has)} KV" if has else "has no KV")]
+            about_node = [Fact("", f"has {' and '.join(has)} KV" if has else "has no KV")]
             users = [user.name for user in facts.users if user.node == number]
-            return found + [Fact(name, "has locked it") for name in dict.fromkeys(users)]
+            return about_node + [Fact(name, "has locked it") for name in dict.fromkeys(users)]
     return [Fact("", "is not in the tree")]
 
 
@@ -116,10 +118,10 @@ def events(past: Past[TierMoment]) -> list[str]:
     for place in past.violation.failure.at[:1]:
         if isinstance(place, AtTreeNode):
             start = next((n.start for n in past.now.facts.nodes if n.node == place.node), None)
-            for at, moment in reversed(list(enumerate(past.moments, past.run.history_start))):
+            for step, moment in reversed(list(enumerate(past.moments, past.run.history_start))):
                 was = next((n.start for n in moment.facts.nodes if n.node == place.node), start)
                 if was != start:
-                    now = f"{past.command(at + 1)} split node {place.node}"
+                    now = f"{past.command(step + 1)} split node {place.node}"
                     texts.append(f"{now}: it began at {was} and begins at {start}")
                     break
     return texts

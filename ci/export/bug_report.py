@@ -104,8 +104,8 @@ def story(data: Data, file: str, options: str, titles: Titles = GENERATED_TITLES
     lines += [f"{where} breaks this rule:", ""]
     engine = "config" in trace  # which schedules by itself, and has no cursors
     lines += [f"> {violation['clause']}: {violation['sentence']}"]
-    if why := report.why(violation["clause"]):
-        lines += [">", f"> Why it matters: {why}"]
+    if reason := report.why(violation["clause"]):
+        lines += [">", f"> Why it matters: {reason}"]
     if not engine:
         lines += [">", f"> {LEGEND}"]
     lines += ["", "| | expected | observed |", "|---|---|---|"]
@@ -119,7 +119,12 @@ def story(data: Data, file: str, options: str, titles: Titles = GENERATED_TITLES
                 "",
                 *_paragraph(f"The numbers here are of its own trace: {known['story'][0]}"),
             ]
-    done, changes = ("outcome", "changes") if engine else ("expected", "changes in the reference")
+    if engine:
+        done = "outcome"
+        changes = "changes"
+    else:
+        done = "expected"
+        changes = "changes in the reference"
     lines += [
         "",
         "## The commands",
@@ -134,7 +139,7 @@ def story(data: Data, file: str, options: str, titles: Titles = GENERATED_TITLES
         ]
         lines.append(f"| {' | '.join(marked)} |")
     mode = f" (mode {trace['mode']})" if "mode" in trace else ""
-    sizes = f"{text_output.sizes(text_output.sized(trace))}{mode}."
+    sizes = f"{text_output.sizes(text_output.sizes_of_trace(trace))}{mode}."
     lines += ["", f"Sizes: {sizes}", "", "## How to reproduce", ""]
     saved = f"{Path(file).stem.removeprefix('@')}.json"
     lines += [INSTALL, ""]
@@ -157,14 +162,14 @@ def _known_fault(name: str, source: str) -> str:
 
 
 def _with_code(text: str) -> str:
-    """As `_markdown`, for a text whose code is in backticks already."""
+    """Return Markdown as `_markdown` does, for a text whose code is in backticks already."""
     pieces = re.split(r"(`[^`]+`)", text)
     return "".join(piece if piece.startswith("`") else _markdown(piece) for piece in pieces)
 
 
 def _markdown(text: str) -> str:
     """Escape plain text so that Markdown reads no table bar, tag, link, code or emphasis in it."""
-    return re.sub(r"[\\`*<|~]|(?<!\w)_|_(?!\w)|\](?=[(\[])", r"\\\g<0>", text_output.plain(text))
+    return re.sub(r"[\\`*<|~]|(?<!\w)_|_(?!\w)|\](?=[(\[])", r"\\\g<0>", text_output.printable(text))
 
 
 def _paragraph(text: str) -> list[str]:

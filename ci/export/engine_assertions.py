@@ -73,6 +73,8 @@ def asserted(run: Run, clause: str, tokens: Callable[[Sequence[int]], str]) -> l
 
 
 def _place_assertions(now: EngineMoment, clause: str, place: AtTable, config: EngineConfig) -> list[str]:
+    """Return the assertion about an entry of a block table that a clause is about. Empty where the request is
+    not known any more, or the engine's objects do not show it."""
     who = place.request
     group = place.group
     if who not in now.facts.requests or now.step is None:
@@ -82,18 +84,18 @@ def _place_assertions(now: EngineMoment, clause: str, place: AtTable, config: En
         return [f"self.assertTrue(any({row}[{place.at}:{place.at + 1}]), {row})"]
     if clause == "WIN-3":
         layers = config.groups[group]
-        first = window_start(layers, now.step.bearers[who].sure) // layers.block_size
-        behind = f'engine.tables("{who}")[{group}][:{first}]'
+        first_block = window_start(layers, now.step.bearers[who].sure) // layers.block_size
+        behind = f'engine.tables("{who}")[{group}][:{first_block}]'
         most = max_blocks_behind_window(config, layers)
         return [f"self.assertLessEqual(sum(map(bool, {behind})), {most}, {behind})"]
     start = end = now.step.bearers[who].sure
     for lane in (lane for lane in now.facts.lanes if lane.request == who):
         start, end = lane.start, lane.start + len(lane.tokens) - lane.drafts
     start = window_start(config.groups[group], start)
-    found = clause in ("HIT-1", "READ-3", "READ-4") and start < end
+    is_read = clause in ("HIT-1", "READ-3", "READ-4") and start < end
     reads = f'engine.reads("{who}", {group}, {start}, {end})'
     text = f'engine.text("{who}", {start}, {end})'
-    return [f"self.assertEqual({reads}, {text})"] if found else []
+    return [f"self.assertEqual({reads}, {text})"] if is_read else []
 
 
 def _key_assertions(now: EngineMoment) -> list[str]:

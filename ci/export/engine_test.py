@@ -13,10 +13,10 @@ from ci import TEMPLATES
 from ci.export.bug_report import GENERATED_TITLES, Titles, git_description
 from ci.export.engine_assertions import asserted
 from ci.export.recorded_run import NotExportable, not_raising
-from ci.export.helper_inlining import inlined
-from ci.export.specialised_scaffold import filled, specialised, unannotated
-from ci.export.template_parts import SHARED, used
-from ci.export.unit_test import ReleaseTarget, assembled, commented, failure_message, with_message
+from ci.export.helper_inlining import inline_helpers
+from ci.export.specialised_scaffold import fill_lines, decide_branches, without_annotations
+from ci.export.template_parts import SHARED, used_definitions
+from ci.export.unit_test import ReleaseTarget, assemble, lines_of_command, failure_message, with_message
 from impl.loading.renamed import in_code
 from impl import stand_ins
 from impl.loading import optional
@@ -64,12 +64,12 @@ def shared_module(system: VLLMSystem, fixed: ReleaseTarget | None = None) -> str
     any release."""
     about = '"""What the tests beside share: a scheduler of vLLM\'s own. Made by kvspec."""'
     text = (
-        f"{about}\n\nfrom __future__ import annotations\n\n{_IMPORTS}{_TYPES}{_definitions(True)}"
+        f"{about}\n\nfrom __future__ import annotations\n\n{_IMPORTS}{_TYPES}{_definitions(connects=True)}"
     )
     return _with_release_names(system, text, fixed)
 
 
-def _definitions(connects: bool) -> str:
+def _definitions(*, connects: bool) -> str:
     engine = _source_from(stand_ins.__file__, "\n\nclass Values")
     engine += _source_from(bare_scheduler.__file__, "\n\nclass No") + _source_from(
         TEMPLATES / "stand_in_engine.py.j2"
@@ -83,7 +83,7 @@ def _definitions(connects: bool) -> str:
 
 def _needed_definitions(code: str, config: EngineConfig, system: VLLMSystem) -> str:
     """Return the definitions of a test that stands by itself, without what its sizes rule out."""
-    source = unannotated(_definitions(config.connects))
+    source = without_annotations(_definitions(connects=config.connects))
     sizes = {f"config.{field.name}": getattr(config, field.name) for field in fields(config)[1:]}
     sizes |= {"config.peer": int(config.peer)}
     states = any(group.state for group in config.groups)
@@ -104,7 +104,7 @@ def _needed_definitions(code: str, config: EngineConfig, system: VLLMSystem) -> 
     }
     if "drafts={" not in code:
         facts["Engine.update"] = {"drafts is not None": False}
-    source = specialised(source, facts)
+    source = decide_branches(source, facts)
     source = re.sub(r'\*\*unset\("(\w+)"\)', _none_arguments, source)
     if not (config.connects or "engine.named(" in code):
         source = re.sub(r"(?s)(    def hashed.*?digest = (.*?)\n).*?\n\n", _PLAIN_HASH, source)
@@ -120,11 +120,11 @@ def _needed_definitions(code: str, config: EngineConfig, system: VLLMSystem) -> 
         fields_of_it = r'(?s)( and the function that makes requests for it\.).*?"""'
         source = re.sub(fields_of_it, r'\1"""', source, count=1)
     imports = _IMPORTS.replace("from coll", "import unittest\nfrom coll")
-    whole = _without_arguments(filled(f"{imports}{source}"), code)
-    needed = used(filled(whole), f"unittest\n{code}")
+    whole = _without_arguments(fill_lines(f"{imports}{source}"), code)
+    needed = used_definitions(fill_lines(whole), f"unittest\n{code}")
     if not config.connects:  # whose device and tables read sizes as well
         needed = _with_defaults_of(needed, code)
-    return inlined(needed, code)
+    return inline_helpers(needed, code)
 
 
 def _without_arguments(source: str, code: str) -> str:
@@ -146,15 +146,15 @@ def _without_arguments(source: str, code: str) -> str:
 def _with_defaults_of(source: str, code: str) -> str:
     """Return the definitions with only those defaults of the sizes that they read and the test does not
     give."""
-    found = re.search(r"\n        plain = .*?(?=\n        self\.config = )", source, re.DOTALL)
-    assert found is not None
+    defaults = re.search(r"\n        plain = .*?(?=\n        self\.config = )", source, re.DOTALL)
+    assert defaults is not None
     space: dict[str, dict[str, Any]] = {}
-    exec(textwrap.dedent(found[0]), space)
-    rest = source.replace(found[0], "")
+    exec(textwrap.dedent(defaults[0]), space)
+    rest = source.replace(defaults[0], "")
     read = {*re.findall(r"\bconfig\.(\w+)", rest)} - {*re.findall(r"\b(\w+)=", _call_of(code))}
     plain = {name: value for name, value in space["plain"].items() if name in read}
     items = "".join(f'            "{name}": {value},\n' for name, value in plain.items())
-    return filled(source.replace(found[0], f"\n        plain = {{\n{items}        }}"))
+    return fill_lines(source.replace(defaults[0], f"\n        plain = {{\n{items}        }}"))
 
 
 def _call_of(code: str) -> str:
@@ -200,14 +200,14 @@ def unit_test(
         zip(violation.clauses, [(violation.expected, violation.observed), *violation.details])
     )
     # What stands in the scheduler and in its pool can be asserted; the first clause that is about that is.
-    first = trace.clause if trace.clause in reported else violation.clause
+    headline = trace.clause if trace.clause in reported else violation.clause
     steps = list(notes := _Steps(run, system))
     if "BROKEN" in violation.clauses:
         command, calls = steps.pop()
         steps.append((command, []))
         assertions = {"BROKEN": not_raising(calls)}
     else:
-        assertions = {clause: asserted(run, clause, notes.tokens) for clause in (first, *reported)}
+        assertions = {clause: asserted(run, clause, notes.tokens) for clause in (headline, *reported)}
     clause = next((clause for clause, lines in assertions.items() if lines), None)
     if clause is None:
         whose = "no object of the scheduler shows it"
@@ -223,7 +223,7 @@ def unit_test(
     body = [
         line
         for command, calls in steps
-        for line in commented(command, Done(), calls, sessions=True)
+        for line in lines_of_command(command, Done(), calls, sessions=True)
     ]
     body += with_message(assertions[clause], failure_message(clause, wanted, system.name, observed))
     code = "\n".join([_engine_line(run.trace.sizes(EngineConfig), system), "", *body])
@@ -233,7 +233,7 @@ def unit_test(
     needed = f"import unittest\n\nfrom {SHARED} import {', '.join(made)}"
     if not beside:
         needed = _needed_definitions(code, run.trace.sizes(EngineConfig), system)
-    text = assembled(
+    text = assemble(
         trace, file, clause, trace.commands[violation.step], needed, code, named,
         named.with_commit(system.name),
         fixed and fixed.name,
@@ -260,7 +260,7 @@ def _engine_line(config: EngineConfig, system: VLLMSystem) -> str:
     for field in fields(config)[1:]:
         if (value := getattr(config, field.name)) != field.default:
             given.append(f"{field.name}={value}")
-    return filled(f"engine = {_group_kind(config)}(\n    {', '.join(given)}\n)\n").rstrip()
+    return fill_lines(f"engine = {_group_kind(config)}(\n    {', '.join(given)}\n)\n").rstrip()
 
 
 def _group_kind(config: EngineConfig) -> str:
@@ -292,6 +292,8 @@ class _Steps:
             yield format_command(row.command), [] if refused else list(self._calls(row, moment))
 
     def _calls(self, row: Row, moment: EngineMoment) -> Iterator[str]:
+        """Yield the calls of an exported test that a command becomes, with what the batch of the moment must
+        compute. Raises NotExportable for new weights."""
         command: object = row.command
         match command:
             case LoadAdapter(adapter):
@@ -340,7 +342,7 @@ class _Steps:
 
     def _source(self, command: Add) -> str:
         """Further arguments of a request that has an adapter or a salt."""
-        load = self.loaded.source(command.adapter, "").load
+        load = self.loaded.source(command.adapter, "").adapter_loads
         arguments = ""
         if command.adapter:
             arguments += f', lora_request=adapter_of("{command.adapter}", {load})'
@@ -359,19 +361,21 @@ class _Steps:
             if token not in self.small:
                 self.small[token] = base + len(self.small)
         numbers = [self.small[token] for token in tokens]
-        at = 0
+        position = 0
         parts: list[str] = []
-        while at < len(numbers):
+        while position < len(numbers):
             end = next(
-                (i for i in range(at, len(numbers)) if numbers[i] - numbers[at] != i - at),
+                (i for i in range(position, len(numbers)) if numbers[i] - numbers[position] != i - position),
                 len(numbers),
             )
-            run = numbers[at:end]
+            run = numbers[position:end]
             parts += [f"*range({run[0]}, {run[-1] + 1})"] if len(run) > 2 else map(str, run)
-            at = end
+            position = end
         return f"[{', '.join(parts)}]"
 
     def _update(self, most: int) -> Iterator[str]:
+        """Yield the call that takes the results of the oldest batch in flight. most: the most drafts for each
+        request of the next round (tokens)."""
         config = self.run.trace.sizes(EngineConfig)
         flight = self.flights.popleft()
         sampled = ", ".join(

@@ -5,20 +5,20 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from ci.export.specialised_scaffold import WIDTH, Edit, Offsets, edited
+from ci.export.specialised_scaffold import WIDTH, Edit, Offsets, apply_edits
 
 
-def inlined(source: str, code: str) -> str:
+def inline_helpers(source: str, code: str) -> str:
     """Return the source with each function of one line, which is called once, in the place of that call.
     code: the test, whose calls count as well."""
     while (edits := next(_inlinings(source, code), None)) is not None:
-        source = re.sub(r"\n{4,}", "\n\n\n", edited(source, edits))
+        source = re.sub(r"\n{4,}", "\n\n\n", apply_edits(source, edits))
     return source
 
 
 def _inlinings(source: str, code: str) -> Iterator[list[Edit]]:
     """Return edits that put one function in the place of its call, and drop it."""
-    tree, at = ast.parse(source), Offsets(source)
+    tree, offsets = ast.parse(source), Offsets(source)
     nodes = [*ast.walk(tree)]
     names = [n.id for n in (*nodes, *ast.walk(ast.parse(code))) if isinstance(n, ast.Name)]
     alone = {node.value for node in nodes if isinstance(node, ast.Expr)}
@@ -29,11 +29,11 @@ def _inlinings(source: str, code: str) -> Iterator[list[Edit]]:
         text = None if call is None else _inlined_line(source, function, call, call in alone)
         if call is None or text is None:
             continue
-        first, end = at(call, end=False), at(call, end=True)
-        around = source.find("\n", end) - source.rfind("\n", 0, first) - 1 - (end - first)
+        begin, end = offsets(call, end=False), offsets(call, end=True)
+        around = source.find("\n", end) - source.rfind("\n", 0, begin) - 1 - (end - begin)
         if around + len(text) <= WIDTH:
-            lines = at.starts[function.lineno - 1], at.starts[function.end_lineno or 0]
-            yield [(*lines, ""), (first, end, text)]
+            lines = offsets.starts[function.lineno - 1], offsets.starts[function.end_lineno or 0]
+            yield [(*lines, ""), (begin, end, text)]
 
 
 def _calls(node: ast.Call, name: str) -> bool:

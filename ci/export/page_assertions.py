@@ -78,9 +78,9 @@ def odd_page(run: RecordedRun) -> Asserts | None:
         several = [page for page in seen if seen.count(page) > 1]
         lost = sorted({*range(1, facts.size + 1)} - {*seen})
         for page in dict.fromkeys([*several, *lost]):
-            found = page_place(run, AtPage(pool, page))
-            if found is not None:
-                return found
+            assertion = page_place(run, AtPage(pool, page))
+            if assertion is not None:
+                return assertion
     return None
 
 
@@ -107,8 +107,8 @@ def _twice_in_tree(run: RecordedRun, pool: str) -> bool:
     tree = run.after.facts.tree
     if tree is None:
         return False
-    found = [node.slots if pool == "full" else node.swa_slots for node in tree.nodes]
-    return sum(map(len, found)) > len(set().union(*found))
+    slots_by_node = [node.slots if pool == "full" else node.swa_slots for node in tree.nodes]
+    return sum(map(len, slots_by_node)) > len(set().union(*slots_by_node))
 
 
 def row_place(run: RecordedRun, place: AtRow) -> Asserts | None:
@@ -210,10 +210,10 @@ def _slot_binding(run: RecordedRun, moment: Moment, slot: int) -> list[str]:
             lines, held = run.bound(name, moment)
             return [*lines, f"slot = {run.slot_at(held, cells.index(slot))}.item()"]
     if moment.view.tree is not None:
-        for found in moment.view.tree.nodes:
-            if slot in found.slots:
-                start = len(found.path) - len(found.slots)
-                position = start + list(found.slots).index(slot)
-                key = in_tree(run.geometry, found.path)
+        for node in moment.view.tree.nodes:
+            if slot in node.slots:
+                start = len(node.path) - len(node.slots)
+                position = start + list(node.slots).index(slot)
+                key = in_tree(run.geometry, node.path)
                 return [f"slot = tree_slots(server.cache, {key})[{position}]"]
     return []

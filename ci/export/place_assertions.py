@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 from ci.export.page_assertions import (
     entry_place, odd_page, page_place, position_place, renamed_row, row_place,
 )  # fmt: skip
-from ci.export.recorded_run import Asserts, NotExportable, RecordedRun, spelled
-from ci.export.tree_assertions import counter, node, tree_page
+from ci.export.recorded_run import Asserts, NotExportable, RecordedRun, tokens_of_release
+from ci.export.tree_assertions import assert_counter, assert_node, assert_tree_page
 from impl.sglang.releases.v0_5_10_to_14 import Release0510
 from impl.sglang.scheduler.call_log import ids_text, quoted, variable
 from reference.clauses.sliding_window import evicted_too_far
@@ -50,12 +50,12 @@ def asserted(run: RecordedRun) -> Asserts:
             return Asserts([f"self.assertIsNone(alarm({check}))"])
         if run.clause == "CHK-2":
             return Asserts(_term_assertions(run, check))
-    for found in _candidate_assertions(run):
-        if found is not None:
+    for assertion in _candidate_assertions(run):
+        if assertion is not None:
             return (
-                found._replace(assertions=[f"alarm({check})", *found.assertions])
+                assertion._replace(assertions=[f"alarm({check})", *assertion.assertions])
                 if check
-                else found
+                else assertion
             )
     raise NotExportable(f"{run.clause} shows in nothing that the release's classes offer")
 
@@ -102,14 +102,14 @@ def _cursor_assertions(run: RecordedRun, place: AtCursor) -> Asserts | None:
 
 def _eviction_assertions(run: RecordedRun) -> Asserts | None:
     """Assert the end of a window eviction."""
-    found = evicted_too_far(run.step)
-    if found is None:
+    eviction = evicted_too_far(run.step)
+    if eviction is None:
         return None
-    was, _, low, high, got = found
+    was, _, low, high, evicted_to = eviction
     code = run.cursor(run.whose(was.name, run.after), "swa_evicted_seqlen")
-    if low <= got <= high:
+    if low <= evicted_to <= high:
         return Asserts([f"self.assertEqual({code} % {run.page_size}, 0)"])
-    bound = f"LessEqual({code}, {high})" if got > high else f"GreaterEqual({code}, {low})"
+    bound = f"LessEqual({code}, {high})" if evicted_to > high else f"GreaterEqual({code}, {low})"
     return Asserts([f"self.assert{bound}"])
 
 
@@ -126,8 +126,8 @@ class _Fact(NamedTuple):
     def assertion(self) -> str:
         if isinstance(self.want, bool):
             return f"self.assert{self.want}({self.code})"
-        want = ids_text(self.want) if isinstance(self.want, tuple) else self.want
-        return f"self.assertEqual({self.code}, {want})"
+        expected = ids_text(self.want) if isinstance(self.want, tuple) else self.want
+        return f"self.assertEqual({self.code}, {expected})"
 
 
 def _named_assertions(run: RecordedRun, place: AtNamed | AtText) -> Asserts | None:
@@ -159,16 +159,16 @@ def _state_facts(run: RecordedRun) -> Iterator[_Fact]:
         done = [isinstance(outcome, Done) for outcome in (run.step.expected, run.step.outcome)]
         yield _Fact(("outcome", ""), f"({sent}.to_finish or {sent}.finished_reason) is None", *done)
     for name in sorted({s.name for s in state.sessions} | set(view.sessions)):
-        there = state.session(name) is not None, name in view.sessions
-        yield _Fact(("session", name), f"{quoted(name)} in server.sessions", *there)
+        known = state.session(name) is not None, name in view.sessions
+        yield _Fact(("session", name), f"{quoted(name)} in server.sessions", *known)
     for session in state.sessions:
         seen = view.sessions.get(session.name)
         turn = state.request(session.turn)
         name = session.name
         if seen is None:
             continue
-        found = f"server.sessions.get({quoted(name)})"
-        code = f'getattr({found}, "close_on_finish", False)'
+        lookup = f"server.sessions.get({quoted(name)})"
+        code = f'getattr({lookup}, "close_on_finish", False)'
         yield _Fact(("session", name), code, session.closing, seen.closing)
         if turn is None or turn.phase in (Phase.QUEUED, Phase.ADMITTED):
             keeps = session.slot is not None, seen.cursors is not None
@@ -176,8 +176,8 @@ def _state_facts(run: RecordedRun) -> Iterator[_Fact]:
             yield from _cursor_facts(run, f"slot of {name}", session.slot, seen.cursors)
         if turn is None:
             both = text_tokens(session.history), seen.history
-            texts = (spelled(run.geometry, text) for text in both)
-            yield _Fact(("text", name), f"history({found})", *texts)
+            texts = (tokens_of_release(run.geometry, text) for text in both)
+            yield _Fact(("text", name), f"history({lookup})", *texts)
     for request in state.requests:
         ours = view.requests.get(request.name)
         if ours is None:
@@ -202,11 +202,11 @@ def _state_facts(run: RecordedRun) -> Iterator[_Fact]:
 
 
 def _cursor_facts(
-    run: RecordedRun, owner: str, want: Any, got: Any, without: str = ""
+    run: RecordedRun, owner: str, expected: Any, observed: Any, without: str = ""
 ) -> Iterator[_Fact]:
-    if want is None or got is None:
+    if expected is None or observed is None:
         return
-    for field, must, has in zip(want._fields, want, got, strict=True):
+    for field, must, has in zip(expected._fields, expected, observed, strict=True):
         if field != without:
             kind = "swa" if field == "swa_evicted_seqlen" else "cursors"
             yield _Fact((kind, owner), run.cursor(run.of_cursors(owner), field), must, has)
@@ -231,7 +231,8 @@ def _term_assertions(run: RecordedRun, check: str) -> list[str]:
     for term in run.at:
         if isinstance(term, AtCounter) and term.name != "total":
             code = f"counted[{quoted(term.pool)}][{quoted(term.name)}]"
-            code = "server.cache.session_held_req_count()" if term.pool == "rows" else code
+            if term.pool == "rows":
+                code = "server.cache.session_held_req_count()"
             lines.append(f"self.assertEqual({code}, {term.must})")
     return lines
 
@@ -252,13 +253,13 @@ def _freed_tokens(run: RecordedRun) -> Asserts | None:
         pools.append(("swa", before.free_swa, after.free_swa, "swa_num_tokens_evicted"))
     for pool, had, has, field in pools:
         freed = (len(has) - len(had)) * run.page_size
-        want = min(
+        due = min(
             getattr(run.last, pool), sum(len(slots) for slots, locks in held[pool] if not locks)
         )
         size = f"server.allocator.{f'{pool}_' if two else ''}available_size()"
-        if freed < want:
+        if freed < due:
             return Asserts(
-                [f"self.assertGreaterEqual({size} - before, {want})"], [f"before = {size}"]
+                [f"self.assertGreaterEqual({size} - before, {due})"], [f"before = {size}"]
             )
         if reported is not None and getattr(reported, pool) != freed:
             return Asserts(
@@ -268,8 +269,15 @@ def _freed_tokens(run: RecordedRun) -> Asserts | None:
 
 
 _OF: dict[type, Callable[[RecordedRun, Any], Asserts | None]] = {
-    AtCounter: counter, AtCursor: _cursor_assertions, AtEntry: entry_place, AtLock: lambda *_: None,
+    AtCounter: assert_counter,
+    AtCursor: _cursor_assertions,
+    AtEntry: entry_place,
+    AtLock: lambda *_: None,
     AtNamed: _named_assertions,
-    AtNode: node, AtPage: page_place, AtPosition: position_place, AtRow: row_place, AtText: _named_assertions,
-    AtTreePage: tree_page,
-}  # fmt: skip
+    AtNode: assert_node,
+    AtPage: page_place,
+    AtPosition: position_place,
+    AtRow: row_place,
+    AtText: _named_assertions,
+    AtTreePage: assert_tree_page,
+}

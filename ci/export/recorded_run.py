@@ -34,7 +34,7 @@ def within(geometry: Geometry, tokens: Sequence[int]) -> str:
     return "".join(f", {field}={quoted(name)}" for field, name in names.items())
 
 
-def spelled(geometry: Geometry, tokens: Sequence[int]) -> tuple[int, ...]:
+def tokens_of_release(geometry: Geometry, tokens: Sequence[int]) -> tuple[int, ...]:
     """Return tokens as the release has them: in a namespace those of another text."""
     other = dict(geometry.settings).get(namespaces.SETTING) and namespaces.begins_other(tokens)
     return tuple(namespaces.exchanged(tokens) if other else tokens)
@@ -43,24 +43,22 @@ def spelled(geometry: Geometry, tokens: Sequence[int]) -> tuple[int, ...]:
 def in_tree(geometry: Geometry, path: Sequence[int]) -> str:
     """Return a key of the tree as arguments: its tokens, and its namespace."""
     tokens = tokens_of(path)
-    return ids_text(spelled(geometry, tokens)) + within(geometry, tokens)
+    return ids_text(tokens_of_release(geometry, tokens)) + within(geometry, tokens)
 
 
 class RecordedRun(NamedTuple):
-    """A trace run on a release up to its violation: the calls of each command.
-
-    clause: the violated clause to assert.
-    kind: the kind of the release.
-    unified: the server's cache is one for all, and a node of its tree has a component for each pool.
-    """
+    """A trace run on a release up to its violation: the calls of each command."""
 
     steps: list[tuple[str, Outcome, tuple[str, ...]]]
     last: AnyCommand
     violation: Violation
+    #: the violated clause to assert
     clause: str
     was: AnyMoment  # before the last command
     now: AnyMoment
+    #: the kind of the release
     kind: type[Release0510]
+    #: the server's cache is one for all, and a node of its tree has a component for each pool
     unified: bool
     geometry: Geometry
 
@@ -163,6 +161,6 @@ class Asserts(NamedTuple):
     at: str = ""
 
     def among(self, calls: Sequence[str]) -> tuple[str, ...]:
-        """The calls of the last command, with the notes."""
+        """Return the calls of the last command, with the notes."""
         first = next((i for i, call in enumerate(calls) if re.match(self.at, call)), 0)
         return (*calls[:first], *self.notes, *calls[first:])

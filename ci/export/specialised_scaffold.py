@@ -20,7 +20,7 @@ class _Unknown(Exception):
     """The sizes do not determine the value of an expression."""
 
 
-def specialised(
+def decide_branches(
     source: str, facts: Mapping[str, Mapping[str, Any]], absent: Mapping[str, Mapping[str, Any]] = {}
 ) -> str:
     """Return the source with each `if` decided whose test follows from the facts.
@@ -30,28 +30,28 @@ def specialised(
     """
     facts = {name: {**facts.get(name, {}), **absent.get(name, {})} for name in {*facts, *absent}}
     while (edit := next(_decided_edits(source, facts, absent), None)) is not None:
-        source = edited(source, [edit])
+        source = apply_edits(source, [edit])
     while (edit := next(_unread_edits(source), None)) is not None:
-        source = edited(source, [edit])
+        source = apply_edits(source, [edit])
     return re.sub(r"\n{3,}(?= )", "\n\n", source)
 
 
-def unannotated(source: str) -> str:
+def without_annotations(source: str) -> str:
     """Return the source without annotations of parameters, variables and results."""
-    at = Offsets(source)
+    offsets = Offsets(source)
     edits: list[Edit] = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.arguments):
-            edits += _annotations(node, at)
+            edits += _annotations(node, offsets)
         elif isinstance(node, ast.AnnAssign) and node.value is not None:
-            edits.append((at(node.target, end=True), at(node.value, end=False), " = "))
+            edits.append((offsets(node.target, end=True), offsets(node.value, end=False), " = "))
         elif isinstance(node, ast.FunctionDef) and node.returns is not None:
-            end = at(node.returns, end=True)
+            end = offsets(node.returns, end=True)
             edits.append((source.rindex("->", 0, end) - 1, end, ""))
-    return edited(source, edits)
+    return apply_edits(source, edits)
 
 
-def _annotations(node: ast.arguments, at: "Offsets") -> Iterator[Edit]:
+def _annotations(node: ast.arguments, offsets: "Offsets") -> Iterator[Edit]:
     """Return edits that remove the annotations of parameters."""
     several = [*node.posonlyargs, *node.args]
     defaults = [*[None] * (len(several) - len(node.defaults)), *node.defaults, *node.kw_defaults]
@@ -59,24 +59,24 @@ def _annotations(node: ast.arguments, at: "Offsets") -> Iterator[Edit]:
     parameters = zip([*several, *node.kwonlyargs, *more], [*defaults, *[None] * len(more)])
     for parameter, default in parameters:
         if parameter.annotation is not None:
-            first = at(parameter, end=False) + len(parameter.arg)
+            first = offsets(parameter, end=False) + len(parameter.arg)
             if default is None:
-                yield first, at(parameter.annotation, end=True), ""
+                yield first, offsets(parameter.annotation, end=True), ""
             else:
-                yield first, at(default, end=False), "="
+                yield first, offsets(default, end=False), "="
 
 
-def filled(source: str) -> str:
+def fill_lines(source: str) -> str:
     """Return the source with calls, dictionaries and parameters in as few lines as hold them."""
-    while (edit := next(_refilled(source), None)) is not None:
-        source = edited(source, [edit])
+    while (edit := next(_fill_edits(source), None)) is not None:
+        source = apply_edits(source, [edit])
     source = re.sub(r"^( *)(def \w+)\(\n([^()]*)\n *\):", _signature, source, flags=re.MULTILINE)
     return re.sub(r"  # fmt: skip$", "", source, flags=re.MULTILINE)
 
 
-def _signature(found: re.Match[str]) -> str:
+def _signature(match: re.Match[str]) -> str:
     """Return a function's first line, or lines."""
-    indent, name, parameters = found.groups()
+    indent, name, parameters = match.groups()
     items = [each.strip() for each in parameters.split(",") if each.strip()]
     one = f"{indent}{name}({', '.join(items)}):"
     if len(one) <= WIDTH:
@@ -84,40 +84,45 @@ def _signature(found: re.Match[str]) -> str:
     return f"{indent}{name}(\n{_filled_lines(items, len(indent) + 4)}\n{indent}):"
 
 
-def _refilled(source: str) -> Iterator[Edit]:
-    at = Offsets(source)
+def _fill_edits(source: str) -> Iterator[Edit]:
+    """Yield edits that lay bracketed lists anew: on one line where they fit, else filled up to WIDTH. Lists
+    with comments stay."""
+    offsets = Offsets(source)
     for node in ast.walk(ast.parse(source)):
-        pieces, first = _bracket_items(node, at)
+        pieces, begin_of_items = _bracket_items(node, offsets)
         if not pieces:
             continue
-        last = at(node, end=True)
-        text = source[first:last]
-        items = [source[at(a, end=False) - len(before) : at(b, end=True)] for before, a, b in pieces]
+        last = offsets(node, end=True)
+        text = source[begin_of_items:last]
+        items = [
+            source[offsets(a, end=False) - len(before) : offsets(b, end=True)]
+            for before, a, b in pieces
+        ]
         too_long = max(map(len, text.split("\n"))) > WIDTH
         if "\n" not in text or "#" in text or (any("\n" in each for each in items) and not too_long):
             continue
-        begin = source.rfind("\n", 0, first) + 1
+        begin = source.rfind("\n", 0, begin_of_items) + 1
         indent = len(source[begin:]) - len(source[begin:].lstrip(" "))
         rest = source[last : source.index("\n", last)].replace("  # fmt: skip", "")
         one = f"{text[0]}{', '.join(items)}{text[-1]}"
-        if "\n" not in one and first - begin + len(one) + len(rest) <= WIDTH:
+        if "\n" not in one and begin_of_items - begin + len(one) + len(rest) <= WIDTH:
             new = one
         else:
             new = f"{text[0]}\n{_filled_lines(items, indent + 4)}\n{' ' * indent}{text[-1]}"
         shorter = max(map(len, new.split("\n"))) <= WIDTH if too_long else False
         if shorter or new.count("\n") < text.count("\n"):
-            yield first, last, new
+            yield begin_of_items, last, new
 
 
-def _bracket_items(node: ast.AST, at: "Offsets") -> tuple[list[tuple[str, Any, Any]], int]:
+def _bracket_items(node: ast.AST, offsets: "Offsets") -> tuple[list[tuple[str, Any, Any]], int]:
     """Return the items in brackets, each as the text before a node, the node, and the node that it ends
     with; and the position of the brackets."""
     if isinstance(node, ast.Dict):
         pairs = zip(node.keys, node.values)
-        return [("**", b, b) if a is None else ("", a, b) for a, b in pairs], at(node, end=False)
+        return [("**", b, b) if a is None else ("", a, b) for a, b in pairs], offsets(node, end=False)
     if isinstance(node, ast.Call):
-        items = sorted([*node.args, *node.keywords], key=lambda each: at(each, end=False))
-        return [("", each, each) for each in items], at(node.func, end=True)
+        items = sorted([*node.args, *node.keywords], key=lambda each: offsets(each, end=False))
+        return [("", each, each) for each in items], offsets(node.func, end=True)
     return [], 0
 
 
@@ -132,9 +137,9 @@ def _filled_lines(items: list[str], indent: int) -> str:
     return "\n".join(" " * indent + row for row in rows)
 
 
-def edited(source: str, edits: Iterable[Edit]) -> str:
-    for first, end, text in sorted(edits, reverse=True):
-        source = source[:first] + text + source[end:]
+def apply_edits(source: str, edits: Iterable[Edit]) -> str:
+    for begin, end, text in sorted(edits, reverse=True):
+        source = source[:begin] + text + source[end:]
     return source
 
 
@@ -148,9 +153,12 @@ class Offsets:
             self.starts.append(self.starts[-1] + len(line) + 1)
 
     def __call__(self, node: Any, *, end: bool) -> int:
-        row, column = (
-            (node.end_lineno, node.end_col_offset) if end else (node.lineno, node.col_offset)
-        )
+        if end:
+            row = node.end_lineno
+            column = node.end_col_offset
+        else:
+            row = node.lineno
+            column = node.col_offset
         line: str = self.lines[row - 1]
         start: int = self.starts[row - 1]
         return start + len(line.encode()[:column].decode())
@@ -212,48 +220,48 @@ def _decided_edits(
 ) -> Iterator[Edit]:
     """Return edits that put a branch in the place of an `if`, or of a conditional expression, and a
     value in that of an absent parameter."""
-    at = Offsets(source)
+    offsets = Offsets(source)
     for name, function in _functions(ast.parse(source)):
         known = {**facts.get("", {}), **facts.get(name, {})}
         for node in ast.walk(function):
             if isinstance(node, ast.If):
                 with suppress(_Unknown):
-                    yield _branch_edit(source, at, node, taken=bool(_value(node.test, known)))
+                    yield _branch_edit(source, offsets, node, taken=bool(_value(node.test, known)))
             elif isinstance(node, ast.IfExp):
                 with suppress(_Unknown):
                     taken = node.body if _value(node.test, known) else node.orelse
                     code = ast.get_source_segment(source, taken) or ""
-                    first, end = at(node, end=False), at(node, end=True)
-                    alone = re.match(r"[^\w.\])]\(", source[first - 2 : first]) and source[end] == ")"
+                    begin, end = offsets(node, end=False), offsets(node, end=True)
+                    alone = re.match(r"[^\w.\])]\(", source[begin - 2 : begin]) and source[end] == ")"
                     if alone and isinstance(taken, ast.Name):
-                        first, end = first - 1, end + 1
-                    yield first, end, code
+                        begin, end = begin - 1, end + 1
+                    yield begin, end, code
             elif isinstance(node, (ast.Name, ast.UnaryOp)) and absent.get(name):
                 named = {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
                 if named and named <= {*absent[name]} and not isinstance(getattr(node, "ctx", 0), ast.Store):
-                    yield at(node, end=False), at(node, end=True), repr(_value(node, absent[name]))
+                    yield offsets(node, end=False), offsets(node, end=True), repr(_value(node, absent[name]))
 
 
-def _branch_edit(source: str, at: Offsets, node: ast.If, *, taken: bool) -> Edit:
+def _branch_edit(source: str, offsets: Offsets, node: ast.If, *, taken: bool) -> Edit:
     """Return the edit that puts the statements of a branch in the place of an `if`, as far left."""
     statements = node.body if taken else node.orelse
-    first, last = at.starts[node.lineno - 1], at.starts[node.end_lineno or 0]
-    head = source[first : at(node, end=False)]
+    begin, last = offsets.starts[node.lineno - 1], offsets.starts[node.end_lineno or 0]
+    head = source[begin : offsets(node, end=False)]
     if not statements:
-        return first, last, "" if not head.strip() else head + "pass\n"
-    rows = at.lines[statements[0].lineno - 1 : statements[-1].end_lineno]
+        return begin, last, "" if not head.strip() else head + "pass\n"
+    rows = offsets.lines[statements[0].lineno - 1 : statements[-1].end_lineno]
     if rows[0].lstrip().startswith("elif"):
         rows[0] = rows[0].replace("elif", "if", 1)
-    indent = len(at.lines[node.lineno - 1]) - len(at.lines[node.lineno - 1].lstrip())
+    indent = len(offsets.lines[node.lineno - 1]) - len(offsets.lines[node.lineno - 1].lstrip())
     body = textwrap.indent(textwrap.dedent("\n".join(rows)), " " * indent) + "\n"
-    if at.lines[node.lineno - 1].lstrip().startswith("elif"):
+    if offsets.lines[node.lineno - 1].lstrip().startswith("elif"):
         body = f"{' ' * indent}else:\n{textwrap.indent(body, '    ')}"
-    return first, last, body
+    return begin, last, body
 
 
 def _unread_edits(source: str) -> Iterator[Edit]:
     """Return edits that remove nested functions, and variables with a stand-in, that no code reads."""
-    at = Offsets(source)
+    offsets = Offsets(source)
     for _, function in _functions(ast.parse(source)):
         read = {
             node.id
@@ -261,7 +269,7 @@ def _unread_edits(source: str) -> Iterator[Edit]:
             if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)
         }
         for node in function.body:
-            lines = at.starts[node.lineno - 1], at.starts[node.end_lineno or 0]
+            lines = offsets.starts[node.lineno - 1], offsets.starts[node.end_lineno or 0]
             match node:
                 case ast.Assign([ast.Name(name)], ast.Name(other)) if name == other:
                     yield *lines, ""

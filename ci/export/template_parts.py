@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ci import templates
-from ci.export.helper_inlining import inlined
-from ci.export.specialised_scaffold import filled, specialised
+from ci.export.helper_inlining import inline_helpers
+from ci.export.specialised_scaffold import fill_lines, decide_branches
 from impl.sglang.parts import namespaces
 from impl.sglang.process.system import SGLangSystem
 from impl.sglang.releases.catalogue import ALIKE, TABLE
@@ -65,7 +65,7 @@ def definitions(
     """Return the definitions that `code` needs, for a server of this kind and geometry, on each of the
     releases."""
     given = _arguments(code)
-    source = _rendered(
+    source = _render(
         system, versions, [geometry] * 3, paged=geometry.page_size > 1, sessions=sessions,
         plain=re.search(r"server\.request\((?!.*session=)", code) is not None,
         rewinds="drop_previous_output" in code, spec="spec=True" in code,
@@ -91,9 +91,9 @@ def definitions(
     by_function: dict[str, dict[str, Any]] = {"": of_server, "Server.__init__": facts}
     if "evicted=" not in code:
         by_function["compute"] = {"evicted": 0}
-    source = specialised(source, by_function, {"Server.__init__": absent})
-    needed = used(filled(source), f"unittest\n{code}")
-    return inlined(needed, code)
+    source = decide_branches(source, by_function, {"Server.__init__": absent})
+    needed = used_definitions(fill_lines(source), f"unittest\n{code}")
+    return inline_helpers(needed, code)
 
 
 def _arguments(code: str) -> list[str]:
@@ -114,22 +114,23 @@ def head_of(needed: str) -> tuple[str, str]:
     return "\n".join(lines[:last]), "\n".join(lines[last:]).strip()
 
 
-def shared(system: SGLangSystem | TierSystem, versions: set[str]) -> str:
+def shared_definitions(system: SGLangSystem | TierSystem, versions: set[str]) -> str:
     """Return all definitions, for servers of any size, on these releases and those that are like them."""
     source, names = _whole_template(system, versions)
     about = textwrap.fill(f"Made by kvspec, for sglang {', '.join(_versions_alike(versions))}.", 100)
     head = f'"""What the tests beside share: a server of SGLang\'s own classes.\n\n{about}\n"""'
-    return "\n\n".join([head, used(filled(source), "\n".join(names))]) + "\n"
+    return "\n\n".join([head, used_definitions(fill_lines(source), "\n".join(names))]) + "\n"
 
 
 def imports(code: str, system: SGLangSystem | TierSystem, versions: set[str]) -> str:
     """Return the imports that `code` needs: of the release, and of the shared module."""
     source, names = _whole_template(system, versions)
     names_used = _used_names(ast.parse(code))
-    lines = [used(source, "\n".join(["unittest", *names_used.difference(names)]))]
+    lines = [used_definitions(source, "\n".join(["unittest", *names_used.difference(names)]))]
     made = ", ".join(sorted(name for name in names_used.intersection(names) if "." not in name))
     wrapped = textwrap.fill(made, 100, initial_indent="    ", subsequent_indent="    ")
-    made = f"(\n{wrapped},\n)" if len(made) > 76 else made
+    if len(made) > 76:
+        made = f"(\n{wrapped},\n)"
     return "\n\n".join([*lines, f"from {SHARED} import {made}"])
 
 
@@ -162,7 +163,7 @@ def _whole_template(system: SGLangSystem | TierSystem, versions: set[str]) -> tu
         "page_size, rows, width, full_tokens, swa_tokens=None, window=None, tree=False, spec=False,"
         "\n        settings=(), bigram=False," + " host=None, policy=None," * host
     )
-    source = _rendered(
+    source = _render(
         system, {*_versions_alike(versions)}, servers, host=host, parameters=parameters,
         **dict.fromkeys(features, True),
     )  # fmt: skip
@@ -173,7 +174,7 @@ def _whole_template(system: SGLangSystem | TierSystem, versions: set[str]) -> tu
     ]
 
 
-def _rendered(
+def _render(
     system: SGLangSystem | TierSystem,
     versions: set[str],
     servers: Sequence[Geometry],
@@ -196,19 +197,19 @@ def _rendered(
         features, parameters=parameters, overlap=system.overlap, groups=kind.groups_prefill, core=kind.core,
         oldest=oldest, newest=newest, held=newest.in_record(),
         spec_module=Path(newest.spec_file).stem,
-        imported=lambda what: _imported(what, oldest, newest),
+        imported=lambda what: _import_of_name(what, oldest, newest),
         unified="True" if features["host"] else unified[sum(map(kind.is_unified, servers))],
         across=lambda version: len(reached(version)) == 2, since=lambda version: reached(version) == {True},
     )  # fmt: skip
 
 
-def _imported(what: str, oldest: type[Release0510], newest: type[Release0510]) -> str:
+def _import_of_name(name: str, oldest: type[Release0510], newest: type[Release0510]) -> str:
     """Return the lines that import a name of the newest release, or where that fails, of the oldest."""
-    lines = _import_lines(what, newest)
-    older = _import_lines(what, oldest)
+    lines = _import_lines(name, newest)
+    older = _import_lines(name, oldest)
     if lines == older:
         return "\n".join(lines)
-    since = next(version for version, kind in TABLE.items() if _import_lines(what, kind) == lines)
+    since = next(version for version, kind in TABLE.items() if _import_lines(name, kind) == lines)
     tried, instead = (textwrap.indent("\n".join(each), "    ") for each in (lines, older))
     return f"\ntry:\n{tried}\nexcept ImportError:  # before {since}\n{instead}"
 
@@ -241,7 +242,7 @@ class _Unit(NamedTuple):
     uses: set[str]
 
 
-def used(source: str, code: str) -> str:
+def used_definitions(source: str, code: str) -> str:
     """Return `source` without definitions, and methods of the stand-in server or engine, that `code`
     does not reach."""
     units = list(_template_units(ast.parse(source)))
@@ -261,10 +262,10 @@ def used(source: str, code: str) -> str:
     return re.sub(r"\n{4,}", "\n\n\n", text).strip()
 
 
-def _joined_imports(found: re.Match[str]) -> str:
+def _joined_imports(match: re.Match[str]) -> str:
     """Return two imports from one module as one line, or two where one would be too long."""
-    one, _, more = found.groups()
-    return f"{one}, {more}\n" if len(one) + len(more) <= 106 else found.group()
+    one, _, more = match.groups()
+    return f"{one}, {more}\n" if len(one) + len(more) <= 106 else match.group()
 
 
 def _template_units(tree: ast.Module) -> Iterator[_Unit]:

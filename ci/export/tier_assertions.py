@@ -6,7 +6,7 @@ from ci.export.recorded_run import (
     RecordedRun,
     in_tree,
     not_raising,
-    spelled,
+    tokens_of_release,
     within,
 )
 from impl.sglang.scheduler.call_log import ids_text
@@ -48,8 +48,8 @@ def asserted(run: RecordedRun) -> Asserts:
     step = run.now.step
     assert isinstance(step, TierStep)
     for place in run.at:
-        if (found := _place_assertions(run, step, place)) is not None:
-            return found
+        if (assertions := _place_assertions(run, step, place)) is not None:
+            return assertions
     raise NotExportable(f"{run.clause} shows in nothing that the release's classes offer")
 
 
@@ -79,11 +79,11 @@ def _slot_assertions(run: RecordedRun, step: TierStep, place: AtSlot) -> Asserts
         for node in step.after.nodes:
             if slot in (node.host if host else node.device)[pool]:
                 text = (*step.texts[node.node], *node.following)
-                known = f"text = {ids_text(spelled(run.geometry, text))}"
+                known = f"text = {ids_text(tokens_of_release(run.geometry, text))}"
                 start, end = node.start or "", "-1" if node.following else ""
                 own = f"text[{start}:{end}]" if start or end else "text"
-                found = f"node_at(server.cache, text{within(run.geometry, text)})"
-                kv = f'kv_of(server, {found}, {own}, "{pool}", {host=})'
+                lookup = f"node_at(server.cache, text{within(run.geometry, text)})"
+                kv = f'kv_of(server, {lookup}, {own}, "{pool}", {host=})'
                 return Asserts([known, f"self.assertEqual({kv}, {own})"])
         return None
     sources = [source.owned for source in step.sources() if source.at == place]

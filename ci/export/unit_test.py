@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from ci.export.bug_report import GENERATED_TITLES, LEGEND, Titles, git_description
 from ci.export.recorded_run import Asserts, NotExportable, RecordedRun, not_raising
-from ci.export.template_parts import definitions, head_of, imports, server, shared
+from ci.export.template_parts import definitions, head_of, imports, server, shared_definitions
 from ci.report import report_data as report
 from ci.report import text_output
 from ci.shown_kinds import shown_of
@@ -100,10 +100,10 @@ def _lines_pattern(lines: Sequence[str]) -> re.Pattern[str]:
     text = ""
     for line in lines:
         parts = re.split(r"\{(\w+)\}", line.removeprefix("?"))
-        for at, part in enumerate(parts):
+        for index, part in enumerate(parts):
             named = f"(?P={part})" if part in seen else f"(?P<{part}>{_STANDS_FOR.get(part)})"
-            parts[at] = named if at % 2 else re.escape(part)
-            seen |= {part} if at % 2 else set()
+            parts[index] = named if index % 2 else re.escape(part)
+            seen |= {part} if index % 2 else set()
         whole = "".join(parts) + "\n"
         text += f"(?:{whole})?" if line[0] == "?" else whole
     return re.compile(f"^{text}", re.MULTILINE)
@@ -153,7 +153,7 @@ def unit_test(
         UnusableImplementation.
     """
     versions = _versions(system, fixed)
-    started(trace.geometry, "")  # raises what it can before the run
+    lines_of_start(trace.geometry, "")  # raises what it can before the run
     run = _record_run(trace, system)
     violation = run.violation
     clause = run.clause
@@ -172,16 +172,16 @@ def unit_test(
         raise NotExportable(f"{clause}: the tree's core in Rust hands out no nodes to inspect")
     sessions = any(isinstance(command, Open) for command in trace.commands)
     steps = [*run.steps[:-1], (command, outcome, asserts.among(calls[:-1] if raised else calls))]
-    body = [*itertools.chain(*(commented(*step, sessions=sessions) for step in steps))]
+    body = [*itertools.chain(*(lines_of_command(*step, sessions=sessions) for step in steps))]
     late = [line for name, line in system.noted.late if re.search(rf"\b{name}\b", text)]
     body += ["", "# the results that are still to come", *late] if late else []
     body += with_message(asserts.assertions, failure_message(clause, wanted, system.name, observed))
-    code = "\n".join([*started(trace.geometry, "\n".join(body)), "", *body])
+    code = "\n".join([*lines_of_start(trace.geometry, "\n".join(body)), "", *body])
     if beside:
         needed = imports(code, system, versions)
     else:
         needed = definitions(code, run.geometry, system, versions, sessions=sessions)
-    text = assembled(
+    text = assemble(
         trace,
         file,
         clause,
@@ -195,7 +195,7 @@ def unit_test(
     return in_code(text, system.kind)
 
 
-def assembled(
+def assemble(
     trace: Trace, file: str, clause: str, last: object, needed: str, code: str, named: Titles, faulty: str,
     fixed: str | None,
 ) -> str:  # fmt: skip
@@ -224,10 +224,10 @@ def hook(trace: Trace) -> str:
 
 def shared_module(system: SGLangSystem | TierSystem, fixed: ReleaseTarget | None = None) -> str:
     """Return the text of the module that the tests of one folder import. Raises NotExportable."""
-    return in_code(shared(system, _versions(system, fixed)), system.kind)
+    return in_code(shared_definitions(system, _versions(system, fixed)), system.kind)
 
 
-def started(config: Any, code: str) -> list[str]:
+def lines_of_start(config: Any, code: str) -> list[str]:
     """Return the lines before the first command. Raises NotExportable."""
     of_kind = shown_of(config).server_asserts()
     host, device = of_kind.host_arguments(config), of_kind.device_sizes(config)
@@ -254,6 +254,8 @@ def _versions(system: SGLangSystem | TierSystem, fixed: ReleaseTarget | None) ->
 
 
 def _record_run(trace: Trace, system: SGLangSystem | TierSystem) -> RecordedRun:
+    """Run a trace on a release up to its violation and return the calls of each command. Raises NotExportable
+    where the run conforms, or has a prompt that another server computes."""
     check_fits(system, trace.geometry, trace.commands)
     if any(
         isinstance(each, Extend) and any(lane.tail for lane in each.lanes)
@@ -282,12 +284,20 @@ def _record_run(trace: Trace, system: SGLangSystem | TierSystem) -> RecordedRun:
             after = lockstep.moment()
             unified = of_kind.is_unified(kind, trace.geometry)
             return RecordedRun(
-                steps, command, violation, clause, before, after, kind, unified, geometry
+                steps=steps,
+                last=command,
+                violation=violation,
+                clause=clause,
+                was=before,
+                now=after,
+                kind=kind,
+                unified=unified,
+                geometry=geometry,
             )
     raise NotExportable(f"conforms on {system.name}: there is no fault to test")
 
 
-def commented(command: str, outcome: Outcome, calls: Sequence[str], *, sessions: bool) -> list[str]:
+def lines_of_command(command: str, outcome: Outcome, calls: Sequence[str], *, sessions: bool) -> list[str]:
     """Return the lines that carry a command out. The command is a comment above them, unless one line
     is clear without it."""
     refused = f" (refused: {outcome.reason.value})" if isinstance(outcome, Refused) else ""
@@ -307,7 +317,7 @@ def with_message(assertions: Sequence[str], message: str) -> list[str]:
     text = "\n".join(assertions)
     if not re.search(r"^ *self\.assert", text, re.MULTILINE):
         return ["", *comment(message), *text.split("\n")]
-    rows = textwrap.wrap(text_output.plain(message), 90, drop_whitespace=False)
+    rows = textwrap.wrap(text_output.printable(message), 90, drop_whitespace=False)
     rows = [json.dumps(row, ensure_ascii=False) for row in rows]
     lines = ["message = (", *(f"    {row}" for row in rows), ")"]
     if len(rows) == 1:
@@ -317,10 +327,10 @@ def with_message(assertions: Sequence[str], message: str) -> list[str]:
 
 def _with_message(line: str) -> list[str]:
     """Return a line of assertions, with the message in the place of any other."""
-    found = re.fullmatch(r"( *)(self\.assert(\w+))\(.*\)", line)
-    if found is None:
+    assertion = re.fullmatch(r"( *)(self\.assert(\w+))\(.*\)", line)
+    if assertion is None:
         return [line]
-    indent, function, kind = found.groups()
+    indent, function, kind = assertion.groups()
     code = line.strip()
     call = ast.parse(code, mode="eval").body
     assert isinstance(call, ast.Call)
@@ -340,7 +350,7 @@ def failure_message(clause: str, wanted: str, name: str, observed: str) -> str:
 
 
 def comment(text: str) -> list[str]:
-    return textwrap.wrap(text_output.plain(text), 98, initial_indent="# ", subsequent_indent="# ")
+    return textwrap.wrap(text_output.printable(text), 98, initial_indent="# ", subsequent_indent="# ")
 
 
 def _docstring(
@@ -354,6 +364,6 @@ def _docstring(
         f"{clause}: {sentence}" + (f" {LEGEND}" if re.search(r"\b[CERPW]\b", sentence) else ""),
         f"Made by kvspec from {Path(file).name}. No GPU is needed.",
     ]
-    plain = [text_output.plain(" ".join(text.split())).replace("\\", "/") for text in paragraphs if text]
+    plain = [text_output.printable(" ".join(text.split())).replace("\\", "/") for text in paragraphs if text]
     text = "\n\n".join("\n".join(textwrap.wrap(text, 100)) for text in plain)
     return '"""' + text.replace('"', "'") + '\n"""'

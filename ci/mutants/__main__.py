@@ -69,8 +69,8 @@ def mutants(
     noticed as well.
     """
     with unusable("", mutant_judges.NoMutants):
-        drawn, of = mutant_judges.sample(only, size, seed)
-        accepted = mutant_judges.accepted()
+        drawn, total = mutant_judges.sample(only, size, seed)
+        accepted = mutant_judges.accepted_mutants()
     plan = check_plans.plan(tier, seed=seed)
     to_judge = [mutant for mutant in drawn if again or mutant.name not in accepted]
     rows = [_row(mutant, accepted[mutant.name], None) for mutant in drawn if mutant not in to_judge]
@@ -106,7 +106,7 @@ def mutants(
     }
     end = ending(interrupted=interrupted, violated=not interrupted and counts["survived"] > 0)
     data: Data = {
-        "format": "kvspec-mutants", "version": 1, "exit_code": end, "seed": seed, "tier": tier, "of": of,
+        "format": "kvspec-mutants", "version": 1, "exit_code": end, "seed": seed, "tier": tier, "of": total,
         "drawn": len(drawn), "interrupted": interrupted, **counts, "mutants": rows,
     }  # fmt: skip
     _text(out.console, data)
@@ -121,7 +121,7 @@ def _row(mutant: Mutant, reason: str, noticed: Noticed | None) -> Data:
         verdict = "noticed"
     else:
         verdict = "accepted" if reason else "survived"
-    found = {} if noticed is None else {name: getattr(noticed, name) for name in noticed.__slots__}
+    judgement = {} if noticed is None else {name: getattr(noticed, name) for name in noticed.__slots__}
     return {
         "name": mutant.name,
         "path": mutant.path,
@@ -129,11 +129,13 @@ def _row(mutant: Mutant, reason: str, noticed: Noticed | None) -> Data:
         "verdict": verdict,
         "reason": reason,
         "diff": diff,
-        **found,
+        **judgement,
     }
 
 
 def _text(out: Console, data: Data) -> None:
+    """Print the verdict of a session: the counts, each survivor with its change, and by what the others were
+    noticed."""
     done = len(data["mutants"])
     counts = f"{data['noticed']} noticed, {data['accepted']} accepted, {data['survived']} survived"
     drawn = f"{done} of {data['of']} mutants (seed {data['seed']}, tier {data['tier']})"

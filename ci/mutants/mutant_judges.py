@@ -1,7 +1,7 @@
 """Judges of a mutant: it is put into a process of its own, and its judges run until one notices it.
 
-The code of one function is replaced where it is, so that whoever has imported it runs the mutant. Nothing
-of it is left when the process ends.
+The code of one function is replaced where it is, so that each module that has imported it runs the mutant.
+Nothing of it is left when the process ends.
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ def sample(only: tuple[str, ...], size: int | None, seed: int) -> tuple[list[Mut
     """Return mutants of `only` (files or folders from the root, functions such as FILE:Class.name, or
     names of mutants; all that exist), and the total. The draw and its order follow from the seed and
     their names: changes elsewhere move none."""
-    found: dict[str, Mutant] = {}
+    mutant_by_name: dict[str, Mutant] = {}
     for selection in only or [area.folder for area in AREAS]:
         place, _, name = selection.partition(" ")
         folder, _, function = place.partition(":")
@@ -186,16 +186,16 @@ def sample(only: tuple[str, ...], size: int | None, seed: int) -> tuple[list[Mut
             raise NoMutants(
                 f"--only {selection}: it has no mutant; they are in {folders}, from the root"
             )
-        found |= wanted
-    names = sorted(found, key=lambda name: hashlib.sha256(f"{seed} {name}".encode()).digest())
-    return [found[name] for name in names[:size]], len(found)
+        mutant_by_name |= wanted
+    names = sorted(mutant_by_name, key=lambda name: hashlib.sha256(f"{seed} {name}".encode()).digest())
+    return [mutant_by_name[name] for name in names[:size]], len(mutant_by_name)
 
 
 def _mutants(path: str) -> list[Mutant]:
     return mutants_of(path, (ROOT / path).read_bytes())
 
 
-def accepted() -> dict[str, str]:
+def accepted_mutants() -> dict[str, str]:
     """Return mutants that nothing need notice, by name, with the reason. Raises NoMutants."""
     try:
         return msgspec.json.decode(ACCEPTED.read_bytes(), type=dict[str, str])
@@ -224,19 +224,19 @@ def unchanged(plan: Plan, limit_s: float, area: Area) -> Noticed:
 
 def _ask_in_process(plan: Plan, limit_s: float, area: Area, mutant: Mutant | None) -> Noticed:
     context = get_context("fork")
-    here, there = context.Pipe(duplex=False)
-    process = context.Process(target=_judge, args=(plan, area, mutant, there))
+    own_end, child_end = context.Pipe(duplex=False)
+    process = context.Process(target=_judge, args=(plan, area, mutant, child_end))
     began = time.monotonic()
     process.start()
-    there.close()
+    child_end.close()
     try:
-        verdict = here.recv() if here.poll(limit_s) else Noticed("no answer", f"in {limit_s:g} s")
+        verdict = own_end.recv() if own_end.poll(limit_s) else Noticed("no answer", f"in {limit_s:g} s")
     except EOFError:
         verdict = Noticed("no answer", "the process ended")
     finally:
         process.kill()
         process.join()
-        here.close()
+        own_end.close()
     if isinstance(verdict, Exception):
         raise verdict
     return Noticed(verdict.by, verdict.where, verdict.after, round(time.monotonic() - began, 2))
@@ -244,8 +244,8 @@ def _ask_in_process(plan: Plan, limit_s: float, area: Area, mutant: Mutant | Non
 
 def _judge(plan: Plan, area: Area, mutant: Mutant | None, answer: Connection) -> None:
     end_with_parent()
-    there = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (there + _MEMORY,) * 2)
+    memory_in_use = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (memory_in_use + _MEMORY,) * 2)
     try:
         if mutant is not None:
             put_in(mutant)
@@ -275,7 +275,7 @@ def put_in(mutant: Mutant) -> None:
     sys.meta_path.insert(
         0, SimpleNamespace(find_spec=lambda wanted, *_: spec if wanted == name else None)
     )
-    found = name not in sys.modules
+    replaced = name not in sys.modules
     for thing in gc.get_objects():
         if type(thing) is functools._lru_cache_wrapper:
             thing.cache_clear()
@@ -284,8 +284,8 @@ def put_in(mutant: Mutant) -> None:
                 thing.__code__ = (
                     new if new.co_freevars else new.replace(co_freevars=old.co_freevars)
                 )
-                found = True
-    if not found:
+                replaced = True
+    if not replaced:
         raise RuntimeError(f"{mutant.name}: nobody has this function")
 
 
@@ -300,20 +300,20 @@ def _code_objects(code: CodeType) -> Iterator[CodeType]:
             yield from _code_objects(inner)
 
 
-# The judges.
+# -- the judges -----------------------------------------------------------------------------------
 
 
 def _random_runs(plan: Plan, name: str) -> Noticed | None:
     """Drive random runs, as `kvspec check` does."""
     try:
-        found = first_violation(resolve(name), plan)
+        violation = first_violation(resolve(name), plan)
     except UnusableImplementation as error:
         return Noticed("BROKEN", f"{name}: {error}")
     except (
         Exception
     ) as error:  # of the reference, a clause or a generator: the check itself comes to an end
         return Noticed("the check breaks", f"on {name}: {type(error).__name__}: {error}")
-    return found and Noticed(found[0].clause, f"random runs on {name}", found[1])
+    return violation and Noticed(violation[0].clause, f"random runs on {name}", violation[1])
 
 
 @functools.lru_cache(maxsize=1)
@@ -331,18 +331,20 @@ def _fixture_runs() -> Noticed | None:
         if trace.bug:
             impls.append(f"torch+{trace.bug}")
         for impl in impls:
-            want = trace.clause if "+" in impl else None
+            own_clause = trace.clause if "+" in impl else None
             try:
                 violation = replay(resolve(impl), trace).violation
             except Exception as error:
                 return Noticed("the check breaks", f"{name}: {type(error).__name__}: {error}")
-            if (violation.clause if violation else None) != want:
-                found = violation and violation.clause
-                return Noticed("a fixture", f"{name}: {want} expected, {found} found")
+            if (violation.clause if violation else None) != own_clause:
+                clause = violation and violation.clause
+                return Noticed("a fixture", f"{name}: {own_clause} expected, {clause} found")
     return None
 
 
 def _test_runs(paths: tuple[str, ...]) -> Noticed | None:
+    """Run tests in this process, up to the first that fails. Return it as what notices the mutant; None where
+    all pass."""
     import pytest
 
     class _First:
@@ -356,10 +358,10 @@ def _test_runs(paths: tuple[str, ...]) -> Noticed | None:
             if report.failed:
                 self.failed = self.failed or report.nodeid
 
-    first = _First()
+    first_failure = _First()
     os.chdir(ROOT)
     # Asserts as they are: what pytest rewrites it loads itself, without what was put in.
     options = ["-x", "-q", "--assert=plain", "-p", "no:cacheprovider", "-p", "no:xdist"]
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-        pytest.main([*options, *paths], [first])
-    return Noticed("a test", first.failed) if first.failed else None
+        pytest.main([*options, *paths], [first_failure])
+    return Noticed("a test", first_failure.failed) if first_failure.failed else None

@@ -39,21 +39,20 @@ _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """One edit of a file.
+    """One edit of a file."""
 
-    path: the file, from the root of the repository.
-    function: its function, such as "RadixTree.evict"; first: the line where that begins.
-    start, end: the range (bytes) that `new` replaces.
-    change: the edit in words; with path and function it names the mutant, wherever its line moves.
-    """
-
+    #: the file, from the root of the repository
     path: str
+    #: its function, such as "RadixTree.evict"
     function: str
+    #: the line where that begins
     first: int
     line: int
+    #: the range (bytes) that `new` replaces
     start: int
     end: int
     new: str
+    #: the edit in words; with path and function it names the mutant, wherever its line moves
     change: str
 
     @property
@@ -67,18 +66,29 @@ class Mutant:
 def mutants_of(path: str, source: bytes) -> list[Mutant]:
     """Return all mutants of a file, in its order."""
     text = _Text(source)
-    found: list[Mutant] = []
+    mutants: list[Mutant] = []
     for function, name in _functions(ast.parse(source)):
         known: Counter[str] = Counter()
-        first = min([function.lineno, *(d.lineno for d in function.decorator_list)])
+        first_line = min([function.lineno, *(d.lineno for d in function.decorator_list)])
         for old, new, change in _edits(function, text):
             start, end = text.span(old)
             if source[start:end].decode() == new:
                 continue
             known[change] += 1
             again = f" (#{known[change]})" if known[change] > 1 else ""
-            found.append(Mutant(path, name, first, old.lineno, start, end, new, change + again))
-    return found
+            mutants.append(
+                Mutant(
+                    path,
+                    function=name,
+                    first=first_line,
+                    line=old.lineno,
+                    start=start,
+                    end=end,
+                    new=new,
+                    change=change + again,
+                )
+            )
+    return mutants
 
 
 class _Text:
@@ -143,7 +153,8 @@ def _edits(function: _Function, text: _Text) -> Iterator[tuple[ast.expr | ast.st
                 loose = isinstance(new, (ast.BoolOp, ast.IfExp)) or (
                     isinstance(new, ast.Compare) and not isinstance(node, ast.Compare)
                 )
-                made = f"({made})" if loose and isinstance(above, ast.expr) else made
+                if loose and isinstance(above, ast.expr):
+                    made = f"({made})"
                 yield node, made, f"{text.of(node)} -> {made}{where}"
         around = above if isinstance(node, ast.keyword) else node
         waiting += [(part, around) for part in reversed(parts)]
@@ -194,15 +205,16 @@ def _says_something(node: ast.stmt) -> bool:
 
 
 def _of_expression(node: ast.expr) -> Iterator[ast.expr]:
+    """Yield the expressions that may take the place of a node, each with one small change."""
     match node:
         case ast.Compare(left, operators, others):
-            for at, operator in enumerate(operators):
-                changed = [*operators[:at], _COMPARISONS[type(operator)](), *operators[at + 1 :]]
+            for index, operator in enumerate(operators):
+                changed = [*operators[:index], _COMPARISONS[type(operator)](), *operators[index + 1 :]]
                 yield ast.Compare(left, changed, others)
         case ast.BoolOp(operator, values):
             yield ast.BoolOp(ast.Or() if isinstance(operator, ast.And) else ast.And(), values)
-            for at in range(len(values)):
-                rest = [*values[:at], *values[at + 1 :]]
+            for index in range(len(values)):
+                rest = [*values[:index], *values[index + 1 :]]
                 yield rest[0] if len(rest) == 1 else ast.BoolOp(operator, rest)
         case ast.UnaryOp(ast.Not(), operand):
             yield operand
@@ -227,7 +239,7 @@ def _of_expression(node: ast.expr) -> Iterator[ast.expr]:
             yield body
             yield orelse
         case ast.Call(ast.Name(name) | ast.Attribute(attr=name), arguments) if name in _SWAPPED:
-            yield ast.Call(_called(node.func, _SWAPPED[name]), arguments, node.keywords)
+            yield ast.Call(_with_function(node.func, _SWAPPED[name]), arguments, node.keywords)
             if len(arguments) == 2 and name in ("min", "max", "larger", "smaller"):
                 yield from arguments
 
@@ -241,8 +253,8 @@ def _mistaken(node: ast.expr) -> Iterator[ast.expr]:
         case ast.BinOp(left, ast.BitAnd(), right):
             yield ast.BinOp(left, ast.BitOr(), right)
         case ast.Call(function, [_, _, *_] as arguments) if not _orderless(function):
-            for at, (one, other) in enumerate(pairwise(arguments)):
-                swapped = [*arguments[:at], other, one, *arguments[at + 2 :]]
+            for index, (one, other) in enumerate(pairwise(arguments)):
+                swapped = [*arguments[:index], other, one, *arguments[index + 2 :]]
                 yield ast.Call(function, swapped, node.keywords)
         case ast.Attribute(value, name, ast.Load()):
             for beside in neighbours().get(name, ()):
@@ -258,7 +270,7 @@ def _orderless(function: ast.expr) -> bool:
 def neighbours() -> dict[str, list[str]]:
     """Return, by the name of a field, the fields of its type that are next to it in a class of the
     reference, or in an event of a server's log."""
-    found = defaultdict[str, dict[str, None]](dict)
+    names = defaultdict[str, dict[str, None]](dict)
     events = _ROOT / "impl" / "sglang" / "server" / "events.py"
     for path in [*sorted((_ROOT / "reference").rglob("*.py")), events]:
         for node in ast.walk(ast.parse(path.read_bytes())):
@@ -270,15 +282,15 @@ def neighbours() -> dict[str, list[str]]:
                 ]
                 for (one, kind), (other, same) in pairwise(fields):
                     if kind == same:
-                        found[one][other] = found[other][one] = None
-    return {name: [*others] for name, others in found.items()}
+                        names[one][other] = names[other][one] = None
+    return {name: [*others] for name, others in names.items()}
 
 
 def _negative(node: ast.expr) -> bool:
     return isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub)
 
 
-def _called(function: ast.expr, name: str) -> ast.expr:
+def _with_function(function: ast.expr, name: str) -> ast.expr:
     if isinstance(function, ast.Attribute):
         return ast.Attribute(function.value, name, ast.Load())
     return ast.Name(name, ast.Load())
@@ -289,5 +301,5 @@ def files(root: Path, folder: str) -> list[str]:
     path = Path(os.path.abspath(root / folder))
     if not path.is_relative_to(root):
         return []
-    found = [path] if path.suffix == ".py" else sorted(path.rglob("*.py"))
-    return [path.relative_to(root).as_posix() for path in found if path.is_file()]
+    paths = [path] if path.suffix == ".py" else sorted(path.rglob("*.py"))
+    return [path.relative_to(root).as_posix() for path in paths if path.is_file()]

@@ -7,7 +7,7 @@ from dataclasses import fields
 
 from ci import Data
 from ci.report.report_data import fields_of, finding_data, group_by_cause, rate, sentence, title
-from ci.report.verdict import beside, check_verdict, driven_text, not_declared, findings_text, waived
+from ci.report.verdict import beside, check_verdict, driven_text, not_declared, findings_text, waiver_of
 from impl.adapter import Capabilities
 from stateful_tests.check.known_faults.masks import Mask
 from stateful_tests.check.check_plans import CORPUS, Plan, sizes_for
@@ -33,7 +33,7 @@ def check_data(
         "implementation": result.system,
         **fields_of(result, "tier seed"),
         "presets": (ran := list(dict.fromkeys(m.preset for m in result.machines if m.name != CORPUS))),
-        "presets_fitted": _fitted(result),
+        "presets_fitted": _fitted_sizes(result),
         "presets_left_out": [name for name in plan.presets if name not in ran],
         "machines_left_out": [m for m in plan.machines if m not in {r.name for r in result.machines}],
         "modes": list(dict.fromkeys(m.mode.value for m in result.machines)),
@@ -100,7 +100,7 @@ def _clauses(result: CheckResult, capabilities: Capabilities) -> list[Data]:
             "id": clause,
             "title": title(clause),
             "sentence": sentence(clause),
-            "waived": waived(clause, capabilities),
+            "waived": waiver_of(clause, capabilities),
             "evaluated": tally.evaluated,
             "runs_reached": tally.reached,
             "reached": clause not in result.unreached,
@@ -131,17 +131,17 @@ def _since(changed: Changes) -> Data:
     return {"revision": changed.revision, "lines_first": len(changed.first)} | named
 
 
-def _fitted(result: CheckResult) -> Data:
+def _fitted_sizes(result: CheckResult) -> Data:
     """Return, for each preset, the sizes that were changed to fit the system."""
-    found: Data = {}
+    sizes_of: Data = {}
     for machine in result.machines:
         asked = sizes_for(machine.name, machine.preset) if machine.sizes is not None else None
         if asked is None:
             continue
         for size in fields(machine.sizes):
             if (value := getattr(machine.sizes, size.name)) != getattr(asked, size.name):
-                found.setdefault(machine.preset, {})[size.name] = value
-    return found
+                sizes_of.setdefault(machine.preset, {})[size.name] = value
+    return sizes_of
 
 
 def _known_fault_data(mask: Mask, result: CheckResult) -> Data:
@@ -175,16 +175,16 @@ def _situations(result: CheckResult) -> Data:
     driven."""
     missing = [text for text in result.required if text not in result.situations]
     left_out: dict[str, list[str]] = {}
-    for text, why in result.unfit.items():
+    for text, reason in result.unfit.items():
         if text not in result.situations:
-            left_out.setdefault(why, []).append(text)
+            left_out.setdefault(reason, []).append(text)
     return {
         "reached": len(result.required) - len(missing)
         if result.required
         else len(result.situations),
         "asked": len(result.required),
         "missing": missing,
-        "left_out": [{"why": why, "situations": texts} for why, texts in left_out.items()],
+        "left_out": [{"why": reason, "situations": texts} for reason, texts in left_out.items()],
         "met": dict(result.situations),
     }
 

@@ -6,7 +6,7 @@ from rich.text import Text
 from ci import Data
 from impl.system_spec import SystemSpec
 from reference.failures import counted
-from ci.report.text_output import labelled, say, sizes, table, verdict
+from ci.report.text_output import print_labels, say, sizes, table, verdict
 from ci.report.run_text import finding
 
 
@@ -20,7 +20,7 @@ def check(out: Console, data: Data, *, detailed: bool = False) -> None:
     verdict(out, f"{data['implementation']}: {data['said']}{below}", data)
     unasked = [f"{clause['id']} ({clause['waived']})" for clause in data["clauses"] if clause["waived"]]
     facts = {"driven": data["driven"], **data["beside"], "not checked": "\n".join(unasked)}
-    labelled(out, {label: text for label, text in facts.items() if text})
+    print_labels(out, {label: text for label, text in facts.items() if text})
     base = data["base"]["implementation"] if data["base"] else None
     _new_findings(out, data["findings"], base, detailed=detailed)
     _old_findings(out, data["findings"], base)
@@ -45,29 +45,29 @@ def check(out: Console, data: Data, *, detailed: bool = False) -> None:
 def _way_result(data: Data) -> str:
     """Return the result of another way, such as "+offload violates PUB-1"."""
     way = SystemSpec.parse(data["implementation"]).way
-    found, _, _ = data["said"].partition("; ")
-    return f"{f'+{way}' if way else 'plain'} {found}"
+    result, _, _ = data["said"].partition("; ")
+    return f"{f'+{way}' if way else 'plain'} {result}"
 
 
-def _is_new(found: Data) -> bool:
+def _is_new(reported: Data) -> bool:
     """Return whether a finding fails the check: neither the base nor another release has it."""
-    return not (found["also_in"] or found["known_elsewhere"])
+    return not (reported["also_in"] or reported["known_elsewhere"])
 
 
 def _new_findings(out: Console, findings: list[Data], base: str | None, *, detailed: bool) -> None:
     """Print each finding that fails the check, with its trace. Findings beside the first are often the same
     bug: their steps are left out, unless a base shows that they are new."""
     new = [*filter(_is_new, findings)]
-    for number, found in enumerate(new, 1):
+    for number, new_finding in enumerate(new, 1):
         out.print()
         ordinal = f" {number} of {len(new)}" if len(new) > 1 else ""
-        if found["flaky"]:
+        if new_finding["flaky"]:
             kind = "flaky"
         else:
             kind = "NEW" if base else "violation"
         against = f" against {base}" if base else ""
         folded = number > 1 and base is None and not detailed
-        finding(out, found, f"{kind}{ordinal}{against}", detailed=detailed, folded=folded)
+        finding(out, new_finding, f"{kind}{ordinal}{against}", detailed=detailed, folded=folded)
     if len(new) > 1 and base is None and not detailed:
         out.print()
         say(out, "often one bug violates several clauses: the first comes first. -v has the steps of all")
@@ -75,25 +75,25 @@ def _new_findings(out: Console, findings: list[Data], base: str | None, *, detai
 
 def _old_findings(out: Console, findings: list[Data], base: str | None) -> None:
     """Print a line for each finding that fails no check: the base has it, or another release."""
-    old = [found for found in findings if found["also_in"]]
+    old = [old_finding for old_finding in findings if old_finding["also_in"]]
     if old:
         out.print()
         say(out, f"also in {base} (other bugs that break the same clause may be hidden)", "bold")
-    for found in old:
-        reason = f" (no witness: {found['no_witness']})" if found["no_witness"] else ""
-        say(out, f"  {_saved_files(found)}{reason}", whole=True)
-    elsewhere = [found for found in findings if found["known_elsewhere"]]
+    for old_finding in old:
+        reason = f" (no witness: {old_finding['no_witness']})" if old_finding["no_witness"] else ""
+        say(out, f"  {_saved_files(old_finding)}{reason}", whole=True)
+    elsewhere = [old_finding for old_finding in findings if old_finding["known_elsewhere"]]
     if elsewhere:
         out.print()
         say(out, f"{base} conforms in these traces, and releases show them as known faults", "bold")
-    for found in elsewhere:
-        say(out, f"  {_saved_files(found)} ({found['looked_up']['text']})", whole=True)
+    for old_finding in elsewhere:
+        say(out, f"  {_saved_files(old_finding)} ({old_finding['looked_up']['text']})", whole=True)
 
 
-def _saved_files(found: Data) -> str:
+def _saved_files(reported: Data) -> str:
     """Return the clauses of a finding, and the file of its trace."""
-    names = ", ".join(clause["id"] for clause in found["clauses"])
-    return f"{names}: {found['saved'] or found['not_saved']}"
+    names = ", ".join(clause["id"] for clause in reported["clauses"])
+    return f"{names}: {reported['saved'] or reported['not_saved']}"
 
 
 def _reached_text(data: Data, hint: str) -> str:
@@ -123,8 +123,8 @@ def _plan_share(data: Data) -> str:
         unit = "runs"
     if done >= planned:
         return f"{planned:,} {unit}"
-    why = " (ended early after a finding: nothing else came up)" if data["stopped_early"] else ""
-    return f"{done:,} of {planned:,} {unit}{why}"
+    reason = " (ended early after a finding: nothing else came up)" if data["stopped_early"] else ""
+    return f"{done:,} of {planned:,} {unit}{reason}"
 
 
 def _print_known_faults(out: Console, data: Data, release: str, *, detailed: bool) -> None:
@@ -150,10 +150,10 @@ def _print_known_faults(out: Console, data: Data, release: str, *, detailed: boo
             description, _, _ = fault["says"].partition(". ")
         say(out, f"{head}: {description}")
     for state, names in alike.items():
-        faults, are = ("faults", "are") if len(names) > 1 else ("fault", "is")
+        faults_are = "faults of {} are" if len(names) > 1 else "fault of {} is"
         more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
         named = f"{', '.join(names[:NAMED])}{more}"
-        say(out, f"{len(names)} known {faults} of {release} {are} {state}: {named} (-v)")
+        say(out, f"{len(names)} known {faults_are.format(release)} {state}: {named} (-v)")
 
 
 def _print_counts(out: Console, data: Data) -> None:
@@ -173,7 +173,7 @@ def _print_counts(out: Console, data: Data) -> None:
         words["left out"] = (
             f"{', '.join(left_out)} (not offered, or the same as another when fitted)"
         )
-    labelled(out, words)
+    print_labels(out, words)
     out.print()
     numbers = ("runs", "commands, refused too", "commands/s")
     machines = table("machine", "preset", "mode", *numbers, right=numbers)

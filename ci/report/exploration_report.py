@@ -22,9 +22,9 @@ def _sizes(scope: Scope | Tour) -> Data:
     return {"geometry": asdict(scope.geometry), "mode": scope.mode.value}
 
 
-def findings_data(found: Sequence[Finding]) -> list[Data]:
+def findings_data(exploration_findings: Sequence[Finding]) -> list[Data]:
     """Group findings by cause, in the form of the report of `kvspec check`."""
-    return [finding_data(group) for group in group_by_cause(found)]
+    return [finding_data(group) for group in group_by_cause(exploration_findings)]
 
 
 def exploration_data(result: Exploration) -> Data:
@@ -94,7 +94,7 @@ def tour_data(tour: Tour) -> Data:
         "commands_per_s": rate(tour.commands, tour.seconds),
         **fields_of(tour, "violations stopped"),
         "lost": [
-            {"kind": kind, "why": why, "times": n} for (kind, why), n in tour.lost.most_common()
+            {"kind": kind, "why": reason, "times": n} for (kind, reason), n in tour.lost.most_common()
         ],
         "findings": findings_data(tour.findings),
         "verdict": f"{tour.scope} on {tour.system}: {outcome}; {coverage}",
@@ -127,7 +127,7 @@ def print_exploration(out: Console, data: Data) -> None:
     unreached = [clause for clause, seen in data["clauses"].items() if not seen["reached"]]
     if unreached:
         words["clauses"] += f"; never put to the test ({data['missing_means']}): {', '.join(unreached)}"
-    text_output.labelled(out, words)
+    text_output.print_labels(out, words)
     out.print()
     counts = text_output.table("situation", "times", right=("times",))
     for name, times in data["situations"].items():
@@ -141,7 +141,7 @@ def print_exploration(out: Console, data: Data) -> None:
 
 def print_tour(out: Console, data: Data) -> None:
     """Print the report of one tour."""
-    text_output.labelled(out, {
+    text_output.print_labels(out, {
         "tour": f"{data['scope']}, mode {data['mode']}",
         "run on": data["implementation"],
         "transitions": f"{data['followed']} of {data['transitions']}, in {data['states']} states",
@@ -153,16 +153,16 @@ def print_tour(out: Console, data: Data) -> None:
         out.print()
         lost = text_output.table("not followed", "why", "times", right=("times",))
         for row in data["lost"]:
-            lost.add_row(Text(row["kind"]), Text(text_output.plain(row["why"])), str(row["times"]))
+            lost.add_row(Text(row["kind"]), Text(text_output.printable(row["why"])), str(row["times"]))
         out.print(lost)
     _print_verdict(out, data)
 
 
 def _print_verdict(out: Console, data: Data) -> None:
     """Print the findings and the verdict."""
-    for number, found in enumerate(data["findings"], 1):
+    for number, finding in enumerate(data["findings"], 1):
         out.print()
-        run_text.finding(out, found, f"violation {number} of {len(data['findings'])}")
+        run_text.finding(out, finding, f"violation {number} of {len(data['findings'])}")
     out.print()
     text_output.verdict(out, data["verdict"], data)
     out.print()

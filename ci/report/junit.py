@@ -6,7 +6,7 @@ from xml.dom import minidom
 from junitparser import Error, Failure, JUnitXml, Skipped, TestCase, TestSuite
 
 from ci import Data
-from ci.standard_streams import plain
+from ci.standard_streams import printable
 from ci.report.text_output import changes
 
 
@@ -41,9 +41,9 @@ def text_of(data: Data) -> bytes:
         document.add_testsuite(suite)
     verdict = TestSuite("kvspec verdict")
     case = TestCase("verdict", "kvspec", data["seconds"])
-    case.system_out = plain(data["verdict"])
+    case.system_out = printable(data["verdict"])
     if data["exit_code"] and not data["findings"]:
-        case.result = [Failure(plain(data["verdict"]))]
+        case.result = [Failure(printable(data["verdict"]))]
     verdict.add_testcase(case)
     document.add_testsuite(verdict)
     document.update_statistics()  # type: ignore[no-untyped-call]
@@ -68,22 +68,22 @@ def _result(
     if clause in violated and violated[clause][1]["known_elsewhere"]:
         return Skipped(violated[clause][1]["looked_up"]["text"])
     if clause in violated:
-        return _violated(kind, *violated[clause])
+        return _violated_clause_case(kind, *violated[clause])
     known = [
         fault["id"] for fault in data["known"] if fault["times"] and clause in fault["clauses"]
     ]
     return Skipped(f"known: {', '.join(known) or 'beside a known fault'}")
 
 
-def _violated(kind: type[Failure] | type[Error], clause: Data, found: Data) -> Failure | Error:
+def _violated_clause_case(kind: type[Failure] | type[Error], clause: Data, reported: Data) -> Failure | Error:
     """Return a violated clause: its sentence, and the smallest trace."""
-    lines = [f"saved  {clause['saved']}", f"replay {found['replay']}"] if found["saved"] else []
-    for row in found["rows"]:
+    lines = [f"saved  {clause['saved']}", f"replay {reported['replay']}"] if reported["saved"] else []
+    for row in reported["rows"]:
         mark = ">" if row["violates"] else " "
         text = "; ".join([row["outcome"], *changes(row)])
         lines.append(f"{mark} {row['step']:>3} {row['command']}: {text}")
-    if (violation := found["violation"]) is not None:
+    if (violation := reported["violation"]) is not None:
         lines += [f"expected {violation['expected']}", f"observed {violation['observed']}"]
-    result = kind(plain(f"{clause['id']}: {clause['sentence']}"), clause["id"])
-    result.text = "\n".join(map(plain, lines))
+    result = kind(printable(f"{clause['id']}: {clause['sentence']}"), clause["id"])
+    result.text = "\n".join(map(printable, lines))
     return result

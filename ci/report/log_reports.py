@@ -12,7 +12,7 @@ from rich.console import Console
 from ci import Data
 from ci.documents.related_faults import avoidance_text
 from ci.report.operator_effects import effect
-from ci.report.text_output import labelled, say, table
+from ci.report.text_output import print_labels, say, table
 from impl.sglang.server.events import WatchHeader
 from reference.all_clauses import ALL_CLAUSES
 from reference.failures import counted
@@ -42,12 +42,12 @@ def server_text(header: WatchHeader) -> str:
 
 
 def validation(
-    name: str, header: WatchHeader, found: Validated, seconds: float, log: WatchLog | None = None
+    name: str, header: WatchHeader, validated: Validated, seconds: float, log: WatchLog | None = None
 ) -> Data:
     """Return everything about the validation of one log. log: the log, None for a live server."""
     cut = log.cut if log is not None else None
     skipped = []
-    for what, count in found.skipped.items():
+    for what, count in validated.skipped.items():
         if what.startswith("events"):
             skipped.append(f"{count} {what}")
         else:
@@ -56,30 +56,32 @@ def validation(
         skipped.append(cut)
     return {
         "log": name, "server": server_text(header), "role": header.role, "level": header.level,
-        "events": found.events,
-        "events_judged": found.events - found.skipped[AFTER_A_GAP] - found.skipped[AFTER_A_MISMATCH],
-        "steps": found.steps, "commands": sum(found.commands.values()),
-        "commands_by_kind": dict(found.commands),
-        "values_compared": found.compared, "given": found.given, "seconds": round(seconds, 3),
-        "events_per_s": round(found.events / seconds) if seconds else 0, "skipped": skipped,
-        "refused_by_policy": dict(found.policy), "put_right": log.put_right if log is not None else "",
-        "known": [_known_fault_data(name, times, found) for name, times in found.known.most_common()],
+        "events": validated.events,
+        "events_judged": (
+            validated.events - validated.skipped[AFTER_A_GAP] - validated.skipped[AFTER_A_MISMATCH]
+        ),
+        "steps": validated.steps, "commands": sum(validated.commands.values()),
+        "commands_by_kind": dict(validated.commands),
+        "values_compared": validated.compared, "given": validated.given, "seconds": round(seconds, 3),
+        "events_per_s": round(validated.events / seconds) if seconds else 0, "skipped": skipped,
+        "refused_by_policy": dict(validated.policy), "put_right": log.put_right if log is not None else "",
+        "known": [_known_fault_data(name, times, validated) for name, times in validated.known.most_common()],
         "faults_are_known": looked_for("sglang", header.release),
         "release": header.release, "nearest": nearest("sglang", header.release),
         "unreadable": "",
-        "mismatches": [mismatch(each) for each in found.found], "more_mismatches": found.more,
+        "mismatches": [mismatch(each) for each in validated.found], "more_mismatches": validated.more,
     }  # fmt: skip
 
 
-def _known_fault_data(name: str, times: int, found: Validated) -> Data:
-    """Return a known fault that a log shows. found: the first places."""
+def _known_fault_data(name: str, times: int, validated: Validated) -> Data:
+    """Return a known fault that a log shows. validated: the first places."""
     return {
         "name": name,
         "times": times,
         "says": known_faults()[name].says,
         "upstream": known_faults()[name].upstream,
         "avoid": avoidance_text(known_faults()[name]),
-        "found": [mismatch(each) for each in found.mismatches if each.known == name],
+        "found": [mismatch(each) for each in validated.mismatches if each.known == name],
     }
 
 
@@ -92,13 +94,13 @@ def validation_verdict(logs: list[Data], unusable: int = 0) -> str:
     empty = sum(not log["events"] for log in logs)
     parts = []
     judged, events = (sum(log[name] for log in logs) for name in ("events_judged", "events"))
-    of = ""
+    share = ""
     if judged < events:
-        of = f" in {judged:,} of {events:,} events: the others were not judged"
+        share = f" in {judged:,} of {events:,} events: the others were not judged"
     if number:
-        parts.append(f"{counted(number, 'mismatch', 'es')}{of}")
+        parts.append(f"{counted(number, 'mismatch', 'es')}{share}")
     elif any(log["skipped"] or log["unreadable"] for log in logs):
-        parts.append("no mismatch" + (of or " in what could be read"))
+        parts.append("no mismatch" + (share or " in what could be read"))
     elif known:
         parts.append("nothing new")
     if known:
@@ -156,19 +158,19 @@ def known_faults_text(out: Console, logs: Sequence[Data], verbose: bool) -> None
     if by_name:
         say(out, "known faults (kvspec bugs NAME has more, -v shows where):")
     for name, shown in by_name.items():
-        first = shown[0]
+        first_fault = shown[0]
         times = counted(sum(each["times"] for each in shown), "time")
         where = f" in {len(shown)} of {len(logs)} logs" if len(logs) > 1 else ""
-        head = f"  {name}, {times}{where}: {first['says']}"
+        head = f"  {name}, {times}{where}: {first_fault['says']}"
         if not verbose:
             head = f"  {shorten(head, out.width - 2, placeholder=' ...')}"
         say(out, head)
-        if first["found"]:
-            say(out, f"    effect: {first['found'][0]['effect']}")
-        if first["avoid"]:
-            say(out, f"    avoid: {first['avoid']}")
+        if first_fault["found"]:
+            say(out, f"    effect: {first_fault['found'][0]['effect']}")
+        if first_fault["avoid"]:
+            say(out, f"    avoid: {first_fault['avoid']}")
         if verbose:
-            say(out, f"    upstream: {first['upstream']}")
+            say(out, f"    upstream: {first_fault['upstream']}")
 
 
 def validated_all(out: Console, data: Data, verbose: bool = False) -> None:
@@ -180,8 +182,8 @@ def validated_all(out: Console, data: Data, verbose: bool = False) -> None:
 
 
 def _lines_read(data: Data) -> str:
-    there = {name: what for name, what in _TOTALS.items() if data[name] or name == "events"}
-    return ", ".join(f"{data[name]:,} {what}" for name, what in there.items())
+    counts = {name: what for name, what in _TOTALS.items() if data[name] or name == "events"}
+    return ", ".join(f"{data[name]:,} {what}" for name, what in counts.items())
 
 
 def mismatch(m: Mismatch) -> Data:
@@ -196,11 +198,11 @@ def mismatch(m: Mismatch) -> Data:
     }  # fmt: skip
 
 
-def _time_text(at: float) -> str:
+def _time_text(unix_time: float) -> str:
     """Return a Unix time, such as "2026-11-26 15:55:22.125 UTC"; "" for 0."""
-    if not at:
+    if not unix_time:
         return ""
-    when = datetime.fromtimestamp(at, UTC)
+    when = datetime.fromtimestamp(unix_time, UTC)
     return f"{when:%Y-%m-%d %H:%M:%S}.{when.microsecond // 1000:03} UTC"
 
 
@@ -252,15 +254,15 @@ def validated(
         for each in data["known"]:
             if each["found"]:
                 words[f"known {each['name']}"] = _places_text(each["times"], each["found"])
-    labelled(out, words)
+    print_labels(out, words)
     if not shown:
-        for found in data["mismatches"][:SHOWN]:
+        for mismatch in data["mismatches"][:SHOWN]:
             out.print()
-            shown_mismatch(out, found)
+            shown_mismatch(out, mismatch)
     if number > SHOWN and not shown:
         say(out, f"and {number - SHOWN} more; the first is the one to look at")
     if number and not shown:
-        labelled(out, {"next": _NEXT.format(clause=data["mismatches"][0]["clause"])})
+        print_labels(out, {"next": _NEXT.format(clause=data["mismatches"][0]["clause"])})
     if alone:
         known_faults_text(out, [data], verbose)
     bad = number or ended or not data["events"]
@@ -275,30 +277,30 @@ def begins(out: Console, name: str, header: WatchHeader) -> None:
 def show_at_once(out: Console, found: Mismatch) -> None:
     """Print a mismatch, as soon as it is found."""
     shown_mismatch(out, mismatch(found))
-    labelled(out, {"next": _NEXT.format(clause=found.clause)})
+    print_labels(out, {"next": _NEXT.format(clause=found.clause)})
 
 
-def _places_text(times: int, found: list[Data]) -> str:
+def _places_text(times: int, shown_places: list[Data]) -> str:
     """Return where a known fault shows, when, and in which command."""
-    parts = [(str(m["line"]), m["at"], m["command"] or m["request"]) for m in found[:3]]
+    parts = [(str(m["line"]), m["at"], m["command"] or m["request"]) for m in shown_places[:3]]
     shown = [", ".join(filter(None, part)) for part in parts]
     more = f"; and {times - len(shown)} more" if times > len(shown) else ""
     return f"line {'; '.join(shown)}{more}"
 
 
-def shown_mismatch(out: Console, found: Data) -> None:
+def shown_mismatch(out: Console, mismatch: Data) -> None:
     """Print one mismatch."""
-    at = f"{found['file']}:{found['line']}: {found['event']}"
-    say(out, f"{at}: {found['clause']} ({found['title']})", "bold red", whole=True)
-    off = found["differs"]
+    place = f"{mismatch['file']}:{mismatch['line']}: {mismatch['event']}"
+    say(out, f"{place}: {mismatch['clause']} ({mismatch['title']})", "bold red", whole=True)
+    off = mismatch["differs"]
     seen = re.sub(
-        r"\w+", lambda word: f"!{word[0]}" if word[0] in off else word[0], found["observed"]
+        r"\w+", lambda word: f"!{word[0]}" if word[0] in off else word[0], mismatch["observed"]
     )
-    words = {"command": found["command"], "expected": found["expected"], "server": seen}
-    if found["request"]:
-        words["state"] = found["request"]
-    words |= {"time": found["at"], "effect": found["effect"]}
-    labelled(out, {k: v for k, v in words.items() if v})
+    words = {"command": mismatch["command"], "expected": mismatch["expected"], "server": seen}
+    if mismatch["request"]:
+        words["state"] = mismatch["request"]
+    words |= {"time": mismatch["at"], "effect": mismatch["effect"]}
+    print_labels(out, {k: v for k, v in words.items() if v})
 
 
 def events_table(out: Console, rows: list[dict[str, Any]]) -> None:

@@ -62,10 +62,10 @@ def choice_text(choice: Data) -> str:
 def story(events: Sequence[Data]) -> Iterator[str]:
     """Return three columns, P, the wire, D, up to a judge's last finding; none for a single server."""
     shown = [event for event in events if _ROUTINE not in event["says"]]
-    found = [at for at, each in enumerate(shown) if each["says"].startswith("FOUND")]
+    marked = [index for index, each in enumerate(shown) if each["says"].startswith("FOUND")]
     if not shown:
         return
-    lines = list(_event_lines(shown[: found[-1] + 1] if found else shown))
+    lines = list(_event_lines(shown[: marked[-1] + 1] if marked else shown))
     if len(lines) > SHOWN:
         yield f"(the last {SHOWN} of {len(lines)} lines)"
     yield f"{'step':>6}  {PREFILL:{_WIDTH}}{'wire':{_WIDTH}}{DECODE}"

@@ -7,7 +7,7 @@ from typing import Self
 
 from rich.status import Status
 
-from ci.standard_streams import plain
+from ci.standard_streams import printable
 from ci.report.text_output import console, say
 
 EVERY_S = 10.0  # between plain lines
@@ -40,10 +40,10 @@ class Progress:
         """Print a line that stays."""
         say(self._out, text, whole=True)
 
-    def __call__(self, what: str, commands: int, violated: int) -> None:
+    def __call__(self, work: str, commands: int, violated: int) -> None:
         """Report the work. violated: number of clauses so far."""
         clauses = "1 clause" if violated == 1 else f"{violated} clauses"
-        self.line(f"{what}; {commands} commands, {clauses} violated")
+        self.line(f"{work}; {commands} commands, {clauses} violated")
 
     def line(self, text: str) -> None:
         """Print the present work, unless a line was printed a moment ago."""
@@ -52,7 +52,7 @@ class Progress:
         if now - self._reported_at < interval_s:
             return
         self._reported_at = now
-        line = f"{now - self._started:.0f} s: {plain(text)}"
+        line = f"{now - self._started:.0f} s: {printable(text)}"
         if self._live is not None:
             self._live.update(line)
         else:

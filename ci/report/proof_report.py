@@ -21,7 +21,7 @@ def collect(names: Iterable[str]) -> Data:
     selected = tuple(names)
     obligations = proofs.chosen(selected)
     began = time.perf_counter()
-    found = [
+    collected = [
         {
             "name": proof.obligation.name,
             "claim": proof.obligation.claim,
@@ -33,16 +33,16 @@ def collect(names: Iterable[str]) -> Data:
         for proof in proofs.prove(obligations)
     ]
     counts = {
-        verdict.value: sum(proof["verdict"] == verdict for proof in found)
+        verdict.value: sum(proof["verdict"] == verdict for proof in collected)
         for verdict in ProofVerdict
     }
     return {
         "format": "kvspec-proofs",
         "version": 2,
-        "exit_code": ending(violated=counts[ProofVerdict.PROVED] < len(found)),
+        "exit_code": ending(violated=counts[ProofVerdict.PROVED] < len(collected)),
         **counts,
         "seconds": round(time.perf_counter() - began, 3),
-        "obligations": found,
+        "obligations": collected,
         "theorem": None if selected else window_theorem.PARAGRAPH,
     }
 
@@ -56,8 +56,8 @@ def text(out: Console, data: Data) -> None:
             out, f"{mark}{shown['name']}: {shown['claim']} ({1000 * shown['seconds']:.0f} ms)"
         )
         if shown["verdict"] != ProofVerdict.PROVED:
-            found = (shown["counterexample"] or {}).items()
-            numbers = ", ".join(f"{name} {value}" for name, value in found)
+            counterexample = (shown["counterexample"] or {}).items()
+            numbers = ", ".join(f"{name} {value}" for name, value in counterexample)
             line = f"    {shown['note']}" + (f"; with {numbers}" if numbers else "")
             text_output.say(out, line, style="bold red")
     if data["theorem"] is not None:

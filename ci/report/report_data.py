@@ -27,7 +27,7 @@ from stateful_tests.lockstep.known_faults import KnownFault
 from stateful_tests.lockstep.replays import mostly_refused, rejected_turns, unstated_refusals
 from stateful_tests.lockstep.check_results import Finding
 from stateful_tests.lockstep.run_results import Run, Trace
-from stateful_tests.shrink.minimise import violated
+from stateful_tests.shrink.minimise import violation_of_clause
 from stateful_tests.traces import trace_files as traces
 from stateful_tests.traces.notation import format_command, format_outcome
 
@@ -120,14 +120,14 @@ def _group_to_join(index: int, groups: list[list[Finding]]) -> int:
 
     A second trace of a clause has another cause, so its group joins none.
     """
-    first = groups[index][0]
+    headline = groups[index][0]
     own = {f.clause for f in groups[index]}
-    assert first.run.violation is not None
-    failing = [clause for clause in first.run.violation.clauses if clause not in own]
-    if first.number == 1:
+    assert headline.run.violation is not None
+    failing = [clause for clause in headline.run.violation.clauses if clause not in own]
+    if headline.number == 1:
         for clause in failing:
             for other, group in enumerate(groups):
-                names = {f.name for f in group if _standing(f) == _standing(first)}
+                names = {f.name for f in group if _standing(f) == _standing(headline)}
                 if clause in names:
                     return other
     return index
@@ -180,12 +180,12 @@ def finding_data(
 
 def _looked_up(finding: Finding) -> Data | None:
     """Return the releases' behaviour on the trace of a finding; None if it was not looked up."""
-    found = finding.looked_up
-    if found is None:
+    looked_up = finding.looked_up
+    if looked_up is None:
         return None
     violation = finding.run.violation
     observed = violation.failure.observed if violation is not None else ""
-    return found._asdict() | {"text": found.text(finding.clause, observed)}
+    return looked_up._asdict() | {"text": looked_up.text(finding.clause, observed)}
 
 
 def _changed_functions(run: Run, changed: Changes) -> list[Data]:
@@ -214,13 +214,13 @@ def run_data(run: Run, known: KnownFault | None = None) -> Data:
     """
     violation = run.violation
     last = violation.step if violation is not None else None
-    first = violation.first_violation if violation is not None else None
+    first_violation = violation.first_violation if violation is not None else None
     called = list(run.called[last]) if last is not None and last < len(run.called) else []
     return {
         "implementation": run.system,
         "trace": json.loads(traces.dump(run.trace)),
         "rows": [row_data(run, index, index == last) for index in range(len(run.rows))],
-        **_explained(run),
+        **_explanation_data(run),
         "called": called,
         "calls": telling_calls(run),
         "violation": violation
@@ -229,13 +229,13 @@ def run_data(run: Run, known: KnownFault | None = None) -> Data:
             "sentence": sentence(violation.clause),
             "why": why(violation.clause),
             **fields_of(violation, "step expected observed since"),
-            "first_violation": first and fields_of(first, "step clauses"),
+            "first_violation": first_violation and fields_of(first_violation, "step clauses"),
         },
         "known": known and fields_of(known, "id summary upstream"),
     }
 
 
-def _explained(run: Run) -> Data:
+def _explanation_data(run: Run) -> Data:
     """Return the reason of the violation, the differences at its step, and the steps that led to
     it as a table."""
     reason = because(run)
@@ -301,7 +301,7 @@ def replay_data(
         if trace.clause is not None and trace.clause not in violation.clauses:
             note = f"first; the trace names {trace.clause}"
     if violation is not None and base is not None:
-        before = violated(base, trace, trace.clause or violation.clause)
+        before = violation_of_clause(base, trace, trace.clause or violation.clause)
         if before and set(violation.clauses) <= set(before):
             note = f"{base.name} violates it as well"
             also_in = base.name
@@ -328,9 +328,9 @@ def replay_data(
 def findings_to_save(group: list[Finding]) -> list[Finding]:
     """Return for each finding of a group the one whose trace is saved: the first, if its trace violates the
     clause."""
-    first = group[0]
-    assert first.run.violation is not None
-    return [first if f.clause in first.run.violation.clauses else f for f in group]
+    first_finding = group[0]
+    assert first_finding.run.violation is not None
+    return [first_finding if f.clause in first_finding.run.violation.clauses else f for f in group]
 
 
 def trace_to_save(finding: str, trace: Trace, system: str) -> tuple[str, Trace]:

@@ -13,7 +13,17 @@ from impl.system_spec import SystemSpec
 from reference.clauses import CLAUSES
 from reference.failures import counted
 from ci.report import FREE_ONLY, IMPATIENT
-from ci.report.text_output import changes, labelled, or_none, plain, say, sized, sizes, table, verdict
+from ci.report.text_output import (
+    changes,
+    print_labels,
+    or_none,
+    printable,
+    say,
+    sizes_of_trace,
+    sizes,
+    table,
+    verdict,
+)
 
 MAX_ROWS = 60  # of a replayed trace; what led to the end is at the end
 # of what a step calls: files, and functions of each, that the text names
@@ -37,11 +47,11 @@ def finding(
     words = _summary(data, apart)
     if detailed:
         for clause in data["clauses"]:
-            labelled(out, {clause["id"]: f"{clause['sentence']}\n{_times_text(clause)}"})
+            print_labels(out, {clause["id"]: f"{clause['sentence']}\n{_times_text(clause)}"})
         if more := {label: words[label] for label in words if label not in _SAID_ELSEWHERE}:
-            labelled(out, more)
+            print_labels(out, more)
     else:
-        labelled(out, words if data.get("changed") else words | _called_text(data))
+        print_labels(out, words if data.get("changed") else words | _called_text(data))
     if folded and data["saved"] is not None:
         say(out, f"replay  {data['replay']}", whole=True)
         return
@@ -63,14 +73,14 @@ def _times_text(clause: Data) -> str:
 
 def _summary(data: Data, apart: str) -> dict[str, str]:
     """Return why the run is wrong, and further notes. apart: the parts that the trace does without."""
-    first = data["clauses"][0]
+    headline = data["clauses"][0]
     violation = data["violation"]
     because = (
         data["because"] or f"expected {violation['expected']}; observed {violation['observed']}"
     )
     words = {"because": because}
     notable = [
-        text for text in (first["reach"], first["clients"]) if text in (FREE_ONLY, IMPATIENT)
+        text for text in (headline["reach"], headline["clients"]) if text in (FREE_ONLY, IMPATIENT)
     ]
     if notable and not data.get("flaky"):
         words["reach"] = "; ".join(notable)
@@ -79,7 +89,7 @@ def _summary(data: Data, apart: str) -> dict[str, str]:
     if data.get("looked_up"):
         words["looked up"] = data["looked_up"]["text"]
     if apart:
-        words["apart"] = f"the other traces of {first['id']} need {apart}, and this one does not"
+        words["apart"] = f"the other traces of {headline['id']} need {apart}, and this one does not"
     if data.get("changed"):
         words["changed"] = "\n".join(_changed_text(data))
     return words
@@ -106,7 +116,7 @@ def run(out: Console, data: Data, *, detailed: bool = True) -> None:
     else:
         _print_steps(out, data)
     way = f"mode {trace['mode']}" if "mode" in trace else "configuration"
-    say(out, f"{trace['origin']} trace, {way}: {sizes(sized(trace))}", "dim")
+    say(out, f"{trace['origin']} trace, {way}: {sizes(sizes_of_trace(trace))}", "dim")
     if violation is not None and detailed:
         out.print()
         rows = data["rows"]
@@ -122,11 +132,11 @@ def run(out: Console, data: Data, *, detailed: bool = True) -> None:
             words["since"] = (
                 f"step {since} ({rows[since]['command']}): run before it, the check balances"
             )
-        if (first := violation["first_violation"]) is not None:
-            before = ", ".join(first["clauses"])
-            command = rows[first["step"]]["command"]
+        if (first_violation := violation["first_violation"]) is not None:
+            before = ", ".join(first_violation["clauses"])
+            command = rows[first_violation["step"]]["command"]
             words["first_violation"] = (
-                f"step {first['step']} ({command}) violates {before};"
+                f"step {first_violation['step']} ({command}) violates {before};"
                 f" from there on only {violation['clause']} is checked"
             )
         if violation["also"]:
@@ -139,7 +149,7 @@ def run(out: Console, data: Data, *, detailed: bool = True) -> None:
             clause = violation["clause"]
             page = "SPEC.md" if clause in CLAUSES else "SPEC-REFERENCE.md"
             words["more"] = f"kvspec clauses {clause}; {page} under {clause}"
-        labelled(out, words | _called_text(data))
+        print_labels(out, words | _called_text(data))
 
 
 def _changed_text(data: Data) -> list[str]:
@@ -176,10 +186,11 @@ def _first_names(names: list[str]) -> str:
 
 def difference(differences: list[Data], system: str) -> str:
     """Return the first difference between reference and system, and the number of others."""
-    first = differences[0]
+    first_difference = differences[0]
     others = len(differences) - 1
     more = f" (and {counted(others, 'more difference')})" if others else ""
-    return f"{first['about']}: {first['reference']} expected, {first['system']} in {system}{more}"
+    expected = f"{first_difference['about']}: {first_difference['reference']} expected"
+    return f"{expected}, {first_difference['system']} in {system}{more}"
 
 
 def _print_left_out(out: Console, shown: int, rows: int) -> None:
@@ -204,10 +215,10 @@ def _print_steps(out: Console, data: Data) -> None:
             f"{mark}{row['step']}",
             row["command"],
             row["outcome"],
-            "\n".join(map(plain, lines)),
+            "\n".join(map(printable, lines)),
         )
         steps.add_row(
-            *(Text(cell if cell is cells[3] else plain(cell)) for cell in cells),
+            *(Text(cell if cell is cells[3] else printable(cell)) for cell in cells),
             style="bold red" if row["violates"] else "",
         )
     out.print(steps)
@@ -240,7 +251,7 @@ def _step_table(out: Console, data: Data) -> None:
     rows = data["step_table"]["rows"]
     columns = data["step_table"]["columns"]
     _print_left_out(out, len({row["step"] for row in rows}), len(data["rows"]))
-    made = table("#", "command", *map(plain, columns))
+    made = table("#", "command", *map(printable, columns))
     made.columns[1].max_width = 30  # so that there is room for cursors
     for row in rows:
         refused = data["rows"][row["step"]]["outcome"]
@@ -249,8 +260,8 @@ def _step_table(out: Console, data: Data) -> None:
         )
         bad = row["step"] == data["violation"]["step"]
         head = (f"{'> ' if bad else '  '}{row['step']}", f"{row['what']}{outcome}")
-        cells = (_Cell(plain(cell)) for cell in row["cells"])
-        made.add_row(*(Text(plain(cell)) for cell in head), *cells, style="bold red" if bad else "")
+        cells = (_Cell(printable(cell)) for cell in row["cells"])
+        made.add_row(*(Text(printable(cell)) for cell in head), *cells, style="bold red" if bad else "")
     out.print(made)
     say(out, "; ".join(_legend(columns, [cell for row in rows for cell in row["cells"]])), "dim")
 
@@ -277,13 +288,13 @@ def refusals(out: Console, data: Data) -> None:
     """Print refusals that the trace does not state: in a trace by hand often a mistake."""
     if not data["unstated_refusals"]:
         return
-    first = data["rows"][data["unstated_refusals"][0]]
+    first_row = data["rows"][data["unstated_refusals"][0]]
     many = ": the trace hardly does what it was written for" if data["mostly_refused"] else ""
     count = f"{len(data['unstated_refusals'])} of {len(data['rows'])} commands refused, and not stated so"
-    reason = ", ".join(filter(None, (first["outcome"].removeprefix("refused: "), first.get("why"))))
+    reason = ", ".join(filter(None, (first_row["outcome"].removeprefix("refused: "), first_row.get("why"))))
     say(
         out,
-        f"{count}{many}. The first: command {first['step']} ({first['command']}), {reason}.",
+        f"{count}{many}. The first: command {first_row['step']} ({first_row['command']}), {reason}.",
         "yellow",
     )
 
@@ -327,7 +338,7 @@ def replays(out: Console, data: Data) -> None:
     made.columns[0].no_wrap = True
     for row in rows:
         style = "red" if row["replay"] is not None and row["exit_code"] else ""
-        made.add_row(Text(row["implementation"]), Text(plain(_behaviour_text(row))), style=style)
+        made.add_row(Text(row["implementation"]), Text(printable(_behaviour_text(row))), style=style)
     out.print(made)
     ends: dict[str, list[str]] = {}
     for row in rows:
@@ -341,9 +352,9 @@ def replays(out: Console, data: Data) -> None:
 def _behaviour_text(row: Data) -> str:
     """Return the behaviour of a trace on a release, in a line."""
     replayed = row["replay"]
-    why = (row["unusable"] or "").removeprefix(f"{row['implementation']} ")
+    reason = (row["unusable"] or "").removeprefix(f"{row['implementation']} ")
     if replayed is None:
-        return f"cannot be driven: {why}"
+        return f"cannot be driven: {reason}"
     violation = replayed["violation"]
     known = replayed["known"]
     note = replayed["note"]
@@ -361,9 +372,9 @@ def _behaviour_text(row: Data) -> str:
 def _name_ranges(some: list[str], names: list[str]) -> str:
     """Return the selected names as ranges in their order, such as "0.5.10 to 0.5.12, 0.5.14"."""
     runs: list[list[str]] = []
-    for at, name in enumerate(names):
+    for index, name in enumerate(names):
         if name in some:
-            if at and names[at - 1] in some:
+            if index and names[index - 1] in some:
                 runs[-1].append(name)
             else:
                 runs.append([name])
@@ -376,8 +387,8 @@ def shrunk(out: Console, data: Data) -> None:
     run(out, after)
     out.print()
     steps = f"{len(before['trace']['steps'])} commands -> {len(after['trace']['steps'])}"
-    now = sized(after["trace"])
-    was = sized(before["trace"]).items()
+    now = sizes_of_trace(after["trace"])
+    was = sizes_of_trace(before["trace"]).items()
     smaller = [
         f"{name} {or_none(size)} -> {or_none(now.get(name))}"
         for name, size in was

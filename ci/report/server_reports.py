@@ -8,7 +8,7 @@ from rich.console import Console
 
 from ci import Data
 from ci.report.pair_story import pair_words, story
-from ci.report.text_output import labelled, say
+from ci.report.text_output import print_labels, say
 from ci.report.log_reports import mismatch, validated, validation
 from reference.failures import counted
 from stateful_tests.lockstep.exit_codes import ending
@@ -26,7 +26,7 @@ _OPERATIONS = {
 }
 
 
-def served(
+def served_report(
     result: Served, folder: Path | None, planned: int, canary: Mapping[str, str] | None = None
 ) -> Data:
     """Return everything about a check of whole schedulers; the smallest run of each finding is saved in
@@ -35,11 +35,11 @@ def served(
     planned: runs that were requested.
     canary: the verdict of the release's own canary on each finding.
     """
-    found = []
+    findings = []
     for key, judged in result.found.items():
         finding = next(each for each in judged.findings if each.key == key)
         saved = None if folder is None else save(folder, judged)
-        found.append({
+        findings.append({
             "key": key, "judge": finding.judge, "says": finding.says, "times": max(1, result.times[key]),
             "known": finding.known, "old": finding.old, "forwards": judged.outcome.forwards,
             "config": msgspec.to_builtins(judged.run.config), "seed": judged.run.seed,
@@ -50,12 +50,12 @@ def served(
             "canary": (canary or {}).get(key),
             "again": None if saved is None else f"kvspec serve-check --again {saved}",
         })  # fmt: skip
-    new = [each for each in found if not each["known"] and not each["old"]]
+    new = [each for each in findings if not each["known"] and not each["old"]]
     return {
         "format": "kvspec-serve-check", "version": 1, "release": result.release, "seed": result.seed,
         "runs": result.runs, "runs_asked": planned, "forwards": result.forwards, "events": result.events,
         "seconds": round(result.seconds, 1), "reached": dict(result.reached.most_common()),
-        "known": dict(result.known), "old": dict(result.old), "findings": found,
+        "known": dict(result.known), "old": dict(result.old), "findings": findings,
         "interrupted": result.interrupted,
         "exit_code": ending(
             broke=any(each["judge"] in ("server", "grants") for each in new),
@@ -66,21 +66,21 @@ def served(
     }  # fmt: skip
 
 
-def lived(run: LiveRun, seed: int, kept: Path) -> Data:
+def live_report(run: LiveRun, seed: int, log_folder: Path) -> Data:
     """Return everything about a live server under clients."""
     data = validation("a live server", run.header, run.validated, run.seconds)
     wrong = [] if run.died else run.wrong
     if not run.counts.get("tokens") and not run.died:
         wrong = [*wrong, "no client got a token"]
-    found = bool(wrong or data["mismatches"])
-    unexplained = bool(run.died) and not (found or run.known)
-    end = ending(broke=unexplained, violated=found, incomplete=bool(run.known))
+    has_faults = bool(wrong or data["mismatches"])
+    unexplained = bool(run.died) and not (has_faults or run.known)
+    end = ending(broke=unexplained, violated=has_faults, incomplete=bool(run.known))
     return {
         "format": "kvspec-serve-live", "version": 1, "seed": seed, "start_s": round(run.start_s, 1),
         "clients": run.counts, "wrong": wrong, "behind_s": round(run.behind_s, 2), "died": run.died,
         "known": run.known,
         "reached": dict(run.validated.reached.most_common()), "log": data,
-        "saved": str(kept) if found or run.died else None,
+        "saved": str(log_folder) if has_faults or run.died else None,
         "exit_code": end,
     }  # fmt: skip
 
@@ -101,7 +101,7 @@ def lived_text(out: Console, data: Data) -> None:
         "known": known_faults()[data["known"]].summary if data["known"] else "",
         "its logs": data["saved"],
     }
-    labelled(out, {what: text for what, text in texts.items() if text})
+    print_labels(out, {what: text for what, text in texts.items() if text})
 
 
 def save(folder: Path, judged: JudgedRun) -> str:
@@ -139,16 +139,17 @@ def _served_verdict(data: Data, new: int) -> str:
     done = f"{runs}, {passes}{rate}"
     masked = data["known"] or data["old"] or data["findings"]
     if new:
-        what = counted(new, "finding")
+        summary = counted(new, "finding")
     else:
-        what = "nothing new" if masked else "conforms"
-    what += f", known faults: {', '.join(data['known'])}," if data["known"] else ""
+        summary = "nothing new" if masked else "conforms"
+    summary += f", known faults: {', '.join(data['known'])}," if data["known"] else ""
     if data["interrupted"]:
-        what += f", interrupted after {data['runs']} of {data['runs_asked']} runs,"
+        summary += f", interrupted after {data['runs']} of {data['runs_asked']} runs,"
     elif data["runs"] < data["runs_asked"] and not new:
-        what = what if masked else "nothing was found"
-        what = f"incomplete, {data['runs']} of {data['runs_asked']} runs: {what}"
-    return f"sglang {data['release']}: {what} in {done}"
+        if not masked:
+            summary = "nothing was found"
+        summary = f"incomplete, {data['runs']} of {data['runs_asked']} runs: {summary}"
+    return f"sglang {data['release']}: {summary} in {done}"
 
 
 def _served_finding(out: Console, each: Data) -> None:
@@ -166,7 +167,7 @@ def _served_finding(out: Console, each: Data) -> None:
         words["known"] = each["known"]
     if each["canary"]:
         words["its own canary"] = each["canary"]
-    labelled(out, {label: text for label, text in words.items() if text})
+    print_labels(out, {label: text for label, text in words.items() if text})
     for line in story(each["events"]):
         say(out, f"  {line}", whole=True)
     if each["again"]:
@@ -179,7 +180,8 @@ def _client_text(client: Data) -> str:
     kind = "in a session" if client["session"] else "without a session"
     kind += ", resends its conversation" if client["resends"] else ""
     start = f"{client['start']} rounds after {client['after']}"
-    start = start if client["after"] else f"round {client['start']}"
+    if not client["after"]:
+        start = f"round {client['start']}"
     if client["operator"]:
         rounds = (
             f" for {client['close']} rounds" if client["operator"] not in ("flush", "abort") else ""

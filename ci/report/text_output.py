@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ci import Data
-from ci.standard_streams import plain as plain
+from ci.standard_streams import printable as printable
 from reference.memory_accounts import account_text
 from reference.commands import Account
 
@@ -55,7 +55,7 @@ def table(*columns: str, right: Sequence[str] = ()) -> Table:
 
 def say(out: Console, text: str, style: str = "", *, whole: bool = False) -> None:
     """Print a paragraph of plain text. whole: never wrapped, because it is there to be copied."""
-    out.print(Text(plain(text), style=style), soft_wrap=whole)
+    out.print(Text(printable(text), style=style), soft_wrap=whole)
 
 
 def verdict(out: Console, text: str, data: Data) -> None:
@@ -63,23 +63,23 @@ def verdict(out: Console, text: str, data: Data) -> None:
     say(out, text, "bold red" if data["exit_code"] else "bold green")
 
 
-def labelled(out: Console, words: dict[str, str]) -> None:
+def print_labels(out: Console, words: dict[str, str]) -> None:
     """Print labels and their texts; continued lines are set under the text, not the label."""
     grid = Table.grid(padding=(0, 2))
     for label, text in words.items():
-        grid.add_row(f"  {label}", Text("\n".join(map(plain, text.split("\n")))))
+        grid.add_row(f"  {label}", Text("\n".join(map(printable, text.split("\n")))))
     out.print(grid)
 
 
 def record(out: Console, row: Data) -> None:
     """Print one row of a listing in full."""
-    labelled(out, {key: _cell_text(value, "\n") for key, value in row.items() if value})
+    print_labels(out, {key: _cell_text(value, "\n") for key, value in row.items() if value})
 
 
 def listing(out: Console, rows: list[Data], columns: dict[str, str]) -> None:
     """Print a plain listing. columns: key -> heading, those with sentences last. On a terminal
     sentences are below the name; in a pipe only where rows are wider than the console."""
-    cells = {key: [plain(_cell_text(row[key])) for row in rows] for key in columns}
+    cells = {key: [printable(_cell_text(row[key])) for row in rows] for key in columns}
     long = {key for key in columns if sum(map(len, cells[key])) > SENTENCE * len(rows)}
     keys = sorted(columns, key=lambda key: key in long)
     if out.is_terminal and not long:
@@ -93,10 +93,10 @@ def listing(out: Console, rows: list[Data], columns: dict[str, str]) -> None:
     if not out.is_terminal:
         _plain_listing(out, columns, cells, keys, short)
         return
-    for at in range(len(rows)):
-        say(out, "   ".join(filter(None, (cells[key][at] for key in short))), "bold")
+    for index in range(len(rows)):
+        say(out, "   ".join(filter(None, (cells[key][index] for key in short))), "bold")
         for key in keys[len(short) :]:
-            out.print(Padding(Text(cells[key][at]), (0, 0, 0, 4)))
+            out.print(Padding(Text(cells[key][index]), (0, 0, 0, 4)))
 
 
 def _plain_listing(
@@ -112,11 +112,11 @@ def _plain_listing(
         beside.remove(max(beside[1:], key=lambda key: max(map(len, cells[key]))))
     heading, *lines = _column_lines(columns, cells, beside)
     say(out, heading, whole=True)
-    for at, line in enumerate(lines):
+    for index, line in enumerate(lines):
         say(out, line, whole=True)
-        for key in (key for key in keys if key not in beside and cells[key][at]):
+        for key in (key for key in keys if key not in beside and cells[key][index]):
             label = f"{columns[key]}: " if key in short else ""
-            for text in wrap(label + cells[key][at], out.width - 4):
+            for text in wrap(label + cells[key][index], out.width - 4):
                 say(out, f"    {text}", whole=True)
 
 
@@ -165,7 +165,7 @@ def _group_text(group: Data) -> str:
     return f"{words} with state" if group.get("state") else words
 
 
-def sized(trace: Data) -> Data:
+def sizes_of_trace(trace: Data) -> Data:
     """Return the sizes of a trace's system."""
     sizes: Data = trace["geometry"] if "geometry" in trace else trace["config"]
     return sizes

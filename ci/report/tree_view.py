@@ -34,20 +34,20 @@ def collect(file: str, trace: Trace, step: int | None) -> Data:
     last = len(trace.commands) - 1
     if last < 0:
         raise NoTree("the trace has no steps")
-    at = last if step is None else step
-    if not 0 <= at <= last:
-        raise NoTree(f"there is no step {at}; the trace has steps 0 to {last}")
+    shown_step = last if step is None else step
+    if not 0 <= shown_step <= last:
+        raise NoTree(f"there is no step {shown_step}; the trace has steps 0 to {last}")
     state = model.initial(trace.sizes(Geometry), trace.mode)
     outcome: Outcome
-    for command in trace.row_commands[: at + 1]:
+    for command in trace.row_commands[: shown_step + 1]:
         state, outcome = model.step(state, command)
     assert state.tree is not None
     return {
         "format": "kvspec-tree",
         "version": 1,
         "file": file,
-        "step": at,
-        "command": format_command(trace.commands[at]),
+        "step": shown_step,
+        "command": format_command(trace.commands[shown_step]),
         "outcome": format_outcome(outcome),
         "page_size": trace.sizes(Geometry).page_size,
         "window": trace.sizes(Geometry).window,
@@ -143,10 +143,10 @@ def text(out: Console, data: Data) -> None:
     say(out, head, "bold", whole=True)
     depths: dict[int | None, int] = {None: -1}
     drawn = []
-    for at, node in enumerate(data["nodes"][:MAX_NODES]):
+    for index, node in enumerate(data["nodes"][:MAX_NODES]):
         if depths.get(node["parent"], MAX_DEPTH) < MAX_DEPTH - 1:
-            depths[at] = depths[node["parent"]] + 1
-            drawn.append((depths[at], _node_lines(node)))
+            depths[index] = depths[node["parent"]] + 1
+            drawn.append((depths[index], _node_lines(node)))
     for line in text_drawings.tree(drawn).split("\n"):
         say(out, line, whole=True)
     if hidden := len(data["nodes"]) - len(drawn):

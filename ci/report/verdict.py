@@ -41,7 +41,7 @@ def beside(result: CheckResult, base: Base | None, changed: Changes | None) -> d
     if changed is not None and changed.undriven:
         facts["changed"] = changed.undriven
     facts |= {_way_text(way): words.replace("; ", ", ") for way, words in result.ways.items()}
-    if left := [f"{ways} ({why})" for why, ways in _not_driven(result).items()]:
+    if left := [f"{ways} ({reason})" for reason, ways in _not_driven(result).items()]:
         facts["not driven"] = f"what changed runs in {', '.join(left)}"
     return facts
 
@@ -103,11 +103,11 @@ def _not_driven(result: CheckResult) -> dict[str, str]:
     """Return the ways that were not driven, by the reason or by the command that drives them (WAY for a
     name)."""
     ways: dict[str, list[str]] = {}
-    for way, why in result.not_driven.items():
-        ways.setdefault(why.replace(f"+{way} ", "+WAY ") if way else why, []).append(way)
+    for way, reason in result.not_driven.items():
+        ways.setdefault(reason.replace(f"+{way} ", "+WAY ") if way else reason, []).append(way)
     return {
-        why if len(alike) > 1 else result.not_driven[alike[0]]: ", ".join(map(_way_text, alike))
-        for why, alike in ways.items()
+        reason if len(alike) > 1 else result.not_driven[alike[0]]: ", ".join(map(_way_text, alike))
+        for reason, alike in ways.items()
     }
 
 
@@ -145,7 +145,7 @@ def not_declared(can: Capabilities) -> list[str]:
     return commands + [model for model, is_offered in models.items() if not is_offered]
 
 
-def waived(clause: str, capabilities: Capabilities) -> str | None:
+def waiver_of(clause: str, capabilities: Capabilities) -> str | None:
     """Return why a clause was not checked; None if it was."""
     known = capabilities.known.get(clause)
     return f"known fault: {known}" if known is not None else capabilities.waived.get(clause)
@@ -162,5 +162,5 @@ def _name_list(names: Sequence[str]) -> str:
     return ", ".join(dict.fromkeys(names))
 
 
-def _count_text(number: int, what: str) -> str:
-    return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"
+def _count_text(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"

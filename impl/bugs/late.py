@@ -61,10 +61,10 @@ def _(self: TorchKV, command: Launch) -> Played:
     TorchKV.launch_ahead(self, command)
     if self.window is None:
         return None
-    found = [self.requests[draft.request] for draft in command.lanes]
-    for request in found:
+    requests = [self.requests[draft.request] for draft in command.lanes]
+    for request in requests:
         self.evict_window(request, request.cursors.kv_committed_len)
-    return tuple(Choice(r.name, swa_evicted_seqlen=r.cursors.swa_evicted_seqlen) for r in found)
+    return tuple(Choice(r.name, swa_evicted_seqlen=r.cursors.swa_evicted_seqlen) for r in requests)
 
 
 @bug(

@@ -230,7 +230,7 @@ class _SwaWrittenBeforeMapped(KVStore):
         return self._stale[slots]
 
 
-# SWA slots for the tail of a prompt alone.
+# -- SWA slots for the tail of a prompt only ------------------------------------------------------
 
 
 @bug(

@@ -45,8 +45,8 @@ def _(self: TorchKV, cursors: RowCursors[N], target: N) -> RowCursors[N]:
     turn whose protected length is not 0. Fix: cap all three, whatever the protected length is."""
     capped = TorchKV.capped_kept(self, cursors, target)
     above = cursors.swa_evicted_seqlen - capped.swa_evicted_seqlen
-    kept = above * (cursors.cache_protected_len > 0)
-    return capped._replace(swa_evicted_seqlen=capped.swa_evicted_seqlen + kept)
+    extra = above if cursors.cache_protected_len > 0 else 0
+    return capped._replace(swa_evicted_seqlen=capped.swa_evicted_seqlen + extra)
 
 
 @bug(

@@ -63,17 +63,25 @@ def bug(
     a part of it, or a subclass of one of these."""
 
     def register(fault: F) -> F:
+        """Register a function, or a class of a part, as a named bug of the built-in implementation. Return it
+        unchanged."""
         system: Any = fault
         if method is not None:
-            at = method.__name__
-            [owner] = [each for each in (TorchKV, *_PARTS) if getattr(each, at, None) is method]
-            system = type(owner.__name__, (owner,), {at: fault})
+            method_name = method.__name__
+            [owner] = [each for each in (TorchKV, *_PARTS) if getattr(each, method_name, None) is method]
+            system = type(owner.__name__, (owner,), {method_name: fault})
         for part, (whole, attribute) in _PARTS.items():
             if issubclass(system, part):
                 system = type(whole.__name__, (whole,), {attribute: system})
         system.name = f"torch+{name}"
         BUGS[name] = Bug(
-            name, title, source, clause, modes, " ".join((fault.__doc__ or "").split()), system
+            name,
+            title=title,
+            source=source,
+            clause=clause,
+            modes=modes,
+            story=" ".join((fault.__doc__ or "").split()),
+            system=system,
         )
         return fault
 

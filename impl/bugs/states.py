@@ -12,7 +12,7 @@ from reference.commands import Draft, Freed, SpecDecode
 from reference.token_ids import token_id
 
 
-# A request continues from a wrong state.
+# -- a request continues from a wrong state -------------------------------------------------------
 
 
 @bug(
@@ -95,7 +95,7 @@ def _(self: TorchKV, session: KVSession, request: KVRequest) -> None:
     TorchKV.save(self, session, request)
 
 
-# A tree node has a wrong state.
+# -- a tree node has a wrong state ----------------------------------------------------------------
 
 
 @bug(
@@ -139,8 +139,8 @@ class _SplitTakesState(RadixTree):
     the new node above it. Visible when a prompt leaves the tree inside a node. Fix: the state is the one
     after the node's end, and stays there."""
 
-    def _split(self, tail: TreeNode, at: int) -> TreeNode:
-        head = super()._split(tail, at)
+    def _split(self, tail: TreeNode, count: int) -> TreeNode:
+        head = super()._split(tail, count)
         if tail.state is not None:
             head.state = tail.state
             head.state_used = tail.state_used
@@ -178,7 +178,7 @@ def _(self: RadixTree, node: TreeNode) -> bool:
     return self.states is None or (node.state is not None and not node.children)
 
 
-# A slot is lost, or freed twice.
+# -- a slot is lost, or freed twice ---------------------------------------------------------------
 
 
 @bug(
@@ -289,7 +289,7 @@ def _(self: TorchKV, request: KVRequest, node: TreeNode) -> None:
     TorchKV.match_state(self, request, node)
 
 
-# Eviction goes wrong.
+# -- eviction goes wrong --------------------------------------------------------------------------
 
 
 @bug(

@@ -62,7 +62,7 @@ class _LeafKeepsSwa(RadixTree):
 
     def make_tombstone(self, node: TreeNode, owed: Owed) -> None:
         if self._dropping:
-            self._count_live(node, False)
+            self._count_live(node, live=False)
         else:
             super().make_tombstone(node, owed)
 

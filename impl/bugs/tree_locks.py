@@ -11,7 +11,7 @@ from impl.torch_kv.store import KVStore
 from impl.torch_kv.radix_tree import RadixTree
 
 
-# Lock, unlock and split.
+# -- lock, unlock and split -----------------------------------------------------------------------
 
 
 @bug("lock-pins-swa-to-the-root", "TREE-6", "a lock pins SWA KV all the way up", RadixTree.swa_lock_start)
@@ -82,7 +82,7 @@ def _(self: RadixTree, head: TreeNode, tail: TreeNode) -> None:
     self._queue(tail)
 
 
-# Locks with parts.
+# -- locks with parts -----------------------------------------------------------------------------
 
 
 @bug(
@@ -149,7 +149,7 @@ def _(self: RadixTree, key: Key, full_only: bool = False) -> MatchedPrefix:
     return RadixTree.match(self, key)
 
 
-# Match.
+# -- match ----------------------------------------------------------------------------------------
 
 
 @bug(

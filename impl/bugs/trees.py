@@ -10,7 +10,7 @@ from impl.torch_kv.radix_tree import RadixTree
 _EVERYTHING = 1 << 30  # tokens
 
 
-# Insert.
+# -- insert ---------------------------------------------------------------------------------------
 
 
 @bug(
@@ -63,7 +63,7 @@ def _(self: RadixTree, mine: Key, theirs: Key) -> int:
     """Half a page belongs to one node and half to another. Where a key leaves a node, the common prefix is
     counted in tokens and not in whole pages. Visible with page_size > 1 when two prompts part inside a page.
     Fix: round down to whole pages."""
-    parted = (at for at, (a, b) in enumerate(zip(mine, theirs)) if a != b)
+    parted = (index for index, (a, b) in enumerate(zip(mine, theirs)) if a != b)
     return next(parted, min(len(mine), len(theirs)))
 
 
@@ -134,7 +134,8 @@ class _FreesFirstRowAgain(RadixTree):
         waiting = self.store.full._waiting
         if waiting is None:
             return super()._free_owed(owed)
-        self._noted = self._noted if waiting else Owed()
+        if not waiting:
+            self._noted = Owed()
         self._noted.full += owed.full
         self._noted.swa += owed.swa
         return super()._free_owed(self._noted)
@@ -161,7 +162,7 @@ class _InsertRefreshesNothing(RadixTree):
             self._queue(node)
 
 
-# Tombstones and recovery.
+# -- tombstones and recovery ----------------------------------------------------------------------
 
 
 @bug(

@@ -39,6 +39,15 @@ class BlockEngine(SelfSchedulingDriver):
     """Has one step in flight: the model runs a batch in `Schedule`, and `Update` hands out its tokens."""
 
     name = "block-engine"
+    config: EngineConfig
+    refs: list[int]
+    free: deque[int]
+    hashes: dict[int, tuple[int, int]]
+    cached: dict[tuple[int, int], int]
+    waiting: list[_Request]
+    running: list[_Request]
+    batch: list[tuple[_Request, int | None]]
+    in_step: bool
 
     def reset(self, geometry: EngineConfig) -> None:
         if geometry.drafts:
@@ -49,15 +58,16 @@ class BlockEngine(SelfSchedulingDriver):
         self.refs = [0] * (1 + geometry.blocks)
         self.free = deque(range(1, 1 + geometry.blocks))
         # of a block: its group, the stamp of its last token
-        self.hashes: dict[int, tuple[int, int]] = {}
-        self.cached: dict[tuple[int, int], int] = {}  # the block of a hash
-        self.waiting: list[_Request] = []
-        self.running: list[_Request] = []
+        self.hashes = {}
+        self.cached = {}  # the block of a hash
+        self.waiting = []
+        self.running = []
         # who was scheduled, and what was sampled
-        self.batch: list[tuple[_Request, int | None]] = []
+        self.batch = []
         self.in_step = False
 
     def carry_out(self, command: EngineCommand) -> None:
+        """Execute a command. Raises CommandRefused, also for a command that the engine does not have."""
         if not isinstance(command, Abort):  # which a client may send at any time
             require(self.in_step == isinstance(command, Update), Reason.WRONG_PHASE)
         match command:
@@ -148,28 +158,30 @@ class BlockEngine(SelfSchedulingDriver):
 
     def _hit(self, group: int, stamps: list[int], length: int) -> list[int] | None:
         size = self.groups[group].block_size
-        first = self._oldest_read(group, length)
-        ends = range(size * (first + 1), length + 1, size)
-        found = [self.cached.get((group, stamps[end - 1]), NULL) for end in ends]
-        return None if NULL in found else [NULL] * first + found
+        first_read = self._oldest_read(group, length)
+        ends = range(size * (first_read + 1), length + 1, size)
+        blocks = [self.cached.get((group, stamps[end - 1]), NULL) for end in ends]
+        return None if NULL in blocks else [NULL] * first_read + blocks
 
     def _publish(self, request: _Request) -> None:
         stamps = chained(request.text[: request.computed])
         for group, table in enumerate(request.tables if self.config.caching else ()):
             size = self.groups[group].block_size
-            for at, block in enumerate(table[: request.computed // size]):
-                key = group, stamps[(at + 1) * size - 1]
+            for index, block in enumerate(table[: request.computed // size]):
+                key = group, stamps[(index + 1) * size - 1]
                 if block != NULL and block not in self.hashes and key not in self.cached:
                     self.hashes[block], self.cached[key] = key, block
 
     # -- a step -----------------------------------------------------------------------------------
 
     def _schedule(self) -> None:
+        """Fill a batch: first with requests that run, the last of which is preempted where blocks are
+        missing, then with waiting ones, which begin behind the prefix that the cache has."""
         budget = self.config.max_batched_tokens
         preempted = False
-        at = 0
-        while at < len(self.running) and budget:
-            request = self.running[at]
+        index = 0
+        while index < len(self.running) and budget:
+            request = self.running[index]
             count = self._chunk(request, request.computed, budget)
             if sum(self._needed(request, request.computed + count)) > len(self.free):
                 preempted = True
@@ -177,21 +189,21 @@ class BlockEngine(SelfSchedulingDriver):
             else:
                 self._run(request, count)
                 budget -= count
-                at += 1
+                index += 1
         while (
             self.waiting and budget and not preempted and len(self.running) < self.config.max_seqs
         ):
             request = self.waiting[0]
             start, tables = self._find(request)
             count = self._chunk(request, start, budget)
-            kept = {
+            unreferenced = {
                 block
                 for table in tables
                 for block in table
                 if block != NULL and not self.refs[block]
             }
             request.tables = tables
-            if not count or sum(self._needed(request, start + count)) > len(self.free) - len(kept):
+            if not count or sum(self._needed(request, start + count)) > len(self.free) - len(unreferenced):
                 request.tables = [[] for _ in self.groups]
                 break
             for table in tables:
@@ -236,9 +248,9 @@ class BlockEngine(SelfSchedulingDriver):
         self._publish(request)
 
     def _update(self) -> None:
-        there = self._requests()
+        requests = self._requests()
         for request, token in self.batch:
-            if there.get(request.name) is not request:
+            if requests.get(request.name) is not request:
                 continue  # it was aborted
             if token is not None:
                 request.text.append(token)
@@ -256,9 +268,9 @@ class BlockEngine(SelfSchedulingDriver):
     def _leave_behind(self, request: _Request) -> None:
         """Give back what the windows have passed."""
         for group, table in enumerate(request.tables):
-            for at in range(min(self._oldest_read(group, request.computed), len(table))):
-                self._give_back(table[at])
-                table[at] = NULL
+            for index in range(min(self._oldest_read(group, request.computed), len(table))):
+                self._give_back(table[index])
+                table[index] = NULL
 
     # -- facts ------------------------------------------------------------------------------------
 

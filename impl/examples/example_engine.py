@@ -40,6 +40,13 @@ class ExampleEngine:
         exact_reasons=False,
         may_refuse=frozenset({Reason.NO_TREE}),  # prompts that others share
     )
+    page_size: int
+    width: int
+    serial: int
+    free_pages: list[int]
+    free_rows: list[int]
+    stamps: list[int]
+    requests: dict[str, _Request]
 
     def reset(self, geometry: Geometry) -> None:
         self.page_size = geometry.page_size
@@ -48,7 +55,7 @@ class ExampleEngine:
         self.free_pages = list(range(1, geometry.full_pages + 1))  # page 0 is padding
         self.free_rows = list(range(geometry.rows))
         self.stamps = [0] * (geometry.full_pages + 1) * geometry.page_size
-        self.requests: dict[str, _Request] = {}
+        self.requests = {}
 
     def apply(self, command: Command) -> Outcome:
         reason = getattr(self, f"_{type(command).__name__.lower()}")(command)
@@ -65,7 +72,7 @@ class ExampleEngine:
         if c.prompt:
             return Reason.NO_TREE
         self.serial += 1
-        text = [token_id(self.serial, at) for at in range(c.tokens)]
+        text = [token_id(self.serial, index) for index in range(c.tokens)]
         self.requests[c.request] = _Request(self.serial, text, c.tokens)
         return None
 
@@ -103,12 +110,13 @@ class ExampleEngine:
         if pages > len(self.free_pages) or rows > len(self.free_rows):
             return Reason.OUT_OF_FULL
         for request, end in ends:
-            request.row = self.free_rows.pop() if request.row is None else request.row
-            for at in range(len(request.slots), end):
-                inside = at % self.page_size
+            if request.row is None:
+                request.row = self.free_rows.pop()
+            for index in range(len(request.slots), end):
+                inside = index % self.page_size
                 slot = request.slots[-1] + 1 if inside else self.free_pages.pop() * self.page_size
                 request.slots.append(slot)
-                self.stamps[slot] = request.text[at]  # here attention would write KV
+                self.stamps[slot] = request.text[index]  # here attention would write KV
             request.phase = "running" if end == len(request.text) else "extending"
             if request.phase == "running":  # sampled; its KV comes with the next round
                 request.text.append(token_id(request.serial, end))

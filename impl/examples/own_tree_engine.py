@@ -60,9 +60,9 @@ class OwnTreeEngine(TorchKV):
     def decode(self, command: Decode) -> Played:
         super().decode(command)
         # What the prefill kept back of a prompt; outputs may yet be cut.
-        found = [self.requests[name] for name in command.requests]
+        requests = [self.requests[name] for name in command.requests]
         self.insert_unfinished(
-            [r for r in found if r.cursors.kv_committed_len <= r.origin + self.page_size]
+            [r for r in requests if r.cursors.kv_committed_len <= r.origin + self.page_size]
         )
         return None
 

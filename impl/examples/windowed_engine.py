@@ -33,6 +33,11 @@ class WindowedEngine(ExampleEngine):
         # its scheduler evicts with lengths that are committed, never further
         modes=(Mode.FAITHFUL,),
     )
+    window: int
+    free_swa: list[int]
+    swa_stamps: list[int]
+    mapping: list[int]
+    swa_blocks: dict[str, list[int]]
 
     def reset(self, geometry: Geometry) -> None:
         super().reset(geometry)
@@ -42,7 +47,7 @@ class WindowedEngine(ExampleEngine):
         self.swa_stamps = [0] * (geometry.swa_pages + 1) * geometry.page_size
         self.mapping = [0] * len(self.stamps)  # full slot -> SWA slot
         # request -> a SWA page for each page, 0 where evicted
-        self.swa_blocks: dict[str, list[int]] = {}
+        self.swa_blocks = {}
 
     def apply(self, command: Command) -> Outcome:
         if isinstance(command, EvictSwa):
@@ -75,13 +80,13 @@ class WindowedEngine(ExampleEngine):
         """Give each new page an SWA block, and write KV for each new token."""
         request = self.requests[name]
         blocks = self.swa_blocks.setdefault(name, [])
-        for at, slot in enumerate(request.slots):
-            page, inside = divmod(at, self.page_size)
+        for index, slot in enumerate(request.slots):
+            page, inside = divmod(index, self.page_size)
             if page == len(blocks):
                 blocks.append(self.free_swa.pop())
             if blocks[page] and not self.mapping[slot]:
                 self.mapping[slot] = blocks[page] * self.page_size + inside
-                self.swa_stamps[self.mapping[slot]] = request.text[at]
+                self.swa_stamps[self.mapping[slot]] = request.text[index]
 
     def _evict_window(self, c: EvictSwa) -> Outcome:
         """Give back the blocks that no token from `length` on reads."""

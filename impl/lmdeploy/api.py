@@ -67,11 +67,11 @@ PARTS = {
 }
 TABLES = Tables(
     "lmdeploy",
-    "lmdeploy/pytorch",
-    RELEASES,
-    CORE,
-    PARTS,
-    {},
-    "A new release of LMDeploy or transformers",
+    below="lmdeploy/pytorch",
+    releases=RELEASES,
+    core=CORE,
+    parts=PARTS,
+    says={},
+    guide="A new release of LMDeploy or transformers",
 )
 SINCE = {part: TABLES.since(part) for part in PARTS}

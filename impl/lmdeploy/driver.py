@@ -47,6 +47,12 @@ class LMDeployDriver(EngineFacts):
     """One release under `root`, in this process."""
 
     capabilities = CAPABILITIES
+    _longest: int
+    maker: Any
+    _preempt: Any
+    loop: Any
+    _checkpoints: Any
+    _publish: Any
 
     def __init__(self, root: Path, name: str = "lmdeploy") -> None:
         self.name = name
@@ -62,6 +68,8 @@ class LMDeployDriver(EngineFacts):
         self._longest_session = longest_session_of(root)
 
     def reset(self, geometry: EngineConfig) -> None:
+        """Build the release's Scheduler, InputsMakerAsync and EngineLoop for these sizes. Raises
+        UnusableImplementation for sizes that LMDeploy is not driven with."""
         [group, *more] = geometry.groups
         if geometry.connects:
             _check_for_store(geometry, self.capabilities)
@@ -171,6 +179,8 @@ class LMDeployDriver(EngineFacts):
         return module.InputsMakerAsync(**taken(module.InputsMakerAsync, parts))
 
     def carry_out(self, command: EngineCommand) -> None:
+        """Execute a command as the release's engine loop does, and end sessions as their clients do once they
+        have heard of the end. Raises CommandRefused."""
         self._released = []
         self.new_weights = False
         self._asked = 0

@@ -28,30 +28,31 @@ class EngineFacts(ModelAgent):
     def view(self) -> BlockFacts:
         """Return the facts of the engine after the last command."""
         allocator = self.scheduler.block_manager.allocator
-        of = allocator._log_mem.phy_map.tolist()
+        physical_blocks = allocator._log_mem.phy_map.tolist()
         pool = allocator._gpu_allocator
         states = self._states
         slots = self.scheduler.state_manager
-        published, copied = self._cached(of)
+        published, copied = self._cached(physical_blocks)
         cached = [each.block for each in published]
         requests = {}
-        kept = [*copied, *self._leased(of)]
+        kept_blocks = [*copied, *self._leased(physical_blocks)]
         for sequence in self.scheduler.seq_manager.get_all_sequences():
-            row = [of[block] for block in sequence.logical_blocks.get_real_blocks().tolist()]
+            row = [physical_blocks[block] for block in sequence.logical_blocks.get_real_blocks().tolist()]
             state = states.table(sequence.logical_state)
             if (name := self._names.get(sequence.session_id)) is None:
-                kept += (*row, *state)
+                kept_blocks += (*row, *state)
             else:
                 requests[name] = self._request(sequence, row, state)
         refs = [0] * (self.config.blocks + 1)
         blocks = allocator._num_blocks
         unused = allocator._free_blocks.tolist()[blocks - allocator._free_count :]
         for block in {*range(blocks)} - {*unused}:
-            refs[of[block]] += int(allocator._log_mem.ref_count[block])
+            refs[physical_blocks[block]] += int(allocator._log_mem.ref_count[block])
         for slot in (*slots._runtime_states, *slots._checkpoint_states):
             refs[states.blocks + slot] += 1
         for block in cached:
-            refs[block] -= block not in copied
+            if block not in copied:
+                refs[block] -= 1
         free = _free(pool._free_blocks, pool._free_count)
         free += [
             states.blocks + each
@@ -71,7 +72,7 @@ class EngineFacts(ModelAgent):
             ),
             steps_in_flight=len(self._flights),
             results_due=self._dispatched_next,
-            kept=tuple(kept),
+            kept=tuple(kept_blocks),
             merges=True,
             unheard=not self._heard,
             released=tuple(self._released),
@@ -80,12 +81,12 @@ class EngineFacts(ModelAgent):
             host=None if self._store is None else self._store.facts(self._asked),
         )
 
-    def _leased(self, of: list[int]) -> list[int]:
+    def _leased(self, physical_blocks: list[int]) -> list[int]:
         """Return the blocks that saves of the store read."""
         if self._store is None:
             return []
         leases = self.scheduler.kv_save_coordinator._leases.values()
-        return [of[block] for lease in leases for block in lease.tolist()]
+        return [physical_blocks[block] for lease in leases for block in lease.tolist()]
 
     def _loading(self) -> list[int]:
         """Return the sessions whose requests wait for a load, which the engine keeps until its end."""
@@ -94,7 +95,7 @@ class EngineFacts(ModelAgent):
         loads = self.scheduler.kv_load_coordinator._loads.values()
         return [load.seq.session_id for load in loads]
 
-    def _cached(self, of: list[int]) -> tuple[list[Published], list[int]]:
+    def _cached(self, physical_blocks: list[int]) -> tuple[list[Published], list[int]]:
         """Return what the trie names, and the blocks of checkpoints that batches in flight copy."""
         published: list[Published] = []
         copied: list[int] = []
@@ -103,10 +104,10 @@ class EngineFacts(ModelAgent):
         while waiting:
             node, stamps, origin = waiting.pop()
             if node.parent is not None:
-                published.append(Published(of[int(node.block_id)], 0, tuple(stamps)))
+                published.append(Published(physical_blocks[int(node.block_id)], 0, tuple(stamps)))
             if node.state_checkpoint is not None:
-                published += self._states.published(node.state_checkpoint, of, origin)
-                copied += self._states.in_flight(node.state_checkpoint, of)
+                published += self._states.published(node.state_checkpoint, physical_blocks, origin)
+                copied += self._states.in_flight(node.state_checkpoint, physical_blocks)
             for child in node.children.values():
                 made = chained(child.token_ids.tolist(), stamps[-1])
                 waiting.append((child, made, origin))

@@ -28,13 +28,12 @@ _NOT_ASKED = dict.fromkeys(
 
 
 class ModelAgent(SelfSchedulingDriver):
-    """The part of a driver that runs the batches that are made, and delivers their outputs.
-
-    scheduler: the release's. sources: the sources of KV of requests.
-    """
+    """The part of a driver that runs the batches that are made, and delivers their outputs."""
 
     config: EngineConfig
+    #: the release's scheduler
     scheduler: Any
+    #: the sources of KV of requests
     sources: RequestSources
     _states: CheckpointedStates
     _store: MooncakeStore | None
@@ -82,7 +81,7 @@ class ModelAgent(SelfSchedulingDriver):
     def _forward(self, inputs: Any, delta: Any, running: list[Any]) -> Any:
         """Run a batch: a stamp in each slot, a token for each request whose prompt is done."""
         if delta is not None and delta.indice_cpu is not None:
-            self._rows = [self._rows[at] for at in delta.indice_cpu]
+            self._rows = [self._rows[index] for index in delta.indice_cpu]
         samples = inputs is None or not inputs.is_chunk or bool(inputs.is_last_chunk)
         batch = [(row, [row.token, *row.drafts]) for row in self._rows]
         source = delta
@@ -97,9 +96,9 @@ class ModelAgent(SelfSchedulingDriver):
         ignored = source.num_ignored_history.tolist()
         tables = source.block_offsets.tolist()
         width = 1 + self.config.drafts if inputs is None else 1
-        for at, ((row, given), skipped, table) in enumerate(zip(batch, ignored, tables)):
+        for index, ((row, given), skipped, table) in enumerate(zip(batch, ignored, tables)):
             table = [0] * (skipped // self.block_size) + table
-            agreed = self._accept[min(at, len(self._accept) - 1)] if self._accept else 0
+            agreed = self._accept[min(index, len(self._accept) - 1)] if self._accept else 0
             sampled = self._run(row, given, table, samples, agreed)
             tokens.append([*sampled, *[-1] * (width - len(sampled))])
             stops.append(_stop_position(sampled, row.left) if samples else -1)
@@ -110,7 +109,7 @@ class ModelAgent(SelfSchedulingDriver):
         drafts = torch.tensor([row.drafts for row, _ in batch], dtype=torch.long)
         return Values(
             next_token_ids=torch.tensor(tokens).squeeze(1),
-            stopped=torch.tensor([at >= 0 for at in stops]),
+            stopped=torch.tensor([index >= 0 for index in stops]),
             new_token_timestamp=0,
             stop_pos=torch.tensor(stops),
             extra_outputs=Values(draft_token_ids=drafts) if self.config.drafts else None,
@@ -126,9 +125,9 @@ class ModelAgent(SelfSchedulingDriver):
         drafts = row.drafts
         stamps = chained(tokens, row.stamp)
         for position, stamp in enumerate(stamps, start):
-            at, offset = divmod(position, self.block_size)
-            if at < len(table):
-                self.write(table[at], offset, stamp)
+            entry, offset = divmod(position, self.block_size)
+            if entry < len(table):
+                self.write(table[entry], offset, stamp)
         origin = self.sources.origin_of(row.seq.session_id)
         states = self._states.fold(row.slot, start, tokens, origin)
         name = self._names.get(row.seq.session_id, "")
@@ -145,8 +144,18 @@ class ModelAgent(SelfSchedulingDriver):
         if name:
             held = tuple(table[: -(-(start + len(tokens)) // self.block_size)])
             tables = (held, self._states.table(row.slot))[: len(self.config.groups)]
-            said = tuple(sampled) if samples else ()
-            self.lanes.append(Lane(name, start, tuple(tokens), len(drafts), said, tables, states))
+            sampled_tokens = tuple(sampled) if samples else ()
+            self.lanes.append(
+                Lane(
+                    name,
+                    start=start,
+                    tokens=tuple(tokens),
+                    drafts=len(drafts),
+                    sampled=sampled_tokens,
+                    tables=tables,
+                    states=states,
+                )
+            )
         return sampled
 
     def _drafted(self, stamp: int) -> list[int]:
@@ -191,7 +200,7 @@ def _prefilled(
 def _stop_position(sampled: list[int], left: int) -> int:
     """Return the index of the sampled token that ends the request (ARSpecStoppingCriteria), -1 for none.
     left: number of tokens that it may still sample."""
-    ends = [at for at, token in enumerate(sampled) if token == STOP_TOKEN]
+    ends = [index for index, token in enumerate(sampled) if token == STOP_TOKEN]
     if left <= len(sampled):
         ends.append(left - 1)
     return min(ends, default=-1)

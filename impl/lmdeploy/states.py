@@ -48,11 +48,11 @@ class CheckpointedStates:
         state. origin: of the text."""
         if not self.slots:
             return ()
-        found = self.stamps.get(slot, EMPTY) if start else EMPTY
-        self.stamps[slot] = chained(tokens, found if start else origin)[-1]
+        previous = self.stamps.get(slot, EMPTY) if start else EMPTY
+        self.stamps[slot] = chained(tokens, previous if start else origin)[-1]
         block = self.blocks + slot if slot >= 0 else 0
         return (
-            StateUse(1, block if start else NOWHERE, (found, found), ((block, self.stamps[slot]),)),
+            StateUse(1, block if start else NOWHERE, (previous, previous), ((block, self.stamps[slot]),)),
         )
 
     def copy(self, plan: tuple[Sequence[int], Sequence[int]] | None) -> None:
@@ -62,31 +62,31 @@ class CheckpointedStates:
 
     def table(self, slot: int) -> tuple[int, ...]:
         """Return the block of a slot; none for -1."""
-        return (self.blocks + slot,) * (slot >= 0)
+        return (self.blocks + slot,) if slot >= 0 else ()
 
     @property
     def memory(self) -> dict[int, int]:
         """The stamp of the state in each block."""
         return {self.blocks + slot: stamp for slot, stamp in self.stamps.items() if slot >= 0}
 
-    def published(self, checkpoint: Any, of: list[int], origin: int) -> Iterator[Published]:
-        """Yield the states that a checkpoint of the trie names. of: the block for each logical one. origin:
-        of its text."""
+    def published(self, checkpoint: Any, physical_blocks: list[int], origin: int) -> Iterator[Published]:
+        """Yield the states that a checkpoint of the trie names. physical_blocks: the block for each logical
+        one. origin: of its text."""
         if not checkpoint.published:
             return
         start = (checkpoint.step - 1) // self._size * self._size
         tokens = checkpoint.exact_match_data.token_ids.tolist()
         stamps = tuple(chained(tokens, origin)[start:])
-        for group, block in enumerate(self._blocks(checkpoint, of)):
+        for group, block in enumerate(self._blocks(checkpoint, physical_blocks)):
             if block:
                 yield Published(block, group, stamps)
 
-    def in_flight(self, checkpoint: Any, of: list[int]) -> list[int]:
+    def in_flight(self, checkpoint: Any, physical_blocks: list[int]) -> list[int]:
         """Return blocks of a checkpoint that batches in flight copy from or to."""
         copied = not checkpoint.published or checkpoint.pin_count
-        return [block for block in self._blocks(checkpoint, of) if block and copied]
+        return [block for block in self._blocks(checkpoint, physical_blocks) if block and copied]
 
-    def _blocks(self, checkpoint: Any, of: list[int]) -> tuple[int, int]:
+    def _blocks(self, checkpoint: Any, physical_blocks: list[int]) -> tuple[int, int]:
         """Return the block in which the text ends, if it ends within one, and the block with the state."""
         frozen = checkpoint.frozen_block_id
-        return of[frozen] if frozen >= 0 else 0, self.blocks + checkpoint.slot
+        return physical_blocks[frozen] if frozen >= 0 else 0, self.blocks + checkpoint.slot

@@ -23,17 +23,25 @@ class SelfSchedulingDriver:
 
     name: str
     capabilities = REQUESTS_ALONE
+    block_size: int
+    block_sizes: tuple[int, ...]
+    sent: int
+    memory: dict[int, tuple[int, list[int]]]
+    lanes: list[Lane]
+    outputs: list[Output]
+    stop: tuple[str, ...]
+    _delivered: dict[str, int]
 
     def clear(self, *block_sizes: int) -> None:
         """Forget all of the run before. block_sizes: of each group (tokens)."""
         self.block_size = block_sizes[0]
         self.block_sizes = block_sizes
         self.sent = 0
-        self.memory: dict[int, tuple[int, list[int]]] = {}
-        self.lanes: list[Lane] = []
-        self.outputs: list[Output] = []
-        self.stop: tuple[str, ...] = ()
-        self._delivered: dict[str, int] = {}  # tokens of each request
+        self.memory = {}
+        self.lanes = []
+        self.outputs = []
+        self.stop = ()
+        self._delivered = {}  # tokens of each request
 
     def apply(self, command: EngineCommand) -> Outcome:
         self.lanes = []

@@ -62,6 +62,8 @@ class ReleaseSystem(WorkerSystem):
         limits: Limits = LIMITS,
         ways: tuple[str, ...] = (),
     ) -> None:
+        """Find the files of a release, or of the checkout at `path`, and check them for the names that the
+        adapter needs. Raises UnusableImplementation that lists what is missing."""
         super().__init__(limits)
         self.spec = SystemSpec(self.package, version, ways, checkout=path is not None)
         self.name = str(self.spec)
@@ -78,13 +80,13 @@ class ReleaseSystem(WorkerSystem):
             )
         unused = {*self.ways} - {*ways}
         used = [part for part in self.tables.parts if part not in unused]
-        found = parts.facts(
+        facts = parts.facts(
             self.root, self.tables, self.modules, used, unused, release=version
         )
-        parts.require(found, self.tables, str(self.spec.in_way("")), self.root)
-        self.release = found.near.release
+        parts.require(facts, self.tables, str(self.spec.in_way("")), self.root)
+        self.release = facts.near.release
         if version not in self.releases:
-            self.remark = parts.told(found, self.root)
+            self.remark = parts.told(facts, self.root)
 
     def command_line(self) -> list[str]:
         return [sys.executable, "-m", self.driver, str(self.root), self.name]

@@ -56,12 +56,12 @@ def _with_host_tier(spec: SystemSpec, options: DriveOptions) -> WorkerSystem:
 
 def _having(ways: Sequence[str]) -> Sequence[str]:
     from impl.sglang.releases.variants import VARIANTS
-    from impl.sglang.tiers.api import FIRST, FIRST_IN_RUST
+    from impl.sglang.tiers.api import FIRST_IN_RUST, FIRST_RELEASE
 
     order = list(TABLE)
     having = VARIANTS.get(ways[0] if ways else "", TABLE)
     if "hicache" in ways:
-        order = order[order.index(FIRST_IN_RUST if "rust" in ways else FIRST) :]
+        order = order[order.index(FIRST_IN_RUST if "rust" in ways else FIRST_RELEASE) :]
     return tuple(version for version in order if version in having)
 
 

@@ -96,6 +96,8 @@ class DeviceTensor(torch.Tensor):
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
+        """Run an operator on the CPU and count it: launches, elements written, and waits for a value on the
+        host. Raises DeviceMixError for tensors of two devices."""
         kwargs = kwargs or {}
         parts = func.decompose(*args, **kwargs)
         if parts is not NotImplemented:
@@ -128,17 +130,20 @@ class DeviceTensor(torch.Tensor):
 
 def _copy(to: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
     counts = _counts[-1]
-    here, there = (getattr(each, "held", None) for each in (source, to))
-    counts.transfers += here is None
-    if there is None or (here is None and not non_blocking):
+    source_data, target_data = (getattr(each, "held", None) for each in (source, to))
+    if source_data is None:
+        counts.transfers += 1
+    if target_data is None or (source_data is None and not non_blocking):
         counts.wait("copy_")
-    written = (to if there is None else there).copy_(source if here is None else here)
+    written = (to if target_data is None else target_data).copy_(
+        source if source_data is None else source_data
+    )
     counts.elements += written.numel()
     return to
 
 
 def _by_value(func: Any, name: str, args: Any, kwargs: Any) -> bool:
-    """Whether the result is a number, or has a size that depends on numbers."""
+    """Return whether the result is a number, or has a size that depends on numbers."""
     if name in ("index", "index_put", "index_put_"):
         return any(each is not None and each.dtype in (torch.bool, torch.uint8) for each in args[1])
     if name == "repeat_interleave":
@@ -182,7 +187,7 @@ def device() -> torch.device:
     return torch.device(NAME)
 
 
-def counted(system: type[TorchKV]) -> TorchKV:
+def on_counting_device(system: type[TorchKV]) -> TorchKV:
     """Return such a system on the device: HostWaitError for a command that waits more often than it may.
 
     Its `most`: of each kind of command, by name, the most transfers and waits that one took.

@@ -41,7 +41,7 @@ class EvictionQueues:
             self._protected[component] -= len(node.key)
             self._evictable[component] += len(node.key)
 
-    def _count_live(self, node: TreeNode, live: bool) -> None:
+    def _count_live(self, node: TreeNode, *, live: bool) -> None:
         """Make an unlocked node live, or a tombstone, and count its tokens accordingly."""
         node.live = live
         self._evictable[SWA] += len(node.key) if live else -len(node.key)

@@ -1,7 +1,7 @@
-"""Triton kernels behind KVStore on CUDA, imported there alone: triton is optional. One launch does what takes
+"""Triton kernels behind KVStore on CUDA, imported only there: triton is optional. One launch does what takes
 torch a dozen operators, each of which costs a GPU more than its work."""
 
-# No `from __future__ import annotations`: triton reads the annotations of a kernel, and knows its own alone.
+# No `from __future__ import annotations`: triton reads the annotations of a kernel, and knows only its own.
 from typing import Protocol
 
 import torch
@@ -34,6 +34,8 @@ def _fill(  # type: ignore[no-untyped-def]
     row, start, start_by, end, end_by, more, new_full, new_swa, req_to_token, full_to_swa, slots, width,
     page_size: tl.constexpr, has_swa: tl.constexpr, lanes: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
+    """Write the slots of new positions into rows, and map their SWA slots. An entry takes the pages behind
+    those of the entries before it; its first positions fill the page that is open."""
     lane = tl.program_id(0)
     each = tl.arange(0, lanes)
     earlier = each < lane
@@ -84,6 +86,8 @@ def _give(  # type: ignore[no-untyped-def]
     full_to_swa, width, page_size: tl.constexpr, has_full: tl.constexpr, has_swa: tl.constexpr,
     lanes: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
+    """Put the pages of rows, from `first` to `end`, behind those in the free list, and the mapped SWA pages
+    from `swa_first` on. The mapping of their slots is cleared."""
     lane = tl.program_id(0)
     each = tl.arange(0, lanes)
     earlier = each < lane

@@ -25,13 +25,13 @@ class LockedPrefix:
 
 
 class LockHolders(Steps):
-    """The commands for the tree alone. A lock holder's lock is kept under its name, of any length."""
+    """The commands that concern only the tree. A lock holder's lock is kept under its name, of any length."""
 
     lock_holders: dict[str, LockedPrefix]
     sessions: dict[str, KVSession]
 
     def taken(self, name: str) -> bool:
-        """Whether somebody has the name: sessions, requests and lock holders share one space."""
+        """Return whether somebody has the name: sessions, requests and lock holders share one space."""
         return name in self.sessions or name in self.requests or name in self.lock_holders
 
     def require_tree(self) -> RadixTree:
@@ -46,9 +46,9 @@ class LockHolders(Steps):
         tree = self.require_tree()
         require(prompt_len(command.prompt) <= self.width, Reason.ROW_TOO_SHORT)
         key = tree_key(spelled(command.prompt), self.bigram)
-        found = tree.match(key, command.full_only)
-        self.relock(command.holder, found.node, command.full_only)
-        self.lock_holders[command.holder] = LockedPrefix(key[: found.length], found.slots)
+        node = tree.match(key, command.full_only)
+        self.relock(command.holder, node.node, command.full_only)
+        self.lock_holders[command.holder] = LockedPrefix(key[: node.length], node.slots)
 
     def unlock(self, command: Unlock) -> None:
         require(command.holder in self.lock_holders, Reason.UNKNOWN_REQUEST)
@@ -73,6 +73,8 @@ class LockHolders(Steps):
         tree.unlock_swa(self.locks[holder])
 
     def insert(self, command: Insert) -> None:
+        """Insert a text for a holder, and keep its path locked if the text is a chunk of a longer one
+        (`chunked`)."""
         length = prompt_len(command.prompt)
         lock_holder = self.lock_holders.get(command.holder)
         require(command.prompt and well_formed(command.prompt), Reason.EMPTY)
@@ -106,7 +108,7 @@ class LockHolders(Steps):
         require(command.full >= 0 and command.swa >= 0 and command.states >= 0, Reason.BAD_LENGTH)
         return tree.evict(command.full, command.swa, command.states)
 
-    # The rules.
+    # -- the rules --------------------------------------------------------------------------------
 
     def dismiss(self, holder: str) -> None:
         """Remove the lock holder, and release its lock."""
@@ -116,7 +118,7 @@ class LockHolders(Steps):
     def insert_computed(
         self, holder: str, lock_holder: LockedPrefix, key: Key, evicted: int, chunked: bool
     ) -> None:
-        """The lock holder computes `key`, whole pages, past what it has locked, and hands it to the tree.
+        """Compute `key`, whole pages, past what the lock holder has locked, and hand it to the tree.
 
         evicted: window eviction has freed its own SWA pages below (tokens). Room is there. chunked: what it
         could not match again is not inserted, and its own pages are freed.

@@ -45,7 +45,7 @@ class MemoryChecks(PrefixRules):
             if request in batch:
                 batch.remove(request)
 
-    # What a request or slot counts as.
+    # -- what a request or slot counts as ---------------------------------------------------------
 
     def listed(self) -> list[KVRequest]:
         """Return requests of both batches, each once, because the two may be one object (#21499)."""
@@ -72,7 +72,7 @@ class MemoryChecks(PrefixRules):
     def uncached(self) -> Named:
         return [(request.name, request) for request in self.active()]
 
-    # How much it counts.
+    # -- how much it counts -----------------------------------------------------------------------
 
     def counted_full(self, allocated: Tensor, evicted: Tensor, protected: Tensor) -> Tensor:  # noqa: ARG002
         """Return tokens of the full pool per row: whole pages past R (CHK-2)."""
@@ -139,7 +139,7 @@ class MemoryChecks(PrefixRules):
         alarm = f"memory leak detected in {', '.join(wrong)}" if wrong else ""
         return Report(tuple(accounts), tuple(entries), alarm)
 
-    # The commands.
+    # -- the commands -----------------------------------------------------------------------------
 
     def check_busy(self, command: CheckBusy) -> Report | None:
         require(command.level in (0, 1, 2), Reason.BAD_LENGTH)

@@ -17,29 +17,27 @@ FULL, SWA = 0, 1
 class TreeNode:
     """A run of tokens in whole pages.
 
-    slots: int64 [len(key)] on the store's device, the full slots of its tokens.
-    parent: None for the root; a dropped node keeps its parent.
-    end: number of tokens from the root to the node's end.
-    live: the tokens have SWA KV; otherwise the node is a tombstone.
-    locks, used: for each component, the number of locks and the clock of the last use.
-    children: child nodes by their first page.
-    gone: the node was dropped from the tree.
-    state: slot of the recurrent state at the node's end, None without one.
-    state_locks, state_used: number of locks on the state, and the clock of its last use.
-
-    A node keeps its end and the tokens before it for life: a split puts a new node above it.
-    """
+    A node keeps its end and the tokens before it for life: a split puts a new node above it."""
 
     key: Key
+    #: int64 [len(key)] on the store's device, the full slots of its tokens
     slots: Tensor
+    #: None for the root; a dropped node keeps its parent
     parent: TreeNode | None
+    #: number of tokens from the root to the node's end
     end: int
+    #: the tokens have SWA KV; otherwise the node is a tombstone
     live: bool = True
+    #: for each component, the number of locks and the clock of the last use
     locks: list[int] = field(default_factory=lambda: [0, 0])
     used: list[int] = field(default_factory=lambda: [0, 0])
+    #: child nodes by their first page
     children: dict[Key, TreeNode] = field(default_factory=dict)
+    #: the node was dropped from the tree
     gone: bool = False
+    #: slot of the recurrent state at the node's end, None without one
     state: int | None = None
+    #: number of locks on the state, and the clock of its last use
     state_locks: int = 0
     state_used: int = 0
 

@@ -87,11 +87,11 @@ class PrefixRules(SessionRules):
         """
         assert self.tree is not None
         holder = self.holder_of(request)
-        found = self.tree.match(self.match_key(request))
-        self.relock(holder, found.node)
-        self.match_state(request, found.node)
-        request.prefix = found.slots
-        request.cursors = self.matched(request.cursors, found.length)
+        node = self.tree.match(self.match_key(request))
+        self.relock(holder, node.node)
+        self.match_state(request, node.node)
+        request.prefix = node.slots
+        request.cursors = self.matched(request.cursors, node.length)
 
     def match_key(self, request: KVRequest) -> Key:
         """Return the tokens that a prefix may cover: all but the last."""
@@ -106,10 +106,10 @@ class PrefixRules(SessionRules):
         free. The row of a request with a matched prefix names the tree's slots."""
         for request in requests:
             request.row = self.store.free_rows.pop()
-        found = [(r, r.prefix) for r in requests if r.prefix is not None and r.prefix.numel()]
-        if found:
-            started = [request for request, _ in found]
-            slots = [prefix for _, prefix in found]
+        with_prefix = [(r, r.prefix) for r in requests if r.prefix is not None and r.prefix.numel()]
+        if with_prefix:
+            started = [request for request, _ in with_prefix]
+            slots = [prefix for _, prefix in with_prefix]
             lengths = [request.cursors.cache_protected_len for request in started]
             lanes = Lanes(self.store.device, started, lengths)
             self.store.cursors.move(lanes, self.matched)
@@ -133,7 +133,7 @@ class PrefixRules(SessionRules):
             return
         lanes = [r for r in requests if self.inserts(r)]
         lengths = [self.unfinished_length(r.cursors) for r in lanes]
-        kept, ends, slots = [], [], []
+        holders, ends, slots = [], [], []
         with self.store.frees_wait():
             for request, length, own in zip(
                 lanes, lengths, self.row_slots(lanes, lengths), strict=True
@@ -142,12 +142,12 @@ class PrefixRules(SessionRules):
                 holder = self.holder_of(request)
                 owned_from = self.owned_from(request.cursors)
                 if self.keep(holder, key, own, *owned_from, partial(self.checkpoint, request)):
-                    kept.append(request)
+                    holders.append(request)
                     ends.append(length)
                     slots.append(self.tree.slots(self.locks[holder].node))
-        if kept:
-            self.rename(kept, ends, slots)
-            self.move(kept, self.protected_to, ends)
+        if holders:
+            self.rename(holders, ends, slots)
+            self.move(holders, self.protected_to, ends)
 
     def inserts(self, request: KVRequest) -> bool:
         """Return whether an extend inserts the request's KV: it has no slot, and whole pages behind R."""
@@ -315,4 +315,8 @@ class PrefixRules(SessionRules):
 
     def sizes(self) -> TreeSizes:
         """Return the evictable and the protected tokens of the tree."""
-        return TreeSizes(0, 0, 0, 0) if self.tree is None else self.tree.sizes()
+        return (
+            TreeSizes(full_evictable=0, full_protected=0, swa_evictable=0, swa_protected=0)
+            if self.tree is None
+            else self.tree.sizes()
+        )

@@ -55,12 +55,13 @@ class RadixTree(NodeStates, EvictionQueues):
     def match(self, key: Key, full_only: bool = False) -> MatchedPrefix:
         """Return the longest prefix of `key`, in whole pages, that a request may resume from; mark it used.
 
-        full_only: the request reads full KV alone, so tombstones count as well.
+        full_only: the request reads only full KV, so tombstones count as well.
         The node where the key leaves the tree is split there. The caller locks the returned node before the
         next insert or eviction: nothing else keeps its slots.
         """
         path = self._walk_and_split(self._whole_pages(key))
-        path = path if full_only else path[: self.usable_count(path)]
+        if not full_only:
+            path = path[: self.usable_count(path)]
         self.refresh(path)
         if not path:
             return MatchedPrefix(0, self._empty, self.root)
@@ -94,7 +95,7 @@ class RadixTree(NodeStates, EvictionQueues):
             self.unpin_state(lock)
 
     def unlock_swa(self, lock: NodeLock) -> None:
-        """Release the SWA KV that `lock` pins; it then pins full KV alone. Call it once per lock."""
+        """Release the SWA KV that `lock` pins; it then pins only full KV. Call it once per lock."""
         for node in self._upward(lock.node):
             if node.end > lock.swa_from:
                 self._unpin(node, SWA)
@@ -107,7 +108,7 @@ class RadixTree(NodeStates, EvictionQueues):
         """Give the tree the KV of `key`, whole pages.
 
         slots: int64 [at least len(key)] on the device, the full slots of the tokens. Those of the first
-            `prefix` tokens are the tree's, locked by the caller; the others belong to the caller alone.
+            `prefix` tokens are the tree's, locked by the caller; the others belong only to the caller.
         evicted: position below which, rounded up to whole pages, the caller's SWA pages are evicted; the
             mapping shows it.
         state: a slot with the state after `key`.
@@ -124,8 +125,8 @@ class RadixTree(NodeStates, EvictionQueues):
             if self.is_recoverable(node, live_from):
                 self.recover(node, slots[node.start : node.end], owed)
             elif node.start >= prefix:  # the prefix ends with a node, because it is locked
-                first = max(node.start, live_from)
-                self.free_duplicate(slots[node.start : node.end], slots[first : node.end], owed)
+                live_begin = max(node.start, live_from)
+                self.free_duplicate(slots[node.start : node.end], slots[live_begin : node.end], owed)
         self._add_leaves(path, key, slots, live_from)
         if state is not None:
             self.take_state(path[-1], state)
@@ -141,8 +142,8 @@ class RadixTree(NodeStates, EvictionQueues):
         if self.window is None:
             return True
         live = 0  # tokens with SWA KV before this position, without a gap
-        for start, stop, first in self._runs_after(key, self.first_live_position(evicted, len(key))):
-            live = live + stop - start if first == start else stop - first
+        for start, stop, live_begin in self._runs_after(key, self.first_live_position(evicted, len(key))):
+            live = live + stop - start if live_begin == start else stop - live_begin
         return live == len(key) or live >= self.window
 
     def _runs_after(self, key: Key, live_from: int) -> Iterator[tuple[int, int, int]]:
@@ -155,12 +156,12 @@ class RadixTree(NodeStates, EvictionQueues):
         ):
             start, node = end, child
             end += self._common_length(child.key, key[start : start + len(child.key)])
-            first = end
+            live_begin = end
             if child.live:
-                first = start
+                live_begin = start
             elif self.is_unread_tombstone(child):
-                first = min(max(start, live_from), end)
-            yield start, end, first
+                live_begin = min(max(start, live_from), end)
+            yield start, end, live_begin
         yield end, len(key), max(end, live_from)
 
     def state_match_end(self, key: Key) -> TreeNode:
@@ -218,7 +219,7 @@ class RadixTree(NodeStates, EvictionQueues):
 
     def view(self, full_to_swa: Sequence[int]) -> list[NodeView]:
         """Return all nodes, parents first. It walks the tree and waits for the device."""
-        found = []
+        nodes = []
         waiting = list(self.root.children.values())
         while waiting:
             node = waiting.pop()
@@ -230,9 +231,9 @@ class RadixTree(NodeStates, EvictionQueues):
             )
             full_locks, swa_locks = node.locks
             locked = (full_locks, swa_locks, node.state, node.state_locks)
-            found.append(NodeView(node.path(), slots, swa, *locked))
+            nodes.append(NodeView(node.path(), slots, swa, *locked))
             waiting += node.children.values()
-        return found
+        return nodes
 
     # Rules
 
@@ -259,10 +260,10 @@ class RadixTree(NodeStates, EvictionQueues):
 
     def swa_lock_start(self, node: TreeNode) -> int:
         """Return the position from which a lock on `node` pins SWA KV: nodes from there cover a window."""
-        at = node
-        while self.window is not None and node.end - at.end < self.window and at.parent is not None:
-            at = at.parent
-        return at.end
+        current = node
+        while self.window is not None and node.end - current.end < self.window and current.parent is not None:
+            current = current.parent
+        return current.end
 
     def swa_unlock_start(self, lock: NodeLock) -> int:
         """Return the position from which the lock has pinned SWA KV."""
@@ -305,7 +306,7 @@ class RadixTree(NodeStates, EvictionQueues):
         freed."""
         owed.full.append(self._pages(node.slots))
         node.slots = slots.clone()
-        self._count_live(node, True)
+        self._count_live(node, live=True)
 
     def free_duplicate(self, full: Tensor, swa: Tensor, owed: Owed) -> None:
         """Free the inserter's slots that the tree does not take.
@@ -319,7 +320,7 @@ class RadixTree(NodeStates, EvictionQueues):
 
     def make_tombstone(self, node: TreeNode, owed: Owed) -> None:
         """Free the node's SWA KV; the node stays in the tree."""
-        self._count_live(node, False)
+        self._count_live(node, live=False)
         owed.swa.append(self._pages(node.slots))
         owed.tokens[SWA] += len(node.key)
 
@@ -368,20 +369,20 @@ class RadixTree(NodeStates, EvictionQueues):
         """Return the length of the common prefix in whole pages. theirs: not longer than mine."""
         if mine == theirs:
             return len(mine)
-        unlike = (at for at, (a, b) in enumerate(zip(mine, theirs)) if a != b)
+        unlike = (index for index, (a, b) in enumerate(zip(mine, theirs)) if a != b)
         length = next(unlike, len(theirs))
         return length // self.page_size * self.page_size
 
-    def _split(self, tail: TreeNode, at: int) -> TreeNode:
-        """Move the first `at` tokens of `tail` to a new parent of it, and return that."""
+    def _split(self, tail: TreeNode, count: int) -> TreeNode:
+        """Move the first `count` tokens of `tail` to a new parent of it, and return that."""
         parent = tail.parent
-        first = tail.key[: self.page_size]
+        first_page = tail.key[: self.page_size]
         assert parent is not None
-        head = TreeNode(tail.key[:at], tail.slots[:at], parent, tail.start + at, tail.live)
+        head = TreeNode(tail.key[:count], tail.slots[:count], parent, tail.start + count, tail.live)
         self.inherit_locks_and_use(head, tail)
-        tail.key, tail.slots, tail.parent = tail.key[at:], tail.slots[at:], head
+        tail.key, tail.slots, tail.parent = tail.key[count:], tail.slots[count:], head
         head.children[tail.key[: self.page_size]] = tail
-        parent.children[first] = head
+        parent.children[first_page] = head
         self._count += 1
         self._queue(head)
         return head
@@ -397,24 +398,24 @@ class RadixTree(NodeStates, EvictionQueues):
     def _add_leaves(self, path: list[TreeNode], key: Key, slots: Tensor, live_from: int) -> None:
         """Add leaves for the tokens of `key` behind `path`, split where SWA KV begins and at the longest live
         leaf."""
-        at = path[-1].end if path else 0
+        begin = path[-1].end if path else 0
         end = len(key)
-        if at == end:
+        if begin == end:
             return
         slots = slots[:end].clone()  # the caller may reuse its own tensor
         cuts = {live_from, end}
         if self.window is not None:
             cuts.add(max(live_from, end - self.longest_live_leaf()))
-        for cut in sorted(cut for cut in cuts if cut > at):
+        for cut in sorted(cut for cut in cuts if cut > begin):
             parent = path[-1] if path else self.root
-            node = TreeNode(key[at:cut], slots[at:cut], parent, cut, at >= live_from)
+            node = TreeNode(key[begin:cut], slots[begin:cut], parent, cut, begin >= live_from)
             node.used[SWA] = self.clock + 1  # the insert uses all of the path's full KV next
             parent.children[node.key[: self.page_size]] = node
             self._count += 1
             self._evictable[FULL] += len(node.key)
             self._evictable[SWA] += len(node.key) * (node.live and self.window is not None)
             path.append(node)
-            at = cut
+            begin = cut
 
     # Use
 
@@ -425,10 +426,10 @@ class RadixTree(NodeStates, EvictionQueues):
         if not path:
             return
         length = path[-1].end
-        first = self.swa_use_start(length) if self.window is not None else length
+        use_start = self.swa_use_start(length) if self.window is not None else length
         for node in path:
             node.used[FULL] = self.clock
-            if node.live and node.end > first:
+            if node.live and node.end > use_start:
                 node.used[SWA] = self.clock
             self._queue(node)
         path[-1].state_used = self.clock

@@ -38,32 +38,30 @@ class KVSession:
 
 @dataclass(slots=True, eq=False)
 class KVRequest:
-    """A turn of a session, or (session None) an ordinary request.
-
-    text: tokens of its input (the first `origin`) and of its outputs so far.
-    started: it has extended since it was submitted.
-    row: None while it holds no KV.
-    prefix: int64 [R], the radix tree's slots that its admission has matched, until its row names them.
-    in_flight: verify rounds without results, the oldest first. All tokens that they allocate count as
-        committed.
-    state: slot of the recurrent state after state_len tokens.
-    buffers: slots of states that are kept for the tree, the next one to write first; each with the number of
-        tokens before its state, 0 if it has none.
-    """
+    """A turn of a session, or (session None) an ordinary request."""
 
     name: str
     session: KVSession | None
     serial: int
+    #: tokens of its input (the first `origin`) and of its outputs so far
     text: list[int]
     origin: int
     phase: RequestPhase = RequestPhase.QUEUED
+    #: it has extended since it was submitted
     started: bool = False
+    #: None while it holds no KV
     row: int | None = None
     cursors: RowCursors[int] = ZERO
+    #: int64 [R], the radix tree's slots that its admission has matched, until its row names them
     prefix: Tensor | None = None
+    #: verify rounds without results, the oldest first. All tokens that they allocate count as
+    #: committed.
     in_flight: list[Draft] = field(default_factory=list)
+    #: slot of the recurrent state after state_len tokens
     state: int | None = None
     state_len: int = 0
+    #: slots of states that are kept for the tree, the next one to write first; each with the number
+    #: of tokens before its state, 0 if it has none
     buffers: list[tuple[int, int]] = field(default_factory=list)
 
     @property

@@ -204,9 +204,9 @@ class SessionRules(StateRules):
         """Free the SWA pages of a row between E and its new value."""
         size = self.page_size
         reach = self.eviction_reach(request.cursors, length)
-        first = self.eviction_start(request.cursors)
+        window_begin = self.eviction_start(request.cursors)
         frontier = self.evicted(request.cursors, reach)[2]
-        pages = len(range(first, frontier, size))
+        pages = len(range(window_begin, frontier, size))
         lanes = Lanes(self.store.device, [request], [reach])
         before, after = self.store.cursors.move(lanes, self.evicted)
         if pages:

@@ -96,8 +96,8 @@ class NodeStates:
 
     def next_state(self) -> TreeNode | None:
         """Return the node whose state is evicted first; None if none is evictable."""
-        found = [node for node in self.with_state if self.state_candidate(node)]
-        return min(found, key=lambda node: (node.state_used, node.end, node.path()), default=None)
+        candidates = [node for node in self.with_state if self.state_candidate(node)]
+        return min(candidates, key=lambda node: (node.state_used, node.end, node.path()), default=None)
 
     def evictable_states(self, but: TreeNode | None = None) -> int:
         """Return the number of evictable states. but: a node that keeps its own."""

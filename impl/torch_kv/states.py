@@ -34,7 +34,7 @@ class StateRules:
     tracks: bool
     page_size: int
 
-    # A request's own slot.
+    # -- a request's own slot ---------------------------------------------------------------------
 
     def begin_states(self, requests: Sequence[KVRequest]) -> None:
         """Give each request without a slot one with an empty state. The caller knows that enough are free."""
@@ -66,11 +66,11 @@ class StateRules:
             self.states.read[request.name] = self.states.stamps[request.state]
             text = request.text[start:end]
             text += [token_id(request.serial, p) for p in range(start + len(text), end)]
-            kept = self.tracked_end(start, end) if request.buffers else start
-            self.states.fold(request.state, text[: kept - start])
-            if kept > start:
-                self.track(request, kept)
-            self.states.fold(request.state, text[kept - start :])
+            boundary = self.tracked_end(start, end) if request.buffers else start
+            self.states.fold(request.state, text[: boundary - start])
+            if boundary > start:
+                self.track(request, boundary)
+            self.states.fold(request.state, text[boundary - start :])
             request.state_len = end
 
     def free_state(self, holder: KVRequest | Slot) -> None:
@@ -82,7 +82,7 @@ class StateRules:
         if isinstance(holder, KVRequest):
             self.free_buffers(holder)
 
-    # States that are kept for the tree.
+    # -- states that are kept for the tree --------------------------------------------------------
 
     def tracked_end(self, start: int, end: int) -> int:
         """Return the position of the state that a batch of [start, end) keeps: its last end of a page, or
@@ -104,8 +104,8 @@ class StateRules:
 
     def take_tracked(self, request: KVRequest, length: int) -> int:
         """Hand the slot with the state after `length` tokens over to the tree."""
-        slot, kept = next(buffer for buffer in request.buffers if buffer[1] == length)
-        request.buffers.remove((slot, kept))
+        slot, tracked_len = next(buffer for buffer in request.buffers if buffer[1] == length)
+        request.buffers.remove((slot, tracked_len))
         return slot
 
     def free_buffers(self, request: KVRequest) -> None:
@@ -115,15 +115,15 @@ class StateRules:
             self.states.give(slot)
         request.buffers = []
 
-    # What is matched, restored and handed to the tree.
+    # -- what is matched, restored and handed to the tree -----------------------------------------
 
     def require_state(self, request: KVRequest, node: TreeNode) -> None:
         """Refuse an admission behind `node` that finds no slot for its copy."""
         if self.states is None or node.parent is None:
             return
         assert self.tree is not None
-        left = len(self.states.free) + (request.state is not None)
-        require(left or self.tree.evictable_states(node), Reason.OUT_OF_STATES)
+        has_slot = request.state is not None or bool(self.states.free)
+        require(has_slot or self.tree.evictable_states(node), Reason.OUT_OF_STATES)
 
     def match_state(self, request: KVRequest, node: TreeNode) -> None:
         """Have a request continue from a copy of the state of `node`, in a slot of its own."""
@@ -144,7 +144,8 @@ class StateRules:
         self.states.copy(source, slot)
 
     def state_resumes(self, slot: Slot, prefix: int) -> bool:
-        """Whether a slot's state is the one after `prefix` tokens. A state cannot be cut back to fewer."""
+        """Return whether a slot's state is the one after `prefix` tokens. A state cannot be cut back to
+        fewer."""
         return self.states is None or slot.state_len == prefix
 
     def rewind_state(self, slot: Slot, prefix: int, lock: NodeLock | None) -> None:
@@ -152,11 +153,11 @@ class StateRules:
         if self.states is None or slot.state_len == prefix:
             return
         assert slot.state is not None
-        kept = lock.node.state if lock is not None else None
-        if kept is None:
+        tree_state = lock.node.state if lock is not None else None
+        if tree_state is None:
             self.states.clear(slot.state)
         else:
-            self.states.copy(kept, slot.state)
+            self.states.copy(tree_state, slot.state)
         slot.state_len = prefix
 
     def checkpoint(self, request: KVRequest) -> int | None:
@@ -167,9 +168,9 @@ class StateRules:
         assert request.state is not None
         slot = self.states.take()
         if self.tracks:
-            kept = self.take_tracked(request, request.buffers[-1][1])
+            tracked_slot = self.take_tracked(request, request.buffers[-1][1])
             request.buffers.insert(0, (slot, 0))
-            return kept
+            return tracked_slot
         self.states.copy(request.state, slot)
         return slot
 
@@ -191,5 +192,6 @@ class StateRules:
         return slot
 
     def brings_state(self, request: KVRequest, length: int) -> bool:
-        """Whether a finished request has the state after all that it inserts, for others to resume from."""
+        """Return whether a finished request has the state after all that it inserts, for others to resume
+        from."""
         return self.states is None or self.tracks or request.state_len == length

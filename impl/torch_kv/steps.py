@@ -28,10 +28,11 @@ class Steps(MemoryChecks):
         request.phase = RequestPhase.ADMITTED
 
     def extend(self, command: c.Extend) -> Played:
-        found = self._that_may_extend(command)
+        """Prefill the next chunks of a batch's prompts, and decode the requests beside them."""
+        requests = self._that_may_extend(command)
         lanes = {lane.request: lane for lane in command.lanes}
-        decodes = [request for request in found if request.phase is RequestPhase.RUNNING]
-        prompts = [request for request in found if request.phase is not RequestPhase.RUNNING]
+        decodes = [request for request in requests if request.phase is RequestPhase.RUNNING]
+        prompts = [request for request in requests if request.phase is not RequestPhase.RUNNING]
         starts = [request.cursors.kv_committed_len for request in prompts]
         ends = [start + lanes[r.name].tokens for r, start in zip(prompts, starts, strict=True)]
         rows = [request.row for request in (*prompts, *decodes)]
@@ -59,33 +60,33 @@ class Steps(MemoryChecks):
             if end == len(request.text):  # the prompt is in: one token is sampled
                 request.phase = RequestPhase.RUNNING
                 request.sample(1)
-        self.launch(found)
+        self.launch(requests)
         return None
 
     def _that_may_extend(self, command: c.Extend) -> list[KVRequest]:
         """Return the requests of a batch that prefills, or refuse it for another reason than memory."""
         require(command.lanes and all(lane.tokens >= 1 for lane in command.lanes), Reason.EMPTY)
         names = [lane.request for lane in command.lanes]
-        found = self._lanes(
+        requests = self._lanes(
             names, RequestPhase.ADMITTED, RequestPhase.EXTENDING, RequestPhase.RUNNING
         )
-        decodes = [request for request in found if request.phase is RequestPhase.RUNNING]
-        lanes = list(zip(found, command.lanes, strict=True))
+        decodes = [request for request in requests if request.phase is RequestPhase.RUNNING]
+        lanes = list(zip(requests, command.lanes, strict=True))
         tails = [request for request, lane in lanes if lane.tail]
         started = any(r in decodes or self.has_started(r) for r in tails)
         require(
-            len(decodes) < len(found) and not self.late(decodes) and not started, Reason.WRONG_PHASE
+            len(decodes) < len(requests) and not self.late(decodes) and not started, Reason.WRONG_PHASE
         )
         require(not tails or self.window is not None, Reason.NO_SWA)
         fits = all(r.cursors.kv_committed_len + lane.tokens <= len(r.text) for r, lane in lanes)
         require(fits, Reason.BAD_LENGTH)
-        return found
+        return requests
 
     def prefill(
         self, requests: Sequence[KVRequest], tokens: list[int], received: bool = False
     ) -> None:
         """Allocate and write the next tokens[i] positions of requests with rows. received: the KV comes from
-        another server, which sends SWA KV for the last window alone."""
+        another server, which sends SWA KV only for the last window."""
         store = self.store
         starts = [request.cursors.kv_committed_len for request in requests]
         ends = [start + count for start, count in zip(starts, tokens, strict=True)]
@@ -101,13 +102,13 @@ class Steps(MemoryChecks):
         start, end = before.kv_committed_len, after.kv_allocated_len
         span = store.span(lanes.row, start, lanes.columns[0], tokens)
         if received:
-            first, counts = (
+            first_positions, counts = (
                 lanes.columns[1],
-                [end - first for first, end in zip(live, ends, strict=True)],
+                [end - first_positions for first_positions, end in zip(live, ends, strict=True)],
             )
-            tail = store.span(lanes.row, first, end - first, counts)
-            pages = [store.pages(first, ends) for first in (starts, live)]
-            slots = store.alloc_tail(span, tail, start, first, end, pages)
+            tail = store.span(lanes.row, first_positions, end - first_positions, counts)
+            pages = [store.pages(first_positions, ends) for first_positions in (starts, live)]
+            slots = store.alloc_tail(span, tail, start, first_positions, end, pages)
         else:
             slots = store.alloc_extend(lanes.row, start, end, span, store.pages(starts, ends))
         store.write(slots, lanes.tail)
@@ -135,23 +136,23 @@ class Steps(MemoryChecks):
 
     def decode(self, command: c.Decode) -> Played:
         require(command.requests, Reason.EMPTY)
-        found = self._lanes(command.requests, RequestPhase.RUNNING)
-        require(not self.late(found), Reason.WRONG_PHASE)
-        require(not self.window_lost(found), Reason.WINDOW_LOST)
-        self.make_room([r.row for r in found], self._allocated(found), self._after_decode(found))
-        self.compute_next(found)
-        self.launch(found)
+        requests = self._lanes(command.requests, RequestPhase.RUNNING)
+        require(not self.late(requests), Reason.WRONG_PHASE)
+        require(not self.window_lost(requests), Reason.WINDOW_LOST)
+        self.make_room([r.row for r in requests], self._allocated(requests), self._after_decode(requests))
+        self.compute_next(requests)
+        self.launch(requests)
         return None
 
-    def compute_next(self, found: Sequence[KVRequest]) -> None:
+    def compute_next(self, requests: Sequence[KVRequest]) -> None:
         """Allocate and write the newest token of running requests, and sample one token each."""
-        store, starts, ends = self.store, self._allocated(found), self._after_decode(found)
-        ones = [1] * len(found)
-        lanes = Lanes(store.device, found, tail=self._stamps(found, ones, ones))
+        store, starts, ends = self.store, self._allocated(requests), self._after_decode(requests)
+        ones = [1] * len(requests)
+        lanes = Lanes(store.device, requests, tail=self._stamps(requests, ones, ones))
         before, _ = store.cursors.move(lanes, self.decoded)
         span = store.span_of_one(lanes.row, before.kv_committed_len)
         fresh = [i for i, end in enumerate(ends) if end > starts[i]]  # the others have slots ahead
-        if len(fresh) == len(found):  # A is C in every entry
+        if len(fresh) == len(requests):  # A is C in every entry
             slots = store.alloc_decode(
                 lanes.row, before.kv_allocated_len, span, store.pages(starts, ends)
             )
@@ -164,9 +165,9 @@ class Steps(MemoryChecks):
                 )
             slots = store.slots(span)
         self.write_decoded(slots, lanes.tail, fresh)
-        committed = [request.cursors.kv_committed_len for request in found]
-        self.fold(found, [length - 1 for length in committed], committed)
-        for request in found:
+        committed = [request.cursors.kv_committed_len for request in requests]
+        self.fold(requests, [length - 1 for length in committed], committed)
+        for request in requests:
             request.sample(1)
 
     @staticmethod
@@ -194,15 +195,15 @@ class Steps(MemoryChecks):
         return any(len(request.in_flight) > most for request in requests)
 
     def spec_decode(self, command: c.SpecDecode) -> Played:
-        found = self.verify(command.lanes, [self.commits(draft) for draft in command.lanes])
-        for request, draft in zip(found, command.lanes, strict=True):
+        requests = self.verify(command.lanes, [self.commits(draft) for draft in command.lanes])
+        for request, draft in zip(requests, command.lanes, strict=True):
             request.sample(draft.accept)
         return None
 
     def launch_ahead(self, command: c.Launch) -> Played:
         """Launch a verify round without its result: all its drafts count as committed until that comes."""
-        found = self.verify(command.lanes, [draft.allocate for draft in command.lanes], most_late=1)
-        for request, draft in zip(found, command.lanes, strict=True):
+        requests = self.verify(command.lanes, [draft.allocate for draft in command.lanes], most_late=1)
+        for request, draft in zip(requests, command.lanes, strict=True):
             request.in_flight.append(draft)
         return None
 
@@ -223,33 +224,33 @@ class Steps(MemoryChecks):
     ) -> list[KVRequest]:
         """Run a verify round in which each entry commits `taken` tokens. Returns its requests."""
         require(drafts and all(d.allocate >= 1 and d.accept >= 1 for d in drafts), Reason.EMPTY)
-        found = self._lanes([draft.request for draft in drafts], RequestPhase.RUNNING)
-        require(not self.late(found, most_late), Reason.WRONG_PHASE)
+        requests = self._lanes([draft.request for draft in drafts], RequestPhase.RUNNING)
+        require(not self.late(requests, most_late), Reason.WRONG_PHASE)
         require(all(draft.accept <= draft.allocate for draft in drafts), Reason.BAD_LENGTH)
-        rejected = [self.written_below(request) for request in found]
-        computed = [r.cursors.kv_committed_len - n for r, n in zip(found, rejected, strict=True)]
-        starts, ahead = self._allocated(found), [draft.allocate for draft in drafts]
-        numbers = zip(found, ahead, taken, rejected, strict=True)
+        rejected = [self.written_below(request) for request in requests]
+        computed = [r.cursors.kv_committed_len - n for r, n in zip(requests, rejected, strict=True)]
+        starts, ahead = self._allocated(requests), [draft.allocate for draft in drafts]
+        numbers = zip(requests, ahead, taken, rejected, strict=True)
         ends = [self.drafted(r.cursors, *of_lane).kv_allocated_len for r, *of_lane in numbers]
-        require(not self.window_lost(found), Reason.WINDOW_LOST)
-        self.make_room([r.row for r in found], starts, ends)
+        require(not self.window_lost(requests), Reason.WINDOW_LOST)
+        self.make_room([r.row for r in requests], starts, ends)
         store = self.store
         counts = [end - start for start, end in zip(computed, ends, strict=True)]
-        stamps = self._stamps(found, counts, [draft.accept for draft in drafts], computed)
-        lanes = Lanes(store.device, found, ahead, taken, rejected, tail=stamps)
+        stamps = self._stamps(requests, counts, [draft.accept for draft in drafts], computed)
+        lanes = Lanes(store.device, requests, ahead, taken, rejected, tail=stamps)
         before, after = store.cursors.move(lanes, self.drafted)
         start, end = before.kv_allocated_len, after.kv_allocated_len
         grown = [end - start for start, end in zip(starts, ends, strict=True)]
         span = store.span(lanes.row, start, end - start, grown)
         slots = store.alloc_extend(lanes.row, start, end, span, store.pages(starts, ends))
         if starts != computed:  # some slots were allocated before
-            first = before.kv_committed_len - lanes.columns[2]
-            slots = store.slots(store.span(lanes.row, first, end - first, counts))
+            base = before.kv_committed_len - lanes.columns[2]
+            slots = store.slots(store.span(lanes.row, base, end - base, counts))
         store.write(slots, lanes.tail)
         accepted = [start + draft.accept for start, draft in zip(computed, drafts, strict=True)]
-        self.fold(found, computed, accepted)
-        self.launch(found)
-        return found
+        self.fold(requests, computed, accepted)
+        self.launch(requests)
+        return requests
 
     def written_below(self, request: KVRequest) -> int:
         """Return how far below C a round begins to write: behind the tokens that the device has accepted
@@ -282,10 +283,10 @@ class Steps(MemoryChecks):
     def _lanes(self, names: Sequence[str], *phases: RequestPhase) -> list[KVRequest]:
         """Return the requests of a batch, or refuse: each once, known, in one of these phases."""
         require(len(set(names)) == len(names), Reason.DUPLICATE_LANE)
-        found = [self.requests[name] for name in names if name in self.requests]
-        require(len(found) == len(names), Reason.UNKNOWN_REQUEST)
-        require(all(request.phase in phases for request in found), Reason.WRONG_PHASE)
-        return found
+        requests = [self.requests[name] for name in names if name in self.requests]
+        require(len(requests) == len(names), Reason.UNKNOWN_REQUEST)
+        require(all(request.phase in phases for request in requests), Reason.WRONG_PHASE)
+        return requests
 
     def window_lost(self, requests: Sequence[KVRequest]) -> bool:
         """Return whether a window eviction ran past C in an entry: that request may end, not continue

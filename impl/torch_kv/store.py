@@ -99,6 +99,7 @@ class KVStore:
     pool_class = PagePool
 
     def __init__(self, geometry: Geometry, device: torch.device) -> None:
+        """Make the pools, rows and cursor tables of these sizes on a device."""
         size = geometry.page_size
         self.page_size = size
         self.width = geometry.width
@@ -179,10 +180,10 @@ class KVStore:
         if lanes > 1:
             fresh = whole(end + (size - 1), size) - opened
             lane = torch.arange(lanes, dtype=torch.int64, device=self.device)
-            first = fresh.cumsum(0) - fresh + lane
+            first_slots = fresh.cumsum(0) - fresh + lane
             new = torch.arange(1, pages + 1, dtype=torch.int64, device=self.device)
             new.add_(each(lane, fresh, pages))
-            begin += first
+            begin += first_slots
         # The place of each cell among the slots of these pages.
         place = span.cell + span.each(begin * size - span.origin)
         slots = []
@@ -193,7 +194,7 @@ class KVStore:
                 table = torch.cat((last_page, taken))
             else:
                 table = torch.empty(lanes + pages, dtype=torch.int64, device=self.device)
-                table.put_(first, last_page).put_(new, taken)
+                table.put_(first_slots, last_page).put_(new, taken)
             slots.append(self._slots_of(table).take(place))
         return self._write_to_rows(span, *slots)
 
@@ -240,9 +241,9 @@ class KVStore:
     ) -> Tensor:
         """Return the slots of `pages` new pages of a pool for the positions of `span`."""
         size = self.page_size
-        first = whole(start, size)
-        fresh = whole(end + (size - 1), size) - first
-        skip = (fresh.cumsum(0) - fresh - first) * size - span.origin
+        first_page = whole(start, size)
+        fresh = whole(end + (size - 1), size) - first_page
+        skip = (fresh.cumsum(0) - fresh - first_page) * size - span.origin
         return self._slots_of(pool.take(pages)).take(span.cell + span.each(skip))
 
     def _take(self, pool: PagePool, start: Tensor, end: Tensor, pages: int) -> Tensor:  # noqa: ARG002

@@ -1,6 +1,7 @@
-"""TorchKV: the commands behind the adapter. Refusals first, all entries before any change.
+"""TorchKV: the commands behind the adapter. A command is refused before it changes anything.
 
-Host side: names, tokens, phases, a mirror of the cursors. Device side: see store.py and cursors.py.
+The host has names, tokens, phases and a mirror of the cursors; store.py and cursors.py have what is on the
+device.
 """
 
 from __future__ import annotations
@@ -37,17 +38,21 @@ REFUSED = {reason: Refused(reason) for reason in Reason}
 
 
 class TorchKV(LockHolders):
-    """Our implementation. `device`: any torch device.
+    """Our implementation. `device`: any torch device. Call `reset` before the first command.
 
-    A wrong free goes through and shows in `view`, where it is judged. It does not know the mode of a run: it
-    never answers UNFAITHFUL. Needs `reset` first.
+    A wrong free goes through and shows in `view`, where it is judged. TorchKV does not know the mode of a
+    run, and never answers UNFAITHFUL. Methods of one line, such as `close_is_due`, are decisions that a bug
+    of impl/bugs gets wrong.
     """
 
     name = "torch"
     store_class = KVStore
     tree_class = RadixTree
     states_class = StateSlots
+    #: serial of the last turn that was submitted
     serial: int
+    store: KVStore
+    window: int | None
 
     def __init__(self, device: str = "cpu") -> None:
         self.device = torch.device(device)
@@ -56,9 +61,10 @@ class TorchKV(LockHolders):
         self.requests: dict[str, KVRequest] = {}
         self.lock_holders = {}
         self.locks = {}
-        called = {c.Launch: "launch_ahead", c.Close: "end_session"}
+        # `close` is the adapter's method, and `launch` notes a batch for the memory checks
+        method_names = {c.Launch: "launch_ahead", c.Close: "end_session"}
         self._methods: dict[type, Callable[[Any], Played]] = {
-            kind: getattr(self, called.get(kind, kind_name(kind))) for kind in c.COMMANDS
+            kind: getattr(self, method_names.get(kind, kind_name(kind))) for kind in c.COMMANDS
         }
 
     @property
@@ -75,7 +81,7 @@ class TorchKV(LockHolders):
         )
 
     def reset(self, geometry: Geometry) -> None:
-        """Start empty: new tensors of these sizes on the device."""
+        """Make new tensors of these sizes on the device, and forget all sessions and requests."""
         self.store = self.store_class(geometry, self.device)
         self.page_size = geometry.page_size
         self.window = geometry.window
@@ -86,7 +92,8 @@ class TorchKV(LockHolders):
         )
         self.bigram = geometry.bigram
         self.tracks = geometry.tracks and geometry.tree
-        self.last_batch = self.running_batch = []
+        self.last_batch = []
+        self.running_batch = []
         self.sessions.clear()
         self.requests.clear()
         self.lock_holders.clear()
@@ -94,7 +101,7 @@ class TorchKV(LockHolders):
         self.serial = 0
 
     def apply(self, command: Command) -> Outcome:
-        """Carry `command` out or refuse it."""
+        """Execute a command, or refuse it."""
         if self.states is not None:
             self.states.read = {}
         try:
@@ -107,13 +114,14 @@ class TorchKV(LockHolders):
     def close(self) -> None:
         """Do nothing: nothing outside this process is held."""
 
-    # Clients.
+    # -- clients ----------------------------------------------------------------------------------
 
     def open(self, command: c.Open) -> None:
         require(not self.taken(command.session), Reason.SESSION_EXISTS)
         self.sessions[command.session] = KVSession(command.session)
 
     def submit(self, command: c.Submit) -> Played:
+        """Queue a request whose text is its session's history and its prompt."""
         new = prompt_len(command.prompt) + command.tokens
         require(command.tokens >= 0 and well_formed(command.prompt) and new >= 1, Reason.EMPTY)
         session = None if command.session is None else self.sessions.get(command.session)
@@ -137,7 +145,7 @@ class TorchKV(LockHolders):
         return None
 
     def turn_in_flight(self, session: KVSession) -> bool:
-        """Whether a second turn must wait."""
+        """Return whether a second turn of the session must wait."""
         return session.turn is not None
 
     def end_session(self, command: c.Close) -> None:
@@ -171,7 +179,7 @@ class TorchKV(LockHolders):
     def close_is_due(self, session: KVSession) -> bool:
         return session.closing
 
-    # Ends of a turn.
+    # -- ends of a turn ---------------------------------------------------------------------------
 
     def finish(self, command: c.Finish) -> Played:
         [request] = self._lanes((command.request,), RequestPhase.RUNNING)
@@ -194,16 +202,17 @@ class TorchKV(LockHolders):
     def retract(self, command: c.Retract) -> Played:
         [request] = self._lanes((command.request,), RequestPhase.RUNNING)
         lost = command.in_flight
-        kept = len(request.text) - lost
+        kept_len = len(request.text) - lost
         # the tree has its prompt by its result
-        first = kept == request.origin and self.tree is not None
-        require(0 <= lost <= (not request.in_flight) and not first, Reason.BAD_LENGTH)
-        del request.text[kept:]
+        is_prompt_only = kept_len == request.origin and self.tree is not None
+        most_lost = 0 if request.in_flight else 1  # results in flight are the lost ones
+        require(0 <= lost <= most_lost and not is_prompt_only, Reason.BAD_LENGTH)
+        del request.text[kept_len:]
         self.skip_results(request)
         if request.session is None:
             self.drop_retracted(request)
         else:
-            self.drop_overallocated(request, kept)
+            self.drop_overallocated(request, kept_len)
             self.save(request.session, request)
         request.phase = RequestPhase.QUEUED
         self.leave(request)
@@ -220,7 +229,8 @@ class TorchKV(LockHolders):
             require(
                 not request.started and request.phase is RequestPhase.QUEUED, Reason.WRONG_PHASE
             )
-            self.make_room([None], [0], [1], states=1 + BUFFERS * self.tracks)
+            states = 1 + BUFFERS if self.tracks else 1
+            self.make_room(rows=[None], starts=[0], ends=[1], states=states)
             self.run_marked(request)
         elif request.session is None:
             self.drop(request)
@@ -231,26 +241,24 @@ class TorchKV(LockHolders):
         self.end_turn(request)
 
     def run_marked(self, request: KVRequest) -> None:
-        """One-token prefill of a request marked aborted, detached from its session first.
-
-        sgl-project/sglang#22273: so its one-token state can reach no slot (SES-2).
-        """
+        """Prefill one token of a request that is marked aborted. The request is detached from its session
+        before, so that its cursors reach no slot (SES-2, sgl-project/sglang#22273)."""
         self.drop(self.prefill_marked(request))
 
     def prefill_marked(self, request: KVRequest) -> KVRequest:
-        """Prefill the detached request: one token, one row, its pages."""
+        """Return a request without a session in the place of a marked one, with a prefill of one token."""
         detached = KVRequest(request.name, None, request.serial, [token_id(request.serial, 0)], 1)
         detached.row = self.store.free_rows.pop()
         self.begin_states([detached])
         self.prefill([detached], [1])
         return detached
 
-    # Looking in.
+    # -- looking in -------------------------------------------------------------------------------
 
     def view(self) -> adapter.View:
-        """Return the facts now, read from the tensors (the device is waited for) and the host objects.
+        """Read the tensors, which waits for the device, and the objects of the host.
 
-        RowCursors of whoever has a row are the device's, never the mirror's.
+        Cursors of a request with a row are read from the device, not from the host's mirror.
         """
         store = self.store
         lines = store.cursors.lines.tolist()
@@ -274,7 +282,7 @@ class TorchKV(LockHolders):
                 cursors = adapter.Cursors(*lines[row])
                 extent[row] = max(extent.get(row, 0), cursors.kv_allocated_len)
             elif request.phase is not RequestPhase.QUEUED or request.cursors != ZERO:
-                # Admitted: no row yet.
+                # it is admitted, and has no row yet
                 cursors = adapter.Cursors(*request.cursors)
             bearer = None if request.session is None else request.session.name
             requests[name] = adapter.RequestView(
@@ -298,18 +306,30 @@ class TorchKV(LockHolders):
         )
 
     def view_states(self) -> adapter.StatesView | None:
-        """Return slots of recurrent state, and whose they are."""
+        """Return the slots of recurrent state with their owners; None on a model without."""
         if self.states is None:
             return None
         slots = {name: session.slot for name, session in self.sessions.items()}
+        of_requests = {
+            name: request.state
+            for name, request in self.requests.items()
+            if request.state is not None
+        }
+        of_sessions = {
+            name: slot.state
+            for name, slot in slots.items()
+            if slot is not None and slot.state is not None
+        }
+        buffers = {name: request.buffers for name, request in self.requests.items()}
         return adapter.StatesView(
             free=[*self.states.free],
             stamps=[*self.states.stamps],
-            requests={name: r.state for name, r in self.requests.items() if r.state is not None},
-            sessions={
-                n: s.state for n, s in slots.items() if s is not None and s.state is not None
-            },
+            requests=of_requests,
+            sessions=of_sessions,
             read=self.states.read,
-            buffers={name: [slot for slot, _ in r.buffers] for name, r in self.requests.items()},
-            tracked={name: [it for it in r.buffers if it[1]] for name, r in self.requests.items()},
+            buffers={name: [slot for slot, _ in pairs] for name, pairs in buffers.items()},
+            tracked={
+                name: [(slot, length) for slot, length in pairs if length]
+                for name, pairs in buffers.items()
+            },
         )

@@ -33,6 +33,6 @@ PARTS = {
 """,
 }
 TABLES = Tables(
-    "transformers", "transformers/generation/continuous_batching", RELEASES, CORE, PARTS,
-    {OVERLAP: "asynchronous batching"}, "A new release of LMDeploy or transformers",
+    "transformers", below="transformers/generation/continuous_batching", releases=RELEASES, core=CORE, parts=PARTS,
+    says={OVERLAP: "asynchronous batching"}, guide="A new release of LMDeploy or transformers",
 )  # fmt: skip

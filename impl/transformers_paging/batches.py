@@ -19,21 +19,21 @@ _PLACEHOLDER = -1  # TMP_TOKEN_ID: a token that a batch in flight samples
 
 
 class BatchEntry(NamedTuple):
-    """A request in a batch.
-
-    start: first position that it computes. text: its tokens before. inputs: tokens that it computes.
-    read, write: for each group, rows of the cache in the order of positions, as the release numbers them.
-    lengths: for each group, positions whose KV attention gets.
-    samples: the batch samples a token for it.
-    """
+    """A request in a batch."""
 
     request: str
+    #: first position that it computes
     start: int
+    #: its tokens before
     text: tuple[int, ...]
+    #: tokens that it computes
     inputs: tuple[int, ...]
+    #: for each group, rows of the cache in the order of positions, as the release numbers them
     read: list[list[int]]
     write: list[list[int]]
+    #: for each group, positions whose KV attention gets
     lengths: list[int]
+    #: the batch samples a token for it
     samples: bool
 
 
@@ -88,7 +88,16 @@ class HostBatch:
             inputs = tuple(state.tokens_to_process)
             samples = future.has_new_token
             self.entries.append(
-                BatchEntry(state.request_id, start, text, inputs, read, write, lengths, samples)
+                BatchEntry(
+                    state.request_id,
+                    start=start,
+                    text=text,
+                    inputs=inputs,
+                    read=read,
+                    write=write,
+                    lengths=lengths,
+                    samples=samples,
+                )
             )
             state.position_offset += count
             position += count
@@ -103,9 +112,9 @@ class HostBatch:
         """Replace the inputs of each entry by its part of `inputs`, which are those of all entries in a
         row."""
         begin = 0
-        for at, entry in enumerate(self.entries):
+        for index, entry in enumerate(self.entries):
             end = begin + len(entry.inputs)
-            self.entries[at] = entry._replace(inputs=tuple(inputs[begin:end]))
+            self.entries[index] = entry._replace(inputs=tuple(inputs[begin:end]))
             begin = end
 
     def keep_outputs(self) -> None:

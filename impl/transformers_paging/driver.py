@@ -40,6 +40,15 @@ class PagingDriver(SelfSchedulingDriver):
     """One release under `root`, in this process."""
 
     capabilities = TransformersSystem.capabilities
+    config: EngineConfig
+    cache: Any
+    _pages: list[Any]
+    _kv: StampedCache
+    scheduler: Any
+    _offloading: Any
+    _batches: LaunchedBatches
+    processor: Any
+    _texts: dict[int, tuple[int, ...]]
 
     def __init__(self, root: Path, name: str = "transformers") -> None:
         self.name = name
@@ -58,6 +67,8 @@ class PagingDriver(SelfSchedulingDriver):
         self._processor: Any = type("Processor", (whole,), {"__del__": _nothing})
 
     def reset(self, geometry: EngineConfig) -> None:
+        """Build the release's PagedAttentionCache, FIFOScheduler and processor of batches for these sizes.
+        Raises UnusableImplementation for sizes that transformers is not driven with."""
         if any(group.window is not None and not group.ring for group in geometry.groups):
             raise UnusableImplementation("transformers: no window that is not a ring")
         kinds = {group.ring for group in geometry.groups}
@@ -122,7 +133,7 @@ class PagingDriver(SelfSchedulingDriver):
             _update_tp_group_state=lambda: False,
         )
         # of a hash: the stamps of its block, after those before
-        self._texts: dict[int, tuple[int, ...]] = {}
+        self._texts = {}
         self._of["cache_allocator"].compute_block_hash = self._hashed
         loaded("impl/transformers_paging/loading.py")
 
@@ -134,6 +145,7 @@ class PagingDriver(SelfSchedulingDriver):
         return sized(self.cache, self.scheduler, 0.0, 0.0, None, alone)
 
     def carry_out(self, command: EngineCommand) -> None:
+        """Execute a command as ContinuousBatchProcessor and the manager's loop do. Raises CommandRefused."""
         # clients: between steps
         if isinstance(command, Update):
             require(self._results_due(), Reason.WRONG_PHASE)
@@ -160,8 +172,8 @@ class PagingDriver(SelfSchedulingDriver):
                 raise CommandRefused(Reason.UNFAITHFUL)
 
     def _results_due(self) -> bool:
-        """Whether the loop takes the oldest results next. Where no request is left it takes those of the last
-        batch when it stops."""
+        """Return whether the loop takes the oldest results next. Where no request is left it takes those of
+        the last batch when it stops."""
         idle = not self.scheduler.has_pending_requests()
         return self._batches.in_step or (self._batches.in_flight > 0 and idle)
 
@@ -199,8 +211,8 @@ class PagingDriver(SelfSchedulingDriver):
         for entry in batch.entries:
             before = chained(entry.text)[-1] if entry.text else 0
             written.append(chained(entry.inputs, before))
-        found = [self._attention(batch, group, written) for group in range(len(self._pages))]
-        for entry, stamps, got in zip(batch.entries, written, zip(*found)):
+        attention = [self._attention(batch, group, written) for group in range(len(self._pages))]
+        for entry, stamps, read_stamps in zip(batch.entries, written, zip(*attention)):
             name = _our_name(entry.request)
             sampled: tuple[int, ...] = ()
             if entry.samples:
@@ -208,7 +220,7 @@ class PagingDriver(SelfSchedulingDriver):
                 sampled = (self.sample(name, last),)
                 batch.tokens += sampled
             tables = tuple(self._table(entry, group) for group in range(len(self._pages)))
-            lane = Lane(name, entry.start, entry.inputs, 0, sampled, tables, found=got)
+            lane = Lane(name, entry.start, entry.inputs, 0, sampled, tables, found=read_stamps)
             self.lanes.append(lane)
         batch.keep_outputs()
 
@@ -222,14 +234,14 @@ class PagingDriver(SelfSchedulingDriver):
         read = [row for entry in batch.entries for row in entry.read[group] if batch.reads_cache]
         write = [row for entry in batch.entries for row in entry.write[group]]
         stamps = self._kv.update(group, [*chain(*written)], read, write)
-        found = []
+        stamps_by_entry = []
         for entry in batch.entries:
             count = len(entry.inputs)
             length = entry.lengths[group] if batch.reads_cache else count
-            first = entry.start + count - length
-            found.append(Found(group, first, tuple(stamps[:length])))
+            window_begin = entry.start + count - length
+            stamps_by_entry.append(Found(group, window_begin, tuple(stamps[:length])))
             del stamps[:length]
-        return found
+        return stamps_by_entry
 
     def _table(self, entry: BatchEntry, group: int) -> tuple[int, ...]:
         """Return the blocks that an entry reads and writes."""
@@ -264,9 +276,11 @@ class PagingDriver(SelfSchedulingDriver):
         return int(raw - 2 * self._pages[0].blocks_per_sector + 1)
 
     def view(self) -> BlockFacts:
+        """Return the facts of the pool, of block tables, of hashes and of batches in flight. Sectors are
+        counted as blocks."""
         pool = self.cache.pool
         per = self._pages[0].blocks_per_sector
-        free = [sector * per + at for sector in pool.free_sectors for at in range(per)]
+        free = [sector * per + index for sector in pool.free_sectors for index in range(per)]
         shared: dict[int, int] = {}
         published = []
         mapped: dict[int, int] = {}
@@ -286,7 +300,7 @@ class PagingDriver(SelfSchedulingDriver):
         refs = [0 if raw in unheld else shared.get(raw, 1) for raw in blocks]
         requests = {name: self._request_fact(state) for name, state in self._known().items()}
         tables_of = {name: fact.tables for name, fact in requests.items()}
-        self.memory = _owned(self._kv.blocks()[2 * per :], tables_of)
+        self.memory = _group_and_stamps(self._kv.blocks()[2 * per :], tables_of)
         due = self._results_due()
         return self.facts(
             refs=(0, *refs),
@@ -295,7 +309,8 @@ class PagingDriver(SelfSchedulingDriver):
             mapped=mapped,
             requests=requests,
             leftovers=tuple(sorted({*map(_our_name, tables)} - requests.keys())),
-            # nobody waits for a batch alone in flight: the loop takes its results behind another launch
+            # a batch that is alone in flight is not waited for: the loop takes its results behind another
+            # launch
             steps_in_flight=self._batches.in_flight if due else 0,
             results_due=due,
             in_step=self._batches.in_step,
@@ -318,7 +333,7 @@ class PagingDriver(SelfSchedulingDriver):
             for name, blocks in manager._request_id_to_cpu_blocks.items()
         }
         stamps = self._kv.blocks(manager._cpu_tensor)
-        written = _owned(stamps, tables)
+        written = _group_and_stamps(stamps, tables)
         memory: list[tuple[int, tuple[int, ...]]] = [(-1, ())] * (1 + self.config.swap)
         for block, (group, slots) in written.items():
             memory[block] = group, tuple(slots)
@@ -328,7 +343,8 @@ class PagingDriver(SelfSchedulingDriver):
         status = "RUNNING"
         if state.request_id in self.scheduler.waiting_requests:
             status = "PREEMPTED" if state._true_initial_tokens else "WAITING"
-            status = "SWAPPED" if state.is_cpu_offloaded else status
+            if state.is_cpu_offloaded:
+                status = "SWAPPED"
         tables = tuple(
             tuple(map(self._block, pages.block_table.get(state.request_id, ())))
             for pages in self._pages
@@ -337,7 +353,7 @@ class PagingDriver(SelfSchedulingDriver):
         return RequestFact(status, text, state.position_offset, tables)
 
 
-def _owned(
+def _group_and_stamps(
     blocks: Sequence[Sequence[Slot]], tables: Mapping[str, Table]
 ) -> dict[int, tuple[int, list[int]]]:
     """Return the group and the stamps of each block that was written: the group of the table that has it, or

@@ -267,7 +267,7 @@ _SAYS = {
     "sync loads": "loads within a step",
     "failed loads": "failed loads of several groups",
 }
-TABLES = parts.Tables("vllm", "vllm", RELEASES, CORE, PARTS, _SAYS, "A new release of vLLM")
+TABLES = parts.Tables("vllm", below="vllm", releases=RELEASES, core=CORE, parts=PARTS, says=_SAYS, guide="A new release of vLLM")
 EVERY = TABLES.every
 _OF_CONNECTORS = frozenset({"offload", "reset", "sync loads", "failed loads", "storage", "simple", "pinned hits", "resets of a pool", "stores of the finished"})
 _OF_PAIRS = frozenset({"pair", "published handshakes"})

@@ -48,13 +48,13 @@ class Transfers:
         self.jobs: dict[int, DeviceJob] = {}
 
     def submit_store(self, job_id: int, src_spec: Any, dst_spec: Any) -> bool:
-        return self.submit(DeviceJob(job_id, False, self.parts(src_spec, dst_spec)))
+        return self.submit(DeviceJob(job_id, load=False, parts=self.parts(src_spec, dst_spec)))
 
     def submit_load(
         self, job_id: int, src_spec: Any, dst_spec: Any, expedited: bool = False
     ) -> bool:
         del expedited  # it is waited for
-        return self.submit(DeviceJob(job_id, True, self.parts(dst_spec, src_spec)))
+        return self.submit(DeviceJob(job_id, load=True, parts=self.parts(dst_spec, src_spec)))
 
     def transfer_async(self, job_id: int, spec: tuple[Any, Any]) -> bool:
         """Submit a job, as releases up to 0.27 do."""
@@ -66,7 +66,7 @@ class Transfers:
     def wait(self, job_ids: set[int]) -> None:
         for load, queue in self.queues.items():
             while any(job.job in job_ids for job in queue):
-                self.complete(load)
+                self.complete(load=load)
 
     def get_finished(self) -> list[Any]:
         names = ("vllm.v1.kv_offload.base", "vllm.v1.kv_offload.worker.worker")
@@ -92,14 +92,14 @@ class Transfers:
         ids = iter(map(int, blocks.block_ids))
         chunks = [int(chunk) for chunk in host.block_ids]
         first_chunk = 0  # of the group, in the list of chunks
-        for group, (count, first) in enumerate(zip(blocks.group_sizes, blocks.block_indices)):
-            skipped = first % size if count else 0
+        for group, (count, first_block) in enumerate(zip(blocks.group_sizes, blocks.block_indices)):
+            skipped = first_block % size if count else 0
             for index in range(skipped, skipped + count):
                 parts.append((group, next(ids), chunks[first_chunk + index // size], index % size))
             first_chunk += -(-(skipped + count) // size)
         return tuple(parts)
 
-    def copy(self, load: bool) -> bool:
+    def copy(self, *, load: bool) -> bool:
         """Move the KV of the oldest job that has not moved it. Return False if there is none."""
         job = next((job for job in self.queues[load] if not job.copied), None)
         if job is None:
@@ -121,13 +121,13 @@ class Transfers:
                 held[index] = (owner, tuple(values)) if block else (-1, ())
         return True
 
-    def complete(self, load: bool) -> bool:
+    def complete(self, *, load: bool) -> bool:
         """Complete the oldest job of a direction. Return False if there is none."""
         queue = self.queues[load]
         if not queue:
             return False
         if not queue[0].copied:
-            self.copy(load)
+            self.copy(load=load)
         self.completed.append(queue.popleft().job)
         return True
 
@@ -291,15 +291,15 @@ class Loads:
         host = self.transfers.host
         for group, (layers, table) in enumerate(zip(self._config.groups, tables)):
             size = layers.block_size
-            for at in range(local // size, -(-tokens // size)):
-                if at < len(table) and table[at]:
-                    there = values[at * size : min(tokens, (at + 1) * size)]
-                    parts.append((group, table[at], len(host), 0))
+            for index in range(local // size, -(-tokens // size)):
+                if index < len(table) and table[index]:
+                    slots = values[index * size : min(tokens, (index + 1) * size)]
+                    parts.append((group, table[index], len(host), 0))
                     host[len(host)] = [
-                        (group, (*there, *[self.transfers.empty] * (size - len(there))))
+                        (group, (*slots, *[self.transfers.empty] * (size - len(slots))))
                     ]
         self._requests[job] = request.request_id
-        self.transfers.submit(DeviceJob(job, True, tuple(parts)))
+        self.transfers.submit(DeviceJob(job, load=True, parts=tuple(parts)))
 
     @property
     def lost(self) -> tuple[int, ...]:
@@ -313,18 +313,18 @@ class Loads:
         self._next_brings = None
         lost = [block for _, block, _, _ in job.parts[brought:]]
         job.parts = job.parts[:brought]
-        self.transfers.complete(True)
+        self.transfers.complete(load=True)
         self.transfers.completed.clear()  # a load within a step is not reported
         self._invalid.update(lost)
         for block in lost:
             self._lose(block, 0, self._steps)
 
-    def _lose(self, block: int, first: int, step: int) -> None:
-        """Clear the slots of a block from slot `first` on. step: the step that reports it."""
+    def _lose(self, block: int, first_slot: int, step: int) -> None:
+        """Clear the slots of a block from slot `first_slot` on. step: the step that reports it."""
         size = self._config.groups[0].block_size
         owner, slots = self.transfers.blocks.get(block, (-1, ()))
-        kept = slots[:first] if owner == 0 else [self.transfers.empty] * first
-        self.transfers.blocks[block] = (0, [*kept, *[self.transfers.empty] * (size - first)])
+        kept = slots[:first_slot] if owner == 0 else [self.transfers.empty] * first_slot
+        self.transfers.blocks[block] = (0, [*kept, *[self.transfers.empty] * (size - first_slot)])
         self._lost[block] = step
 
     def spoil(self, lanes: Sequence[Any]) -> None:
@@ -340,10 +340,11 @@ class Loads:
             lane = spoiled[0]
             step = self._reads_lost(lane) or 0
             sound.remove(lane)
-            first = lane.start // size
-            for at, block in enumerate(lane.tables[0][first : self._end(lane)], first):
-                self._lose(block, max(0, lane.start - at * size), step)
-        self._steps += bool(lanes)
+            first_block = lane.start // size
+            for index, block in enumerate(lane.tables[0][first_block : self._end(lane)], first_block):
+                self._lose(block, max(0, lane.start - index * size), step)
+        if lanes:
+            self._steps += 1
 
     def _end(self, lane: Any) -> int:
         """Return the number of blocks up to an entry's last token."""
@@ -384,7 +385,7 @@ class Loads:
             self._failed.add(self._requests[job.job])
         elif lost:
             self._invalid |= lost
-        return self.transfers.complete(True)
+        return self.transfers.complete(load=True)
 
 
 def connector_class(name: str) -> Any:
@@ -422,16 +423,16 @@ def worker_of(
 
 def chunks_of(manager: Any) -> list[tuple[bytes, int, int]]:
     """Return the (hash and group, chunk, pins) of each chunk in the lists of a CPU manager's policy."""
-    found = []
-    for kept in [value for value in vars(manager._policy).values() if isinstance(value, dict)]:
-        for key, of_key in kept.items():
+    chunks = []
+    for policy_table in [value for value in vars(manager._policy).values() if isinstance(value, dict)]:
+        for key, of_key in policy_table.items():
             chunk: Any = getattr(of_key, "chunk", of_key)
             if optional(chunk, "ChunkStatus.ref_cnt", None) is not None:
-                found.append(
+                chunks.append(
                     (
                         key,
                         either(chunk, "ChunkStatus.chunk_id", "BlockStatus.block_id"),
                         chunk.ref_cnt,
                     )
                 )
-    return found
+    return chunks

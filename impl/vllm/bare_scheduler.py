@@ -106,7 +106,7 @@ def new_scheduler(
         kind = importlib.import_module("vllm.v1.core.sched.async_scheduler").AsyncScheduler
     utils = importlib.import_module("vllm.v1.core.kv_cache_utils")
     pool = pool_of(config)
-    settings = settings_of(config, overlap, v2)
+    settings = settings_of(config, overlap=overlap, v2=v2)
     if adapt is not None:
         adapt(settings)
     block_size, hash_size = block_sizes(utils, pool, settings, config)
@@ -127,7 +127,8 @@ def new_scheduler(
     }
     sizes = {"hash_block_size": hash_size, "block_size": hash_size}
     by = utils.get_request_block_hasher(**taken(utils.get_request_block_hasher, hasher | sizes))
-    by = around(by) if around is not None else by
+    if around is not None:
+        by = around(by)
     return scheduler, requests_by(by if config.caching else None)
 
 
@@ -136,10 +137,10 @@ def pool_of(config: Any) -> Any:
     interface = importlib.import_module("vllm.v1.kv_cache_interface")
     torch = importlib.import_module("torch")
     groups = []
-    for at, group in enumerate(config.groups):
+    for index, group in enumerate(config.groups):
         if group.state:
             groups.append(
-                interface.KVCacheGroupSpec([f"layer{at}"], state_spec(interface, config, group))
+                interface.KVCacheGroupSpec([f"layer{index}"], state_spec(interface, config, group))
             )
             continue
         kind = interface.FullAttentionSpec if group.window is None else interface.SlidingWindowSpec
@@ -147,7 +148,7 @@ def pool_of(config: Any) -> Any:
         if group.window is not None:
             shape["sliding_window"] = group.window
         spec = kind(**taken(kind, shape | {"block_size": group.block_size}))
-        groups.append(interface.KVCacheGroupSpec([f"layer{at}"], spec))
+        groups.append(interface.KVCacheGroupSpec([f"layer{index}"], spec))
         if group.drafter:
             groups[-1].is_eagle_group = True
     kv_cache_config = interface.KVCacheConfig(
@@ -174,15 +175,15 @@ def state_spec(interface: Any, config: Any, group: Any) -> Any:
     """
     torch = importlib.import_module("torch")
     exports = vars(importlib.import_module("vllm.model_executor.layers.mamba.checkpoint"))
-    kept = config.checkpoints and "compute_mamba_prefill_checkpoints" in exports
+    has_checkpoints = config.checkpoints and "compute_mamba_prefill_checkpoints" in exports
     shape = {
         "block_size": group.block_size,
         "shapes": ((1 + config.drafts, 2), (2,)),
         "dtypes": (torch.int64, torch.int64),
         "mamba_cache_mode": "align" if config.caching else "none",
         "num_speculative_blocks": config.drafts,
-        "num_prefill_checkpoint_blocks": int(bool(kept)),
-        "prefill_checkpoint_alignment": config.checkpoints if kept else None,
+        "num_prefill_checkpoint_blocks": int(bool(has_checkpoints)),
+        "prefill_checkpoint_alignment": config.checkpoints if has_checkpoints else None,
     }
     return interface.MambaSpec(**taken(interface.MambaSpec, shape))
 
@@ -197,7 +198,7 @@ def block_sizes(utils: Any, pool: Any, settings: Any, config: Any) -> tuple[int,
     return min(sizes), min(sizes)  # the release asserts what it needs of them
 
 
-def settings_of(config: Any, overlap: bool, v2: bool) -> Values:
+def settings_of(config: Any, *, overlap: bool, v2: bool) -> Values:
     """Return a stand-in for VllmConfig, with the fields that the scheduler reads."""
     drafts = config.drafts
     eagle = config.eagle
@@ -267,7 +268,8 @@ def offloading(settings: dict[str, Any], config: Any) -> None:
         "cpu_bytes_to_use": 4096 * config.host_chunks,
         "num_cpu_blocks": config.host_chunks,
         "offload_prompt_only": bool(config.prompt_only),
-        "sync_load_budget_bytes": (1 << 30) * bool(config.sync_loads),
+        # more than all loads of a step: one that may be done within its step is done there
+        "sync_load_budget_bytes": 1 << 30 if config.sync_loads else 0,
         "eviction_policy": "arc" if config.arc else "lru",
         "store_threshold": 0,
     }
@@ -314,6 +316,7 @@ def requests_by(hasher: Callable[..., Any] | None) -> Callable[..., Any]:
     def make(
         name: str, tokens: list[int], max_tokens: int, priority: int, resumable: bool, **source: Any
     ) -> Any:
+        """Return a Request of the release. source: further arguments that only some releases take."""
         sampling = Values(
             max_tokens=max_tokens,
             min_tokens=0,
@@ -359,7 +362,7 @@ def results(sampled: dict[str, list[int]]) -> Any:
         lists = [numpy.array(tokens, dtype=int) for tokens in lists]
     offered = {
         "req_ids": list(sampled),
-        "req_id_to_index": {name: at for at, name in enumerate(sampled)},
+        "req_id_to_index": {name: index for index, name in enumerate(sampled)},
         "sampled_token_ids": lists,
         "logprobs": None,
         "prompt_logprobs_dict": {},

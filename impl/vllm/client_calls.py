@@ -68,7 +68,7 @@ class ClientCalls(EngineParts):
         self._well_formed(command)
         known = self._session(command.request)
         tokens = self._tokens(command)
-        self._add_turn(known, tokens, command.max_tokens, True, command.prompt)
+        self._add_turn(known, tokens, command.max_tokens, resumable=True, prompt=command.prompt)
 
     def _add_turn(
         self, known: Any, tokens: list[int], max_tokens: int, resumable: bool, prompt: Prompt = ()
@@ -85,7 +85,7 @@ class ClientCalls(EngineParts):
     def _end(self, command: End) -> None:
         known = self._session(command.request)
         self._ended.add(known.request_id)
-        self._add_turn(known, [2], 1, False)
+        self._add_turn(known, [2], 1, resumable=False)
 
     def _abort(self, command: Abort) -> None:
         known = self._known(command.request)

@@ -38,7 +38,7 @@ RULES = {
             "block_table.",
             "req_id_to_index",
         ),
-        "_Batch of runner.py: the class has tensors of samplers",
+        "PersistentBatch of runner.py: the class has tensors of samplers",
     ),
     "batches for which a drafter runs": CopiedRule(
         ("vllm/v1/worker/gpu_model_runner.py",),

@@ -63,13 +63,13 @@ class Drafter:
                 self._write(lane, position, chain(stamp, token))
         uses = []
         for lane, entry in zip(lanes, inputs):
-            first = 0
+            first_read = 0
             if layers.window is not None:
-                first = max(0, lane.start - layers.window + 1)
-            found = tuple(self._found(lane, position) for position in range(first, lane.start))
+                first_read = max(0, lane.start - layers.window + 1)
+            read_stamps = tuple(self._found(lane, position) for position in range(first_read, lane.start))
             ahead = min(lane.start + entry.last + 1 + passes, self.config.max_model_len)
             end = max(lane.start + len(lane.tokens), ahead)
-            uses.append(DraftUse(self.group, first, found, end))
+            uses.append(DraftUse(self.group, first_read, read_stamps, end))
         for lane, entry, use in zip(lanes, inputs, uses):
             for position in range(lane.start + entry.last + 1, use.end):
                 self._write(lane, position, _GUESSED)
@@ -79,9 +79,9 @@ class Drafter:
         """Return the block, the group, the block size and the offset of a position. A position without a
         block is in block 0, the padding of a table row."""
         size = self.config.groups[self.group].block_size
-        at, offset = divmod(position, size)
+        entry, offset = divmod(position, size)
         row = lane.tables[self.group]
-        block = row[at] if at < len(row) else 0
+        block = row[entry] if entry < len(row) else 0
         return block, self.group, size, offset
 
     def _found(self, lane: Lane, position: int) -> int:
@@ -114,6 +114,8 @@ class DrafterV1(Drafter):
     folder of the release."""
 
     def __init__(self, config: EngineConfig, runner: Any, root: Path) -> None:
+        """Make a proposer with the release's methods (SpecDecodeBaseProposer) and kernels, on the CPU. root:
+        the release."""
         super().__init__(config, runner)
         rows = torch.zeros(config.max_seqs, dtype=torch.int32)
         tokens = config.max_batched_tokens
@@ -129,7 +131,7 @@ class DrafterV1(Drafter):
         }
         for name in names:  # since 0.30 the release launches the kernel by a function
             kernel = Kernel(kernels[f"{name}_kernel"])
-            env |= {f"{name}_kernel": kernel, f"_{name}": _launched(kernel)}
+            env |= {f"{name}_kernel": kernel, f"_{name}": _launcher_of(kernel)}
         self._proposer = Values(
             device=torch.device("cpu"),
             backup_next_token_ids=Values(np=rows.numpy(), gpu=rows, copy_to_gpu=lambda _: rows),
@@ -197,7 +199,7 @@ class DrafterV1(Drafter):
         return [self._numbers.setdefault(token, len(self._numbers)) for token in tokens]
 
 
-def _launched(kernel: Kernel) -> Any:
+def _launcher_of(kernel: Kernel) -> Any:
     """Return a function that launches a kernel with one program for each request; its first argument has a
     row for each."""
     return lambda first, *rest, **constants: kernel[(len(first),)](first, *rest, **constants)

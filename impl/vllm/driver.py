@@ -6,6 +6,7 @@ release. The module state of a release is global, so a worker has exactly one.
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import logging
 import sys
@@ -34,10 +35,15 @@ from reference.commands import Abort, Done, Outcome, Reason, Refused
 from reference.tiers.commands import Backup, Complete, Copy, Fetch, ResetCache
 
 
+# Commands that a client, a device or the engine core may give within a step of the engine core.
+_ALLOWED_IN_STEP = (Abort, Update, Copy, Complete, Fail, Backup, Fetch)
+
+
 class EngineDriver(ClientCalls, FactGatherer):
     """The engine of a release, driven in the order of its engine core (see EngineParts)."""
 
-    # VLLMSystem has the real values.
+    # Every system has a name and capabilities. VLLMSystem declares those of a release, in the process that
+    # drives this worker.
     name = ""
     capabilities = Capabilities()
 
@@ -59,9 +65,7 @@ class EngineDriver(ClientCalls, FactGatherer):
         storage.FILES.lookups = 0
         if self.runner.encoder is not None:
             self.runner.encoder.encoded = ()
-        if self._in_step and not isinstance(
-            command, (Abort, Update, Copy, Complete, Fail, Backup, Fetch)
-        ):
+        if self._in_step and not isinstance(command, _ALLOWED_IN_STEP):
             return Refused(Reason.WRONG_PHASE)
         try:
             self._commands[type(command)](command)
@@ -75,6 +79,9 @@ class EngineDriver(ClientCalls, FactGatherer):
     # -- steps ------------------------------------------------------------------------------------
 
     def _schedule(self, command: Schedule) -> None:
+        """Schedule and run a batch, as `EngineCore.step` or, with asynchronous scheduling,
+        `step_with_batch_queue`. A step that runs no request takes its results at once; others wait for
+        Update."""
         require(self.scheduler.has_requests(), Reason.EMPTY)
         scheduled = self.scheduler.schedule()
         if self.config.storage:
@@ -95,7 +102,8 @@ class EngineDriver(ClientCalls, FactGatherer):
         else:
             self._take(self.scheduler.update_from_output(scheduled, outcome))
         # The engine core fills its queue of batches before it takes results (step_with_batch_queue).
-        queue_is_full = len(self._in_flight) > self.overlap
+        queue_size = 2 if self.overlap else 1
+        queue_is_full = len(self._in_flight) >= queue_size
         self._in_step = queue_is_full or bool(self._in_flight and not ran.lanes)
         self._lanes = tuple(lane._replace(request=self._names[lane.request]) for lane in ran.lanes)
 
@@ -108,10 +116,10 @@ class EngineDriver(ClientCalls, FactGatherer):
         if isinstance(self._mover, Loads):
             self._mover.results_taken()
         if self.config.drafts and not self.overlap:
-            most = self.config.drafts
+            max_drafts = self.config.drafts
             if not self.config.eagle:
-                most = min(most, max(0, command.drafts))
-            drafts = self.runner.proposed(ran, most)
+                max_drafts = min(max_drafts, max(0, command.drafts))
+            drafts = self.runner.proposed(ran, max_drafts)
             kind = self._outputs.DraftTokenIds
             self.scheduler.update_draft_token_ids(kind(list(drafts), list(drafts.values())))
 
@@ -119,7 +127,9 @@ class EngineDriver(ClientCalls, FactGatherer):
         """Keep the outputs for clients. outputs: EngineCoreOutputs by client index."""
         self._client_outputs = tuple(
             Output(
-                self._names[out.request_id], tuple(out.new_token_ids), _reason(out.finish_reason)
+                self._names[out.request_id],
+                tuple(out.new_token_ids),
+                "" if out.finish_reason is None else str(out.finish_reason),
             )
             for of_client in outputs.values()
             for out in of_client.outputs
@@ -128,22 +138,24 @@ class EngineDriver(ClientCalls, FactGatherer):
     # -- transfers --------------------------------------------------------------------------------
 
     def _copy(self, command: Copy) -> None:
-        require(self._mover is not None and self._mover.transfers.copy(command.load), Reason.EMPTY)
+        copied = self._mover is not None and self._mover.transfers.copy(load=command.load)
+        require(copied, Reason.EMPTY)
 
     def _complete(self, command: Complete) -> None:
-        require(
-            self._mover is not None and self._mover.transfers.complete(command.load), Reason.EMPTY
-        )
+        completed = self._mover is not None and self._mover.transfers.complete(load=command.load)
+        require(completed, Reason.EMPTY)
 
     def _fail(self, command: Fail) -> None:
-        loads = self._mover if isinstance(self._mover, Loads) else None
-        require(loads is not None and loads.fail(command.blocks), Reason.EMPTY)
+        failed = isinstance(self._mover, Loads) and self._mover.fail(command.blocks)
+        require(failed, Reason.EMPTY)
 
     def _backup(self, command: Backup) -> None:
-        require(self.config.storage and storage.FILES.run(False, command.pages), Reason.EMPTY)
+        written = self.config.storage and storage.FILES.write(command.pages)
+        require(written, Reason.EMPTY)
 
     def _fetch(self, command: Fetch) -> None:
-        require(self.config.storage and storage.FILES.run(True, command.pages), Reason.EMPTY)
+        read = self.config.storage and storage.FILES.read(command.pages)
+        require(read, Reason.EMPTY)
 
     def _reset_connector(self, _: ResetConnector) -> None:
         require(isinstance(self._mover, Offloads), Reason.EMPTY)
@@ -152,7 +164,8 @@ class EngineDriver(ClientCalls, FactGatherer):
             return
         manager = self.scheduler.connector.connector_scheduler.manager
         reset_cache = optional(manager, "CPUOffloadingManager.reset_cache", None)
-        require(reset_cache is not None, Reason.UNFAITHFUL)  # 0.21 only warns
+        # 0.21 has no reset_cache: reset_connector_cache() then logs a warning and resets nothing.
+        require(reset_cache is not None, Reason.UNFAITHFUL)
         if self.scheduler.reset_connector_cache() is False:
             raise SystemFailed("reset_connector_cache() returns False: host memory is not reset")
 
@@ -164,16 +177,28 @@ class EngineDriver(ClientCalls, FactGatherer):
             raise SystemFailed("reset_connector_cache() returns False, and no KV moves")
 
 
-def _reason(reason: Any) -> str:
-    return "" if reason is None else str(reason)
+def _engine_of_arguments(arguments: list[str]) -> tuple[Path, dict[str, bool]]:
+    """Return the root of the release and the keyword arguments of its EngineDriver. Raises SystemExit for
+    an unknown option."""
+    parser = argparse.ArgumentParser(prog="python -m impl.vllm.driver", allow_abbrev=False)
+    parser.add_argument("root", type=Path)
+    for parameter, word in WAYS.items():
+        if parameter != "pair":  # impl.vllm.pair.driver drives both servers of a pair
+            parser.add_argument(f"--{word}", dest=parameter, action="store_true")
+    parser.add_argument(storage.OPTION, dest="stores", action="store_true")
+    parameters = vars(parser.parse_args(arguments))
+    return parameters.pop("root"), parameters
 
 
 if __name__ == "__main__":
     logging.disable(logging.CRITICAL)
     importlib.import_module("torch").set_num_threads(1)
-    root = Path(sys.argv[1])
-    options = sys.argv[2:]
-    ways = {way: True for way, word in WAYS.items() if f"--{word}" in options}
-    ways["stores"] = storage.OPTION in options
-    origin = root, "vLLM", "modules.py", "bare_scheduler.py"
-    sys.exit(serve(lambda: Guarded(EngineDriver(root, **ways), *origin), root))
+    root, parameters = _engine_of_arguments(sys.argv[1:])
+
+    def guarded_engine() -> Guarded:
+        engine = EngineDriver(root, **parameters)
+        return Guarded(
+            engine, root, engine="vLLM", modules="modules.py", values="bare_scheduler.py"
+        )
+
+    sys.exit(serve(guarded_engine, root))

@@ -69,21 +69,21 @@ class Stamps:
             origins.append(origin)
         return block_hash
 
-    def of_block(self, block_hash: bytes, size: int, found: Container[int] = ()) -> tuple[int, ...]:
+    def of_block(self, block_hash: bytes, size: int, stamps_in_block: Container[int] = ()) -> tuple[int, ...]:
         """Return the stamps of the tokens in the last block of a hashed text. The hash may be that of a
         partial block.
 
-        size: block size (tokens). found: the stamps in the block; they decide between texts of several
-        sources with this hash.
+        size: block size (tokens). stamps_in_block: they decide between texts of several sources with this
+        hash.
         """
-        origin = self.origin_in(block_hash, found) or self._candidates(block_hash)[0]
+        origin = self.origin_in(block_hash, stamps_in_block) or self._candidates(block_hash)[0]
         return self._stamps_of(block_hash, size, origin)
 
-    def origin_in(self, block_hash: bytes, found: Container[int]) -> KvOrigin | None:
+    def origin_in(self, block_hash: bytes, stamps_in_block: Container[int]) -> KvOrigin | None:
         """Return the origin of the KV in a block with this hash, None if the block has no KV of the hash.
-        found: the stamps in the block."""
+        stamps_in_block: the stamps in the block."""
         candidates = self._candidates(block_hash)
-        return next((o for o in candidates if self._stamps_of(block_hash, 1, o)[0] in found), None)
+        return next((o for o in candidates if self._stamps_of(block_hash, 1, o)[0] in stamps_in_block), None)
 
     def _candidates(self, block_hash: bytes) -> list[KvOrigin]:
         """Return the possible origins of the KV under a hash, those with the present weights first."""
@@ -126,7 +126,7 @@ def start(
             "without caching, this vLLM has a block of state for max_model_len"
         )
     try:
-        _validate(root, settings_of(config, overlap, v2), v2)
+        _validate(root, settings_of(config, overlap=overlap, v2=v2), v2)
         around = partial(_hashed_for, stamps, source_of)
         return new_scheduler(config, overlap, stamps, v2, around, adapt)
     except ImportError as error:

@@ -40,6 +40,24 @@ class EngineParts:
     stores: the connector may have a storage behind host memory.
     """
 
+    config: EngineConfig
+    _stamps: Stamps
+    sources: RequestSources
+    runner: ModelRunner
+    _mover: Any
+    _in_flight: deque[tuple[Any, Ran, Any]]
+    _ids: dict[str, str]
+    _names: dict[str, str]
+    _ended: set[str]
+    _in_step: bool
+    _sent: int
+    _lanes: tuple[Lane, ...]
+    _copies: tuple[tuple[int, int], ...]
+    _client_outputs: tuple[Output, ...]
+    _reset_done: bool
+    scheduler: Any
+    _request: Callable[..., Any]
+
     def __init__(
         self,
         root: Path,
@@ -49,6 +67,8 @@ class EngineParts:
         encodes: bool = False,
         stores: bool = False,
     ) -> None:
+        """Load the release's modules and note which parts it has. overlap: asynchronous scheduling. v2: model
+        runner V2. offloads, encodes, stores: with a connector, an encoder, a storage."""
         self._load(root, offloads, encodes)
         names = renamed_in(root)
         for name in names:
@@ -106,16 +126,16 @@ class EngineParts:
         self._mover = self._move()
         if config.storage:
             storage.FILES.reset(self._mover.transfers.host)
-        self._in_flight: deque[tuple[Any, Ran, Any]] = deque()
-        self._ids: dict[str, str] = {}  # name in commands -> the engine's name
-        self._names: dict[str, str] = {}  # the engine's name -> name in commands
-        self._ended: set[str] = set()
+        self._in_flight = deque()
+        self._ids = {}  # name in commands -> the engine's name
+        self._names = {}  # the engine's name -> name in commands
+        self._ended = set()
         # the current step of the engine core ends with the results of its batch
         self._in_step = False
         self._sent = 0
-        self._lanes: tuple[Lane, ...] = ()
-        self._copies: tuple[tuple[int, int], ...] = ()
-        self._client_outputs: tuple[Output, ...] = ()
+        self._lanes = ()
+        self._copies = ()
+        self._client_outputs = ()
         self._reset_done = False
         loaded("impl/vllm/modules.py")
 

@@ -50,7 +50,7 @@ def release_root(
     folder that was fetched before these files were needed is completed, also by the worker's code that
     copies recurrent states.
     """
-    unpacked = partial(_unpacked, f"vllm=={version}")
+    unpacked = partial(_unpack_wheel, f"vllm=={version}")
     root = fetch.release_root("vllm", version, unpacked)
     asked = {
         "v2": v2, "offload": offloads, "pair": pair, "images": encodes,
@@ -70,7 +70,7 @@ def complete(version: str, root: Path) -> None:
     position = RELEASES.index(version)
     of_ways += [file for file, first in _HAS.items() if position >= RELEASES.index(first)]
     if not all((root / file).is_file() for file in (*COPIED, *of_ways)):
-        fetch.complete(root, partial(_unpacked, f"vllm=={version}"))
+        fetch.complete(root, partial(_unpack_wheel, f"vllm=={version}"))
 
 
 def checkout_root(path: str | os.PathLike[str]) -> Path:
@@ -84,11 +84,11 @@ def checkout_root(path: str | os.PathLike[str]) -> Path:
     return folder.resolve()
 
 
-def _unpacked(release: str, _: Path, target: Path) -> None:
-    unpack_parts(release, target, _needed)
+def _unpack_wheel(release: str, _: Path, target: Path) -> None:
+    unpack_parts(release, target, _needed_files)
     if not (target / RUNNER).is_file():
         raise UnusableImplementation(f"{release}: there is no {RUNNER} in its wheel")
 
 
-def _needed(path: PurePosixPath) -> bool:
+def _needed_files(path: PurePosixPath) -> bool:
     return path.suffix == ".py" and path.as_posix().startswith(_NEEDED)

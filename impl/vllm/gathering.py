@@ -26,13 +26,13 @@ class FactGatherer(EngineParts):
         deferred = [
             blocks for _, blocks in optional(self.scheduler, "Scheduler.deferred_frees", ())
         ]
-        kept = [block.block_id for blocks in deferred for block in blocks]
+        kept_blocks = [block.block_id for blocks in deferred for block in blocks]
         for name, request in self.scheduler.requests.items():
             tables = tuple(
                 tuple(b.block_id for b in m.req_to_blocks.get(name, ())) for m in managers
             )
             if request.is_finished():  # a load still writes its blocks
-                kept += [block for table in tables for block in table]
+                kept_blocks += [block for table in tables for block in table]
                 continue
             requests[self._names[name]] = RequestFact(
                 request.status.name,
@@ -52,7 +52,7 @@ class FactGatherer(EngineParts):
                 if name in requests:
                     pinned += [(name, block) for block in held]
                 else:
-                    kept += held
+                    kept_blocks += held
         memory = self._held()
         known = self.scheduler.requests
         return BlockFacts(
@@ -60,7 +60,7 @@ class FactGatherer(EngineParts):
             free=tuple(block.block_id for block in pool.free_block_queue.get_all_free_blocks()),
             memory=tuple((group, tuple(slots)) for group, slots in memory),
             published=tuple(self._published(pool)),
-            mapped=_mapped(pool),
+            mapped=_hashes_by_block(pool),
             requests=requests,
             leftovers=tuple(self._names.get(name, name) for name in named if name not in known),
             lanes=self._lanes,
@@ -69,7 +69,7 @@ class FactGatherer(EngineParts):
             steps_in_flight=len(self._in_flight),
             results_due=self._due(),
             in_step=self._in_step,
-            kept=tuple(kept),
+            kept=tuple(kept_blocks),
             copies=self._copies,
             pinned=tuple(pinned),
             host=None if self._mover is None else self._host(),
@@ -119,12 +119,12 @@ class FactGatherer(EngineParts):
             for key in (block.block_hash, *further.get(block.block_id, ())):
                 group = self._utils.get_group_id(key)
                 size = self.config.groups[group].block_size
-                found = self.runner.memory.get(block.block_id, (-1, ()))[1]
-                stamps = self._stamps.of_block(self._utils.get_block_hash(key), size, found)
+                slots = self.runner.memory.get(block.block_id, (-1, ()))[1]
+                stamps = self._stamps.of_block(self._utils.get_block_hash(key), size, slots)
                 yield Published(block.block_id, group, stamps)
 
 
-def _mapped(pool: Any) -> dict[int, int]:
+def _hashes_by_block(pool: Any) -> dict[int, int]:
     """Return for each block the number of hashes under which the pool finds it."""
     mapped: dict[int, int] = {}
     for blocks in pool.cached_block_hash_to_block._cache.values():

@@ -62,7 +62,7 @@ def rules(root: Path) -> dict[str, Callable[..., Any]]:
     return cut(root / UTILS, _RULES, env)
 
 
-def provided() -> dict[str, dict[str, Any]]:
+def stand_ins_by_module() -> dict[str, dict[str, Any]]:
     """Return stand-ins for the modules that a scheduler imports for a model with an encoder."""
     return {
         "vllm.multimodal": {"MULTIMODAL_REGISTRY": Values(supports_multimodal_inputs=lambda *_: True)},
@@ -104,9 +104,9 @@ def with_images(tokens: Sequence[int], features: Sequence[Any] | None) -> list[i
     text = list(tokens)
     for feature in features or ():
         start = feature.mm_position.offset
-        for at, token in enumerate(embeddings_of(feature.identifier), start):
-            if at < len(text) and text[at] == PLACEHOLDER:
-                text[at] = token
+        for index, token in enumerate(embeddings_of(feature.identifier), start):
+            if index < len(text) and text[index] == PLACEHOLDER:
+                text[index] = token
     return text
 
 
@@ -117,12 +117,12 @@ def text_of(request: Any) -> list[int]:
 
 def images_in(text: Sequence[int]) -> str:
     """Name the images of a text, such as "image A at 2"."""
-    found = [
-        f"image {image_of(token)} at {at}"
-        for at, token in enumerate(text)
+    images = [
+        f"image {image_of(token)} at {index}"
+        for index, token in enumerate(text)
         if image_of(token) and position_of(token) == 0
     ]
-    return ", ".join(found) or "no image"
+    return ", ".join(images) or "no image"
 
 
 def encoder_facts(scheduler: Any, encoder: Encoder, names: dict[str, str]) -> EncoderFacts:
@@ -134,9 +134,13 @@ def encoder_facts(scheduler: Any, encoder: Encoder, names: dict[str, str]) -> En
         )
         for image, users in manager.cached.items()
     )
-    kept = ((image, tuple(map(int, output))) for image, output in encoder.kept.items())
+    kept_images = ((image, tuple(map(int, output))) for image, output in encoder.kept.items())
     return EncoderFacts(
-        manager.num_free_slots, manager.num_freeable_slots, entries, tuple(sorted(kept)), encoder.encoded
+        manager.num_free_slots,
+        manager.num_freeable_slots,
+        entries,
+        tuple(sorted(kept_images)),
+        encoder.encoded,
     )
 
 
@@ -146,7 +150,7 @@ def with_embeddings(inputs: Sequence[int], read: dict[int, int]) -> tuple[int, .
     inputs: the tokens of the entry. read: input index -> the embedding that the entry reads there.
     """
     placeholders = with_placeholders(inputs)
-    return tuple(read.get(at, token) for at, token in enumerate(placeholders))
+    return tuple(read.get(index, token) for index, token in enumerate(placeholders))
 
 
 class Encoder:
@@ -186,20 +190,20 @@ class Encoder:
         shift: number of tokens that a drafter reads ahead.
         """
         if shift:
-            found, is_embedding = self.worker._gather_mm_embeddings(
+            embeddings, is_embedding = self.worker._gather_mm_embeddings(
                 scheduled, shift_computed_tokens=shift
             )
         else:
-            found, is_embedding = self.worker._gather_mm_embeddings(scheduled)
+            embeddings, is_embedding = self.worker._gather_mm_embeddings(scheduled)
         order = self.worker.input_batch.req_ids
         counts = {name: scheduled.num_scheduled_tokens[name] for name in order}
-        return self.by_request(found, is_embedding, counts)
+        return self.by_request(embeddings, is_embedding, counts)
 
     @staticmethod
-    def by_request(found: Any, is_embedding: Any, counts: dict[str, int]) -> dict[str, dict[int, int]]:
+    def by_request(embeddings: Any, is_embedding: Any, counts: dict[str, int]) -> dict[str, dict[int, int]]:
         """Return gathered embeddings by request and input index. counts: request -> number of inputs, in
         batch order."""
-        values = iter([int(value) for tensor in found for value in tensor])
+        values = iter([int(value) for tensor in embeddings for value in tensor])
         read: dict[str, dict[int, int]] = {}
         start = 0  # of the request's inputs in the batch
         for name, count in counts.items():

@@ -46,7 +46,7 @@ class EncoderV2(Encoder):
     def read_by(self, batch: Any, shift: int = 0) -> dict[str, dict[int, int]]:
         """Return the embeddings that each request of the batch reads (see Encoder.gathered). batch: an
         InputBatch."""
-        found, is_embedding = self._runner.gather_mm_embeddings(
+        embeddings, is_embedding = self._runner.gather_mm_embeddings(
             batch.req_ids,
             batch.num_tokens,
             batch.num_scheduled_tokens,
@@ -56,4 +56,4 @@ class EncoderV2(Encoder):
             draft_lookahead=shift,
         )
         counts = dict(zip(batch.req_ids, batch.num_scheduled_tokens.tolist()))
-        return self.by_request(found, is_embedding, counts)
+        return self.by_request(embeddings, is_embedding, counts)

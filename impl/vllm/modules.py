@@ -163,7 +163,7 @@ def install(root: Path, _: str = "", offloads: bool = False, encodes: bool = Fal
     encodes: for a model with an encoder."""
     engine = (root / "vllm/v1/engine").glob("*.py")
     never = tuple(f"vllm.v1.engine.{file.stem}" for file in engine if file.stem != "__init__")
-    stand_ins = provided(root) | (images.provided() if encodes else {})
+    stand_ins = provided(root) | (images.stand_ins_by_module() if encodes else {})
     modules = replace(VLLM, inert=never)
     if encodes:
         modules = replace(modules, real=VLLM.real + images_v2.MODULES)
@@ -173,7 +173,7 @@ def install(root: Path, _: str = "", offloads: bool = False, encodes: bool = Fal
     from impl.vllm import offload
 
     modules = replace(modules, real=modules.real + offload.REAL, inert=never + offload.INERT)
-    install_hook(root, modules, stand_ins | offload.provided())
+    install_hook(root, modules, stand_ins | offload.stand_ins_by_module())
     offload.expose(root)
 
 

@@ -62,12 +62,12 @@ class _Factory:
         return connector_class(config.kv_connector)
 
 
-def provided() -> dict[str, dict[str, Any]]:
+def stand_ins_by_module() -> dict[str, dict[str, Any]]:
     """Return the stand-ins for names that the connector imports from modules that are not loaded, by
     module."""
     return {
         f"{CONNECTORS}.factory": {"KVConnectorFactory": _Factory},
-        **storage.provided(),
+        **storage.stand_ins_by_module(),
     }
 
 
@@ -95,7 +95,7 @@ def host_facts(
     transfers = mover.transfers
     if isinstance(mover, Loads):
         held = tuple(tuple(chunk) for _, chunk in sorted(transfers.host.items()))
-        jobs = tuple(_submitted(transfers, transfers.completed))
+        jobs = tuple(_submitted_jobs(transfers, transfers.completed))
         live = [
             request.request_id
             for request in scheduler.requests.values()
@@ -103,15 +103,24 @@ def host_facts(
         ]
         failed = tuple(name.partition("-")[0] for name in live if name in mover.failed)
         marks = tuple(_marks(scheduler))
-        return HostFacts(0, (), held, (), jobs, marks, failed, mover.lost)
+        return HostFacts(
+            chunks=0,
+            free=(),
+            memory=held,
+            keys=(),
+            transfers=jobs,
+            records=marks,
+            failed=failed,
+            lost=mover.lost,
+        )
     connector = scheduler.connector.connector_scheduler
     manager = storage.primary_of(connector.manager)
     moving = (
-        *_unsubmitted(mover, connector),
-        *_submitted(transfers, connector._jobs, connector._jobs),
+        *_unsubmitted_stores(mover, connector),
+        *_submitted_jobs(transfers, connector._jobs, connector._jobs),
     )
-    kept = chunks_of(manager)
-    keys = tuple(sorted(_key(*each, config, stamps, transfers.host) for each in kept))
+    kept_chunks = chunks_of(manager)
+    keys = tuple(sorted(_key(*each, config, stamps, transfers.host) for each in kept_chunks))
     allocated = either(
         manager,
         "CPUOffloadingManager._num_allocated_chunks",
@@ -134,19 +143,19 @@ def _key(
 ) -> HostKey:
     group = int.from_bytes(key[-4:], "big")
     tokens = config.groups[group].block_size * config.chunk_blocks
-    found = {stamp for _, slots in host.get(chunk, ()) for stamp in slots}
-    return HostKey(chunk, group, stamps.of_block(key[:-4][:16], tokens, found), pins)
+    stamps_in_chunk = {stamp for _, slots in host.get(chunk, ()) for stamp in slots}
+    return HostKey(chunk, group, stamps.of_block(key[:-4][:16], tokens, stamps_in_chunk), pins)
 
 
-def _unsubmitted(mover: Offloads, connector: Any) -> Iterator[Transfer]:
+def _unsubmitted_stores(mover: Offloads, connector: Any) -> Iterator[Transfer]:
     """Yield the stores that the worker submits to the device with its next batch."""
     for job_id, *moves in mover.worker.connector_worker._unsubmitted_store_jobs:
         source, target = moves if len(moves) == 2 else moves[0]
         parts = mover.transfers.parts(source, target)
-        yield Transfer(job_id, False, parts, stale=job_id not in connector._jobs)
+        yield Transfer(job_id, load=False, parts=parts, stale=job_id not in connector._jobs)
 
 
-def _submitted(transfers: Transfers, waited: Any, current: Any = None) -> Iterator[Transfer]:
+def _submitted_jobs(transfers: Transfers, waited: Any, current: Any = None) -> Iterator[Transfer]:
     """Yield the jobs on the device, and the completed ones in `waited` or not yet reported. Forget all
     others. current: jobs that are not from before a reset, None if all are current."""
     moving = {job.job for queue in transfers.queues.values() for job in queue}
@@ -154,7 +163,15 @@ def _submitted(transfers: Transfers, waited: Any, current: Any = None) -> Iterat
     transfers.jobs = {number: job for number, job in transfers.jobs.items() if number in known}
     for number, job in transfers.jobs.items():
         stale = current is not None and number not in current
-        yield Transfer(number, job.load, job.parts, True, job.copied, number not in moving, stale)
+        yield Transfer(
+            number,
+            job.load,
+            job.parts,
+            submitted=True,
+            copied=job.copied,
+            completed=number not in moving,
+            stale=stale,
+        )
 
 
 def _marks(scheduler: Any) -> Iterator[str]:

@@ -34,8 +34,8 @@ def _drive(spec: SystemSpec, options: DriveOptions) -> WorkerSystem:
 
 def _having(ways: Sequence[str]) -> Sequence[str]:
     """Return the releases that have all these ways."""
-    first = max((RELEASES.index(SINCE[way]) for way in ways if way in SINCE), default=0)
-    return RELEASES[first:]
+    first_index = max((RELEASES.index(SINCE[way]) for way in ways if way in SINCE), default=0)
+    return RELEASES[first_index:]
 
 
 def _loads(module: str) -> bool:

@@ -31,7 +31,12 @@ class _Ignored:
         pass
 
 
-class _Batch:
+def batch_rows(config: EngineConfig) -> int:
+    """Return the rows of a persistent batch: room for requests that a step adds before it removes others."""
+    return 4 * config.max_seqs + 8
+
+
+class PersistentBatch:
     """The persistent batch (gpu_input_batch.py): an index for each request, and its block table."""
 
     def __init__(self, size: int) -> None:
@@ -89,12 +94,14 @@ class _Worker(Values):
     """The stand-in that the release's methods have as `self`."""
 
     def __init__(self, size: int, drafts: int, overlap: bool) -> None:
+        """Set what GPUModelRunner._update_states and its helpers read. size: rows of the batch; drafts:
+        tokens for each round."""
         self.requests: dict[str, Any] = {}
         self.num_prompt_logprobs: dict[str, Any] = {}
         self.encoder_cache: dict[str, Any] = {}
         self.kv_caches: Any = None
         self.kv_cache_config: Any = None
-        self.input_batch = _Batch(size)
+        self.input_batch = PersistentBatch(size)
         self.speculative_config = None
         self.use_async_scheduling = overlap
         self.use_async_spec_decode = overlap and drafts > 0
@@ -140,16 +147,16 @@ class Ran(NamedTuple):
 class SlotMemory(dict[int, tuple[int, list[int]]]):
     """Block -> the group that last wrote it, and the stamps in its slots."""
 
-    def stamp(self, block: int, group: int, size: int, at: int, value: int) -> None:
+    def stamp(self, block: int, group: int, size: int, slot: int, value: int) -> None:
         """Write the KV of a slot of a block. Slots of another group in the block are cleared. size: block
         size (tokens)."""
         owner, slots = self.get(block, (-1, []))
         if owner != group:
             slots = [0] * size
             self[block] = (group, slots)
-        slots[at] = value
+        slots[slot] = value
 
-    def stamp_drafted(self, block: int, group: int, size: int, at: int, value: int) -> None:
+    def stamp_drafted(self, block: int, group: int, size: int, slot: int, value: int) -> None:
         """Write the drafter's KV of a slot. Its stamps follow those of the block."""
         owner, slots = self.get(block, (-1, []))
         if owner != group:
@@ -158,12 +165,12 @@ class SlotMemory(dict[int, tuple[int, list[int]]]):
         elif len(slots) < 2 * size:
             slots = [*slots, *[0] * (2 * size - len(slots))]
             self[block] = (group, slots)
-        slots[size + at] = value
+        slots[size + slot] = value
 
-    def drafted(self, block: int, group: int, size: int, at: int) -> int:
+    def drafted(self, block: int, group: int, size: int, slot: int) -> int:
         """Return the stamp of the drafter's KV in a slot, 0 if this group has none there."""
         owner, slots = self.get(block, (-1, []))
-        return slots[size + at] if owner == group and len(slots) > size + at else 0
+        return slots[size + slot] if owner == group and len(slots) > size + slot else 0
 
 
 class ModelRunner:
@@ -272,8 +279,8 @@ class ModelRunner:
                 continue
             size = sizes.block_size
             for position, stamp in enumerate(stamps, lane.start):
-                at = position // size
-                block = row[at] if 0 <= at < len(row) else 0
+                entry = position // size
+                block = row[entry] if 0 <= entry < len(row) else 0
                 self.memory.stamp(block, group, size, position % size, stamp)
 
 
@@ -282,7 +289,7 @@ class ModelRunnerV1(ModelRunner):
 
     def __init__(self, config: EngineConfig, overlap: bool, methods: dict[str, Any]) -> None:
         super().__init__(config, overlap)
-        self.worker = _Worker(4 * config.max_seqs + 8, config.drafts, overlap)
+        self.worker = _Worker(batch_rows(config), config.drafts, overlap)
         for name, method in methods.items():
             setattr(self.worker, name, MethodType(method, self.worker))
         self.worker.kv_caches = self.memory
@@ -290,13 +297,15 @@ class ModelRunnerV1(ModelRunner):
         self.encoder = Encoder(self.worker) if config.encodes else None
 
     def run(self, scheduled: Any, accept: Sequence[int], stop: Sequence[str]) -> Ran:
+        """Run a scheduled batch as GPUModelRunner.execute_model does: update states, compute, sample. accept:
+        accepted drafts of each entry; stop: requests that sample the stop token."""
         worker = self.worker
         batch = self.worker.input_batch
         before = dict(batch.req_id_to_index)
         previous = dict(batch.prev_req_id_to_index or {})
         correct: Callable[[], None] | None = worker._update_states(scheduled)
         computed = {
-            name: batch.num_computed_tokens_cpu[at] for name, at in batch.req_id_to_index.items()
+            name: batch.num_computed_tokens_cpu[entry] for name, entry in batch.req_id_to_index.items()
         }
         if correct is not None:
             correct()
@@ -313,7 +322,7 @@ class ModelRunnerV1(ModelRunner):
             self.encoder.encode(scheduled)
             if scheduled.num_scheduled_tokens:
                 read = self.encoder.gathered(scheduled)
-        for at, (name, count) in enumerate(scheduled.num_scheduled_tokens.items()):
+        for entry, (name, count) in enumerate(scheduled.num_scheduled_tokens.items()):
             state = worker.requests[name]
             index = batch.req_id_to_index[name]
             if name in added or name not in self.text:
@@ -323,7 +332,7 @@ class ModelRunnerV1(ModelRunner):
             drafts = scheduled.scheduled_spec_decode_tokens.get(name, ())
             samples = computed[name] + count >= state.num_tokens
             real = not self.overlap or (name in previous and name not in added)
-            agreed = accept[min(at, len(accept) - 1)] if accept else 0
+            agreed = accept[min(entry, len(accept) - 1)] if accept else 0
             start = batch.num_computed_tokens_cpu[index]
             tokens, sampled = self._forward(name, start, count, drafts, real, agreed)
             if self.encoder is not None:
@@ -403,8 +412,10 @@ class ModelRunnerV1(ModelRunner):
         if not sampled:
             return
         self.keep(name, sampled)
-        kept = [UNKNOWN] if self.overlap else sampled  # on the CPU, asynchronous scheduling has no token yet
+        kept_tokens = (
+            [UNKNOWN] if self.overlap else sampled
+        )  # on the CPU, asynchronous scheduling has no token yet
         worker = self.worker
-        worker.requests[name].output_token_ids.extend(kept)
+        worker.requests[name].output_token_ids.extend(kept_tokens)
         index = worker.input_batch.req_id_to_index[name]
-        worker.input_batch.num_tokens_no_spec[index] += len(kept)
+        worker.input_batch.num_tokens_no_spec[index] += len(kept_tokens)

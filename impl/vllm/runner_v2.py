@@ -34,6 +34,8 @@ class ModelRunnerV2(ModelRunner):
     encoder: EncoderV2 | None = None
 
     def __init__(self, config: EngineConfig, overlap: bool, pool: Any) -> None:
+        """Make a GPUModelRunner V2 without a device: its request states, block tables and input buffers, on
+        the CPU."""
         super().__init__(config, overlap)
         states, tables, self._batches, runner = (
             importlib.import_module(f"{_PACKAGE}.{name}")
@@ -88,6 +90,8 @@ class ModelRunnerV2(ModelRunner):
             self.encoder = EncoderV2(worker)
 
     def run(self, scheduled: Any, accept: Sequence[int], stop: Sequence[str]) -> Ran:
+        """Run a scheduled batch as the runner's execute_model does: finish and add requests, prepare inputs,
+        compute, sample. accept, stop: as in ModelRunnerV1."""
         worker = self.worker
         states = worker.req_states
         worker.finish_requests(scheduled)

@@ -41,7 +41,7 @@ class CopyEvent:
 
     def synchronize(self) -> None:
         while not self.done:
-            self._device.complete(self._load)
+            self._device.complete(load=self._load)
 
 
 class PoolCopy(DeviceJob):
@@ -70,7 +70,12 @@ class CopyingThread(Transfers):
         """Queue a copy. wait_event: the event of a batch, which has run, because a batch runs when it is
         scheduled."""
         del wait_event
-        blocks, chunks = (src_blocks, dst_blocks) if is_store else (dst_blocks, src_blocks)
+        if is_store:
+            blocks = src_blocks
+            chunks = dst_blocks
+        else:
+            blocks = dst_blocks
+            chunks = src_blocks
         parts = parts_of(self._manager, blocks, chunks, self.blocks)
         event = CopyEvent(self, not is_store)
         self.submit(PoolCopy(event_idx, not is_store, parts, event, events_list))
@@ -79,19 +84,19 @@ class CopyingThread(Transfers):
         self.queues[job.load].append(job)
         return True
 
-    def copy(self, load: bool) -> bool:
+    def copy(self, *, load: bool) -> bool:
         job: Any = next((job for job in self.queues[load] if not job.copied), None)
         if job is None:
             return False
-        super().copy(load)
+        super().copy(load=load)
         job.events.append((job.job, job.event))
         return True
 
-    def complete(self, load: bool) -> bool:
+    def complete(self, *, load: bool) -> bool:
         job: Any = next(iter(self.queues[load]), None)
         if job is None:
             return False
-        super().complete(load)
+        super().complete(load=load)
         self.completed.clear()  # the worker asks the event
         job.event.done = True
         return True
@@ -185,13 +190,32 @@ def transfers_of(manager: Any) -> Iterator[Moving]:
         for request, load in loads.items():
             event = -1 if load.load_event is None else load.load_event
             meta = load.transfer_meta
-            yield Moving(True, request, event, meta.gpu_block_ids, meta.cpu_block_ids)
+            yield Moving(
+                load=True,
+                request=request,
+                event=event,
+                blocks=meta.gpu_block_ids,
+                chunks=meta.cpu_block_ids,
+            )
     for event, meta in manager._store_event_to_blocks.items():
-        yield Moving(False, "", event, meta.gpu_block_ids, meta.cpu_block_ids)
+        yield Moving(
+            load=False,
+            request="",
+            event=event,
+            blocks=meta.gpu_block_ids,
+            chunks=meta.cpu_block_ids,
+        )
     for meta in optional(manager, f"{name}._pending_finished_stores", ()):
-        yield Moving(False, "", -1, meta.gpu_block_ids, meta.cpu_block_ids)
+        yield Moving(load=False, request="", event=-1, blocks=meta.gpu_block_ids, chunks=meta.cpu_block_ids)
     for event, meta in optional(manager, f"{name}._abandoned_store_event_to_blocks", {}).items():
-        yield Moving(False, "", event, meta.gpu_block_ids, meta.cpu_block_ids, counts=False)
+        yield Moving(
+            load=False,
+            request="",
+            event=event,
+            blocks=meta.gpu_block_ids,
+            chunks=meta.cpu_block_ids,
+            counts=False,
+        )
 
 
 def pool_facts(
@@ -240,9 +264,9 @@ def _key(
     utils = importlib.import_module("vllm.v1.core.kv_cache_utils")
     group = int(utils.get_group_id(key))
     chunk = number - NULL_BLOCKS
-    found = {stamp for _, slots in mover.transfers.host.get(chunk, ()) for stamp in slots}
+    stamps_in_chunk = {stamp for _, slots in mover.transfers.host.get(chunk, ()) for stamp in slots}
     size = config.groups[group].block_size
-    return HostKey(chunk, group, stamps.of_block(utils.get_block_hash(key), size, found), pins)
+    return HostKey(chunk, group, stamps.of_block(utils.get_block_hash(key), size, stamps_in_chunk), pins)
 
 
 def hashes_of(pool: Any) -> Iterator[tuple[bytes, Any]]:
@@ -285,7 +309,7 @@ def _transfers(mover: PoolOffloads, manager: Any) -> Iterator[Transfer]:
     for key, job in queued.items():
         if key not in started:
             number = numbers[key] = mover.number(key)
-            yield Transfer(number, job.load, job.parts, True, job.copied, stale=True)
+            yield Transfer(number, job.load, job.parts, submitted=True, copied=job.copied, stale=True)
     mover.numbers = numbers
 
 

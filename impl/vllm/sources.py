@@ -85,7 +85,7 @@ def request_fields(source: KvSource) -> dict[str, Any]:
     if source.salt:
         fields["cache_salt"] = source.salt
     if source.adapter:
-        fields["lora_request"] = adapter_of(source.adapter, source.load)
+        fields["lora_request"] = adapter_of(source.adapter, source.adapter_loads)
     return fields
 
 
@@ -100,7 +100,7 @@ def foreign_keys(
     pictured = any(optional(r, "Request.mm_features", ()) for r in scheduler.requests.values())
     if sources.all_plain and not pictured:
         return ()
-    found = []
+    keys = []
     by_key = dict[bytes, list[Place]]()
     for place in places:
         by_key.setdefault(place.key, []).append(place)
@@ -116,8 +116,8 @@ def foreign_keys(
                     mine = images_in(text[: len(found_origin.text)])
                     other = images_in(found_origin.text)
                 if mine != other:
-                    found.append(ForeignKey(names[name], mine, other, place.block, place.chunk))
-    return tuple(found)
+                    keys.append(ForeignKey(names[name], mine, other, place.block, place.chunk))
+    return tuple(keys)
 
 
 def places_of(scheduler: Any, memory: Mapping[int, Any], mover: Any) -> Iterator[Place]:

@@ -1,4 +1,5 @@
-"""Recurrent layers on a CPU: slots hold stamps instead of states, which stand-ins of kernels read and write.
+"""Recurrent layers on a CPU: a slot holds a stamp in place of a state, and stand-ins for the kernels read and
+write stamps.
 
 The release's own code moves states between blocks (vllm/v1/worker/mamba_utils.py). It copies bytes, so it
 moves stamps too. The forward pass and the batch order of model runner V1 are stand-ins.
@@ -17,15 +18,16 @@ import torch
 from impl.loading.optional import optional
 from impl.stand_ins import Values, taken
 from impl.vllm.bare_scheduler import block_sizes, settings_of
-from impl.vllm.runner import ModelRunnerV1, SlotMemory, _Batch
+from impl.vllm.runner import ModelRunnerV1, PersistentBatch, SlotMemory, batch_rows
 from reference.blocks.config import EngineConfig
 from reference.blocks.facts import Lane, StateUse, chain
+from reference.recurrent_states import NOWHERE
 
 _HERE = torch.device("cpu")
 _UTILS = "vllm.v1.worker.mamba_utils"
 _LAYERS = "vllm.model_executor.layers.mamba.mamba_utils"
 _CHECKPOINT = "vllm.model_executor.layers.mamba.checkpoint"
-_COLUMNS = 1 << 9  # of a block table on the device
+_COLUMNS = 1 << 9  # of a block table on the device: more than the blocks of any text that is driven
 
 
 class StateMemory(SlotMemory):
@@ -51,12 +53,12 @@ class StateMemory(SlotMemory):
         group has written it."""
         return _stamp_of_group(self.windows[block, offset], group)
 
-    def leave(self, block: int, group: int, stamp: int) -> None:
+    def write_state(self, block: int, group: int, stamp: int) -> None:
         """Write a recurrent state, as a kernel does."""
         super().pop(block, None)
         self.states[block] = torch.tensor([group + 1, stamp])
 
-    def leave_windows(self, block: int, group: int, stamps: Sequence[int]) -> None:
+    def write_windows(self, block: int, group: int, stamps: Sequence[int]) -> None:
         """Write consecutive windows of the convolution, as a kernel does."""
         self.windows[block, : len(stamps)] = torch.tensor([[group + 1, stamp] for stamp in stamps])
 
@@ -70,8 +72,8 @@ class StateMemory(SlotMemory):
     def __setitem__(self, block: int, value: tuple[int, list[int]]) -> None:
         group, slots = value
         if group in self.groups:
-            self.leave(block, group, slots[0])
-            self.leave_windows(block, group, slots[1:])
+            self.write_state(block, group, slots[0])
+            self.write_windows(block, group, slots[1:])
             return
         self.states[block] = 0
         self.windows[block] = 0
@@ -95,26 +97,29 @@ class RecurrentLayers:
     dim_first = False  # layout of a window: channels before tokens (DS)
 
     def __init__(self, config: EngineConfig, memory: Any, pool: Any) -> None:
+        """Find the release's function for checkpoints within a prompt. memory: the slots of states. pool: the
+        release's KVCacheConfig."""
         self.config = config
         self.memory = memory
         self.align = config.caching
-        self._checkpoints: Callable[..., Any] | None = None
+        self._place_checkpoints: Callable[..., Any] | None = None
         module = importlib.import_module(_CHECKPOINT)
-        found = vars(module).get("compute_mamba_prefill_checkpoints")
-        if config.checkpoints and self.align and found is not None:
+        compute_checkpoints = vars(module).get("compute_mamba_prefill_checkpoints")
+        if config.checkpoints and self.align and compute_checkpoints is not None:
             utils = importlib.import_module("vllm.v1.core.kv_cache_utils")
-            settings = settings_of(config, False, False)
+            settings = settings_of(config, overlap=False, v2=False)
             size, hashes = block_sizes(utils, pool, settings, config)
-            eagle = config.eagle
-            ahead = settings.num_hash_lookahead_tokens
+            lookahead = settings.num_hash_lookahead_tokens
             offered = {
                 "hash_block_size": hashes,
                 "checkpoint_alignment": config.checkpoints,
-                "drop_eagle_block": eagle and not ahead,
-                "num_hash_lookahead_tokens": ahead,
-                "cache_hit_alignment_tokens": hashes if hashes < size else size,
+                "drop_eagle_block": config.eagle and not lookahead,
+                "num_hash_lookahead_tokens": lookahead,
+                "cache_hit_alignment_tokens": min(hashes, size),
             }
-            self._checkpoints = partial(found, **taken(found, offered))
+            self._place_checkpoints = partial(
+                compute_checkpoints, **taken(compute_checkpoints, offered)
+            )
 
     def bind(self, pool: Any) -> Any:
         """Put byte copies of ours into the release's copy module. Return the module and the copy functions
@@ -122,7 +127,8 @@ class RecurrentLayers:
         utils: Any = importlib.import_module(_UTILS)
         layers: Any = importlib.import_module(_LAYERS)
         if not self.dim_first:
-            layers.is_conv_state_dim_first = utils.is_conv_state_dim_first = _no
+            layers.is_conv_state_dim_first = _is_never_dim_first
+            utils.is_conv_state_dim_first = _is_never_dim_first
         utils._TEMPORAL_TILES = 1
         utils._memcpy_u64_tiled = _copy_tile
         utils.batch_memcpy = _copy_all
@@ -140,89 +146,97 @@ class RecurrentLayers:
         return {name: Values(kv_cache=caches) for name in names}
 
     def entry(
-        self, lane: Lane, rounds: bool, accepted: int, origin: int = 0
+        self, lane: Lane, accepted: int, origin: int = 0, *, is_round: bool
     ) -> tuple[StateUse, ...]:
         """Return the states that the kernels read and write for a batch entry, one StateUse for each group.
 
-        rounds: the entry is a verify round. It continues from the last accepted token of the previous round,
-            and each of its tokens writes a state.
         accepted: accepted tokens of the previous round.
         origin: the stamp before the first token of the request's text.
+        is_round: the entry is a verify round. It continues from the last accepted token of the previous
+            round, and each of its tokens writes a state.
         """
         return tuple(
-            self._use(lane, group, rounds, accepted, origin) for group in self.config.recurrent
+            self._use(lane, group, accepted, origin, is_round=is_round)
+            for group in self.config.recurrent
         )
 
-    def _use(self, lane: Lane, group: int, rounds: bool, accepted: int, origin: int) -> StateUse:
+    def _use(
+        self, lane: Lane, group: int, accepted: int, origin: int, *, is_round: bool
+    ) -> StateUse:
+        """Return what the kernels read and write of a state in one group (see entry)."""
         size = self.config.groups[group].block_size
         row = lane.tables[group]
         end = lane.start + len(lane.tokens)
-        first = max(0, (end - 1) // size) if self.align else 0
+        first_column = max(0, (end - 1) // size) if self.align else 0
         blocks = [
-            row[at] if at < len(row) else 0 for at in range(first, first + 1 + self.config.drafts)
+            row[column] if column < len(row) else 0
+            for column in range(first_column, first_column + 1 + self.config.drafts)
         ]
-        skip = accepted - 1 if rounds else 0
-        block = -1
-        found = (0, 0)
+        skip = accepted - 1 if is_round else 0
+        block = NOWHERE
+        read_stamps = (0, 0)
+        stamp = origin
         if lane.start:
             block = blocks[skip]
-            found = self.memory.state(block, group), self.memory.window(blocks[0], group, skip)
+            stamp = self.memory.state(block, group)
+            read_stamps = stamp, self.memory.window(blocks[0], group, skip)
         stamps = []
-        stamp = found[0] if lane.start else origin
         for token in lane.tokens:
             stamp = chain(stamp, token)
             stamps.append(stamp)
-        if rounds or not stamps:  # an entry without a token writes no state
-            return StateUse(group, block, found, tuple(zip(blocks, stamps)))
+        if is_round or not stamps:  # an entry without a token writes no state
+            return StateUse(group, block, read_stamps, tuple(zip(blocks, stamps)))
         writes = [(blocks[0], stamps[-1])]
-        tokens, checkpoint_block = self._checkpoint(lane, size, row)
+        checkpoint_len, checkpoint_block = self._checkpoint(lane, size, row)
         if checkpoint_block:
-            writes.insert(0, (checkpoint_block, stamps[tokens - 1]))
-        return StateUse(group, block, found, tuple(writes))
+            writes.insert(0, (checkpoint_block, stamps[checkpoint_len - 1]))
+        return StateUse(group, block, read_stamps, tuple(writes))
 
     def _checkpoint(self, lane: Lane, size: int, row: Sequence[int]) -> tuple[int, int]:
-        """Return at which of its tokens a prefill chunk writes a checkpoint of its state, and the block for
-        it. Block 0 means no checkpoint: the kernel does not write the null block."""
-        if self._checkpoints is None or lane.drafts or len(lane.tokens) < 2:
+        """Return the number of a prefill chunk's tokens after which it writes a checkpoint of its state, and
+        the block of the checkpoint. Block 0 means no checkpoint: the kernel does not write the null block."""
+        if self._place_checkpoints is None or lane.drafts or len(lane.tokens) < 2:
             return 0, 0
         end = lane.start + len(lane.tokens)
         count = len(lane.tokens)
-        [at], [column] = self._checkpoints([end], [count], mamba_block_size=size)
-        return at, row[column] if at and 0 <= column < len(row) else 0
+        [length], [column] = self._place_checkpoints([end], [count], mamba_block_size=size)
+        return length, row[column] if length and 0 <= column < len(row) else 0
 
-    def run(self, lanes: list[Lane], rounds: Sequence[bool]) -> None:
-        """Write the states of a batch. All entries have read before. rounds: whether each entry is a verify
-        round."""
-        for lane, is_round in zip(lanes, rounds):
+    def run(self, lanes: list[Lane], are_rounds: Sequence[bool]) -> None:
+        """Write the states of a batch. All entries have read before. are_rounds: whether each entry is a
+        verify round."""
+        for lane, is_round in zip(lanes, are_rounds):
             for use in lane.states:
                 for block, stamp in use.writes:
-                    self.memory.leave(block, use.group, stamp)
+                    self.memory.write_state(block, use.group, stamp)
                 if is_round:
                     stamps = [stamp for _, stamp in use.writes]
-                    self.memory.leave_windows(use.writes[0][0], use.group, stamps)
+                    self.memory.write_windows(use.writes[0][0], use.group, stamps)
                 else:
                     for block, stamp in use.writes:
-                        self.memory.leave_windows(block, use.group, [stamp])
+                        self.memory.write_windows(block, use.group, [stamp])
 
 
-def _no() -> bool:
+def _is_never_dim_first() -> bool:
+    """Return the layout of windows, in the place of the release's `is_conv_state_dim_first`: tokens come
+    before channels."""
     return False
 
 
-def _move(source: Any, target: Any, size: Any) -> None:
+def _copy_bytes(source: Any, target: Any, size: Any) -> None:
     ctypes.memmove(int(target), int(source), int(size))
 
 
 def _copy_tile(source: Any, target: Any, size: Any, tile: Any, **_: Any) -> None:
     """Copy one tile, in the place of the release's `_memcpy_u64_tiled`. The first tile copies everything."""
     if not tile:
-        _move(source, target, size)
+        _copy_bytes(source, target, size)
 
 
 def _copy_all(sources: Any, targets: Any, sizes: Any) -> None:
     """Copy the regions, in the place of the release's `batch_memcpy`."""
     for source, target, size in zip(sources.tolist(), targets.tolist(), sizes.tolist()):
-        _move(source, target, size)
+        _copy_bytes(source, target, size)
 
 
 class MirroredBuffer:
@@ -238,7 +252,7 @@ class MirroredBuffer:
         return self.gpu if count is None else self.gpu[:count]
 
 
-class DenseBatch(_Batch):
+class DenseBatch(PersistentBatch):
     """The persistent batch of a hybrid model (gpu_input_batch.py): it has no gaps, and keeps for each request
     the accepted tokens of its last round."""
 
@@ -294,7 +308,12 @@ class StateRunnerV1(ModelRunnerV1):
     memory: None for a new StateMemory.
     """
 
-    layers_of = RecurrentLayers
+    layers_class = RecurrentLayers
+    # the release's copy module, its copy functions, its forward context and its buffers, with caching only
+    _utils: Any = None
+    _copies: Any = None
+    _context: Any = None
+    _buffers: Any = None
 
     def __init__(
         self,
@@ -304,17 +323,19 @@ class StateRunnerV1(ModelRunnerV1):
         pool: Any,
         memory: Any = None,
     ) -> None:
+        """Make a runner with recurrent layers. With caching it has the release's MambaBuffers, whose kernels
+        copy states between blocks. memory: that of a pair's server; None makes one."""
         super().__init__(config, overlap, methods)
         self.memory = StateMemory(config) if memory is None else memory
-        self.layers = self.layers_of(config, self.memory, pool)
+        self.layers = self.layers_class(config, self.memory, pool)
         self._pool = pool
-        size = 4 * config.max_seqs + 8
+        size = batch_rows(config)
         self.worker.kv_caches = self.memory
         self.worker.kv_cache_config = pool
         self.worker.input_batch = self.batch = DenseBatch(size, len(config.groups))
         self._running: dict[str, int] = {}  # request -> table column of its running state
         self._accepted = torch.ones(size, dtype=torch.int64)
-        self._rounds: dict[str, int] = {}  # request -> drafts in the last batch
+        self._last_drafts: dict[str, int] = {}  # request -> drafts in the last batch
         if not self.layers.align:
             return
         self._utils, self._copies = self.layers.bind(pool)
@@ -334,43 +355,51 @@ class StateRunnerV1(ModelRunnerV1):
         """Count the accepted tokens, and move states to the blocks in which they now run, as
         `_prepare_inputs` and `execute_model` do."""
         batch = self.batch
-        drafts = self.config.drafts
         count = len(batch.req_id_to_index)
-        counts = batch.num_accepted_tokens_cpu
         batch.commit()
-        if self.overlap and not self.layers.align:  # the device has the counts
-            self._accepted[:] = 1
-            for name, index in batch.req_id_to_index.items():
-                if name in previous and self._rounds.get(name):
-                    self._accepted[index] = max(1, self.worker.sampled_counts[previous[name]])
+        if self.overlap and not self.layers.align:
+            self._count_on_device(previous)
             return
-        if self.overlap and previous and drafts:
+        if self.overlap and previous and self.config.drafts:
+            counts = batch.num_accepted_tokens_cpu
             old_indices = [previous.get(name, -1) for name in batch.req_ids]
             counts[:count] = [counts[index] if index >= 0 else 1 for index in old_indices]
         if self.layers.align:
-            offered = {
-                "scheduler_output": scheduled,
-                "kv_cache_config": self._pool,
-                "input_batch": batch,
-                "cache_config": Values(enable_prefix_caching=True),
-                "mamba_state_idx": self._running,
-                "requests": self.worker.requests,
-                "forward_context": self._context,
-                "mamba_state_copy_funcs": self._copies,
-                "copy_bufs": self._buffers.preprocess,
-                "align_ctx": self._buffers.postprocess_align,
-            }
-            self._utils.preprocess_mamba(**taken(self._utils.preprocess_mamba, offered))
-            if self._buffers.postprocess_align is not None:
-                self._utils.stage_postprocess_inputs_to_gpu(
-                    self._buffers.postprocess_align,
-                    scheduled,
-                    batch.req_ids,
-                    count,
-                    self.worker.requests,
-                    self._running,
-                )
+            self._move_states(scheduled, count)
         self._accepted[:count] = batch.num_accepted_tokens_cpu_tensor[:count]
+
+    def _count_on_device(self, previous: dict[str, int]) -> None:
+        """Take the accepted tokens from the counts on the device. previous: index of each request in the
+        previous batch."""
+        self._accepted[:] = 1
+        for name, index in self.batch.req_id_to_index.items():
+            if name in previous and self._last_drafts.get(name):
+                self._accepted[index] = max(1, self.worker.sampled_counts[previous[name]])
+
+    def _move_states(self, scheduled: Any, count: int) -> None:
+        """Move states to the blocks of this batch (preprocess_mamba). count: requests of the batch."""
+        offered = {
+            "scheduler_output": scheduled,
+            "kv_cache_config": self._pool,
+            "input_batch": self.batch,
+            "cache_config": Values(enable_prefix_caching=True),
+            "mamba_state_idx": self._running,
+            "requests": self.worker.requests,
+            "forward_context": self._context,
+            "mamba_state_copy_funcs": self._copies,
+            "copy_bufs": self._buffers.preprocess,
+            "align_ctx": self._buffers.postprocess_align,
+        }
+        self._utils.preprocess_mamba(**taken(self._utils.preprocess_mamba, offered))
+        if self._buffers.postprocess_align is not None:
+            self._utils.stage_postprocess_inputs_to_gpu(
+                self._buffers.postprocess_align,
+                scheduled,
+                self.batch.req_ids,
+                count,
+                self.worker.requests,
+                self._running,
+            )
 
     def forward(self, lanes: list[Lane]) -> list[Lane]:
         with_states = []
@@ -378,12 +407,12 @@ class StateRunnerV1(ModelRunnerV1):
         for lane, is_round in zip(lanes, are_rounds):
             accepted = int(self._accepted[self.batch.req_id_to_index[lane.request]])
             origin = self.origin_of(lane.request)
-            states = self.layers.entry(lane, is_round, accepted, origin)
+            states = self.layers.entry(lane, accepted, origin, is_round=is_round)
             with_states.append(lane._replace(states=states))
         super().forward(with_states)
         self.layers.run(with_states, are_rounds)
-        self._rounds = {lane.request: lane.drafts for lane in lanes}
-        self._settle(with_states)
+        self._last_drafts = {lane.request: lane.drafts for lane in lanes}
+        self._take_accepted(with_states)
         return with_states
 
     def _is_round(self, lane: Lane) -> bool:
@@ -392,10 +421,10 @@ class StateRunnerV1(ModelRunnerV1):
         if not self.config.drafts:
             return False
         prompt = self.batch.num_prompt_tokens[self.batch.req_id_to_index[lane.request]]
-        alone = lane.start >= prompt and len(lane.tokens) == 1
-        return alone or (lane.drafts > 0 and len(lane.tokens) == lane.drafts + 1)
+        decodes_one_token = lane.start >= prompt and len(lane.tokens) == 1
+        return decodes_one_token or (lane.drafts > 0 and len(lane.tokens) == lane.drafts + 1)
 
-    def _settle(self, lanes: list[Lane]) -> None:
+    def _take_accepted(self, lanes: list[Lane]) -> None:
         """Note the accepted tokens, and copy the state at a block boundary that a round has passed into the
         block of that boundary, as `_update_states_after_model_execute` does."""
         if not self.config.drafts or not lanes:

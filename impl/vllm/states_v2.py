@@ -41,7 +41,7 @@ class DefaultModelState:
 
 
 def metadata(**given: Any) -> Any:
-    """Return the metadata of the recurrent layers alone, in the place of `build_attn_metadata`."""
+    """Return the metadata of only the recurrent layers, in the place of `build_attn_metadata`."""
     return given["model_specific_attn_metadata"]
 
 
@@ -60,6 +60,7 @@ class StateRunnerV2(ModelRunnerV2):
     """The worker of a hybrid model with model runner V2. pool: the release's KVCacheConfig."""
 
     def __init__(self, config: EngineConfig, overlap: bool, pool: Any) -> None:
+        """Make a runner V2 with the release's MambaHybridModelState."""
         super().__init__(config, overlap, pool)
         self.memory: StateMemory = StateMemory(config)
         self.layers = RecurrentLayers(config, self.memory, pool)
@@ -91,7 +92,7 @@ class StateRunnerV2(ModelRunnerV2):
         self._state.preprocess_state(batch, tables, self._pool, computed)
         attention_groups: list[Any] = [[] for _ in self.config.groups]
         metadata = self._state.prepare_attn(batch, None, tables, None, attention_groups, self._pool)
-        self._rounds = dict.fromkeys(batch.req_ids, _Round(False, 1))
+        self._rounds = dict.fromkeys(batch.req_ids, _Round(verifies_drafts=False, accepted=1))
         if self.config.drafts:
             # The number of drafts is negative for an entry that verifies none.
             drafts = metadata.num_decode_draft_tokens_cpu.tolist()
@@ -104,7 +105,7 @@ class StateRunnerV2(ModelRunnerV2):
         for lane in lanes:
             verifies_drafts, accepted = self._rounds[lane.request]
             origin = self.origin_of(lane.request)
-            states = self.layers.entry(lane, verifies_drafts, accepted, origin)
+            states = self.layers.entry(lane, accepted, origin, is_round=verifies_drafts)
             with_states.append(lane._replace(states=states))
         super().forward(with_states)
         self.layers.run(with_states, [self._rounds[lane.request].verifies_drafts for lane in lanes])

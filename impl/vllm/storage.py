@@ -60,7 +60,7 @@ class Threads:
         del count
         self.waiting[True][job_id] = list(tasks)
 
-    def run(self, load: bool, chunks: int = ALL) -> bool:
+    def run(self, *, load: bool, chunks: int = ALL) -> bool:
         """Run the oldest job of a direction. Return False if there is none.
 
         chunks: the job fails after this number of chunks; ALL: it does not fail.
@@ -86,7 +86,7 @@ class Threads:
         return finished
 
     def wait_idle(self) -> None:
-        while self.run(False) or self.run(True):
+        while self.run(load=False) or self.run(load=True):
             pass
 
     def shutdown(self, wait: bool = True) -> None:
@@ -120,26 +120,32 @@ class Files:
     def store(self, paths: Sequence[str], _: Any, offsets: Sequence[int], size: int, *__: Any) -> None:
         """Write chunks to files, in the place of `batch_store_block`. A file that exists is not written
         again."""
-        for at, (path, offset) in enumerate(zip(paths, offsets)):
-            if at == self.bound:
+        for index, (path, offset) in enumerate(zip(paths, offsets)):
+            if index == self.bound:
                 raise OSError("no space left")
             if path not in self.files:
                 self.files[path] = tuple(self.host.get(offset // size, ()))
 
     def load(self, paths: Sequence[str], _: Any, offsets: Sequence[int], size: int, *__: Any) -> None:
         """Read chunks from files, in the place of `batch_load_block`. A file that is too short is removed."""
-        for at, (path, offset) in enumerate(zip(paths, offsets)):
-            if at == self.bound:
+        for index, (path, offset) in enumerate(zip(paths, offsets)):
+            if index == self.bound:
                 self.files.pop(path, None)
             if path not in self.files:
                 error: Any = OSError("short read")
-                error.num_succeeded = at
+                error.num_succeeded = index
                 raise error
             self.host[offset // size] = [*self.files[path]]
 
-    def run(self, load: bool, chunks: int) -> bool:
-        """Run the oldest job of a direction (see Threads.run)."""
-        return self.threads is not None and self.threads.run(load, chunks)
+    def write(self, chunks: int) -> bool:
+        """Run the oldest job that writes host memory to files. Return False if there is none. chunks: see
+        Threads.run."""
+        return self.threads is not None and self.threads.run(load=False, chunks=chunks)
+
+    def read(self, chunks: int) -> bool:
+        """Run the oldest job that reads files into host memory. Return False if there is none. chunks: see
+        Threads.run."""
+        return self.threads is not None and self.threads.run(load=True, chunks=chunks)
 
     def are_present(self, paths: Sequence[str]) -> list[bool]:
         """Return whether each file exists."""
@@ -160,7 +166,7 @@ class _NoThread:
     def join(self) -> None: ...
 
 
-def provided() -> dict[str, dict[str, Any]]:
+def stand_ins_by_module() -> dict[str, dict[str, Any]]:
     """Return the stand-ins for names that the tiers import from modules that move bytes."""
     return {
         REGION: {"SharedOffloadRegion": HostRegion},
@@ -205,19 +211,19 @@ def with_storage(
     assert FILES.threads is not None
     waiting = {job for queue in FILES.threads.waiting.values() for job in queue}
     jobs = []
-    for number, kept in manager._transfer_jobs.items():
-        job = kept.transfer_job
+    for number, transfer_job in manager._transfer_jobs.items():
+        job = transfer_job.transfer_job
         chunks = tuple(map(int, either(job, "TransferJob.chunk_ids", "TransferJob.block_ids")))
         jobs.append(StorageJob(number, job.is_promotion, chunks, number not in waiting))
         for tier in manager.secondary_tiers:
             FILES.keys |= {tier.file_mapper.get_file_name(key): key for key in job.keys}
-    stored = (_stored(path, memory, config, stamps) for path, memory in FILES.files.items())
+    stored = (_stored_chunk(path, memory, config, stamps) for path, memory in FILES.files.items())
     return facts._replace(jobs=tuple(jobs), stored=tuple(stored), lookups=FILES.lookups)
 
 
-def _stored(path: str, memory: Any, config: EngineConfig, stamps: Stamps) -> StoredChunk:
+def _stored_chunk(path: str, memory: Any, config: EngineConfig, stamps: Stamps) -> StoredChunk:
     key = FILES.keys[path]
     group = int.from_bytes(key[-4:], "big")
     tokens = config.groups[group].block_size * config.chunk_blocks
-    found = {stamp for _, slots in memory for stamp in slots}
-    return StoredChunk(group, stamps.of_block(key[:-4][:16], tokens, found), tuple(memory))
+    stamps_in_file = {stamp for _, slots in memory for stamp in slots}
+    return StoredChunk(group, stamps.of_block(key[:-4][:16], tokens, stamps_in_file), tuple(memory))

@@ -57,6 +57,8 @@ class VLLMSystem(WorkerSystem):
         encodes: bool = False,
         limits: Limits = LIMITS,
     ) -> None:
+        """Choose a release, or the checkout at `path`, in one of its ways, and the capabilities that its
+        parts give. Raises UnusableImplementation that lists what a checkout lacks."""
         super().__init__(limits)
         if (version is None) == (path is None):
             raise UnusableImplementation("vllm: give a version or the path of a checkout")
@@ -78,12 +80,12 @@ class VLLMSystem(WorkerSystem):
         else:
             assert version is not None
             self.root = release_root(version, v2, offloads, pair, encodes)
-        found = facts(self.root, version, **self.ways)
-        parts.require(found, TABLES, str(self.spec.in_way("")), self.root)
-        self.release = found.near.release
-        self.parts = found.parts
+        checkout_facts = facts(self.root, version, **self.ways)
+        parts.require(checkout_facts, TABLES, str(self.spec.in_way("")), self.root)
+        self.release = checkout_facts.near.release
+        self.parts = checkout_facts.parts
         if version not in RELEASES:
-            self.remark = parts.told(found, self.root)
+            self.remark = parts.told(checkout_facts, self.root)
         of_states = {"state", "state+v2"} if v2 else {"state"}
         if of_states <= self.parts:
             self.capabilities = replace(self.capabilities, recurrent=True)

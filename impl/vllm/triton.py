@@ -56,9 +56,9 @@ class _LaneArray(np.ndarray[Any, Any]):
     def to(self, kind: Any) -> Any:
         if not isinstance(kind, _PointerType):
             return self
-        first = int(self.min())
-        offsets = (self - first) // ctypes.sizeof(kind.element)
-        return _Pointer(_array_at(first, kind.element), offsets)
+        minimum = int(self.min())
+        offsets = (self - minimum) // ctypes.sizeof(kind.element)
+        return _Pointer(_array_at(minimum, kind.element), offsets)
 
 
 class _PointerType:

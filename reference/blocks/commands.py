@@ -130,6 +130,11 @@ def client_tokens(prompt: Prompt, own: int, serial: int) -> list[int]:
             tokens += image_tokens(piece.text, piece.tokens)
             continue
         shared = shared_serial(piece.text)
-        at = len(tokens)
-        tokens += [token_id(shared, position) for position in range(at, at + piece.tokens)]
-    return tokens + [token_id(serial, at) for at in range(len(tokens), len(tokens) + own)]
+        next_position = len(tokens)
+        tokens += [
+            token_id(shared, position)
+            for position in range(next_position, next_position + piece.tokens)
+        ]
+    return tokens + [
+        token_id(serial, next_position) for next_position in range(len(tokens), len(tokens) + own)
+    ]

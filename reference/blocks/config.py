@@ -1,4 +1,4 @@
-"""The configuration of a block-pool engine: groups of layers, blocks, budgets. It is validated once, here.
+"""The configuration of a block-pool engine: groups of layers, blocks, budgets; validated when it is made.
 
 A group is the layers that share a block table: full attention, a window, or recurrent state. Lengths are
 tokens.
@@ -7,7 +7,7 @@ tokens.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 
 from reference.geometry import GeometryError
 
@@ -30,22 +30,26 @@ BOUNDS = {
     "swap": (0, 1 << 12),
 }
 MAX_GROUPS = 8
-MAX_SLOTS = 1 << 16
+MAX_BLOCK_SIZE = 256  # tokens
+MAX_WINDOW = 1 << 16  # tokens
+MAX_SLOTS = 1 << 16  # tokens in all blocks of a pool
 
 
 @dataclass(frozen=True, slots=True)
 class LayerGroup:
-    """Layers with one block table: tokens of a block, and how many positions a query sees (None: all).
+    """Layers with one block table."""
 
-    state: the layers are recurrent. A block then holds one state (reference.recurrent_states), the one after
-    the last of its computed tokens; no query sees a position. drafter: the layers of a drafter are among
-    them, and the engine's configuration says so. ring: the table is a ring of as many slots as the window:
-    a position takes the slot of the one that has left the window, and no prefix is cached."""
-
+    #: tokens of a block
     block_size: int
+    #: positions that a query sees, itself included; None for all
     window: int | None = None
+    #: The layers are recurrent. A block then holds one state (reference.recurrent_states), the one after the
+    #: last of its computed tokens; no query sees a position.
     state: bool = False
+    #: The layers of a drafter are among them, and the engine's configuration says so.
     drafter: bool = False
+    #: The table is a ring of as many slots as the window: a position takes the slot of the one that has left
+    #: the window, and no prefix is cached.
     ring: bool = False
 
     def slot_of(self, position: int) -> tuple[int, int]:
@@ -69,206 +73,282 @@ class LayerGroup:
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """Sizes and switches of one engine.
-
-    blocks: blocks that can be allocated; the null block comes on top.
-    max_model_len: longest text (tokens).
-    max_batched_tokens: most tokens of one step, over all requests.
-    max_seqs: most requests of one step.
-    caching: the engine has a prefix cache.
-    drafts: tokens that a drafter proposes for each round.
-    eagle: the drafter writes KV of its own. Slots are allocated ahead, a cache hit leaves out its last block,
-        and the drafter also runs behind a chunk of a prompt.
-    chunked: a prompt may be computed in chunks.
-    priority: waiting requests are ordered by priority, not by arrival.
-    long_prefill: longest chunk of a prompt while other requests wait (tokens), 0 for no limit.
-
-    host_chunks: chunks of host memory for offloaded blocks, 0 for none.
-    chunk_blocks: blocks of a chunk.
-    arc: chunks are evicted by ARC instead of LRU.
-    sync_loads: a load may be done within the step that needs it; from a peer it always is.
-    prompt_only: outputs are not offloaded.
-    storage: offloaded blocks are also written to a storage, and hits are read back from it.
-    simple: host memory is a second pool of blocks, whose chunks are blocks.
-    lazy: a block is offloaded when it is about to be evicted, not once it is computed.
-    peer: a peer has computed prompts, whose KV is loaded from it.
-    fail_requests: a load that fails ends its request; otherwise the request is computed here.
-
-    retention: the prefix cache keeps a state or a window every so many tokens; 0 for every block, -1 for
-        proven boundaries alone.
-    match: tokens of a hash, so that a hit may end within a block; 0 for a whole block.
-    checkpoints: a chunk of a prompt also writes a state within it, at a multiple of so many tokens.
-
-    image: embeddings of the largest image of a prompt, 0 without an encoder.
-    encoder_cache: embeddings of images that are kept.
-    encoder_budget: embeddings that one step may compute.
-    whole_images: no chunk of a prompt ends within an image.
-
-    children: most further answers that a request may ask for.
-    swap: blocks of host memory for requests that give up their blocks. Such a request goes on from its copy;
-        one that finds no room there computes its text again.
-
-    Raises GeometryError when a size is out of bounds or the sizes do not fit together.
+    """Sizes and switches of one engine. Raises GeometryError when a size is out of bounds or the sizes do
+    not fit together.
     """
 
     groups: tuple[LayerGroup, ...]
+    _: KW_ONLY
+    #: blocks that can be allocated; the null block comes on top
     blocks: int
+    #: longest text (tokens)
     max_model_len: int
+    #: most tokens of one step, over all requests
     max_batched_tokens: int
+    #: most requests of one step
     max_seqs: int = 2
+    #: The engine has a prefix cache.
     caching: bool = True
+    #: tokens that a drafter proposes for each round
     drafts: int = 0
+    #: The drafter writes KV of its own. Slots are allocated ahead, a cache hit leaves out its last block, and
+    #: the drafter also runs behind a chunk of a prompt.
     eagle: bool = False
+    #: A prompt may be computed in chunks.
     chunked: bool = True
+    #: Waiting requests are ordered by priority, not by arrival.
     priority: bool = False
+    #: longest chunk of a prompt while other requests wait (tokens), 0 for no limit
     long_prefill: int = 0
+
+    #: chunks of host memory for offloaded blocks, 0 for none
     host_chunks: int = 0
+    #: blocks of a chunk
     chunk_blocks: int = 1
+    #: Chunks are evicted by ARC instead of LRU.
     arc: bool = False
+    #: A load may be done within the step that needs it; from a peer it always is.
     sync_loads: bool = False
+    #: Outputs are not offloaded.
     prompt_only: bool = False
+    #: Offloaded blocks are also written to a storage, and hits are read back from it.
     storage: bool = False
+    #: Host memory is a second pool of blocks, whose chunks are blocks (vLLM's SimpleCPUOffloadConnector).
     simple: bool = False
+    #: A block is offloaded when it is about to be evicted, not once it is computed.
     lazy: bool = False
+    #: A peer has computed prompts, whose KV is loaded from it.
     peer: bool = False
+    #: A load that fails ends its request; otherwise the request is computed here.
     fail_requests: bool = False
+
+    #: interval at which the prefix cache keeps a state or a window (tokens); 0 for every block, -1 only
+    #: for proven boundaries
     retention: int = 0
+    #: tokens of a hash, so that a hit may end within a block; 0 for a whole block
     match: int = 0
+    #: A chunk of a prompt also writes a state within it, at a multiple of so many tokens; 0 for none.
     checkpoints: int = 0
+
+    #: embeddings of the largest image of a prompt, 0 without an encoder
     image: int = 0
+    #: embeddings of images that are kept
     encoder_cache: int = 0
+    #: embeddings that one step may compute
     encoder_budget: int = 0
+    #: No chunk of a prompt ends within an image.
     whole_images: bool = False
+
+    #: most further answers that a request may ask for
     children: int = 0
+    #: blocks of host memory for requests that give up their blocks. Such a request goes on from its copy; one
+    #: that finds no room there computes its text again.
     swap: int = 0
 
     def __post_init__(self) -> None:
-        if not 1 <= len(self.groups) <= MAX_GROUPS:
-            raise GeometryError(
-                "groups", f"must be 1 to {MAX_GROUPS} of them, not {len(self.groups)}"
-            )
         self._check_groups()
         for name, (low, high) in BOUNDS.items():
             value = getattr(self, name)
-            if not low <= value <= high:
-                raise GeometryError(name, f"must be in [{low}, {high}], not {value}")
-        if (
-            self.blocks * max((g.block_size for g in self.groups if not g.state), default=1)
-            > MAX_SLOTS
-        ):
-            raise GeometryError("blocks", f"the pool may hold at most {MAX_SLOTS} tokens")
-        if self.eagle and not self.drafts:
-            raise GeometryError("eagle", "needs drafts: a drafter that proposes nothing is none")
-        if self.max_batched_tokens < self.max_seqs * (1 + self.drafts):
-            rounds = f"a round of {self.max_seqs} requests with {self.drafts} drafts each"
-            raise GeometryError("max_batched_tokens", f"must hold {rounds}")
-        if not self.chunked and self.max_batched_tokens < self.max_model_len:
-            raise GeometryError(
-                "max_batched_tokens", "must hold a prompt of max_model_len where none is cut"
-            )
+            _require(low <= value <= high, name, f"must be in [{low}, {high}], not {value}")
+        self._check_steps()
         self._check_connector()
         self._check_states()
         self._check_encoder()
-        if self.blocks < (need := sum(map(self.most_blocks, self.groups))):
-            raise GeometryError("blocks", f"one request of max_model_len needs {need} of them")
+        needed = sum(map(self.most_blocks, self.groups))
+        _require(
+            self.blocks >= needed, "blocks", f"one request of max_model_len needs {needed} blocks"
+        )
 
     def _check_groups(self) -> None:
-        """Raise GeometryError for a layer group that no engine has."""
-        for at, group in enumerate(self.groups):
-            if not 1 <= group.block_size <= 256:
-                size = group.block_size
-                raise GeometryError(f"groups[{at}].block_size", f"must be in [1, 256], not {size}")
-            if group.window is not None and not 1 <= group.window <= 1 << 16:
-                raise GeometryError(
-                    f"groups[{at}].window", f"must be in [1, {1 << 16}], not {group.window}"
-                )
-            if group.state and group.window is not None:
-                raise GeometryError(
-                    f"groups[{at}].window", "goes without state: a recurrent layer has none"
-                )
-            if group.ring and group.window is None:
-                raise GeometryError(f"groups[{at}].ring", "needs window, the slots of the ring")
-            if group.drafter and (group.state or not self.eagle):
-                raise GeometryError(
-                    f"groups[{at}].drafter", "needs eagle, and layers that are not recurrent"
-                )
-        if sum(group.drafter for group in self.groups) > 1:
-            raise GeometryError("groups", "a drafter has layers in one of them")
+        """Raise GeometryError for layer groups that no engine has."""
+        number = len(self.groups)
+        _require(
+            1 <= number <= MAX_GROUPS, "groups", f"must have 1 to {MAX_GROUPS} groups, not {number}"
+        )
+        for index, group in enumerate(self.groups):
+            self._check_group(f"groups[{index}]", group)
+        with_drafter = sum(group.drafter for group in self.groups)
+        _require(with_drafter <= 1, "groups", "only one group may have the drafter's layers")
+
+    def _check_group(self, name: str, group: LayerGroup) -> None:
+        """Raise GeometryError for a layer group that no engine has. name: the group's, in messages."""
+        size = group.block_size
+        window = group.window
+        _require(
+            1 <= size <= MAX_BLOCK_SIZE,
+            f"{name}.block_size",
+            f"must be in [1, {MAX_BLOCK_SIZE}], not {size}",
+        )
+        _require(
+            window is None or 1 <= window <= MAX_WINDOW,
+            f"{name}.window",
+            f"must be in [1, {MAX_WINDOW}], not {window}",
+        )
+        _require(
+            window is None or not group.state,
+            f"{name}.window",
+            "goes without state: a recurrent layer has none",
+        )
+        _require(
+            window is not None or not group.ring,
+            f"{name}.ring",
+            "needs window, the slots of the ring",
+        )
+        if group.drafter:
+            _require(
+                self.eagle and not group.state,
+                f"{name}.drafter",
+                "needs eagle, and layers that are not recurrent",
+            )
+            _require(
+                not group.ring,
+                f"{name}.drafter",
+                "goes without ring: no release that is driven has both",
+            )
+
+    def _check_steps(self) -> None:
+        """Raise GeometryError for a pool that is too large to judge, or a step that is too small."""
+        longest_block = max(
+            (group.block_size for group in self.groups if not group.state), default=1
+        )
+        _require(
+            self.blocks * longest_block <= MAX_SLOTS,
+            "blocks",
+            f"the pool may hold at most {MAX_SLOTS} tokens",
+        )
+        _require(
+            self.drafts > 0 or not self.eagle,
+            "eagle",
+            "needs drafts: a drafter that proposes nothing is none",
+        )
+        _require(
+            self.max_batched_tokens >= self.max_seqs * (1 + self.drafts),
+            "max_batched_tokens",
+            f"must hold a round of {self.max_seqs} requests with {self.drafts} drafts each",
+        )
+        _require(
+            self.chunked or self.max_batched_tokens >= self.max_model_len,
+            "max_batched_tokens",
+            "must be at least max_model_len where prompts are not chunked",
+        )
 
     def _check_connector(self) -> None:
         """Raise GeometryError for a connector that other sizes rule out."""
-        if self.chunk_blocks > 1 and len({group.block_size for group in self.groups}) > 1:
-            raise GeometryError(
-                "chunk_blocks", "must be 1 where groups have blocks of several sizes"
-            )
-        if self.host_chunks and self.peer:
-            raise GeometryError("peer", "goes without host_chunks: an engine has one connector")
-        if self.peer and self.sync_loads and (len(self.groups) > 1 or self.groups[0].window):
-            raise GeometryError(
-                "sync_loads", "of a peer: goes with one group without window, whose lost blocks are named"
-            )
-        if self.storage and not self.host_chunks:
-            raise GeometryError("storage", "needs host_chunks: it stands behind host memory")
-        if self.lazy and not self.simple:
-            raise GeometryError("lazy", "needs simple: other connectors offload what is computed")
+        connector = "host_chunks: without host memory there is no connector that has it"
+        _require(self.host_chunks or self.chunk_blocks == 1, "chunk_blocks", f"needs {connector}")
+        _require(self.host_chunks or not self.arc, "arc", f"needs {connector}")
+        _require(self.host_chunks or not self.prompt_only, "prompt_only", f"needs {connector}")
+        _require(
+            self.connects or not self.sync_loads,
+            "sync_loads",
+            "needs host_chunks or peer: nothing is loaded",
+        )
+        _require(
+            self.chunk_blocks == 1 or len({group.block_size for group in self.groups}) == 1,
+            "chunk_blocks",
+            "must be 1 where groups have blocks of several sizes",
+        )
+        _require(
+            not (self.host_chunks and self.peer),
+            "peer",
+            "goes without host_chunks: an engine has one connector",
+        )
+        _require(
+            not (self.peer and self.sync_loads)
+            or (len(self.groups) == 1 and not self.groups[0].window),
+            "sync_loads",
+            "with peer: needs a single group without window; only there does vLLM name the blocks that a load"
+            " lost",
+        )
+        _require(
+            self.host_chunks or not self.storage,
+            "storage",
+            "needs host_chunks: a storage stands behind host memory",
+        )
+        _require(
+            self.simple or not self.lazy,
+            "lazy",
+            "needs simple: other connectors offload what is computed",
+        )
         if self.simple:
             self._check_simple()
-        if self.fail_requests and not self.peer:
-            raise GeometryError("fail_requests", "needs peer: loads of that may fail")
-        if self.host_chunks and not self.caching:
-            raise GeometryError(
-                "host_chunks", "needs caching: blocks are offloaded by their hashes"
-            )
+        _require(
+            self.peer or not self.fail_requests,
+            "fail_requests",
+            "needs peer: only loads from a peer can fail",
+        )
+        _require(
+            self.caching or not self.host_chunks,
+            "host_chunks",
+            "needs caching: blocks are offloaded by their hashes",
+        )
 
     def _check_simple(self) -> None:
         """Raise GeometryError where host memory cannot be a pool of blocks."""
-        if not self.host_chunks:
-            raise GeometryError("simple", "needs host_chunks: they are the blocks of its pool")
-        if self.chunk_blocks > 1:
-            raise GeometryError("chunk_blocks", "must be 1 with simple: a chunk is a block")
-        others = "arc", "sync_loads", "prompt_only", "storage"
-        if given := [name for name in others if getattr(self, name)]:
-            raise GeometryError(given[0], "goes without simple: a pool of blocks has none")
-        if all(group.state or group.window is not None for group in self.groups):
-            raise GeometryError("simple", "needs a group of full attention, which hits are found by")
+        _require(self.host_chunks, "simple", "needs host_chunks: they are the blocks of its pool")
+        _require(
+            self.chunk_blocks == 1, "chunk_blocks", "must be 1 with simple: a chunk is a block"
+        )
+        for name in ("arc", "sync_loads", "prompt_only", "storage"):
+            _require(
+                not getattr(self, name), name, "goes without simple: a pool of blocks has none"
+            )
+        _require(
+            any(not group.state and group.window is None for group in self.groups),
+            "simple",
+            "needs a group of full attention: hits are looked up in one",
+        )
 
     def _check_states(self) -> None:
-        """Check the sizes of recurrent groups and of hits within a block."""
+        """Raise GeometryError for sizes of recurrent groups, and of hits within a block, that do not fit."""
         for name in ("retention", "match", "checkpoints"):
-            if getattr(self, name) and not (self.caching and self.recurrent):
-                raise GeometryError(name, "needs caching and a group with state")
-        for at, group in enumerate(self.groups):
-            if self.match and group.block_size % self.match:
-                raise GeometryError(
-                    "match", f"must divide groups[{at}].block_size, {group.block_size}"
-                )
-            if group.state and self.caching and group.block_size <= self.drafts:
-                least = "a round of drafts ends in the next block at most"
-                raise GeometryError(
-                    f"groups[{at}].block_size", f"must be above {self.drafts}: {least}"
-                )
+            _require(
+                not getattr(self, name) or (self.caching and self.recurrent),
+                name,
+                "needs caching and a group with state",
+            )
+        for index, group in enumerate(self.groups):
+            _require(
+                not self.match or group.block_size % self.match == 0,
+                "match",
+                f"must divide groups[{index}].block_size, {group.block_size}",
+            )
+            _require(
+                not (group.state and self.caching) or group.block_size > self.drafts,
+                f"groups[{index}].block_size",
+                f"must be above {self.drafts}: a round of drafts ends in the next block at most",
+            )
 
     def _check_encoder(self) -> None:
-        """Check that an image of the largest size fits, as a server makes sure when it starts."""
+        """Raise GeometryError where the largest image does not fit, as a server does when it starts."""
         for name in ("encoder_cache", "encoder_budget", "whole_images"):
-            if getattr(self, name) and not self.image:
-                raise GeometryError(name, "needs image, the embeddings of the largest one")
+            _require(
+                self.image or not getattr(self, name),
+                name,
+                "needs image, the embeddings of the largest one",
+            )
         for name in ("encoder_cache", "encoder_budget"):
-            if getattr(self, name) < self.image:
-                raise GeometryError(name, f"must hold an image of {self.image} embeddings")
-        if self.whole_images and self.max_batched_tokens < self.image:
-            raise GeometryError("max_batched_tokens", "must hold an image where none is cut")
+            _require(
+                getattr(self, name) >= self.image,
+                name,
+                f"must hold an image of {self.image} embeddings",
+            )
+        _require(
+            not self.whole_images or self.max_batched_tokens >= self.image,
+            "max_batched_tokens",
+            "must hold the largest image where images are not split",
+        )
 
     @property
     def recurrent(self) -> tuple[int, ...]:
-        """The groups with recurrent state, by number."""
-        return tuple(at for at, group in enumerate(self.groups) if group.state)
+        """The indices of the groups with recurrent state."""
+        return tuple(index for index, group in enumerate(self.groups) if group.state)
 
     @property
     def draft_group(self) -> int | None:
-        """The group with the drafter's layers; None where no group has them, and their KV is not
-        checked."""
-        return next((at for at, group in enumerate(self.groups) if group.drafter), None)
+        """The index of the group with the drafter's layers; None where no group has them, and their KV is
+        not checked."""
+        return next((index for index, group in enumerate(self.groups) if group.drafter), None)
 
     @property
     def connects(self) -> bool:
@@ -281,29 +361,35 @@ class EngineConfig:
         return self.image > 0
 
     def has_room_for(self, length: int) -> bool:
-        """Return whether an empty engine has blocks for a text and one spare block of each group, while
-        as many requests as it runs at once have their states."""
+        """Return whether an empty engine can run a text of `length` tokens: each paged group has blocks for
+        it and a spare one, while max_seqs requests have their states."""
         paged = [group for group in self.groups if not group.state]
         states = [
             self.max_seqs - 1 + self.most_blocks(group) for group in self.groups if group.state
         ]
         blocks = sum(1 + -(-length // group.block_size) for group in paged) + sum(states)
-        page = max((group.block_size for group in paged), default=1)
-        return length + page <= self.max_model_len and blocks <= self.blocks
+        longest_block = max((group.block_size for group in paged), default=1)
+        return length + longest_block <= self.max_model_len and blocks <= self.blocks
 
     def most_blocks(self, group: LayerGroup) -> int:
         """Return the number of blocks of a group that one request may need, with two steps of the whole
         budget in flight."""
-        if group.state:  # the running one, the one before, a copy on write and a checkpoint
-            return 4 + self.drafts
-        most = -(-self.max_model_len // group.block_size)
+        if group.state:
+            running = previous = copy_on_write = checkpoint = 1
+            return running + previous + copy_on_write + checkpoint + self.drafts
+        whole_text = -(-self.max_model_len // group.block_size)
         if group.window is None:
-            return most
+            return whole_text
         if group.ring:
-            return min(most, -(-group.window // group.block_size))
-        return min(
-            most, -(-(group.window - 1 + 2 * self.max_batched_tokens) // group.block_size) + 1
-        )
+            return min(whole_text, -(-group.window // group.block_size))
+        seen_and_in_flight = group.window - 1 + 2 * self.max_batched_tokens
+        return min(whole_text, -(-seen_and_in_flight // group.block_size) + 1)
+
+
+def _require(holds: object, field: str, reason: str) -> None:
+    """Raise GeometryError for a field unless a requirement holds."""
+    if not holds:
+        raise GeometryError(field, reason)
 
 
 _ONE = LayerGroup(1)
@@ -316,150 +402,290 @@ _WIDE = (_FOUR, LayerGroup(4, state=True))
 _ALONE = LayerGroup(20, state=True)  # without caching a request has one state, whatever its length
 # Tiny on purpose. The names say what is special.
 ENGINE_PRESETS: dict[str, EngineConfig] = {
-    "full": EngineConfig((_TWO,), 12, 16, 8, max_seqs=3),
-    "window": EngineConfig((_NEAR,), 12, 16, 8, max_seqs=3),
+    "full": EngineConfig((_TWO,), blocks=12, max_model_len=16, max_batched_tokens=8, max_seqs=3),
+    "window": EngineConfig((_NEAR,), blocks=12, max_model_len=16, max_batched_tokens=8, max_seqs=3),
     # fewer blocks than a longest text fills
-    "small-window": EngineConfig((_NEAR,), 7, 24, 3, max_seqs=2),
-    "hybrid": EngineConfig((_TWO, _NEAR), 20, 16, 8, max_seqs=3),
-    "two-windows": EngineConfig((_TWO, _NEAR, LayerGroup(2, 6)), 30, 16, 8, max_seqs=3),
-    "unequal": EngineConfig((_FOUR, LayerGroup(2, 5)), 18, 24, 12, max_seqs=3),
-    "drafts": EngineConfig((_TWO, LayerGroup(2, 4)), 22, 18, 12, max_seqs=3, drafts=2),
-    "eagle": EngineConfig((_TWO, LayerGroup(2, 4)), 22, 18, 12, max_seqs=3, drafts=2, eagle=True),
+    "small-window": EngineConfig(
+        (_NEAR,), blocks=7, max_model_len=24, max_batched_tokens=3, max_seqs=2
+    ),
+    "hybrid": EngineConfig(
+        (_TWO, _NEAR), blocks=20, max_model_len=16, max_batched_tokens=8, max_seqs=3
+    ),
+    "two-windows": EngineConfig(
+        (_TWO, _NEAR, LayerGroup(2, 6)), blocks=30, max_model_len=16, max_batched_tokens=8,
+        max_seqs=3,
+    ),
+    "unequal": EngineConfig(
+        (_FOUR, LayerGroup(2, 5)), blocks=18, max_model_len=24, max_batched_tokens=12, max_seqs=3
+    ),
+    "drafts": EngineConfig(
+        (_TWO, LayerGroup(2, 4)), blocks=22, max_model_len=18, max_batched_tokens=12, max_seqs=3,
+        drafts=2,
+    ),
+    "eagle": EngineConfig(
+        (_TWO, LayerGroup(2, 4)), blocks=22, max_model_len=18, max_batched_tokens=12, max_seqs=3,
+        drafts=2, eagle=True,
+    ),
     "eagle-full": EngineConfig(
-        (LayerGroup(2, drafter=True),), 12, 18, 12, max_seqs=3, drafts=2, eagle=True
+        (LayerGroup(2, drafter=True),), blocks=12, max_model_len=18, max_batched_tokens=12,
+        max_seqs=3, drafts=2, eagle=True,
     ),
     "eagle-window": EngineConfig(
-        (_TWO, LayerGroup(2, 4, drafter=True)), 22, 18, 12, max_seqs=3, drafts=2, eagle=True
+        (_TWO, LayerGroup(2, 4, drafter=True)), blocks=22, max_model_len=18, max_batched_tokens=12,
+        max_seqs=3, drafts=2, eagle=True,
     ),
-    "block1": EngineConfig((_ONE, LayerGroup(1, 2)), 34, 12, 8, max_seqs=2, drafts=1),
-    "block16": EngineConfig((LayerGroup(16), LayerGroup(16, 20)), 10, 64, 32, max_seqs=3),
-    "tight": EngineConfig((_TWO,), 8, 16, 12, max_seqs=3, priority=True, long_prefill=3),
-    "uncached": EngineConfig((_TWO, _NEAR), 18, 16, 16, max_seqs=3, caching=False, chunked=False),
+    "block1": EngineConfig(
+        (_ONE, LayerGroup(1, 2)), blocks=34, max_model_len=12, max_batched_tokens=8, max_seqs=2,
+        drafts=1,
+    ),
+    "block16": EngineConfig(
+        (LayerGroup(16), LayerGroup(16, 20)), blocks=10, max_model_len=64, max_batched_tokens=32,
+        max_seqs=3,
+    ),
+    "tight": EngineConfig(
+        (_TWO,), blocks=8, max_model_len=16, max_batched_tokens=12, max_seqs=3, priority=True,
+        long_prefill=3,
+    ),
+    "uncached": EngineConfig(
+        (_TWO, _NEAR), blocks=18, max_model_len=16, max_batched_tokens=16, max_seqs=3,
+        caching=False, chunked=False,
+    ),
     # the default of LMDeploy
-    "plain": EngineConfig((_TWO,), 12, 16, 8, max_seqs=3, caching=False),
-    "host": EngineConfig((_TWO,), 10, 16, 8, max_seqs=3, host_chunks=6),
-    "host-small": EngineConfig((_TWO,), 10, 16, 8, max_seqs=3, host_chunks=2, sync_loads=True),
-    "host-chunks": EngineConfig(
-        (_TWO,), 10, 16, 8, max_seqs=3, host_chunks=8, chunk_blocks=2, arc=True
+    "plain": EngineConfig(
+        (_TWO,), blocks=12, max_model_len=16, max_batched_tokens=8, max_seqs=3, caching=False
     ),
-    "host-hybrid": EngineConfig((_TWO, _NEAR), 20, 16, 8, max_seqs=3, host_chunks=16),
-    "host-window": EngineConfig((_NEAR,), 12, 16, 8, max_seqs=3, host_chunks=8, prompt_only=True),
+    "host": EngineConfig(
+        (_TWO,), blocks=10, max_model_len=16, max_batched_tokens=8, max_seqs=3, host_chunks=6
+    ),
+    "host-small": EngineConfig(
+        (_TWO,), blocks=10, max_model_len=16, max_batched_tokens=8, max_seqs=3, host_chunks=2,
+        sync_loads=True,
+    ),
+    "host-chunks": EngineConfig(
+        (_TWO,), blocks=10, max_model_len=16, max_batched_tokens=8, max_seqs=3, host_chunks=8,
+        chunk_blocks=2, arc=True,
+    ),
+    "host-hybrid": EngineConfig(
+        (_TWO, _NEAR), blocks=20, max_model_len=16, max_batched_tokens=8, max_seqs=3, host_chunks=16
+    ),
+    "host-window": EngineConfig(
+        (_NEAR,), blocks=12, max_model_len=16, max_batched_tokens=8, max_seqs=3, host_chunks=8,
+        prompt_only=True,
+    ),
     "host-drafts": EngineConfig(
-        (_TWO, LayerGroup(2, 4)), 22, 18, 12, max_seqs=3, drafts=2, host_chunks=12
+        (_TWO, LayerGroup(2, 4)), blocks=22, max_model_len=18, max_batched_tokens=12, max_seqs=3,
+        drafts=2, host_chunks=12,
     ),
     "host-eagle": EngineConfig(
-        (LayerGroup(2, drafter=True), LayerGroup(2, 4)), 22, 18, 12, max_seqs=3, drafts=2, eagle=True,
-        host_chunks=12,
+        (LayerGroup(2, drafter=True), LayerGroup(2, 4)), blocks=22, max_model_len=18,
+        max_batched_tokens=12, max_seqs=3, drafts=2, eagle=True, host_chunks=12,
     ),
-    "storage": EngineConfig((_TWO,), 10, 16, 8, max_seqs=3, host_chunks=4, storage=True),
+    "storage": EngineConfig(
+        (_TWO,), blocks=10, max_model_len=16, max_batched_tokens=8, max_seqs=3, host_chunks=4,
+        storage=True,
+    ),
     "storage-chunks": EngineConfig(
-        (_TWO,), 10, 16, 8, max_seqs=3, host_chunks=3, chunk_blocks=2, arc=True, storage=True
+        (_TWO,), blocks=10, max_model_len=16, max_batched_tokens=8, max_seqs=3, host_chunks=3,
+        chunk_blocks=2, arc=True, storage=True,
     ),
-    "storage-hybrid": EngineConfig((_TWO, _NEAR), 20, 16, 8, max_seqs=3, host_chunks=10, storage=True),
+    "storage-hybrid": EngineConfig(
+        (_TWO, _NEAR), blocks=20, max_model_len=16, max_batched_tokens=8, max_seqs=3,
+        host_chunks=10, storage=True,
+    ),
     "storage-in-step": EngineConfig(
-        (_TWO,), 8, 16, 12, max_seqs=3, priority=True, host_chunks=6, sync_loads=True, storage=True
+        (_TWO,), blocks=8, max_model_len=16, max_batched_tokens=12, max_seqs=3, priority=True,
+        host_chunks=6, sync_loads=True, storage=True,
     ),
-    "storage-state": EngineConfig((_TWO, _STATE), 24, 20, 8, max_seqs=3, host_chunks=10, storage=True),
-    "simple": EngineConfig((_TWO,), 10, 16, 8, max_seqs=3, host_chunks=6, simple=True),
-    "simple-lazy": EngineConfig((_TWO,), 10, 16, 8, max_seqs=3, host_chunks=4, simple=True, lazy=True),
+    "storage-state": EngineConfig(
+        (_TWO, _STATE), blocks=24, max_model_len=20, max_batched_tokens=8, max_seqs=3,
+        host_chunks=10, storage=True,
+    ),
+    "simple": EngineConfig(
+        (_TWO,), blocks=10, max_model_len=16, max_batched_tokens=8, max_seqs=3, host_chunks=6,
+        simple=True,
+    ),
+    "simple-lazy": EngineConfig(
+        (_TWO,), blocks=10, max_model_len=16, max_batched_tokens=8, max_seqs=3, host_chunks=4,
+        simple=True, lazy=True,
+    ),
     "simple-tight": EngineConfig(
-        (_TWO,), 8, 16, 12, max_seqs=3, priority=True, host_chunks=12, simple=True
-    ),
-    "simple-hybrid": EngineConfig((_TWO, _NEAR), 20, 16, 8, max_seqs=3, host_chunks=5, simple=True),
-    "simple-unequal": EngineConfig(
-        (_FOUR, LayerGroup(2, 5)), 18, 24, 12, max_seqs=3, host_chunks=12, simple=True
-    ),
-    "simple-lazy-hybrid": EngineConfig(
-        (_TWO, _NEAR), 20, 16, 8, max_seqs=3, priority=True, host_chunks=8, simple=True, lazy=True
-    ),
-    "simple-drafts": EngineConfig(
-        (_TWO, LayerGroup(2, 4)), 22, 18, 12, max_seqs=3, drafts=2, host_chunks=12, simple=True
-    ),
-    "simple-eagle": EngineConfig(
-        (LayerGroup(2, drafter=True), LayerGroup(2, 4)), 22, 18, 12, max_seqs=3, drafts=2, eagle=True,
+        (_TWO,), blocks=8, max_model_len=16, max_batched_tokens=12, max_seqs=3, priority=True,
         host_chunks=12, simple=True,
     ),
-    "simple-state": EngineConfig((_TWO, _STATE), 24, 20, 8, max_seqs=3, host_chunks=16, simple=True),
-    "simple-state-fine": EngineConfig(_WIDE, 24, 28, 12, max_seqs=3, match=2, host_chunks=10, simple=True),
-    "state": EngineConfig((_TWO, _STATE), 24, 20, 8, max_seqs=3),
+    "simple-hybrid": EngineConfig(
+        (_TWO, _NEAR), blocks=20, max_model_len=16, max_batched_tokens=8, max_seqs=3, host_chunks=5,
+        simple=True,
+    ),
+    "simple-unequal": EngineConfig(
+        (_FOUR, LayerGroup(2, 5)), blocks=18, max_model_len=24, max_batched_tokens=12, max_seqs=3,
+        host_chunks=12, simple=True,
+    ),
+    "simple-lazy-hybrid": EngineConfig(
+        (_TWO, _NEAR), blocks=20, max_model_len=16, max_batched_tokens=8, max_seqs=3, priority=True,
+        host_chunks=8, simple=True, lazy=True,
+    ),
+    "simple-drafts": EngineConfig(
+        (_TWO, LayerGroup(2, 4)), blocks=22, max_model_len=18, max_batched_tokens=12, max_seqs=3,
+        drafts=2, host_chunks=12, simple=True,
+    ),
+    "simple-eagle": EngineConfig(
+        (LayerGroup(2, drafter=True), LayerGroup(2, 4)), blocks=22, max_model_len=18,
+        max_batched_tokens=12, max_seqs=3, drafts=2, eagle=True, host_chunks=12, simple=True,
+    ),
+    "simple-state": EngineConfig(
+        (_TWO, _STATE), blocks=24, max_model_len=20, max_batched_tokens=8, max_seqs=3,
+        host_chunks=16, simple=True,
+    ),
+    "simple-state-fine": EngineConfig(
+        _WIDE, blocks=24, max_model_len=28, max_batched_tokens=12, max_seqs=3, match=2,
+        host_chunks=10, simple=True,
+    ),
+    "state": EngineConfig(
+        (_TWO, _STATE), blocks=24, max_model_len=20, max_batched_tokens=8, max_seqs=3
+    ),
     "state-tight": EngineConfig(
-        (_TWO, _STATE), 14, 16, 8, max_seqs=3, priority=True, long_prefill=3
+        (_TWO, _STATE), blocks=14, max_model_len=16, max_batched_tokens=8, max_seqs=3,
+        priority=True, long_prefill=3,
     ),
-    "state-window": EngineConfig((_TWO, _NEAR, _STATE, _STATE), 40, 20, 8, max_seqs=3),
-    "state-sparse": EngineConfig((_TWO, _STATE), 24, 20, 8, max_seqs=3, retention=-1),
-    "state-fine": EngineConfig(_WIDE, 24, 28, 12, max_seqs=3, match=2),
-    "state-export": EngineConfig(_WIDE, 26, 36, 24, max_seqs=3, match=2, checkpoints=2),
-    "state-drafts": EngineConfig(_WIDE, 32, 28, 12, max_seqs=3, drafts=2, match=2),
+    "state-window": EngineConfig(
+        (_TWO, _NEAR, _STATE, _STATE), blocks=40, max_model_len=20, max_batched_tokens=8, max_seqs=3
+    ),
+    "state-sparse": EngineConfig(
+        (_TWO, _STATE), blocks=24, max_model_len=20, max_batched_tokens=8, max_seqs=3, retention=-1
+    ),
+    "state-fine": EngineConfig(
+        _WIDE, blocks=24, max_model_len=28, max_batched_tokens=12, max_seqs=3, match=2
+    ),
+    "state-export": EngineConfig(
+        _WIDE, blocks=26, max_model_len=36, max_batched_tokens=24, max_seqs=3, match=2,
+        checkpoints=2,
+    ),
+    "state-drafts": EngineConfig(
+        _WIDE, blocks=32, max_model_len=28, max_batched_tokens=12, max_seqs=3, drafts=2, match=2
+    ),
     "state-eagle": EngineConfig(
-        _WIDE, 18, 28, 12, max_seqs=3, drafts=2, eagle=True, priority=True, retention=-1
+        _WIDE, blocks=18, max_model_len=28, max_batched_tokens=12, max_seqs=3, drafts=2, eagle=True,
+        priority=True, retention=-1,
     ),
-    "state-uncached": EngineConfig((_TWO, _ALONE), 32, 20, 12, max_seqs=3, caching=False, drafts=2),
-    "peer": EngineConfig((_TWO,), 12, 16, 8, max_seqs=3, peer=True),
-    "peer-fails": EngineConfig((_TWO,), 12, 16, 8, max_seqs=3, peer=True, fail_requests=True),
-    "peer-in-step": EngineConfig((_TWO,), 12, 16, 8, max_seqs=3, peer=True, sync_loads=True),
+    "state-uncached": EngineConfig(
+        (_TWO, _ALONE), blocks=32, max_model_len=20, max_batched_tokens=12, max_seqs=3,
+        caching=False, drafts=2,
+    ),
+    "peer": EngineConfig(
+        (_TWO,), blocks=12, max_model_len=16, max_batched_tokens=8, max_seqs=3, peer=True
+    ),
+    "peer-fails": EngineConfig(
+        (_TWO,), blocks=12, max_model_len=16, max_batched_tokens=8, max_seqs=3, peer=True,
+        fail_requests=True,
+    ),
+    "peer-in-step": EngineConfig(
+        (_TWO,), blocks=12, max_model_len=16, max_batched_tokens=8, max_seqs=3, peer=True,
+        sync_loads=True,
+    ),
     "peer-in-step-fails": EngineConfig(
-        (_TWO,), 12, 16, 8, max_seqs=3, peer=True, sync_loads=True, fail_requests=True
+        (_TWO,), blocks=12, max_model_len=16, max_batched_tokens=8, max_seqs=3, peer=True,
+        sync_loads=True, fail_requests=True,
     ),
-    "peer-hybrid": EngineConfig((_TWO, _NEAR), 20, 16, 8, max_seqs=3, peer=True),
-    "peer-drafts": EngineConfig((_TWO,), 12, 18, 12, max_seqs=3, drafts=2, peer=True),
+    "peer-hybrid": EngineConfig(
+        (_TWO, _NEAR), blocks=20, max_model_len=16, max_batched_tokens=8, max_seqs=3, peer=True
+    ),
+    "peer-drafts": EngineConfig(
+        (_TWO,), blocks=12, max_model_len=18, max_batched_tokens=12, max_seqs=3, drafts=2, peer=True
+    ),
     "image": EngineConfig(
-        (_TWO,), 12, 16, 8, max_seqs=3, image=3, encoder_cache=6, encoder_budget=4
+        (_TWO,), blocks=12, max_model_len=16, max_batched_tokens=8, max_seqs=3, image=3,
+        encoder_cache=6, encoder_budget=4,
     ),
     "image-small": EngineConfig(
-        (_FOUR,), 8, 20, 6, max_seqs=3, image=4, encoder_cache=4, encoder_budget=4
+        (_FOUR,), blocks=8, max_model_len=20, max_batched_tokens=6, max_seqs=3, image=4,
+        encoder_cache=4, encoder_budget=4,
     ),
     "image-whole": EngineConfig(
-        (_TWO, _NEAR), 20, 16, 6, max_seqs=3, image=4, encoder_cache=8, encoder_budget=8,
-        whole_images=True,
+        (_TWO, _NEAR), blocks=20, max_model_len=16, max_batched_tokens=6, max_seqs=3, image=4,
+        encoder_cache=8, encoder_budget=8, whole_images=True,
     ),
     "image-tight": EngineConfig(
-        (_TWO,), 8, 16, 12, max_seqs=3, priority=True, long_prefill=3,
-        image=3, encoder_cache=6, encoder_budget=6,
+        (_TWO,), blocks=8, max_model_len=16, max_batched_tokens=12, max_seqs=3, priority=True,
+        long_prefill=3, image=3, encoder_cache=6, encoder_budget=6,
     ),
     "image-drafts": EngineConfig(
-        (_TWO,), 12, 18, 12, max_seqs=3, drafts=2, image=3, encoder_cache=6, encoder_budget=6
+        (_TWO,), blocks=12, max_model_len=18, max_batched_tokens=12, max_seqs=3, drafts=2, image=3,
+        encoder_cache=6, encoder_budget=6,
     ),
     "image-eagle": EngineConfig(
-        (_TWO, LayerGroup(2, 4)), 22, 18, 12, max_seqs=3, drafts=2, eagle=True,
-        image=3, encoder_cache=6, encoder_budget=6,
+        (_TWO, LayerGroup(2, 4)), blocks=22, max_model_len=18, max_batched_tokens=12, max_seqs=3,
+        drafts=2, eagle=True, image=3, encoder_cache=6, encoder_budget=6,
     ),
     "host-image": EngineConfig(
-        (_TWO,), 10, 16, 8, max_seqs=3, host_chunks=6,
+        (_TWO,), blocks=10, max_model_len=16, max_batched_tokens=8, max_seqs=3, host_chunks=6,
         image=3, encoder_cache=6, encoder_budget=4,
     ),
     "host-image-tight": EngineConfig(
-        (_TWO,), 8, 16, 12, max_seqs=3, priority=True, host_chunks=12,
-        image=3, encoder_cache=6, encoder_budget=6,
+        (_TWO,), blocks=8, max_model_len=16, max_batched_tokens=12, max_seqs=3, priority=True,
+        host_chunks=12, image=3, encoder_cache=6, encoder_budget=6,
     ),
     "host-image-drafts": EngineConfig(
-        (_TWO, _NEAR), 22, 18, 12, max_seqs=3, drafts=2, host_chunks=12, whole_images=True,
-        image=3, encoder_cache=6, encoder_budget=6,
+        (_TWO, _NEAR), blocks=22, max_model_len=18, max_batched_tokens=12, max_seqs=3, drafts=2,
+        host_chunks=12, whole_images=True, image=3, encoder_cache=6, encoder_budget=6,
     ),
     "peer-image": EngineConfig(
-        (_TWO,), 12, 16, 8, max_seqs=3, peer=True, image=3, encoder_cache=6, encoder_budget=4
+        (_TWO,), blocks=12, max_model_len=16, max_batched_tokens=8, max_seqs=3, peer=True, image=3,
+        encoder_cache=6, encoder_budget=4,
     ),
     "host-priority": EngineConfig(
-        (_TWO,), 8, 16, 12, max_seqs=3, priority=True, host_chunks=12, arc=True
+        (_TWO,), blocks=8, max_model_len=16, max_batched_tokens=12, max_seqs=3, priority=True,
+        host_chunks=12, arc=True,
     ),
-    "host-state": EngineConfig((_TWO, _STATE), 24, 20, 8, max_seqs=3, host_chunks=16),
+    "host-state": EngineConfig(
+        (_TWO, _STATE), blocks=24, max_model_len=20, max_batched_tokens=8, max_seqs=3,
+        host_chunks=16,
+    ),
     "host-state-tight": EngineConfig(
-        (_TWO, _STATE), 14, 16, 8, max_seqs=3, priority=True, host_chunks=6
+        (_TWO, _STATE), blocks=14, max_model_len=16, max_batched_tokens=8, max_seqs=3,
+        priority=True, host_chunks=6,
     ),
-    "host-state-drafts": EngineConfig(_WIDE, 22, 28, 12, max_seqs=3, drafts=2, host_chunks=10),
+    "host-state-drafts": EngineConfig(
+        _WIDE, blocks=22, max_model_len=28, max_batched_tokens=12, max_seqs=3, drafts=2,
+        host_chunks=10,
+    ),
     "host-state-fine": EngineConfig(
-        _WIDE, 18, 28, 12, max_seqs=3, drafts=2, match=2, host_chunks=10
+        _WIDE, blocks=18, max_model_len=28, max_batched_tokens=12, max_seqs=3, drafts=2, match=2,
+        host_chunks=10,
     ),
-    "ring": EngineConfig((_RING,), 8, 24, 6, max_seqs=4, caching=False),
-    "ring-hybrid": EngineConfig((_TWO, _RING), 22, 16, 8, max_seqs=4),
-    "ring-tight": EngineConfig((_RING, _TWO), 11, 16, 7, max_seqs=3),
-    "ring-forks": EngineConfig((_TWO, _RING), 24, 16, 8, max_seqs=4, children=2),
-    "forks": EngineConfig((_TWO,), 14, 16, 8, max_seqs=4, children=2),
-    "swap": EngineConfig((_TWO,), 8, 16, 8, max_seqs=3, swap=8),
-    "swap-small": EngineConfig((_TWO,), 8, 16, 8, max_seqs=4, caching=False, swap=3),
-    "swap-ring": EngineConfig((_TWO, _RING), 11, 16, 8, max_seqs=3, swap=8),
-    "swap-forks": EngineConfig((_TWO,), 9, 16, 8, max_seqs=4, children=2, swap=6),
-    "forks-tight": EngineConfig((_TWO,), 8, 16, 12, max_seqs=4, children=2),
-    "forks-uncached": EngineConfig((_TWO,), 14, 16, 8, max_seqs=4, caching=False, children=3),
+    "ring": EngineConfig(
+        (_RING,), blocks=8, max_model_len=24, max_batched_tokens=6, max_seqs=4, caching=False
+    ),
+    "ring-hybrid": EngineConfig(
+        (_TWO, _RING), blocks=22, max_model_len=16, max_batched_tokens=8, max_seqs=4
+    ),
+    "ring-tight": EngineConfig(
+        (_RING, _TWO), blocks=11, max_model_len=16, max_batched_tokens=7, max_seqs=3
+    ),
+    "ring-forks": EngineConfig(
+        (_TWO, _RING), blocks=24, max_model_len=16, max_batched_tokens=8, max_seqs=4, children=2
+    ),
+    "forks": EngineConfig(
+        (_TWO,), blocks=14, max_model_len=16, max_batched_tokens=8, max_seqs=4, children=2
+    ),
+    "swap": EngineConfig(
+        (_TWO,), blocks=8, max_model_len=16, max_batched_tokens=8, max_seqs=3, swap=8
+    ),
+    "swap-small": EngineConfig(
+        (_TWO,), blocks=8, max_model_len=16, max_batched_tokens=8, max_seqs=4, caching=False, swap=3
+    ),
+    "swap-ring": EngineConfig(
+        (_TWO, _RING), blocks=11, max_model_len=16, max_batched_tokens=8, max_seqs=3, swap=8
+    ),
+    "swap-forks": EngineConfig(
+        (_TWO,), blocks=9, max_model_len=16, max_batched_tokens=8, max_seqs=4, children=2, swap=6
+    ),
+    "forks-tight": EngineConfig(
+        (_TWO,), blocks=8, max_model_len=16, max_batched_tokens=12, max_seqs=4, children=2
+    ),
+    "forks-uncached": EngineConfig(
+        (_TWO,), blocks=14, max_model_len=16, max_batched_tokens=8, max_seqs=4, caching=False,
+        children=3,
+    ),
 }
 
 

@@ -71,25 +71,23 @@ class Found(NamedTuple):
 
 
 class Lane(NamedTuple):
-    """An entry of a batch that ran.
-
-    start: the first position that the runner computed.
-    tokens: its inputs, the last `drafts` of which are drafts.
-    sampled: tokens that the model returned, accepted drafts first; none for a chunk that is not the last.
-    tables: block tables of the runner.
-    states: the use of recurrent state, one for each recurrent group.
-    draft: the use of the drafter's KV; None where no drafter with KV ran.
-    found: the KV that attention got, of engines that show it. A ring does not have it afterwards.
-    """
+    """An entry of a batch that ran."""
 
     request: str
+    #: the first position that the runner computed
     start: int
+    #: its inputs, the last `drafts` of which are drafts
     tokens: tuple[int, ...]
     drafts: int
+    #: tokens that the model returned, accepted drafts first; none for a chunk that is not the last
     sampled: tuple[int, ...]
+    #: block tables of the runner
     tables: Table
+    #: the use of recurrent state, one for each recurrent group
     states: tuple[StateUse, ...] = ()
+    #: the use of the drafter's KV; None where no drafter with KV ran
     draft: DraftUse | None = None
+    #: the KV that attention got, of engines that show it. A ring does not have it afterwards.
     found: tuple[Found, ...] = ()
 
 
@@ -190,29 +188,28 @@ class StoredChunk(NamedTuple):
 
 
 class HostFacts(NamedTuple):
-    """Host memory, and the storage behind it.
+    """Host memory, and the storage behind it."""
 
-    chunks: number of chunks that were handed out at least once.
-    free: free chunks.
-    memory: (group, stamps) of each block of each of these chunks; group -1 for a block without KV.
-    records: records that the connector keeps for no request, in words.
-    failed: requests whose load has failed, until the engine is notified.
-    lost: blocks that a load within a step has not brought, and blocks computed from these, until the engine
-    is notified.
-    jobs: jobs of the storage. stored: its chunks. lookups: chunks that the engine has asked it for in this
-    command, and will hear of in the next step.
-    """
-
+    #: number of chunks that were handed out at least once
     chunks: int
+    #: free chunks
     free: tuple[int, ...]
+    #: (group, stamps) of each block of each of these chunks; group -1 for a block without KV
     memory: tuple[tuple[tuple[int, tuple[int, ...]], ...], ...]
     keys: tuple[HostKey, ...]
     transfers: tuple[Transfer, ...]
+    #: records that the connector keeps for no request, in words
     records: tuple[str, ...] = ()
+    #: requests whose load has failed, until the engine is notified
     failed: tuple[str, ...] = ()
+    #: blocks that a load within a step has not brought, and blocks computed from these, until the
+    #: engine is notified
     lost: tuple[int, ...] = ()
+    #: jobs of the storage that have not ended
     jobs: tuple[StorageJob, ...] = ()
+    #: chunks in the storage
     stored: tuple[StoredChunk, ...] = ()
+    #: chunks for which the engine has asked the storage in this command; it hears of them in the next step
     lookups: int = 0
 
 
@@ -258,61 +255,60 @@ class SwapFacts(NamedTuple):
 
 
 class BlockFacts(NamedTuple):
-    """An engine at rest after a command.
+    """An engine at rest after a command."""
 
-    refs: reference count of each block.
-    free: the free queue in its order.
-    memory: for each block the group that last wrote it (-1: none) and the stamps in its slots: one for each
-    token, or those of a state and its windows.
-    published: hashes in the prefix cache.
-    mapped: how often the cache's map names a block, for each block that it names.
-    requests: requests that the scheduler knows, by name.
-    leftovers: requests that have block tables and that the scheduler does not know.
-    lanes: entries of the batch of a Schedule.
-    outputs: answers of an Update.
-    reset: a ResetCache or NewWeights has emptied the cache.
-    steps_in_flight: number of batches whose results were not taken.
-    results_due: the oldest results are taken next, because nothing can be scheduled before.
-    in_step: the results are taken in the step that scheduled them, so that clients can only abort before.
-    kept: blocks of requests that are gone and that a step or a transfer in flight still uses, once for each
-    table that named them.
-    host: host memory, None without it.
-    merges: blocks of equal text are merged, so that two entries of a batch may write the same block.
-    unheard: commands of clients are not handled before the next Schedule.
-    released: requests that gave all their blocks back in this command, even if they have new ones.
-    pinned: (request, block) of blocks outside of tables that requests keep for a connector.
-    copies: (from, to) of blocks that the step of a Schedule copies before it runs.
-    foreign_keys: keys of requests under which the cache has KV of another source (reference.kv_sources).
-    encoder: the cache of an encoder's outputs, None without images.
-    overrun: positions past max_model_len that a round may compute, of an engine that never cuts its drafts.
-    padded: batches are padded, so that one may have no token.
-    swap: host memory for requests that have given up their blocks, None without it.
-    """
-
+    #: reference count of each block
     refs: tuple[int, ...]
+    #: the free queue in its order
     free: tuple[int, ...]
+    #: for each block the group that last wrote it (-1: none) and the stamps in its slots: one for
+    #: each token, or those of a state and its windows
     memory: tuple[tuple[int, tuple[int, ...]], ...]
+    #: hashes in the prefix cache
     published: tuple[Published, ...]
+    #: how often the cache's map names a block, for each block that it names
     mapped: dict[int, int]
+    #: requests that the scheduler knows, by name
     requests: dict[str, RequestFact]
+    #: requests that have block tables and that the scheduler does not know
     leftovers: tuple[str, ...] = ()
+    #: entries of the batch of a Schedule
     lanes: tuple[Lane, ...] = ()
+    #: answers of an Update
     outputs: tuple[Output, ...] = ()
+    #: a ResetCache or NewWeights has emptied the cache
     reset: bool = False
+    #: number of batches whose results were not taken
     steps_in_flight: int = 0
+    #: the oldest results are taken next, because nothing can be scheduled before
     results_due: bool = False
+    #: the results are taken in the step that scheduled them, so that clients can only abort before
     in_step: bool = False
+    #: blocks of requests that are gone and that a step or a transfer in flight still uses, once for
+    #: each table that named them
     kept: tuple[int, ...] = ()
+    #: host memory, None without it
     host: HostFacts | None = None
+    #: blocks of equal text are merged, so that two entries of a batch may write the same block
     merges: bool = False
+    #: commands of clients are not handled before the next Schedule
     unheard: bool = False
+    #: requests that gave all their blocks back in this command, even if they have new ones
     released: tuple[str, ...] = ()
+    #: (request, block) of blocks outside of tables that requests keep for a connector
     pinned: tuple[tuple[str, int], ...] = ()
+    #: (from, to) of blocks that the step of a Schedule copies before it runs
     copies: tuple[tuple[int, int], ...] = ()
+    #: keys of requests under which the cache has KV of another source (reference.kv_sources)
     foreign_keys: tuple[ForeignKey, ...] = ()
+    #: the cache of an encoder's outputs, None without images
     encoder: EncoderFacts | None = None
+    #: positions past max_model_len that a round may compute, of an engine that never cuts its
+    #: drafts
     overrun: int = 0
+    #: batches are padded, so that one may have no token
     padded: bool = False
+    #: host memory for requests that have given up their blocks, None without it
     swap: SwapFacts | None = None
 
     @property

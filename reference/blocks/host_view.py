@@ -47,7 +47,7 @@ class HostView:
         """The clauses of a second tier that could fail at this step."""
         before = self.before
         after = self.after
-        found = {
+        blocks = {
             "HOST-1": after.host is not None and bool(after.host.free),
             "HOST-2": after.host is not None
             and (bool(after.host.stored) or any(key.pins >= 0 for key in after.host.keys)),
@@ -58,20 +58,24 @@ class HostView:
             or any(job.load and not job.done for job in _storage_jobs(after)),
             "XFER-3": bool(before.kept) or (bool(before.transfers) and not after.transfers),
         }
-        return frozenset(name for name, could in found.items() if could)
+        return frozenset(name for name, could in blocks.items() if could)
 
     def rooms(self) -> Iterator[HostUnit]:
         """Yield the chunks of host memory."""
         if (host := self.after.host) is None:
             return
-        kept = Counter(key.chunk for key in host.keys)
+        keys_by_chunk = Counter(key.chunk for key in host.keys)
         free = Counter(host.free)
         moving = {chunk for job in host.transfers for _, _, chunk, _ in job.parts}
         moving |= {chunk for job in host.jobs for chunk in job.chunks}
         for chunk in range(host.chunks):
-            owned = "1 hash names it" if kept[chunk] == 1 else f"{kept[chunk]} hashes name it"
+            owned = (
+                "1 hash names it"
+                if keys_by_chunk[chunk] == 1
+                else f"{keys_by_chunk[chunk]} hashes name it"
+            )
             # a block of a pool may also have the hash of its first part
-            owners = min(kept[chunk], 1) if self.config.simple else kept[chunk]
+            owners = min(keys_by_chunk[chunk], 1) if self.config.simple else keys_by_chunk[chunk]
             yield HostUnit(
                 f"chunk {chunk}", AtChunk(chunk), owners, free[chunk], chunk in moving, owned
             )
@@ -81,9 +85,9 @@ class HostView:
         host = self.after.host
         if host is None:
             return
-        kept = [(key, host.memory[key.chunk]) for key in host.keys if key.pins >= 0]
-        kept += [(HostKey(STORED, each.group, each.stamps, 0), each.memory) for each in host.stored]
-        for key, memory in kept:
+        copies = [(key, host.memory[key.chunk]) for key in host.keys if key.pins >= 0]
+        copies += [(HostKey(STORED, each.group, each.stamps, 0), each.memory) for each in host.stored]
+        for key, memory in copies:
             for index in range(self.config.chunk_blocks):
                 if (copy := self._stored_block(key, index, memory)) is not None:
                     yield copy
@@ -95,7 +99,11 @@ class HostView:
         its window or state. memory: the content of the chunk."""
         layers = self.config.groups[key.group]
         start = index * layers.block_size
-        group, slots = memory[index] if index < len(memory) else (-1, ())
+        if index < len(memory):
+            group, slots = memory[index]
+        else:
+            group = -1
+            slots = ()
         if group < 0 and (layers.window is not None or layers.state):
             return None
         wanted = key.stamps[start : start + layers.block_size]
@@ -150,7 +158,8 @@ class HostView:
         stores = len(using) - loads
         for storing in _storage_jobs(self.after):
             if key.chunk in storing.chunks:
-                loads += not storing.load
+                if not storing.load:
+                    loads += 1
                 stores += storing.load
         return loads, stores
 
@@ -209,16 +218,16 @@ class HostView:
                 holders = {name for name, _, _ in self.entries.get(block, ())}
                 if len(holders) != 1:
                     who = " and ".join(sorted(holders)) or "nobody"
-                    want = f"block {block} is held for transfer {job.job} alone"
-                    yield failure(want, f"{who} holds it", at_block)
+                    expected = f"block {block} is held for transfer {job.job} alone"
+                    yield failure(expected, f"{who} holds it", at_block)
                 for lane in self.after.lanes:
                     place = _use_place(lane, self.config.groups[group], group, block)
                     if place is not None:
-                        want = f"{lane.request} waits for transfer {job.job}"
-                        yield failure(want, f"it computes with block {block}", place)
+                        expected = f"{lane.request} waits for transfer {job.job}"
+                        yield failure(expected, f"it computes with block {block}", place)
                 if block in self.in_use:
-                    want = f"no step in flight uses block {block}, for transfer {job.job} writes it"
-                    yield failure(want, "one does", at_block)
+                    expected = f"no step in flight uses block {block}, for transfer {job.job} writes it"
+                    yield failure(expected, "one does", at_block)
 
         yield from self._storage_read_conflicts()
 
@@ -231,20 +240,20 @@ class HostView:
                 for other in self.after.transfers:
                     used = any(chunk == part[2] for part in other.parts)
                     if used and not other.copied:
-                        want = f"chunk {chunk} is used by storage job {job.job} alone"
-                        yield failure(want, f"transfer {other.job} uses it", AtChunk(chunk))
+                        expected = f"chunk {chunk} is used by storage job {job.job} alone"
+                        yield failure(expected, f"transfer {other.job} uses it", AtChunk(chunk))
 
     def left_over(self) -> Iterator[Failure]:
         """Yield the records and blocks that are kept for transfers and requests that have ended."""
         facts = self.after
         if facts.host is not None and facts.host.records:
-            got = ", ".join(facts.host.records)
-            yield failure("no record of what is gone", got, AtCount("host", "records", 0))
+            observed = ", ".join(facts.host.records)
+            yield failure("no record of what is gone", observed, AtCount("host", "records", 0))
         if facts.kept and not facts.transfers and not facts.steps_in_flight:
             blocks = " ".join(map(str, facts.kept))
             places = (AtBlock(block) for block in facts.kept)
-            want = "blocks are kept for what is in flight"
-            yield failure(want, f"nothing is; blocks {blocks} are kept", *places)
+            expected = "blocks are kept for what is in flight"
+            yield failure(expected, f"nothing is; blocks {blocks} are kept", *places)
 
 
 STORED = -1  # in the place of a chunk number: a file of the storage

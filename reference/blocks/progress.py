@@ -29,7 +29,8 @@ class EngineProgress:
         waits: some request has no answer.
         idle: some session is between turns.
         """
-        self._updates += isinstance(command, Update)
+        if isinstance(command, Update):
+            self._updates += 1
         answers = any(output.tokens or output.finished for output in facts.outputs)
         if answers or not waits or not isinstance(command, _BY_ITSELF):
             self._headway.restart()
@@ -56,8 +57,8 @@ def state_of(facts: BlockFacts) -> Hashable:
         for name, fact in facts.requests.items()
     )
     transfers = sorted((*job[1:2], len(job.parts), *job[3:]) for job in facts.transfers)
-    kept = _host_state(facts.host) if facts.host else ()
-    pools = len(facts.free), len(facts.published), len(facts.pinned), facts.steps_in_flight, *kept
+    host_state = _host_state(facts.host) if facts.host else ()
+    pools = len(facts.free), len(facts.published), len(facts.pinned), facts.steps_in_flight, *host_state
     return requests, tuple(transfers), pools
 
 

@@ -46,36 +46,34 @@ Turn = tuple[list[int], int]  # the client's tokens, and max_tokens
 
 @dataclass(slots=True)
 class Bearer:
-    """A request or a session.
-
-    text: tokens on which client and engine agree.
-    stamps: the stamps of `text`, from the origin of `source` on.
-    outputs: output tokens of this turn.
-    turns: turns that wait for this one to end; None is the end of the session.
-    idle: the session is between turns.
-    gone: it has ended.
-    computed: positions with KV, accepted drafts included; None while it has no blocks.
-    turned: a new turn has begun and has not run yet.
-    failed: its load has failed, which ends the request.
-    flights: its batch entries with results in flight.
-    source: the source of its KV.
-    children: further answers to its prompt that the engine has not forked off.
-    """
+    """A request or a session."""
 
     name: str
+    #: tokens on which client and engine agree
     text: list[int]
+    #: the stamps of `text`, from the origin of `source` on
     stamps: list[int]
     max_tokens: int
     resumable: bool
+    #: output tokens of this turn
     outputs: int = 0
+    #: turns that wait for this one to end; None is the end of the session
     turns: deque[Turn | None] = field(default_factory=deque)
+    #: the session is between turns
     idle: bool = False
+    #: it has ended
     gone: bool = False
+    #: positions with KV, accepted drafts included; None while it has no blocks
     computed: int | None = None
+    #: a new turn has begun and has not run yet
     turned: bool = False
+    #: its load has failed, which ends the request
     failed: bool = False
+    #: its batch entries with results in flight
     flights: list[Flight] = field(default_factory=list)
+    #: the source of its KV
     source: KvSource = PLAIN
+    #: further answers to its prompt that the engine has not forked off
     children: tuple[str, ...] = ()
 
     @property
@@ -114,24 +112,22 @@ def extend(text: list[int], stamps: list[int], tokens: Sequence[int], origin: in
 
 @dataclass(slots=True)
 class LaneNote:
-    """A batch entry with its expectation.
-
-    fresh: its request had no blocks before.
-    turned: a new turn began since its last entry.
-    text: the request's text up to the last sampled token.
-    stamps: the stamps of `text`.
-    computed: positions that had KV.
-    void: see Flight.
-    discarded: stamps of the last tokens of turns; a drafter may have computed KV after them.
-    """
+    """A batch entry with its expectation."""
 
     lane: Lane
+    #: its request had no blocks before
     fresh: bool
+    #: a new turn began since its last entry
     turned: bool
+    #: the request's text up to the last sampled token
     text: list[int]
+    #: the stamps of `text`
     stamps: list[int]
+    #: positions that had KV
     computed: int
+    #: see Flight
     void: bool = False
+    #: stamps of the last tokens of turns; a drafter may have computed KV after them
     discarded: Container[int] = ()
 
 
@@ -200,6 +196,8 @@ class RequestTexts:
     def _apply(
         self, command: EngineCommand, facts: BlockFacts
     ) -> tuple[list[LaneNote], list[OutputNote]]:
+        """Follow a command, and return the entries of its batch and its outputs, each with its expectation.
+        facts: the engine's, after the command."""
         bearer = self.bearers.get(getattr(command, "request", ""))
         if isinstance(command, Add):
             self._add(command)
@@ -253,7 +251,7 @@ class RequestTexts:
                 fact = facts.requests.get(name)
                 holds = fact is not None and any(map(any, fact.tables))
                 child = Bearer(
-                    name, [*bearer.text], [*bearer.stamps], bearer.max_tokens, False,
+                    name, [*bearer.text], [*bearer.stamps], bearer.max_tokens, resumable=False,
                     computed=bearer.computed if holds else None, source=bearer.source,
                 )  # fmt: skip
                 # a name that a client has used again: the request that has it goes on
@@ -320,6 +318,8 @@ class RequestTexts:
         bearer.turned = True
 
     def _launch_entries(self, facts: BlockFacts) -> list[LaneNote]:
+        """Note the batch that the engine runs as in flight, and return its entries, each with its request's
+        text up to there. Entries of unknown requests are left out."""
         notes = []
         batch = []
         for lane in facts.lanes:
@@ -333,7 +333,14 @@ class RequestTexts:
             computed = bearer.computed or 0
             notes.append(
                 LaneNote(
-                    lane, fresh, bearer.turned, text, stamps, computed, void, self.discarded
+                    lane,
+                    fresh=fresh,
+                    turned=bearer.turned,
+                    text=text,
+                    stamps=stamps,
+                    computed=computed,
+                    void=void,
+                    discarded=self.discarded,
                 )
             )
             end = lane.start + len(lane.tokens) - lane.drafts
@@ -367,6 +374,8 @@ class RequestTexts:
         return frozenset().union(*(flight.uses for batch in self.batches for _, flight in batch))
 
     def _take_results(self, facts: BlockFacts) -> list[OutputNote]:
+        """Take the results of the oldest batch in flight: return the expected outputs beside the engine's,
+        extend the texts and end turns."""
         given = {output.request: output for output in facts.outputs}
         notes = []
         if self.batches:
@@ -396,7 +405,7 @@ class RequestTexts:
         for name, output in given.items():
             bearer = self.bearers.get(name)
             ends = bearer is not None and bearer.failed
-            notes.append(OutputNote(name, output, (), ends, False, False))
+            notes.append(OutputNote(name, output, (), ends, current=False, optional=False))
             if ends and output.finished:
                 self._remove(self.bearers[name])
         return notes

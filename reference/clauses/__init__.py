@@ -65,15 +65,15 @@ def broken(step: Step, waived: frozenset[str] = frozenset()) -> list[tuple[Claus
     (SES-2), the clauses after it are not checked. The backstop REF-1 is reported only when no other
     fails.
     """
-    found: list[tuple[Clause, Any]] = []
+    failures: list[tuple[Clause, Any]] = []
     for each in about(step, waived):
         failure = each.check(step)
-        if failure is None or (found and each.id == "REF-1"):
+        if failure is None or (failures and each.id == "REF-1"):
             continue
-        found.append((each, failure))
+        failures.append((each, failure))
         if each.id in ("OUT-1", "SES-2"):
             break
-    return by_cause(found)
+    return by_cause(failures)
 
 
 # They read facts alone, and nothing that a command that was not carried out to its end may still owe.

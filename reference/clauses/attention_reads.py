@@ -40,18 +40,18 @@ def _full_reads(step: Step) -> Failure | None:
 
 
 def _read_failure(step: Step, pool: str) -> Failure | None:
-    found = misread(step, pool)
-    if found is None:
+    misread_position = misread(step, pool)
+    if misread_position is None:
         return None
-    name, start, want, got = found
-    if len(got) != len(want):
-        place = AtPosition(name, pool, start + len(got))
-        return failure(f"{name} reads {len(want)} positions", f"its row has {len(got)}", place)
-    at = next(i for i, (a, b) in enumerate(zip(want, got)) if a != b)
+    name, start, tokens, stamps = misread_position
+    if len(stamps) != len(tokens):
+        place = AtPosition(name, pool, start + len(stamps))
+        return failure(f"{name} reads {len(tokens)} positions", f"its row has {len(stamps)}", place)
+    offset = next(i for i, (a, b) in enumerate(zip(tokens, stamps)) if a != b)
     return failure(
-        f"{name} reads its own {POOL[pool]} KV at position {start + at}",
-        stamp_text(got[at]),
-        AtPosition(name, pool, start + at, want[at]),
+        f"{name} reads its own {POOL[pool]} KV at position {start + offset}",
+        stamp_text(stamps[offset]),
+        AtPosition(name, pool, start + offset, tokens[offset]),
     )
 
 
@@ -63,9 +63,9 @@ def misread(
     if pool != "full" and window is None:
         return None
     for holder in step.held:
-        start, want, got = reads(holder, step.after.holders.get(holder.name), pool, window)
-        if got != want:
-            return holder.name, start, want, got
+        start, tokens, stamps = reads(holder, step.after.holders.get(holder.name), pool, window)
+        if stamps != tokens:
+            return holder.name, start, tokens, stamps
     return None
 
 
@@ -80,11 +80,11 @@ def reads(
         assert window is not None
         protected = min(holder.cursors.cache_protected_len, length - window)
         start = max(evicted_below(holder.cursors), protected, 0)
-    want = text_tokens(holder.text, length)[start:]
+    tokens = text_tokens(holder.text, length)[start:]
     if facts is None:
-        return start, want, ()
-    found = facts.full_read if pool == "full" else facts.swa_read
-    return start, want, tuple(found[start:length])
+        return start, tokens, ()
+    stamps = facts.full_read if pool == "full" else facts.swa_read
+    return start, tokens, tuple(stamps[start:length])
 
 
 def stamp_text(stamp: int | None) -> str:
@@ -126,15 +126,17 @@ def _swa_reads(step: Step) -> Failure | None:
     trigger=lambda s: bool(s.after.holders),
 )
 def _agrees_with_reference(step: Step) -> Failure | None:
+    """Return the first difference from the reference: cursors, session slots, lock holders, owners of pages,
+    then recurrent states."""
     page_size = step.config.geometry.page_size
     for request in step.now.requests:
-        got = step.after.requests[request.name].cursors
+        cursors = step.after.requests[request.name].cursors
         # admitted without a slot: nothing either way
-        if (got or ZERO) != (request.cursors or ZERO):
+        if (cursors or ZERO) != (request.cursors or ZERO):
             return failure(
                 f"{request.name}: {cursors_text(request.cursors)}",
-                cursors_text(got),
-                *cursors_off(request.name, request.cursors, got),
+                cursors_text(cursors),
+                *cursors_off(request.name, request.cursors, cursors),
             )
     for session in step.now.sessions:
         turn = step.now.request(session.turn)
@@ -159,11 +161,11 @@ def _agrees_with_reference(step: Step) -> Failure | None:
                 f"{got_locked}",
                 *(AtLock(name) for name in dict.fromkeys(name for name, _ in names)),
             )
-    for pool, of in (("full", full_pages), ("swa", swa_pages)):
+    for pool, pages_of_holder in (("full", full_pages), ("swa", swa_pages)):
         if pool in step.after.pools:
             due = {*cached[pool]}
             for holder in step.held:
-                due.update(zip(repeat(holder.name), of(holder.cursors, page_size)))
+                due.update(zip(repeat(holder.name), pages_of_holder(holder.cursors, page_size)))
             owned = step.after.pools[pool].places
             if due != owned:
                 wrong = sorted(due ^ owned)
@@ -196,8 +198,8 @@ def _state_differences(step: Step) -> Failure | None:
 def _ownership_differences(step: Step, pool: str, places: list[tuple[str, int]]) -> Iterator[Place]:
     """Return the pages at these places of sequences; where the system has none, the place in the row."""
     pages = {(o.holder, o.at): o.page for o in step.after.pools[pool].owned}
-    for holder, at in places:
-        if (holder, at) in pages:
-            yield AtPage(pool, pages[holder, at])
+    for holder, index in places:
+        if (holder, index) in pages:
+            yield AtPage(pool, pages[holder, index])
         elif not holder.startswith("tree "):
-            yield AtPosition(holder, pool, at * step.config.geometry.page_size)
+            yield AtPosition(holder, pool, index * step.config.geometry.page_size)

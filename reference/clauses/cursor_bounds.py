@@ -12,9 +12,9 @@ from reference.geometry import Geometry
 from reference.state import ZERO, Cursors
 
 
-def cursors_off(owner: str, want: Cursors | None, got: Cursors | None) -> list[AtCursor]:
+def cursors_off(owner: str, expected: Cursors | None, observed: Cursors | None) -> list[AtCursor]:
     """Return the fields in which the cursors differ from those wanted."""
-    fields = zip(Cursors._fields, want or ZERO, got or ZERO)
+    fields = zip(Cursors._fields, expected or ZERO, observed or ZERO)
     return [AtCursor(owner, field, must) for field, must, has in fields if must != has]
 
 
@@ -52,23 +52,27 @@ def capped(c: Cursors, target: int) -> Cursors:
     scope="Turns of sessions that stay open.",
     of=(Finish, Retract),
     trigger=lambda s: (
-        (at := s.cut_at) is not None and not isinstance(s.command, Admit) and max(at[1][:3]) > at[2]
+        (turn_cut := s.cut_at) is not None
+        and not isinstance(s.command, Admit)
+        and max(turn_cut[1][:3]) > turn_cut[2]
     ),
 )
 def _caps_at_target(step: Step) -> Failure | None:
-    at = step.cut_at
-    if at is None:
+    """Return the failure of a session slot whose cursors are not capped at the target of the turn that ended.
+    None where nothing was cut."""
+    turn_cut = step.cut_at
+    if turn_cut is None:
         return None
-    holder, before, target = at
+    holder, before, target = turn_cut
     session = step.after.sessions.get(holder)
     if session is None or session.slot is None:
         return None  # SES-2 says so
-    want = capped(before, target)
+    due = capped(before, target)
     request = step.acted
     if request is not None and request.in_flight:  # the token that a round computes first may count
-        first = min(request.settled_len + 1, target, session.slot.kv_committed_len)
-        want = want._replace(kv_committed_len=max(want.kv_committed_len, first))
-    if session.slot == want:
+        first_len = min(request.settled_len + 1, target, session.slot.kv_committed_len)
+        due = due._replace(kv_committed_len=max(due.kv_committed_len, first_len))
+    if session.slot == due:
         return None
     assert request is not None
     slot = f"slot of {holder}"
@@ -76,9 +80,9 @@ def _caps_at_target(step: Step) -> Failure | None:
     does = "ends the turn" if isinstance(step.command, Finish) else f"queues {request.name} again"
     tokens = f"{counted(request.origin, 'token')} of input, {outputs} of output"
     return failure(
-        f"target {target}: {cursors_text(want)}",
+        f"target {target}: {cursors_text(due)}",
         f"{slot}: {cursors_text(session.slot)}",
-        *cursors_off(slot, want, session.slot),
+        *cursors_off(slot, due, session.slot),
         head=f"{does} at target {target} ({tokens})",
     )
 
@@ -107,6 +111,8 @@ def _caps_at_target(step: Step) -> Failure | None:
     ),
 )
 def _restore_caps_at_prefix(step: Step) -> Failure | None:
+    """Return the failure of an admission whose cursors, or whose session's, are not the slot's capped at the
+    prefix that can be resumed."""
     if not isinstance(step.command, Admit) or not step.done:
         return None
     request = step.acted
@@ -118,30 +124,30 @@ def _restore_caps_at_prefix(step: Step) -> Failure | None:
     request_after = step.after.requests.get(request.name)
     if slot_after is None or slot_after.slot is None or request_after is None:
         return None  # SES-2 says so
-    got = request_after.cursors
+    restored = request_after.cursors
     key = request.origin + request.output - 1
     literal = min(session.slot.kv_committed_len, key)
-    want = capped(session.slot, literal)
-    allowed = [want]
+    due = capped(session.slot, literal)
+    allowed = [due]
     committed = session.slot.kv_committed_len
-    why = f"the smaller of kv_committed_len {committed} and a key of {key} (the text less its last token)"
+    reason = f"the smaller of kv_committed_len {committed} and a key of {key} (the text less its last token)"
     window = step.config.geometry.window
     if window is not None and evicted_below(session.slot) > max(0, literal - window):
         allowed.append(capped(session.slot, session.slot.cache_protected_len))
-        want = allowed[-1]
-        why = f"for the window behind {literal} was evicted"
+        due = allowed[-1]
+        reason = f"for the window behind {literal} was evicted"
     elif step.config.geometry.states and session.state != literal:
         allowed.append(capped(session.slot, session.slot.cache_protected_len))
-        want = allowed[-1]
-        why = f"for the recurrent state is the one after {session.state} tokens"
-    if got in allowed and slot_after.slot == got:
+        due = allowed[-1]
+        reason = f"for the recurrent state is the one after {session.state} tokens"
+    if restored in allowed and slot_after.slot == restored:
         return None
     return failure(
-        f"request and slot both at prefix {want.kv_committed_len}: {cursors_text(want)}",
-        f"request: {cursors_text(got)}; slot: {cursors_text(slot_after.slot)}",
-        *cursors_off(request.name, want, got),
-        *cursors_off(f"slot of {session.name}", want, slot_after.slot),
-        head=f"must resume at {want.kv_committed_len}, {why}",
+        f"request and slot both at prefix {due.kv_committed_len}: {cursors_text(due)}",
+        f"request: {cursors_text(restored)}; slot: {cursors_text(slot_after.slot)}",
+        *cursors_off(request.name, due, restored),
+        *cursors_off(f"slot of {session.name}", due, slot_after.slot),
+        head=f"must resume at {due.kv_committed_len}, {reason}",
     )
 
 
@@ -193,14 +199,14 @@ def _cursors_in_order(step: Step) -> Failure | None:
     geometry = step.config.geometry
     shown = [("", n, r.cursors) for n, r in step.after.requests.items() if r.cursors is not None]
     shown += [("slot of ", n, s.slot) for n, s in step.after.sessions.items() if s.slot is not None]
-    for what, name, c in shown:
+    for owner, name, c in shown:
         for field, bound, rule in _out_of_bounds(c, geometry):
             return failure(
                 "cursors in order and in bounds",
-                f"{what}{name}: {cursors_text(c)}",
-                AtCursor(f"{what}{name}", field),
-                *([AtCursor(f"{what}{name}", bound)] if bound else []),
-                head=f"must not leave {field} of {what}{name} {rule}",
+                f"{owner}{name}: {cursors_text(c)}",
+                AtCursor(f"{owner}{name}", field),
+                *([AtCursor(f"{owner}{name}", bound)] if bound else []),
+                head=f"must not leave {field} of {owner}{name} {rule}",
             )
     return None
 
@@ -239,6 +245,8 @@ def _out_of_bounds(c: Cursors, geometry: Geometry) -> Iterator[tuple[str, str, s
     ),
 )
 def _commits_progress(step: Step) -> Failure | None:
+    """Return the failure of the first request whose cursors did not move by what the step committed and
+    allocated."""
     if not step.done:
         return None
     progress = step.progress
@@ -247,34 +255,34 @@ def _commits_progress(step: Step) -> Failure | None:
         facts = step.after.requests.get(was.name)
         if facts is None or was.cursors is None:
             continue
-        want = was.cursors
+        due = was.cursors
         if was.name in progress:
             committed, allocated = progress[was.name]
             now = step.now.request(was.name)
             assert now is not None and now.cursors is not None
             # to allocate further is a choice
             allocated = max(allocated, now.cursors.kv_allocated_len)
-            protected = want.cache_protected_len
+            protected = due.cache_protected_len
             if step.now.tree is not None and facts.cursors is not None:
                 session = step.was.session(was.session)
                 if session is None or session.slot is None:  # of later turns R is the slot's
                     # what the tree has taken: TREE-12, REF-1
                     protected = facts.cursors.cache_protected_len
-            want = Cursors(
-                want.kv_committed_len + committed, allocated, step.frontier(was.name), protected
+            due = Cursors(
+                due.kv_committed_len + committed, allocated, step.frontier(was.name), protected
             )
         elif isinstance(step.command, EvictSwa) and was.name == one:
-            want = want._replace(swa_evicted_seqlen=step.frontier(was.name))
+            due = due._replace(swa_evicted_seqlen=step.frontier(was.name))
         elif isinstance(step.command, Settle) and was.name == one:
             result = was.in_flight[0]
-            committed = want.kv_committed_len - result.claimed + result.accept
-            want = want._replace(kv_committed_len=committed)
+            committed = due.kv_committed_len - result.claimed + result.accept
+            due = due._replace(kv_committed_len=committed)
         elif was.name == one:
             continue
-        if (facts.cursors or ZERO) != want:  # admitted without a slot: nothing either way
+        if (facts.cursors or ZERO) != due:  # admitted without a slot: nothing either way
             return failure(
-                f"{was.name}: {cursors_text(want)}",
+                f"{was.name}: {cursors_text(due)}",
                 cursors_text(facts.cursors),
-                *cursors_off(was.name, want, facts.cursors),
+                *cursors_off(was.name, due, facts.cursors),
             )
     return None

@@ -45,21 +45,21 @@ def _freed_in_pool(step: Step, pool: str) -> PagesByHolder:
     once = len(before.owner_of) == len(before.owned)
     if once and before.owner_of.items() <= others.items() and free.isdisjoint(others):
         return freed
-    kept = after.owned_once
+    owned_after = after.owned_once
     for owned in before.owned:
-        holder, at, page = owned
-        gone = owned not in kept and page in others
-        if page in free or (gone and others[page].holder != _name_in_tree(step, holder, at)):
-            freed.setdefault(holder, []).append(at)
+        holder, index, page = owned
+        gone = owned not in owned_after and page in others
+        if page in free or (gone and others[page].holder != _name_in_tree(step, holder, index)):
+            freed.setdefault(holder, []).append(index)
     return freed
 
 
-def _name_in_tree(step: Step, holder: str, at: int) -> str | None:
+def _name_in_tree(step: Step, holder: str, index: int) -> str | None:
     """Return the name of a row's page after adoption by the tree, None for a holder without a key in the
     tree."""
     if holder not in _tree_keys(step):
         return None
-    return page_name(_tree_keys(step)[holder][: (at + 1) * step.config.geometry.page_size])
+    return page_name(_tree_keys(step)[holder][: (index + 1) * step.config.geometry.page_size])
 
 
 @memoized
@@ -115,15 +115,15 @@ def _add_tree_handovers(step: Step, pool: str, owed: dict[str, set[int]]) -> Non
     has = after.owned_once
     taken = {o.holder for o in has - had} if _handed_to_tree(step) else set()
     for holder, start, end, frontier in _handed_to_tree(step):
-        for at in range(start // size, -(-end // size)):
-            name = _name_in_tree(step, holder, at)
-            if pool == "swa" and at * size < frontier:
+        for index in range(start // size, -(-end // size)):
+            name = _name_in_tree(step, holder, index)
+            if pool == "swa" and index * size < frontier:
                 continue
             if name in taken:
                 taken.remove(name)
-                owed.get(holder, set()).discard(at)
-            elif (holder, at) in own:
-                owed.setdefault(holder, set()).add(at)
+                owed.get(holder, set()).discard(index)
+            elif (holder, index) in own:
+                owed.setdefault(holder, set()).add(index)
     admits = isinstance(step.command, Admit) and step.config.geometry.states  # room for a state
     if isinstance(step.command, _TREE_GIVES_UP) or admits:
         for gone in had - has:

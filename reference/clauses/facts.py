@@ -15,6 +15,11 @@ from reference.memoization import memoized
 from reference.state import Cursors
 
 
+def pool_label(pool: str) -> str:
+    """Return the name of a pool ("full", "swa") as sentences have it: "full" or "SWA"."""
+    return "SWA" if pool == "swa" else pool
+
+
 class SessionFacts(NamedTuple):
     """An open session: the text that its next turn starts with, and the cursors of its slot (None: no
     slot)."""
@@ -49,24 +54,22 @@ class HolderFacts(NamedTuple):
 
 
 class NodeFacts(NamedTuple):
-    """A node of the radix tree.
+    """A node of the radix tree."""
 
-    path: tokens from the root to its end; the last len(slots) are its own.
-    slots, swa_slots: slots of its tokens; swa_slots is empty where it shows none.
-    mapped: entries of full_to_swa for its slots.
-    full_read, swa_read: stamps in these slots.
-    full_locks, swa_locks, state_locks: lock counters.
-    state: slot of the recurrent state at its end.
-    """
-
+    #: tokens from the root to its end; the last len(slots) are its own
     path: tuple[int, ...]
+    #: slots of its tokens; swa_slots is empty where it shows none
     slots: Sequence[int]
     swa_slots: Sequence[int]
+    #: entries of full_to_swa for its slots
     mapped: Sequence[int]
+    #: stamps in these slots
     full_read: Sequence[int]
     swa_read: Sequence[int]
+    #: full_locks, swa_locks, state_locks: lock counters
     full_locks: int
     swa_locks: int
+    #: slot of the recurrent state at its end
     state: int | None = None
     state_locks: int = 0
 
@@ -79,19 +82,26 @@ class NodeFacts(NamedTuple):
         return bool(self.swa_slots)
 
 
+class TreePage(NamedTuple):
+    """A page of a tree node. slots: its full slots. has_swa: it has SWA KV; otherwise it is a tombstone."""
+
+    slots: tuple[int, ...]
+    has_swa: bool
+
+
 class TreeFacts(NamedTuple):
     """The radix tree.
 
     nodes: in the order of their paths.
     lock_holders: name -> full slots that it has locked.
     sizes: the system's counters (tokens): full evictable and protected, then SWA.
-    pages: path to the end of each page -> its full slots, and whether it has SWA KV.
+    pages: path to the end of each page -> the page.
     """
 
     nodes: Sequence[NodeFacts]
     lock_holders: Mapping[str, Sequence[int]]
     sizes: tuple[int, int, int, int] | None
-    pages: dict[tuple[int, ...], tuple[tuple[int, ...], bool]]
+    pages: dict[tuple[int, ...], TreePage]
 
 
 class Owned(NamedTuple):
@@ -156,33 +166,32 @@ class Torn(NamedTuple):
     @property
     def where(self) -> str:
         """Return the slots as text, such as "SWA slots of r1 at [0, 2)"."""
-        pool = "SWA" if self.pool == "swa" else self.pool
-        return f"{pool} slots of {self.holder} at [{self.start}, {self.start + len(self.slots)})"
+        end = self.start + len(self.slots)
+        return f"{pool_label(self.pool)} slots of {self.holder} at [{self.start}, {end})"
 
 
 class StateFacts(NamedTuple):
-    """Slots of recurrent state: 1..size exist (0 is padding).
-
-    free: the free list, as the system has it.
-    stamps: the stamp in each slot.
-    holders, nodes: slot of each holder and of each node. A session and the turn that borrows its slot
-        are one holder, unless each has a slot.
-    read: request of the last batch -> the stamp that it continued from.
-    buffers: further slots of holders; tracked: those that hold a state for the tree, with the number of
-        tokens before it.
-    reached: of each running request the tokens that it has computed: those whose results are processed, and
-        those of all launched batches. verifies: decode rounds are verify rounds.
-    """
+    """Slots of recurrent state: 1..size exist (0 is padding)."""
 
     size: int
+    #: the free list, as the system has it
     free: Sequence[int]
+    #: the stamp in each slot
     stamps: Sequence[int]
+    #: slot of each holder and of each node. A session and the turn that borrows its slot are one
+    #: holder, unless each has a slot.
     holders: Mapping[str, int]
     nodes: Mapping[tuple[int, ...], int]
+    #: request of the last batch -> the stamp that it continued from
     read: Mapping[str, int]
+    #: further slots of holders
     buffers: Mapping[str, Sequence[int]] = {}
+    #: those that hold a state for the tree, with the number of tokens before it
     tracked: Mapping[str, Sequence[tuple[int, int]]] = {}
+    #: of each running request the tokens that it has computed: those whose results are processed, and
+    #: those of all launched batches
     reached: Mapping[str, tuple[int, int]] = {}
+    #: decode rounds are verify rounds
     verifies: bool = False
 
     def owners(self, slot: int) -> list[str]:
@@ -202,16 +211,7 @@ class StateFacts(NamedTuple):
 
 
 class Facts(NamedTuple):
-    """A system at rest.
-
-    torn, torn_swa: pages of rows and tree nodes whose slots do not form a page in order.
-    unmapped: (holder, position) of live SWA positions without an SWA slot.
-    evicted_mapped: (full slot, SWA slot) of entries at positions whose SWA slot was evicted.
-    unused_mapped: (full slot, SWA slot) of entries of free full slots, and of slots past
-        kv_allocated_len whose entry is not the one that follows in their page.
-    shared: (full slot, SWA slot) of entries of live positions that point to the same SWA slot as
-        another.
-    """
+    """A system at rest."""
 
     sessions: dict[str, SessionFacts]
     requests: dict[str, RequestFacts]
@@ -219,11 +219,17 @@ class Facts(NamedTuple):
     pools: dict[str, Pool]
     rows: int
     free_rows: Sequence[int]
+    #: pages of rows and tree nodes whose slots do not form a page in order
     torn: Sequence[Torn] = ()
     torn_swa: Sequence[Torn] = ()
+    #: (holder, position) of live SWA positions without an SWA slot
     unmapped: Sequence[tuple[str, int]] = ()
+    #: (full slot, SWA slot) of entries at positions whose SWA slot was evicted
     evicted_mapped: Sequence[tuple[int, int]] = ()
+    #: (full slot, SWA slot) of entries of free full slots, and of slots past kv_allocated_len whose
+    #: entry is not the one that follows in their page
     unused_mapped: Sequence[tuple[int, int]] = ()
+    #: (full slot, SWA slot) of entries of live positions that point to the same SWA slot as another
     shared: Sequence[tuple[int, int]] = ()
     tree: TreeFacts | None = None
     states: StateFacts | None = None

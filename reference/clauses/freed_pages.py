@@ -27,9 +27,11 @@ def owed_and_freed(step: Step, pool: str) -> tuple[PagesByHolder, PagesByHolder]
 
 
 def _freed_as_owed(step: Step, pool: str) -> Failure | None:
-    if (found := wrongly_freed(step, pool)) is None:
+    """Return the failure of the first holder whose freed pages are not those that the step owes. None where
+    they agree."""
+    if (wrong_free := wrongly_freed(step, pool)) is None:
         return None
-    holder, owed, freed = found
+    holder, owed, freed = wrong_free
     size = step.config.geometry.page_size
     wrong = {*owed} ^ {*freed}
 
@@ -57,9 +59,9 @@ def wrongly_freed(step: Step, pool: str) -> tuple[str, list[int], list[int]] | N
     if owed == freed:
         return None
     for holder in sorted({*owed, *freed}):
-        want, got = owed.get(holder, []), sorted(freed.get(holder, []))
-        if want != got:
-            return holder, want, got
+        due, freed_indices = owed.get(holder, []), sorted(freed.get(holder, []))
+        if due != freed_indices:
+            return holder, due, freed_indices
     return None
 
 
@@ -117,26 +119,28 @@ def _swa_pages_freed(step: Step) -> Failure | None:
     trigger=lambda s: bool(s.before.holders) and not s.held,
 )
 def _nothing_lost(step: Step) -> Failure | None:
+    """Return the failure of a pool, or of the rows, that is not all free although no request or session holds
+    anything."""
     # may have a row already
     if step.held or any(r.phase is Phase.ADMITTED for r in step.now.requests):
         return None
     for name, pool in step.after.pools.items():
         of_tree = {o.page for o in pool.owned if o.holder.startswith("tree ")}
-        want = pool.size - len(of_tree)
-        if len(pool.free_pages) < want:
-            kept = sorted({*range(1, pool.size + 1)} - of_tree - pool.free_pages)
+        due = pool.size - len(of_tree)
+        if len(pool.free_pages) < due:
+            missing = sorted({*range(1, pool.size + 1)} - of_tree - pool.free_pages)
             return failure(
-                f"{want} of {pool.size} pages of the {name} pool free",
+                f"{due} of {pool.size} pages of the {name} pool free",
                 f"{len(pool.free_pages)} are",
-                *(AtPage(name, page) for page in kept),
+                *(AtPage(name, page) for page in missing),
                 head=_NOBODY,
             )
     if len(set(step.after.free_rows)) < step.after.rows:
-        kept = sorted({*range(step.after.rows)} - {*step.after.free_rows})
+        missing = sorted({*range(step.after.rows)} - {*step.after.free_rows})
         return failure(
             f"all {step.after.rows} rows free",
             f"{len(set(step.after.free_rows))} are",
-            *map(AtRow, kept),
+            *map(AtRow, missing),
             head=_NOBODY,
         )
     return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from reference.memory_accounts import HELD, UNCACHED, account_text
+from reference.clauses.facts import pool_label
 from reference.clauses.registry import clause
 from reference.clauses.outcomes import unchanged_failure
 from reference.clauses.step import Step, span
@@ -49,13 +50,24 @@ def expected_report(step: Step) -> Report:
             )
             if step.after.tree is not None:
                 for node in step.after.tree.nodes:
-                    locks, slots = (
-                        (node.full_locks, node.slots)
-                        if pool == "full"
-                        else (node.swa_locks, node.swa_slots)
-                    )
+                    if pool == "full":
+                        locks = node.full_locks
+                        slots = node.slots
+                    else:
+                        locks = node.swa_locks
+                        slots = node.swa_slots
                     tree[locks > 0] += len(slots)
-        accounts.append(Account(pool, free, tree[False], tree[True], held, uncached, total))
+        accounts.append(
+            Account(
+                pool,
+                available=free,
+                evictable=tree[False],
+                protected=tree[True],
+                session_held=held,
+                uncached=uncached,
+                total=total,
+            )
+        )
         entries += mine
     return Report(tuple(accounts), tuple(entries))
 
@@ -84,22 +96,22 @@ def miscounted(step: Step, report: Report, account: Account) -> list[str]:
     known = bool(report.entries) or account.session_held + account.uncached == 0
     known = known and {e.holder for e in report.entries} <= set().union(*names)
     for holder, called in zip(step.held, names):
-        want = _expected_entry(step, pool, holder)
+        due = _expected_entry(step, pool, holder)
         mine = [e for e in report.entries if e.pool == pool and e.holder in called and e.amount]
-        if not want.amount or (known and mine == [want]):
+        if not due.amount or (known and mine == [due]):
             continue
-        what = _holding_text(step, pool, holder)
+        holding = _holding_text(step, pool, holder)
         if not known:
-            lines.append(f"{what}: to be counted once, as {_term_text(want)}")
+            lines.append(f"{holding}: to be counted once, as {_term_text(due)}")
         elif not mine:
-            lines.append(f"{what}: counted nowhere, to be counted as {_term_text(want)}")
+            lines.append(f"{holding}: counted nowhere, to be counted as {_term_text(due)}")
         elif len(mine) == 1:
             lines.append(
-                f"{what}: counted with {mine[0].amount} as {_term_text(mine[0])}, it is {want.amount}"
+                f"{holding}: counted with {mine[0].amount} as {_term_text(mine[0])}, it is {due.amount}"
             )
         else:
             as_what = " and as ".join(f"{_term_text(e)} ({_amount_text(pool, e.amount)})" for e in mine)
-            lines.append(f"{what}: counted {len(mine)} times, as {as_what}")
+            lines.append(f"{holding}: counted {len(mine)} times, as {as_what}")
     return lines
 
 
@@ -116,10 +128,10 @@ def _holding_text(step: Step, pool: str, holder: Holder) -> str:
     if pool == "rows":
         return f"the row of {holder.name}"
     pages = [(o.at, o.page) for o in step.after.pools[pool].owned if o.holder == holder.name]
-    at = span([index for index, _ in pages], step.config.geometry.page_size)
+    positions = span([index for index, _ in pages], step.config.geometry.page_size)
     numbers = ", ".join(str(page) for _, page in pages)
-    kind = "SWA" if pool == "swa" else pool
-    return f"{kind} {'pages' if len(pages) > 1 else 'page'} {numbers} of {holder.name} at {at}"
+    noun = "pages" if len(pages) > 1 else "page"
+    return f"{pool_label(pool)} {noun} {numbers} of {holder.name} at {positions}"
 
 
 @clause(
@@ -165,6 +177,8 @@ def _check_changes_nothing(step: Step) -> Failure | None:
     trigger=_check_counts_something,
 )
 def _no_false_alarm(step: Step) -> Failure | None:
+    """Return the failure of a check that alarms, or whose accounts do not add up, while every page has its
+    one owner."""
     expected, report = _both_reports(step)
     if report is None or (not report.alarm and all(a.balances for a in report.accounts)):
         return None
@@ -179,8 +193,8 @@ def _no_false_alarm(step: Step) -> Failure | None:
             lines += whose
             counted = f"{_amount_text(account.pool, account.counted)} of {account.total}"
             sums = f"counts {counted} in {_pool_text(account.pool)}, though every page has its one owner"
-            why = whose[0] if whose else _wrong_terms_text(report, wrong, account.pool)
-            heads.append(f"{sums}: {why}" if why else sums)
+            reason = whose[0] if whose else _wrong_terms_text(report, wrong, account.pool)
+            heads.append(f"{sums}: {reason}" if reason else sums)
     if not lines:
         lines = [report.alarm]
     return Failure(
@@ -211,6 +225,8 @@ def _no_false_alarm(step: Step) -> Failure | None:
     trigger=_check_counts_something,
 )
 def _terms_are_right(step: Step) -> Failure | None:
+    """Return the failure of the first account of a check that differs from the reference's, or of its list of
+    holders."""
     want, got = _both_reports(step)
     if want is None:
         return failure("none: level 0 is off", "a report") if got else None
@@ -235,12 +251,12 @@ def _terms_are_right(step: Step) -> Failure | None:
     return None
 
 
-def _wrong_terms(want: Report, got: Report) -> list[AtCounter]:
+def _wrong_terms(expected: Report, observed: Report) -> list[AtCounter]:
     """Return the terms in which a report differs from the expected one."""
-    mine = {account.pool: account for account in got.accounts}
+    mine = {account.pool: account for account in observed.accounts}
     return [
         AtCounter(account.pool, term, must)
-        for account in want.accounts
+        for account in expected.accounts
         if account.pool in mine
         for term in TERMS
         if (must := getattr(account, term)) != getattr(mine[account.pool], term)

@@ -154,14 +154,14 @@ def _unused_slots_unmapped(step: Step) -> Failure | None:
     return _stale_entry(step, "unused full slot", "full", step.after.unused_mapped)
 
 
-def _stale_entry(step: Step, what: str, pool: str, entries: Sequence[tuple[int, int]]) -> Failure | None:
+def _stale_entry(step: Step, problem: str, pool: str, entries: Sequence[tuple[int, int]]) -> Failure | None:
     """Return the failure of a mapping entry that should be gone. pool: pool of the page whose freeing
     made it stale."""
     if not entries:
         return None
     slot = entries[0][0 if pool == "full" else 1]
     return failure(
-        f"entry of every {what} is 0",
+        f"entry of every {problem} is 0",
         f"{len(entries)} lead on, one to SWA slot {entries[0][1]}",
         *(AtEntry(slot) for slot, _ in entries),
         AtPage(pool, slot // step.config.geometry.page_size),
@@ -204,6 +204,7 @@ def _page_list(pool: str, pages: Iterable[int]) -> list[AtPage]:
     trigger=lambda s: len(s.after.holders) > 1,
 )
 def _one_owner(step: Step) -> Failure | None:
+    """Return the failure of the first page that is owned and free, or owned twice."""
     for name, pool in step.after.pools.items():
         free = pool.free_pages
         if len(pool.owner_of) == len(pool.owned) and free.isdisjoint(pool.owner_of):
@@ -211,9 +212,9 @@ def _one_owner(step: Step) -> Failure | None:
         owner: dict[int, tuple[str, int]] = {}
         for holder, index, page in pool.owned:
             if page in free:
-                at = span([index], step.config.geometry.page_size)
+                positions = span([index], step.config.geometry.page_size)
                 return failure(
-                    f"{name} page of {holder} at {at} is not free",
+                    f"{name} page of {holder} at {positions} is not free",
                     f"page {page} is in the free list",
                     AtPage(name, page),
                 )
@@ -247,8 +248,8 @@ def _first_own_positions(step: Step, *holders: str) -> list[AtCursor]:
 )
 def _no_page_lost(step: Step) -> Failure | None:
     for name, pool in step.after.pools.items():
-        found = pool.free_pages | pool.owner_of.keys()
-        lost = [page for page in range(1, pool.size + 1) if page not in found]
+        accounted = pool.free_pages | pool.owner_of.keys()
+        lost = [page for page in range(1, pool.size + 1) if page not in accounted]
         if lost:
             expected = f"every {name} page free or owned"
             return failure(expected, f"pages {lost} are neither", *_page_list(name, lost))

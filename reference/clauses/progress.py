@@ -121,15 +121,15 @@ def _no_cycle_without_token(step: ProgressStep) -> Failure | None:
     trigger=lambda step: step.admission is not None and bool(step.admission.never),
 )
 def _oversized_is_refused(step: ProgressStep) -> Failure | None:
-    found = step.admission
-    if found is None:
+    admission = step.admission
+    if admission is None:
         return None
-    at = AtNamed("request", found.request)
-    if found.never and not found.refused:
-        return failure(f"{found.request} is refused: {found.never}", "it is accepted", at)
-    if found.fits and found.refused:
-        want = f"{found.request} is accepted: an empty server has room for it"
-        return failure(want, "it is refused for its length", at)
+    place = AtNamed("request", admission.request)
+    if admission.never and not admission.refused:
+        return failure(f"{admission.request} is refused: {admission.never}", "it is accepted", place)
+    if admission.fits and admission.refused:
+        expected = f"{admission.request} is accepted: an empty server has room for it"
+        return failure(expected, "it is refused for its length", place)
     return None
 
 

@@ -77,8 +77,8 @@ def _resumed_turn(step: Step) -> tuple[Request, int] | None:
     facts = step.after.requests.get(request.name)
     if session is None or session.slot is None or facts is None or facts.cursors is None:
         return None
-    at = facts.cursors.kv_committed_len
-    return (request, at) if at > session.slot.cache_protected_len else None
+    committed = facts.cursors.kv_committed_len
+    return (request, committed) if committed > session.slot.cache_protected_len else None
 
 
 def _resumed_without_state(step: Step) -> Failure | None:
@@ -86,17 +86,20 @@ def _resumed_without_state(step: Step) -> Failure | None:
     states = step.after.states
     if resumed is None or states is None:
         return None
-    request, at = resumed
+    request, committed = resumed
     stamps = _stamps(request.text)
     slot = states.holders.get(request.holder)
-    if slot is not None and states.stamp(slot) == stamp_after(stamps, at):
+    if slot is not None and states.stamp(slot) == stamp_after(stamps, committed):
         return None
-    got = "it has no state" if slot is None else f"slot {slot} {seen(states.stamp(slot), stamps)}"
+    observed = "it has no state" if slot is None else f"slot {slot} {seen(states.stamp(slot), stamps)}"
     places: list[Place] = [AtNamed("request", request.name)]
     places += [AtState(slot)] if slot is not None else []
-    head = f"lets {request.name} resume at {at} and must let it resume where its state is"
+    head = f"lets {request.name} resume at {committed} and must let it resume where its state is"
     return failure(
-        f"{request.name} resumes at {at} with the state after {at} tokens", got, *places, head=head
+        f"{request.name} resumes at {committed} with the state after {committed} tokens",
+        observed,
+        *places,
+        head=head,
     )
 
 
@@ -122,15 +125,15 @@ def _wrong_continuation(step: Step, hits: bool) -> Failure | None:
         if hit != hits:
             continue
         stamps = _stamps(request.computed_text)
-        got = states.read.get(request.name)
-        if got != stamp_after(stamps, start):
-            first = f"the state after its first {start} tokens" if start else "an empty state"
+        stamp = states.read.get(request.name)
+        if stamp != stamp_after(stamps, start):
+            due_state = f"the state after its first {start} tokens" if start else "an empty state"
             slot = states.holders.get(request.holder)
             places: list[Place] = [AtNamed("request", request.name)]
             places += [AtState(slot)] if slot is not None else []
-            what = "it has none" if got is None else f"it {seen(got, stamps)}"
-            head = f"must let {request.name} continue from {first}"
-            return failure(f"{request.name} continues from {first}", what, *places, head=head)
+            observed = "it has none" if stamp is None else f"it {seen(stamp, stamps)}"
+            head = f"must let {request.name} continue from {due_state}"
+            return failure(f"{request.name} continues from {due_state}", observed, *places, head=head)
     return None
 
 
@@ -157,11 +160,11 @@ def _node_has_its_state(step: Step) -> Failure | None:
         stamps = chained(path)
         if states.stamp(slot) != stamps[-1]:
             name = path_text(path)
-            got = f"slot {slot} {seen(states.stamp(slot), stamps)}"
+            observed = f"slot {slot} {seen(states.stamp(slot), stamps)}"
             head = f"must leave the state after {name} in its node"
             return failure(
                 f"the node that ends {name} has the state after it",
-                got,
+                observed,
                 AtNode(path, "state"),
                 AtState(slot),
                 head=head,
@@ -181,6 +184,7 @@ def _node_has_its_state(step: Step) -> Failure | None:
     trigger=lambda s: any(length for _, length, _ in _expected_states(s)),
 )
 def _holder_keeps_its_state(step: Step) -> Failure | None:
+    """Return the failure of the first holder whose slot has not the state after its computed tokens."""
     states = step.after.states
     if states is None:
         return None
@@ -191,13 +195,13 @@ def _holder_keeps_its_state(step: Step) -> Failure | None:
             slot is not None and states.stamp(slot) == stamp_after(stamps, length)
         ):
             continue
-        got = (
+        observed = (
             "it has no slot" if slot is None else f"slot {slot} {seen(states.stamp(slot), stamps)}"
         )
         places = [AtState(slot)] if slot is not None else [AtNamed(_holder_kind(step, name), name)]
         head = f"must keep the state of {name} after its first {length} tokens"
         return failure(
-            f"{name} has the state after its first {length} tokens", got, *places, head=head
+            f"{name} has the state after its first {length} tokens", observed, *places, head=head
         )
     return None
 
@@ -240,9 +244,9 @@ def _tracked_state_is_right(step: Step) -> Failure | None:
                 f"slot {slot} has the state of {request.name} after its first {length} tokens"
             )
             head = f"must track the state of {request.name} after its first {length} tokens"
-            got = f"it {seen(states.stamp(slot), stamps)}"
+            observed = f"it {seen(states.stamp(slot), stamps)}"
             return failure(
-                expected, got, AtState(slot), AtNamed("request", request.name), head=head
+                expected, observed, AtState(slot), AtNamed("request", request.name), head=head
             )
     return None
 
@@ -329,6 +333,7 @@ def _holder_kind(step: Step, name: str) -> str:
     ),
 )
 def _ended_holders_have_no_slot(step: Step) -> Failure | None:
+    """Return the failure of the first holder that ended and kept its slot, or whose slot was lost."""
     before = step.before.states
     states = step.after.states
     if before is None or states is None:
@@ -371,6 +376,7 @@ def _slots_by_holder(states: StateFacts) -> dict[str, list[int]]:
     trigger=lambda s: (f := s.after.states) is not None and len(f.holders) + len(f.nodes) > 1,
 )
 def _slots_add_up(step: Step) -> Failure | None:
+    """Return the failure of the first slot that is not exactly once in the free list or with an owner."""
     states = step.after.states
     if states is None:
         return None
@@ -387,8 +393,8 @@ def _slots_add_up(step: Step) -> Failure | None:
         if len(owners) + times != 1:
             often = f" {times} times" if times > 1 else ""
             having = [*owners, *([f"the free list{often}"] if times else [])]
-            got = f"it is in {' and '.join(having)}" if having else "it is neither free nor owned"
-            return failure(f"slot {slot} is free or has one owner", got, AtState(slot))
+            observed = f"it is in {' and '.join(having)}" if having else "it is neither free nor owned"
+            return failure(f"slot {slot} is free or has one owner", observed, AtState(slot))
     return None
 
 

@@ -25,35 +25,33 @@ Needs = Literal["tree", "window", "states", "tracks", "lazy", "tier", "keys", "i
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Clause:
-    """One clause.
-
-    scope: where it does not hold or says nothing.
-    decision: how an open question was answered, with the smallest counterexample of a simpler rule.
-    assumption: what would have to hold for that simpler rule to be enough.
-    rule: the functions of `reference` that do what the clause says, such as "cursors.cut, tree.lock".
-    of: the commands that it is about.
-    needs: what a system must have for it to be checked.
-    concerns: orders the failures of one step (by_cause).
-    alone: it reads the system's names alone, so it can be checked after another clause was violated, when
-    the reference has gone another way.
-    check: returns None when the clause holds for the step, else a Failure.
-    trigger: whether the clause could break in the step.
-    """
+    """One clause."""
 
     id: str
     title: str
     sentence: str
+    #: where it does not hold or says nothing
     scope: str
     why: str
+    #: how an open question was answered, with the smallest counterexample of a simpler rule
     decision: str
+    #: what would have to hold for that simpler rule to be enough
     assumption: str
+    #: the functions of `reference` that do what the clause says, such as "cursors.cut, tree.lock"
     rule: str
     source: str
+    #: the commands that it is about
     of: frozenset[type]
+    #: what a system must have for it to be checked
     needs: tuple[Needs, ...]
+    #: orders the failures of one step (by_cause)
     concerns: Concern
+    #: it reads only the system's names, so it can be checked after another clause was violated,
+    #: when the reference has gone another way
     alone: bool
+    #: returns None when the clause holds for the step, else a Failure
     check: Check
+    #: whether the clause could break in the step
     trigger: Callable[[Any], bool]
 
 
@@ -100,9 +98,22 @@ def register(
 
     def add(check: Check) -> Check:
         into[id] = Clause(
-            id, title, sentence, scope, why, decision, assumption, rule, source, frozenset(of), needs,
-            concerns, alone, check, trigger,
-        )  # fmt: skip
+            id=id,
+            title=title,
+            sentence=sentence,
+            scope=scope,
+            why=why,
+            decision=decision,
+            assumption=assumption,
+            rule=rule,
+            source=source,
+            of=frozenset(of),
+            needs=needs,
+            concerns=concerns,
+            alone=alone,
+            check=check,
+            trigger=trigger,
+        )
         return check
 
     return add

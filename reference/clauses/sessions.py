@@ -95,6 +95,8 @@ def _close_happens(step: Step) -> Failure | None:
     trigger=lambda s: isinstance(s.command, (Abort, Close)) and s.done and bool(s.was.requests),
 )
 def _sessions_live_and_end(step: Step) -> Failure | None:
+    """Return the first difference in which requests and sessions exist, and which sessions close or have a
+    slot."""
     after = step.after
     now = step.now
     names = {r.name for r in now.requests}
@@ -130,14 +132,16 @@ def _sessions_live_and_end(step: Step) -> Failure | None:
     return None
 
 
-def _name_differences(step: Step, kind: str, what: str, want: Iterable[str], got: Iterable[str]) -> Failure:
+def _name_differences(
+    step: Step, kind: str, noun: str, expected: Iterable[str], observed: Iterable[str]
+) -> Failure:
     """Return the places of names that only one side has, and of the turn of a session that ended too
     early."""
-    names = sorted({*want} ^ {*got})
+    names = sorted({*expected} ^ {*observed})
     turns = [s.turn for s in step.now.sessions if s.turn is not None and s.name in names]
-    does = f"must keep {kind} {names[0]}" if names[0] in want else f"must end {kind} {names[0]}"
+    does = f"must keep {kind} {names[0]}" if names[0] in expected else f"must end {kind} {names[0]}"
     places = [AtNamed(kind, name) for name in names] + [AtNamed("request", turn) for turn in turns]
-    return failure(f"{what} {_name_list(want)}", f"{what} {_name_list(got)}", *places, head=does)
+    return failure(f"{noun} {_name_list(expected)}", f"{noun} {_name_list(observed)}", *places, head=does)
 
 
 def _name_list(names: Iterable[str]) -> str:
@@ -162,6 +166,7 @@ def _name_list(names: Iterable[str]) -> str:
     ),
 )
 def _history_is_what_client_saw(step: Step) -> Failure | None:
+    """Return the failure of the first session or request whose text is not the one that the client knows."""
     for session in step.now.sessions:
         got = tuple(step.after.sessions[session.name].history)
         if got != text_tokens(session.history):
@@ -187,17 +192,18 @@ def _history_is_what_client_saw(step: Step) -> Failure | None:
     return None
 
 
-def _first_difference(want: tuple[int, ...], got: tuple[int, ...]) -> int:
+def _first_difference(expected: tuple[int, ...], observed: tuple[int, ...]) -> int:
     """Return the first position at which two texts differ."""
     return next(
-        (at for at, (a, b) in enumerate(zip(want, got)) if a != b), min(len(want), len(got))
+        (index for index, (a, b) in enumerate(zip(expected, observed)) if a != b),
+        min(len(expected), len(observed)),
     )
 
 
-def _text_failure(what: str, owner: str, want: tuple[int, ...], got: tuple[int, ...]) -> Failure:
+def _text_failure(text_name: str, owner: str, expected: tuple[int, ...], got: tuple[int, ...]) -> Failure:
     """Return the failure of a text. owner: a request, or the session that has it as its history."""
-    observed = f"{len(got)} tokens" if len(got) != len(want) else "as many, but others"
-    first = _first_difference(want, got)
-    due = want[first] if first < len(want) else None
-    head = f"must leave the {what} with {counted(len(want), 'token')}"
-    return failure(f"{what}: {len(want)} tokens", observed, AtText(owner, first, due), head=head)
+    observed = f"{len(got)} tokens" if len(got) != len(expected) else "as many, but others"
+    position = _first_difference(expected, got)
+    due = expected[position] if position < len(expected) else None
+    head = f"must leave the {text_name} with {counted(len(expected), 'token')}"
+    return failure(f"{text_name}: {len(expected)} tokens", observed, AtText(owner, position, due), head=head)

@@ -44,23 +44,24 @@ from reference.state import Request
     ),
 )
 def _evictions_leave_windows(step: Step) -> Failure | None:
-    found = evicted_too_far(step)
-    if found is None:
+    eviction = evicted_too_far(step)
+    if eviction is None:
         return None
-    request, length, low, high, got = found
+    request, length, low, high, evicted_to = eviction
     window = step.config.geometry.window
     assert window is not None
     allowed = f"= {low}" if low == high else f"from {low} to {high}"
     expected = f"{request.name}: swa_evicted_seqlen {allowed}"
-    if low <= got <= high:
-        why = f"inside a page of {step.config.geometry.page_size} tokens"
-    elif got < low:
-        why = f"and what lies below {low} is gone"
+    if low <= evicted_to <= high:
+        reason = f"inside a page of {step.config.geometry.page_size} tokens"
+    elif evicted_to < low:
+        reason = f"and what lies below {low} is gone"
     else:
-        why = f"and a token at {length} reads a window of {window} back"
+        reason = f"and a token at {length} reads a window of {window} back"
     must = f"{low}" if low == high else f"{allowed} and whole pages"
-    head = f"leaves the SWA KV of {request.name} from {got} on, {why}; swa_evicted_seqlen must be {must}"
-    return failure(expected, f"{got}", AtCursor(request.name, "swa_evicted_seqlen"), head=head)
+    leaves = f"leaves the SWA KV of {request.name} from {evicted_to} on"
+    head = f"{leaves}, {reason}; swa_evicted_seqlen must be {must}"
+    return failure(expected, f"{evicted_to}", AtCursor(request.name, "swa_evicted_seqlen"), head=head)
 
 
 def evicted_too_far(step: Step) -> tuple[Request, int, int, int, int] | None:
@@ -72,13 +73,13 @@ def evicted_too_far(step: Step) -> tuple[Request, int, int, int, int] | None:
         assert was.cursors is not None and window is not None
         low = max(was.cursors.swa_evicted_seqlen, was.cursors.cache_protected_len)
         high = max(low, (length - window) // size * size)
-        got = step.frontier(was.name)
+        evicted_to = step.frontier(was.name)
         cursors = step.after.requests[was.name].cursors
-        if step.tree_policy_is_free and cursors is not None and got <= cursors.cache_protected_len:
+        if step.tree_policy_is_free and cursors is not None and evicted_to <= cursors.cache_protected_len:
             continue  # the tree's by now: nothing of its own was evicted
-        bad = not low <= got <= high or got % size
-        if bad and got != was.cursors.swa_evicted_seqlen:
-            return was, length, low, high, got
+        bad = not low <= evicted_to <= high or evicted_to % size
+        if bad and evicted_to != was.cursors.swa_evicted_seqlen:
+            return was, length, low, high, evicted_to
     return None
 
 
@@ -129,6 +130,7 @@ def window_evictions(step: Step) -> Iterator[tuple[Request, int]]:
     trigger=lambda s: s.evicted_any,
 )
 def _next_window_is_live(step: Step) -> Failure | None:
+    """Return the failure of the first request without SWA KV in the window of its next token."""
     window = step.config.geometry.window
     if window is None:
         return None

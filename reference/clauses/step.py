@@ -22,30 +22,27 @@ PagesByHolder = dict[str, list[int]]  # holder -> page indices of its sequence
 
 @dataclass(eq=False)
 class Step:
-    """A command on system and reference.
-
-    was, now: the reference before and after.
-    expected, outcome: outcomes of reference and system.
-    before, after: the system's facts.
-    unchanged: the system's view is the same as before.
-    overreach: text about a choice of the system that the reference could not follow, "" for none; `now`
-        then follows the default.
-    tree_policy_is_free: the system's tree has its own policy for splits and evictions, and `now` has its
-        shape.
-    locks_before: locks in the tree after the previous step, None for the first step.
-    """
+    """A command on system and reference."""
 
     config: RunConfig
     command: Command
+    #: outcomes of reference and system
     expected: Outcome
     outcome: Outcome
+    #: the reference before and after
     was: State
     now: State
+    #: the system's facts
     before: Facts
     after: Facts
+    #: the system's view is the same as before
     unchanged: bool
+    #: text about a choice of the system that the reference could not follow, "" for none; `now`
+    #: then follows the default
     overreach: str = ""
+    #: the system's tree has its own policy for splits and evictions, and `now` has its shape
     tree_policy_is_free: bool = False
+    #: locks in the tree after the previous step, None for the first step
     locks_before: Locks | None = None
 
     def __post_init__(self) -> None:
@@ -127,10 +124,10 @@ class Step:
         if isinstance(self.command, (Finish, Retract)):
             assert request.cursors is not None
             if isinstance(self.command, Finish):
-                kept = self.command.finished_len
+                kept_outputs = self.command.finished_len
             else:
-                kept = request.output - self.command.in_flight
-            stop = self._stop_position(request.session, request.cursors, request.origin + kept)
+                kept_outputs = request.output - self.command.in_flight
+            stop = self._stop_position(request.session, request.cursors, request.origin + kept_outputs)
             return request.session, request.cursors, stop
         session = self.was.session(request.session)
         assert session is not None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from reference.clauses.registry import clause
-from reference.clauses.facts import TreeFacts
+from reference.clauses.facts import TreeFacts, pool_label
 from reference.clauses.expected_frees import pages_freed
 from reference.clauses.step import Step
 from reference.clauses.tree_shape import WITH_TREE, lost, lost_states, shrank, tree_of
@@ -41,15 +41,15 @@ def _counters_are_sums(step: Step) -> Failure | None:
     tree = tree_of(step)
     if tree is None or tree.sizes is None:
         return None
-    want = sizes_by_walk(tree)
-    if want == list(tree.sizes):
+    sums = sizes_by_walk(tree)
+    if sums == list(tree.sizes):
         return None
     return failure(
-        _sizes_text(want),
+        _sizes_text(sums),
         _sizes_text(tree.sizes),
         *(
             AtCounter(*counter, must)
-            for counter, must, has in zip(COUNTERS, want, tree.sizes)
+            for counter, must, has in zip(COUNTERS, sums, tree.sizes)
             if must != has
         ),
     )
@@ -57,11 +57,11 @@ def _counters_are_sums(step: Step) -> Failure | None:
 
 def sizes_by_walk(tree: TreeFacts) -> list[int]:
     """Return the tokens in SIZES, counted by a walk over the nodes."""
-    found = [0, 0, 0, 0]
+    sizes = dict.fromkeys(SIZES, 0)
     for node in tree.nodes:
-        found[node.full_locks > 0] += len(node.slots)
-        found[2 + (node.swa_locks > 0)] += len(node.swa_slots)
-    return found
+        sizes["full protected" if node.full_locks else "full evictable"] += len(node.slots)
+        sizes["SWA protected" if node.swa_locks else "SWA evictable"] += len(node.swa_slots)
+    return [*sizes.values()]
 
 
 def _sizes_text(amounts: Sequence[int]) -> str:
@@ -86,6 +86,8 @@ def _sizes_text(amounts: Sequence[int]) -> str:
     trigger=lambda s: isinstance(s.command, Evict) and s.done and (shrank(s) or lost_states(s)),
 )
 def _frees_requested_amount(step: Step) -> Failure | None:
+    """Return the failure of an eviction that frees too little of a pool, or reports another amount than it
+    freed."""
     command = step.command
     if not isinstance(command, Evict) or not step.done or step.after.tree is None:
         return None
@@ -98,18 +100,18 @@ def _frees_requested_amount(step: Step) -> Failure | None:
         freed = (
             sum(len(p) for h, p in pages_freed(step)[pool].items() if h.startswith("tree ")) * size
         )
-        want = min(requested[pool], could)
-        kind = "SWA" if pool == "swa" else pool
-        if freed < want:
-            expected = f"{want} {kind} tokens freed, of {could} that are not locked"
+        due = min(requested[pool], could)
+        label = pool_label(pool)
+        if freed < due:
+            expected = f"{due} {label} tokens freed, of {could} that are not locked"
             head = (
-                f"frees {freed} {kind} tokens and must free {want}, of {could} that are not locked"
+                f"frees {freed} {label} tokens and must free {due}, of {could} that are not locked"
             )
             return failure(expected, f"{freed}", head=head)
         if outcome_freed is not None and getattr(outcome_freed, pool) != freed:
-            expected = f"{freed} {kind} tokens reported, as were freed"
+            expected = f"{freed} {label} tokens reported, as were freed"
             reported = getattr(outcome_freed, pool)
-            head = f"frees {freed} {kind} tokens and reports {reported}"
+            head = f"frees {freed} {label} tokens and reports {reported}"
             return failure(expected, f"{reported}", head=head)
     return _states_as_requested(step, command, outcome_freed)
 
@@ -121,10 +123,10 @@ def _states_as_requested(step: Step, command: Evict, reported: Freed | None) -> 
     assert step.before.tree is not None
     could = sum(node.state is not None and not node.state_locks for node in step.before.tree.nodes)
     freed = len(before.nodes.keys() - after.nodes.keys())
-    want = min(command.states, could)
-    if freed < want:
-        expected = f"{want} states freed, of {could} that are not locked"
-        head = f"frees {freed} states and must free {want}, of {could} that are not locked"
+    due = min(command.states, could)
+    if freed < due:
+        expected = f"{due} states freed, of {could} that are not locked"
+        head = f"frees {freed} states and must free {due}, of {could} that are not locked"
         return failure(expected, f"{freed}", head=head)
     if reported is not None and reported.states != freed:
         head = f"frees {freed} states and reports {reported.states}"
@@ -156,17 +158,22 @@ def _evicts_in_lru_order(step: Step) -> Failure | None:
     assert step.was.tree is not None and step.now.tree is not None
     if not lost(step) and not lost_states(step) and not _must_shrink(step.was.tree, step.now.tree):
         return None
-    want = {(p.path, p.node.live) for p in nodes(step.now.tree)}
-    got = {(n.path, n.live or "swa" not in step.after.pools) for n in step.after.tree.nodes}
-    return _first_different_node(want, got) or _states_differ(step.now.tree, step.after.tree)
+    reference_nodes = {(p.path, p.node.live) for p in nodes(step.now.tree)}
+    system_nodes = {(n.path, n.live or "swa" not in step.after.pools) for n in step.after.tree.nodes}
+    return _first_different_node(reference_nodes, system_nodes) or _states_differ(
+        step.now.tree, step.after.tree
+    )
 
 
 def _states_differ(now: Tree, shown: TreeFacts) -> Failure | None:
-    got = {node.path for node in shown.nodes if node.state is not None}
-    for path in sorted(state_paths(now) ^ got):
-        must, has = (
-            ("has a state", "it has none") if path not in got else ("has no state", "it has one")
-        )
+    system_states = {node.path for node in shown.nodes if node.state is not None}
+    for path in sorted(state_paths(now) ^ system_states):
+        if path not in system_states:
+            must = "has a state"
+            has = "it has none"
+        else:
+            must = "has no state"
+            has = "it has one"
         return failure(f"the node that ends {path_text(path)} {must}", has, AtNode(path, "state"))
     return None
 
@@ -178,18 +185,18 @@ def _must_shrink(was: Tree, now: Tree) -> bool:
     return gone or not state_paths(was) <= state_paths(now)
 
 
-def _first_different_node(want: set[tuple[Key, bool]], got: set[tuple[Key, bool]]) -> Failure | None:
+def _first_different_node(expected: set[tuple[Key, bool]], observed: set[tuple[Key, bool]]) -> Failure | None:
     """Return the first node that differs: the expected one and the observed one."""
-    for path, live in sorted(want ^ got):
+    for path, live in sorted(expected ^ observed):
         name = path_text(path)
         kind = "live" if live else "a tombstone"
-        if (path, live) in want:
-            others = [is_live for p, is_live in got if p == path]
+        if (path, live) in expected:
+            others = [is_live for p, is_live in observed if p == path]
             other = "not there"
             if others:
                 other = "live" if others[0] else "a tombstone"
             return failure(f"the node that ends {name} is {kind}", f"it is {other}", AtNode(path))
-        if not any(p == path for p, _ in want):
+        if not any(p == path for p, _ in expected):
             return failure(f"no node ends {name}", f"one does, {kind}", AtNode(path))
     return None
 
@@ -212,13 +219,13 @@ def _node_boundaries(step: Step) -> Failure | None:
     if step.tree_policy_is_free or step.after.tree is None or _window_eviction_differs(step):
         return None
     assert step.now.tree is not None
-    want = {p.path for p in nodes(step.now.tree)}
-    got = {n.path for n in step.after.tree.nodes}
-    for path in sorted(want ^ got):
+    reference_ends = {p.path for p in nodes(step.now.tree)}
+    system_ends = {n.path for n in step.after.tree.nodes}
+    for path in sorted(reference_ends ^ system_ends):
         expected = f"a node ends {path_text(path)}", "none does"
-        does = "must end a node at" if path in want else "must end no node at"
+        does = "must end a node at" if path in reference_ends else "must end no node at"
         head = f"{does} {path_text(path)}"
-        return failure(*(expected if path in want else expected[::-1]), AtNode(path), head=head)
+        return failure(*(expected if path in reference_ends else expected[::-1]), AtNode(path), head=head)
     return None
 
 

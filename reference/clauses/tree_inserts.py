@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from reference.clauses.registry import clause
-from reference.clauses.facts import NodeFacts
+from reference.clauses.facts import NodeFacts, TreePage
 from reference.clauses.step import Step
 from reference.clauses.tree_shape import WITH_TREE, lost, lost_states, where
 from reference.commands import Decode, Extend, Finish, Insert, Launch, SpecDecode
@@ -64,7 +64,7 @@ def _tombstones_left(step: Step, inserted: InsertedKey) -> set[int]:
     return {
         end
         for end in page_ends(len(key), step.config.geometry.page_size)
-        if not pages.get(key[:end], (None, False))[1]
+        if not (key[:end] in pages and pages[key[:end]].has_swa)
         and (end <= inserted.brought or any(other[:end] == key[:end] for other in others))
     }
 
@@ -80,7 +80,7 @@ def _missing_page(step: Step, inserted: InsertedKey, tombstones: set[int]) -> Fa
     for end in page_ends(len(key), geometry.page_size):
         page = pages.get(key[:end])
         evicted = key[:end] in known and lost(step)
-        if page is not None and (page[1] or geometry.window is None or end in tombstones or evicted):
+        if page is not None and (page.has_swa or geometry.window is None or end in tombstones or evicted):
             continue
         start = end - geometry.page_size
         page_of_key = f"[{start}, {end}) of {path_text(key)}"
@@ -138,7 +138,7 @@ def _inserted_keys(step: Step) -> Iterator[InsertedKey]:
         if _inserts_state(step, was, command):
             least, most = _finished_keys(step, was, command)
             key = most if step.config.geometry.states else least
-            yield InsertedKey(was.holder, key, was.cursors.swa_evicted_seqlen, False)
+            yield InsertedKey(was.holder, key, was.cursors.swa_evicted_seqlen, goes_on=False)
     else:
         for name, (committed, _) in step.progress.items():
             was = step.was.request(name)
@@ -148,7 +148,7 @@ def _inserted_keys(step: Step) -> Iterator[InsertedKey]:
             if not later and was.phase is not Phase.RUNNING:
                 text = text_tokens(was.text, was.cursors.kv_committed_len + committed)
                 key = _whole_key_pages(tree_key(text, bigram), size)
-                yield InsertedKey(was.holder, key, step.frontier(name), True)
+                yield InsertedKey(was.holder, key, step.frontier(name), goes_on=True)
 
 
 def _finished_keys(step: Step, was: Request, command: Finish) -> list[Key]:
@@ -237,6 +237,8 @@ def _finish_brings_no_more_than_the_client_saw(step: Step) -> Failure | None:
     ),
 )
 def _computed_pages_are_resumable(step: Step) -> Failure | None:
+    """Return the failure of the first page that a finished request computed and the tree does not have live,
+    or as a tombstone under a lock."""
     was = step.acted
     window = step.config.geometry.window
     command = step.command
@@ -262,8 +264,8 @@ def _computed_pages_are_resumable(step: Step) -> Failure | None:
     missing = []
     # One of the two keys is enough: the tree has the shorter one if the last round was in flight.
     for key in _finished_keys(step, was, command):
-        first = max(was.cursors.cache_protected_len, len(key) - window) // size * size
-        ends = page_ends(len(key), size, first)
+        window_begin = max(was.cursors.cache_protected_len, len(key) - window) // size * size
+        ends = page_ends(len(key), size, window_begin)
         gone = next(
             (end for end in ends if not _readable(pages.get(key[:end]), key[:end], locks)), None
         )
@@ -278,9 +280,9 @@ def _computed_pages_are_resumable(step: Step) -> Failure | None:
     )
 
 
-def _readable(page: tuple[object, bool] | None, path: Key, locks: list[Key]) -> bool:
+def _readable(page: TreePage | None, path: Key, locks: list[Key]) -> bool:
     """Return whether a page is live, or a tombstone under a lock."""
-    return page is not None and (page[1] or any(key[: len(path)] == path for key in locks))
+    return page is not None and (page.has_swa or any(key[: len(path)] == path for key in locks))
 
 
 @clause(

@@ -35,36 +35,38 @@ def locks_anything(step: Step) -> bool:
     trigger=lambda s: (m := match_of(s)) is not None and m[2] > 0,
 )
 def _match_is_usable(step: Step) -> Failure | None:
-    found = match_of(step)
-    if found is None:
+    """Return the failure of a match that is longer or shorter than the prefix from which a request can be
+    resumed."""
+    match = match_of(step)
+    if match is None:
         return None
-    holder, key, length = found
-    want = usable_length(step, key)
-    if length == want:
+    holder, key, length = match
+    usable = usable_length(step, key)
+    if length == usable:
         return None
-    expected = f"{holder}: {want} tokens of {path_text(key)} to resume from"
-    hands = f"hands {counted(length, 'token')} to {holder} and must hand {want}"
+    expected = f"{holder}: {usable} tokens of {path_text(key)} to resume from"
+    hands = f"hands {counted(length, 'token')} to {holder} and must hand {usable}"
     if length > len(key):
         head = f"{hands}: the last token is computed again"
         return failure(expected, f"{length}", AtLock(holder), head=head)
-    page = _deciding_page(step, key, length, want)
-    why = ""
+    page = _deciding_page(step, key, length, usable)
+    reason = ""
     window = step.config.geometry.window
-    if length > want and window is not None:
-        why = f", as the next token reads a window of {window} behind it"
+    if length > usable and window is not None:
+        reason = f", as the next token reads a window of {window} behind it"
     lock = [AtLock(holder)] if length else []
-    return failure(expected, f"{length}", *page, *lock, head=hands + why)
+    return failure(expected, f"{length}", *page, *lock, head=hands + reason)
 
 
-def _deciding_page(step: Step, key: Key, length: int, want: int) -> list[AtTreePage]:
+def _deciding_page(step: Step, key: Key, length: int, usable: int) -> list[AtTreePage]:
     """Return the last page to be handed out; for a match that is too long, the last page without KV."""
     assert step.before.tree is not None
     size = step.config.geometry.page_size
     pages = step.before.tree.pages
-    if length < want:
-        return [AtTreePage(key[:want], want - size)]
+    if length < usable:
+        return [AtTreePage(key[:usable], usable - size)]
     ends = page_ends(length, size)
-    gone = [end for end in ends if key[:end] not in pages or not pages[key[:end]][1]]
+    gone = [end for end in ends if key[:end] not in pages or not pages[key[:end]].has_swa]
     return [AtTreePage(key[:end], end - size) for end in gone[-1:]]
 
 
@@ -86,12 +88,15 @@ def _locked_kv_stays(step: Step) -> Failure | None:
     for holder, (key, pinned_from, *_) in sorted(step.locks.items()):
         for end in page_ends(len(key), size):
             page = pages.get(key[:end])
-            if page is not None and (page[1] or end <= pinned_from):
+            if page is not None and (page.has_swa or end <= pinned_from):
                 continue
             expected = f"[{end - size}, {end}) of {path_text(key)}, locked by {holder}"
-            must, seen = (
-                ("is there", "it is not") if page is None else ("has SWA KV", "it is a tombstone")
-            )
+            if page is None:
+                must = "is there"
+                seen = "it is not"
+            else:
+                must = "has SWA KV"
+                seen = "it is a tombstone"
             return failure(
                 f"{expected}, {must}", seen, AtLock(holder), AtTreePage(key[:end], end - size)
             )
@@ -131,6 +136,8 @@ def _locked_state_stays(step: Step) -> Failure | None:
     trigger=locks_anything,
 )
 def _protected_prefix_in_tree(step: Step) -> Failure | None:
+    """Return the failure of the first page of a locked prefix for which its holder has other slots than the
+    tree."""
     if step.after.tree is None:
         return None
     pages = step.after.tree.pages
@@ -140,17 +147,18 @@ def _protected_prefix_in_tree(step: Step) -> Failure | None:
         **step.after.tree.lock_holders,
     }
     for name, (key, *_) in sorted(step.locks.items()):
-        slots = named.get(name, ())
-        # who has no row yet names none
-        if name not in named:
+        if name not in named:  # it has no row yet
             continue
+        slots = named[name]
         for end in page_ends(len(key), size):
             start = end - size
-            want, got = pages.get(key[:end], ((),))[0], tuple(slots[start:end])
-            if want != got:
+            page = pages.get(key[:end])
+            of_tree = page.slots if page is not None else ()
+            of_holder = tuple(slots[start:end])
+            if of_tree != of_holder:
                 return failure(
-                    f"{name} at [{start}, {end}): the tree's slots {list(want)}",
-                    f"{list(got)}",
+                    f"{name} at [{start}, {end}): the tree's slots {list(of_tree)}",
+                    f"{list(of_holder)}",
                     AtPosition(name, "full", start),
                     AtLock(name),
                     AtTreePage(key[:end], start),
@@ -173,8 +181,12 @@ def usable_length(step: Step, key: Key) -> int:
     for end in page_ends(len(key), size):
         if key[:end] not in pages:
             break
-        live = pages[key[:end]][1] or full_only
-        run, whole = (run + size, whole) if live else (0, False)
+        live = pages[key[:end]].has_swa or full_only
+        if live:
+            run += size
+        else:
+            run = 0
+            whole = False
         if (whole or window is None or run >= window) and (not needs_state or key[:end] in states):
             best = end
     return best
@@ -228,6 +240,7 @@ def match_of(step: Step) -> tuple[str, Key, int] | None:
     trigger=lambda s: len(s.locks) > 1,
 )
 def _lock_counts(step: Step) -> Failure | None:
+    """Return the failure of the first node whose lock counters are not the number of its holders."""
     has_swa, has_states = "swa" in step.after.pools, bool(step.config.geometry.states)
     if step.after.tree is None:
         return None
@@ -244,7 +257,12 @@ def _lock_counts(step: Step) -> Failure | None:
                 place = AtNode(node.path, "state", len(states))
                 return failure(count, f"counter {node.state_locks}", place, *map(AtLock, states))
             continue
-        pool, due = ("full", full) if node.full_locks != len(full) else ("swa", swa)
+        if node.full_locks != len(full):
+            pool = "full"
+            due = full
+        else:
+            pool = "swa"
+            due = swa
         others = {**_locks_through(step.locked_before, node), **mine}.keys() - {*due}
         return failure(
             f"{where(node)}: {_holder_names(full)} full, {_holder_names(swa)} SWA",

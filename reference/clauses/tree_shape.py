@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from reference.clauses.registry import clause
 from reference.clauses.attention_reads import stamp_text
-from reference.clauses.facts import NodeFacts, TreeFacts
+from reference.clauses.facts import NodeFacts, TreeFacts, pool_label
 from reference.clauses.expected_frees import pages_freed
 from reference.clauses.step import Step
 from reference.failures import AtEntry, AtNode, AtTreePage, Failure, failure
@@ -44,12 +44,14 @@ def shrank(step: Step) -> bool:
     trigger=lambda s: s.grew,
 )
 def _tree_shape(step: Step) -> Failure | None:
+    """Return the failure of the first node that is not whole pages, has no parent, or shares its first page
+    with another."""
     tree = tree_of(step)
     size = step.config.geometry.page_size
     if tree is None:
         return None
     ends = {n.path for n in tree.nodes}
-    first: set[Key] = set()
+    first_pages: set[Key] = set()
     for node in tree.nodes:
         if not node.slots or node.start < 0 or node.start % size or len(node.path) % size:
             expected = f"nodes of whole pages, {size} tokens each"
@@ -61,13 +63,13 @@ def _tree_shape(step: Step) -> Failure | None:
             head = f"leaves no node that ends at {node.start}, where {where(node)} begins"
             return failure(expected, "there is none", AtNode(node.path), above, head=head)
         page = node.path[: node.start + size]
-        if page in first:
+        if page in first_pages:
             twins = [AtNode(n.path) for n in tree.nodes if n.path[: n.start + size] == page]
             expected = f"one node that goes on with {path_text(page)}"
             return failure(
                 expected, "there are two", *twins, head=f"must leave {expected}, and leaves two"
             )
-        first.add(page)
+        first_pages.add(page)
     return None
 
 
@@ -94,6 +96,8 @@ def _tree_shape(step: Step) -> Failure | None:
     ),
 )
 def _live_or_dead(step: Step) -> Failure | None:
+    """Return the failure of the first live node whose SWA slots are incomplete, or not those that the mapping
+    names."""
     tree = tree_of(step)
     if tree is None or "swa" not in step.after.pools:
         return None
@@ -106,11 +110,11 @@ def _live_or_dead(step: Step) -> Failure | None:
             expected = f"{len(node.slots)} SWA slots at {where(node)}, or none"
             head = f"must leave {where(node)} with SWA KV of all its tokens, or as a tombstone"
             return failure(expected, f"{have}", place, head=head)
-        at = next(i for i, (slot, to) in enumerate(zip(node.swa_slots, node.mapped)) if slot != to)
+        index = next(i for i, (slot, to) in enumerate(zip(node.swa_slots, node.mapped)) if slot != to)
         expected = f"SWA slots of {where(node)} as mapped: {list(node.mapped)}"
-        head = f"leaves {where(node)} with SWA slot {node.swa_slots[at]} for position {node.start + at}"
+        head = f"leaves {where(node)} with SWA slot {node.swa_slots[index]} for position {node.start + index}"
         return failure(
-            expected, f"{list(node.swa_slots)}", place, AtEntry(node.slots[at]), head=head
+            expected, f"{list(node.swa_slots)}", place, AtEntry(node.slots[index]), head=head
         )
     return None
 
@@ -127,37 +131,40 @@ def _live_or_dead(step: Step) -> Failure | None:
     trigger=lambda s: s.grew,
 )
 def _nodes_hold_their_path(step: Step) -> Failure | None:
-    found = wrong_token(step)
-    if found is None:
+    """Return the failure of the first slot of a node that holds another token than its path has."""
+    wrong = wrong_token(step)
+    if wrong is None:
         return None
-    node, pool, at = found
-    got = (node.full_read if pool == "full" else node.swa_read)[at]
+    node, pool, index = wrong
+    position = node.start + index
+    stamp = (node.full_read if pool == "full" else node.swa_read)[index]
     size = step.config.geometry.page_size
-    start = (node.start + at) // size * size
-    slot = (node.slots if pool == "full" else node.swa_slots)[at]
-    held = stamp_text(got) if got else "no committed token"
-    head = f"leaves {where(node)} with {pool} slot {slot} for position {node.start + at}"
-    head += f", which holds {held} and must hold {stamp_text(token_of(node.path[node.start + at]))}"
+    start = position // size * size
+    slot = (node.slots if pool == "full" else node.swa_slots)[index]
+    held = stamp_text(stamp) if stamp else "no committed token"
+    head = f"leaves {where(node)} with {pool_label(pool)} slot {slot} for position {position}"
+    head += f", which holds {held} and must hold {stamp_text(token_of(node.path[position]))}"
     return failure(
-        f"{pool} KV of {path_text(node.path)} at position {node.start + at}",
-        f"its slot holds that of {path_text((got,)) if got else 'no committed token'}",
+        f"{pool_label(pool)} KV of {path_text(node.path)} at position {position}",
+        f"its slot holds that of {path_text((stamp,)) if stamp else 'no committed token'}",
         AtTreePage(node.path[: start + size], start),
-        AtNode(node.path, pool.lower()),
+        AtNode(node.path, pool),
         head=head,
     )
 
 
 def wrong_token(step: Step) -> tuple[NodeFacts, str, int] | None:
-    """Return (node, pool, index) of the first slot with another token than its path has."""
+    """Return (node, pool, index) of the first slot with another token than its path has; None where each
+    slot has its path's."""
     tree = tree_of(step)
     if tree is None:
         return None
     for node in tree.nodes:
-        wanted = [*map(token_of, node.path[node.start :])]
-        for pool, got in (("full", node.full_read), ("SWA", node.swa_read)):
-            for at, (want, stamp) in enumerate(zip(wanted, got)):
-                if want != stamp:
-                    return node, pool, at
+        tokens = [*map(token_of, node.path[node.start :])]
+        for pool, stamps in (("full", node.full_read), ("swa", node.swa_read)):
+            for index, (token, stamp) in enumerate(zip(tokens, stamps)):
+                if token != stamp:
+                    return node, pool, index
     return None
 
 
@@ -165,9 +172,9 @@ def lost(step: Step) -> bool:
     """Return whether the system's tree has given up pages, or their SWA KV. Both views show the tree."""
     before, after = step.before.tree, step.after.tree
     assert before is not None and after is not None
-    kept = after.pages
     return any(
-        path not in kept or (live and not kept[path][1]) for path, (_, live) in before.pages.items()
+        path not in after.pages or (page.has_swa and not after.pages[path].has_swa)
+        for path, page in before.pages.items()
     )
 
 

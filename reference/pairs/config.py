@@ -17,25 +17,25 @@ HEARTBEAT = 5  # seconds between two of them
 class PairConfig:
     """Sizes and switches of a pair.
 
-    prefill, decode: the two engines. The decode server has a peer (EngineConfig.peer), the other has none;
-    both have the same groups of layers, in blocks of sizes of their own.
-    prefill_overlap, decode_overlap: asynchronous scheduling. push: the prefill server writes KV; else the
-    decode server reads it.
-    late: clients and servers are slow, so that leases end while somebody waits; else time passes only once
-    everybody has done what was due. shared: the proxy may forward an answer of P more than once, as for
-    several samples of one prompt.
-    Raises GeometryError where the two do not fit together.
-    """
+    Raises GeometryError where the two do not fit together."""
 
+    #: the two engines. The decode server has a peer (EngineConfig.peer), the other has none; both
+    #: have the same groups of layers, in blocks of sizes of their own.
     prefill: EngineConfig
     decode: EngineConfig
+    #: asynchronous scheduling
     prefill_overlap: bool = False
     decode_overlap: bool = False
+    #: the prefill server writes KV; else the decode server reads it
     push: bool = False
+    #: clients and servers are slow, so that leases end while somebody waits; else time passes only
+    #: once everybody has done what was due
     late: bool = False
+    #: the proxy may forward an answer of P more than once, as for several samples of one prompt
     shared: bool = False
 
     def __post_init__(self) -> None:
+        """Check that the two engines fit together."""
         for name in ("prefill", "decode"):
             config: EngineConfig = getattr(self, name)
             if config.host_chunks:
@@ -85,33 +85,51 @@ def _pair(prefill: EngineConfig, decode: EngineConfig | None = None, **how: bool
     return PairConfig(prefill, replace(decode or prefill, peer=True), **how)
 
 
-_FULL = EngineConfig((_TWO,), 14, 16, 8, max_seqs=3)
-_LARGE = EngineConfig((_FOUR,), 10, 16, 8, max_seqs=3)
-_TIGHT = EngineConfig((_TWO,), 9, 16, 8, max_seqs=3)
-_HYBRID = EngineConfig((_TWO, _NEAR), 22, 16, 8, max_seqs=3)
-_WINDOWS = EngineConfig((_TWO, _NEAR, _FAR), 34, 16, 8, max_seqs=3)
+_FULL = EngineConfig((_TWO,), blocks=14, max_model_len=16, max_batched_tokens=8, max_seqs=3)
+_LARGE = EngineConfig((_FOUR,), blocks=10, max_model_len=16, max_batched_tokens=8, max_seqs=3)
+_TIGHT = EngineConfig((_TWO,), blocks=9, max_model_len=16, max_batched_tokens=8, max_seqs=3)
+_HYBRID = EngineConfig((_TWO, _NEAR), blocks=22, max_model_len=16, max_batched_tokens=8, max_seqs=3)
+_WINDOWS = EngineConfig(
+    (_TWO, _NEAR, _FAR), blocks=34, max_model_len=16, max_batched_tokens=8, max_seqs=3
+)
 _DRAFTS = replace(_FULL, drafts=2, max_batched_tokens=12)
-_EAGLE = EngineConfig((_TWO, _NEAR), 24, 18, 12, max_seqs=3, drafts=2, eagle=True)
+_EAGLE = EngineConfig(
+    (_TWO, _NEAR), blocks=24, max_model_len=18, max_batched_tokens=12, max_seqs=3, drafts=2,
+    eagle=True,
+)
 _PRIORITY = replace(_TIGHT, priority=True, long_prefill=3)
 _STATES = LayerGroup(2, state=True)
-_STATE = EngineConfig((_TWO, _STATES), 24, 20, 8, max_seqs=3)
-_STATE_TIGHT = EngineConfig((_TWO, _STATES), 14, 16, 8, max_seqs=3)
+_STATE = EngineConfig(
+    (_TWO, _STATES), blocks=24, max_model_len=20, max_batched_tokens=8, max_seqs=3
+)
+_STATE_TIGHT = EngineConfig(
+    (_TWO, _STATES), blocks=14, max_model_len=16, max_batched_tokens=8, max_seqs=3
+)
 _WIDE = (_FOUR, LayerGroup(4, state=True))
-_STATE_FINE = EngineConfig(_WIDE, 24, 28, 12, max_seqs=3, match=2)
-_STATE_DRAFTS = EngineConfig(_WIDE, 32, 28, 12, max_seqs=3, drafts=2, match=2)
-_STATE_WINDOW = EngineConfig((_TWO, _NEAR, _STATES, _STATES), 40, 20, 8, max_seqs=3)
+_STATE_FINE = EngineConfig(
+    _WIDE, blocks=24, max_model_len=28, max_batched_tokens=12, max_seqs=3, match=2
+)
+_STATE_DRAFTS = EngineConfig(
+    _WIDE, blocks=32, max_model_len=28, max_batched_tokens=12, max_seqs=3, drafts=2, match=2
+)
+_STATE_WINDOW = EngineConfig(
+    (_TWO, _NEAR, _STATES, _STATES), blocks=40, max_model_len=20, max_batched_tokens=8, max_seqs=3
+)
 _STATE_EAGLE = EngineConfig(
-    (LayerGroup(4, drafter=True), LayerGroup(4, state=True)), 32, 28, 12, max_seqs=3, drafts=2,
-    eagle=True,
+    (LayerGroup(4, drafter=True), LayerGroup(4, state=True)), blocks=32, max_model_len=28,
+    max_batched_tokens=12, max_seqs=3, drafts=2, eagle=True,
 )  # fmt: skip
 _DRAFTER = EngineConfig(
-    (LayerGroup(2, drafter=True), _NEAR), 24, 18, 12, max_seqs=3, drafts=2, eagle=True
+    (LayerGroup(2, drafter=True), _NEAR), blocks=24, max_model_len=18, max_batched_tokens=12,
+    max_seqs=3, drafts=2, eagle=True,
 )
 _ALONE = EngineConfig(
-    (_TWO, LayerGroup(20, state=True)), 24, 20, 8, max_seqs=3, caching=False
+    (_TWO, LayerGroup(20, state=True)), blocks=24, max_model_len=20, max_batched_tokens=8,
+    max_seqs=3, caching=False,
 )  # without caching a request has one state, whatever its length
 _STATE_UNCACHED = EngineConfig(
-    (_FOUR, LayerGroup(20, state=True)), 24, 20, 12, max_seqs=3, caching=False, drafts=2
+    (_FOUR, LayerGroup(20, state=True)), blocks=24, max_model_len=20, max_batched_tokens=12,
+    max_seqs=3, caching=False, drafts=2,
 )
 # Tiny on purpose. The names say what is special.
 PAIR_PRESETS: dict[str, PairConfig] = {

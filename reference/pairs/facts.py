@@ -75,25 +75,23 @@ class PairMessage(NamedTuple):
 
 
 class PairFacts(NamedTuple):
-    """A pair at rest after a command.
+    """A pair at rest after a command."""
 
-    prefill, decode: facts of each server.
-    messages: in the order of sending.
-    handshakes: server names, one for each handshake that the server waits for.
-    clock: seconds since the start.
-    idle: servers whose loop does not run because it has nothing to do.
-    records: entries of the connectors' tables, in words.
-    """
-
+    #: facts of each server
     prefill: BlockFacts
     decode: BlockFacts
     promises: tuple[Promise, ...] = ()
     readers: tuple[PairReader, ...] = ()
     transfers: tuple[PairTransfer, ...] = ()
+    #: messages on the wire, in the order of sending
     messages: tuple[PairMessage, ...] = ()
+    #: server names, one for each handshake that the server waits for
     handshakes: tuple[str, ...] = ()
+    #: seconds since the start
     clock: float = 0.0
+    #: servers whose loop does not run because it has nothing to do
     idle: tuple[str, ...] = SERVERS
+    #: entries of the connectors' tables, in words
     records: tuple[str, ...] = ()
 
     def of(self, server: str) -> BlockFacts:

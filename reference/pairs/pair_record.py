@@ -64,27 +64,25 @@ class Lease:
 
 @dataclass(slots=True)
 class PairRecord:
-    """The record of one run.
-
-    prompts: tokens of each request's prompt.
-    asked: requests of P whose KV is for D.
-    dropped: requests of P whose answer the proxy does not forward.
-    faulted: requests of P whose KV did not reach its reader because of a network failure.
-    leases: by request of P.
-    quiet: batches and writing turns of each server since the pair came to rest.
-    loops: batches of each server since the clock moved.
-    done: commands by kind and server.
-    """
+    """The record of one run."""
 
     config: PairConfig
+    #: tokens of each request's prompt
     prompts: dict[str, list[int]] = field(default_factory=dict)
     texts: dict[str, ServerTexts] = field(init=False)
+    #: requests of P whose KV is for D
     asked: set[str] = field(default_factory=set)
+    #: requests of P whose answer the proxy does not forward
     dropped: set[str] = field(default_factory=set)
+    #: requests of P whose KV did not reach its reader because of a network failure
     faulted: set[str] = field(default_factory=set)
+    #: leases by request of P
     leases: dict[str, Lease] = field(default_factory=dict)
+    #: batches and writing turns of each server since the pair came to rest
     quiet: Counter[tuple[str, type]] = field(default_factory=Counter)
+    #: batches of each server since the clock moved
     loops: Counter[str] = field(default_factory=Counter)
+    #: commands by kind and server
     done: Counter[tuple[type, str]] = field(default_factory=Counter)
     progress: PairProgress = field(default_factory=PairProgress)
     _sent: int = 0
@@ -218,7 +216,8 @@ class PairRecord:
                 lease.ends = max(lease.ends, after.clock + RENEWAL)
         self._renewed.clear()
         for lease in self.leases.values():
-            lease.rounds += after.clock >= lease.ends
+            if after.clock >= lease.ends:
+                lease.rounds += 1
 
     def _note_quiet(
         self,
@@ -287,10 +286,20 @@ class PairRecord:
         if server == PREFILL:
             return own._replace(host=HostFacts(0, (), (), (), tuple(self._promised_stores(facts))))
         memory = tuple((block,) for block in facts.prefill.memory)
-        return own._replace(host=HostFacts(0, (), memory, (), tuple(_decode_loads(facts)), (), failed))
+        return own._replace(
+            host=HostFacts(
+                chunks=0,
+                free=(),
+                memory=memory,
+                keys=(),
+                transfers=tuple(_decode_loads(facts)),
+                records=(),
+                failed=failed,
+            )
+        )
 
     def _promised_stores(self, facts: PairFacts) -> list[Transfer]:
-        """Return the promises of P as stores, which complete once nobody needs them."""
+        """Return the promises of P as stores, which complete once no request needs them."""
         jobs = []
         for number, promise in enumerate(facts.promises):
             if promise.held:
@@ -301,7 +310,16 @@ class PairRecord:
                     for block in row
                     if block
                 ]
-                jobs.append(Transfer(number, False, tuple(parts), True, over, over))
+                jobs.append(
+                    Transfer(
+                        number,
+                        load=False,
+                        parts=tuple(parts),
+                        submitted=True,
+                        copied=over,
+                        completed=over,
+                    )
+                )
         return jobs
 
 
@@ -322,7 +340,7 @@ def _decode_loads(facts: PairFacts) -> list[Transfer]:
         mine = facts.transfers_of(reader.request)
         waits = reader.state in (ReaderState.WAITS, ReaderState.LINGERS)
         if not mine and waits:
-            jobs.append(Transfer(number, True, ()))
+            jobs.append(Transfer(number, load=True, parts=()))
         elif mine and (waits or any(not job.over for job in mine)):
             jobs.append(_as_transfer(number, mine, wanted=reader.state is ReaderState.WAITS))
     for job in facts.under_way:
@@ -334,4 +352,11 @@ def _decode_loads(facts: PairFacts) -> list[Transfer]:
 def _as_transfer(number: int, jobs: tuple, wanted: bool) -> Transfer:  # type: ignore[type-arg]
     parts = tuple((*move, 0) for job in jobs for move in job.moves)
     read = not wanted or all(job.copied or job.over for job in jobs)
-    return Transfer(number, True, parts, True, read, all(job.over for job in jobs))
+    return Transfer(
+        number,
+        load=True,
+        parts=parts,
+        submitted=True,
+        copied=read,
+        completed=all(job.over for job in jobs),
+    )

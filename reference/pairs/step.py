@@ -81,8 +81,8 @@ class PairStep:
         readers = ", ".join(each.request for each in self.after.readers_of(promise.request))
         keep = f"P keeps block {block} (group {group}) of {promise.request}"
         places = AtBlock(block), AtNamed("request", promise.request)
-        at = (AtServer(PREFILL, place) for place in places)
-        return failure(f"{keep} for {readers or 'whoever is to read it'}", how, *at)
+        at_server = (AtServer(PREFILL, place) for place in places)
+        return failure(f"{keep} for {readers or 'whoever is to read it'}", how, *at_server)
 
     @property
     def excused(self) -> set[str]:
@@ -108,13 +108,13 @@ class PairStep:
             stamps = bearer.stamps
             tables = self.after.decode.requests[name].tables
             end = min(computed, len(stamps))
-            found = side.misread(name, tables, stamps, end, end)
-            if found is None:
-                found = next(_wrong_states(side, name, tables, stamps, end), None)
-            if found is not None:
-                places = (AtServer(DECODE, place) for place in found.at)
-                want = f"D counts {computed} tokens of {name} as sent by P: {found.expected}"
-                yield failure(want, found.observed, *places)
+            misread = side.misread(name, tables, stamps, end, end)
+            if misread is None:
+                misread = next(_wrong_states(side, name, tables, stamps, end), None)
+            if misread is not None:
+                places = (AtServer(DECODE, place) for place in misread.at)
+                expected = f"D counts {computed} tokens of {name} as sent by P: {misread.expected}"
+                yield failure(expected, misread.observed, *places)
 
 
 def _wrong_states(
@@ -131,6 +131,6 @@ def _wrong_states(
             for owner, parts in held
         ]
         if None not in wrong:
-            want = f"{name} finds the state after its first {end} tokens in group {group}"
+            expected = f"{name} finds the state after its first {end} tokens in group {group}"
             each = (f"that of block {block}: {what}" for block, what in zip(blocks, wrong))
-            yield failure(want, ", ".join(each) or "its table has no block", *map(AtBlock, blocks))
+            yield failure(expected, ", ".join(each) or "its table has no block", *map(AtBlock, blocks))

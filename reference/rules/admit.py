@@ -50,6 +50,8 @@ from reference.token_ids import tree_key
     ),
 )  # fmt: skip
 def admit(state: State, command: Admit, context: RuleContext) -> State:
+    """Restore the cursors of a queued request from its session's slot, or from the prefix that the tree
+    has."""
     request = known_request(state, command.request)
     require(request.phase in (Phase.QUEUED, Phase.ADMITTED), Reason.WRONG_PHASE)
     session = state.session(request.session)

@@ -72,7 +72,8 @@ def allocate(
     rows = 0
     states = checkpoints
     for (request, allocated), (before, _) in zip(evicted, grown):
-        state = state if request is before else state.with_request(request)
+        if request is not before:
+            state = state.with_request(request)
         require(allocated <= geometry.width, Reason.ROW_TOO_SHORT)
         _, had, evicted_to, _ = cursors_of(request)
         begin, end = -(-had // size), -(-allocated // size)

@@ -51,6 +51,8 @@ from reference.rules.evict_swa import own_eviction
     ),
 )  # fmt: skip
 def extend(state: State, command: Extend, context: RuleContext) -> State:
+    """Compute the next chunk of each prompt of a batch. Requests that decode may run beside them; the last
+    chunk of a prompt inserts it into the tree."""
     require(command.lanes and all(lane.tokens >= 1 for lane in command.lanes), Reason.EMPTY)
     names = [lane.request for lane in command.lanes]
     requests = batch_of(state, names, Phase.ADMITTED, Phase.EXTENDING, Phase.RUNNING)

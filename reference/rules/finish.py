@@ -50,6 +50,8 @@ KEEPS_LESS = (
     ),
 )
 def finish(state: State, command: Finish, context: RuleContext) -> State:
+    """End a turn: the session's slot is cut to the finished length, or an ordinary request's text goes into
+    the tree."""
     request = known_request(state, command.request)
     require(request.phase is Phase.RUNNING, Reason.WRONG_PHASE)
     require(1 <= command.finished_len <= request.output, Reason.BAD_LENGTH)
@@ -86,14 +88,14 @@ def cut_of_turn(state: State, request: Request, target: int, context: RuleContex
                 f"{request.name}: kv_committed_len {committed} after a cut at {target}"
             )
         before = before._replace(kv_committed_len=target)  # with the first token of the round
-    kept = cut(before, target)
+    slot = cut(before, target)
     chosen = None if choice is None else choice.kv_allocated_len
-    if chosen is None or chosen == kept.kv_allocated_len:
-        return kept
+    if chosen is None or chosen == slot.kv_allocated_len:
+        return slot
     geometry = state.config.geometry
     if not may_stop_at(before, target, chosen, geometry.window or 0, geometry.page_size):
         raise ChoiceNotAllowed(
             f"{request.name}: kv_allocated_len {chosen} after a cut at {target} that keeps"
-            f" {kept.kv_allocated_len}"
+            f" {slot.kv_allocated_len}"
         )
     return cut(before, chosen)

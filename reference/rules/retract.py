@@ -31,6 +31,8 @@ from reference.rules.finish import KEEPS_LESS, cut_of_turn
     states="An ordinary request gives its slot back; a session's slot keeps the state as it is.",
 )
 def retract(state: State, command: Retract, context: RuleContext) -> State:
+    """Take a running request out of its batch and queue it again; its session's slot is cut as at the end of
+    a turn."""
     request = known_request(state, command.request)
     require(request.phase is Phase.RUNNING, Reason.WRONG_PHASE)
     output = request.output - command.in_flight

@@ -72,28 +72,27 @@ def row_goes(when: str, holds: str) -> Case:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """The rule of one command.
-
-    does: the effect in words.
-    refused: each reason for a refusal, in the order of Reason, with its condition.
-    where: names used in the formulas.
-    cases: cases of the command; empty where no cursor moves and nothing is freed.
-    page, pages: commands on the radix tree: the subject of the table, and its rows (the case, the fate
-        of the full page, that of the SWA page); the first case that holds applies.
-    choice: what is left to the system.
-    tree: the difference on a server with a radix tree; states: on a model with recurrent state.
-    """
+    """The rule of one command."""
 
     command: type
+    #: the effect in words
     does: str
+    #: each reason for a refusal, in the order of Reason, with its condition
     refused: dict[Reason, str]
     carry_out: Callable[[State, Any, RuleContext], State]
+    #: names used in the formulas
     where: tuple[tuple[str, str], ...]
+    #: cases of the command; empty where no cursor moves and nothing is freed
     cases: tuple[Case, ...]
+    #: commands on the radix tree: the subject of the table, and its rows (the case, the fate of the
+    #: full page, that of the SWA page); the first case that holds applies
     page: str
     pages: tuple[PageRow, ...]
+    #: what is left to the system
     choice: str
+    #: the difference on a server with a radix tree
     tree: str
+    #: the difference on a model with recurrent state
     states: str
 
 
@@ -119,14 +118,24 @@ def rule(
 
     def add(carry_out: CarryOut[C]) -> CarryOut[C]:
         RULES[command] = Rule(
-            command, does, refused, carry_out, where, cases, page, pages, choice, tree, states
+            command,
+            does=does,
+            refused=refused,
+            carry_out=carry_out,
+            where=where,
+            cases=cases,
+            page=page,
+            pages=pages,
+            choice=choice,
+            tree=tree,
+            states=states,
         )
         return carry_out
 
     return add
 
 
-# What several rules ask for.
+# -- what several rules ask for -------------------------------------------------------------------
 
 NAME_TAKEN = "a session, request or lock owner is called that"
 NO_REQUEST = "no request is called that"
@@ -161,10 +170,11 @@ def make_room(
     swa_pages: `pages` if None.
     states: slots of recurrent state, for models that have it.
     """
-    states = states if state.config.geometry.states else 0
-    found = with_room(
+    if not state.config.geometry.states:
+        states = 0
+    state_with_room = with_room(
         state, pages, pages if swa_pages is None else swa_pages, context.effects, states
     )
-    if isinstance(found, Reason):
-        raise Refusal(found)
-    return found
+    if isinstance(state_with_room, Reason):
+        raise Refusal(state_with_room)
+    return state_with_room

@@ -63,6 +63,7 @@ def open_session(state: State, command: Open, _: RuleContext) -> State:
     },
 )
 def submit(state: State, command: Submit, _: RuleContext) -> State:
+    """Queue a request whose text is its session's history and its prompt."""
     new = prompt_len(command.prompt) + command.tokens
     require(well_formed(command.prompt) and command.tokens >= 0 and new >= 1, Reason.EMPTY)
     require(not command.answers or is_text(command.answers), Reason.EMPTY)

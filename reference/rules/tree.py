@@ -96,6 +96,7 @@ def unlock(state: State, command: Unlock, _: RuleContext) -> State:
     ),
 )
 def unlock_swa(state: State, command: UnlockSwa, _: RuleContext) -> State:
+    """Release a holder's lock on the SWA KV of its prefix. Full KV stays locked."""
     request = state.request(command.holder)
     geometry = state.config.geometry
     require(request is not None or command.holder in lock_holders(state), Reason.UNKNOWN_REQUEST)
@@ -170,6 +171,7 @@ def unlock_swa(state: State, command: UnlockSwa, _: RuleContext) -> State:
     ),
 )  # fmt: skip
 def insert(state: State, command: Insert, context: RuleContext) -> State:
+    """Insert a text for a holder that then locks it; a holder that exists goes on from what it has locked."""
     require(command.prompt and well_formed(command.prompt), Reason.EMPTY)
     locked = lock_holders(state).get(command.holder)
     require(locked is not None or not is_taken(state, command.holder), Reason.REQUEST_EXISTS)

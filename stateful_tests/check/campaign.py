@@ -28,7 +28,7 @@ from stateful_tests.check.undriven_parts import left_out
 from stateful_tests.check.known_faults.lookup import Lookup
 from stateful_tests.check.known_faults.masks import Mask
 from stateful_tests.check.check_plans import CORPUS, Plan, for_system
-from stateful_tests.check.plan_order import batches, configurations, planned
+from stateful_tests.check.plan_order import batches, configurations, planned_runs
 from stateful_tests.lockstep.driven_kinds import new_tallies
 from stateful_tests.lockstep.check_results import CheckResult, MachineResult, add_tallies
 from stateful_tests.lockstep.run_results import Run, Violation
@@ -122,6 +122,8 @@ class _Campaign:
         *,
         interrupted: bool,
     ) -> CheckResult:
+        """Drive all batches of runs and return the result of the check. work: drives a batch; early: runs
+        with violations that came before; interrupted: the user ended the check before this began."""
         result = CheckResult(self.system.name, self.plan.tier, self.plan.seed)
         can = self.system.capabilities
         machines = {
@@ -130,7 +132,7 @@ class _Campaign:
         }
         result.machines = list(machines.values())
         self.lines = sum(
-            planned(self.system, self.plan, each) for each in machines if each.machine == CORPUS
+            planned_runs(self.system, self.plan, each) for each in machines if each.machine == CORPUS
         )
         if self.plan.examples is None:
             result.asked = self.plan.commands

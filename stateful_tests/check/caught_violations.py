@@ -24,32 +24,30 @@ _NO_BASE = Compared(Standing.NEW)
 
 @dataclass(slots=True)
 class Caught:
-    """The violations of one clause, or of one cause of it, so far.
+    """The violations of one clause, or of one cause of it, so far."""
 
-    trace: the smallest trace.
-    first: the trace as it was found.
-    times: number of violations.
-    after_s, after_commands: time (s) and commands until the first violation.
-    compared: what the base shows on the trace.
-    retries: attempts to get a smaller trace from another violation.
-    number: number of the trace among those of its clause, from 1.
-    without: what the traces of other causes need and this one does not.
-    needs: what this trace needs; None before it is determined.
-    is_compared: the base was driven through the trace.
-    """
-
+    #: the smallest trace
     trace: Trace
+    #: the trace as it was found
     first: Trace
     violation: Violation
     modes: set[Mode]
+    #: number of violations
     times: int
+    #: time (s) and commands until the first violation
     after_s: float
     after_commands: int
+    #: what the base shows on the trace
     compared: Compared = _NO_BASE
+    #: attempts to get a smaller trace from another violation
     retries: int = 0
+    #: number of the trace among those of its clause, from 1
     number: int = 1
+    #: what the traces of other causes need and this one does not
     without: Needs = ()
+    #: what this trace needs; None before it is determined
     needs: Needs | None = None
+    #: the base was driven through the trace
     is_compared: bool = False
 
     @property

@@ -20,7 +20,7 @@ from stateful_tests.lockstep.driven_kinds import check_fits, lockstep_of
 
 CLIENTS = system_kinds.BLOCKS.machine
 TIERED = system_kinds.TIERS.machine
-# Of kinds that facts and clauses judge alone.
+# Of kinds that only facts and clauses judge.
 JUDGED = tuple(kind.machine for kind in system_kinds.KINDS.values() if kind.machine)
 _PAGE_SIZES = [1 << power for power in range(9)]
 CORPUS = "corpus"  # the lines of the directed corpus, in the place of a machine
@@ -28,42 +28,39 @@ CORPUS = "corpus"  # the lines of the directed corpus, in the place of a machine
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The plan of a check.
-
-    commands: commands that the system carries out, those of the corpus included; configurations share
-        them.
-    steps: the most commands of a run; one run in 32 is eight times as long, every fourth has drawn
-        sizes, and every fourth begins with a line of the corpus, where there is one.
-    after_finding: commands after the last new finding that end the check.
-    examples: runs of each configuration, if the user asked for a number; `commands` is ignored then.
-    modes: empty for the system's own. corpus: drive the lines of the directed corpus; first: those that
-        are driven before others.
-    favoured: configurations by name, such as "both page2", that get as many runs as all others
-        together.
-    whole: the plan has everything that its tier does.
-    time_limit_s: time after which the rest of the plan is left, if one was given (s).
-    """
+    """The plan of a check."""
 
     tier: str
+    #: commands that the system carries out, those of the corpus included; configurations share them
     commands: int
+    #: the most commands of a run; one run in 32 is eight times as long, every fourth has drawn
+    #: sizes, and every fourth begins with a line of the corpus, where there is one
     steps: int
+    #: commands after the last new finding that end the check
     after_finding: int
+    #: runs of each configuration, if the user asked for a number; `commands` is ignored then
     examples: int | None = None
+    #: drive the lines of the directed corpus
     corpus: bool = True
+    #: the plan has everything that its tier does
     whole: bool = True
+    #: time after which the rest of the plan is left, if one was given (s)
     time_limit_s: float | None = None
     presets: tuple[str, ...] = tuple(PRESETS)
+    #: empty for the system's own
     modes: tuple[Mode, ...] = ()
     machines: tuple[str, ...] = tuple(MACHINES)
     seed: int = 0
+    #: those that are driven before others
     first: frozenset[CorpusLine] = frozenset()
+    #: configurations by name, such as "both page2", that get as many runs as all others together
     favoured: frozenset[str] = frozenset()
 
 
 _TIERS = {
-    "smoke": Plan("smoke", 30_000, 40, 4_000),
-    "pr": Plan("pr", 200_000, 50, 15_000),
-    "nightly": Plan("nightly", 5_000_000, 80, 1_000_000),
+    "smoke": Plan("smoke", commands=30_000, steps=40, after_finding=4_000),
+    "pr": Plan("pr", commands=200_000, steps=50, after_finding=15_000),
+    "nightly": Plan("nightly", commands=5_000_000, steps=80, after_finding=1_000_000),
 }
 TIERS = tuple(_TIERS)
 
@@ -99,9 +96,9 @@ def plan(
     for name in machines or ():
         if name not in (*MACHINES, *JUDGED):
             raise ValueError(f"machine: unknown {name!r}; one of {', '.join(MACHINES)}")
-    for what, value in (("examples", examples), ("steps", steps)):
+    for option, value in (("examples", examples), ("steps", steps)):
         if value is not None and not 1 <= value <= 10**7:
-            raise ValueError(f"{what}: must be between 1 and 10000000, not {value}")
+            raise ValueError(f"{option}: must be between 1 and 10000000, not {value}")
     base = _TIERS[tier]
     if seed is None:
         seed = time.time_ns() % 10**9 if tier == "nightly" else base.seed

@@ -77,9 +77,19 @@ def read(text: str) -> CorpusLine:
     page, window, full, swa, rows, width = map(int, words[1:12:2])
     states = int(words[-1]) if "states" in words else 0
     geometry = Geometry(
-        page, window or None, full, swa, rows, width, "tree" in words, (), "bigram" in words, states,
-        "tracks" in words, "lazy" in words,
-    )  # fmt: skip
+        page_size=page,
+        window=window or None,
+        full_pages=full,
+        swa_pages=swa,
+        rows=rows,
+        width=width,
+        tree="tree" in words,
+        settings=(),
+        bigram="bigram" in words,
+        states=states,
+        tracks="tracks" in words,
+        lazy="lazy" in words,
+    )
     return CorpusLine(name, geometry, Mode(mode), origin, tuple(map(parse, commands.split("; "))))
 
 
@@ -106,11 +116,11 @@ def meets(line: CorpusLine) -> int | None:
     """Return the command at which the line meets its situation on the reference; None if it does not."""
     trace = line.trace
     state = model.initial(trace.sizes(Geometry), line.mode)
-    for at, command in enumerate(trace.row_commands):
+    for index, command in enumerate(trace.row_commands):
         was = state
         state, outcome = model.step(was, command)
         if line.situation in coverage.situations(was, command, outcome, state):
-            return at
+            return index
     return None
 
 

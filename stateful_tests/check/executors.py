@@ -1,6 +1,6 @@
 """Executors of work: in this process, in processes beside it, or on a Ray cluster (`ray_cluster.py`).
 
-Work is pure: what a task gives depends on the task alone. Results come in the order of the tasks, so what is
+Work is pure: what a task gives depends only on the task. Results come in the order of the tasks, so what is
 made of them does not depend on how many tasks run at a time.
 """
 

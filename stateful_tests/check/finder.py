@@ -19,7 +19,7 @@ from stateful_tests.check.caught_violations import Caught, finding_of
 from stateful_tests.check.finding_order import is_milder, report_order
 from stateful_tests.check.known_faults.causes import lacks, needs
 from stateful_tests.check.known_faults.explanation import (
-    Explained, clauses_of, counted_under, needs_of, unexplained,
+    Explained, clauses_of, counted_under, needs_of, unexplained_needs,
 )  # fmt: skip
 from stateful_tests.check.known_faults.masks import (
     Mask, Standing, beside, do_the_same, holding, how_it_breaks,
@@ -44,28 +44,27 @@ ALTERNATIVE_SHRINK_BUDGET = 300  # candidates for shrinking a trace of another c
 
 @dataclass(slots=True)
 class Finder:
-    """Collects violations and makes findings of them.
-
-    base: the system before the change.
-    masks: known faults.
-    found: called with a violation before it is shrunk, and with each smaller trace.
-    once: only the first violation of each clause is shrunk, and no trace of another cause is searched for.
-    started: start of the check (s, monotonic clock).
-    commands: commands carried out so far; the caller counts them.
-    last_new: value of `commands` at the last new finding.
-    elsewhere: names of findings that are known faults of other releases, for which a check goes on.
-    masked: number of violations by (known faults one of which explains them, clause).
-    """
+    """Collects violations and makes findings of them."""
 
     system: AnySystem
+    #: the system before the change
     base: AnySystem | None = None
+    #: known faults
     masks: Sequence[Mask] = ()
+    #: called with a violation before it is shrunk, and with each smaller trace
     found: Found | None = None
+    #: only the first violation of each clause is shrunk, and no trace of another cause is searched
+    #: for
     once: bool = False
+    #: start of the check (s, monotonic clock)
     started: float = field(default_factory=time.monotonic)
+    #: commands carried out so far; the caller counts them
     commands: int = 0
+    #: value of `commands` at the last new finding
     last_new: int = 0
+    #: names of findings that are known faults of other releases, for which a check goes on
     elsewhere: set[str] = field(default_factory=set)
+    #: number of violations by (known faults one of which explains them, clause)
     masked: Counter[tuple[tuple[str, ...], str]] = field(default_factory=Counter)
     _caught: dict[str, Caught] = field(default_factory=dict)  # by name of the finding
     _shrinking: dict[str, Caught] = field(default_factory=dict)  # not in `_caught` yet
@@ -194,9 +193,9 @@ class Finder:
         a trace already."""
         if clause in self._caught:
             return []  # its own trace may get smaller than these
-        found = [self._caught[each] for each in violation.clauses if each in self._caught]
+        others = [self._caught[each] for each in violation.clauses if each in self._caught]
         mode = self._shrinking[clause].trace.mode
-        return [caught.trace for caught in found if caught.trace.mode is mode]
+        return [caught.trace for caught in others if caught.trace.mode is mode]
 
     def _prefer_faithful(self, caught: Caught, clause: str, allowed: Allowed | None = None) -> None:
         """Make the trace a faithful one if a faithful scheduler runs the same commands into the violation."""
@@ -293,10 +292,10 @@ class Finder:
         needed = [each.needs or () for each in known] + needs_of(masks, clause)
         still_new = self._allowed_shrinks(violation, clause, Standing.NEW)
         as_new = (lambda _: True) if still_new is None else partial(still_new, trace)
-        found = None if clause == "BROKEN" else unexplained(system, trace, clause, needed, as_new)
-        if found is None:
+        prefix = None if clause == "BROKEN" else unexplained_needs(system, trace, clause, needed, as_new)
+        if prefix is None:
             return False
-        without, candidate = found
+        without, candidate = prefix
 
         def allowed(smaller: Trace, seen: Violation) -> bool:
             if still_new is not None and not still_new(smaller, seen):
@@ -308,9 +307,16 @@ class Finder:
         )
         number = 1 + len(known)
         self._caught[finding_name(clause, number)] = Caught(
-            smallest, candidate, violation, {trace.mode}, 1, found_after_s, self.commands,
-            number=number, without=without,
-        )  # fmt: skip
+            smallest,
+            first=candidate,
+            violation=violation,
+            modes={trace.mode},
+            times=1,
+            after_s=found_after_s,
+            after_commands=self.commands,
+            number=number,
+            without=without,
+        )
         self.last_new = self.commands
         self._report_traces()
         return True

@@ -23,7 +23,7 @@ class NotPossible(ValueError):
     """The trace does not allow the request: one line says why."""
 
 
-def violated(run: Run, clause: str | None) -> str:
+def clause_of_run(run: Run, clause: str | None) -> str:
     """Return the clause that a run is about: `clause`, else the one that its trace names, else the
     first violated one.
 
@@ -66,10 +66,10 @@ def _stated_by_reference(trace: Trace) -> Trace:
     """Return the trace with the reference's outcome at every step."""
     state = model.initial(trace.sizes(Geometry), trace.mode)
     expected = []
-    for at, command in enumerate(trace.row_commands):
+    for index, command in enumerate(trace.row_commands):
         state, outcome = model.step(state, command)
         check_serial(state)
-        expected.append((at, Done() if isinstance(outcome, Done) else outcome))
+        expected.append((index, Done() if isinstance(outcome, Done) else outcome))
     return replace(trace, expected=tuple(expected))
 
 
@@ -114,7 +114,8 @@ def fixture(
                 f"violates {run.violation.clause} first on {faulty.name}, not {clause}"
             )
         made = replace(made, clause=clause, commands=made.commands[: run.violation.step + 1])
-    made = _stated_by_reference(made) if kind_of_config(made.geometry).modelled else made
+    if kind_of_config(made.geometry).modelled:
+        made = _stated_by_reference(made)
     for system in healthy:
         violation = replay(system, made).violation
         if violation is not None:

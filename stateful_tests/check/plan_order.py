@@ -41,9 +41,9 @@ def configurations(system: AnySystem, plan: Plan) -> list[Configuration]:
             sizes[machine, name] = fit  # two presets may differ in what the system does not have
     configs = []
     for turn, name in product(range(len(plan.machines) * len(modes)), plan.presets):
-        at = turn + plan.presets.index(name)
-        mode = modes[at // len(plan.machines) % len(modes)]
-        machine = plan.machines[at % len(plan.machines)]
+        position = turn + plan.presets.index(name)
+        mode = modes[position // len(plan.machines) % len(modes)]
+        machine = plan.machines[position % len(plan.machines)]
         if (machine, name) in sizes:
             configs.append(Configuration(machine, name, mode, sizes[machine, name]))
     if not configs:
@@ -52,7 +52,7 @@ def configurations(system: AnySystem, plan: Plan) -> list[Configuration]:
     return [*corpus, *configs]
 
 
-def planned(system: AnySystem, plan: Plan, config: Configuration) -> int:
+def planned_runs(system: AnySystem, plan: Plan, config: Configuration) -> int:
     """Return the most runs of a configuration; for the corpus, its lines."""
     if config.machine == CORPUS:
         return len(lines_of(system, plan, config.mode))
@@ -73,7 +73,7 @@ def batches(system: AnySystem, plan: Plan, configs: Sequence[Configuration]) -> 
     times = times_favoured(plan, configs)
 
     def in_turns(configs: list[Configuration]) -> Iterator[RunBatch]:
-        waiting = {config: (0, planned(system, plan, config)) for config in configs}
+        waiting = {config: (0, planned_runs(system, plan, config)) for config in configs}
         while waiting:
             for config, (start, end) in list(waiting.items()):
                 if config.machine == CORPUS:

@@ -30,28 +30,26 @@ _SHORT, _MOST = 30, 3
 
 @dataclass(slots=True)
 class Counted:
-    """The counts of all batches so far.
-
-    effort: commands, with a surcharge for runs that are shorter than _SHORT.
-    declined: kinds that the system alone refuses since it last carried one out, with runs numbered from
-        the start.
-    tried: runs with a command of the kind that the system could carry out; served: runs that carried
-        one out.
-    unfit: situation -> why its line could not be driven.
-    unanswered: runs that never ended, because a request got no answer.
-    """
+    """The counts of all batches so far."""
 
     commands: int = 0
+    #: commands, with a surcharge for runs that are shorter than _SHORT
     effort: int = 0
     refusals: Counter[str] = field(default_factory=Counter)
     kinds: Counter[str] = field(default_factory=Counter)
     carried_out: Counter[str] = field(default_factory=Counter)
     runs: int = 0
+    #: kinds that the system alone refuses since it last carried one out, with runs numbered from
+    #: the start
     declined: dict[str, Declined] = field(default_factory=dict)
+    #: runs with a command of the kind that the system could carry out
     tried: Counter[str] = field(default_factory=Counter)
+    #: runs that carried one out
     served: Counter[str] = field(default_factory=Counter)
     situations: Counter[str] = field(default_factory=Counter)
+    #: situation -> why its line could not be driven
     unfit: dict[str, str] = field(default_factory=dict)
+    #: runs that never ended, because a request got no answer
     unanswered: int = 0
 
     def add(self, driven: Driven) -> None:
@@ -121,8 +119,8 @@ class Counted:
     ) -> tuple[str, ...]:
         """Return the situations of the corpus that the system can be driven into, whether or not the
         plan came to them."""
-        of = [config for config in configs if config.machine == CORPUS]
-        lines = (line for config in of for line in lines_of(system, plan, config.mode))
+        of_corpus = [config for config in configs if config.machine == CORPUS]
+        lines = (line for config in of_corpus for line in lines_of(system, plan, config.mode))
         met = self.situations.keys()
         unfit = self.unfit.keys()
         return tuple(sorted({

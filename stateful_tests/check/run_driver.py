@@ -96,7 +96,7 @@ class Configuration(NamedTuple):
         return f"{self.machine} {self.preset}"
 
 
-def unfitted(machine: str, preset: str, mode: Mode) -> Configuration:
+def with_stated_sizes(machine: str, preset: str, mode: Mode) -> Configuration:
     """Return the configuration with the sizes that the preset states."""
     return Configuration(machine, preset, mode, sizes_for(machine, preset))
 
@@ -120,31 +120,31 @@ class Declined:
 
 @dataclass(slots=True)
 class Driven:
-    """The results of a batch.
-
-    runs: for each its number of commands and the violation that ended it, if any, with its trace; then
-        the one that came up when all was closed.
-    kinds: commands by kind; carried_out: without refused ones.
-    declined: kinds that the system alone refuses since it last carried one out.
-    runs_of: kind -> the runs that had one, and whether a run carried one out.
-    unfit: situation -> why its line could not be driven.
-    unanswered: runs that never ended, because a request waits.
-    """
+    """The results of a batch."""
 
     tallies: dict[str, Tally]
+    #: for each its number of commands and the violation that ended it, if any, with its trace; then
+    #: the one that came up when all was closed
     runs: list[tuple[int, list[tuple[Violation, Trace]]]] = field(default_factory=list)
     refusals: Counter[str] = field(default_factory=Counter)
+    #: commands by kind
     kinds: Counter[str] = field(default_factory=Counter)
+    #: without refused ones
     carried_out: Counter[str] = field(default_factory=Counter)
+    #: kinds that the system, unlike the reference, refuses since it last carried one out
     declined: dict[str, Declined] = field(default_factory=dict)
+    #: kind -> the runs that had one, and whether a run carried one out
     runs_of: dict[str, dict[int, bool]] = field(default_factory=dict)
     situations: Counter[str] = field(default_factory=Counter)
+    #: situation -> why its line could not be driven
     unfit: dict[str, str] = field(default_factory=dict)
+    #: runs that never ended, because a request waits
     unanswered: int = 0
     seconds: float = 0.0
 
     def count(self, command: object, outcome: Outcome, declined: bool) -> None:
-        """Count a command of the run that comes next in `runs`. declined: the system alone refused it."""
+        """Count a command of the run that comes next in `runs`. declined: the system refused it, and the
+        reference did not."""
         kind = type(command).__name__
         if not isinstance(outcome, Refused):
             self.carried_out[kind] += 1
@@ -166,9 +166,9 @@ HANGS = 2
 LAST = 1_000
 
 
-def broken(found: tuple[Violation, Trace]) -> str:
+def broken(violated: tuple[Violation, Trace]) -> str:
     """Return the failure of a system at a violation; "" where it did not fail."""
-    violation, _ = found
+    violation, _ = violated
     return violation.failure_of("BROKEN").observed if "BROKEN" in violation.clauses else ""
 
 
@@ -215,7 +215,7 @@ def check_also(system: Any, clauses: frozenset[str]) -> None:
     """Check a system for clauses that its release is known to violate."""
     can = system.capabilities
     if clauses & can.known.keys():
-        known = {clause: why for clause, why in can.known.items() if clause not in clauses}
+        known = {clause: reason for clause, reason in can.known.items() if clause not in clauses}
         system.capabilities = replace(can, known=known)
 
 
@@ -269,13 +269,13 @@ def _run_line(system: AnySystem, plan: Plan, config: Configuration, example: int
         _carry_out(lockstep, offered, done, driven)
         if example % 2:
             _end_run(lockstep, done, driven)
-        found = violations(lockstep, done, "generated")
+        new_violations = violations(lockstep, done, "generated")
     except Misfit:
         raise
     except UnusableImplementation as error:
         driven.unfit[line.situation] = str(error).removeprefix(system.name).lstrip(": ")
     else:
-        driven.runs.append((len(done), found))
+        driven.runs.append((len(done), new_violations))
 
 
 def _start_lockstep(
@@ -362,10 +362,10 @@ def _round_kinds(commands: tuple[Command, ...]) -> set[str]:
 
 def _run_example(system: AnySystem, plan: Plan, config: Configuration, example: int, driven: Driven) -> None:
     if example % 4 == 2 and plan.corpus:  # what is rare by itself has a sequel
-        run, first = _continue_line(system, config, start_run(system, plan, config, example))
-        if first:
+        run, number = _continue_line(system, config, start_run(system, plan, config, example))
+        if number:
             with suppress(UnusableImplementation):  # else it cannot be driven through the line
-                _run(system, plan, config, example, driven, run, first)
+                _run(system, plan, config, example, driven, run, number)
                 return
     _run(system, plan, config, example, driven, start_run(system, plan, config, example))
 
@@ -377,13 +377,13 @@ def _run(
     example: int,
     driven: Driven,
     run: StartedRun,
-    first: tuple[Command, ...] = (),
+    first_commands: tuple[Command, ...] = (),
 ) -> None:
-    """Carry out one run. first: its first commands."""
+    """Carry out one run. first_commands: its first commands."""
     done = list[AnyCommand]()
     lockstep = _start_lockstep(system, run.geometry, config, driven)
     assert isinstance(lockstep, Lockstep)
-    _carry_out(lockstep, chain(first, _propose_commands(run, lockstep, plan, example)), done, driven)
+    _carry_out(lockstep, chain(first_commands, _propose_commands(run, lockstep, plan, example)), done, driven)
     if example % 4 != 1:  # else the next run starts on what this one leaves
         _end_run(lockstep, done, driven)
     driven.runs.append((len(done), violations(lockstep, done, "generated")))
@@ -424,6 +424,8 @@ _DRAWS = {
 def _run_judged_example(
     system: AnySystem, plan: Plan, config: Configuration, example: int, driven: Driven
 ) -> None:
+    """Drive one run of a kind that is judged only by clauses, and add it to `driven`. Every fourth example
+    has drawn sizes."""
     source = RandomChoices(f"{plan.seed}/{config.preset}/{example}/{config.machine}")
     draws = _DRAWS[config.machine]
     done = list[AnyCommand]()
@@ -448,7 +450,8 @@ def _run_judged_example(
                 return
             yield command
         if lockstep.step is not None and not isinstance(lockstep.step, Step):
-            driven.unanswered += bool(lockstep.step.unanswered)
+            if lockstep.step.unanswered:
+                driven.unanswered += 1
 
     _carry_out(lockstep, proposed(), done, driven)
     driven.runs.append((len(done), violations(lockstep, done, "generated")))

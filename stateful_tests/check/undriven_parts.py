@@ -36,41 +36,41 @@ def left_out(
     guessed: the base is only the nearest release. A part then counts only if the tree offers it, its code
         refuses it, and no neighbouring release refuses it for the same reason.
     """
-    found: dict[str, str] = {}
+    reason_by_part: dict[str, str] = {}
     refusals: dict[str, Refuses] = {}
     plan, of_base = for_system(asked, system), for_system(asked, base)
     for name in of_base.presets:
         if guessed and name not in plan.presets:
             continue
-        why = _refusal_reason(asked, name, system)
-        if why is not None and _refusal_reason(asked, name, base) is None:
-            found[f"preset {name}"] = why
+        reason = _refusal_reason(asked, name, system)
+        if reason is not None and _refusal_reason(asked, name, base) is None:
+            reason_by_part[f"preset {name}"] = reason
             refusals[f"preset {name}"] = partial(_refusal_reason, asked, name)
     missing = sorted(base.capabilities.commands - system.capabilities.commands)
     if missing and not guessed:
-        found[f"commands {', '.join(missing)}"] = "the adapter does not offer them here"
+        reason_by_part[f"commands {', '.join(missing)}"] = "the adapter does not offer them here"
     reasons: Counter[str] = Counter()
-    first: dict[str, CorpusLine] = {}
+    first_line: dict[str, CorpusLine] = {}
     for line in _undriven_lines(system, plan, unfit):
         if guessed and not offers_all(system, line):
             continue
-        if _line_refusal(line, base) is None and (why := _line_refusal(line, system)) is not None:
-            reasons[why] += 1
-            first.setdefault(why, line)
-    for why, count in reasons.items():
-        what = f"{count} line{'s' if count > 1 else ''} of the corpus"
-        if what in found:  # as many for another reason
-            what = f"{what}, such as {first[why].situation}"
-        found[what] = why
-        refusals[what] = partial(_line_refusal, first[why])
-    if guessed and found:
-        for what in list(_also_refused(system, found, refusals)):
-            del found[what]
-    return found
+        if _line_refusal(line, base) is None and (reason := _line_refusal(line, system)) is not None:
+            reasons[reason] += 1
+            first_line.setdefault(reason, line)
+    for reason, count in reasons.items():
+        part = f"{count} line{'s' if count > 1 else ''} of the corpus"
+        if part in reason_by_part:  # as many for another reason
+            part = f"{part}, such as {first_line[reason].situation}"
+        reason_by_part[part] = reason
+        refusals[part] = partial(_line_refusal, first_line[reason])
+    if guessed and reason_by_part:
+        for part in list(_also_refused(system, reason_by_part, refusals)):
+            del reason_by_part[part]
+    return reason_by_part
 
 
 def _also_refused(
-    system: AnySystem, found: Mapping[str, str], refusals: Mapping[str, Refuses]
+    system: AnySystem, refusal_by_part: Mapping[str, str], refusals: Mapping[str, Refuses]
 ) -> Iterator[str]:
     """Yield the parts that a neighbour of the tree's release refuses for the same reason."""
     spec = system_spec(system)
@@ -86,12 +86,12 @@ def _also_refused(
         try:
             own_prefix = f"{system.name}: "
             other_prefix = f"{other.name}: "
-            for what, refuses in [*remaining.items()]:
-                why = refuses(other)
-                own = found[what].replace(own_prefix, "")
-                if why is not None and why.replace(other_prefix, "") == own:
-                    del remaining[what]
-                    yield what
+            for part, refuses in [*remaining.items()]:
+                reason = refuses(other)
+                own = refusal_by_part[part].replace(own_prefix, "")
+                if reason is not None and reason.replace(other_prefix, "") == own:
+                    del remaining[part]
+                    yield part
         finally:
             other.close()
 
@@ -99,17 +99,17 @@ def _also_refused(
 def _refusal_reason(asked: Plan, preset: str, system: AnySystem) -> str | None:
     """Return why no machine of the plan drives the system on a preset; None where one does."""
     plan = for_system(asked, system)
-    why = f"{system.name} has no such models"
+    reason = f"{system.name} has no such models"
     if preset not in plan.presets:
-        return why
+        return reason
     for machine in plan.machines:
         try:
             fit_sizes(system, machine, sizes_for(machine, preset))
         except (UnusableImplementation, GeometryError) as error:
-            why = str(error)
+            reason = str(error)
         else:
             return None
-    return why
+    return reason
 
 
 def _undriven_lines(system: AnySystem, plan: Plan, unfit: Collection[str]) -> list[CorpusLine]:

@@ -33,29 +33,30 @@ from stateful_tests.generate.enabled_commands import full_alone, slot_source
 def conjunctions(was: State, command: Command, outcome: Outcome, now: State) -> set[str]:
     """Return the conjunctions of one step of the reference, such as "two locks, windowed goes over a cut:
     windowed"."""
-    found = set(_of_tracked(was, command, outcome))
+    reached = set(_of_tracked(was, command, outcome))
     if isinstance(outcome, Refused):
-        return found
-    found |= {*_of_request(was, command, now), *_at_once(was, command)}
+        return reached
+    reached |= {*_of_request(was, command, now), *_at_once(was, command)}
     if isinstance(command, Decode | Extend):
-        found |= set(_slots(was, command))
+        reached |= set(_slots(was, command))
     if was.tree is None or now.tree is None:
-        return found
+        return reached
     if was.tree is not now.tree:
         if was.tree.locks:
-            found |= {*_cuts(was.tree, now.tree), *_unlocks(was.tree, now.tree)}
-        found |= {*_by_own_moment(was.tree, now.tree), *_passes(was.tree, now.tree, command)}
-        found |= set(_drops(was.tree, now.tree))
+            reached |= {*_cuts(was.tree, now.tree), *_unlocks(was.tree, now.tree)}
+        reached |= {*_by_own_moment(was.tree, now.tree), *_passes(was.tree, now.tree, command)}
+        reached |= set(_drops(was.tree, now.tree))
         if was.tree.states and not isinstance(command, Evict):
-            found |= set(_room_for_a_state(was.tree, now.tree, command))
+            reached |= set(_room_for_a_state(was.tree, now.tree, command))
         if isinstance(command, UnlockSwa):
-            found |= set(_second_swa_part(was, command))
+            reached |= set(_second_swa_part(was, command))
     if isinstance(command, Extend) and len(command.lanes) > 1 and not evicts(was, now):
-        found |= set(_batch(was, command, now))
-    return found
+        reached |= set(_batch(was, command, now))
+    return reached
 
 
 def _of_request(was: State, command: Command, now: State) -> Iterator[str]:
+    """Yield the conjunctions that a retraction or an admission reaches."""
     if isinstance(command, Retract):
         request = request_of(was, command.request)
         session = was.session(request.session)
@@ -72,15 +73,15 @@ def _of_request(was: State, command: Command, now: State) -> Iterator[str]:
     if isinstance(command, Admit):
         request = request_of(was, command.request)
         session = was.session(request.session)
-        at = cursors_of(request_of(now, command.request))
+        cursors = cursors_of(request_of(now, command.request))
         if session is not None and session.slot is not None:
-            r = at.cache_protected_len
-            back = 0 < r == at.kv_committed_len < session.slot.kv_committed_len
+            r = cursors.cache_protected_len
+            back = 0 < r == cursors.kv_committed_len < session.slot.kv_committed_len
             if back and session.slot.swa_evicted_seqlen > r:
                 yield "a turn resumes from R above 0, its window lost"
 
 
-# Turns and ordinary requests in two conditions at once, as they end, or are evicted, or come back.
+# -- turns and ordinary requests in two conditions at once, as they end, or are evicted, or come back --
 
 
 def _at_once(was: State, command: Command) -> Iterator[str]:
@@ -99,6 +100,7 @@ def _at_once(was: State, command: Command) -> Iterator[str]:
 
 
 def _conditions(was: State, request: Request) -> Iterator[str]:
+    """Yield the conditions that hold for a request before a command, such as "retracted"."""
     session = was.session(request.session)
     slot = session.slot if session is not None else None
     if session is not None and session.closing:
@@ -127,6 +129,8 @@ _ENDS: dict[type, str] = {Finish: "finishes", Retract: "is retracted", Abort: "i
 
 
 def _of_tracked(was: State, command: Command, outcome: Outcome) -> Iterator[str]:
+    """Yield the conjunctions that a command reaches with tracked states; none without a tree that tracks
+    them."""
     if was.tree is None or not was.config.geometry.tracks:
         return
     refused = outcome.reason if isinstance(outcome, Refused) else None
@@ -150,7 +154,8 @@ def _of_tracked(was: State, command: Command, outcome: Outcome) -> Iterator[str]
 
 
 def _falls_back(was: State, command: Finish) -> bool:
-    """Whether rounds of a request without session have passed a boundary behind its end and one before."""
+    """Return whether rounds of a request without session have passed a boundary behind its end and one
+    before."""
     request = request_of(was, command.request)
     size = was.config.geometry.page_size
     end = request.origin + command.finished_len
@@ -159,7 +164,7 @@ def _falls_back(was: State, command: Finish) -> bool:
 
 
 def _has_row(state: State, session: Session | None) -> bool:
-    """A session has a slot, or a turn that has a row."""
+    """Return whether a session has a slot, or a turn that has a row."""
     if session is None:
         return False
     turn = state.request(session.turn) if session.turn is not None else None
@@ -179,9 +184,9 @@ def _in_full(tree: Tree, lock: Lock) -> int:
 
 
 def _cuts(was: Tree, now: Tree) -> Iterator[str]:
-    """A node is split that one has locked, or two."""
-    there = {placed.path for placed in nodes(was)}
-    new = [placed for placed in nodes(now) if placed.path not in there]
+    """Yield the situations in which a node is split that one has locked, or two."""
+    paths = {placed.path for placed in nodes(was)}
+    new = [placed for placed in nodes(now) if placed.path not in paths]
     if not new:
         return
     for placed in nodes(was):
@@ -204,10 +209,10 @@ def _upper_half(was: Node, now: Node) -> str:
     return f"its upper half used {'in its window' if both else 'above its window'}"
 
 
-def _beside(tree: Tree, lock: Lock, placed: Placed, at: int) -> str:
+def _beside(tree: Tree, lock: Lock, placed: Placed, index: int) -> str:
     if lock.swa_from >= placed.end:
         return "full KV alone"
-    return "windowed above its window" if at <= _in_full(tree, lock) else "windowed in its window"
+    return "windowed above its window" if index <= _in_full(tree, lock) else "windowed in its window"
 
 
 def _unlocks(was: Tree, now: Tree) -> Iterator[str]:
@@ -236,7 +241,7 @@ def _cut_since(tree: Tree, lock: Lock, path: list[Placed]) -> bool:
     return any(lock.swa_from < placed.end <= _in_full(tree, lock) for placed in path)
 
 
-# What goes by its own moment, where the moment of the full KV would choose another.
+# -- what goes by its own moment, where the moment of the full KV would choose another ------------
 
 
 def _by_own_moment(was: Tree, now: Tree) -> Iterator[str]:
@@ -244,18 +249,18 @@ def _by_own_moment(was: Tree, now: Tree) -> Iterator[str]:
     stays = [(placed, after[placed.path]) for placed in nodes(was) if placed.path in after]
     for part in ("live", "state_used"):
         had = [(p, bool(getattr(left, part))) for p, left in stays if getattr(p.node, part)]
-        gone, kept = ([p for p, has in had if has is still] for still in (False, True))
+        gone, staying = ([p for p, has in had if has is still] for still in (False, True))
         used = "swa_used" if part == "live" else part
         for one in gone:
-            for other in kept:
+            for other in staying:
                 sooner = getattr(one.node, used) < getattr(other.node, used)
                 if sooner and one.node.full_used > other.node.full_used:
-                    what = "SWA KV" if part == "live" else "a state"
+                    content = "SWA KV" if part == "live" else "a state"
                     read = ("read" if full_locked(was, p) else "unread" for p in (one, other))
-                    yield f"{what} goes by its own moment: {' before '.join(read)}"
+                    yield f"{content} goes by its own moment: {' before '.join(read)}"
 
 
-# What goes for a state that a command needs, and what would go next.
+# -- what goes for a state that a command needs, and what would go next ---------------------------
 
 
 def _room_for_a_state(was: Tree, now: Tree, command: Command) -> Iterator[str]:
@@ -265,11 +270,11 @@ def _room_for_a_state(was: Tree, now: Tree, command: Command) -> Iterator[str]:
     order = states_in_order(was)
     for placed, after in zip(order, [*order[1:], None]):
         if placed.path in gone:
-            what = "one of an inner node" if placed.node.children else "one of a leaf"
+            victim = "one of an inner node" if placed.node.children else "one of a leaf"
             after_it = "nothing"
             if after is not None:
                 after_it = "an inner node" if after.node.children else "a leaf"
-            yield f"a state goes for room, {kind_name(type(command))}: {what}, and next is {after_it}"
+            yield f"a state goes for room, {kind_name(type(command))}: {victim}, and next is {after_it}"
             return
 
 
@@ -291,20 +296,20 @@ def _second_swa_part(was: State, command: UnlockSwa) -> Iterator[str]:
             yield f"a second SWA part is given back over {over}"
 
 
-# Nodes one below the other.
+# -- nodes one below the other --------------------------------------------------------------------
 
 
 def _passes(was: Tree, now: Tree, command: Command) -> Iterator[str]:
     """Name the nodes that a match or an insert passes."""
-    found = dict[Key, str]()
+    passes = dict[Key, str]()
     if now.clock <= was.clock:
         return
     for placed in nodes(now):
         if placed.node.full_used == now.clock:
-            found[placed.path] = what = _came_across(was, placed)
-            if above := found.get(placed.path[: placed.start]):
+            passes[placed.path] = passed = _came_across(was, placed)
+            if above := passes.get(placed.path[: placed.start]):
                 who = "a match" if isinstance(command, Admit | Match) else "an insert"
-                yield f"{who} passes: {above} and {what}"
+                yield f"{who} passes: {above} and {passed}"
 
 
 def _came_across(was: Tree, placed: Placed) -> str:
@@ -319,7 +324,7 @@ def _came_across(was: Tree, placed: Placed) -> str:
 
 
 def _drops(was: Tree, now: Tree) -> Iterator[str]:
-    """A node goes, and what becomes of the one above it."""
+    """Yield the situations in which a node goes, with what becomes of the one above it."""
     had, has = ({placed.path: placed for placed in nodes(tree)} for tree in (was, now))
     if has.keys() > had.keys():
         return
@@ -335,7 +340,7 @@ def _drops(was: Tree, now: Tree) -> Iterator[str]:
             yield f"a node goes: {one}, and above it {two} {fate}"
 
 
-# Batches.
+# -- batches --------------------------------------------------------------------------------------
 
 
 def _slots(was: State, command: Decode | Extend) -> Iterator[str]:
@@ -370,7 +375,8 @@ def _batch(was: State, command: Extend, now: State) -> Iterator[str]:
         later = session is not None and session.slot is not None
         if before.phase is Phase.RUNNING or later or end <= prefix:
             part = "is a later turn" if later else "brings no page"
-            part = "decodes" if before.phase is Phase.RUNNING else part
+            if before.phase is Phase.RUNNING:
+                part = "decodes"
             yield from (f"two of a batch: one {one}, the next {part}" for e, one in parts if e)
             parts.append((0, part))
             continue
@@ -378,7 +384,8 @@ def _batch(was: State, command: Extend, now: State) -> Iterator[str]:
         evicted = max(cursors_of(request).swa_evicted_seqlen, prefix)
         done = radix.insert_and_continue(tree, request.holder, key, evicted)
         says = "is kept out" if done is None else _says(done[1], prefix, evicted)
-        tree = tree if done is None else done[0]
+        if done is not None:
+            tree = done[0]
         part = says if done is None else "goes in"
         for length, one in parts:
             than = ""

@@ -14,7 +14,7 @@ from stateful_tests.generate.exploration_scope import Scope
 def spelt_in(texts: str, longest: int, block: int = 1) -> tuple[str, ...]:
     """Return every prompt up to `longest` tokens made of blocks of `block` tokens, each block in
     one of `texts`."""
-    found = []
+    prompts = []
     for blocks in range(1, longest // block + 1):
         for letters in product(texts, repeat=blocks):
             runs: list[tuple[str, int]] = []
@@ -23,8 +23,8 @@ def spelt_in(texts: str, longest: int, block: int = 1) -> tuple[str, ...]:
                     runs[-1] = (letter, runs[-1][1] + block)
                 else:
                     runs.append((letter, block))
-            found.append("".join(f"{letter}{tokens}" for letter, tokens in runs))
-    return tuple(found)
+            prompts.append("".join(f"{letter}{tokens}" for letter, tokens in runs))
+    return tuple(prompts)
 
 
 def _sizes(
@@ -44,7 +44,7 @@ def _recurrent(states: int, window: int | None, *sizes: int, tree: bool = True) 
 
 
 def _both_modes(scope: Scope) -> tuple[Scope, Scope]:
-    """The scope in free mode, and in faithful mode under a name that says so."""
+    """Return the scope in free mode, and in faithful mode under a name that says so."""
     return scope, replace(scope, name=f"{scope.name}-faithful", mode=Mode.FAITHFUL)
 
 

@@ -20,7 +20,7 @@ from stateful_tests.generate.exploration_scope import Scope
 
 @lru_cache(maxsize=64)
 def kinds(scope: Scope) -> tuple[type, ...]:
-    """The kinds of commands that a scope has, in the order of the vocabulary."""
+    """Return the kinds of commands that a scope has, in the order of the vocabulary."""
     return tuple(kind for kind in COMMANDS if HARNESSES[kind].is_in(scope))
 
 
@@ -70,7 +70,8 @@ def of_nobody(scope: Scope, present: Present, fresh: Names) -> Iterator[Command]
 
 
 def _misnamed(scope: Scope, name: str, bearer: Session | Request | None) -> Iterator[Command]:
-    """A name that is taken for that of somebody of another kind: by every command, in the scope or not."""
+    """Return a name that is taken for that of somebody of another kind: by every command, in the scope or
+    not."""
     if not scope.invalid:
         return
     for kind in COMMANDS:

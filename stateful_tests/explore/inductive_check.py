@@ -42,7 +42,7 @@ class ReferenceInState(ReferenceSystem):
 
 
 class _Known(NamedTuple):
-    """Values that a state alone decides: the number of its layout, and facts."""
+    """Values that depend only on a state: the number of its layout, and facts."""
 
     layout: int
     sessions: dict[str, SessionFacts]
@@ -56,16 +56,22 @@ class InductiveStepCheck:
     it runs once for all steps that have these in common, and so shows the same rows, pools and tree.
     """
 
+    _states: dict[State, _Known]
+    _layouts: dict[Hashable, int]
+    _led_to: dict[Hashable, tuple[Any, ...]]
+    reached: set[str]
+    _missing: set[Clause]
+
     def __init__(self, system: ReferenceInState | None = None) -> None:
         self._system = system or ReferenceInState()
         self._forget()
         self.look_for(())
 
     def _forget(self) -> None:
-        self._states: dict[State, _Known] = {}
-        self._layouts: dict[Hashable, int] = {}
+        self._states = {}
+        self._layouts = {}
         # facts but for those that a state decides
-        self._led_to: dict[Hashable, tuple[Any, ...]] = {}
+        self._led_to = {}
 
     def _known(self, state: State) -> _Known:
         known = self._states.get(state)
@@ -84,7 +90,7 @@ class InductiveStepCheck:
 
     def look_for(self, reached: Iterable[str]) -> None:
         """From now on note which situations of clauses are reached, but for those that were."""
-        self.reached: set[str] = set()
+        self.reached = set()
         self._missing = {*CLAUSES.values()} - {CLAUSES[each] for each in reached}
 
     @property
@@ -93,7 +99,7 @@ class InductiveStepCheck:
         return not self._missing.isdisjoint(_REFUSALS)
 
     def start_in(self, state: State) -> None:
-        """The steps that follow start from here."""
+        """Begin the steps that follow at a state."""
         if max(len(self._states), len(self._led_to)) >= _KEPT:
             self._forget()
         self._was, self._start = state, self._known(state)
@@ -110,13 +116,23 @@ class InductiveStepCheck:
             if now == was and after == self._before:
                 after = self._before
         same = after is self._before
-        step = Step(was.config, command, outcome, outcome, was, now, self._before, after, same)
+        step = Step(
+            config=was.config,
+            command=command,
+            expected=outcome,
+            outcome=outcome,
+            was=was,
+            now=now,
+            before=self._before,
+            after=after,
+            unchanged=same,
+        )
         if not done and now is was:
             self._look(step, _REFUSALS)
             return None
         self._look(step, about(step))
-        found = broken(step)
-        return violation_of(found, 0) if found else None
+        failures = broken(step)
+        return violation_of(failures, 0) if failures else None
 
     def _facts(self, kind: type, now: State, known: _Known, effects: Effects) -> Facts:
         """Return the system's facts after a command of a kind."""

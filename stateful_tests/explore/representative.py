@@ -119,7 +119,7 @@ class Representatives:
         texts = self.scope.texts
         return Renaming(names, {texts[j]: texts[i] for i, j in enumerate(order)})
 
-    # From a state to its parts.
+    # -- from a state to its parts ----------------------------------------------------------------
 
     def _least(self, state: State) -> tuple[Parts, Nameless, tuple[int, ...]]:
         """The parts of a state, in the order of letters that makes them least, without names as well; and
@@ -182,7 +182,7 @@ class Representatives:
             history = ((0, text_len(history)),)
         return Part(lock, turn, history, session.slot or (), session.closing, session.state)
 
-    # From parts to the representative.
+    # -- from parts to the representative ---------------------------------------------------------
 
     def _built(self, nameless: Nameless) -> State:
         sessions, requests, locks = [], [], []
@@ -199,13 +199,19 @@ class Representatives:
         state = state._replace(tree=tree)
         return state._replace(serial=max(_serials(state), default=0))
 
+    def _kind_of_place(self, place: int) -> int:
+        """Return 0 for a session, 1 for an ordinary request, 2 for a lock holder (see _places)."""
+        if place < self.scope.sessions:
+            return 0
+        return 1 if place < self.scope.sessions + self.scope.ordinary else 2
+
     def _places(self, nameless: Nameless) -> Iterator[tuple[int, Part]]:
         """Return places of sessions, then of ordinary requests, then of lock holders."""
         served = self.scope.sessions + self.scope.ordinary
-        for first, group in zip((0, self.scope.sessions, served), nameless):
-            yield from enumerate(group, first)
+        for first_place, group in zip((0, self.scope.sessions, served), nameless):
+            yield from enumerate(group, first_place)
 
-    # Commands.
+    # -- commands ---------------------------------------------------------------------------------
 
     def commands(self, representative: State) -> list[Command]:
         """Return every command of the scope in a representative, in a fixed order. Equal parts
@@ -216,19 +222,19 @@ class Representatives:
         alone: dict[tuple[int, Part], int] = {}
         running: list[tuple[int, Part]] = []
         for place, part in self._places(parts.nameless):
-            alone.setdefault(((place >= scope.sessions) + (place >= served), part), place)
+            alone.setdefault((self._kind_of_place(place), part), place)
             if scope.batches and place < served and part.turn and part.turn.cursors is not None:
                 running.append((place, part))
         pairs: dict[tuple[Part, Part, int], tuple[tuple[int, Part], ...]] = {}
         for one, two in combinations(running, 2):
-            sessions = (one[0] < scope.sessions) + (two[0] < scope.sessions)
+            sessions = sum(place < scope.sessions for place, _ in (one, two))
             pairs.setdefault((one[1], two[1], sessions), (one, two))
-        found: list[Command] = []
+        commands: list[Command] = []
         for (_, part), place in alone.items():
-            found += _about(scope, self._fresh, ((place, part),))
+            commands += _about(scope, self._fresh, ((place, part),))
         for pair in pairs.values():
-            found += _about(scope, self._fresh, pair)
-        return found + _of_nobody(scope, self._fresh, Present(*map(len, parts.groups)))
+            commands += _about(scope, self._fresh, pair)
+        return commands + _of_nobody(scope, self._fresh, Present(*map(len, parts.groups)))
 
 
 @lru_cache(maxsize=KEPT)
@@ -290,7 +296,7 @@ def _exchanged(part: Part, serials: Mapping[int, int]) -> Part:
 
 
 def with_ages(tree: Tree) -> tuple[Node, ...]:
-    """The nodes with ages for moments: 0 is the clock."""
+    """Return the nodes with ages for moments: 0 is the clock."""
     every = list(_every(tree.children))
     full, swa = {node.full_used for node in every}, {node.swa_used for node in every}
     ages = {moment: -age for age, moment in enumerate(sorted(full, reverse=True))}
@@ -321,21 +327,21 @@ def _every(children: tuple[Node, ...]) -> Iterator[Node]:
 
 def _serials(state: State) -> set[int]:
     """Serials of Submits that some text in the state has tokens of."""
-    found = {serial for s in state.sessions for serial, _ in s.history}
+    serials = {serial for s in state.sessions for serial, _ in s.history}
     for request in state.requests:
-        found.add(request.serial)
-        found.update(serial for serial, _ in request.history)
+        serials.add(request.serial)
+        serials.update(serial for serial, _ in request.history)
     if state.tree is not None:
         keys = [
             *(lock.key for lock in state.tree.locks),
             *(node.key for node in _every(state.tree.children)),
         ]
-        found.update(serial_of(token) for key in keys for token in key)
-    return {serial for serial in found if serial < SHARED}
+        serials.update(serial_of(token) for key in keys for token in key)
+    return {serial for serial in serials if serial < SHARED}
 
 
 def _numbered_from_one(state: State) -> State:
-    """The state with the serials that are in use numbered from 1, in their order."""
+    """Return the state with the serials that are in use numbered from 1, in their order."""
     used = sorted(_serials(state)) if state.serial else []
     if not used or used[-1] == len(used):
         return state
@@ -372,7 +378,7 @@ def _nodes(children: tuple[Node, ...], serials: Mapping[int, int]) -> tuple[Node
     )
 
 
-# Commands under other names.
+# -- commands under other names -------------------------------------------------------------------
 
 _NAMING = ("session", "request", "requests", "lanes", "holder")
 

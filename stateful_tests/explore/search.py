@@ -1,6 +1,6 @@
 """Breadth-first search over the states of a scope modulo symmetry, with every clause checked at every step.
 
-States are expanded in batches of one level. What a batch finds depends on the batch alone, and batches are
+States are expanded in batches of one level. What a batch finds depends only on the batch, and batches are
 taken in their order: so where they run, and how many at a time, changes nothing.
 """
 
@@ -45,26 +45,28 @@ _Task = tuple[list[State], frozenset[str]]
 
 @dataclass(slots=True)
 class Exploration:
-    """The result of an exploration.
-
-    transitions, refused: commands that were carried out, or not, in every state that was expanded. depth: of
-    the deepest state, in commands. complete: nothing is left; stopped: why it is over, in words. memory_mb:
-    the most that the process has had. situations: how often each was reached; missing: those of the
-    corpus that its kinds of commands meet and it has not. reached: clauses whose trigger came up.
-    """
+    """The result of an exploration."""
 
     scope: Scope
     states: int
     expanded: int
+    #: commands that were carried out, and commands that were refused, in all expanded states
     transitions: int
     refused: int
+    #: depth of the deepest state (commands)
     depth: int
+    #: no state is left to expand
     complete: bool
+    #: why the exploration is over, in words
     stopped: str
     seconds: float
+    #: most memory that the process has had (MB)
     memory_mb: float
+    #: number of times that each situation was reached
     situations: dict[str, int]
+    #: situations of the corpus that the scope's kinds of commands meet, and the exploration has not
     missing: list[str]
+    #: clauses whose trigger came up
     reached: set[str]
     finding: Finding | None = None
 
@@ -95,7 +97,7 @@ class Expander:
 
     def expand(self, task: _Task) -> Expansion:
         """Run every command in some states."""
-        found = Expansion()
+        expansion = Expansion()
         states, reached = task
         if self.check is not None:
             tree = self.states.scope.geometry.tree
@@ -103,36 +105,38 @@ class Expander:
                 {*reached, *(c for c in CLAUSES if c.startswith("TREE-") and not tree)}
             )
         for place, state in enumerate(states):
-            found.targets.append([])
-            number, violation = self._expand(state, found)
+            expansion.targets.append([])
+            number, violation = self._expand(state, expansion)
             if violation is not None:
-                found.violated = place, number, violation
+                expansion.violated = place, number, violation
                 break
         if self.check is not None:
-            found.reached = self.check.reached
-        return found
+            expansion.reached = self.check.reached
+        return expansion
 
-    def _expand(self, state: State, found: Expansion) -> tuple[int, Violation | None]:
+    def _expand(self, state: State, expansion: Expansion) -> tuple[int, Violation | None]:
+        """Execute each command of the scope in a state, and add what follows to `expansion`. Return the
+        number of the last command, and the violation that ended the expansion, if any."""
         check = self.check
         number = 0
         # equal states are one: it remembers for all
         known = dict[State, State]()
         seen = set[State]()
-        targets = found.targets[-1]
-        situations = found.situations
+        targets = expansion.targets[-1]
+        situations = expansion.situations
         if check is not None:
             check.start_in(state)
         for number, command in enumerate(self.states.commands(state)):
             now, outcome, effects = model.step_with_effects(state, command)
             situations[situation(state, command, outcome, now)] += 1
             if isinstance(outcome, Done):
-                found.transitions += 1
+                expansion.transitions += 1
                 if now not in known and (target := self.states.of(now)) not in seen:
                     seen.add(target)
                     targets.append((number, target))
                 now = known.setdefault(now, now)
             else:
-                found.refused += 1
+                expansion.refused += 1
                 if check is None or (now is state and not check.seeks_refusals):
                     continue
             if check is not None:
@@ -148,6 +152,7 @@ def _expander(scope: Scope, clauses: bool, search: float) -> Expander:  # noqa: 
 
 
 def _expand(scope: Scope, clauses: bool, search: float, task: _Task) -> Expansion:
+    """Return the expansion of a task, by the Expander that this process has for the search."""
     # a search leaves few cycles, and makes many objects; a process beside this one ends with it
     gc.disable()
     return _expander(scope, clauses, search).expand(task)
@@ -156,7 +161,7 @@ def _expand(scope: Scope, clauses: bool, search: float, task: _Task) -> Expansio
 class Explorer:
     """A search that can be stopped. queue: representatives in the order in which they came up; seen: where.
 
-    clauses: False for whoever needs the states and nothing else. system: in place of the reference's own;
+    clauses: False for a caller that needs only the states. system: in place of the reference's own;
     then everything runs in this process.
     """
 
@@ -168,6 +173,8 @@ class Explorer:
         executor: Executor = SERIAL,
         system: ReferenceInState | None = None,
     ) -> None:
+        """Begin at the initial state. clauses: check them at each step. system: check its facts as well, in
+        this process."""
         self.scope = scope
         self.states = Representatives(scope)
         self.queue: list[State] = [self.states.of(self.states.initial)]
@@ -205,11 +212,11 @@ class Explorer:
         """Search until nothing is left, to a bound, or to an interrupt; says which."""
         began = time.monotonic()
         try:
-            while (first := self.levels[-1]) < (end := len(self.queue)):
+            while (level_begin := self.levels[-1]) < (end := len(self.queue)):
                 if depth is not None and len(self.levels) > depth:
                     return f"depth {depth}"
                 self.levels.append(end)
-                starts = range(first, end, BATCH)
+                starts = range(level_begin, end, BATCH)
                 reached = frozenset(self.found.reached)
                 tasks = [(self.queue[start : min(start + BATCH, end)], reached) for start in starts]
                 executor = self._executor if len(tasks) >= SPREAD else SERIAL
@@ -241,21 +248,21 @@ class Explorer:
         mine.refused += result.refused
         mine.situations.update(result.situations)
         mine.reached |= result.reached
-        for at, targets in enumerate(result.targets, start):
+        for parent, targets in enumerate(result.targets, start):
             for number, target in targets:
                 if target not in self.seen:
                     self.seen[target] = len(self.queue)
                     self.queue.append(target)
-                    self._parents.append(at)
+                    self._parents.append(parent)
                     self._via.append(number)
         self.expanded = start + len(result.targets)
         if result.violated is not None:
             place, number, violation = result.violated
-            at = start + place
-            self._violated = at, self.states.commands(self.queue[at])[number], violation
+            parent = start + place
+            self._violated = parent, self.states.commands(self.queue[parent])[number], violation
 
     def path(self, at: int, last: Command | None = None) -> tuple[Command, ...]:
-        """The shortest path to a state (and one command more), in names that stay what they are."""
+        """Return the shortest path to a state (and one command more), in names that stay what they are."""
         steps = []
         while at:
             steps.append((self.queue[self._parents[at]], self._via[at]))
@@ -270,24 +277,37 @@ class Explorer:
         return tuple(path)
 
     def result(self, stopped: str) -> Exploration:
-        """Everything that was seen."""
+        """Return everything that was seen."""
         scope = self.scope
-        found = self.found
+        expansion = self.found
         its = {kind_name(kind) for kind in enumeration.kinds(scope)}
+        depth = len(self.levels) - 1
+        if len(self.queue) == self.levels[-1]:  # the last level is empty
+            depth -= 1
         others = [text for text in sorted(corpus.situations()) if text.partition(",")[0] in its]
         return Exploration(
-            scope, len(self.queue), self.expanded, found.transitions, found.refused,
-            len(self.levels) - 1 - (len(self.queue) == self.levels[-1]),
-            stopped == "fixed point", stopped, self.seconds, memory(), dict(sorted(found.situations.items())),
-            [text for text in others if text not in found.situations], found.reached, self._finding(),
-        )  # fmt: skip
+            scope=scope,
+            states=len(self.queue),
+            expanded=self.expanded,
+            transitions=expansion.transitions,
+            refused=expansion.refused,
+            depth=depth,
+            complete=stopped == "fixed point",
+            stopped=stopped,
+            seconds=self.seconds,
+            memory_mb=memory(),
+            situations=dict(sorted(expansion.situations.items())),
+            missing=[text for text in others if text not in expansion.situations],
+            reached=expansion.reached,
+            finding=self._finding(),
+        )
 
     def _finding(self) -> Finding | None:
-        """The violation at the end of its shortest path, as a check reports it."""
+        """Return the violation at the end of its shortest path, as a check reports it."""
         if self._violated is None:
             return None
-        at, command, violation = self._violated
-        commands = self.path(at, command)
+        number, command, violation = self._violated
+        commands = self.path(number, command)
         scope = self.scope
         system = ReferenceSystem()
         trace = Trace(scope.geometry, scope.mode, commands, "exhaustive", clause=violation.clause)
@@ -304,14 +324,14 @@ class Explorer:
         finder.started = time.monotonic() - self.seconds
         finder.commands = self.found.transitions
         finder.take(run.violation, trace)
-        found = finder.findings()[0]
+        finding = finder.findings()[0]
         return replace(
-            found, run=replace(found.run, trace=replace(found.run.trace, origin="exhaustive"))
+            finding, run=replace(finding.run, trace=replace(finding.run.trace, origin="exhaustive"))
         )
 
 
 def memory() -> float:
-    """The most memory that the process has had, in MB."""
+    """Return the most memory that the process has had, in MB."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 

@@ -36,26 +36,24 @@ TRIES = 5  # steps of one situation that violate before the rest of it is left o
 
 @dataclass(slots=True)
 class Tour:
-    """The result of a tour.
-
-    transitions, refusals: totals of the scope.
-    followed, refused: how many of each the system ran with the outcome that the rules give.
-    lost: the number of the others, by kind of command and reason.
-    violations: steps that left the specification, each the end of a walk.
-    """
+    """The result of a tour."""
 
     scope: str
     geometry: Geometry
     mode: Mode
     system: str
     states: int = 0
+    #: totals of the scope
     transitions: int = 0
     refusals: int = 0
+    #: how many of each the system ran with the outcome that the rules give
     followed: int = 0
     refused: int = 0
     commands: int = 0
     walks: int = 0
+    #: steps that left the specification, each the end of a walk
     violations: int = 0
+    #: the number of the others, by kind of command and reason
     lost: Counter[tuple[str, str]] = field(default_factory=Counter)
     findings: list[Finding] = field(default_factory=list)
     stopped: str = ""
@@ -78,6 +76,8 @@ def kinds_of(system: System) -> tuple[frozenset[str], ...]:
 class _Runner:
     """A system in lockstep, walk after walk; violations are caught and shrunk."""
 
+    lockstep: Lockstep
+
     def __init__(self, system: System, tour: Tour, found: Found | None) -> None:
         self.system = system
         self.tour = tour
@@ -86,7 +86,7 @@ class _Runner:
         self.begin()
 
     def begin(self) -> None:
-        """A walk from the empty state."""
+        """Begin a walk at the empty state."""
         if self.done or not self.tour.walks:
             self.tour.walks += 1
         self.lockstep = Lockstep(self.system, self.tour.geometry, self.tour.mode)
@@ -157,6 +157,9 @@ class _Place:
 
 
 class _TourRun:
+    kinds: frozenset[str]
+    allowed: list[list[bool]]
+
     def __init__(
         self, system: System, explorer: Explorer, progress: Progress | None, found: Found | None
     ) -> None:
@@ -176,7 +179,7 @@ class _TourRun:
     def _place(self, state: State) -> _Place:
         place = _Place()
         tour = self.tour
-        at = self.explorer.seen[state]
+        known_place = self.explorer.seen[state]
         for number, (command, outcome, now) in enumerate(self.explorer.moves(state)):
             place.situations.append(situation(state, command, outcome, now))
             if isinstance(outcome, Done):
@@ -187,7 +190,7 @@ class _TourRun:
                 tour.refusals += 1
                 place.refused.add(number)
         place.pending = {*place.successors, *place.refused}
-        place.pending_here = {*place.refused, *(n for n, to in place.successors.items() if to == at)}
+        place.pending_here = {*place.refused, *(n for n, to in place.successors.items() if to == known_place)}
         return place
 
     def run(self, kinds: frozenset[str]) -> bool:
@@ -234,53 +237,55 @@ class _TourRun:
                 yield number
 
     def _left_out(self, place: _Place, number: int) -> bool:
-        """A command in a situation that mostly violates: one more says nothing new."""
+        """Return whether to leave out a command in a situation that mostly violates: one more says nothing
+        new."""
         like = place.situations[number]
         return self.wrong[like] >= max(TRIES, self.right[like])
 
     def _next(self) -> int | None:
-        """A command to run here: one that stays, else the first that leads to more to be run."""
-        first = None
+        """Return a command to run here: one that stays, else the first that leads to more to be run."""
+        first_open = None
         for number in self._usable(self.at):
             to = self.places[self.at].successors.get(number, self.at)
             if to == self.at or self.places[to].pending:
                 return number
-            first = number if first is None else first
-        return first
+            if first_open is None:
+                first_open = number
+        return first_open
 
     def _route(self) -> list[int] | None:
-        """The shortest route to a state where something is left to be run: commands by number."""
+        """Return the shortest route to a state where something is left to be run: commands by number."""
         came: dict[int, tuple[int, int]] = {self.at: (-1, -1)}
         queue = deque([self.at])
         while queue:
-            at = queue.popleft()
-            if at != self.at and any(True for _ in self._usable(at)):
+            place = queue.popleft()
+            if place != self.at and any(True for _ in self._usable(place)):
                 steps = []
-                while at != self.at:
-                    at, number = came[at]
+                while place != self.at:
+                    place, number = came[place]
                     steps.append(number)
                 return steps[::-1]
-            for number, to in self.places[at].successors.items():
-                usable = self.allowed[at][number] and not self._left_out(self.places[at], number)
-                if to not in came and usable and not self._ends(at, number):
-                    came[to] = (at, number)
+            for number, to in self.places[place].successors.items():
+                usable = self.allowed[place][number] and not self._left_out(self.places[place], number)
+                if to not in came and usable and not self._ends(place, number):
+                    came[to] = (place, number)
                     queue.append(to)
         return None
 
-    def _ends(self, at: int, number: int) -> bool:
-        """A command after which a walk is over, as it may leave something behind."""
+    def _ends(self, place: int, number: int) -> bool:
+        """Return a command after which a walk is over, as it may leave something behind."""
         return (
             bool(self.walk_ending_kinds)
-            and type(self.states.commands(self.explorer.queue[at])[number]) in self.walk_ending_kinds
+            and type(self.states.commands(self.explorer.queue[place])[number]) in self.walk_ending_kinds
         )
 
     def _go(self, number: int) -> bool:
         """Run a command where the system is. True: it is where the rules lead."""
         place = self.places[self.at]
         tour = self.tour
-        at = self.at
+        current = self.at
         state = self.runner.lockstep.state
-        listed = self.states.commands(self.explorer.queue[at])[number]
+        listed = self.states.commands(self.explorer.queue[current])[number]
         command = relabel(listed, self.states.renaming(state), state)
         new = number in place.pending
         place.pending.discard(number)
@@ -293,7 +298,7 @@ class _TourRun:
         tally = self.right if self.runner.violated is None else self.wrong
         tally[place.situations[number]] += 1
         if self.runner.violated is not None:
-            path = self.explorer.path(at, listed)
+            path = self.explorer.path(current, listed)
             mixes = not {type(c).__name__ for c in path} <= self.kinds
             before = self.runner.catch(None if mixes else path)
             tour.lost[kind, "violates the specification"] += new
@@ -322,10 +327,10 @@ class _TourRun:
             tour.followed += new
             self.at = now
             return True
-        why = "its choice leads elsewhere"
+        reason = "its choice leads elsewhere"
         if isinstance(outcome, Refused):
-            why = f"refused by policy: {outcome.reason.value}"
-        tour.lost[kind, why] += new
+            reason = f"refused by policy: {outcome.reason.value}"
+        tour.lost[kind, reason] += new
         if now is None:
             place.successors.pop(number, None)
             self._begin()
@@ -340,10 +345,10 @@ class _TourRun:
             for number in place.pending:
                 kind = type(commands[number])
                 offered = kind.__name__ in self.runner.system.capabilities.commands
-                why = tour.stopped or "nothing that it follows leads there"
+                reason = tour.stopped or "nothing that it follows leads there"
                 if self._left_out(place, number):
-                    why = "left out: steps of its situation violate"
-                tour.lost[kind_name(kind), why if offered else "it does not offer that"] += 1
+                    reason = "left out: steps of its situation violate"
+                tour.lost[kind_name(kind), reason if offered else "it does not offer that"] += 1
         return tour
 
 

@@ -51,10 +51,10 @@ def propose_decode_command(
     no_requests = (
         TierRequestState.GONE, TierRequestState.IDLE, TierRequestState.OVER, TierRequestState.BUSY,
     )  # fmt: skip
-    there = {request.name for request in facts.requests if request.state not in no_requests}
-    absent = [name for name in profile.requests if name not in there | users.sessions]
+    names_in_use = {request.name for request in facts.requests if request.state not in no_requests}
+    absent = [name for name in profile.requests if name not in names_in_use | users.sessions]
     sessions = sorted(users.sessions)
-    again = [name for name in sessions if name not in there]
+    again = [name for name in sessions if name not in names_in_use]
     waits = by_state.get(TierRequestState.WAITS, [])
     greeted = by_state.get(TierRequestState.GREETED, [])
     receives = by_state.get(TierRequestState.RECEIVES, [])
@@ -70,7 +70,7 @@ def propose_decode_command(
         "poll": 2 * profile.poll + weight_if(facts.requests, 4),
         "arrive": weight_if(writing, profile.complete),
         "fail": weight_if(failing, profile.abort),
-        "abort": weight_if(there, 1 + profile.abort),
+        "abort": weight_if(names_in_use, 1 + profile.abort),
         "expire": weight_if(held, profile.abort),
         "decode": weight_if(runs, profile.insert),
         "end": weight_if(runs, profile.insert),
@@ -87,7 +87,7 @@ def propose_decode_command(
             resumable = profile.longest % 4 == 0 and once_in(source, 3)
             return Await(pick(source, absent), _draw_prompt(users, source, profile), resumable)
         case "again":
-            return Await(pick(source, again), _draw_prompt(users, source, profile), True)
+            return Await(pick(source, again), _draw_prompt(users, source, profile), resumable=True)
         case "close":
             return Close(pick(source, sessions))
         case "greet":
@@ -97,7 +97,7 @@ def propose_decode_command(
         case "fail":
             return FailPeer(pick(source, failing).name)
         case "abort":
-            return Abort(pick(source, sorted(there)))
+            return Abort(pick(source, sorted(names_in_use)))
         case "expire":
             return Expire()
         case "decode":
@@ -122,9 +122,9 @@ def _draw_prompt(users: LockRanges, source: Choices, profile: TierProfile) -> Pr
     """Draw a prompt: an earlier one made longer or with another end, or a new one."""
     most = users.config.width - OUTPUT
     if users.seen and not once_in(source, 3):
-        first = pick(source, users.seen)
-        kept = 1 + source.upto(prompt_len(first) - 1)
-        prompt = cut_prompt(first, min(kept, most - 1))
+        seen_prompt = pick(source, users.seen)
+        length = 1 + source.upto(prompt_len(seen_prompt) - 1)
+        prompt = cut_prompt(seen_prompt, min(length, most - 1))
     else:
         prompt = ()
     more = 1 + source.upto(most - prompt_len(prompt) - 1)

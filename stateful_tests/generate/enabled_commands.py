@@ -108,10 +108,10 @@ class Enabled:
     def sources(self) -> dict[str, list[Request]]:
         """The settled requests, by the source of the slot of their next token."""
         size = self.state.config.geometry.page_size
-        found = dict[str, list[Request]]()
+        requests_of = dict[str, list[Request]]()
         for request in self.settled:
-            found.setdefault(slot_source(cursors_of(request), size), []).append(request)
-        return found
+            requests_of.setdefault(slot_source(cursors_of(request), size), []).append(request)
+        return requests_of
 
     @property
     def decoding(self) -> list[Request]:

@@ -29,41 +29,44 @@ SOURCE_NAMES = (NO_NAME, ("", "a"), ("a", "b"), ("", "a", "b"))
 
 @dataclass(frozen=True, slots=True)
 class EngineProfile:
-    """The profile of one run (swarm testing). Rates are "once in so many"; 0 stands for never.
+    """The profile of one run (swarm testing). Rates are "once in so many"; 0 stands for never."""
 
-    names: requests at a time. texts: those that prompts begin with.
-    sessions: rate of sessions among added requests.
-    abort, reset, stop: rates of aborts, resets of the prefix cache and stop tokens.
-    accept: drafts that the model accepts: 0 none, 1 a random number, 2 all.
-    long: prompts of half of max_model_len. busy: clients send more often.
-    overlong: sessions may grow past max_model_len, and a prompt may leave no output.
-    slow: slowness of transfers. forget: rate of resets of host memory. fails: rate of failed loads.
-    alike: all clients send so many tokens of the same text, so that the model answers alike, in a pool
-        of one longest request; 0: texts differ.
-    whole: half of the prompts leave room for one output, and one step may compute all of it in a pool
-        that has just the blocks for it.
-    adapters, salts: names for requests, "" for none.
-    loads: rate of adapter loads; weights: rate of new model weights.
-    """
-
+    #: requests at a time
     names: tuple[str, ...]
+    #: texts with which prompts begin
     texts: str
+    #: rate of sessions among added requests
     sessions: int
+    #: rates of aborts, resets of the prefix cache and stop tokens
     abort: int
     reset: int
     stop: int
+    #: drafts that the model accepts: 0 none, 1 a random number, 2 all
     accept: int
+    #: prompts of half of max_model_len
     long: bool
+    #: clients send more often
     busy: bool
+    #: sessions may grow past max_model_len, and a prompt may leave no output
     overlong: bool
+    #: slowness of transfers
     slow: int
+    #: rate of resets of host memory
     forget: int
+    #: rate of failed loads
     fails: int
+    #: all clients send so many tokens of the same text, so that the model answers alike, in a pool
+    #: of one longest request; 0: texts differ
     alike: int
+    #: half of the prompts leave room for one output, and one step may compute all of it in a pool
+    #: that has just the blocks for it
     whole: bool = False
+    #: names for requests, "" for none
     adapters: tuple[str, ...] = NO_NAME
     salts: tuple[str, ...] = NO_NAME
+    #: rate of adapter loads
     loads: int = 0
+    #: rate of new model weights
     weights: int = 0
 
 
@@ -135,7 +138,7 @@ def draw_engine_config(source: Choices, like: EngineConfig) -> EngineConfig:
     equal = len({g.block_size for g in like.groups}) == 1
     base = pick(source, (1, 2, 3, 4, 8, 16))
     sizes = [
-        base if equal or at else base * pick(source, (1, 2, 4)) for at in range(len(like.groups))
+        base if equal or index else base * pick(source, (1, 2, 4)) for index in range(len(like.groups))
     ]
     if like.recurrent and like.drafts:
         sizes = [max(base, 5)] * len(sizes)  # a round of drafts ends in the next block at most
@@ -146,8 +149,8 @@ def draw_engine_config(source: Choices, like: EngineConfig) -> EngineConfig:
     drafters = [group.drafter for group in like.groups]
     rings = [group.ring for group in like.groups]
     groups = tuple(map(LayerGroup, sizes, windows, states, drafters, rings))
-    first = source.upto(len(groups) - 1)
-    groups = groups[first:] + groups[:first]  # an engine may number them in any order
+    first_group = source.upto(len(groups) - 1)
+    groups = groups[first_group:] + groups[:first_group]  # an engine may number them in any order
     longest = max(4, base * (3 + source.upto(5)) + source.upto(base))
     seqs = 1 + source.upto(3)
     drafts = like.drafts and 1 + source.upto(3)
@@ -221,13 +224,13 @@ def propose_engine_command(
     texts: RequestTexts, facts: BlockFacts, source: Choices, profile: EngineProfile
 ) -> EngineCommand:
     """Draw the next command."""
-    there = [texts.bearers[name] for name in profile.names if name in texts.bearers]
-    there += [bearer for name, bearer in texts.bearers.items() if name not in profile.names]  # children
+    bearers = [texts.bearers[name] for name in profile.names if name in texts.bearers]
+    bearers += [bearer for name, bearer in texts.bearers.items() if name not in profile.names]  # children
     if facts.unheard:
-        return _draw_schedule(texts, there, source, profile)
-    client = once_in(source, 3 if profile.busy else 6) or not there
-    if profile.abort and there and once_in(source, profile.abort):
-        return Abort(pick(source, there).name)
+        return _draw_schedule(texts, bearers, source, profile)
+    client = once_in(source, 3 if profile.busy else 6) or not bearers
+    if profile.abort and bearers and once_in(source, profile.abort):
+        return Abort(pick(source, bearers).name)
     fails = profile.fails * texts.config.peer  # host memory has all that is loaded from it
     if facts.host is not None and (moved := _transfer_command(facts, source, profile, fails)) is not None:
         return moved
@@ -238,14 +241,14 @@ def propose_engine_command(
     if (replaced := _weight_update(texts, facts, source, profile)) is not None:
         return replaced
     # Clients wait until the device is idle, so that new weights can come.
-    drains = bool(profile.weights and not there and facts.steps_in_flight) and once_in(source, 2)
-    if not drains and (sent := _client_command(texts, there, client, source, profile)) is not None:
+    drains = bool(profile.weights and not bearers and facts.steps_in_flight) and once_in(source, 2)
+    if not drains and (sent := _client_command(texts, bearers, client, source, profile)) is not None:
         return sent
     if facts.results_due:
         return Update(pick(source, DRAFTS))
     if texts.config.peer and texts.config.sync_loads and fails and once_in(source, 2 * fails):
         return Fail(source.upto(2))
-    return _draw_schedule(texts, there, source, profile)
+    return _draw_schedule(texts, bearers, source, profile)
 
 
 def _weight_update(
@@ -265,12 +268,12 @@ def _weight_update(
 
 
 def _client_command(
-    texts: RequestTexts, there: list[Bearer], client: bool, source: Choices, profile: EngineProfile
+    texts: RequestTexts, bearers: list[Bearer], client: bool, source: Choices, profile: EngineProfile
 ) -> EngineCommand | None:
     """Draw what a client sends now, if it is a client's turn or no request can run; None otherwise."""
-    idle = [bearer for bearer in there if bearer.idle]
-    sessions = [b for b in there if b.resumable and None not in b.turns and len(b.turns) < 2]
-    if idle and (client or len(idle) == len(there)):
+    idle = [bearer for bearer in bearers if bearer.idle]
+    sessions = [b for b in bearers if b.resumable and None not in b.turns and len(b.turns) < 2]
+    if idle and (client or len(idle) == len(bearers)):
         return _continue_session(texts, pick(source, idle), source, profile)
     if client and sessions and once_in(source, 4):
         return _continue_session(texts, pick(source, sessions), source, profile)
@@ -311,13 +314,13 @@ def _pending_storage_jobs(facts: BlockFacts) -> list[StorageJob]:
 
 
 def _draw_schedule(
-    texts: RequestTexts, there: list[Bearer], source: Choices, profile: EngineProfile
+    texts: RequestTexts, bearers: list[Bearer], source: Choices, profile: EngineProfile
 ) -> Schedule:
     most = texts.config.drafts
     accept: tuple[int, ...] = ()
     if most and profile.accept:
-        accept = (most,) if profile.accept == 2 else tuple(source.upto(most) for _ in there)
-    stop = tuple(b.name for b in there if profile.stop and once_in(source, profile.stop))
+        accept = (most,) if profile.accept == 2 else tuple(source.upto(most) for _ in bearers)
+    stop = tuple(b.name for b in bearers if profile.stop and once_in(source, profile.stop))
     return Schedule(accept, stop)
 
 
@@ -340,24 +343,24 @@ def _with_image(config: EngineConfig, prompt: Prompt, room: int, source: Choices
     name = pick(source, tuple(sizes))
     image = Piece(name, sizes[name])
     length = prompt_len(prompt)
-    at = pick(source, (0, length, source.upto(length)))
+    position = pick(source, (0, length, source.upto(length)))
     if length + image.tokens > room:
         return prompt
-    head, tail = _split_prompt(prompt, at)
+    head, tail = _split_prompt(prompt, position)
     return (*head, image, *tail)
 
 
-def _split_prompt(prompt: Prompt, at: int) -> tuple[Prompt, Prompt]:
+def _split_prompt(prompt: Prompt, position: int) -> tuple[Prompt, Prompt]:
     """Split a prompt at a position; an image there goes to the second part as a whole."""
     head: list[Piece] = []
     for number, piece in enumerate(prompt):
-        if at < piece.tokens:
-            if at == 0 or is_image(piece.text):
+        if position < piece.tokens:
+            if position == 0 or is_image(piece.text):
                 return tuple(head), prompt[number:]
-            parts = Piece(piece.text, at), Piece(piece.text, piece.tokens - at)
+            parts = Piece(piece.text, position), Piece(piece.text, piece.tokens - position)
             return (*head, parts[0]), (parts[1], *prompt[number + 1 :])
         head.append(piece)
-        at -= piece.tokens
+        position -= piece.tokens
     return tuple(head), ()
 
 
@@ -386,6 +389,8 @@ def _draw_max_tokens(source: Choices, room: int) -> int:
 
 
 def _draw_add(texts: RequestTexts, name: str, source: Choices, profile: EngineProfile) -> Add:
+    """Draw a request: its prompt, priority, adapter, salt and children, with a part computed by a peer if
+    there is one."""
     prompt, own = _draw_prompt(texts, texts.config.max_model_len - 1, source, profile)
     priority = source.upto(2) if texts.config.priority else 0
     resumable = bool(profile.sessions) and once_in(source, profile.sessions)
@@ -400,7 +405,16 @@ def _draw_add(texts: RequestTexts, name: str, source: Choices, profile: EnginePr
     most = texts.config.children
     children = source.upto(most) if most and once_in(source, 2) else 0
     return Add(
-        name, outputs, own, prompt, priority, resumable, remote, adapter, salt, children
+        name,
+        max_tokens=outputs,
+        tokens=own,
+        prompt=prompt,
+        priority=priority,
+        resumable=resumable,
+        remote=remote,
+        adapter=adapter,
+        salt=salt,
+        children=children,
     )
 
 

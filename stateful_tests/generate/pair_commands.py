@@ -22,30 +22,30 @@ from stateful_tests.generate.engine_commands import draw_engine_config
 
 @dataclass(frozen=True, slots=True)
 class PairProfile:
-    """The profile of one run (swarm testing). Rates are "once in so many"; 0 stands for never.
+    """The profile of one run (swarm testing). Rates are "once in so many"; 0 stands for never."""
 
-    crowd: requests of a server at a time.
-    texts: those that prompts begin with.
-    own: weight of requests that one server serves alone.
-    cancel, drop, forget, fails: rates.
-    slow: the slowness of the network, which divides its weight; tick: weight of the clock.
-    accept: drafts that the model accepts, as in EngineProfile. stop: rate of stop tokens.
-    long: prompts of half of what fits.
-    inside: the window of the last token of a prompt begins within a block, where there is a window.
-    """
-
+    #: requests of a server at a time
     crowd: int
+    #: texts with which prompts begin
     texts: str
+    #: weight of requests that one server serves alone
     own: int
+    #: rates of aborts, dropped answers, cache resets and failed transfers
     cancel: int
     drop: int
     forget: int
     fails: int
+    #: the slowness of the network, which divides its weight
     slow: int
+    #: weight of the clock
     tick: int
+    #: drafts that the model accepts, as in EngineProfile
     accept: int
+    #: rate of stop tokens
     stop: int
+    #: prompts of half of what fits
     long: bool
+    #: the window of the last token of a prompt begins within a block, where there is a window
     inside: bool
 
 
@@ -113,7 +113,7 @@ def _with_block_size(
 ) -> EngineConfig:
     """Return the engine with these windows and blocks of one size, as a connector needs them. drafter:
     the group with the drafter's layers."""
-    groups = (LayerGroup(size, window, drafter=at == drafter) for at, window in enumerate(windows))
+    groups = (LayerGroup(size, window, drafter=index == drafter) for index, window in enumerate(windows))
     return _with_groups(config, tuple(groups))
 
 
@@ -140,9 +140,9 @@ def propose_pair_command(
         prompt, own = _draw_prompt(record, source, profile)
         return Prefill(_fresh_name(record), own, prompt, _draw_priority(record, PREFILL, source))
     if kind is Forward:
-        of = pick(source, _forwardable_answers(record, facts, profile))
+        answer = pick(source, _forwardable_answers(record, facts, profile))
         outputs = 1 + source.upto(3)
-        return Forward(_fresh_name(record), of, outputs, _draw_priority(record, DECODE, source))
+        return Forward(_fresh_name(record), answer, outputs, _draw_priority(record, DECODE, source))
     if kind is Serve:
         prompt, own = _draw_prompt(record, source, profile)
         outputs = 1 + source.upto(3)
@@ -171,8 +171,8 @@ def _draw_rare_command(
     """Draw an abort, a dropped answer, a cache reset or a failed transfer; None in most cases."""
     if profile.cancel and once_in(source, profile.cancel):
         server = pick(source, SERVERS)
-        if there := list(facts.of(server).requests):
-            return Cancel(server, pick(source, there))
+        if requests := list(facts.of(server).requests):
+            return Cancel(server, pick(source, requests))
     if profile.forget and once_in(source, profile.forget):
         return Forget(pick(source, SERVERS), once_in(source, 2))
     if profile.drop and once_in(source, profile.drop):

@@ -41,25 +41,25 @@ def propose_prefill_command(
 ) -> TierCommand:
     """Draw the next command. In most runs transfers rest for long, while prompts begin alike and some
     are evicted: a block that is freed too early is then written by another request."""
-    there = {request.name for request in facts.requests}
-    absent = [name for name in profile.requests if name not in there]
+    names_in_use = {request.name for request in facts.requests}
+    absent = [name for name in profile.requests if name not in names_in_use]
     unheard = [
         request
         for request in facts.requests
         if request.name not in users.greeted and request.state in _WITH_PEER
     ]
     runnable = _runnable_requests(facts)
-    sending = sorted({send.name for send in facts.sends} & there)
+    sending = sorted({send.name for send in facts.sends} & names_in_use)
     failing = [request for request in facts.requests if request.state in _WITH_PEER]
     rests = profile.complete < 9  # transfers of this run
     weights = {
         "await": weight_if(absent, profile.match),
         "greet": weight_if(unheard, profile.match),
         "extend": weight_if(runnable, profile.insert),
-        "poll": 2 * profile.poll + weight_if(there, 4),
+        "poll": 2 * profile.poll + weight_if(names_in_use, 4),
         "arrive": weight_if(sending, 1 if rests else profile.complete),
         "fail": weight_if(failing, 1 + profile.abort),
-        "abort": weight_if(there, 1 + profile.abort),
+        "abort": weight_if(names_in_use, 1 + profile.abort),
         "evict": weight_if(any(facts.evictable.values()), 2 * profile.evict),
         "refused": weight_if(once_in(source, 40), 2),
     }
@@ -75,7 +75,7 @@ def propose_prefill_command(
         case "fail":
             return FailPeer(pick(source, failing).name)
         case "abort":
-            return Abort(pick(source, sorted(there)))
+            return Abort(pick(source, sorted(names_in_use)))
         case "evict":
             windowed = users.config.window is not None
             return Evict(1 + source.upto(11), source.upto(4) if windowed else 0)
@@ -123,11 +123,11 @@ def _draw_prompt(users: LockRanges, source: Choices, profile: TierProfile) -> Pr
     most = min(config.width, config.page_size * (min(pools) - 1)) - 1
     prompt: Prompt = ()
     if users.seen and not once_in(source, 3):
-        first = pick(source, users.seen)
+        seen_prompt = pick(source, users.seen)
         if once_in(source, 2):
-            return first
-        kept = 1 + source.upto(prompt_len(first) - 1)
-        prompt = cut_prompt(first, min(kept, most - 1))
+            return seen_prompt
+        length = 1 + source.upto(prompt_len(seen_prompt) - 1)
+        prompt = cut_prompt(seen_prompt, min(length, most - 1))
     more = 1 + source.upto(most - prompt_len(prompt) - 1)
     return (*prompt, Piece(pick(source, "abcd" if prompt else profile.texts), more))
 
@@ -135,9 +135,9 @@ def _draw_prompt(users: LockRanges, source: Choices, profile: TierProfile) -> Pr
 def prefill_finale(users: LockRanges, facts: TierFacts) -> TierCommand | None:
     """Return the next command that ends a run: decode servers answer, the network reads, each prompt is
     computed. No new request comes, so each must end (PRO-1)."""
-    there = {request.name for request in facts.requests}
+    names_in_use = {request.name for request in facts.requests}
     for send in facts.sends:
-        if send.name in there:
+        if send.name in names_in_use:
             return Arrive(send.name)
     for request in facts.requests:
         if request.state in _WITH_PEER and request.name not in users.greeted:

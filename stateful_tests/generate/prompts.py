@@ -24,7 +24,7 @@ def spelt(key: Key) -> Prompt:
     if key and key[-1] != tokens[-1]:  # of bigrams
         tokens.append(second_of(key[-1]))
     serials = takewhile(lambda serial: serial >= SHARED, map(serial_of, tokens))
-    return joined(tuple(Piece(shared_text(serial), 1) for serial in serials))
+    return join_prompts(tuple(Piece(shared_text(serial), 1) for serial in serials))
 
 
 def input_of(request: Request) -> Prompt:
@@ -39,18 +39,18 @@ def input_of(request: Request) -> Prompt:
     return tuple(pieces)
 
 
-def shortened(prompt: Prompt, length: int) -> Prompt:
+def shorten(prompt: Prompt, length: int) -> Prompt:
     """Return the first `length` tokens of a prompt."""
-    kept: list[Piece] = []
+    pieces: list[Piece] = []
     for piece in prompt:
         if length <= 0:
             break
-        kept.append(Piece(piece.text, min(piece.tokens, length)))
+        pieces.append(Piece(piece.text, min(piece.tokens, length)))
         length -= piece.tokens
-    return tuple(kept)
+    return tuple(pieces)
 
 
-def joined(*prompts: Prompt) -> Prompt:
+def join_prompts(*prompts: Prompt) -> Prompt:
     """Return the prompts as one; adjacent pieces of the same text become one piece."""
     pieces: list[Piece] = []
     for piece in (p for prompt in prompts for p in prompt):
@@ -63,13 +63,13 @@ def joined(*prompts: Prompt) -> Prompt:
 def known(state: State) -> list[Prompt]:
     """Return prompts that lead somewhere: to the ends of nodes and of locks, and the inputs of
     requests."""
-    found: dict[Prompt, None] = {}
+    prompts: dict[Prompt, None] = {}
     if state.tree is not None:
-        found.update((spelt(placed.path), None) for placed in nodes(state.tree))
-        found.update((spelt(lock.key), None) for lock in state.tree.locks)
-    found.update((input_of(request), None) for request in state.requests)
-    found.pop((), None)
-    return list(found)
+        prompts.update((spelt(placed.path), None) for placed in nodes(state.tree))
+        prompts.update((spelt(lock.key), None) for lock in state.tree.locks)
+    prompts.update((input_of(request), None) for request in state.requests)
+    prompts.pop((), None)
+    return list(prompts)
 
 
 def draw_length(state: State, source: Choices, high: int) -> int:
@@ -100,16 +100,16 @@ def draw_prompt(
         start = pick(source, pick(source, corners))
         if (left := longest - prompt_len(start)) and once_in(source, 2):
             more = Piece(pick(source, texts), draw_length(state, source, left))
-            start = joined(start, (more,))
+            start = join_prompts(start, (more,))
         return start
     familiar = [
-        p for p in known(state) if after is None or shortened(p, prompt_len(after)) == after
+        p for p in known(state) if after is None or shorten(p, prompt_len(after)) == after
     ]
     page_size = state.config.geometry.page_size
     # diverging inside a page
     if familiar and after is None and page_size > 1 and once_in(source, 6):
         same = pick(source, familiar)
-        at = (
+        position = (
             page_size * source.upto((prompt_len(same) - 1) // page_size)
             + 1
             + source.upto(page_size - 2)
@@ -117,19 +117,19 @@ def draw_prompt(
         other = Piece(
             pick(source, [t for t in texts if t != same[-1].text] or texts), 2 * page_size
         )
-        return shortened(joined(shortened(same, at), (other,)), longest)
+        return shorten(join_prompts(shorten(same, position), (other,)), longest)
     if familiar and not once_in(source, 6):
         start = pick(source, familiar)
         if once_in(source, 2):  # part of it: a node is left inside
             floor = prompt_len(after or ())
-            start = shortened(start, max(floor, _draw_inner_length(state, source, prompt_len(start))))
+            start = shorten(start, max(floor, _draw_inner_length(state, source, prompt_len(start))))
         if start != after and once_in(source, 2):
-            return shortened(start, longest)
+            return shorten(start, longest)
     for _ in range(1 + once_in(source, 3)):
         left = longest - prompt_len(start)
         if left > 0:
-            start = joined(start, (Piece(pick(source, texts), draw_length(state, source, left)),))
-    return shortened(start, longest)
+            start = join_prompts(start, (Piece(pick(source, texts), draw_length(state, source, left)),))
+    return shorten(start, longest)
 
 
 def _boundary_prompts(state: State, longest: int) -> list[list[Prompt]]:
@@ -145,7 +145,7 @@ def _boundary_prompts(state: State, longest: int) -> list[list[Prompt]]:
         return []
     size = state.tree.page_size
     window = state.tree.window
-    alone, twice, overlong, tombstones, paths, states = found = [list[Prompt]() for _ in range(6)]
+    alone, twice, overlong, tombstones, paths, states = groups = [list[Prompt]() for _ in range(6)]
     if state.tree.states:
         states += (spelt(path) for path in state_paths(state.tree))
     for lock in state.tree.locks:
@@ -167,7 +167,7 @@ def _boundary_prompts(state: State, longest: int) -> list[list[Prompt]]:
                     tombstones.append(spelt(placed.path))
             if len(locks) > 1:
                 twice += (spelt(placed.path[:end]) for end in cuts)
-    fitting = ([p for p in prompts if 0 < prompt_len(p) <= longest] for prompts in found)
+    fitting = ([p for p in prompts if 0 < prompt_len(p) <= longest] for prompts in groups)
     return [prompts for prompts in fitting if prompts]
 
 
@@ -188,9 +188,9 @@ def draw_evicted(state: State, source: Choices, key: Key, prefix: int, limit: in
     dead = [placed for placed in path_of(state.tree, key) if not placed.node.live]
     long = [p for p in dead if len(p.node.key) > page_size and p.start + page_size <= limit]
     if long and once_in(source, 2):  # a part of it is recovered
-        found = pick(source, long)
-        pages = (min(limit, found.end - 1) - found.start) // page_size
-        return found.start + page_size * (1 + source.upto(pages - 1))
+        length = pick(source, long)
+        pages = (min(limit, length.end - 1) - length.start) // page_size
+        return length.start + page_size * (1 + source.upto(pages - 1))
     if limit <= 0 or once_in(source, 2):
         return 0
     marks = [limit, prefix, page_size * source.upto(limit // page_size)]

@@ -25,40 +25,38 @@ MACHINES: dict[str, tuple[type, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class RunProfile:
-    """The profile of one run (swarm testing).
-
-    disabled, boosted: names of command classes that the run leaves out, or draws four times as often.
-    invalid_rate: one command in so many ignores its precondition.
-    long_prompts: prompts of half a row instead of a page. own_tokens: prompts end with unique tokens.
-    sessions, requests, lock_holders, texts: names in use; few make long conversations, many make
-        crowds.
-    allocate_ahead: slots are allocated far past the commit and, in free mode, window evictions are
-        driven with all of them.
-    synchronise: requests wait for each other, so that batches are large.
-    mixed: prefill batches include requests that decode.
-    tails: KV of prompts is received, with SWA KV only of the last window.
-    crowd: running requests stay until others run as well.
-    again: a command that frees something is often followed by another of its kind.
-    alike: a prompt is answered by the text that it ends with, so that equal prompts have equal answers,
-        and a longer prompt meets an answer.
-    """
+    """The profile of one run (swarm testing)."""
 
     machine: str = "sessions"
+    #: names of command classes that the run leaves out, or draws four times as often
     disabled: frozenset[str] = frozenset()
     boosted: frozenset[str] = frozenset()
+    #: one command in so many ignores its precondition
     invalid_rate: int = 12
+    #: prompts of half a row instead of a page
     long_prompts: bool = False
+    #: prompts end with unique tokens
     own_tokens: bool = False
+    #: names in use; few make long conversations, many make crowds
     sessions: tuple[str, ...] = SESSIONS
     requests: tuple[str, ...] = REQUESTS
     lock_holders: tuple[str, ...] = LOCK_HOLDERS
     texts: str = TEXTS
+    #: slots are allocated far past the commit and, in free mode, window evictions are driven with
+    #: all of them
     allocate_ahead: bool = False
+    #: requests wait for each other, so that batches are large
     synchronise: bool = False
+    #: prefill batches include requests that decode
     mixed: bool = False
+    #: KV of prompts is received, with SWA KV only of the last window
     tails: bool = False
+    #: running requests stay until others run as well
     crowd: bool = False
+    #: a command that frees something is often followed by another of its kind
     again: bool = False
+    #: a prompt is answered by the text that it ends with, so that equal prompts have equal answers,
+    #: and a longer prompt meets an answer
     alike: bool = False
 
     @property
@@ -89,9 +87,17 @@ def draw_geometry(source: Choices, like: Geometry) -> Geometry:
     of_request = 1 + 2 * like.tracks + like.lazy
     states = rows * of_request + source.upto(4) if like.states else 0
     return Geometry(
-        page_size, window, full, swa, rows, width, like.tree, states=states, tracks=like.tracks,
+        page_size=page_size,
+        window=window,
+        full_pages=full,
+        swa_pages=swa,
+        rows=rows,
+        width=width,
+        tree=like.tree,
+        states=states,
+        tracks=like.tracks,
         lazy=like.lazy,
-    )  # fmt: skip
+    )
 
 
 def with_settings(source: Choices, sizes: Geometry, capabilities: Capabilities) -> Geometry:

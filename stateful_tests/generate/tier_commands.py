@@ -129,6 +129,8 @@ def _draw_command(
     kind: str, users: LockRanges, facts: TierFacts, source: Choices, profile: TierProfile,
     holders: list[str], absent: list[str], moving: list[TierTransfer], queued: list[TierTransfer],
 ) -> TierCommand:  # fmt: skip
+    """Draw a command of a kind that the facts allow. holders, absent: names with and without a lock; moving,
+    queued: transfers on the device and before it."""
     match kind:
         case "match":
             prompt = _draw_prompt_to_load(users, facts, source, profile)
@@ -168,7 +170,7 @@ def _draw_command(
         case "abort":
             return Abort(pick(source, [*users.waiting]))
         case "refused":
-            few: tuple[TierCommand, ...] = Unlock("h9"), Copy(), Copy(True), Complete(), Send(True)
+            few: tuple[TierCommand, ...] = Unlock("h9"), Copy(), Copy(load=True), Complete(), Send(load=True)
             if users.config.storage:
                 few += Query(), Fetch(), Backup(), Abort("h9")
             return pick(source, (*few, ResetCache()))

@@ -11,17 +11,13 @@ NAMES = tuple(f"h{number}" for number in range(1, 9))
 
 @dataclass(frozen=True, slots=True)
 class TierProfile:
-    """The profile of one run (swarm testing). Weights are of the kinds of commands, 0 stands for never.
+    """The profile of one run (swarm testing). Weights are of the kinds of commands, 0 stands for never."""
 
-    names: holders at a time. texts: those that prompts begin with. longest: of a prompt, in pages. loads: one
-    in so many matches loads nothing back. chunks: one in so many inserts goes on. aims: one in so many
-    prompts is for a node of the tree: to load it, or to split it. prefetch, threads, abort: with a storage;
-    short: one in so many calls of its backend does not do all; cycle: of what brings pages back from there.
-    requests: of a server with one role.
-    """
-
+    #: holders at a time
     names: tuple[str, ...]
+    #: texts with which prompts begin
     texts: str
+    #: longest prompt (pages)
     longest: int
     match: int
     insert: int
@@ -32,14 +28,21 @@ class TierProfile:
     copy: int
     complete: int
     reset: int
+    #: one in so many matches loads nothing back
     loads: int
+    #: one in so many inserts goes on
     chunks: int
+    #: one in so many prompts is for a node of the tree: to load it, or to split it
     aims: int
+    #: weights of commands of a storage
     prefetch: int
     threads: int
     abort: int
+    #: one in so many calls of the storage's backend does only a part
     short: int
+    #: weight of the commands that bring pages back from the storage
     cycle: int
+    #: requests at a time of a server with one role
     requests: tuple[str, ...]
 
 

@@ -15,6 +15,7 @@ from typing import Any
 from impl.adapter import NodeView, View
 from reference.clauses.facts import (
     Facts, HolderFacts, NodeFacts, Owned, Pool, RequestFacts, SessionFacts, StateFacts, Torn, TreeFacts,
+    TreePage,
 )  # fmt: skip
 from reference.geometry import Geometry
 from reference.state import Cursors
@@ -39,8 +40,9 @@ def misfit(view: View, geometry: Geometry) -> str:
     if view.tree is None and geometry.tree:
         return "view().tree: None, and there is a tree in this run (geometry.tree)"
     if (view.states is None) == bool(geometry.states):
-        has, there = ("None", "are") if view.states is None else ("states", "are none")
-        return f"view().states: {has}, and there {there} in this run (geometry.states)"
+        if view.states is None:
+            return "view().states: None, and there are in this run (geometry.states)"
+        return "view().states: states, and there are none in this run (geometry.states)"
     # Page 0 is padding, on top of the pages that geometry counts.
     full_slots = (geometry.full_pages + 1) * geometry.page_size
     swa_slots = (geometry.swa_pages + 1) * geometry.page_size
@@ -85,7 +87,7 @@ _PATH = attrgetter("path")
 def _rows_in_use(view: View) -> list[tuple[str, int, Cursors]]:
     """Return (holder, row, cursors) of each row in use. A session and the turn that borrows its row are one
     holder."""
-    found = []
+    rows = []
     lent: set[str] = set()
     for name, request in view.requests.items():
         if request.row is None or request.cursors is None:
@@ -96,11 +98,11 @@ def _rows_in_use(view: View) -> list[tuple[str, int, Cursors]]:
             owner = f"{owner}/{name}"  # two rows for one session: both are in use
         else:
             lent.add(owner)
-        found.append((owner, request.row, request.cursors))
+        rows.append((owner, request.row, request.cursors))
     for name, session in view.sessions.items():
         if session.row is not None and session.cursors is not None and name not in lent:
-            found.append((name, session.row, session.cursors))
-    return found
+            rows.append((name, session.row, session.cursors))
+    return rows
 
 
 class _Reader:
@@ -126,6 +128,7 @@ class _Reader:
         self.unused_mapped: list[tuple[int, int]] = []
 
     def facts(self) -> Facts:
+        """Return the facts of the view."""
         view = self.view
         geometry = self.geometry
         if self.has_swa:
@@ -149,10 +152,21 @@ class _Reader:
             for name, shown in view.requests.items()
         }
         return Facts(
-            sessions, requests, holders, pools, geometry.rows, view.free_rows,
-            self.torn, self.torn_swa, self.unmapped, self.evicted_mapped, self.unused_mapped,
-            self._shared_entries(), tree, self._read_states(),
-        )  # fmt: skip
+            sessions=sessions,
+            requests=requests,
+            holders=holders,
+            pools=pools,
+            rows=geometry.rows,
+            free_rows=view.free_rows,
+            torn=self.torn,
+            torn_swa=self.torn_swa,
+            unmapped=self.unmapped,
+            evicted_mapped=self.evicted_mapped,
+            unused_mapped=self.unused_mapped,
+            shared=self._shared_entries(),
+            tree=tree,
+            states=self._read_states(),
+        )
 
     def _shared_entries(self) -> list[tuple[int, int]]:
         """Return entries at live positions of different full slots that name the same SWA slot. A
@@ -171,24 +185,24 @@ class _Reader:
         cells = view.rows.get(row, ())
         length = max(0, min(cursors.kv_allocated_len, len(cells)))
         slots = _bounded(cells[:length], len(view.full_stamps))
-        first = max(0, cursors.cache_protected_len)
-        self.full += self._note_pages(name, "full", slots, first, self.torn)
+        own_begin = max(0, cursors.cache_protected_len)
+        self.full += self._note_pages(name, "full", slots, own_begin, self.torn)
         full_read = [*map(view.full_stamps.__getitem__, slots)]
         swa_read: list[int | None] = []
         if self.has_swa:
             mapped = _bounded([*map(view.full_to_swa.__getitem__, slots)], len(view.swa_stamps))
             swa_read = [view.swa_stamps[m] if m else None for m in mapped]
-            dead = max(first, cursors.swa_evicted_seqlen)
+            dead = max(own_begin, cursors.swa_evicted_seqlen)
             start = -(-dead // page_size) * page_size
             self.swa += self._note_pages(name, "swa", mapped, start, self.torn_swa)
             self.live += [(s, m) for s, m in zip(slots[start:], mapped[start:]) if m]
             self.unmapped += [(name, p) for p in range(start, length) if not mapped[p]]
             self.evicted_mapped += [
-                (s, m) for s, m in zip(slots[first:start], mapped[first:start]) if m
+                (s, m) for s, m in zip(slots[own_begin:start], mapped[own_begin:start]) if m
             ]
             if length % page_size:
                 self._check_rest_of_page(slots[-1], mapped[-1])
-        return HolderFacts(row, cursors, full_read, swa_read, slots[:first])
+        return HolderFacts(row, cursors, full_read, swa_read, slots[:own_begin])
 
     def _check_rest_of_page(self, last: int, last_swa: int) -> None:
         """Note the slots behind the last allocated one in its page whose entries are wrong: they must be
@@ -217,9 +231,17 @@ class _Reader:
         nodes = self.view.tree.nodes if self.view.tree is not None else ()
         of_nodes = {tuple(node.path): node.state for node in nodes if node.state is not None}
         return StateFacts(
-            self.geometry.states, shown.free, shown.stamps, holders, of_nodes, shown.read,
-            buffers, tracked, shown.reached, shown.verifies,
-        )  # fmt: skip
+            size=self.geometry.states,
+            free=shown.free,
+            stamps=shown.stamps,
+            holders=holders,
+            nodes=of_nodes,
+            read=shown.read,
+            buffers=buffers,
+            tracked=tracked,
+            reached=shown.reached,
+            verifies=shown.verifies,
+        )
 
     def _read_tree(self) -> TreeFacts:
         tree = self.view.tree
@@ -227,11 +249,11 @@ class _Reader:
         nodes = [self._read_node(node) for node in sorted(tree.nodes, key=_PATH)]
         size = self.page_size
         lock_holders = {name: tuple(holder.slots) for name, holder in tree.lock_holders.items()}
-        pages: dict[Key, tuple[tuple[int, ...], bool]] = {}
+        pages: dict[Key, TreePage] = {}
         for node in nodes:
-            for at in range(0, len(node.slots), size):
-                end = node.start + at + size
-                pages[node.path[:end]] = tuple(node.slots[at : at + size]), node.live
+            for index in range(0, len(node.slots), size):
+                end = node.start + index + size
+                pages[node.path[:end]] = TreePage(tuple(node.slots[index : index + size]), node.live)
         return TreeFacts(nodes, lock_holders, tree.sizes, pages)
 
     def _read_node(self, node: NodeView) -> NodeFacts:
@@ -252,17 +274,24 @@ class _Reader:
                 number = start // size + page_in_node
                 owned.append(Owned(page_name(path[: (number + 1) * size]), number, page))
             for each in wrong:
-                at = start + each.start
-                torn.append(each._replace(start=at, path=path[: at + len(each.slots)]))
+                position = start + each.start
+                torn.append(each._replace(start=position, path=path[: position + len(each.slots)]))
         if swa:
             self.live += [(s, m) for s, m in zip(slots, swa) if m]
         else:  # a tombstone must not be mapped
             self.evicted_mapped += [(s, m) for s, m in zip(slots, mapped) if m]
         return NodeFacts(
-            path, slots, swa, mapped, [view.full_stamps[s] for s in slots],
-            [view.swa_stamps[s] for s in swa], node.full_locks, node.swa_locks, node.state,
-            node.state_locks,
-        )  # fmt: skip
+            path,
+            slots=slots,
+            swa_slots=swa,
+            mapped=mapped,
+            full_read=[view.full_stamps[s] for s in slots],
+            swa_read=[view.swa_stamps[s] for s in swa],
+            full_locks=node.full_locks,
+            swa_locks=node.swa_locks,
+            state=node.state,
+            state_locks=node.state_locks,
+        )
 
     def _note_pages(
         self, name: str, pool: str, slots: Sequence[int], start: int, torn: list[Torn]
@@ -278,18 +307,19 @@ class _Reader:
             pages = heads if page_size == 1 else [head // page_size for head in heads]
             return [*map(_OWNED, zip(repeat(name), count(first_page), pages))]
         owned = []
-        for at in range(first_page * page_size, len(slots), page_size):
-            head = slots[at]
-            cells = slots[at : at + page_size]
+        for index in range(first_page * page_size, len(slots), page_size):
+            head = slots[index]
+            cells = slots[index : index + page_size]
             if all(cells) and not _in_order(cells, [head], page_size):
-                torn.append(Torn(name, pool, at, cells))
+                torn.append(Torn(name, pool, index, cells))
             if head:
-                owned.append(Owned(name, at // page_size, head // page_size))
+                owned.append(Owned(name, index // page_size, head // page_size))
         return owned
 
 
 def _in_order(slots: Sequence[int], heads: Sequence[int], page_size: int) -> bool:
-    """Whether slots are those of the pages that begin at `heads`, in order; the last page may be cut."""
+    """Return whether slots are those of the pages that begin at `heads`, in order; the last page may be
+    cut."""
     if page_size == 1:
         return True
     if any(head % page_size for head in heads):
@@ -299,7 +329,7 @@ def _in_order(slots: Sequence[int], heads: Sequence[int], page_size: int) -> boo
 
 
 def _bounded(slots: Sequence[int], size: int) -> Sequence[int]:
-    """The slots, with 0 in the place of each that is outside of a pool of `size` slots."""
+    """Return the slots, with 0 in the place of each that is outside of a pool of `size` slots."""
     if not slots or (min(slots) >= 0 and max(slots) < size):
         return slots
     return [s if 0 <= s < size else 0 for s in slots]

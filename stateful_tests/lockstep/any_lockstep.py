@@ -139,11 +139,11 @@ class AnyLockstep(ABC):
             with suppress(Exception, SystemExit):
                 self._look()
         step = step_after()
-        found = broken_off(step, self.waived) if self.facts != before else []
-        if not found:
+        failures = broken_off(step, self.waived) if self.facts != before else []
+        if not failures:
             return Violation("BROKEN", self.steps - 1, failure)
         self.step = step
-        return violation_of(found, self.steps - 1).with_break(failure)
+        return violation_of(failures, self.steps - 1).with_break(failure)
 
     def _judge(
         self, step: AnyStep, failures: Failures, clauses: Iterable[Clause], *, comparable: bool = True

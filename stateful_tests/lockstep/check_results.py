@@ -19,35 +19,34 @@ _NAMED = 5  # most changed functions, or places, that a verdict names
 
 
 class LookedUp(NamedTuple):
-    """The replays of a finding's trace on the releases of an engine.
+    """The replays of a finding's trace on the releases of an engine."""
 
-    fault: the known fault that a release shows, "" for none.
-    first, last: the first and the last release with the fault.
-    fixed: the release that fixed the fault, "" for none.
-    seen_in: the nearest release to the tree that shows the fault.
-    older: the tree may be older than the fix: it is taken for a release with the fault, and its base is no
-        commit before it.
-    between: the tree has a part of a release with the fault that the base lacks, and has the fault from it.
-    shared: the base has the fault too, and conforms in this trace for another reason.
-    conform: number of releases that conform.
-    violate: releases that violate the clause without a known fault that explains it.
-    driven: number of releases that could be driven.
-    left: number of releases that were not replayed for lack of time.
-    changed: a function that changed in the tree and runs in the failing command.
-    """
-
+    #: the known fault that a release shows, "" for none
     fault: str = ""
+    #: the first and the last release with the fault
     first: str = ""
     last: str = ""
+    #: the release that fixed the fault, "" for none
     fixed: str = ""
+    #: the nearest release to the tree that shows the fault
     seen_in: str = ""
+    #: the tree may be older than the fix: it is taken for a release with the fault, and its base is
+    #: no commit before it
     older: bool = False
+    #: the tree has a part of a release with the fault that the base lacks, and has the fault from
+    #: it
     between: bool = False
+    #: the base has the fault too, and conforms in this trace for another reason
     shared: bool = False
+    #: number of releases that conform
     conform: int = 0
+    #: releases that violate the clause without a known fault that explains it
     violate: tuple[str, ...] = ()
+    #: number of releases that could be driven
     driven: int = 0
+    #: number of releases that were not replayed for lack of time
     left: int = 0
+    #: a function that changed in the tree and runs in the failing command
     changed: str = ""
 
     def text(self, clause: str, observed: str) -> str:
@@ -71,8 +70,8 @@ class LookedUp(NamedTuple):
             if self.changed:
                 end = f" and at {frame}" if frame else ""
                 return f"{replayed}. {self.changed} changed and runs in this command: look there first{end}."
-            at = f" Look at {frame}." if frame else ""
-            return f"{replayed}: kvspec's adapter may be the cause.{at}"
+            hint = f" Look at {frame}." if frame else ""
+            return f"{replayed}: kvspec's adapter may be the cause.{hint}"
         return f"first seen here: {replayed}"
 
     @property
@@ -93,31 +92,29 @@ class LookedUp(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A distinct violated clause with its smallest trace (run.violation names it).
-
-    modes: the modes in which the violation was reached.
-    times: number of violations before shrinking.
-    found_after_s: time of the check until the first violation (s).
-    found_after_commands: commands of the check until the first violation.
-    number: its number among the traces of its clause, from 1.
-    without: needs of earlier traces of its clause that this trace does not have.
-    old: the base shows it too, or violates another clause in all its traces.
-    no_witness: why no trace shows it on the tree alone.
-    flaky: no replay of its trace shows it again.
-    looked_up: the replays of its trace on releases, None if it is not new.
-    """
+    """A distinct violated clause with its smallest trace (run.violation names it)."""
 
     clause: str
     run: Run
+    #: the modes in which the violation was reached
     modes: tuple[Mode, ...]
+    #: number of violations before shrinking
     times: int
+    #: time of the check until the first violation (s)
     found_after_s: float
+    #: commands of the check until the first violation
     found_after_commands: int
+    #: its number among the traces of its clause, from 1
     number: int = 1
+    #: needs of earlier traces of its clause that this trace does not have
     without: tuple[str, ...] = ()
+    #: the base shows it too, or violates another clause in all its traces
     old: bool = False
+    #: why no trace shows it on the tree alone
     no_witness: str = ""
+    #: no replay of its trace shows it again
     flaky: bool = False
+    #: the replays of its trace on releases, None if it is not new
     looked_up: LookedUp | None = None
 
     @property
@@ -160,99 +157,91 @@ def tally_up(
             reached.add(clause.id)
 
 
-def add_tallies(kept: dict[str, Tally], more: dict[str, Tally]) -> None:
-    """Add the counts in `more` to those in `kept`."""
+def add_tallies(totals: dict[str, Tally], more: dict[str, Tally]) -> None:
+    """Add the counts in `more` to those in `totals`."""
     for clause, tally in more.items():
-        mine = kept.setdefault(clause, Tally())
+        mine = totals.setdefault(clause, Tally())
         mine.evaluated += tally.evaluated
         mine.reached += tally.reached
 
 
 @dataclass(slots=True)
 class MachineResult:
-    """One machine (or engine) of a check on one preset in one mode.
-
-    seconds: duration of its runs (s).
-    tallies: its own tallies, by clause.
-    violated: clauses that were violated in its runs.
-    sizes: the sizes of the preset, fitted to the system; None for the corpus.
-    """
+    """One machine (or engine) of a check on one preset in one mode."""
 
     name: str
     preset: str
     mode: Mode
     examples: int = 0
     commands: int = 0
+    #: duration of its runs (s)
     seconds: float = 0.0
+    #: its own tallies, by clause
     tallies: dict[str, Tally] = field(default_factory=dict)
+    #: clauses that were violated in its runs
     violated: set[str] = field(default_factory=set)
+    #: the sizes of the preset, fitted to the system; None for the corpus
     sizes: Any = None
 
 
 @dataclass(slots=True)
 class CheckResult:
-    """The results of a whole check.
-
-    asked: commands that the plan has the system execute; 0 for a plan of `planned` runs.
-    planned: runs of the plan; 0 for a plan of commands.
-    seconds: duration (s).
-
-    commands_by_kind: driven commands, refused ones included, by kind.
-    carried_out: commands that were not refused, by kind.
-    declined: kind -> the command since which the system has refused everything that the rules would do.
-    never_done: commands that the system offers and never executed.
-    refusals, situations: number of times that each was reached.
-
-    masked: known faults and clause -> number of violations that one of the faults explains.
-    unreached: clauses with a trigger that was never true.
-    untriggered: clauses in `unreached` that the plan has to trigger.
-    excused: reached clauses that the `known` or `waived` of the system exclude, if these are the majority.
-
-    timed_out: the time limit ended the check, which is no evidence about the system.
-    stopped: the rest of the plan was skipped because nothing new was found for a while after a finding.
-    interrupted: a signal ended the check.
-    broke_off: why the system could not be driven further after a finding.
-    unanswered: number of runs that did not end because a request got no answer.
-
-    required: situations that the corpus drives the system into.
-    unfit: situation -> why its line could not be driven.
-    left_out: part that runs on the base but not on the system -> why not.
-    doubts: sentences about rules that the adapter copies and that differ in the system.
-    uncalled: changed functions that no run called.
-    ways: other way to run the system -> the result of its check.
-    not_driven: way in which changed functions run -> the command that drives it, or why it was not driven.
-    """
+    """The results of a whole check."""
 
     system: str
     tier: str
     seed: int
     machines: list[MachineResult] = field(default_factory=list)
     tallies: dict[str, Tally] = field(default_factory=dict)
+    #: number of times that each was reached
     refusals: dict[str, int] = field(default_factory=dict)
     situations: dict[str, int] = field(default_factory=dict)
+    #: driven commands, refused ones included, by kind
     commands_by_kind: dict[str, int] = field(default_factory=dict)
+    #: commands that were not refused, by kind
     carried_out: dict[str, int] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
+    #: known faults and clause -> number of violations that one of the faults explains
     masked: dict[tuple[tuple[str, ...], str], int] = field(default_factory=dict)
+    #: clauses with a trigger that was never true
     unreached: tuple[str, ...] = ()
+    #: clauses in `unreached` that the plan has to trigger
     untriggered: tuple[str, ...] = ()
+    #: the time limit ended the check, which is no evidence about the system
     timed_out: bool = False
+    #: the rest of the plan was skipped because nothing new was found for a while after a finding
     stopped: bool = False
+    #: a signal ended the check
     interrupted: bool = False
+    #: why the system could not be driven further after a finding
     broke_off: str = ""
+    #: commands that the plan has the system execute; 0 for a plan of `planned` runs
     asked: int = 0
+    #: runs of the plan; 0 for a plan of commands
     planned: int = 0
+    #: commands that the system offers and never executed
     never_done: tuple[str, ...] = ()
+    #: kind -> the command since which the system has refused everything that the rules would do
     declined: dict[str, int] = field(default_factory=dict)
+    #: reached clauses that the `known` or `waived` of the system exclude, if these are the majority
     excused: tuple[str, ...] = ()
+    #: situations that the corpus drives the system into
     required: tuple[str, ...] = ()
+    #: situation -> why its line could not be driven
     unfit: dict[str, str] = field(default_factory=dict)
+    #: part that runs on the base but not on the system -> why not
     left_out: dict[str, str] = field(default_factory=dict)
+    #: sentences about rules that the adapter copies and that differ in the system
     doubts: tuple[str, ...] = ()
+    #: changed functions that no run called
     uncalled: tuple[str, ...] = ()
+    #: other way to run the system -> the result of its check
     ways: dict[str, str] = field(default_factory=dict)
+    #: way in which changed functions run -> the command that drives it, or why it was not driven
     not_driven: dict[str, str] = field(default_factory=dict)
+    #: number of runs that did not end because a request got no answer
     unanswered: int = 0
+    #: duration (s)
     seconds: float = 0.0
 
     @property
@@ -330,8 +319,8 @@ class CheckResult:
         if self.uncalled:
             more = f" and {len(self.uncalled) - _NAMED} more" if len(self.uncalled) > _NAMED else ""
             reasons.append(f"no run calls {', '.join(self.uncalled[:_NAMED])}{more}, which changed")
-        for what, why in self.left_out.items():
-            reasons.append(f"left out: {what}: on the base and not here: {why}")
+        for part, reason in self.left_out.items():
+            reasons.append(f"left out: {part}: on the base and not here: {reason}")
         reasons += self.doubts
         if self.untriggered:
             reasons.append(f"never triggered {', '.join(self.untriggered)}")

@@ -94,7 +94,7 @@ def new_tallies(can: Capabilities | None = None) -> dict[str, Tally]:
     """Return one empty tally per clause. can: only clauses that such a system can violate."""
     if can is None:
         return {name: Tally() for name in CLAUSES}
-    there = {
+    capabilities = {
         "tree": can.tree,
         "window": can.swa,
         "states": can.recurrent or can.tracks,
@@ -108,6 +108,6 @@ def new_tallies(can: Capabilities | None = None) -> dict[str, Tally]:
     return {
         name: Tally()
         for name, clause in lockstep_of(can.system_kind).clauses.items()
-        if all(there[need] for need in clause.needs)
+        if all(capabilities[need] for need in clause.needs)
         and (clause.of >= {*COMMANDS} or any(kind.__name__ in can.commands for kind in clause.of))
     }

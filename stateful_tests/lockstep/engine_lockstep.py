@@ -100,7 +100,14 @@ class EngineLockstep(AnyLockstep):
             self.violation = self._break(
                 Failure("the engine carries it out", outcome.error),
                 lambda: BlockStep(
-                    texts.config, command, False, before, self.facts, [], [], texts.bearers
+                    texts.config,
+                    command,
+                    refused=False,
+                    before=before,
+                    after=self.facts,
+                    lanes=[],
+                    outputs=[],
+                    bearers=texts.bearers,
                 ),
                 broken_off,
             )
@@ -114,16 +121,16 @@ class EngineLockstep(AnyLockstep):
         step = self.step = BlockStep(
             texts.config,
             command,
-            not done,
-            before,
-            self.facts,
-            lanes,
-            outputs,
-            texts.bearers,
-            texts.in_use,
-            texts.standstill,
-            tuple(texts.sources),
-            outcome.reason if isinstance(outcome, Refused) else None,
+            refused=not done,
+            before=before,
+            after=self.facts,
+            lanes=lanes,
+            outputs=outputs,
+            bearers=texts.bearers,
+            in_use=texts.in_use,
+            standstill=texts.standstill,
+            kv_sources=tuple(texts.sources),
+            reason=outcome.reason if isinstance(outcome, Refused) else None,
         )
         self._judge(step, broken(step, self.waived), self.clauses.values())
         return self._count(outcome)
@@ -211,12 +218,12 @@ def _encoder_changes(before: BlockFacts, now: BlockFacts) -> Iterator[str]:
     if now.encoder.encoded:
         yield f"encodes {' '.join(now.encoder.encoded)}"
     was = {entry.image: entry.users for entry in before.encoder.entries} if before.encoder else {}
-    kept = {entry.image: entry.users for entry in now.encoder.entries}
-    for image in sorted(was.keys() | kept.keys()):
-        if image not in kept:
+    users_of_image = {entry.image: entry.users for entry in now.encoder.entries}
+    for image in sorted(was.keys() | users_of_image.keys()):
+        if image not in users_of_image:
             yield f"image {image} is no longer kept"
-        elif was.get(image) != kept[image]:
-            yield f"image {image} kept, needed by {' '.join(kept[image]) or 'nobody'}"
+        elif was.get(image) != users_of_image[image]:
+            yield f"image {image} kept, needed by {' '.join(users_of_image[image]) or 'nobody'}"
 
 
 def _transfer_changes(before: BlockFacts, now: BlockFacts) -> Iterator[str]:
@@ -225,18 +232,23 @@ def _transfer_changes(before: BlockFacts, now: BlockFacts) -> Iterator[str]:
     are = {job.job: job for job in now.transfers}
     for number in sorted(were | are):
         was, job = were.get(number), are.get(number) or were[number]
-        what = f"{'load' if job.load else 'store'} {number}"
+        transfer = f"{'load' if job.load else 'store'} {number}"
         if was is None:
             blocks = "blocks " + " ".join(str(part[1]) for part in job.parts)
             chunks = "chunks " + " ".join(str(part[2]) for part in job.parts)
-            source, target = (chunks, blocks) if job.load else (blocks, chunks)
-            yield f"{what}: {source} to {target}"
+            if job.load:
+                source = chunks
+                target = blocks
+            else:
+                source = blocks
+                target = chunks
+            yield f"{transfer}: {source} to {target}"
         if job.copied and not job.completed and not (was and was.copied):
-            yield f"{what} has copied"
+            yield f"{transfer} has copied"
         if job.completed and not (was and was.completed):
-            yield f"{what} completes"
+            yield f"{transfer} completes"
         if number not in are:
-            yield f"{what} has ended"
+            yield f"{transfer} has ended"
     were_kept = {(key.chunk, key.stamps) for key in before.host.keys} if before.host else set()
     are_kept = {(key.chunk, key.stamps) for key in now.host.keys} if now.host else set()
     for word, keys in (("under a hash", are_kept - were_kept), ("forgotten", were_kept - are_kept)):
@@ -255,10 +267,10 @@ def _storage_changes(before: BlockFacts, now: BlockFacts) -> Iterator[str]:
     are = {job.job: job for job in now.host.jobs}
     for number in sorted(were | are):
         was, job = were.get(number), are.get(number) or were[number]
-        what = f"storage {'read' if job.load else 'write'} {number}"
+        job_text = f"storage {'read' if job.load else 'write'} {number}"
         if was is None:
-            yield f"{what}: chunks {' '.join(map(str, job.chunks))}"
+            yield f"{job_text}: chunks {' '.join(map(str, job.chunks))}"
         if job.done and not (was and was.done):
-            yield f"{what} is done"
+            yield f"{job_text} is done"
         if number not in are:
-            yield f"{what} has ended"
+            yield f"{job_text} has ended"

@@ -1,6 +1,6 @@
 """The end of a run: its violation, and past that the one clause that can still be checked.
 
-A fault that is known must not hide a session that nobody can close any more (SES-4).
+A fault that is known must not hide a session that can no longer be closed (SES-4).
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ def violations(
     """Return the violation at the end of a run, if any, and a close that does not happen when
     everything is closed then; each with its trace. The run takes no command afterwards."""
     geometry, mode = lockstep.config
-    found = []
+    driven = []
     if lockstep.violation is not None:
-        found.append((lockstep.violation, Trace(geometry, mode, tuple(done), origin)))
+        driven.append((lockstep.violation, Trace(geometry, mode, tuple(done), origin)))
         if not isinstance(lockstep, Lockstep):
-            return found
+            return driven
         done = (*done, *_sessions_all_close(lockstep))
         if lockstep.violation is not None:
-            found.append((lockstep.violation, Trace(geometry, mode, done, origin)))
-    return found
+            driven.append((lockstep.violation, Trace(geometry, mode, done, origin)))
+    return driven
 
 
 def _sessions_all_close(lockstep: Lockstep) -> list[Command]:

@@ -29,41 +29,44 @@ Verdict = Literal[
 
 
 class KnownFault(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A fault that releases of an engine have.
+    """A fault that releases of an engine have."""
 
-    id: the label under which reports name it; says: one or two sentences.
-    first: the first release that has it; fixed: the first that does not, None where the newest has it still.
-    way: only `+way` has it; only: settings that it takes. unified: `first` and `fixed` of `+unified`, where
-        they differ.
-    clauses: those that it violates; ends_server: the scheduler process ends.
-    verdict: whether upstream knows it ("threads end before it": what was searched is older than the first
-        release; "not searched": nobody has looked); note: further remarks.
-    reports, cause: numbers of upstream's issues and pull requests, of the fault and of its cause.
-    traces: files of fixtures/releases; with_another: those that need another known fault too, and conform
-        with either's mend.
-    test: one of its reports folder that upstream could merge.
-    elsewhere: from which release on its traces show another clause.
-    passed_over: a check does not look for its clause, or it would find nothing else.
-    """
-
+    #: the label under which reports name it
     id: str
     engine: EngineName
+    #: one or two sentences
     says: str
+    #: the first release that has it
     first: str
+    #: whether upstream knows it ("threads end before it": what was searched is older than the first
+    #: release; "not searched": nobody has looked)
     verdict: Verdict
+    #: clauses that it violates
     clauses: tuple[str, ...]
+    #: the first release without it, None where the newest still has it
     fixed: str | None = None
+    #: only `+way` has it
     way: str = ""
+    #: settings that it takes
     only: str = ""
+    #: `first` and `fixed` of `+unified`, where they differ
     unified: dict[Literal["first", "fixed"], str] = {}
+    #: the scheduler process ends
     ends_server: bool = False
+    #: numbers of upstream's issues and pull requests, of the fault and of its cause
     reports: tuple[int, ...] = ()
     cause: tuple[int, ...] = ()
+    #: further remarks
     note: str = ""
+    #: files of fixtures/releases
     traces: tuple[str, ...] = ()
+    #: traces that need another known fault too, and conform with a mend of either
     with_another: tuple[str, ...] = ()
+    #: test in the folder of reports that upstream could merge
     test: str | None = None
+    #: from which release on its traces show another clause
     elsewhere: dict[str, str] = {}
+    #: a check does not look for its clause, or it would find nothing else
     passed_over: bool = False
 
     def __post_init__(self) -> None:
@@ -132,13 +135,13 @@ def read(path: Path) -> dict[str, KnownFault]:
     """Return the faults of a file by id. Raises UnusableImplementation that names the file and the
     field."""
     try:
-        found = msgspec.convert(tomllib.loads(path.read_text(encoding="utf-8")), _File).fault
+        faults = msgspec.convert(tomllib.loads(path.read_text(encoding="utf-8")), _File).fault
     except (OSError, ValueError) as error:  # of tomllib and msgspec as well
         raise UnusableImplementation(f"{path}: {error}") from error
-    by_id = {fault.id: fault for fault in found}
-    if len(by_id) < len(found):
+    by_id = {fault.id: fault for fault in faults}
+    if len(by_id) < len(faults):
         raise UnusableImplementation(f"{path}: two faults have one id")
-    for fault in found:
+    for fault in faults:
         for name in _ID.findall(f"{fault.says} {fault.note}"):
             if name not in by_id:
                 near = " or ".join(get_close_matches(name, by_id, 2))
@@ -244,7 +247,7 @@ def _tree_of_ways(ways: Iterable[str]) -> str | None:
 
 @cache
 def _version_key(version: str) -> tuple[int, ...]:
-    found = _VERSION.match(version)
-    if found is None:
+    match = _VERSION.match(version)
+    if match is None:
         raise ValueError(f"{version!r} is not a version such as 0.5.12 or 0.5.12.post1")
-    return tuple(int(part or 0) for part in found.groups())
+    return tuple(int(part or 0) for part in match.groups())

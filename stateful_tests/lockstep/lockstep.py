@@ -136,9 +136,19 @@ class Lockstep(AnyLockstep):
 
         def step_to(now: State, expected: Outcome, outcome: Outcome, overreach: str = "") -> Step:
             return Step(
-                was.config, command, expected, outcome, was, now, before, self.facts, self.facts is before,
-                overreach, self._can.tree_policy_is_free, self._locks,
-            )  # fmt: skip
+                config=was.config,
+                command=command,
+                expected=expected,
+                outcome=outcome,
+                was=was,
+                now=now,
+                before=before,
+                after=self.facts,
+                unchanged=self.facts is before,
+                overreach=overreach,
+                tree_policy_is_free=self._can.tree_policy_is_free,
+                locks_before=self._locks,
+            )
 
         if isinstance(outcome, Broken):
             failure = Failure(self.in_words(expected), outcome.error)
@@ -159,7 +169,7 @@ class Lockstep(AnyLockstep):
         return self._count(agreed.expected)
 
     def go_on(self, clause: str) -> None:
-        """Continue a run that has ended with a violation: from here on `clause` alone is checked."""
+        """Continue a run that has ended with a violation: from here on only `clause` is checked."""
         self.first_violation = self.violation
         self.violation = None
         self._alone = CLAUSES[clause]
@@ -172,8 +182,8 @@ class Lockstep(AnyLockstep):
         self.violation = None
         failure = clause.check(step) if self.first_violation is not None else None
         if failure is not None:
-            found = violation_of([(clause, failure)], self.steps - 1)
-            self.violation = replace(found, first_violation=self.first_violation)
+            violation = violation_of([(clause, failure)], self.steps - 1)
+            self.violation = replace(violation, first_violation=self.first_violation)
 
     def _look(self) -> None:
         """Read the system's view. An unchanged view has the same facts."""
@@ -201,8 +211,8 @@ class Lockstep(AnyLockstep):
 
 def _is_mixed_batch(state: State, batch: Extend) -> bool:
     """Return whether some of a batch's requests run, and others do not."""
-    found = (state.request(lane.request) for lane in batch.lanes)
-    return len({r.phase is Phase.RUNNING for r in found if r is not None}) > 1
+    requests = (state.request(lane.request) for lane in batch.lanes)
+    return len({r.phase is Phase.RUNNING for r in requests if r is not None}) > 1
 
 
 def row_of(command: Command, outcome: Outcome, was: State, now: State) -> Row:
@@ -221,11 +231,11 @@ def row_of(command: Command, outcome: Outcome, was: State, now: State) -> Row:
                 cursors.append((name, field, old, new))
         if a is None:
             continue
-        kept = full_pages(b, page_size) if b is not None else range(0)
-        freed += _freed_range(name, "full", full_pages(a, page_size), kept, page_size)
+        pages = full_pages(b, page_size) if b is not None else range(0)
+        freed += _freed_range(name, "full", full_pages(a, page_size), pages, page_size)
         if was.config.geometry.window is not None:
-            kept = swa_pages(b, page_size) if b is not None else range(0)
-            freed += _freed_range(name, "swa", swa_pages(a, page_size), kept, page_size)
+            pages = swa_pages(b, page_size) if b is not None else range(0)
+            freed += _freed_range(name, "swa", swa_pages(a, page_size), pages, page_size)
     report = outcome.report if isinstance(outcome, Done) else None
     accounts = report.accounts if report else ()
     changes = (*tree_changes(was, now), *state_changes(was, now))
@@ -233,10 +243,10 @@ def row_of(command: Command, outcome: Outcome, was: State, now: State) -> Row:
 
 
 def _freed_range(
-    name: str, pool: str, had: range, kept: range, page_size: int
+    name: str, pool: str, had: range, pages: range, page_size: int
 ) -> list[tuple[str, str, int, int]]:
-    """Return the range of positions by which `had` and `kept` differ, if pages were freed."""
-    gone = [p for p in had if p not in kept]
+    """Return the range of positions by which `had` and `pages` differ, if pages were freed."""
+    gone = [p for p in had if p not in pages]
     if not gone:
         return []
     return [(name, pool, gone[0] * page_size, ceil_page((gone[-1] + 1) * page_size, page_size))]

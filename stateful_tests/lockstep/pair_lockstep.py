@@ -78,7 +78,7 @@ class PairLockstep(AnyLockstep):
         if isinstance(outcome, Broken):
             self.violation = self._break(
                 Failure("the pair carries it out", outcome.error),
-                lambda: self._step(command, False, before, broke=True),
+                lambda: self._step(command, refused=False, before=before, broke=True),
                 broken_off,
             )
             return outcome
@@ -100,7 +100,15 @@ class PairLockstep(AnyLockstep):
             sides = record.broken_off(command, before, after)
         else:
             sides = {} if refused else record.follow(command, before, after)
-        return PairStep(record.config, command, refused, before, after, sides, record)
+        return PairStep(
+            record.config,
+            command,
+            refused=refused,
+            before=before,
+            after=after,
+            sides=sides,
+            record=record,
+        )
 
     def _look(self) -> None:
         self.facts = self.system.view()
@@ -162,8 +170,8 @@ def transfer_in_words(job: PairTransfer) -> str:
 
 def in_words(message: PairMessage) -> str:
     """Return a message under way in words."""
-    what = "renews the leases of" if message.renews else "says that there is no more need of"
-    return f"a message to {message.to} {what} {' '.join(message.requests)}"
+    verb = "renews the leases of" if message.renews else "says that there is no more need of"
+    return f"a message to {message.to} {verb} {' '.join(message.requests)}"
 
 
 def _block_list(blocks: tuple[tuple[int, ...], ...]) -> str:

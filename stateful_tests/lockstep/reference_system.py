@@ -36,21 +36,32 @@ class ReferenceSystem:
     capabilities = Capabilities(
         kind=ROWS.name, mixed_batches=True, swa_tail=True, answers=True, bigram=True, recurrent=True
     )
+    state: State
+    geometry: Geometry
+    pages: dict[str, dict[tuple[str, int], int]]
+    free: dict[str, list[int]]
+    rows: dict[str, int]
+    free_rows: list[int]
+    stamps: dict[str, list[int]]
+    slots: dict[Hashable, int]
+    free_slots: list[int]
+    state_stamps: list[int]
+    states_read: dict[str, int]
 
     def reset(self, geometry: Geometry) -> None:
-        self.state: State = model.initial(geometry)
+        self.state = model.initial(geometry)
         self.geometry = geometry
-        self.pages: dict[str, dict[tuple[str, int], int]] = {p: {} for p in geometry.pools}
+        self.pages = {p: {} for p in geometry.pools}
         self.free = {p: list(range(1, geometry.pages(p) + 1)) for p in geometry.pools}
-        self.rows: dict[str, int] = {}
+        self.rows = {}
         self.free_rows = list(range(geometry.rows))
         self.stamps = {
             p: [0] * ((geometry.pages(p) + 1) * geometry.page_size) for p in geometry.pools
         }
-        self.slots: dict[Hashable, int] = {}  # of recurrent state, by holder or by path
+        self.slots = {}  # of recurrent state, by holder or by path
         self.free_slots = list(range(geometry.states, 0, -1))
         self.state_stamps = [0] * (geometry.states + 1)
-        self.states_read: dict[str, int] = {}
+        self.states_read = {}
 
     def apply(self, command: Command) -> Outcome:
         state = self.state
@@ -60,7 +71,8 @@ class ReferenceSystem:
             state = state._replace(config=config._replace(mode=Mode.FAITHFUL))
         now, outcome, effects = model.step_with_effects(state, command)
         if isinstance(outcome, Done):
-            now = now if state is self.state else now._replace(config=config)
+            if state is not self.state:
+                now = now._replace(config=config)
             self.carry_out(type(command), now, effects)
         return outcome
 
@@ -93,9 +105,9 @@ class ReferenceSystem:
         size = self.geometry.page_size
         pages = self.pages[pool]
         texts = {row.holder: row.text for row in rows_of(was)}
-        for holder, at in sorted(adopted & pages.keys()):
-            path = self._tree_key(texts[holder])[: (at + 1) * size]
-            pages[page_name(path), at] = pages.pop((holder, at))
+        for holder, index in sorted(adopted & pages.keys()):
+            path = self._tree_key(texts[holder])[: (index + 1) * size]
+            pages[page_name(path), index] = pages.pop((holder, index))
 
     def _assign_pages(self) -> None:
         """Give every owned (holder, page index) a page and every holder a row; free the rest."""
@@ -108,12 +120,12 @@ class ReferenceSystem:
         cached = pages_of(self.state.tree) if self.state.tree is not None else NO_PAGES
         for pool, pages in self.pages.items():
             owned = full_pages if pool == "full" else swa_pages
-            want = {
+            due = {
                 (n, i) for n, c in now.items() for i in owned(c, self.geometry.page_size)
             } | cached[pool]
-            for key in sorted(pages.keys() - want):
+            for key in sorted(pages.keys() - due):
                 self.free[pool].insert(0, pages.pop(key))
-            for key in sorted(want - pages.keys()):
+            for key in sorted(due - pages.keys()):
                 pages[key] = self.free[pool].pop()
 
     def _assign_states(self, was: State) -> None:
@@ -124,15 +136,15 @@ class ReferenceSystem:
             if r.cursors is not None or r.started:
                 texts[r.holder] = r.computed_text if r.cursors is not None else r.text
         paths = state_paths(self.state.tree) if self.state.tree is not None else ()
-        want: dict[Hashable, int] = {path: chained(path)[-1] for path in paths}
+        due: dict[Hashable, int] = {path: chained(path)[-1] for path in paths}
         for name, length in state_lens(self.state).items():
             stamps = chained(text_tokens(texts[name]))
-            want[name] = (
+            due[name] = (
                 stamp_after(stamps, length) if length <= len(stamps) else self._stamp_of(name)
             )
-        for gone in self.slots.keys() - want.keys():
+        for gone in self.slots.keys() - due.keys():
             self.free_slots.insert(0, self.slots.pop(gone))
-        for owner, stamp in want.items():
+        for owner, stamp in due.items():
             if owner not in self.slots:
                 self.slots[owner] = self.free_slots.pop()
             self.state_stamps[self.slots[owner]] = stamp
@@ -159,8 +171,8 @@ class ReferenceSystem:
                 key = page_name(placed.path[:end]), end // size - 1
                 for pool, pages in self.pages.items():
                     if key in pages:
-                        first = pages[key] * size
-                        self.stamps[pool][first : first + size] = map(
+                        first_slot = pages[key] * size
+                        self.stamps[pool][first_slot : first_slot + size] = map(
                             token_of, placed.path[end - size : end]
                         )
 
@@ -176,6 +188,8 @@ class ReferenceSystem:
                     self.stamps[pool][page * size + position % size] = stamp
 
     def view(self) -> View:
+        """Return the view of a system that has the reference's state, with pages, rows and slots chosen
+        here."""
         page_size = self.geometry.page_size
         cells: dict[int, Sequence[int]] = {}
         mapping = [0] * len(self.stamps["full"]) if "swa" in self.pages else []
@@ -234,8 +248,8 @@ class ReferenceSystem:
 
     def _slots(self, pool: str, key: tuple[str, int]) -> range:
         """Return the slots of an owned page."""
-        first = self.pages[pool][key] * self.geometry.page_size
-        return range(first, first + self.geometry.page_size)
+        first_slot = self.pages[pool][key] * self.geometry.page_size
+        return range(first_slot, first_slot + self.geometry.page_size)
 
     def _cached_slots(self, path: Sequence[int], start: int = 0, pool: str = "full") -> list[int]:
         """Return the slots that the tree has for `path` from `start` on."""
@@ -246,18 +260,19 @@ class ReferenceSystem:
         return slots
 
     def _tree_view(self) -> TreeView | None:
+        """Return the view of the tree; None without one."""
         if self.state.tree is None:
             return None
         shape, sizes = _tree_layout(self.state.tree)
         nodes = [
             NodeView(
                 path,
-                self._cached_slots(path, start),
-                self._cached_slots(path, start, "swa") if live else [],
-                full_locks,
-                swa_locks,
-                self.slots.get(path),
-                state_locks,
+                slots=self._cached_slots(path, start),
+                swa_slots=self._cached_slots(path, start, "swa") if live else [],
+                full_locks=full_locks,
+                swa_locks=swa_locks,
+                state=self.slots.get(path),
+                state_locks=state_locks,
             )
             for path, start, live, full_locks, swa_locks, state_locks in shape
         ]

@@ -32,15 +32,15 @@ def driven_through(
     """
     check_fits(system, trace.geometry, trace.commands)
     lockstep = lockstep_on(system, trace.geometry, trace.mode, trace.clause)
-    kept = list(trace.commands)
+    commands = list(trace.commands)
     for command in trace.commands:
-        if patient and len(kept) > lockstep.steps + 1 and _would_reject(lockstep, command):
-            del kept[lockstep.steps]
+        if patient and len(commands) > lockstep.steps + 1 and _would_reject(lockstep, command):
+            del commands[lockstep.steps]
             continue
         lockstep.do(command)
         if lockstep.violation is not None:
             break
-    return lockstep, tuple(kept)
+    return lockstep, tuple(commands)
 
 
 def _would_reject(lockstep: AnyLockstep, command: AnyCommand) -> bool:
@@ -66,10 +66,10 @@ def replay(system: AnySystem, trace: Trace) -> Run:
         rows.append(lockstep.row(command, outcome, history[-1]))
         history.append(lockstep.moment())
         if lockstep.violation is None and index in stated:
-            want = lockstep.in_words(stated[index])
-            got = lockstep.in_words(outcome)
-            if want != got:
-                mismatch = Failure(f"the trace states {want}", f"{lockstep.judge} {got}")
+            expected = lockstep.in_words(stated[index])
+            observed = lockstep.in_words(outcome)
+            if expected != observed:
+                mismatch = Failure(f"the trace states {expected}", f"{lockstep.judge} {observed}")
                 lockstep.violation = Violation("TRACE", index, mismatch)
         if lockstep.violation is not None:
             break
@@ -108,7 +108,7 @@ def _first_failing_step(system: AnySystem, trace: Trace, violation: Violation) -
 
 def rejected_turns(run: Run) -> set[int]:
     """Return the steps at which a client sends a turn while one runs, or takes tokens back."""
-    return {at for at, row in enumerate(run.rows) if _is_rejected_turn(row.command, row.outcome)}
+    return {index for index, row in enumerate(run.rows) if _is_rejected_turn(row.command, row.outcome)}
 
 
 def _is_rejected_turn(command: object, outcome: Outcome) -> bool:

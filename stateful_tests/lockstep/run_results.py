@@ -20,21 +20,19 @@ _Moment = TypeVar("_Moment", bound=AnyMoment)
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """A sequence of commands with everything that is needed to repeat it.
+    """A sequence of commands with everything that is needed to repeat it."""
 
-    geometry: a Geometry, or the configuration of its kind of system, such as EngineConfig; `sizes` has
-        its type.
-    bug, clause: the named bug that the trace shows, and the clause that the bug violates.
-    expected: stated outcome of a step (by index), where one is stated.
-    """
-
+    #: a Geometry, or the configuration of its kind of system, such as EngineConfig; `sizes` has its
+    #: type
     geometry: AnyConfig
     mode: Mode
     commands: tuple[AnyCommand, ...]
     origin: str = "hand-written"  # or generated, minimised, recorded
+    #: the named bug that the trace shows, and the clause that the bug violates
     bug: str | None = None
     clause: str | None = None
     story: str = ""
+    #: stated outcome of a step (by index), where one is stated
     expected: tuple[tuple[int, Outcome], ...] = ()
 
     def sizes(self, kind: type[_Sizes]) -> _Sizes:
@@ -57,7 +55,7 @@ class Violation:
         failed and no clause did. also: further clauses broken at the same step.
     failure: of that clause, with the places that it is about; others: of each of `also`.
     since: index of the first step after which the failing command would have failed with this clause.
-    first_violation: the first of the run, which went on past it to check this clause alone.
+    first_violation: the first of the run, which went on past it to check only this clause.
     """
 
     clause: str
@@ -91,18 +89,18 @@ class Violation:
 
     def with_headline(self, clause: str) -> Violation:
         """Return this violation with one of `clauses` as the headline."""
-        at = self.clauses.index(clause)
-        rest = [other for other in range(len(self.clauses)) if other != at]
+        index = self.clauses.index(clause)
+        rest = [other for other in range(len(self.clauses)) if other != index]
         return replace(
             self,
             clause=clause,
-            failure=self.failures[at],
+            failure=self.failures[index],
             also=tuple(self.clauses[other] for other in rest),
             others=tuple(self.failures[other] for other in rest),
         )
 
     def only(self, clause: str) -> Violation:
-        """Return this violation as one of `clauses` alone."""
+        """Return this violation as one of only `clauses`."""
         return replace(self.with_headline(clause), also=(), others=())
 
     def with_note(self, note: str) -> Violation:
@@ -122,9 +120,9 @@ class Violation:
 
 def violation_of(failures: Sequence[tuple[Clause, Failure]], index: int) -> Violation:
     """Return the violation of a step: the first clause that fails, and the others."""
-    first, *more = [failure for _, failure in failures]
+    headline, *more = [failure for _, failure in failures]
     clause, *also = [clause.id for clause, _ in failures]
-    return Violation(clause, index, first, tuple(also), tuple(more))
+    return Violation(clause, index, headline, tuple(also), tuple(more))
 
 
 @dataclass(frozen=True, slots=True)

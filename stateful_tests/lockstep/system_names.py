@@ -71,19 +71,19 @@ def driven(spec: SystemSpec, options: DriveOptions = DEFAULTS, in_process: bool 
 
 def _resolve_release(spec: SystemSpec, options: DriveOptions) -> AnySystem:
     """Return a release or a checkout. A check skips the clauses that its release is known to violate."""
-    of = engine(spec.engine)
-    if options.device not in of.devices:
+    record = engine(spec.engine)
+    if options.device not in record.devices:
         raise UnusableImplementation(
-            f"--device: releases of {of.name} are not driven on {options.device}"
+            f"--device: releases of {record.name} are not driven on {options.device}"
         )
     if not spec.version and options.checkout is None:
         raise UnusableImplementation(
-            f"--impl {of.name} needs {option(of.name)} DIR or {of.name}==VERSION"
+            f"--impl {record.name} needs {option(record.name)} DIR or {record.name}==VERSION"
         )
     if options.device == "cpu":
         fork_server.start_early()
-    system = of.drive(spec, options)
-    if known := passed_over(of.name, system.release, spec.ways):
+    system = record.drive(spec, options)
+    if known := passed_over(record.name, system.release, spec.ways):
         system.capabilities = replace(system.capabilities, known=known)
     return system
 
@@ -125,6 +125,6 @@ def _resolve_torch(bug: str | None, device: str) -> System:
     system = BUGS[bug].system if bug else TorchKV
     if device != "counting":
         return system(device)
-    from impl.torch_kv.counting_device import counted
+    from impl.torch_kv.counting_device import on_counting_device
 
-    return counted(system)
+    return on_counting_device(system)

@@ -24,10 +24,10 @@ def row(c: Cursors, page_size: int, window: int | None, target: int | None = Non
     column = {p: p + p // page_size + 1 for p in range(len(pages) * page_size + 1)}
     ruler = "".join(f" {page * page_size:<{page_size}}" for page in pages)
     lines = [_INDENT + ruler.rstrip()]
-    kept = {"full KV": full_pages(c, page_size)}
+    pages_of = {"full KV": full_pages(c, page_size)}
     if window is not None:
-        kept["SWA KV"] = swa_pages(c, page_size)
-    for label, owned in kept.items():
+        pages_of["SWA KV"] = swa_pages(c, page_size)
+    for label, owned in pages_of.items():
         cells = "".join(
             "|" + "".join(_draw_cell(c, at * page_size + i, at in owned) for i in range(page_size))
             for at in pages
@@ -54,8 +54,8 @@ def _draw_cell(c: Cursors, position: int, owned: bool) -> str:
     return "+" if position < c.kv_allocated_len else "-"
 
 
-def _cursor_marks(at: Mapping[int, str]) -> str:
-    return "".join(at.get(i, " ") for i in range(max(at, default=-1) + 1))
+def _cursor_marks(names_by_position: Mapping[int, str]) -> str:
+    return "".join(names_by_position.get(i, " ") for i in range(max(names_by_position, default=-1) + 1))
 
 
 def legend(*drawings: str) -> str:
@@ -110,12 +110,12 @@ def lock(tree: Tree, lock: Lock, text: str = "") -> str:
     """Draw a lock and the KV that it pins. text: its prefix in words, where it is to be shown."""
     if not lock.key:
         return "has nothing locked"
-    what = f"locks {span(0, len(lock.key))}{text and f' {text}'}"
+    locked = f"locks {span(0, len(lock.key))}{text and f' {text}'}"
     if tree.window is None:
-        return what
+        return locked
     if not (pins := swa_pinned(lock)):
-        return f"{what}: full KV alone"
-    return f"{what}: pins {counted(pins, 'SWA token')}, a window needs {swa_needed(tree, lock)}"
+        return f"{locked}: full KV alone"
+    return f"{locked}: pins {counted(pins, 'SWA token')}, a window needs {swa_needed(tree, lock)}"
 
 
 def swa_pinned(lock: Lock) -> int:

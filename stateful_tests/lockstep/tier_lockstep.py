@@ -82,7 +82,7 @@ class TierLockstep(AnyLockstep):
         if isinstance(outcome, Broken):
             failure = Failure("the tree carries it out", outcome.error)
             self.violation = self._break(
-                failure, lambda: self._step(command, False, before), _broken_off
+                failure, lambda: self._step(command, refused=False, before=before), _broken_off
             )
             return outcome
         done = isinstance(outcome, Done)
@@ -100,7 +100,15 @@ class TierLockstep(AnyLockstep):
     def _step(self, command: TierCommand, refused: bool, before: TierFacts) -> TierStep:
         ranges = self.users.follow(self.facts)
         waiting = self.users.waiting.keys()
-        return TierStep(self.users.config, command, refused, before, self.facts, ranges, waiting)
+        return TierStep(
+            self.users.config,
+            command,
+            refused=refused,
+            before=before,
+            after=self.facts,
+            ranges=ranges,
+            waiting=waiting,
+        )
 
     def _look(self) -> None:
         self.facts = self.system.view()
@@ -207,7 +215,7 @@ def _transfer_changes(before: TierFacts, now: TierFacts) -> Iterator[str]:
 
 def _request_changes(before: TierFacts, now: TierFacts, prefill: str) -> Iterator[str]:
     """Yield the changes of requests on a decode or prefill server."""
-    first = "row {} of metadata" if prefill else "first token in slot {}"
+    row_text = "row {} of metadata" if prefill else "first token in slot {}"
     for gone in {r.name for r in before.requests} - {r.name for r in now.requests}:
         yield f"{gone} is gone"
     for request in now.requests:
@@ -219,7 +227,7 @@ def _request_changes(before: TierFacts, now: TierFacts, prefill: str) -> Iterato
         if request.row >= 0:
             parts.append(f"row {request.row}")
         if request.first >= 0:
-            parts.append(first.format(request.first))
+            parts.append(row_text.format(request.first))
         parts += [*device, *_slot_lists("host", request.kept)]
         if writing:
             parts.append(f"the prefill server still writes {writing}")
@@ -233,8 +241,8 @@ def _send_changes(before: TierFacts, now: TierFacts) -> Iterator[str]:
     for job, send in are.items():
         if job not in were and send.pool != METADATA:
             end = send.position + len(send.wanted)
-            what = f"device {send.pool} {_range_text(send.slots)}"
-            yield f"{what} is handed in as [{send.position}, {end}) of {send.name}"
+            sent = f"device {send.pool} {_range_text(send.slots)}"
+            yield f"{sent} is handed in as [{send.position}, {end}) of {send.name}"
     for name in dict.fromkeys(send.name for job, send in were.items() if job not in are):
         yield f"what was handed in of {name} is read, or given up"
 
@@ -254,8 +262,8 @@ def _operation_changes(before: TierFacts, now: TierFacts) -> Iterator[str]:
             yield f"{operation.called}: {', '.join(filter(None, parts))}"
     for page in now.stored:
         where = f"host {page.pool} {_range_text(page.slots)}"
-        found = "a state" if page.pool == "state" else path_text(page.found)
-        yield f"{where} is stored under hash {page.key}: {found}"
+        content = "a state" if page.pool == "state" else path_text(page.found)
+        yield f"{where} is stored under hash {page.key}: {content}"
     for pool, slots in now.returned.items():
         if slots and slots != before.returned.get(pool):
             yield f"host {pool} {_range_text(slots)} waits to be freed"

@@ -60,8 +60,8 @@ def state_changes(was: State, now: State) -> tuple[str, ...]:
 
 def _was_inside_node(tree: Tree, path: Key) -> bool:
     """Return whether the path was in the tree and ended in the middle of a node."""
-    found = path_of(tree, path)
-    return bool(found) and found[-1].path[: len(path)] == path
+    placed_nodes = path_of(tree, path)
+    return bool(placed_nodes) and placed_nodes[-1].path[: len(path)] == path
 
 
 def _draw_node(placed: Placed, tree: Tree) -> str:

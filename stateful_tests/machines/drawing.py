@@ -49,7 +49,7 @@ class Start(NamedTuple):
 
 @st.composite
 def starts(draw: _Draw) -> Start:
-    """The sizes, the mode and the profile of a run of a machine."""
+    """Return the sizes, the mode and the profile of a run of a machine."""
     target: MachineTarget = draw(st.runner()).target
     choices = DrawnChoices(draw)
     capabilities = target.system.capabilities
@@ -66,7 +66,7 @@ THRESHOLDS = st.integers(0, 99)
 
 @st.composite
 def commands(draw: _Draw, kind: type | None) -> Command:
-    """A command of one kind for the state now; OUT_OF_TURN: of any kind, and it need not apply.
+    """Return a command of one kind for the state now; OUT_OF_TURN: of any kind, and it need not apply.
 
     Draws `machine.threshold` as well, by which the next rules are offered.
     """

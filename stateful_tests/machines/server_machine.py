@@ -78,6 +78,10 @@ class ServerMachine(RuleBasedStateMachine):
     target: ClassVar[MachineTarget]
     found: ClassVar[dict[str, tuple[Violation, Trace]]]
     driven: ClassVar[int]
+    lockstep: Lockstep
+    commands: list[Command]
+    threshold: int
+    offered: set[Any]
 
     @classmethod
     def forget(cls) -> None:
@@ -93,11 +97,11 @@ class ServerMachine(RuleBasedStateMachine):
         """An empty server. The profile says which commands are frequent in this run."""
         self.profile = start.profile
         self.lockstep = Lockstep(self.target.system, start.geometry, start.mode)
-        self.commands: list[Command] = []
+        self.commands = []
         self.threshold = 0
         self._offer()
 
-    # What happens: a rule for each command, below the class, and this one.
+    # -- what happens: a rule for each command, below the class, and this one ---------------------
 
     @operation(OUT_OF_TURN)
     def out_of_turn(self, command: Command) -> None:
@@ -168,7 +172,7 @@ class ServerMachine(RuleBasedStateMachine):
                 if self.lockstep.violation is not None:
                     self._fail()
 
-    # How a rule runs.
+    # -- how a rule runs --------------------------------------------------------------------------
 
     def enabled(self, choices: Choices, *, invalid: bool = False) -> Enabled:
         """Return the enabled commands of the state. invalid: the command need not apply."""
@@ -213,15 +217,15 @@ class ServerMachine(RuleBasedStateMachine):
         if not new:
             event(f"ends with what the base violates as well: {ending[0][0].clause}")
             current_build_context().data.conclude_test(Status.VALID)
-        first = next(iter(self.found), new[0][0].clause)
-        found = {
-            first if first in violation.clauses else violation.clause: (violation, trace)
+        headline = next(iter(self.found), new[0][0].clause)
+        findings = {
+            headline if headline in violation.clauses else violation.clause: (violation, trace)
             for violation, trace in reversed(new)
         }
-        if first not in found:
+        if headline not in findings:
             reject()
-        self.found[first] = violation, _ = found.pop(first)
-        self.found.update(found)
+        self.found[headline] = violation, _ = findings.pop(headline)
+        self.found.update(findings)
         raise Violated(f"{violation.clause} at step {violation.step}")
 
 

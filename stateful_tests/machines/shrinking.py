@@ -13,7 +13,7 @@ SECONDS = 3  # in which it leaves half of a run, about; ours needs a second for 
 
 
 @contextmanager
-def bounded() -> Iterator[None]:
+def bounded_shrinking() -> Iterator[None]:
     """Hypothesis shrinks for `SECONDS` instead of five minutes, and does not ask to report that.
 
     It has no setting for this. The constants of its engine may be patched, as a comment there says.

@@ -60,14 +60,14 @@ class MachineTarget:
         self.base = None
 
     def is_new(self, trace: Trace, violation: Violation) -> bool:
-        """Whether the base does not show this violation at the end of this trace."""
+        """Return whether the base does not show this violation at the end of this trace."""
         asked = (beside(self.base, (), trace, violation, clause) for clause in violation.clauses)
         return any(each.stands is not Standing.KNOWN for each in asked)
 
     @cached_property
     def configurations(self) -> list[MachineConfiguration]:
         """Return the configurations that fit the system; raises UnusableImplementation when nothing does."""
-        found = []
+        configurations = []
         for machine in self._machines:
             for sizes in self._sizes:
                 try:
@@ -77,7 +77,7 @@ class MachineTarget:
                     reason = error
                     continue
                 modes = self._modes or self.system.capabilities.modes
-                found += [MachineConfiguration(machine, geometry, mode) for mode in modes]
-        if not found:
+                configurations += [MachineConfiguration(machine, geometry, mode) for mode in modes]
+        if not configurations:
             raise reason
-        return found
+        return configurations

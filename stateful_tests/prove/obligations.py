@@ -106,6 +106,8 @@ def prove(
 
 
 def _prove(proof: Proof, sources: Mapping[str, str]) -> None:
+    """Set the verdict of a proof. Each policy's formulas must be satisfiable, and each promise must follow
+    from them."""
     contract = proof.obligation.contract
     for margin in proof.obligation.policies:
         translation = Translation.of(*sources.values())
@@ -158,12 +160,12 @@ def _refute(proof: Proof, line: str, terms: list[Any], margin: int | None) -> No
             solver.add(*(z3.And(-bound <= z3.Int(name), z3.Int(name) <= bound) for name in names))
         if solver.check() == z3.sat:
             model = solver.model()
-            found = {
+            counterexample = {
                 name: model.eval(z3.Int(name), model_completion=True).as_long() for name in names
             }
             proof.verdict = ProofVerdict.REFUTED
             proof.note = f"fails: {line}"
-            proof.counterexample = found | ({"margin": margin} if margin is not None else {})
+            proof.counterexample = counterexample | ({"margin": margin} if margin is not None else {})
             return
     proof.verdict = ProofVerdict.UNDECIDED
     proof.note = f"z3 gives no numbers for which this fails: {line}"

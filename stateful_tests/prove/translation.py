@@ -51,7 +51,7 @@ class Contract:
 
 def contracts(source: str) -> dict[str, Contract]:
     """Return the functions of a module that promise something, by name."""
-    found = {}
+    contracts_by_name = {}
     for node in ast.parse(source).body:
         if isinstance(node, ast.FunctionDef):
             docstring = ast.get_docstring(node) or ""
@@ -61,10 +61,10 @@ def contracts(source: str) -> dict[str, Contract]:
             )
             if post:
                 names = tuple(argument.arg for argument in node.args.args)
-                found[node.name] = Contract(
+                contracts_by_name[node.name] = Contract(
                     node.name, docstring.partition("\n")[0], names, pre, post
                 )
-    return found
+    return contracts_by_name
 
 
 @dataclass
@@ -91,20 +91,20 @@ class Translation:
 
     def lemmas(self) -> list[z3.BoolRef]:
         """Return what holds for the quotients, pair by pair, where the divisor is positive."""
-        found = []
+        lemmas = []
         for one, other in combinations([*self._quotients.values(), (z3.IntVal(0), None)], 2):
             (quotient, divisor), (less, other_divisor) = one, other
             if other_divisor is not None and divisor is not other_divisor:
                 continue
             for k in (-1, 0, 1, 2):
                 apart = quotient * divisor - less * divisor >= k * divisor
-                found.append(z3.Implies(divisor > 0, (quotient - less >= k) == apart))
-        return found
+                lemmas.append(z3.Implies(divisor > 0, (quotient - less >= k) == apart))
+        return lemmas
 
-    # Statements.
+    # -- statements -------------------------------------------------------------------------------
 
     def _body(self, statements: list[ast.stmt], names: dict[str, Any]) -> Any:
-        for at, statement in enumerate(statements):
+        for index, statement in enumerate(statements):
             match statement:
                 case ast.Expr(ast.Constant()):  # a docstring
                     continue
@@ -113,15 +113,16 @@ class Translation:
                 case ast.Return(ast.expr() as value):
                     return self._value(value, names)
                 case ast.If(test, body, []):
-                    rest = self._body(statements[at + 1 :], dict(names))
+                    rest = self._body(statements[index + 1 :], dict(names))
                     return _either(self._value(test, names), self._body(body, dict(names)), rest)
                 case _:
                     raise NotTranslated(ast.unparse(statement))
         raise NotTranslated("a function that ends without a return")
 
-    # Expressions.
+    # -- expressions ------------------------------------------------------------------------------
 
     def _value(self, node: ast.expr, names: dict[str, Any]) -> Any:
+        """Return an expression as a term of z3. names: the terms of its variables. Raises NotTranslated."""
         match node:
             case ast.Constant(value):
                 return value
@@ -129,10 +130,10 @@ class Translation:
                 return names[name]
             case ast.Tuple(parts):
                 return tuple(self._value(part, names) for part in parts)
-            case ast.Attribute(of, name):
-                return getattr(self._value(of, names), name)
-            case ast.Subscript(of, ast.Constant(int(at))):
-                return self._value(of, names)[at]
+            case ast.Attribute(owner, name):
+                return getattr(self._value(owner, names), name)
+            case ast.Subscript(owner, ast.Constant(int(index))):
+                return self._value(owner, names)[index]
             case ast.UnaryOp(ast.USub(), operand):
                 return -self._value(operand, names)
             case ast.UnaryOp(ast.Not(), operand):
@@ -172,8 +173,8 @@ class Translation:
                 return _either(stop > start, stop - start, 0)
             case ast.Name("Cursors"):
                 return Cursors(*given)
-            case ast.Attribute(of, "_replace"):
-                return self._value(of, names)._replace(**named)
+            case ast.Attribute(owner, "_replace"):
+                return self._value(owner, names)._replace(**named)
             case ast.Name(name) if name in self.functions:
                 return self.call(name, dict(zip(_arguments(self.functions[name]), given)) | named)
         raise NotTranslated(ast.unparse(node))

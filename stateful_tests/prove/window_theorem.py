@@ -67,7 +67,7 @@ PARAGRAPH = (
 
 
 def evicted(c: Cursors, length: int, window: int, page_size: int, margin: int) -> Cursors:
-    """The cursors after window eviction."""
+    """Return the cursors after window eviction."""
     if margin == 1:
         return evict_window(c, length, window, page_size)
     start = max(c.swa_evicted_seqlen, c.cache_protected_len)
@@ -75,7 +75,7 @@ def evicted(c: Cursors, length: int, window: int, page_size: int, margin: int) -
 
 
 def slot(c: Cursors, length: int, target: int, window: int, page_size: int, margin: int) -> Cursors:
-    """The cursors after eviction and cut."""
+    """Return the cursors after eviction and cut."""
     return cut(evicted(c, length, window, page_size, margin), target)
 
 
@@ -85,18 +85,18 @@ def resumes_at(c: Cursors, target: int, key: int) -> int:
 
 
 def first_read(c: Cursors, target: int, key: int, window: int) -> int:
-    """The first position at R or later that the turn reads."""
+    """Return the first position at R or later that the turn reads."""
     return max(c.cache_protected_len, resumes_at(c, target, key) - window)
 
 
 def has_swa(c: Cursors, position: int, page_size: int) -> bool:
-    """The row owns the SWA page of a position (state.swa_pages)."""
+    """Return whether the row owns the SWA page of a position (state.swa_pages)."""
     start = ceil_page(max(c.cache_protected_len, c.swa_evicted_seqlen), page_size)
     return start <= floor_page(position, page_size) < ceil_page(c.kv_allocated_len, page_size)
 
 
 def is_row(c: Cursors, length: int, target: int, key: int, window: int, page_size: int) -> bool:
-    """A row without a hole, before eviction with `length`."""
+    """Return whether it is a row without a hole, before eviction with `length`."""
     return (
         page_size >= 1
         and window >= 1
@@ -120,14 +120,14 @@ def hole(
     page_size: int,
     margin: int,
 ) -> bool:
-    """The next turn reads `position`, and its SWA KV is gone."""
+    """Return whether the next turn reads `position`, and its SWA KV is gone."""
     left = slot(c, length, target, window, page_size, margin)
     read = first_read(c, target, key, window) <= position < resumes_at(c, target, key)
     return read and not has_swa(left, position, page_size)
 
 
 def bound(position: int, window: int, page_size: int, margin: int) -> int:
-    """The length from which eviction reaches `position`."""
+    """Return the length from which eviction reaches `position`."""
     return window + (2 * page_size if margin == 1 else page_size) + floor_page(position, page_size)
 
 
@@ -135,9 +135,9 @@ def condition(
     c: Cursors, length: int, target: int, key: int, window: int, page_size: int, margin: int
 ) -> bool:
     """Return whether the theorem says that there is a hole."""
-    first = first_read(c, target, key, window)
+    read_begin = first_read(c, target, key, window)
     behind = resumes_at(c, target, key) > c.cache_protected_len
-    return behind and length >= bound(first, window, page_size, margin)
+    return behind and length >= bound(read_begin, window, page_size, margin)
 
 
 def hole_only_if(
@@ -155,8 +155,8 @@ def hole_only_if(
     pre: is_row(c, length, target, key, window, page_size)
     post: _
     """
-    there = hole(c, length, target, key, position, window, page_size, margin)
-    return not there or condition(c, length, target, key, window, page_size, margin)
+    is_hole = hole(c, length, target, key, position, window, page_size, margin)
+    return not is_hole or condition(c, length, target, key, window, page_size, margin)
 
 
 def hole_if(

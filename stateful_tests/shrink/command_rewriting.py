@@ -12,10 +12,10 @@ from reference.system_kinds import AnyCommand
 Commands = tuple[AnyCommand, ...]
 
 
-def changed(command: AnyCommand, **changes: Any) -> AnyCommand:
+def with_changes(command: AnyCommand, **changes: Any) -> AnyCommand:
     """Return the command with some of its fields changed."""
-    of: Any = command
-    made: AnyCommand = replace(of, **changes)
+    rewritten: Any = command
+    made: AnyCommand = replace(rewritten, **changes)
     return made
 
 
@@ -31,7 +31,7 @@ _NAMING = {
 }
 
 
-def renamed(commands: Commands) -> Commands:
+def with_names_in_order(commands: Commands) -> Commands:
     """Return the commands with names in the order of appearance: sessions s1, requests r1, lock owners
     h1, texts a, and so on."""
     names: dict[str, str] = {}
@@ -100,7 +100,7 @@ def with_names(command: AnyCommand, names: dict[str, str]) -> AnyCommand:
             changes[attribute] = tuple(names.get(n, n) for n in value)
         elif value is not None:
             changes[attribute] = names.get(value, value)
-    return changed(command, **changes)
+    return with_changes(command, **changes)
 
 
 def with_texts(command: AnyCommand, letters: dict[str, str]) -> AnyCommand:
@@ -112,7 +112,7 @@ def with_texts(command: AnyCommand, letters: dict[str, str]) -> AnyCommand:
     }
     if isinstance(command, Submit):
         changes["answers"] = letters.get(command.answers, command.answers)
-    return changed(command, **changes)
+    return with_changes(command, **changes)
 
 
 Path = tuple[str] | tuple[str, int, str]
@@ -126,29 +126,29 @@ def numbers(command: AnyCommand) -> Iterator[tuple[Path, int]]:
             if value:
                 yield (field.name,), int(value)
         elif isinstance(value, tuple):
-            for at, lane in enumerate(value):
+            for index, lane in enumerate(value):
                 if is_dataclass(lane):
                     for inner in fields(lane):
                         number = getattr(lane, inner.name)
                         if isinstance(number, int) and number:
-                            yield (field.name, at, inner.name), int(number)
+                            yield (field.name, index, inner.name), int(number)
 
 
 def with_number(command: AnyCommand, path: Path, number: int) -> AnyCommand:
     """Return the command with one number replaced; a flag stays a flag."""
     if len(path) == 1:
-        return changed(command, **_replace_number(command, path[0], number))
-    name, at, inner = path
+        return with_changes(command, **_replace_number(command, path[0], number))
+    name, index, inner = path
     old = getattr(command, name)
-    lane = replace(old[at], **_replace_number(old[at], inner, number))
-    return changed(command, **{name: (*old[:at], lane, *old[at + 1 :])})
+    lane = replace(old[index], **_replace_number(old[index], inner, number))
+    return with_changes(command, **{name: (*old[:index], lane, *old[index + 1 :])})
 
 
-def _replace_number(of: Any, field: str, number: int) -> dict[str, int]:
-    return {field: bool(number) if isinstance(getattr(of, field), bool) else number}
+def _replace_number(command: Any, field: str, number: int) -> dict[str, int]:
+    return {field: bool(number) if isinstance(getattr(command, field), bool) else number}
 
 
-def scaled(commands: Commands, size: int, was: int) -> Commands:
+def with_scaled_lengths(commands: Commands, size: int, was: int) -> Commands:
     """Return the commands with lengths for pages of `was` tokens converted to pages of `size`."""
     fitted = []
     for command in commands:

@@ -20,14 +20,14 @@ from stateful_tests.lockstep.replays import driven_through, replay
 from stateful_tests.lockstep.run_results import Trace, Violation
 from stateful_tests.shrink.optional_parts import Failing, without_parts
 from stateful_tests.shrink.shrink_passes import BUDGET, StillFails, drop, shrink
-from stateful_tests.shrink.command_rewriting import Commands, all_less, numbers, scaled
+from stateful_tests.shrink.command_rewriting import Commands, all_less, numbers, with_scaled_lengths
 
 _ROUNDS = 4  # of fewer commands, then smaller sizes
 
 Allowed = Callable[[Trace, Violation], bool]  # a trace up to the violation that it ends with
 
 
-def violated(system: AnySystem, trace: Trace, clause: str) -> tuple[str, ...] | None:
+def violation_of_clause(system: AnySystem, trace: Trace, clause: str) -> tuple[str, ...] | None:
     """Return the violation of a trace that is about `clause` on a system; None if it cannot be driven
     through it."""
     try:
@@ -125,7 +125,12 @@ def _less_of_both(failing: Failing, trace: Trace, name: str) -> Trace:
     """Return the trace with a size and the lengths that fill it smaller by as much."""
     now = getattr(trace.sizes(Geometry), name)
     page = trace.sizes(Geometry).page_size
-    least, unit = (page, 1) if name == "width" else (1, page)
+    if name == "width":
+        least = page
+        unit = 1
+    else:
+        least = 1
+        unit = page
     lengths = sorted({value for c in trace.commands for _, value in numbers(c)}, reverse=True)
     for size in dict.fromkeys((least, now // 2, now - 1)):
         less = (now - size) * unit
@@ -185,6 +190,9 @@ _PLAIN = {
     "prompt_only": False, "fail_requests": False, "whole_images": False, "lazy": False,
 }  # fmt: skip
 
+# what only a connector with host memory may have
+_NO_CONNECTOR = {"chunk_blocks": 1, "arc": False, "sync_loads": False, "prompt_only": False}
+
 
 def _shrink_config(_: AnySystem, failing: Failing, trace: Trace) -> Trace:
     """Return the trace with the plainest configuration of an engine with which the clause still fails:
@@ -201,36 +209,39 @@ def _shrink_config(_: AnySystem, failing: Failing, trace: Trace) -> Trace:
             trace = replace(simpler, commands=commands)
         return commands is not None
 
-    for at in reversed(range(len(trace.sizes(EngineConfig).groups))):
-        tried(groups=trace.sizes(EngineConfig).groups[:at] + trace.sizes(EngineConfig).groups[at + 1 :])
+    for index in reversed(range(len(trace.sizes(EngineConfig).groups))):
+        tried(groups=trace.sizes(EngineConfig).groups[:index] + trace.sizes(EngineConfig).groups[index + 1 :])
     for name, plain in _PLAIN.items():
         if getattr(trace.sizes(EngineConfig), name) != plain:
             tried(**{name: plain})
-    for at, group in enumerate(trace.sizes(EngineConfig).groups):
+    for index, group in enumerate(trace.sizes(EngineConfig).groups):
         kinds = [(size, group.window) for size in range(1, group.block_size)]
         kinds += [(group.block_size, window) for window in (None, *range(1, group.window or 1))]
         for size, window in kinds:
             groups = list(trace.sizes(EngineConfig).groups)
             ring = group.ring and window is not None
-            groups[at] = LayerGroup(size, window, drafter=group.drafter, ring=ring)
-            if groups[at] != group and tried(groups=tuple(groups)):
+            groups[index] = LayerGroup(size, window, drafter=group.drafter, ring=ring)
+            if groups[index] != group and tried(groups=tuple(groups)):
                 break
     for name in _LENGTHS:
         for size in range(getattr(trace.sizes(EngineConfig), name)):
-            if tried(**{name: size}):
+            changes: dict[str, Any] = {name: size}
+            if changes == {"host_chunks": 0}:
+                changes |= _NO_CONNECTOR
+            if tried(**changes):
                 break
     return trace
 
 
 def _shrink_tiers(_: AnySystem, failing: Failing, trace: Trace) -> Trace:
     """Return the trace with the plainest tree with a host tier with which the clause still fails."""
-    first = trace.sizes(TierConfig)
+    config = trace.sizes(TierConfig)
     tries: list[dict[str, Any]] = [
         {"namespaces": False},
         {"bigram": False},
         {"window": None, "swa_pages": 0, "host_swa_pages": 0},
         {"states": 0, "host_states": 0},
-        *({"policy": policy} for policy in POLICIES[: POLICIES.index(first.policy)]),
+        *({"policy": policy} for policy in POLICIES[: POLICIES.index(config.policy)]),
     ]
     for changes in tries:
         trace = _with_smaller_sizes(failing, trace, **changes)
@@ -261,11 +272,11 @@ def _shrink_pair(system: AnySystem, failing: Failing, trace: Trace) -> Trace:
     for name in ("late", "push", "prefill_overlap", "decode_overlap"):
         trace = _with_smaller_sizes(failing, trace, **{name: False})
     sizes = trace.sizes(PairConfig)
-    for at in reversed(range(len(sizes.prefill.groups))):  # both servers have the same groups
+    for index in reversed(range(len(sizes.prefill.groups))):  # both servers have the same groups
         fewer = {}
         for name in ("prefill", "decode"):
             config = getattr(trace.sizes(PairConfig), name)
-            fewer[name] = _without_group(config, at) if len(config.groups) > 1 else config
+            fewer[name] = _without_group(config, index) if len(config.groups) > 1 else config
         trace = _with_smaller_sizes(failing, trace, **fewer)
     if trace.sizes(PairConfig).recurrent:  # a block of state has as many tokens as one of attention
         trace = _with_small_blocks(failing, trace)
@@ -274,10 +285,10 @@ def _shrink_pair(system: AnySystem, failing: Failing, trace: Trace) -> Trace:
     return trace
 
 
-def _without_group(config: EngineConfig, at: int) -> EngineConfig:
+def _without_group(config: EngineConfig, index: int) -> EngineConfig:
     """Return the engine without a group, and without the sizes for recurrent groups if that was the
     last one."""
-    groups = config.groups[:at] + config.groups[at + 1 :]
+    groups = config.groups[:index] + config.groups[index + 1 :]
     if any(group.state for group in groups):
         return replace(config, groups=groups)
     return replace(config, groups=groups, retention=0, match=0, checkpoints=0)
@@ -336,7 +347,7 @@ def _scaled_lengths(trace: Trace, was: int) -> Trace:
     size = trace.sizes(Geometry).page_size
     window = trace.sizes(Geometry).window
     window = None if window is None else -(-window * size // was)
-    commands = scaled(trace.commands, size, was)
+    commands = with_scaled_lengths(trace.commands, size, was)
     return replace(trace, geometry=replace(trace.sizes(Geometry), window=window), commands=commands)
 
 

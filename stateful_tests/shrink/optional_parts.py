@@ -41,10 +41,10 @@ def _with_config(trace: Trace, **sizes: Any) -> Trace:
 
 def _no_storage(trace: Trace) -> Iterator[Trace]:
     """Remove the storage behind a host tier."""
-    kept = tuple(c for c in trace.commands if not isinstance(c, get_args(StorageCommand)))
+    commands = tuple(c for c in trace.commands if not isinstance(c, get_args(StorageCommand)))
     sizes: Any = trace.geometry
     if sizes.storage:
-        yield replace(_with_config(trace, storage=type(sizes.storage)()), commands=kept)
+        yield replace(_with_config(trace, storage=type(sizes.storage)()), commands=commands)
 
 
 def _no_tier_states(trace: Trace) -> Iterator[Trace]:

@@ -18,9 +18,18 @@ from reference.commands import (
 )  # fmt: skip
 from reference.system_kinds import AnyCommand
 from stateful_tests.shrink.command_rewriting import (
-    Commands, all_less, changed, lives_apart, names_in, numbers, renamed, texts_in, with_names, with_number,
+    Commands,
+    all_less,
+    with_changes,
+    lives_apart,
+    names_in,
+    numbers,
+    with_names_in_order,
+    texts_in,
+    with_names,
+    with_number,
     with_texts,
-)  # fmt: skip
+)
 from stateful_tests.shrink.candidate_search import Search, first_improvement
 
 # Runs a candidate; returns it cut after the failing step if it still fails, else None.
@@ -54,7 +63,7 @@ def shrink(commands: Commands, still_fails: StillFails, *, budget: int = BUDGET)
             best = first_improvement(best, search, simpler)
         if best == before or search.spent:
             best = search.run(_logging_checks(best)) or best
-            return search.run(renamed(best)) or best
+            return search.run(with_names_in_order(best)) or best
 
 
 def _logging_checks(commands: Commands) -> Commands:
@@ -66,49 +75,49 @@ def _drop_chunks(best: Commands, search: Search[Commands]) -> Commands:
     """Leave out runs of commands, long runs first."""
     size = max(1, len(best) // 2)
     while size:
-        at = len(best) - size
-        while at >= 0:
-            shorter = search.run(best[:at] + best[at + size :])
+        begin = len(best) - size
+        while begin >= 0:
+            shorter = search.run(best[:begin] + best[begin + size :])
             if shorter is not None:
                 best = shorter
-            at = min(at - size, len(best) - size) if shorter is None else min(at, len(best)) - size
+            begin = min(begin - size, len(best) - size) if shorter is None else min(begin, len(best)) - size
         size //= 2
     return best
 
 
-def _related(a: AnyCommand, b: AnyCommand) -> bool:
+def _may_depend(a: AnyCommand, b: AnyCommand) -> bool:
     """Return whether two commands may depend on each other: they share a name or a text, or one is
     about the whole tree."""
     together = names_in(a) & names_in(b) or texts_in(a) & texts_in(b)
     return isinstance(a, Evict) or isinstance(b, Evict) or bool(together)
 
 
-def _replaced_at(commands: Commands, at: int, *instead: AnyCommand) -> Commands:
+def _replaced_at(commands: Commands, index: int, *instead: AnyCommand) -> Commands:
     """Return the commands with others in the place of one."""
-    return (*commands[:at], *instead, *commands[at + 1 :])
+    return (*commands[:index], *instead, *commands[index + 1 :])
 
 
 def _name_dropped(commands: Commands) -> Iterator[Commands]:
     """Yield lists without any mention of one session, request or lock owner; batches keep their other
     entries."""
     for name in sorted(set().union(*map(names_in, commands))):
-        kept = []
+        others = []
         for command in commands:
             if isinstance(command, (Extend, SpecDecode, Launch)):
-                command = changed(
+                command = with_changes(
                     command, lanes=tuple(n for n in command.lanes if n.request != name)
                 )
             elif isinstance(command, Decode):
                 command = Decode(tuple(n for n in command.requests if n != name))
             if name not in names_in(command):
-                kept.append(command)
-        yield tuple(kept)
+                others.append(command)
+        yield tuple(others)
 
 
 def _pairs_dropped(commands: Commands) -> Iterator[Commands]:
     """Yield lists without two related commands that depend on each other, such as retract and admit."""
     for i, j in combinations(range(len(commands)), 2):
-        if _related(commands[i], commands[j]):
+        if _may_depend(commands[i], commands[j]):
             yield _replaced_at(_replaced_at(commands, j), i)
 
 
@@ -117,8 +126,10 @@ def _without_lane(commands: Commands) -> Iterator[Commands]:
     for i, command in enumerate(commands):
         for name in ("lanes", "requests"):
             lanes = getattr(command, name, ())
-            for at in range(len(lanes) if len(lanes) > 1 else 0):
-                yield _replaced_at(commands, i, changed(command, **{name: lanes[:at] + lanes[at + 1 :]}))
+            for index in range(len(lanes) if len(lanes) > 1 else 0):
+                yield _replaced_at(
+                    commands, i, with_changes(command, **{name: lanes[:index] + lanes[index + 1 :]})
+                )
         if isinstance(command, Extend) and len(command.lanes) == 1:
             [lane] = command.lanes
             for j, other in enumerate(commands[i + 1 :], i + 1):
@@ -133,13 +144,13 @@ def _rounds_merged(commands: Commands) -> Iterator[Commands]:
     for i, command in enumerate(commands):
         if isinstance(command, Launch):
             yield _replaced_at(commands, i, SpecDecode(command.lanes))
-        if (first := _single_round(command)) is not None:
+        if (single_round := _single_round(command)) is not None:
             for j, later in enumerate(commands[i + 1 :], i + 1):
                 other = _single_round(later)
-                if other is not None and other.request == first.request:
-                    allocate = max(first.allocate, first.accept + other.allocate)
+                if other is not None and other.request == single_round.request:
+                    allocate = max(single_round.allocate, single_round.accept + other.allocate)
                     merged = SpecDecode(
-                        (Draft(other.request, allocate, first.accept + other.accept),)
+                        (Draft(other.request, allocate, single_round.accept + other.accept),)
                     )
                     yield _replaced_at(_replaced_at(commands, j, merged), i)
                     break
@@ -171,13 +182,13 @@ def _turns_fused(commands: Commands) -> Iterator[Commands]:
         submits = [c for c in commands[:i] if isinstance(c, Submit) and c.request == finish.request]
         if not submits or submits[-1].session is None:
             continue
-        first, rest = submits[-1], commands[i + 1 :]
+        first_submit, rest = submits[-1], commands[i + 1 :]
         after = next(
-            (c for c in rest if isinstance(c, Submit) and c.session == first.session), None
+            (c for c in rest if isinstance(c, Submit) and c.session == first_submit.session), None
         )
         if after is None:
             continue
-        tokens = first.tokens + finish.finished_len + after.tokens
+        tokens = first_submit.tokens + finish.finished_len + after.tokens
         extend = next(
             (c for c in rest if isinstance(c, Extend) and after.request in names_in(c)), None
         )
@@ -212,12 +223,12 @@ def _inserts_for_requests(commands: Commands) -> Iterator[Commands]:
         if isinstance(command, Submit) and command.session is None:
             name = command.request
             prompt = command.prompt or _text_of_its_own(command, commands)
-            for at, last in [(j, c) for j, c in enumerate(commands) if name in names_in(c)][1:]:
+            for index, last in [(j, c) for j, c in enumerate(commands) if name in names_in(c)][1:]:
                 if isinstance(last, (Finish, Extend)):
                     insert = Insert(name, prompt, 0, isinstance(last, Extend))
                     before, after = (
                         [c for c in some if name not in names_in(c)]
-                        for some in (commands[i + 1 : at], commands[at:])
+                        for some in (commands[i + 1 : index], commands[index:])
                     )
                     yield (*commands[:i], *before, insert, *after)
 
@@ -228,9 +239,9 @@ def _evictions_for_pressure(commands: Commands) -> Iterator[Commands]:
     lock_holders = tuple(c for c in commands if isinstance(c, TREE_COMMANDS))
     if len(commands) - len(lock_holders) < 2:
         return
-    for at, pages in product(range(1, len(lock_holders)), (1, 2, 3)):
+    for index, pages in product(range(1, len(lock_holders)), (1, 2, 3)):
         for evict in (Evict(0, pages), Evict(pages, 0)):
-            yield (*lock_holders[:at], evict, *lock_holders[at:])
+            yield (*lock_holders[:index], evict, *lock_holders[index:])
 
 
 def _text_of_its_own(submit: Submit, commands: Commands) -> Prompt:
@@ -252,13 +263,13 @@ def _plainer_prompts(commands: Commands) -> Iterator[Commands]:
     another: in one place or everywhere."""
     for i, command in enumerate(commands):
         prompt: Prompt = getattr(command, "prompt", ())
-        fewer = [prompt[:at] + prompt[at + 1 :] for at in range(len(prompt))]
-        for at in range(len(prompt) - 1):
-            merged = Piece(prompt[at].text, prompt_len(prompt[at : at + 2]))
-            fewer.append((*prompt[:at], merged, *prompt[at + 2 :]))
-        for at, piece in enumerate(prompt):
+        fewer = [prompt[:index] + prompt[index + 1 :] for index in range(len(prompt))]
+        for index in range(len(prompt) - 1):
+            merged = Piece(prompt[index].text, prompt_len(prompt[index : index + 2]))
+            fewer.append((*prompt[:index], merged, *prompt[index + 2 :]))
+        for index, piece in enumerate(prompt):
             for text in (c for c in ascii_lowercase if c < piece.text):
-                fewer.append((*prompt[:at], Piece(text, piece.tokens), *prompt[at + 1 :]))
+                fewer.append((*prompt[:index], Piece(text, piece.tokens), *prompt[index + 1 :]))
         if isinstance(command, Submit) and command.answers:
             yield _replaced_at(commands, i, replace(command, answers=""))
         if isinstance(command, Submit) and prompt:
@@ -266,7 +277,7 @@ def _plainer_prompts(commands: Commands) -> Iterator[Commands]:
                 commands, i, replace(command, prompt=(), tokens=command.tokens + prompt_len(prompt))
             )
         for plainer in fewer:
-            yield _replaced_at(commands, i, changed(command, prompt=plainer))
+            yield _replaced_at(commands, i, with_changes(command, prompt=plainer))
     texts = sorted(set().union(*map(texts_in, commands)))
     for other, text in combinations(texts, 2):
         yield tuple(with_texts(c, {text: other}) for c in commands)
@@ -283,7 +294,7 @@ def _plainer_sources(commands: Commands) -> Iterator[Commands]:
         ):
             plainer = list(commands)
             for i in those:
-                plainer[i] = changed(commands[i], **{field: ""})
+                plainer[i] = with_changes(commands[i], **{field: ""})
             yield tuple(plainer)
 
 
@@ -293,13 +304,13 @@ def _plainer_steps(commands: Commands) -> Iterator[Commands]:
         if isinstance(command, Schedule):
             accept = command.accept
             stop = command.stop
-            for at in range(len(stop)):
-                yield _replaced_at(commands, i, changed(command, stop=stop[:at] + stop[at + 1 :]))
+            for index in range(len(stop)):
+                yield _replaced_at(commands, i, with_changes(command, stop=stop[:index] + stop[index + 1 :]))
             if accept:
-                yield _replaced_at(commands, i, changed(command, accept=accept[:-1]))
-            for at in (at for at, count in enumerate(accept) if count):
-                fewer = (*accept[:at], accept[at] - 1, *accept[at + 1 :])
-                yield _replaced_at(commands, i, changed(command, accept=fewer))
+                yield _replaced_at(commands, i, with_changes(command, accept=accept[:-1]))
+            for index in (index for index, count in enumerate(accept) if count):
+                fewer = (*accept[:index], accept[index] - 1, *accept[index + 1 :])
+                yield _replaced_at(commands, i, with_changes(command, accept=fewer))
 
 
 def _smaller_numbers(commands: Commands) -> Iterator[Commands]:
@@ -318,12 +329,12 @@ def _smaller_numbers(commands: Commands) -> Iterator[Commands]:
     # A prompt and the chunk that prefills it as well.
     for i, j in combinations(range(len(commands)), 2):
         one, two = commands[i], commands[j]
-        if _related(one, two):
+        if _may_depend(one, two):
             for (path, value), (other_path, other) in product(numbers(one), numbers(two)):
                 most = min(value, other) - 1
                 if most <= 0:
                     continue
                 for less in dict.fromkeys((most, most // 2, 1)):
                     if less:
-                        first = _replaced_at(commands, i, with_number(one, path, value - less))
-                        yield _replaced_at(first, j, with_number(two, other_path, other - less))
+                        reduced = _replaced_at(commands, i, with_number(one, path, value - less))
+                        yield _replaced_at(reduced, j, with_number(two, other_path, other - less))

@@ -21,16 +21,16 @@ def unknown_field(kind: Any, data: bytes, path: str, field: str) -> str:
     names = [each.encode_name for each in struct.fields]
     if struct.tag_field is not None:
         names.insert(0, struct.tag_field)
-    of = f" of {struct.tag}" if struct.tag is not None else ""
-    return f"unknown field{_suggestion(field, names) or '.'} The fields{of}: {', '.join(map(str, names))}"
+    of_tag = f" of {struct.tag}" if struct.tag is not None else ""
+    return f"unknown field{_suggestion(field, names) or '.'} The fields{of_tag}: {', '.join(map(str, names))}"
 
 
 def missing_field(kind: Any, data: bytes, path: str, field: str) -> str:
     """Return the message for a missing field: what is expected there."""
-    found = _type_at(kind, data, path)
-    if commands := _command_names(found, field):
+    kind_at_path = _type_at(kind, data, path)
+    if commands := _command_names(kind_at_path, field):
         return f"is missing; the commands: {', '.join(commands)}"
-    struct = _struct_type(found)
+    struct = _struct_type(kind_at_path)
     known = {each.encode_name: each.type for each in struct.fields} if struct is not None else {}
     wanted = " or ".join(dict.fromkeys(_value_names(known[field]))) if field in known else ""
     return f"is missing: {wanted}" if wanted else "is missing"
@@ -43,15 +43,15 @@ def wrong_value(kind: Any, data: bytes, path: str, value: str) -> str:
     if commands := _command_names(_place_at(kind, data, parent)[0], field):
         all_of_them = f". The commands: {', '.join(commands)}"
         return f"no command is called {value!r:.40}{_suggestion(value, commands) or all_of_them}"
-    found = _type_at(kind, data, path)
-    values = [*_value_names(found)] if found is not None else []
+    kind_at_path = _type_at(kind, data, path)
+    values = [*_value_names(kind_at_path)] if kind_at_path is not None else []
     all_of_them = f"; one of {', '.join(values)}" if values else ""
     return f"{value!r:.40} is no value here{_suggestion(value, values) or all_of_them}"
 
 
-def _command_names(found: types.Type | None, field: str) -> list[str]:
+def _command_names(kind: types.Type | None, field: str) -> list[str]:
     """Return the names of commands, where the field names a command."""
-    structs = [member for member in _members(found) if isinstance(member, types.StructType)]
+    structs = [member for member in _members(kind) if isinstance(member, types.StructType)]
     return [str(struct.tag) for struct in structs if struct.tag is not None and struct.tag_field == field]
 
 
@@ -64,20 +64,22 @@ def _suggestion(name: str, names: list[Any]) -> str:
 def _type_at(kind: Any, data: bytes, path: str) -> types.Type | None:
     """Return the type at a path; None where it is unknown. Among several kinds of objects, the one
     whose tag the file has."""
-    found, raw = _place_at(kind, data, path)
+    kind_at_path, raw = _place_at(kind, data, path)
     chosen = [
         member
-        for member in _members(found)
+        for member in _members(kind_at_path)
         if isinstance(member, types.StructType)
         and isinstance(raw, dict)
         and member.tag is not None
         and raw.get(str(member.tag_field)) == member.tag
     ]
-    return chosen[0] if chosen else found
+    return chosen[0] if chosen else kind_at_path
 
 
 def _place_at(kind: Any, data: bytes, path: str) -> tuple[types.Type | None, Any]:
-    found: types.Type | None = types.type_info(kind)
+    """Return the type and the value at a path of a document; (None, None) where the format has no such
+    place."""
+    kind_at_path: types.Type | None = types.type_info(kind)
     try:
         raw = json.loads(data)
     except (ValueError, RecursionError):  # behind the fault that is reported it may be anything
@@ -86,41 +88,43 @@ def _place_at(kind: Any, data: bytes, path: str) -> tuple[types.Type | None, Any
         fields = raw if isinstance(raw, dict) else {}
         structs = [
             member
-            for member in _members(found)
+            for member in _members(kind_at_path)
             if isinstance(member, types.StructType)
             and member.tag in (None, fields.get(str(member.tag_field)))
         ]
-        lists = [member for member in _members(found) if isinstance(member, types.ListType)]
+        lists = [member for member in _members(kind_at_path) if isinstance(member, types.ListType)]
         if name and structs and isinstance(raw, dict):
-            found = next((field.type for field in structs[0].fields if field.encode_name == name), None)
+            kind_at_path = next(
+                (field.type for field in structs[0].fields if field.encode_name == name), None
+            )
             raw = raw.get(name)
         elif index and lists and isinstance(raw, list):
-            found = lists[0].item_type
+            kind_at_path = lists[0].item_type
             raw = raw[int(index)]
         else:
             return None, None
-    return found, raw
+    return kind_at_path, raw
 
 
-def _struct_type(found: types.Type | None) -> types.StructType | None:
+def _struct_type(kind: types.Type | None) -> types.StructType | None:
     """Return the one kind of object that a value may be."""
-    structs = [member for member in _members(found) if isinstance(member, types.StructType)]
+    structs = [member for member in _members(kind) if isinstance(member, types.StructType)]
     return structs[0] if len(structs) == 1 else None
 
 
-def _members(found: types.Type | None) -> Iterator[types.Type]:
-    if isinstance(found, types.Metadata):
-        found = found.type
-    if isinstance(found, types.UnionType):
-        for each in found.types:
+def _members(kind: types.Type | None) -> Iterator[types.Type]:
+    if isinstance(kind, types.Metadata):
+        kind = kind.type
+    if isinstance(kind, types.UnionType):
+        for each in kind.types:
             yield from _members(each)
-    elif found is not None:
-        yield found
+    elif kind is not None:
+        yield kind
 
 
-def _value_names(found: types.Type) -> Iterator[str]:
+def _value_names(kind: types.Type) -> Iterator[str]:
     """Yield the values that a type takes, such as "free", "faithful"; for objects their fields."""
-    for each in _members(found):
+    for each in _members(kind):
         if isinstance(each, types.EnumType):
             yield from (str(member.value) for member in each.cls)
         elif isinstance(each, types.LiteralType):

@@ -74,8 +74,8 @@ def _number(
         value = getattr(command, field)
         return "" if value == default and not always else f" {word} {value}"
 
-    def read(found: dict[str, str | None]) -> dict[str, Any]:
-        text = found[field]
+    def read(values: dict[str, str | None]) -> dict[str, Any]:
+        text = values[field]
         return {} if text is None else {field: int(text)}
 
     if default is None:
@@ -244,25 +244,25 @@ def format_command(command: AnyCommand) -> str:
     return kind_name(kind) + "".join(part.write(command) for part in NOTATION[kind])
 
 
-def parse(line: str, of: Kind = ROWS) -> Any:
+def parse(line: str, kind_of_system: Kind = ROWS) -> Any:
     """Return the command of such a system that `line` stands for; runs of blanks count as one. Raises
     NotationError."""
-    kinds = COMMANDS_OF[of.name]
+    kinds = COMMANDS_OF[kind_of_system.name]
     words = " ".join(line.split())
     name, blank, rest = words.partition(" ")
     if name not in kinds:
         raise NotationError(f"{name!r:.40} is no command; commands: {', '.join(kinds)}")
     kind = kinds[name]
-    found = re.fullmatch("".join(part.pattern for part in NOTATION[kind]), blank + rest, re.ASCII)
-    if found is None:
+    match = re.fullmatch("".join(part.pattern for part in NOTATION[kind]), blank + rest, re.ASCII)
+    if match is None:
         usage = name + "".join(part.usage for part in NOTATION[kind])
         raise NotationError(f"expected: {usage}; got {words!r:.80}")
     values: dict[str, Any] = {}
     for part in NOTATION[kind]:
-        values |= part.read(found.groupdict())
+        values |= part.read(match.groupdict())
     command = kind(**values)
     try:
-        if of is ROWS:
+        if kind_of_system is ROWS:
             check_command(command)
     except TraceError as error:
         raise NotationError(

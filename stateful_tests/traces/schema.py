@@ -71,27 +71,27 @@ def _form_of_hint(hint: Any) -> Form:
     if hint == Prompt:
         return Form(PromptText, prompt_text, prompt_of)
     if get_origin(hint) is tuple:
-        of = _form_of_hint(get_args(hint)[0])
-        kind = Annotated[list[of.type], Meta(max_length=MAX_LANES)]  # type: ignore[name-defined]
+        item = _form_of_hint(get_args(hint)[0])
+        kind = Annotated[list[item.type], Meta(max_length=MAX_LANES)]  # type: ignore[name-defined]
         return Form(
-            kind, lambda values: [*map(of.write, values)], lambda values: (*map(of.read, values),)
+            kind, lambda values: [*map(item.write, values)], lambda values: (*map(item.read, values),)
         )
     if isinstance(hint, type) and is_dataclass(hint):
         return record(hint, f"{hint.__name__}Body", _Struct)
     return Form(_AS_THEY_ARE[hint], lambda value: value, lambda value: value)
 
 
-def record(of: Any, name: str, base: type[Struct], **options: Any) -> Form:
+def record(dataclass_type: Any, name: str, base: type[Struct], **options: Any) -> Form:
     """Return the form of a dataclass: a struct with the same fields and defaults."""
-    hints = get_type_hints(of)
-    forms = {field.name: _form_of_hint(hints[field.name]) for field in fields(of)}
+    hints = get_type_hints(dataclass_type)
+    forms = {field.name: _form_of_hint(hints[field.name]) for field in fields(dataclass_type)}
     members = [
         (
             f.name,
             forms[f.name].type,
             *(() if f.default is MISSING else (forms[f.name].write(f.default),)),
         )
-        for f in fields(of)
+        for f in fields(dataclass_type)
     ]
     struct = defstruct(name, members, bases=(base,), module=__name__, frozen=True, **options)
     return Form(
@@ -99,7 +99,7 @@ def record(of: Any, name: str, base: type[Struct], **options: Any) -> Form:
         lambda value: struct(
             **{name: form.write(getattr(value, name)) for name, form in forms.items()}
         ),
-        lambda body: of(**{name: form.read(getattr(body, name)) for name, form in forms.items()}),
+        lambda body: dataclass_type(**{name: form.read(getattr(body, name)) for name, form in forms.items()}),
     )
 
 
@@ -113,10 +113,10 @@ def _field_in_words(field: Field[Any], hint: Any) -> str:
     name = f"`{field.name}`"
     notes = ""
     if get_origin(hint) is tuple and hint != Prompt:
-        of = get_args(hint)[0]
-        notes = ": a list of numbers" if of is int else ": a list of names"
-        if is_dataclass(of):
-            notes = f": a list of {{{', '.join(_field_in_words(f, f.type) for f in fields(of))}}}"
+        item = get_args(hint)[0]
+        notes = ": a list of numbers" if item is int else ": a list of names"
+        if is_dataclass(item):
+            notes = f": a list of {{{', '.join(_field_in_words(f, f.type) for f in fields(item))}}}"
     elif hint == str | None:
         notes = " or `null`"
     if field.default is not MISSING:

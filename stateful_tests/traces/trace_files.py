@@ -82,16 +82,16 @@ def shipped(path: str | os.PathLike[str]) -> str | os.PathLike[str]:
     name = os.fspath(path).removeprefix("@")
     if name == os.fspath(path) or os.path.lexists(path):
         return path
-    found = {
+    files = {
         p.name.partition(".json")[0]: p for p in FIXTURES.rglob("*.json*") if p.parent != FIXTURES
     }
-    if name not in found:
-        close = " or @".join(_nearest_names(name, found))
+    if name not in files:
+        close = " or @".join(_nearest_names(name, files))
         hint = f"did you mean @{close}?" if close else "`kvspec bugs WORD` names those of a bug"
         raise FileNotFoundError(
             errno.ENOENT, f"no fixture has that name; {hint} (they lie in {FIXTURES})"
         )
-    return found[name]
+    return files[name]
 
 
 def _nearest_names(name: str, names: Iterable[str]) -> list[str]:
@@ -216,8 +216,13 @@ def _explain_message(message: str, kind: Any, data: bytes) -> tuple[str, str]:
     """Split a message of msgspec into the path of the field and a reason in plain words that says what would
     do."""
     message = message.replace(" - at `key` in `$", " - at `$")
-    at = message.rfind(" - at `$")
-    reason, path = (message[:at], message[at + 7 : -1]) if at >= 0 else (message, "$")
+    split = message.rfind(" - at `$")
+    if split >= 0:
+        reason = message[:split]
+        path = message[split + 7 : -1]
+    else:
+        reason = message
+        path = "$"
     if field := re.fullmatch(r"Object contains unknown field `(.*)`", reason, re.DOTALL):
         return f"{path}.{field[1]}", format_hints.unknown_field(kind, data, path, field[1])
     if field := re.fullmatch(r"Object missing required field `(.*)`", reason, re.DOTALL):
@@ -234,14 +239,14 @@ def _explain_message(message: str, kind: Any, data: bytes) -> tuple[str, str]:
 
 
 def _error_position(message: str, data: bytes) -> str:
-    found = re.search(r" ?\(byte (\d+)\)", message)
-    if found is None:
+    match = re.search(r" ?\(byte (\d+)\)", message)
+    if match is None:
         return "it ends too early" if "truncated" in message else message
-    at = min(int(found[1]), len(data))
-    line = data.count(b"\n", 0, at) + 1
-    column = at - (data.rfind(b"\n", 0, at) + 1) + 1
+    offset = min(int(match[1]), len(data))
+    line = data.count(b"\n", 0, offset) + 1
+    column = offset - (data.rfind(b"\n", 0, offset) + 1) + 1
     return message.removeprefix("JSON is malformed: ").replace(
-        found[0], f" at line {line} column {column}"
+        match[0], f" at line {line} column {column}"
     )
 
 

@@ -107,8 +107,8 @@ def _counts_enough_memory(error: str) -> bool:
     if received := _NO_ROOM_TO_RECEIVE.search(error):
         free, evictable, wanted = map(int, received.groups())
         return wanted <= free + evictable
-    found = _OUT_OF_MEMORY.search(error)
-    return found is not None and int(found["wanted"]) <= int(found["there"])
+    match = _OUT_OF_MEMORY.search(error)
+    return match is not None and int(match["wanted"]) <= int(match["there"])
 
 
 def _evicts_too_far(window: int, page: int) -> bool:
@@ -277,16 +277,16 @@ def fault_of_pair(release: str, key: str, config: Config, choices: Sequence[Netw
     return (label(release, name) or "") if name else ""
 
 
-def kept_for_a_peer(header: WatchHeader, what: str, *, sent: bool) -> str | None:
+def kept_for_a_peer(header: WatchHeader, part: str, *, sent: bool) -> str | None:
     """Return the fault by which a server of a pair keeps tokens, or an entry of a table, that nobody
     needs. sent: the room had KV on its way."""
     if header.role == "decode":
-        waits = what == "_deferred_abort_ack_tracker"
+        waits = part == "_deferred_abort_ack_tracker"
         name = "unnamed-pages-wait-for-acknowledgement" if waits else ""
-    elif what in OF_A_ROOM:
+    elif part in OF_A_ROOM:
         name = "late-metadata-revives-a-room" if sent else "aborted-prefill-leaves-its-room"
     else:
-        name = _FAULT_OF_NOTE.get(f"PD-5 P keeps {what.lstrip('_')}", "")
+        name = _FAULT_OF_NOTE.get(f"PD-5 P keeps {part.lstrip('_')}", "")
     return label(header.release, name) if name else None
 
 
@@ -307,15 +307,15 @@ def _drafts_as_deep(config: Config) -> bool:
     return bool(config.draft and config.window) and not config.prefill_draft
 
 
-def fault_of_pair_read(release: str, found: str, pool: str, config: Config) -> str:
+def fault_of_pair_read(release: str, observed: str, pool: str, config: Config) -> str:
     """Return the known fault by which a server of a pair reads wrong KV, "" for none.
 
-    found: UNSENT for a page in the window of a received prompt that the decode server did not ask for;
+    observed: UNSENT for a page in the window of a received prompt that the decode server did not ask for;
         OUTDATED for a page that was sent too late.
     pool: the pool and server that it reads, such as "full of D".
     """
-    name = "unreceived-window-is-published" if found == UNSENT else ""
-    if found == OUTDATED and _sends_draft_kv(config):
+    name = "unreceived-window-is-published" if observed == UNSENT else ""
+    if observed == OUTDATED and _sends_draft_kv(config):
         name = "sent-page-is-replaced"
     if pool == "full of D" and _drafts_as_deep(config):
         name = "draft-as-deep-as-the-model"
@@ -325,16 +325,16 @@ def fault_of_pair_read(release: str, found: str, pool: str, config: Config) -> s
 def uncomputed_positions(header: WatchHeader, e: Released) -> Iterator[tuple[str, int]]:
     """Yield (session, position) for positions that a turn's end commits though they were never computed."""
     if e.session is not None and e.after is not None and label(header.release, "last-token"):
-        yield from ((e.session, at) for at in range(e.before[0], e.after[0]))
+        yield from ((e.session, index) for index in range(e.before[0], e.after[0]))
 
 
-def are_row_cursors(got: Cursors, mine: Cursors) -> bool:
+def are_row_cursors(logged: Cursors, mine: Cursors) -> bool:
     """Return whether the server's cursors are possible for a row, so that the reference can go on with
     them.
 
-    got: cursors of the server. mine: cursors that the reference expects.
+    logged: cursors of the server. mine: cursors that the reference expects.
     """
-    committed, allocated, evicted, protected = got
+    committed, allocated, evicted, protected = logged
     return (
         0 <= protected <= committed <= allocated
         and evicted <= allocated
@@ -348,25 +348,25 @@ def adopt_shown_cursors(state: State, shown: Shown) -> State | None:
 
     Returns None if no state can have them.
     """
-    for name, got in shown.requests.items():
+    for name, cursors in shown.requests.items():
         request = state.request(name)
-        if request is None or request.cursors is None or not are_row_cursors(got, request.cursors):
+        if request is None or request.cursors is None or not are_row_cursors(cursors, request.cursors):
             return None
-        state = state.with_request(request._replace(cursors=got))
-    for name, kept in shown.slots.items():
+        state = state.with_request(request._replace(cursors=cursors))
+    for name, slot in shown.slots.items():
         session = state.session(name)
-        if session is None or (session.slot is None) != (kept is None):
+        if session is None or (session.slot is None) != (slot is None):
             return None
-        if kept is not None and session.slot is not None and not are_row_cursors(kept, session.slot):
+        if slot is not None and session.slot is not None and not are_row_cursors(slot, session.slot):
             return None
-        state = state.with_session(session._replace(slot=kept))
+        state = state.with_session(session._replace(slot=slot))
     return state
 
 
 def adopt_shown_slots(state: State, shown: Shown) -> State:
     """Return the state with the sessions' slots that the server shows. A known fault explains each."""
-    for name, kept in shown.slots.items():
+    for name, slot in shown.slots.items():
         session = state.session(name)
         assert session is not None
-        state = state.with_session(session._replace(slot=kept))
+        state = state.with_session(session._replace(slot=slot))
     return state

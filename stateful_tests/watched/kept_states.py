@@ -3,7 +3,7 @@
 What a slot holds is not in a log. But a request says which of its slots has the state that it keeps, and
 after how many tokens that is. A node that has the slot at the next step ends after so many tokens, or after
 more if a round in between has kept a later state there. One that ends before them has the state of a longer
-text (STA-3), and whoever matches it goes on from that.
+text (STA-3), and a request that matches it goes on from that.
 """
 
 from __future__ import annotations
@@ -69,27 +69,27 @@ class KeptStates:
         for name, (slot, length) in e.states.tracked.items():
             own = e.states.held[name][1:]
             if slot not in own:
-                want = f"{name} keeps its last state for the tree in one of its slots {own}"
-                yield Verdict("STA-8", want, f"in slot {slot}"), None
+                expected = f"{name} keeps its last state for the tree in one of its slots {own}"
+                yield Verdict("STA-8", expected, f"in slot {slot}"), None
             if self.header.speculative and name in sessions:
                 continue
             if name in e.owners and length > (most := e.owners[name][1][0]):
-                want = f"a state that {name} keeps for the tree is after {most} tokens at most"
-                yield Verdict("STA-8", want, f"slot {slot} after {length}"), None
+                expected = f"a state that {name} keeps for the tree is after {most} tokens at most"
+                yield Verdict("STA-8", expected, f"slot {slot} after {length}"), None
             self._kept[slot] = _Kept(name, length)
         nodes = e.nodes or ()
         for (path, *_), has in zip(nodes, e.states.nodes):
             if has is None:
                 continue
-            if (why := ended.get(tuple(path))) is not None:
-                self._wrong[tuple(path)] = _Wrong(has, why)
-            kept = before.get(has)
-            if kept is not None and kept.length > len(path):
-                known = deviations.fault_of_state_within_page(self.header, kept.length)
+            if (reason := ended.get(tuple(path))) is not None:
+                self._wrong[tuple(path)] = _Wrong(has, reason)
+            state = before.get(has)
+            if state is not None and state.length > len(path):
+                known = deviations.fault_of_state_within_page(self.header, state.length)
                 self._wrong[tuple(path)] = _Wrong(has, known or "")
-                want = f"the node of {len(path)} tokens has the state after them"
-                got = f"slot {has}, in which {kept.name} kept the state after {kept.length}"
-                yield Verdict("STA-3", want, got), known
+                expected = f"the node of {len(path)} tokens has the state after them"
+                observed = f"slot {has}, in which {state.name} kept the state after {state.length}"
+                yield Verdict("STA-3", expected, observed), known
 
     def wrong_hits(self, e: Paged) -> Iterator[tuple[str, int, str]]:
         """Yield (request, position, known fault) for requests that went on from a wrong node since the
@@ -99,5 +99,5 @@ class KeptStates:
                 yield request, len(prefix), self._wrong[prefix].known
         self._hits.clear()
         slots = e.states.nodes if e.states is not None else ()
-        there = {tuple(path): slot for (path, *_), slot in zip(e.nodes or (), slots)}
-        self._wrong = {p: was for p, was in self._wrong.items() if there.get(p) == was.slot}
+        slot_by_path = {tuple(path): slot for (path, *_), slot in zip(e.nodes or (), slots)}
+        self._wrong = {p: was for p, was in self._wrong.items() if slot_by_path.get(p) == was.slot}

@@ -41,7 +41,8 @@ class LineOrder:
             if number < self._next or number in self._held:
                 self.repeated += 1
                 continue
-            self.moved += bool(self._held) and number < max(self._held)
+            if self._held and number < max(self._held):
+                self.moved += 1
             self._held[number] = line
             yield from self._released(HELD)
         yield from self._released(0)

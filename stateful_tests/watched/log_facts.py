@@ -24,28 +24,26 @@ class RoundSeen(NamedTuple):
 
 @dataclass(slots=True)
 class RequestSeen:
-    """A request that has not ended.
+    """A request that has not ended."""
 
-    rejected_by: the session that rejected it as a turn ("" if not known); it runs by itself, and
-        returns an error to its client.
-    retracts: number of its retracts.
-    interrupted: a rejected turn of its session went through the server since.
-    joined_late: it was there when validation began, and its past is not known.
-    orphan_of: the session whose turn it was, until by a known fault it no longer counts as that.
-    matched: its prefix when the scheduler last looked at it (tokens).
-    rounds: rounds whose results are to come, the oldest first.
-    has_state: it waits with a slot of recurrent state, from a prefix that it has matched.
-    passed_over: a prefill without it was launched while it was between two chunks.
-    """
-
+    #: the session that rejected it as a turn ("" if not known); it runs by itself, and returns an
+    #: error to its client
     rejected_by: str | None = None
+    #: number of its retracts
     retracts: int = 0
+    #: a rejected turn of its session went through the server since
     interrupted: bool = False
+    #: it was there when validation began, and its past is not known
     joined_late: bool = False
+    #: the session whose turn it was, until by a known fault it no longer counts as that
     orphan_of: str | None = None
+    #: its prefix when the scheduler last looked at it (tokens)
     matched: int | None = None
+    #: rounds whose results are to come, the oldest first
     rounds: list[RoundSeen] = field(default_factory=list)
+    #: it waits with a slot of recurrent state, from a prefix that it has matched
     has_state: bool = False
+    #: a prefill without it was launched while it was between two chunks
     passed_over: bool = False
 
 
@@ -70,35 +68,33 @@ class SessionSeen:
 
 @dataclass(slots=True)
 class StepSeen:
-    """The scheduler step that a log is at.
+    """The scheduler step that a log is at."""
 
-    number: of the last step, None where validation begins.
-    entries: requests of the round that was prepared since.
-    outside: requests that were retracted since, and not queued again.
-    evictions: window evictions of requests whose prefill is to come.
-    due: sessions that a client closed since, while no turn was in flight.
-    admits, evicts: since the last step it has looked at waiting requests, or evicted a window: it
-        decides on a batch.
-    requeues: the last event queued a retracted request again.
-    unpaged: the pages of the last step are to come.
-    joined_late: validation began with the last snapshot, and nothing was counted yet.
-    last: the last step that was read.
-    at: the time of that (Unix time in seconds), 0 where no step has it.
-    judged: number of mismatches up to it.
-    """
-
+    #: the last step, None where validation begins
     number: int | None = 0
+    #: requests of the round that was prepared since
     entries: set[str] = field(default_factory=set)
+    #: requests that were retracted since, and not queued again
     outside: dict[str, None] = field(default_factory=dict)
+    #: window evictions of requests whose prefill is to come
     evictions: dict[str, Choice] = field(default_factory=dict)
+    #: sessions that a client closed since, while no turn was in flight
     due: dict[str, None] = field(default_factory=dict)
+    #: admits, evicts: since the last step it has looked at waiting requests, or evicted a window:
+    #: it decides on a batch
     admits: bool = False
+    #: the last event queued a retracted request again
     requeues: bool = False
     evicts: bool = False
+    #: the pages of the last step are to come
     unpaged: bool = False
+    #: validation began with the last snapshot, and nothing was counted yet
     joined_late: bool = False
+    #: the last step that was read
     last: Stepped | None = None
+    #: the time of that (Unix time in seconds), 0 where no step has it
     at: float = 0.0
+    #: number of mismatches up to it
     judged: int = 0
 
 
@@ -106,14 +102,23 @@ class TierSeen:
     """The host tier of one log. locks: locks of its users; facts: the last ones shown."""
 
     def __init__(self, header: WatchHeader) -> None:
+        """Take the sizes of a server with a host tier from the header of its log."""
         size = header.page_size
         tier = header.tier
         assert tier is not None
         self.config = TierConfig(
-            size, header.window, header.full_tokens // size, header.swa_tokens // size,
-            tier.full_tokens // size, tier.swa_tokens // size, header.width, tier.policy,
-            storage=tier.storage, states=tier.states and header.states, host_states=tier.states,
-        )  # fmt: skip
+            page_size=size,
+            window=header.window,
+            full_pages=header.full_tokens // size,
+            swa_pages=header.swa_tokens // size,
+            host_pages=tier.full_tokens // size,
+            host_swa_pages=tier.swa_tokens // size,
+            width=header.width,
+            policy=tier.policy,
+            storage=tier.storage,
+            states=tier.states and header.states,
+            host_states=tier.states,
+        )
         self.locks = LockRanges(self.config)
         self.facts: TierFacts | None = None
         self.broken: set[str] = set()
@@ -121,25 +126,24 @@ class TierSeen:
 
 @dataclass(slots=True)
 class Crossing:
-    """KV of a request that crosses from a prefill to a decode server, in one of their logs.
-
-    tokens: of its input.
-    start, end: tokens that were sent or named so far; pages: their pages, None where the log has none.
-    parts: the ranges in which they were sent.
-    is_open: they have neither arrived nor been given back.
-    is_sent: the last part was sent, or named.
-    status: of the room as the KV was given back.
-    """
+    """KV of a request that crosses from a prefill to a decode server, in one of their logs."""
 
     request: str
+    #: tokens of its input
     tokens: int = 0
+    #: tokens that were sent or named so far
     start: int = 0
     end: int = 0
+    #: pages of these tokens, None where the log has none
     pages: list[int] | None = None
+    #: ranges in which these tokens were sent
     parts: int = 0
+    #: the tokens have neither arrived nor been given back
     is_open: bool = False
+    #: the last part was sent, or named
     is_sent: bool = False
     arrived: bool = False
+    #: status of the room when the KV was given back
     status: str = ""
 
     @property

@@ -61,6 +61,7 @@ class LogFollower:
     """
 
     def __init__(self, header: log.WatchHeader) -> None:
+        """Begin at an empty server of the sizes in the header of its log."""
         size = header.page_size
         self.header = header
         self.geometry = ServerGeometry(
@@ -108,19 +109,19 @@ class LogFollower:
             beyond = str(error)
             now, outcome = model.step(was, command)
         if isinstance(outcome, Refused):
-            want = f"refused: {outcome.reason.value} ({outcome.reason.says})"
-            raise Diverged("OUT-1", want, "done", command)
+            expected = f"refused: {outcome.reason.value} ({outcome.reason.says})"
+            raise Diverged("OUT-1", expected, "done", command)
         if not self.result.found and len(self._done) <= MAX_STEPS:
             self._done.append((command, choices))
         if beyond or not self._same(now, shown):
-            found = verdict(command, was, now, outcome, shown, beyond)
+            divergence = verdict(command, was, now, outcome, shown, beyond)
             known = deviations.fault_of_cursors(self.header, command, was, now, shown)
             shows = None if beyond or known else deviations.adopt_shown_cursors(now, shown)
             if shows is not None:
-                self.report(Diverged(*found, command))
+                self.report(Diverged(*divergence, command))
                 now = shows
             else:
-                self.note_deviation(known, *found, command)
+                self.note_deviation(known, *divergence, command)
                 now = deviations.adopt_shown_slots(now, shown)
         self.state = now
 
@@ -147,15 +148,15 @@ class LogFollower:
     ) -> None:
         """Report a deviation that is a known fault, whose effect the caller follows. Raises Diverged
         for any other."""
-        found = Diverged(clause, expected, observed, command, known)
+        deviation = Diverged(clause, expected, observed, command, known)
         if known is None:
-            raise found
-        self.report(found)
+            raise deviation
+        self.report(deviation)
 
-    def report(self, found: Diverged) -> None:
+    def report(self, divergence: Diverged) -> None:
         """Keep a mismatch, or count it where enough are kept."""
         result = self.result
-        known = found.known
+        known = divergence.known
         if known is not None:
             result.known[known] += 1
             if result.known[known] > MAX_OF_KNOWN:
@@ -164,10 +165,10 @@ class LogFollower:
             result.more += 1
             return
         event = type(self._line.event).__struct_config__.tag
-        text = format_command(found.command) if found.command is not None else ""
+        text = format_command(divergence.command) if divergence.command is not None else ""
         result.mismatches.append(Mismatch(
-            self._line.file, self._line.number, str(event), text, *found.verdict, known,
-            self._about(found.command), self.step.at,
+            self._line.file, self._line.number, str(event), text, *divergence.verdict, known,
+            self._about(divergence.command), self.step.at,
         ))  # fmt: skip
 
     def lose_steps(self, missing: str) -> None:
@@ -190,7 +191,7 @@ class LogFollower:
         self.skipping = AFTER_A_GAP
 
     def request(self, name: str) -> Request:
-        """Return a request that goes on. Raises Diverged if nobody submitted it."""
+        """Return a request that goes on. Raises Diverged if it was not submitted."""
         request = self.state.request(name)
         if request is None:
             names = sorted(r.name for r in self.state.requests)
@@ -217,16 +218,16 @@ class LogFollower:
         """Return the session whose turn a request is."""
         return self.state.session(request.session)
 
-    def check_unmoved(self, name: str, got: Cursors) -> None:
+    def check_unmoved(self, name: str, logged: Cursors) -> None:
         """Compare cursors that nothing has moved. Raises Diverged."""
         self.result.compared += 1
         mine = self.request(name).cursors
-        if mine is not None and mine != got:
-            found = Diverged("LEN-4", f"{name}: {cursors_text(mine)}", f"shows {cursors_text(got)}")
-            if not deviations.are_row_cursors(got, mine):
-                raise found
-            self.report(found)
-            self.set_cursors(name, got)
+        if mine is not None and mine != logged:
+            divergence = Diverged("LEN-4", f"{name}: {cursors_text(mine)}", f"shows {cursors_text(logged)}")
+            if not deviations.are_row_cursors(logged, mine):
+                raise divergence
+            self.report(divergence)
+            self.set_cursors(name, logged)
 
     # -- reports ------------------------------------------------------------------------------------
 
@@ -245,20 +246,20 @@ class LogFollower:
             sizes = Geometry(g.page_size, g.window, g.full_pages, g.swa_pages, g.rows, g.width)
         except GeometryError:
             return None
-        found = self.result.found[0]
+        mismatch = self.result.found[0]
         commands = tuple(command for command, _ in self._done)
         expected = tuple(
-            (at, Done(choices)) for at, (_, choices) in enumerate(self._done) if choices
+            (index, Done(choices)) for index, (_, choices) in enumerate(self._done) if choices
         )
         story = (
-            f"Recorded from a server, {self.header.engine} {self.header.release}: {found.sentence}"
+            f"Recorded from a server, {self.header.engine} {self.header.release}: {mismatch.sentence}"
         )
         return Trace(
             sizes,
             Mode.FAITHFUL,
             commands,
             "recorded",
-            clause=found.clause,
+            clause=mismatch.clause,
             story=story,
             expected=expected,
         )
@@ -266,14 +267,14 @@ class LogFollower:
     def _same(self, state: State, shown: Shown) -> bool:
         """Return whether the reference has the cursors that the server shows."""
         self.result.compared += len(shown.requests) + len(shown.slots)
-        for name, got in shown.requests.items():
+        for name, cursors in shown.requests.items():
             request = state.request(name)
             assert request is not None  # such a command leaves it there
-            if request.cursors != got:
+            if request.cursors != cursors:
                 return False
-        for name, kept in shown.slots.items():
+        for name, slot in shown.slots.items():
             session = state.session(name)
-            if session is not None and session.slot != kept:
+            if session is not None and session.slot != slot:
                 return False
         return True
 

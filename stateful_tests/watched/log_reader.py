@@ -78,17 +78,19 @@ class WatchLog:
 
     def _all_lines(self, growing: Callable[[], bool] | None) -> Iterator[tuple[int, Line]]:
         """Yield every event in the order of the files, with its running number, 0 in a log without."""
-        at = 0
-        while at < len(self.files):
-            yield from self._lines_of(self.files[at], growing, at)
-            at += 1
+        number = 0
+        while number < len(self.files):
+            yield from self._lines_of(self.files[number], growing, number)
+            number += 1
             if growing is not None:
                 self.files += _later(self.files[-1])
 
     def _lines_of(
-        self, path: Path, growing: Callable[[], bool] | None, at: int
+        self, path: Path, growing: Callable[[], bool] | None, offset: int
     ) -> Iterator[tuple[int, Line]]:
-        if at and growing is not None:
+        """Yield the events of a file with their number in the log, 0 where events have none. growing: more
+        lines may come. Raises LogError."""
+        if offset and growing is not None:
             _wait_for_header(path, growing)
         if _header_of(path).process != self.header.process:
             raise LogError(f"{path}: line 1: of another process than {self.files[0]}")
@@ -127,23 +129,23 @@ def logs_of(paths: Iterable[str | os.PathLike[str]]) -> list[WatchLog]:
     Raises LogError for a file that is no log, and where there is none.
     """
     paths = [*paths]
-    found = log_files(paths)
-    if not found:
+    found_files = log_files(paths)
+    if not found_files:
         raise LogError(f"{paths[0]}: {NO_LOG}")
-    return [WatchLog(files) for files in found]
+    return [WatchLog(files) for files in found_files]
 
 
 def log_files(paths: Iterable[str | os.PathLike[str]]) -> list[list[Path]]:
     """Return the files of each log: parts of one process belong together. Raises LogError for missing
     files."""
-    found: dict[str, set[Path]] = {}
+    paths_of: dict[str, set[Path]] = {}
     for given in map(Path, paths):
         if not given.is_dir() and not given.is_file():
             raise LogError(f"{given}: there is no such file or folder")
         files = sorted(given.glob("*.jsonl")) if given.is_dir() else [given]
         for file in files:
-            found.setdefault(log_name(file), set()).add(file)
-    return [sorted(files) for files in found.values()]
+            paths_of.setdefault(log_name(file), set()).add(file)
+    return [sorted(files) for files in paths_of.values()]
 
 
 def log_name(file: Path) -> str:
@@ -153,6 +155,7 @@ def log_name(file: Path) -> str:
 
 
 def _header_of(path: Path) -> WatchHeader:
+    """Return the header of a log's file. Raises LogError for a file that is none, or of another version."""
     try:
         with path.open("rb") as file:
             raw = file.readline(MAX_LINE)

@@ -8,12 +8,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Mismatch:
-    """A line of a log at which the server left the specification.
-
-    known: id of the known fault of its release that explains it.
-    about: the request and session concerned, as the reference had them before this line.
-    at: Unix time of the preceding step (s); 0 if none has been logged.
-    """
+    """A line of a log at which the server left the specification."""
 
     file: str
     line: int
@@ -22,8 +17,11 @@ class Mismatch:
     clause: str
     expected: str
     observed: str
+    #: id of the known fault of its release that explains it
     known: str | None = None
+    #: the request and session concerned, as the reference had them before this line
     about: str = ""
+    #: Unix time of the preceding step (s); 0 if none has been logged
     at: float = 0.0
 
     @property
@@ -36,42 +34,40 @@ class Mismatch:
 class Validated:
     """The result of validating a log.
 
-    compared: values of the server that were compared with the expected ones.
-    given: sessions and requests that were taken from a snapshot.
-    policy: refusals that are the server's to choose.
-    reached: decisions of the scheduler, and how often it took them.
-    known: how often each known fault was found; `mismatches` has the first few of each.
-    more: mismatches that no known fault explains, beyond those that are kept.
-
-    What deviations.py needs to recognise known faults:
-    holes: each (session, position) that counts as committed although its KV was never written.
-    wrong_states: (request, position) computed from a wrong recurrent state -> the known fault.
-    states_in_stores: no slot for a state is free, and stores and requests pin all that the tree has.
-    ended: the known fault after which two turns write into one row, or slot; no later line is judged.
-    prepared: a prefill was prepared, and has not run.
-    parked: a request waited between two chunks when the last round was prepared.
-    next_chunk: the next chunk of a request was admitted, and its prefill not prepared.
-    situation: who held what at the last line, in a sentence.
-    """
+    What deviations.py needs to recognise known faults:"""
 
     events: int = 0
     steps: int = 0
     commands: Counter[str] = field(default_factory=Counter)
+    #: values of the server that were compared with the expected ones
     compared: int = 0
+    #: sessions and requests that were taken from a snapshot
     given: int = 0
+    #: refusals that are the server's to choose
     policy: Counter[str] = field(default_factory=Counter)
     skipped: Counter[str] = field(default_factory=Counter)
+    #: decisions of the scheduler, and how often it took them
     reached: Counter[str] = field(default_factory=Counter)
     mismatches: list[Mismatch] = field(default_factory=list)
+    #: mismatches that no known fault explains, beyond those that are kept
     more: int = 0
+    #: how often each known fault was found; `mismatches` has the first few of each
     known: Counter[str] = field(default_factory=Counter)
+    #: each (session, position) that counts as committed although its KV was never written
     holes: set[tuple[str, int]] = field(default_factory=set)
+    #: (request, position) computed from a wrong recurrent state -> the known fault
     wrong_states: dict[tuple[str, int], str] = field(default_factory=dict)
+    #: no slot for a state is free, and stores and requests pin all that the tree has
     states_in_stores: bool = False
+    #: the known fault after which two turns write into one row, or slot; no later line is judged
     ended: str | None = None
+    #: a prefill was prepared, and has not run
     prepared: bool = False
+    #: a request waited between two chunks when the last round was prepared
     parked: bool = False
+    #: the next chunk of a request was admitted, and its prefill not prepared
     next_chunk: bool = False
+    #: who held what at the last line, in a sentence
     situation: str = ""
 
     @property

@@ -57,9 +57,19 @@ def verdict(
     these applies."""
     before, after = _facts(was, Shown({}, {})), _facts(now, shown)
     step = Step(
-        was.config, command, expected, Done(), was, now, before, after, False, overreach,
-        tree_policy_is_free=True, locks_before={},
-    )  # fmt: skip
+        config=was.config,
+        command=command,
+        expected=expected,
+        outcome=Done(),
+        was=was,
+        now=now,
+        before=before,
+        after=after,
+        unchanged=False,
+        overreach=overreach,
+        tree_policy_is_free=True,
+        locks_before={},
+    )
     for clause in _OF_LENGTHS:
         failure = clause.check(step)
         if failure is not None:
@@ -118,9 +128,9 @@ class TextJudge:
         self.inputs[request] = ids
         had = self.history.get(session or "", [])
         if ids[: len(had)] != had:
-            at = next((n for n, (one, two) in enumerate(zip(ids, had)) if one != two), len(ids))
+            position = next((n for n, (one, two) in enumerate(zip(ids, had)) if one != two), len(ids))
             yield Verdict(
-                "SES-1", f"the history of {session}", f"another token at position {at} of it"
+                "SES-1", f"the history of {session}", f"another token at position {position} of it"
             )
 
     def note_outputs(self, request: str, ids: list[int]) -> None:
@@ -133,8 +143,8 @@ class TextJudge:
             return
         outputs = self._outputs.get(request, [])
         if ids[: len(outputs)] != outputs:
-            want = f"the first {len(outputs)} outputs of {request}, the last of them {outputs[-8:]}"
-            yield Verdict("SES-1", want, f"has {ids[-8:]}")
+            expected = f"the first {len(outputs)} outputs of {request}, the last of them {outputs[-8:]}"
+            yield Verdict("SES-1", expected, f"has {ids[-8:]}")
         if not goes_on:
             self._outputs.pop(request, None)
 
@@ -166,7 +176,17 @@ class PageJudge:
     def judge(self, state: State, e: Paged) -> Iterator[Verdict]:
         """Yield the faults in the pages of a step."""
         facts = facts_of(self._view(e), self.geometry)
-        step = Step(state.config, CheckBusy(), Done(), Done(), state, state, facts, facts, True)
+        step = Step(
+            config=state.config,
+            command=CheckBusy(),
+            expected=Done(),
+            outcome=Done(),
+            was=state,
+            now=state,
+            before=facts,
+            after=facts,
+            unchanged=True,
+        )
         for clause in _OF_PAGES:
             failure = clause.check(step)
             if failure is not None:
@@ -180,8 +200,8 @@ class PageJudge:
         pool = range(size, size * (self.geometry.full_pages + 1))  # page 0 is padding
         for path, slots, *_ in e.nodes or ():
             if strange := [slot for slot in slots if slot not in pool]:
-                want = f"the node of {len(path)} tokens has slots of the pool"
-                yield Verdict("TREE-3", want, f"has {strange}")
+                expected = f"the node of {len(path)} tokens has slots of the pool"
+                yield Verdict("TREE-3", expected, f"has {strange}")
         owners = {owner.name: owner.cursors for owner in holders(state)}
         rows, self._rows = self._rows, {}
         for name, (row, cells, slots) in e.owners.items():
@@ -193,8 +213,8 @@ class PageJudge:
             computed = enumerate(slots[: cursors.kv_committed_len])
             nowhere = next((at for at, slot in computed if slot not in pool), None)
             if nowhere is not None:
-                want = f"{name} has a slot of the pool at position {nowhere}, which is committed"
-                yield Verdict("READ-1", want, f"its row names {slots[nowhere]} there")
+                expected = f"{name} has a slot of the pool at position {nowhere}, which is committed"
+                yield Verdict("READ-1", expected, f"its row names {slots[nowhere]} there")
             before, had, had_row = rows.get(name, (cursors, slots, row))
             if row != had_row:
                 yield Verdict("OWN-4", f"{name} keeps row {had_row}", f"has row {row}")
@@ -205,11 +225,12 @@ class PageJudge:
             stays = (*range(min(ahead, end)), *range(start, end))
             moved = next((at for at in stays if had[at] != slots[at]), None)
             if moved is not None:
-                want = f"{name} keeps slot {had[moved]} at position {moved}, which is committed"
-                yield Verdict("READ-1", want, f"its row names {slots[moved]} there")
+                expected = f"{name} keeps slot {had[moved]} at position {moved}, which is committed"
+                yield Verdict("READ-1", expected, f"its row names {slots[moved]} there")
             self._rows[name] = cursors, slots, row
 
     def _view(self, e: Paged) -> View:
+        """Return the logged pages, tree and states as a view, without sessions and contents."""
         geometry = self.geometry
         owners = e.owners
         size = (geometry.full_pages + 1) * geometry.page_size

@@ -6,7 +6,7 @@ from typing import Any
 
 
 def annotations(report: dict[str, Any]) -> list[str]:
-    """A line for each new finding, and one for a plan that was not done."""
+    """Yield a line for each new finding, and one for a plan that was not done."""
     lines = []
     for found in report["findings"]:
         clauses = ", ".join(clause["id"] for clause in found["clauses"])
@@ -20,7 +20,7 @@ def annotations(report: dict[str, Any]) -> list[str]:
 
 
 def _plain(text: str) -> str:
-    """As GitHub wants the text of a workflow command."""
+    """Return text as GitHub wants it in a workflow command."""
     return text.replace("%", "%25").replace("\r", "").replace("\n", "%0A").replace("::", ": :")
 
 

@@ -58,10 +58,10 @@ def list_rows(
     names = tuple(_as_spelled(name, known) for name in names)
     if names and not known.keys() & {*names}:
         family = [row for row in rows if row["id"].startswith(f"{names[0]}-") and len(names) == 1]
-        found = family or [row for row in rows if all(_mentions(row, word) for word in names)]
-        if found:
-            text_output.listing(out.console, found, columns)
-            return out.end(found)
+        matching = family or [row for row in rows if all(_mentions(row, word) for word in names)]
+        if matching:
+            text_output.listing(out.console, matching, columns)
+            return out.end(matching)
         if len(names) > 1:
             counts = {word: sum(_mentions(row, word) for row in rows) for word in names}
             each = ", ".join(f"{word:.40} {count}" for word, count in counts.items())

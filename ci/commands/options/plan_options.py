@@ -60,6 +60,8 @@ def plan_options(command: Callable[..., Any]) -> Callable[..., Any]:
         time_limit: float | None,
         **options: Any,
     ) -> Any:
+        """Call the command with `plan`, made from the options that describe one. Values that fit no plan are
+        a usage error."""
         from reference.commands import Mode
         from stateful_tests.check import check_plans
 

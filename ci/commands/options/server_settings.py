@@ -88,9 +88,9 @@ def require_canary(release: str, again: str | None) -> None:
 
 def require_live(given: dict[str, int | bool]) -> None:
     """Raise Unusable for a setting that a live server has only on a GPU."""
-    for field, why in NOT_LIVE.items():
+    for field, reason in NOT_LIVE.items():
         if given.get(field):
-            raise Unusable(f"--set {field}: not in a live server on a CPU: {why}")
+            raise Unusable(f"--set {field}: not in a live server on a CPU: {reason}")
 
 
 def require_small_pages(release: str, given: dict[str, int | bool]) -> None:
@@ -193,8 +193,10 @@ def _require_tier(release: str, given: dict[str, int | bool]) -> None:
         if _page_size(given) > 1:
             misfits.append("page_size")
         if misfits:
-            why = "keeps states at the end of a text alone, without storage, mixed batches, overlap and pages"
-            raise Unusable(f"--set {misfits[0]}: a server with --set hicache=1 and --set states {why}")
+            raise Unusable(
+                f"--set {misfits[0]}: a server with --set hicache=1 and --set states keeps states at the end"
+                " of a text alone, without storage, mixed batches, overlap and pages"
+            )
     if given.get("hicache") and given.get("tree") == 0:
         raise Unusable("--set tree=0: a host tier is one of the tree's KV")
     _require_known("policy", POLICIES, given)
@@ -215,9 +217,9 @@ def _require_pair(release: str, given: dict[str, int | bool]) -> None:
         return
     if release not in PAIRS:
         raise Unusable(f"--set pair: a pair runs in {', '.join(PAIRS)}; this is {release}")
-    for field, why in NOT_OF_A_PAIR.items():
+    for field, reason in NOT_OF_A_PAIR.items():
         if given.get(field):
-            raise Unusable(f"--set {field}: not in a pair: {why}")
+            raise Unusable(f"--set {field}: not in a pair: {reason}")
     if given.get("prefill_draft") and not given.setdefault("draft", 2):
         raise Unusable("--set prefill_draft: a setting of speculation; needs --set draft=N")
     _require_pair_tiers(given)

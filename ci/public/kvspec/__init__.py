@@ -62,8 +62,8 @@ def __getattr__(name: str) -> object:
     if not name.startswith("_"):
         for home in _NAMES:
             if name in _names_of(home):
-                globals()[name] = found = getattr(import_module(home), name)
-                return found
+                globals()[name] = value = getattr(import_module(home), name)
+                return value
     raise AttributeError(f"module 'kvspec' has no attribute {name!r}")
 
 

@@ -51,7 +51,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_runtest_makereport(
     call: pytest.CallInfo[None],
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """A violated clause is shown as its message: its traceback leads through Hypothesis, not to the fault."""
+    """Show a violated clause as its message: its traceback leads through Hypothesis, not to the fault."""
     report = yield
     testing = sys.modules.get("kvspec.testing")
     error = call.excinfo

@@ -33,7 +33,7 @@ from stateful_tests.lockstep.check_results import CheckResult, Finding
 from stateful_tests.lockstep.run_results import Run, Trace
 from stateful_tests.lockstep.system_names import as_base, driven
 from stateful_tests.machines.server_machine import ServerMachine, Violated
-from stateful_tests.machines.shrinking import bounded
+from stateful_tests.machines.shrinking import bounded_shrinking
 from stateful_tests.machines.targets import MachineTarget
 from stateful_tests.traces import trace_files
 
@@ -79,7 +79,7 @@ def machine(
     target = MachineTarget(lambda: _beside_a_model(make), machines, sizes, modes, vary, exactly)
     # The name is what Hypothesis's database knows a machine by.
     name = " ".join(
-        [_spelled(make) or "local", *machines, *(() if vary else map(str, sizes)), *modes]
+        [_name_of_system(make) or "local", *machines, *(() if vary else map(str, sizes)), *modes]
     )
     driven = type(name, (ServerMachine,), {"target": target, "__doc__": ServerMachine.__doc__})
     body = {"machine": driven, "make": staticmethod(lambda: make), "settings": settings()}
@@ -95,6 +95,8 @@ class _MachineTest(unittest.TestCase):
     settings: ClassVar[settings]
 
     def runTest(self) -> None:  # noqa: N802
+        """Drive the machine. Fail with the smallest trace of each violated clause that the base does not show
+        as well."""
         __tracebackhide__ = True
         target = self.machine.target
         self._fits(target)
@@ -104,7 +106,7 @@ class _MachineTest(unittest.TestCase):
         driven.forget()
         notes: list[str] = []
         try:
-            with bounded():
+            with bounded_shrinking():
                 run_state_machine_as_test(driven, settings=_for_one_failure(self.settings))
         except (Violated, Flaky) as error:
             if not driven.found:
@@ -138,7 +140,7 @@ class _MachineTest(unittest.TestCase):
 
 
 def _for_one_failure(given: settings) -> settings:
-    """The user's settings, for a run that ends with its first failure and shows it in our words."""
+    """Return the user's settings, for a run that ends with its first failure and shows it in our words."""
     return settings(
         given,
         phases=[phase for phase in given.phases if phase is not Phase.explain],
@@ -222,12 +224,12 @@ def _system(make: Make) -> AnySystem:
     chosen = plugin.chosen
     if chosen.impl is not None or make is None or isinstance(make, str):
         spec = chosen.impl or (make if isinstance(make, str) else "torch")
-        return _resolved(spec, chosen.sglang_path)
+        return _resolve_target(spec, chosen.sglang_path)
     return make() if callable(make) else make
 
 
 def _beside_a_model(make: Make) -> System:
-    """A system that a machine can drive. Raises ValueError for another."""
+    """Return a system that a machine can drive. Raises ValueError for another."""
     system = _system(make)
     kind = system.capabilities.system_kind
     if not kind.modelled:
@@ -238,10 +240,11 @@ def _beside_a_model(make: Make) -> System:
     return cast(System, system)
 
 
-def _resolved(name: str, checkout: str | None = None, *, base_of: str | None = None) -> AnySystem:
+def _resolve_target(name: str, checkout: str | None = None, *, base_of: str | None = None) -> AnySystem:
     try:
         spec = SystemSpec.parse(name)
-        spec = spec if base_of is None else as_base(spec, SystemSpec.parse(base_of))
+        if base_of is not None:
+            spec = as_base(spec, SystemSpec.parse(base_of))
         system: AnySystem = driven(spec, DriveOptions(checkout, plugin.chosen.device))
     except (
         UnusableImplementation
@@ -253,10 +256,10 @@ def _resolved(name: str, checkout: str | None = None, *, base_of: str | None = N
 def _base() -> AnySystem | None:
     """Return the base, where the command line names one."""
     chosen = plugin.chosen
-    return None if chosen.base is None else _resolved(chosen.base, base_of=chosen.impl)
+    return None if chosen.base is None else _resolve_target(chosen.base, base_of=chosen.impl)
 
 
-def _spelled(make: Make) -> str | None:
+def _name_of_system(make: Make) -> str | None:
     """Return the name that `--impl` takes; None when only Python can make it."""
     if plugin.chosen.impl is not None or make is None or isinstance(make, str):
         return plugin.chosen.impl or (make if isinstance(make, str) else "torch")
@@ -266,19 +269,19 @@ def _spelled(make: Make) -> str | None:
 
 def _failure(findings: Sequence[Finding], make: Make, again: str = "") -> ClauseViolated:
     """Save the traces and report the clause, the steps, because, where the trace is and how to replay it."""
-    spelled = _spelled(make)
+    spelled = _name_of_system(make)
     chosen = plugin.chosen
     reports = [report.finding_data(group) for group in report.group_by_cause(findings)]
     selector = SystemSelector(SystemSpec.parse(spelled or ""), chosen.sglang_path, chosen.device)
     save_traces(findings, reports, chosen.save, selector.options)
     text = io.StringIO()
     out = text_output.console(text)
-    for number, found in enumerate(reports, 1):
-        if found["replay"] is not None:
-            python = f"kvspec.replay({found['saved']!r}, make)"
-            found["replay"] = _python_path(spelled) + found["replay"] if spelled else python
+    for number, finding in enumerate(reports, 1):
+        if finding["replay"] is not None:
+            python = f"kvspec.replay({finding['saved']!r}, make)"
+            finding["replay"] = _python_path(spelled) + finding["replay"] if spelled else python
         which = f" (violation {number} of {len(reports)})" if len(reports) > 1 else ""
-        run_text.finding(out, found, f"{found['implementation']} violates{which}")
+        run_text.finding(out, finding, f"{finding['implementation']} violates{which}")
     lines = [line.rstrip() for line in text.getvalue().splitlines()]
     return ClauseViolated("\n".join([*lines, again]).rstrip(), [f.run for f in findings])
 

@@ -18,18 +18,18 @@ MAX_STEPS = 200  # a page of a long trace shows its end
 def states(run: Run) -> list[Data]:
     """Return the data of the page, a step each."""
     history = run.moments(EngineMoment)
-    first = max(run.history_start, len(run.rows) - MAX_STEPS - 1)
+    first_step = max(run.history_start, len(run.rows) - MAX_STEPS - 1)
     names = list(dict.fromkeys(name for moment in history for name in moment.facts.requests))
     hues = {name: f"o{at % HUES}" for at, name in enumerate(names)}
     pairs = enumerate(pairwise(history), run.history_start + 1)
-    return [_state(run, at, was, now, hues) for at, (was, now) in pairs if at > first]
+    return [_state(run, at, was, now, hues) for at, (was, now) in pairs if at > first_step]
 
 
-def _state(run: Run, at: int, was: EngineMoment, now: EngineMoment, hues: dict[str, str]) -> Data:
-    row = run.rows[at]
+def _state(run: Run, step_index: int, was: EngineMoment, now: EngineMoment, hues: dict[str, str]) -> Data:
+    row = run.rows[step_index]
     config = run.trace.sizes(EngineConfig)
     facts = now.facts
-    violation = run.violation if run.violation is not None and run.violation.step == at else None
+    violation = run.violation if run.violation is not None and run.violation.step == step_index else None
     stake: set[int] = set()
     chunks_at_stake: set[int] = set()
     if violation is not None:
@@ -37,7 +37,7 @@ def _state(run: Run, at: int, was: EngineMoment, now: EngineMoment, hues: dict[s
         chunks_at_stake = chunks_of(violation.failure.at)
     requests, pool = drawn(config, was, now, stake, hues)
     return {
-        "step": at, "command": format_command(row.command), "outcome": format_outcome(row.outcome),
+        "step": step_index, "command": format_command(row.command), "outcome": format_outcome(row.outcome),
         "violates": violation is not None, "changes": list(row.tree), "requests": requests, "pool": pool,
         "free": list(facts.free), "in_flight": facts.steps_in_flight,
         "host": _host_cells(facts, was.facts, chunks_at_stake),
@@ -78,7 +78,8 @@ def drawn(
                     "title": _block_content(facts, block),
                 })  # fmt: skip
             title = "full" if layers.window is None else f"window {layers.window}"
-            title = "state" if layers.state else title
+            if layers.state:
+                title = "state"
             groups.append({"title": f"group {group}, {title}", "cells": cells})
         requests.append({
             "name": name, "hue": hues[name], "status": fact.status, "computed": fact.computed,
@@ -156,7 +157,9 @@ def template_values(data: Data, run: Run, steps: list[Data], config: EngineConfi
         "start": max(0, len(steps) - 1),
         "step_table": step_table(steps),
         "story_open": True,
-        "sizes": dict.fromkeys(text_output.sizes(text_output.sized(data["trace"])).split(", "), True),
+        "sizes": dict.fromkeys(
+            text_output.sizes(text_output.sizes_of_trace(data["trace"])).split(", "), True
+        ),
         "windows": any(group.window for group in config.groups),
         "tree": False,
     }
@@ -169,8 +172,11 @@ def step_table(steps: list[Data]) -> Data:
     rows = []
     before = dict.fromkeys([*names, ""], "")
     for step in steps:
-        there = {request["name"]: request for request in step["requests"]}
-        now = {name: _request_cell(there[name]) if name in there else "" for name in names}
+        request_by_name = {request["name"]: request for request in step["requests"]}
+        now = {
+            name: _request_cell(request_by_name[name]) if name in request_by_name else ""
+            for name in names
+        }
         now[""] = str(len(step["free"]))
         cells = [
             f"{text}*" if text and text != before[name] else text for name, text in now.items()

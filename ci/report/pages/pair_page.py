@@ -16,19 +16,21 @@ from stateful_tests.traces.notation import format_command, format_outcome
 def states(run: Run) -> list[Data]:
     """Return the data of the page, a step each: P's pool, and D's in the place of host memory."""
     history = run.moments(PairMoment)
-    first = max(run.history_start, len(run.rows) - MAX_STEPS - 1)
+    first_step = max(run.history_start, len(run.rows) - MAX_STEPS - 1)
     names = dict.fromkeys(
         name for moment in history for s in SERVERS for name in moment.facts.of(s).requests
     )
     hues = {name: f"o{at % HUES}" for at, name in enumerate(names)}
     pairs = enumerate(pairwise(history), run.history_start + 1)
-    return [_state(run, at, was, now, hues) for at, (was, now) in pairs if at > first]
+    return [_state(run, at, was, now, hues) for at, (was, now) in pairs if at > first_step]
 
 
-def _state(run: Run, at: int, was: PairMoment, now: PairMoment, hues: dict[str, str]) -> Data:
-    row = run.rows[at]
+def _state(run: Run, step_index: int, was: PairMoment, now: PairMoment, hues: dict[str, str]) -> Data:
+    """Return the template's data of the step `step_index`: the requests and block pools of both servers, and
+    what is on the wire."""
+    row = run.rows[step_index]
     config = run.trace.sizes(PairConfig)
-    violation = run.violation if run.violation is not None and run.violation.step == at else None
+    violation = run.violation if run.violation is not None and run.violation.step == step_index else None
     requests: list[Data] = []
     pools: dict[str, list[Data]] = {}
     for server in SERVERS:
@@ -43,7 +45,7 @@ def _state(run: Run, at: int, was: PairMoment, now: PairMoment, hues: dict[str, 
     prefill = now.facts.of("P")
     flying = sum(now.facts.of(server).steps_in_flight for server in SERVERS)
     return {
-        "step": at, "command": format_command(row.command), "outcome": format_outcome(row.outcome),
+        "step": step_index, "command": format_command(row.command), "outcome": format_outcome(row.outcome),
         "violates": violation is not None, "changes": list(row.tree), "requests": requests,
         "pool": pools["P"], "free": list(prefill.free), "in_flight": flying,
         "host": pools["D"], "moving": list(wire(now)),

@@ -78,7 +78,7 @@ def _marks(cursors: Data, differing: set[str], geometry: Geometry, unit: float) 
     for letter, position in cursors.items():
         if (letter != "E" or geometry.window) and (letter != "R" or geometry.tree or position):
             marks.setdefault(position, []).append(letter)
-    return _stacked(
+    return _stack_marks(
         (position * unit, f"{' '.join(letters)} {position}", bool(differing & set(letters)))
         for position, letters in sorted(marks.items())
     )
@@ -206,7 +206,7 @@ def _segment_bounds(
     return pairwise(sorted(bounds))
 
 
-def _stacked(marks: Iterable[tuple[float, str, bool]]) -> list[Data]:
+def _stack_marks(marks: Iterable[tuple[float, str, bool]]) -> list[Data]:
     """Return the marks, with overlapping ones on different levels. marks: (x, text, differs)."""
     ends: list[float] = []  # by level
     stacked = []

@@ -28,29 +28,34 @@ Stake = tuple[set[tuple[bool, str, int]], set[int]]  # slots and nodes that a fa
 def states(run: Run) -> list[Data]:
     """Return the data of the page, a step each, with nodes in the place of an engine's requests."""
     history = run.moments(TierMoment)
-    first = max(run.history_start, len(run.rows) - MAX_STEPS - 1)
+    first_step = max(run.history_start, len(run.rows) - MAX_STEPS - 1)
     pairs = enumerate(pairwise(history), run.history_start + 1)
-    return [_state(run, at, was, now) for at, (was, now) in pairs if at > first]
+    return [_state(run, at, was, now) for at, (was, now) in pairs if at > first_step]
 
 
-def _state(run: Run, at: int, was: TierMoment, now: TierMoment) -> Data:
-    row = run.rows[at]
+def _state(run: Run, step_index: int, was: TierMoment, now: TierMoment) -> Data:
+    """Return the template's data of the step `step_index`: the tree, both tiers, and the transfers under
+    way."""
+    row = run.rows[step_index]
     facts = now.facts
     config = run.trace.sizes(TierConfig)
-    violation = run.violation if run.violation is not None and run.violation.step == at else None
+    violation = run.violation if run.violation is not None and run.violation.step == step_index else None
     places = violation.failure.at if violation is not None else ()
     stake = (
         {(p.host, p.pool, p.slot) for p in places if isinstance(p, AtSlot)},
         {p.node for p in places if isinstance(p, AtTreeNode)},
     )
     page = config.page_size
-    pool = _pool_slots(False, range(page, (config.full_pages + 1) * page), facts, was.facts, stake)
+    device_slots = range(page, (config.full_pages + 1) * page)
+    pool = _pool_slots(device_slots, facts, was.facts, stake, host=False)
     return {
-        "step": at, "command": format_command(row.command), "outcome": format_outcome(row.outcome),
+        "step": step_index, "command": format_command(row.command), "outcome": format_outcome(row.outcome),
         "violates": violation is not None, "changes": list(row.tree),
         "requests": [_node_row(node, was.facts, stake) for node in facts.nodes],
         "pool": pool, "free": sorted(facts.free["full"]), "in_flight": 0,
-        "host": _pool_slots(True, range(config.host_slots("full")), facts, was.facts, stake),
+        "host": _pool_slots(
+            range(config.host_slots("full")), facts, was.facts, stake, host=True
+        ),
         "moving": [
             *map(_transfer_text, facts.transfers), *map(_operation_text, facts.operations),
             *map(_request_text, facts.requests), *map(_sent_parts_text, facts.sends),
@@ -95,8 +100,11 @@ def _node_row(node: TierNode, was: TierFacts, stake: Stake) -> Data:
     }
 
 
-def _pool_slots(host: bool, slots: range, facts: TierFacts, was: TierFacts, stake: Stake) -> list[Data]:
-    """Return the slots of full KV on one tier, and the nodes that have them."""
+def _pool_slots(
+    slots: range, facts: TierFacts, was: TierFacts, stake: Stake, *, host: bool
+) -> list[Data]:
+    """Return slots of full KV, and the nodes that have them. host: they are in host memory, otherwise on the
+    device."""
     owners = _slot_owners(facts, host)
     before = _slot_owners(was, host)
     memory = (facts.host_memory if host else facts.memory)["full"]
@@ -148,8 +156,8 @@ def _request_text(request: TierRequest) -> str:
 def _sent_parts_text(send: TierSend) -> str:
     """Describe the parts that a server has handed in to be sent."""
     slots = ", ".join(map(str, send.slots))
-    what = f"row {slots} of metadata" if send.pool == METADATA else f"device {send.pool} {slots}"
-    return f"{what}: to be read for {send.name}, from position {send.position} on"
+    sent = f"row {slots} of metadata" if send.pool == METADATA else f"device {send.pool} {slots}"
+    return f"{sent}: to be read for {send.name}, from position {send.position} on"
 
 
 def content(data: Data, run: Run) -> Data:
@@ -158,8 +166,8 @@ def content(data: Data, run: Run) -> Data:
     names = list(dict.fromkeys(request["name"] for step in steps for request in step["requests"]))
     rows = []
     for step in steps:
-        there = {request["name"]: request for request in step["requests"]}
-        cells = [_node_cell(there[name]) if name in there else "" for name in names]
+        request_by_name = {request["name"]: request for request in step["requests"]}
+        cells = [_node_cell(request_by_name[name]) if name in request_by_name else "" for name in names]
         cells.append(str(len(step["free"])))
         rows.append({"step": step["step"], "what": step["command"], "cells": cells})
     return {
@@ -169,12 +177,14 @@ def content(data: Data, run: Run) -> Data:
         "step_table": {"columns": [*names, "free"], "rows": rows},
         "story_open": True,
         "windows": False,
-        "sizes": dict.fromkeys(text_output.sizes(text_output.sized(data["trace"])).split(", "), True),
+        "sizes": dict.fromkeys(
+            text_output.sizes(text_output.sizes_of_trace(data["trace"])).split(", "), True
+        ),
         "tree": True,
     }
 
 
 def _node_cell(node: Data) -> str:
     """Return the tiers on which a node has KV, by pool."""
-    kept = [group["title"].partition(",")[0] for group in node["groups"] if group["cells"]]
-    return f"{node['computed']}: {', '.join(kept) or 'nothing'}"
+    titles = [group["title"].partition(",")[0] for group in node["groups"] if group["cells"]]
+    return f"{node['computed']}: {', '.join(titles) or 'nothing'}"

@@ -50,7 +50,7 @@ def page(data: Data, run: Run) -> str:
             **drawn,
             data=data,
             title=violation["clause"] if violation is not None else _trace_name(data),
-            because=_capitalised(data["because"] or violation["observed"])
+            because=_with_capital(data["because"] or violation["observed"])
             if violation is not None
             else "",
             violated=_violated_clauses(violation) if violation is not None else [],
@@ -79,6 +79,8 @@ def states(run: Run) -> list[Data]:
 
 
 def _content(data: Data, run: Run) -> Data:
+    """Return the template's data of a page: each shown step with both sides and their pools, and the table of
+    steps."""
     shown = states(run)
     geometry = run.trace.sizes(Geometry)
     owners = _owners(shown)
@@ -134,7 +136,7 @@ def _trace_name(data: Data) -> str:
     return PurePath(data.get("file", "")).stem.replace("_", " ").strip() or data["implementation"]
 
 
-def _capitalised(sentence: str) -> str:
+def _with_capital(sentence: str) -> str:
     """Return the sentence with a capital, unless it begins with a name, such as r1."""
     name = any(c.isdigit() for c in sentence.partition(" ")[0])
     return sentence if name else sentence[:1].upper() + sentence[1:]
@@ -144,7 +146,7 @@ def _violated_clauses(violation: Data) -> list[Data]:
     """Return the clauses that fail at the last command, in order: their sentence, expected and
     observed."""
     details = [(violation["expected"], violation["observed"]), *violation["details"]]
-    found = []
+    clauses = []
     for name, (expected, observed) in zip(
         (violation["clause"], *violation["also"]), details, strict=True
     ):
@@ -153,7 +155,7 @@ def _violated_clauses(violation: Data) -> list[Data]:
             "Why": clause.why, "Scope": clause.scope, "Decision": clause.decision,
             "When a simpler rule would do": clause.assumption, "Source": clause.source,
         } if clause is not None else {}  # fmt: skip
-        found.append(
+        clauses.append(
             {
                 "id": name,
                 "known": clause is not None,
@@ -165,7 +167,7 @@ def _violated_clauses(violation: Data) -> list[Data]:
                 "observed": observed,
             }
         )
-    return found
+    return clauses
 
 
 def _start_step(shown: list[Data], violated: bool) -> int:
@@ -179,14 +181,14 @@ def _start_step(shown: list[Data], violated: bool) -> int:
 
 def _owners(states: list[Data]) -> dict[str, Data]:
     """Return all holders, in the order in which they appear, with a short tag and a hue."""
-    found: dict[str, Data] = {}
+    owners: dict[str, Data] = {}
     for state in states:
         for side in (state["reference"], state["system"]):
             for name in (*side["holders"], *side["lock_holders"]):
-                if name not in found:
-                    tag = name if len(name) <= 3 else chr(ord("A") + len(found) % 26)
-                    found[name] = {"tag": tag, "hue": f"o{len(found) % HUES}"}
-    return found
+                if name not in owners:
+                    tag = name if len(name) <= 3 else chr(ord("A") + len(owners) % 26)
+                    owners[name] = {"tag": tag, "hue": f"o{len(owners) % HUES}"}
+    return owners
 
 
 def _owner(name: str, owners: dict[str, Data]) -> Data:
@@ -211,10 +213,12 @@ def _cut_of_command(run: Run, index: int, side: Data) -> tuple[str, int, str] | 
     )
 
 
-# One side of a step.
+# -- one side of a step ---------------------------------------------------------------------------
 
 
 def _side_data(name: str, state: Data, run: Run, owners: dict[str, Data], length: int) -> Data:
+    """Return the template's data of one side of a step. name: "reference" or "system". length: positions of
+    the longest row that is drawn."""
     side, other = state[name], state["system" if name == "reference" else "reference"]
     cut = _cut_of_command(run, state["step"], side)
     geometry = run.trace.sizes(Geometry)
@@ -256,16 +260,16 @@ def _nested_tree(nodes: dict[str, Data]) -> list[Data]:
         below.setdefault(parent, []).append(path)
 
     def grown(path: str, depth: int) -> list[Data]:
-        found: list[Data] = []
+        forest: list[Data] = []
         waiting = list(reversed(below.get(path, ())))
         while waiting:
             child = waiting.pop()
             deeper = depth < MAX_DEPTH
             children = grown(child, depth + 1) if deeper else []
-            found.append({"path": child, **nodes[child], "children": children})
+            forest.append({"path": child, **nodes[child], "children": children})
             if not deeper:  # set no further in
                 waiting += reversed(below.get(child, ()))
-        return found
+        return forest
 
     return grown("", 1)
 
@@ -276,7 +280,7 @@ def _positions_needed(side: Data) -> int:
     return max(reach, default=1)
 
 
-# Pools: every page of the system, by number.
+# -- pools: every page of the system, by number ---------------------------------------------------
 
 
 def _used_pages(states: list[Data], pool: str, size: int) -> list[int]:
@@ -294,6 +298,8 @@ def _pool_data(
     owners: dict[str, Data],
     shown: list[int],
 ) -> Data:
+    """Return the template's data of a pool of the system: its pages with owners and faults. before: the step
+    shown before, None for the first. shown: the numbers of the pages."""
     pages = state["system"]["pools"][pool]
     was = before["system"]["pools"][pool] if before is not None else {}
     cells = []

@@ -25,6 +25,8 @@ class Aborts:
     """abort: the method, of a scheduler and what a client asks for. prefills: for a server that only does."""
 
     def __init__(self, root: Path, release: Any, prefills: bool = False) -> None:
+        """Load the scheduler's methods for aborts from the release's file. prefills: those of a server that
+        only prefills, too."""
         env = {
             **vars(importlib.import_module("sglang.srt.mem_cache.base_prefix_cache")),
             **vars(release.common),

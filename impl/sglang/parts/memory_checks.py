@@ -52,7 +52,7 @@ class Scheduler:
         self.last_batch: Any = None
         self.running_batch = self._batch([], ForwardMode.IDLE)
 
-    # What on_idle of a release calls besides its checks.
+    # -- what on_idle of a release calls besides its checks ---------------------------------------
 
     def is_fully_idle(self) -> bool:
         return not self.waiting_queue
@@ -62,7 +62,7 @@ class Scheduler:
 
     maybe_sleep_on_idle = reset_device_timer_window = _publish_kv_events
 
-    # The batches.
+    # -- the batches ------------------------------------------------------------------------------
 
     def _batch(self, reqs: Sequence[Any], mode: ForwardMode) -> Any:
         batch = self.make_batch(reqs=list(reqs))
@@ -93,7 +93,7 @@ class Scheduler:
             if batch is not None:
                 batch.reqs = [r for r in batch.reqs if r is not req]
 
-    # The commands.
+    # -- the commands -----------------------------------------------------------------------------
 
     def busy(self, level: int) -> Report:
         """Run the check between two steps. Without a last batch the release checks nothing."""
@@ -118,7 +118,13 @@ class Scheduler:
     def idle_rows(self) -> Account:
         rows = self.req_to_token_pool
         return Account(
-            "rows", len(rows.free_slots), 0, 0, self._session_held_req_count(), 0, rows.size
+            "rows",
+            available=len(rows.free_slots),
+            evictable=0,
+            protected=0,
+            session_held=self._session_held_req_count(),
+            uncached=0,
+            total=rows.size,
         )
 
     def busy_accounts(self) -> tuple[Account, ...]:
@@ -129,7 +135,7 @@ class Scheduler:
         """Return the terms of the release's idle check, by its own functions."""
         raise NotImplementedError
 
-    # Methods of the release.
+    # -- methods of the release -------------------------------------------------------------------
 
     self_check_during_busy: Callable[[], None]
     on_idle: Callable[[], None]
@@ -168,24 +174,58 @@ class Scheduler0510(Scheduler):
         self.uncached = 0
         protected = self.tree_cache.protected_size()
         total = self.max_total_num_tokens
-        return (Account("full", available, evictable, protected, held, uncached, total),)
+        return (
+            Account(
+                "full",
+                available=available,
+                evictable=evictable,
+                protected=protected,
+                session_held=held,
+                uncached=uncached,
+                total=total,
+            ),
+        )
 
     def idle_accounts(self) -> tuple[Account, ...]:
+        """Return the accounts of the check of an idle server: of the full pool, of the SWA pool where there
+        is one, and of the rows."""
         cache = self.tree_cache
         if not self.is_hybrid_swa:
             available, evictable = self._get_token_info()[2:]
             held = self._session_held_tokens()
             total = self.max_total_num_tokens
-            full = Account("full", available, evictable, cache.protected_size(), held, 0, total)
+            full = Account(
+                "full",
+                available=available,
+                evictable=evictable,
+                protected=cache.protected_size(),
+                session_held=held,
+                uncached=0,
+                total=total,
+            )
             return full, self.idle_rows()
         full_left, full_evictable, swa_left, swa_evictable = self._get_swa_token_info()[4:]
         return (
-            Account("full", full_left, full_evictable, cache.full_protected_size(),
-                    self._session_held_full_tokens(), 0, self.full_tokens_per_layer),
-            Account("swa", swa_left, swa_evictable, cache.swa_protected_size(),
-                    self._session_held_swa_tokens(), 0, self.swa_tokens_per_layer),
+            Account(
+                "full",
+                available=full_left,
+                evictable=full_evictable,
+                protected=cache.full_protected_size(),
+                session_held=self._session_held_full_tokens(),
+                uncached=0,
+                total=self.full_tokens_per_layer,
+            ),
+            Account(
+                "swa",
+                available=swa_left,
+                evictable=swa_evictable,
+                protected=cache.swa_protected_size(),
+                session_held=self._session_held_swa_tokens(),
+                uncached=0,
+                total=self.swa_tokens_per_layer,
+            ),
             self.idle_rows(),
-        )  # fmt: skip
+        )
 
 
 class Scheduler0511(Scheduler):
@@ -238,6 +278,8 @@ class Scheduler0513(Scheduler0511):
     def __init__(
         self, batch: Any, rows: Any, allocator: Any, cache: Any, geometry: Geometry
     ) -> None:
+        """Make the release's observer of the pools and its checker, which records the accounts that it
+        compares."""
         super().__init__(batch, rows, allocator, cache, geometry)
         common = {
             "tree_cache": cache,

@@ -31,13 +31,13 @@ def begins_other(tokens: Sequence[int]) -> bool:
 
 def fields_of(setting: str, tokens: Sequence[int]) -> dict[str, str]:
     """Return the fields of a request for a text that begins like this, with their values."""
-    first, _, second = setting.partition(_PAIR)
-    if not first:
+    field, _, second = setting.partition(_PAIR)
+    if not field:
         return {}
     if begins_other(tokens):
-        return {second: SAME_NAME} if second else {first: NAME}
+        return {second: SAME_NAME} if second else {field: NAME}
     shared = bool(tokens) and serial_of(tokens[0]) >= SHARED
-    return {first: SAME_NAME} if second and shared else {}
+    return {field: SAME_NAME} if second and shared else {}
 
 
 def key_fields_of(setting: str, tokens: Sequence[int]) -> dict[str, str]:

@@ -283,7 +283,7 @@ _SETTINGS = (
 )  # fmt: skip
 
 
-def provided() -> dict[str, dict[str, Any]]:
+def stand_ins_by_module() -> dict[str, dict[str, Any]]:
     """Return, for each module, the names in it that must not be inert."""
     return {
         "sglang.srt.server_args": {"get_global_server_args": lambda: SERVER_ARGS},

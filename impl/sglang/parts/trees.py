@@ -35,6 +35,8 @@ class ReleaseTree:
         self._key = importlib.import_module("sglang.srt.mem_cache.radix_cache").RadixKey
         self.cache = cache
         self.mapping = mapping
+        #: the release's MatchResult of the last match, None before one
+        self.match_result: Any = None
 
     @property
     def root(self) -> Any:
@@ -43,22 +45,21 @@ class ReleaseTree:
     # -- locks ------------------------------------------------------------------------------------
 
     def newcomer(self, req: Any) -> None:
-        """Set `req` to what an admission without a match leaves. A lock on the root pins nothing."""
+        """Reset the match of `req`, as an admission without one leaves it: a node at the root, whose lock
+        pins nothing."""
         req.last_node = self.root
         req.prefix_indices = torch.empty((0,), dtype=torch.int64)
 
     def match(self, req: Any, ids: Any) -> Tensor:
-        """Match `ids` and set the node and the slots of `req` as Req.init_next_round_input does, but
-        leave its cursor.
-
-        Returns the slots of the matched prefix.
-        """
+        """Match `ids` and set the node and the slots of `req` as Req.init_next_round_input does. Its cursor
+        stays. Return the slots of the matched prefix."""
         salt = {"cache_salt": req.cache_salt} if optional(req, "Req.cache_salt") else {}
         key = self._key(token_ids=ids, extra_key=req.extra_key, **salt)
-        found = self.found = self.cache.match_prefix(self._base.MatchPrefixParams(key=key, req=req))
-        req.prefix_indices = found.device_indices
-        req.last_node = found.last_device_node
-        slots: Tensor = found.device_indices
+        result = self.cache.match_prefix(self._base.MatchPrefixParams(key=key, req=req))
+        self.match_result = result
+        req.prefix_indices = result.device_indices
+        req.last_node = result.last_device_node
+        slots: Tensor = result.device_indices
         return slots
 
     def lock(self, req: Any) -> None:
@@ -85,14 +86,19 @@ class ReleaseTree:
 
     def sizes(self) -> TreeSizes:
         """Return the evictable and the locked tokens of each pool, by the release's counters."""
-        return TreeSizes(self.cache.evictable_size(), self.cache.protected_size(), 0, 0)
+        return TreeSizes(
+            full_evictable=self.cache.evictable_size(),
+            full_protected=self.cache.protected_size(),
+            swa_evictable=0,
+            swa_protected=0,
+        )
 
     # -- looking ----------------------------------------------------------------------------------
 
     def nodes(self) -> Iterator[NodeView]:
-        """Yield every node but the root, parents first."""
-        first = self.cache.root_node.children.values()
-        waiting: list[tuple[Any, list[int]]] = [(child, []) for child in first]
+        """Yield every node but the root, parents before children."""
+        children_of_root = self.cache.root_node.children.values()
+        waiting: list[tuple[Any, list[int]]] = [(child, []) for child in children_of_root]
         while waiting:
             node, path = waiting.pop()
             path = [*path, *elements_of(node.key)]
@@ -117,10 +123,10 @@ class SWARadixTree(ReleaseTree):
     def sizes(self) -> TreeSizes:
         cache = self.cache
         return TreeSizes(
-            cache.full_evictable_size(),
-            cache.full_protected_size(),
-            cache.swa_evictable_size(),
-            cache.swa_protected_size(),
+            full_evictable=cache.full_evictable_size(),
+            full_protected=cache.full_protected_size(),
+            swa_evictable=cache.swa_evictable_size(),
+            swa_protected=cache.swa_protected_size(),
         )
 
     def _node(self, node: Any, path: list[int]) -> NodeView:
@@ -144,7 +150,7 @@ class ComponentTree(SWARadixTree):
 
     def sizes(self) -> TreeSizes:
         if self.mapping is None:
-            return TreeSizes(self.cache.evictable_size(), self.cache.protected_size(), 0, 0)
+            return ReleaseTree.sizes(self)
         return super().sizes()
 
     def _node(self, node: Any, path: list[int]) -> NodeView:
@@ -220,15 +226,21 @@ class UnifiedTree(ReceiptTree):
         req.lock = None
 
 
-class _Rust(NumberedTree):
-    """A tree with its core in Rust, which hands out no nodes. They are put together from what it prints and
-    what it returns for a node's number.
+# A line of TreeCore.pretty_print, such as "  [7] 4 full_lock=1": a node's number, its tokens, its locks on
+# full KV. The root has no tokens.
+_PRINTED_NODE = re.compile(r"\[(\d+)\] [1-9]\d* full_lock=(\d+)")
 
-    The core says whether a node's SWA KV is locked, not how often: the view shows the locks on its full KV
-    then. It does not say how many locks a state has: the view shows none.
+
+class _Rust(NumberedTree):
+    """A tree with its core in Rust, which hands out no nodes. They are read from what the core prints, and
+    from what it returns for a node's number.
+
+    The core says whether a node's SWA KV is locked, not how often: the view then shows the locks on its full
+    KV. The core does not say how many locks a state has: the view shows none.
     """
 
     def nodes(self) -> Iterator[NodeView]:
+        """Yield the nodes of the tree in Rust, parents before children, as the core prints them."""
         core = self.cache.tree_core
         core.backfill_missing_hash_values()  # the core takes snapshots of hashed nodes only
         without_swa_lock = set(
@@ -237,9 +249,7 @@ class _Rust(NumberedTree):
             ).slot_indices.tolist()
         )
         paths: dict[int, list[int]] = {}
-        for number, locks in re.findall(
-            r"\[(\d+)\] [1-9]\d* full_lock=(\d+)", printed(core.pretty_print)
-        ):
+        for number, locks in _PRINTED_NODE.findall(captured_stdout(core.pretty_print)):
             node = int(number)
             full_locks = int(locks)
             snapshot = core.snapshot_buffer_backup(node, False)
@@ -266,9 +276,9 @@ class RustReceiptTree(_Rust, ReceiptTree): ...
 class RustUnifiedTree(_Rust, UnifiedTree): ...
 
 
-def printed(action: Callable[[], None]) -> str:
+def captured_stdout(action: Callable[[], None]) -> str:
     """Return what `action` writes to file descriptor 1, past Python's own stdout."""
-    kept = os.dup(1)
+    original = os.dup(1)
     try:
         with tempfile.TemporaryFile() as file:
             os.dup2(file.fileno(), 1)
@@ -276,5 +286,5 @@ def printed(action: Callable[[], None]) -> str:
             file.seek(0)
             return file.read().decode()
     finally:
-        os.dup2(kept, 1)
-        os.close(kept)
+        os.dup2(original, 1)
+        os.close(original)

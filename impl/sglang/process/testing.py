@@ -85,7 +85,7 @@ def hook(root: Path, version: str, tiers: bool = False) -> None:
 
 def _provided_modules() -> Provided:
     """Return stand-ins for the modules that the bookkeeping imports, by module and then by name."""
-    provided = stand_ins.provided()
+    provided = stand_ins.stand_ins_by_module()
     provided["sglang.srt.server_args"] = {
         "_global_server_args": None,
         "get_global_server_args": lambda: sys.modules["sglang.srt.server_args"]._global_server_args,

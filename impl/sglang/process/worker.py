@@ -27,6 +27,8 @@ def main(arguments: list[str]) -> int:
     logging.disable(logging.CRITICAL)
 
     def make() -> Driver:
+        """Return the driver of the worker's release, with its options. Raises UnusableImplementation for a
+        GPU that torch does not see."""
         import torch  # here, so that tests of the wire need no torch
 
         torch.set_num_threads(1)

@@ -371,8 +371,8 @@ def _entries(releases: Mapping[str, type[Release0510]]) -> Iterator[probe.ApiLin
     words = {version: _names(kind) for version, kind in releases.items()}
     for line in lines():
         reached = order[order.index(line.since) : order.index(line.before)]
-        said = {v: in_uses(line.text.format_map(words[v]), releases[v].renamed) for v in reached}
-        for text, alike in itertools.groupby(reached, key=said.__getitem__):
+        spelling = {v: in_uses(line.text.format_map(words[v]), releases[v].renamed) for v in reached}
+        for text, alike in itertools.groupby(reached, key=spelling.__getitem__):
             versions = list(alike)
             end = order[order.index(versions[-1]) + 1]
             yield from probe.entries(f"{versions[0]} {end} {text}", line.by, line.fact)
@@ -391,7 +391,7 @@ def every(releases: Mapping[str, type[Release0510]]) -> str:
 
 
 def _unknown(text: str, words: Mapping[str, str]) -> bool:
-    """Whether a line has a name in braces that a release does not say."""
+    """Return whether a line has a name in braces that a release does not have."""
     return any(not words.get(name) for name in re.findall(r"\{(\w+)\}", text))
 
 
@@ -421,9 +421,9 @@ def uses(release: type[Release0510], order: Sequence[str]) -> Iterator[tuple[str
     """Yield file and use, by the names that the code here has. order: all versions."""
     words = _names(release)
     for line in lines():
-        at = order.index(release.facts.get(line.fact, release.version))
-        if order.index(line.since) <= at and (
-            line.before == "..." or at < order.index(line.before)
+        release_index = order.index(release.facts.get(line.fact, release.version))
+        if order.index(line.since) <= release_index and (
+            line.before == "..." or release_index < order.index(line.before)
         ):
             file, _, named = line.text.format_map(words).partition(" | ")
             for use in named.split(";"):

@@ -87,6 +87,11 @@ class Detected(NamedTuple):
     release: type[Release0510]
     remark: str = ""
 
+    def taken_for(self, root: Path) -> str:
+        """Return the first part of the remark, such as "taken for 0.5.14 (435 lines differ)"; "" without a
+        remark."""
+        return self.remark.removeprefix(f"{root}: ").partition(";")[0]
+
 
 def detect(root: Path) -> Detected:
     """How the files under `root` (which holds `sglang/`) are driven: as the nearest release, and in each fact
@@ -107,23 +112,23 @@ def detect(root: Path) -> Detected:
     near = Nearest(taken, near.lines)
     others, missing = facts_of(checkout, order, near)
     missing += used_names.not_given("sglang", root, near, renamed=TABLE[taken].renamed)
-    why = _why_taken(taken, near.lines, stated, others)
+    reason = _why_taken(taken, near.lines, stated, others)
     lacks = [each for each in checkout.missing(taken, order) if each.by in _CANNOT]
     if missing:
-        why = _refusal([*missing, *lacks], why, taken, root)
-        raise UnusableImplementation(f"sglang checkout {root}: {why}")
+        reason = _refusal([*missing, *lacks], reason, taken, root)
+        raise UnusableImplementation(f"sglang checkout {root}: {reason}")
     release = composed(TABLE, taken, others)
     for by, cannot in _CANNOT.items():
         if without := [each for each in lacks if each.by == by]:
-            why += f"; {cannot} ({probe.named(without)})"
+            reason += f"; {cannot} ({probe.named(without)})"
     exact = near.lines == 0 and stated in (None, taken) and not lacks and not others
-    return Detected(release, "" if exact else f"{root}: {why}")
+    return Detected(release, "" if exact else f"{root}: {reason}")
 
 
 def _why_taken(taken: str, lines: int, stated: str | None, others: Mapping[str, str]) -> str:
     """Return the reason in words, such as "taken for 0.5.14 (435 lines differ), with chunks, token ids as
     in 0.5.12"."""
-    why = f"taken for {taken} ({differing(lines)})"
+    reason = f"taken for {taken} ({differing(lines)})"
     by_release: dict[str, list[str]] = {}
     for fact, as_in in others.items():
         by_release.setdefault(as_in, []).append(fact)
@@ -131,13 +136,13 @@ def _why_taken(taken: str, lines: int, stated: str | None, others: Mapping[str, 
         facts = "; ".join(
             f"{', '.join(facts)} as in {as_in}" for as_in, facts in by_release.items()
         )
-        why += f", with {facts}"
+        reason += f", with {facts}"
     if stated not in (None, taken) and not str(stated).startswith("0.0.0"):
-        why += f"; its files state {stated}"
-    return why
+        reason += f"; its files state {stated}"
+    return reason
 
 
-def _refusal(missing: list[probe.Missing], why: str, taken: str, root: Path) -> str:
+def _refusal(missing: list[probe.Missing], taken_for: str, taken: str, root: Path) -> str:
     """Say what is missing, and where to read on."""
     order = list(TABLE)
     named = probe.named(missing)
@@ -150,7 +155,7 @@ def _refusal(missing: list[probe.Missing], why: str, taken: str, root: Path) -> 
         age = f"; it may be newer than {taken}, the last release that is driven"
     others = used_names.also_lost("sglang", root, taken, named)
     follow = "CONTRIBUTING.md, 'A new release of SGLang', says how to follow it"
-    return f"{named}; {why}{age}{others}. Nothing was driven: {follow}"
+    return f"{named}; {taken_for}{age}{others}. Nothing was driven: {follow}"
 
 
 def stated_version(root: Path) -> str | None:

@@ -98,19 +98,19 @@ def facts_of(
     nearest = near.release
     others: dict[str, str] = {}
     missing: list[probe.Missing] = []
-    at = order.index(nearest)
-    around = order[max(0, at - _AROUND) : at + _AROUND + 1]
-    by_distance = sorted(around, key=lambda version: abs(order.index(version) - at))
+    nearest_index = order.index(nearest)
+    around = order[max(0, nearest_index - _AROUND) : nearest_index + _AROUND + 1]
+    by_distance = sorted(around, key=lambda version: abs(order.index(version) - nearest_index))
     for fact in ("all", *FACTS):
         lacks = checkout.missing(nearest, order, fact)
         if not lacks:
             continue
         candidates = by_distance if fact != "all" else []
-        found = next(_fitting(checkout, order, near, fact, candidates), None)
-        if found is None:
+        fitting = next(_fitting(checkout, order, near, fact, candidates), None)
+        if fitting is None:
             missing += lacks
         else:
-            others[fact] = found
+            others[fact] = fitting
     return others, missing
 
 
@@ -124,14 +124,14 @@ def _fitting(
     it, and has the fact as a neighbour. A release that something shows comes first.
     """
     mine = checkout.uses(near.release, order, fact)
-    at = order.index(near.release)
+    nearest_index = order.index(near.release)
     before_fact = []
     for version in candidates:
         its = checkout.uses(version, order, fact)
         if checkout.missing(version, order, fact):
             continue
         shows_nearest = any(checkout.has(use) for use in mine - its)
-        neighbour = abs(order.index(version) - at) <= _NEIGHBOURS and near.lines >= _FAR
+        neighbour = abs(order.index(version) - nearest_index) <= _NEIGHBOURS and near.lines >= _FAR
         if its - mine:
             yield version
         elif neighbour and not shows_nearest:

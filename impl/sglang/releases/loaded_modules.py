@@ -6,6 +6,7 @@ import importlib
 import os
 from collections import defaultdict
 from pathlib import Path
+from types import ModuleType
 from typing import Any, ClassVar
 
 from impl.adapter import UnusableImplementation
@@ -41,6 +42,24 @@ class LoadedModules(Objects):
     spec_file = "sglang/srt/speculative/eagle_info_v2.py"
     spec_prepare = "EagleDraftInputV2Mixin.prepare_for_decode"
     core = "python"
+    # the release's modules
+    common: ModuleType
+    allocator: ModuleType
+    swa_allocator: ModuleType
+    token_allocator: ModuleType
+    swa_pool: ModuleType
+    memory_pool: ModuleType
+    params: ModuleType
+    batch: ModuleType
+    controller: ModuleType
+    allocation: Any
+    session_cache_class: Any
+    aborts: Aborts
+    draft_len: int
+    chunk_cache: Any
+    radix_cache: Any
+    swa_radix_cache: Any
+    scheduler_class: type
 
     @classmethod
     def require(cls, root: Path) -> None:
@@ -67,9 +86,10 @@ class LoadedModules(Objects):
             ) from error
 
     def _install(self, root: Path) -> None:
-        install(root, stand_ins.provided(), stand_ins.on_gpu())
+        install(root, stand_ins.stand_ins_by_module(), stand_ins.on_gpu())
 
     def _import(self, root: Path) -> None:
+        """Import the release's modules, and keep those of which the driver uses names."""
         os.environ["SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND"] = self.core  # read from 0.5.19 on
         load = importlib.import_module
         self.common = load("sglang.srt.mem_cache.common")
@@ -125,10 +145,10 @@ class LoadedModules(Objects):
         alike: defaultdict[str, Any] = defaultdict(
             lambda: self.allocation.alloc_paged_token_slots_extend
         )
-        found: dict[str, Any] = {"ALLOC_EXTEND_FUNCS": alike}
+        environment: dict[str, Any] = {"ALLOC_EXTEND_FUNCS": alike}
         for name in ("common", "allocation_sizing", "allocation"):
-            found |= vars(importlib.import_module(f"sglang.srt.mem_cache.{name}"))
-        return found
+            environment |= vars(importlib.import_module(f"sglang.srt.mem_cache.{name}"))
+        return environment
 
     def _without_kernels(self) -> None:
         stand_ins.without_kernels(self.allocator)

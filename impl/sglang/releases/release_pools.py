@@ -23,13 +23,14 @@ class ReleasePools(LoadedModules):
     recurrent = False
 
     def has_states(self, rows: Any) -> bool:
-        """Whether a server's rows lead to slots of recurrent state that are known here."""
+        """Return whether a server's rows lead to slots of recurrent state that are known here."""
         del rows
         return False
 
     @classmethod
     def is_unified(cls, geometry: Geometry) -> bool:
-        """Whether a server of these sizes has one cache, UnifiedRadixCache, with the sessions in it."""
+        """Return whether a server of these sizes has one cache, UnifiedRadixCache, with the sessions in
+        it."""
         del geometry
         return False
 

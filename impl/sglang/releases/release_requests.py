@@ -34,7 +34,7 @@ class ReleaseRequests(LoadedModules):
     keeping = "is_insert"
     # The function of mem_cache.common that the scheduler calls after a prefill ("": the cache's own method).
     checkpoints = ""
-    # A received prompt may have SWA slots for its tail alone (alloc_extend_swa_tail).
+    # A received prompt may have SWA slots only for its tail (alloc_extend_swa_tail).
     swa_tail = False
 
     def prefix(self, req: Any) -> int:
@@ -55,8 +55,8 @@ class ReleaseRequests(LoadedModules):
         return {}
 
     def prefilled(self, req: Any) -> bool:
-        """Whether its prefill is over: not if it is aborted between two chunks, and then it keeps nothing
-        (process_pending_chunked_abort)."""
+        """Return whether its prefill is over: not if it is aborted between two chunks, and then it keeps
+        nothing (process_pending_chunked_abort)."""
         return bool(self.chunk_end(req) >= len(req.full_untruncated_fill_ids))
 
     def chunk_end(self, req: Any) -> int:
@@ -94,8 +94,8 @@ class ReleaseRequests(LoadedModules):
         del allocator
         size = geometry.page_size
         window = geometry.window or 0
-        first = length - 1 - max(window, size) if geometry.tree else length - window
-        return length - max(0, first) // size * size
+        window_begin = length - 1 - max(window, size) if geometry.tree else length - window
+        return length - max(0, window_begin) // size * size
 
     def drop(self, req: Any, cache: Any, start: int, end: int) -> None:
         """Free positions [start, end) of a lock holder that the tree did not take."""

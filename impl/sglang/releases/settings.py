@@ -36,9 +36,9 @@ OUR_WORDS = frozenset({"namespaces"})
 
 def settings_of(version: str, order: Sequence[str]) -> Mapping[str, tuple[str, ...]]:
     """Return the settings of a release, each with the values that a check tries. order: all releases."""
-    at = order.index(version)
+    version_index = order.index(version)
     return {
         name: values
         for name, first, end, values in _ALL
-        if order.index(first) <= at and (not end or at < order.index(end))
+        if order.index(first) <= version_index and (not end or version_index < order.index(end))
     }

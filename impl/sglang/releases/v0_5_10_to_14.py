@@ -92,9 +92,9 @@ class Release0513(Release0512):
     def _import_checks(self, load: Any) -> None:
         """Load the memory checks: objects that a stand-in of the scheduler makes."""
         made = {}
-        for what, (module, name) in {"checker": self.checker, "observer": self.observer}.items():
-            made[what] = getattr(load(module), name)
-            if not isinstance(made[what], type):  # inert: the file is not there
+        for part, (module, name) in {"checker": self.checker, "observer": self.observer}.items():
+            made[part] = getattr(load(module), name)
+            if not isinstance(made[part], type):  # inert: the file is not there
                 raise ImportError(f"no {module}")
         self.scheduler_class = type("Scheduler", (self.scheduler,), {"parts": made})
 

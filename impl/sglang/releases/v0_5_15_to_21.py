@@ -22,6 +22,7 @@ class Unified(Release0511):
     """A release whose server may have UnifiedRadixCache, the tree that has the sessions in it."""
 
     tree: ClassVar[type[trees.ComponentTree]] = trees.ComponentTree
+    unified: Any
 
     def _modules(self, load: Any) -> None:
         super()._modules(load)
@@ -143,14 +144,16 @@ class Release0519(Release0518):
 
     version = "0.5.19"
     places: ClassVar[dict[str, str]] = {name: f"kv.{name}" for name in Release0510.places}
+    _role: Any
+    _tail: Callable[..., Any]
 
     def _load_received(self, root: Path) -> None:
         name = renamed.in_uses("DecodePreallocQueue._swa_tail_len", self.renamed)
-        self._role: Any = stand_ins.Bag()
+        self._role = stand_ins.Bag()
         utilities = vars(importlib.import_module("sglang.srt.utils"))
         env = {**utilities, "get_disagg": lambda: self._role}
-        found = cut(root / "sglang/srt/disaggregation/decode.py", frozenset({name}), env)
-        self._tail = found[name.rpartition(".")[2]]
+        functions = cut(root / "sglang/srt/disaggregation/decode.py", frozenset({name}), env)
+        self._tail = functions[name.rpartition(".")[2]]
 
     def received_tail(self, length: int, geometry: Geometry, allocator: Any) -> int:
         self._role.disaggregation_decode_enable_radix_cache = geometry.tree

@@ -32,6 +32,7 @@ class Release0522(Release0521):
     waived: ClassVar[dict[str, str]] = {
         "CHK-2": "a session owns its KV while a turn runs on it as well, and counts it as session_held"
     }
+    _tracker: type
 
     @classmethod
     def is_unified(cls, geometry: Geometry) -> bool:
@@ -136,5 +137,5 @@ class Release0523(Release0522):
     watches_pairs = True
 
     def eviction_limit(self, length: int, window: int, page_size: int) -> int:
-        kept = -(-max(window, page_size) // page_size) * page_size
-        return max(0, length - 1 - kept) // page_size * page_size
+        window_pages = -(-max(window, page_size) // page_size) * page_size
+        return max(0, length - 1 - window_pages) // page_size * page_size

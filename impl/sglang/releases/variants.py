@@ -85,9 +85,9 @@ VARIANTS: dict[str, dict[str, type[Release0510]]] = {
 
 def variant(release: type[Release0510], tree: str) -> type[Release0510]:
     """Return the release with the tree of that name; raises UnusableImplementation where it has none."""
-    of = VARIANTS[tree]
-    if release.version not in of:
+    mixin = VARIANTS[tree]
+    if release.version not in mixin:
         raise UnusableImplementation(
-            f"sglang {release.version}: +{tree} is no choice there; it is in {', '.join(of)}"
+            f"sglang {release.version}: +{tree} is no choice there; it is in {', '.join(mixin)}"
         )
-    return composed(of, release.version, release.facts)
+    return composed(mixin, release.version, release.facts)

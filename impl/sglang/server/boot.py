@@ -35,8 +35,9 @@ INERT = frozenset(_CUDA.split() + _UNUSED.split())
 SETTINGS = {"SGLANG_USE_CPU_ENGINE": "1", "TORCHDYNAMO_DISABLE": "1", "OMP_NUM_THREADS": "1"}
 
 
-class _Enum(type):
-    """The type of inert classes: each of its attributes, such as a member of an enumeration, is inert."""
+class _InertMeta(type):
+    """The metaclass of inert classes: each attribute of a class, such as a member of an enumeration, is
+    inert."""
 
     def __getattr__(cls, name: str) -> Inert:
         if name.startswith("__"):
@@ -50,15 +51,15 @@ class _Module(InertModule):
     def __getattr__(self, name: str) -> Any:
         if not name[0].isupper() or name.isupper():
             return super().__getattr__(name)
-        value = _Enum(name, (Inert,), {})
+        value = _InertMeta(name, (Inert,), {})
         setattr(self, name, value)
         return value
 
 
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Answers, after everybody else, imports of inert packages by files of the release.
+    """Imports inert packages for files of the release, where no other finder has them.
 
-    Others who look for such a package (transformers does) must go on finding that it is missing.
+    Other packages that look for one (transformers does) still find that it is missing.
     """
 
     def find_spec(
@@ -75,6 +76,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
         module = _Module(spec.name)
         module.__path__ = []
+        # above every minimum that the release's files check
         vars(module)["__version__"] = "99.0.0"
         return module
 
@@ -83,7 +85,10 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def _imported_by_sglang() -> bool:
+    """Return whether the import that a finder is asked about stands in a file of sglang: the first caller
+    outside of the import system and of this file."""
     frame = sys._getframe(2)
+    # the import system's own frames are called <frozen importlib._bootstrap> and importlib/__init__.py
     while frame is not None and (
         "importlib" in frame.f_code.co_filename or frame.f_code.co_filename == __file__
     ):
@@ -91,40 +96,49 @@ def _imported_by_sglang() -> bool:
     return frame is not None and f"{os.sep}sglang{os.sep}" in frame.f_code.co_filename
 
 
-def _ask_first() -> None:
-    """Let others look for what is inert before the release imports it: they look once, or find it then."""
+def _settle_availability_checks() -> None:
+    """Have other packages look for the inert ones before the release imports any. Each looks once, and would
+    find an inert package later."""
     with contextlib.suppress(ImportError):
         importlib.import_module("tvm_ffi")
     with contextlib.suppress(ImportError):
-        asks = importlib.import_module("transformers.utils.import_utils")
-        inert = tuple(f"is_{package}" for package in INERT)
-        for name in [n for n in vars(asks) if n.startswith(inert) and n.endswith("_available")]:
-            getattr(asks, name)()
-        # What stands for a class that is not there takes registrations, and refuses all else as ever.
-        refuses = asks.DummyObject.__getattribute__
-        asks.DummyObject.__getattribute__ = lambda cls, name: (
-            (lambda *_, **__: None) if name == "register" else refuses(cls, name)
+        import_utils = importlib.import_module("transformers.utils.import_utils")
+        prefixes = tuple(f"is_{package}" for package in INERT)
+        checks = [
+            name
+            for name in vars(import_utils)
+            if name.startswith(prefixes) and name.endswith("_available")
+        ]
+        for check in checks:
+            getattr(import_utils, check)()
+        # A class of transformers whose package is missing (DummyObject) raises for every attribute. SGLang
+        # registers models with some of these classes: their `register` does nothing.
+        original = import_utils.DummyObject.__getattribute__
+        import_utils.DummyObject.__getattribute__ = lambda cls, name: (
+            (lambda *_, **__: None) if name == "register" else original(cls, name)
         )
 
 
-def _operators() -> None:
-    """Operators of a sgl_kernel that is compiled for CPUs: models with recurrent layers look them up when
-    they are imported."""
+def _stub_cpu_operators() -> None:
+    """Make the operators of a sgl_kernel for CPUs inert: models with recurrent layers look them up when they
+    are imported."""
     namespace = type(importlib.import_module("torch").ops.sgl_kernel)
-    has = namespace.__getattr__
+    original = namespace.__getattr__
 
-    def inert(self: Any, name: str) -> Any:
-        of_cpus = self.name == "sgl_kernel" and name.endswith("_cpu")
-        return Inert() if of_cpus else has(self, name)
+    def operator_or_stub(self: Any, name: str) -> Any:
+        if self.name == "sgl_kernel" and name.endswith("_cpu"):
+            return Inert()
+        return original(self, name)
 
-    namespace.__getattr__ = inert
+    namespace.__getattr__ = operator_or_stub
 
 
 def install() -> None:
-    """Make this process ready to import `sglang`, once."""
+    """Make this process ready to import `sglang`. A second call does nothing."""
+    if any(isinstance(finder, _Finder) for finder in sys.meta_path):
+        return
     for name, value in SETTINGS.items():
         os.environ.setdefault(name, value)
-    _ask_first()
-    if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
-        sys.meta_path.append(_Finder())
-        _operators()
+    _settle_availability_checks()
+    sys.meta_path.append(_Finder())
+    _stub_cpu_operators()

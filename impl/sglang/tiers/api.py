@@ -1,4 +1,4 @@
-"""Since when what of a host tier is driven, and whether a checkout has what that takes (TIERED of
+"""Which releases' host tiers are driven, and a check that a checkout has the names that this needs (TIERED in
 impl.sglang.releases.api)."""
 
 from __future__ import annotations
@@ -12,34 +12,42 @@ from impl.sglang.parts.modules import WITH_TIERS
 from impl.sglang.releases.api import TIERED
 from impl.sglang.releases.catalogue import TABLE
 
-FIRST = "0.5.18"  # the first release that is driven so: before it there is no L2TransferEngine
-# With the core in Rust, which tells the locks of full KV on the device alone: in 0.5.19 the others break.
+# The first release whose host tier is driven: earlier ones have no L2TransferEngine.
+FIRST_RELEASE = "0.5.18"
+# The first with the core in Rust. The core shows only the device's locks on full KV, and in 0.5.19 the other
+# locks go wrong.
 FIRST_IN_RUST = "0.5.20"
-FIRST_WITH_STATES = "0.5.22"  # the first whose recurrent state is driven
-# Where it differs how a release's locks count: see reference.tiers.locks.
-_LOOSE = {"tombstones": "0.5.20", "host end": "0.5.22"}  # up to, not including
+# The first whose recurrent state is driven.
+FIRST_WITH_STATES = "0.5.22"
+# Deviation of a release's locks (TierFacts.loose, reference.tiers.locks) -> the first release without it.
+_LOCK_DEVIATIONS = {"tombstones": "0.5.20", "host end": "0.5.22"}
 
 
-def require(root: Path, name: str, release: str, remark: str = "") -> None:
+def require_tier_api(root: Path, name: str, release: str, taken_for: str = "") -> None:
     """Raise UnusableImplementation that names what the files under `root` lack of the release's host tier.
 
-    remark: of a checkout, for which release it was taken, "" for a release.
+    taken_for: the release that a checkout is taken for, in words (Detected.taken_for); "" for a release.
     """
     table = tuple(probe.entries(TIERED))
     missing = probe.Checkout(root, "sglang/srt", WITH_TIERS, table).missing(release, list(TABLE))
-    if remark:
+    if taken_for:
         renamed = TABLE[release].renamed
         missing += used_names.not_given("sglang", root, Nearest(release, 0), ("hicache",), renamed)
     if not missing:
         return
     named = probe.named(missing)
-    why = remark.removeprefix(f"{root}: ").partition(";")[0]
-    taken = f"; {why}{used_names.also_lost('sglang', root, release, named)}" if why else ""
+    taken = ""
+    if taken_for:
+        taken = f"; {taken_for}{used_names.also_lost('sglang', root, release, named)}"
     follow = "CONTRIBUTING.md, 'A new release of SGLang', says how to follow it"
     raise UnusableImplementation(f"{name} {root}: {named}{taken}. Nothing was driven: {follow}")
 
 
-def loose(release: str) -> tuple[str, ...]:
-    """Return how the locks of a release differ (TierFacts.loose)."""
+def lock_deviations(release: str) -> tuple[str, ...]:
+    """Return the names of the ways in which a release's locks differ (TierFacts.loose)."""
     order = list(TABLE)
-    return tuple(name for name, end in _LOOSE.items() if order.index(release) < order.index(end))
+    return tuple(
+        name
+        for name, first_without in _LOCK_DEVIATIONS.items()
+        if order.index(release) < order.index(first_without)
+    )

@@ -92,14 +92,14 @@ class CopyEngine:
         self.host: dict[str, list[int]] = {}
 
     def submit_device_to_host(self, transfers: Sequence[Any], **_: Any) -> Any:
-        return self._submit(False, transfers)
+        return self._submit(transfers, load=False)
 
     def submit_host_to_device(
         self, transfers: Sequence[Any], *, on_layer_done: Any = None, **_: Any
     ) -> Any:
-        return self._submit(True, transfers, on_layer_done)
+        return self._submit(transfers, on_layer_done, load=True)
 
-    def _submit(self, load: bool, transfers: Sequence[Any], on_layer_done: Any = None) -> Any:
+    def _submit(self, transfers: Sequence[Any], on_layer_done: Any = None, *, load: bool) -> Any:
         parts = [
             part
             for each in transfers
@@ -153,7 +153,7 @@ class CopyEngine:
     def finish_loads(self) -> None:
         """Complete all loads: a forward pass waits for its own, and loads complete in order."""
         while self.queues[True]:
-            self.complete(True)
+            self.complete(load=True)
 
     def next_to_copy(self, load: bool) -> CopyJob | None:
         """Return the oldest transfer of a direction that has not moved its KV."""

@@ -50,14 +50,23 @@ def take_role(config: TierConfig) -> None:
 class DecodeSide(OnServer):
     """The driver's part for requests of a server that only decodes. arrivals: by name."""
 
+    decode: Any
+    peers: Peers
+    first: FirstTokens
+    arrivals: dict[str, LiveRequest]
+    rooms: int
+    loop: Any
+
     def start_decode_side(self, config: TierConfig, memory: dict[str, list[int]]) -> None:
+        """Make the queues of a server that only decodes, over stand-ins for its event loop and its connection
+        to prefill servers (SchedulerDisaggregationDecodeMixin). memory: the device's KV, by pool."""
         server = self.server
         cache = self.server.cache
         decode: Any = importlib.import_module(_DECODE)
         self.decode = decode
         self.peers = Peers(config, memory, decode.KVPoll, decode.StateType.SWA)
         self.first = FirstTokens(config.metadata_rows)
-        self.arrivals: dict[str, LiveRequest] = {}
+        self.arrivals = {}
         self.rooms = 0
         loop: Any = Bag(
             tp_worker=Bag(
@@ -124,12 +133,12 @@ class DecodeSide(OnServer):
         require(name not in self.arrivals, Reason.REQUEST_EXISTS)
         require(known is None or command.resumable, Reason.REQUEST_EXISTS)
         require(known is None or not self.release.closing(known), Reason.SESSION_CLOSING)
-        said = len(self.release.history(known)) if known is not None else 0
-        tokens = spelled(command.prompt, said)
+        history_len = len(self.release.history(known)) if known is not None else 0
+        tokens = spelled(command.prompt, history_len)
         require(tokens, Reason.EMPTY)
         sizes = server.geometry
         most = min(sizes.width, sizes.full_pages * sizes.page_size)
-        require(said + len(tokens) + OUTPUT <= most, Reason.ROW_TOO_SHORT)
+        require(history_len + len(tokens) + OUTPUT <= most, Reason.ROW_TOO_SHORT)
         if command.resumable and known is None:
             server.open_session(name)
         session = name if command.resumable else None
@@ -143,7 +152,7 @@ class DecodeSide(OnServer):
         req.sampling_params.max_new_tokens = OUTPUT
         req.disagg_prefill_dp_rank = req.priority = 0
         self.peers.texts[self.rooms] = name, [*req.origin_input_ids]
-        self.arrivals[name] = LiveRequest(self.release, name, session, self.rooms, req, said)
+        self.arrivals[name] = LiveRequest(self.release, name, session, self.rooms, req, history_len)
         self.queue.add(req)
         self._forget_ended()
 
@@ -178,7 +187,7 @@ class DecodeSide(OnServer):
         peer.state = self.peers.poll.Failed
 
     def expire(self, command: Expire) -> None:
-        """Let the time run out for all transfers that nobody has drained: their peers will never write."""
+        """Let the time run out for all transfers that were not drained: their peers will never write."""
         del command
         held = self.transfers._deferred_releases
         require(held, Reason.EMPTY)
@@ -319,11 +328,11 @@ class DecodeSide(OnServer):
 
     def _forget_ended(self) -> None:
         """Forget aborted requests that are in no queue."""
-        there = {id(req) for req, _ in self.where()}
+        known = {id(req) for req, _ in self.where()}
         self.arrivals = {
             name: turn
             for name, turn in self.arrivals.items()
-            if id(turn.req) in there or turn.req.finished_reason is None
+            if id(turn.req) in known or turn.req.finished_reason is None
         }
         self._reap()
 

@@ -63,8 +63,22 @@ class TierDriver(DecodeSide, TreeCommands):
     capabilities = Capabilities()
 
     release: Any
+    config: TierConfig
+    cache: Any
+    copies: CopyEngine
+    _loads: bool
+    _waiting: dict[str, Any]
+    _texts: dict[str, list[int]]
+    storage: Storage | None
+    sends: PrefillSide | None
+    facts: Gatherer
+    _reads: tuple[TierRead, ...]
+    held: Any
+    _ask: Any
 
     def __init__(self, release: Any, root: Path) -> None:
+        """Note for each command the method that executes it: of every tree, and of a server that only
+        decodes."""
         self.release = release
         self.root = root
         self.calls: CallLog | None = None
@@ -94,7 +108,7 @@ class TierDriver(DecodeSide, TreeCommands):
             IOThread.end_all()
             take_role(geometry)
             self.server = server = Server(self.release, geometry.device)
-            self.cache: Any = server.cache
+            self.cache = server.cache
             if geometry.decode != "radix" and not geometry.prefill:
                 self._start_tier()
             controller = self.cache.cache_controller
@@ -104,13 +118,13 @@ class TierDriver(DecodeSide, TreeCommands):
                 self.copies.memory["state"] = StateStamps(server.states)
             self.copies.host = {pool: [0] * geometry.host_slots(pool) for pool in geometry.pools}
             self._loads = False
-            self._waiting: dict[str, Any] = {}
-            self._texts: dict[str, list[int]] = {}
-            self.storage: Storage | None = None
+            self._waiting = {}
+            self._texts = {}
+            self.storage = None
             self.release.clock.now = 0.0
             if geometry.storage:
                 self._attach_storage(geometry)
-            self.sends: PrefillSide | None = None
+            self.sends = None
             if geometry.decode:
                 self._start_decode_side(geometry)
             elif geometry.prefill:
@@ -122,7 +136,7 @@ class TierDriver(DecodeSide, TreeCommands):
             self.facts = kind(
                 self.release, server, geometry, self.copies, self.storage, side, self.sends
             )
-            self._reads: tuple[TierRead, ...] = ()
+            self._reads = ()
         if self.calls is not None:
             self.calls.started()
 
@@ -147,16 +161,16 @@ class TierDriver(DecodeSide, TreeCommands):
 
     def _attach_storage(self, config: TierConfig) -> None:
         if not self.release.stores:
-            why = f"a storage behind the host is driven from {FIRST_WITH_STORAGE} on"
-            raise UnusableImplementation(f"sglang {self.release.version}+hicache: {why}")
+            reason = f"a storage behind the host is driven from {FIRST_WITH_STORAGE} on"
+            raise UnusableImplementation(f"sglang {self.release.version}+hicache: {reason}")
         self.storage = Storage(self.cache, self.copies.host, config.page_size, self.release.hashes)
         self.storage.attach(config.storage, config.policy)
         self._ask = self.release.prefetching(self.cache)
 
     def _start_decode_side(self, config: TierConfig) -> None:
         if not self.release.receives:
-            why = f"a server that only decodes is driven from {FIRST_THAT_RECEIVES} on"
-            raise UnusableImplementation(f"sglang {self.release.version}+hicache: {why}")
+            reason = f"a server that only decodes is driven from {FIRST_THAT_RECEIVES} on"
+            raise UnusableImplementation(f"sglang {self.release.version}+hicache: {reason}")
         kv = self.server.allocator.get_kvcache()
         memory = self.copies.memory
         if config.decode == "radix":
@@ -169,8 +183,8 @@ class TierDriver(DecodeSide, TreeCommands):
 
     def _start_prefill_side(self, config: TierConfig) -> None:
         if not self.release.sends:
-            why = f"a server that only prefills is driven from {FIRST_THAT_SENDS} on"
-            raise UnusableImplementation(f"sglang {self.release.version}+hicache: {why}")
+            reason = f"a server that only prefills is driven from {FIRST_THAT_SENDS} on"
+            raise UnusableImplementation(f"sglang {self.release.version}+hicache: {reason}")
         self.sends = sends = PrefillSide(self.release, self.server, config)
         self._of_prefill_side = {
             Await: sends.await_prompt, Greet: sends.greet, Arrive: sends.arrive, FailPeer: sends.fail_peer,
@@ -227,7 +241,8 @@ class TierDriver(DecodeSide, TreeCommands):
             require(not command.full_only, Reason.UNFAITHFUL)
             require(spelled(command.prompt) == self._texts[command.holder], Reason.WRONG_PHASE)
             request = req.cache_request_handle
-            require(self.cache.check_prefetch_progress(request), Reason.WRONG_PHASE)
+            prefetched = self.cache.check_prefetch_progress(request)
+            require(prefetched, Reason.WRONG_PHASE)
             self.cache.pop_prefetch_loaded_span(request)
             del self._waiting[command.holder]
         self.match(command)
@@ -291,9 +306,11 @@ class TierDriver(DecodeSide, TreeCommands):
         """Match the prefix of a request as Req.init_next_round_input does, or match_kv_cache in later
         releases."""
         for name in ("best_match_node", "host_hit_length", "swa_host_hit_length", "last_host_node"):
-            setattr(req, name, optional(self._tree().found, f"MatchResult.{name}", 0))
+            setattr(req, name, optional(self._tree().match_result, f"MatchResult.{name}", 0))
 
     def _loaded(self, req: Any, slots: Tensor) -> Tensor:
+        """Load the part of a match that is on the host (init_load_back), and return the slots of the whole
+        prefix. Raises RuntimeError as the release's scheduler does where only a part is loaded."""
         params = self.release.base.InitLoadBackParams(
             best_match_node=req.best_match_node, host_hit_length=req.host_hit_length, req=req
         )
@@ -309,9 +326,9 @@ class TierDriver(DecodeSide, TreeCommands):
                 f"HiCache load-back {_ALL_OR_NONE}: promised={promised} loaded={count}"
             )
         if torch.is_tensor(loaded):
-            found: Tensor = torch.cat([slots, loaded])
-            req.prefix_indices = found
-            return found
+            all_slots: Tensor = torch.cat([slots, loaded])
+            req.prefix_indices = all_slots
+            return all_slots
         req.prefix_len += loaded
         return self._slots(req)
 

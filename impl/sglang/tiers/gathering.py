@@ -13,7 +13,7 @@ from impl.loading.optional import optional
 from impl.sglang.parts.namespaces import elements_of
 from impl.sglang.scheduler.live_requests import LiveRequest, LockHolder
 from impl.sglang.scheduler.server import Server
-from impl.sglang.tiers.api import loose
+from impl.sglang.tiers.api import lock_deviations
 from impl.sglang.tiers.copy_engine import POOLS, CopyEngine, parts_of, slots_of
 from impl.sglang.tiers.decode_side import DecodeSide
 from impl.sglang.tiers.gathering_roles import DecodeGatherer, PrefillGatherer
@@ -45,6 +45,8 @@ class Gatherer:
         side: DecodeSide | None = None,
         sends: PrefillSide | None = None,
     ) -> None:
+        """Keep the parts of a server whose facts are gathered. storage: the one behind its host tier. side,
+        sends: what a server has that only decodes or only prefills."""
         self.release = release
         self.server = server
         self.config = config
@@ -97,9 +99,9 @@ class Gatherer:
             node = node.parent
         parent = start = 0
         for node in reversed(nodes):
-            found = self.node(node, parent, start)
-            parent, start = found.node, found.end
-            yield found
+            fact = self.node(node, parent, start)
+            parent, start = fact.node, fact.end
+            yield fact
 
     @property
     def core(self) -> Any:
@@ -112,25 +114,35 @@ class Gatherer:
         return _id(self.core.root_node)
 
     def gather(self, reads: tuple[TierRead, ...]) -> TierFacts:
+        """Return the facts of the tree, of both tiers and of what moves between them. reads: what the last
+        command's request read."""
         transfers = tuple(self._transfers())
         operations = () if self.behind is None else self.behind.operations()
         memory = {pool: tuple(self.copies.memory[pool]) for pool in self.kinds}
         return TierFacts(
-            tuple(self._nodes()), {pool: self._free(pool) for pool in self.kinds},
-            {pool: tuple(_host_free(self.host_pools.get(pool))) for pool in self.kinds}, self._evictable(),
-            memory, {pool: tuple(self.copies.host[pool]) for pool in self.kinds}, transfers,
-            tuple(self._records()), tuple(self._users()), reads,
-            "" if transfers or operations else self._complaint(), loose(self.release.version), operations,
+            nodes=tuple(self._nodes()),
+            free={pool: self._free(pool) for pool in self.kinds},
+            host_free={pool: tuple(_host_free(self.host_pools.get(pool))) for pool in self.kinds},
+            evictable=self._evictable(),
+            memory=memory,
+            host_memory={pool: tuple(self.copies.host[pool]) for pool in self.kinds},
+            transfers=transfers,
+            records=tuple(self._records()),
+            users=tuple(self._users()),
+            reads=reads,
+            complaint="" if transfers or operations else self._complaint(),
+            loose=lock_deviations(self.release.version),
+            operations=operations,
             **({} if self.behind is None else self.behind.kept()),
             **self._of_requests(),
-        )  # fmt: skip
+        )
 
     def _free(self, pool: str) -> tuple[int, ...]:
         if pool == "state":
             return slots_of(self.server.rows.mamba_allocator.free_slots)
         size = self.config.page_size
         pages = self.release.free_pages(self.device_pools[pool])
-        return tuple(page * size + at for page in pages for at in range(size))
+        return tuple(page * size + index for page in pages for index in range(size))
 
     def _evictable(self) -> dict[str, int]:
         if self.server.tree is None:
@@ -147,26 +159,26 @@ class Gatherer:
         waiting = [(child, 0, 0) for child in root.children.values()]
         while waiting:
             node, parent, start = waiting.pop()
-            found = self.node(node, parent, start)
-            yield found
-            waiting += [(child, found.node, found.end) for child in node.children.values()]
+            fact = self.node(node, parent, start)
+            yield fact
+            waiting += [(child, fact.node, fact.end) for child in node.children.values()]
 
     def node(self, node: Any, parent: int, start: int) -> TierNode:
         """Return the node of this number, which begins at a position under its parent."""
         parts = {pool: node.component_data[kind] for pool, kind in self.kinds.items()}
         return TierNode(
             self.nodes.of(node.id),
-            parent,
-            start,
-            self.stamps(node, start),
-            {pool: slots_of(part.value) for pool, part in parts.items()},
-            {pool: slots_of(part.host_value) for pool, part in parts.items()},
-            {pool: part.lock_ref for pool, part in parts.items()},
-            {pool: part.host_lock_ref for pool, part in parts.items()},
-            self._mark(node, "write_through_pending_id"),
-            self._mark(node, "load_back_pending_id"),
-            self._hashed(node.hash_value),
-            tokens_of(elements_of(node.key))[len(node.key) :],
+            parent=parent,
+            start=start,
+            stamps=self.stamps(node, start),
+            device={pool: slots_of(part.value) for pool, part in parts.items()},
+            host={pool: slots_of(part.host_value) for pool, part in parts.items()},
+            locks={pool: part.lock_ref for pool, part in parts.items()},
+            pins={pool: part.host_lock_ref for pool, part in parts.items()},
+            storing=self._mark(node, "write_through_pending_id"),
+            loading=self._mark(node, "load_back_pending_id"),
+            hashed=self._hashed(node.hash_value),
+            following=tokens_of(elements_of(node.key))[len(node.key) :],
         )
 
     def stamps(self, node: Any, start: int) -> tuple[int, ...]:
@@ -191,32 +203,40 @@ class Gatherer:
         return -1 if mark is None else self.nodes.of(mark)
 
     def _users(self) -> Iterator[TierUser]:
+        """Yield the locks on the tree, each with its holder: requests, stores, loads, prefetches and
+        backups."""
         for name, holder in self.server.lock_holders.items():
             req = holder.req
             lock = optional(req, "Req.lock") or optional(req, "Req.lock_receipt")
             key = (
                 id(lock) if lock is not None else (name, _id(req.last_node), req.swa_uuid_for_lock)
             )
-            yield self._user(name, False, req.last_node, key, lock)
+            yield self._user(name, host=False, node=req.last_node, key=key, lock=lock)
         for ack, record in self.cache.ongoing_write_through.items():
             if record.lock_params is not None:
                 lock = record.lock_params
-                yield self._user(f"store of {self.nodes.of(ack)}", False, record[0], id(lock), lock)
+                name = f"store of {self.nodes.of(ack)}"
+                yield self._user(name, host=False, node=record[0], key=id(lock), lock=lock)
         for ack, record in self.cache.ongoing_load_back.items():
             name = f"load of {self.nodes.of(ack)}"
             for host in (False, True):
                 lock = (record[1], record[2])[host] if len(record) > 2 else record[1]
-                yield self._user(name, host, record[0], id(lock), lock)
+                yield self._user(name, host=host, node=record[0], key=id(lock), lock=lock)
         if self.behind is not None:
             for request, asked in self.cache.ongoing_prefetch.items():
                 lock = asked.anchor_lock_params
-                yield self._user(
-                    f"prefetch of {request.rid}", True, asked.anchor_node_id, id(lock), lock
-                )
+                name = f"prefetch of {request.rid}"
+                yield self._user(name, host=True, node=asked.anchor_node_id, key=id(lock), lock=lock)
             for node, lock in self.cache.ongoing_backup.values():
-                yield self._user(f"backup of {self.nodes.of(node)}", True, node, id(lock), lock)
+                yield self._user(
+                    f"backup of {self.nodes.of(node)}",
+                    host=True,
+                    node=node,
+                    key=id(lock),
+                    lock=lock,
+                )
         for name, lock in self.role.locks() if self.role is not None else ():
-            user = self._user(name, False, lock.node, id(lock), lock)
+            user = self._user(name, host=False, node=lock.node, key=id(lock), lock=lock)
             yield user._replace(
                 full_only=lock.swa_released or bool(lock.receipt.skipped_lock_components)
             )
@@ -230,6 +250,8 @@ class Gatherer:
     # -- transfers --------------------------------------------------------------------------------
 
     def _transfers(self) -> Iterator[TierTransfer]:
+        """Yield the transfers between the tiers: those on the device or with an ack that waits, then those in
+        the controller's queues."""
         controller = self.controller
         if controller is None:
             return
@@ -245,10 +267,10 @@ class Gatherer:
                 job.load,
                 tuple(job.parts),
                 ids,
-                True,
-                job.copied,
-                job.completed,
-                ack is None,
+                sent=True,
+                copied=job.copied,
+                completed=job.completed,
+                stale=ack is None,
             )
         for load, queue in ((False, controller.write_queue), (True, controller.load_queue)):
             for operation in queue:
@@ -263,9 +285,9 @@ class Gatherer:
     def _records(self) -> Iterator[TierRecord]:
         for ack, record in self.cache.ongoing_write_through.items():
             named = optional(record, "_OngoingWriteThrough.publish_node_ids") or [_id(record[0])]
-            yield TierRecord(False, self.nodes.of(ack), tuple(map(self.nodes.of, named)))
+            yield TierRecord(load=False, ack=self.nodes.of(ack), nodes=tuple(map(self.nodes.of, named)))
         for ack, record in self.cache.ongoing_load_back.items():
-            yield TierRecord(True, self.nodes.of(ack), (self.nodes.of(_id(record[0])),))
+            yield TierRecord(load=True, ack=self.nodes.of(ack), nodes=(self.nodes.of(_id(record[0])),))
 
     def _holders_of_states(self) -> Iterator[TierRequest]:
         if "state" not in self.kinds:
@@ -274,7 +296,13 @@ class Gatherer:
             if holder.req.kv.holds_mamba:
                 slot = int(holder.req.kv.mamba_pool_idx)
                 yield TierRequest(
-                    name, TierRequestState.HOLDS, -1, -1, {"state": (slot,)}, {}, {}
+                    name,
+                    state=TierRequestState.HOLDS,
+                    row=-1,
+                    first=-1,
+                    slots={"state": (slot,)},
+                    kept={},
+                    writing={},
                 )
 
     # -- a server with one role ---------------------------------------------------------------------
@@ -283,10 +311,10 @@ class Gatherer:
         """Return the facts of requests of a server with one role, or of holders of recurrent states."""
         if self.role is None:
             return {"requests": tuple(self._holders_of_states())}
-        found = self.role.facts()
+        facts = self.role.facts()
         if isinstance(self.role, PrefillGatherer):
-            found["taken"] = self._locks_taken(self.role.side)
-        return found
+            facts["taken"] = self._locks_taken(self.role.side)
+        return facts
 
     def _locks_taken(self, side: PrefillSide) -> tuple[TierLock, ...]:
         """Return the locks of the last command that a request still has."""
@@ -306,8 +334,8 @@ class Gatherer:
             )
             if self.config.window is not None and position > end - self.config.window:
                 swa = int(self.server.allocator.full_to_swa_index_mapping[slot])
-                found = self.copies.memory["swa"][swa] if swa > 0 else 0
-                yield TierRead(turn.name, "swa", position, swa, found, wanted)
+                stamp = self.copies.memory["swa"][swa] if swa > 0 else 0
+                yield TierRead(turn.name, "swa", position, swa, stamp, wanted)
 
     def reads(self, holder: LockHolder) -> Iterator[TierRead]:
         """Yield what the forward pass of a request finds of its prefix: full KV, and SWA KV in its window."""
@@ -318,13 +346,13 @@ class Gatherer:
             yield TierRead(name, "full", position, slot, self.copies.memory["full"][slot], wanted)
             if window is not None and position >= len(slots) - window:
                 swa = int(self.server.allocator.full_to_swa_index_mapping[slot])
-                found = self.copies.memory["swa"][swa] if swa > 0 else 0
-                yield TierRead(name, "swa", position, swa, found, wanted)
+                stamp = self.copies.memory["swa"][swa] if swa > 0 else 0
+                yield TierRead(name, "swa", position, swa, stamp, wanted)
         if "state" in self.kinds and (end := len(slots)):
             slot = self._state_behind(holder.req)
-            found = self.copies.memory["state"][slot] if slot else 0
+            stamp = self.copies.memory["state"][slot] if slot else 0
             yield TierRead(
-                name, "state", end - 1, slot, found, stamp_after(chained(holder.tokens), end)
+                name, "state", end - 1, slot, stamp, stamp_after(chained(holder.tokens), end)
             )
 
     def _state_behind(self, req: Any) -> int:

@@ -48,13 +48,13 @@ class _RoleGatherer:
         size = self.config.page_size
         cells = self.server.rows.req_to_token[kv.req_pool_idx, : kv.kv_allocated_len].tolist()
         pages = dict.fromkeys(cell // size for cell in cells[kv.cache_protected_len :])
-        found = {"full": tuple(page * size + at for page in pages for at in range(size))}
+        slots_of = {"full": tuple(page * size + index for page in pages for index in range(size))}
         if self.config.window is not None:
             mapping = self.server.allocator.full_to_swa_index_mapping
             mapped = (int(mapping[cell]) for cell in cells[kv.cache_protected_len :])
             swa = dict.fromkeys(slot // size for slot in mapped if slot > 0)
-            found["swa"] = tuple(page * size + at for page in swa for at in range(size))
-        return found
+            slots_of["swa"] = tuple(page * size + index for page in swa for index in range(size))
+        return slots_of
 
 
 class DecodeGatherer(_RoleGatherer):
@@ -67,47 +67,73 @@ class DecodeGatherer(_RoleGatherer):
     def facts(self) -> dict[str, Any]:
         """Return its requests, and transfers that are under way for requests that are gone."""
         side = self.side
-        found = []
+        requests = []
         rooms = set()
         states = {id(req): state for req, state in side.where()}
-        first = {id(each.req): each.metadata_buffer_index for each in side.transfers.queue}
-        first |= {id(entry[0].req): entry[3] for entry in side.transfers._deferred_releases}
+        token_rows = {id(each.req): each.metadata_buffer_index for each in side.transfers.queue}
+        token_rows |= {id(entry[0].req): entry[3] for entry in side.transfers._deferred_releases}
         for name, turn in side.arrivals.items():
             req = turn.req
             room = turn.req.bootstrap_room
             rooms.add(room)
             holds = req.kv is not None and req.kv.holds_kv
-            found.append(TierRequest(
-                name, states.get(id(req), TierRequestState.NOWHERE), req.kv.req_pool_idx if holds else -1,
-                first.get(id(req), -1), self._own(req) if holds else {}, self._retracted(req),
-                self._writing(room),
-            ))  # fmt: skip
+            requests.append(
+                TierRequest(
+                    name,
+                    state=states.get(id(req), TierRequestState.NOWHERE),
+                    row=req.kv.req_pool_idx if holds else -1,
+                    first=token_rows.get(id(req), -1),
+                    slots=self._own(req) if holds else {},
+                    kept=self._retracted(req),
+                    writing=self._writing(room),
+                )
+            )
         for name, slot, state in side.idle():
             row = -1
             own = {}
-            kept = {}
+            retracted = {}
             if slot is not None and slot.kv.holds_kv:
                 row = slot.kv.req_pool_idx
                 own = self._own(slot)
-                kept = self._retracted(slot)
+                retracted = self._retracted(slot)
             if slot is not None or state is TierRequestState.BUSY:
-                found.append(TierRequest(session_of(name), state, row, -1, own, kept, {}))
+                requests.append(
+                    TierRequest(
+                        session_of(name),
+                        state=state,
+                        row=row,
+                        first=-1,
+                        slots=own,
+                        kept=retracted,
+                        writing={},
+                    )
+                )
         for room, to in side.peers.writing.items():
             if room not in rooms:
-                found.append(TierRequest(to.name, TierRequestState.GONE, -1, -1, {}, {}, self._writing(room)))
+                requests.append(
+                    TierRequest(
+                        to.name,
+                        state=TierRequestState.GONE,
+                        row=-1,
+                        first=-1,
+                        slots={},
+                        kept={},
+                        writing=self._writing(room),
+                    )
+                )
         return {
-            "requests": tuple(found),
+            "requests": tuple(requests),
             "free_rows": tuple(self.server.rows.free_slots),
             "free_first": tuple(side.first.free_slots),
         }
 
     def _writing(self, room: int) -> dict[str, tuple[int, ...]]:
         to = self.side.peers.writing.get(room)
-        found: dict[str, list[int]] = {}
+        slots_of: dict[str, list[int]] = {}
         if to is not None:
             for pool, slot, _ in to.slots:
-                found.setdefault(pool, []).append(slot)
-        return {pool: tuple(slots) for pool, slots in found.items()}
+                slots_of.setdefault(pool, []).append(slot)
+        return {pool: tuple(slots) for pool, slots in slots_of.items()}
 
     def _retracted(self, req: Any) -> dict[str, tuple[int, ...]]:
         backup = optional(req.kv, "ReqKvInfo.retraction_backup")
@@ -130,14 +156,22 @@ class PrefillGatherer(_RoleGatherer):
         states: dict[int, TierRequestState] = {}
         for req, state in side.where():
             states.setdefault(id(req), state)
-        found = []
+        requests = []
         for name, turn in side.arrivals.items():
             req = turn.req
             holds = req.kv.holds_kv
-            found.append(TierRequest(
-                name, states.get(id(req), TierRequestState.NOWHERE), req.kv.req_pool_idx if holds else -1,
-                req.metadata_buffer_index, self._own(req) if holds else {}, {}, {}, side.sender(turn).due,
-            ))  # fmt: skip
+            requests.append(
+                TierRequest(
+                    name,
+                    state=states.get(id(req), TierRequestState.NOWHERE),
+                    row=req.kv.req_pool_idx if holds else -1,
+                    first=req.metadata_buffer_index,
+                    slots=self._own(req) if holds else {},
+                    kept={},
+                    writing={},
+                    due=side.sender(turn).due,
+                )
+            )
         memory = self.copies.memory
         sends = []
         for sender in side.senders.by_room.values():
@@ -148,13 +182,20 @@ class PrefillGatherer(_RoleGatherer):
                     # what is handed in before it is written may be read before
                     own = memory[part.pool]
                     stamps = [0 if slot in part.early else own[slot] for slot in part.slots]
-                sends.append(TierSend(
-                    part.job, sender.name, part.pool, part.position, tuple(part.slots), tuple(part.wanted),
-                    tuple(stamps[: len(part.wanted)]),
-                ))  # fmt: skip
+                sends.append(
+                    TierSend(
+                        part.job,
+                        name=sender.name,
+                        pool=part.pool,
+                        position=part.position,
+                        slots=tuple(part.slots),
+                        wanted=tuple(part.wanted),
+                        found=tuple(stamps[: len(part.wanted)]),
+                    )
+                )
         begun = {rid.partition("#")[0] for rid in side.loop.disagg_prefill_pending_chunk_rids}
         return {
-            "requests": tuple(found),
+            "requests": tuple(requests),
             "free_rows": tuple(self.server.rows.free_slots),
             "free_first": tuple(side.rows_of_metadata.free_slots),
             "sends": tuple(sends),

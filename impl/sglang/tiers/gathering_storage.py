@@ -34,11 +34,20 @@ class StorageGatherer:
             states.setdefault(id(operation), (operation, state))
         for asked in self.cache.ongoing_prefetch.values():
             states.setdefault(id(asked.operation), (asked.operation, RECORD_ONLY))
-        found = [self._operation(*each) for each in states.values()]
-        there = {operation.id for operation, _ in states.values()}
-        for number in self.cache.ongoing_backup.keys() - there:
-            found.append(TierOperation(self.jobs.of(("backup", number)), True, "", RECORD_ONLY, {}, {}))
-        return tuple(sorted(found))
+        operations = [self._operation(*each) for each in states.values()]
+        known = {operation.id for operation, _ in states.values()}
+        for number in self.cache.ongoing_backup.keys() - known:
+            operations.append(
+                TierOperation(
+                    self.jobs.of(("backup", number)),
+                    back=True,
+                    name="",
+                    state=RECORD_ONLY,
+                    slots={},
+                    moving={},
+                )
+            )
+        return tuple(sorted(operations))
 
     def _at_work(self) -> Iterator[tuple[Any, str]]:
         controller = self.controller
@@ -57,6 +66,8 @@ class StorageGatherer:
         yield from ((operation, "done") for operation in controller.ack_backup_queue.queue)
 
     def _operation(self, operation: Any, state: str) -> TierOperation:
+        """Return the fact of a backup or a prefetch, with the host slots that it has and those that its
+        thread still moves. state: where it stands, in words."""
         handle = optional(operation, "PrefetchOperation.handle")
         host = operation.host_indices
         if handle is None:
@@ -68,7 +79,7 @@ class StorageGatherer:
                 if state != "done"
             }
             number = self.jobs.of(("backup", operation.id))
-            return TierOperation(number, True, "", state, slots, moving)
+            return TierOperation(number, back=True, name="", state=state, slots=slots, moving=moving)
         asked = self.cache.ongoing_prefetch.get(handle)
         if asked is not None and asked.operation is operation:
             transfers = (transfer for each in asked.comp_xfers.values() for transfer in each)
@@ -86,7 +97,7 @@ class StorageGatherer:
             for pool, own in slots.items():
                 for slot in own:
                     self.copies.host[pool][slot] = 0
-        return TierOperation(number, False, handle.rid, state, slots, moving)
+        return TierOperation(number, back=False, name=handle.rid, state=state, slots=slots, moving=moving)
 
     def kept(self) -> dict[str, Any]:
         """Return the facts of what is stored, given back, asked for and reserved."""

@@ -21,7 +21,7 @@ from impl.sglang.releases.catalogue import TABLE, supported
 from impl.sglang.releases.v0_5_15_to_21 import Unified
 from impl.sglang.releases.variants import variant
 from impl.sglang.tiers.copy_engine import CopyEngine, Event, Stream
-from impl.sglang.tiers.api import FIRST, FIRST_IN_RUST, FIRST_WITH_STATES
+from impl.sglang.tiers.api import FIRST_IN_RUST, FIRST_RELEASE, FIRST_WITH_STATES
 from impl.sglang.tiers.clock import ServerClock
 from impl.sglang.tiers.decode_side import FIRST_THAT_RECEIVES
 from impl.sglang.tiers.prefill_side import FIRST_THAT_SENDS
@@ -41,6 +41,12 @@ class _Tiered(Unified):
     receives: ClassVar[bool] = False  # a server that only decodes is driven
     sends: ClassVar[bool] = False  # a server that only prefills is driven
     keeps_states: ClassVar[bool] = False  # recurrent state is driven
+    files: Path
+    clock: ServerClock
+    hashes: Hashes
+    policy: Path
+    scheduler_file: Path
+    prefill_aborts: Aborts
 
     @classmethod
     def is_unified(cls, geometry: Geometry) -> bool:
@@ -48,7 +54,7 @@ class _Tiered(Unified):
 
     def _install(self, root: Path) -> None:
         self.files = root
-        provided = stand_ins.provided()
+        provided = stand_ins.stand_ins_by_module()
         provided[ASSEMBLER] = {"attach_hybrid_pool_to_unified_cache": _attach}
         provided["sglang.srt.disaggregation.utils"] |= utilities()
         install(root, provided, modules=WITH_TIERS)
@@ -94,21 +100,23 @@ def tiered(spec: str, core: str = "") -> Any:
     release = supported(spec)
     order = list(TABLE)
     version = release.version
-    first, before = (
-        (FIRST_IN_RUST, "its locks on SWA KV and on the host break, which are not told")
-        if core
-        else (FIRST, "there is no mem_cache/l2_transfer.py")
-    )
-    if order.index(version) < order.index(first):
+    if core:
+        first_release = FIRST_IN_RUST
+        before = "its locks on SWA KV and on the host break, which are not told"
+    else:
+        first_release = FIRST_RELEASE
+        before = "there is no mem_cache/l2_transfer.py"
+    if order.index(version) < order.index(first_release):
         way = f"+{core}+hicache" if core else "+hicache"
         raise UnusableImplementation(
-            f"sglang {version}{way}: driven from {first} on; before {before}"
+            f"sglang {version}{way}: driven from {first_release} on; before {before}"
         )
     stores = order.index(version) >= order.index(FIRST_WITH_STORAGE)
     receives = order.index(version) >= order.index(FIRST_THAT_RECEIVES)
     sends = order.index(version) >= order.index(FIRST_THAT_SENDS)
     states = order.index(version) >= order.index(FIRST_WITH_STATES)
-    release = variant(release, core) if core else release
+    if core:
+        release = variant(release, core)
     facts = {
         "__doc__": release.__doc__,
         "stores": stores,
@@ -120,7 +128,7 @@ def tiered(spec: str, core: str = "") -> Any:
 
 
 def _host_pool(base: Any, slots: int, page_size: int) -> Any:
-    """Return a release's host pool without memory: its allocator alone."""
+    """Return a release's host pool without memory: only its allocator."""
 
     def no_memory(self: Any) -> None:
         self.page_size = page_size

@@ -96,7 +96,7 @@ class Sender:
 
     def _take(self, pool: str, position: int, pages: list[int], waits: bool = False) -> None:
         size = self.kv_mgr.config.page_size
-        slots = [page * size + at for page in pages for at in range(size)]
+        slots = [page * size + index for page in pages for index in range(size)]
         # before its window nothing is read
         seen = len(self.text) - (self.kv_mgr.config.window or 0) if pool == "swa" else 0
         skip = max(0, seen - position)

@@ -125,7 +125,7 @@ class Peers:
         for pool, own, start in parts:
             for position, page in zip(range(start, len(text), size), own):
                 tokens = padded[position : position + size]
-                slots += [(pool, page * size + at, token) for at, token in enumerate(tokens)]
+                slots += [(pool, page * size + index, token) for index, token in enumerate(tokens)]
         for pool, slot, _ in slots:
             self.memory[pool][slot] = 0
         self.writing[room] = Writing(name, slots, first)

@@ -48,6 +48,8 @@ class PrefillSide(OnServer):
     release: Any
 
     def __init__(self, release: Any, server: Server, config: TierConfig) -> None:
+        """Make the bootstrap queue of a server that only prefills, over stand-ins for its event loop and its
+        connection to decode servers (SchedulerDisaggregationPrefillMixin)."""
         self.release = release
         self.server = server
         self.config = config
@@ -90,7 +92,7 @@ class PrefillSide(OnServer):
             req_to_token_pool=server.rows, tree_cache=server.cache,
             token_to_kv_pool_allocator=server.allocator,
             running_batch=Bag(reqs=[], batch_is_full=False), last_reqs=[], processed_tokens_counter=0,
-            spec_algorithm=SpecAlgorithm(False), forward_stream=None,
+            spec_algorithm=SpecAlgorithm(on=False), forward_stream=None,
             attn_cp_cpu_group=None, attn_tp_cpu_group=None,
             output_streamer=Bag(stream_output=lambda *_: None), send_abort_output=lambda *_: None,
             batch_result_processor=Bag(
@@ -249,7 +251,8 @@ class PrefillSide(OnServer):
                 end = end // size * size
             try:
                 require(end > turn.prefix, Reason.EMPTY)
-                self.server.require_room([*spans, (turn.prefix, end)], rows + (not goes_on))
+                rows_with_turn = rows if goes_on else rows + 1
+                self.server.require_room([*spans, (turn.prefix, end)], rows_with_turn)
             except CommandRefused:
                 if goes_on:
                     return []
@@ -259,20 +262,20 @@ class PrefillSide(OnServer):
             self.release.set_chunk(req, turn.prefix, end)
             entries.append((turn, end))
             spans.append((turn.prefix, end))
-            rows += not goes_on
+            rows = rows_with_turn
             if end < turn.fill:
                 break
         return entries
 
     def _unfinished(self, pool: str) -> set[int]:
         """Return slots that forward passes write whose results are not processed."""
-        found: set[int] = set()
+        unread: set[int] = set()
         for batch, _ in self.late:
             slots = batch.out_cache_loc
             if pool == "swa":
                 slots = self.server.allocator.full_to_swa_index_mapping[slots]
-            found.update(slots.tolist())
-        return found
+            unread.update(slots.tolist())
+        return unread
 
     def _run(self, batch: Any) -> Any:
         """Run a batch (Scheduler.run_batch): the KV of each chunk is computed after its prefix was read."""
@@ -324,11 +327,11 @@ class PrefillSide(OnServer):
 
     def _forget_ended(self) -> None:
         """Forget requests that have ended and are in no queue."""
-        there = {id(req) for req, _ in self.where()}
+        known = {id(req) for req, _ in self.where()}
         gone = {
             name
             for name, turn in self.arrivals.items()
-            if id(turn.req) not in there
+            if id(turn.req) not in known
             and (turn.req.finished_reason is not None or name in self.aborted)
         }
         for name in gone:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from impl.sglang.parts.stand_ins import Bag
-from impl.sglang.parts.trees import printed
+from impl.sglang.parts.trees import captured_stdout
 from impl.sglang.tiers.copy_engine import slots_of
 from impl.sglang.tiers.gathering import Gatherer
 from reference.tiers.facts import TierNode
@@ -47,13 +47,15 @@ class RustGatherer(Gatherer):
         return number
 
     def _nodes(self) -> Iterator[TierNode]:
+        """Yield the facts of the nodes of the tree in Rust, parents before children, as the core prints
+        them."""
         core = self.core
         records = [*self._records()]
         ends: dict[int, tuple[int, int]] = {}  # by depth: the last node that was there, its end
         marks = {(record.load, node): record.ack for record in records for node in record.nodes}
         if self.storage is None:  # else nodes are hashed as they are made
             core.backfill_missing_hash_values()  # a snapshot is given of hashed nodes only
-        for indent, named, length, locks in _NODE.findall(printed(core.pretty_print)):
+        for indent, named, length, locks in _NODE.findall(captured_stdout(core.pretty_print)):
             depth = len(indent) // 2
             handle = int(named)
             if not int(length):
@@ -63,14 +65,21 @@ class RustGatherer(Gatherer):
             parent, start = ends[depth - 1]
             ends[depth] = number, start + int(length)
             yield TierNode(
-                number, parent, start, self.stamps(self._told(handle), start),
-                {
+                number,
+                parent=parent,
+                start=start,
+                stamps=self.stamps(self._told(handle), start),
+                device={
                     pool: slots_of(core.get_component_device_value(handle, kind))
                     for pool, kind in self.kinds.items()
                 },
-                self._on_host(handle), {"full": int(locks)}, {}, marks.get((False, number), -1),
-                marks.get((True, number), -1), self._hashed(core.get_hash_values(handle)),
-            )  # fmt: skip
+                host=self._on_host(handle),
+                locks={"full": int(locks)},
+                pins={},
+                storing=marks.get((False, number), -1),
+                loading=marks.get((True, number), -1),
+                hashed=self._hashed(core.get_hash_values(handle)),
+            )
 
     def _told(self, handle: int) -> Any:
         """Return a node with its key, as the core describes it for a store from either tier."""
@@ -86,10 +95,10 @@ class RustGatherer(Gatherer):
         """Return the host slots of a node, as the core names them for a store."""
         core = self.core
         spec = core.build_storage_backup_spec(handle, False)
-        found = {"full": slots_of(spec.host_value) if spec is not None else ()}
+        slots_by_pool = {"full": slots_of(spec.host_value) if spec is not None else ()}
         components = importlib.import_module(f"{_CACHE}.unified_cache.components")
         stored = components.CacheTransferPhase.BACKUP_STORAGE
         for pool in [*self.kinds][1:]:
             transfers = core.build_hicache_transfers(self.kinds[pool], handle, stored)
-            found[pool] = slots_of(transfers[0].host_indices) if transfers else ()
-        return found
+            slots_by_pool[pool] = slots_of(transfers[0].host_indices) if transfers else ()
+        return slots_by_pool

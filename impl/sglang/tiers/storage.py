@@ -167,18 +167,22 @@ class Hashes:
         elements = tree_key(tokens, bigram)
         known = self.texts.get(prior.hex()) if prior is not None else None
         # else it is the namespace's seed
-        inside, text = known if known is not None else (prior is not None, ())
+        if known is not None:
+            inside, text = known
+        else:
+            inside = prior is not None
+            text = ()
         size = page_size or len(elements)
         last = prior or b""
-        found = list[str]()
+        hashes = list[str]()
         if size:
-            for at in range(0, len(elements) - size + 1, size):
-                page = elements[at : at + size]
+            for index in range(0, len(elements) - size + 1, size):
+                page = elements[index : index + size]
                 last = hashlib.sha256(last + _packed(page, bigram)).digest()
                 text += self.spelt([*map(token_of, page)], inside, len(text))
                 self.texts[last.hex()] = inside, text
-                found.append(last.hex())
-        return found if page_size else found[0]
+                hashes.append(last.hex())
+        return hashes if page_size else hashes[0]
 
     def spelt(self, tokens: list[int], inside: bool, start: int) -> tuple[int, ...]:
         """Return the stamps of the KV of these tokens, from a position on."""
@@ -279,18 +283,18 @@ class Storage:
     def write(self, pool: str, key: str, slots: Sequence[int]) -> bool:
         """Write a page, unless the storage has it. Returns whether it is there."""
         if (pool, key) not in self.pages:
-            found = tuple(self.host[pool][slot] for slot in slots)
-            self.pages[pool, key] = found
+            content = tuple(self.host[pool][slot] for slot in slots)
+            self.pages[pool, key] = content
             number = self.numbers.setdefault(key, len(self.numbers) + 1)
             text = self.hashes.text(key)
             wanted = tuple(chained(text)[-1:]) if pool == "state" else text[-self.page_size :]
-            self.written.append(TierPage(number, pool, tuple(slots), found, wanted))
+            self.written.append(TierPage(number, pool, tuple(slots), content, wanted))
         return True
 
     def paged(self, slots: Any) -> Iterator[list[int]]:
         size = self.page_size
         every = slots.tolist()
-        return (every[at : at + size] for at in range(0, len(every), size))
+        return (every[index : index + size] for index in range(0, len(every), size))
 
 
 class Backend:
@@ -317,8 +321,8 @@ class Backend:
 
     def batch_exists(self, keys: list[str], _: Any = None) -> int:
         most = self._storage.called({})
-        there = (("full", key) in self._storage.pages for key in keys[: max(0, most)])
-        return next((i for i, found in enumerate(there) if not found), min(most, len(keys)))
+        are_stored = (("full", key) in self._storage.pages for key in keys[: max(0, most)])
+        return next((i for i, found in enumerate(are_stored) if not found), min(most, len(keys)))
 
     def batch_exists_v2(
         self, keys: list[str], pool_transfers: Any = None, extra_info: Any = None

@@ -13,7 +13,7 @@ from impl.process.remote_system import LIMITS, Limits, WorkerSystem
 from impl.sglang.parts.fetch import DECODES, PREFILLS, checkout_root, release_root
 from impl.sglang.releases.catalogue import detect, spec_of
 from impl.sglang.tiers.loading import tiered
-from impl.sglang.tiers.api import require
+from impl.sglang.tiers.api import require_tier_api
 from impl.system_spec import SystemSpec
 from reference.commands import Mode
 from reference.system_kinds import TIERS
@@ -55,6 +55,8 @@ class TierSystem(WorkerSystem):
         calls: bool = False,
         limits: Limits = LIMITS,
     ) -> None:
+        """Choose a release, or the checkout at `path`, and the capabilities of its host tier. core: the tree
+        in Rust. Raises UnusableImplementation."""
         super().__init__(limits)
         if (version is None) == (path is None):
             raise UnusableImplementation("sglang: give a version or the path of a checkout")
@@ -64,9 +66,10 @@ class TierSystem(WorkerSystem):
         self.name = str(self.spec)
         if path is not None:
             self.root = checkout_root(path)
-            kind, self.remark = detect(self.root)
-            self.release = kind.version
-            self._spec = spec_of(kind)
+            detected = detect(self.root)
+            self.remark = detected.remark
+            self.release = detected.release.version
+            self._spec = spec_of(detected.release)
         else:
             assert version is not None
             self.release = self._spec = version
@@ -88,7 +91,7 @@ class TierSystem(WorkerSystem):
             self.root = release_root(version, newer if kind.receives else "")
         kind.require(self.root)
         if path is not None:  # a test looks up what releases have
-            require(self.root, self.name, self.release, self.remark)
+            require_tier_api(self.root, self.name, self.release, detected.taken_for(self.root))
 
     def command_line(self) -> list[str]:
         return [

@@ -52,6 +52,16 @@ class PairDriver:
     # The system in the parent process has the real values (impl.vllm.system).
     name = ""
     capabilities = Capabilities()
+    config: PairConfig
+    _prompts: dict[str, list[int]]
+    _asked: set[str]
+    _promises: dict[str, tuple[tuple[tuple[int, ...], ...], float]]
+    _dropped: set[str]
+    _readers: dict[str, str]
+    _owners: dict[PostedTransfer, str]
+    _used: set[str]
+    _sent: int
+    _looped: set[str]
 
     def __init__(self, root: Path) -> None:
         install(root)
@@ -73,15 +83,15 @@ class PairDriver:
         for name, server in self.servers.items():
             server.overlap = geometry.overlaps(name)
             server.reset(geometry.of(name))
-        self._prompts: dict[str, list[int]] = {}
-        self._asked: set[str] = set()  # requests of P for D
-        self._promises: dict[str, tuple[tuple[tuple[int, ...], ...], float]] = {}
-        self._dropped: set[str] = set()
-        self._readers: dict[str, str] = {}  # request of D -> request of P whose KV it reads
-        self._owners: dict[PostedTransfer, str] = {}  # transfer -> the engine's name of its request at D
-        self._used: set[str] = set()  # names of requests
+        self._prompts = {}
+        self._asked = set()  # requests of P for D
+        self._promises = {}
+        self._dropped = set()
+        self._readers = {}  # request of D -> request of P whose KV it reads
+        self._owners = {}  # transfer -> the engine's name of its request at D
+        self._used = set()  # names of requests
         self._sent = 0
-        self._looped: set[str] = set()  # servers that have scheduled since the clock moved
+        self._looped = set()  # servers that have scheduled since the clock moved
 
     def apply(self, command: PairCommand) -> Outcome:
         """Execute a command, or refuse it."""
@@ -137,7 +147,8 @@ class PairDriver:
         outcome = server.serve(
             name, self._ident(name), tokens, command.max_tokens, command.priority, None
         )
-        self._sent += isinstance(outcome, Done)
+        if isinstance(outcome, Done):
+            self._sent += 1
         return self._accepted(name, tokens, outcome)
 
     def _forward(self, command: Forward) -> Outcome:
@@ -207,7 +218,8 @@ class PairDriver:
 
     def _shake(self, command: Shake) -> None:
         handshakes = self._server(command.server).mover.handshakes
-        require(handshakes.run(command.fails), Reason.EMPTY)
+        ran = handshakes.run(command.fails)
+        require(ran, Reason.EMPTY)
         error = handshakes.error
         handshakes.error = None
         if error is not None:
@@ -222,13 +234,14 @@ class PairDriver:
     def _lose(self, command: Lose) -> None:
         self._nth(NETWORK.transfers_in_flight(), command.at).state = NixlState.FAILED
 
-    def _nth(self, jobs: list[PostedTransfer], at: int) -> PostedTransfer:
-        require(0 <= at < len(jobs), Reason.EMPTY)
-        return jobs[at]
+    def _nth(self, jobs: list[PostedTransfer], index: int) -> PostedTransfer:
+        require(0 <= index < len(jobs), Reason.EMPTY)
+        return jobs[index]
 
     def _deliver(self, command: Deliver) -> None:
         agent = self._server(command.server).mover.agent
-        require(NETWORK.deliver(agent.name), Reason.EMPTY)
+        delivered = NETWORK.deliver(agent.name)
+        require(delivered, Reason.EMPTY)
 
     def _tick(self, command: Tick) -> None:
         require(command.seconds >= 1, Reason.BAD_LENGTH)
@@ -288,19 +301,19 @@ class PairDriver:
             for name, prefilled in self._readers.items()
         )
         return PairFacts(
-            prefill.view()._replace(host=None),
-            decode.view(),
-            tuple(
+            prefill=prefill.view()._replace(host=None),
+            decode=decode.view(),
+            promises=tuple(
                 Promise(name, blocks, at, self._held(name))
                 for name, (blocks, at) in self._promises.items()
             ),
-            readers,
-            tuple(self._transfers(readers)),
-            tuple(self._message(*each) for each in NETWORK.messages),
-            self._handshakes(),
-            Clock.now - START,
-            tuple(name for name, server in self.servers.items() if server.idle),
-            tuple(kept_records(self.servers)),
+            readers=readers,
+            transfers=tuple(self._transfers(readers)),
+            messages=tuple(self._message(*each) for each in NETWORK.messages),
+            handshakes=self._handshakes(),
+            clock=Clock.now - START,
+            idle=tuple(name for name, server in self.servers.items() if server.idle),
+            records=tuple(kept_records(self.servers)),
         )
 
     def _held(self, name: str) -> bool:
@@ -336,14 +349,14 @@ class PairDriver:
             for reader in readers
             if reader.state in (ReaderState.WAITS, ReaderState.LINGERS)
         }
-        kept = []
-        found = []
+        under_way = []
+        transfers = []
         managers = decode.scheduler.kv_cache_manager.coordinator.single_type_managers
         for job in NETWORK.transfers:
             ident = self._owners.get(job, "")
             name = decode.named(ident)
             if job.state is NixlState.IN_FLIGHT or not job.released or name in waiting:
-                kept.append(job)
+                under_way.append(job)
                 groups = {
                     block.block_id: group
                     for group, manager in enumerate(managers)
@@ -352,17 +365,22 @@ class PairDriver:
                 moves = tuple(dict.fromkeys(self._moves(job, groups)))
                 over = job.state is not NixlState.IN_FLIGHT
                 failed = job.state is NixlState.FAILED
-                found.append(PairTransfer(job.number, name, moves, job.copied, over, failed))
-        NETWORK.transfers[:] = kept
-        return found
+                transfers.append(PairTransfer(job.number, name, moves, job.copied, over, failed))
+        NETWORK.transfers[:] = under_way
+        return transfers
 
     def _moves(self, job: PostedTransfer, groups: dict[int, int]) -> list[tuple[int, int, int]]:
         """Return the (group, target block, source block) of each region of a transfer."""
         prefill, decode = self.servers[PREFILL], self.servers[DECODE]
         moves = []
         for own, theirs, _ in job.pairs:
-            here, there = (theirs, own) if job.writes else (own, theirs)
-            target, source = decode.memory.block_at(here), prefill.memory.block_at(there)
+            if job.writes:
+                decode_address = theirs
+                prefill_address = own
+            else:
+                decode_address = own
+                prefill_address = theirs
+            target, source = decode.memory.block_at(decode_address), prefill.memory.block_at(prefill_address)
             if target is None or source is None:
                 raise SystemFailed("a transfer has an address outside of the KV of both servers")
             moves.append((groups.get(target, 0), target, source))
@@ -415,5 +433,9 @@ if __name__ == "__main__":
     logging.disable(logging.CRITICAL)
     importlib.import_module("torch").set_num_threads(1)
     root = Path(sys.argv[1])
-    origin = root, "vLLM", "modules.py", "bare_scheduler.py"
-    sys.exit(serve(lambda: Guarded(PairDriver(root), *origin), root))
+
+    def guarded_pair() -> Guarded:
+        pair = PairDriver(root)
+        return Guarded(pair, root, engine="vLLM", modules="modules.py", values="bare_scheduler.py")
+
+    sys.exit(serve(guarded_pair, root))

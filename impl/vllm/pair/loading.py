@@ -98,7 +98,7 @@ def install(root: Path) -> None:
     never = tuple(f"vllm.v1.engine.{file.stem}" for file in engine if file.stem != "__init__")
     real = modules.VLLM.real + offload.REAL + REAL
     names = replace(modules.VLLM, real=real, inert=never + offload.INERT)
-    install_hook(root, names, _provided(root))
+    install_hook(root, names, _stand_ins_by_module(root))
     # `from vllm import envs` asks the package before it imports.
     package: Any = importlib.import_module("vllm")
     package.envs = importlib.import_module("vllm.envs")
@@ -117,10 +117,10 @@ def install(root: Path) -> None:
             known.update({name: value for name, value in played.items() if name in known})
 
 
-def _provided(root: Path) -> Any:
+def _stand_ins_by_module(root: Path) -> Any:
     """Return the stand-ins for names that the connector imports from modules that are not loaded, by
     module."""
-    provided: dict[str, dict[str, Any]] = {**modules.provided(), **offload.provided()}
+    provided: dict[str, dict[str, Any]] = {**modules.provided(), **offload.stand_ins_by_module()}
     maps = cut(root / _TABLES, frozenset({"BlockTable.map_to_kernel_blocks"}), {"np": np})  # to 0.31
     of_tables = {name.rpartition(".")[2]: function for name, function in maps.items()}
     provided["vllm.v1.worker.block_table"] = {"BlockTable": Values(**of_tables)}

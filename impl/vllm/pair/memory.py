@@ -33,19 +33,19 @@ class TensorMemory:
         block = (address - self._base) // self._bytes
         return block if 0 <= block < len(self._words) else None
 
-    def stamp(self, block: int, group: int, _: int, at: int, value: int) -> None:
+    def stamp(self, block: int, group: int, _: int, slot: int, value: int) -> None:
         """Write the KV of a slot of a block. Slots of another group in the block are cleared."""
-        row = self._claimed(block, group)[at]
+        row = self._claimed(block, group)[slot]
         row[:_DRAFTER] = value
         row[1] = group + 1
 
-    def stamp_drafted(self, block: int, group: int, _: int, at: int, value: int) -> None:
+    def stamp_drafted(self, block: int, group: int, _: int, slot: int, value: int) -> None:
         """Write the drafter's KV of a slot of a block."""
-        self._claimed(block, group)[at, _DRAFTER:] = group + 1, value
+        self._claimed(block, group)[slot, _DRAFTER:] = group + 1, value
 
-    def drafted(self, block: int, group: int, _: int, at: int) -> int:
+    def drafted(self, block: int, group: int, _: int, slot: int) -> int:
         """Return the stamp of the drafter's KV in a slot, 0 if this group has none there."""
-        owner, stamp = self._words[block, at, _DRAFTER:].tolist()
+        owner, stamp = self._words[block, slot, _DRAFTER:].tolist()
         return int(stamp) if owner == group + 1 else 0
 
     def _claimed(self, block: int, group: int) -> Any:
@@ -62,23 +62,23 @@ class TensorMemory:
         group, slots = self.held()[block]
         if group < 0:
             return default
-        drafted = [self.drafted(block, group, self.size, at) for at in range(self.size)]
+        drafted = [self.drafted(block, group, self.size, index) for index in range(self.size)]
         return group, (*slots, *drafted) if any(drafted) else slots
 
     def __setitem__(self, block: int, held: tuple[int, Any]) -> None:
         group, slots = held
         self._words[block] = 0
-        for at, value in enumerate(slots):
+        for index, value in enumerate(slots):
             if value:
-                write = self.stamp if at < self.size else self.stamp_drafted
-                write(block, group, self.size, at % self.size, value)
+                write = self.stamp if index < self.size else self.stamp_drafted
+                write(block, group, self.size, index % self.size, value)
 
     def held(self) -> list[tuple[int, tuple[int, ...]]]:
         """Return for each block its group (-1: none) and the stamps of its slots, 0 for a slot that is not
         whole."""
         owners = self._words[:, :, 1]
-        first = (owners != 0).argmax(axis=1)
-        groups = owners[np.arange(len(owners)), first]
+        first_slots = (owners != 0).argmax(axis=1)
+        groups = owners[np.arange(len(owners)), first_slots]
         same = (self._words[:, :, 2:_DRAFTER] == self._words[:, :, :1]).all(axis=2)
         whole = same & (owners == groups[:, None]) & (groups[:, None] != 0)
         stamps = np.where(whole, self._words[:, :, 0], 0).tolist()
@@ -98,4 +98,4 @@ class TensorMemory:
         shape = (size, 1) if tokens_first else (1, size)
         blocks = len(self._words) * kernel_blocks
         flat = self.tensor.view(torch.float32).view(blocks, *shape, 2 * WORDS)
-        return {f"layer{at}": flat for at in range(layers)}
+        return {f"layer{index}": flat for index in range(layers)}

@@ -20,7 +20,7 @@ START = 1000.0  # the clock at reset (seconds), as of a server that has run for 
 
 
 class Clock:
-    """A stand-in for the module `time`: its time moves by commands alone."""
+    """A stand-in for the module `time`: its time moves only by commands."""
 
     now = START
 
@@ -78,7 +78,12 @@ class PostedTransfer:
     def copy(self) -> None:
         """Move the bytes."""
         for own, theirs, size in self.pairs:
-            target, source = (theirs, own) if self.writes else (own, theirs)
+            if self.writes:
+                target = theirs
+                source = own
+            else:
+                target = own
+                source = theirs
             ctypes.memmove(target, source, size)
         self.copied = True
 
@@ -204,7 +209,7 @@ class Agent:
         places: list[list[int]] = np.asarray(descs, dtype=np.uint64).tolist()
         for base, size, _, *strided in places:
             stride, count = strided or (0, 1)
-            rows += [(base + stride * at, size) for at in range(count)]
+            rows += [(base + stride * index, size) for index in range(count)]
         handle = self._new_handle()
         self._descriptor_lists[handle] = agent, rows
         return handle
@@ -216,6 +221,8 @@ class Agent:
         self, operation: str, local: int, local_ids: Any, remote: int, remote_ids: Any,
         notif_msg: bytes | None = None, **more: Any,
     ) -> int:  # fmt: skip
+        """Return the handle of a transfer between descriptors of two agents, as NIXL does. Raises
+        RuntimeError where the descriptors do not match."""
         del more
         _, own = self._descriptor_lists[local]
         peer, theirs = self._descriptor_lists[remote]

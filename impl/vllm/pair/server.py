@@ -147,6 +147,8 @@ class PairServer(EngineDriver):
     """
 
     _mover: NixlWorker
+    answers: dict[str, Any]
+    memory: TensorMemory
 
     def __init__(self, root: Path, server: str) -> None:
         self.server = server
@@ -157,10 +159,10 @@ class PairServer(EngineDriver):
 
     def reset(self, geometry: EngineConfig) -> None:
         if geometry.recurrent:
-            self.memory: TensorMemory = PairStateMemory(geometry)
+            self.memory = PairStateMemory(geometry)
         else:
             self.memory = TensorMemory(geometry.blocks + 1, page_tokens(geometry))
-        self.answers: dict[str, Any] = {}
+        self.answers = {}
         super().reset(geometry)
 
     def _start(self, config: EngineConfig) -> tuple[Any, Callable[..., Any]]:
@@ -200,7 +202,9 @@ class PairServer(EngineDriver):
 
     def _host(self) -> HostFacts:
         failed = sorted(self._names[ident] for ident in self._mover.failed)
-        return HostFacts(0, (), (), (), (), (), tuple(failed))
+        return HostFacts(
+            chunks=0, free=(), memory=(), keys=(), transfers=(), records=(), failed=tuple(failed)
+        )
 
     def _take(self, outputs: Any) -> None:
         for of_client in outputs.values():

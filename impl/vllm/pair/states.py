@@ -28,8 +28,8 @@ def lay_out_states(pool: Any, config: EngineConfig) -> None:
     """Give the recurrent layers of a KVCacheConfig the shapes of a Mamba2 model in layout DS, with pages as
     large as those of attention."""
     page = 8 * WORDS * page_tokens(config)
-    for at in config.recurrent:
-        group = pool.kv_cache_groups[at]
+    for index in config.recurrent:
+        group = pool.kv_cache_groups[index]
         group.kv_cache_spec = replace(
             group.kv_cache_spec, shapes=((_ROWS, 1 + config.drafts), (1, 2)),
             dtypes=(torch.int64, torch.int64), page_size_padded=page,
@@ -85,13 +85,13 @@ class PairStateMemory(TensorMemory):
             return self.held()[block]
         return super().get(block, default)
 
-    def leave(self, block: int, group: int, stamp: int) -> None:
+    def write_state(self, block: int, group: int, stamp: int) -> None:
         """Write a recurrent state, as a kernel does."""
         if self._state_group(block) != group:
             self.tensor[block] = 0
         self.states[block, 0] = torch.tensor([group + 1, stamp])
 
-    def leave_windows(self, block: int, group: int, stamps: Sequence[int]) -> None:
+    def write_windows(self, block: int, group: int, stamps: Sequence[int]) -> None:
         """Write consecutive windows of the convolution, as a kernel does."""
         rows = [row for owner in _owners(group) for row in ([owner] * len(stamps), list(stamps))]
         self.windows[block, :, : len(stamps)] = torch.tensor(rows)
@@ -107,19 +107,19 @@ class PairStateMemory(TensorMemory):
             super().__setitem__(block, held)
             return
         self.tensor[block] = 0
-        self.leave(block, group, slots[0])
-        self.leave_windows(block, group, slots[1:])
+        self.write_state(block, group, slots[0])
+        self.write_windows(block, group, slots[1:])
 
     def held(self) -> list[tuple[int, tuple[int, ...]]]:
         """Return for each block its group (-1: none) and its stamps: one for each slot of KV, or that of
         the recurrent state followed by those of the windows."""
-        found = super().held()
+        blocks = super().held()
         columns = range(self.windows.shape[2])
-        for block in range(len(found)):
+        for block in range(len(blocks)):
             if (group := self._state_group(block)) >= 0:
                 windows = (self.window(block, group, at) for at in columns)
-                found[block] = group, (self.state(block, group), *windows)
-        return found
+                blocks[block] = group, (self.state(block, group), *windows)
+        return blocks
 
 
 def _owners(group: int) -> list[int]:
@@ -135,4 +135,4 @@ class PairLayers(RecurrentLayers):
 class PairStateRunner(StateRunnerV1):
     """The worker of a server of a pair with recurrent layers. memory: a PairStateMemory."""
 
-    layers_of = PairLayers
+    layers_class = PairLayers

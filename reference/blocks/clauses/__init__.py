@@ -28,11 +28,11 @@ BLOCK_CLAUSES = (
 def broken(step: BlockStep, waived: Collection[str] = ()) -> list[tuple[Clause, Failure]]:
     """Return all clauses that fail at this step, without the waived ones, the headline first
     (by_cause)."""
-    found = []
+    failures = []
     for each in BLOCK_CLAUSES.values():
         if each.id not in waived and (failure := each.check(step)) is not None:
-            found.append((each, failure))
-    return by_cause(found)
+            failures.append((each, failure))
+    return by_cause(failures)
 
 
 # They hold wherever a command breaks off, but for what a batch publishes before it writes.

@@ -23,24 +23,26 @@ from reference.failures import AtCount, AtNamed, Failure, counted, failure
     ),
 )
 def _batch_within_limits(step: BlockStep) -> Failure | None:
+    """Return the failure of a batch with too many requests or tokens, without any token, or past
+    max_model_len."""
     lanes = step.after.lanes
     config = step.config
     names = [lane.request for lane in lanes]
     if len(set(names)) < len(names) or len(names) > config.max_seqs:
-        at = AtCount("batch", "requests", config.max_seqs)
-        return failure(f"at most {config.max_seqs} requests, each once", f"{names}", at)
+        place = AtCount("batch", "requests", config.max_seqs)
+        return failure(f"at most {config.max_seqs} requests, each once", f"{names}", place)
     if (tokens := sum(len(lane.tokens) for lane in lanes)) > config.max_batched_tokens:
-        at = AtCount("batch", "tokens", config.max_batched_tokens)
-        return failure(f"at most {config.max_batched_tokens} tokens", f"{tokens}", at)
+        place = AtCount("batch", "tokens", config.max_batched_tokens)
+        return failure(f"at most {config.max_batched_tokens} tokens", f"{tokens}", place)
     if lanes and not tokens and not step.after.padded:
-        at = AtCount("batch", "tokens", 1)
-        return failure("the batch must have a token", "the batch has none", at)
+        place = AtCount("batch", "tokens", 1)
+        return failure("the batch must have a token", "the batch has none", place)
     last = config.max_model_len + step.after.overrun
     for lane in lanes:
         if (end := lane.start + len(lane.tokens)) > last:
-            want = f"{lane.request} ends by {last}"
-            at = AtCount(lane.request, "computed", last)
-            return failure(want, f"it computes [{lane.start}, {end})", at)
+            expected = f"{lane.request} ends by {last}"
+            place = AtCount(lane.request, "computed", last)
+            return failure(expected, f"it computes [{lane.start}, {end})", place)
     return None
 
 
@@ -66,9 +68,9 @@ def _entry_starts_where_kv_ends(step: BlockStep) -> Failure | None:
         allowed = start <= note.computed if note.turned else start == note.computed
         if not allowed:
             name = note.lane.request
-            want = f"{name} goes on at {note.computed}"
-            got = f"it computes from {start}{_explain_low_start(step, note)}"
-            return failure(want, got, AtCount(name, "start", note.computed))
+            expected = f"{name} goes on at {note.computed}"
+            observed = f"it computes from {start}{_explain_low_start(step, note)}"
+            return failure(expected, observed, AtCount(name, "start", note.computed))
     return None
 
 
@@ -104,18 +106,18 @@ def _inputs_are_text(step: BlockStep) -> Failure | None:
         own = lane.tokens[: len(lane.tokens) - lane.drafts]
         end = lane.start + len(own)
         if list(own) != note.text[lane.start : end]:
-            want = f"{lane.request} computes its text at [{lane.start}, {end})"
-            return failure(want, "other tokens, or none", AtCount(lane.request, "inputs"))
+            expected = f"{lane.request} computes its text at [{lane.start}, {end})"
+            return failure(expected, "other tokens, or none", AtCount(lane.request, "inputs"))
         if bool(lane.sampled) != (end == len(note.text)):
             whole = counted(len(note.text), "token")
-            want = f"no token of {lane.request} is due: its text of {whole} is computed up to {end}"
+            expected = f"no token of {lane.request} is due: its text of {whole} is computed up to {end}"
             if end == len(note.text):
-                want = f"a token of {lane.request} is due: its text of {whole} is computed"
+                expected = f"a token of {lane.request} is due: its text of {whole} is computed"
             sampled = counted(len(lane.sampled), "sampled token")
-            return failure(want, sampled, AtCount(lane.request, "samples"))
+            return failure(expected, sampled, AtCount(lane.request, "samples"))
         if lane.drafts and end != len(note.text):
-            want = f"drafts of {lane.request} follow the text of {len(note.text)} tokens"
-            return failure(want, f"they follow position {end}", AtCount(lane.request, "drafts"))
+            expected = f"drafts of {lane.request} follow the text of {len(note.text)} tokens"
+            return failure(expected, f"they follow position {end}", AtCount(lane.request, "drafts"))
     return None
 
 
@@ -148,7 +150,7 @@ def _batch_makes_progress(step: BlockStep) -> Failure | None:
         return None  # such as a preemption, whose blocks are free for the next schedule
     statuses = {name: fact.status for name, fact in step.after.requests.items()}
     those = ", ".join(f"{name} {status}" for name, status in statuses.items())
-    got = f"no batch comes, with {len(step.after.free)} blocks free and {those}"
+    observed = f"no batch comes, with {len(step.after.free)} blocks free and {those}"
     waiting = (AtNamed("request", name) for name in statuses)
-    want = "a batch must come, for somebody waits or runs and nothing is in flight"
-    return failure(want, got, AtCount("batch", "stall"), *waiting)
+    expected = "a batch must come, for somebody waits or runs and nothing is in flight"
+    return failure(expected, observed, AtCount("batch", "stall"), *waiting)

@@ -24,8 +24,8 @@ def _ref_count_is_owner_count(step: BlockStep) -> Failure | None:
     for block, refs in enumerate(step.after.refs):
         if block and refs != len(named := step.entries.get(block, ())):
             who = ", ".join(map(_holder_text, named)) or "nobody"
-            want = f"block {block} must have ref count {len(named)}: {who} holds it"
-            return failure(want, f"its ref count is {refs}", AtBlock(block))
+            expected = f"block {block} must have ref count {len(named)}: {who} holds it"
+            return failure(expected, f"its ref count is {refs}", AtBlock(block))
     return None
 
 
@@ -51,12 +51,12 @@ def _holder_text(entry: tuple[str, int, int]) -> str:
 def _free_queue_has_unheld_blocks(step: BlockStep) -> Failure | None:
     times = Counter(step.after.free)
     for block, refs in enumerate(step.after.refs):
-        want = int(block > 0 and refs == 0)
-        if times[block] != want:
-            due = "must be in the free queue once" if want else "must not be in the free queue"
+        due_times = int(block > 0 and refs == 0)
+        if times[block] != due_times:
+            due = "must be in the free queue once" if due_times else "must not be in the free queue"
             often = f" {times[block]} times" if times[block] > 1 else ""
-            got = f"the free queue {'has' if times[block] else 'lacks'} block {block}{often}"
-            return failure(f"block {block} (ref count {refs}) {due}", got, AtBlock(block))
+            observed = f"the free queue {'has' if times[block] else 'lacks'} block {block}{often}"
+            return failure(f"block {block} (ref count {refs}) {due}", observed, AtBlock(block))
     return _swap_has_unheld_blocks(step)
 
 
@@ -71,10 +71,10 @@ def _swap_has_unheld_blocks(step: BlockStep) -> Failure | None:
     times = Counter(swap.free)
     for block in range(1, len(swap.memory)):
         if times[block] + owners[block] != 1:
-            want = f"block {block} of host memory must be free, or of one request"
-            got = f"tables name it {counted(owners[block], 'time')}"
-            got += f", and it is free {counted(times[block], 'time')}"
-            return failure(want, got, AtCount("swap", "free"))
+            expected = f"block {block} of host memory must be free, or of one request"
+            observed = f"tables name it {counted(owners[block], 'time')}"
+            observed += f", and it is free {counted(times[block], 'time')}"
+            return failure(expected, observed, AtCount("swap", "free"))
     return None
 
 
@@ -116,13 +116,13 @@ def _block_serves_one_place(step: BlockStep) -> Failure | None:
 def _ended_requests_keep_nothing(step: BlockStep) -> Failure | None:
     if step.after.leftovers:
         also = ", ".join(step.after.leftovers)
-        want = "the manager must keep tables of requests that are there, and no others"
-        return failure(want, f"it also keeps one of {also}", AtCount("manager", "leftovers"))
+        expected = "the manager must keep tables of requests that are there, and no others"
+        return failure(expected, f"it also keeps one of {also}", AtCount("manager", "leftovers"))
     for name in step.after.swap.tables if step.after.swap is not None else ():
         fact = step.after.requests.get(name)
         if fact is None or fact.status != "SWAPPED":
-            want = "host memory must keep copies of requests that are swapped, and no others"
-            return failure(want, f"it also keeps one of {name}", AtCount("swap", "leftovers"))
+            expected = "host memory must keep copies of requests that are swapped, and no others"
+            return failure(expected, f"it also keeps one of {name}", AtCount("swap", "leftovers"))
     return None
 
 
@@ -140,6 +140,8 @@ def _ended_requests_keep_nothing(step: BlockStep) -> Failure | None:
     trigger=lambda s: bool(s.after.published),
 )
 def _hash_names_content(step: BlockStep) -> Failure | None:
+    """Return the failure of the first published hash whose block holds other KV than that of its tokens.
+    Hashes of states are STA-3's."""
     for block, group, stamps in step.after.published:
         if not block:
             return failure(
@@ -158,8 +160,8 @@ def _hash_names_content(step: BlockStep) -> Failure | None:
                 if owner != group or not slots[wrong]
                 else "holds KV of another token"
             )
-            want = f"it must hold KV of the tokens that its hash in group {group} names"
-            return failure(want, f"slot {wrong} of block {block} {problem}", AtBlock(block))
+            expected = f"it must hold KV of the tokens that its hash in group {group} names"
+            return failure(expected, f"slot {wrong} of block {block} {problem}", AtBlock(block))
     return None
 
 
@@ -175,11 +177,11 @@ def _hash_names_content(step: BlockStep) -> Failure | None:
 def _map_agrees_with_blocks(step: BlockStep) -> Failure | None:
     bears = Counter(published.block for published in step.after.published)
     for block in {*bears, *step.after.mapped}:
-        if (got := step.after.mapped.get(block, 0)) != bears[block]:
+        if (mapped := step.after.mapped.get(block, 0)) != bears[block]:
             bear = f"block {block} bears {counted(bears[block], 'hash', 'es')}"
-            want = f"the map must name it once for each: {bear}"
+            expected = f"the map must name it once for each: {bear}"
             return failure(
-                want, f"the map names block {block} {counted(got, 'time')}", AtBlock(block)
+                expected, f"the map names block {block} {counted(mapped, 'time')}", AtBlock(block)
             )
     return None
 
@@ -197,6 +199,8 @@ def _map_agrees_with_blocks(step: BlockStep) -> Failure | None:
     trigger=lambda s: isinstance(s.command, (ResetCache, NewWeights)) and bool(s.before.published),
 )
 def _reset_empties_cache(step: BlockStep) -> Failure | None:
+    """Return the failure of a reset that leaves hashes, fails though no request holds a block, or lets a
+    request that ran keep its blocks."""
     command = step.command
     if not isinstance(command, (ResetCache, NewWeights)) or step.refused or not step.config.caching:
         return None
@@ -204,19 +208,19 @@ def _reset_empties_cache(step: BlockStep) -> Failure | None:
     if step.after.reset and (left or len(step.after.free) < len(step.after.refs) - 1):
         free = len(step.after.free)
         blocks = len(step.after.refs) - 1
-        got = f"it leaves {counted(left, 'hash', 'es')}, and {free} of {blocks} blocks are free"
+        observed = f"it leaves {counted(left, 'hash', 'es')}, and {free} of {blocks} blocks are free"
         return failure(
-            "a reset must leave no hash and all blocks free", got, AtCount("cache", "hashes")
+            "a reset must leave no hash and all blocks free", observed, AtCount("cache", "hashes")
         )
     if not step.after.reset and not step.entries:
-        want = "the reset must succeed, for nobody holds a block"
-        return failure(want, "the reset fails", AtCount("cache", "reset"))
+        expected = "the reset must succeed, for nobody holds a block"
+        return failure(expected, "the reset fails", AtCount("cache", "reset"))
     ran = {name for name, fact in step.before.requests.items() if fact.status == "RUNNING"}
     holders = {name for named in step.entries.values() for name, _, _ in named}
     running = isinstance(command, NewWeights) or command.running
-    if running and (kept := sorted(ran & holders)):
-        want = "a reset must leave requests that run no block"
-        return failure(want, f"{', '.join(kept)} still holds blocks", AtCount("cache", "reset"))
+    if running and (holding := sorted(ran & holders)):
+        expected = "a reset must leave requests that run no block"
+        return failure(expected, f"{', '.join(holding)} still holds blocks", AtCount("cache", "reset"))
     return None
 
 
@@ -238,10 +242,10 @@ def _reset_empties_cache(step: BlockStep) -> Failure | None:
 def _key_has_one_source(step: BlockStep) -> Failure | None:
     if isinstance(step.command, NewWeights):  # PUB-3, HOST-4
         return None
-    for request, source, found, block, chunk in step.after.foreign_keys:
+    for request, source, source_of_kv, block, chunk in step.after.foreign_keys:
         where = f"block {block}" if chunk < 0 else f"chunk {chunk} of host memory"
-        got = f"a key of {request} finds {where}, which holds KV of {found}"
+        observed = f"a key of {request} finds {where}, which holds KV of {source_of_kv}"
         return failure(
-            f"{request} has {source}", got, AtBlock(block) if chunk < 0 else AtChunk(chunk)
+            f"{request} has {source}", observed, AtBlock(block) if chunk < 0 else AtChunk(chunk)
         )
     return None

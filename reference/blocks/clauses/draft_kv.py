@@ -1,6 +1,8 @@
-"""Clauses on the KV that a drafter (EAGLE, MTP) keeps beside the target model's (DRAFT)."""
+"""Clauses on the KV that a drafter (EAGLE, MTP) has in addition to the target model's (DRAFT)."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from reference.blocks.clauses.step import NOT_WRITTEN, BlockStep, clause
 from reference.failures import AtTable, Failure, failure
@@ -11,7 +13,8 @@ from reference.failures import AtTable, Failure, failure
     "a drafter reads its own KV",
     "A drafter finds KV of its own at each position before a batch entry that it sees: computed from its"
     " request's text up to the next token.",
-    why="It drafts what the target model rejects. Answers are right, and slower.",
+    why="A drafter that reads other KV proposes tokens that the target model rejects. Answers stay right, and"
+    " take longer.",
     needs=("drafter",),
     rule="blocks.request_texts",
     source="vllm find_longest_cache_hit (drop_eagle_block), prepare_next_token_ids_padded",
@@ -25,26 +28,38 @@ def _drafter_reads(step: BlockStep) -> Failure | None:
         if use is None:
             continue
         name = note.lane.request
-        for position, value in enumerate(use.found, use.first):
-            if value == note.stamps[position + 1] or value in note.discarded:
+        for position, stamp in enumerate(use.found, use.first):
+            # a drafter computes its KV at a position with the token after it
+            if stamp == note.stamps[position + 1] or stamp in note.discarded:
                 continue
-            size = step.config.groups[use.group].block_size
-            at = position // size
-            row = note.lane.tables[use.group]
-            block = row[at] if at < len(row) else 0
-            want = f"the drafter of {name} finds its KV at position {position} in group {use.group}"
-            got = f"block {block} holds none of it there"
-            if value != NOT_WRITTEN:
-                got = f"block {block} holds KV of another text or next token there"
-            return failure(want, got, AtTable(name, use.group, at, position, note.lane.start))
+            entry, block = _block_at(step, use.group, note.lane.tables, position)
+            expected = (
+                f"the drafter of {name} finds its KV at position {position} in group {use.group}"
+            )
+            if stamp == NOT_WRITTEN:
+                observed = f"block {block} holds none of it there"
+            else:
+                observed = f"block {block} holds KV of another text or next token there"
+            place = AtTable(name, use.group, entry, position, note.lane.start)
+            return failure(expected, observed, place)
     return None
+
+
+def _block_at(
+    step: BlockStep, group: int, tables: Sequence[Sequence[int]], position: int
+) -> tuple[int, int]:
+    """Return the entry of a group's table that has a position, and the block there: 0, the null block, also
+    past the end of the table."""
+    entry, _ = step.config.groups[group].slot_of(position)
+    table = tables[group]
+    return entry, table[entry] if entry < len(table) else 0
 
 
 @clause(
     "DRAFT-2",
     "slots ahead are there",
     "A drafter writes only into blocks of its request's table, in the slots ahead of the batch too.",
-    why="Whoever holds the block drafts from what was written there.",
+    why="The request that has the block would draft from KV of another text.",
     needs=("drafter",),
     rule="blocks.facts",
     source="vllm num_lookahead_tokens",
@@ -58,14 +73,15 @@ def _drafter_writes(step: BlockStep) -> Failure | None:
         use = lane.draft
         if use is None:
             continue
-        size = step.config.groups[use.group].block_size
-        row = lane.tables[use.group]
         for position in range(lane.start, use.end):
-            at = position // size
-            if at >= len(row) or not row[at]:
-                got = "is the null block" if at < len(row) else "is past its end"
-                where = f"position {position} in group {use.group}"
-                want = f"the drafter of {lane.request} has a block for {where}"
-                place = AtTable(lane.request, use.group, at, position)
-                return failure(want, f"entry {at} of its table {got}", place)
+            entry, block = _block_at(step, use.group, lane.tables, position)
+            if block:
+                continue
+            is_past_end = entry >= len(lane.tables[use.group])
+            problem = "is past its end" if is_past_end else "is the null block"
+            return failure(
+                f"the drafter of {lane.request} has a block for position {position} in group {use.group}",
+                f"entry {entry} of its table {problem}",
+                AtTable(lane.request, use.group, entry, position),
+            )
     return None

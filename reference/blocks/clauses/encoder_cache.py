@@ -30,12 +30,12 @@ def _cache_adds_up(step: BlockStep) -> Failure | None:
     size = step.config.encoder_cache
     free = size - sum(entry.embeds for entry in encoder.entries)
     if encoder.free != free or free < 0:
-        want = f"{counted(max(0, free), 'embedding')} of {size} must be free beside the images kept"
-        return failure(want, f"{encoder.free} are", AtCount("encoder", "free", free))
+        expected = f"{counted(max(0, free), 'embedding')} of {size} must be free beside the images kept"
+        return failure(expected, f"{encoder.free} are", AtCount("encoder", "free", free))
     evictable = free + sum(entry.embeds for entry in encoder.entries if not entry.users)
     if encoder.evictable != evictable:
-        want = f"{counted(evictable, 'embedding')} must be free or of images that nobody needs"
-        return failure(want, f"{encoder.evictable} are", AtCount("encoder", "evictable", evictable))
+        expected = f"{counted(evictable, 'embedding')} must be free or of images that nobody needs"
+        return failure(expected, f"{encoder.evictable} are", AtCount("encoder", "evictable", evictable))
     return None
 
 
@@ -58,24 +58,24 @@ def _image_is_kept_for_who_needs_it(step: BlockStep) -> Failure | None:
         return None
     for entry in encoder.entries:
         for name in entry.users:
-            want = f"image {entry.image} is kept for requests that have it and hold blocks"
+            expected = f"image {entry.image} is kept for requests that have it and hold blocks"
             places = AtNamed("request", name), AtCount("encoder", entry.image)
             fact = step.after.requests.get(name)
             if fact is None:
-                return failure(want, f"it is kept for {name}, which is gone", *places)
+                return failure(expected, f"it is kept for {name}, which is gone", *places)
             if not _has_whole_image(fact.tokens, entry.image):
-                return failure(want, f"it is kept for {name}, which has no such image", *places)
+                return failure(expected, f"it is kept for {name}, which has no such image", *places)
             if not any(block for row in fact.tables for block in row):
-                got = f"it is kept for {name}, which is {fact.status} and holds none"
-                return failure(want, got, *places)
+                observed = f"it is kept for {name}, which is {fact.status} and holds none"
+                return failure(expected, observed, *places)
     return None
 
 
 def _has_whole_image(text: tuple[int, ...], image: str) -> bool:
     tokens = embeddings_of(image)
     return any(
-        text[at : at + len(tokens)] == tokens
-        for at, token in enumerate(text)
+        text[index : index + len(tokens)] == tokens
+        for index, token in enumerate(text)
         if image_of(token) == image[0]
     )
 
@@ -98,17 +98,17 @@ def _worker_keeps_what_scheduler_counts(step: BlockStep) -> Failure | None:
     encoder = step.after.encoder
     if encoder is None:
         return None
-    kept = dict(encoder.kept)
+    worker_images = dict(encoder.kept)
     counts = {entry.image for entry in encoder.entries}
-    for image in sorted(counts | kept.keys()):
+    for image in sorted(counts | worker_images.keys()):
         place = AtCount("encoder", image)
-        if image not in kept:
-            want = f"the worker keeps image {image}, which the scheduler counts as kept"
-            return failure(want, "the worker does not have it", place)
+        if image not in worker_images:
+            expected = f"the worker keeps image {image}, which the scheduler counts as kept"
+            return failure(expected, "the worker does not have it", place)
         if image not in counts:
-            want = f"the worker drops image {image}, which the scheduler does not count as kept"
-            return failure(want, "the worker has it", place)
-        if kept[image] != embeddings_of(image):
+            expected = f"the worker drops image {image}, which the scheduler does not count as kept"
+            return failure(expected, "the worker has it", place)
+        if worker_images[image] != embeddings_of(image):
             return failure(f"image {image} has its own embeddings", "it has others", place)
     return None
 
@@ -132,12 +132,12 @@ def _step_encodes_what_it_lacks(step: BlockStep) -> Failure | None:
     budget = step.config.encoder_budget
     total = sum(len(embeddings_of(image)) for image in encoder.encoded)
     if total > budget:
-        want = f"a step encodes at most {counted(budget, 'embedding')}"
-        return failure(want, f"this one encodes {total}", _ENCODED)
+        expected = f"a step encodes at most {counted(budget, 'embedding')}"
+        return failure(expected, f"this one encodes {total}", _ENCODED)
     before = step.before.encoder.entries if step.before.encoder is not None else ()
     needed = {entry.image for entry in before if entry.users}
-    for at, image in enumerate(encoder.encoded):
-        if image in encoder.encoded[:at]:
+    for index, image in enumerate(encoder.encoded):
+        if image in encoder.encoded[:index]:
             return failure(f"a step encodes image {image} once", "it does so again", _ENCODED)
         if image in needed:
             return failure(f"image {image} is kept, so no step encodes it", "this one does", _ENCODED)
@@ -165,8 +165,8 @@ def _no_chunk_ends_within_image(step: BlockStep) -> Failure | None:
             index = position_of(note.text[end])  # within its image
             image_start = end - index
             if index > 0 and image_start >= lane.start:
-                want = f"{lane.request} computes its image at {image_start} whole"
-                return failure(want, f"it computes it up to {end}", AtCount(lane.request, "inputs"))
+                expected = f"{lane.request} computes its image at {image_start} whole"
+                return failure(expected, f"it computes it up to {end}", AtCount(lane.request, "inputs"))
     return None
 
 
@@ -191,9 +191,9 @@ def _image_is_kept_until_it_is_computed(step: BlockStep) -> Failure | None:
     for name, image in _images_under_way(step):
         if name not in kept_for.get(image, ()):
             users = " and ".join(kept_for.get(image, ())) or "nobody"
-            want = f"{name} must keep image {image}, having computed a part of it"
-            got = f"image {image} is kept for {users}"
-            return failure(want, got, AtNamed("request", name), AtCount("encoder", image))
+            expected = f"{name} must keep image {image}, having computed a part of it"
+            observed = f"image {image} is kept for {users}"
+            return failure(expected, observed, AtNamed("request", name), AtCount("encoder", image))
     return None
 
 

@@ -28,13 +28,13 @@ def _hit_is_resumable(step: BlockStep) -> Failure | None:
         if not note.fresh or not start or note.void:
             continue
         if not step.config.caching and not step.config.peer:
-            want = f"{name} starts at 0: nothing is cached"
-            return failure(want, f"it starts at {start}", AtCount(name, "start", 1))
+            expected = f"{name} starts at 0: nothing is cached"
+            return failure(expected, f"it starts at {start}", AtCount(name, "start", 1))
         if start >= len(note.text):
-            want = f"{name} computes at least the last of its {len(note.text)} tokens"
-            return failure(want, f"it starts at {start}", AtCount(name, "start", len(note.text)))
-        if (found := step.misread(name, note.lane.tables, note.stamps, start, start)) is not None:
-            return found
+            expected = f"{name} computes at least the last of its {len(note.text)} tokens"
+            return failure(expected, f"it starts at {start}", AtCount(name, "start", len(note.text)))
+        if (misread := step.misread(name, note.lane.tables, note.stamps, start, start)) is not None:
+            return misread
     return None
 
 
@@ -59,26 +59,26 @@ def _groups_read_text_kv(step: BlockStep) -> Failure | None:
         if note.void:
             continue
         end = min(lane.start + len(lane.tokens), len(note.stamps))
-        if (found := step.misread(lane.request, lane.tables, stamps, lane.start, end)) is not None:
-            return found
-        if (found := _wrong_attention(step, note, end)) is not None:
-            return found
+        if (misread := step.misread(lane.request, lane.tables, stamps, lane.start, end)) is not None:
+            return misread
+        if (misread := _wrong_attention(step, note, end)) is not None:
+            return misread
     return None
 
 
 def _wrong_attention(step: BlockStep, note: LaneNote, end: int) -> Failure | None:
     """Return the failure where attention got other KV than that of the entry's text, up to position `end`."""
     lane = note.lane
-    for group, first, stamps in lane.found:
+    for group, first_position, stamps in lane.found:
         layers = step.config.groups[group]
         start = window_start(layers, lane.start)
-        if (first, list(stamps)) != (start, note.stamps[start:end]):
-            pairs = enumerate(zip(stamps, note.stamps[first:end]), first)
-            position = next((at for at, (got, due) in pairs if got != due), start)
+        if (first_position, list(stamps)) != (start, note.stamps[start:end]):
+            pairs = enumerate(zip(stamps, note.stamps[first_position:end]), first_position)
+            position = next((at for at, (observed, due) in pairs if observed != due), start)
             entry, _ = layers.slot_of(position)
-            want = f"attention gets the KV of {lane.request} at [{start}, {end}) in group {group}"
-            got = f"{counted(len(stamps), 'position')} from {first} on, wrong at {position}"
-            return failure(want, got, AtTable(lane.request, group, entry, position, lane.start))
+            expected = f"attention gets the KV of {lane.request} at [{start}, {end}) in group {group}"
+            observed = f"{counted(len(stamps), 'position')} from {first_position} on, wrong at {position}"
+            return failure(expected, observed, AtTable(lane.request, group, entry, position, lane.start))
     return None
 
 
@@ -106,14 +106,18 @@ def _confirmed_window_stays(step: BlockStep) -> Failure | None:
             row = tables[group]
             if layers.state:  # STA-5
                 continue
-            for at in layers.entries_of(window_start(layers, sure), sure):
-                if at >= len(row) or not row[at]:
-                    got = "is the null block" if at < len(row) else "is past its end"
-                    entry = f"entry {at} of its table in group {group}"
-                    want = (
+            for table_entry in layers.entries_of(window_start(layers, sure), sure):
+                if table_entry >= len(row) or not row[table_entry]:
+                    problem = "is the null block" if table_entry < len(row) else "is past its end"
+                    entry = f"entry {table_entry} of its table in group {group}"
+                    expected = (
                         f"{name}, whose confirmed length is {sure}, must keep the block of {entry}"
                     )
-                    return failure(want, f"{entry} {got}", AtTable(name, group, at, query=sure))
+                    return failure(
+                        expected,
+                        f"{entry} {problem}",
+                        AtTable(name, group, table_entry, query=sure),
+                    )
     return None
 
 
@@ -133,8 +137,8 @@ def _held_content_stays(step: BlockStep) -> Failure | None:
         if bearer.void:
             continue
         stamps = bearer.stamps if sure <= len(bearer.stamps) else bearer.ahead()[1]
-        if (found := step.misread(name, tables, stamps, sure, min(sure, len(stamps)))) is not None:
-            return found
+        if (misread := step.misread(name, tables, stamps, sure, min(sure, len(stamps)))) is not None:
+            return misread
     return _wrong_copy(step)
 
 
@@ -151,11 +155,11 @@ def _wrong_copy(step: BlockStep) -> Failure | None:
         tables = swap.tables.get(name, ((),) * len(step.config.groups))
         for group, layers in enumerate(step.config.groups):
             start = window_start(layers, sure)
-            found = step.reads(tables, group, start, sure, swap.memory)
-            if found != bearer.stamps[start:sure]:
-                want = f"host memory has the KV of {name} at [{start}, {sure}) in group {group}"
-                got = f"blocks {list(tables[group])} of host memory have other KV, or none"
-                return failure(want, got, AtCount(name, "swapped", sure, group))
+            copied = step.reads(tables, group, start, sure, swap.memory)
+            if copied != bearer.stamps[start:sure]:
+                expected = f"host memory has the KV of {name} at [{start}, {sure}) in group {group}"
+                observed = f"blocks {list(tables[group])} of host memory have other KV, or none"
+                return failure(expected, observed, AtCount(name, "swapped", sure, group))
     return None
 
 
@@ -176,14 +180,14 @@ def _counts_in_order(step: BlockStep) -> Failure | None:
         if fact.status != "RUNNING":
             continue
         if bearer.sure > fact.computed:
-            want = f"{name}: the scheduler counts at least {bearer.sure}"
-            return failure(want, f"{fact.computed}", AtCount(name, "computed", bearer.sure))
+            expected = f"{name}: the scheduler counts at least {bearer.sure}"
+            return failure(expected, f"{fact.computed}", AtCount(name, "computed", bearer.sure))
         for group, layers in enumerate(step.config.groups):
             slots = len(tables[group]) * layers.block_size
             due = fact.computed - layers.first_kept(0, fact.computed)
             if slots < due and not layers.state:
-                want = f"{name}: slots for {due} in group {group}"
-                return failure(want, f"{slots}", AtCount(name, "slots", due, group))
+                expected = f"{name}: slots for {due} in group {group}"
+                return failure(expected, f"{slots}", AtCount(name, "slots", due, group))
     return None
 
 
@@ -200,6 +204,8 @@ def _counts_in_order(step: BlockStep) -> Failure | None:
     trigger=lambda s: sum(1 for n in s.lanes if len(n.lane.tokens)) > 1,
 )
 def _writes_own_blocks(step: BlockStep) -> Failure | None:
+    """Return the failure of the first position that a batch writes outside of its request's blocks, into a
+    block that others read by an older hash, or twice with different KV."""
     writers: dict[tuple[int, int], tuple[str, int]] = {}
     texts = {note.lane.request: note.stamps for note in step.lanes}
     named: set[int] = set()
@@ -214,22 +220,23 @@ def _writes_own_blocks(step: BlockStep) -> Failure | None:
                 continue
             end = lane.start + len(lane.tokens)
             for position in range(layers.first_kept(lane.start, end), end):
-                at, offset = layers.slot_of(position)
-                block = row[at] if at < len(row) else 0
+                entry, offset = layers.slot_of(position)
+                block = row[entry] if entry < len(row) else 0
                 where = f"{lane.request} writes position {position} of group {group}"
-                place = AtTable(lane.request, group, at, position)
+                place = AtTable(lane.request, group, entry, position)
                 if not block:
                     return failure(f"{where} into a block of its own", "it has none there", place)
                 own = fact.tables[group] if fact is not None else ()
-                if at >= len(own) or own[at] != block:
-                    got = f"block {block} is not in its table"
-                    return failure(f"{where} into a block of its own", got, place)
+                if entry >= len(own) or own[entry] != block:
+                    observed = f"block {block} is not in its table"
+                    return failure(f"{where} into a block of its own", observed, place)
                 if block in named and step.held_its_text(block):
                     if others := _previous_holders(step, block) - {lane.request}:
-                        got = f"{' and '.join(sorted(others))} has block {block} too, and its hash is older"
-                        behind = AtCount(lane.request, "start", (at + 1) * size)
+                        names = " and ".join(sorted(others))
+                        observed = f"{names} has block {block} too, and its hash is older"
+                        behind = AtCount(lane.request, "start", (entry + 1) * size)
                         return failure(
-                            f"{where} into a block of its own", got, behind, AtBlock(block)
+                            f"{where} into a block of its own", observed, behind, AtBlock(block)
                         )
                 stamps = texts.get(lane.request, [])
                 stamp = stamps[position] if position < len(stamps) else NOT_WRITTEN
@@ -237,8 +244,8 @@ def _writes_own_blocks(step: BlockStep) -> Failure | None:
                 if other != lane.request and not (
                     step.after.merges and stamp == its != NOT_WRITTEN
                 ):
-                    got = f"{other} writes there in the same batch"
-                    return failure(f"{where} alone", got, AtBlock(block), place)
+                    observed = f"{other} writes there in the same batch"
+                    return failure(f"{where} alone", observed, AtBlock(block), place)
     return None
 
 
@@ -268,17 +275,18 @@ def _frees_blocks_behind_window(step: BlockStep) -> Failure | None:
         for group, layers in enumerate(step.config.groups):
             if layers.ring:
                 if len(tables[group]) > (most := step.config.most_blocks(layers)):
-                    want = f"{name} must have at most {counted(most, 'block')} in the ring of group {group}"
+                    limit = f"at most {counted(most, 'block')}"
+                    expected = f"{name} must have {limit} in the ring of group {group}"
                     place = AtTable(name, group, most, query=bearer.sure)
-                    return failure(want, f"its table has {len(tables[group])}", place)
+                    return failure(expected, f"its table has {len(tables[group])}", place)
                 continue
             behind = tables[group][: window_start(layers, bearer.sure) // layers.block_size]
-            kept = [at for at, block in enumerate(behind) if block]
-            if len(kept) > (most := max_blocks_behind_window(step.config, layers)):
-                want = f"{name} must keep at most {counted(most, 'block')} behind its window"
-                blocks = counted(len(kept), "block")
-                got = f"{name} keeps {blocks} of group {group}, from entry {kept[0]} of its table on"
-                return failure(want, got, AtTable(name, group, kept[0], query=bearer.sure))
+            unfreed = [index for index, block in enumerate(behind) if block]
+            if len(unfreed) > (most := max_blocks_behind_window(step.config, layers)):
+                expected = f"{name} must keep at most {counted(most, 'block')} behind its window"
+                blocks = counted(len(unfreed), "block")
+                observed = f"{name} keeps {blocks} of group {group}, from entry {unfreed[0]} of its table on"
+                return failure(expected, observed, AtTable(name, group, unfreed[0], query=bearer.sure))
     return None
 
 

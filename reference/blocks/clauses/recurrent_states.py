@@ -54,11 +54,12 @@ def _first_wrong_start(step: BlockStep, fresh: bool) -> Failure | None:
             name = note.lane.request
             observed = _wrong_start(use, start, note.stamps)
             if observed is not None:
-                want = f"{name} continues from the state after its first {start} tokens in group {use.group}"
+                state = f"the state after its first {start} tokens"
+                expected = f"{name} continues from {state} in group {use.group}"
                 places: list[Place] = [AtCount(name, "state", start, use.group)]
                 if use.block > 0:
                     places.append(AtBlock(use.block))
-                return failure(want, observed, *places)
+                return failure(expected, observed, *places)
     return None
 
 
@@ -85,13 +86,13 @@ def _wrong_start(use: StateUse, start: int, stamps: Sequence[int]) -> str | None
 def _published_state_matches_hash(step: BlockStep) -> Failure | None:
     for block, group, stamps in _published_states(step):
         owner, parts = step.after.memory[block]
-        found = parts if owner == group else (EMPTY, EMPTY)
-        observed = misread(found, stamps[-1], stamps)
+        state = parts if owner == group else (EMPTY, EMPTY)
+        observed = misread(state, stamps[-1], stamps)
         if observed is not None:
             if "after token" in observed:  # the token is counted within the block, not within the text
                 observed += " of its block"
-            want = f"block {block} holds the state that its hash in group {group} is of"
-            return failure(want, observed, AtBlock(block))
+            expected = f"block {block} holds the state that its hash in group {group} is of"
+            return failure(expected, observed, AtBlock(block))
     return None
 
 
@@ -116,28 +117,30 @@ def _published_states(step: BlockStep) -> list[Published]:
     trigger=lambda s: sum(1 for n in s.lanes if n.lane.states) > 1,
 )
 def _state_has_one_writer(step: BlockStep) -> Failure | None:
+    """Return the failure of the first state that is written into a block which another request has, or
+    continues from in the same batch."""
     writer_of_block: dict[int, str] = {}
     for lane in step.after.lanes:
         for group, block in _written_blocks(lane):
-            want = f"{lane.request} leaves its state of group {group} in a block of its own"
+            expected = f"{lane.request} leaves its state of group {group} in a block of its own"
             at_block = AtBlock(block)
             at_request = AtNamed("request", lane.request)
             if not block:
-                return failure(want, "it has none there", at_request, at_block)
+                return failure(expected, "it has none there", at_request, at_block)
             fact = step.after.requests.get(lane.request)
             if fact is None or block not in fact.tables[group]:
-                return failure(want, f"block {block} is not in its table", at_block, at_request)
+                return failure(expected, f"block {block} is not in its table", at_block, at_request)
             holders = {name for name, _, _ in step.entries.get(block, ())}
             if others := holders - {lane.request, IN_FLIGHT}:
                 observed = f"{' and '.join(sorted(others))} has block {block} too"
-                return failure(want, observed, at_block, at_request)
+                return failure(expected, observed, at_block, at_request)
             writer_of_block[block] = lane.request
     for lane in step.after.lanes:
         for use in lane.states:
             writer = writer_of_block.get(use.block, lane.request)
             if writer != lane.request:
-                want = f"nobody writes block {use.block} while {lane.request} continues from it"
-                return failure(want, f"{writer} does, in the same batch", AtBlock(use.block))
+                expected = f"nobody writes block {use.block} while {lane.request} continues from it"
+                return failure(expected, f"{writer} does, in the same batch", AtBlock(use.block))
     return None
 
 
@@ -158,6 +161,8 @@ def _written_blocks(lane: Lane) -> list[tuple[int, int]]:
     trigger=lambda s: bool(s.config.recurrent) and any(b.computed for _, b, _ in s.held()),
 )
 def _request_keeps_its_state(step: BlockStep) -> Failure | None:
+    """Return the failure of the first request in whose blocks the state after its computed tokens, or the
+    convolution window of it, is missing."""
     if not step.config.recurrent:
         return None
     for name, bearer, tables in step.held():
@@ -165,7 +170,7 @@ def _request_keeps_its_state(step: BlockStep) -> Failure | None:
         stamps = bearer.ahead()[1]
         if not count or count > len(stamps) or bearer.idle or bearer.turned:
             continue
-        want = stamp_after(stamps, count)
+        due_stamp = stamp_after(stamps, count)
         for group in step.config.recurrent:
             blocks = [step.after.memory[block] for block in tables[group] if block]
             states = [parts for owner, parts in blocks if owner == group]
@@ -173,9 +178,9 @@ def _request_keeps_its_state(step: BlockStep) -> Failure | None:
                 "state": {parts[0] for parts in states},
                 "convolution window": {part for parts in states for part in parts[1:]},
             }
-            for part, kept in stamps_by_part.items():
-                if want not in kept:
-                    others = [f"one {seen(stamp, stamps)}" for stamp in sorted(kept - {EMPTY})]
+            for part, stamps_kept in stamps_by_part.items():
+                if due_stamp not in stamps_kept:
+                    others = [f"one {seen(stamp, stamps)}" for stamp in sorted(stamps_kept - {EMPTY})]
                     observed = f"of its blocks {', '.join(others) or 'none'}"
                     expected = (
                         f"{name} keeps the {part} after its first {count} tokens in group {group}"

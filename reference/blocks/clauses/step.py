@@ -32,27 +32,26 @@ OUTSIDE = -1, 0  # group and index of a block outside of tables
 
 @dataclass(eq=False)
 class BlockStep(HostView):
-    """A command on an engine, and the state before and after it.
-
-    before, after: the engine's facts.
-    refused: the command changed nothing; reason: the reason for the refusal.
-    lanes, outputs: batch entries and outputs, each with its expectation.
-    bearers: requests and sessions after the command, by name.
-    in_use: blocks that steps in flight write or copy.
-    standstill, kv_sources: see RequestTexts.
-    """
+    """A command on an engine, and the state before and after it."""
 
     config: EngineConfig
     command: EngineCommand
+    #: the command changed nothing
     refused: bool
+    #: the engine's facts
     before: BlockFacts
     after: BlockFacts
+    #: batch entries and outputs, each with its expectation
     lanes: list[LaneNote]
     outputs: list[OutputNote]
+    #: requests and sessions after the command, by name
     bearers: dict[str, Bearer]
+    #: blocks that steps in flight write or copy
     in_use: frozenset[int] = frozenset()
+    #: see RequestTexts
     standstill: Standstill | None = None
     kv_sources: tuple[KvSource, ...] = ()
+    #: the reason for the refusal
     reason: Reason | None = None
 
     @memoized
@@ -65,9 +64,9 @@ class BlockStep(HostView):
         named: dict[int, list[tuple[str, int, int]]] = {}
         for name, fact in self.after.requests.items():
             for group, blocks in enumerate(fact.tables):
-                for at, block in enumerate(blocks):
+                for index, block in enumerate(blocks):
                     if block:
-                        named.setdefault(block, []).append((name, group, at))
+                        named.setdefault(block, []).append((name, group, index))
         outside = *((IN_FLIGHT, block) for block in self.after.kept), *self.after.pinned
         for name, block in outside:
             named.setdefault(block, []).append((name, *OUTSIDE))
@@ -83,8 +82,8 @@ class BlockStep(HostView):
         again = {
             block
             for fact in self.after.requests.values()
-            for at, block in enumerate(fact.tables[0])
-            if (at + 1) * size > fact.computed
+            for index, block in enumerate(fact.tables[0])
+            if (index + 1) * size > fact.computed
         }
         return frozenset(again.union(self.after.host.lost))
 
@@ -144,15 +143,15 @@ class BlockStep(HostView):
         row = tables[group]
         if memory is None:
             memory = self.after.memory
-        found = []
+        stamps = []
         for position in range(start, end):
-            at, offset = layers.slot_of(position)
-            if at >= len(row):
-                found.append(NO_BLOCK)
+            entry, offset = layers.slot_of(position)
+            if entry >= len(row):
+                stamps.append(NO_BLOCK)
                 continue
-            owner, slots = memory[row[at]]
-            found.append(slots[offset] if owner == group and row[at] else NOT_WRITTEN)
-        return found
+            owner, slots = memory[row[entry]]
+            stamps.append(slots[offset] if owner == group and row[entry] else NOT_WRITTEN)
+        return stamps
 
     def misread(
         self, name: str, tables: Table, stamps: list[int], first_query: int, end: int
@@ -163,28 +162,28 @@ class BlockStep(HostView):
             if layers.state:  # STA-1, STA-2
                 continue
             start = layers.first_kept(window_start(layers, first_query), end)
-            found = self.reads(tables, group, start, end)
-            if found != stamps[start:end]:
+            read = self.reads(tables, group, start, end)
+            if read != stamps[start:end]:
                 at = next(
                     i
-                    for i, value in enumerate(found)
+                    for i, value in enumerate(read)
                     if [value] != stamps[start + i : start + i + 1]
                 )
-                want = f"{name} finds its own KV at position {start + at} in group {group}"
+                expected = f"{name} finds its own KV at position {start + at} in group {group}"
                 position = start + at
                 entry, _ = layers.slot_of(position)
                 place = AtTable(name, group, entry, position, max(first_query, position))
-                seen = self._describe_read(name, tables, group, position, found[at])
-                return failure(want, seen, place)
+                seen = self._describe_read(name, tables, group, position, read[at])
+                return failure(expected, seen, place)
         return None
 
     def _describe_read(self, name: str, tables: Table, group: int, position: int, value: int) -> str:
-        at, _ = self.config.groups[group].slot_of(position)
+        entry, _ = self.config.groups[group].slot_of(position)
         if value == NO_BLOCK:
-            return f"its table ends before entry {at}"
-        block = tables[group][at]
+            return f"its table ends before entry {entry}"
+        block = tables[group][entry]
         if not block:
-            return f"entry {at} of its table is the null block"
+            return f"entry {entry} of its table is the null block"
         if value == NOT_WRITTEN:
             return f"block {block} holds nothing of this group there"
         if (source := self._foreign_source(name, position, value)) is not None:

@@ -32,23 +32,23 @@ PAIR_CLAUSES = OF_PAIRS | SERVER_CLAUSES
 def broken(step: PairStep, waived: Collection[str] = ()) -> list[tuple[Clause, Failure]]:
     """Return all clauses that fail at this step, without the waived ones, the headline first
     (by_cause). A clause that fails on both servers has the failure of the first."""
-    found: dict[str, tuple[Clause, Failure]] = {}
+    failures: dict[str, tuple[Clause, Failure]] = {}
     for each in OF_PAIRS.values():
         if each.id not in waived and (failure := each.check(step)) is not None:
-            found[each.id] = each, failure
+            failures[each.id] = each, failure
     for server, side in step.sides.items():
         for each, failure in broken_on_server(side, {*waived, *_ELSEWHERE}):
-            found.setdefault(each.id, (each, on_server(server, failure)))
-    return by_cause(list(found.values()))
+            failures.setdefault(each.id, (each, on_server(server, failure)))
+    return by_cause(list(failures.values()))
 
 
 def broken_off(step: PairStep, waived: Collection[str] = ()) -> list[tuple[Clause, Failure]]:
     """Return the clauses that fail in the facts left by a pair that has failed, the headline first."""
-    found: dict[str, tuple[Clause, Failure]] = {}
+    failures: dict[str, tuple[Clause, Failure]] = {}
     for server, side in step.sides.items():
         for each, failure in broken_off_on_server(side, {*waived, *_ELSEWHERE}):
-            found.setdefault(each.id, (each, on_server(server, failure)))
-    return by_cause(list(found.values()))
+            failures.setdefault(each.id, (each, on_server(server, failure)))
+    return by_cause(list(failures.values()))
 
 
 def on_server(server: str, failure: Failure) -> Failure:

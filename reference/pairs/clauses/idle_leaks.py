@@ -30,9 +30,9 @@ def _keeps_nothing_for_lease(step: PairStep) -> Failure | None:
         if promise.held and promise.request not in step.excused:
             readers = step.after.readers_of(promise.request)
             states = " and ".join(f"{reader.request} {reader.state.value}" for reader in readers)
-            want = f"P gives back what {promise.request} left, for nobody will read it: {states}"
+            expected = f"P gives back what {promise.request} left, for nobody will read it: {states}"
             place = AtServer(PREFILL, AtNamed("request", promise.request))
-            return failure(want, "it keeps it until the lease ends", place)
+            return failure(expected, "it keeps it until the lease ends", place)
     return None
 
 
@@ -85,5 +85,5 @@ def _no_record_left(step: PairStep) -> Failure | None:
         return None
     if any(promise.held for promise in step.after.promises):
         return None
-    kept = ", ".join(step.after.records)
-    return failure("no record of what is gone", kept, AtCount("pair", "records", 0))
+    records = ", ".join(step.after.records)
+    return failure("no record of what is gone", records, AtCount("pair", "records", 0))

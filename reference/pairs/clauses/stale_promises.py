@@ -22,7 +22,7 @@ def _lease_ends(step: PairStep) -> Failure | None:
     for promise in step.after.promises:
         lease = step.record.leases.get(promise.request)
         if promise.held and lease is not None and lease.rounds > 2:
-            want = f"P gives back what {promise.request} left: its lease ended at {lease.ends:g} s"
-            got = f"it is kept at {step.after.clock:g} s"
-            return failure(want, got, AtServer(PREFILL, AtCount(promise.request, "lease")))
+            expected = f"P gives back what {promise.request} left: its lease ended at {lease.ends:g} s"
+            observed = f"it is kept at {step.after.clock:g} s"
+            return failure(expected, observed, AtServer(PREFILL, AtCount(promise.request, "lease")))
     return None

@@ -19,7 +19,7 @@ from reference.system_kinds import kind_of_config
 from reference.pairs.commands import Cancel, Drop, Forget
 from reference.tiers.commands import Reattach, ResetCache
 from stateful_tests.lockstep.run_results import Trace
-from stateful_tests.shrink.minimise import violated
+from stateful_tests.shrink.minimise import violation_of_clause
 
 from stateful_tests.check.known_faults import trace_reductions as leave
 from stateful_tests.check.known_faults import pair_reductions as pairs
@@ -113,7 +113,7 @@ _NEEDS: dict[str, Less] = {
 }
 
 
-def avoided(system: AnySystem, trace: Trace, without: Needs) -> Trace:
+def without_needs(system: AnySystem, trace: Trace, without: Needs) -> Trace:
     """Return the trace without these needs, as far as they show when it runs on the system."""
     for name in without:
         trace = _NEEDS[name](system, trace)
@@ -122,15 +122,15 @@ def avoided(system: AnySystem, trace: Trace, without: Needs) -> Trace:
 
 def lacks(system: AnySystem, without: Needs, trace: Trace) -> bool:
     """Return whether the trace has none of these needs."""
-    return avoided(system, trace, without) == trace
+    return without_needs(system, trace, without) == trace
 
 
 def needs(system: AnySystem, smallest: Trace, clause: str, among: Iterable[str] = _NEEDS) -> Needs:
     """Return the needs of a trace of a clause that has no superfluous command."""
 
     def needed(name: str) -> bool:
-        less = avoided(system, smallest, (name,))
-        return less != smallest and clause not in (violated(system, less, clause) or ())
+        less = without_needs(system, smallest, (name,))
+        return less != smallest and clause not in (violation_of_clause(system, less, clause) or ())
 
     return tuple(filter(needed, among))
 
@@ -148,5 +148,5 @@ def to_avoid(known: Sequence[Needs]) -> list[Needs]:
     each = dict.fromkeys(tuple(need for need in _NEEDS if need in one) for one in product(*known))
     by_size = sorted(each, key=len)
     return [
-        one for at, one in enumerate(by_size) if not any({*less} < {*one} for less in by_size[:at])
+        one for index, one in enumerate(by_size) if not any({*less} < {*one} for less in by_size[:index])
     ]

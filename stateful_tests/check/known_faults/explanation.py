@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from impl.adapter import AnySystem
-from stateful_tests.check.known_faults.causes import REJECTED, Needs, avoided, needs, to_avoid, traits
+from stateful_tests.check.known_faults.causes import REJECTED, Needs, without_needs, needs, to_avoid, traits
 from stateful_tests.check.known_faults.masks import (
     Mask, Standing, beside, do_the_same, fails_alike, holding, how_it_breaks, masks,
 )  # fmt: skip
@@ -133,7 +133,7 @@ def explains(
     def as_it_does(seen: Violation) -> bool:
         return seen.clause not in others and fails_alike(violation, seen, clause)
 
-    return bool(masks) and not unexplained(
+    return bool(masks) and not unexplained_needs(
         system, trace, clause, needs_of(masks, clause), as_it_does
     )
 
@@ -185,7 +185,7 @@ def explaining(system: AnySystem, masks: Sequence[Mask], trace: Trace, clause: s
     return max(known, key=fits)[2]
 
 
-def unexplained(
+def unexplained_needs(
     system: AnySystem,
     trace: Trace,
     clause: str,
@@ -195,11 +195,11 @@ def unexplained(
     """Return the needs to leave out of a trace so that no known fault explains it, and the trace
     without them, if that still violates the clause and is `alike`."""
     for without in to_avoid(known):
-        candidate = avoided(system, trace, tuple(need for need in without if need != REJECTED))
-        found = failing_prefix(
+        candidate = without_needs(system, trace, tuple(need for need in without if need != REJECTED))
+        prefix = failing_prefix(
             system, clause, candidate,
             allowed=lambda _, seen: alike(seen), patient=REJECTED in without,
         )  # fmt: skip
-        if found is not None:
-            return without, replace(candidate, commands=found)
+        if prefix is not None:
+            return without, replace(candidate, commands=prefix)
     return None

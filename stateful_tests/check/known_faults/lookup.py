@@ -55,18 +55,16 @@ class SeenOnRelease(NamedTuple):
 
 @dataclass(slots=True)
 class Lookup:
-    """Looks up traces that are new against a base.
-
-    executor: replays them on several releases at once.
-    say: called with a message before releases are replayed, which takes a while.
-    changed: functions that changed in the tree, if its history tells.
-    """
+    """Looks up traces that are new against a base."""
 
     base: Base
     system: AnySystem
+    #: replays them on several releases at once
     executor: Executor = SERIAL
     limits: Limits = LIMITS
+    #: called with a message before releases are replayed, which takes a while
     say: Callable[[str], None] = lambda _: None
+    #: functions that changed in the tree, if its history tells
     changed: Changes | None = None
     _shown: dict[Trace, list[SeenOnRelease]] = field(default_factory=dict)
     _left: dict[Trace, int] = field(default_factory=dict)  # releases for which there was no time
@@ -81,27 +79,27 @@ class Lookup:
 
     def told(self, findings: Sequence[Finding]) -> list[Finding]:
         """Return the findings; new ones with the observations on the releases."""
-        new = [found.run.trace for found in findings if not (found.old or found.flaky)]
+        new = [finding.run.trace for finding in findings if not (finding.old or finding.flaky)]
         self._replay(new)
         told = []
-        for found in findings:
-            if found.run.trace in self._shown and not found.old:
-                looked_up = self._observations(found.run.trace)
-                looked_up = looked_up._replace(changed=self._changed_cause(found))
-                found = replace(found, looked_up=looked_up)
-            told.append(found)
+        for finding in findings:
+            if finding.run.trace in self._shown and not finding.old:
+                looked_up = self._observations(finding.run.trace)
+                looked_up = looked_up._replace(changed=self._changed_cause(finding))
+                finding = replace(finding, looked_up=looked_up)
+            told.append(finding)
         return told
 
     def interrupted(self, findings: Sequence[Finding]) -> list[Finding]:
         """Return the findings of an interrupted check; new ones say that no release was replayed."""
         left, told = LookedUp(left=len(self._releases())), []
-        for found in findings:
-            trace = found.run.trace
-            if left.left and not (found.old or found.flaky):
-                said = self._observations(trace) if self._shown.get(trace) else left
-                told.append(replace(found, looked_up=said))
+        for finding in findings:
+            trace = finding.run.trace
+            if left.left and not (finding.old or finding.flaky):
+                observations = self._observations(trace) if self._shown.get(trace) else left
+                told.append(replace(finding, looked_up=observations))
             else:
-                told.append(found)
+                told.append(finding)
         return told
 
     def _releases(self) -> list[str]:
@@ -113,17 +111,17 @@ class Lookup:
         own = {self.system.name, self.base.name}
         return [n for n in nearest_first(spec.engine, release, spec.ways) if n not in own]
 
-    def _changed_cause(self, found: Finding) -> str:
+    def _changed_cause(self, finding: Finding) -> str:
         """Return the changed function that runs in the command with which a trace fails: the last that
         is called in the file in which it fails, or else in any."""
-        return "" if self.changed is None else _changed_cause(found, self.changed)
+        return "" if self.changed is None else _changed_cause(finding, self.changed)
 
     def known_elsewhere(self, traces: Mapping[str, Trace]) -> set[str]:
         """Return the names of the traces that show a known fault of the base, or of a release such that
         the tree lies between it and the base."""
         self._replay([*traces.values()])
-        said = {name: self._observations(t) for name, t in traces.items() if self._shown.get(t)}
-        return {name for name, each in said.items() if each.between or each.shared}
+        observations = {name: self._observations(t) for name, t in traces.items() if self._shown.get(t)}
+        return {name for name, each in observations.items() if each.between or each.shared}
 
     def _replay(self, traces: Sequence[Trace]) -> None:
         """Look traces up. Those on which a release shows a known fault make room for others: a tree
@@ -144,16 +142,16 @@ class Lookup:
         several = "s" if len(wanted) > 1 else ""
         engine = system_spec(self.system).engine
         self.say(f"looks {len(wanted)} trace{several} up in {len(names)} releases of {engine}")
-        for at in range(0, len(names), _AT_A_TIME):
+        for index in range(0, len(names), _AT_A_TIME):
             unknown = [trace for trace in wanted if not _fault_shown(self._shown[trace])]
             if not unknown:
                 break
-            if at and self._seconds >= MOST_S:
-                self._left |= dict.fromkeys(unknown, len(names) - at)
+            if index and self._seconds >= MOST_S:
+                self._left |= dict.fromkeys(unknown, len(names) - index)
                 break
             began = time.monotonic()
             replayed = self.executor.map(
-                partial(shown_by, unknown, self.limits), names[at : at + _AT_A_TIME]
+                partial(shown_by, unknown, self.limits), names[index : index + _AT_A_TIME]
             )
             with closing(replayed) as shown:
                 for of_release in shown:
@@ -201,7 +199,7 @@ class Lookup:
         return self._shared[trace]
 
     def _lies_between(self, faulty: SystemSpec) -> bool:
-        """Whether the tree lies between its base and a release that shows a known fault."""
+        """Return whether the tree lies between its base and a release that shows a known fault."""
         tree = lines_of(self.system)
         before = lines_of(self.base.system)
         if tree is None or before is None or faulty.version is None:
@@ -214,19 +212,23 @@ def caused_by(findings: Sequence[Finding], differing: Changes) -> list[Finding]:
     fails. differing: functions that differ from a release, which a tree may leave in many places: other
     files say nothing."""
     named = []
-    for found in findings:
-        said = found.looked_up
-        if said is not None and not said.changed and (cause := _changed_cause(found, differing, near=True)):
-            found = replace(found, looked_up=said._replace(changed=cause))
-        named.append(found)
+    for finding in findings:
+        looked_up = finding.looked_up
+        if (
+            looked_up is not None
+            and not looked_up.changed
+            and (cause := _changed_cause(finding, differing, near=True))
+        ):
+            finding = replace(finding, looked_up=looked_up._replace(changed=cause))
+        named.append(finding)
     return named
 
 
-def _changed_cause(found: Finding, changed: Changes, near: bool = False) -> str:
-    """The changed function that runs in the failing command, "" for none. near: only one of the file in which
-    it fails; else one of that file goes before others."""
-    violation = found.run.violation
-    called = found.run.called
+def _changed_cause(finding: Finding, changed: Changes, near: bool = False) -> str:
+    """Return the changed function that runs in the failing command, "" for none. near: only one of the file
+    in which it fails; else one of that file goes before others."""
+    violation = finding.run.violation
+    called = finding.run.called
     if violation is None or violation.step >= len(called):
         return ""
     frame = violation.failure.observed.rpartition(" at ")[2].partition(":")[0]
@@ -239,15 +241,15 @@ def _changed_cause(found: Finding, changed: Changes, near: bool = False) -> str:
 
 
 def _fault_shown(seen: Sequence[SeenOnRelease]) -> bool:
-    """Whether a release has shown a known fault."""
+    """Return whether a release has shown a known fault."""
     return any(each.fault for each in seen)
 
 
 def nearest_first(engine: str, release: str, ways: Sequence[str]) -> list[str]:
     """Return the names of the releases that are driven in these ways, those next to `release` first."""
     versions = list(driven_in(engine, ways))
-    at = versions.index(release) if release in versions else len(versions) - 1
-    order = sorted(versions, key=lambda version: abs(versions.index(version) - at))
+    release_index = versions.index(release) if release in versions else len(versions) - 1
+    order = sorted(versions, key=lambda version: abs(versions.index(version) - release_index))
     return [release_name(engine, version, ways) for version in order]
 
 

@@ -33,25 +33,23 @@ from stateful_tests.traces.trace_files import load
 
 @dataclass(frozen=True, slots=True)
 class Mask:
-    """A known fault on a tree.
-
-    there: its traces that fail on the tree, by their own or another clause of the fault, each with its
-        needs.
-    fixed: files of traces that conform on the tree and fail on the base.
-    breaks: texts of the failures by which the tree breaks in them (see how_it_breaks).
-    instead: other behaviour of the tree in its traces, in words.
-    unplayed: why one of its traces could not be replayed, "" if all could.
-    absent_from_base: the base does not show it either, for example because the base is older than the fault.
-    otherwise: its traces are of other ways than that of the tree, such as `+overlap`.
-    """
+    """A known fault on a tree."""
 
     fault: KnownFault
+    #: its traces that fail on the tree, by their own or another clause of the fault, each with its
+    #: needs
     there: tuple[tuple[Trace, Needs], ...]
+    #: files of traces that conform on the tree and fail on the base
     fixed: tuple[str, ...] = ()
+    #: texts of the failures by which the tree breaks in them (see how_it_breaks)
     breaks: frozenset[str] = frozenset()
+    #: other behaviour of the tree in its traces, in words
     instead: tuple[str, ...] = ()
+    #: why one of its traces could not be replayed, "" if all could
     unplayed: str = ""
+    #: the base does not show it either, for example because the base is older than the fault
     absent_from_base: bool = False
+    #: its traces are of other ways than that of the tree, such as `+overlap`
     otherwise: bool = False
 
     @property
@@ -131,12 +129,12 @@ def masks(system: AnySystem, base: AnySystem | None = None, clause: str | None =
         sizes = [t.sizes(Geometry) for t in loaded.values() if kind_of_config(t.geometry).modelled]
         if sizes and not any(map(system.capabilities.keeps_states, sizes)):
             continue  # its traces need recurrent states, which the release lacks in this way
-        found = _Masking(fault, system, base)
+        masking = _Masking(fault, system, base)
         for file, trace in loaded.items():
             shown = fault.shown(trace.clause or "", release)
             if shown is not None:
-                found.replay(file, replace(trace, clause=shown), shown)
-        yield found.mask(otherwise=all({*ways_of(file)} != {*spec.ways} for file in fault.traces))
+                masking.replay(file, replace(trace, clause=shown), shown)
+        yield masking.mask(otherwise=all({*ways_of(file)} != {*spec.ways} for file in fault.traces))
 
 
 @dataclass(slots=True)
@@ -201,14 +199,14 @@ class _Masking:
     def mask(self, *, otherwise: bool) -> Mask:
         """Return the fault on the system."""
         return Mask(
-            self.fault,
-            tuple(self.there),
-            tuple(self.fixed),
-            frozenset(self.breaks),
-            tuple(self.instead),
-            self.unplayed,
-            self.base is not None and not self.on_base,
-            otherwise,
+            fault=self.fault,
+            there=tuple(self.there),
+            fixed=tuple(self.fixed),
+            breaks=frozenset(self.breaks),
+            instead=tuple(self.instead),
+            unplayed=self.unplayed,
+            absent_from_base=self.base is not None and not self.on_base,
+            otherwise=otherwise,
         )
 
 
@@ -338,16 +336,16 @@ def beside(
         return Compared(Standing.NEW)
     if clause in seen.clauses and fails_alike(seen, violation, clause):
         return Compared(Standing.KNOWN, under)
-    first = violation.first_violation or violation
+    first_violation = violation.first_violation or violation
     if under:
         return unseen
     shown = [mask for mask in masks if {*mask.fault.clauses} & {*seen.clauses}]
-    why = f"{base.name} violates {', '.join(seen.clauses)} in the trace as well"
-    if seen.step == first.step and {*seen.clauses} <= {*first.clauses}:
-        is_new = first is violation and clause not in seen.clauses
-        return Compared(Standing.NEW if is_new else Standing.UNTOLD, shown, why)
+    reason = f"{base.name} violates {', '.join(seen.clauses)} in the trace as well"
+    if seen.step == first_violation.step and {*seen.clauses} <= {*first_violation.clauses}:
+        is_new = first_violation is violation and clause not in seen.clauses
+        return Compared(Standing.NEW if is_new else Standing.UNTOLD, shown, reason)
     # The tree passes the step that the base violates, and cannot be compared from there on.
-    return Compared(Standing.KNOWN if shown else Standing.UNTOLD, shown, why)
+    return Compared(Standing.KNOWN if shown else Standing.UNTOLD, shown, reason)
 
 
 def _refusals(run: Run) -> list[bool]:
@@ -379,7 +377,7 @@ def do_the_same(
 ) -> bool:
     """Return whether an engine that schedules by itself and its base run, output and publish the same in
     each command of a trace, up to a violation. The violation then is not caused by another schedule.
-    Stores to a host may differ: too many stores are a fault of the engine alone."""
+    Stores to a host may differ: too many stores are a fault only of the engine."""
     if base is None or not system.capabilities.system_kind.schedules:
         return False
     ends = replace(trace, commands=trace.commands[: violation.step + 1])

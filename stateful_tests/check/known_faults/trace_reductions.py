@@ -76,10 +76,10 @@ def no_rejected_turn(system: AnySystem, trace: Trace) -> Trace:
     if not any(isinstance(command, Submit) for command in trace.commands):
         return trace
     try:
-        _, kept = driven_through(system, trace, patient=True)
+        _, driven = driven_through(system, trace, patient=True)
     except UnusableImplementation:
         return trace
-    return replace(trace, commands=kept)
+    return replace(trace, commands=driven)
 
 
 def nothing_received(system: AnySystem, trace: Trace) -> Trace:
@@ -134,7 +134,7 @@ def room_for_images(system: AnySystem, trace: Trace) -> Trace:
 def no_longer_text(system: AnySystem, trace: Trace) -> Trace:
     """Remove turns of sessions that leave no room for an output in max_model_len."""
     del system
-    kept = []
+    shorter = []
     length = Counter[str]()
     for command in trace.commands:
         if isinstance(command, Add | More):
@@ -143,8 +143,8 @@ def no_longer_text(system: AnySystem, trace: Trace) -> Trace:
             if isinstance(command, More) and before + sent >= trace.sizes(EngineConfig).max_model_len:
                 continue
             length[command.request] = before + sent + command.max_tokens
-        kept.append(command)
-    return replace(trace, commands=tuple(kept))
+        shorter.append(command)
+    return replace(trace, commands=tuple(shorter))
 
 
 def no_window_of_groups(system: AnySystem, trace: Trace) -> Trace:
@@ -189,7 +189,7 @@ def longest_text(trace: Trace) -> int:
     return max(lengths.values(), default=0)
 
 
-def resized(trace: Trace, **sizes: Any) -> Trace:
+def with_room_for_texts(trace: Trace, **sizes: Any) -> Trace:
     """Return the trace with other sizes, and blocks for the longest text."""
     config = trace.sizes(EngineConfig)
     roomy = replace(config, blocks=BOUNDS["blocks"][1], **sizes)
@@ -204,7 +204,7 @@ def whole_prompts(system: AnySystem, trace: Trace) -> Trace:
     if sizes.draft_group is None:
         return trace
     budget = max(sizes.max_batched_tokens, sizes.max_seqs * (longest_text(trace) + sizes.drafts))
-    return resized(trace, max_batched_tokens=budget, long_prefill=0)
+    return with_room_for_texts(trace, max_batched_tokens=budget, long_prefill=0)
 
 
 def no_text_near_the_limit(system: AnySystem, trace: Trace) -> Trace:
@@ -214,7 +214,7 @@ def no_text_near_the_limit(system: AnySystem, trace: Trace) -> Trace:
     if sizes.draft_group is None:
         return trace
     longest = longest_text(trace) + 2 * sizes.drafts + 1
-    return resized(trace, max_model_len=max(sizes.max_model_len, longest))
+    return with_room_for_texts(trace, max_model_len=max(sizes.max_model_len, longest))
 
 
 def no_chunks(system: AnySystem, trace: Trace) -> Trace:
@@ -260,8 +260,8 @@ def no_state(system: AnySystem, trace: Trace, **sizes: Any) -> Trace:
     assert isinstance(trace.geometry, Geometry | TierConfig)
     if not trace.geometry.states:
         return trace
-    kept = (replace(c, states=0) if isinstance(c, Evict) else c for c in trace.commands)
-    return with_sizes(replace(trace, commands=tuple(kept)), states=0, **sizes)
+    without_states = (replace(c, states=0) if isinstance(c, Evict) else c for c in trace.commands)
+    return with_sizes(replace(trace, commands=tuple(without_states)), states=0, **sizes)
 
 
 def no_failure(system: AnySystem, trace: Trace) -> Trace:

@@ -90,6 +90,7 @@ def share_of_lines(tree: Lines, release: Lines, without: Lines) -> float:
 
 
 def lies_between(tree: Lines, release: Lines, without: Lines) -> bool:
-    """Whether a tree that was taken for the release `without` has a substantial part of `release` too."""
+    """Return whether a tree that was taken for the release `without` has a substantial part of `release`
+    too."""
     shared = len((release - without) & tree)
     return shared >= BETWEEN_LINES and share_of_lines(tree, release, without) >= BETWEEN_SHARE

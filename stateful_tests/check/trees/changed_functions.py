@@ -56,9 +56,9 @@ class Changes(NamedTuple):
         else:
             text = f"since {self.revision}: no function that kvspec drives changed"
         if self.missed:
-            text += f"; none calls {named(self.missed)}"
+            text += f"; none calls {function_names_text(self.missed)}"
         if self.ignored:
-            text += f"; kvspec does not load {named(self.ignored, 2)}"
+            text += f"; kvspec does not load {function_names_text(self.ignored, 2)}"
         return text
 
     @property
@@ -66,15 +66,15 @@ class Changes(NamedTuple):
         """Say what changed where kvspec loads none of the changed files; else ""."""
         if self.called or self.missed or not self.ignored:
             return ""
-        first, *others = dict.fromkeys(file for file, _ in self.ignored)
+        first_file, *others = dict.fromkeys(file for file, _ in self.ignored)
         more = f" and {counted(len(others), 'more file')}" if others else ""
-        return f"no function that kvspec drives, only {first}{more}"
+        return f"no function that kvspec drives, only {first_file}{more}"
 
     def also_called(self, functions: Collection[Function]) -> Changes:
         """Return the changes with `functions` counted as called, by other runs than `first`."""
-        found = dict.fromkeys((each for each in self.missed if each in functions), 0)
+        calls = dict.fromkeys((each for each in self.missed if each in functions), 0)
         missed = tuple(each for each in self.missed if each not in functions)
-        return self._replace(called=self.called | found, missed=missed)
+        return self._replace(called=self.called | calls, missed=missed)
 
     def among(self, called: Sequence[Sequence[str]]) -> dict[Function, list[int]]:
         """Map each changed function that a run calls to the numbers of the commands that call it. called: the
@@ -88,7 +88,7 @@ class Changes(NamedTuple):
         return callers
 
 
-def named(functions: Sequence[Function], most: int = 5) -> str:
+def function_names_text(functions: Sequence[Function], most: int = 5) -> str:
     """Return functions as text: the first `most` by name, and the number of the others."""
     names = ", ".join(f"{file}: {name}" for file, name in functions[:most])
     more = len(functions) - most
@@ -100,30 +100,32 @@ def changes(
     revision: str,
     lines: Sequence[CorpusLine],
     found: Callable[[CorpusLine], None] | None = None,
-    of: WayMap = NOTHING,
+    way_map: WayMap = NOTHING,
     way: str = "",
 ) -> Changes:
     """Search for lines that call changed functions of `system`'s checkout, the shortest first.
 
     found: called with each of them as soon as it is found.
-    of: the functions that runs of the engine's releases call, and the files that these load.
+    way_map: the functions that runs of the engine's releases call, and the files that these load.
     way: the way in which the system is driven. Raises ValueError where git cannot tell.
     """
     checkout = cast(WorkerSystem, system)
     assert checkout.root is not None
     changed = sorted({*changed_functions(checkout.root, revision)})
-    ignored = tuple(_by_relevance([c for c in changed if of.files and not of.loads(c)], of.files))
+    ignored = tuple(
+        _by_relevance([c for c in changed if way_map.files and not way_map.loads(c)], way_map.files)
+    )
     # Every run executes code outside of functions when its file is loaded: no line has to be found for it.
     loaded = {
-        each for each in changed if each[1] == OUTSIDE and way in of.functions.get(each, {way})
+        each for each in changed if each[1] == OUTSIDE and way in way_map.functions.get(each, {way})
     }
     wanted = {each for each in changed if each not in ignored and each not in loaded}
     called: Counter[Function] = Counter()
-    first = set()
-    for tried, line in enumerate(_interleaved(lines)):
+    changed_files = set()
+    for tried, line in enumerate(_interleave_kinds(lines)):
         sought = {function for function in wanted if called[function] < ENOUGH}
-        if of.files and tried >= PATIENCE:
-            sought = {each for each in sought if not called[each] and of.runs(each, way)}
+        if way_map.files and tried >= PATIENCE:
+            sought = {each for each in sought if not called[each] and way_map.runs(each, way)}
         if not sought:
             break
         try:
@@ -133,11 +135,11 @@ def changes(
             continue
         called.update(calls)
         if calls:
-            first.add(line)
+            changed_files.add(line)
             if found is not None:
                 found(line)
     missed = tuple(sorted(wanted - called.keys()))
-    return Changes(revision, frozenset(first), dict(called), missed, ignored)
+    return Changes(revision, frozenset(changed_files), dict(called), missed, ignored)
 
 
 def _by_relevance(functions: Iterable[Function], driven: Collection[str]) -> list[Function]:
@@ -153,7 +155,7 @@ def _by_relevance(functions: Iterable[Function], driven: Collection[str]) -> lis
     return sorted(functions, key=place)
 
 
-def _interleaved(lines: Iterable[CorpusLine]) -> list[CorpusLine]:
+def _interleave_kinds(lines: Iterable[CorpusLine]) -> list[CorpusLine]:
     """Order lines so that kinds take turns, each with its shortest line first. Lines are of one kind if they
     have the same machine and are both traces of faults, or both ways to situations."""
     turns: Counter[tuple[str, bool]] = Counter()
@@ -210,7 +212,7 @@ def beside(base: Base, system: AnySystem, called: Iterable[Function]) -> Changes
     base_root = root_of(base.system)
     if root is None or base_root is None or root == base_root:
         return Changes("", frozenset(), {}, ())
-    found: list[Function] = []
+    different: list[Function] = []
     for name in sorted({file for file, _ in called}):
         file = root / name
         base_file = base_root / name
@@ -218,8 +220,8 @@ def beside(base: Base, system: AnySystem, called: Iterable[Function]) -> Changes
         if base_file.is_file():
             before = base_file.read_text(encoding="utf-8", errors="replace")
         if file.is_file():
-            found += ((name, function) for function in _different_functions(before, file.read_bytes()))
-    return Changes("", frozenset(), dict.fromkeys(found, 0), ())
+            different += ((name, function) for function in _different_functions(before, file.read_bytes()))
+    return Changes("", frozenset(), dict.fromkeys(different, 0), ())
 
 
 def _different_functions(before: str, after: bytes) -> Iterator[str]:

@@ -1,6 +1,6 @@
 """Other ways in which changed functions run: which of them a check drives, and how much.
 
-A fault may show in one way alone: in a branch for overlap scheduling, or in the host tier.
+A fault may show in only one way: in a branch for overlap scheduling, or in the host tier.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class OtherWays(NamedTuple):
 
 
 def other_ways(
-    of: WayMap,
+    way_map: WayMap,
     engine: str,
     release: str,
     own: str,
@@ -47,7 +47,11 @@ def other_ways(
     uncalled: changed functions that no run in that way calls.
     A plan that the user has narrowed leaves all runs to them.
     """
-    ways = [way for way in _relevant_ways(of, own, changed, uncalled) if _is_driven(engine, release, way)]
+    ways = [
+        way
+        for way in _relevant_ways(way_map, own, changed, uncalled)
+        if _is_driven(engine, release, way)
+    ]
     room = plan.commands // SHARE // LEAST if plan.whole else 0
     driven = tuple(ways[:room])
     if not driven:
@@ -64,14 +68,14 @@ def _is_driven(engine: str, release: str, way: str) -> bool:
 
 
 def _relevant_ways(
-    of: WayMap, own: str, changed: Collection[Function], uncalled: Collection[Function]
+    way_map: WayMap, own: str, changed: Collection[Function], uncalled: Collection[Function]
 ) -> Sequence[str]:
     """Return the ways in which changed functions run: ways that call functions no other way does first,
     then plain ways, among these those whose own file has changed, then several at once."""
-    calling = of.calling(changed)
-    homes = of.homes({file for file, _ in changed}, own)
+    calling = way_map.calling(changed)
+    homes = way_map.homes({file for file, _ in changed}, own)
     left = {*uncalled}
-    waiting = [way for way in of.ways if way != own and calling[way]]
+    waiting = [way for way in way_map.ways if way != own and calling[way]]
     chosen: list[str] = []
     while waiting:
         best = min(
@@ -80,7 +84,7 @@ def _relevant_ways(
                 -len(left & calling[way]),
                 way.count("+"),
                 -homes[way],
-                of.ways.index(way),
+                way_map.ways.index(way),
             ),
         )
         waiting.remove(best)

@@ -84,7 +84,8 @@ class WayMap(NamedTuple):
             runs = [ways for (of, name), ways in self.functions.items() if of == file and name != OUTSIDE]
             for way in single:
                 alone = sum(way in ways and own not in ways for ways in runs)
-                homes[way] += 3 * alone > len(runs)
+                if 3 * alone > len(runs):
+                    homes[way] += 1
         return homes
 
     def calls_rarely(self, functions: Collection[Function]) -> frozenset[str]:
@@ -117,20 +118,20 @@ class WayMap(NamedTuple):
         if few := sorted(self.rare.get(function, ())):
             more = f" and {len(few) - _NAMED} more" if len(few) > _NAMED else ""
             unfit = way in had and had[way] and {*few}.isdisjoint(had[way])
-            why = ", which no run on this tree had" if unfit else ""
-            hints.append(f"on {', '.join(few[:_NAMED])}{more}{why}")
+            reason = ", which no run on this tree had" if unfit else ""
+            hints.append(f"on {', '.join(few[:_NAMED])}{more}{reason}")
         return f"{text} ({', '.join(hints)})" if hints else text
 
     def undriven(self, engine: str, release: str) -> dict[str, str]:
         """Return the ways in which a release is not driven, each with the releases that are, in words."""
-        found: dict[str, str] = {}
+        reasons: dict[str, str] = {}
         order = [*engines.driven_in(engine, ())] if self.ways else []
         for way in self.ways:
             driven = engines.driven_in(engine, ways_in(way))
             if release in order and release not in driven:
                 before = order.index(release) < order.index(driven[0])
-                found[way] = f"from {driven[0]} on" if before else f"up to {driven[-1]}"
-        return found
+                reasons[way] = f"from {driven[0]} on" if before else f"up to {driven[-1]}"
+        return reasons
 
 
 NOTHING = WayMap((), {})
@@ -142,16 +143,16 @@ def way_map(engine: str) -> WayMap:
     maps = json.loads(FILE.read_text(encoding="utf-8")) if FILE.is_file() else {}
     if engine not in maps:
         return NOTHING
-    of = maps[engine]
-    ways = tuple(of["ways"])
-    sets = [frozenset(few.split(", ")) for few in of["sets"]]
+    of_engine = maps[engine]
+    ways = tuple(of_engine["ways"])
+    sets = [frozenset(few.split(", ")) for few in of_engine["sets"]]
     functions = {
-        each: frozenset(way for at, way in enumerate(ways) if bits >> at & 1)
-        for each, bits in _numbered_functions(of["functions"])
+        each: frozenset(way for index, way in enumerate(ways) if bits >> index & 1)
+        for each, bits in _numbered_functions(of_engine["functions"])
     }
-    rare = {each: sets[number] for each, number in _numbered_functions(of["rare"])}
+    rare = {each: sets[number] for each, number in _numbered_functions(of_engine["rare"])}
     rest: dict[Function, frozenset[str]] = {}
-    cut = frozenset(of["cut"])
+    cut = frozenset(of_engine["cut"])
     for (file, _), having in functions.items():
         if file in cut:
             continue
@@ -171,9 +172,9 @@ class Measured(NamedTuple):
     by: frozenset[str] = frozenset()
     of: frozenset[str] = frozenset()
 
-    def also(self, way: int, by: Collection[str], of: Collection[str]) -> Measured:
+    def also(self, way: int, by: Collection[str], ways: Collection[str]) -> Measured:
         """Return the measurement together with that of another way that calls the function."""
-        return Measured(self.ways | 1 << way, self.by.union(by), self.of.union(of))
+        return Measured(self.ways | 1 << way, self.by.union(by), self.of.union(ways))
 
     @property
     def few(self) -> tuple[str, ...]:
@@ -181,22 +182,22 @@ class Measured(NamedTuple):
         return tuple(sorted(self.by)) if len(self.by) * FEW <= len(self.of) else ()
 
 
-def measured(engine: str) -> dict[str, Any]:
+def measure_ways(engine: str) -> dict[str, Any]:
     """Measure the map of an engine anew, as JSON. functions: a bit for each way. rare: functions that
     few configurations call, each with the number of these among `sets`."""
     ways = engines.engine(engine).ways
-    found = dict[Function, Measured]()
-    for release, at in measured_in(engine):
-        called, of = called_in(named(engine, ways[at], release), COMMANDS)
+    measurements = dict[Function, Measured]()
+    for release, way_index in measured_in(engine):
+        called, of = called_in(release_in_way(engine, ways[way_index], release), COMMANDS)
         for function, by in called.items():
-            found[function] = found.get(function, Measured()).also(at, by, of)
-    sets = sorted({each.few for each in found.values()} - {()})
-    functions = _by_file({each: of.ways for each, of in found.items()})
+            measurements[function] = measurements.get(function, Measured()).also(way_index, by, of)
+    sets = sorted({each.few for each in measurements.values()} - {()})
+    functions = _by_file({each: of.ways for each, of in measurements.items()})
     return {
         "ways": list(ways),
         "cut": [file for file in functions if not _is_loaded(engine, file)],
         "functions": functions,
-        "rare": _by_file({each: sets.index(of.few) for each, of in found.items() if of.few}),
+        "rare": _by_file({each: sets.index(of.few) for each, of in measurements.items() if of.few}),
         "sets": [", ".join(few) for few in sets],
     }
 
@@ -219,13 +220,13 @@ def measured_in(engine: str) -> list[tuple[str, int]]:
     """Return releases with the numbers of ways in which they are measured: the newest of each way, in
     all its ways. A way that has ended is that of a tree whose other ways call functions that have ended
     as well."""
-    of = engines.engine(engine)
-    drivable = [of.driven_in(ways_in(way)) for way in of.ways]
+    record = engines.engine(engine)
+    drivable = [record.driven_in(ways_in(way)) for way in record.ways]
     releases = dict.fromkeys(of_way[-1] for of_way in drivable)
     return [
-        (release, at)
+        (release, index)
         for release in releases
-        for at, of_way in enumerate(drivable)
+        for index, of_way in enumerate(drivable)
         if release in of_way
     ]
 
@@ -236,7 +237,7 @@ def _is_loaded(engine: str, file: str) -> bool:
     return engines.engine(engine).loads(module)
 
 
-def named(engine: str, way: str, release: str) -> str:
+def release_in_way(engine: str, way: str, release: str) -> str:
     """Return the name of a release in a way."""
     return "+".join(filter(None, (f"{engine}=={release}", way)))
 
@@ -252,9 +253,9 @@ def called_in(name: str, commands: int) -> tuple[dict[Function, set[str]], set[s
     system = system_names.resolve(name)
     try:
         asked = plan("smoke")
-        of = configurations(system, for_system(asked, system))
+        configs = configurations(system, for_system(asked, system))
         return called_by_plan(system, asked, commands), {
-            each.name for each in of if each.machine != CORPUS
+            each.name for each in configs if each.machine != CORPUS
         }
     finally:
         system.close()
@@ -270,17 +271,17 @@ def called_by_plan(
         return {}
     fitted = for_system(asked, system)
     done = 0
-    found: dict[Function, set[str]] = {}
+    plans: dict[Function, set[str]] = {}
     for batch in batches(system, fitted, configurations(system, fitted)):
         with system.noting_calls() as calls:
             done += sum(count for count, _ in drive(system, fitted, batch).runs)
         for function in functions_of(calls):
-            by = found.setdefault(function, set())
+            by = plans.setdefault(function, set())
             if batch.config.machine != CORPUS:
                 by.add(batch.config.name)
-        if done >= commands or (wanted is not None and found.keys() >= {*wanted}):
+        if done >= commands or (wanted is not None and plans.keys() >= {*wanted}):
             break
-    return found
+    return plans
 
 
 def functions_of(called: Iterable[str]) -> Iterator[Function]:

@@ -31,23 +31,25 @@ class AdmitHarness(Harness[Admit]):
         yield Admit(fresh.request)
 
     def case(self, was: State, command: Admit, now: State) -> Labels:
+        """Label whether a slot is restored or the tree has a prefix, how its commit and the key compare, and
+        the tail that is freed."""
         before, after = request_of(was, command.request), request_of(now, command.request)
         again = "again" if before.phase is Phase.ADMITTED else ""
         session = was.session(before.session)
         c = cursors_of(after)
         key = before.origin + before.output - 1
         if session is None or session.slot is None:
-            found = "slot wiped" if session is not None and session.history else "no slot"
+            source = "slot wiped" if session is not None and session.history else "no slot"
             if not c.cache_protected_len:
-                return again, found, ""
+                return again, source, ""
             whole = c.cache_protected_len == floor_page(key, was.config.geometry.page_size)
-            return again, found, f"{'all' if whole else 'part'} of its key from the tree"
+            return again, source, f"{'all' if whole else 'part'} of its key from the tree"
         slot = session.slot
         page_size = was.config.geometry.page_size
         if c.kv_committed_len < min(slot.kv_committed_len, key):
-            found = "from R, its window lost"
+            source = "from R, its window lost"
         elif slot.kv_committed_len > key:
-            found = "commit past its key"
+            source = "commit past its key"
         else:
-            found = "commit at its key" if slot.kv_committed_len == key else "commit below its key"
-        return again, found, tail(slot.kv_allocated_len, c.kv_allocated_len, page_size)
+            source = "commit at its key" if slot.kv_committed_len == key else "commit below its key"
+        return again, source, tail(slot.kv_allocated_len, c.kv_allocated_len, page_size)

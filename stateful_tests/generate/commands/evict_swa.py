@@ -21,6 +21,7 @@ from stateful_tests.generate.exploration_scope import Scope
 )
 class EvictSwaHarness(Harness[EvictSwa]):
     def draw(self, c: Enabled) -> EvictSwa:
+        """Draw a target near the end of the computed text, or where the first page leaves the window."""
         over = [r for r in c.running if ahead_of(r) > 0] if c.profile.allocate_ahead else []
         unlocked = c.swa_unlocked
         fitting = unlocked if unlocked and once_in(c.source, 2) else over or c.held
@@ -41,12 +42,12 @@ class EvictSwaHarness(Harness[EvictSwa]):
             return EvictSwa(name, -1)
         geometry = c.state.config.geometry
         if geometry.window is not None:  # where the first page goes, or does not yet
-            first = geometry.window + 2 * geometry.page_size
+            first_eviction = geometry.window + 2 * geometry.page_size
             # and with it the window
-            if cursors.kv_committed_len <= geometry.window and top >= first:
-                return EvictSwa(name, pick(c.source, (first, first, top)))
+            if cursors.kv_committed_len <= geometry.window and top >= first_eviction:
+                return EvictSwa(name, pick(c.source, (first_eviction, first_eviction, top)))
             if once_in(c.source, 4):
-                return EvictSwa(name, min(top, first - c.source.upto(1)))
+                return EvictSwa(name, min(top, first_eviction - c.source.upto(1)))
         return EvictSwa(name, top if not once_in(c.source, 4) else c.source.upto(top))
 
     def of_request(self, scope: Scope, request: Request) -> Commands:

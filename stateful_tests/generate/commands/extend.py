@@ -109,6 +109,8 @@ class ExtendHarness(Harness[Extend]):
         )
 
     def case(self, was: State, command: Extend, now: State) -> Labels:
+        """Label the batch or the start of its request, whether chunks are the last, what the tree has, SWA
+        tails and the room that was made."""
         names = [lane.request for lane in command.lanes]
         room = grows(was, now, names)
         last = [request_of(now, name).phase is Phase.RUNNING for name in names]
@@ -130,11 +132,11 @@ class ExtendHarness(Harness[Extend]):
             start = "goes on"
         else:
             start = "takes a row" if slotless else "resumes a slot"
-        kept = ""
+        insertion = ""
         if was.tree is not None and slotless:
             r = cursors_of(after).cache_protected_len
             if r > cursors_of(before).cache_protected_len:
-                kept = "into the tree"
+                insertion = "into the tree"
             elif floor_page(cursors_of(after).kv_committed_len, was.config.geometry.page_size) > r:
-                kept = "kept out of the tree"
-        return start, "last chunks" if last[0] else "chunks", kept, tail, *room
+                insertion = "kept out of the tree"
+        return start, "last chunks" if last[0] else "chunks", insertion, tail, *room

@@ -94,7 +94,7 @@ class Harness(ABC, Generic[C]):
         """Return commands that are refused in every state, and commands with a name that is not in use."""
         return ()
 
-    # Situations.
+    # -- situations -------------------------------------------------------------------------------
 
     def case(self, was: State, command: C, now: State) -> Labels:
         """Return the case of its rule that a command met."""

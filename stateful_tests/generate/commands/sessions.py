@@ -107,7 +107,8 @@ class SubmitHarness(Harness[Submit]):
         else:
             prompt = c.prompt(longest, fresh=before > 0)
         tokens = 1 + c.source.upto(1) if c.profile.own_tokens or once_in(c.source, 4) else 0
-        tokens = c.source.upto(4) - 1 if c.invalid else tokens
+        if c.invalid:
+            tokens = c.source.upto(4) - 1
         answers = prompt[-1].text if c.profile.alike and prompt and not tokens else ""
         return replace(plain, prompt=prompt, tokens=tokens, answers=answers)
 

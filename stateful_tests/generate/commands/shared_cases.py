@@ -12,7 +12,6 @@ from reference.state import Cursors, Request, State
 from stateful_tests.generate.commands.harness import Labels, RefusalCase
 
 ALL_BACK = ("", "", "", "")  # everything is given back, whatever the target is
-_BELOW = ("", "target below evicted", "target below evicted, above a prefix of the tree")
 
 
 def request_of(state: State, name: str) -> Request:
@@ -48,8 +47,11 @@ def tail(allocated: int, kept: int, page_size: int) -> str:
 def cut(was: State, c: Cursors, target: int) -> Labels:
     """Label what the end of a turn takes back, to keep `target` tokens at most."""
     page_size = was.config.geometry.page_size
-    evicted = c.swa_evicted_seqlen > max(target, c.cache_protected_len)
-    below = _BELOW[1 + (c.cache_protected_len > 0)] if evicted else ""
+    below = ""
+    if c.swa_evicted_seqlen > max(target, c.cache_protected_len):
+        below = "target below evicted"
+        if c.cache_protected_len > 0:
+            below += ", above a prefix of the tree"
     return (
         "commit past target" if c.kv_committed_len > target else "",
         below,

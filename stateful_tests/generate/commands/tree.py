@@ -72,17 +72,19 @@ class MatchHarness(Harness[Match]):
         yield Match(fresh.lock_holder, prompt_of(f"a{scope.geometry.width + 1}"))
 
     def case(self, was: State, command: Match, now: State) -> Labels:
+        """Label how much of the key was found, why not more, whether a node was split, and a match of full KV
+        alone."""
         assert was.tree is not None and now.tree is not None
         key = _whole_pages(was, command.prompt)
-        found = len(lock_holders(now)[command.holder])
-        there = _length_in_tree(was.tree, key)
-        how = "part of it" if found else "nothing"
-        if found and found == len(key):
+        matched = len(lock_holders(now)[command.holder])
+        in_tree = _length_in_tree(was.tree, key)
+        how = "part of it" if matched else "nothing"
+        if matched and matched == len(key):
             how = "all of it"
         short = ""
-        if found < there:
+        if matched < in_tree:
             short = "states keep it short" if was.tree.states else "tombstones keep it short"
-        elif command.full_only and found > usable(was.tree, key[:found]):
+        elif command.full_only and matched > usable(was.tree, key[:matched]):
             short = "over a tombstone"
         split = _count_nodes(now.tree.children) > _count_nodes(was.tree.children)
         return (
@@ -242,15 +244,15 @@ class InsertHarness(Harness[Insert]):
         end = "goes on" if command.chunked else "ends"
         if len(key) == len(lock_holders(was).get(command.holder, ())):
             return end, "nothing new", "", "", ""
-        there = _length_in_tree(was.tree, key)
+        in_tree = _length_in_tree(was.tree, key)
         out = command.chunked and len(lock_holders(now).get(command.holder, ())) < len(key)
-        if there == len(key):
-            what = "all there"
+        if in_tree == len(key):
+            presence = "all there"
         else:
-            what = "part there" if there else "nothing there"
+            presence = "part there" if in_tree else "nothing there"
         room = "evicts for room" if evicts(was, now) else ""
         tombstone = self._tombstone(command, was.tree, now.tree, key)
-        return end, what, tombstone, "kept out" if out else "", room
+        return end, presence, tombstone, "kept out" if out else "", room
 
     def _tombstone(self, command: Insert, was: Tree, now: Tree, key: Key) -> str:
         before, after = page_ends(was), page_ends(now)
@@ -266,7 +268,8 @@ class InsertHarness(Harness[Insert]):
     Evict,
     applies=lambda c: c.cached,
     weight=lambda c: (
-        (5 if c.tree_alone else 1) * (1 + bool(c.state.config.geometry.states) + c.orders_differ)
+        (5 if c.tree_alone else 1)
+        * (1 + int(c.state.config.geometry.states > 0) + int(c.orders_differ))
     ),
     is_in=lambda scope: scope.evicts and scope.geometry.tree,
 )
@@ -290,7 +293,7 @@ class EvictHarness(Harness[Evict]):
 
         if c.orders_differ and once_in(c.source, 2):
             return Evict(0, geometry.page_size)
-        # Only an eviction of SWA alone leaves tombstones, so it is as frequent as the others together.
+        # Only an eviction of nothing but SWA leaves tombstones, so it is as frequent as the others together.
         states = 0
         if geometry.states and once_in(c.source, 2):
             states = 1 + c.source.upto(geometry.states - 1)
@@ -317,9 +320,11 @@ class EvictHarness(Harness[Evict]):
             if scope.geometry.window is None:
                 yield Evict(0, 1)
             if scope.geometry.states:
-                yield Evict(1, 0, -1)
+                yield Evict(full=1, swa=0, states=-1)
 
     def case(self, was: State, command: Evict, now: State) -> Labels:
+        """Label what was requested, whether it was freed, and which parents, tombstones and leaves went with
+        it."""
         assert was.tree is not None and now.tree is not None
         had = page_ends(was.tree)
         has = page_ends(now.tree)

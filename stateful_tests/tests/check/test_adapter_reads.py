@@ -95,7 +95,7 @@ ADAPTERS = (
             "driver.py: getattr(self.cache.cache_controller, waiting)": "no default; the table has them",
             "gathering_storage.py: getattr(controller, name)": "no default; the table has them",
             "tree_commands.py: getattr(holder.req, field)": "no default",
-            "boot.py: getattr(asks, name)": "no default",
+            "boot.py: getattr(import_utils, check)": "no default",
             "tier.py: getattr(copies, 'storage', None)": "of our copies",
             "tier.py: getattr(lock, _PATH)": "of our mark",
             "tier.py: getattr(getattr(lock, 'receipt', lock), _PATH, None)": "of our mark",

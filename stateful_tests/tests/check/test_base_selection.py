@@ -257,8 +257,8 @@ def test_a_base_that_cannot_be_driven_falls_back_to_a_release(clone, resolved, m
     monkeypatch.setattr(commands, "_start_once", lacks)
     base = base_of_check(clone)
     assert (base.kind, base.name) == (BaseKind.RELEASE, "sglang==0.5.23+overlap")
-    said = capsys.readouterr().err
-    assert "cannot be driven: Req has no prefix_len. The base is a release" in said
+    errors = capsys.readouterr().err
+    assert "cannot be driven: Req has no prefix_len. The base is a release" in errors
     with pytest.raises(Unusable, match="--base git:HEAD~1: Req has no prefix_len"):
         base_of_check(clone, "git:HEAD~1")
     with pytest.raises(Unusable, match="--base git:nothing: bad revision 'nothing'"):
@@ -288,11 +288,11 @@ def test_a_release_that_is_twice_as_near_than_the_merge_base_is_the_base(
     base = base_of_check(clone)
     assert (base.kind is BaseKind.RELEASE) is is_release
     point = f"git:{short_commit(clone, 'main')}"
-    said = (
+    text = (
         f"kvspec: {point} (merge base with origin/main), 3 lines differ; sglang==0.5.23 is nearer (1 line"
         f" differs): the base is that release. --base {point} compares with the commit\n"
     )
-    assert capsys.readouterr().err == (said if is_release else "")
+    assert capsys.readouterr().err == (text if is_release else "")
     assert base_of_check(clone, since="main").kind is BaseKind.HISTORY
     assert base_of_check(clone, "git:main").kind is BaseKind.STATED
     git(clone, "reset", "--mixed", "main")

@@ -79,7 +79,7 @@ def test_runs_begin_only_with_lines_that_the_system_supports(kind):
     """Runs 2, 6, 10 and so on begin so."""
     begin_so = range(2, 40, 4)
     for name in ("page1", "page2", "page4", "tight"):
-        batch = run_driver.RunBatch(run_driver.unfitted("both", name, Mode.FAITHFUL), begin_so)
+        batch = run_driver.RunBatch(run_driver.with_stated_sizes("both", name, Mode.FAITHFUL), begin_so)
         driven = run_driver.drive(kind(), plan("smoke", steps=20), batch)
         assert [found for _, found in driven.runs] == [[]] * len(begin_so)
 

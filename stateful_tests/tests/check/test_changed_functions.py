@@ -114,32 +114,32 @@ def test_corpus_lines_that_call_a_changed_function_come_first(root):
     system = Checkout()
     system.root = root
     told = []
-    found = changed_functions.changes(system, "HEAD", corpus.load(), told.append)
+    changes = changed_functions.changes(system, "HEAD", corpus.load(), told.append)
     assert (
-        {*told} == found.first
+        {*told} == changes.first
         and len(told) == changed_functions.ENOUGH
-        and found.missed == (("cache.py", "gone"),)
+        and changes.missed == (("cache.py", "gone"),)
     )
     assert {line.machine for line in told[:10]} >= {"sessions", "both"}, "in turns"
     assert (
         f"{changed_functions.ENOUGH} directed runs come first, which call 1 of 2 changes; none calls"
-        in found.text
+        in changes.text
     )
-    assert found.also_called({("cache.py", "gone")}).missed == ()
+    assert changes.also_called({("cache.py", "gone")}).missed == ()
     result = CheckResult("checkout", "smoke", 0, uncalled=("cache.py: gone",))
-    said = check_verdict(result, (), system.capabilities, None)
-    assert "no run calls cache.py: gone, which changed" in said and result.exit_code == 4
+    verdict = check_verdict(result, (), system.capabilities, None)
+    assert "no run calls cache.py: gone, which changed" in verdict and result.exit_code == 4
     called = [
         (),
         ("cache.py: Cache.free, gone", "other.py: gone"),
         ("cache.py: Cache.size, Cache.free",),
     ]
-    assert found.among(called) == {("cache.py", "Cache.free"): [1, 2], ("cache.py", "gone"): [1]}
-    plan = replace(check_plans.plan("smoke"), first=found.first)
+    assert changes.among(called) == {("cache.py", "Cache.free"): [1, 2], ("cache.py", "gone"): [1]}
+    plan = replace(check_plans.plan("smoke"), first=changes.first)
     driven = [
         line for mode in Mode for line in run_driver.lines_of(system, plan, mode)[: changed_functions.ENOUGH]
     ]
-    assert found.first < {*driven} and {
+    assert changes.first < {*driven} and {
         *run_driver.lines_of(system, check_plans.plan("smoke"), Mode.FREE)
     } == {*run_driver.lines_of(system, plan, Mode.FREE)}
 
@@ -187,9 +187,9 @@ def test_a_finding_printed_at_once_is_in_the_report():
     plan = check_plans.plan("smoke", presets=("page1",), examples=1, steps=1)
     assert not campaign.run(system, plan, base=before).findings
     run = changed_functions.new_fault(system, before, line)
-    found = campaign.run(system, plan, base=before, early=[run])
-    assert tuple(finding.clause for finding in found.findings) == run.violation.clauses
-    assert not found.findings[0].old
+    result = campaign.run(system, plan, base=before, early=[run])
+    assert tuple(finding.clause for finding in result.findings) == run.violation.clauses
+    assert not result.findings[0].old
 
 
 def test_an_interrupt_reports_findings_printed_at_once():
@@ -201,10 +201,10 @@ def test_an_interrupt_reports_findings_printed_at_once():
     guard.reported = [run]
     with guard:
         raise KeyboardInterrupt
-    found = campaign.run(
+    result = campaign.run(
         resolve(FAULTY), check_plans.plan("smoke"), early=guard.reported, interrupted=guard.interrupted
     )
-    assert found.findings[0].clause == "FREE-1" and found.interrupted and not found.commands
+    assert result.findings[0].clause == "FREE-1" and result.interrupted and not result.commands
 
 
 def test_an_edit_that_is_not_committed_is_seen(root, tmp_path_factory):
@@ -230,12 +230,12 @@ def test_without_since_the_changes_are_those_since_the_base(root):
     def changed(base):
         return system_check._find_changes(system, selector, base, plan, how, {}, InterruptGuard({}))
 
-    found = changed(Base(resolve("reference"), BaseKind.HISTORY, commit="HEAD"))
-    assert {*found.called} == {("cache.py", "Cache.free")} and found.revision == "reference"
+    result = changed(Base(resolve("reference"), BaseKind.HISTORY, commit="HEAD"))
+    assert {*result.called} == {("cache.py", "Cache.free")} and result.revision == "reference"
     assert changed(Base(resolve("reference"), BaseKind.RELEASE)) is None, "a base of no history"
     (root / "cache.py").write_text(BEFORE)
-    said = changed(Base(resolve("reference"), BaseKind.HISTORY, commit="HEAD")).text
-    assert said == "since reference: no function that kvspec drives changed"
+    text = changed(Base(resolve("reference"), BaseKind.HISTORY, commit="HEAD")).text
+    assert text == "since reference: no function that kvspec drives changed"
 
 
 FREE, GONE = ("cache.py", "Cache.free"), ("cache.py", "gone")
@@ -250,10 +250,10 @@ def test_files_that_no_run_loads_are_left_to_others(root):
     system.root = root
 
     def found(way, ways):
-        of = WayMap(
+        way_map_of = WayMap(
             ("", "hicache"), {FREE: frozenset({""}), ("cache.py", OUTSIDE): frozenset(ways)}
         )
-        return changed_functions.changes(system, "HEAD", lines, None, of, way)
+        return changed_functions.changes(system, "HEAD", lines, None, way_map_of, way)
 
     here = found("", {"", "hicache"})
     assert here.ignored == (("other.py", "one"),) and "does not load other.py: one" in here.text
@@ -270,20 +270,20 @@ def test_files_beside_driven_ones_are_named_before_others_and_tests_last(root):
         (root / file).write_text("def one(): ...")
     system = Checkout()
     system.root = root
-    of = WayMap(("",), {("srt/cache.py", "free"): frozenset({""})})
-    found = changed_functions.changes(system, "HEAD", [], None, of)
-    files = [file for file, _ in found.ignored]
+    way_map_of = WayMap(("",), {("srt/cache.py", "free"): frozenset({""})})
+    changes = changed_functions.changes(system, "HEAD", [], None, way_map_of)
+    files = [file for file, _ in changes.ignored]
     assert files == ["srt/pool.py", "b/kernel.py", "srt/test_pool.py", "test/unit.py"]
     result = CheckResult("checkout", "smoke", 0)
 
     def verdict(changed):
         return check_verdict(result, (), system.capabilities, None, changed)
 
-    said = "changed: no function that kvspec drives, only srt/pool.py and 3 more files"
-    assert f"; {said} (" in verdict(found), "green, and nothing of the change was driven"
-    assert "and 1 more file (" in verdict(found._replace(ignored=found.ignored[:2]))
-    assert "only srt/pool.py (" in verdict(found._replace(ignored=found.ignored[:1]))
-    for driven in (found._replace(missed=(FREE,)), found._replace(called={FREE: 1})):
+    text = "changed: no function that kvspec drives, only srt/pool.py and 3 more files"
+    assert f"; {text} (" in verdict(changes), "green, and nothing of the change was driven"
+    assert "and 1 more file (" in verdict(changes._replace(ignored=changes.ignored[:2]))
+    assert "only srt/pool.py (" in verdict(changes._replace(ignored=changes.ignored[:1]))
+    for driven in (changes._replace(missed=(FREE,)), changes._replace(called={FREE: 1})):
         assert "no function that kvspec" not in verdict(driven)
 
 

@@ -3,6 +3,8 @@
 import re
 from contextlib import closing
 from dataclasses import replace
+from itertools import permutations
+from textwrap import dedent
 
 import pytest
 
@@ -16,8 +18,8 @@ from stateful_tests.lockstep.driven_kinds import check_fits, lockstep_of, new_ta
 from stateful_tests.lockstep.system_names import resolve
 
 
-class FailsInReset:
-    """A system of any kind whose engine cannot be built."""
+class DeclaredSystem:
+    """A system that declares a kind with all of its commands, and has no engine."""
 
     name = "broken"
 
@@ -28,18 +30,24 @@ class FailsInReset:
             storage=True, receives=True, bigram=True,
         )  # fmt: skip
 
-    def reset(self, sizes):
-        raise RuntimeError("no pool")
-
     def close(self):
         pass
 
 
+class FailsInReset(DeclaredSystem):
+    """A system of any kind whose engine cannot be built."""
+
+    def reset(self, sizes):
+        raise RuntimeError("no pool")
+
+
 @pytest.mark.parametrize("kind", JUDGED_KINDS, ids=lambda kind: kind.name)
-def test_a_preset_that_two_kinds_name_has_the_sizes_of_the_machines_kind(kind):
-    """tight, state and state-window are names of batch-by-batch systems and of engines."""
-    drawn = {name: check_plans.sizes_for(kind.machine, name) for name in kind.presets}
-    assert drawn == dict(kind.presets)
+def test_a_machine_gets_the_presets_of_its_own_kind(kind):
+    """Two kinds have presets called tight, state and state-window."""
+    sizes_of_machine = {
+        name: check_plans.sizes_for(kind.machine, name) for name in kind.presets
+    }
+    assert sizes_of_machine == dict(kind.presets)
 
 
 @pytest.mark.parametrize("version", ["0.20.0", "0.33.0"])
@@ -54,7 +62,9 @@ def test_each_preset_of_an_engine_has_its_runs(version, vllm):
 def test_a_reset_that_fails_is_a_finding_of_every_kind(kind):
     result = campaign.run(FailsInReset(kind), replace(check_plans.plan("smoke", seed=1), commands=60))
     [finding] = result.findings
-    assert (result.exit_code, finding.clause, len(finding.run.trace.commands)) == (3, "BROKEN", 1)
+    assert result.exit_code == 3
+    assert finding.clause == "BROKEN"
+    assert len(finding.run.trace.commands) == 1
     assert "reset raises RuntimeError: no pool" in finding.run.violation.failure.observed
 
 
@@ -62,27 +72,29 @@ def test_a_reset_that_fails_is_a_finding_of_every_kind(kind):
 def test_a_kind_follows_from_its_config_and_commands(kind):
     assert {kind_of_config(sizes) for sizes in kind.presets.values()} == {kind}
     assert kind_by_commands(frozenset(command.__name__ for command in kind.commands)) is kind
-    can = FailsInReset(kind).capabilities
+    can = DeclaredSystem(kind).capabilities
     assert replace(can, kind="").system_kind is can.system_kind is kind
     assert {*lockstep_of(kind).presets_for(can)} <= kind.presets.keys()
     assert new_tallies(can).keys() <= lockstep_of(kind).clauses.keys()
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
-def test_a_trace_of_another_kind_does_not_fit(kind):
-    system = FailsInReset(kind)
-    for other in KINDS.values():
-        sizes = other.presets[next(iter(other.presets))]
-        if other is kind:
-            check_fits(system, replace(sizes, tree=True) if kind is ROWS else sizes)
-            continue
-        with pytest.raises(UnusableImplementation) as caught:
-            check_fits(system, sizes)
-        assert str(caught.value).startswith(f"broken {kind.words}: the trace needs ")
-        named = re.findall(r"--impl (\S+)", str(caught.value))
-        if named == ["module:factory"]:  # no release has the kind
-            continue
-        with closing(resolve(named[-1])) as suitable:
+def test_a_trace_of_its_own_kind_fits(kind):
+    sizes = next(iter(kind.presets.values()))
+    check_fits(DeclaredSystem(kind), replace(sizes, tree=True) if kind is ROWS else sizes)
+
+
+@pytest.mark.parametrize(
+    ("kind", "other"), [*permutations(KINDS.values(), 2)], ids=lambda kind: kind.name
+)
+def test_a_trace_of_another_kind_does_not_fit_and_the_message_names_a_system_that_fits(kind, other):
+    with pytest.raises(UnusableImplementation) as caught:
+        check_fits(DeclaredSystem(kind), next(iter(other.presets.values())))
+    message = str(caught.value)
+    assert message.startswith(f"broken {kind.words}: the trace needs ")
+    [*_, suitable_name] = re.findall(r"--impl (\S+)", message)
+    if suitable_name != "module:factory":  # else no release has the kind
+        with closing(resolve(suitable_name)) as suitable:
             assert suitable.capabilities.system_kind is other
 
 
@@ -100,12 +112,18 @@ def test_a_kind_that_cannot_be_is_refused(kind, says):
 
 
 def test_an_adapter_that_declares_no_kind_is_told_which_it_has(kvspec, tmp_path):
-    engine = "from kvspec import *\nfrom impl.examples import example_engine as e\n"
-    engine += "from dataclasses import replace\ndef make():\n    made = e.make()\n"
-    engine += '    made.capabilities = replace(made.capabilities, kind="")\n    return made\n'
-    (tmp_path / "no_kind.py").write_text(engine)
-    code, _, said = kvspec("check", "--impl", "no_kind:make", "--examples", "2", "-j", "1")
+    module = dedent("""
+        from dataclasses import replace
+        from impl.examples import example_engine
+        def make():
+            engine = example_engine.make()
+            engine.capabilities = replace(engine.capabilities, kind="")
+            return engine
+    """)
+    (tmp_path / "no_kind.py").write_text(module)
+    code, _, errors = kvspec("check", "--impl", "no_kind:make", "--examples", "2", "-j", "1")
     assert code == 0
-    assert 'declares no kind. Its commands are of "rows": Capabilities(kind="rows")' in said
-    _, _, said = kvspec("check", "--impl", "impl.examples.example_engine:make", "--examples", "2", "-j", "1")
-    assert "kind" not in said
+    assert 'declares no kind. Its commands are of "rows": Capabilities(kind="rows")' in errors
+    declaring = "impl.examples.example_engine:make"
+    _, _, errors = kvspec("check", "--impl", declaring, "--examples", "2", "-j", "1")
+    assert "declares no kind" not in errors

@@ -16,8 +16,8 @@ FAULTS = known_faults().values()
 
 def test_every_trace_belongs_to_one_fault_and_shows_a_clause_of_it():
     named = {path: fault for fault in FAULTS for path in fault.traces}
-    there = {str(path.relative_to(FOLDER)) for path in FOLDER.glob("*/*.json")}
-    assert sum(len(fault.traces) for fault in FAULTS) == len(named) and named.keys() == there
+    trace_file = {str(path.relative_to(FOLDER)) for path in FOLDER.glob("*/*.json")}
+    assert sum(len(fault.traces) for fault in FAULTS) == len(named) and named.keys() == trace_file
     for path, fault in named.items():
         trace = load(FOLDER / path)
         assert trace.clause in fault.clauses, path

@@ -116,8 +116,8 @@ def test_only_a_tree_of_a_faulty_release_may_be_older_than_the_fix(monkeypatch, 
     trace = Trace(PRESETS["page1"], Mode.FREE, ())
     shown = lookup.SeenOnRelease("sglang==0.5.20", lookup.Shows.FAULT, fault.id)
     looked._shown[trace] = [shown]
-    said = looked._observations(trace)
-    assert (said.seen_in, said.fixed, said.older) == ("sglang==0.5.20", "0.5.22", older)
+    text = looked._observations(trace)
+    assert (text.seen_in, text.fixed, text.older) == ("sglang==0.5.20", "0.5.22", older)
 
 
 class ClosesLateInManyRows(KeepsOnThreeWays):
@@ -174,8 +174,8 @@ def test_a_lookup_without_time_for_all_releases_says_so(monkeypatch):
     monkeypatch.setattr(lookup, "MOST_S", 0.0)
     _, data, text = checked(KeepsOnThreeWays, BaseKind.STATED)
     assert len(releases.asked) == 4  # of the eight that are neither the base nor the tree
-    [found] = data["findings"]
-    assert (found["looked_up"]["driven"], found["looked_up"]["left"]) == (4, 4)
+    [finding] = data["findings"]
+    assert (finding["looked_up"]["driven"], finding["looked_up"]["left"]) == (4, 4)
     assert "none of 4 releases violates it (4 more were not replayed for want of time)" in text
 
 
@@ -248,16 +248,16 @@ def test_each_outcome_of_a_lookup_has_a_sentence(told, clause, says):
 def test_a_changed_function_of_the_failing_command_is_the_first_cause(monkeypatch):
     Releases(monkeypatch)
     result, _, _ = checked(BreaksOnRetract, BaseKind.HISTORY)
-    [found] = result.findings
+    [finding] = result.findings
     schedule, cache = "sglang/srt/managers/schedule_batch.py", "sglang/cache.py"
     called = ((f"{cache}: insert",), (f"{schedule}: release_req", f"{cache}: free, evict"))
     failure = Failure("done", f"KeyError: 'x' at {schedule}:12 in release_req")
-    violation = replace(found.run.violation, step=1, failure=failure)
-    found = replace(found, run=replace(found.run, called=called, violation=violation))
+    violation = replace(finding.run.violation, step=1, failure=failure)
+    finding = replace(finding, run=replace(finding.run, called=called, violation=violation))
 
     def cause(*functions):
         changed = Changes("HEAD", frozenset(), dict.fromkeys(functions, 1), ())
-        return Lookup(Base(TorchKV(), BaseKind.HISTORY), TorchKV(), changed=changed)._changed_cause(found)
+        return Lookup(Base(TorchKV(), BaseKind.HISTORY), TorchKV(), changed=changed)._changed_cause(finding)
 
     assert cause((cache, "free"), (schedule, "release_req")) == f"{schedule}: release_req"
     assert cause((cache, "evict"), (cache, "free")) == f"{cache}: evict", "the last that is called"
@@ -265,7 +265,7 @@ def test_a_changed_function_of_the_failing_command_is_the_first_cause(monkeypatc
 
     def beside_a_release(*functions):
         differing = Changes("", frozenset(), dict.fromkeys(functions, 1), ())
-        [named] = lookup.caused_by([replace(found, looked_up=LookedUp())], differing)
+        [named] = lookup.caused_by([replace(finding, looked_up=LookedUp())], differing)
         return named.looked_up.changed
 
     assert beside_a_release((cache, "free"), (schedule, "release_req")) == f"{schedule}: release_req"

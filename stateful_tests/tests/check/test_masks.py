@@ -33,7 +33,7 @@ from stateful_tests.check.known_faults.masks import (
     Standing, also_checked, beside, do_the_same, how_it_breaks, masks,
 )  # fmt: skip
 from stateful_tests.check.check_plans import plan
-from stateful_tests.check.known_faults.causes import avoided
+from stateful_tests.check.known_faults.causes import without_needs
 from stateful_tests.lockstep.known_faults import FOLDER, passed_over
 from stateful_tests.lockstep.replays import replay, rejected_turns
 from stateful_tests.lockstep.check_results import CheckResult
@@ -122,7 +122,7 @@ def test_a_trace_that_gets_smaller_does_not_become_one_of_a_known_fault():
 def test_a_trace_without_a_need_does_not_become_one_of_a_known_fault(where, monkeypatch):
     """Without drafts, a text that is not the client's may be that of a turn which ends too early."""
     asked, trace = [], KNOWN[0].there[0][0]
-    monkeypatch.setattr(where, "unexplained", lambda *arguments: asked.append(arguments[-1]))
+    monkeypatch.setattr(where, "unexplained_needs", lambda *arguments: asked.append(arguments[-1]))
     begins = Violation("LEN-4", 1, Failure("x", "y"))
     if where is explanation:
         counted_under(THREE, None, KNOWN, trace, begins)
@@ -411,7 +411,7 @@ def test_a_trace_that_cannot_run_without_a_need_is_kept(monkeypatch):
 
     monkeypatch.setattr(system, "apply", mixed)
     trace = Trace(preset("page1"), Mode.FAITHFUL, (Open("s1"),))
-    assert avoided(system, trace, ("a rejected turn",)) == trace
+    assert without_needs(system, trace, ("a rejected turn",)) == trace
 
 
 class BreaksInTwoWays(TorchKV):
@@ -428,5 +428,5 @@ def test_a_run_that_breaks_in_another_way_without_a_need_tells_nothing():
     def alike(seen):
         return how_it_breaks(seen.observed) == "AssertionError: Close"
 
-    assert explanation.unexplained(system, trace, "BROKEN", [("a close",)]) is not None
-    assert explanation.unexplained(system, trace, "BROKEN", [("a close",)], alike) is None
+    assert explanation.unexplained_needs(system, trace, "BROKEN", [("a close",)]) is not None
+    assert explanation.unexplained_needs(system, trace, "BROKEN", [("a close",)], alike) is None

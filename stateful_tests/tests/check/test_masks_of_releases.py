@@ -25,7 +25,7 @@ from stateful_tests.check.known_faults.masks import (
     masks,
 )  # fmt: skip
 from stateful_tests.check.check_plans import plan
-from stateful_tests.check.known_faults.causes import avoided, needs
+from stateful_tests.check.known_faults.causes import without_needs, needs
 from stateful_tests.lockstep.known_faults import FOLDER, of_system
 from stateful_tests.lockstep.replays import replay
 from stateful_tests.lockstep.run_results import Violation
@@ -88,10 +88,10 @@ def test_no_rejected_turn_is_left_but_for_the_last_command():
     later = tuple(replace(second, request=f"r{number}") for number in (3, 4))
     trace = replace(trace, commands=(opened, first, second, later[0], closed, later[1]))
     system = TorchKV()
-    less = avoided(system, trace, ("a rejected turn",))
+    less = without_needs(system, trace, ("a rejected turn",))
     assert less.commands == (opened, first, closed, later[1])
     patient = replace(trace, commands=(opened, first, closed))
-    assert avoided(system, patient, ("a rejected turn",)) == patient
+    assert without_needs(system, patient, ("a rejected turn",)) == patient
 
 
 def test_violations_of_one_shape_are_explained_in_full_now_and_then(monkeypatch):
@@ -229,10 +229,10 @@ def test_a_replay_on_a_checkout_is_decided_by_its_base(kvspec, release, tmp_path
     shutil.copytree(release("0.5.23").root, checkout, copy_function=os.symlink)
     (edited := checkout / file.relative_to(release("0.5.23").root)).unlink()
     edited.write_text(replaced(file, line, "        assert False\n"))
-    there = FOLDER / "sglang-0.5.11" / "a_turn_comes_back_to_nothing.json"
-    known = load(there)
+    trace_file = FOLDER / "sglang-0.5.11" / "a_turn_comes_back_to_nothing.json"
+    known = load(trace_file)
     save(replace(known, commands=known.commands[:4]), plain := tmp_path / "plain.json")
     code, out, _ = kvspec("replay", str(plain), "--impl", "sglang", "--sglang-path", str(checkout))
     assert code == 3 and "nothing-to-resume" not in out
-    code, out, _ = kvspec("replay", str(there), "--impl", "sglang==0.5.23")
+    code, out, _ = kvspec("replay", str(trace_file), "--impl", "sglang==0.5.23")
     assert code == 3 and "nothing-to-resume" in out

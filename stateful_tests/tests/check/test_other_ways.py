@@ -101,47 +101,49 @@ def test_the_map_says_which_functions_run_in_which_way(tmp_path, monkeypatch):
     file.write_text(json.dumps({"sglang": one}))
     monkeypatch.setattr(way_map, "FILE", file)
     way_map.way_map.cache_clear()
-    found = way_map.way_map("sglang")
+    way_map_of = way_map.way_map("sglang")
     way_map.way_map.cache_clear()
     both = frozenset({"", "hicache"})
-    assert found.functions == {ALLOC: both, HOST: frozenset({"hicache"}), ("a.py", OUTSIDE): both}
-    assert found.files == {"a.py"}
-    assert found.calling([ALLOC, HOST]) == {"": {ALLOC}, "hicache": {ALLOC, HOST}}
-    assert found.calls_rarely([ALLOC, HOST]) == {"tiers tier", "tiers tier-page2"}
-    assert not found.calls_rarely([ALLOC, RUST])
-    assert found.told(HOST, "", {}) == "a.py: host (in +hicache, on tiers tier, tiers tier-page2)"
-    assert found.told(HOST, "hicache", {}) == "a.py: host (on tiers tier, tiers tier-page2)"
-    assert found.told(ALLOC, "", {}) == "a.py: alloc"
+    assert way_map_of.functions == {ALLOC: both, HOST: frozenset({"hicache"}), ("a.py", OUTSIDE): both}
+    assert way_map_of.files == {"a.py"}
+    assert way_map_of.calling([ALLOC, HOST]) == {"": {ALLOC}, "hicache": {ALLOC, HOST}}
+    assert way_map_of.calls_rarely([ALLOC, HOST]) == {"tiers tier", "tiers tier-page2"}
+    assert not way_map_of.calls_rarely([ALLOC, RUST])
+    assert way_map_of.told(HOST, "", {}) == "a.py: host (in +hicache, on tiers tier, tiers tier-page2)"
+    assert way_map_of.told(HOST, "hicache", {}) == "a.py: host (on tiers tier, tiers tier-page2)"
+    assert way_map_of.told(ALLOC, "", {}) == "a.py: alloc"
     rest = "a.py", OUTSIDE
-    assert found.loaded_in([rest, HOST], ["hicache"]) == {rest}, "it runs when its file is loaded"
-    assert found.loaded_in([rest], ["overlap"]) == found.loaded_in([rest], []) == set()
+    assert way_map_of.loaded_in([rest, HOST], ["hicache"]) == {rest}, "it runs when its file is loaded"
+    assert way_map_of.loaded_in([rest], ["overlap"]) == way_map_of.loaded_in([rest], []) == set()
     hint = "in +hicache, on tiers tier, tiers tier-page2"
     for had, more in (({"tiers page1"}, ", which no run on this tree had"), ({"tiers tier"}, ""), ((), "")):
-        assert found.told(HOST, "", {}, {"hicache": had}) == f"a.py: host ({hint}{more})"
-    few = frozenset(f"tiers tier-{at}" for at in range(5))
-    said = found._replace(rare={ALLOC: few}).told(ALLOC, "", {})
-    assert said == "a.py: alloc (on tiers tier-0, tiers tier-1, tiers tier-2 and 2 more)"
+        assert way_map_of.told(HOST, "", {}, {"hicache": had}) == f"a.py: host ({hint}{more})"
+    few = frozenset(f"tiers tier-{index}" for index in range(5))
+    text = way_map_of._replace(rare={ALLOC: few}).told(ALLOC, "", {})
+    assert text == "a.py: alloc (on tiers tier-0, tiers tier-1, tiers tier-2 and 2 more)"
     assert way_map.way_map("torch") == way_map.NOTHING
 
 
 def test_an_undriven_way_is_named_with_the_driven_ones():
     """A hint named presets of the host tier to a tree of June, which +hicache refuses."""
-    of = way_map.way_map("sglang")
+    way_map_of = way_map.way_map("sglang")
     queue = "sglang/srt/disaggregation/decode.py", "DecodePreallocQueue.pop_preallocated"
     first = engines.driven_in("sglang", ("hicache",))[0]
     older = engines.driven_in("sglang", ())[0]
-    said = of.told(queue, "", of.undriven("sglang", older))
-    assert said == f"{': '.join(queue)} (in +hicache, which is driven from {first} on)"
-    assert "(in +hicache, on tiers decode, " in of.told(queue, "", of.undriven("sglang", first))
-    assert of.undriven("sglang", "0.0.1") == {} == way_map.NOTHING.undriven("torch", "")
+    text = way_map_of.told(queue, "", way_map_of.undriven("sglang", older))
+    assert text == f"{': '.join(queue)} (in +hicache, which is driven from {first} on)"
+    assert "(in +hicache, on tiers decode, " in way_map_of.told(
+        queue, "", way_map_of.undriven("sglang", first)
+    )
+    assert way_map_of.undriven("sglang", "0.0.1") == {} == way_map.NOTHING.undriven("torch", "")
 
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_each_engine_has_a_map(engine):
     """`python -m ci.ways` writes it."""
-    of = way_map.way_map(engine)
-    assert of.ways == engines.engine(engine).ways and len(of.functions) > 50
-    for way in of.ways:
+    way_map_of = way_map.way_map(engine)
+    assert way_map_of.ways == engines.engine(engine).ways and len(way_map_of.functions) > 50
+    for way in way_map_of.ways:
         assert way_map.newest(engine, way).startswith(f"{engine}==")
         assert engines.driven_in(engine, ways_in(way)), way
 
@@ -157,9 +159,9 @@ def test_each_engine_has_a_map(engine):
 def test_the_map_is_up_to_date(engine, way, commands):
     """What a short plan calls on the newest release stands in the map, and most of the map is called."""
     called = way_map.called_in(way_map.newest(engine, way), commands)[0].keys()
-    of = {name for name, ways in way_map.way_map(engine).functions.items() if way in ways}
-    assert called <= of, "python -m ci.ways"
-    assert len(called) > 0.8 * len({each for each in of if each[1] != OUTSIDE})
+    way_map_of = {name for name, ways in way_map.way_map(engine).functions.items() if way in ways}
+    assert called <= way_map_of, "python -m ci.ways"
+    assert len(called) > 0.8 * len({each for each in way_map_of if each[1] != OUTSIDE})
 
 
 def test_the_newest_release_of_each_way_is_measured_in_all_ways():
@@ -212,8 +214,8 @@ def drives(monkeypatch):
         if name in driven.interrupts:
             raise KeyboardInterrupt
         since = {"called": ["a.py: host"] if "hicache" in name else []}
-        said = "violates HOST-1" if "hicache" in name else "conforms"
-        data = {"said": said, "since": since, "interrupted": False, "exit_code": driven.code}
+        text = "violates HOST-1" if "hicache" in name else "conforms"
+        data = {"said": text, "since": since, "interrupted": False, "exit_code": driven.code}
         return data, lambda: driven.append("saved")
 
     monkeypatch.setattr(system_check, "check_system", drive)
@@ -245,10 +247,10 @@ def test_undriven_ways_with_one_reason_are_named_together():
     command = "kvspec check --impl sglang+{} --sglang-path ../sglang"
     result.not_driven = {way: command.format(way) for way in ("hicache", "rust+overlap")}
     result.not_driven |= {"rust": "no compiled core", "": "no time"}
-    said = check_verdict(result, (), Capabilities(), None)
+    verdict = check_verdict(result, (), Capabilities(), None)
     left = "not driven: what changed runs in"
     alike = f"+hicache, +rust+overlap ({command.format('WAY')})"
-    assert f"{left} {alike}, +rust (no compiled core), plain (no time)" in said
+    assert f"{left} {alike}, +rust (no compiled core), plain (no time)" in verdict
     del result.not_driven["rust+overlap"]
     assert f"+hicache ({command.format('hicache')})" in check_verdict(
         result, (), Capabilities(), None

@@ -60,7 +60,10 @@ def test_a_fault_inherits_the_fields_of_its_file(read):
 
 @pytest.mark.parametrize("kind, sizes", [
     (BLOCKS, engine_preset("tight")), (TIERS, tier_preset("tier")), (PAIRS, PAIR_PRESETS["pair"]),
-    (BLOCKS, EngineConfig((LayerGroup(2), LayerGroup(2, 3), LayerGroup(2, state=True)), 20, 8, 4, drafts=1)),
+    (BLOCKS, EngineConfig(
+        (LayerGroup(2), LayerGroup(2, 3), LayerGroup(2, state=True)), blocks=20, max_model_len=8,
+        max_batched_tokens=4, drafts=1,
+    )),
     (TIERS, replace(tier_preset("tier-window"), host_pages=3, policy="write_back")),
 ])  # fmt: skip
 def test_printed_sizes_are_read_back(kind, sizes):

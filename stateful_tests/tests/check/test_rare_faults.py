@@ -190,5 +190,5 @@ def test_a_check_of_tier_pr_finds_the_rare_fault(fault):
     clause, most = RARE[fault]
     if most > 2_000 and not NIGHT:
         pytest.skip("at night: it takes many commands")
-    found = first_violation(fault(), plan("pr", seed=0))
-    assert found is not None and found[0].clause == clause and found[1] <= most, found
+    violation = first_violation(fault(), plan("pr", seed=0))
+    assert violation is not None and violation[0].clause == clause and violation[1] <= most, violation

@@ -23,10 +23,10 @@ from stateful_tests.check.check_plans import plan
 from stateful_tests.lockstep.replays import replay
 from stateful_tests.lockstep.run_results import Trace
 from stateful_tests.lockstep.system_names import resolve
-from stateful_tests.shrink.minimise import minimise, violated
+from stateful_tests.shrink.minimise import _shrink_config, minimise, violation_of_clause
 from stateful_tests.shrink.optional_parts import without_parts
 from stateful_tests.shrink.shrink_passes import shrink
-from stateful_tests.shrink.command_rewriting import scaled
+from stateful_tests.shrink.command_rewriting import with_scaled_lengths
 from stateful_tests.tests.support.commands import script
 from stateful_tests.traces.trace_files import load, prompt_of
 
@@ -38,13 +38,13 @@ NOISE = script(
 
 def test_only_needed_commands_are_left():
     def fails(commands):
-        for at, command in enumerate(commands):
+        for index, command in enumerate(commands):
             if (
                 isinstance(command, Finish)
                 and command.finished_len >= 3
-                and Open("s1") in commands[:at]
+                and Open("s1") in commands[:index]
             ):
-                return commands[: at + 1]
+                return commands[: index + 1]
         return None
 
     assert shrink(NOISE, fails) == (Open("s1"), Finish("r1", 3))
@@ -83,12 +83,12 @@ def test_two_turns_become_one():
 
     def fails(commands):
         state = model.initial(preset("page1"))
-        for at, command in enumerate(commands):
+        for index, command in enumerate(commands):
             state, outcome = model.step(state, command)
             if isinstance(command, Decode) and outcome == Done():
                 grown = state.requests[0].cursors
                 if state.sessions and grown is not None and grown.kv_committed_len >= 9:
-                    return commands[: at + 1]
+                    return commands[: index + 1]
         return None
 
     turn = script("submit r1 in s1 +5; admit r1; extend r1 +5; decode r1")
@@ -165,7 +165,11 @@ def test_a_turn_shrinks_to_an_insert_of_a_lock_holder():
 def test_lengths_follow_the_page_size():
     whole = script("insert h1 a8b3 SWA from 4 (goes on); match h2 a9; evict full 5")
     match = Match("h2", prompt_of("a3"))
-    assert scaled(whole, 1, 4) == (Insert("h1", prompt_of("a2b1"), 1, True), match, Evict(2))
+    assert with_scaled_lengths(whole, 1, 4) == (
+        Insert("h1", prompt_of("a2b1"), 1, chunked=True),
+        match,
+        Evict(2),
+    )
 
 
 def test_a_page_has_a_size_that_servers_have_and_a_row_holds_one():
@@ -176,7 +180,7 @@ def test_a_page_has_a_size_that_servers_have_and_a_row_holds_one():
     for size in (3, 4, 5):
         start = replace(trace, geometry=replace(trace.geometry, page_size=size))
         shrunk = minimise(system, start, "FREE-1")
-        assert "FREE-1" in (violated(system, shrunk, "FREE-1") or ()), size
+        assert "FREE-1" in (violation_of_clause(system, shrunk, "FREE-1") or ()), size
         page_size, width = shrunk.geometry.page_size, shrunk.geometry.width
         assert page_size in (2, 4) and width >= page_size, size
 
@@ -198,10 +202,15 @@ def test_commands_and_sizes_shrink_in_turns():
         "submit r1 (no session) +5; submit r2 (no session) +9; admit r1; extend r1 +5; admit r2;"
         " extend r2 +9; decode r1"
     )
-    start = Trace(Geometry(2, None, 8, 0, 2, 24), Mode.FAITHFUL, commands, clause="OUT-1")
+    start = Trace(
+        Geometry(page_size=2, window=None, full_pages=8, swa_pages=0, rows=2, width=24),
+        Mode.FAITHFUL,
+        commands,
+        clause="OUT-1",
+    )
     shrunk = minimise(Rounds(), start, "OUT-1")
     assert shrunk.commands == script("submit r1 (no session) +1; admit r1; extend r1 +1; decode r1")
-    assert shrunk.geometry == Geometry(2, None, 1, 0, 1, 2)
+    assert shrunk.geometry == Geometry(page_size=2, window=None, full_pages=1, swa_pages=0, rows=1, width=2)
 
 
 class Switched:
@@ -300,3 +309,16 @@ def test_a_part_that_a_fault_does_not_need_is_dropped_before_anything_else(sizes
         return candidate.commands if same else None
 
     assert getattr(without_parts(needs_it, trace).geometry, part) == getattr(sizes, part)
+
+
+def test_switches_of_a_connector_are_dropped_with_it():
+    """Without ARC, or with smaller chunks, the trace passes unless the connector goes as well."""
+    trace = Trace(engine_preset("host-chunks"), Mode.FAITHFUL, (Poll(),))
+
+    def fails(candidate):
+        config = candidate.geometry
+        violates = config.host_chunks == 0 or (config.arc and config.chunk_blocks == 2)
+        return candidate.commands if violates else None
+
+    config = _shrink_config(resolve("reference"), fails, trace).geometry
+    assert (config.host_chunks, config.chunk_blocks, config.arc) == (0, 1, False)

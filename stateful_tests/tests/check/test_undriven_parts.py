@@ -48,10 +48,10 @@ def test_a_refused_preset_that_the_plan_lacks_is_not_left_out():
 def test_a_preset_that_the_tree_alone_refuses_is_named():
     plan = replace(PLAN, examples=5, corpus=False, presets=("page1", "no-swa"))
     data = checked(Checkout(refused=lambda sizes: sizes.window is None), plan)
-    why = "sglang@checkout: its config has no such sizes"
-    assert data["left_out"] == {"preset no-swa": why}
+    reason = "sglang@checkout: its config has no such sizes"
+    assert data["left_out"] == {"preset no-swa": reason}
     assert data["exit_code"] == 4
-    assert f"left out: preset no-swa: on the base and not here: {why}" in data["verdict"]
+    assert f"left out: preset no-swa: on the base and not here: {reason}" in data["verdict"]
     assert "base: git:3f2a1b9ab (merge base with origin/main), 12 lines differ" in data["verdict"]
 
 
@@ -76,9 +76,9 @@ def test_lines_of_the_corpus_that_the_tree_alone_refuses_are_counted():
     }
     tree = Checkout(refused=lambda sizes: sizes.page_size == 4)
     base = Checkout("git:3f2a1b9ab")
-    [(what, why)] = left_out(tree, base, PLAN, unfit).items()
+    [(what, reason)] = left_out(tree, base, PLAN, unfit).items()
     assert what.endswith("of the corpus")
-    assert why == "its config has no such sizes"
+    assert reason == "its config has no such sizes"
     assert left_out(base, tree, PLAN, unfit) == {}
 
 

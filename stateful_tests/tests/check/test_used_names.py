@@ -65,8 +65,8 @@ def test_names_that_no_table_has_are_told_together(name, release, names, told, r
     checkout = renamed(name.partition("+")[0], release, names)
     with pytest.raises(UnusableImplementation) as refused:
         resolve(name, checkout=str(checkout))
-    said = str(refused.value)
-    assert f"taken for {release}" in said and all(each in said for each in told), said
+    message = str(refused.value)
+    assert f"taken for {release}" in message and all(each in message for each in told), message
 
 
 def test_names_that_only_one_way_has_refuse_no_other_way(renamed):
@@ -91,9 +91,9 @@ def test_the_sketch_has_the_names_that_the_adapter_uses(engine):
     root = cache_folder() / f"{engine}-{releases(engine)[-1]}"
     if not root.is_dir():
         pytest.skip(f"the newest release of {engine} is not in the cache")
-    there = used_names.words(root / file for file in used_names.read(engine).files)
+    words = used_names.words(root / file for file in used_names.read(engine).files)
     given = {name for name, ways in now.items() if ways}
-    assert (given & there) - known.keys() == set()
+    assert (given & words) - known.keys() == set()
 
 
 @at_night

@@ -7,7 +7,7 @@ import pytest
 from ci.cli import run
 from stateful_tests.check.check_plans import plan
 from ci.mutants import mutant_judges
-from ci.mutants.mutant_judges import Noticed, accepted, judge, sample
+from ci.mutants.mutant_judges import Noticed, accepted_mutants, judge, sample
 from ci.mutants.__main__ import mutants
 from ci.mutants.mutation_operators import Mutant, mutants_of
 from stateful_tests.tests.support.night import at_night
@@ -74,8 +74,8 @@ def test_accepted_mutants_exist_and_have_a_reason():
     mutants, of = sample((), None, 0)
     every = {m.name for m in mutants}
     assert len(every) == of > 3_000, "no two have the same name"
-    assert [name for name in accepted() if name not in every] == []
-    assert all(reason.endswith(".") for reason in accepted().values())
+    assert [name for name in accepted_mutants() if name not in every] == []
+    assert all(reason.endswith(".") for reason in accepted_mutants().values())
 
 
 @pytest.mark.parametrize(

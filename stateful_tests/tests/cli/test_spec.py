@@ -35,7 +35,7 @@ def full():
     return spec.text(full=True)
 
 
-# The document.
+# -- the document ---------------------------------------------------------------------------------
 
 
 def test_spec_md_is_up_to_date(text):

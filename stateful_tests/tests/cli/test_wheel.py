@@ -180,8 +180,8 @@ def test_an_import_that_cannot_be_moved_stops_the_build(tmp_path):
     with pytest.raises(
         ValueError, match=r"module\.py: cannot be moved into kvspec: import impl\.adapter"
     ):
-        packing.moved(module)
+        packing.moved_source(module)
     module.write_text('from ci import Data\nHOME = "impl.adapter"\nwords = "ci. A reference."\n')
-    assert packing.moved(module) == (
+    assert packing.moved_source(module) == (
         'from kvspec.ci import Data\nHOME = "kvspec.impl.adapter"\nwords = "ci. A reference."\n'
     )

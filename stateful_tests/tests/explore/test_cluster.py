@@ -46,21 +46,21 @@ def test_a_cluster_that_loses_a_node_agrees_with_one_process(nodes, monkeypatch)
             lost.append(nodes.remove_node(nodes.other, allow_graceful=False))
 
     assert nodes.executor.at_once == 2
-    there = search.run(SCOPES["tree-tiny"], progress=lose, executor=nodes.executor)
+    result = search.run(SCOPES["tree-tiny"], progress=lose, executor=nodes.executor)
     assert lost and not nodes.other.any_processes_alive()  # Ray itself may take longer to notice
     here = search.run(SCOPES["tree-tiny"])
     for name in ("states", "transitions", "refused", "depth", "complete", "situations", "reached"):
-        assert getattr(there, name) == getattr(here, name)
+        assert getattr(result, name) == getattr(here, name)
 
 
 def test_a_check_on_a_cluster_is_the_same_check(nodes):
     plan = check_plans.plan("smoke", examples=4, presets=["page1"], machines=["sessions"], seed=5)
     named = run_driver.Named(SystemSpec("torch", ways=("pr22862-tail",)))
     system = registry.driven(named.spec)
-    there = campaign.run(system, plan, executor=nodes.executor, named=named)
+    result = campaign.run(system, plan, executor=nodes.executor, named=named)
     here = campaign.run(system, plan)
-    assert there.findings and [f.run for f in there.findings] == [f.run for f in here.findings]
-    assert (there.tallies, there.situations) == (here.tallies, here.situations)
+    assert result.findings and [f.run for f in result.findings] == [f.run for f in here.findings]
+    assert (result.tallies, result.situations) == (here.tallies, here.situations)
 
 
 def test_a_missing_cluster_is_reported_in_a_line(kvspec):

@@ -37,28 +37,44 @@ README = Path(__file__).parents[3] / "ci" / "README.md"
 COUNTS = {name: tuple(counts) for name, counts in read("explore_counts").items()}
 
 SMALL = Scope(
-    "small", "", Geometry(1, 1, 3, 3, 2, 3), sessions=1, ordinary=1, submits=(1,), ahead=2, chunks=1
+    "small",
+    "",
+    Geometry(page_size=1, window=1, full_pages=3, swa_pages=3, rows=2, width=3),
+    sessions=1,
+    ordinary=1,
+    submits=(1,),
+    ahead=2,
+    chunks=1,
 )
 TREE = Scope(
     "small-tree",
     "",
-    Geometry(1, 2, 2, 2, 1, 2, True),
+    Geometry(page_size=1, window=2, full_pages=2, swa_pages=2, rows=1, width=2, tree=True),
     lock_holders=1,
     texts="ab",
     prompts=spelt_in("ab", 2),
     evicts=False,
 )
 BOTH = Scope(
-    "small-both", "", Geometry(1, 1, 2, 2, 1, 2, True), Mode.FAITHFUL, sessions=1, ordinary=1, lock_holders=1,
-    submits=(1,), prompts=("a1", "b1"), texts="ab", retracts=False,
-)  # fmt: skip
+    "small-both",
+    "",
+    Geometry(page_size=1, window=1, full_pages=2, swa_pages=2, rows=1, width=2, tree=True),
+    Mode.FAITHFUL,
+    sessions=1,
+    ordinary=1,
+    lock_holders=1,
+    submits=(1,),
+    prompts=("a1", "b1"),
+    texts="ab",
+    retracts=False,
+)
 HOLDERS = replace(
     TREE,
     name="small-holders",
     lock_holders=2,
     texts="a",
     prompts=("a1", "a2"),
-    geometry=Geometry(1, 1, 2, 2, 1, 2, True),
+    geometry=Geometry(page_size=1, window=1, full_pages=2, swa_pages=2, rows=1, width=2, tree=True),
 )
 
 
@@ -92,8 +108,8 @@ def test_clauses_hold_where_they_are_not_checked(name, monkeypatch):
     """Of other commands than they are about, without a tree or a window: and no trigger comes up."""
     skipped = set()
 
-    def step_of(*args):
-        step = Step(*args)
+    def step_of(**parts):
+        step = Step(**parts)
         for clause in {*CLAUSES.values()}.difference(about(step)) if step.done else ():
             assert clause.check(step) is None and not clause.trigger(step), clause.id
             skipped.add(clause.id)
@@ -143,13 +159,13 @@ def test_states_lead_where_their_representatives_lead(scope):
                 assert situation(stands, command, same, alone) == situation(
                     state, real[number], outcome, now
                 )
-            done = [at for at, (_, outcome, _) in enumerate(leads) if isinstance(outcome, Done)]
+            done = [index for index, (_, outcome, _) in enumerate(leads) if isinstance(outcome, Done)]
             state, _ = model.step(state, real[draw.choice(done)])
 
 
 def test_letters_are_alike():
     """Two nodes were never used at one moment unless one is above the other: no letter decides."""
-    geometry = Geometry(1, 1, 6, 6, 1, 3, True)
+    geometry = Geometry(page_size=1, window=1, full_pages=6, swa_pages=6, rows=1, width=3, tree=True)
     scope = Scope("letters", "", geometry, lock_holders=1, texts="ab", prompts=spelt_in("ab", 3))
     states, keys = Representatives(scope), []
     for first, then in ("ab", "ba"):
@@ -178,14 +194,14 @@ def test_letters_are_not_alike_where_prompts_tell_them_apart():
 def test_every_way_leads_there(scope):
     explorer = Explorer(scope)
     explorer.run(states=300)
-    for at in range(0, len(explorer.queue), 17):
+    for index in range(0, len(explorer.queue), 17):
         state = explorer.states.initial
-        commands = explorer.path(at)
+        commands = explorer.path(index)
         for command in commands:
             state, outcome = model.step(state, command)
             assert isinstance(outcome, Done)
-        assert explorer.states.of(state) == explorer.queue[at]
-        assert explorer.levels[len(commands)] <= at, "a shortest way"
+        assert explorer.states.of(state) == explorer.queue[index]
+        assert explorer.levels[len(commands)] <= index, "a shortest way"
 
 
 def test_bounds_are_reported():
@@ -240,7 +256,7 @@ def test_several_processes_agree_with_one(scope, bound, monkeypatch):
         processes.close()
 
 
-# Faults in the system: what is physical goes wrong after some commands, the rules are right.
+# -- faults in the system: what is physical goes wrong after some commands, the rules are right ---
 
 
 class Faulty(ReferenceInState):
@@ -320,9 +336,9 @@ def test_facts_that_are_remembered_are_those_of_every_step(scope, monkeypatch):
     """The system is put into the state before each step, and carries it out."""
     system, checked = ReferenceInState(), 0
 
-    def step_of(*args):
+    def step_of(**parts):
         nonlocal checked
-        step = Step(*args)
+        step = Step(**parts)
         if step.done:
             system.start_in(step.was)
             assert facts_of(system.view(), scope.geometry) == step.before

@@ -16,18 +16,22 @@ from stateful_tests.tests.support.closing import WaitsForEver
 TINY = Scope(
     "tiny",
     "",
-    Geometry(1, 1, 3, 3, 1, 3),
+    Geometry(page_size=1, window=1, full_pages=3, swa_pages=3, rows=1, width=3),
     sessions=1,
     submits=(1,),
     ahead=2,
     invalid=False,
     marked=False,
 )
-SHORT = replace(TINY, name="short", geometry=Geometry(1, 1, 2, 2, 1, 2))
+SHORT = replace(
+    TINY,
+    name="short",
+    geometry=Geometry(page_size=1, window=1, full_pages=2, swa_pages=2, rows=1, width=2),
+)
 TREE = Scope(
     "tiny-tree",
     "",
-    Geometry(1, 1, 2, 2, 1, 2, True),
+    Geometry(page_size=1, window=1, full_pages=2, swa_pages=2, rows=1, width=2, tree=True),
     lock_holders=1,
     texts="a",
     prompts=("a1", "a2"),
@@ -53,7 +57,7 @@ def test_a_fault_is_reported_by_its_smallest_trace():
     assert finding.run.violation is not None
     assert len(finding.run.trace.commands) < 10
     assert not tour.complete
-    assert any(why == "violates the specification" for _, why in tour.lost)
+    assert any(reason == "violates the specification" for _, reason in tour.lost)
 
 
 def test_a_close_that_never_happens_is_checked_past_what_ends_a_walk():
@@ -88,7 +92,7 @@ class _Other(ReferenceSystem):
 def test_transitions_that_a_system_cannot_follow_are_listed():
     tour = live(_Other(), TINY)
     assert not tour.findings
-    reasons = {(kind, why) for kind, why in tour.lost}
+    reasons = {(kind, reason) for kind, reason in tour.lost}
     assert ("abort", "it does not offer that") in reasons
     assert ("retract", "refused by policy: wrong_phase") in reasons
     assert (

@@ -9,7 +9,7 @@ from textwrap import indent
 import pytest
 
 from ci.export import unit_test as export
-from ci.export.recorded_run import in_tree, spelled
+from ci.export.recorded_run import in_tree, tokens_of_release
 from ci.export.template_parts import SHARED, definitions, imports
 from impl.adapter import UnusableImplementation
 from impl.process.wire import Noted
@@ -45,8 +45,8 @@ def asserted_in(text: str) -> list[str]:
     """The assertions of a test, without their message."""
     text = re.sub(r"\n +(?=.*,$)|(?<=message),\n +(?=\)$)", " ", text, flags=re.MULTILINE)
     text = text.replace("( ", "(")
-    found = re.findall(r"^ +(self\.assert.*)$", text, re.MULTILINE)
-    return [re.sub(r",\s+message\s*\)$", ")", line) for line in found]
+    matches = re.findall(r"^ +(self\.assert.*)$", text, re.MULTILINE)
+    return [re.sub(r",\s+message\s*\)$", ")", line) for line in matches]
 
 
 def run_alike(system: SGLangSystem, number: int, folder: Path) -> Path:
@@ -68,7 +68,7 @@ def run_alike(system: SGLangSystem, number: int, folder: Path) -> Path:
         if type(command).__name__ not in {"CheckBusy", "CheckIdle"}:
             system.noted = Noted()
             outcome = lockstep.do(command)
-            steps += export.commented(
+            steps += export.lines_of_command(
                 format_command(command), outcome, system.noted.calls, sessions=True
             )
     view, places = system.view(), system.kind.places
@@ -76,7 +76,7 @@ def run_alike(system: SGLangSystem, number: int, folder: Path) -> Path:
     for name, request in view.requests.items():
         var, cursors = variable(name), request.cursors
         facts[f"[*{var}.origin_input_ids, *{var}.output_ids]"] = list(
-            map(small, spelled(geometry, request.text))
+            map(small, tokens_of_release(geometry, request.text))
         )
         if request.row is not None and cursors is not None:
             row, end = f"{var}.{places['req_pool_idx']}", cursors.kv_allocated_len
@@ -91,17 +91,17 @@ def run_alike(system: SGLangSystem, number: int, folder: Path) -> Path:
         facts["server.allocator.swa_available_size()"] = len(view.free_swa) * geometry.page_size
     if view.tree is not None:
         if system.kind.core == "python":
-            texts = [spelled(geometry, tokens_of(node.path)) for node in view.tree.nodes]
+            texts = [tokens_of_release(geometry, tokens_of(node.path)) for node in view.tree.nodes]
             paths = [map(small, text) for text in texts]
             known = [list(pairwise(path) if geometry.bigram else path) for path in paths]
             facts["sorted(path for _, path in nodes(server.cache))"] = sorted(known)
         for node in view.tree.nodes:
-            slots, found = list(node.slots), in_tree(geometry, node.path)
-            facts[f"tree_slots(server.cache, {found})[{-len(slots)}:]"] = slots
+            slots, collected = list(node.slots), in_tree(geometry, node.path)
+            facts[f"tree_slots(server.cache, {collected})[{-len(slots)}:]"] = slots
     lines = [line for _, line in system.noted.late]
     lines += [f"self.assertEqual({code}, {value})" for code, value in facts.items()]
     steps += [*lines, f"self.fail({ALIKE!r})"]
-    code = "\n".join([*export.started(geometry, "\n".join(steps)), *steps])
+    code = "\n".join([*export.lines_of_start(geometry, "\n".join(steps)), *steps])
     if number % 2:
         (folder / f"{SHARED}.py").write_text(export.shared_module(system))
         text = imports(code, system, {system.release})

@@ -184,8 +184,8 @@ def test_the_test_stands_first(exported):
         assert method.name == f"test_{name}"
         assert method.end_lineno - method.lineno < 70
         assert "fmt: skip" not in text
-        said = [line for line in text.splitlines() if "expected " in line and name not in line]
-        assert said, text
+        lines_said = [line for line in text.splitlines() if "expected " in line and name not in line]
+        assert lines_said, text
 
 
 def changed(path: Path, **changes: object) -> Trace:

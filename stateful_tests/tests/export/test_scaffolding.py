@@ -2,9 +2,9 @@
 
 import ast
 
-from ci.export.helper_inlining import inlined
-from ci.export.specialised_scaffold import filled, specialised, unannotated
-from ci.export.template_parts import head_of, used
+from ci.export.helper_inlining import inline_helpers
+from ci.export.specialised_scaffold import fill_lines, decide_branches, without_annotations
+from ci.export.template_parts import head_of, used_definitions
 from ci.export.unit_test import failure_message, with_message
 
 SOURCE = '''
@@ -37,30 +37,33 @@ def init_of(source: str) -> str:
 def test_branches_that_the_sizes_rule_out_are_left_out():
     """Only in the functions that the facts are about; what nothing reads goes with them."""
     with_window = {"Server.__init__": {"window is not None": True, "window is None": False}}
-    text = specialised(SOURCE, with_window, {"Server.__init__": {"tree": False}})
+    text = decide_branches(SOURCE, with_window, {"Server.__init__": {"tree": False}})
     assert init_of(text) == "\n".join([
         "self.pool = Swa(size)", "kind = SwaChunks", "self.cache = SwaTree(kind, disable=True)",
     ])  # fmt: skip
     assert "return 1 if window is not None else 2" in text
     with_tree = {"Server.__init__": {"tree": True}}
-    assert "kind = Radix" in (text := init_of(specialised(SOURCE, with_tree)))
+    assert "kind = Radix" in (text := init_of(decide_branches(SOURCE, with_tree)))
     assert "Swa(size) if window is not None" in text  # nothing is known of the window
 
 
 def test_annotations_are_left_out():
     head = "def __init__(self, size, window=None, *more, tree=False, **others):"
-    assert head in unannotated(SOURCE)
-    assert unannotated("def f(a: int = 1) -> int:\n    b: int = a\n    return b\n") == (
+    assert head in without_annotations(SOURCE)
+    assert without_annotations("def f(a: int = 1) -> int:\n    b: int = a\n    return b\n") == (
         "def f(a=1):\n    b = a\n    return b\n"
     )
 
 
 def test_items_are_laid_out_in_the_fewest_lines():
     one = "made = f(\n    a=1,\n    **more,\n)\n"
-    assert filled(one) == "made = f(a=1, **more)\n"
-    assert filled("made = f(\n    a=1,  # one\n    b=2,\n)\n") == "made = f(\n    a=1,  # one\n    b=2,\n)\n"
+    assert fill_lines(one) == "made = f(a=1, **more)\n"
+    assert (
+        fill_lines("made = f(\n    a=1,  # one\n    b=2,\n)\n")
+        == "made = f(\n    a=1,  # one\n    b=2,\n)\n"
+    )
     names = [f"a_long_name_{n}={n}" for n in range(12)]
-    text = filled(f"made = f({', '.join(names)}, last={{\n    'a': 1,\n}})\n")
+    text = fill_lines(f"made = f({', '.join(names)}, last={{\n    'a': 1,\n}})\n")
     assert max(map(len, text.splitlines())) <= 100
     assert ast.unparse(ast.parse(text)) == f"made = f({', '.join(names)}, last={{'a': 1}})"
 
@@ -69,14 +72,14 @@ def test_unreachable_code_is_left_out():
     source = "import os\nimport re\n\n\nclass Engine:\n    def __init__(self):\n        self.a = os\n"
     source += "\n    def one(self):\n        return self.two()\n\n    def two(self):\n        return 2\n"
     source += "\n    def three(self):\n        return re\n"
-    text = used(source, "engine = Engine()\nengine.one()")
+    text = used_definitions(source, "engine = Engine()\nengine.one()")
     assert "def two" in text and "three" not in text and "import re" not in text
     assert head_of("import os\n\n\nX = os\n") == ("import os", "X = os")
 
 
 def test_a_message_names_a_release_and_no_checkout():
-    said = failure_message("A-1", "b", "sglang==0.5.10", "a")
-    assert said == "A-1: expected b; observed on sglang==0.5.10: a"
+    text = failure_message("A-1", "b", "sglang==0.5.10", "a")
+    assert text == "A-1: expected b; observed on sglang==0.5.10: a"
     assert failure_message("A-1", "b", "vllm@checkout", "a") == "A-1: expected b; observed: a"
 
 
@@ -123,8 +126,8 @@ def begin(server, req):
 
 def test_a_function_of_one_line_is_inlined():
     """Where it is called once, by the scaffolding, and an argument that is more than a name is used once."""
-    text = inlined(SHORT, "begin(server, req)")
+    text = inline_helpers(SHORT, "begin(server, req)")
     assert "def locked" not in text and "    req.lock = server.cache.lock(req.node)\n" in text
     assert "def listed" not in text and "    return list(doubled(req.given()))\n" in text
     assert "def doubled" in text and "def twice" in text
-    assert "def locked" in inlined(SHORT, "locked(req, cache)\nbegin(server, req)")
+    assert "def locked" in inline_helpers(SHORT, "locked(req, cache)\nbegin(server, req)")

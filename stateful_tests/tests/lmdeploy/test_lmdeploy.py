@@ -16,7 +16,7 @@ from stateful_tests.check import check_plans
 from stateful_tests.check.run_driver import RunBatch, drive
 from stateful_tests.check.known_faults.explanation import counted_under
 from stateful_tests.check.known_faults.masks import masks
-from stateful_tests.check.plan_order import configurations, planned
+from stateful_tests.check.plan_order import configurations, planned_runs
 from stateful_tests.lockstep.known_faults import FOLDER
 from stateful_tests.lockstep.replays import replay
 from stateful_tests.lockstep.run_results import Trace
@@ -58,7 +58,7 @@ def test_a_check_drives_the_corpus(system):
     """Its lines for engines that schedule by themselves; of these, this one is driven the fastest."""
     plan = check_plans.for_system(check_plans.plan("smoke"), system)
     corpus = next(each for each in configurations(system, plan) if each.machine == check_plans.CORPUS)
-    driven = drive(system, plan, RunBatch(corpus, range(planned(system, plan, corpus))))
+    driven = drive(system, plan, RunBatch(corpus, range(planned_runs(system, plan, corpus))))
     assert sum(driven.carried_out.values()) > 100
 
 
@@ -108,7 +108,9 @@ def test_clients_are_heard_while_the_loop_waits(system):
 
 
 def test_a_paused_request_keeps_its_blocks_until_others_need_them(system):
-    config = EngineConfig((LayerGroup(2),), 5, 8, 4, max_seqs=2, caching=False)
+    config = EngineConfig(
+        (LayerGroup(2),), blocks=5, max_model_len=8, max_batched_tokens=4, max_seqs=2, caching=False
+    )
     step = Schedule(), Update()
     run = carried_out(
         system, Add("r1", 5, 2), Add("r2", 5, 2), Schedule(), *step * 16, config=config
@@ -176,7 +178,9 @@ def test_a_fault_near_a_known_one_is_new_where_the_base_does_the_same(system, tm
     )
     groups = LayerGroup(16), LayerGroup(16, state=True)
     commands = Add("r1", 1, 0, (Piece("a", 3),)), Schedule(), Schedule()
-    trace = Trace(EngineConfig(groups, 6, 4, 2, max_seqs=1), Mode.FAITHFUL, commands)
+    trace = Trace(EngineConfig(
+        groups, blocks=6, max_model_len=4, max_batched_tokens=2, max_seqs=1
+    ), Mode.FAITHFUL, commands)
     with closing(resolve("lmdeploy", checkout=str(checkout))) as tree:
         violation = replay(tree, trace).violation
         assert violation is not None and violation.clause == "STA-3"

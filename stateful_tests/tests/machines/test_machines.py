@@ -61,7 +61,7 @@ def test_hypothesis_shrinks_for_a_bounded_time(seconds, most, monkeypatch, capsy
     monkeypatch.setattr(shrinking, "SECONDS", seconds)
     phases = [Phase.generate, Phase.shrink]
     once = settings(database=None, deadline=None, max_examples=300, phases=phases)
-    with shrinking.bounded(), pytest.raises(Violated):
+    with shrinking.bounded_shrinking(), pytest.raises(Violated):
         run_state_machine_as_test(Buggy, settings=once)
     [(_, trace)] = Buggy.found.values()
     assert len(trace.commands) <= most
@@ -113,7 +113,7 @@ def test_machines_close_sessions_after_the_end_of_a_run(tmp_path, monkeypatch):
 
 
 def test_a_bounded_search_does_not_print_its_bound(capsys):
-    with shrinking.bounded():
+    with shrinking.bounded_shrinking():
         reporting.report("it took too long to shrink")
         reporting.report("a failure")
     assert capsys.readouterr().out == "a failure\n"

@@ -12,7 +12,7 @@ from reference.state import State
 from reference.prefix_cache import lock_holders
 from impl.choices import RandomChoices
 from stateful_tests.generate.next_command import finale, propose
-from stateful_tests.generate.prompts import draw_prompt, joined, shortened
+from stateful_tests.generate.prompts import draw_prompt, join_prompts, shorten
 from stateful_tests.generate.run_profile import draw_profile
 from stateful_tests.lockstep.tree_diff import tree_changes
 from stateful_tests.traces.trace_files import prompt_of
@@ -37,9 +37,9 @@ def test_prompts_are_well_formed_and_fit(longest):
         prompt = draw_prompt(state, source, "abc", longest)
         assert 1 <= prompt_len(prompt) <= longest
         assert all(piece.tokens >= 1 for piece in prompt)
-        assert prompt == joined(prompt), "pieces that follow each other have different texts"
+        assert prompt == join_prompts(prompt), "pieces that follow each other have different texts"
         longer = draw_prompt(state, source, "abc", max(4, longest), after=prompt_of("a4"))
-        assert shortened(longer, 4) == prompt_of("a4")
+        assert shorten(longer, 4) == prompt_of("a4")
 
 
 def test_a_new_lock_is_shown_and_a_lock_that_pins_less_than_before_is_not():

@@ -238,7 +238,8 @@ class LosesRows(ReferenceSystem):
 
     def apply(self, command):
         outcome = super().apply(command)
-        self.lost += isinstance(command, Finish | Retract | Abort) and isinstance(outcome, Done)
+        if isinstance(command, Finish | Retract | Abort) and isinstance(outcome, Done):
+            self.lost += 1
         return outcome
 
     def view(self):

@@ -29,7 +29,7 @@ from reference.pairs.facts import (
 from stateful_tests.tests.support.record_words import Notation, RecordKind
 from stateful_tests.traces.notation import parse
 
-ENGINE = EngineConfig((LayerGroup(2),), 4, 8, 8)
+ENGINE = EngineConfig((LayerGroup(2),), blocks=4, max_model_len=8, max_batched_tokens=8)
 PAIR = PairConfig(ENGINE, replace(ENGINE, peer=True))
 TOKENS = tuple(client_tokens((), 2, 1))
 KV = (0, tuple(chained(TOKENS, 0)))
@@ -54,9 +54,9 @@ def server(
 
 EMPTY = server()
 KEEPS, GAVE_BACK = server(kept=(1,), memory=KV), server(memory=KV)
-PROMISE = Promise("r1", ((1,),), 0.0, True)
-TRANSFER = PairTransfer(0, "r2", ((0, 1, 1),), False, False, False)
-READ = PairMessage("P", False, ("r1",))
+PROMISE = Promise("r1", ((1,),), 0.0, held=True)
+TRANSFER = PairTransfer(0, "r2", ((0, 1, 1),), copied=False, over=False, failed=False)
+READ = PairMessage("P", renews=False, requests=("r1",))
 
 
 def given(state: ReaderState, decode: BlockFacts, **more: Any) -> PairFacts:
@@ -174,7 +174,7 @@ def steps(
     beside, before = PairRecord(config), PairFacts(EMPTY, EMPTY)
     for command, after in life:
         sides = beside.follow(command, before, after)
-        yield PairStep(config, command, False, before, after, sides, beside)
+        yield PairStep(config, command, refused=False, before=before, after=after, sides=sides, record=beside)
         before = after
 
 

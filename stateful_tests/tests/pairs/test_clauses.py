@@ -19,10 +19,10 @@ FORGOTTEN = LIFE[-1][1]._replace(records=("D recving_metadata: r2",))
 def test_the_last_step_violates_its_clause_and_no_step_before_does(row):
     life = life_of(row.lines)
     assert failures(life[:-1], SIZES[row.on]) == []
-    found = failures(life, SIZES[row.on])
-    assert [name for name, _ in found][:1] == [row.clause] * bool(row.clause)
-    assert {name for name, _ in found[1:]} == row.also
-    for _, failure in found[:1]:
+    failed = failures(life, SIZES[row.on])
+    assert [name for name, _ in failed][:1] == [row.clause] * bool(row.clause)
+    assert {name for name, _ in failed[1:]} == row.also
+    for _, failure in failed[:1]:
         assert f"{failure.expected}; {failure.observed}".endswith(row.words)
         assert in_words(failure.at) == row.places
 

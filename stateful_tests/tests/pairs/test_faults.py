@@ -7,11 +7,12 @@ from itertools import takewhile
 import pytest
 
 from impl.adapter import UnusableImplementation
+from reference.blocks.config import EngineConfig
 from reference.commands import Mode
 from reference.system_kinds import PAIRS
 from reference.pairs.config import PAIR_PRESETS, PairConfig
 from stateful_tests.check import check_plans
-from stateful_tests.check.run_driver import RunBatch, drive, unfitted
+from stateful_tests.check.run_driver import RunBatch, drive, with_stated_sizes
 from stateful_tests.generate.pair_commands import pair_finale
 from stateful_tests.lockstep.driven_kinds import lockstep_on
 from stateful_tests.lockstep.replays import replay
@@ -96,7 +97,7 @@ def test_finale_lets_the_lease_expire_for_dropped_answers_with_push(pair):
 
 def test_two_batches_with_one_seed_are_identical(pair):
     plan = check_plans.plan("smoke", examples=2, seed=3)
-    batch = RunBatch(unfitted("pairs", "pair", Mode.FAITHFUL), range(2))
+    batch = RunBatch(with_stated_sizes("pairs", "pair", Mode.FAITHFUL), range(2))
     first, second = (drive(pair, plan, batch) for _ in range(2))
     assert first.runs == second.runs and first.carried_out == second.carried_out
     assert first.carried_out["Advance"] > 20
@@ -112,7 +113,8 @@ def test_every_preset_starts_and_prefills_a_request(pair, name):
 def test_sizes_and_ways_that_the_release_refuses_are_unusable(pair):
     small = PAIR_PRESETS["pair-small-blocks"]
     with pytest.raises(UnusableImplementation, match="a multiple of the tokens of P's"):
-        pair.reset(PairConfig(small.decode.__class__(small.decode.groups, 10, 16, 8),
+        pair.reset(PairConfig(EngineConfig(small.decode.groups, blocks=10, max_model_len=16,
+                                           max_batched_tokens=8),
                               PAIR_PRESETS["pair"].decode))  # fmt: skip
     with pytest.raises(UnusableImplementation, match="goes alone"):
         resolve(f"vllm=={VERSION}+async+pair")

@@ -16,7 +16,7 @@ from reference.system_kinds import PAIRS
 from reference.pairs.config import PAIR_PRESETS, PairConfig
 from reference.pairs.step import _wrong_states
 from reference.recurrent_states import chained
-from stateful_tests.check.known_faults.causes import avoided
+from stateful_tests.check.known_faults.causes import without_needs
 from stateful_tests.generate.pair_commands import draw_pair_config
 from stateful_tests.lockstep.replays import replay
 from stateful_tests.lockstep.system_names import resolve
@@ -26,7 +26,10 @@ from stateful_tests.tests.support.planted_faults import trace_of
 RECURRENT = {name: config for name, config in PAIR_PRESETS.items() if config.recurrent}
 STAMPS = chained(range(7, 12))
 KV, STATE = 0, 1  # groups
-CONFIG = EngineConfig((LayerGroup(4), LayerGroup(4, state=True)), 24, 12, 12, drafts=2)
+CONFIG = EngineConfig(
+    (LayerGroup(4), LayerGroup(4, state=True)), blocks=24, max_model_len=12, max_batched_tokens=12,
+    drafts=2,
+)
 
 
 @pytest.fixture
@@ -41,22 +44,22 @@ def pair():
     system.close()
 
 
-# Memory.
+# -- memory ---------------------------------------------------------------------------------------
 
 
 def test_a_block_holds_either_a_state_or_kv(memory):
-    memory.leave(3, STATE, 41)
-    memory.leave_windows(3, STATE, [41, 42, 43])
+    memory.write_state(3, STATE, 41)
+    memory.write_windows(3, STATE, [41, 42, 43])
     memory.stamp(4, KV, 4, 1, 51)
     assert memory.held()[3:6] == [(STATE, (41, 41, 42, 43)), (KV, (0, 51, 0, 0)), (-1, ())]
     memory.stamp(3, KV, 4, 0, 61)
-    memory.leave(4, STATE, 71)
+    memory.write_state(4, STATE, 71)
     assert memory.held()[3:5] == [(KV, (61, 0, 0, 0)), (STATE, (71, 0, 0, 0))]
 
 
 def test_a_copied_block_holds_the_same(memory):
-    memory.leave(3, STATE, 41)
-    memory.leave_windows(3, STATE, [41, 42, 43])
+    memory.write_state(3, STATE, 41)
+    memory.write_windows(3, STATE, [41, 42, 43])
     memory[5] = memory.get(3)
     assert memory.held()[5] == memory.held()[3]
 
@@ -68,21 +71,21 @@ def test_a_copied_block_holds_the_same(memory):
 )  # fmt: skip
 def test_a_state_sent_in_part_does_not_count(memory, moved, found):
     sender = PairStateMemory(CONFIG)
-    sender.leave(3, STATE, 41)
-    sender.leave_windows(3, STATE, [41, 42, 43])
+    sender.write_state(3, STATE, 41)
+    sender.write_windows(3, STATE, [41, 42, 43])
     source, target = sender.tensor[3, moved], memory.tensor[6, moved]
     ctypes.memmove(target.data_ptr(), source.data_ptr(), 8 * len(source))
-    parts = memory.state(6, STATE), *(memory.window(6, STATE, at) for at in range(3))
+    parts = memory.state(6, STATE), *(memory.window(6, STATE, index) for index in range(3))
     assert parts == found
 
 
 def test_a_projection_in_the_place_of_another_is_no_window(memory):
-    memory.leave_windows(3, STATE, [41, 42, 43])
+    memory.write_windows(3, STATE, [41, 42, 43])
     memory.windows[3, 2:4] = memory.windows[3, :2].clone()
     assert memory.window(3, STATE) == 0
 
 
-# Sizes.
+# -- sizes ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", RECURRENT)
@@ -117,19 +120,21 @@ def test_servers_with_other_states_or_drafts_are_no_pair():
 )
 def test_sizes_that_no_server_has_are_unusable(pair, groups, caching, why):
     layers = LayerGroup(groups[0]), LayerGroup(groups[1], state=True)
-    engine = EngineConfig(layers, 40, 16, 8, caching=caching, drafts=1)
+    engine = EngineConfig(
+        layers, blocks=40, max_model_len=16, max_batched_tokens=8, caching=caching, drafts=1
+    )
     with pytest.raises(UnusableImplementation, match=why):
         pair.reset(PairConfig(engine, replace(engine, peer=True)))
 
 
-# What a trace needs of a model, and the smallest one.
+# -- what a trace needs of a model, and the smallest one ------------------------------------------
 
 
 def test_a_trace_is_asked_about_without_states_and_without_caching():
     trace = trace_of(PAIRS, "prefill r1 a3", "pair-state-fine")
-    without = avoided(None, trace, ("recurrent state",)).sizes(PairConfig)
+    without = without_needs(None, trace, ("recurrent state",)).sizes(PairConfig)
     assert not without.recurrent and without.prefill.match == 0
-    uncached = avoided(None, trace, ("a cached prefix",)).sizes(PairConfig)
+    uncached = without_needs(None, trace, ("a cached prefix",)).sizes(PairConfig)
     assert uncached.recurrent and not (uncached.prefill.caching or uncached.decode.caching)
     assert uncached.decode.groups[STATE].block_size >= uncached.decode.max_model_len
 
@@ -155,7 +160,7 @@ def _groups(trace):
             yield group.block_size, group.state
 
 
-# What is judged.
+# -- what is judged -------------------------------------------------------------------------------
 
 
 def test_the_prefill_server_leaves_the_last_token_to_the_decode_server(pair):
@@ -179,18 +184,18 @@ def test_the_prefill_server_leaves_the_last_token_to_the_decode_server(pair):
 def test_a_state_counts_as_sent_if_it_is_that_after_the_counted_tokens(held, observed):
     after = SimpleNamespace(memory=[(-1, ()), (KV, STAMPS[:4]), held])
     side = SimpleNamespace(config=CONFIG, after=after)
-    found = next(_wrong_states(side, "r2", ((1,), (0, 2)), STAMPS, 4), None)
-    assert (found and found.observed) == observed
+    wrong = next(_wrong_states(side, "r2", ((1,), (0, 2)), STAMPS, 4), None)
+    assert (wrong and wrong.observed) == observed
     assert [*_wrong_states(side, "r2", ((1,), (0, 2)), STAMPS, 0)] == []
 
 
 def test_a_table_without_a_state_has_none():
     side = SimpleNamespace(config=CONFIG, after=SimpleNamespace(memory=[]))
-    [found] = _wrong_states(side, "r2", ((1,), (0,)), STAMPS, 4)
-    assert found.observed == "its table has no block"
+    [wrong] = _wrong_states(side, "r2", ((1,), (0,)), STAMPS, 4)
+    assert wrong.observed == "its table has no block"
 
 
-# The drafter's KV, which is sent with that of the target.
+# -- the drafter's KV, which is sent with that of the target --------------------------------------
 
 
 @pytest.mark.parametrize("kind", [TensorMemory, PairStateMemory])
@@ -200,7 +205,7 @@ def test_the_drafters_kv_stands_beside_the_targets(kind):
     memory.stamp(3, KV, 4, 1, 51)
     memory.stamp(3, KV, 4, 2, 52)
     assert memory.held()[3] == (KV, (0, 51, 52, 0))
-    assert [memory.drafted(3, KV, 4, at) for at in range(4)] == [0, 61, 0, 0]
+    assert [memory.drafted(3, KV, 4, index) for index in range(4)] == [0, 61, 0, 0]
     memory[5] = memory.get(3)
     assert memory.held()[5] == memory.held()[3] and memory.drafted(5, KV, 4, 1) == 61
     memory.stamp(3, KV + 2, 4, 0, 71)
@@ -211,14 +216,14 @@ def test_the_drafters_kv_stands_beside_the_targets(kind):
 
 def test_a_trace_is_asked_about_without_a_drafter_in_whole_prompts_and_with_room():
     trace = trace_of(PAIRS, "serve P r1 a9 for 2", "pair-drafter")
-    without = avoided(None, trace, ("drafts",)).sizes(PairConfig)
+    without = without_needs(None, trace, ("drafts",)).sizes(PairConfig)
     assert (without.prefill.draft_group, without.decode.drafts) == (None, 0)
-    whole = avoided(None, trace, ("a prompt in chunks",)).sizes(PairConfig)
+    whole = without_needs(None, trace, ("a prompt in chunks",)).sizes(PairConfig)
     assert whole.prefill.max_batched_tokens >= 3 * 11
-    roomy = avoided(None, trace, ("a text near max_model_len",)).sizes(PairConfig)
+    roomy = without_needs(None, trace, ("a text near max_model_len",)).sizes(PairConfig)
     assert roomy.decode.max_model_len >= 18
     plain = trace_of(PAIRS, "serve P r1 a9 for 2", "pair-eagle")
-    assert avoided(None, plain, ("a prompt in chunks", "a text near max_model_len")) == plain
+    assert without_needs(None, plain, ("a prompt in chunks", "a text near max_model_len")) == plain
 
 
 def test_servers_with_drafters_in_other_groups_are_no_pair():

@@ -129,16 +129,16 @@ def test_the_window_theorem_on_every_small_case(margin):
             slot = window_theorem.slot(c, length, target, window, size, margin)
             p = slot.kv_committed_len
             names = {"p": p, "L": length, "P": size, "W": window, "R": protected, "target": target}
-            names |= {"max": max, "floor": lambda at, size=size: at // size * size}
+            names |= {"max": max, "floor": lambda index, size=size: index // size * size}
             hole = _condition(policy.hole, names)
             assert (cursors.resume(slot, p, window) < p) == hole, names
             assert window_theorem.condition(c, length, target, p, window, size, margin) == hole
             evicted = window_theorem.evicted(c, length, window, size, margin)
             assert (evicted.swa_evicted_seqlen > target) == _condition(policy.cap, names)
             assert not (hole and _condition(policy.never, names))
-            held = [at for at in range(committed + size) if window_theorem.has_swa(slot, at, size)]
+            held = [index for index in range(committed + size) if window_theorem.has_swa(slot, index, size)]
             assert held == [
-                at for at in range(committed + size) if at // size in swa_pages(slot, size)
+                index for index in range(committed + size) if index // size in swa_pages(slot, size)
             ]
             holes += hole
     assert holes > 50
@@ -208,7 +208,7 @@ def test_both_engines_read_the_same_contracts():
             assert (len(found.pre), len(found.post)) == (text.count("pre:"), text.count("post:"))
 
 
-# The command.
+# -- the command ----------------------------------------------------------------------------------
 
 
 def test_prove_by_name(kvspec):

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from reference.clauses import CLAUSES
-from reference.clauses.facts import NodeFacts, Owned, Torn
+from reference.clauses.facts import NodeFacts, Owned, Torn, TreePage
 from reference.clauses.step import Step
 from reference.commands import Choice, Done, Freed
 from reference.geometry import Geometry
@@ -39,7 +39,14 @@ BARE = replace(PLAIN, window=None, swa_pages=0)
 STATE = replace(ONE, window=None, swa_pages=0, states=6)
 SIZES = {"plain": PLAIN, "one": ONE, "tree": TREE, "bare": BARE, "state": STATE}
 LONG = NodeFacts(
-    path("a10"), range(1, 11), range(1, 11), range(1, 11), path("a10"), path("a10"), 0, 0
+    path("a10"),
+    slots=range(1, 11),
+    swa_slots=range(1, 11),
+    mapped=range(1, 11),
+    full_read=path("a10"),
+    swa_read=path("a10"),
+    full_locks=0,
+    swa_locks=0,
 )
 _NAMED = {"none": None, "zero": ZERO, "yes": True, "no": False, "-": ()}
 
@@ -149,7 +156,9 @@ SPOILS: dict[str, Callable[..., Step]] = {
     "first_node_gone": lambda step: in_tree(step, nodes=lambda nodes: nodes[1:]),
     "long_node": lambda step: in_tree(step, nodes=lambda nodes: [*nodes, LONG]),
     "pages": pages,
-    "a_page_before": lambda step, key: in_tree(step, before=True, pages={path(key): ((), True)}),
+    "a_page_before": lambda step, key: in_tree(
+        step, before=True, pages={path(key): TreePage((), has_swa=True)}
+    ),
     "pages_before": lambda step, pattern: pages(step, pattern, before=True),
     "locks": lambda step, name, slots: in_tree(step, lock_holders={name: value(slots)}),
     "freed_less": freed_less,

@@ -6,7 +6,7 @@ from typing import Any
 
 from reference import model
 from reference.clauses import CLAUSES
-from reference.clauses.facts import Facts, NodeFacts, Owned
+from reference.clauses.facts import Facts, NodeFacts, Owned, TreePage
 from reference.clauses.step import Step
 from reference.commands import Command, Reason, Refused
 from reference.failures import AtState
@@ -19,9 +19,9 @@ from stateful_tests.tests.support.commands import script
 from stateful_tests.tests.support.places import in_words
 from stateful_tests.traces.trace_files import prompt_of
 
-TREE = Geometry(2, 2, 12, 12, 3, 16, True)
+TREE = Geometry(page_size=2, window=2, full_pages=12, swa_pages=12, rows=3, width=16, tree=True)
 ONE = replace(TREE, page_size=1)
-PLAIN = Geometry(2, 2, 12, 12, 3, 16)
+PLAIN = Geometry(page_size=2, window=2, full_pages=12, swa_pages=12, rows=3, width=16)
 
 
 def step_of(geometry: Geometry, *commands: Command | str) -> Step:
@@ -35,7 +35,17 @@ def step_of(geometry: Geometry, *commands: Command | str) -> Step:
         state, expected = model.step(was, command)
         outcome = system.apply(command)
         after = facts_of(system.view(), geometry)
-    return Step(was.config, command, expected, outcome, was, state, before, after, False)
+    return Step(
+        config=was.config,
+        command=command,
+        expected=expected,
+        outcome=outcome,
+        was=was,
+        now=state,
+        before=before,
+        after=after,
+        unchanged=False,
+    )
 
 
 def changed(step: Step, *, before: bool = False, **facts: Any) -> Step:
@@ -71,13 +81,12 @@ def node(step: Step, number: int, **parts: Any) -> Step:
 def pages(step: Step, pattern: str, *, before: bool = False) -> Step:
     """The pages of the only path: L live, T a tombstone, - not there."""
     tree = (step.before if before else step.after).tree
-    known = sorted(tree.pages.items())
-    made = {
-        path: (slots, mark == "L")
-        for (path, (slots, _)), mark in zip(known, pattern)
+    marked = {
+        path: TreePage(page.slots, has_swa=mark == "L")
+        for (path, page), mark in zip(sorted(tree.pages.items()), pattern)
         if mark != "-"
     }
-    return in_tree(step, before=before, pages=made)
+    return in_tree(step, before=before, pages=marked)
 
 
 def moved(name: str, **cursors: int) -> Callable[[dict], dict]:

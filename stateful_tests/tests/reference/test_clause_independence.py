@@ -20,13 +20,13 @@ from stateful_tests.lockstep.system_names import resolve
 from stateful_tests.tests.support.commands import script
 from stateful_tests.traces.trace_files import prompt_of
 
-PLAIN = Geometry(1, 3, 40, 28, 4, 24)
-TREE = Geometry(2, 2, 12, 12, 3, 16, tree=True)
+PLAIN = Geometry(page_size=1, window=3, full_pages=40, swa_pages=28, rows=4, width=24)
+TREE = Geometry(page_size=2, window=2, full_pages=12, swa_pages=12, rows=3, width=16, tree=True)
 RUNNING = script("open s1; submit r1 in s1 +1; admit r1; extend r1 +1")
 AHEAD = (*RUNNING, SpecDecode((Draft("r1", 12, 2),)), EvictSwa("r1", 13))
 CHUNKS = script("admit r1; extend r1 +1; extend r1 +4")
 IN_CHUNKS = (Submit("r1", None, 0, 0, prompt_of("a5")), *CHUNKS)
-KEPT = Insert("h1", prompt_of("a8"), 0, True)
+KEPT = Insert("h1", prompt_of("a8"), 0, chunked=True)
 TOMBSTONE = (Insert("h1", prompt_of("a4")), Evict(0, 2))
 RECOVERED = (*TOMBSTONE, Submit("r1", None, 0, 0, prompt_of("a2 b3")), *CHUNKS)
 

@@ -151,7 +151,7 @@ def test_a_lock_more_or_less_is_reported(name):
                 assert_clause("TREE-6", node(step, number, swa_locks=swa + change), f"{swa} ")
 
 
-# Rows that no text spells.
+# -- rows that no text spells ---------------------------------------------------------------------
 
 
 def test_a_round_in_flight_computes_one_token_that_nobody_has_claimed():

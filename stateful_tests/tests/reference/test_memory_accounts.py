@@ -33,7 +33,7 @@ PAGE4 = PRESETS["page4"]
 TURN = script("open s1; submit r1 in s1 +10; admit r1; extend r1 +10")
 
 
-# The clauses.
+# -- the clauses ----------------------------------------------------------------------------------
 
 
 class AlteredReport(TorchKV):

@@ -22,8 +22,8 @@ from stateful_tests.tests.support.commands import script
 
 PAGE4 = Geometry(page_size=4, window=6, full_pages=12, swa_pages=9, rows=3, width=32)
 WITH_TREE = replace(PAGE4, tree=True)
-ONE = Geometry(1, 1, 12, 12, 2, 12, tree=True)
-STATES = Geometry(1, None, 12, 0, 2, 12, tree=True, states=4)
+ONE = Geometry(page_size=1, window=1, full_pages=12, swa_pages=12, rows=2, width=12, tree=True)
+STATES = Geometry(page_size=1, window=None, full_pages=12, swa_pages=0, rows=2, width=12, tree=True, states=4)
 TRACKS = replace(STATES, page_size=4, states=2, tracks=True)
 ONE_ROW = replace(PAGE4, full_pages=2, swa_pages=2, rows=1)
 
@@ -184,16 +184,19 @@ ALL = "evict full 48"
         # what a reader of full KV uses is no younger when it gets SWA KV again
         (ONE, "insert g a2; evict full 0 swa 1; insert g b1; match h a1 (full KV alone); unlock h;"
          " insert g a2", "evict full 0 swa 1", Freed(0, 1)),
-        (STATES, "insert g a1; insert h a2 (goes on)", "evict full 0 states 1", Freed(0, 0, 1)),
-        (STATES, "insert g a1; insert h a2", "evict full 1", Freed(1, 0, 1)),
-        (STATES, "insert g a2; match h a2 (full KV alone)", "evict full 0 states 1", Freed(0, 0, 1)),
-        (STATES, f"{ORDINARY}; decode r1; finish r1 keep 1", ALL, Freed(2, 0, 2)),
+        (STATES, "insert g a1; insert h a2 (goes on)", "evict full 0 states 1",
+         Freed(full=0, swa=0, states=1)),
+        (STATES, "insert g a1; insert h a2", "evict full 1", Freed(full=1, swa=0, states=1)),
+        (STATES, "insert g a2; match h a2 (full KV alone)", "evict full 0 states 1",
+         Freed(full=0, swa=0, states=1)),
+        (STATES, f"{ORDINARY}; decode r1; finish r1 keep 1", ALL, Freed(full=2, swa=0, states=2)),
         # its state is past the cut
-        (STATES, f"{ORDINARY}; decode r1; decode r1; finish r1 keep 1", ALL, Freed(1, 0, 1)),
-        (TRACKS, f"{ORDINARY}; spec_decode r1 +4 accept 4; finish r1 keep 3", ALL, Freed(4, 0, 1)),
+        (STATES, f"{ORDINARY}; decode r1; decode r1; finish r1 keep 1", ALL, Freed(full=1, swa=0, states=1)),
+        (TRACKS, f"{ORDINARY}; spec_decode r1 +4 accept 4; finish r1 keep 3", ALL,
+         Freed(full=4, swa=0, states=1)),
         # the tree gets a slot that the request has
         (TRACKS, "submit r1 (no session) +8; admit r1; extend r1 +4; extend r1 +4; abort r1", ALL,
-         Freed(8, 0, 2)),
+         Freed(full=8, swa=0, states=2)),
     ],
 )  # fmt: skip
 def test_an_eviction_takes_unlocked_nodes(sizes, given, command, freed):

@@ -27,49 +27,124 @@ from stateful_tests.coverage.situations import kind_name
 from stateful_tests.explore import lifecycle as lives
 from stateful_tests.explore.search import Explorer
 
-# What a command is refused for.
+# -- what a command is refused for ----------------------------------------------------------------
 
 _FAITHFUL = Scope(
-    "", "", Geometry(1, 1, 3, 2, 1, 2), Mode.FAITHFUL, sessions=1, ordinary=1, submits=(1,), ahead=2,
+    "",
+    "",
+    Geometry(page_size=1, window=1, full_pages=3, swa_pages=2, rows=1, width=2),
+    Mode.FAITHFUL,
+    sessions=1,
+    ordinary=1,
+    submits=(1,),
+    ahead=2,
     checks=True,
-)  # fmt: skip
-_ONE = Scope("", "", Geometry(1, 1, 4, 4, 1, 4), sessions=1, submits=(1,), ahead=3)
-_TWO = Scope("", "", Geometry(1, 1, 2, 4, 2, 2), ordinary=2, submits=(1,), ahead=1, late=True)
+)
+_ONE = Scope(
+    "",
+    "",
+    Geometry(page_size=1, window=1, full_pages=4, swa_pages=4, rows=1, width=4),
+    sessions=1,
+    submits=(1,),
+    ahead=3,
+)
+_TWO = Scope(
+    "",
+    "",
+    Geometry(page_size=1, window=1, full_pages=2, swa_pages=4, rows=2, width=2),
+    ordinary=2,
+    submits=(1,),
+    ahead=1,
+    late=True,
+)
 _LOCKING = Scope(
-    "", "", Geometry(1, None, 2, 0, 1, 2, True), lock_holders=1, texts="a", prompts=("a1",), parts=True,
-)  # fmt: skip
+    "",
+    "",
+    Geometry(page_size=1, window=None, full_pages=2, swa_pages=0, rows=1, width=2, tree=True),
+    lock_holders=1,
+    texts="a",
+    prompts=("a1",),
+    parts=True,
+)
 _PARTS = Scope(
-    "", "", Geometry(1, 1, 3, 3, 1, 3, True), sessions=1, submits=(), texts="a", prompts=("a1",), parts=True,
-    marked=False, evicts=False,
-)  # fmt: skip
+    "",
+    "",
+    Geometry(page_size=1, window=1, full_pages=3, swa_pages=3, rows=1, width=3, tree=True),
+    sessions=1,
+    submits=(),
+    texts="a",
+    prompts=("a1",),
+    parts=True,
+    marked=False,
+    evicts=False,
+)
 _REFUSING = (
     _FAITHFUL,
     _ONE,
     replace(_ONE, mode=Mode.FAITHFUL),
     replace(_ONE, late=True),
     _TWO,
-    replace(_TWO, geometry=Geometry(1, 1, 4, 2, 2, 2)),
-    replace(_TWO, geometry=Geometry(1, 1, 6, 6, 2, 4), ahead=3, late=False, retracts=False, aborts=False),
-    _LOCKING,
-    replace(_LOCKING, geometry=Geometry(1, None, 2, 0, 1, 2), sessions=1, submits=(1,), tails=True),
     replace(
-        _LOCKING, geometry=Geometry(1, None, 3, 0, 1, 2, True, states=1), ordinary=1, submits=(1,),
+        _TWO, geometry=Geometry(page_size=1, window=1, full_pages=4, swa_pages=2, rows=2, width=2)
+    ),
+    replace(
+        _TWO,
+        geometry=Geometry(page_size=1, window=1, full_pages=6, swa_pages=6, rows=2, width=4),
+        ahead=3,
+        late=False,
+        retracts=False,
+        aborts=False,
+    ),
+    _LOCKING,
+    replace(
+        _LOCKING,
+        geometry=Geometry(page_size=1, window=None, full_pages=2, swa_pages=0, rows=1, width=2),
+        sessions=1,
+        submits=(1,),
+        tails=True,
+    ),
+    replace(
+        _LOCKING,
+        geometry=Geometry(
+            page_size=1,
+            window=None,
+            full_pages=3,
+            swa_pages=0,
+            rows=1,
+            width=2,
+            tree=True,
+            states=1,
+        ),
+        ordinary=1,
+        submits=(1,),
         prompts=("a1", "a2"),
     ),
     _PARTS,
-    replace(_PARTS, geometry=Geometry(1, 1, 3, 3, 1, 2), sessions=0, ordinary=1, submits=(1,), prompts=()),
+    replace(
+        _PARTS,
+        geometry=Geometry(page_size=1, window=1, full_pages=3, swa_pages=3, rows=1, width=2),
+        sessions=0,
+        ordinary=1,
+        submits=(1,),
+        prompts=(),
+    ),
     Scope(
-        "", "", Geometry(1, 1, 2, 1, 1, 2, True), Mode.FAITHFUL, lock_holders=2, texts="a",
+        "",
+        "",
+        Geometry(page_size=1, window=1, full_pages=2, swa_pages=1, rows=1, width=2, tree=True),
+        Mode.FAITHFUL,
+        lock_holders=2,
+        texts="a",
         prompts=("a1", "a2", "a3", "b1"),
     ),
-)  # fmt: skip
+)
 # What the scopes do not say: batches that name a request twice, eviction without a tree.
 _SAID = (
     Extend((Chunk("r", 1),) * 2),
     SpecDecode((Draft("r", 1, 1),) * 2),
     Launch((Draft("r", 1, 1),) * 2),
     Evict(1),
-    Evict(0, 0, 1),
+    Evict(full=0, swa=0, states=1),
 )
 
 
@@ -97,7 +172,7 @@ def test_each_command_is_refused_for_the_reasons_listed_and_no_other():
         )
 
 
-# Formulas.
+# -- formulas -------------------------------------------------------------------------------------
 
 
 def _value(formula: str, names: dict[str, Any]) -> Any:
@@ -119,17 +194,50 @@ def _sizes(state: State) -> dict[str, Any]:
     }
 
 
-# Rows: which cursors move and what is freed.
+# -- rows: which cursors move and what is freed ---------------------------------------------------
 
-_FAR = Scope("", "", Geometry(1, 1, 5, 4, 1, 5), sessions=1, submits=(1,), ahead=4,
-             invalid=False, marked=False)  # fmt: skip
+_FAR = Scope(
+    "",
+    "",
+    Geometry(page_size=1, window=1, full_pages=5, swa_pages=4, rows=1, width=5),
+    sessions=1,
+    submits=(1,),
+    ahead=4,
+    invalid=False,
+    marked=False,
+)
 _MOVING = (
     _FAR,  # a window eviction passes the target
-    replace(_FAR, geometry=Geometry(2, 1, 3, 3, 1, 5), ahead=3),
-    replace(_FAR, geometry=Geometry(2, 1, 3, 3, 1, 5), ahead=2, late=True),
-    replace(_FAR, geometry=Geometry(2, None, 2, 0, 1, 4), ahead=2),
-    replace(_FAR, geometry=Geometry(1, 1, 2, 2, 2, 2), ordinary=1, ahead=1, checks=True),
-    replace(_FAR, geometry=Geometry(1, 1, 4, 2, 1, 4), submits=(1, 4), ahead=1, tails=True),
+    replace(
+        _FAR,
+        geometry=Geometry(page_size=2, window=1, full_pages=3, swa_pages=3, rows=1, width=5),
+        ahead=3,
+    ),
+    replace(
+        _FAR,
+        geometry=Geometry(page_size=2, window=1, full_pages=3, swa_pages=3, rows=1, width=5),
+        ahead=2,
+        late=True,
+    ),
+    replace(
+        _FAR,
+        geometry=Geometry(page_size=2, window=None, full_pages=2, swa_pages=0, rows=1, width=4),
+        ahead=2,
+    ),
+    replace(
+        _FAR,
+        geometry=Geometry(page_size=1, window=1, full_pages=2, swa_pages=2, rows=2, width=2),
+        ordinary=1,
+        ahead=1,
+        checks=True,
+    ),
+    replace(
+        _FAR,
+        geometry=Geometry(page_size=1, window=1, full_pages=4, swa_pages=2, rows=1, width=4),
+        submits=(1, 4),
+        ahead=1,
+        tails=True,
+    ),
 )
 
 

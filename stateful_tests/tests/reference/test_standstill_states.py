@@ -12,8 +12,8 @@ from reference.tiers.commands import Poll
 from reference.tiers.facts import TierPart, TierTransfer
 from stateful_tests.tests.tiers.scenes import RECEIVED
 
-JOB = Transfer(1, False, ((0, 1, 0, 0),), submitted=True)
-HOST = HostFacts(1, (2,), (), (HostKey(0, 0, (5,), 0),), (JOB,))
+JOB = Transfer(1, load=False, parts=((0, 1, 0, 0),), submitted=True)
+HOST = HostFacts(1, (2,), (), (HostKey(chunk=0, group=0, stamps=(5,), pins=0),), (JOB,))
 REQUEST = RequestFact("RUNNING", (5, 6), 1, ((1, 0),))
 NOTHING, TOKEN = Output("r1", (), ""), Output("r2", (5,), "")
 BLOCKS = BlockFacts((0, 1, 0), (2,), (), (), {}, {"r1": REQUEST}, steps_in_flight=1, host=HOST)
@@ -68,7 +68,7 @@ def test_an_engine_without_waiting_requests_has_no_standstill():
     assert of_tiers.DecodeProgress().follow(Poll(), nobody, (), ()) is None
 
 
-QUEUED = TierTransfer(1, False, (TierPart("full", 1, 1),), (1,))
+QUEUED = TierTransfer(1, load=False, parts=(TierPart("full", 1, 1),), acks=(1,))
 TIER = RECEIVED._replace(transfers=(QUEUED,))
 ONE, *OTHERS = TIER.requests
 

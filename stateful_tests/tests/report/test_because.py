@@ -143,8 +143,8 @@ def test_frees_are_explained_under_a_free_tree_policy(bug, name, says):
     with_tree = replace(trace, geometry=replace(trace.geometry, tree=True), bug=None, clause=None)
     run = replays.replay(OwnShape(resolve(f"torch+{bug}")), with_tree)
     assert run.violation.clause in ("FREE-1", "FREE-2")
-    found = because(run)
-    assert found.text == says
+    explanation = because(run)
+    assert explanation.text == says
 
 
 def test_a_tail_that_is_cut_short_is_one_cause():
@@ -169,8 +169,8 @@ class Forgetful(OwnShape):
 
 def test_a_history_of_other_tokens():
     trace = traces.load(FIXTURES["three_turns_of_one_conversation"])
-    found = because(replays.replay(Forgetful(resolve("torch")), trace))
-    assert found.text == (
+    explanation = because(replays.replay(Forgetful(resolve("torch")), trace))
+    assert explanation.text == (
         "command 5 (finish r1 keep 3) must leave the history of s1 with 13 tokens: the history of s1 has 13"
         " tokens, a token that nobody sent at position 0, since command 5 and must have token 0 of the"
         " text of submit 1 at position 0."
@@ -234,8 +234,8 @@ def test_a_refusal_is_explained_by_the_condition_that_failed():
     extend = Extend((Chunk("r1", 2),))
     commands = (Submit("r1", None, 2), Admit("r1"), extend, Retract("r1"), Abort("r1", marked=True))
     run = replays.replay(ObeysAll(), Trace(PRESETS["page1"], Mode.FAITHFUL, commands))
-    found = because(run)
-    assert found.text == (
+    explanation = because(run)
+    assert explanation.text == (
         "the system carries out command 4 (abort r1 (marked)) and must refuse it as wrong_phase"
         " (marked, and it has been admitted before), for r1 is queued again since command 3 (retract r1)."
     )

@@ -11,7 +11,8 @@ GETTERS = "pool.py: available_size, evictable_size"
 
 def called_in(commands, called, step=None):
     trace = Trace(preset("page1"), Mode.FAITHFUL, commands)
-    step = len(commands) - 1 if step is None else step
+    if step is None:
+        step = len(commands) - 1
     violation = Violation("LEN-2", step, Failure("x", "y"))
     return telling_calls(Run(trace, "torch", (), violation, called=called))
 

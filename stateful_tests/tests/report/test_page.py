@@ -182,8 +182,8 @@ def test_differences_are_marked_on_both_sides():
     assert re.findall(r'<td class="number differs">(\d+)</td>', last) == ["38", "42"]
     assert "C A 38</text>" in last
     assert "E 42 ≠</text>" in last
-    why = report.run_data(run)["because"]
-    assert why[1:] in " ".join(Reader(text).text.split())
+    reason = report.run_data(run)["because"]
+    assert reason[1:] in " ".join(Reader(text).text.split())
 
 
 def test_the_rule_is_on_the_page():

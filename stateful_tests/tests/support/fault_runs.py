@@ -23,7 +23,7 @@ from reference.system_kinds import PAIRS, TIERS
 from stateful_tests.check import run_driver, check_plans
 from stateful_tests.lockstep.replays import replay
 from stateful_tests.lockstep.run_results import Trace, Violation
-from stateful_tests.shrink.minimise import failing_prefix, minimise, violated
+from stateful_tests.shrink.minimise import failing_prefix, minimise, violation_of_clause
 from stateful_tests.shrink.shrink_passes import shrink
 from stateful_tests.tests.support.loaded_releases import loaded, planted_in
 from stateful_tests.tests.support.planted_faults import (
@@ -122,7 +122,7 @@ def look_for(suite: Suite, fault: PlantedFault, seed: int) -> Found:
     ran = commands = 0
     for example in range(suite.runs):
         for preset in presets:
-            config = run_driver.unfitted(fault.kind.machine, preset, Mode.FAITHFUL)
+            config = run_driver.with_stated_sizes(fault.kind.machine, preset, Mode.FAITHFUL)
             batch = run_driver.RunBatch(config, range(example, example + 1))
             with planted_in(system, [*suite.mends, *fault.edits]):
                 [(count, violations)] = run_driver.drive(system, plan, batch).runs
@@ -131,7 +131,7 @@ def look_for(suite: Suite, fault: PlantedFault, seed: int) -> Found:
                 if fault.kind is PAIRS and trace.geometry != config.sizes:
                     continue
                 with planted_in(system, suite.mends):
-                    conforms = violated(system, trace, violation.clause) == ()
+                    conforms = violation_of_clause(system, trace, violation.clause) == ()
                 if conforms:
                     return Found(trace, violation, ran, commands)
     return Found(None, None, ran, commands)

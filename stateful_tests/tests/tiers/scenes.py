@@ -26,7 +26,7 @@ from reference.token_ids import token_id
 from stateful_tests.tests.support.record_words import Notation, RecordKind
 from stateful_tests.tests.support.row_files import ClauseRow
 
-SIZES = TierConfig(1, 2, 6, 6, 6, 6, 8)
+SIZES = TierConfig(page_size=1, window=2, full_pages=6, swa_pages=6, host_pages=6, host_swa_pages=6, width=8)
 A, B, C = (tuple(token_id(serial, at) for at in range(4)) for serial in (1, 2, 3))
 OTHER = token_id(9, 0)
 
@@ -46,33 +46,76 @@ def part(slot: int, host: int) -> tuple[TierPart, ...]:
 
 NODES = {
     1: TierNode(
-        1, 0, 0, A[:2], kv((1, 2), (1, 2)), kv((0, 1), (0, 1)), count(2, 2), count(), hashed=A[:2]
+        1,
+        parent=0,
+        start=0,
+        stamps=A[:2],
+        device=kv((1, 2), (1, 2)),
+        host=kv((0, 1), (0, 1)),
+        locks=count(2, 2),
+        pins=count(),
+        hashed=A[:2],
     ),
     2: TierNode(
-        2, 1, 2, A[2:3], kv((3,), (3,)), kv((2,), (2,)), count(1, 1), count(), 2, hashed=A[:3]
+        2,
+        parent=1,
+        start=2,
+        stamps=A[2:3],
+        device=kv((3,), (3,)),
+        host=kv((2,), (2,)),
+        locks=count(1, 1),
+        pins=count(),
+        storing=2,
+        hashed=A[:3],
     ),
-    3: TierNode(3, 1, 2, B[2:3], kv(), kv((3,), (3,)), count(), count(), hashed=A[:2] + B[2:3]),
+    3: TierNode(
+        3,
+        parent=1,
+        start=2,
+        stamps=B[2:3],
+        device=kv(),
+        host=kv((3,), (3,)),
+        locks=count(),
+        pins=count(),
+        hashed=A[:2] + B[2:3],
+    ),
     4: TierNode(
-        4, 0, 0, C[:1], kv((4,), (4,)), kv((4,), (4,)), count(1, 1), count(1, 1), loading=4
+        4,
+        parent=0,
+        start=0,
+        stamps=C[:1],
+        device=kv((4,), (4,)),
+        host=kv((4,), (4,)),
+        locks=count(1, 1),
+        pins=count(1, 1),
+        loading=4,
     ),
 }
 USERS = (
-    TierUser("h1", False, 1, 1),
-    TierUser("store of 2", False, 2, 2),
-    TierUser("load of 4", False, 4, 3),
-    TierUser("load of 4", True, 4, 4),
+    TierUser("h1", host=False, node=1, lock=1),
+    TierUser("store of 2", host=False, node=2, lock=2),
+    TierUser("load of 4", host=False, node=4, lock=3),
+    TierUser("load of 4", host=True, node=4, lock=4),
 )
 TRANSFERS = (
-    TierTransfer(1, False, part(3, 2), (2,), True),
-    TierTransfer(2, True, part(4, 4), (4,), True),
+    TierTransfer(1, load=False, parts=part(3, 2), acks=(2,), sent=True),
+    TierTransfer(2, load=True, parts=part(4, 4), acks=(4,), sent=True),
 )
-RECORDS = TierRecord(False, 2, (2,)), TierRecord(True, 4, (4,))
+RECORDS = TierRecord(load=False, ack=2, nodes=(2,)), TierRecord(load=True, ack=4, nodes=(4,))
 DEVICE = (0, *A[:3], 0, 0, 0)  # by slot; 0 is the padding page
 HOST = (*A[:2], 0, B[2], C[0], 0)
 FACTS = TierFacts(
-    tuple(NODES.values()), kv((5, 6), (5, 6)), kv((5,), (5,)), count(1, 1), kv(DEVICE, DEVICE),
-    kv(HOST, HOST), TRANSFERS, RECORDS, USERS, (TierRead("h1", "full", 0, 1, A[0], A[0]),),
-)  # fmt: skip
+    nodes=tuple(NODES.values()),
+    free=kv((5, 6), (5, 6)),
+    host_free=kv((5,), (5,)),
+    evictable=count(1, 1),
+    memory=kv(DEVICE, DEVICE),
+    host_memory=kv(HOST, HOST),
+    transfers=TRANSFERS,
+    records=RECORDS,
+    users=USERS,
+    reads=(TierRead("h1", "full", 0, 1, A[0], A[0]),),
+)
 # At rest: the store and the load are over.
 SETTLED = {
     2: NODES[2]._replace(storing=-1, locks=count()),
@@ -90,8 +133,10 @@ REST = FACTS._replace(
 
 
 # A storage behind the host: node 1 is to be written to it, a prefetch reads into host slot 5.
-BACKUP = TierOperation(3, True, "", "to write", kv((0, 1), (0, 1)), kv((0, 1), (0, 1)))
-PREFETCH = TierOperation(4, False, "h2", "reads", kv((5,), (5,)), kv((5,)))
+BACKUP = TierOperation(
+    3, back=True, name="", state="to write", slots=kv((0, 1), (0, 1)), moving=kv((0, 1), (0, 1))
+)
+PREFETCH = TierOperation(4, back=False, name="h2", state="reads", slots=kv((5,), (5,)), moving=kv((5,)))
 PAGE = TierPage(1, "full", (0,), A[:1], A[:1])
 STORING = FACTS._replace(
     operations=(BACKUP, PREFETCH),
@@ -103,28 +148,80 @@ STORING = FACTS._replace(
 )
 WAITING = ("h2",)
 # A server that only decodes: node 1 "aa" of its tree, h1 receives, h2 was given up and is still written to.
-DECODING = TierConfig(1, 2, 8, 8, 0, 0, 8, decode="radix", rows=3)
-RECEIVES = TierRequest("h1", "receives", 1, 0, kv((3,), (3,)), {}, kv((3,), (3,)))
-HELD = TierRequest("h2", "held", 2, 1, kv((4, 5), (4, 5)), {}, kv((4, 5), (5,)))
+DECODING = TierConfig(
+    page_size=1,
+    window=2,
+    full_pages=8,
+    swa_pages=8,
+    host_pages=0,
+    host_swa_pages=0,
+    width=8,
+    decode="radix",
+    rows=3,
+)
+RECEIVES = TierRequest(
+    "h1", state="receives", row=1, first=0, slots=kv((3,), (3,)), kept={}, writing=kv((3,), (3,))
+)
+HELD = TierRequest(
+    "h2", state="held", row=2, first=1, slots=kv((4, 5), (4, 5)), kept={}, writing=kv((4, 5), (5,))
+)
 RECEIVED = TierFacts(
-    (TierNode(1, 0, 0, A[:2], kv((1, 2), (1, 2)), kv(), count(), count()),), kv((6, 7, 8), (6, 7, 8)), kv(),
-    count(2, 2), kv((0, *A[:2], 0, 0, 0, 0, 0, 0), (0, 0, 0, 0, 0, 0, 0, 0, 0)), kv(),
-    requests=(RECEIVES, HELD), free_rows=(3,), free_first=(),
-)  # fmt: skip
+    (
+        TierNode(
+            1,
+            parent=0,
+            start=0,
+            stamps=A[:2],
+            device=kv((1, 2), (1, 2)),
+            host=kv(),
+            locks=count(),
+            pins=count(),
+        ),
+    ),
+    kv((6, 7, 8), (6, 7, 8)),
+    kv(),
+    count(2, 2),
+    kv((0, *A[:2], 0, 0, 0, 0, 0, 0), (0, 0, 0, 0, 0, 0, 0, 0, 0)),
+    kv(),
+    requests=(RECEIVES, HELD),
+    free_rows=(3,),
+    free_first=(),
+)
 
 
 # A server that only prefills: node 1 "aa" and the third token of h1 are sent to its decode server, with its
 # row of metadata; h2 is between two chunks, and two of its pages are due.
-PREFILLING = TierConfig(1, 2, 8, 8, 0, 0, 8, prefill="radix", rows=3)
-SENDS = TierRequest("h1", TierRequestState.SENDS, 1, 0, kv((3,), (3,)), {}, {})
-COMPUTES = TierRequest("h2", TierRequestState.COMPUTES, 2, 1, kv((4, 5), (4, 5)), {}, {}, 2)
+PREFILLING = TierConfig(
+    page_size=1,
+    window=2,
+    full_pages=8,
+    swa_pages=8,
+    host_pages=0,
+    host_swa_pages=0,
+    width=8,
+    prefill="radix",
+    rows=3,
+)
+SENDS = TierRequest(
+    "h1", state=TierRequestState.SENDS, row=1, first=0, slots=kv((3,), (3,)), kept={}, writing={}
+)
+COMPUTES = TierRequest(
+    "h2",
+    state=TierRequestState.COMPUTES,
+    row=2,
+    first=1,
+    slots=kv((4, 5), (4, 5)),
+    kept={},
+    writing={},
+    due=2,
+)
 SENDING = RECEIVED._replace(
     requests=(SENDS, COMPUTES),
     memory=kv((0, *A[:3], 0, 0, 0, 0, 0), (0, *A[:3], 0, 0, 0, 0, 0)),
     sends=(
-        TierSend(1, "h1", "full", 0, (1, 2, 3), A[:3], A[:3]),
-        TierSend(2, "h1", "swa", 1, (2, 3), A[1:3], A[1:3]),
-        TierSend(3, "h1", METADATA, 0, (0,), (7,), (7,)),
+        TierSend(1, name="h1", pool="full", position=0, slots=(1, 2, 3), wanted=A[:3], found=A[:3]),
+        TierSend(2, name="h1", pool="swa", position=1, slots=(2, 3), wanted=A[1:3], found=A[1:3]),
+        TierSend(3, name="h1", pool=METADATA, position=0, slots=(0,), wanted=(7,), found=(7,)),
     ),
     begun=("h2",),
     free_first=(2, 3),
@@ -132,18 +229,42 @@ SENDING = RECEIVED._replace(
 
 
 # A model with recurrent layers: node 1 "aa" has its state on both tiers; one is loaded for h2 as well.
-WITH_STATES = TierConfig(1, None, 4, 0, 4, 0, 4, states=3, host_states=2)
+WITH_STATES = TierConfig(
+    page_size=1,
+    window=None,
+    full_pages=4,
+    swa_pages=0,
+    host_pages=4,
+    host_swa_pages=0,
+    width=4,
+    states=3,
+    host_states=2,
+)
 STATE = chained(A[:2])[-1]
-LOADS = TierRequest("h2", TierRequestState.HOLDS, -1, -1, {"state": (2,)}, {}, {})
+LOADS = TierRequest(
+    "h2", state=TierRequestState.HOLDS, row=-1, first=-1, slots={"state": (2,)}, kept={}, writing={}
+)
 RECURRENT = TierFacts(
-    (TierNode(
-        1, 0, 0, A[:2], {"full": (1, 2), "state": (1,)}, {"full": (0, 1), "state": (0,)},
-        {"full": 1, "state": 1}, {"full": 0, "state": 0},
-    ),),
-    {"full": (3, 4), "state": (3,)}, {"full": (2, 3), "state": (1,)}, {"full": 0, "state": 0},
+    (
+        TierNode(
+            1,
+            parent=0,
+            start=0,
+            stamps=A[:2],
+            device={"full": (1, 2), "state": (1,)},
+            host={"full": (0, 1), "state": (0,)},
+            locks={"full": 1, "state": 1},
+            pins={"full": 0, "state": 0},
+        ),
+    ),
+    {"full": (3, 4), "state": (3,)},
+    {"full": (2, 3), "state": (1,)},
+    {"full": 0, "state": 0},
     {"full": (0, *A[:2], 0, 0), "state": (0, STATE, STATE, 0)},
-    {"full": (*A[:2], 0, 0), "state": (STATE, 0)}, users=(TierUser("h2", False, 1, 1),), requests=(LOADS,),
-)  # fmt: skip
+    {"full": (*A[:2], 0, 0), "state": (STATE, 0)},
+    users=(TierUser("h2", host=False, node=1, lock=1),),
+    requests=(LOADS,),
+)
 
 
 class TierScene(NamedTuple):
@@ -221,16 +342,24 @@ def failures(
     ranges.follow(was)
     now = change(was)
     return broken(
-        TierStep(sizes, command or Poll(), refused, was, now, ranges.follow(now), waiting)
+        TierStep(
+            sizes,
+            command or Poll(),
+            refused=refused,
+            before=was,
+            after=now,
+            ranges=ranges.follow(now),
+            waiting=waiting,
+        )
     )
 
 
 def violated(change: Callable[[TierFacts], TierFacts], **scene: Any) -> tuple[list[str], str]:
     """The clauses of these failures, and what of the first."""
-    found = failures(change, **scene)
-    first = found[0][1] if found else None
+    failed = failures(change, **scene)
+    first = failed[0][1] if failed else None
     return [
-        clause.id for clause, _ in found
+        clause.id for clause, _ in failed
     ], f"{first.expected}; {first.observed}" if first else ""
 
 

@@ -18,14 +18,14 @@ def places(change, **scene):
 
 
 def test_a_read_without_a_slot_is_told_by_its_position():
-    found = places(facts(reads=(TierRead("h1", "swa", 3, 0, 0, A[0]),)))
-    assert found["LOAD-1"] == (AtCount("h1", "position", 3),)
+    places_of = places(facts(reads=(TierRead("h1", pool="swa", position=3, slot=0, found=0, wanted=A[0]),)))
+    assert places_of["LOAD-1"] == (AtCount("h1", "position", 3),)
 
 
 def test_tree16_checks_the_last_node():
     above = NODES[1]._replace(device=kv())
-    found = places(facts(nodes=(above, NODES[3], NODES[4], NODES[2])))
-    assert found["TREE-16"] == (AtTreeNode(2), AtTreeNode(1))
+    places_of = places(facts(nodes=(above, NODES[3], NODES[4], NODES[2])))
+    assert places_of["TREE-16"] == (AtTreeNode(2), AtTreeNode(1))
 
 
 def test_tree17_reads_evictable_pages_from_before_the_evict():
@@ -38,15 +38,15 @@ def test_tree17_reads_evictable_pages_from_before_the_evict():
 
 
 def test_xfer4_checks_the_first_record():
-    found = places(facts(records=(TierRecord(True, 3, (3,)), *RECORDS)))
-    assert found["XFER-4"] == (AtTreeNode(3),)
+    places_of = places(facts(records=(TierRecord(load=True, ack=3, nodes=(3,)), *RECORDS)))
+    assert places_of["XFER-4"] == (AtTreeNode(3),)
 
 
 def test_unanswered_reads_requests_after_the_command():
     gone = RECEIVED._replace(requests=(HELD,))
 
     def unanswered(was, now):
-        return TierStep(DECODING, Poll(), False, was, now, []).unanswered
+        return TierStep(DECODING, Poll(), refused=False, before=was, after=now, ranges=[]).unanswered
 
     assert RECEIVES.name in unanswered(gone, RECEIVED)
     assert RECEIVES.name not in unanswered(RECEIVED, gone)
@@ -62,5 +62,5 @@ def test_a_backup_needs_no_source_after_its_read():
 def test_a_request_in_no_queue_is_told_by_its_name():
     lost = facts(requests=(RECEIVES, HELD._replace(state=TierRequestState.NOWHERE)))
     assert places(lost, was=RECEIVED, sizes=DECODING)["XFER-3"] == (AtCount("h2", "state"),)
-    found = facts(requests=RECEIVED.requests)
-    assert "XFER-3" not in places(found, was=RECEIVED, sizes=DECODING)
+    with_requests = facts(requests=RECEIVED.requests)
+    assert "XFER-3" not in places(with_requests, was=RECEIVED, sizes=DECODING)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ci.documents.upstream_reports import TierReport, reported
+from ci.documents.upstream_reports import TierReport, upstream_reports
 from reference.commands import Abort, Close, Evict, Insert, Match, Piece, Unlock
 from reference.tiers.clauses import OF_CONNECTORS, TIER_CLAUSES, TierStep, broken
 from reference.failures import AtCount
@@ -46,28 +46,28 @@ ROWS = list(clause_rows(Path(__file__).with_name("clause_rows.txt")))
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.title)
 def test_a_poll_violates_the_clauses_of_its_row(row):
-    found = failures_of(row)
-    first = found[0][0].id if found else ""
+    failed = failures_of(row)
+    first = failed[0][0].id if failed else ""
     assert first == row.clause
-    assert {clause.id for clause, _ in found[1:]} - {row.clause} == row.also
-    for _, failure in found[:1]:
+    assert {clause.id for clause, _ in failed[1:]} - {row.clause} == row.also
+    for _, failure in failed[:1]:
         assert f"{failure.expected}; {failure.observed}".endswith(row.words)
         assert in_words(failure.at) == row.places
 
 
 def test_a_retracted_request_keeps_its_kv_on_the_host():
     sizes = replace(DECODING, decode="plain", host_pages=2, host_swa_pages=1)
-    kept = TierRequest("h3", "retracted", -1, -1, {}, kv((0,)), {})
+    kept = TierRequest("h3", state="retracted", row=-1, first=-1, slots={}, kept=kv((0,)), writing={})
     was = RECEIVED._replace(
         requests=(RECEIVES, HELD, kept), host_free=kv((1,), (0,)), host_memory=kv((A[0], 0), (0,))
     )
     assert violated(facts(), was=was, sizes=sizes) == ([], "")
-    found, text = violated(facts(host_free=kv((1, 0), (0,))), was=was, sizes=sizes)
-    assert found == ["HOST-1"] and "h3, which is retracted, has it, 1 time in the free list" in text
+    failed, text = violated(facts(host_free=kv((1, 0), (0,))), was=was, sizes=sizes)
+    assert failed == ["HOST-1"] and "h3, which is retracted, has it, 1 time in the free list" in text
 
 
 def test_a_lock_of_full_kv_alone_counts_in_one_pool():
-    was = RECEIVED._replace(users=(TierUser("h1", False, 1, 1, full_only=True),))
+    was = RECEIVED._replace(users=(TierUser("h1", host=False, node=1, lock=1, full_only=True),))
     assert violated(node(1, locks=count(1, 0)), was=was, sizes=DECODING) == ([], "")
     assert violated(node(1, locks=count(1, 1)), was=was, sizes=DECODING)[0] == ["HOST-3"]
 
@@ -132,7 +132,7 @@ def test_a_backup_locks_a_node_before_an_insert_splits_it(command, host, at, low
 
 
 def test_a_lock_covers_its_path_as_of_before_the_split():
-    user = TierUser("h1", False, 2, 5)
+    user = TierUser("h1", host=False, node=2, lock=5)
     first = NODES[1]._replace(node=7, stamps=A[:1])
     rest = NODES[1]._replace(start=1, stamps=A[1:2], parent=7)
     split = FACTS._replace(nodes=(first, rest, *FACTS.nodes[1:]), users=(user,))
@@ -143,23 +143,37 @@ def test_a_lock_covers_its_path_as_of_before_the_split():
 
 
 def test_clauses_of_handovers_apply_where_kv_is_handed_over():
-    step = TierStep(PREFILLING, Poll(), False, SENDING, SENDING, [])
+    step = TierStep(PREFILLING, Poll(), refused=False, before=SENDING, after=SENDING, ranges=[])
     assert all(TIER_CLAUSES[name].trigger(step) for name in ("PD-1", "PD-6"))
     waits = SENDING._replace(sends=(), requests=(SENDING.requests[1],))
-    step = TierStep(PREFILLING, Poll(), False, SENDING, waits, [])
+    step = TierStep(PREFILLING, Poll(), refused=False, before=SENDING, after=waits, ranges=[])
     assert not any(TIER_CLAUSES[name].trigger(step) for name in ("PD-1", "PD-6"))
     for requests in (
         (waits.requests[0]._replace(due=-1),),
         (*waits.requests, SENDING.requests[0]),
     ):
-        step = TierStep(PREFILLING, Poll(), False, SENDING, waits._replace(requests=requests), [])
+        step = TierStep(
+            PREFILLING,
+            Poll(),
+            refused=False,
+            before=SENDING,
+            after=waits._replace(requests=requests),
+            ranges=[],
+        )
         assert TIER_CLAUSES["PD-6"].trigger(step)
     for due in (0, 1):
         requests = (waits.requests[0]._replace(due=due),)
-        step = TierStep(PREFILLING, Poll(), False, SENDING, waits._replace(requests=requests), [])
+        step = TierStep(
+            PREFILLING,
+            Poll(),
+            refused=False,
+            before=SENDING,
+            after=waits._replace(requests=requests),
+            ranges=[],
+        )
         assert not TIER_CLAUSES["PD-6"].trigger(step)
     begins = waits._replace(sends=SENDING.sends)
-    step = TierStep(PREFILLING, Poll(), False, waits, begins, [])
+    step = TierStep(PREFILLING, Poll(), refused=False, before=waits, after=begins, ranges=[])
     assert TIER_CLAUSES["PD-6"].trigger(step)
 
 
@@ -217,7 +231,7 @@ def test_a_device_slot_of_nobody_in_the_tree_may_be_that_of_a_running_request():
 def split(host=1, swa=1):
     """Node 4 of two tokens, its load in flight, and the same split in two; the new part counts this."""
     whole = NODES[4]._replace(stamps=C[:2], device=kv((4, 5), (4, 5)), host=kv((4, 5), (4, 5)))
-    load = TierTransfer(2, True, (*part(4, 4), *part(5, 5)), (4,), True)
+    load = TierTransfer(2, load=True, parts=(*part(4, 4), *part(5, 5)), acks=(4,), sent=True)
     memory = (*HOST[:5], C[1])
     was = FACTS._replace(
         nodes=(*FACTS.nodes[:3], whole),
@@ -239,9 +253,9 @@ def test_a_split_changes_no_range():
     was, cut = split()
     assert violated(cut, was=was) == ([], "")
     for less in (split(host=0), split(swa=0)):
-        found, text = violated(less[1], was=less[0])
+        failed, text = violated(less[1], was=less[0])
         assert (
-            found == ["HOST-3"]
+            failed == ["HOST-3"]
             and "node 5 on the host is locked 1 time; it is locked 0 times" in text
         )
 
@@ -272,12 +286,12 @@ def test_an_older_release_locks_no_tombstones():
     )
     was = bare(FACTS)
     assert violated(facts(), was=was) == ([], "")
-    found, _ = violated(node(1, device=kv((1, 2), ()), locks=count(2, 1)), was=was)
-    assert found[0] == "HOST-3"
+    failed, _ = violated(node(1, device=kv((1, 2), ()), locks=count(2, 1)), was=was)
+    assert failed[0] == "HOST-3"
 
 
 def test_a_pin_of_full_kv_counts_present_kv_unless_copied_on_eviction():
-    transfers = TRANSFERS[0], TierTransfer(2, True, part(4, 4)[1:], (4,), True)
+    transfers = TRANSFERS[0], TierTransfer(2, load=True, parts=part(4, 4)[1:], acks=(4,), sent=True)
     bare = together(
         node(4, host=kv((), (4,)), pins=count(0, 1)),
         facts(host_free=kv((5, 4), (5,)), transfers=transfers),
@@ -328,8 +342,8 @@ def test_a_reset_forgets_the_copies():
 
 def test_an_evict_frees_evictable_pages():
     was = REST._replace(evictable=count(2, 1))
-    found, text = violated(facts(), was=was, command=Evict(1))
-    assert found == ["TREE-17"] and text == "1 of 2 evictable full tokens are freed; 0 are"
+    failed, text = violated(facts(), was=was, command=Evict(1))
+    assert failed == ["TREE-17"] and text == "1 of 2 evictable full tokens are freed; 0 are"
     assert violated(facts(), was=was, command=Evict(0, 3))[0] == ["TREE-17"]
     assert violated(facts(), was=was, command=Evict(1), refused=True) == ([], "")
     freed = together(node(2, device=kv((), (3,))), facts(free=kv((5, 6, 3), (5, 6))))
@@ -352,7 +366,7 @@ def test_states_that_are_right_conform_and_an_evict_frees_as_many_as_counted():
     assert violated(recurrent(), was=RECURRENT, sizes=WITH_STATES, waiting=()) == ([], "")
     was = RECURRENT._replace(evictable={"full": 0, "state": 1})
     clauses, says = violated(
-        recurrent(), command=Evict(0, 0, 1), was=was, sizes=WITH_STATES, waiting=()
+        recurrent(), command=Evict(full=0, swa=0, states=1), was=was, sizes=WITH_STATES, waiting=()
     )
     assert clauses == ["TREE-17"] and says == "1 of 1 evictable states are freed; 0 are"
 
@@ -384,7 +398,7 @@ def test_a_decode_server_that_repeats_its_state_stands_still(commands, requests,
     for command in commands:
         beside.note(command)
         still = progress.follow(command, now, beside.greeted, beside.arrived)
-    step = TierStep(DECODING, Poll(), False, now, now, [], standstill=still)
+    step = TierStep(DECODING, Poll(), refused=False, before=now, after=now, ranges=[], standstill=still)
     failure = TIER_CLAUSES["PRO-1"].check(step)
     assert bool(failure) == bool(found)
     if failure:
@@ -414,7 +428,7 @@ def test_a_server_that_only_prefills_and_comes_into_the_same_state_again(command
     for command in (*commands, *[Poll()] * 3):
         beside.note(command)
         still = progress.follow(command, now, beside.greeted, beside.arrived)
-    step = TierStep(PREFILLING, Poll(), False, now, now, [], standstill=still)
+    step = TierStep(PREFILLING, Poll(), refused=False, before=now, after=now, ranges=[], standstill=still)
     assert bool(TIER_CLAUSES["PRO-1"].check(step)) == bool(found)
 
 
@@ -427,13 +441,13 @@ def test_every_clause_has_a_row_or_a_test_of_its_own():
 def test_a_waived_clause_is_not_evaluated():
     ranges = LockRanges(SIZES)
     now = node(1, locks=count(1, 2))(FACTS)
-    step = TierStep(SIZES, Poll(), False, FACTS, now, ranges.follow(now))
+    step = TierStep(SIZES, Poll(), refused=False, before=FACTS, after=now, ranges=ranges.follow(now))
     assert broken(step, {"HOST-3"}) == []
 
 
 def test_each_reported_fault_is_shown_or_planted():
     planted = planted_faults("tiers/faults.toml")
-    for each in reported():
+    for each in upstream_reports():
         assert not each.planted or each.planted in planted, each.numbers
         known = [known_faults()[fault] for fault in each.faults]
         said = {number for fault in known for number in (*fault.reports, *fault.cause)}

@@ -31,8 +31,10 @@ def nodes(*instead):
          FACTS._replace(transfers=(TRANSFERS[0], TRANSFERS[1]._replace(
              parts=(TierPart("full", 4, 4), TierPart("swa", 5, 6)), copied=True, sent=False)))),
         ("new transfer: job 3, parts full:6>5, sent",
-         FACTS._replace(transfers=(*TRANSFERS, TierTransfer(3, False, (TierPart("full", 6, 5),), (), True)))),
-        ("record 1: nodes 2 8", FACTS._replace(records=(TierRecord(False, 2, (2, 8)), RECORDS[1]))),
+         FACTS._replace(transfers=(*TRANSFERS, TierTransfer(
+             3, load=False, parts=(TierPart("full", 6, 5),), acks=(), sent=True)))),
+        ("record 1: nodes 2 8",
+         FACTS._replace(records=(TierRecord(load=False, ack=2, nodes=(2, 8)), RECORDS[1]))),
         ("no record 2", FACTS._replace(records=RECORDS[:1])),
     ],
 )  # fmt: skip

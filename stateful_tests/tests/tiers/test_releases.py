@@ -38,14 +38,14 @@ def test_the_newest_release_conforms(newest):
     """A run of each kind of sizes, of every other with sizes that no preset has; but for the sessions of a
     server that only decodes, whose faults are known."""
     plan = check_plans.plan("smoke", examples=1, steps=20)
-    for at, name in enumerate(TIER_PRESETS):
-        config, example = run_driver.unfitted(check_plans.TIERED, name, Mode.FAITHFUL), at % 2 * 3
+    for index, name in enumerate(TIER_PRESETS):
+        config, example = run_driver.with_stated_sizes(check_plans.TIERED, name, Mode.FAITHFUL), index % 2 * 3
         driven = run_driver.drive(newest, plan, run_driver.RunBatch(config, range(example, example + 1)))
-        found = driven.runs[0][1]
+        result = driven.runs[0][1]
         assert all(
-            "session" in seen.failure.expected for seen, _ in found if name.startswith("decode")
+            "session" in seen.failure.expected for seen, _ in result if name.startswith("decode")
         )
-        assert not found or name.startswith("decode")
+        assert not result or name.startswith("decode")
 
 
 def test_a_round_trip_through_the_host_is_told_as_it_goes(newest):
@@ -71,13 +71,13 @@ def told_by(system, name, lines):
     system.reset(sizes)
     for command in commands(lines):
         outcome, facts, texts = system.apply(command), system.view(), {0: ()}
-        found = []
+        collected = []
         for node in facts.nodes:
             texts[node.node] = (*texts[node.parent], *node.stamps)
             hashed = node.hashed if sizes.storage else None
-            found.append((texts[node.node], node.device, node.host, node.locks["full"], hashed))
-        found.sort(key=lambda each: each[0])
-        yield outcome, found, facts._replace(nodes=(), transfers=(), records=(), users=())
+            collected.append((texts[node.node], node.device, node.host, node.locks["full"], hashed))
+        collected.sort(key=lambda each: each[0])
+        yield outcome, collected, facts._replace(nodes=(), transfers=(), records=(), users=())
 
 
 @pytest.mark.parametrize("name", [
@@ -112,7 +112,12 @@ NOT_TOLD = {
     "core, silent", [("", set()), pytest.param("rust", NOT_TOLD, marks=at_night)]
 )
 def test_the_faults_are_seen_first_by_their_clauses(core, silent):
-    suite, other = ("tiers+rust", "unified_cache/") if core else ("tiers", "rust_tree_core/")
+    if core:
+        suite = "tiers+rust"
+        other = "unified_cache/"
+    else:
+        suite = "tiers"
+        other = "rust_tree_core/"
     seen = json.loads(printed_by("stateful_tests.tests.support.fault_runs", suite, "--replay"))
     assert {name: each["with"][:1] for name, each in seen.items()} == {
         name: [] if name in silent else [fault.clause]
@@ -141,7 +146,7 @@ def test_nothing_else_goes_with_a_host_tier(name):
 def test_a_release_has_the_facts_of_the_table_of_host_tiers(release, version):
     """So that nobody has to look when a release is driven."""
     system = release(f"{version}+hicache")
-    api.require(system.root, system.name, version)
+    api.require_tier_api(system.root, system.name, version)
 
 
 def test_a_checkout_that_lacks_an_api_is_named(tmp_path, newest):
@@ -152,7 +157,7 @@ def test_a_checkout_that_lacks_an_api_is_named(tmp_path, newest):
     )
     missing = r"there is no TransferCompletion.*there is no such file"
     with pytest.raises(UnusableImplementation, match=missing):
-        api.require(tmp_path, "sglang@checkout+hicache", NEWEST)
+        api.require_tier_api(tmp_path, "sglang@checkout+hicache", NEWEST)
 
 
 def test_traces_of_other_kinds_do_not_fit(newest):
@@ -170,8 +175,8 @@ def test_a_lock_lost_at_a_split_shrinks_to_its_cause():
     lines += "; insert h2 c2; insert h3 a1"
     trace = Trace(tier_preset("tier-window"), Mode.FAITHFUL, commands(lines))
     try:
-        found = replay(system, trace).violation
-        assert found is not None and found.clause == "HOST-3"
+        violation = replay(system, trace).violation
+        assert violation is not None and violation.clause == "HOST-3"
         smallest = minimise(system, trace, "HOST-3", budget=8)
     finally:
         system.close()

@@ -43,11 +43,11 @@ def test_a_prompt_is_received_decoded_retracted_and_given_up(newest):
         assert any(part in line for line in told), (part, told)
     html = trace_page.page(report.replay_data("t.json", run) | {"replay": "kvspec replay t.json"}, run)
     assert "h1 (receives), device full 2" in html and "slots are still to be written" in html
-    said = str(facts_at(AtSlot("full", 2, False), run.history[3]))
+    message = str(facts_at(AtSlot("full", 2, host=False), run.history[3]))
     assert (
         run.history[3].facts.requests[0].writing
-        and "h1" in said
-        and "the prefill server of h1" in said
+        and "h1" in message
+        and "the prefill server of h1" in message
     )
 
 
@@ -125,8 +125,8 @@ def test_a_prompt_is_computed_in_chunks_sent_and_given_up(newest):
     )  # before the next chunk
     html = trace_page.page(report.replay_data("t.json", run) | {"replay": "kvspec replay t.json"}, run)
     assert "to be read for h1, from position 4 on" in html and "row 0 of metadata" in html
-    said = str(facts_at(AtSlot("full", 2, False), run.history[5]))
-    assert "the decode server of h1" in said and "reads it" in said
+    message = str(facts_at(AtSlot("full", 2, host=False), run.history[5]))
+    assert "the decode server of h1" in message and "reads it" in message
 
 
 @pytest.mark.parametrize(("preset", "lines", "states"), [

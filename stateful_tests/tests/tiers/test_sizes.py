@@ -65,5 +65,13 @@ def test_a_server_that_only_prefills_has_rows_and_no_host_tier():
 def test_a_tree_without_a_window_has_no_swa_pool():
     for pages, field in (((3, 0), "swa_pages"), ((0, 3), "host_swa_pages")):
         with pytest.raises(GeometryError) as error:
-            TierConfig(1, None, 4, pages[0], 4, pages[1], 8)
+            TierConfig(
+                page_size=1,
+                window=None,
+                full_pages=4,
+                swa_pages=pages[0],
+                host_pages=4,
+                host_swa_pages=pages[1],
+                width=8,
+            )
         assert error.value.field == field

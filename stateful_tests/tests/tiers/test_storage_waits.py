@@ -18,7 +18,10 @@ from stateful_tests.tests.tiers.scenes import STORING
 SIZES = tier_preset("storage-timeout")
 TEXT = (Piece("a", 4),)  # of four pages: it may be held back for five seconds
 PREFETCHING = STORING._replace(
-    operations=(TierOperation(4, False, "h2", "to ask", {}, {}), *STORING.operations[:1])
+    operations=(
+        TierOperation(4, back=False, name="h2", state="to ask", slots={}, moving={}),
+        *STORING.operations[:1],
+    )
 )
 NO_PREFETCH = STORING._replace(operations=STORING.operations[:1])
 
@@ -26,8 +29,8 @@ NO_PREFETCH = STORING._replace(operations=STORING.operations[:1])
 def test_sizes_that_no_preset_has_keep_to_the_clock():
     for name in ("storage-timeout", "storage-timeout-window", "storage", "storage-wait"):
         drawn = {
-            draw_tier_config(RandomChoices(f"{name} {at}"), TIER_PRESETS[name]).storage
-            for at in range(20)
+            draw_tier_config(RandomChoices(f"{name} {index}"), TIER_PRESETS[name]).storage
+            for index in range(20)
         }
         assert drawn == (
             {"timeout"} if "timeout" in name else {"best_effort", "wait_complete"}
@@ -56,10 +59,10 @@ def seconds(number, outcome=DONE):
 
 def test_attempts_to_admit_a_request_are_timed():
     refused = seconds(9, Refused(Reason.UNFAITHFUL))
-    found = attempt(ASKED, seconds(2), HELD_BACK, seconds(4), refused, HELD_BACK)
-    assert found is not None
-    assert (found.name, found.waited, found.blocked, found.most) == ("h2", 6, 4, 5)
-    assert found.pages_due
+    result = attempt(ASKED, seconds(2), HELD_BACK, seconds(4), refused, HELD_BACK)
+    assert result is not None
+    assert (result.name, result.waited, result.blocked, result.most) == ("h2", 6, 4, 5)
+    assert result.pages_due
     pages = attempt(ASKED, HELD_BACK, sizes=tier_preset("storage-timeout-back"))
     assert pages is not None and pages.most == 3
 
@@ -87,14 +90,35 @@ def test_other_commands_are_no_attempts(steps):
         (PREFETCHING, True),
         (NO_PREFETCH, False),
         # the prefetch of an earlier request of that name
-        (NO_PREFETCH._replace(operations=(TierOperation(1, False, "h2", "reads", {}, {}),)), False),
-        (NO_PREFETCH._replace(operations=(TierOperation(4, False, "h2", "reads", {}, {}),)), True),
-        (NO_PREFETCH._replace(operations=(TierOperation(4, False, "h2", "done", {}, {}),)), False),
+        (
+            NO_PREFETCH._replace(
+                operations=(
+                    TierOperation(1, back=False, name="h2", state="reads", slots={}, moving={}),
+                )
+            ),
+            False,
+        ),
+        (
+            NO_PREFETCH._replace(
+                operations=(
+                    TierOperation(4, back=False, name="h2", state="reads", slots={}, moving={}),
+                )
+            ),
+            True,
+        ),
+        (
+            NO_PREFETCH._replace(
+                operations=(
+                    TierOperation(4, back=False, name="h2", state="done", slots={}, moving={}),
+                )
+            ),
+            False,
+        ),
     ],
 )
 def test_pages_are_due_while_the_prefetch_of_the_request_is_in_progress(before, due):
-    found = attempt(ASKED, (Match("h2", TEXT), WRONG_PHASE, before))
-    assert found is not None and found.pages_due is due
+    result = attempt(ASKED, (Match("h2", TEXT), WRONG_PHASE, before))
+    assert result is not None and result.pages_due is due
 
 
 @pytest.mark.parametrize(
@@ -151,15 +175,18 @@ def test_the_first_attempt_begins_the_time():
 
 def test_the_prefetch_of_a_request_is_the_one_that_came_with_it():
     """Others, and a backup that came at once, are not."""
-    old, late = (TierOperation(job, False, "h2", "reads", {}, {}) for job in (2, 6))
+    old, late = (
+        TierOperation(job, back=False, name="h2", state="reads", slots={}, moving={})
+        for job in (2, 6)
+    )
     back, own = (TierOperation(job, job == 3, "h2", "reads", {}, {}) for job in (3, 4))
     for before, due in (((old, own), True), ((old, back), False), ((late,), False)):
         waits = StorageWaits(SIZES)
         was = NO_PREFETCH._replace(operations=(old, *NO_PREFETCH.operations))
         now = was._replace(operations=(old, back, own))
         waits.follow(Prefetch("h2", TEXT), DONE, was, now)
-        found = waits.follow(Load("h2", TEXT), WRONG_PHASE, now._replace(operations=before), now)
-        assert found is not None and found.pages_due is due
+        result = waits.follow(Load("h2", TEXT), WRONG_PHASE, now._replace(operations=before), now)
+        assert result is not None and result.pages_due is due
 
 
 def test_only_attempts_hold_a_request_back():

@@ -12,12 +12,11 @@ from reference.commands import (
 )  # fmt: skip
 from reference.geometry import PRESETS, Geometry
 from impl.choices import RandomChoices
-from stateful_tests.generate.next_command import finale, propose
-from stateful_tests.generate.run_profile import MACHINES, draw_geometry, draw_profile
-from stateful_tests.lockstep.lockstep import Lockstep
+from stateful_tests.generate.run_profile import MACHINES, draw_geometry
 from stateful_tests.lockstep.replays import replay
 from stateful_tests.lockstep.run_results import Trace
 from stateful_tests.tests.support.commands import script
+from stateful_tests.tests.torch_kv.random_runs import conforms
 from stateful_tests.traces.trace_files import load
 
 REGRESSIONS = Path(__file__).parents[3] / "fixtures" / "regressions"
@@ -38,19 +37,6 @@ class CursorChecking(TorchKV):
         return outcome
 
 
-def conforms(system: TorchKV, seed: str, machine: str, geometry: Geometry, mode: Mode) -> None:
-    """Check a random run, and the end of everything that it began."""
-    source = RandomChoices(seed)
-    profile = draw_profile(source, system.capabilities, machine)
-    lockstep = Lockstep(system, geometry, mode)
-    for _ in range(50):
-        lockstep.do(propose(lockstep.state, source, profile))
-        assert lockstep.violation is None, (geometry, lockstep.violation)
-    for command in finale(lockstep.state):
-        lockstep.do(command)
-        assert lockstep.violation is None, (geometry, lockstep.violation)
-
-
 @pytest.mark.parametrize("swa", [True, False], ids=["window", "no window"])
 @pytest.mark.parametrize("machine", MACHINES)
 def test_torch_kv_agrees_with_the_reference(machine, swa):
@@ -67,7 +53,7 @@ def test_without_a_tree_its_commands_are_refused():
     a3, served = (Piece("a", 3),), (Submit("r", None, 4), Admit("r"), Extend((Chunk("r", 4),)))
     tree = Match("h", a3), Insert("h", a3), Evict(1, 1), UnlockSwa("r")
     refused = tuple(
-        (at, Refused(Reason.NO_TREE)) for at in range(len(served), len(served) + len(tree))
+        (index, Refused(Reason.NO_TREE)) for index in range(len(served), len(served) + len(tree))
     )
     trace = Trace(PRESETS["page4"], Mode.FAITHFUL, (*served, *tree), expected=refused)
     assert replay(TorchKV(), trace).violation is None
@@ -77,99 +63,198 @@ def test_without_a_tree_its_commands_are_refused():
     ("sizes", "commands"),
     [
         pytest.param(
-            Geometry(1, 3, 30, 30, 4, 24, tree=True, bigram=True),
+            Geometry(
+                page_size=1,
+                window=3,
+                full_pages=30,
+                swa_pages=30,
+                rows=4,
+                width=24,
+                tree=True,
+                bigram=True,
+            ),
             "submit r1 (no session) +1; admit r1; extend r1 +1; finish r1 keep 1",
             id="a text of one token has no bigram",
         ),
         pytest.param(
-            Geometry(1, 3, 30, 30, 4, 24, tree=True),
+            Geometry(
+                page_size=1, window=3, full_pages=30, swa_pages=30, rows=4, width=24, tree=True
+            ),
             "submit r1 (no session) a4; submit r2 (no session) a7; admit r1; admit r2; extend r1 +4;"
             "extend r2 +7 tail; finish r1 keep 1; evict full 0 swa 4; decode r2; finish r2 keep 2",
             id="a tombstone in front of R is not cut where E falls into it",
         ),
         pytest.param(
-            Geometry(1, 3, 5, 4, 1, 4, tree=True, states=2, tracks=True),
+            Geometry(
+                page_size=1,
+                window=3,
+                full_pages=5,
+                swa_pages=4,
+                rows=1,
+                width=4,
+                tree=True,
+                states=2,
+                tracks=True,
+            ),
             "insert h1 a2; match h2 a2; insert h2 a4 (goes on); match h1 a1 (full KV alone); insert h1 a2",
             id="a split leaves a node pinned outside of the window, where states are tracked",
         ),
         pytest.param(
-            Geometry(1, None, 8, 0, 3, 8, tree=True, states=1),
+            Geometry(
+                page_size=1,
+                window=None,
+                full_pages=8,
+                swa_pages=0,
+                rows=3,
+                width=8,
+                tree=True,
+                states=1,
+            ),
             "submit r1 (no session) +1; admit r1; extend r1 +1; submit r2 (no session) +1; abort r2 (marked)",
             id="a marked request needs a slot for its state",
         ),
         pytest.param(
-            Geometry(1, None, 8, 0, 3, 8, tree=True, states=2, tracks=True),
+            Geometry(
+                page_size=1,
+                window=None,
+                full_pages=8,
+                swa_pages=0,
+                rows=3,
+                width=8,
+                tree=True,
+                states=2,
+                tracks=True,
+            ),
             "submit r1 (no session) +1; abort r1 (marked)",
             id="a marked request needs three slots where states are tracked",
         ),
         pytest.param(
-            Geometry(1, None, 8, 0, 3, 8, tree=True, states=1),
+            Geometry(
+                page_size=1,
+                window=None,
+                full_pages=8,
+                swa_pages=0,
+                rows=3,
+                width=8,
+                tree=True,
+                states=1,
+            ),
             "insert h1 a3; submit r1 (no session) a3 +1; admit r1;"
             "match h2 a3; submit r2 (no session) a1b1; admit r2",
             id="the one state that could go is the one that is copied; another text copies none",
         ),
         pytest.param(
-            Geometry(1, None, 8, 0, 3, 8, tree=True, states=1),
+            Geometry(
+                page_size=1,
+                window=None,
+                full_pages=8,
+                swa_pages=0,
+                rows=3,
+                width=8,
+                tree=True,
+                states=1,
+            ),
             "insert h1 a1; match h2 a1 (full KV alone); evict full 0 states 1",
             id="a leaf that is read loses its state and stays",
         ),
         pytest.param(
-            Geometry(1, 3, 8, 8, 3, 8, tree=True, states=3),
+            Geometry(
+                page_size=1,
+                window=3,
+                full_pages=8,
+                swa_pages=8,
+                rows=3,
+                width=8,
+                tree=True,
+                states=3,
+            ),
             "insert h1 a1; insert h1 b1; insert h1 b2; submit r1 (no session) a1 +1; admit r1",
             id="for a copy one state goes, and no KV",
         ),
         pytest.param(
-            Geometry(1, None, 8, 0, 3, 8, tree=True, states=3),
+            Geometry(
+                page_size=1,
+                window=None,
+                full_pages=8,
+                swa_pages=0,
+                rows=3,
+                width=8,
+                tree=True,
+                states=3,
+            ),
             "submit r1 (no session) +1; admit r1; extend r1 +1; decode r1; finish r1 keep 1",
             id="who ends where its state is hands it to the tree",
         ),
         pytest.param(
-            Geometry(2, None, 12, 0, 1, 16, tree=True, states=4, tracks=True),
+            Geometry(
+                page_size=2,
+                window=None,
+                full_pages=12,
+                swa_pages=0,
+                rows=1,
+                width=16,
+                tree=True,
+                states=4,
+                tracks=True,
+            ),
             "submit r1 (no session) +1; admit r1; extend r1 +1; launch r1 +3 accept 3;"
             "launch r1 +2 accept 2; settle r1; finish r1 keep 2",
             id="a text ends before the states that are kept",
         ),
         pytest.param(
-            Geometry(1, 2, 9, 9, 2, 8, tree=True),
+            Geometry(page_size=1, window=2, full_pages=9, swa_pages=9, rows=2, width=8, tree=True),
             "insert h1 a2; insert h1 a4; evict full 0 swa 1; insert h2 a5 SWA from 4 (goes on)",
             id="a tombstone, a live node and own SWA KV, which make a window with the node",
         ),
         pytest.param(
-            Geometry(2, 3, 8, 8, 3, 8, tree=True),
+            Geometry(page_size=2, window=3, full_pages=8, swa_pages=8, rows=3, width=8, tree=True),
             "insert h1 a1 (goes on); unlock_swa h1; evict full 0 states 1",
             id="a lock of nothing has an SWA part; without states none are evicted",
         ),
         pytest.param(
-            Geometry(1, None, 8, 0, 3, 8, tree=True, states=1),
+            Geometry(
+                page_size=1,
+                window=None,
+                full_pages=8,
+                swa_pages=0,
+                rows=3,
+                width=8,
+                tree=True,
+                states=1,
+            ),
             "evict full 0 states -1",
             id="less than no state",
         ),
         pytest.param(
-            Geometry(1, None, 8, 0, 3, 8, states=1),
+            Geometry(
+                page_size=1, window=None, full_pages=8, swa_pages=0, rows=3, width=8, states=1
+            ),
             "submit r1 (no session) +1; submit r2 (no session) +1; admit r1; admit r2;"
             "extend r1 +1; extend r2 +1",
             id="without a tree there is no state to evict",
         ),
         pytest.param(
-            Geometry(1, None, 8, 0, 1, 8),
+            Geometry(page_size=1, window=None, full_pages=8, swa_pages=0, rows=1, width=8),
             "submit r1 (no session) +1; admit r1; extend r1 +1; spec_decode r1 +0 accept 1;"
             "launch r1 +1 accept 1; decode r1; launch r1 +1 accept 1; launch r1 +1 accept 1",
             id="a draft of nothing; a decode and a third round while results are in flight",
         ),
         pytest.param(
-            Geometry(1, 1, 9, 9, 2, 8, tree=True),
+            Geometry(page_size=1, window=1, full_pages=9, swa_pages=9, rows=2, width=8, tree=True),
             "insert h1 a2; match h2 a2 (full KV alone); evict full 0 swa 2; insert h1 b1;"
             "match h3 a2 (full KV alone); unlock h2; unlock h3; insert h1 a4; evict full 0 swa 2",
             id="a tombstone that is matched has not used SWA KV",
         ),
         pytest.param(
-            Geometry(1, 2, 12, 12, 2, 12),
+            Geometry(page_size=1, window=2, full_pages=12, swa_pages=12, rows=2, width=12),
             "submit r1 (no session) +3; submit r2 (no session) +1; admit r1; admit r2; extend r1 +3;"
             "spec_decode r1 +6 accept 1; evict_swa r1 at length 9; extend r1 +1, r2 +1",
             id="whoever has lost its window decodes beside no prefill",
         ),
         pytest.param(
-            Geometry(1, 2, 12, 12, 2, 12, tree=True),
+            Geometry(
+                page_size=1, window=2, full_pages=12, swa_pages=12, rows=2, width=12, tree=True
+            ),
             "submit r1 (no session) +2; submit r2 (no session) +1; admit r1; admit r2; extend r1 +2;"
             "extend r1 +1 tail, r2 +1",
             id="whoever runs receives no tail, though all that it has is the tree's",
@@ -183,7 +268,19 @@ def test_a_rare_scene_conforms(sizes, commands):
 
 def test_the_older_of_two_states_serves_a_text_that_ends_there():
     system = TorchKV()
-    system.reset(Geometry(2, None, 12, 0, 1, 16, tree=True, states=4, tracks=True))
+    system.reset(
+        Geometry(
+            page_size=2,
+            window=None,
+            full_pages=12,
+            swa_pages=0,
+            rows=1,
+            width=16,
+            tree=True,
+            states=4,
+            tracks=True,
+        )
+    )
     served = (
         "submit r1 (no session) +1; admit r1; extend r1 +1; decode r1; spec_decode r1 +2 accept 2"
     )
@@ -217,9 +314,14 @@ class KeepsLess(TorchKV):
 
 def test_keeping_less_conforms_where_nothing_can_be_resumed():
     system = KeepsLess()
-    like = Geometry(4, 1, 9, 9, 2, 36)
+    like = Geometry(page_size=4, window=1, full_pages=9, swa_pages=9, rows=2, width=36)
     for seed in range(40):
-        machine, tree = ("both", True) if seed % 4 == 3 else ("sessions", False)
+        if seed % 4 == 3:
+            machine = "both"
+            tree = True
+        else:
+            machine = "sessions"
+            tree = False
         conforms(system, f"less {seed}", machine, replace(like, tree=tree), Mode.FREE)
     assert system.stopped > 4
 

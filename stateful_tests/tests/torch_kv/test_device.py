@@ -12,7 +12,7 @@ import torch
 
 from impl.adapter import View
 from impl.bugs import BUGS
-from impl.torch_kv.counting_device import DeviceMixError, counted, counting, device
+from impl.torch_kv.counting_device import DeviceMixError, on_counting_device, counting, device
 from impl.torch_kv import TorchKV
 from reference import model
 from reference.commands import (
@@ -58,17 +58,17 @@ def but_for_padding(view: View) -> View:
 
 
 def test_a_counting_device_agrees_with_the_cpu_and_only_checks_wait():
-    there = resolve("torch", device="counting")
-    shown_alike(TorchKV(), there)
-    waits = {name: waits for name, (_, waits) in there.most.items() if waits}
+    other = resolve("torch", device="counting")
+    shown_alike(TorchKV(), other)
+    waits = {name: waits for name, (_, waits) in other.most.items() if waits}
     assert waits == {"CheckBusy": 1, "CheckIdle": 1}
     most = {
         "Admit": 3, "Extend": 3, "Decode": 2, "SpecDecode": 2, "Launch": 2, "Settle": 2, "EvictSwa": 1,
         "Finish": 4, "Retract": 3,
         "Abort": 3, "Close": 1, "CheckBusy": 1, "CheckIdle": 1,
     }  # fmt: skip
-    assert {name for name in most if there.most[name][0] > most[name]} == set()
-    assert {name for name, (transfers, _) in there.most.items() if transfers} <= set(most)
+    assert {name for name in most if other.most[name][0] > most[name]} == set()
+    assert {name for name, (transfers, _) in other.most.items() if transfers} <= set(most)
 
 
 class WaitsForChecksAlone(TorchKV):
@@ -93,7 +93,7 @@ def test_a_named_bug_shows_there_by_the_same_clause():
     for file in sorted(REGRESSIONS.glob("*.json"))[:: 1 if NIGHT else 3]:
         trace = load(file)
         if trace.bug in BUGS:
-            violation = replay(counted(BUGS[trace.bug].system), trace).violation
+            violation = replay(on_counting_device(BUGS[trace.bug].system), trace).violation
             assert violation is not None and violation.clause == trace.clause, (file, violation)
 
 
@@ -138,12 +138,12 @@ def test_a_fresh_tensor_holds_anything():
 
 
 def test_devices_do_not_mix():
-    there = on_device()
-    for work in (there.add, there.take, there.__getitem__, ON_CPU.sub):
+    other = on_device()
+    for work in (other.add, other.take, other.__getitem__, ON_CPU.sub):
         with pytest.raises(DeviceMixError, match="on counting and on the CPU"):
-            work(there if work == ON_CPU.sub else ON_CPU)
+            work(other if work == ON_CPU.sub else ON_CPU)
     # but for single numbers, as on a GPU
-    assert (there + torch.tensor(1)).tolist() == [2, 3, 4]
+    assert (other + torch.tensor(1)).tolist() == [2, 3, 4]
 
 
 class ReadsALength(TorchKV):
@@ -167,7 +167,7 @@ class StaysOnTheHost(TorchKV):
     ],
 )
 def test_a_command_that_should_not_breaks_and_names_the_line(system, error):
-    lockstep = Lockstep(counted(system), PRESETS["page4"], Mode.FREE)
+    lockstep = Lockstep(on_counting_device(system), PRESETS["page4"], Mode.FREE)
     for command in (Submit("r", None, 3), Admit("r"), Extend((Chunk("r", 3),)), Decode(("r",))):
         lockstep.do(command)
     assert lockstep.violation is not None and lockstep.violation.observed.startswith(error)
@@ -176,7 +176,7 @@ def test_a_command_that_should_not_breaks_and_names_the_line(system, error):
 def test_device_work_does_not_grow_with_the_batch():
     def operators(batch):
         system = TorchKV("counting")
-        system.reset(Geometry(4, 8, 400, 400, rows=16, width=64))
+        system.reset(Geometry(page_size=4, window=8, full_pages=400, swa_pages=400, rows=16, width=64))
         names = [f"r{i}" for i in range(batch)]
         for name in names:
             system.apply(Submit(name, None, 9))

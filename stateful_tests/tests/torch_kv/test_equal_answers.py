@@ -18,7 +18,7 @@ from stateful_tests.lockstep.reference_system import ReferenceSystem
 from stateful_tests.lockstep.run_results import Trace
 from stateful_tests.tests.support.commands import script
 
-PAGES = Geometry(2, None, 8, 0, 2, 8, True)
+PAGES = Geometry(page_size=2, window=None, full_pages=8, swa_pages=0, rows=2, width=8, tree=True)
 # Both compute tokens 3 and 4 of the text: a page that the tree has when the second one ends.
 TWINS = script(
     "submit r1 (no session) a3 answers a; submit r2 (no session) a3 answers a; admit r1; admit r2;"
@@ -65,7 +65,14 @@ def test_an_answer_that_is_no_text_is_refused(answers):
 
 def test_systems_without_equal_answers_are_not_drawn_any():
     with pytest.raises(UnusableImplementation, match="answers each turn with a text of its own"):
-        replay(ExampleEngine(), Trace(Geometry(1, None, 4, 0, 1, 4), Mode.FREE, TWINS[:1]))
+        replay(
+            ExampleEngine(),
+            Trace(
+                Geometry(page_size=1, window=None, full_pages=4, swa_pages=0, rows=1, width=4),
+                Mode.FREE,
+                TWINS[:1],
+            ),
+        )
 
 
 def test_equal_answers_are_drawn_in_some_runs():

@@ -38,7 +38,12 @@ def test_the_queues_do_not_grow_with_use():
 
 
 def test_the_order_outlives_stale_entries():
-    tree = RadixTree(KVStore(Geometry(1, None, 20, 0, rows=1, width=20), CPU), None)
+    tree = RadixTree(
+        KVStore(
+            Geometry(page_size=1, window=None, full_pages=20, swa_pages=0, rows=1, width=20), CPU
+        ),
+        None,
+    )
     source, used = random.Random(1), dict.fromkeys(range(20), -1)
 
     def evicted():
@@ -75,7 +80,10 @@ class Counting(KVStore):
 
 def test_an_operation_frees_once_per_pool_and_waits_for_nothing():
     def work(tokens):
-        store = Counting(Geometry(1, 8, 256, 256, rows=1, width=64), device())
+        store = Counting(
+            Geometry(page_size=1, window=8, full_pages=256, swa_pages=256, rows=1, width=64),
+            device(),
+        )
         tree, operators = RadixTree(store, 8), 0
         for letter in (2, 3, 4):
             for evicted in (tokens, 0):  # the second recovers what the first left a tombstone of

@@ -33,7 +33,9 @@ def test_held_frees_belong_to_nobody_and_return_once():
 
 def test_on_a_cpu_no_kernel_runs_though_triton_is_installed(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
-    assert not KVStore(Geometry(1, None, 1, 0, rows=1, width=1), CPU).use_kernel
+    assert not KVStore(
+        Geometry(page_size=1, window=None, full_pages=1, swa_pages=0, rows=1, width=1), CPU
+    ).use_kernel
 
 
 def free(store: KVStore, rows: list[int], first: list[int], end: list[int]) -> None:
@@ -44,7 +46,7 @@ def free(store: KVStore, rows: list[int], first: list[int], end: list[int]) -> N
 
 
 def test_pages_of_two_rows_go_back_together():
-    store = KVStore(Geometry(4, 8, 6, 6, rows=2, width=16), CPU)
+    store = KVStore(Geometry(page_size=4, window=8, full_pages=6, swa_pages=6, rows=2, width=16), CPU)
     extend(store, [0, 1], [0, 0], [16, 8])
     free(store, [0, 1], [1, 0], [4, 2])
     assert [sorted(pool.free_list()) for pool in store.pools] == [[2, 3, 4, 5, 6]] * 2

@@ -30,10 +30,10 @@ def test_parse_is_the_inverse_of_format(command):
         (EvictSwa("r1", 12), "evict_swa r1 at length 12"),
         (Finish("r1", 2), "finish r1 keep 2"),
         (Retract("r1", 1), "retract r1 losing 1"),
-        (Abort("r1", True), "abort r1 (marked)"),
+        (Abort("r1", marked=True), "abort r1 (marked)"),
         (Match("h1", ()), "match h1 (empty)"),
         (CheckBusy(1), "check_busy level 1"),
-        (Insert("h1", A8, 4, True), "insert h1 a8 SWA from 4 (goes on)"),
+        (Insert("h1", A8, 4, chunked=True), "insert h1 a8 SWA from 4 (goes on)"),
         (Evict(0, 8), "evict full 0 swa 8"),
     ],
 )

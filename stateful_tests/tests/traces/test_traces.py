@@ -3,7 +3,7 @@
 import json
 import os
 import re
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ci import cli
+from ci.documents import new_trace
 from ci.documents.new_trace import recipes
+from reference.blocks.config import EngineConfig
 from reference.commands import (
     COMMANDS, Broken, Choice, Done, EvictSwa, Insert, Match, Mode, Open, Piece, Reason, Refused, Submit,
     kind_name,
@@ -110,7 +112,7 @@ def test_a_prompt_is_a_compact_string():
     prompt = (Piece("a", 8), Piece("b", 4))
     commands = (
         Submit("r1", None, 0, prompt=prompt),
-        Insert("h1", prompt, 4, True),
+        Insert("h1", prompt, 4, chunked=True),
         Match("h2", ()),
     )
     text = dump(Trace(replace(PRESETS["page4"], tree=True), Mode.FREE, commands))
@@ -201,6 +203,13 @@ def test_a_trace_to_start_from_conforms_and_has_a_page(impl, tmp_path, monkeypat
     assert len(steps) == len(load("by_hand.json").commands)
     assert "1. " in page and "| `do` | fields |" in page and f"--impl {impl}" in page
     assert cli.run(["new-trace", "--impl", impl]) == 2
+
+
+def test_the_page_of_a_new_trace_explains_each_size_of_an_engine():
+    text = new_trace._sizes_text(EngineConfig)
+    assert text.startswith("Sizes and switches of one engine.")
+    explained = re.findall(r"^([a-z_]+): .", text, re.MULTILINE)
+    assert explained == [field.name for field in fields(EngineConfig) if field.name != "groups"]
 
 
 def test_a_replay_shows_encoded_and_cached_images(tmp_path, monkeypatch, capsys):

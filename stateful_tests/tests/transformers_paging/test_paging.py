@@ -71,7 +71,10 @@ def test_an_undriven_setting_is_refused_in_one_line(system):
     with pytest.raises(UnusableImplementation, match="no window that is not a ring"):
         system.reset(engine_preset("window"))
     with pytest.raises(UnusableImplementation, match="blocks of one size"):
-        system.reset(EngineConfig((LayerGroup(2), LayerGroup(4, 6, ring=True)), 20, 16, 8))
+        system.reset(EngineConfig(
+            (LayerGroup(2), LayerGroup(4, 6, ring=True)), blocks=20, max_model_len=16,
+            max_batched_tokens=8,
+        ))
     with pytest.raises(UnusableImplementation, match=r"4\.50\.0: there is no .*cache_allocators"):
         resolve("transformers==4.50.0")
     with pytest.raises(
@@ -83,7 +86,9 @@ def test_an_undriven_setting_is_refused_in_one_line(system):
 
 
 def test_a_request_without_blocks_restarts_with_its_outputs_as_prompt(system):
-    config = EngineConfig((LayerGroup(1),), 6, 6, 6, max_seqs=2, caching=False)
+    config = EngineConfig(
+        (LayerGroup(1),), blocks=6, max_model_len=6, max_batched_tokens=6, max_seqs=2, caching=False
+    )
     step = Schedule(), Update()
     run = outcomes(system, Add("r1", 4, 2), Add("r2", 4, 2), *step * 12, config=config)
     assert any("PREEMPTED" in line for row in run.rows for line in row.tree)
@@ -114,7 +119,10 @@ def test_children_share_whole_blocks_and_have_a_copy_of_the_last(system):
 
 
 def test_a_child_without_room_waits_and_computes_the_prompt(system):
-    config = EngineConfig((LayerGroup(1),), 5, 5, 5, max_seqs=3, caching=False, children=2)
+    config = EngineConfig(
+        (LayerGroup(1),), blocks=5, max_model_len=5, max_batched_tokens=5, max_seqs=3,
+        caching=False, children=2,
+    )
     step = Schedule(), Update()
     added = Add("r1", 1, 0, (Piece("a", 2),), children=2)
     run = outcomes(system, added, *step, *step, *step, config=config)
@@ -124,14 +132,19 @@ def test_a_child_without_room_waits_and_computes_the_prompt(system):
 
 
 def test_a_request_that_is_cancelled_before_its_fork_has_no_children(system):
-    config = EngineConfig((LayerGroup(1),), 6, 6, 1, max_seqs=1, children=1)
+    config = EngineConfig(
+        (LayerGroup(1),), blocks=6, max_model_len=6, max_batched_tokens=1, max_seqs=1, children=1
+    )
     add = Add("r1", 1, 3, children=1)
     run = outcomes(system, add, Schedule(), Update(), Abort("r1"), config=config)
     assert run.rows[-1].tree == ("r1 is gone",)
 
 
 def test_a_ring_keeps_the_window_and_no_more_blocks(system):
-    config = EngineConfig((LayerGroup(2, 3, ring=True),), 2, 16, 8, max_seqs=1, caching=False)
+    config = EngineConfig(
+        (LayerGroup(2, 3, ring=True),), blocks=2, max_model_len=16, max_batched_tokens=8,
+        max_seqs=1, caching=False,
+    )
     step = Schedule(), Update()
     run = outcomes(system, Add("r1", 4, 0, (Piece("a", 7),)), *step * 4, config=config)
     assert "r1 computes [0, 7); samples 1" in run.rows[1].tree  # longer than the ring
@@ -144,7 +157,7 @@ def test_a_ring_keeps_the_window_and_no_more_blocks(system):
 
 def test_a_request_that_finds_no_blocks_beside_a_ring_starts_again(system):
     groups = LayerGroup(1), LayerGroup(1, 2, ring=True)
-    config = EngineConfig(groups, 8, 6, 6, max_seqs=2)
+    config = EngineConfig(groups, blocks=8, max_model_len=6, max_batched_tokens=6, max_seqs=2)
     step = Schedule(), Update()
     run = outcomes(system, Add("r1", 4, 2), Add("r2", 4, 2), *step * 12, config=config)
     assert any("PREEMPTED" in line for row in run.rows for line in row.tree)
@@ -152,7 +165,10 @@ def test_a_request_that_finds_no_blocks_beside_a_ring_starts_again(system):
 
 
 def test_a_request_that_finds_no_blocks_goes_on_from_its_copy_in_host_memory(system):
-    config = EngineConfig((LayerGroup(1),), 6, 6, 6, max_seqs=2, caching=False, swap=6)
+    config = EngineConfig(
+        (LayerGroup(1),), blocks=6, max_model_len=6, max_batched_tokens=6, max_seqs=2,
+        caching=False, swap=6,
+    )
     step = Schedule(), Update()
     run = outcomes(system, Add("r1", 4, 2), Add("r2", 4, 2), *step * 12, config=config)
     lines = [line for row in run.rows for line in row.tree]
@@ -164,7 +180,10 @@ def test_a_request_that_finds_no_blocks_goes_on_from_its_copy_in_host_memory(sys
 
 
 def test_a_request_without_room_in_host_memory_starts_again(system):
-    config = EngineConfig((LayerGroup(1),), 6, 6, 6, max_seqs=2, caching=False, swap=1)
+    config = EngineConfig(
+        (LayerGroup(1),), blocks=6, max_model_len=6, max_batched_tokens=6, max_seqs=2,
+        caching=False, swap=1,
+    )
     step = Schedule(), Update()
     run = outcomes(system, Add("r1", 4, 2), Add("r2", 4, 2), *step * 12, config=config)
     assert any("PREEMPTED" in line for row in run.rows for line in row.tree)

@@ -34,7 +34,7 @@ def _moves(scene: EngineByHand, way: str, job: str, first: str, second: str, how
     parts = tuple((0, block, chunks[at // size], at % size) for at, block in enumerate(blocks))
     state = states.index(how) if how in states else 0
     scene.transfers[int(job)] = Transfer(
-        int(job), load, parts, True, state > 0, state > 1, how == "stale"
+        int(job), load, parts, submitted=True, copied=state > 0, completed=state > 1, stale=how == "stale"
     )
 
 

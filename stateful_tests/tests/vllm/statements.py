@@ -42,7 +42,17 @@ def _runs(
     states = tuple(
         scene.use(group, table[group], stamps, first, last) for group in scene.config.recurrent
     )
-    scene.lanes.append(Lane(name, first, tuple(inputs), count, sampled, table, states))
+    scene.lanes.append(
+        Lane(
+            name,
+            start=first,
+            tokens=tuple(inputs),
+            drafts=count,
+            sampled=sampled,
+            tables=table,
+            states=states,
+        )
+    )
     text += sampled
     if name in scene.requests:
         scene.requests[name] = RequestFact("RUNNING", (), last, table)

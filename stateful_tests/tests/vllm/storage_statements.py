@@ -7,15 +7,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, Protocol
 
-from reference.blocks.facts import HostFacts, StorageJob, StoredChunk
+from reference.blocks.facts import BlockFacts, HostFacts, StorageJob, StoredChunk
 
-OTHER = 7  # a stamp that no text has
+FOREIGN_STAMP = 7  # of no text of a row
+
+
+class StorageScene(Protocol):
+    """What statements change in an engine by hand (engine_by_hand.py, which imports this module)."""
+
+    storage_jobs: dict[int, StorageJob]
+    files: list[StoredChunk]
+
+    def stamps(self, name: str) -> list[int]: ...
+
+    def spoil(self, **changes: Callable[[BlockFacts], Any]) -> None: ...
 
 
 def pins_by(jobs: Iterable[StorageJob]) -> dict[int, int]:
-    """Return by how much jobs of the storage pin each chunk; -1 of one that is read into."""
+    """Return the pins that jobs of the storage hold, by chunk: the number of jobs that write it to the
+    storage, or -1 where a job reads into it."""
     pins = dict[int, int]()
     for job in jobs:
         for chunk in job.chunks:
@@ -23,37 +35,39 @@ def pins_by(jobs: Iterable[StorageJob]) -> dict[int, int]:
     return pins
 
 
-def _job(scene: Any, way: str, job: str, chunks: str, done: str | None) -> None:
+def _start_job(scene: StorageScene, way: str, job: str, chunks: str, done: str | None) -> None:
     number = int(job)
-    of = tuple(map(int, chunks.split()))
-    scene.storage_jobs[number] = StorageJob(number, way == "read", of, done is not None)
+    scene.storage_jobs[number] = StorageJob(
+        number, load=way == "read", chunks=tuple(map(int, chunks.split())), done=done is not None
+    )
 
 
-def _ends(scene: Any, job: str) -> None:
+def _end_job(scene: StorageScene, job: str) -> None:
     del scene.storage_jobs[int(job)]
 
 
-def _file(scene: Any, first: str, end: str, name: str, how: str | None) -> None:
+def _store_file(scene: StorageScene, first: str, end: str, name: str, how: str | None) -> None:
     stamps = scene.stamps(name)[int(first) : int(end)]
-    there = list(stamps)
+    content = list(stamps)
     if how == "overwritten":
-        there[-1] = OTHER
+        content[-1] = FOREIGN_STAMP
     elif how == "unwritten":
-        there[-1] = 0
-    scene.files.append(StoredChunk(0, tuple(stamps), ((0, tuple(there)),)))
+        content[-1] = 0
+    scene.files.append(StoredChunk(0, tuple(stamps), ((0, tuple(content)),)))
 
 
-def _asked(scene: Any, count: str) -> None:
-    def spoil(facts: Any) -> HostFacts:
-        host: HostFacts = facts.host
-        return host._replace(lookups=int(count))
+def _look_up(scene: StorageScene, count: str) -> None:
+    def with_lookups(facts: BlockFacts) -> HostFacts:
+        assert facts.host is not None
+        return facts.host._replace(lookups=int(count))
 
-    scene.spoil(host=spoil)
+    scene.spoil(host=with_lookups)
 
 
 STORAGE_STATEMENTS: dict[str, Callable[..., None]] = {
-    r"storage (?P<way>write|read) (?P<job>\d) of (?P<chunks>\d( \d)*)(?P<done> done)?": _job,
-    r"storage job (?P<job>\d) ends": _ends,
-    r"a file keeps (?P<first>\d+)-(?P<end>\d+) of (?P<name>r\d)( (?P<how>overwritten|unwritten))?": _file,
-    r"the storage is asked for (?P<count>\d) chunks?": _asked,
+    r"storage (?P<way>write|read) (?P<job>\d) of (?P<chunks>\d( \d)*)(?P<done> done)?": _start_job,
+    r"storage job (?P<job>\d) ends": _end_job,
+    r"a file keeps (?P<first>\d+)-(?P<end>\d+) of (?P<name>r\d)"
+    r"( (?P<how>overwritten|unwritten))?": _store_file,
+    r"the storage is asked for (?P<count>\d) chunks?": _look_up,
 }

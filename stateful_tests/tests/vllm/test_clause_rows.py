@@ -68,7 +68,17 @@ DONE = {"copied": True, "completed": True}
     ("before", "after", "reached"),
     [
         ({}, {}, "HOST-1"),
-        ({}, {"free": (), "keys": (HostKey(0, 0, (7,), -1), HostKey(1, 0, (7,), 0))}, "HOST-2"),
+        (
+            {},
+            {
+                "free": (),
+                "keys": (
+                    HostKey(chunk=0, group=0, stamps=(7,), pins=-1),
+                    HostKey(chunk=1, group=0, stamps=(7,), pins=0),
+                ),
+            },
+            "HOST-2",
+        ),
         ({}, {"transfers": (LOAD, STORE._replace(**DONE))}, "HOST-1 HOST-3 XFER-1 XFER-2"),
         ({"transfers": (LOAD,)}, {"transfers": (LOAD._replace(**DONE),)}, "HOST-1 HOST-3"),
         ({}, {"transfers": (STORE._replace(parts=()),)}, "HOST-1"),

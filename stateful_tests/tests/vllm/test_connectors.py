@@ -45,7 +45,7 @@ def test_a_store_and_a_load(device):
     device.host[2] = [(9, (9,)), (9, (9,))]
     device.blocks[0] = (0, (9, 9))  # the null block
     assert [job.job for job in device.queues[False]] == [1, 3] and [*device.jobs] == [1, 2, 3]
-    assert device.copy(False) and device.copy(False) and not device.copy(False)
+    assert device.copy(load=False) and device.copy(load=False) and not device.copy(load=False)
     assert device.host == {
         2: [(0, (11, 12)), NOTHING],
         3: [NOTHING, (1, (1, 2, 3, 4))],
@@ -53,10 +53,10 @@ def test_a_store_and_a_load(device):
     }
     assert not device.completed
     device.blocks.clear()
-    assert device.complete(True) and not device.complete(True)
+    assert device.complete(load=True) and not device.complete(load=True)
     assert device.blocks == {5: (0, [11, 12]), 7: (1, [1, 2, 3, 4])}
     device.host[2] = [(0, (8, 8)), NOTHING]
-    assert device.complete(False) and device.completed == [2, 1]
+    assert device.complete(load=False) and device.completed == [2, 1]
     assert device.host[2][0] == (0, (8, 8)), "copied once"
 
 
@@ -68,13 +68,13 @@ def test_a_load_of_unstored_blocks_leaves_them_empty(device):
 
 def test_a_store_of_a_block_that_nobody_wrote(device):
     device.submit_store(1, lists((8,), (1, 0), (0, 0)), lists((1,)))
-    assert device.complete(False) and device.host == {1: [NOTHING, NOTHING]}
+    assert device.complete(load=False) and device.host == {1: [NOTHING, NOTHING]}
 
 
 def test_waiting_completes_earlier_jobs_too(device):
     for job in range(4):
         device.submit(DeviceJob(job, job == 3, ()))
-    assert device.copy(False) and device.complete(False) and not device.jobs[1].copied
+    assert device.copy(load=False) and device.complete(load=False) and not device.jobs[1].copied
     device.wait({1, 7})
     assert device.completed == [0, 1] and device.jobs[1].copied and not device.jobs[2].copied
 
@@ -118,7 +118,7 @@ def test_jobs_are_shown_until_their_end_is_taken(offloads):
     for job in (1, 2, 3, 4):
         device.submit_store(job, blocks, lists((job,)))
     for _ in (1, 2, 3):
-        device.complete(False)
+        device.complete(load=False)
     device.completed.remove(1)
     device.completed.remove(3)
     unsubmitted = [(7, blocks, lists((6,))), (8, (blocks, lists((0,))))]
@@ -159,7 +159,10 @@ def test_hashes_and_leftover_records_are_shown(offloads):
     manager._num_allocated_blocks = 3
     facts = host_facts(offloads, scheduler, CONFIG, stamps)
     last = chain(chain_of(8), 8)
-    assert facts.keys == (HostKey(0, 0, (last,), -1), HostKey(2, 1, (last,), 1))
+    assert facts.keys == (
+        HostKey(chunk=0, group=0, stamps=(last,), pins=-1),
+        HostKey(chunk=2, group=1, stamps=(last,), pins=1),
+    )
     assert facts.records == ("failed_recving of request r5", "request r4", "block 5")
     assert facts.chunks == 3 and facts.free == (0,)
     assert chunks_of(manager) == [(key, 2, 1), (hashed + bytes(4), 0, -1)]
@@ -234,12 +237,12 @@ def test_a_load_from_the_peer(loads):
     assert not peer.started_loads and device.jobs[0].load
     assert device.jobs[0].parts == ((0, 2, 0, 0), (0, 3, 1, 0), (0, 4, 2, 0), (1, 5, 3, 0))
     assert device.host[2] == [(0, (106, EMPTY))] and device.host[3] == [(1, (100, 101, 102, 103))]
-    device.copy(True)
+    device.copy(load=True)
     shown = shown_of(loads)
-    job = Transfer(0, True, device.jobs[0].parts, True, True)
+    job = Transfer(0, load=True, parts=device.jobs[0].parts, submitted=True, copied=True)
     held, gone = tuple(tuple(c) for c in device.host.values()), ("finished_recving of request r3",)
     assert shown == HostFacts(0, (), held, (), (job,), gone)
-    device.complete(True)
+    device.complete(load=True)
     assert shown_of(loads).transfers == (job._replace(completed=True),)
     output = loads.after(None)
     assert (output.finished_recving, output.invalid_block_ids, output.failed_recving) == (

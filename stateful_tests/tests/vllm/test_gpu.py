@@ -14,7 +14,7 @@ from impl.vllm.system import VLLMSystem
 from reference.blocks.config import ENGINE_PRESETS
 from reference.commands import Mode
 from stateful_tests.check import check_plans
-from stateful_tests.check.run_driver import RunBatch, broken, drive, unfitted
+from stateful_tests.check.run_driver import RunBatch, broken, drive, with_stated_sizes
 
 WORKER = "stateful_tests.tests.support.triton_beside"
 # how the release breaks by itself
@@ -49,7 +49,7 @@ def test_kernels_leave_what_triton_leaves(overlap, vllm, tmp_path):
     system.counts = tmp_path / "counts"
     plan, commands = check_plans.plan("smoke", presets=PRESETS), 0
     for preset in PRESETS:
-        batch = RunBatch(unfitted(check_plans.CLIENTS, preset, Mode.FAITHFUL), range(RUNS))
+        batch = RunBatch(with_stated_sizes(check_plans.CLIENTS, preset, Mode.FAITHFUL), range(RUNS))
         for done, found in drive(system, plan, batch).runs:
             commands += done
             texts = [text for each in found if (text := broken(each))]

@@ -91,7 +91,7 @@ def test_the_copies_of_states_are_added_while_others_use_the_folder(monkeypatch,
         replaced(*names)
 
     monkeypatch.setattr("os.replace", before_the_seal)
-    impl.loading.fetch.complete(root, partial(fetch._unpacked, "vllm==0.26.0"))
+    impl.loading.fetch.complete(root, partial(fetch._unpack_wheel, "vllm==0.26.0"))
     assert seen[-1] and not any(seen[:-1]) and kept.read_text() == "x = 2\n"
     assert fetch.release_root("0.26.0") == root
     (root / STATES[0]).write_text("x = 3\n")

@@ -14,7 +14,9 @@ from reference.geometry import GeometryError
 from stateful_tests.lockstep.replays import replay
 from stateful_tests.lockstep.run_results import Trace
 
-CONFIG = EngineConfig((LayerGroup(2),), 4, 6, 6, host_chunks=3, simple=True)
+CONFIG = EngineConfig(
+    (LayerGroup(2),), blocks=4, max_model_len=6, max_batched_tokens=6, host_chunks=3, simple=True
+)
 STAMPS = Stamps()
 HASH = STAMPS((None, (7, 8), None))
 KEY = HASH + bytes(4)
@@ -82,26 +84,27 @@ def stores(manager, *moves):
 def test_a_worker_hears_of_a_copy_once_it_is_made(offloads, manager):
     stores(manager, (1, 1))
     thread, events = offloads.transfers, []
-    thread.launch_copy([1], [1], True, 0, events)
-    assert not events and not thread.copy(True) and thread.copy(False) and not thread.copy(False)
+    thread.launch_copy([1], [1], is_store=True, event_idx=0, events_list=events)
+    assert not events and not thread.copy(load=True)
+    assert thread.copy(load=False) and not thread.copy(load=False)
     [(number, event)] = events
     assert number == 0 and not event.query() and thread.host[0] == [(0, WRITTEN)]
     assert facts_of(offloads).transfers[0][2:6] == (((0, 1, 0, 0),), True, True, False)
     event.synchronize()
-    assert event.query() and not thread.complete(False) and thread.completed == []
+    assert event.query() and not thread.complete(load=False) and thread.completed == []
     assert facts_of(offloads).transfers[0].completed
 
 
 def test_a_store_writes_under_the_hash_that_it_will_have(offloads, manager):
     stores(manager, (1, 1))
-    offloads.transfers.launch_copy([1], [1], True, 0, [])
+    offloads.transfers.launch_copy([1], [1], is_store=True, event_idx=0, events_list=[])
     facts = facts_of(offloads)
     assert facts.keys == ((0, 0, WRITTEN, -1),) and facts.free == (1, 2) and facts.records == ()
 
 
 def test_a_store_of_which_nobody_knows_goes_on_without_a_hash(offloads, manager):
     stores(manager, (1, 1))
-    offloads.transfers.launch_copy([1], [1], True, 0, [])
+    offloads.transfers.launch_copy([1], [1], is_store=True, event_idx=0, events_list=[])
     manager._store_event_to_blocks.clear()
     facts = facts_of(offloads)
     assert facts.transfers[0].stale and facts.keys == ()

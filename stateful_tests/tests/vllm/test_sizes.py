@@ -1,28 +1,113 @@
 """Sizes of block-pool engines: which fit together, and which are drawn."""
 
+import ast
+import inspect
+import traceback
+from dataclasses import replace
+
 import pytest
 
+from impl.choices import RandomChoices
+from reference.blocks import config as engine_config
 from reference.blocks.config import ENGINE_PRESETS, EngineConfig, LayerGroup
 from reference.geometry import GeometryError
-from impl.choices import RandomChoices
 from stateful_tests.generate.engine_commands import draw_engine_config
 
+FULL = LayerGroup(2)
+WINDOW = LayerGroup(2, 3)
+RING = LayerGroup(2, 3, ring=True)
+STATE = LayerGroup(2, state=True)
+DRAFTER = LayerGroup(2, drafter=True)
+PLAIN = EngineConfig((FULL,), blocks=64, max_model_len=16, max_batched_tokens=16)
+HOST = {"host_chunks": 4}
+DRAFTS = {"drafts": 1, "eagle": True}
+IMAGES = {"image": 3, "encoder_cache": 3, "encoder_budget": 3}
+# what is changed in PLAIN, the field that the refusal names, a part of its reason
+REFUSALS = [
+    ({"groups": ()}, "groups", "1 to 8 groups, not 0"),
+    ({"groups": (FULL,) * 9}, "groups", "1 to 8 groups, not 9"),
+    ({"groups": (FULL, LayerGroup(0))}, "groups[1].block_size", "in [1, 256], not 0"),
+    ({"groups": (LayerGroup(257),)}, "groups[0].block_size", "in [1, 256], not 257"),
+    ({"groups": (LayerGroup(2, 0),)}, "groups[0].window", "in [1, 65536], not 0"),
+    ({"groups": (LayerGroup(2, 3, state=True),)}, "groups[0].window", "goes without state"),
+    ({"groups": (LayerGroup(2, ring=True),)}, "groups[0].ring", "needs window"),
+    ({"groups": (DRAFTER,)}, "groups[0].drafter", "needs eagle"),
+    ({"groups": (replace(STATE, drafter=True),), **DRAFTS}, "groups[0].drafter", "not recurrent"),
+    ({"groups": (replace(RING, drafter=True),), **DRAFTS}, "groups[0].drafter", "without ring"),
+    ({"groups": (DRAFTER, DRAFTER), **DRAFTS}, "groups", "only one group"),
+    ({"blocks": 0}, "blocks", "in [1, 4096], not 0"),
+    ({"retention": -2}, "retention", "in [-1, 4096], not -2"),
+    ({"groups": (LayerGroup(256),), "blocks": 257}, "blocks", "at most 65536 tokens"),
+    ({"eagle": True}, "eagle", "needs drafts"),
+    ({"drafts": 9}, "max_batched_tokens", "a round of 2 requests with 9 drafts each"),
+    ({"chunked": False, "max_batched_tokens": 10}, "max_batched_tokens", "at least max_model_len"),
+    ({"chunk_blocks": 2}, "chunk_blocks", "needs host_chunks"),
+    ({"arc": True}, "arc", "needs host_chunks"),
+    ({"prompt_only": True}, "prompt_only", "needs host_chunks"),
+    ({"peer": True, "arc": True}, "arc", "needs host_chunks"),
+    ({"sync_loads": True}, "sync_loads", "needs host_chunks or peer"),
+    ({"groups": (FULL, LayerGroup(4)), "chunk_blocks": 2, **HOST}, "chunk_blocks", "several sizes"),
+    ({"peer": True, **HOST}, "peer", "goes without host_chunks"),
+    ({"peer": True, "sync_loads": True, "groups": (WINDOW,)}, "sync_loads", "a single group without window"),
+    ({"peer": True, "sync_loads": True, "groups": (FULL, FULL)}, "sync_loads", "a single group"),
+    ({"storage": True}, "storage", "needs host_chunks"),
+    ({"lazy": True}, "lazy", "needs simple"),
+    ({"simple": True}, "simple", "needs host_chunks"),
+    ({"simple": True, "chunk_blocks": 2, **HOST}, "chunk_blocks", "must be 1 with simple"),
+    ({"simple": True, "arc": True, **HOST}, "arc", "goes without simple"),
+    ({"simple": True, "sync_loads": True, **HOST}, "sync_loads", "goes without simple"),
+    ({"simple": True, "prompt_only": True, **HOST}, "prompt_only", "goes without simple"),
+    ({"simple": True, "storage": True, **HOST}, "storage", "goes without simple"),
+    ({"simple": True, "groups": (WINDOW, STATE), **HOST}, "simple", "a group of full attention"),
+    ({"fail_requests": True}, "fail_requests", "needs peer"),
+    ({"caching": False, **HOST}, "host_chunks", "needs caching"),
+    ({"retention": -1}, "retention", "a group with state"),
+    ({"match": 2}, "match", "a group with state"),
+    ({"checkpoints": 2, "groups": (STATE,), "caching": False}, "checkpoints", "needs caching"),
+    ({"match": 2, "groups": (STATE, LayerGroup(3))}, "match", "must divide groups[1].block_size, 3"),
+    ({"drafts": 2, "groups": (FULL, STATE)}, "groups[1].block_size", "must be above 2"),
+    ({"encoder_cache": 3}, "encoder_cache", "needs image"),
+    ({"encoder_budget": 3}, "encoder_budget", "needs image"),
+    ({"whole_images": True}, "whole_images", "needs image"),
+    ({**IMAGES, "encoder_cache": 2}, "encoder_cache", "an image of 3 embeddings"),
+    ({**IMAGES, "encoder_budget": 2}, "encoder_budget", "an image of 3 embeddings"),
+    ({**IMAGES, "whole_images": True, "max_batched_tokens": 2}, "max_batched_tokens", "images are not split"),
+    ({"blocks": 7}, "blocks", "needs 8 blocks"),
+]
 
-@pytest.mark.parametrize(
-    "changes, field",
-    [
-        ({"groups": ()}, "groups"),
-        ({"groups": (LayerGroup(0),)}, r"groups\[0\].block_size"),
-        ({"blocks": 2}, "blocks"),
-        ({"eagle": True}, "eagle"),
-        ({"drafts": 9}, "max_batched_tokens"),
-        ({"chunked": False, "max_batched_tokens": 10}, "max_batched_tokens"),
-    ],
-)
-def test_sizes_that_do_not_fit_name_their_field(changes, field):
-    plain = {"groups": (LayerGroup(2),), "blocks": 8, "max_model_len": 16, "max_batched_tokens": 16}
-    with pytest.raises(GeometryError, match=f"^{field}: "):
-        EngineConfig(**(plain | changes))
+
+def refusal(changes: dict[str, object]) -> GeometryError:
+    with pytest.raises(GeometryError) as raised:
+        replace(PLAIN, **changes)
+    return raised.value
+
+
+def line_of_requirement(error: GeometryError) -> int:
+    """Return the line of the call of `_require` that refused the sizes."""
+    frames = traceback.extract_tb(error.__traceback__)
+    assert frames[-1].name == "_require"
+    return frames[-2].lineno
+
+
+@pytest.mark.parametrize("changes, field, reason", REFUSALS)
+def test_sizes_that_do_not_fit_are_refused_with_their_field_and_the_reason(changes, field, reason):
+    error = refusal(changes)
+    assert error.field == field
+    assert reason in error.reason
+
+
+def test_each_requirement_of_sizes_has_a_row():
+    tree = ast.parse(inspect.getsource(engine_config))
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    required = {call.lineno for call in calls if ast.unparse(call.func) == "_require"}
+    assert len(required) > 30
+    assert required == {line_of_requirement(refusal(changes)) for changes, _, _ in REFUSALS}
+
+
+def test_what_only_a_connector_has_is_accepted_with_one():
+    replace(PLAIN, **HOST, chunk_blocks=2, arc=True, sync_loads=True, prompt_only=True)
+    replace(PLAIN, peer=True, sync_loads=True)
+    replace(PLAIN, groups=(DRAFTER, RING), **DRAFTS)
 
 
 @pytest.mark.parametrize(
@@ -36,7 +121,7 @@ def test_sizes_that_do_not_fit_name_their_field(changes, field):
     ],
 )
 def test_an_empty_engine_has_room_for_a_text_and_a_block_of_each_group(groups, blocks, longest):
-    config = EngineConfig(tuple(groups), 40, 16, 8)
+    config = EngineConfig(tuple(groups), blocks=40, max_model_len=16, max_batched_tokens=8)
     object.__setattr__(config, "blocks", blocks)
     room = [length for length in range(1, 17) if config.has_room_for(length)]
     assert room == [*range(1, longest + 1)]

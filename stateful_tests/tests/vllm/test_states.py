@@ -18,8 +18,8 @@ def test_an_entry_leaves_one_state_after_its_tokens_and_without_tokens_none(toke
     groups = LayerGroup(4), LayerGroup(4, state=True)
     layers.config = EngineConfig(groups, blocks=8, max_model_len=8, max_batched_tokens=8)
     layers.align = False
-    layers._checkpoints = None
+    layers._place_checkpoints = None
     layers.memory = SimpleNamespace(state=lambda *_: 7, window=lambda *_: 7)
     lane = Lane("r1", 4, tokens, 0, (), ((1,), (2,)))
-    [use] = layers.entry(lane, rounds=False, accepted=1)
+    [use] = layers.entry(lane, accepted=1, is_round=False)
     assert use == StateUse(group=1, block=2, found=(7, 7), writes=writes)

@@ -58,10 +58,10 @@ def test_counts_of_validated_logs_stay_as_recorded(request):
 
 def _counted(name: str, begins: int | None) -> str:
     log = ChangedLog(name, begins)
-    found = log.validated(log.lines)
+    validated = log.validated(log.lines)
     values = {
-        field.name: getattr(found, field.name)
-        for field in fields(found)
+        field.name: getattr(validated, field.name)
+        for field in fields(validated)
         if field.name != "mismatches"
     }
     lines = [f"  {what}: {_plain(value)}" for what, value in values.items() if value]
@@ -88,8 +88,8 @@ def test_each_change_is_found(log):
 
 def _found(log: ChangedLog, change: Change, skipped: set[str]) -> bool:
     """The change is found, or a part of the log is skipped for it, or it is one of NEVER."""
-    found = log.validated(change.lines)
-    return bool(found.found or set(found.skipped) - skipped or _never(log, change))
+    validated = log.validated(change.lines)
+    return bool(validated.found or set(validated.skipped) - skipped or _never(log, change))
 
 
 def _never(log: ChangedLog, change: Change) -> bool:

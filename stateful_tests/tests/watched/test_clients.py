@@ -18,8 +18,8 @@ def served(clients: Clients, rounds: int = 200) -> list[str]:
 
 def test_clients_wait_for_answers_and_close():
     two = (
-        Client("a", 0, (Turn(0, 3, 2), Turn(2, 3, 2))),
-        Client("b", 1, (Turn(0, 2, 2),), session=False),
+        Client("a", 0, (Turn(wait=0, tokens=3, limit=2), Turn(wait=2, tokens=3, limit=2))),
+        Client("b", 1, (Turn(wait=0, tokens=2, limit=2),), session=False),
     )
     clients = Clients(two, 1)
     assert served(clients) == ["open a", "submit a.1", "submit b.1", "submit a.2", "close a"]
@@ -27,15 +27,15 @@ def test_clients_wait_for_answers_and_close():
 
 
 def test_a_client_may_be_taken_out():
-    after = Client("b", 0, (Turn(0, 2, 2),), after="a")
+    after = Client("b", 0, (Turn(wait=0, tokens=2, limit=2),), after="a")
     assert served(Clients((after,), 1)) == ["open b", "submit b.1", "close b"]
-    both = served(Clients((Client("a", 5, (Turn(0, 1, 1),)), after), 1))
+    both = served(Clients((Client("a", 5, (Turn(wait=0, tokens=1, limit=1),)), after), 1))
     assert both.index("open b") > both.index("close a")
 
 
 def test_an_operator_waits_until_the_flush_is_done():
     operator = Client("o", 3, (), session=False, operator="flush")
-    after = Client("b", 0, (Turn(0, 2, 2),), session=False, after="o")
+    after = Client("b", 0, (Turn(wait=0, tokens=2, limit=2),), session=False, after="o")
     clients = Clients((after, operator), 1)
     assert served(clients) == ["flush o"]
     clients.answered(FLUSH, 200)
@@ -45,12 +45,12 @@ def test_an_operator_waits_until_the_flush_is_done():
 def test_an_operator_pauses_a_server_for_some_rounds():
     update = Client("o", 3, (), session=False, operator="update", close=4)
     clients = Clients((update,), 1)
-    said = [(now, each.kind, each.mode) for now in range(20) for each in clients.round(now, 1)]
-    assert said == [(3, "pause", "retract"), (3, "flush", "now"), (7, "go on", "")]
+    lines_said = [(now, each.kind, each.mode) for now in range(20) for each in clients.round(now, 1)]
+    assert lines_said == [(3, "pause", "retract"), (3, "flush", "now"), (7, "go on", "")]
     assert clients.done
     paused = Clients((msgspec.structs.replace(update, operator="pause"),), 1)
-    said = [(now, each.kind, each.mode) for now in range(20) for each in paused.round(now, 1)]
-    assert said == [(3, "pause", "in_place"), (7, "go on", "")]
+    lines_said = [(now, each.kind, each.mode) for now in range(20) for each in paused.round(now, 1)]
+    assert lines_said == [(3, "pause", "in_place"), (7, "go on", "")]
 
 
 def test_a_flush_is_sent_once():
@@ -62,7 +62,14 @@ def test_a_flush_is_sent_once():
 
 def test_the_model_says_the_same_again():
     clients = (
-        Client("a", 0, (Turn(0, 3, 9, stop=4, shared=2, text=1), Turn(0, 3, 9, shared=2, text=1))),
+        Client(
+            "a",
+            0,
+            (
+                Turn(wait=0, tokens=3, limit=9, stop=4, shared=2, text=1),
+                Turn(wait=0, tokens=3, limit=9, shared=2, text=1),
+            ),
+        ),
     )
     one, two = Clients(clients, 7), Clients(clients, 7)
     assert [one.says("a.1", n) for n in (1, 2, 3)] == [two.says("a.1", n) for n in (1, 2, 3)]

@@ -31,10 +31,10 @@ def test_an_end_is_reported_with_the_events_before_it():
     lines = (WATCHED / "sglang-0.5.23-mixed_batches.jsonl").read_text().splitlines()
     runner, said = RunsOut(), {}
     for kind in ("admit", "extend", "step"):
-        runner.lines = max(at for at, line in enumerate(lines, 1) if line.startswith(f'["{kind}"'))
-        (found,) = scheduler_runs.serve(runner, scheduler_runs.ServedRun(RELEASE, Config(), (), 1)).new
-        assert found.key == "server RuntimeError srt/mem_cache/allocation.py:"
-        said[kind] = found.says.partition("; ")[2]
+        runner.lines = max(index for index, line in enumerate(lines, 1) if line.startswith(f'["{kind}"'))
+        (finding,) = scheduler_runs.serve(runner, scheduler_runs.ServedRun(RELEASE, Config(), (), 1)).new
+        assert finding.key == "server RuntimeError srt/mem_cache/allocation.py:"
+        said[kind] = finding.says.partition("; ")[2]
     assert said["admit"] == (
         "since step 52 admission looked at c5.2 (from the queue, input 46); a batch of 1 has run, in which"
         " c6.2 decode; 1 wait; tokens of KV: c6 40, c5 37; 12 were free at that step, SWA 12, 36 evictable"
@@ -47,8 +47,8 @@ def test_an_end_is_reported_with_the_events_before_it():
     )
 
 
-SMALL, ROOM, NOTHING = Room(4, 4, 1), Room(9, 9, 1), Room(0, 0, 0)
-ALL, MORE = Room(10, 10, 2), Room(11, 11, 1)
+SMALL, ROOM, NOTHING = Room(full=4, swa=4, rows=1), Room(full=9, swa=9, rows=1), Room(full=0, swa=0, rows=0)
+ALL, MORE = Room(full=10, swa=10, rows=2), Room(full=11, swa=11, rows=1)
 
 
 @pytest.mark.parametrize(
@@ -56,17 +56,17 @@ ALL, MORE = Room(10, 10, 2), Room(11, 11, 1)
     [
         (("a.1",), (), ROOM, SMALL, SMALL, "room"),
         (("a.1", "b.1"), (), SMALL, ROOM, SMALL, "sessions"),
-        (("a.1",), (), Room(9, 4, 1), Room(0, 9, 0), SMALL, "sessions"),
+        (("a.1",), (), Room(full=9, swa=4, rows=1), Room(full=0, swa=9, rows=0), SMALL, "sessions"),
         (("a.1",), (), SMALL, SMALL, SMALL, "sessions"),
         (("a.1",), (), SMALL, NOTHING, ROOM, "alone"),
         (("a.1",), ("a.1",), SMALL, NOTHING, ROOM, "alone"),
         (("a.1",), ("b.1",), SMALL, NOTHING, ROOM, "held"),
-        (("a.1",), (), SMALL, NOTHING, Room(11, 9, 1), "never"),
-        (("a.1",), (), SMALL, NOTHING, Room(9, 11, 1), "chunks"),
+        (("a.1",), (), SMALL, NOTHING, Room(full=11, swa=9, rows=1), "never"),
+        (("a.1",), (), SMALL, NOTHING, Room(full=9, swa=11, rows=1), "chunks"),
         (("a.1",), (), ALL, NOTHING, ROOM, "margin"),
         (("a.1",), (), ALL, NOTHING, SMALL, "strict"),
-        (("a.1",), (), SMALL, SMALL, Room(9, 11, 1), "sessions"),
-        (("a.1",), (), ROOM, SMALL, Room(11, 1, 1), "room"),
+        (("a.1",), (), SMALL, SMALL, Room(full=9, swa=11, rows=1), "sessions"),
+        (("a.1",), (), ROOM, SMALL, Room(full=11, swa=1, rows=1), "room"),
         (("b.1",), (), ROOM, SMALL, SMALL, "lost"),
         ((), ("a.1",), SMALL, SMALL, SMALL, None),
     ],
@@ -114,15 +114,18 @@ def test_known_faults_say_why_a_client_waits(release, kind, window, known):
     """window: without a tree where it is below 0."""
     outcome = RunOutcome(1, 1, [], {}, stalls=[progress.Stall(kind, "a.1", "waits")])
     run = scheduler_runs.ServedRun(release, Config(window=abs(window), tree=window >= 0), (), 1)
-    (found,) = scheduler_runs._findings(run, outcome, scheduler_runs.Validated())
-    assert (found.judge, found.key, found.known) == ("progress", f"stalls: {kind}", known)
+    (finding,) = scheduler_runs._findings(run, outcome, scheduler_runs.Validated())
+    assert (finding.judge, finding.key, finding.known) == ("progress", f"stalls: {kind}", known)
     clause = {"never": "PRO-3: waits", "swa": "waits"}.get(kind, "PRO-1: waits")
-    assert found.says == clause
+    assert finding.says == clause
 
 
 def test_requests_that_wait_for_long_are_reported():
     stalled = []
-    waiting = Client("a", 0, (Turn(0, 3, 3),)), Client("b", 500, (Turn(0, 3, 3),))
+    waiting = (
+        Client("a", 0, (Turn(wait=0, tokens=3, limit=3),)),
+        Client("b", 500, (Turn(wait=0, tokens=3, limit=3),)),
+    )
     clients = Clients(waiting, 1, stalled.append)
     for now in range(90):
         clients.round(now, 0)

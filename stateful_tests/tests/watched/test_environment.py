@@ -53,8 +53,8 @@ def test_of_two_that_make_an_environment_one_waits(tmp_path, monkeypatch):
 
     monkeypatch.setattr(environment, "_build", build)
     with ThreadPoolExecutor(2) as pool:
-        found = [pool.submit(environment.make, "0.5.23", say) for _ in range(2)]
-        assert len({each.result() for each in found}) == 1
+        futures = [pool.submit(environment.make, "0.5.23", say) for _ in range(2)]
+        assert len({each.result() for each in futures}) == 1
     assert made == ["0.5.23"] and [line.split(": ")[-1] for line in lines] == ["waiting"]
 
 

@@ -84,7 +84,7 @@ def test_situations_of_a_host_tier_are_counted(load, written):
 def test_a_lock_has_the_range_of_the_path_that_it_was_taken_on(written):
     """A window of 2 was in one node when h1 locked it: the split leaves the lock on both parts."""
     kept = {"device": kv((1, 2), (1, 2)), "host": kv((), ()), "pins": count()}
-    whole = TierNode(1, 0, 0, A[:2], locks=count(1, 1), **kept)
+    whole = TierNode(1, parent=0, start=0, stamps=A[:2], locks=count(1, 1), **kept)
     parts = (
         whole._replace(node=2, stamps=A[:1], device=kv((1,), (1,))),
         whole._replace(parent=2, start=1, stamps=A[1:2], device=kv((2,), (2,))),
@@ -93,7 +93,7 @@ def test_a_lock_has_the_range_of_the_path_that_it_was_taken_on(written):
     memory = (0, *A[:2], 0, 0, 0, 0)
     held = REST._replace(
         nodes=parts,
-        users=(TierUser("h1", False, 1, 1),),
+        users=(TierUser("h1", host=False, node=1, lock=1),),
         memory=kv(memory, memory),
         host_free=kv((*range(6),), (*range(6),)),
         free=kv((3, 4, 5, 6), (3, 4, 5, 6)),
@@ -139,7 +139,7 @@ def test_a_storage_has_records_of_who_waits(written):
     ):  # fmt: skip
         result = validate(written([header(**BEHIND_IT), *before, ["tier", asked, []]]))
         assert [each.clause for each in result.found] == found
-    reads = TierOperation(1, False, "c1", "reads", kv((0,), ()), kv((0,), ()))
+    reads = TierOperation(1, back=False, name="c1", state="reads", slots=kv((0,), ()), moving=kv((0,), ()))
     came, writes = reads._replace(moving=kv()), reads._replace(back=True, name="")
     for shown, name, times in (
         (REST._replace(stored=(PAGE,)), "a page that is stored", 1),
@@ -168,8 +168,8 @@ def test_stores_may_pin_every_state(free, nodes, pinned, written):
     (one,) = RECURRENT.nodes
     shown = RECURRENT._replace(
         nodes=tuple(
-            one._replace(**each | {"node": at, "device": {"full": (1, 2)} | each["device"]})
-            for at, each in enumerate(nodes, 1)
+            one._replace(**each | {"node": index, "device": {"full": (1, 2)} | each["device"]})
+            for index, each in enumerate(nodes, 1)
         ),
         free=RECURRENT.free | {"state": free},
     )
@@ -196,8 +196,8 @@ submit c2 of s1: tokens 1, new 1, rejected, why "Streaming session already has a
 submit c3 of s1: tokens 8, new 2
 """)
     for tier, known in ((BEHIND_IT, "rejection-ends-turn"), (OF_A_TIER, None)):
-        (found,) = validate(written([header(**tier, release="0.5.23"), *lines])).mismatches
-        assert (found.clause, found.known) == ("OUT-1", known)
+        (mismatches,) = validate(written([header(**tier, release="0.5.23"), *lines])).mismatches
+        assert (mismatches.clause, mismatches.known) == ("OUT-1", known)
     # or the first turn has the row of the rejected one, and is nobody's from then on
     lines[3:] = [
         event("admit c1 of s1: prefix 1, C1 A1"),
@@ -205,6 +205,6 @@ submit c3 of s1: tokens 8, new 2
     ]
     for tier, known in ((BEHIND_IT, "rejection-takes-slot"), (OF_A_TIER, None)):
         head = header(**tier, release="0.5.23")
-        found = validate(written([head, *lines])).mismatches
-        assert [(each.clause, each.known) for each in found][:1] == [("LEN-4", known)]
-        assert len(found) == 1 or known is None
+        mismatches = validate(written([head, *lines])).mismatches
+        assert [(each.clause, each.known) for each in mismatches][:1] == [("LEN-4", known)]
+        assert len(mismatches) == 1 or known is None

@@ -36,24 +36,24 @@ def test_a_node_has_the_state_of_a_longer_text(release, length, known):
     """And whoever goes on from it does too, up to the step that shows another state there."""
     keeps = {"tracked": {"c1": (3, length)}}
     ends, other = {"tracked": {}, "nodes": [3]}, {"tracked": {}, "nodes": [5]}
-    kept = KeptStates(head(release))
+    states = KeptStates(head(release))
     for number, (step, found, hits) in enumerate(zip(
         steps_of(keeps, ends, ends, other, other, nodes=[NODE]), (0, 1, 0, 0, 0), (0, 1, 1, 1, 0),
         strict=True,
     )):  # fmt: skip
-        kept.note_prefix("c3", NODE[0])
-        said = list(kept.judge(number, step, ()))
+        states.note_prefix("c3", NODE[0])
+        said = list(states.judge(number, step, ()))
         assert [(one.clause, by) for one, by in said] == [("STA-3", known)] * found
-        assert list(kept.wrong_hits(step)) == [("c3", 4, known or "")] * hits
-        assert not list(kept.wrong_hits(step))
+        assert list(states.wrong_hits(step)) == [("c3", 4, known or "")] * hits
+        assert not list(states.wrong_hits(step))
 
 
 def test_a_node_without_a_state_hides_none_behind_it():
-    kept = KeptStates(head())
+    states = KeptStates(head())
     above, below = ([8, 8, 8, 8], *NODE[1:]), NODE
     before, after = steps_of({}, {"tracked": {}, "nodes": [None, 3]}, nodes=[above, below])
-    assert not list(kept.judge(0, before, ()))
-    assert [one.clause for one, _ in kept.judge(1, after, ())] == ["STA-3"]
+    assert not list(states.judge(0, before, ()))
+    assert [one.clause for one, _ in states.judge(1, after, ())] == ["STA-3"]
 
 
 @pytest.mark.parametrize("tracks, text, has, known", [
@@ -62,11 +62,11 @@ def test_a_node_without_a_state_hides_none_behind_it():
 def test_a_request_may_end_with_a_state_that_is_ahead(tracks, text, has, known):
     """The node that it leaves has that state, if it ends there, and the server tracks none."""
     [step] = steps_of({"tracked": {}, "nodes": [has]}, nodes=[NODE])
-    kept = KeptStates(replace(head(), tracks=tracks))
-    kept.note_end(text, "why")
-    kept.note_prefix("c3", NODE[0])
-    assert not list(kept.judge(0, step, ()))
-    assert [why for _, _, why in kept.wrong_hits(step)] == known
+    states = KeptStates(replace(head(), tracks=tracks))
+    states.note_end(text, "why")
+    states.note_prefix("c3", NODE[0])
+    assert not list(states.judge(0, step, ()))
+    assert [reason for _, _, reason in states.wrong_hits(step)] == known
 
 
 def test_a_log_without_pages_leaves_nothing_to_remember():
@@ -80,9 +80,9 @@ def test_a_log_without_pages_leaves_nothing_to_remember():
 
 @pytest.mark.parametrize("path, at", [([7] * 8, 1), ([7] * 4, 2)])
 def test_a_node_may_have_a_later_state_or_the_state_of_a_lost_step(path, at):
-    kept = KeptStates(head())
+    states = KeptStates(head())
     before, after = steps_of({}, {"nodes": [3]}, nodes=[(path, *NODE[1:])])
-    assert not [*kept.judge(0, before, ()), *kept.judge(at, after, ())]
+    assert not [*states.judge(0, before, ()), *states.judge(at, after, ())]
 
 
 @pytest.mark.parametrize("tracked, committed", [((4, 6), 8), ((2, 6), 8), ((3, 6), 5)])
@@ -99,8 +99,8 @@ def test_states_of_requests_without_a_row_are_not_judged():
 def test_a_session_may_track_drafts_that_its_turn_did_not_take():
     """On a server with drafts."""
     long, ends = steps_of({}, {"nodes": [3]}, nodes=[NODE], cells=(5, 8, 0, 0))
-    kept = KeptStates(replace(head(), speculative=True))
-    assert not [*kept.judge(0, long, {"c1"}), *kept.judge(1, ends, {"c1"})]
+    states = KeptStates(replace(head(), speculative=True))
+    assert not [*states.judge(0, long, {"c1"}), *states.judge(1, ends, {"c1"})]
     for sessions, speculative in (({"c2"}, True), ({"c1"}, False)):
-        kept = KeptStates(replace(head(), speculative=speculative))
-        assert [one.clause for one, _ in kept.judge(0, long, sessions)] == ["STA-8"]
+        states = KeptStates(replace(head(), speculative=speculative))
+        assert [one.clause for one, _ in states.judge(0, long, sessions)] == ["STA-8"]

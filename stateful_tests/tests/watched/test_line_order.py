@@ -23,7 +23,7 @@ def numbered(log: Path) -> Lines:
     """A log as a server writes it today."""
     head, *lines = log.read_text().splitlines()
     head = json.dumps({**json.loads(head), "version": VERSION})
-    return [head, *(f"[{at},{line}]" for at, line in enumerate(lines, 1))]
+    return [head, *(f"[{index},{line}]" for index, line in enumerate(lines, 1))]
 
 
 def validated(lines: Lines, folder: Path) -> tuple[WatchLog, Validated]:
@@ -36,8 +36,8 @@ def each_tenth(change: Callable[[str], Lines]) -> Callable[[Lines], Lines]:
     def changed(lines: Lines) -> Lines:
         return [
             new
-            for at, line in enumerate(lines)
-            for new in (change(line) if at and at % 10 == 0 else [line])
+            for index, line in enumerate(lines)
+            for new in (change(line) if index and index % 10 == 0 else [line])
         ]
 
     return changed
@@ -45,8 +45,8 @@ def each_tenth(change: Callable[[str], Lines]) -> Callable[[Lines], Lines]:
 
 def swapped(lines: Lines) -> Lines:
     lines = [*lines]
-    for at in range(10, len(lines) - 1, 10):
-        lines[at : at + 2] = lines[at + 1], lines[at]
+    for index in range(10, len(lines) - 1, 10):
+        lines[index : index + 2] = lines[index + 1], lines[index]
     return lines
 
 
@@ -79,11 +79,15 @@ def test_a_log_that_was_damaged_shows_no_mismatch(log, change, tmp_path):
 def test_findings_before_a_gap_stay(tmp_path):
     """The numbers say that nothing is missing up to there."""
     lines = numbered(FOLDER / "sglang-0.5.23-window_and_chunk_cache.jsonl")
-    at = next(at for at, line in enumerate(lines) if '"release"' in line and "FINISH" in line)
-    number, event = json.loads(lines[at])
+    line_index = next(
+        line_index
+        for line_index, line in enumerate(lines)
+        if '"release"' in line and "FINISH" in line
+    )
+    number, event = json.loads(lines[line_index])
     event[7][0] += 3
-    lines[at] = json.dumps([number, event])
-    found = validated([*lines[: at + 2], *lines[at + 3 :]], tmp_path)[1]
+    lines[line_index] = json.dumps([number, event])
+    found = validated([*lines[: line_index + 2], *lines[line_index + 3 :]], tmp_path)[1]
     assert found.found and found.skipped["lines that are missing"] == 1
 
 
@@ -101,9 +105,11 @@ def test_a_line_is_waited_for_and_then_given_up(late, tmp_path):
 
 def test_a_later_part_begins_with_its_own_number(tmp_path):
     lines = numbered(FOLDER / "sglang-0.5.23-clients_that_do_not_wait.jsonl")
-    at = next(at for at, line in enumerate(lines) if at and '["snapshot"' in line)
+    line_index = next(
+        line_index for line_index, line in enumerate(lines) if line_index and '["snapshot"' in line
+    )
     head = json.dumps({**json.loads(lines[0]), "part": 2})
-    read, found = validated([head, *lines[at:]], tmp_path)
+    read, found = validated([head, *lines[line_index:]], tmp_path)
     assert not found.found and not found.skipped and read.order.lost == 0
 
 
@@ -133,10 +139,14 @@ submit z.1 of z: tokens 3, new 3
 def test_judging_goes_on_with_a_snapshot_that_differs(tmp_path):
     """It is a mismatch, and a state to go on with."""
     lines = numbered(FOLDER / "sglang-0.5.23-clients_that_do_not_wait.jsonl")
-    at = next(at for at, line in enumerate(lines) if at > 110 and '["snapshot"' in line)
-    number, event = json.loads(lines[at])
+    line_index = next(
+        line_index
+        for line_index, line in enumerate(lines)
+        if line_index > 110 and '["snapshot"' in line
+    )
+    number, event = json.loads(lines[line_index])
     event[2][0]["cursors"][2] += 2
-    lines[at] = json.dumps([number, event])
+    lines[line_index] = json.dumps([number, event])
     found = validated(lines, tmp_path)[1]
     assert [(each.clause, each.event) for each in found.found] == [("LEN-4", "snapshot")]
     assert not found.skipped
@@ -145,10 +155,14 @@ def test_judging_goes_on_with_a_snapshot_that_differs(tmp_path):
 def test_judging_goes_on_with_cursors_that_differ(tmp_path):
     """A finish keeps a page too many: whatever comes later is judged as well."""
     lines = numbered(FOLDER / "sglang-0.5.23-window_and_chunk_cache.jsonl")
-    at = next(at for at, line in enumerate(lines) if '["release"' in line and "FINISH" in line)
-    number, event = json.loads(lines[at])
+    line_index = next(
+        line_index
+        for line_index, line in enumerate(lines)
+        if '["release"' in line and "FINISH" in line
+    )
+    number, event = json.loads(lines[line_index])
     event[8][1] += 4
-    lines[at] = json.dumps([number, event])
+    lines[line_index] = json.dumps([number, event])
     found = validated(lines, tmp_path)[1]
     assert found.found[0].clause == "LEN-2" and not found.skipped
-    assert found.found[0].line == at + 1
+    assert found.found[0].line == line_index + 1

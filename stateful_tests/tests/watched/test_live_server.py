@@ -14,8 +14,23 @@ from stateful_tests.watched.servers.live_server import LiveRun, watch_live
 
 LOG = Path(__file__).parents[3] / "fixtures" / "watched" / "sglang-0.5.23-tree_under_overlap.jsonl"
 CLIENTS = (
-    Client("a", 0, (Turn(0, 5, 3), Turn(0, 2, 4), Turn(0, 1, 9, abort=1), Turn(0, 1, 2))),
-    Client("b", 0, (Turn(0, 4, 2), Turn(0, 4, 2)), session=False, after="a"),
+    Client(
+        "a",
+        0,
+        (
+            Turn(wait=0, tokens=5, limit=3),
+            Turn(wait=0, tokens=2, limit=4),
+            Turn(wait=0, tokens=1, limit=9, abort=1),
+            Turn(wait=0, tokens=1, limit=2),
+        ),
+    ),
+    Client(
+        "b",
+        0,
+        (Turn(wait=0, tokens=4, limit=2), Turn(wait=0, tokens=4, limit=2)),
+        session=False,
+        after="a",
+    ),
 )
 
 
@@ -110,5 +125,5 @@ def test_a_known_fault_explains_the_end_of_its_server(tmp_path, monkeypatch):
     monkeypatch.setattr(Pretends, "written", FAILS)
     run = lived(tmp_path, dies=3)
     assert run.died == "AssertionError:  at srt/managers/schedule_policy.py:1368"
-    data = report.lived(run, 1, tmp_path)
+    data = report.live_report(run, 1, tmp_path)
     assert (run.known, data["exit_code"]) == ("ignored-end-token-in-chunks", 4)

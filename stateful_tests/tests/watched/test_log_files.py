@@ -14,8 +14,8 @@ def test_a_cut_log_validates_up_to_there(tmp_path):
     path = tmp_path / "cut.jsonl"
     path.write_bytes(LOGS[0].read_bytes()[:-20])
     (log,) = logs_of([path])
-    found = Validator(log.header).run(log.lines())
-    assert not found.found and log.cut is not None and "has no end" in log.cut
+    validated = Validator(log.header).run(log.lines())
+    assert not validated.found and log.cut is not None and "has no end" in log.cut
 
 
 @pytest.mark.parametrize(
@@ -38,8 +38,8 @@ def test_unusable_logs_are_one_line(change, says, written):
 def test_two_processes_in_one_log_part_ways(written):
     one, other = lines_of(LOGS[0]), lines_of(LOGS[1])
     mixed = [line for pair in zip(one[1:], other[1:]) for line in pair]
-    found = validate(written([one[0], *mixed]))
-    assert found.found and any("come" in what or "missing" in what for what in found.skipped)
+    validated = validate(written([one[0], *mixed]))
+    assert validated.found and any("come" in what or "missing" in what for what in validated.skipped)
 
 
 def test_missing_steps_are_reported(written):
@@ -101,8 +101,8 @@ def test_a_growing_log_is_followed(tmp_path):
         return True
 
     (log,) = logs_of([path])
-    found = Validator(log.header).run(log.lines(growing))
-    assert found.events == whole.count(b"\n") - 1 and not found.found and log.cut is None
+    validated = Validator(log.header).run(log.lines(growing))
+    assert validated.events == whole.count(b"\n") - 1 and not validated.found and log.cut is None
 
 
 def test_lines_of_a_growing_log_are_read_before_the_wait_for_more(tmp_path):
@@ -135,8 +135,8 @@ def test_a_growing_log_rotates(tmp_path):
         return bool(writes)  # it has ended after it has written
 
     (log,) = logs_of([parts[0]])
-    found = Validator(log.header).run(log.lines(growing))
-    assert found.events == len(lines) and not found.found and log.cut is None and not writes
+    validated = Validator(log.header).run(log.lines(growing))
+    assert validated.events == len(lines) and not validated.found and log.cut is None and not writes
     assert log.files == parts
 
 
@@ -155,8 +155,8 @@ def test_a_line_that_ends_just_before_the_next_part_begins_is_read_whole(tmp_pat
 
     monkeypatch.setattr(log_reader, "_later", writes_meanwhile)
     (log,) = logs_of([path])
-    found = Validator(log.header).run(log.lines(lambda: not following.exists()))
-    assert found.events == len(lines) and log.cut is None
+    validated = Validator(log.header).run(log.lines(lambda: not following.exists()))
+    assert validated.events == len(lines) and log.cut is None
 
 
 def test_a_growing_log_without_parts_ends_with_its_server(tmp_path):
@@ -164,8 +164,8 @@ def test_a_growing_log_without_parts_ends_with_its_server(tmp_path):
     path.write_bytes(whole[:-5])
     (log,) = logs_of([path])
     alive = iter((True, False))
-    found = Validator(log.header).run(log.lines(lambda: next(alive)))
-    assert found.events == whole.count(b"\n") - 2 and log.cut is not None and log.files == [path]
+    validated = Validator(log.header).run(log.lines(lambda: next(alive)))
+    assert validated.events == whole.count(b"\n") - 2 and log.cut is not None and log.files == [path]
 
 
 def test_a_line_that_is_too_long_is_not_waited_for(tmp_path, monkeypatch):

@@ -56,8 +56,8 @@ def test_a_snapshot_has_all_fields_that_have_no_default():
 def test_every_event_of_a_server_by_itself_stands_in_a_row():
     """Facts of a host tier are written in Python (tiers/scenes.py), transfers in test_transfers.py."""
     of_pairs = {"queue", "send", "name", "arrive", "give_back", "rest"}
-    said = [line for log in (*PIECES.values(), *(row.log for row in ROWS)) for line in log]
-    assert {name for name, *_ in said} == {*EVENTS} - {"tier", *of_pairs}
+    lines_said = [line for log in (*PIECES.values(), *(row.log for row in ROWS)) for line in log]
+    assert {name for name, *_ in lines_said} == {*EVENTS} - {"tier", *of_pairs}
 
 
 @pytest.mark.parametrize(
@@ -96,10 +96,10 @@ def test_changes_of_a_log_have_the_numbers_of_its_lines():
 
 
 def test_header_fields_replace_the_defaults():
-    said = header_fields(
+    text = header_fields(
         "window no, states 8, tree, release 0.5.23; tier full_tokens 32, policy write_back"
     )
-    assert said == {
+    assert text == {
         "window": None, "states": 8, "tree": True, "release": "0.5.23",
         "tier": {"full_tokens": 32, "policy": "write_back"},
     }  # fmt: skip

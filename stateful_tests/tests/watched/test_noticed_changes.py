@@ -76,26 +76,26 @@ def validate(tmp_path) -> Callable[..., Validated]:
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.title)
 def test_validation_says(row, validate):
-    found = validate(row.log, **row.header)
+    validated = validate(row.log, **row.header)
     parts = [
         f"{m.clause} {m.event}"
         + (f" of {m.expected.partition(':')[0]}" if m.clause == "REF-1" else "")
         + (f" ({m.known})" if m.known else "")
-        for m in found.mismatches
+        for m in validated.mismatches
     ]
     parts += [
-        f"skipped: {count} {what}" for what, count in found.skipped.items() if what != SKIPPED
+        f"skipped: {count} {what}" for what, count in validated.skipped.items() if what != SKIPPED
     ]
-    parts += [f"the server's choice: {count} {what}" for what, count in found.policy.items()]
-    parts += [f"never computed: {session} {position}" for session, position in sorted(found.holes)]
-    parts = parts or [name for name in ("prepared", "parked", "next_chunk") if getattr(found, name)]
+    parts += [f"the server's choice: {count} {what}" for what, count in validated.policy.items()]
+    parts += [f"never computed: {session} {position}" for session, position in sorted(validated.holes)]
+    parts = parts or [name for name in ("prepared", "parked", "next_chunk") if getattr(validated, name)]
     assert ("; ".join(parts) or "conforms") == row.outcome
 
 
 def test_a_mismatch_names_the_kept_and_the_shown_value(validate):
     [row] = [row for row in ROWS if row.title == "a turn has another row"]
-    found = validate(row.log, **row.header).mismatches[0]
-    assert (found.expected, found.observed) == ("c1 keeps row 1", "has row 2")
+    mismatch = validate(row.log, **row.header).mismatches[0]
+    assert (mismatch.expected, mismatch.observed) == ("c1 keeps row 1", "has row 2")
 
 
 def first(found: Validated) -> tuple[str, str]:
@@ -168,26 +168,26 @@ def test_a_changed_snapshot_is_a_mismatch(change, clause, validate):
 
 def test_the_observed_length_of_a_row_follows_from_its_pages(validate):
     head = {"window": None, "full_tokens": 8, "swa_tokens": 0, "rows": 2, "width": 8}
-    found = validate(events("PAGED: 8 owner c1 C5 A5 R6"), **head).found
-    (mismatch,) = [each for each in found if each.clause == "LEN-4"]
+    mismatches = validate(events("PAGED: 8 owner c1 C5 A5 R6"), **head).found
+    (mismatch,) = [each for each in mismatches if each.clause == "LEN-4"]
     assert mismatch.expected.startswith("c1: ") and ":" not in mismatch.observed
-    assert all(each.expected != each.observed for each in found)
+    assert all(each.expected != each.observed for each in mismatches)
 
 
 def test_the_first_mismatches_are_kept(validate, monkeypatch):
     monkeypatch.setattr("stateful_tests.watched.log_follower.MAX_FOUND", 1)
-    found = validate(events("TURN: 5 rows 9; 8 rows 8"))
-    assert (len(found.found), found.more) == (1, 2)
+    validated = validate(events("TURN: 5 rows 9; 8 rows 8"))
+    assert (len(validated.found), validated.more) == (1, 2)
     monkeypatch.setattr("stateful_tests.watched.log_follower.MAX_OF_KNOWN", 1)
     steps = [event(f"step {at}: full {32 + at}, swa 32, rows 4") for at in (1, 2, 3)]
-    found = validate(steps, tree=True, release="0.5.20", window=6, page_size=4)
-    assert (len(found.mismatches), found.known["swept-too-far"]) == (1, 3)
+    validated = validate(steps, tree=True, release="0.5.20", window=6, page_size=4)
+    assert (len(validated.mismatches), validated.known["swept-too-far"]) == (1, 3)
 
 
 def test_after_a_mismatch_the_next_snapshot_is_taken(validate):
-    found = validate([*events("TURN: 7 c1.1 tokens 2"), *PIECES["SNAPSHOT"], *FINISH])
-    assert len(found.found) == 1 and found.given == 2
-    assert found.skipped[SKIPPED] == 4 and found.commands["Finish"] == 1
+    validated = validate([*events("TURN: 7 c1.1 tokens 2"), *PIECES["SNAPSHOT"], *FINISH])
+    assert len(validated.found) == 1 and validated.given == 2
+    assert validated.skipped[SKIPPED] == 4 and validated.commands["Finish"] == 1
 
 
 @pytest.mark.parametrize("lines, reached", [
@@ -198,8 +198,8 @@ def test_after_a_mismatch_the_next_snapshot_is_taken(validate):
      {"a retract": 1, "a retract before the first result": 1}),
 ])  # fmt: skip
 def test_which_retracts_are_reached(lines, reached, validate):
-    found = validate(lines, overlap=True)
-    assert {name: count for name, count in found.reached.items() if "retract" in name} == {
+    validated = validate(lines, overlap=True)
+    assert {name: count for name, count in validated.reached.items() if "retract" in name} == {
         "a retract of a session's turn": 1,
         **reached,
     }

@@ -10,17 +10,17 @@ PAGES = FIXTURES / "sglang-0.5.23-pages.jsonl"
 
 def test_a_page_that_is_owned_and_free_is_noticed(written):
     lines = lines_of(PAGES)
-    at = next(n for n, line in enumerate(lines) if line.get("owners"))
-    slots = next(iter(lines[at]["owners"].values()))[2]
-    lines[at]["free_full"].append(slots[-1] // lines[0]["page_size"])
+    line_index = next(n for n, line in enumerate(lines) if line.get("owners"))
+    slots = next(iter(lines[line_index]["owners"].values()))[2]
+    lines[line_index]["free_full"].append(slots[-1] // lines[0]["page_size"])
     assert validate(written(lines)).found[0].clause == "OWN-1"
 
 
 def test_a_mapping_to_a_slot_behind_the_swa_pool_is_none(written):
     lines = lines_of(PAGES)
-    at = next(n for n, line in enumerate(lines) if line.get("owners"))
-    slot = next(iter(lines[at]["owners"].values()))[2][-1]
-    lines[at]["mapping"][slot] = lines[0]["swa_tokens"] + lines[0]["page_size"]
+    line_index = next(n for n, line in enumerate(lines) if line.get("owners"))
+    slot = next(iter(lines[line_index]["owners"].values()))[2][-1]
+    lines[line_index]["mapping"][slot] = lines[0]["swa_tokens"] + lines[0]["page_size"]
     assert validate(written(lines)).found[0].clause == "MAP-2"
 
 

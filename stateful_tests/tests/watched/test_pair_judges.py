@@ -18,7 +18,9 @@ from stateful_tests.watched import deviations
 from stateful_tests.watched.validation_results import Validated
 
 RELEASE = "0.5.23"
-CLIENTS = Clients([Client(name, 0, (Turn(0, 3, 2),), session=False) for name in ("c1", "c2")], 5)
+CLIENTS = Clients(
+    [Client(name, 0, (Turn(wait=0, tokens=3, limit=2),), session=False) for name in ("c1", "c2")], 5
+)
 PROMPT = CLIENTS.prompt("c1.1")
 TEXT = chained(_stamped(PROMPT))
 
@@ -39,7 +41,7 @@ def judged(p=None, d=None, **network):
     """The judges of two servers at rest, of which these differ."""
     said = {"harmed": False, "harmed_by_time": False, "delivered": {}, "told_success": {1}}
     wire = SimpleNamespace(**{**said, **network}, tell=lambda *_: None)
-    return judges.Judges(wire, {"P": p or server(), "D": d or server()}, {}, CLIENTS, True)
+    return judges.Judges(wire, {"P": p or server(), "D": d or server()}, {}, CLIENTS, deferred=True)
 
 
 @pytest.mark.parametrize(
@@ -52,9 +54,9 @@ def judged(p=None, d=None, **network):
     ],
 )  # fmt: skip
 def test_a_request_may_arrive_after_its_notice(delivered, key):
-    found = judged(delivered=delivered)
-    found.waiting({"P": ["c1.1"], "D": []})
-    assert [*found.noted] == [key]
+    judgements = judged(delivered=delivered)
+    judgements.waiting({"P": ["c1.1"], "D": []})
+    assert [*judgements.noted] == [key]
 
 
 SLOTS = {1: TEXT[-1], 2: stamp_after(TEXT, 2), 3: 77}
@@ -74,10 +76,10 @@ SLOTS = {1: TEXT[-1], 2: stamp_after(TEXT, 2), 3: 77}
 def test_state_that_is_sent(source, target, keeps, key):
     rows = SimpleNamespace(mamba_allocator=SimpleNamespace(free_slots=torch.tensor([4])))
     states = SimpleNamespace(cells={**SLOTS, 4: TEXT[-1]}, rows=rows)
-    found = judged(server(states=states), server(states=states))
+    judgements = judged(server(states=states), server(states=states))
     request = SimpleNamespace(req=SimpleNamespace(kv=SimpleNamespace(mamba_pool_idx=keeps)))
-    found._state(SimpleNamespace(room=1, request=request, state=[6]), "c1.1", source, target)
-    assert [*found.noted] == ([key] if key else [])
+    judgements._state(SimpleNamespace(room=1, request=request, state=[6]), "c1.1", source, target)
+    assert [*judgements.noted] == ([key] if key else [])
 
 
 def has_computed(*names, refused=()):
@@ -86,9 +88,9 @@ def has_computed(*names, refused=()):
     p.scheduler.disagg_prefill_inflight_queue = [
         SimpleNamespace(rid=name, pending_bootstrap=False) for name in names
     ]
-    found = judged(p)
-    found.refused["D"] |= {*refused}
-    return found
+    judgements = judged(p)
+    judgements.refused["D"] |= {*refused}
+    return judgements
 
 
 @pytest.mark.parametrize(
@@ -96,9 +98,9 @@ def has_computed(*names, refused=()):
     [(["c2.1"], "PD-4 P waits for a prompt that D has refused"), ([], "PD-4 P waits for a timeout")],
 )
 def test_a_computed_prompt_that_is_refused_makes_others_wait(computed, key):
-    found = has_computed(*computed, refused=["c2.1"])
-    found.waiting({"P": ["c1.1", "c2.1"], "D": []})
-    assert [*found.noted] == [key]
+    judgements = has_computed(*computed, refused=["c2.1"])
+    judgements.waiting({"P": ["c1.1", "c2.1"], "D": []})
+    assert [*judgements.noted] == [key]
 
 
 PAGE = [[float(token), float(at)] for at, token in enumerate(PROMPT)]
@@ -121,7 +123,7 @@ def test_page_that_is_sent(sent, row, free, key):
     cells = torch.zeros(5 * size, 1, 4)
     for page, content in ((1, sent), (2, PAGE), (3, OTHER)):
         cells[page * size : (page + 1) * size, 0, :2] = torch.tensor(content)
-    rows = SimpleNamespace(req_to_token=torch.tensor([[row * size + at for at in range(size)]]))
+    rows = SimpleNamespace(req_to_token=torch.tensor([[row * size + index for index in range(size)]]))
     p = server(free_pages=lambda _: free, writers={"full": {}})
     asks = SimpleNamespace(rid="c1.1", kv=SimpleNamespace(req_pool_idx=0))
     more = {"chunked_req": None, "last_batch": None, "req_to_token_pool": rows}
@@ -129,22 +131,22 @@ def test_page_that_is_sent(sent, row, free, key):
     p.allocator.page_size = size
     d = server(outdated=set())
     d.scheduler.req_to_token_pool = SimpleNamespace(req_to_token=torch.tensor([[4 * size]]))
-    found = judged(p, d)
+    judgements = judged(p, d)
     request = SimpleNamespace(req=asks)
     promise = SimpleNamespace(room=1, request=request, pages=[4], prefix=0)
     region = SimpleNamespace(pool="full", tensor=cells)
-    found._page(promise, "c1.1", region, 1, 4)
-    assert [*found.noted] == ([key] if key else [])
+    judgements._page(promise, "c1.1", region, 1, 4)
+    assert [*judgements.noted] == ([key] if key else [])
     assert d.outdated == ({4} if (sent, row) == (OTHER, 2) else set())
 
 
 def test_prefix_of_a_host_tier_that_is_lost():
-    found = judged()
-    found.aborted["D"].add("c2.1")
-    found.prefix_is_gone("c2.1")
-    assert not found.noted
-    found.prefix_is_gone("c1.1")
-    assert [*found.noted] == ["PD-1 D loses a prefix of its host tier"]
+    judgements = judged()
+    judgements.aborted["D"].add("c2.1")
+    judgements.prefix_is_gone("c2.1")
+    assert not judgements.noted
+    judgements.prefix_is_gone("c1.1")
+    assert [*judgements.noted] == ["PD-1 D loses a prefix of its host tier"]
 
 
 @pytest.mark.parametrize(

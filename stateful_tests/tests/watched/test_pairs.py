@@ -104,26 +104,30 @@ def test_a_report_shows_both_servers_and_the_wire(capsys):
     from rich.console import Console
 
     run = scheduler_runs.ServedRun(
-        RELEASE, Config(pair=True, window=4), (Client("c2", 1, (Turn(1, 3, 2),)),), 1, (SLOW,),
+        RELEASE,
+        Config(pair=True, window=4),
+        (Client("c2", 1, (Turn(wait=1, tokens=3, limit=2),)),),
+        1,
+        (SLOW,),
         key="PD-1 full page of P is free",
-    )  # fmt: skip
+    )
     judged = scheduler_runs.serve(Pretends(), run)
     result = scheduler_runs.Served(RELEASE, 1, 1, 10, found={run.key: judged})
-    server_reports.served_text(Console(width=100), server_reports.served(result, None, 1))
-    said = capsys.readouterr().out
-    assert "P and D: page_size 1" in said and "window 4" in said
-    assert "transfer 2 of c2.1, when 5 tenths are copied, rests 100 steps" in said
+    server_reports.served_text(Console(width=100), server_reports.served_report(result, None, 1))
+    output = capsys.readouterr().out
+    assert "P and D: page_size 1" in output and "window 4" in output
+    assert "transfer 2 of c2.1, when 5 tenths are copied, rests 100 steps" in output
     columns = [
         line.split("gets the request")[0]
-        for line in said.splitlines()
+        for line in output.splitlines()
         if "gets the request" in line
     ]
     assert columns == [f"  {1:>6}  "]
-    assert any(line.startswith(f"  {2:>6}  {' ' * 34}transfer 1") for line in said.splitlines())
+    assert any(line.startswith(f"  {2:>6}  {' ' * 34}transfer 1") for line in output.splitlines())
 
 
 def test_each_choice_has_words():
-    said = {
+    text = {
         pair_story.choice_text(msgspec.to_builtins(choice)): choice
         for choice in (
             NetworkChoice("clock", number=9, steps=310), NetworkChoice("death", side="P", number=7),
@@ -134,12 +138,12 @@ def test_each_choice_has_words():
             NetworkChoice("transfer", "c1.1", steps=5, at=3, fails=True, late=True),
         )
     }  # fmt: skip
-    assert "the abort of c1.1 does not reach P" in said and "the ack of c1.1 rests 5 steps" in said
-    assert "the clock moves by 310 s at step 9" in said and "P ends at step 7" in said
+    assert "the abort of c1.1 does not reach P" in text and "the ack of c1.1 rests 5 steps" in text
+    assert "the clock moves by 310 s at step 9" in text and "P ends at step 7" in text
     late = (
         "transfer 1 of c1.1, when 3 tenths are copied, fails, and the rest is copied 5 steps later"
     )
-    assert len(said) == 10 and late in said
+    assert len(text) == 10 and late in text
 
 
 @pytest.mark.parametrize(
@@ -182,9 +186,15 @@ def runner():
 
 
 CLIENTS = (
-    Client("c1", 1, (Turn(1, 9, 4), Turn(2, 12, 3)), session=False, resends=True),
-    Client("c2", 3, (Turn(1, 40, 6),), session=False),
-    Client("c3", 4, (Turn(1, 20, 3, shared=9),), session=False),
+    Client(
+        "c1",
+        1,
+        (Turn(wait=1, tokens=9, limit=4), Turn(wait=2, tokens=12, limit=3)),
+        session=False,
+        resends=True,
+    ),
+    Client("c2", 3, (Turn(wait=1, tokens=40, limit=6),), session=False),
+    Client("c3", 4, (Turn(wait=1, tokens=20, limit=3, shared=9),), session=False),
 )
 SERVERS = {
     "plain": {},

@@ -128,9 +128,9 @@ def test_logs_of_played_servers_validate(version, how, tmp_path, monkeypatch):
     for (lives, conforms), folder in zip(played, sorted(tmp_path.iterdir()), strict=False):
         (log,) = logs_of([folder])
         recorder = Tells(log.header)
-        found = recorder.run(log.lines())
-        assert not found.found, (folder.name, found.found[0])
-        if how == "overlap" or found.ended:
+        validated = recorder.run(log.lines())
+        assert not validated.found, (folder.name, validated.found[0])
+        if how == "overlap" or validated.ended:
             continue  # results come later than they are played; or anything may have happened
         for name, life in lives.items():
             compared += 1

@@ -83,17 +83,21 @@ def test_in_some_runs_a_server_has_operators():
 
 def test_a_client_without_a_session_resends_its_conversation():
     """Up to the end token of an answer, which is a part of it."""
-    turns = Turn(0, 3, 5), Turn(0, 2, 4, stop=2), Turn(0, 1, 1)
+    turns = (
+        Turn(wait=0, tokens=3, limit=5),
+        Turn(wait=0, tokens=2, limit=4, stop=2),
+        Turn(wait=0, tokens=1, limit=1),
+    )
     own, whole = (
         Clients((Client("c1", 0, turns, session=False, resends=resends),), seed=7)
         for resends in (False, True)
     )
-    said = [tuple(own.says("c1.1", at) for at in range(1, 6))]
-    said += [tuple(own.says("c1.2", at) for at in range(1, 3))]
+    lines_said = [tuple(own.says("c1.1", index) for index in range(1, 6))]
+    lines_said += [tuple(own.says("c1.2", index) for index in range(1, 3))]
     first, second, third = (own.prompt(f"c1.{number}") for number in (1, 2, 3))
-    assert [len(each) for each in (first, second, third)] == [3, 2, 1] and said[1][-1] == EOS
-    assert whole.prompt("c1.1") == first and whole.prompt("c1.2") == first + said[0] + second
-    assert whole.prompt("c1.3") == first + said[0] + second + said[1] + third
+    assert [len(each) for each in (first, second, third)] == [3, 2, 1] and lines_said[1][-1] == EOS
+    assert whole.prompt("c1.1") == first and whole.prompt("c1.2") == first + lines_said[0] + second
+    assert whole.prompt("c1.3") == first + lines_said[0] + second + lines_said[1] + third
 
 
 def test_shrunk_runs_are_valid_configurations():

@@ -144,20 +144,21 @@ def test_a_match_of_a_text_that_ended_in_flight_is_excused(
 ):
     """Its node has the state of more than that."""
     node, states = [[1, 2, 3, 4], [1, 2, 3, 4], [], 0, 0], {"free": [], "tracked": {}, "nodes": [3]}
-    of, count = (f" of {session}", 1) if session else ("", 0)
+    of_session = f" of {session}" if session else ""
+    count = 1 if session else 0
     opened = events(f"open {session}: done") if session else []
     pages = ["pages", {}, [], [], None, None, [node], states | {"held": {}}]
     lines = [
         *opened,
         *events(f"""
-submit a{of}: tokens 3, new 3, ids 1 2 3
-admit a{of}: prefix 0
+submit a{of_session}: tokens 3, new 3, ids 1 2 3
+admit a{of_session}: prefix 0
 extend: a tokens 3 C3 A3
 step 1: batch 1, sessions {count}, full 61, rows 5, states 7
 result: a outputs 1 C3 A3 ids 4
 step 2: batch 1, sessions {count}, full 59, rows 5, states 7; a C3 A5
 step 3: batch 1, sessions {count}, full 57, rows 5, states 7; a C3 A7
-release a{of}: reason {reason}, inserts, outputs 2, counted 2, before C4 A7, limit 2, ids 4 5
+release a{of_session}: reason {reason}, inserts, outputs 2, counted 2, before C4 A7, limit 2, ids 4 5
 step 4: sessions {count}, full 60, rows 6, tree_full 4, states 8
 """),
         pages,
@@ -188,8 +189,8 @@ submit c1.3 of c1: tokens 9, new 2
 """)
     head = header(release=release, tree=True, **OF_STATES)
     result = validate(written([head, *STATES[:13], *ends]))
-    found = [(each.clause, each.event, each.known) for each in result.mismatches]
-    assert found == [("SES-2", "release", known)]
+    mismatches = [(each.clause, each.event, each.known) for each in result.mismatches]
+    assert mismatches == [("SES-2", "release", known)]
     assert result.skipped.total() == (0 if known else 3), (
         "its input is text of the session from then on"
     )

@@ -66,7 +66,7 @@ def test_an_interrupt_loses_nothing_that_was_found(at):
         FaultyRunner(), RELEASE, 1, 5, count=6, say=say, keep=lambda j: kept.append(j.run)
     )
     assert result.interrupted and result.found["reads full"].run == kept[-1]
-    data = server_reports.served(result, None, 5)
+    data = server_reports.served_report(result, None, 5)
     assert data["exit_code"] == 1 and data["interrupted"]
 
 
@@ -96,11 +96,11 @@ def test_a_conforming_check_finds_nothing_and_counts():
 def test_known_faults_are_a_sentence_each_and_where_to_read_on(capsys):
     result = scheduler_runs.Served(RELEASE, 1, 2, 10)
     result.known.update({"last-token": 1, "retract-ends-turn": 2})
-    server_reports.served_text(Console(width=100), server_reports.served(result, None, 2))
-    said = capsys.readouterr().out
-    assert "known last-token, 1 time: After a verify round" in said
-    assert "known retract-ends-turn, 2 times: " in said
-    assert "#40252" not in said and "kvspec bugs NAME" in said
+    server_reports.served_text(Console(width=100), server_reports.served_report(result, None, 2))
+    output = capsys.readouterr().out
+    assert "known last-token, 1 time: After a verify round" in output
+    assert "known retract-ends-turn, 2 times: " in output
+    assert "#40252" not in output and "kvspec bugs NAME" in output
 
 
 class ConformingRunner(FaultyRunner):

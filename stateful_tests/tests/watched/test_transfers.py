@@ -30,8 +30,8 @@ from stateful_tests.watched.validator import Validator
 RELEASE = "0.5.23"
 PAIR = Path(__file__).parents[3] / "fixtures" / "watched" / "pair"
 ASKED = Queued("r1", 7, 6, 1.0)
-FIRST = KVSent("r1", 7, 0, 4, last=False, pages=[1, 2])
-LAST = KVSent("r1", 7, 4, 6, last=True, pages=[3])
+FIRST = KVSent("r1", room=7, start=0, end=4, last=False, pages=[1, 2])
+LAST = KVSent("r1", room=7, start=4, end=6, last=True, pages=[3])
 NAMED = KVNamed("r1", 7, 0, 6, [4, 5, 6])
 OVER = KVGivenBack("r1", 7, "success", [1, 2, 3])
 
@@ -53,8 +53,9 @@ def rest(tokens: int = 0, kept: dict[str, str] | None = None, **rooms: list[int]
     ("role", "events", "found"),
     [
         ("prefill", (ASKED, FIRST, LAST, OVER, rest(), rest()), None),
-        ("prefill", (ASKED, FIRST, KVSent("r1", 7, 5, 6, last=True)), "PD-6 r1: sends from 4 on"),
-        ("prefill", (ASKED, KVSent("r1", 7, 0, 4, last=True)), "PD-6 r1: sends all 6 tokens"),
+        ("prefill", (ASKED, FIRST, KVSent("r1", room=7, start=5, end=6, last=True)),
+         "PD-6 r1: sends from 4 on"),
+        ("prefill", (ASKED, KVSent("r1", room=7, start=0, end=4, last=True)), "PD-6 r1: sends all 6 tokens"),
         ("prefill", (ASKED, FIRST, KVGivenBack("r1", 7, "transferring")), "PD-1 r1: keeps [0, 4)"),
         ("prefill", (ASKED, FIRST, KVGivenBack("r1", 7, "failed", [8, 9])), None),
         ("prefill", (ASKED, FIRST, LAST, KVGivenBack("r1", 7, "success", [1, 9, 3])),
@@ -120,7 +121,7 @@ def test_a_lost_line_may_have_closed_a_room(gap):
     [
         ((FIRST, LAST), None),
         ((FIRST,), "it has not"),
-        ((KVSent("r1", 7, 2, 6, last=True),), "the prefill server has sent [2, 6)"),
+        ((KVSent("r1", room=7, start=2, end=6, last=True),), "the prefill server has sent [2, 6)"),
     ],
 )
 def test_both_logs_are_joined_by_room(sent, says):
@@ -133,9 +134,9 @@ def test_both_logs_are_joined_by_room(sent, says):
 
 def test_logs_of_a_pair_are_validated_together(capsys):
     assert run(["validate", str(PAIR)]) == 0
-    said = " ".join(capsys.readouterr().out.split())
-    assert "a prefill server: its transfers, and not its batches" in said
-    assert "known faults: sent-page-is-replaced (1)" in said and "steps" not in said
+    output = " ".join(capsys.readouterr().out.split())
+    assert "a prefill server: its transfers, and not its batches" in output
+    assert "known faults: sent-page-is-replaced (1)" in output and "steps" not in output
     assert run(["validate", str(PAIR), "-v"]) == 0
     assert "UTC, c2.1, room 2" in " ".join(capsys.readouterr().out.split())
 
@@ -154,8 +155,8 @@ def test_a_request_that_another_has_is_a_mismatch_of_the_pair(tmp_path, capsys):
             text = text.replace('["send","c1.1",1,0,4', '["send","c1.1",1,4,4')
         (tmp_path / f"{side}.jsonl").write_text(text)
     assert run(["validate", str(tmp_path)]) == 1
-    said = " ".join(capsys.readouterr().out.split())
-    assert "PD-6" in said and "has sent [4, 17)" in said
+    output = " ".join(capsys.readouterr().out.split())
+    assert "PD-6" in output and "has sent [4, 17)" in output
 
 
 class Written:

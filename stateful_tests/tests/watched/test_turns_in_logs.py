@@ -32,9 +32,9 @@ step 3: sessions 1, full 62, rows 4
 @pytest.mark.parametrize("release, known", [("0.5.18", "rejection-takes-slot"), ("0.5.24", None)])
 def test_a_rejected_turn_that_ends_as_the_sessions(release, known, written):
     head = header(**SMALL, release=release, overlap=True)
-    found = validate(written([head, *TWO_FIRST_TURNS]))
-    assert [(m.clause, m.event, m.known) for m in found.mismatches] == [("SES-2", "release", known)]
-    assert found.skipped["events after a mismatch, up to the next snapshot"] == 1
+    validated = validate(written([head, *TWO_FIRST_TURNS]))
+    assert [(m.clause, m.event, m.known) for m in validated.mismatches] == [("SES-2", "release", known)]
+    assert validated.skipped["events after a mismatch, up to the next snapshot"] == 1
 
 
 # A turn, a flush, the next turn of its session.
@@ -65,7 +65,8 @@ def test_after_a_flush_a_session_keeps_nothing(at, to, found, written):
     """It is in the log, where it was made, or before its turn has ended."""
     lines = [*A_FLUSH]
     flush = lines.pop(at)
-    lines = lines if to is None else [*lines[:to], flush, *lines[to:]]
+    if to is not None:
+        lines = [*lines[:to], flush, *lines[to:]]
     head = header(**SMALL)
     result = validate(written([head, *lines]))
     assert [(mismatch.clause, mismatch.event) for mismatch in result.found] == found
@@ -74,8 +75,8 @@ def test_after_a_flush_a_session_keeps_nothing(at, to, found, written):
 
 def test_a_flush_leaves_nothing_in_the_tree(written):
     head = header(**SMALL, tree=True)
-    (found,) = validate(written([head, event("flush: tree 5")])).found
-    assert (found.clause, found.event, found.observed) == ("OUT-1", "flush", "5 are there")
+    (mismatches,) = validate(written([head, event("flush: tree 5")])).found
+    assert (mismatches.clause, mismatches.event, mismatches.observed) == ("OUT-1", "flush", "5 are there")
 
 
 @pytest.mark.parametrize("release, known", [
@@ -90,8 +91,8 @@ step 1: queued 1, sessions 1, full 60, rows 6, tree_full 4, states 7
 flush
 """)
     head = header(**SMALL, release=release, states=8, tree=True)
-    found = validate(written([head, *lines])).mismatches
-    assert [(m.clause, m.event, m.known) for m in found] == [("STA-6", "flush", known)]
+    mismatches = validate(written([head, *lines])).mismatches
+    assert [(m.clause, m.event, m.known) for m in mismatches] == [("STA-6", "flush", known)]
     others = spoilt(lines, "2 session no; 3 session no; 4 states 8")
     assert not validate(written([head, *others])).mismatches, "only turns of sessions keep the slot"
 

@@ -17,10 +17,10 @@ from stateful_tests.tests.support.written_logs import FIXTURES, LOGS, lines_of, 
 
 @pytest.mark.parametrize("path", sorted(FIXTURES.glob("*.jsonl")), ids=lambda p: p.stem)
 def test_a_real_scheduler_conforms(path):
-    found = validate(path)
-    assert not found.found, found.found[0]
-    assert found.steps > 25 and found.compared > 200 and not found.skipped
-    assert {m.known for m in found.mismatches} <= known_faults().keys()
+    validated = validate(path)
+    assert not validated.found, validated.found[0]
+    assert validated.steps > 25 and validated.compared > 200 and not validated.skipped
+    assert {m.known for m in validated.mismatches} <= known_faults().keys()
 
 
 def test_every_event_has_a_row():
@@ -29,33 +29,33 @@ def test_every_event_has_a_row():
 
 def test_a_mismatch_names_line_clause_and_both_sides(written):
     lines = lines_of(LOGS[-1])
-    at = next(
+    line_index = next(
         n for n, e in enumerate(lines) if e.get("event") == "release" and e["after"] and e["reason"]
     )
-    lines[at]["after"][1] += 4  # a tail that finish forgot
+    lines[line_index]["after"][1] += 4  # a tail that finish forgot
     (first, *_) = validate(written(lines)).found
-    assert (first.line, first.clause, first.event) == (at + 1, "LEN-2", "release")
+    assert (first.line, first.clause, first.event) == (line_index + 1, "LEN-2", "release")
     assert "kv_allocated_len" in first.expected and "kv_allocated_len" in first.observed
-    assert str(lines[at]["session"]) in first.about
+    assert str(lines[line_index]["session"]) in first.about
 
 
 def test_a_count_that_is_off_is_reported_once(written):
     lines = lines_of(LOGS[-1])
-    at = next(n for n, e in enumerate(lines) if e.get("event") == "step" and n > 40)
-    for line in lines[at:]:
+    line_index = next(n for n, e in enumerate(lines) if e.get("event") == "step" and n > 40)
+    for line in lines[line_index:]:
         if line.get("event") == "step":
             line["full"] -= 4  # a page is lost, for good
-    found = validate(written(lines)).found
-    assert [(p.line, p.clause) for p in found] == [(at + 1, "OWN-3")]
-    assert "(-4)" in found[0].observed
+    mismatches = validate(written(lines)).found
+    assert [(p.line, p.clause) for p in mismatches] == [(line_index + 1, "OWN-3")]
+    assert "(-4)" in mismatches[0].observed
 
 
 def test_a_mismatch_becomes_a_trace(written, tmp_path, monkeypatch):
     lines = lines_of(LOGS[-1])
-    at = next(
+    line_index = next(
         n for n, e in enumerate(lines) if e.get("event") == "release" and e["after"] and e["reason"]
     )
-    lines[at]["after"][1] += 4
+    lines[line_index]["after"][1] += 4
     (log,) = logs_of([written(lines)])
     validator = Validator(log.header)
     validator.run(log.lines())
@@ -98,8 +98,8 @@ def test_a_log_that_begins_in_the_middle_or_conforms_has_no_trace():
 def test_a_claim_has_to_be_stated(written):
     head, *lines = lines_of(FIXTURES / "sglang-0.5.14-rounds_that_claim.jsonl")
     assert head["claims"] == 1
-    found = validate(written([{**head, "claims": 0}, *lines])).found
-    assert (found[0].event, found[0].clause) == ("step", "LEN-4")
+    mismatches = validate(written([{**head, "claims": 0}, *lines])).found
+    assert (mismatches[0].event, mismatches[0].clause) == ("step", "LEN-4")
 
 
 def test_a_mixed_batch_is_logged_whole(written):

@@ -45,7 +45,19 @@ def log_in(folder: Path, **options: int) -> EventLog:
 
 
 def step(number: int) -> Stepped:
-    return Stepped(number, 1, 0, 0, 8, 0, 2, 0, 0, 0, [])
+    return Stepped(
+        number=number,
+        batch=1,
+        queued=0,
+        sessions=0,
+        full=8,
+        swa=0,
+        rows=2,
+        tree_full=0,
+        tree_swa=0,
+        tree_locked=0,
+        lanes=[],
+    )
 
 
 def test_a_log_is_read_back(tmp_path):
@@ -53,8 +65,8 @@ def test_a_log_is_read_back(tmp_path):
     for number in range(1, 4):
         log.put(step(number))
     log.close()
-    (found,) = logs_of([tmp_path])
-    assert [line.event.number for line in found.lines()] == [1, 2, 3]
+    (log_file,) = logs_of([tmp_path])
+    assert [line.event.number for line in log_file.lines()] == [1, 2, 3]
 
 
 def test_files_rotate_at_a_snapshot_and_the_newest_stay(tmp_path):
@@ -99,8 +111,8 @@ def test_a_snapshot_replaces_a_step_whose_events_were_lost(tmp_path):
     watcher.step(Bag(batch_to_run=batch), scheduler)
     log.close()
     assert log.dropped == 0 and not log.wants_snapshot
-    (found,) = logs_of([tmp_path])
-    events = [getattr(line.event, "dropped", "step") for line in found.lines()]
+    (log_file,) = logs_of([tmp_path])
+    events = [getattr(line.event, "dropped", "step") for line in log_file.lines()]
     assert events == ["step", 3, "step", "step", 0]
 
 
@@ -142,8 +154,8 @@ def test_a_full_disk_is_one_warning_and_leaves_a_readable_log(tmp_path):
         done.stderr
     )
     assert done.stderr.count("\n") == 1
-    (found,) = logs_of([tmp_path])
-    assert len(list(found.lines())) > 20 and found.cut is not None and found.bytes == 4000
+    (log_file,) = logs_of([tmp_path])
+    assert len(list(log_file.lines())) > 20 and log_file.cut is not None and log_file.bytes == 4000
 
 
 def watching() -> tuple[Watcher, list[Any]]:
@@ -293,8 +305,8 @@ def test_the_overhead_excludes_what_one_process_is_slower_by():
     rounds = [1.0, 1.0, 3.0, 0.5, 2.0, 1.5, 3.0, 0.7]
     # the second is slower
     runs = [[1.2 * s if second else s for s in rounds] for second in (False, True)]
-    for at in range(len(rounds)):
-        runs[at % 2][at] *= 1.03  # the first is watched at first
+    for index in range(len(rounds)):
+        runs[index % 2][index] *= 1.03  # the first is watched at first
     first, second = (RunOutcome(0, 0, [], {}, blocks_s=blocks) for blocks in runs)
     assert _overhead_percent(first, second) == pytest.approx(3.0)
     assert _overhead_percent(second, first) == pytest.approx(100 / 1.03 - 100)
@@ -306,10 +318,24 @@ def test_numbers_of_other_libraries_are_written(tmp_path):
             return 7
 
     log = log_in(tmp_path)
-    log.put(Stepped(1, 1, 0, 0, Scalar(), 0, 2, 0, 0, 0, []))
+    log.put(
+        Stepped(
+            number=1,
+            batch=1,
+            queued=0,
+            sessions=0,
+            full=Scalar(),
+            swa=0,
+            rows=2,
+            tree_full=0,
+            tree_swa=0,
+            tree_locked=0,
+            lanes=[],
+        )
+    )
     log.close()
-    (found,) = logs_of([tmp_path])
-    assert [line.event.full for line in found.lines()] == [7]
+    (log_file,) = logs_of([tmp_path])
+    assert [line.event.full for line in log_file.lines()] == [7]
 
 
 def test_a_free_list_has_two_parts_up_to_0_5_19():
@@ -320,7 +346,7 @@ def test_a_free_list_has_two_parts_up_to_0_5_19():
 def test_transfers_of_the_release_s_own_engine_are_noted():
     """Each is there with its slots once it is submitted; its event says when it is over."""
     event, pool = Event(), object()
-    event.moving = CopyEngine(), CopyJob(False, [], event)
+    event.moving = CopyEngine(), CopyJob(load=False, parts=[], finish=event)
     engine = Bag(
         submit_device_to_host=lambda transfers: Bag(finish_event=event, count=len(transfers)),
         submit_host_to_device=None,

@@ -32,7 +32,12 @@ def scheduler():
     runner.close()
 
 
-TURNS = (Turn(0, 20, 6), Turn(1, 5, 9, stop=4), Turn(0, 7, 5, abort=2), Turn(2, 4, 3))
+TURNS = (
+    Turn(wait=0, tokens=20, limit=6),
+    Turn(wait=1, tokens=5, limit=9, stop=4),
+    Turn(wait=0, tokens=7, limit=5, abort=2),
+    Turn(wait=2, tokens=4, limit=3),
+)
 
 
 @pytest.mark.parametrize(
@@ -57,7 +62,15 @@ def test_a_real_scheduler_conforms_and_repeats_itself(scheduler, config):
 
 def test_a_known_fault_is_reported_by_name(scheduler):
     second = Client(
-        "a", 0, (Turn(0, 20, 30), Turn(4, 3, 3), Turn(4, 3, 3)), impatient=True, close=30
+        "a",
+        0,
+        (
+            Turn(wait=0, tokens=20, limit=30),
+            Turn(wait=4, tokens=3, limit=3),
+            Turn(wait=4, tokens=3, limit=3),
+        ),
+        impatient=True,
+        close=30,
     )
     judged = scheduler_runs.serve(scheduler, scheduler_runs.ServedRun(RELEASE, Config(), (second,), 1))
     assert {finding.known for finding in judged.findings} == {"rejection-ends-turn"}
@@ -73,7 +86,7 @@ def test_a_known_fault_is_reported_by_name(scheduler):
 ])  # fmt: skip
 def test_the_release_s_own_canary_sees_a_token_that_was_never_computed(scheduler, limit, says):
     """5: a draft that was right has left its KV there."""
-    client = Client("a", 0, (Turn(0, 3, limit), Turn(0, 3, 3)))
+    client = Client("a", 0, (Turn(0, 3, limit), Turn(wait=0, tokens=3, limit=3)))
     judged = scheduler_runs.serve(scheduler, scheduler_runs.ServedRun(RELEASE, Config(draft=4), (client,), 1))
     assert {finding.known for finding in judged.findings} == {"last-token"}
     opinions = scheduler_runs.second_opinion(scheduler, judged)
@@ -88,8 +101,8 @@ def test_a_log_may_begin_at_any_part(scheduler, tmp_path):
     files = sorted(tmp_path.glob("*.jsonl"))
     for at in (0, 1, *range(2, len(files), 5)):
         log = WatchLog(files[at:])
-        found = Validator(log.header).run(log.lines())
-        assert not found.found, (at, found.found)
+        validated = Validator(log.header).run(log.lines())
+        assert not validated.found, (at, validated.found)
 
 
 # Faults put into a copy of a release's scheduler: each is caught, and by the judges that are named here. That

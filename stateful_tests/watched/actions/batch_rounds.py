@@ -44,23 +44,23 @@ def apply_drafts(follower: LogFollower, entries: Sequence[log.Lane]) -> None:
     width = follower.header.width
     for name, *cells in entries:
         request = follower.request(name)
-        got = Cursors(*cells)
+        logged = Cursors(*cells)
         mine = request.cursors
         if request.phase is not Phase.RUNNING:
-            want = f"refused: {Reason.WRONG_PHASE.value}"
-            raise Diverged("OUT-1", want, f"runs a round of {name}")
+            expected = f"refused: {Reason.WRONG_PHASE.value}"
+            raise Diverged("OUT-1", expected, f"runs a round of {name}")
         assert mine is not None
         follower.result.compared += 1
         least = max(mine.kv_allocated_len, mine.kv_committed_len + 1)
-        taken = mine._replace(kv_allocated_len=got.kv_allocated_len)
+        taken = mine._replace(kv_allocated_len=logged.kv_allocated_len)
         claimed = taken._replace(kv_committed_len=mine.kv_committed_len + claims)
-        if got != claimed or not least <= got.kv_allocated_len <= width:
-            want = f"{name}: {tuple(mine)} with kv_allocated_len from {least} to {width}"
-            raise Diverged("LEN-4", want, f"shows {tuple(got)}")
+        if logged != claimed or not least <= logged.kv_allocated_len <= width:
+            expected = f"{name}: {tuple(mine)} with kv_allocated_len from {least} to {width}"
+            raise Diverged("LEN-4", expected, f"shows {tuple(logged)}")
         follower.set_cursors(name, taken)
         if claims:
             draft = Draft(name, taken.kv_allocated_len - taken.kv_committed_len, claims)
-            follower.do(SpecDecode((draft,)), shown=Shown({name: got}, {}))
+            follower.do(SpecDecode((draft,)), shown=Shown({name: logged}, {}))
             after = follower.request(name)  # the round ends with its result
             after = after._replace(processed_outputs=request.processed_outputs)
             follower.state = follower.state.with_request(after)
@@ -81,8 +81,8 @@ def note_launch(follower: LogFollower, decoding: Sequence[log.Lane]) -> None:
             counted = header.claims
         rounds.append(RoundSeen(counted, mixed and name in names))
         if len(rounds) > 1 + header.overlap:
-            want = f"a result of {name} before its next round"
-            raise Diverged("OUT-1", want, f"{len(rounds)} rounds of it have none")
+            expected = f"a result of {name} before its next round"
+            raise Diverged("OUT-1", expected, f"{len(rounds)} rounds of it have none")
 
 
 @action(
@@ -92,16 +92,18 @@ def note_launch(follower: LogFollower, decoding: Sequence[log.Lane]) -> None:
     compared="outputs and cursors of each",
 )
 def on_resulted(follower: LogFollower, event: log.Resulted) -> None:
+    """Follow the results of a batch: verify rounds as SpecDecode, other entries unmoved. Raises Diverged for
+    a result of no round in flight."""
     accepted: list[Draft] = []
     shown: dict[str, Cursors] = {}
     for name, _, cells, _ in event.lanes:
         draft = accepted_draft(follower, name, Cursors(*cells))
-        got = Cursors(*cells)
+        logged = Cursors(*cells)
         if draft is not None:
             accepted.append(draft)
-            shown[name] = got
+            shown[name] = logged
         else:
-            follower.check_unmoved(name, got)
+            follower.check_unmoved(name, logged)
     follower.result.reach("a verify round that accepts several", any(d.accept > 1 for d in accepted))
     if accepted:
         follower.do(SpecDecode(tuple(accepted)), shown=Shown(shown, {}))
@@ -116,7 +118,7 @@ def on_resulted(follower: LogFollower, event: log.Resulted) -> None:
         follower.texts.note_outputs(name, new)
 
 
-def accepted_draft(follower: LogFollower, name: str, got: Cursors) -> Draft | None:
+def accepted_draft(follower: LogFollower, name: str, logged: Cursors) -> Draft | None:
     """Return the entry of a verify round whose result moved the commit to what the server shows; None
     if nothing moved."""
     request = follower.request(name)
@@ -124,23 +126,23 @@ def accepted_draft(follower: LogFollower, name: str, got: Cursors) -> Draft | No
         return None
     mine = request.cursors
     assert mine is not None
-    accept = got.kv_committed_len - mine.kv_committed_len
+    accept = logged.kv_committed_len - mine.kv_committed_len
     if accept <= 0:
         return None
     if not follower.request_seen(name).rounds:
-        want = f"no result of {name}: no round of it is in flight"
-        raise Diverged("OUT-1", want, f"{accept} tokens are accepted")
+        expected = f"no result of {name}: no round of it is in flight"
+        raise Diverged("OUT-1", expected, f"{accept} tokens are accepted")
     return Draft(name, mine.kv_allocated_len - mine.kv_committed_len, accept)
 
 
-def apply_unlogged_result(follower: LogFollower, name: str, got: Cursors) -> int:
+def apply_unlogged_result(follower: LogFollower, name: str, logged: Cursors) -> int:
     """Apply a verify round whose result is not logged yet, and return the number of accepted tokens."""
-    draft = accepted_draft(follower, name, got)
+    draft = accepted_draft(follower, name, logged)
     if draft is None:
         return 0
     mine = follower.request(name).cursors
     assert mine is not None
-    moved = mine._replace(kv_committed_len=got.kv_committed_len)
+    moved = mine._replace(kv_committed_len=logged.kv_committed_len)
     follower.do(SpecDecode((draft,)), shown=Shown({name: moved}, {}))
     return draft.accept
 
@@ -159,10 +161,10 @@ def check_output_count(
     if not follower.tells_results:
         least -= follower.header.overlap  # one round may be in flight
     if not least <= outputs <= most:
-        want = f"{name} has {most} outputs, and {len(in_flight)} rounds in flight"
+        expected = f"{name} has {most} outputs, and {len(in_flight)} rounds in flight"
         lost = outputs == least - 1 and follower.request_seen(name).passed_over
         known = deviations.fault_of_lost_output(follower.header) if lost else None
-        raise Diverged("SES-1", want, f"counts {outputs}", known=known)
+        raise Diverged("SES-1", expected, f"counts {outputs}", known=known)
 
 
 @action(
@@ -183,8 +185,8 @@ def on_stepped(follower: LogFollower, event: log.Stepped) -> None:
     for name in step.evictions:
         raise Diverged("OUT-1", f"no window eviction of {name}: it waits", "evicts")
     if len(step.entries) != event.batch:
-        want = f"a batch of {len(step.entries)}, as the round was prepared"
-        raise Diverged("OUT-1", want, f"runs one of {event.batch}")
+        expected = f"a batch of {len(step.entries)}, as the round was prepared"
+        raise Diverged("OUT-1", expected, f"runs one of {event.batch}")
     note_launch(follower, event.lanes)
     step.entries.clear()
     step.admits = step.evicts = False
@@ -241,6 +243,8 @@ def note_gaps(follower: LogFollower, event: log.Event) -> None:
 
 
 def _compare_counts(follower: LogFollower, event: log.Stepped) -> None:
+    """Compare the counts that the server logs after a step with the reference's: free and locked tokens,
+    rows, states, waiting requests, sessions."""
     state = follower.state
     size = follower.header.page_size
     follower.step.last = event
@@ -253,13 +257,19 @@ def _compare_counts(follower: LogFollower, event: log.Stepped) -> None:
         bearers = len(state_lens(state))
         held = bearers * (1 + follower.header.tracks)
         matched = sum(seen.has_state for seen in follower.requests.values())
-        want = follower.header.states - held - matched
+        due_states = follower.header.states - held - matched
         if follower.header.tier is not None:
             # A request that matches a state on the host gets its slot when the state is loaded.
-            want = max(want, min(event.states, want + matched))
+            due_states = max(due_states, min(event.states, due_states + matched))
         if follower.header.lazy:
-            want = max(want - bearers, min(event.states, want))
-        _compare_count(follower, "STA-6", "slots of recurrent state free or the tree's", want, event.states)
+            due_states = max(due_states - bearers, min(event.states, due_states))
+        _compare_count(
+            follower,
+            "STA-6",
+            "slots of recurrent state free or the tree's",
+            due_states,
+            event.states,
+        )
     _compare_count(follower, "SES-2", "requests wait", waiting, event.queued)
     _compare_count(follower, "SES-2", "sessions are open", len(state.sessions), event.sessions)
     # transfers have locks, too
@@ -270,21 +280,21 @@ def _compare_counts(follower: LogFollower, event: log.Stepped) -> None:
     follower.step.joined_late = False
 
 
-def _compare_count(follower: LogFollower, clause: str, what: str, want: int, got: int) -> None:
+def _compare_count(follower: LogFollower, clause: str, noun: str, expected: int, observed: int) -> None:
     """Compare a count. A wrong one is reported when its offset changes, not again at every step."""
     offsets = follower.reported_offsets
     follower.result.compared += 1
-    if got - want == offsets[what]:
+    if observed - expected == offsets[noun]:
         return
-    before = f", {offsets[what]:+} at the step before" if offsets[what] else ""
-    offsets[what] = got - want
+    before = f", {offsets[noun]:+} at the step before" if offsets[noun] else ""
+    offsets[noun] = observed - expected
     known = None
     if clause in ("OWN-3", "OWN-4"):
         known = deviations.fault_of_count(
-            follower.header, got - want, joined_late=follower.step.joined_late
+            follower.header, observed - expected, joined_late=follower.step.joined_late
         )
     follower.report(
-        Diverged(clause, f"{want} {what}", f"{got} ({got - want:+}{before})", known=known)
+        Diverged(clause, f"{expected} {noun}", f"{observed} ({observed - expected:+}{before})", known=known)
     )
 
 
@@ -300,11 +310,11 @@ def on_paged(follower: LogFollower, event: log.Paged) -> None:
         follower.report(Diverged("OWN-4", f"{name} has a row", "has none"))
     for found in follower.pages.judge(follower.state, event):
         follower.report(Diverged(*found))
-    kept = {session.name for session in follower.state.sessions if session.slot is not None}
-    for found, known in follower.kept_states.judge(follower.step.number, event, kept):
+    names_with_slot = {session.name for session in follower.state.sessions if session.slot is not None}
+    for found, known in follower.kept_states.judge(follower.step.number, event, names_with_slot):
         follower.report(Diverged(*found, known=known))
-    for name, position, why in follower.kept_states.wrong_hits(event):
-        follower.result.wrong_states[name, position] = why
+    for name, position, reason in follower.kept_states.wrong_hits(event):
+        follower.result.wrong_states[name, position] = reason
 
 
 @action(log.HookFailed)

@@ -12,6 +12,8 @@ from stateful_tests.watched.log_facts import TierSeen
 
 @action(log.Tiered, compared="nodes, slots, locks, transfers and records: the clauses of tiers")
 def on_tiered(follower: LogFollower, event: log.Tiered) -> None:
+    """Judge the facts of the host tier with its clauses, and note what they reach. Each clause is reported
+    once."""
     if follower.result.ended:  # what two turns write into is not told apart
         return
     if follower.tier is None:
@@ -25,7 +27,15 @@ def on_tiered(follower: LogFollower, event: log.Tiered) -> None:
         seen.locks.take_lock(users[number, host], {node.node: node for node in path})
     ranges = seen.locks.follow(facts)
     waiting = follower.requests if follower.follows else facts.asked  # else nobody knows
-    step = TierStep(seen.config, Poll(), False, before, facts, ranges, waiting)
+    step = TierStep(
+        seen.config,
+        Poll(),
+        refused=False,
+        before=before,
+        after=facts,
+        ranges=ranges,
+        waiting=waiting,
+    )
     follower.result.compared += len(facts.nodes)
     follower.result.reach(
         "KV that is only on the host", any(not node.device["full"] for node in facts.nodes)

@@ -19,6 +19,8 @@ from stateful_tests.watched.violated_clauses import Shown
     compared="cursors of the request",
 )
 def on_admitted(follower: LogFollower, event: log.Admitted) -> None:
+    """Follow an admission: restore the cursors that the log shows, of the session's slot or of the tree's
+    prefix. Raises Diverged for others."""
     request = follower.request(event.request)
     follower.note_interruption(event.request)
     if request.session is not None and event.session is None:
@@ -42,11 +44,11 @@ def on_admitted(follower: LogFollower, event: log.Admitted) -> None:
         offered = event.cursors[3] if follower.header.tree and event.cursors[3] <= event.prefix else 0
         follower.result.compared += 1
         if cursors != Cursors(0, 0, 0, offered):
-            want = f"{event.request}: {cursors_text(Cursors(0, 0, 0, offered))}"
+            expected = f"{event.request}: {cursors_text(Cursors(0, 0, 0, offered))}"
             known = None
             if follower.request_seen(event.request).interrupted:  # it has the slot of the rejected one
                 known = deviations.fault_of_rejected_turn(follower.header)
-            raise Diverged("LEN-4", want, f"shows {cursors_text(cursors)}", known=known)
+            raise Diverged("LEN-4", expected, f"shows {cursors_text(cursors)}", known=known)
 
 
 def _check_state_resumes(follower: LogFollower, name: str, session: Session, prefix: int) -> None:
@@ -64,10 +66,10 @@ def _check_state_resumes(follower: LogFollower, name: str, session: Session, pre
     known = known or deviations.fault_of_resumed_state(follower.header, prefix - session.state, hole)
     wrong[name, prefix] = known or ""
     seen.state_ahead = known
-    want = (
+    expected = (
         f"{name} resumes at {session.state}, after the tokens that the state of {session.name} has"
     )
-    follower.note_deviation(known, "STA-2", want, f"resumes at {prefix}", Admit(name))
+    follower.note_deviation(known, "STA-2", expected, f"resumes at {prefix}", Admit(name))
     follower.state = follower.state.with_session(resumed)
 
 
@@ -77,8 +79,8 @@ def detach_orphan(follower: LogFollower, request: Request) -> Request:
     session = follower.turn_session(request)
     assert session is not None
     known = deviations.fault_of_orphaned_turn(follower.header, follower.request_seen(request.name))
-    want = f"{request.name} goes on as the turn of {session.name}"
-    follower.note_deviation(known, "SES-2", want, "as a request of nobody's", Admit(request.name))
+    expected = f"{request.name} goes on as the turn of {session.name}"
+    follower.note_deviation(known, "SES-2", expected, "as a request of nobody's", Admit(request.name))
     request = request._replace(session=None)
     follower.state = follower.state.with_request(request).with_session(session._replace(turn=None))
     seen = follower.session_seen(session.name)
@@ -95,6 +97,8 @@ def detach_orphan(follower: LogFollower, request: Request) -> Request:
     compared="prefix and cursors of each",
 )
 def on_extended(follower: LogFollower, event: log.Extended) -> None:
+    """Follow a prefill: admissions, window evictions and chunks of all entries. Raises Diverged where an
+    entry begins elsewhere than it was admitted."""
     names = [name for name, *_ in event.lanes]
     note_prepared_round(follower, names)
     for waiting in follower.state.requests:
@@ -106,13 +110,13 @@ def on_extended(follower: LogFollower, event: log.Extended) -> None:
         admitted_at = seen.matched
         seen.matched = None
         if admitted_at is None:
-            want = f"refused: {Reason.WRONG_PHASE.value}, as nobody admitted {name}"
-            raise Diverged("OUT-1", want, f"goes on at {prefix}")
+            expected = f"refused: {Reason.WRONG_PHASE.value}, as nobody admitted {name}"
+            raise Diverged("OUT-1", expected, f"goes on at {prefix}")
         loaded = prefix > admitted_at and follower.header.tier is not None
         follower.result.reach("a prefix that is loaded from the host", loaded)
         if admitted_at != prefix and not loaded:
-            want = f"{name} goes on at {admitted_at}, as it was admitted"
-            raise Diverged("OUT-1", want, f"goes on at {prefix}")
+            expected = f"{name} goes on at {admitted_at}, as it was admitted"
+            raise Diverged("OUT-1", expected, f"goes on at {prefix}")
         if (known := deviations.fault_of_stale_state(follower.header, seen, prefix)) is not None:
             follower.result.wrong_states[name, prefix] = known
         seen.has_state = False
@@ -159,24 +163,24 @@ def _apply_prior_eviction(follower: LogFollower, name: str, shown: Cursors) -> C
     return None if apply_eviction_in_prefix(follower, request, shown) else choice
 
 
-def apply_eviction_in_prefix(follower: LogFollower, request: Request, got: Cursors) -> bool:
+def apply_eviction_in_prefix(follower: LogFollower, request: Request, logged: Cursors) -> bool:
     """Follow a window eviction inside the tree's prefix, which frees nothing and only moves E. Returns
     whether it was one."""
     mine = request.cursors
     assert mine is not None
-    if max(got.swa_evicted_seqlen, mine.swa_evicted_seqlen) > mine.cache_protected_len:
+    if max(logged.swa_evicted_seqlen, mine.swa_evicted_seqlen) > mine.cache_protected_len:
         return False
-    follower.set_cursors(request.name, mine._replace(swa_evicted_seqlen=got.swa_evicted_seqlen))
+    follower.set_cursors(request.name, mine._replace(swa_evicted_seqlen=logged.swa_evicted_seqlen))
     return True
 
 
-def _prefix_from_tree(follower: LogFollower, name: str, prefix: int, got: Cursors) -> None:
+def _prefix_from_tree(follower: LogFollower, name: str, prefix: int, logged: Cursors) -> None:
     """Give an admitted request its prefix from the tree: its length is the tree's choice."""
-    protected = got.cache_protected_len
+    protected = logged.cache_protected_len
     follower.result.reach("a prefix from the tree", bool(prefix))
     if protected % follower.header.page_size or protected > prefix:
-        want = f"cache_protected_len of whole pages, at most {prefix}"
-        raise Diverged("LEN-1", want, str(protected))
+        expected = f"cache_protected_len of whole pages, at most {prefix}"
+        raise Diverged("LEN-1", expected, str(protected))
     follower.set_cursors(name, Cursors(prefix, prefix, 0, protected))
 
 
@@ -187,33 +191,35 @@ def _prefix_from_tree(follower: LogFollower, name: str, prefix: int, got: Cursor
     compared="only cache_protected_len moves, up and by whole pages (E inside of it)",
 )
 def on_checkpointed(follower: LogFollower, event: log.Checkpointed) -> None:
-    got = Cursors(*event.cursors)
+    """Follow an insert of a request that goes on. Raises Diverged where more than cache_protected_len and the
+    evicted length moved."""
+    logged = Cursors(*event.cursors)
     # A request that ends inserts before its release is written.
-    apply_unlogged_result(follower, event.request, got)
+    apply_unlogged_result(follower, event.request, logged)
     mine = follower.request(event.request).cursors
-    length = got.cache_protected_len
+    length = logged.cache_protected_len
     follower.result.compared += 1
     if mine is None:
         raise Diverged("OUT-1", f"{event.request} waits, and has no KV", "the tree takes KV of it over")
-    if got.swa_evicted_seqlen > max(length, mine.swa_evicted_seqlen):
-        choice = Choice(event.request, swa_evicted_seqlen=got.swa_evicted_seqlen)
+    if logged.swa_evicted_seqlen > max(length, mine.swa_evicted_seqlen):
+        choice = Choice(event.request, swa_evicted_seqlen=logged.swa_evicted_seqlen)
         follower.do(EvictSwa(event.request, mine.kv_committed_len), choice)
         mine = follower.request(event.request).cursors
         assert mine is not None
     whole_pages = not length % follower.header.page_size
     grows = mine.cache_protected_len <= length <= mine.kv_committed_len
-    want = mine._replace(cache_protected_len=length)
-    if mine.swa_evicted_seqlen <= got.swa_evicted_seqlen <= length:
-        want = want._replace(swa_evicted_seqlen=got.swa_evicted_seqlen)
-    if not (whole_pages and grows and want == got):
+    due = mine._replace(cache_protected_len=length)
+    if mine.swa_evicted_seqlen <= logged.swa_evicted_seqlen <= length:
+        due = due._replace(swa_evicted_seqlen=logged.swa_evicted_seqlen)
+    if not (whole_pages and grows and due == logged):
         expected = (
             f"{cursors_text(mine)}, but cache_protected_len from there to a page boundary up to"
             f" {mine.kv_committed_len}"
         )
         raise Diverged(
-            "TREE-12" if want == got else "LEN-4", expected, f"shows {cursors_text(got)}"
+            "TREE-12" if due == logged else "LEN-4", expected, f"shows {cursors_text(logged)}"
         )
-    follower.set_cursors(event.request, got)
+    follower.set_cursors(event.request, logged)
 
 
 @action(
@@ -225,13 +231,13 @@ def on_checkpointed(follower: LogFollower, event: log.Checkpointed) -> None:
 def on_swept(follower: LogFollower, event: log.Swept) -> None:
     follower.result.reach("a window eviction")
     request = follower.request(event.request)
-    got = Cursors(*event.cursors)
-    choice = Choice(event.request, swa_evicted_seqlen=got.swa_evicted_seqlen)
+    logged = Cursors(*event.cursors)
+    choice = Choice(event.request, swa_evicted_seqlen=logged.swa_evicted_seqlen)
     if request.cursors is not None:
         follower.check_unmoved(
-            event.request, got._replace(swa_evicted_seqlen=request.cursors.swa_evicted_seqlen)
+            event.request, logged._replace(swa_evicted_seqlen=request.cursors.swa_evicted_seqlen)
         )
     if request.phase not in (Phase.EXTENDING, Phase.RUNNING):
         follower.step.evictions[event.request] = choice
-    elif not apply_eviction_in_prefix(follower, request, got):
-        follower.do(EvictSwa(event.request, event.length), choice, shown=Shown({event.request: got}, {}))
+    elif not apply_eviction_in_prefix(follower, request, logged):
+        follower.do(EvictSwa(event.request, event.length), choice, shown=Shown({event.request: logged}, {}))

@@ -20,6 +20,8 @@ from stateful_tests.watched.actions.batch_rounds import apply_unlogged_result, c
     compared="cursors of the session's slot",
 )
 def on_released(follower: LogFollower, event: log.Released) -> None:
+    """Follow the release of a request: its finish, abort or retraction. Raises Diverged where outputs, texts
+    or cursors differ."""
     before, after = Cursors(*event.before), Cursors(*event.after) if event.after else None
     follower.note_interruption(event.request)
     queued = Phase.QUEUED, Phase.ADMITTED
@@ -39,9 +41,9 @@ def on_released(follower: LogFollower, event: log.Released) -> None:
     request = follower.request(event.request)
     seen = follower.request_seen(event.request)
     if seen.rejected_by is not None and event.session is not None:
-        want = f"{event.session} has nothing of {event.request}, which it has rejected"
+        expected = f"{event.session} has nothing of {event.request}, which it has rejected"
         known = deviations.fault_of_rejected_turn(follower.header)
-        raise Diverged("SES-2", want, "releases it as its turn", known=known)
+        raise Diverged("SES-2", expected, "releases it as its turn", known=known)
     shown = Shown({}, {} if request.session is None else {request.session: after})
     follower.result.reach("overshoot that is trimmed", (event.counted or event.outputs) < request.output)
     if event.reason is None:
@@ -57,8 +59,8 @@ def on_released(follower: LogFollower, event: log.Released) -> None:
     else:
         counted = event.outputs if event.counted is None else event.counted
         follower.do(Finish(event.request, counted), shown=shown)
-    for found in follower.texts.check_end(event.request, event.ids, goes_on=event.reason is None):
-        raise Diverged(*found)
+    for divergence in follower.texts.check_end(event.request, event.ids, goes_on=event.reason is None):
+        raise Diverged(*divergence)
     session = follower.turn_session(request)
     _follow_state(follower, event, request, session, ahead)
     if event.reason not in (None, "FINISH_ABORT") and session is not None:
@@ -95,13 +97,13 @@ def _follow_queued_finish(follower: LogFollower, event: log.Released, after: Cur
     known = deviations.fault_of_queued_abort(follower.header)
     if session is None:
         raise Diverged("OUT-1", f"{event.request} waits, and has no row", "gives one back")
-    want = f"{session.name} has nothing of {event.request}, which waits"
+    expected = f"{session.name} has nothing of {event.request}, which waits"
     follower.note_deviation(
-        known, "SES-2", want, "keeps its text as that of a finished turn", Abort(event.request)
+        known, "SES-2", expected, "keeps its text as that of a finished turn", Abort(event.request)
     )
     history = text_cut(request.text, request.origin + event.outputs)
-    kept = session._replace(history=history, slot=after)
-    follower.state = end_turn(follower.state.without_request(event.request), kept)
+    ended = session._replace(history=history, slot=after)
+    follower.state = end_turn(follower.state.without_request(event.request), ended)
     follower.texts.note_history(event.request, session.name, event.ids, text_len(history))
     follower.session_seen(session.name).stays_busy = known
     del follower.requests[event.request]
@@ -118,8 +120,8 @@ def _check_output_counts(follower: LogFollower, event: log.Released, accepted: i
     if event.reason == "FINISH_LENGTH" and event.limit is not None:
         least = most = event.limit
     if event.counted is not None and not least <= event.counted <= most:
-        want = f"between {least} and {most} outputs count for {event.request}"
-        raise Diverged("LEN-2", want, f"counts {event.counted}")
+        expected = f"between {least} and {most} outputs count for {event.request}"
+        raise Diverged("LEN-2", expected, f"counts {event.counted}")
 
 
 def _apply_retract(follower: LogFollower, request: Request, outputs: int, shown: Shown) -> None:

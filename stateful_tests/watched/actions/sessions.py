@@ -49,12 +49,12 @@ def on_closed(follower: LogFollower, event: log.SessionClosed) -> None:
     seen = follower.session_seen(event.session)
     command = Close(event.session)
     if session is not None and not (seen.close_requested or seen.times_out):
-        want = f"{event.session} stays open: nobody has closed it, and it has no timeout"
-        raise Diverged("SES-2", want, "closed it", command)
+        expected = f"{event.session} stays open: nobody has closed it, and it has no timeout"
+        raise Diverged("SES-2", expected, "closed it", command)
     if session is not None and session.turn is not None:
         known = deviations.fault_of_orphaned_turn(follower.header, follower.request_seen(session.turn))
-        want = f"{event.session} stays until its turn {session.turn} ends"
-        raise Diverged("SES-2", want, "closed it", command, known)
+        expected = f"{event.session} stays until its turn {session.turn} ends"
+        raise Diverged("SES-2", expected, "closed it", command, known)
     follower.do(command)
     del follower.sessions[event.session]
     follower.step.due.pop(event.session, None)
@@ -66,8 +66,8 @@ def check_due_closes(follower: LogFollower) -> None:
     """Compare closes that no turn delays: they have happened by the next step."""
     for name in follower.step.due:
         known = follower.session_seen(name).stays_busy
-        want = f"{name} is closed: none of its turns is in flight"
-        follower.note_deviation(known, "SES-4", want, "it is open", Close(name))
+        expected = f"{name} is closed: none of its turns is in flight"
+        follower.note_deviation(known, "SES-4", expected, "it is open", Close(name))
     follower.step.due.clear()
 
 
@@ -78,6 +78,8 @@ def check_due_closes(follower: LogFollower) -> None:
     compared="origin; the input begins with the history",
 )
 def on_submitted(follower: LogFollower, event: log.Submitted) -> None:
+    """Follow a submitted request. Raises Diverged for a turn beside another, an input of another length, or
+    one that no server holds."""
     if event.rejected:
         _follow_rejected_turn(follower, event)
         if follower.header.tier is not None and follower.header.tier.storage:
@@ -88,23 +90,23 @@ def on_submitted(follower: LogFollower, event: log.Submitted) -> None:
     follower.requests[event.request] = RequestSeen()
     if session is not None and session.turn is not None:
         known = deviations.fault_of_orphaned_turn(follower.header, follower.request_seen(session.turn))
-        want = f"refused: {Reason.TURN_IN_FLIGHT.value}, as {session.turn} has not ended"
-        raise Diverged("OUT-1", want, "took the turn", command, known)
+        expected = f"refused: {Reason.TURN_IN_FLIGHT.value}, as {session.turn} has not ended"
+        raise Diverged("OUT-1", expected, "took the turn", command, known)
     if session is not None and follower.session_seen(session.name).text_unknown:
         _adopt_shown_text(follower, session, event)
-    for found in follower.texts.note_input(event.request, event.session, event.ids):
-        raise Diverged(*found, command)
+    for divergence in follower.texts.note_input(event.request, event.session, event.ids):
+        raise Diverged(*divergence, command)
     most = min(follower.header.full_tokens, follower.header.width)
     if event.tokens > most:
         input_text = f"its input has {event.tokens} tokens, and an empty server holds {most}"
-        want = f"{event.request} is refused: {input_text}"
-        raise Diverged("PRO-3", want, "takes it", command)
+        expected = f"{event.request} is refused: {input_text}"
+        raise Diverged("PRO-3", expected, "takes it", command)
     follower.do(command)
     origin = follower.request(event.request).origin
     follower.result.compared += 1
     if origin != event.tokens:
-        want = f"{origin} tokens of input: the history and {event.new} new"
-        raise Diverged("SES-1", want, f"has {event.tokens}", command)
+        expected = f"{origin} tokens of input: the history and {event.new} new"
+        raise Diverged("SES-1", expected, f"has {event.tokens}", command)
 
 
 def _adopt_shown_text(follower: LogFollower, session: Session, event: log.Submitted) -> None:
@@ -116,9 +118,9 @@ def _adopt_shown_text(follower: LogFollower, session: Session, event: log.Submit
     if had == has or has < 0:
         return
     known = deviations.fault_of_orphaned_text(follower.header)
-    want = f"{had} tokens of history, without a turn that no longer counts"
+    expected = f"{had} tokens of history, without a turn that no longer counts"
     command = Submit(event.request, event.session, event.new)
-    follower.note_deviation(known, "SES-1", want, f"has {has}", command)
+    follower.note_deviation(known, "SES-1", expected, f"has {has}", command)
     serial = follower.state.serial + 1
     text = ((serial, has),) if has else ()
     state = follower.state.with_session(session._replace(history=text))
@@ -132,8 +134,8 @@ def _check_size_refusal(follower: LogFollower, event: log.Submitted, length: int
     pools = [header.full_tokens, *([header.swa_tokens] if header.window is not None else [])]
     most = min(*pools, header.width) - header.width // 64 - 2 * header.page_size - _MARGIN
     if length <= most:
-        want = f"{event.request} is taken: an empty server holds {most} tokens at least"
-        raise Diverged("PRO-3", want, f"refuses its input of {length}")
+        expected = f"{event.request} is taken: an empty server holds {most} tokens at least"
+        raise Diverged("PRO-3", expected, f"refuses its input of {length}")
 
 
 def _follow_rejected_turn(follower: LogFollower, event: log.Submitted) -> None:
@@ -144,10 +146,10 @@ def _follow_rejected_turn(follower: LogFollower, event: log.Submitted) -> None:
     busy = session is not None and session.turn is not None
     if session is not None and not busy and "active request" in event.why:
         known = follower.session_seen(session.name).stays_busy
-        want = f"done: no turn of {session.name} is in flight"
+        expected = f"done: no turn of {session.name} is in flight"
         observed = f"refused: {Reason.TURN_IN_FLIGHT.value}"
         command = Submit(event.request, event.session, event.new)
-        follower.note_deviation(known, "OUT-1", want, observed, command)
+        follower.note_deviation(known, "OUT-1", expected, observed, command)
     elif busy:
         follower.result.reach("a second turn that is rejected")
     else:
@@ -196,8 +198,8 @@ def abort_queued(follower: LogFollower, name: str) -> None:
     follower.do(Abort(name))
     known = deviations.fault_of_orphaned_turn(follower.header, RequestSeen(retracts=1))
     if known and keeps is not None and request.started:
-        want = f"all that {keeps.name} keeps is wiped: {name} has written KV"
-        follower.note_deviation(known, "SES-2", want, "keeps its text", Abort(name))
+        expected = f"all that {keeps.name} keeps is wiped: {name} has written KV"
+        follower.note_deviation(known, "SES-2", expected, "keeps its text", Abort(name))
         history = text_cut(request.text, request.origin + request.output)
         follower.state = follower.state.with_session(keeps._replace(history=history, turn=None))
         follower.session_seen(keeps.name).text_unknown = True
@@ -216,8 +218,8 @@ def on_flushed(follower: LogFollower, event: log.Flushed) -> None:
         raise Diverged("OUT-1", f"the cache is flushed once {has} have ended", "it is flushed")
     has = [name for name, seen in follower.requests.items() if seen.has_state]
     if has:
-        want = f"the cache is flushed once {has} have given back the slots of their states"
-        raise Diverged("STA-6", want, "it is flushed", known=deviations.fault_of_flush(follower.header))
+        expected = f"the cache is flushed once {has} have given back the slots of their states"
+        raise Diverged("STA-6", expected, "it is flushed", known=deviations.fault_of_flush(follower.header))
     for session in follower.state.sessions:
         follower.result.reach("a flush of what sessions keep", session.slot is not None)
         follower.state = follower.state.with_session(session._replace(slot=None))

@@ -18,6 +18,8 @@ from stateful_tests.watched.log_facts import RequestSeen, RoundSeen, SessionSeen
 
 @action(log.Snapshot, compared="sessions and requests; after a mismatch they are taken as given")
 def on_snapshot(follower: LogFollower, event: log.Snapshot) -> None:
+    """Compare a snapshot of the server with the reference's state, or resume from it where the log could not
+    be followed."""
     for r in event.requests:
         request = follower.state.request(r.request)
         if (
@@ -35,10 +37,13 @@ def on_snapshot(follower: LogFollower, event: log.Snapshot) -> None:
         unknown = {name for name, seen in follower.sessions.items() if seen.text_unknown}
         mine, theirs = _shown_values(follower.state, unknown), _shown_values(given, unknown)
         result.compared += len(theirs)
-        for clause, what in mine | theirs:
-            want, got = mine.get((clause, what), "none"), theirs.get((clause, what), "none")
-            if want != got:
-                raise Diverged(clause, f"{what}: {want}", got)
+        for clause, value_name in mine | theirs:
+            expected, observed = (
+                mine.get((clause, value_name), "none"),
+                theirs.get((clause, value_name), "none"),
+            )
+            if expected != observed:
+                raise Diverged(clause, f"{value_name}: {expected}", observed)
     elif not result.ended:  # two turns write into one row: no state is that
         _resume(follower, event, given)
     if not result.ended:
@@ -81,31 +86,31 @@ def _compare_snapshot(follower: LogFollower, event: log.Snapshot) -> None:
         turn = follower.state.request(session.turn)
         if turn is not None and s.cursors is not None:
             if Cursors(*s.cursors) not in (session.slot, turn.cursors):
-                want = f"slot of {s.session}: {session.slot} or {turn.cursors}"
-                raise Diverged("LEN-4", want, f"{s.cursors}")
-    for found in follower.texts.check_snapshot(event):
-        raise Diverged(*found)
+                expected = f"slot of {s.session}: {session.slot} or {turn.cursors}"
+                raise Diverged("LEN-4", expected, f"{s.cursors}")
+    for divergence in follower.texts.check_snapshot(event):
+        raise Diverged(*divergence)
 
 
 def _shown_values(state: State, unknown: set[str]) -> dict[tuple[str, str], str]:
     """Return the values that a snapshot shows of a state, by clause and subject. unknown: sessions with
     unknown text."""
-    found = {}
+    values = {}
     for r in state.requests:
         waits = r.phase in (Phase.QUEUED, Phase.ADMITTED)
-        found["OUT-1", f"{r.name} waits"] = str(waits)
-        found["SES-1", f"tokens of input of {r.name}"] = str(r.origin)
+        values["OUT-1", f"{r.name} waits"] = str(waits)
+        values["SES-1", f"tokens of input of {r.name}"] = str(r.origin)
         if not waits:
-            found["LEN-4", r.name] = cursors_text(r.cursors)
+            values["LEN-4", r.name] = cursors_text(r.cursors)
         if r.phase is Phase.RUNNING:
-            found["SES-1", f"outputs of {r.name}"] = str(r.output)
+            values["SES-1", f"outputs of {r.name}"] = str(r.output)
     for s in state.sessions:
-        found["SES-2", f"open session {s.name}"] = f"turn {s.turn}"
+        values["SES-2", f"open session {s.name}"] = f"turn {s.turn}"
         if s.turn is None:
-            found["SES-2", f"slot of {s.name}"] = cursors_text(s.slot)
+            values["SES-2", f"slot of {s.name}"] = cursors_text(s.slot)
             if s.name not in unknown:
-                found["SES-1", f"tokens of history of {s.name}"] = str(text_len(s.history))
-    return found
+                values["SES-1", f"tokens of history of {s.name}"] = str(text_len(s.history))
+    return values
 
 
 def _state_of(follower: LogFollower, event: log.Snapshot) -> State:
@@ -129,8 +134,8 @@ def _state_of(follower: LogFollower, event: log.Snapshot) -> State:
         slot = None if s.cursors is None else Cursors(*s.cursors)
         name = turn.name if turn is not None else None
         history = ((serial, s.tokens),) if s.tokens else ()
-        kept = slot.kv_committed_len if slot is not None else 0
-        state = state.with_session(Session(s.session, history, slot, name, state=kept))
+        committed = slot.kv_committed_len if slot is not None else 0
+        state = state.with_session(Session(s.session, history, slot, name, state=committed))
     return state._replace(serial=serial)
 
 
@@ -147,8 +152,8 @@ def _resume(follower: LogFollower, event: log.Snapshot, given: State) -> None:
         )
         follower.sessions[s.session] = SessionSeen(s.times_out, s.closing, stays_busy, of_another)
     follower.texts.begin(event)
-    found = len(follower.result.mismatches)
-    follower.step = StepSeen(number=None, joined_late=True, at=follower.step.at, judged=found)
+    mismatches = len(follower.result.mismatches)
+    follower.step = StepSeen(number=None, joined_late=True, at=follower.step.at, judged=mismatches)
     follower.state = given
     follower.follows = True
     follower.result.given += len(event.requests) + len(event.sessions)
@@ -177,7 +182,14 @@ def _request_of(r: log.RequestState, session: str | None, serial: int) -> Reques
     """Return the state of a request in a snapshot. The newest output of a running one has no KV yet."""
     if r.cursors is None:
         return Request(
-            r.request, session, serial, (), r.tokens, r.outputs, Phase.QUEUED, r.retracted
+            r.request,
+            session=session,
+            serial=serial,
+            history=(),
+            origin=r.tokens,
+            output=r.outputs,
+            phase=Phase.QUEUED,
+            started=r.retracted,
         )
     cursors = Cursors(*r.cursors)
     phase = Phase.EXTENDING
@@ -185,4 +197,14 @@ def _request_of(r: log.RequestState, session: str | None, serial: int) -> Reques
     if not r.extends:
         phase = Phase.RUNNING
         outputs = max(outputs, cursors.kv_committed_len - r.tokens + 1)
-    return Request(r.request, session, serial, (), r.tokens, outputs, phase, True, cursors=cursors)
+    return Request(
+        r.request,
+        session=session,
+        serial=serial,
+        history=(),
+        origin=r.tokens,
+        output=outputs,
+        phase=phase,
+        started=True,
+        cursors=cursors,
+    )

@@ -1,7 +1,7 @@
 """Actions of a server of a pair: its own side of each transfer. Its batches are not replayed.
 
 A room is open from the first KV that the prefill server sends, or the decode server names, until that has
-arrived or is given back. Pages are compared in logs of level `pages` alone.
+arrived or is given back. Pages are compared only in logs of level `pages`.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ def on_sent(follower: LogFollower, event: log.KVSent) -> None:
     crossing = follower.transfers.open(event.room, event.request, event.start)
     follower.result.compared += 1
     if event.start != crossing.end:
-        said = f"{event.request}: sends [{event.start}, {event.end})"
-        follower.report(Diverged("PD-6", f"{event.request}: sends from {crossing.end} on", said))
+        observed = f"{event.request}: sends [{event.start}, {event.end})"
+        follower.report(Diverged("PD-6", f"{event.request}: sends from {crossing.end} on", observed))
     elif event.last and event.end < crossing.tokens:
-        said = f"{event.request}: the last part ends at {event.end}"
-        follower.report(Diverged("PD-6", f"{event.request}: sends all {crossing.tokens} tokens", said))
+        observed = f"{event.request}: the last part ends at {event.end}"
+        follower.report(Diverged("PD-6", f"{event.request}: sends all {crossing.tokens} tokens", observed))
     crossing.goes_on(event.end, event.pages, last=event.last)
     follower.result.reach("a prompt that is sent in parts", crossing.parts == 2)
 
@@ -61,8 +61,8 @@ def on_given_back(follower: LogFollower, event: log.KVGivenBack) -> None:
     follower.result.compared += 1
     follower.result.reach("a transfer that fails", event.status == "failed")
     if event.status in _UNDER_WAY:
-        want = f"{event.request}: keeps {crossing.span} until the transfer is over"
-        follower.report(Diverged(clause, want, f"gives it back, and the room is {event.status}"))
+        expected = f"{event.request}: keeps {crossing.span} until the transfer is over"
+        follower.report(Diverged(clause, expected, f"gives it back, and the room is {event.status}"))
     elif event.status != "failed":
         _check_pages_held(follower, clause, crossing, event.pages)
     crossing.is_open, crossing.status = False, event.status
@@ -73,26 +73,28 @@ def on_given_back(follower: LogFollower, event: log.KVGivenBack) -> None:
     compared="memory, rows and rooms: nothing is kept, at two rests in a row, for requests that have ended",
 )
 def on_rested(follower: LogFollower, event: log.Rested) -> None:
+    """Report what a server at rest keeps of requests that have ended, if it kept the same at its rest
+    before."""
     follower.step.at = event.at
     follower.result.compared += 1
     seen: dict[str, tuple[str, str, Crossing | None]] = {}
     transfers = follower.transfers
     if event.tokens > 0:
         seen[f"keeps {event.tokens} tokens"] = "PD-2", "tokens", None
-    for what, much in event.kept.items():
-        seen[f"keeps {what}: {much}"] = "PD-5", what, None
+    for part, much in event.kept.items():
+        seen[f"keeps {part}: {much}"] = "PD-5", part, None
     for table, rooms in event.rooms.items():
         for room in rooms:
             crossing = transfers.rooms.get(room)
             if crossing is not None and table != _BY_A_THREAD:  # else the peer was first
                 seen[f"{table} has the room of {crossing.request}"] = "PD-5", table, crossing
-    for says, (clause, what, crossing) in seen.items():
+    for says, (clause, part, crossing) in seen.items():
         if says in transfers.kept and says not in transfers.told:
             transfers.told.add(says)
             known = None
             if crossing is None or crossing.status != "success":  # none of them ends so
                 sent = crossing is not None and crossing.parts > 0
-                known = deviations.kept_for_a_peer(follower.header, what, sent=sent)
+                known = deviations.kept_for_a_peer(follower.header, part, sent=sent)
             follower.report(Diverged(clause, "keeps nothing of requests that have ended", says, known=known))
     transfers.kept = {*seen}
 
@@ -108,25 +110,25 @@ def _check_pages_held(
     if pages is None or crossing.pages is None:
         return
     follower.result.compared += len(pages)
-    for at, (want, got) in enumerate(zip(crossing.pages, pages)):
-        if want != got:
-            position = crossing.start + at * follower.header.page_size
-            wanted = f"{crossing.request}: page {want} at position {position}, which crosses"
+    for index, (due_page, held_page) in enumerate(zip(crossing.pages, pages)):
+        if due_page != held_page:
+            position = crossing.start + index * follower.header.page_size
+            wanted = f"{crossing.request}: page {due_page} at position {position}, which crosses"
             known = deviations.replaced_before_sent(follower.header)
-            follower.report(Diverged(clause, wanted, f"page {got} is there", known=known))
+            follower.report(Diverged(clause, wanted, f"page {held_page} is there", known=known))
             return
 
 
 def compare_pair_logs(prefill: LogFollower, decode: LogFollower) -> Iterator[Diverged]:
     """Compare both logs of a pair, room by room: whatever the decode server counts as received, the
     prefill server has sent."""
-    for room, there in decode.transfers.rooms.items():
+    for room, decoded in decode.transfers.rooms.items():
         here = prefill.transfers.rooms.get(room)
-        if here is None or not there.arrived or here.request != there.request:
+        if here is None or not decoded.arrived or here.request != decoded.request:
             continue
         decode.result.compared += 1
         if not here.is_sent:
-            yield Diverged("PD-6", f"{there.request}: the peer has sent all", "it has not")
-        elif here.span != there.span:
-            want = f"{there.request}: {there.span}, which the decode server has named"
-            yield Diverged("PD-6", want, f"the prefill server has sent {here.span}")
+            yield Diverged("PD-6", f"{decoded.request}: the peer has sent all", "it has not")
+        elif here.span != decoded.span:
+            expected = f"{decoded.request}: {decoded.span}, which the decode server has named"
+            yield Diverged("PD-6", expected, f"the prefill server has sent {here.span}")

@@ -23,22 +23,21 @@ REST_S = 2.0  # after the last client: deferred closes happen
 
 @dataclass(slots=True)
 class LiveRun:
-    """The result of `watch_live`.
-
-    counts: actions of clients, and how often; wrong: wrong answers.
-    behind_s: how long after the clients the last line was judged (s).
-    died: the server's last words, if it ended by itself; known: the known fault that explains them, if
-        any.
-    """
+    """The result of `watch_live`."""
 
     header: WatchHeader
     validated: Validated
     start_s: float
     seconds: float
+    #: how long after the clients the last line was judged (s)
     behind_s: float
+    #: actions of clients, and how often
     counts: dict[str, int] = field(default_factory=dict)
+    #: wrong answers
     wrong: list[str] = field(default_factory=list)
+    #: the server's last words, if it ended by itself
     died: str = ""
+    #: the known fault that explains them, if any
     known: str = ""
 
 
@@ -90,9 +89,16 @@ def watch_live(
         finally:
             server.stop()
     return LiveRun(
-        log.header, validator.result, up - started, (done or judged) - up,
-        max(0.0, judged - done) if done else 0.0, dict(asking.counts), wrong, died, known,
-    )  # fmt: skip
+        header=log.header,
+        validated=validator.result,
+        start_s=up - started,
+        seconds=(done or judged) - up,
+        behind_s=max(0.0, judged - done) if done else 0.0,
+        counts=dict(asking.counts),
+        wrong=wrong,
+        died=died,
+        known=known,
+    )
 
 
 def _logs(server: LiveServer) -> list[WatchLog]:

@@ -16,7 +16,14 @@ import msgspec
 from msgspec.structs import replace
 
 from impl.sglang.server.clients import Client, Config
-from stateful_tests.watched.servers.random_clients import clients, hardly_fits, operated, storm, talks, texts
+from stateful_tests.watched.servers.random_clients import (
+    clients,
+    hardly_fits,
+    with_operators,
+    storm,
+    talks,
+    texts,
+)
 
 SCENES = Path(__file__).with_name("scenes.toml")
 USUAL_TURN: dict[str, Any] = {"wait": 1, "tokens": 1, "limit": 6}
@@ -74,6 +81,7 @@ class Population:
         states: bool = True,
         lowest: bool = True,
     ) -> None:
+        """Begin before the first draw. The parameters are those of the class."""
         self.states = states
         self.lowest = lowest
         self.seed = seed
@@ -107,34 +115,34 @@ class Population:
         drawn = [configuration(rng, **{**given, **self.fixed}) for _ in range(TRIES)]
         config = self._config = max(drawn, key=self._news)
         if scene is not None:
-            found = of_scene(scene)
+            candidate = of_scene(scene)
         elif kind in STORMS:
-            found = storm(
+            candidate = storm(
                 rng, config, count=self.count, flood=kind == "flood", impatient=self.impatient
             )
         elif kind in MEETINGS:
-            found = MEETINGS[kind](rng, config, count=self.count, impatient=self.impatient)
+            candidate = MEETINGS[kind](rng, config, count=self.count, impatient=self.impatient)
         else:
-            found = clients(rng, config, count=self.count, impatient=self.impatient)
+            candidate = clients(rng, config, count=self.count, impatient=self.impatient)
         if scene is None:
-            found = tuple(
-                replace(each, resends=each.resends or (at % 2 == 1 and not each.session))
-                for at, each in enumerate(found)
+            candidate = tuple(
+                replace(each, resends=each.resends or (index % 2 == 1 and not each.session))
+                for index, each in enumerate(candidate)
             )
         if scene is None and number % 8 in FITS_HARDLY_AT:
-            big = hardly_fits(random.Random(f"{self.seed} {number} prompt"), found[-1], config)
-            found = *found[:-1], big
+            big = hardly_fits(random.Random(f"{self.seed} {number} prompt"), candidate[-1], config)
+            candidate = *candidate[:-1], big
         if scene is None and number % 6 in (0, 4):
-            found = operated(random.Random(f"{self.seed} {number} operators"), found, config)
+            candidate = with_operators(random.Random(f"{self.seed} {number} operators"), candidate, config)
         stated = bool(scene and scene["server"].get("priority"))  # by the scene's own turns
         preempting = random.Random(f"{self.seed} {number} priorities")
         if not stated and (config.priority or preempting.random() < WITH_PRIORITIES):
-            config, found = self._with_priorities(preempting, config, found)
+            config, candidate = self._with_priorities(preempting, config, candidate)
         if config.storage and number % 8 != SESSIONS_AT:
-            found = tuple(
-                replace(each, session=False, resends=each.session or each.resends) for each in found
+            candidate = tuple(
+                replace(each, session=False, resends=each.session or each.resends) for each in candidate
             )
-        return config, found, rng.randrange(1 << 30)
+        return config, candidate, rng.randrange(1 << 30)
 
     def _with_priorities(
         self, rng: random.Random, config: Config, clients: tuple[Client, ...]
@@ -206,8 +214,8 @@ def of_scene(scene: dict[str, Any]) -> tuple[Client, ...]:
     """Return the clients of a scene."""
     kinds = [each for kind in scene["clients"] for each in _one_by_one(kind)]
     return tuple(
-        msgspec.convert({"start": 0, **each, "name": f"c{at}"}, Client)
-        for at, each in enumerate(kinds, 1)
+        msgspec.convert({"start": 0, **each, "name": f"c{index}"}, Client)
+        for index, each in enumerate(kinds, 1)
     )
 
 
@@ -217,8 +225,8 @@ MEETINGS = {"texts": texts, "talks": talks}  # at the tree
 @lru_cache(maxsize=1)
 def scenes() -> list[dict[str, Any]]:
     """Return the scenes of scenes.toml."""
-    found: list[dict[str, Any]] = tomllib.loads(SCENES.read_text(encoding="utf-8"))["scene"]
-    return found
+    tables: list[dict[str, Any]] = tomllib.loads(SCENES.read_text(encoding="utf-8"))["scene"]
+    return tables
 
 
 def _one_by_one(client: dict[str, Any]) -> list[dict[str, Any]]:
@@ -244,7 +252,7 @@ def configuration(rng: random.Random, **fixed: int | bool) -> Config:
     """Draw a server that is small enough to be short of memory. fixed: fields that chance does not
     choose."""
     page = rng.choice((1, 1, 1, 2, 2, 4, 4, 8))
-    found: dict[str, int | bool] = {
+    settings: dict[str, int | bool] = {
         "page_size": page,
         "tokens": rng.choice((64, 96, 128, 192)) // page * page,
         "running": rng.choice((3, 6)),
@@ -261,46 +269,49 @@ def configuration(rng: random.Random, **fixed: int | bool) -> Config:
         fixed = {"track": 0, "storage": 0, "mixed": False, **fixed}
     if fixed.get("states"):
         track = 8 if luck * 100 % 1 < 0.5 else 0
-        fixed = _with_states({**found, "track": track}, fixed)
+        fixed = _with_states({**settings, "track": track}, fixed)
     if fixed.get("hicache"):
-        found |= {
+        settings |= {
             "tree": True,
             "host": (6, 12, 20, 40)[int(luck * 1000) % 4],
             "policy": int(luck * 10000) % 3,
             "storage": (0, 0, 1, 2)[int(luck * 100000) % 4],
             "rust": int(luck * 1000000) % 2 == 1,
         }
-    return Config(**{**found, **_whole_pages(found, fixed), **fixed})  # type: ignore[arg-type]
+    return Config(**{**settings, **_whole_pages(settings, fixed), **fixed})  # type: ignore[arg-type]
 
 
 def _whole_pages(
-    found: Mapping[str, int | bool], fixed: Mapping[str, int | bool]
+    settings: Mapping[str, int | bool], fixed: Mapping[str, int | bool]
 ) -> dict[str, int | bool]:
     """Fit pages or chunks to those that are fixed: a chunk is whole pages."""
     if "page_size" in fixed:
         page = int(fixed["page_size"])
-        return {"tokens": found["tokens"] // page * page, "chunk": max(found["chunk"] // page, 1) * page}
-    return {"page_size": math.gcd(found["page_size"], fixed["chunk"])} if "chunk" in fixed else {}
+        return {
+            "tokens": settings["tokens"] // page * page,
+            "chunk": max(settings["chunk"] // page, 1) * page,
+        }
+    return {"page_size": math.gcd(settings["page_size"], fixed["chunk"])} if "chunk" in fixed else {}
 
 
 def _with_states(
-    found: Mapping[str, int | bool], fixed: Mapping[str, int | bool]
+    settings: Mapping[str, int | bool], fixed: Mapping[str, int | bool]
 ) -> dict[str, int | bool]:
     """Draw a server with recurrent layers. One that keeps only the state at the end of a text has
     neither pages nor overlap; one that keeps states on the way has no chunk in which it would keep
     none."""
     page = int(fixed.get("page_size", 1))
     needs_track = page > 1 or fixed.get("overlap")
-    track = fixed.get("track", 8 if needs_track else found["track"])
+    track = fixed.get("track", 8 if needs_track else settings["track"])
     fitting: dict[str, int | bool] = {"window": 0, "track": track}
-    draft = fixed.get("draft", found["draft"])
+    draft = fixed.get("draft", settings["draft"])
     # two rounds in flight cross one boundary at most; where a model without states had a window, 4 is tried
     if track and "track" not in fixed:
-        least = max(2 * draft, 4 if draft == 2 and found["window"] else track)
+        least = max(2 * draft, 4 if draft == 2 and settings["window"] else track)
         fitting["track"] = -(-least // page) * page  # whole pages
     elif track and "draft" not in fixed:
         fitting["draft"] = min(draft, track // 2)
-    fitting["page_size"] = math.gcd(found["page_size"], int(fitting["track"]))
+    fitting["page_size"] = math.gcd(settings["page_size"], int(fitting["track"]))
     fitting |= {"overlap": True} if fixed.get("lazy") else {}
-    fitting |= {"chunk": max(16, found["chunk"])} if track else {"page_size": 1, "overlap": False}
+    fitting |= {"chunk": max(16, settings["chunk"])} if track else {"page_size": 1, "overlap": False}
     return {**fitting, **fixed}

@@ -131,7 +131,7 @@ def talks(
     )
 
 
-def operated(rng: random.Random, clients: tuple[Client, ...], config: Config) -> tuple[Client, ...]:
+def with_operators(rng: random.Random, clients: tuple[Client, ...], config: Config) -> tuple[Client, ...]:
     """Return the clients, and operators that flush the caches and so on (OPERATIONS).
 
     With a storage behind the host tier, half of the clients come after a flush: they find their texts in the

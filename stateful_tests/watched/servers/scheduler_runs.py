@@ -40,17 +40,15 @@ SHRINK_S = 60.0  # seconds that shrinking one finding may take
 
 
 class ServedRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A run as a file, with everything that is needed to repeat it.
-
-    choices: choices of the network of a pair.
-    key: key of the finding that it shows, "" for none.
-    """
+    """A run as a file, with everything that is needed to repeat it."""
 
     release: str
     config: Config
     clients: tuple[Client, ...]
     seed: int
+    #: choices of the network of a pair
     choices: tuple[NetworkChoice, ...] = ()
+    #: key of the finding that it shows, "" for none
     key: str = ""
     format: str = FORMAT
     version: int = VERSION
@@ -99,30 +97,28 @@ class JudgedRun:
 
 @dataclass(slots=True)
 class Served:
-    """The results of a whole check.
-
-    forwards: number of forward passes.
-    events: number of log events.
-    seconds: duration (s).
-    reached: decisions of the scheduler, with their numbers.
-    known: findings that known faults explain, with their numbers.
-    old: findings that the base shows too, with their numbers.
-    found: key of a new finding -> its smallest run.
-    times: key of a new finding -> number of runs that show it.
-    interrupted: a signal ended the check.
-    """
+    """The results of a whole check."""
 
     release: str
     seed: int
     runs: int = 0
+    #: number of forward passes
     forwards: int = 0
+    #: number of log events
     events: int = 0
+    #: duration (s)
     seconds: float = 0.0
+    #: decisions of the scheduler, with their numbers
     reached: Counter[str] = field(default_factory=Counter)
+    #: findings that known faults explain, with their numbers
     known: Counter[str] = field(default_factory=Counter)
+    #: findings that the base shows too, with their numbers
     old: Counter[str] = field(default_factory=Counter)
+    #: key of a new finding -> its smallest run
     found: dict[str, JudgedRun] = field(default_factory=dict)
+    #: key of a new finding -> number of runs that show it
     times: Counter[str] = field(default_factory=Counter)
+    #: a signal ended the check
     interrupted: bool = False
 
 
@@ -211,15 +207,18 @@ def second_opinion(runner: Runner, judged: JudgedRun) -> dict[str, str]:
         wrong.setdefault(f"reads {misread.pool}", set()).add((misread.request, misread.position))
     says = {}
     for finding in judged.findings:
-        there = [
+        matching = [
             v for v in outcome.canary or () if (v.request, v.position) in wrong.get(finding.key, ())
         ]
-        first = next(iter(there or outcome.canary or ()), None)
+        first_misread = next(iter(matching or outcome.canary or ()), None)
         words = f"is silent in {outcome.forwards} forward passes"
-        if first is not None:
-            at = f"forward pass {first.forward}, position {first.position} of {first.request or 'no request'}"
-            words = "sees it" if there else "does not see it, and fires elsewhere"
-            words = f"{words if finding.judge == 'reads' else 'fires in this run'}: {at}: {first.says}"
+        if first_misread is not None:
+            request = first_misread.request or "no request"
+            place = f"forward pass {first_misread.forward}, position {first_misread.position} of {request}"
+            words = "fires in this run"
+            if finding.judge == "reads":
+                words = "sees it" if matching else "does not see it, and fires elsewhere"
+            words += f": {place}: {first_misread.says}"
         says[finding.key] = words
     return says
 
@@ -231,6 +230,8 @@ def judge(runner: Runner, run: ServedRun, before: Before | None = None) -> Judge
 
 
 def _findings(run: ServedRun, outcome: RunOutcome, validated: Validated) -> Iterator[ServedFinding]:
+    """Yield what a run shows: mismatches of its log, misread KV, judgements on a pair, how it ended and what
+    stalled. Each has the known fault that explains it, if any."""
     ended = validated.ended or ""
     for mismatch in validated.mismatches:
         key = f"log {mismatch.clause} {mismatch.event}"
@@ -246,18 +247,20 @@ def _findings(run: ServedRun, outcome: RunOutcome, validated: Validated) -> Iter
             pool = misread.pool
             known = deviations.fault_of_pair_read(run.release, misread.found, pool, config)
         reads.setdefault((misread.pool, known), []).append(misread)
-    for (pool, known), (first, *more) in reads.items():
+    for (pool, known), (first_misread, *more) in reads.items():
         if pool == "state":
-            says = f"{first.request} must go on at position {first.position} from the state after the tokens"
-            says += f" before it, and {first.found}"
+            says = f"{first_misread.request} must go on at position {first_misread.position}"
+            says += f" from the state after the tokens before it, and {first_misread.found}"
             yield ServedFinding("reads", "reads state", says, known)
             continue
-        found = "nothing that was written"
-        if first.got is not None:
-            found = f"token {first.got[0]} of position {first.got[1]}, which {first.writer} wrote"
-        says = f"{first.request} at position {first.position} of the {pool} pool reads {found}"
-        says += f"; its text has token {first.want[0]} ({1 + len(more)} positions are wrong)"
-        says += f"; it is {first.found}" if first.found else ""
+        read_token = "nothing that was written"
+        if first_misread.got is not None:
+            token, position = first_misread.got
+            read_token = f"token {token} of position {position}, which {first_misread.writer} wrote"
+        says = f"{first_misread.request} at position {first_misread.position} of the {pool} pool"
+        says += f" reads {read_token}"
+        says += f"; its text has token {first_misread.want[0]} ({1 + len(more)} positions are wrong)"
+        says += f"; it is {first_misread.found}" if first_misread.found else ""
         yield ServedFinding("reads", f"reads {pool}", says, known)
     for noted in outcome.noted:
         known = deviations.fault_of_pair(run.release, noted.key, run.config, run.choices)
@@ -331,8 +334,8 @@ class _Check:
     def over(self) -> bool:
         return time.monotonic() > self.ends
 
-    def tell(self, what: str) -> None:
-        self.say(what, self.result.forwards, len(self.result.found))
+    def tell(self, event: str) -> None:
+        self.say(event, self.result.forwards, len(self.result.found))
 
     def take(self, run: ServedRun) -> Counter[str]:
         """Serve a run, and keep and shrink a new finding. Return the decisions that the run reached."""
@@ -378,7 +381,7 @@ class _Check:
         first_improvement(run, Search(still_shows, SHRINKS), _smaller)
 
 
-# Smaller runs: fewer clients and turns, smaller numbers, then a plainer configuration.
+# -- smaller runs: fewer clients and turns, smaller numbers, then a plainer configuration ---------
 
 _PLAINEST: dict[type, dict[str, Any]] = {
     Config: {
@@ -414,8 +417,8 @@ def _smaller(part: Any) -> Iterator[Any]:
         for size in sorted({len(parts) // 2, len(parts) // 4, 1} - {0}, reverse=True):
             if len(parts) - size < least:
                 continue
-            for at in range(0, len(parts), size):
-                yield msgspec.structs.replace(part, **{name: parts[:at] + parts[at + size :]})
+            for index in range(0, len(parts), size):
+                yield msgspec.structs.replace(part, **{name: parts[:index] + parts[index + size :]})
     for name, plain in _PLAINEST.get(type(part), {}).items():
         value = getattr(part, name)
         if isinstance(part, Turn | NetworkChoice):  # numbers, which decrease in steps
@@ -438,6 +441,6 @@ def _smaller(part: Any) -> Iterator[Any]:
                 yield msgspec.structs.replace(part, config=config)
     for name in ("clients", "choices", "turns"):
         parts = getattr(part, name, ())
-        for at, child in enumerate(parts):
+        for index, child in enumerate(parts):
             for less in _smaller(child):
-                yield msgspec.structs.replace(part, **{name: (*parts[:at], less, *parts[at + 1 :])})
+                yield msgspec.structs.replace(part, **{name: (*parts[:index], less, *parts[index + 1 :])})

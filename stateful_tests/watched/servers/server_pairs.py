@@ -15,7 +15,7 @@ from reference.pairs.config import DECODE, PREFILL, SERVERS
 Settings = Mapping[str, int | bool]
 # What a run is about, run by run. calm: nothing is slow; late: everything may be; aborts: clients leave;
 # failures: transfers fail; time: timeouts end in the middle; death: a server dies; alone: an abort reaches
-# one server alone.
+# only one server.
 KINDS = (
     "calm", "late", "aborts", "failures", "late", "aborts", "time", "late", "aborts", "death",
     "late", "alone", "aborts", "failures", "late",
@@ -69,7 +69,7 @@ def servers(rng: random.Random, fixed: Settings) -> Config:
     windows = (0, 0, 0, 4, 6, 8) if page > 1 else (0, 0, 0, 0, 0, 0, 0, 0, 6)
     window = int(fixed.get("window", rng.choice(windows)))
     least = 96 if window else 64
-    found: dict[str, int | bool] = {
+    settings: dict[str, int | bool] = {
         "pair": True,
         "page_size": page,
         "tokens": max(least, rng.choice((64, 96, 160))),
@@ -88,7 +88,7 @@ def servers(rng: random.Random, fixed: Settings) -> Config:
     # two thirds of the runs have no priorities; P orders its queue by them, and D retracts by them
     priority = int(fixed.get("priority", rng.choice((0, 0, 0, 0, 1, 2))))
     if priority:
-        found |= {
+        settings |= {
             "priority": priority,
             "threshold": rng.choice((0, 1)),
             "lowest": rng.random() < 0.5,
@@ -96,13 +96,13 @@ def servers(rng: random.Random, fixed: Settings) -> Config:
     # SGLang has prefill_complete with neither a window nor D's tree
     may_complete = not (fixed.get("window") or fixed.get("decode_tree"))
     if may_complete and "prefill_complete" not in fixed and rng.random() < 0.25:
-        found |= {"prefill_complete": True, "window": 0, "swa": 8, "decode_tree": False}
+        settings |= {"prefill_complete": True, "window": 0, "swa": 8, "decode_tree": False}
     for draw in (_states, _drafts, _tiers):
-        found |= draw(rng, {**found, **fixed}, fixed)
-    found["mixed"] = rng.random() < 0.15
-    if fixed.get("hicache") and (fixed.get("states") or found.get("states")):
-        found["mixed"] = False
-    return Config(**{**found, **fixed})  # type: ignore[arg-type]
+        settings |= draw(rng, {**settings, **fixed}, fixed)
+    settings["mixed"] = rng.random() < 0.15
+    if fixed.get("hicache") and (fixed.get("states") or settings.get("states")):
+        settings["mixed"] = False
+    return Config(**{**settings, **fixed})  # type: ignore[arg-type]
 
 
 def _states(rng: random.Random, so_far: Settings, fixed: Settings) -> dict[str, int | bool]:
@@ -114,10 +114,10 @@ def _states(rng: random.Random, so_far: Settings, fixed: Settings) -> dict[str, 
         return {}
     page = int(so_far["page_size"])
     at_the_end = page == 1 and not (fixed.get("overlap") or fixed.get("decode_overlap"))
-    found: dict[str, int | bool] = {"states": rng.choice((8, 12, 20)), "track": 8}
+    settings: dict[str, int | bool] = {"states": rng.choice((8, 12, 20)), "track": 8}
     if not fixed.get("track", not (at_the_end and rng.random() < 0.5)):
-        return {**found, "track": 0, "overlap": False, "decode_overlap": False}
-    return {**found, "chunk": max(16, int(so_far["chunk"]))}
+        return {**settings, "track": 0, "overlap": False, "decode_overlap": False}
+    return {**settings, "chunk": max(16, int(so_far["chunk"]))}
 
 
 def _drafts(rng: random.Random, so_far: Settings, fixed: Settings) -> dict[str, int | bool]:
@@ -137,7 +137,7 @@ def _tiers(rng: random.Random, so_far: Settings, fixed: Settings) -> dict[str, i
     recurrent = so_far.get("states")
     late = so_far.get("prefill_complete")
     alone = not recurrent or not (so_far["track"] or so_far["overlap"])
-    found: dict[str, int | bool] = {
+    settings: dict[str, int | bool] = {
         "hicache": bool(so_far["tree"]) and alone and rng.random() < 0.3,
         "decode_hicache": bool(so_far["decode_tree"])
         and not (so_far["window"] or recurrent)
@@ -149,12 +149,12 @@ def _tiers(rng: random.Random, so_far: Settings, fixed: Settings) -> dict[str, i
     share = 0.05 if so_far["decode_tree"] else 0.6
     if fixed.get("host_backup", backup and rng.random() < share):
         # it must hold the longest request that D can retract
-        found["host_backup"] = True
+        settings["host_backup"] = True
         more["host"] = max(20, host)
-    cached = {**found, **fixed}
+    cached = {**settings, **fixed}
     if (cached["hicache"] or cached["decode_hicache"]) and not (recurrent or late):
         more["storage"] = rng.choice((0, 0, 1, 2))  # of P's tier, or of D's alone
-    return found | more if any({**found, **fixed}.get(name) for name in _TIERS) else found
+    return settings | more if any({**settings, **fixed}.get(name) for name in _TIERS) else settings
 
 
 def clients(rng: random.Random, config: Config, count: int, *, aborts: bool) -> tuple[Client, ...]:
@@ -196,13 +196,13 @@ def environment(
     if kind == "calm":
         return ()
     turns = {f"{each.name}.{at}": turn for each in asking for at, turn in enumerate(each.turns, 1)}
-    found: list[NetworkChoice] = []
+    choices: list[NetworkChoice] = []
     for name, turn in turns.items():
-        found += _rests(rng, name)
+        choices += _rests(rng, name)
         if turn.abort:
-            found += _aborts(rng, name, alone=kind == "alone")
+            choices += _aborts(rng, name, alone=kind == "alone")
         if kind == "failures" and rng.random() < 0.2:
-            found.append(
+            choices.append(
                 NetworkChoice(
                     "transfer",
                     name,
@@ -215,38 +215,38 @@ def environment(
             )
     for _ in range(rng.randrange(4)):
         side = rng.choice(SERVERS)
-        found.append(NetworkChoice("round", "", side, rng.randint(1, 80), rng.choice(SHORT)))
+        choices.append(NetworkChoice("round", "", side, rng.randint(1, 80), rng.choice(SHORT)))
     if kind == "failures" and rng.random() < 0.3:
-        found.append(NetworkChoice("lookup", number=rng.randint(1, 3), fails=True))
+        choices.append(NetworkChoice("lookup", number=rng.randint(1, 3), fails=True))
     if kind == "time":
         jumps = ((rng.randint(1, 150), rng.choice((35, 310))) for _ in range(2))
-        found += [NetworkChoice("clock", number=at, steps=seconds) for at, seconds in jumps]
+        choices += [NetworkChoice("clock", number=at, steps=seconds) for at, seconds in jumps]
     if kind == "death":
-        found.append(NetworkChoice("death", side=rng.choice(SERVERS), number=rng.randint(5, 120)))
-    return tuple(found)
+        choices.append(NetworkChoice("death", side=rng.choice(SERVERS), number=rng.randint(5, 120)))
+    return tuple(choices)
 
 
 def _rests(rng: random.Random, name: str) -> list[NetworkChoice]:
     """Draw which messages of a request rest, and how long. Transfers rest long: short ones hide early
     frees."""
-    found = []
+    rests = []
     if rng.random() < 0.3:
-        found.append(NetworkChoice("request", name, rng.choice(SERVERS), steps=rng.choice(SHORT)))
-    for what in ("metadata", "status", "notice", "ack", "endpoint", "ready"):
+        rests.append(NetworkChoice("request", name, rng.choice(SERVERS), steps=rng.choice(SHORT)))
+    for kind in ("metadata", "status", "notice", "ack", "endpoint", "ready"):
         if rng.random() < 0.25:
-            found.append(NetworkChoice(what, name, steps=rng.choice((*SHORT, 100))))
+            rests.append(NetworkChoice(kind, name, steps=rng.choice((*SHORT, 100))))
     for number in range(1, 5):
         if rng.random() < 0.25:
-            at = rng.choice((0, 5, 10))
-            found.append(
-                NetworkChoice("transfer", name, number=number, steps=rng.choice(LONG), at=at)
+            time = rng.choice((0, 5, 10))
+            rests.append(
+                NetworkChoice("transfer", name, number=number, steps=rng.choice(LONG), at=time)
             )
     if rng.random() < 0.25:
-        found.append(NetworkChoice("row", name, steps=rng.choice(LONG), at=rng.choice((0, 5))))
+        rests.append(NetworkChoice("row", name, steps=rng.choice(LONG), at=rng.choice((0, 5))))
     if rng.random() < 0.3:
         side = rng.choice(SERVERS)
-        found.append(NetworkChoice("call", name, side, rng.randint(1, 12), rng.choice(SHORT)))
-    return found
+        rests.append(NetworkChoice("call", name, side, rng.randint(1, 12), rng.choice(SHORT)))
+    return rests
 
 
 def _aborts(rng: random.Random, name: str, *, alone: bool) -> list[NetworkChoice]:
@@ -265,7 +265,7 @@ def choices_about(
     asking: Sequence[Client], choices: Sequence[NetworkChoice]
 ) -> tuple[NetworkChoice, ...]:
     """Return the choices that are about these clients' requests, or about none."""
-    names = {f"{each.name}.{at}" for each in asking for at in range(1, 1 + len(each.turns))}
+    names = {f"{each.name}.{index}" for each in asking for index in range(1, 1 + len(each.turns))}
     return tuple(choice for choice in choices if not choice.request or choice.request in names)
 
 
