@@ -320,7 +320,9 @@ class Steps(MemoryChecks):
             if self.tree is not None
             else 0
         )
-        buffers = BUFFERS * self.tracks * sum(request.row is None for request in prompts)
+        buffers = 0
+        if self.tracks:
+            buffers = BUFFERS * sum(request.row is None for request in prompts)
         return sum(request.state is None for request in prompts) + copies + buffers
 
     def _stamps(

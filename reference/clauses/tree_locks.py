@@ -248,7 +248,7 @@ def _lock_counts(step: Step) -> Failure | None:
         mine = _locks_through(step.locks, node)
         full, swa = [*mine], [name for name, k in mine.items() if k.pinned_from < len(node.path)]
         most = sum(k.reaches < len(node.path) for k in mine.values())
-        swa_locks = node.swa_locks * has_swa
+        swa_locks = node.swa_locks if has_swa else 0
         states = [name for name, k in mine.items() if has_states and k.state and k.key == node.path]
         if node.full_locks == len(full) and len(swa) <= swa_locks <= most:
             least = sum(_needs_state(step, mine[name]) for name in states)

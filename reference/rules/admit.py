@@ -72,5 +72,5 @@ def admit(state: State, command: Admit, context: RuleContext) -> State:
         if states and prefix != session.state:
             prefix = session.slot.cache_protected_len
         restored = cut(session.slot, prefix)
-        state = state.with_session(session._replace(slot=restored, state=prefix * states))
+        state = state.with_session(session._replace(slot=restored, state=prefix if states else 0))
     return state.with_request(request._replace(phase=Phase.ADMITTED, cursors=restored))

@@ -81,7 +81,9 @@ def allocate(
         swa += end - max(begin, evicted_to // size)  # a tail may begin behind all that was there
         session = state.session(request.session)
         fresh = request.phase is Phase.ADMITTED and (session is None or session.slot is None)
-        rows += fresh
-        states += fresh and not had
+        if fresh:
+            rows += 1
+            if not had:
+                states += 1
     require(not rows or rows <= free(state).rows, Reason.NO_ROW)
     return make_room(state, pages, context, swa, states), evicted

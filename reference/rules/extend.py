@@ -68,7 +68,9 @@ def extend(state: State, command: Extend, context: RuleContext) -> State:
         length = cursors_of(request).kv_committed_len + lane.tokens
         runs = request.phase is Phase.RUNNING
         require(length <= request.origin + request.output, Reason.BAD_LENGTH)
-        grown.append((request, max(length, cursors_of(request).kv_allocated_len * runs)))
+        if runs:
+            length = max(length, cursors_of(request).kv_allocated_len)
+        grown.append((request, length))
     for request in requests:
         require_window(state, request)
     prompts = [r.name for r in requests if r.phase is not Phase.RUNNING and state.tree is not None]
@@ -83,7 +85,7 @@ def extend(state: State, command: Extend, context: RuleContext) -> State:
                 kv_committed_len=length, kv_allocated_len=allocated
             ),
             started=True,
-            output=request.output + last,
+            output=request.output + 1 if last else request.output,
             phase=Phase.RUNNING if last else Phase.EXTENDING,
             processed_outputs=(request.processed_outputs[1], request.output),
         )

@@ -126,7 +126,9 @@ LOADING = (
     " schedule; complete; update; schedule; complete; update; schedule; add r3 a12 for 1; update; schedule;"
     " update; schedule"
 )
-SMALL = EngineConfig((LayerGroup(2),), 8, 14, 8, max_seqs=2, host_chunks=12)
+SMALL = EngineConfig(
+    groups=(LayerGroup(2),), blocks=8, max_model_len=14, max_batched_tokens=8, max_seqs=2, host_chunks=12
+)
 
 
 def lines_after_a_load_begins(system, text):
