@@ -108,7 +108,7 @@ class LMDeployDriver(EngineFacts):
             module = self._of["kv_connector.mooncake.store.connector"]
             connector = module.MooncakeStoreConnector(module.KVConnectorRole.SCHEDULER, cache)
             self._lookups = connector.connector_scheduler.client
-            self._outputs = self._of["kv_connector.base"].KVConnectorOutput
+            self._connector_output = self._of["kv_connector.base"].KVConnectorOutput
             self.scheduler = self._of["paging"].Scheduler(plan, cache, meta, connector)
         else:
             self.scheduler = self._of["paging"].Scheduler(plan, cache, meta)

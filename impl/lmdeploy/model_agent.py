@@ -37,7 +37,7 @@ class ModelAgent(SelfSchedulingDriver):
     sources: RequestSources
     _states: CheckpointedStates
     _store: MooncakeStore | None
-    _outputs: Any  # KVConnectorOutput
+    _connector_output: type[Any]  # KVConnectorOutput
     _rows: list[Any]  # of the worker's batch (step_inputs.py), as `_prefilled` makes them
     _flights: deque[tuple[Any, Any, Any]]  # requests, what was made for them, output
     _names: dict[int, str]  # of sessions that clients have not ended
@@ -48,24 +48,30 @@ class ModelAgent(SelfSchedulingDriver):
     def _send(self, next_inputs: Coroutine[Any, Any, Any]) -> None:
         """Have the worker run the batch that is made, if one is."""
         made, running = ran(next_inputs)
-        if made is not None:
-            store = self._store
-            if store is not None and made["kv_connector_metadata"] is not None:
-                known = {each.seq_id: each for each in self.scheduler.seq_manager.get_all_sequences()}
-                store.submit(made["kv_connector_metadata"], self.sources, known)
-            else:
-                store = None  # which has nothing to do, and is not asked
-            output: Any
-            if made["inputs"] is None and made["delta"] is None:  # a step of the connector alone
-                output = Values(next_token_ids=None, kv_connector_output=None)
-            else:
-                copies = made["cache_inputs"]
-                self._copy(copies, "restore")
-                output = self._forward(made["inputs"], made["delta"], running)
-                self._copy(copies, "save")
-            if store is not None:
-                output.kv_connector_output = store.finished(self._outputs)
-            self._flights.append((running, made, output))
+        if made is None:
+            return
+        store = self._submit_transfers(made)
+        output: Any
+        if made["inputs"] is None and made["delta"] is None:  # a step of the connector alone
+            output = Values(next_token_ids=None, kv_connector_output=None)
+        else:
+            copies = made["cache_inputs"]
+            self._copy(copies, "restore")
+            output = self._forward(made["inputs"], made["delta"], running)
+            self._copy(copies, "save")
+        if store is not None:
+            output.kv_connector_output = store.take_finished(self._connector_output)
+        self._flights.append((running, made, output))
+
+    def _submit_transfers(self, made: Any) -> MooncakeStore | None:
+        """Submit the transfers of a step (start_kv_connector_step). Return the store; None where the step is
+        none of the connector's."""
+        if self._store is None or made["kv_connector_metadata"] is None:
+            return None
+        sequences = self.scheduler.seq_manager.get_all_sequences()
+        by_number = {sequence.seq_id: sequence for sequence in sequences}
+        self._store.submit(made["kv_connector_metadata"], self.sources, by_number)
+        return self._store
 
     def _copy(self, copies: Any, which: str) -> None:
         """Copy checkpoints: those to restore before the forward pass, those to save after it."""

@@ -112,7 +112,7 @@ class MooncakeStore:
     def submit(self, metadata: Any, sources: RequestSources, requests: dict[int, Any]) -> None:
         """Take what the scheduler has the worker do. requests: sequences by their number."""
         for load in metadata.load_requests:
-            job = self._added(load.request_id, True, load.block_ids, load.block_hashes)
+            job = self._add_transfer(load.request_id, True, load.block_ids, load.block_hashes)
             job.lost = {at for at, key in enumerate(job.hashes) if key not in self.entries}
         for save in metadata.save_requests:
             sequence = requests[save.request_id]
@@ -120,7 +120,7 @@ class MooncakeStore:
             text = sources.stamps_of(sequence.all_ids[:end].tolist(), sequence.session_id)
             starts = range(save.start_block * self._size, end, self._size)
             new = [at for at, key in enumerate(save.block_hashes) if key not in self.entries]
-            job = self._added(
+            job = self._add_transfer(
                 save.save_id,
                 False,
                 [save.block_ids[at] for at in new],
@@ -129,7 +129,7 @@ class MooncakeStore:
             job.stamps = tuple(tuple(text[starts[at] : starts[at] + self._size]) for at in new)
             job.copied = job.completed = not new
 
-    def _added(
+    def _add_transfer(
         self, number: int, load: bool, blocks: Sequence[int], hashes: Sequence[bytes]
     ) -> StoreTransfer:
         used = {chunk for other in self.jobs for chunk in other.chunks}
@@ -195,7 +195,7 @@ class MooncakeStore:
             del self.entries[oldest]
         self.entries[key] = entry
 
-    def finished(self, output: type[Any]) -> Any:
+    def take_finished(self, output: type[Any]) -> Any:
         """Return what the worker reports with the results of a step (`get_finished`)."""
         done = [job for job in self.jobs if job.completed and not job.reported]
         for job in done:
@@ -207,7 +207,7 @@ class MooncakeStore:
         )
 
     def forget_reported(self, output: Any) -> None:
-        """Forget the transfers whose end the scheduler has seen. output: as `finished` gave it."""
+        """Forget the transfers whose end the scheduler has seen. output: as `take_finished` gave it."""
         if output is None:
             return
         seen = {(False, save) for save in output.completed_save_ids or ()}
