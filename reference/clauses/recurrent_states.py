@@ -257,9 +257,10 @@ def _lengths_in_flight(step: Step, request: Request, length: int) -> range:
     states = step.after.states
     assert states is not None
     sizes = step.config.geometry
-    processed, launched = states.reached.get(request.name, (0, 0))
-    if not (sizes.lazy and states.verifies):
+    reached = states.reached.get(request.name)
+    if not (sizes.lazy and states.verifies) or reached is None:
         return range(0)
+    processed, launched = reached
     first = max(length, processed) // sizes.boundary + 1
     return range(first * sizes.boundary, launched + 1, sizes.boundary)
 

@@ -189,7 +189,7 @@ def test_a_clause_has_a_rule_a_property_and_a_fault_that_it_catches(clause, show
         assert hasattr(importlib.import_module(f"reference.{module}"), name), rule
     assert callable(clause.check)
     if clause.id == "STA-9":
-        return  # torch takes no slot on demand; sglang/test_lazy_states.py has faults of a release
+        return  # torch takes no slot on demand; sglang/test_states.py has faults of a release
     caught = {bug.id for bug in BUGS.values() if bug.clause == clause.id}
     assert caught, "no named bug violates it first"
     assert all(shown.get(bug) == clause.id for bug in caught), (
