@@ -87,6 +87,7 @@ OTHER_REASONS = "it changes for other reasons"
 # Files that runs call and no sketch has: beginnings of their names, with the reason.
 UNSKETCHED = {
     "sglang": {
+        "sglang/srt/utils/poll_timer.py": "how long a wait lasts, which a trace decides",
         "sglang/srt/environ.py": OTHER_REASONS,
         "sglang/srt/mem_cache/layout/": OTHER_REASONS,
         "sglang/srt/mem_cache/ple_state_pool.py": OTHER_REASONS,
