@@ -59,7 +59,7 @@ spec: setup ## write SPEC.md and SPEC-REFERENCE.md, from the code
 bench: setup ## commands per second of each implementation
 	@$(BIN)/python -m ci.bench $(ARGS)
 
-format: setup ## let ruff sort imports and fix what it can
+format: setup ## let ruff fix what it can
 	@$(BIN)/ruff check --quiet --fix .
 
 clean: ## remove .venv and caches

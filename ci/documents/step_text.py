@@ -60,7 +60,7 @@ def steps(trace: Trace) -> Iterator[DrawnStep]:
 
 
 def _missing_text(name: str) -> str:
-    return f"{name}: none" if name else ""
+    return f"{name}: none"
 
 
 def _side_by_side(left: str, right: str) -> str:

@@ -107,7 +107,7 @@ def _plain_listing(
     widest, with a label."""
     beside = keys
     if max(map(len, _column_lines(columns, cells, keys))) > out.width:
-        beside = [*short]
+        beside = [*short] or keys[:1]
     while beside[1:] and max(map(len, _column_lines(columns, cells, beside))) > out.width:
         beside.remove(max(beside[1:], key=lambda key: max(map(len, cells[key]))))
     heading, *lines = _column_lines(columns, cells, beside)
@@ -138,8 +138,10 @@ def or_none(size: Any) -> Any:
 
 def sizes(geometry: Data) -> str:
     """Return sizes in words, such as "page_size 4, window none, tree"."""
-    given: Data = {k: or_none(v) for k, v in geometry.items() if v is not False}
-    given |= given.pop("settings", {})
+    settings = geometry.get("settings") or {}
+    named = {name: size for name, size in geometry.items() if name != "settings"}
+    given: Data = {name: or_none(size) for name, size in named.items() if size is not False}
+    given |= settings
     if groups := given.pop("groups", None):
         given = {
             "blocks of": " and ".join(map(_group_text, groups)),

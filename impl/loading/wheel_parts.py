@@ -5,12 +5,14 @@ A wheel of vLLM has half a gigabyte, of which two megabytes are read: by ranges,
 
 from __future__ import annotations
 
+import http.client
 import io
 import json
 import os
 import sys
 import tempfile
 import urllib.request
+import zlib
 from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -27,14 +29,20 @@ def unpack_parts(release: str, target: Path, needed: Callable[[PurePosixPath], b
 
     Raises UnusableImplementation: no index, no such release, a wheel that cannot be read.
     """
-    ranges = _Ranges(_url(release))
+    try:
+        ranges = _Ranges(_url(release))
+    except (OSError, http.client.HTTPException) as error:
+        raise UnusableImplementation(f"{release}: its wheel cannot be read: {error}") from None
     whole = ranges.seek(0, os.SEEK_END)
 
     def announce(size: int) -> None:
         parts = f"downloads {size / 1e6:.1f} MB of a wheel of {whole / 1e6:.0f} MB"
         print(f"kvspec: {release}: {parts} into {fetch.cache_folder()}", file=sys.stderr)
 
-    fetch.unpack(release, io.BufferedReader(ranges, 1 << 20), target, needed, announce)
+    try:
+        fetch.unpack(release, io.BufferedReader(ranges, 1 << 20), target, needed, announce)
+    except (OSError, http.client.HTTPException, zlib.error) as error:
+        raise UnusableImplementation(f"{release}: its wheel cannot be read: {error}") from None
 
 
 class _Ranges(io.RawIOBase):
@@ -46,7 +54,10 @@ class _Ranges(io.RawIOBase):
         with urllib.request.urlopen(
             urllib.request.Request(url, method="HEAD"), timeout=_TIMEOUT_S
         ) as reply:
-            self._size = int(reply.headers["Content-Length"])
+            size = reply.headers["Content-Length"]
+        if size is None:
+            raise OSError("the package index does not say how large it is")
+        self._size = int(size)
 
     def seekable(self) -> bool:
         return True
@@ -70,7 +81,7 @@ class _Ranges(io.RawIOBase):
         request = urllib.request.Request(self._url, headers=wanted)
         with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as reply:
             if reply.status != 206:
-                raise OSError("the server gives no parts of files")
+                raise OSError("the package index does not support range requests")
             got = reply.read()
         view[: len(got)] = got
         self._at += len(got)

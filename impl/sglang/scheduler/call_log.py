@@ -185,8 +185,10 @@ class Calls:
                     text = ids_text(value)
                 self._lines.append(f"{name}.{attribute} = {text}")
             self._depth += 1  # an alias assigns what it stands for
-            assign(this, attribute, value)
-            self._depth -= 1
+            try:
+                assign(this, attribute, value)
+            finally:
+                self._depth -= 1
 
         owner.__setattr__ = noting  # type: ignore[method-assign, assignment]
 

@@ -242,11 +242,6 @@ def release_in_way(engine: str, way: str, release: str) -> str:
     return "+".join(filter(None, (f"{engine}=={release}", way)))
 
 
-def newest(engine: str, way: str) -> str:
-    """Return the name of the newest release of an engine that is driven in a way."""
-    return str(engines.engine(engine).newest(way))
-
-
 def called_in(name: str, commands: int) -> tuple[dict[Function, set[str]], set[str]]:
     """Return the functions of a release that a plan calls, each with the names of the configurations that
     call it, and the names of all configurations."""

@@ -144,7 +144,7 @@ def test_each_engine_has_a_map(engine):
     way_map_of = way_map.way_map(engine)
     assert way_map_of.ways == engines.engine(engine).ways and len(way_map_of.functions) > 50
     for way in way_map_of.ways:
-        assert way_map.newest(engine, way).startswith(f"{engine}==")
+        assert str(engines.engine(engine).newest(way)).startswith(f"{engine}==")
         assert engines.driven_in(engine, ways_in(way)), way
 
 
@@ -158,7 +158,7 @@ def test_each_engine_has_a_map(engine):
 )
 def test_the_map_is_up_to_date(engine, way, commands):
     """What a short plan calls on the newest release stands in the map, and most of the map is called."""
-    called = way_map.called_in(way_map.newest(engine, way), commands)[0].keys()
+    called = way_map.called_in(str(engines.engine(engine).newest(way)), commands)[0].keys()
     way_map_of = {name for name, ways in way_map.way_map(engine).functions.items() if way in ways}
     assert called <= way_map_of, "python -m ci.ways"
     assert len(called) > 0.8 * len({each for each in way_map_of if each[1] != OUTSIDE})

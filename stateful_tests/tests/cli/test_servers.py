@@ -38,8 +38,21 @@ def wrong(tmp_path):
     release = next(e for e in lines if e[0] == "release" and e[after] and e[reason])
     release[after][1] += 4
     path = tmp_path / "wrong.jsonl"
+    head["process"] = ended_process()
     path.write_text("".join(json.dumps(line) + "\n" for line in (head, *lines)))
     return str(path)
+
+
+def ended_process():
+    """Return the number of a process that has ended, as that of a recorded log may run here."""
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    return process.pid
+
+
+def log_of_ended_server():
+    """Return the text of LOG, whose server has ended."""
+    return re.sub('"process":[0-9]+', f'"process":{ended_process()}', Path(LOG).read_text(), count=1)
 
 
 def test_a_mismatch(wrong, tmp_path, capsys):
@@ -125,14 +138,14 @@ def test_all_logs_are_followed_at_once_and_those_that_begin_meanwhile(wrong, tmp
 
 def test_a_folder_without_a_log_is_waited_for(tmp_path, monkeypatch):
     looks = iter(
-        [lambda: None, partial((tmp_path / "log.jsonl").write_text, Path(LOG).read_text())]
+        [lambda: None, partial((tmp_path / "log.jsonl").write_text, log_of_ended_server())]
     )
     monkeypatch.setattr(log_validation.time, "sleep", lambda _: next(looks, lambda: None)())
     assert run(["validate", "--follow", str(tmp_path)]) == 0
 
 
 def test_a_log_without_its_header_is_waited_for(tmp_path, monkeypatch):
-    log, text = tmp_path / "log.jsonl", Path(LOG).read_text()
+    log, text = tmp_path / "log.jsonl", log_of_ended_server()
     log.write_text("")
     looks = iter([lambda: None, partial(log.write_text, text)])
     monkeypatch.setattr(log_validation.time, "sleep", lambda _: next(looks, lambda: None)())
