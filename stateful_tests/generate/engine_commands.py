@@ -231,7 +231,7 @@ def propose_engine_command(
     client = once_in(source, 3 if profile.busy else 6) or not bearers
     if profile.abort and bearers and once_in(source, profile.abort):
         return Abort(pick(source, bearers).name)
-    fails = profile.fails * texts.config.peer  # host memory has all that is loaded from it
+    fails = profile.fails if _loads_may_fail(texts, facts) else 0
     if facts.host is not None and (moved := _transfer_command(facts, source, profile, fails)) is not None:
         return moved
     if facts.in_step:
@@ -249,6 +249,14 @@ def propose_engine_command(
     if texts.config.peer and texts.config.sync_loads and fails and once_in(source, 2 * fails):
         return Fail(source.upto(2))
     return _draw_schedule(texts, bearers, source, profile)
+
+
+def _loads_may_fail(texts: RequestTexts, facts: BlockFacts) -> bool:
+    """Return whether a load may find less than it asks for: from a peer, or from a store without host memory
+    in front of it. Host memory has all that is loaded from it."""
+    if facts.host is None or texts.config.storage:
+        return False
+    return texts.config.peer or bool(facts.host.stored)
 
 
 def _weight_update(

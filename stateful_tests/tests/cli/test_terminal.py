@@ -1,4 +1,4 @@
-"""What any command does with errors, interrupts, signals, pipes and terminals."""
+"""Any command reports errors, interrupts and signals in one line, in a pipe and on a terminal."""
 
 import io
 import signal

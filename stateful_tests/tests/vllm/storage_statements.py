@@ -15,7 +15,7 @@ FOREIGN_STAMP = 7  # of no text of a row
 
 
 class StorageScene(Protocol):
-    """What statements change in an engine by hand (engine_by_hand.py, which imports this module)."""
+    """The part of an engine by hand that statements change (engine_by_hand.py, which imports this module)."""
 
     storage_jobs: dict[int, StorageJob]
     files: list[StoredChunk]
