@@ -332,15 +332,22 @@ def lock(tree: Tree, holder: str, key: Key, full_only: bool = False) -> Tree:
     to a node more than one window (#26919 keeps fresh leaves at one). Nodes above pin only full KV. Of
     states it is the one at the end of `key`.
     """
-    swa_from = len(key)
-    for placed in reversed(path_of(tree, key)):
-        if full_only or tree.window is None or len(key) - swa_from >= tree.window:
-            break
-        swa_from = placed.start
+    swa_from = len(key) if full_only else swa_lock_start(tree, key)
     state = tree.states and bool(key) and not full_only
     return tree._replace(
         locks=tuple(sorted((*tree.locks, Lock(holder, key, swa_from, state, swa_from))))
     )
+
+
+def swa_lock_start(tree: Tree, key: Key) -> int:
+    """Return the position from which a lock on `key` pins SWA KV: the nodes from there on cover a
+    window."""
+    start = len(key)
+    for placed in reversed(path_of(tree, key)):
+        if tree.window is None or len(key) - start >= tree.window:
+            break
+        start = placed.start
+    return start
 
 
 def unlock(tree: Tree, holder: str) -> Tree:

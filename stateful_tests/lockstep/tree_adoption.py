@@ -32,7 +32,7 @@ def adopt_tree_shape(was: State, state: State, command: Command, facts: Facts) -
     assert state.tree is not None and facts.tree is not None
     shape = [(n.path, n.start, n.live, n.state is not None) for n in facts.tree.nodes]
     tree = radix.reshaped(state.tree, shape)
-    state = state._replace(tree=tree)
+    state = state._replace(tree=_widen_new_locks(was, tree))
     for name in requests_of_batch(command):
         state = _adopt_prompt(was, state, command, name, facts)
     if isinstance(command, Insert) and command.chunked:
@@ -50,6 +50,22 @@ def with_locks_as_taken(was: State) -> State:
         return was
     locks = tuple(lock._replace(swa_from=lock.whole) for lock in was.tree.locks)
     return was._replace(tree=was.tree._replace(locks=locks))
+
+
+def _widen_new_locks(was: State, tree: radix.Tree) -> radix.Tree:
+    """Return the tree in which each lock that the command has taken covers whole nodes of this tree.
+
+    The reference took it on a tree of its own shape, where the nodes may have been shorter.
+    """
+    assert was.tree is not None
+    earlier = {(lock.holder, lock.key) for lock in was.tree.locks}
+
+    def widened(lock: radix.Lock) -> radix.Lock:
+        if (lock.holder, lock.key) in earlier or lock.whole == len(lock.key):
+            return lock
+        return lock._replace(whole=min(lock.whole, radix.swa_lock_start(tree, lock.key)))
+
+    return tree._replace(locks=tuple(widened(lock) for lock in tree.locks))
 
 
 def _adopt_prompt(was: State, state: State, command: Command, name: str, facts: Facts) -> State:

@@ -6,11 +6,13 @@ import pytest
 
 from impl.examples.own_tree_engine import OwnTree, OwnTreeEngine, make
 from impl.torch_kv.requests import Slot
+from impl.torch_kv.system import TorchKV
 from impl.vocabulary import CommandRefused
 from reference import radix_tree as radix
 from reference.clauses.step import Step
 from reference.commands import (
-    Admit, Chunk, Command, Decode, Draft, Extend, Freed, Insert, Launch, Mode, Piece, Submit, UnlockSwa,
+    Admit, Chunk, Command, Decode, Draft, Extend, Freed, Insert, Launch, Mode, Piece, Reason, Refused, Submit,
+    UnlockSwa,
 )  # fmt: skip
 from reference.geometry import PRESETS, Geometry
 from reference.state import Cursors
@@ -34,6 +36,20 @@ def test_a_lock_stays_whole_within_the_window_of_settled_tokens():
     lockstep = Lockstep(make(), Geometry(1, 3, 12, 10, 1, 7, tree=True), Mode.FAITHFUL)
     for command in (*prefilled, insert, Launch((Draft("r", 4, 1),)), insert):
         lockstep.do(command)
+    assert lockstep.violation is None
+
+
+def test_a_new_lock_pins_whole_nodes_of_the_systems_tree():
+    """The reference evicts a4, torch b10. So the lock of r1 begins in the node [0, 4) of torch alone, and
+    still pins its first half after the split: r2 does not fit."""
+    sizes = Geometry(2, 3, 10, 9, 2, 13, tree=True, states=12, tracks=True)
+    lockstep = Lockstep(TorchKV("cpu"), sizes, Mode.FAITHFUL)
+    for command in script(
+        "insert h1 b10; submit r1 (no session) a7; admit r1; insert h1 a4; extend r1 +7; insert h1 a2;"
+        "submit r2 (no session) c12; admit r2"
+    ):
+        lockstep.do(command)
+    assert lockstep.do(Extend((Chunk("r2", 12),))) == Refused(Reason.OUT_OF_SWA)
     assert lockstep.violation is None
 
 
