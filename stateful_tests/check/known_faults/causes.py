@@ -105,6 +105,7 @@ _NEEDS: dict[str, Less] = {
     "images": leave.no_images,
     "whole images": _reduction_by_kind(blocks=partial(leave.sized, whole_images=False)),
     "an encoder cache that runs full": _reduction_by_kind(blocks=leave.room_for_images),
+    "a paused request": _reduction_by_kind(blocks=leave.no_paused_request),
     "a text longer than the model": leave.no_longer_text,
     "pools that run full": _reduction_by_kind(
         rows=leave.room_for_rows, blocks=leave.room_for_texts, pairs=pairs.room_for_servers

@@ -86,8 +86,8 @@ def counted_under(
 
     explained: earlier explanations.
 
-    An engine that schedules by itself may come to a known fault in a trace in which its base does not,
-    unless the two do the same.
+    An engine that schedules by itself may come to a known fault in a trace in which its base conforms,
+    unless the two do the same, or a clause is violated that no known fault of the tree violates.
     """
     headline, *others = (
         beside(base, masks, trace, violation, clause, system) for clause in violation.clauses
@@ -96,11 +96,18 @@ def counted_under(
         return headline.under
     if base is not None and not system.capabilities.system_kind.schedules:
         return []
-    if headline.stands is Standing.NEW and do_the_same(system, base, trace, violation):
-        return []
+    if base is not None and headline.stands is Standing.NEW:
+        if do_the_same(system, base, trace, violation) or violates_more(masks, violation):
+            return []
     under = holding(masks, violation, violation.clause)
     explained = explained or Explained()
     return explained.under(system, under, trace, violation, clauses_of(masks, violation))
+
+
+def violates_more(masks: Sequence[Mask], violation: Violation) -> bool:
+    """Return whether a clause of a violation is one that no known fault of the tree violates."""
+    known = {c for mask in masks if mask.holds for c in (*mask.fault.clauses, *mask.violated)}
+    return not known.issuperset(violation.clauses)
 
 
 def clauses_of(masks: Sequence[Mask], violation: Violation) -> set[str]:

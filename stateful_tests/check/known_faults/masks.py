@@ -41,6 +41,8 @@ class Mask:
     there: tuple[tuple[Trace, Needs], ...]
     #: files of traces that conform on the tree and fail on the base
     fixed: tuple[str, ...] = ()
+    #: clauses that the tree violates in them, with those that the fault is not known by
+    violated: frozenset[str] = frozenset()
     #: texts of the failures by which the tree breaks in them (see how_it_breaks)
     breaks: frozenset[str] = frozenset()
     #: other behaviour of the tree in its traces, in words
@@ -146,6 +148,7 @@ class _Masking:
     base: AnySystem | None
     there: list[tuple[Trace, Needs]] = field(default_factory=list)
     fixed: list[str] = field(default_factory=list)
+    violated: set[str] = field(default_factory=set)
     breaks: set[str] = field(default_factory=set)
     instead: dict[str, None] = field(default_factory=dict)
     unplayed: str = ""
@@ -181,6 +184,7 @@ class _Masking:
             judged = self.base is not None and not self.system.capabilities.system_kind.schedules
             needed = () if judged else self._trace_needs(trace, by, shown)
             self.there.append((replace(trace, clause=by), needed))
+            self.violated.update(seen.clauses)
             if by == "BROKEN":
                 self.breaks.add(how_it_breaks(seen.observed))
         else:
@@ -202,6 +206,7 @@ class _Masking:
             fault=self.fault,
             there=tuple(self.there),
             fixed=tuple(self.fixed),
+            violated=frozenset(self.violated),
             breaks=frozenset(self.breaks),
             instead=tuple(self.instead),
             unplayed=self.unplayed,

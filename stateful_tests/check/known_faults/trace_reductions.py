@@ -22,6 +22,7 @@ from reference.pairs.commands import Lose, Shake
 from reference.tiers.commands import Backup, Fetch, Prefetch, Query, Reattach, Tick
 from reference.tiers.config import TierConfig
 from reference.token_ids import is_image
+from stateful_tests.lockstep.driven_kinds import check_fits, lockstep_on
 from stateful_tests.lockstep.replays import driven_through
 from stateful_tests.lockstep.run_results import Trace
 
@@ -80,6 +81,35 @@ def no_rejected_turn(system: AnySystem, trace: Trace) -> Trace:
     except UnusableImplementation:
         return trace
     return replace(trace, commands=driven)
+
+
+def no_paused_request(system: AnySystem, trace: Trace) -> Trace:
+    """Remove the requests that are paused with their blocks, until none is. Unchanged where the trace
+    cannot be driven."""
+    while True:
+        try:
+            paused = _requests_paused(system, trace)
+        except UnusableImplementation:
+            return trace
+        kept = [c for c in trace.commands if getattr(c, "request", None) not in paused]
+        if len(kept) == len(trace.commands):
+            return trace
+        trace = replace(trace, commands=tuple(kept))
+
+
+def _requests_paused(system: AnySystem, trace: Trace) -> set[str]:
+    """Return the requests of an engine that are shown as paused after a command of a trace, up to its
+    violation."""
+    check_fits(system, trace.geometry, trace.commands)
+    lockstep = lockstep_on(system, trace.geometry, trace.mode, trace.clause)
+    paused: set[str] = set()
+    for command in trace.commands:
+        lockstep.do(command)
+        shown: Any = lockstep.facts.requests
+        paused.update(name for name, fact in shown.items() if fact.status == "PAUSED")
+        if lockstep.violation is not None:
+            break
+    return paused
 
 
 def nothing_received(system: AnySystem, trace: Trace) -> Trace:

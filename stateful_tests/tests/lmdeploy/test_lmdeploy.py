@@ -14,8 +14,9 @@ from reference.commands import Abort, Done, Mode, Piece, Reason, Refused
 from reference.system_kinds import BLOCKS
 from stateful_tests.check import check_plans
 from stateful_tests.check.run_driver import RunBatch, drive
-from stateful_tests.check.known_faults.explanation import counted_under
+from stateful_tests.check.known_faults.explanation import counted_under, known_fault
 from stateful_tests.check.known_faults.masks import masks
+from stateful_tests.check.known_faults.trace_reductions import no_paused_request
 from stateful_tests.check.plan_order import configurations, planned_runs
 from stateful_tests.lockstep.known_faults import FOLDER
 from stateful_tests.lockstep.replays import replay
@@ -189,6 +190,26 @@ def test_a_fault_near_a_known_one_is_new_where_the_base_does_the_same(system, tm
         known = list(masks(tree, system))
         assert any(mask.holds and "STA-3" in mask.fault.clauses for mask in known)
         assert counted_under(tree, system, known, trace, violation) == []
+
+
+def test_a_fault_beside_a_known_one_is_new_where_it_violates_more(with_store, tmp_path):
+    """The known one violates PUB-1 as well, where pools run full; there is no load without that."""
+    fault = FAULTS["failed-load-leaves-the-cursor"]
+    checkout = checkout_with(with_store.root, tmp_path / "checkout", fault)
+    with closing(resolve("lmdeploy+store", checkout=str(checkout))) as tree:
+        run = replay(tree, fault.trace())
+        known = list(masks(tree, with_store))
+        assert any(mask.holds and "PUB-1" in mask.fault.clauses for mask in known)
+        assert {"PUB-1", "HIT-1"} <= {*run.violation.clauses}
+        assert counted_under(tree, with_store, known, run.trace, run.violation) == []
+        assert known_fault(tree, run) is None
+
+
+def test_a_paused_request_is_left_out_with_its_commands(with_store):
+    trace = traces.load(FOLDER / "lmdeploy-0.16.0" / "a_paused_request_is_matched_behind_its_blocks.json")
+    less = no_paused_request(with_store, trace)
+    assert {c.request for c in less.commands if isinstance(c, Add)} == {"r2", "r3"}
+    assert no_paused_request(with_store, less) == less
 
 
 def test_an_undriven_setting_is_refused_in_one_line(system):
