@@ -20,7 +20,7 @@ from impl.adapter import AnySystem, Misfit, UnusableImplementation
 from impl.process.failures import kind_of_failure
 from impl.process.remote_system import DoesNotStart
 from impl.system_spec import system_spec
-from reference.commands import Refused
+from reference.commands import Reason, Refused
 from reference.geometry import Geometry
 from reference.system_kinds import kind_of_config
 from stateful_tests.check.run_driver import check_also
@@ -336,6 +336,9 @@ def beside(
         )
     seen = run.violation
     if seen is None:
+        if run.rows and run.rows[-1].outcome == Refused(Reason.UNFAITHFUL):
+            no_step = f"{base.name} has come to a state in which no scheduler runs the last command"
+            return unseen._replace(why=no_step)
         if under and system is not None and _outcomes_differ(system, run):
             return unseen
         return Compared(Standing.NEW)

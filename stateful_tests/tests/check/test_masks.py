@@ -207,7 +207,7 @@ def test_a_new_finding_has_a_witness(shown, seen, stands, under, monkeypatch):
         asked.append(trace)
         if isinstance(seen, Exception):
             raise seen
-        return SimpleNamespace(violation=seen)
+        return SimpleNamespace(violation=seen, rows=[])
 
     monkeypatch.setattr(masking, "replay", replayed)
     trace = load(FOLDER / "sglang-0.5.11" / "a_turn_retracted_twice_loses_its_session.json")
@@ -240,6 +240,16 @@ def test_a_base_that_did_something_else_before_is_no_witness(was, now, stands, m
     base = SimpleNamespace(name="b")
     assert beside(base, list(KNOWN), trace, shown, "SES-2", THREE).stands is stands
     assert beside(base, [], trace, shown, "SES-2", THREE).stands is Standing.NEW
+
+
+@pytest.mark.parametrize("known, stands", [(KNOWN, Standing.KNOWN), ([], Standing.UNTOLD)])
+def test_a_base_in_which_no_scheduler_runs_the_last_command_is_no_witness(known, stands, monkeypatch):
+    """It has evicted a window further, and no finish keeps fewer tokens than that."""
+    rows = [SimpleNamespace(outcome=Done()), SimpleNamespace(outcome=Refused(Reason.UNFAITHFUL))]
+    monkeypatch.setattr(masking, "replay", lambda *_: SimpleNamespace(violation=None, rows=rows))
+    trace = load(FOLDER / "sglang-0.5.11" / "a_turn_retracted_twice_loses_its_session.json")
+    compared = beside(THREE, list(known), trace, failed("SES-2", 1), "SES-2")
+    assert compared.stands is stands and "no scheduler runs the last command" in compared.why
 
 
 @pytest.mark.parametrize(
@@ -287,7 +297,7 @@ def test_a_finding_without_a_witness_at_the_end_says_so(clauses, seen, old, says
     def replayed(base, trace):
         if isinstance(seen, Exception):
             raise seen
-        return SimpleNamespace(violation=seen)
+        return SimpleNamespace(violation=seen, rows=[])
 
     monkeypatch.setattr(masking, "replay", replayed)
     looked = Finder(THREE, SimpleNamespace(name="b"), [mask])
