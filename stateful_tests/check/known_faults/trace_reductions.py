@@ -105,8 +105,8 @@ def _requests_paused(system: AnySystem, trace: Trace) -> set[str]:
     paused: set[str] = set()
     for command in trace.commands:
         lockstep.do(command)
-        shown: Any = lockstep.facts.requests
-        paused.update(name for name, fact in shown.items() if fact.status == "PAUSED")
+        facts: Any = lockstep.facts
+        paused.update(name for name, fact in facts.requests.items() if fact.status == "PAUSED")
         if lockstep.violation is not None:
             break
     return paused
