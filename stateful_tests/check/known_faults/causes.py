@@ -13,7 +13,7 @@ from functools import partial
 from itertools import product
 
 from impl.adapter import AnySystem
-from reference.blocks.commands import LoadAdapter, More, NewWeights, ResetConnector
+from reference.blocks.commands import Add, LoadAdapter, More, NewWeights, ResetConnector
 from reference.commands import Abort, Close, Finish, Launch, Retract, Settle, SpecDecode
 from reference.system_kinds import kind_of_config
 from reference.pairs.commands import Cancel, Drop, Forget
@@ -90,9 +90,9 @@ _NEEDS: dict[str, Less] = {
     "a reset of host memory": partial(leave.none_of, (ResetConnector, NewWeights)),
     "a failed load": leave.no_failure,
     "a load for two": _reduction_by_kind(blocks=leave.no_shared_load),
-    "adapters": leave.no_adapters,
-    "salts": leave.no_salts,
-    "children": leave.no_children,
+    "adapters": partial(leave.with_fields, Add, adapter=""),
+    "salts": partial(leave.with_fields, Add, salt=""),
+    "children": partial(leave.with_fields, Add, children=0),
     "swapped requests": _reduction_by_kind(blocks=partial(leave.sized, swap=0)),
     "an adapter loaded again": partial(leave.none_of, LoadAdapter),
     "new weights": partial(leave.none_of, NewWeights),

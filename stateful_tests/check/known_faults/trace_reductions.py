@@ -37,37 +37,27 @@ def none_of(kinds: type | tuple[type, ...], system: AnySystem, trace: Trace) -> 
     return replace(trace, commands=tuple(c for c in trace.commands if not isinstance(c, kinds)))
 
 
-def no_adapters(system: AnySystem, trace: Trace) -> Trace:
-    """Remove the adapters of requests."""
+def _with_each(trace: Trace, kinds: Any, change: Callable[[Any], Any]) -> Trace:
+    """Return the trace with each command of these kinds changed."""
+    commands = (change(c) if isinstance(c, kinds) else c for c in trace.commands)
+    return replace(trace, commands=tuple(commands))
+
+
+def with_fields(kinds: Any, system: AnySystem, trace: Trace, **fields: Any) -> Trace:
+    """Return the trace with these values of fields in each command of these kinds."""
     del system
-    made = (replace(c, adapter="") if isinstance(c, Add) else c for c in trace.commands)
-    return replace(trace, commands=tuple(made))
+    return _with_each(trace, kinds, lambda c: replace(c, **fields))
 
 
 def no_images(system: AnySystem, trace: Trace) -> Trace:
     """Replace the images of prompts by texts."""
     del system
-    made = []
-    for command in trace.commands:
-        if isinstance(command, Add | More):
-            pieces = (replace(p, text="z") if is_image(p.text) else p for p in command.prompt)
-            command = replace(command, prompt=tuple(pieces))
-        made.append(command)
-    return replace(trace, commands=tuple(made))
 
+    def in_text(command: Add | More) -> Add | More:
+        pieces = (replace(p, text="z") if is_image(p.text) else p for p in command.prompt)
+        return replace(command, prompt=tuple(pieces))
 
-def no_salts(system: AnySystem, trace: Trace) -> Trace:
-    """Remove the salts of requests."""
-    del system
-    made = (replace(c, salt="") if isinstance(c, Add) else c for c in trace.commands)
-    return replace(trace, commands=tuple(made))
-
-
-def no_children(system: AnySystem, trace: Trace) -> Trace:
-    """Remove further answers to a prompt."""
-    del system
-    made = (replace(c, children=0) if isinstance(c, Add) else c for c in trace.commands)
-    return replace(trace, commands=tuple(made))
+    return _with_each(trace, Add | More, in_text)
 
 
 def no_rejected_turn(system: AnySystem, trace: Trace) -> Trace:
@@ -115,15 +105,11 @@ def _requests_paused(system: AnySystem, trace: Trace) -> set[str]:
 def nothing_received(system: AnySystem, trace: Trace) -> Trace:
     """Let each prompt take SWA slots for all of it."""
     del system
-    return replace(
-        trace,
-        commands=tuple(
-            replace(c, lanes=tuple(replace(lane, tail=False) for lane in c.lanes))
-            if isinstance(c, Extend)
-            else c
-            for c in trace.commands
-        ),
-    )
+
+    def whole(batch: Extend) -> Extend:
+        return replace(batch, lanes=tuple(replace(lane, tail=False) for lane in batch.lanes))
+
+    return _with_each(trace, Extend, whole)
 
 
 def with_sizes(trace: Trace, **sizes: Any) -> Trace:
@@ -188,10 +174,8 @@ def no_window_of_groups(system: AnySystem, trace: Trace) -> Trace:
 
 def no_window_of_a_tree(system: AnySystem, trace: Trace) -> Trace:
     """Remove the window of a tree with a host tier."""
-    del system
-    commands = tuple(replace(c, evicted=0) if isinstance(c, Insert) else c for c in trace.commands)
-    commands = tuple(replace(c, swa=0) if isinstance(c, Evict) else c for c in commands)
-    without = replace(trace, commands=commands)
+    without = with_fields(Insert, system, trace, evicted=0)
+    without = with_fields(Evict, system, without, swa=0)
     return with_sizes(without, window=None, swa_pages=0, host_swa_pages=0)
 
 
@@ -250,17 +234,11 @@ def no_text_near_the_limit(system: AnySystem, trace: Trace) -> Trace:
 def no_chunks(system: AnySystem, trace: Trace) -> Trace:
     """Make each insert into a tree with a host tier a request's last, and each chunk of a prefill
     server the whole rest of a prompt."""
-    del system
-    commands: list[Any] = []
-    for command in trace.commands:
-        if isinstance(command, Insert):
-            commands.append(replace(command, chunked=False))
-        elif isinstance(command, Extend):
-            lanes = tuple(replace(lane, tokens=WHOLE) for lane in command.lanes)
-            commands.append(replace(command, lanes=lanes))
-        else:
-            commands.append(command)
-    return replace(trace, commands=tuple(commands))
+
+    def whole(batch: Extend) -> Extend:
+        return replace(batch, lanes=tuple(replace(lane, tokens=WHOLE) for lane in batch.lanes))
+
+    return _with_each(with_fields(Insert, system, trace, chunked=False), Extend, whole)
 
 
 def host_room(system: AnySystem, trace: Trace) -> Trace:
@@ -286,19 +264,16 @@ def no_storage(system: AnySystem, trace: Trace, *beside: type) -> Trace:
 
 def no_state(system: AnySystem, trace: Trace, **sizes: Any) -> Trace:
     """Remove the recurrent layers. sizes: sizes that depend on them."""
-    del system
     assert isinstance(trace.geometry, Geometry | TierConfig)
     if not trace.geometry.states:
         return trace
-    without_states = (replace(c, states=0) if isinstance(c, Evict) else c for c in trace.commands)
-    return with_sizes(replace(trace, commands=tuple(without_states)), states=0, **sizes)
+    return with_sizes(with_fields(Evict, system, trace, states=0), states=0, **sizes)
 
 
 def no_failure(system: AnySystem, trace: Trace) -> Trace:
     """Remove failures of loads."""
     without = none_of((Fail, Lose), system, trace)
-    commands = (replace(c, fails=False) if isinstance(c, Shake) else c for c in without.commands)
-    return replace(without, commands=tuple(commands))
+    return with_fields(Shake, system, without, fails=False)
 
 
 def no_shared_load(system: AnySystem, trace: Trace) -> Trace:
@@ -308,11 +283,10 @@ def no_shared_load(system: AnySystem, trace: Trace) -> Trace:
     if not (sizes.peer and sizes.sync_loads):
         return trace
     letters = cycle(ascii_lowercase)
-    made: list[Any] = []
-    for command in trace.commands:
-        if isinstance(command, Add):
-            own = next(letters)
-            pieces = (p if is_image(p.text) else replace(p, text=own) for p in command.prompt)
-            command = replace(command, prompt=tuple(pieces))
-        made.append(command)
-    return replace(trace, commands=tuple(made))
+
+    def of_own_text(command: Add) -> Add:
+        own = next(letters)
+        pieces = (p if is_image(p.text) else replace(p, text=own) for p in command.prompt)
+        return replace(command, prompt=tuple(pieces))
+
+    return _with_each(trace, Add, of_own_text)
