@@ -83,6 +83,8 @@ class Capabilities:
     drafter: its batch entries say what the layers of a drafter read and write (Lane.draft).
     forks: requests of an engine that schedules by itself may have children (Add.children).
     rings: its windows are rings (LayerGroup.ring).
+    first_token: a pair whose decode server takes over the token that the prefill server has sampled
+        (PairConfig.first_token).
     swaps: it swaps requests to host memory (EngineConfig.swap).
     new_views: each view is made of new lists, tuples and dictionaries, so nobody has to copy it.
     """
@@ -118,6 +120,7 @@ class Capabilities:
     drafter: bool = False
     forks: bool = False
     rings: bool = False
+    first_token: bool = False
     swaps: bool = False
     new_views: bool = False
 

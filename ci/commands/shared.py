@@ -200,7 +200,7 @@ def impl_options(command: _Command) -> _Command:
         " transformers==VERSION | lmdeploy==VERSION | module:factory. Behind sglang a way to run: +overlap,"
         " +rust, +rust+overlap, +hicache, +rust+hicache, +unified; behind vllm +async, +v2, +async+v2,"
         " +offload, +async+offload, +pair, +images, +async+images, +v2+images, +async+v2+images,"
-        " +offload+images, +async+offload+images; behind transformers +async; behind lmdeploy +store.",
+        " +offload+images, +async+offload+images; behind transformers +async; behind lmdeploy +store, +pair.",
     )(run)
 
 

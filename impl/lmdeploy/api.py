@@ -50,9 +50,22 @@ PARTS = {
 0.17.0 ... kv_connector/mooncake/store/data.py | MooncakeStoreLoadRequest.request_id; MooncakeStoreLoadRequest.block_ids; MooncakeStoreLoadRequest.block_hashes
 0.17.0 ... kv_connector/mooncake/store/data.py | MooncakeStoreSaveRequest.save_id; MooncakeStoreSaveRequest.start_block; MooncakeStoreSaveRequest.block_ids; MooncakeStoreSaveRequest.block_hashes
 """,
+    "pair": """
+0.16.0 ... messages.py | SchedulerSession.add_sequence(_, sampling_param=_, adapter_name=_, migration_request=_, resp_cache=_, preserve_cache=_)
+0.16.0 ... engine/engine.py | Engine._on_stop_session(_); Engine._on_end_session(_); Engine.end_session(_)
+0.16.0 ... engine/engine_loop.py | EngineLoop.migration_loop(); EngineLoop.migration_event; EngineLoop.executor; EngineLoop.engine_conn
+0.16.0 ... engine/inputs_maker.py | EngineRole.Prefill; EngineRole.Decode
+0.16.0 ... paging/scheduler.py | Scheduler.has_migration_waiting()
+0.16.0 ... disagg/messages.py | MigrationExecutionBatch(protocol=_, requests=_)
+0.16.0 ... disagg/conn/protocol.py | MigrationRequest(protocol=_, remote_engine_id=_, remote_session_id=_, remote_token_id=_, remote_block_ids=_, is_dummy_prefill=_)
+""",
     "preemption": """
 0.16.0 0.18.0 engine/inputs_maker.py | InputsMakerAsync.deactivate_evict_seqs()
 0.18.0 ... engine/inputs_maker.py | InputsMakerAsync.preempt_invalid_decode_seqs()
+""",
+    "end of migrations": """
+0.16.0 0.18.0 paging/scheduler.py | Scheduler.collect_migration_done()
+0.18.0 ... paging/scheduler.py | Scheduler.resume_completed_migrations()
 """,
     "publication": """
 0.16.0 0.18.0 engine/engine_loop.py | EngineLoop._publish_forward_checkpoints(_, _)

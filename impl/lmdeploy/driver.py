@@ -47,6 +47,7 @@ class LMDeployDriver(EngineFacts):
     """One release under `root`, in this process."""
 
     capabilities = CAPABILITIES
+    role = "Hybrid"  # as EngineRole
     _longest: int
     maker: Any
     _preempt: Any
@@ -157,7 +158,7 @@ class LMDeployDriver(EngineFacts):
         sizes = {
             **vars(cache),
             **vars(plan),
-            "role": module.EngineRole.Hybrid,
+            "role": module.EngineRole[self.role],
             "is_ssm": self._states.slots > 0,
             "spec_decoding": self.config.drafts > 0,
         }
@@ -233,10 +234,14 @@ class LMDeployDriver(EngineFacts):
                 raise CommandRefused(Reason.UNFAITHFUL)
         if self._heard:  # clients end what has finished
             for session in self._ending:
-                self.scheduler.end_session(session)
+                self.end(session)
             self._ending = []
         if self._store is not None:
             self._asked = self._lookups.answer(self._store.entries)
+
+    def end(self, session: int) -> None:
+        """End a session, as its client does."""
+        self.scheduler.end_session(session)
 
     def _add(self, command: Add) -> None:
         tokens = self.accept(command, self._longest, command.request in self._names.values())

@@ -1,10 +1,10 @@
-"""Methods of the release's `Engine`, cut out of its file: its sleep, and the longest session."""
+"""Methods of the release's `Engine`, cut out of its file: sleep, the longest session, ends of sessions."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from impl.loading.function_cuts import cut
 from impl.loading.isolation import Inert
@@ -12,6 +12,7 @@ from impl.stand_ins import Values
 
 ENGINE = Path("lmdeploy/pytorch/engine/engine.py")
 _METHODS = frozenset({"Engine.sleep", "Engine._cancel_and_end_all_sessions"})
+_ENDS = frozenset({"Engine._on_stop_session", "Engine._on_end_session", "Engine.end_session"})
 
 
 def sleep_of(root: Path) -> Callable[[Any, Any], Coroutine[Any, Any, Any]]:
@@ -47,3 +48,48 @@ def longest_session_of(root: Path) -> Callable[[int, Any], int]:
         return int(methods["_get_max_session_len"](engine))
 
     return longest
+
+
+class SessionEnds(NamedTuple):
+    """The steps of a server that end a session, each given its scheduler and the session.
+
+    stop, end: of a front end. free: of a peer that has read the KV of the session.
+    """
+
+    stop: Callable[[Any, int], object]
+    end: Callable[[Any, int], object]
+    free: Callable[[Any, int], object]
+
+
+def session_ends_of(root: Path, modules: dict[str, Any]) -> SessionEnds:
+    """Return the steps of a server of the release that end a session. modules: of the release, as loaded."""
+    environment = {
+        "logger": Inert(),
+        "Response": object,
+        "ResponseType": Inert(),
+        "MessageStatus": modules["messages"].MessageStatus,
+        "Request": object,
+    }
+    methods = cut(root / ENGINE, _ENDS, environment)
+
+    def calling(method: str) -> Callable[[Any, int], object]:
+        def call(scheduler: Any, session: int) -> object:
+            engine: Any = Values(
+                scheduler=scheduler,
+                req_manager=Values(reject_request=lambda _: None),
+                _has_multimodal_session=lambda _: False,
+                _maybe_trim_multimodal_session=lambda _: None,
+                _response=lambda *_: None,
+            )
+            engine.end_session = lambda session_id: methods["end_session"](engine, session_id)
+            if method == "end_session":
+                return engine.end_session(session)
+            return methods[method](engine, [Values(data={"session_id": session}, resp=None)])
+
+        return call
+
+    return SessionEnds(
+        stop=calling("_on_stop_session"),
+        end=calling("_on_end_session"),
+        free=calling("end_session"),
+    )

@@ -15,11 +15,15 @@ from typing import Any
 from impl.lmdeploy import store
 from impl.lmdeploy.api import RELEASES, TABLES
 from impl.lmdeploy.copied import COPIED
+from impl.adapter import Capabilities
 from impl.loading.isolation import Bookkeeping, Inert, install
 from impl.process.remote_system import LIMITS, Limits
 from impl.self_scheduling.release_system import REQUESTS_ALONE, ReleaseSystem
 from impl.stand_ins import Values
 from reference.blocks.commands import Fail
+from reference.commands import Mode
+from reference.pairs.commands import PAIR_COMMANDS
+from reference.system_kinds import PAIRS
 from reference.tiers.commands import Complete, Copy
 
 _PACKAGE = "lmdeploy.pytorch"
@@ -40,6 +44,13 @@ CAPABILITIES = replace(
 )
 
 _MOVES = {kind.__name__ for kind in (Copy, Complete, Fail)}
+PAIR = "pair"  # the way to run it as a prefill and a decode server
+AS_PAIR = Capabilities(
+    PAIRS.name,
+    frozenset(kind.__name__ for kind in PAIR_COMMANDS) - {"Forget", "Lose", "Shake", "Write"},
+    modes=(Mode.FAITHFUL,),
+    first_token=True,
+)
 WITH_STORE = replace(CAPABILITIES, commands=CAPABILITIES.commands | _MOVES)
 
 
@@ -54,7 +65,7 @@ class LMDeploySystem(ReleaseSystem):
     capabilities = CAPABILITIES
     kept_prefixes = ("lmdeploy/pytorch/", "lmdeploy/messages.py", "lmdeploy/version.py")
     required_path = "lmdeploy/pytorch/paging/block_trie/trie.py"  # since 0.16.0
-    ways = (store.WAY,)
+    ways = (store.WAY, PAIR)
 
     def __init__(
         self,
@@ -67,6 +78,9 @@ class LMDeploySystem(ReleaseSystem):
         if store.WAY in ways:
             self.capabilities = WITH_STORE
             self.doubts = COPIED.doubts(self.root)
+        if PAIR in ways:
+            self.capabilities = AS_PAIR
+            self.driver = "impl.lmdeploy.pair.driver"
 
 
 def load(root: Path, with_store: bool = False) -> dict[str, Any]:

@@ -33,6 +33,8 @@ class PairConfig:
     late: bool = False
     #: the proxy may forward an answer of P more than once, as for several samples of one prompt
     shared: bool = False
+    #: D takes over the token that P has sampled: it stands at the end of the prompt that D is given
+    first_token: bool = False
 
     def __post_init__(self) -> None:
         """Check that the two engines fit together."""
@@ -150,6 +152,9 @@ PAIR_PRESETS: dict[str, PairConfig] = {
     "pair-overlap-drafts": _pair(_DRAFTS, _DRAFTS, prefill_overlap=True, decode_overlap=True),
     "pair-shared": _pair(_FULL, shared=True),
     "pair-late": _pair(_FULL, late=True),
+    "pair-token": _pair(_FULL, first_token=True),
+    "pair-token-tight": _pair(_TIGHT, first_token=True),
+    "pair-token-uncached": _pair(_TIGHT, replace(_TIGHT, caching=False), first_token=True),
     "pair-push": _pair(_FULL, push=True),
     "pair-state": _pair(_STATE),
     "pair-state-tight": _pair(_STATE_TIGHT, replace(_STATE_TIGHT, priority=True, long_prefill=3)),

@@ -74,6 +74,8 @@ class PairRecord:
     asked: set[str] = field(default_factory=set)
     #: requests of P whose answer the proxy does not forward
     dropped: set[str] = field(default_factory=set)
+    #: the token that P has sampled for each of its requests
+    first_tokens: dict[str, int] = field(default_factory=dict)
     #: requests of P whose KV did not reach its reader because of a network failure
     faulted: set[str] = field(default_factory=set)
     #: leases by request of P
@@ -134,6 +136,9 @@ class PairRecord:
             self._note_failed_loads(server, after)
             notes = self.texts[server].follow(ran, after.of(server))
             steps[server] = self._step(server, ran, before, after, notes)
+        for output in after.prefill.outputs:
+            if output.tokens:
+                self.first_tokens.setdefault(output.request, output.tokens[0])
         self._note_leases(served, after)
         self._note_quiet(command, served, before, after)
         self.progress.follow(command, served, after, self._pending_work(after), told)
@@ -176,6 +181,8 @@ class PairRecord:
                 self.asked.add(command.request)
         elif isinstance(command, Forward):
             self.prompts[command.request] = self.prompts[command.of]
+            if self.config.first_token:
+                self.prompts[command.request] = [*self.prompts[command.of], self.first_tokens[command.of]]
         elif isinstance(command, Drop):
             self.dropped.add(command.request)
 
@@ -207,7 +214,10 @@ class PairRecord:
 
     def _note_leases(self, served: tuple[str, EngineCommand] | None, after: PairFacts) -> None:
         for promise in after.promises:
-            self.leases.setdefault(promise.request, Lease(promise.at + LEASE))
+            lease = self.leases.setdefault(promise.request, Lease(promise.at + LEASE))
+            if not self.config.late and self._is_awaited(after, promise):
+                lease.ends = max(lease.ends, after.clock + RENEWAL)
+                lease.rounds = 0
         if served is None or served[0] != PREFILL or not isinstance(served[1], Schedule):
             return
         for name in self._renewed & self.leases.keys():
@@ -218,6 +228,11 @@ class PairRecord:
         for lease in self.leases.values():
             if after.clock >= lease.ends:
                 lease.rounds += 1
+
+    def _is_awaited(self, facts: PairFacts, promise: Promise) -> bool:
+        """Return whether a request of D waits for promised KV."""
+        waits = ReaderState.GIVEN, ReaderState.WAITS
+        return any(reader.state in waits for reader in facts.readers_of(promise.request))
 
     def _note_quiet(
         self,

@@ -67,7 +67,7 @@ def draw_pair_config(source: Choices, like: PairConfig) -> PairConfig:
         return _draw_with_states(source, like)
     size = pick(source, (1, 2, 3, 4))
     windows = [group.window and 2 + source.upto(3 * size) for group in like.prefill.groups]
-    larger = size * (1 if like.push else pick(source, (1, 1, 1, 2)))
+    larger = size * (1 if like.push or like.first_token else pick(source, (1, 1, 1, 2)))
     drafter = like.prefill.draft_group
     prefill = _with_block_size(draw_engine_config(source, like.prefill), windows, size, drafter)
     decode = _with_block_size(draw_engine_config(source, like.decode), windows, larger, drafter)

@@ -54,17 +54,21 @@ class PairLockstep(AnyLockstep):
 
     @staticmethod
     def lacking(can: Capabilities, config: PairConfig, _: Sequence[PairCommand]) -> str:
-        """Say that a pair lacks recurrent layers; other sizes all fit."""
+        """Say that a pair lacks recurrent layers, or takes over the first token where the trace does not, or
+        the other way round."""
         if config.recurrent and not can.recurrent:
             return "is driven without recurrent state: the trace has it"
+        if config.first_token and not can.first_token:
+            return "has a decode server that computes the last token of a prompt again: the trace has another"
+        if can.first_token and not config.first_token:
+            return "has a decode server that takes over the first token: the trace has another (first_token)"
         return ""
 
     @staticmethod
     def presets_for(can: Capabilities) -> tuple[str, ...]:
-        """Return all presets, those with recurrent layers only where the release has them."""
-        return tuple(
-            name for name, config in PAIR_PRESETS.items() if can.recurrent or not config.recurrent
-        )
+        """Return the presets of what the release has."""
+        lacking = PairLockstep.lacking
+        return tuple(name for name, config in PAIR_PRESETS.items() if not lacking(can, config, ()))
 
     @property
     def config(self) -> tuple[PairConfig, Mode]:

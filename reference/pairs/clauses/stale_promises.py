@@ -14,7 +14,8 @@ from reference.pairs.step import PairStep
     "What nobody renews is free once its lease has ended and P has scheduled twice since.",
     why="A decode server that dies would take the memory of its peer with it, request by request.",
     source="vllm _reap_expired_send_leases",
-    scope="A heartbeat renews a lease when P next schedules.",
+    scope="A heartbeat renews a lease when P next schedules. Where nobody is late, a request of D that waits"
+    " for the KV renews it too.",
     concerns="outcomes, choices and order",
     trigger=lambda step: any(lease.rounds for lease in step.record.leases.values()),
 )

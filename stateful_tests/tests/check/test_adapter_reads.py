@@ -187,6 +187,13 @@ ADAPTERS = (
             "state": "of our LayerGroup",
             "__init__": "of our ReleaseSystem",
             "name": "of enumerations",
+            "cache_block_ids": "of our InferOutput",
+            **dict.fromkeys(("begin", "event", "run", "sleep"), "of our MigrationLoop"),
+            **dict.fromkeys(("clear", "set"), "of our sets and events"),
+            **dict.fromkeys(("cancel", "reset"), "of our server of a pair"),
+            **dict.fromkeys(("end", "stop"), "of our SessionEnds"),
+            **dict.fromkeys(("prefill", "session"), "of our pair"),
+            "reason": "of refusals",
         },
         {
             "driver.py: getattr(owner, method)": "no default; the table has both",

@@ -47,7 +47,7 @@ FOUND = {
     "memory leak detected": "claimed-page-is-lost",
     "Can not alloc mamba cache": "second-retract-takes-a-second-state",
     "Prefill out of memory": "chunk-without-room",
-    "PD disaggregation": "one-reader-frees-for-all",
+    "PD disaggregation": "dropped-answer-is-kept",
     "preemption garbage shared prefix async": "preempted-request-publishes",
     "a reused row must carry allocated KV": "nothing-to-resume",
     "deadlock in decode server": "parked-prompt-keeps-the-room",

@@ -85,6 +85,7 @@ SUITES = {
     "tiers+rust": Suite("tiers/faults.toml", core="rust", runs=40, seeds=3),
     "pairs": Suite("pairs/faults.toml", seeds=3),
     "lmdeploy": Suite("lmdeploy/faults.toml", runs=12),
+    "lmdeploy+pair": Suite("lmdeploy/pair_faults.toml", seeds=3),
     "transformers": Suite("transformers_paging/faults.toml", runs=12),
 }
 

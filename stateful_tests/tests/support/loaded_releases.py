@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from impl.lmdeploy.driver import LMDeployDriver
+from impl.lmdeploy.loading import AS_PAIR
+from impl.lmdeploy.pair.driver import LMDeployPair
 from impl.lmdeploy.engine_methods import ENGINE, longest_session_of
 from impl.sglang.parts import fetch as sglang_files
 from impl.sglang.tiers.driver import TierDriver
@@ -117,6 +119,10 @@ def loaded(spec: SystemSpec) -> Any:
         encodes = "images" in spec.ways  # once per process: all that it loads have an encoder, or none
         root = release_root(version, v2=True, offloads=True, encodes=encodes)
         system = LoadedEngine(root, "async" in spec.ways, "v2" in spec.ways, encodes)
+    elif spec.engine == "lmdeploy" and "pair" in spec.ways:
+        root = resolve(str(spec)).root
+        system = LMDeployPair(root, str(spec))
+        system.capabilities = AS_PAIR
     elif "hicache" in spec.ways:
         root = sglang_files.release_root(version)
         core = "rust" if "rust" in spec.ways else ""

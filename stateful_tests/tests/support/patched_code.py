@@ -38,13 +38,14 @@ def _around(source: str, at: int) -> list[Any]:
     line = source.count("\n", 0, at + len(source[at:]) - len(source[at:].lstrip("\n "))) + 1
     found: list[Any] = []
     nodes: list[Any] = list(_parsed(source).body)
-    while node := next((n for n in nodes if isinstance(n, ast.ClassDef | ast.FunctionDef)
+    while node := next((n for n in nodes if isinstance(n, _SCOPES)
                         and n.lineno <= line <= (n.end_lineno or 0)), None):  # fmt: skip
         found.append(node)
         nodes = node.body if isinstance(node, ast.ClassDef) else []
     return found
 
 
+_SCOPES = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 _parsed = lru_cache(maxsize=16)(ast.parse)
 
 
