@@ -14,6 +14,7 @@ from ci.commands import base_choice
 from ci.commands.saved_traces import Saved, save_traces
 from ci.commands.shared import SystemSelector, Unusable, note, unusable, worker_limits
 from impl.adapter import AnySystem
+from impl.process.system_functions import SystemFunction
 from impl.system_spec import SystemSpec, system_spec
 from stateful_tests.lockstep.exit_codes import Ending, gravest
 
@@ -135,7 +136,7 @@ def check_system(
                     machines = (each for each in of_way["machines"] if each["examples"])
                     had[way] = {f"{machine['machine']} {machine['preset']}" for machine in machines}
                 result.uncalled = tuple(
-                    engine_ways.told(each, spec.way, undriven, had) for each in changed.missed
+                    engine_ways.function_text(each, spec.way, undriven, had) for each in changed.missed
                 )
         if changed is None and base is not None:
             changed = _name_differences(base, system, result.findings)
@@ -175,7 +176,8 @@ def _find_changes(
     from ci.report import report_data as report
     from stateful_tests.check import run_driver, check_plans
     from stateful_tests.check.trees import changed_functions, tree_history
-    from stateful_tests.check.trees.way_map import called_by_plan, way_map
+    from stateful_tests.check.trees.way_map import way_map
+    from stateful_tests.check.trees.way_measurement import functions_of_plan
 
     commit = base.commit if base is not None else ""
     if how.since is None and not commit:
@@ -225,7 +227,7 @@ def _find_changes(
         return changed
     plan = replace(plan, favoured=engine_ways.calls_rarely(wanted))
     with unusable(f"--impl {selector.spec}: "), cut_short:
-        return changed.also_called(called_by_plan(system, plan, SEARCH_COMMANDS, wanted).keys())
+        return changed.also_called(functions_of_plan(system, plan, SEARCH_COMMANDS, wanted).keys())
     return changed  # interrupted
 
 
@@ -233,10 +235,9 @@ def _name_differences(base: Base, system: AnySystem, findings: Sequence[Finding]
     """Name the functions that differ from a base without a history, in the files that the findings
     call."""
     from stateful_tests.check.trees import changed_functions
-    from stateful_tests.check.trees.way_map import functions_of
 
-    called = (texts for finding in findings for texts in finding.run.called)
-    return changed_functions.beside(base, system, functions_of(chain.from_iterable(called)))
+    calls = (functions for finding in findings for functions in finding.run.called)
+    return changed_functions.beside(base, system, chain.from_iterable(calls))
 
 
 def _plan_other_ways(system: AnySystem, changed: Changes, asked: Plan) -> OtherWays | None:
@@ -291,13 +292,7 @@ def _drive_ways(
         stops = data["interrupted"] or data["exit_code"] in FOUND
 
 
-def _functions_called(reports: list[Data]) -> set[tuple[str, str]]:
+def _functions_called(reports: list[Data]) -> set[SystemFunction]:
     """Return the changed functions that runs in other ways called."""
-    called = set()
-    for data in reports:
-        if not data["since"]:
-            continue
-        for text in data["since"]["called"]:
-            file, _, name = text.partition(": ")
-            called.add((file, name))
-    return called
+    changes = [data["since"] for data in reports if data["since"]]
+    return {SystemFunction.parse(text) for since in changes for text in since["called"]}

@@ -127,7 +127,7 @@ def _since(changed: Changes) -> Data:
         "missed": changed.missed,
         "not_loaded": changed.ignored,
     }
-    named = {how: [f"{file}: {name}" for file, name in each] for how, each in functions.items()}
+    named = {how: [str(function) for function in each] for how, each in functions.items()}
     return {"revision": changed.revision, "lines_first": len(changed.first)} | named
 
 

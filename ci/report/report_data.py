@@ -16,6 +16,7 @@ from ci.report import FAITHFUL, FREE_ONLY, IMPATIENT, PATIENT
 from ci.report.called_functions import telling_calls
 from impl.adapter import AnySystem
 from impl.bugs import BUGS
+from impl.process.system_functions import grouped_texts
 from impl.system_spec import SystemSpec
 from reference.all_clauses import ALL_CLAUSES
 from reference.commands import Mode
@@ -190,8 +191,8 @@ def _looked_up(finding: Finding) -> Data | None:
 
 def _changed_functions(run: Run, changed: Changes) -> list[Data]:
     """Return the changed functions that a run calls, the one called last first: the likeliest cause."""
-    called = sorted(changed.among(run.called).items(), key=lambda each: -each[1][-1])
-    return [{"function": f"{file}: {name}", "steps": steps} for (file, name), steps in called]
+    called = sorted(changed.callers(run.called).items(), key=lambda each: -each[1][-1])
+    return [{"function": str(function), "steps": steps} for function, steps in called]
 
 
 def violation_line(run: Run, base: str) -> str:
@@ -215,14 +216,14 @@ def run_data(run: Run, known: KnownFault | None = None) -> Data:
     violation = run.violation
     last = violation.step if violation is not None else None
     first_violation = violation.first_violation if violation is not None else None
-    called = list(run.called[last]) if last is not None and last < len(run.called) else []
+    called = run.called[last] if last is not None and last < len(run.called) else ()
     return {
         "implementation": run.system,
         "trace": json.loads(traces.dump(run.trace)),
         "rows": [row_data(run, index, index == last) for index in range(len(run.rows))],
         **_explanation_data(run),
-        "called": called,
-        "calls": telling_calls(run),
+        "called": grouped_texts(called),
+        "calls": grouped_texts(telling_calls(run)),
         "violation": violation
         and {
             **fields_of(violation, "clause also details"),

@@ -9,6 +9,7 @@ from rich.measure import Measurement
 from rich.text import Text
 
 from ci import Data
+from impl.process.system_functions import names_by_file, parse_grouped
 from impl.system_spec import SystemSpec
 from reference.clauses import CLAUSES
 from reference.failures import counted
@@ -169,10 +170,8 @@ def _changed_text(data: Data) -> list[str]:
 def _called_text(data: Data) -> dict[str, str]:
     """Return the files of the system that the failing command ran through, those with the most
     functions first, without the functions that most commands of the trace call."""
-    called = [line.partition(": ") for line in data["calls"]]
-    files = sorted(
-        ((file, names.split(", ")) for file, _, names in called), key=lambda file: -len(file[1])
-    )
+    by_file = names_by_file(parse_grouped(data["calls"]))
+    files = sorted(by_file.items(), key=lambda names_of_file: -len(names_of_file[1]))
     lines = [f"{file}: {_first_names(names)}" for file, names in files[:_MOST_FILES]]
     if len(files) > _MOST_FILES:
         lines.append(f"and {len(files) - _MOST_FILES} more files (--json has all)")

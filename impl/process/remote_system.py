@@ -24,6 +24,7 @@ from impl.adapter import Capabilities, Misfit, UnusableImplementation
 from impl.loading import used_names
 from impl.process import child, fork_server, wire
 from impl.process.failures import SystemFailed, stack
+from impl.process.system_functions import SystemFunction
 from impl.process.worker import WHERE
 from impl.system_spec import SystemSpec
 from reference.commands import Broken, Done, Outcome, Refused
@@ -69,7 +70,7 @@ class WorkerSystem:
     def __init__(self, limits: Limits = LIMITS) -> None:
         self.limits = limits
         self.noted = wire.Noted()
-        self._calls: set[str] | None = None  # what it has called, while that is noted
+        self._calls: set[SystemFunction] | None = None  # while calls are noted
         self._slowest_s = 0.0  # answer so far
         self._started = False  # once, so that it can be
         self._process: _Process | None = None
@@ -126,9 +127,9 @@ class WorkerSystem:
         return Done(reply.choices, reply.report, reply.freed)
 
     @contextlib.contextmanager
-    def noting_calls(self) -> Iterator[set[str]]:
-        """Note what resets and commands call in files of the system: a set that grows, of texts as in
-        wire.Noted. Takes several times as long."""
+    def noting_calls(self) -> Iterator[set[SystemFunction]]:
+        """Note which functions of the system resets and commands call, in a set that grows. Noting takes
+        several times as long."""
         self._calls = set()
         try:
             yield self._calls
@@ -142,17 +143,17 @@ class WorkerSystem:
 
     def called(
         self, geometry: AnyConfig, commands: Sequence[AnyCommand]
-    ) -> tuple[tuple[str, ...], ...]:
-        """Return what each of the commands calls in files of the system, as in wire.Noted, up to one that
-        fails; nothing for one that ends the worker."""
-        found: list[tuple[str, ...]] = []
+    ) -> tuple[tuple[SystemFunction, ...], ...]:
+        """Return which functions of the system each command calls, up to one that fails. A command that ends
+        the worker has none."""
+        calls: list[tuple[SystemFunction, ...]] = []
         with contextlib.suppress(SystemFailed, UnusableImplementation):
             self.reset(geometry)
             for command in commands:
                 if self._broken is None:
                     self._ask(msgspec.structs.replace(wire.pack_command(command), called=True))
-                    found.append(self.noted.called if self.alive else ())
-        return tuple(found)
+                    calls.append(self.noted.called if self.alive else ())
+        return tuple(calls)
 
     def view(self) -> Any:
         """Return the facts after the last command that came to an end; costs nothing."""

@@ -14,6 +14,7 @@ import msgspec
 
 from impl.adapter import Capabilities, View
 from impl.process.failures import WrongShape
+from impl.process.system_functions import SystemFunction
 from reference.blocks.facts import BlockFacts
 from reference.commands import (
     TREE_COMMANDS,
@@ -54,12 +55,12 @@ class Noted(msgspec.Struct, frozen=True):
 
     calls: the command as lines of Python.
     late: what is still to come (see SGLangSystem).
-    called: "FILE: FUNCTION, ..." of the system's files, in the order of the first calls.
+    called: functions of the system's files, file by file, in the order of their first calls.
     """
 
     calls: tuple[str, ...] = ()
     late: tuple[tuple[str, str], ...] = ()
-    called: tuple[str, ...] = ()
+    called: tuple[SystemFunction, ...] = ()
 
 
 class StepReply(msgspec.Struct, tag=True, frozen=True):

@@ -24,6 +24,7 @@ import msgspec
 from impl.adapter import AnySystem, Misfit, System, UnusableImplementation, View
 from impl.process import wire
 from impl.process.failures import FIRST_VIEW, RESET, VIEW, describe_error, failing_as
+from impl.process.system_functions import SystemFunction
 from reference.blocks.facts import BlockFacts
 from reference.commands import Broken, Refused
 from reference.system_kinds import BLOCKS
@@ -76,7 +77,7 @@ def serve(make: Callable[[], AnySystem], root: Path | None = None) -> int:
                 reply = _left(reply.error, _seen(system, root))
         noted = msgspec.structs.replace(
             getattr(system, "noted", _NOTHING),
-            called=tuple(f"{file}: {', '.join(names)}" for file, names in called.items()),
+            called=tuple(SystemFunction(file, name) for file in called for name in called[file]),
         )
         wire.send(out, msgspec.structs.replace(reply, noted=noted))
     try:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar, cast
 
+from impl.process.system_functions import SystemFunction
 from reference.clauses import Clause
 from reference.commands import Account, Command, Mode, Outcome
 from reference.failures import Failure
@@ -151,7 +152,7 @@ class Run:
     history: the start, then the moment after each row; of long runs only the end. `moments` has their
         type.
     waived: clauses that were not checked.
-    called: calls of each command in files of the system, as "FILE: FUNCTION, ...".
+    called: the functions of the system that each command calls.
     """
 
     trace: Trace
@@ -160,7 +161,7 @@ class Run:
     violation: Violation | None
     history: tuple[AnyMoment, ...] = field(default=(), compare=False, repr=False)
     waived: frozenset[str] = frozenset()
-    called: tuple[tuple[str, ...], ...] = field(default=(), compare=False)
+    called: tuple[tuple[SystemFunction, ...], ...] = field(default=(), compare=False)
 
     @property
     def history_start(self) -> int:

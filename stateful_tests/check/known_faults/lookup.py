@@ -232,12 +232,11 @@ def _changed_cause(finding: Finding, changed: Changes, near: bool = False) -> st
     if violation is None or violation.step >= len(called):
         return ""
     frame = violation.failure.observed.rpartition(" at ")[2].partition(":")[0]
-    every = changed.among([called[violation.step]])
-    running = [each for each in every if each[0] == frame or not near]
+    every = changed.callers([called[violation.step]])
+    running = [function for function in every if function.file == frame or not near]
     if not running:
         return ""
-    file, name = max(reversed(running), key=lambda each: each[0] == frame)
-    return f"{file}: {name}"
+    return str(max(reversed(running), key=lambda function: function.file == frame))
 
 
 def _fault_shown(seen: Sequence[SeenOnRelease]) -> bool:

@@ -12,6 +12,7 @@ from ci.commands.shared import SystemSelector
 from ci.report import report_data as report
 from ci.report.verdict import check_verdict
 from impl.adapter import UnusableImplementation
+from impl.process.system_functions import SystemFunction
 from impl.system_spec import SystemSpec
 from reference.commands import Finish, Mode
 from stateful_tests.check import campaign, corpus, run_driver, check_plans
@@ -38,6 +39,11 @@ class Cache:
 def gone():
     return 3
 """
+
+FREE = SystemFunction("cache.py", "Cache.free")
+SIZE = SystemFunction("cache.py", "Cache.size")
+GONE = SystemFunction("cache.py", "gone")
+REST = SystemFunction("cache.py", OUTSIDE)
 
 
 @pytest.fixture
@@ -70,7 +76,9 @@ def root(tmp_path):
 )
 def test_a_changed_function_is_named(root, old, new, found):
     (root / "cache.py").write_text(BEFORE.replace(old, new))
-    assert {*changed_functions.changed_functions(root, "HEAD")} == {("cache.py", name) for name in found}
+    assert {*changed_functions.changed_functions(root, "HEAD")} == {
+        SystemFunction("cache.py", name) for name in found
+    }
 
 
 def test_differences_to_a_base_without_history_are_named_for_called_files(tmp_path):
@@ -83,28 +91,26 @@ def test_differences_to_a_base_without_history_are_named_for_called_files(tmp_pa
         (folders[0] / name).write_text(BEFORE.replace("return 1", "return 4"))
     tree, release = (SimpleNamespace(root=folder, name=folder.name) for folder in folders)
     base = Base(release, BaseKind.RELEASE)
-    called = [("cache.py", "Cache.size"), ("cache.py", "Cache.free"), ("gone.py", "f")]
+    called = [SIZE, FREE, SystemFunction("gone.py", "f")]
     differ = changed_functions.beside(base, tree, called)
-    assert set(differ.called) == {("cache.py", "Cache.free")}
-    assert differ.among([["cache.py: Cache.size"], ["cache.py: Cache.free"]]) == {
-        ("cache.py", "Cache.free"): [1]
-    }
-    whole = changed_functions.beside(base, tree, [("new.py", "Cache.free")])
-    assert ("new.py", "Cache.size") in whole.called
+    assert set(differ.called) == {FREE}
+    assert differ.callers([[SIZE], [FREE]]) == {FREE: [1]}
+    whole = changed_functions.beside(base, tree, [SystemFunction("new.py", "Cache.free")])
+    assert SystemFunction("new.py", "Cache.size") in whole.called
     for pair in ((base, release), (Base(ReferenceSystem(), BaseKind.STATED), tree)):
         assert changed_functions.beside(*pair, called).called == {}
 
 
 def test_every_function_of_a_new_file_has_changed(root):
     (root / "new.py").write_text("def one(): ...")
-    assert [*changed_functions.changed_functions(root, "HEAD")] == [("new.py", "one")]
+    assert [*changed_functions.changed_functions(root, "HEAD")] == [SystemFunction("new.py", "one")]
 
 
 class Checkout(ReferenceSystem):
     """Says that a finish calls Cache.free."""
 
     def called(self, geometry, commands):
-        return [("cache.py: Cache.free, Cache.size",) * isinstance(c, Finish) for c in commands]
+        return [(FREE, SIZE) if isinstance(command, Finish) else () for command in commands]
 
 
 def test_corpus_lines_that_call_a_changed_function_come_first(root):
@@ -118,23 +124,19 @@ def test_corpus_lines_that_call_a_changed_function_come_first(root):
     assert (
         {*told} == changes.first
         and len(told) == changed_functions.ENOUGH
-        and changes.missed == (("cache.py", "gone"),)
+        and changes.missed == (GONE,)
     )
     assert {line.machine for line in told[:10]} >= {"sessions", "both"}, "in turns"
     assert (
         f"{changed_functions.ENOUGH} directed runs come first, which call 1 of 2 changes; none calls"
         in changes.text
     )
-    assert changes.also_called({("cache.py", "gone")}).missed == ()
+    assert changes.also_called({GONE}).missed == ()
     result = CheckResult("checkout", "smoke", 0, uncalled=("cache.py: gone",))
     verdict = check_verdict(result, (), system.capabilities, None)
     assert "no run calls cache.py: gone, which changed" in verdict and result.exit_code == 4
-    called = [
-        (),
-        ("cache.py: Cache.free, gone", "other.py: gone"),
-        ("cache.py: Cache.size, Cache.free",),
-    ]
-    assert changes.among(called) == {("cache.py", "Cache.free"): [1, 2], ("cache.py", "gone"): [1]}
+    called = [(), (FREE, GONE, SystemFunction("other.py", "gone")), (SIZE, FREE)]
+    assert changes.callers(called) == {FREE: [1, 2], GONE: [1]}
     plan = replace(check_plans.plan("smoke"), first=changes.first)
     driven = [
         line for mode in Mode for line in run_driver.lines_of(system, plan, mode)[: changed_functions.ENOUGH]
@@ -231,14 +233,11 @@ def test_without_since_the_changes_are_those_since_the_base(root):
         return system_check._find_changes(system, selector, base, plan, how, {}, InterruptGuard({}))
 
     result = changed(Base(resolve("reference"), BaseKind.HISTORY, commit="HEAD"))
-    assert {*result.called} == {("cache.py", "Cache.free")} and result.revision == "reference"
+    assert {*result.called} == {FREE} and result.revision == "reference"
     assert changed(Base(resolve("reference"), BaseKind.RELEASE)) is None, "a base of no history"
     (root / "cache.py").write_text(BEFORE)
     text = changed(Base(resolve("reference"), BaseKind.HISTORY, commit="HEAD")).text
     assert text == "since reference: no function that kvspec drives changed"
-
-
-FREE, GONE = ("cache.py", "Cache.free"), ("cache.py", "gone")
 
 
 def test_files_that_no_run_loads_are_left_to_others(root):
@@ -251,16 +250,16 @@ def test_files_that_no_run_loads_are_left_to_others(root):
 
     def found(way, ways):
         way_map_of = WayMap(
-            ("", "hicache"), {FREE: frozenset({""}), ("cache.py", OUTSIDE): frozenset(ways)}
+            ("", "hicache"), {FREE: frozenset({""}), REST: frozenset(ways)}
         )
         return changed_functions.changes(system, "HEAD", lines, None, way_map_of, way)
 
     here = found("", {"", "hicache"})
-    assert here.ignored == (("other.py", "one"),) and "does not load other.py: one" in here.text
+    assert here.ignored == (SystemFunction("other.py", "one"),) and "does not load other.py: one" in here.text
     assert here.missed == () and {*here.called} == {FREE}, (
         "the rest of a file runs when it is loaded"
     )
-    assert found("", {"hicache"}).missed == (("cache.py", OUTSIDE),), "which it is not in this way"
+    assert found("", {"hicache"}).missed == (REST,), "which it is not in this way"
 
 
 def test_files_beside_driven_ones_are_named_before_others_and_tests_last(root):
@@ -270,9 +269,9 @@ def test_files_beside_driven_ones_are_named_before_others_and_tests_last(root):
         (root / file).write_text("def one(): ...")
     system = Checkout()
     system.root = root
-    way_map_of = WayMap(("",), {("srt/cache.py", "free"): frozenset({""})})
+    way_map_of = WayMap(("",), {SystemFunction("srt/cache.py", "free"): frozenset({""})})
     changes = changed_functions.changes(system, "HEAD", [], None, way_map_of)
-    files = [file for file, _ in changes.ignored]
+    files = [function.file for function in changes.ignored]
     assert files == ["srt/pool.py", "b/kernel.py", "srt/test_pool.py", "test/unit.py"]
     result = CheckResult("checkout", "smoke", 0)
 

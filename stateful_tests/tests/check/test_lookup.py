@@ -12,6 +12,7 @@ from ci.report.junit import text_of
 from impl.adapter import UnusableImplementation
 from impl.loading.nearest import release_lines
 from impl.torch_kv import TorchKV
+from impl.process.system_functions import SystemFunction
 from reference.commands import Mode
 from reference.failures import Failure
 from reference.geometry import PRESETS
@@ -250,7 +251,9 @@ def test_a_changed_function_of_the_failing_command_is_the_first_cause(monkeypatc
     result, _, _ = checked(BreaksOnRetract, BaseKind.HISTORY)
     [finding] = result.findings
     schedule, cache = "sglang/srt/managers/schedule_batch.py", "sglang/cache.py"
-    called = ((f"{cache}: insert",), (f"{schedule}: release_req", f"{cache}: free, evict"))
+    insert, free, evict = (SystemFunction(cache, name) for name in ("insert", "free", "evict"))
+    release = SystemFunction(schedule, "release_req")
+    called = ((insert,), (release, free, evict))
     failure = Failure("done", f"KeyError: 'x' at {schedule}:12 in release_req")
     violation = replace(finding.run.violation, step=1, failure=failure)
     finding = replace(finding, run=replace(finding.run, called=called, violation=violation))
@@ -259,17 +262,17 @@ def test_a_changed_function_of_the_failing_command_is_the_first_cause(monkeypatc
         changed = Changes("HEAD", frozenset(), dict.fromkeys(functions, 1), ())
         return Lookup(Base(TorchKV(), BaseKind.HISTORY), TorchKV(), changed=changed)._changed_cause(finding)
 
-    assert cause((cache, "free"), (schedule, "release_req")) == f"{schedule}: release_req"
-    assert cause((cache, "evict"), (cache, "free")) == f"{cache}: evict", "the last that is called"
-    assert cause((cache, "insert")) == "", "it runs in another command"
+    assert cause(free, release) == f"{schedule}: release_req"
+    assert cause(evict, free) == f"{cache}: evict", "the last that is called"
+    assert cause(insert) == "", "it runs in another command"
 
     def beside_a_release(*functions):
         differing = Changes("", frozenset(), dict.fromkeys(functions, 1), ())
         [named] = lookup.caused_by([replace(finding, looked_up=LookedUp())], differing)
         return named.looked_up.changed
 
-    assert beside_a_release((cache, "free"), (schedule, "release_req")) == f"{schedule}: release_req"
-    assert beside_a_release((cache, "free")) == "", "much may differ from a release"
+    assert beside_a_release(free, release) == f"{schedule}: release_req"
+    assert beside_a_release(free) == "", "much may differ from a release"
 
 
 @pytest.mark.parametrize(

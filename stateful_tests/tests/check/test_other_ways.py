@@ -12,18 +12,18 @@ from ci.commands.shared import SystemSelector, Unusable
 from ci.report.verdict import check_verdict
 from impl import engines
 from impl.adapter import Capabilities
+from impl.process.system_functions import SystemFunction
 from impl.system_spec import ENGINES, SystemSpec, ways_in
 from stateful_tests.check import check_plans, plan_order
-from stateful_tests.check.trees import way_map
-from stateful_tests.check.trees.changed_functions import OUTSIDE
+from stateful_tests.check.trees import way_map, way_measurement
 from stateful_tests.check.trees.other_ways import _relevant_ways, other_ways
-from stateful_tests.check.trees.way_map import WayMap
+from stateful_tests.check.trees.way_map import OUTSIDE, WayMap
 from stateful_tests.lockstep.reference_system import ReferenceSystem
 from stateful_tests.lockstep.check_results import CheckResult
 from stateful_tests.tests.support.made_up_check import finding
 from stateful_tests.tests.support.night import at_night
 
-ALLOC, HOST, RUST = (("a.py", name) for name in ("alloc", "host", "rust"))
+ALLOC, HOST, RUST = (SystemFunction("a.py", name) for name in ("alloc", "host", "rust"))
 MAP = WayMap(
     ("", "overlap", "hicache", "rust", "rust+overlap", "rust+hicache"),
     {
@@ -48,20 +48,21 @@ def test_ways_with_functions_of_their_own_come_first():
 
 
 def test_a_way_whose_own_file_has_changed_comes_before_the_plain_ones():
-    told, kept, dropped = (("images.py", name) for name in ("told", "kept", "dropped"))
+    names = ("load", "store", "drop")
+    load, store, drop = (SystemFunction("images.py", name) for name in names)
     everywhere = frozenset(MAP.ways)
     images = WayMap(
         (*MAP.ways, "images"),
         {
             ALLOC: everywhere | {"images"},
-            told: everywhere | {"images"},
-            kept: frozenset({"images"}),
-            dropped: frozenset({"images"}),
+            load: everywhere | {"images"},
+            store: frozenset({"images"}),
+            drop: frozenset({"images"}),
         },
     )
-    assert images.homes({"images.py"}, "")["images"] == 1
-    assert images.homes({"a.py"}, "")["images"] == 0
-    assert _relevant_ways(images, "", [told], [])[0] == "images"
+    assert images.own_files({"images.py"}, "")["images"] == 1
+    assert images.own_files({"a.py"}, "")["images"] == 0
+    assert _relevant_ways(images, "", [load], [])[0] == "images"
     assert _relevant_ways(images, "", [ALLOC], [])[0] == "overlap"
 
 
@@ -80,7 +81,7 @@ def test_a_release_is_driven_in_ways_that_it_has():
 
 
 def test_changes_that_run_in_no_other_way_leave_the_plan():
-    assert chosen([("a.py", "new")]) == ((), (), SMOKE, SMOKE)
+    assert chosen([SystemFunction("a.py", "new")]) == ((), (), SMOKE, SMOKE)
 
 
 @pytest.mark.parametrize("more", [{"examples": 3}, {"presets": ["page1"]}, {"time_limit_s": 9.0}])
@@ -94,45 +95,74 @@ def test_a_larger_plan_drives_all_ways():
     assert len(chosen([ALLOC, HOST, RUST], plan=check_plans.plan("pr")).driven) == 5
 
 
-def test_the_map_says_which_functions_run_in_which_way(tmp_path, monkeypatch):
+REST = SystemFunction("a.py", OUTSIDE)
+
+
+@pytest.fixture
+def small_map(tmp_path, monkeypatch):
+    """A map of two functions in two ways, read from a file."""
     file = tmp_path / "ways.json"
     one = {"ways": ["", "hicache"], "functions": {"a.py": {"alloc": 3, "host": 2}}, "cut": []}
     one |= {"rare": {"a.py": {"host": 0}}, "sets": ["tiers tier, tiers tier-page2"]}
     file.write_text(json.dumps({"sglang": one}))
     monkeypatch.setattr(way_map, "FILE", file)
     way_map.way_map.cache_clear()
-    way_map_of = way_map.way_map("sglang")
+    read_map = way_map.way_map("sglang")
     way_map.way_map.cache_clear()
+    return read_map
+
+
+def test_the_map_says_which_functions_run_in_which_way(small_map):
     both = frozenset({"", "hicache"})
-    assert way_map_of.functions == {ALLOC: both, HOST: frozenset({"hicache"}), ("a.py", OUTSIDE): both}
-    assert way_map_of.files == {"a.py"}
-    assert way_map_of.calling([ALLOC, HOST]) == {"": {ALLOC}, "hicache": {ALLOC, HOST}}
-    assert way_map_of.calls_rarely([ALLOC, HOST]) == {"tiers tier", "tiers tier-page2"}
-    assert not way_map_of.calls_rarely([ALLOC, RUST])
-    assert way_map_of.told(HOST, "", {}) == "a.py: host (in +hicache, on tiers tier, tiers tier-page2)"
-    assert way_map_of.told(HOST, "hicache", {}) == "a.py: host (on tiers tier, tiers tier-page2)"
-    assert way_map_of.told(ALLOC, "", {}) == "a.py: alloc"
-    rest = "a.py", OUTSIDE
-    assert way_map_of.loaded_in([rest, HOST], ["hicache"]) == {rest}, "it runs when its file is loaded"
-    assert way_map_of.loaded_in([rest], ["overlap"]) == way_map_of.loaded_in([rest], []) == set()
+    assert small_map.functions == {ALLOC: both, HOST: frozenset({"hicache"}), REST: both}
+    assert small_map.files == {"a.py"}
+    assert small_map.by_way([ALLOC, HOST]) == {"": {ALLOC}, "hicache": {ALLOC, HOST}}
+
+
+def test_the_map_names_the_few_configurations_that_call_a_function(small_map):
+    assert small_map.calls_rarely([ALLOC, HOST]) == {"tiers tier", "tiers tier-page2"}
+    assert not small_map.calls_rarely([ALLOC, RUST])
+
+
+def test_the_rest_of_a_file_has_run_where_the_file_is_loaded(small_map):
+    assert small_map.loaded_in([REST, HOST], ["hicache"]) == {REST}
+    assert small_map.loaded_in([REST], ["overlap"]) == small_map.loaded_in([REST], []) == set()
+
+
+def test_an_uncalled_function_is_printed_with_its_way_and_its_configurations(small_map):
     hint = "in +hicache, on tiers tier, tiers tier-page2"
-    for had, more in (({"tiers page1"}, ", which no run on this tree had"), ({"tiers tier"}, ""), ((), "")):
-        assert way_map_of.told(HOST, "", {}, {"hicache": had}) == f"a.py: host ({hint}{more})"
+    assert small_map.function_text(HOST, "", {}) == f"a.py: host ({hint})"
+    assert small_map.function_text(HOST, "hicache", {}) == "a.py: host (on tiers tier, tiers tier-page2)"
+    assert small_map.function_text(ALLOC, "", {}) == "a.py: alloc"
     few = frozenset(f"tiers tier-{index}" for index in range(5))
-    text = way_map_of._replace(rare={ALLOC: few}).told(ALLOC, "", {})
+    text = small_map._replace(rare={ALLOC: few}).function_text(ALLOC, "", {})
     assert text == "a.py: alloc (on tiers tier-0, tiers tier-1, tiers tier-2 and 2 more)"
+
+
+@pytest.mark.parametrize(
+    ("configurations", "remark"),
+    [({"tiers page1"}, ", which no run on this tree had"), ({"tiers tier"}, ""), ((), "")],
+)
+def test_configurations_that_no_run_had_are_said_to_be_missing(small_map, configurations, remark):
+    hint = f"in +hicache, on tiers tier, tiers tier-page2{remark}"
+    assert small_map.function_text(HOST, "", {}, {"hicache": configurations}) == f"a.py: host ({hint})"
+
+
+def test_an_engine_that_was_not_measured_has_an_empty_map():
     assert way_map.way_map("torch") == way_map.NOTHING
 
 
 def test_an_undriven_way_is_named_with_the_driven_ones():
     """A hint named presets of the host tier to a tree of June, which +hicache refuses."""
     way_map_of = way_map.way_map("sglang")
-    queue = "sglang/srt/disaggregation/decode.py", "DecodePreallocQueue.pop_preallocated"
+    queue = SystemFunction(
+        "sglang/srt/disaggregation/decode.py", "DecodePreallocQueue.pop_preallocated"
+    )
     first = engines.driven_in("sglang", ("hicache",))[0]
     older = engines.driven_in("sglang", ())[0]
-    text = way_map_of.told(queue, "", way_map_of.undriven("sglang", older))
-    assert text == f"{': '.join(queue)} (in +hicache, which is driven from {first} on)"
-    assert "(in +hicache, on tiers decode, " in way_map_of.told(
+    text = way_map_of.function_text(queue, "", way_map_of.undriven("sglang", older))
+    assert text == f"{queue} (in +hicache, which is driven from {first} on)"
+    assert "(in +hicache, on tiers decode, " in way_map_of.function_text(
         queue, "", way_map_of.undriven("sglang", first)
     )
     assert way_map_of.undriven("sglang", "0.0.1") == {} == way_map.NOTHING.undriven("torch", "")
@@ -152,31 +182,35 @@ def test_each_engine_has_a_map(engine):
     ("engine", "way", "commands"),
     [
         ("lmdeploy", "", 300),
-        pytest.param("sglang", "overlap", way_map.COMMANDS, marks=at_night),
-        pytest.param("vllm", "async", way_map.COMMANDS, marks=at_night),
+        pytest.param("sglang", "overlap", way_measurement.COMMANDS, marks=at_night),
+        pytest.param("vllm", "async", way_measurement.COMMANDS, marks=at_night),
     ],
 )
 def test_the_map_is_up_to_date(engine, way, commands):
     """What a short plan calls on the newest release stands in the map, and most of the map is called."""
-    called = way_map.called_in(str(engines.engine(engine).newest(way)), commands)[0].keys()
-    way_map_of = {name for name, ways in way_map.way_map(engine).functions.items() if way in ways}
-    assert called <= way_map_of, "python -m ci.ways"
-    assert len(called) > 0.8 * len({each for each in way_map_of if each[1] != OUTSIDE})
+    newest = str(engines.engine(engine).newest(way))
+    called, _ = way_measurement.functions_of_release(newest, commands)
+    in_map = {function for function, ways in way_map.way_map(engine).functions.items() if way in ways}
+    assert called.keys() <= in_map, "python -m ci.ways"
+    assert len(called) > 0.8 * len([function for function in in_map if function.name != OUTSIDE])
 
 
 def test_the_newest_release_of_each_way_is_measured_in_all_ways():
     """What only 0.5.18+unified has is called without that way as well."""
     ways, driven_in = engines.engine("sglang").ways, engines.driven_in
-    measured = [(release, ways[at]) for release, at in way_map.measured_in("sglang")]
+    measured = [
+        (release, ways[index]) for release, index in way_measurement.measured_releases("sglang")
+    ]
     newest, last = driven_in("sglang", [])[-1], driven_in("sglang", ["unified"])[-1]
     assert {way for release, way in measured if release == newest} == {*ways} - {"unified"}
     assert {(last, ""), (last, "overlap"), (last, "unified")} <= {*measured}
 
 
 def test_functions_that_few_configurations_call_name_those_configurations():
-    both = way_map.Measured().also(0, {"a"}, "abcdef").also(1, {"b"}, "abcdef")
-    assert (both.ways, both.few) == (3, ("a", "b"))
-    assert both.also(1, {"c"}, "").few == (), "three of six are not few"
+    none = way_measurement.FunctionCallers()
+    both = none.add_way(0, {"a"}, "abcdef").add_way(1, {"b"}, "abcdef")
+    assert (both.way_bits, both.few) == (3, ("a", "b"))
+    assert both.add_way(1, {"c"}, "").few == (), "three of six are not few"
 
 
 def test_configurations_that_call_a_change_get_half_of_the_runs():
@@ -277,10 +311,11 @@ def test_earlier_findings_come_first(drives):
 
 
 def test_only_the_cut_functions_of_a_cut_file_are_loaded():
-    of = MAP._replace(cut=frozenset({"a.py"}))
-    assert of.loads(ALLOC) and not of.loads(("a.py", "new")) and MAP.loads(("a.py", "new"))
-    assert not MAP.loads(("b.py", "new"))
+    with_cut_file = MAP._replace(cut=frozenset({"a.py"}))
+    new = SystemFunction("a.py", "new")
+    assert with_cut_file.loads(ALLOC) and not with_cut_file.loads(new) and MAP.loads(new)
+    assert not MAP.loads(SystemFunction("b.py", "new"))
     scheduler = "sglang/srt/managers/scheduler.py"
     assert scheduler in way_map.way_map("sglang").cut
-    assert not way_map.way_map("sglang").loads((scheduler, "Scheduler.run_batch"))
-    assert way_map._is_loaded("lmdeploy", "lmdeploy/pytorch/paging/scheduler.py")
+    assert not way_map.way_map("sglang").loads(SystemFunction(scheduler, "Scheduler.run_batch"))
+    assert way_measurement._is_loaded("lmdeploy", "lmdeploy/pytorch/paging/scheduler.py")

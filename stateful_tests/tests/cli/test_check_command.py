@@ -13,6 +13,7 @@ from impl import engines
 from impl.adapter import Capabilities
 from impl.sglang.releases.catalogue import TABLE
 from impl.system_spec import SystemSpec
+from impl.process.system_functions import SystemFunction
 from reference.failures import Failure
 from stateful_tests.check.trees.changed_functions import Changes
 from stateful_tests.lockstep import system_names as registry
@@ -272,9 +273,9 @@ def test_a_finding_is_not_buried_under_situations(finds, kvspec):
 
 @pytest.mark.parametrize("detailed", [False, True])
 def test_a_detailed_finding_names_the_edit_and_the_releases_too(detailed):
-    edited = "pool.py", "free"
+    edited = SystemFunction("pool.py", "free")
     found = replace(
-        finding(run=replace(RUN, called=((),) * 5 + (("pool.py: free",),))),
+        finding(run=replace(RUN, called=((),) * 5 + ((edited,),))),
         looked_up=LookedUp(conform=2, driven=2),
     )
     data = report.finding_data([found], None, Changes("HEAD", frozenset(), {edited: 1}, ()))

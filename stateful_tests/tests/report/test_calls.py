@@ -1,6 +1,7 @@
 """The functions that a finding names: those of its failing command, and not what any command calls."""
 
 from ci.report.called_functions import telling_calls
+from impl.process.system_functions import grouped_texts, parse_grouped
 from reference.commands import Close, Mode, Open
 from reference.failures import Failure
 from reference.geometry import preset
@@ -14,7 +15,8 @@ def called_in(commands, called, step=None):
     if step is None:
         step = len(commands) - 1
     violation = Violation("LEN-2", step, Failure("x", "y"))
-    return telling_calls(Run(trace, "torch", (), violation, called=called))
+    functions = tuple(tuple(parse_grouped(texts)) for texts in called)
+    return grouped_texts(telling_calls(Run(trace, "torch", (), violation, called=functions)))
 
 
 def test_functions_that_other_commands_call_too_are_left_out():

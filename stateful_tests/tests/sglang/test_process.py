@@ -77,9 +77,10 @@ def test_the_functions_called_by_each_command_are_noted():
     finally:
         system.close()
     submit, admit = called
-    assert any("ExampleEngine._admit" in line for line in admit)
-    [functions] = (line for line in submit if line.startswith("example_engine.py: "))
-    assert "ExampleEngine._submit" in functions and "ExampleEngine.view" not in functions
+    assert "ExampleEngine._admit" in {function.name for function in admit}
+    assert {function.file for function in submit} == {"example_engine.py"}
+    names = {function.name for function in submit}
+    assert "ExampleEngine._submit" in names and "ExampleEngine.view" not in names
 
 
 def test_a_release_starts_by_its_command_line(monkeypatch, tmp_path):
