@@ -147,7 +147,7 @@ def update_corpus() -> int:
             progress("random", number, 0)
     lines = [*map(faithful, best.values()), *random, *kept_lines["hand"]]
     lines.sort(key=lambda line: (line.situation, line.origin))
-    corpus.FILE.write_text("".join(f"{corpus.written(line)}\n" for line in lines), encoding="utf-8")
+    corpus.FILE.write_text("".join(f"{corpus.line_text(line)}\n" for line in lines), encoding="utf-8")
     missing = best.keys() - {line.situation for line in random}
     click.echo(
         f"wrote   {corpus.FILE} ({len(lines)} lines, {sum(len(n.commands) for n in lines)} commands)"

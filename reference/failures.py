@@ -225,6 +225,6 @@ def failure(expected: str, observed: str, *at: Place, head: str = "") -> Failure
     return Failure(expected, observed, (lambda: at) if at else None, head)
 
 
-def counted(count: int, noun: str, more: str = "s") -> str:
+def count_text(count: int, noun: str, more: str = "s") -> str:
     """Return a number with its noun, such as "1 page", "2 pages". more: ending of the plural."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}{more}"

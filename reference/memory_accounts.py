@@ -22,7 +22,7 @@ def in_batch(request: Request) -> bool:
     return request.phase in IN_BATCH
 
 
-def counted(state: State) -> list[tuple[str, str, Cursors]]:
+def counted_rows(state: State) -> list[tuple[str, str, Cursors]]:
     """Return (term, holder, cursors) for every row in use.
 
     A lent slot counts once: through its turn, as soon as the turn is in a batch (#22213). A rejected
@@ -45,7 +45,7 @@ def report(state: State) -> Report:
     geometry = state.config.geometry
     size = geometry.page_size
     left = free(state)
-    rows = counted(state)
+    rows = counted_rows(state)
     available = {"full": left.full * size, "swa": left.swa * size, "rows": left.rows}
     totals = {
         **{pool: geometry.pages(pool) * size for pool in geometry.pools},

@@ -42,7 +42,7 @@ class Lock(NamedTuple):
     """The KV that a holder pins: full KV of `key`, SWA KV from `swa_from` to its end.
 
     state: it pins the state at its end too.
-    whole: start of the SWA part when the lock was taken; `reshaped` moves swa_from to the window.
+    whole: start of the SWA part when the lock was taken; `reshape` moves swa_from to the window.
     """
 
     holder: str
@@ -149,7 +149,7 @@ def path_of(tree: Tree, key: Key) -> list[Placed]:
         if node is None:
             break
         placed_nodes.append(Placed(node, (placed_nodes[-1].path if placed_nodes else ()) + node.key))
-        same = shared(node.key, key[position:], tree.page_size)
+        same = shared_len(node.key, key[position:], tree.page_size)
         position += same
         if same < len(node.key):
             break
@@ -157,7 +157,7 @@ def path_of(tree: Tree, key: Key) -> list[Placed]:
     return placed_nodes
 
 
-def shared(a: Key, b: Key, page_size: int) -> int:
+def shared_len(a: Key, b: Key, page_size: int) -> int:
     """Return the length of the common prefix, in whole pages (tokens)."""
     length = 0
     for x, y in zip(a, b):
@@ -204,7 +204,7 @@ def sizes(tree: Tree) -> Sizes:
     return Sizes(*counts)
 
 
-def reshaped(tree: Tree, shape: list[tuple[Key, int, bool, bool]]) -> Tree:
+def reshape(tree: Tree, shape: list[tuple[Key, int, bool, bool]]) -> Tree:
     """Return the tree with other nodes, given as (path, start, live, has a state): for systems whose
     tree splits and evicts by rules of its own. Its locks pin no more SWA KV than their window needs.
     Nodes without a parent are left out (TREE-1)."""
@@ -229,16 +229,16 @@ def _edit_children(
     removed)."""
     new = change(path[-1].node)
     for above, below in zip(reversed(path[:-1]), reversed(path)):
-        new = (above.node._replace(children=_replaced(above.node.children, below.node, new)),)
-    return _replaced(children, path[0].node, new)
+        new = (above.node._replace(children=_replace_child(above.node.children, below.node, new)),)
+    return _replace_child(children, path[0].node, new)
 
 
-def _replaced(children: tuple[Node, ...], old: Node, new: tuple[Node, ...]) -> tuple[Node, ...]:
+def _replace_child(children: tuple[Node, ...], old: Node, new: tuple[Node, ...]) -> tuple[Node, ...]:
     """Return the children with one of them replaced, in the order of their keys."""
     return tuple(sorted([*(n for n in children if n is not old), *new], key=lambda n: n.key))
 
 
-def changed(tree: Tree, end: Key, change: Callable[[Node], tuple[Node, ...]]) -> Tree:
+def change_node(tree: Tree, end: Key, change: Callable[[Node], tuple[Node, ...]]) -> Tree:
     """Return the tree with the node that ends at `end` replaced."""
     return tree._replace(children=_edit_children(tree.children, path_of(tree, end), change))
 
@@ -263,7 +263,7 @@ def _with_node_at(tree: Tree, key: Key) -> tuple[Tree, Key]:
     if not path:
         return tree, ()
     last = path[-1]
-    prefix = key[: last.start + shared(last.node.key, key[last.start :], tree.page_size)]
+    prefix = key[: last.start + shared_len(last.node.key, key[last.start :], tree.page_size)]
     return _split(tree, prefix), prefix
 
 
@@ -277,12 +277,12 @@ def _mark_used(tree: Tree, key: Key) -> Tree:
     for placed, after in zip(reversed(path), [None, *reversed(path)]):
         node = placed.node
         if after is not None:
-            node = node._replace(children=_replaced(node.children, after.node, below))
+            node = node._replace(children=_replace_child(node.children, after.node, below))
         seen = now if node.live and placed.end > window_begin else node.swa_used
         state = now if node.state_used and placed.end == len(key) else node.state_used
         below = (node._replace(full_used=now, swa_used=seen, state_used=state),)
     if path:
-        tree = tree._replace(children=_replaced(tree.children, path[0].node, below))
+        tree = tree._replace(children=_replace_child(tree.children, path[0].node, below))
     return tree._replace(clock=now)
 
 
@@ -382,11 +382,11 @@ def insert(tree: Tree, key: Key, evicted: int) -> tuple[Tree, Insertion]:
     for placed in path_of(tree, matched):
         if not placed.node.live and placed.start >= live_from and not full_locked(tree, placed):
             recovered.append((placed.start, placed.end))
-            tree = changed(tree, placed.path, partial(stamped, live=True))
+            tree = change_node(tree, placed.path, partial(stamped, live=True))
     if len(matched) < len(key):
         tree = _fresh_leaf(tree, key, len(matched), live_from)
     if tree.states:
-        tree = changed(tree, key, partial(stamped, state_used=tree.clock + 1))
+        tree = change_node(tree, key, partial(stamped, state_used=tree.clock + 1))
     return _mark_used(tree, key), Insertion(len(matched), len(key), tuple(recovered))
 
 
@@ -419,6 +419,6 @@ def _fresh_leaf(tree: Tree, key: Key, matched: int, live_from: int) -> Tree:
         leaf = (Node(key[start:end], start >= live_from, now, now, leaf),)
     if not matched:
         return tree._replace(children=tuple(sorted(tree.children + leaf)))
-    return changed(
+    return change_node(
         tree, key[:matched], lambda n: (n._replace(children=tuple(sorted(n.children + leaf))),)
     )

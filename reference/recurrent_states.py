@@ -93,7 +93,7 @@ def may_have_second_slot(processed: int, launched: int, boundary: int, reach: in
     return processed // boundary != end // boundary
 
 
-def seen(stamp: int, stamps: Sequence[int]) -> str:
+def describe_stamp(stamp: int, stamps: Sequence[int]) -> str:
     """Describe a part with this stamp, for the owner of a text with these stamps."""
     if stamp == EMPTY:
         return "was not written"
@@ -106,5 +106,5 @@ def misread(found: Sequence[int], expected: int, stamps: Sequence[int]) -> str |
     """Describe the fault of a state whose parts have these stamps; None if all are `expected`."""
     for part, stamp in zip(PARTS, found):
         if stamp != expected:
-            return f"{part} {seen(stamp, stamps)}"
+            return f"{part} {describe_stamp(stamp, stamps)}"
     return None

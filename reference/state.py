@@ -160,7 +160,7 @@ Named = TypeVar("Named", Session, Request)
 _NAME = attrgetter("name")
 
 
-def _replaced(those: tuple[Named, ...], one: Named) -> tuple[Named, ...]:
+def _replace_named(those: tuple[Named, ...], one: Named) -> tuple[Named, ...]:
     """Return the values with `one` added, or in the place of that of its name, in the order of names."""
     others = [each for each in those if each.name != one.name]
     insort(others, one, key=_NAME)
@@ -213,7 +213,7 @@ class State(_State):
 
     def with_session(self, session: Session) -> State:
         return State(
-            self.config, _replaced(self.sessions, session), self.requests, self.serial, self.tree
+            self.config, _replace_named(self.sessions, session), self.requests, self.serial, self.tree
         )
 
     def without_session(self, name: str) -> State:
@@ -221,7 +221,7 @@ class State(_State):
 
     def with_request(self, request: Request) -> State:
         return State(
-            self.config, self.sessions, _replaced(self.requests, request), self.serial, self.tree
+            self.config, self.sessions, _replace_named(self.requests, request), self.serial, self.tree
         )
 
     def with_those(self, moved: Mapping[str, Request]) -> State:

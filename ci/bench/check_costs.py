@@ -84,7 +84,7 @@ class _Clock:
     _since: float = 0.0
     _worker_since: float = 0.0
 
-    def timed(self, function: Callable[..., Any], part: str) -> Callable[..., Any]:
+    def time_calls(self, function: Callable[..., Any], part: str) -> Callable[..., Any]:
         def call(*args: Any, **options: Any) -> Any:
             with self.part(part):
                 return function(*args, **options)
@@ -121,7 +121,7 @@ def _with_clock(clock: _Clock) -> Iterator[None]:
     """Patch all timed functions and methods so that the clock counts them."""
     functions = {id(each): (each, part) for each, part in _timed_functions().items()}
     patches: list[Any] = [
-        patch.object(kind, name, clock.timed(vars(kind)[name], part))
+        patch.object(kind, name, clock.time_calls(vars(kind)[name], part))
         for kind, name, part in _timed_methods()
         if name in vars(kind)
     ]
@@ -130,9 +130,9 @@ def _with_clock(clock: _Clock) -> Iterator[None]:
         for name, value in list(vars(module).items()):
             if id(value) in functions:
                 function, part = functions[id(value)]
-                patches.append(patch.object(module, name, clock.timed(function, part)))
+                patches.append(patch.object(module, name, clock.time_calls(function, part)))
     draws = {
-        machine: each._replace(propose=clock.timed(each.propose, "driving: drawing commands"))
+        machine: each._replace(propose=clock.time_calls(each.propose, "driving: drawing commands"))
         for machine, each in run_driver._DRAWS.items()
     }
     patches.append(patch.dict(run_driver._DRAWS, draws))

@@ -79,7 +79,7 @@ class LogReadings:
         self.logs: dict[str, LogReading] = {}
         self.no_logs: dict[Path, str] = {}
 
-    def begun(self) -> list[LogReading]:
+    def new_readings(self) -> list[LogReading]:
         """Return logs that were not there before. Raises Unusable for a missing file or folder."""
         new = []
         with unusable("", LogError):
@@ -99,7 +99,7 @@ class LogReadings:
 
     def read(self) -> None:
         """Read all logs that are there."""
-        for reading in self.begun():
+        for reading in self.new_readings():
             reading.read()
 
     def join(self) -> None:
@@ -153,7 +153,7 @@ class LogReadings:
         told_to_wait = False
         try:
             while not threads or any(thread.is_alive() for thread in threads):
-                for reading in self.begun():
+                for reading in self.new_readings():
                     start(reading)
                 if not threads and self.no_logs and not any(map(os.path.isdir, self._given)):
                     return

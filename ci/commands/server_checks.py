@@ -128,7 +128,7 @@ def validate(
         read = reading.validator
         log = reading.log
         data = log_reports.validation(log.name, log.header, read.result, reading.seconds, log)
-        if save_dir is not None and read.result.found:
+        if save_dir is not None and read.result.unexplained:
             if (trace := read.trace()) is None:
                 note(
                     f"{log.name}: not saved: a trace needs a log from the server's start on, without a tree"
@@ -140,12 +140,12 @@ def validate(
                 note(f"{log.name}: the commands up to the first mismatch are saved as {path}")
         data["unreadable"] = reading.unreadable
         reports.append(data)
-        log_reports.validated(
+        log_reports.print_log_report(
             out.console, data, shown=follow and out.file is None, verbose=verbose,
             alone=len(readings.logs) == 1 and not reasons,
         )  # fmt: skip
     data = log_reports.validations(reports, strict, reasons)
-    log_reports.validated_all(out.console, data, verbose)
+    log_reports.print_log_reports(out.console, data, verbose)
     return out.end(data)
 
 
@@ -305,7 +305,7 @@ def _base_to_compare(release: str, checkout: str | None, base: str | None) -> Be
     from impl.sglang.server import environment
     from impl.sglang.server.runs import WholeScheduler
     from stateful_tests.check.known_faults.masks import masks
-    from stateful_tests.lockstep.system_names import driven
+    from stateful_tests.lockstep.system_names import driven_system
     from stateful_tests.traces.trace_files import FIXTURES
     from stateful_tests.watched.servers.scheduler_runs import Before
 
@@ -317,8 +317,8 @@ def _base_to_compare(release: str, checkout: str | None, base: str | None) -> Be
     known_findings = {}
     if checkout is not None:
         with (
-            closing(driven(SystemSpec("sglang"), DriveOptions(checkout))) as tree,
-            closing(driven(SystemSpec("sglang", base_release))) as was,
+            closing(driven_system(SystemSpec("sglang"), DriveOptions(checkout))) as tree,
+            closing(driven_system(SystemSpec("sglang", base_release))) as was,
         ):
             # the remark also says what serve-check needs and the tree lacks
             note(getattr(tree, "remark", "") or f"{checkout}: taken for {release}")

@@ -115,7 +115,7 @@ class SystemSelector:
         options = DriveOptions(self.checkout, self.device, limits=limits)
         try:
             with unusable():
-                system: AnySystem = registry.driven(self.spec, options, in_process)
+                system: AnySystem = registry.driven_system(self.spec, options, in_process)
         except Unusable:
             raise
         except (Exception, SystemExit) as error:  # a stranger's factory may raise anything

@@ -26,10 +26,10 @@ from ci.commands.shared import (
 )  # fmt: skip
 from impl.process.run_test import FAILS
 from impl.system_spec import ENGINES
-from reference.failures import counted
+from reference.failures import count_text
 from stateful_tests.lockstep.exit_codes import Ending, ending
 from stateful_tests.lockstep.known_faults import FOLDER, KnownFault, known_faults
-from stateful_tests.traces.trace_files import shipped
+from stateful_tests.traces.trace_files import shipped_path
 
 if TYPE_CHECKING:
     from ci.export.bug_report import Titles
@@ -237,7 +237,7 @@ def _handwritten_test(
 
     others = ""
     if tried:
-        others = f" Nor of {counted(tried, 'other trace')} of this bug."
+        others = f" Nor of {count_text(tried, 'other trace')} of this bug."
     why_not = ""
     for path in (REPORTS / fault.test for fault in faults if fault.test):
         text = path.read_text(encoding="utf-8")
@@ -266,7 +266,7 @@ def _handwritten_test(
 
 def _faults_of(file: str) -> list[KnownFault]:
     """Return the known faults that list `file` among their traces."""
-    path = Path(shipped(file)).resolve()
+    path = Path(shipped_path(file)).resolve()
     return [f for f in known_faults().values() if any(FOLDER / trace == path for trace in f.traces)]
 
 
@@ -292,7 +292,7 @@ def _other_traces(
     from ci.report.report_data import trace_to_save
     from stateful_tests.lockstep.check_results import finding_name
 
-    path = Path(shipped(file))
+    path = Path(shipped_path(file))
     findings = [finding_name(trace.clause or "", number) for number in range(1, 10)]
     names = [
         trace_to_save(finding, trace, str(selector.spec))[0] for finding in findings if trace.clause
@@ -324,12 +324,12 @@ def _make_and_run_test(
     """
     from ci.export.recorded_run import NotExportable
     from ci.export.template_parts import SHARED
-    from ci.shown_kinds import shown_of
+    from ci.shown_kinds import shown_kind_of
     from impl.engines import DriveOptions
     from impl.process.remote_system import WorkerSystem
     from stateful_tests.lockstep import system_names as registry
 
-    exporting = shown_of(trace.geometry).exports()
+    exporting = shown_kind_of(trace.geometry).exports()
     if exporting is None:
         raise NoTest("a test has one server, and this trace has two")
     if selector.spec.engine not in ENGINES:
@@ -348,7 +348,7 @@ def _make_and_run_test(
                 if fixed is not None and not fixed.startswith(OF_HISTORY):
                     fixed_target = target_of(exporting, fixed, "", selector.spec)
                 options = DriveOptions(selector.checkout, calls=True)
-                system = opened.enter_context(closing(registry.driven(selector.spec, options)))
+                system = opened.enter_context(closing(registry.driven_system(selector.spec, options)))
                 assert isinstance(system, WorkerSystem) and system.root is not None
                 if fixed is not None and fixed_target is None:
                     folder, name = folder_and_name(fixed, selector, system, opened)

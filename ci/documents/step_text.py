@@ -28,7 +28,7 @@ class DrawnStep(NamedTuple):
     after: State
     outcome: Outcome
 
-    def drawn(self) -> str:
+    def draw(self) -> str:
         """Draw the changes of the command, before and after, side by side where that fits."""
         then, now = blocks(self.before), blocks(self.after)
         names = list(then | now)

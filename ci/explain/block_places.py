@@ -8,7 +8,7 @@ from ci.explain.fact_history import Past
 from ci.explain.places import Fact
 from reference.blocks.clauses.step import window_start
 from reference.blocks.facts import Lane, StateUse, chained
-from reference.failures import AtBlock, AtChunk, AtCount, AtNamed, AtTable, AtText, Place, counted
+from reference.failures import AtBlock, AtChunk, AtCount, AtNamed, AtTable, AtText, Place, count_text
 from reference.kv_sources import KvSource
 from stateful_tests.lockstep.run_moments import EngineMoment
 
@@ -35,7 +35,7 @@ def chunks_of(places: tuple[Place, ...]) -> set[int]:
     return {place.chunk for place in places if isinstance(place, AtChunk)}
 
 
-def called(place: Place, m: EngineMoment) -> str:
+def place_name(place: Place, m: EngineMoment) -> str:
     match place:
         case AtTable(request):
             return f"{request} at {_position_range(place, m)}"
@@ -69,10 +69,10 @@ def facts_at(place: Place, m: EngineMoment) -> list[Fact]:
             return free + [Fact("", "is named by a hash", "was named by a hash")] * named
         case AtCount(who) | AtText(who) | AtNamed(_, who) if who in facts.requests:
             fact = facts.requests[who]
-            blocks = counted(sum(1 for table in fact.tables for block in table if block), "block")
+            blocks = count_text(sum(1 for table in fact.tables for block in table if block), "block")
             counts = f"counts {fact.computed} computed and holds {blocks}"
             return [
-                Fact("", f"is {fact.status} with {counted(len(fact.tokens), 'token')}, {counts}")
+                Fact("", f"is {fact.status} with {count_text(len(fact.tokens), 'token')}, {counts}")
             ]
     return []
 

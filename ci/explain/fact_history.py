@@ -135,10 +135,10 @@ def cursors_of(m: Moment, name: str) -> Cursors | None:
         facts = m.facts.requests.get(name)
         return facts.cursors or ZERO if facts is not None else None
     kept = m.facts.sessions.get(session)
-    return kept.slot if kept is not None and lent_to(m, name) is None else None
+    return kept.slot if kept is not None and borrower(m, name) is None else None
 
 
-def lent_to(m: Moment, name: str) -> str | None:
+def borrower(m: Moment, name: str) -> str | None:
     """Return the turn that has the row of "slot of s1", if one has."""
     session = m.state.session(name.removeprefix("slot of "))
     turn = m.state.request(session.turn or "") if session is not None else None

@@ -19,10 +19,10 @@ def on_server(moment: PairMoment, server: str) -> EngineMoment:
     return EngineMoment(moment.facts.of(server), sides.get(server))
 
 
-def called(place: Place, m: PairMoment) -> str:
+def place_name(place: Place, m: PairMoment) -> str:
     match place:
         case AtServer(server, inner):
-            name = block_places.called(inner, on_server(m, server))
+            name = block_places.place_name(inner, on_server(m, server))
             return f"{name} of {server}" if name else ""
         case AtCount(who) | AtNamed(_, who):
             return who

@@ -9,7 +9,7 @@ from reference.tiers.facts import TierFacts, TierTransfer
 from stateful_tests.lockstep.run_moments import TierMoment
 
 
-def called(place: Place, m: TierMoment) -> str:
+def place_name(place: Place, m: TierMoment) -> str:
     del m
     match place:
         case AtSlot(pool, slot, host):
@@ -76,7 +76,7 @@ def _slot_facts(facts: TierFacts, pool: str, slot: int, host: bool) -> list[Fact
             (part.host if host else part.device) == slot and part.pool == pool for part in job.parts
         ):
             verb = "writes" if job.load != host else "reads"
-            about_slot.append(Fact(job.called, f"{verb} it"))
+            about_slot.append(Fact(job.label, f"{verb} it"))
     if host:
         about_slot += _storage_facts(facts, pool, slot)
     return about_slot
@@ -88,10 +88,10 @@ def _storage_facts(facts: TierFacts, pool: str, slot: int) -> list[Fact]:
     for op in facts.operations:
         if slot in op.moving.get(pool, ()):
             about_slot.append(
-                Fact(op.called, "is to write it to the storage" if op.back else "writes it")
+                Fact(op.label, "is to write it to the storage" if op.back else "writes it")
             )
         elif slot in op.slots.get(pool, ()) and not op.back:
-            about_slot.append(Fact(op.called, "has it"))
+            about_slot.append(Fact(op.label, "has it"))
     if slot in facts.returned.get(pool, ()):
         about_slot.append(Fact("", "waits to be freed"))
     return about_slot

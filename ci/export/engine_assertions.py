@@ -36,7 +36,7 @@ _COUNTS: dict[tuple[str, str], str] = {
 _OF_STATES = "STA-1", "STA-2", "STA-3"
 
 
-def asserted(run: Run, clause: str, tokens: Callable[[Sequence[int]], str]) -> list[str]:
+def assert_clause(run: Run, clause: str, tokens: Callable[[Sequence[int]], str]) -> list[str]:
     """Return the lines that assert what a clause (not BROKEN) expects; none where no object of the
     scheduler shows it. tokens: as the test writes them."""
     violation = run.violation

@@ -11,7 +11,7 @@ from typing import Any
 
 from ci import TEMPLATES
 from ci.export.bug_report import GENERATED_TITLES, Titles, git_description
-from ci.export.engine_assertions import asserted
+from ci.export.engine_assertions import assert_clause
 from ci.export.recorded_run import NotExportable, not_raising
 from ci.export.helper_inlining import inline_helpers
 from ci.export.specialised_scaffold import fill_lines, decide_branches, without_annotations
@@ -207,7 +207,7 @@ def unit_test(
         steps.append((command, []))
         assertions = {"BROKEN": not_raising(calls)}
     else:
-        assertions = {clause: asserted(run, clause, notes.tokens) for clause in (headline, *reported)}
+        assertions = {clause: assert_clause(run, clause, notes.tokens) for clause in (headline, *reported)}
     clause = next((clause for clause, lines in assertions.items() if lines), None)
     if clause is None:
         whose = "no object of the scheduler shows it"

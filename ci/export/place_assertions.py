@@ -12,7 +12,7 @@ from ci.export.page_assertions import (
 from ci.export.recorded_run import Asserts, NotExportable, RecordedRun, tokens_of_release
 from ci.export.tree_assertions import assert_counter, assert_node, assert_tree_page
 from impl.sglang.releases.v0_5_10_to_14 import Release0510
-from impl.sglang.scheduler.call_log import ids_text, quoted, variable
+from impl.sglang.scheduler.call_log import ids_text, quote, variable
 from reference.clauses.sliding_window import evicted_too_far
 from reference.commands import CheckBusy, CheckIdle, Done, Evict, Submit
 from reference.failures import (
@@ -39,7 +39,7 @@ def is_unified(release: Release0510, geometry: Geometry) -> bool:
     return release.is_unified(geometry)
 
 
-def asserted(run: RecordedRun) -> Asserts:
+def assert_violation(run: RecordedRun) -> Asserts:
     """Return the assertion that shows the violated clause. Raises NotExportable where no object of the
     release shows it."""
     check = ""
@@ -76,7 +76,7 @@ def _candidate_assertions(run: RecordedRun) -> Iterator[Asserts | None]:
 def _cursor_assertions(run: RecordedRun, place: AtCursor) -> Asserts | None:
     """Assert that cursors have a value, or keep to a bound: another cursor, the row, whole pages, a
     window."""
-    lines, held = run.bound_cursors(place.owner)
+    lines, held = run.cursors_expression(place.owner)
     code = run.cursor(held, place.field)
     if place.must is not None:
         seen = run.after.view.requests.get(place.owner)
@@ -160,19 +160,19 @@ def _state_facts(run: RecordedRun) -> Iterator[_Fact]:
         yield _Fact(("outcome", ""), f"({sent}.to_finish or {sent}.finished_reason) is None", *done)
     for name in sorted({s.name for s in state.sessions} | set(view.sessions)):
         known = state.session(name) is not None, name in view.sessions
-        yield _Fact(("session", name), f"{quoted(name)} in server.sessions", *known)
+        yield _Fact(("session", name), f"{quote(name)} in server.sessions", *known)
     for session in state.sessions:
         seen = view.sessions.get(session.name)
         turn = state.request(session.turn)
         name = session.name
         if seen is None:
             continue
-        lookup = f"server.sessions.get({quoted(name)})"
+        lookup = f"server.sessions.get({quote(name)})"
         code = f'getattr({lookup}, "close_on_finish", False)'
         yield _Fact(("session", name), code, session.closing, seen.closing)
         if turn is None or turn.phase in (Phase.QUEUED, Phase.ADMITTED):
             keeps = session.slot is not None, seen.cursors is not None
-            yield _Fact(("slot", name), f"holds_kv(server, {quoted(name)})", *keeps)
+            yield _Fact(("slot", name), f"holds_kv(server, {quote(name)})", *keeps)
             yield from _cursor_facts(run, f"slot of {name}", session.slot, seen.cursors)
         if turn is None:
             both = text_tokens(session.history), seen.history
@@ -226,11 +226,11 @@ def _term_assertions(run: RecordedRun, check: str) -> list[str]:
         )
     counted = {account.pool for account in outcome.report.accounts}
     if missing := [a.pool for a in expected.report.accounts if a.pool not in counted]:
-        return [f"self.assertIn({quoted(missing[0])}, terms(checks, {check}))"]
+        return [f"self.assertIn({quote(missing[0])}, terms(checks, {check}))"]
     lines = [f"counted = terms(checks, {check})"]
     for term in run.at:
         if isinstance(term, AtCounter) and term.name != "total":
-            code = f"counted[{quoted(term.pool)}][{quoted(term.name)}]"
+            code = f"counted[{quote(term.pool)}][{quote(term.name)}]"
             if term.pool == "rows":
                 code = "server.cache.session_held_req_count()"
             lines.append(f"self.assertEqual({code}, {term.must})")

@@ -42,7 +42,7 @@ def host_arguments(config: TierConfig) -> list[str]:
     return [f"host={slots}, policy={config.policy!r}".replace("'", '"')]
 
 
-def asserted(run: RecordedRun) -> Asserts:
+def assert_violation(run: RecordedRun) -> Asserts:
     """Return the assertion that shows the violated clause. Raises NotExportable where no object of the
     release shows it."""
     step = run.now.step

@@ -59,7 +59,7 @@ class Mutant:
     def name(self) -> str:
         return f"{self.path} {self.function}: {self.change}"
 
-    def applied(self, source: bytes) -> bytes:
+    def apply_to(self, source: bytes) -> bytes:
         return source[: self.start] + self.new.encode() + source[self.end :]
 
 

@@ -53,7 +53,7 @@ def check_data(
         "commands_by_kind": dict(result.commands_by_kind),
         "situations": _situations(result),
         **fields_of(result, "examples commands timed_out interrupted"),
-        "commands_carried_out": result.done,
+        "commands_carried_out": result.executed_count,
         "carried_out_by_kind": dict(result.carried_out),
         "examples_planned": result.planned or None,
         "incomplete": result.incomplete,

@@ -5,7 +5,7 @@ from rich.text import Text
 
 from ci import Data
 from impl.system_spec import SystemSpec
-from reference.failures import counted
+from reference.failures import count_text
 from ci.report.text_output import print_labels, say, sizes, table, verdict
 from ci.report.run_text import finding
 
@@ -137,9 +137,9 @@ def _print_known_faults(out: Console, data: Data, release: str, *, detailed: boo
             alike.setdefault(fault["state"], []).append(fault["id"])
             continue
         among = f" (some of them may be {' or '.join(fault['among'])})" if fault["among"] else ""
-        times = f", met {counted(fault['times'], 'time')}{among}" if fault["times"] else ""
+        times = f", met {count_text(fault['times'], 'time')}{among}" if fault["times"] else ""
         if times and not fault["masked"]:
-            runs = counted(fault["times"], "run")
+            runs = count_text(fault["times"], "run")
             times = f"; in {runs} the base shows it or another, and this tree violates a clause of theirs"
         if fault["instead"]:
             times += f"; where the base shows it, this tree violates {', '.join(fault['instead'])}"

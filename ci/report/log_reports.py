@@ -15,7 +15,7 @@ from ci.report.operator_effects import effect
 from ci.report.text_output import print_labels, say, table
 from impl.sglang.server.events import WatchHeader
 from reference.all_clauses import ALL_CLAUSES
-from reference.failures import counted
+from reference.failures import count_text
 from reference.state import Cursors
 from stateful_tests.lockstep.exit_codes import Ending, ending, gravest
 from stateful_tests.lockstep.known_faults import known_faults, looked_for, nearest
@@ -69,7 +69,7 @@ def validation(
         "faults_are_known": looked_for("sglang", header.release),
         "release": header.release, "nearest": nearest("sglang", header.release),
         "unreadable": "",
-        "mismatches": [mismatch(each) for each in validated.found], "more_mismatches": validated.more,
+        "mismatches": [mismatch(each) for each in validated.unexplained], "more_mismatches": validated.more,
     }  # fmt: skip
 
 
@@ -98,7 +98,7 @@ def validation_verdict(logs: list[Data], unusable: int = 0) -> str:
     if judged < events:
         share = f" in {judged:,} of {events:,} events: the others were not judged"
     if number:
-        parts.append(f"{counted(number, 'mismatch', 'es')}{share}")
+        parts.append(f"{count_text(number, 'mismatch', 'es')}{share}")
     elif any(log["skipped"] or log["unreadable"] for log in logs):
         parts.append("no mismatch" + (share or " in what could be read"))
     elif known:
@@ -159,7 +159,7 @@ def known_faults_text(out: Console, logs: Sequence[Data], verbose: bool) -> None
         say(out, "known faults (kvspec bugs NAME has more, -v shows where):")
     for name, shown in by_name.items():
         first_fault = shown[0]
-        times = counted(sum(each["times"] for each in shown), "time")
+        times = count_text(sum(each["times"] for each in shown), "time")
         where = f" in {len(shown)} of {len(logs)} logs" if len(logs) > 1 else ""
         head = f"  {name}, {times}{where}: {first_fault['says']}"
         if not verbose:
@@ -173,11 +173,11 @@ def known_faults_text(out: Console, logs: Sequence[Data], verbose: bool) -> None
             say(out, f"    upstream: {first_fault['upstream']}")
 
 
-def validated_all(out: Console, data: Data, verbose: bool = False) -> None:
+def print_log_reports(out: Console, data: Data, verbose: bool = False) -> None:
     """Print the total of several logs."""
     if len(data["logs"]) > 1 or data["unusable"]:
         known_faults_text(out, data["logs"], verbose)
-        read = f"{counted(len(data['logs']), 'log')}, {_lines_read(data)}"
+        read = f"{count_text(len(data['logs']), 'log')}, {_lines_read(data)}"
         say(out, f"{data['verdict']} ({read})", "bold red" if data["exit_code"] else "bold green")
 
 
@@ -215,7 +215,7 @@ def _differing_cursors(expected: str, observed: str) -> list[str]:
     return [name for name, value in _CURSOR.findall(observed) if wanted.get(name, value) != value]
 
 
-def validated(
+def print_log_report(
     out: Console,
     data: Data,
     ended: str = "",

@@ -19,7 +19,7 @@ def collect(names: Iterable[str]) -> Data:
     Raises KeyError for a name that selects none.
     """
     selected = tuple(names)
-    obligations = proofs.chosen(selected)
+    obligations = proofs.select_obligations(selected)
     began = time.perf_counter()
     collected = [
         {

@@ -169,7 +169,7 @@ def finding_data(
         "also_in": base if all(also.values()) else None,
         "no_witness": group[0].no_witness or None,
         "flaky": group[0].flaky,
-        "looked_up": _looked_up(group[0]),
+        "looked_up": _lookup_data(group[0]),
         "known_elsewhere": all(f.known_elsewhere for f in group),
         "without": list(group[0].without),
         "saved": None,
@@ -179,7 +179,7 @@ def finding_data(
     } | run_data(group[0].run)
 
 
-def _looked_up(finding: Finding) -> Data | None:
+def _lookup_data(finding: Finding) -> Data | None:
     """Return the releases' behaviour on the trace of a finding; None if it was not looked up."""
     looked_up = finding.looked_up
     if looked_up is None:

@@ -12,7 +12,7 @@ from ci import Data
 from impl.process.system_functions import names_by_file, parse_grouped
 from impl.system_spec import SystemSpec
 from reference.clauses import CLAUSES
-from reference.failures import counted
+from reference.failures import count_text
 from ci.report import FREE_ONLY, IMPATIENT
 from ci.report.text_output import (
     changes,
@@ -187,7 +187,7 @@ def difference(differences: list[Data], system: str) -> str:
     """Return the first difference between reference and system, and the number of others."""
     first_difference = differences[0]
     others = len(differences) - 1
-    more = f" (and {counted(others, 'more difference')})" if others else ""
+    more = f" (and {count_text(others, 'more difference')})" if others else ""
     expected = f"{first_difference['about']}: {first_difference['reference']} expected"
     return f"{expected}, {first_difference['system']} in {system}{more}"
 

@@ -57,7 +57,7 @@ class CopiedRules(NamedTuple):
             for rule, texts in self.differences(root).items()
         )
 
-    def written(self, roots: Iterable[Path]) -> str:
+    def rules_text(self, roots: Iterable[Path]) -> str:
         """Return the statements of all rules in the releases under `roots`, as text."""
         lines = {
             f"{name} | {text}"

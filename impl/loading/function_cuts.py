@@ -30,7 +30,9 @@ def cut(path: Path, names: frozenset[str], env: dict[str, Any]) -> dict[str, Cal
 
     What else stands in the file is neither imported nor run. Names that are not there are left out.
     """
-    code, owners = _kept(path, "cut", sorted(names), lambda text: _compiled(text, path, names))
+    code, owners = _load_or_make(
+        path, "cut", sorted(names), lambda text: _compile_functions(text, path, names)
+    )
     scope: dict[str, Any] = dict(env)
     exec(code, scope)  # the release's own code is what is tested
     return {
@@ -39,7 +41,7 @@ def cut(path: Path, names: frozenset[str], env: dict[str, Any]) -> dict[str, Cal
     }
 
 
-def _compiled(
+def _compile_functions(
     source: str, path: Path, names: frozenset[str]
 ) -> tuple[types.CodeType, dict[str, str]]:
     """Return the code of a module that has the functions alone, and of each function its class, or ""."""
@@ -77,7 +79,7 @@ _OF_HOST = frozenset(
 def plain(path: Path, env: Collection[str]) -> frozenset[str]:
     """Return the functions of a file that can run as they are: they need nothing but builtins, names of
     `env` and each other, have no decorator, import nothing, and ask nothing about the host."""
-    found: frozenset[str] = _kept(
+    found: frozenset[str] = _load_or_make(
         path, "plain", sorted(env), lambda text: _runnable(text, path, env)
     )
     return found
@@ -120,7 +122,7 @@ def _bare(function: _Function) -> _Function:
 _MAKER = Path(__file__).read_bytes() + importlib.util.MAGIC_NUMBER
 
 
-def _kept(path: Path, kind: str, names: list[str], make: Callable[[str], Any]) -> Any:
+def _load_or_make(path: Path, kind: str, names: list[str], make: Callable[[str], Any]) -> Any:
     """Return what `make` makes of the text of a file, which marshal can write.
 
     It is made anew where the file, this module or Python differ from what it was made of. Nothing is kept

@@ -73,7 +73,7 @@ class _Loaded:
     by = ""
 
 
-def loaded(by: str) -> None:
+def note_loaded(by: str) -> None:
     """Say that the release is loaded, and runs from now on. by: the adapter's file that says what is."""
     _Loaded.done = True
     _Loaded.by = by

@@ -149,7 +149,8 @@ def _checksums_of_text(text: str) -> frozenset[bytes]:
 
 @lru_cache(maxsize=4)
 def read(engine: str) -> Sketch:
-    """Read the sketch of an engine: its releases, its files, then a line for each mask (see `written`)."""
+    """Read the sketch of an engine: its releases, its files, then a line for each mask (see
+    `sketch_text`)."""
     releases, files, *groups = (FOLDER / f"{engine}.txt").read_text("ascii").splitlines()
     lines = dict[bytes, int]()
     for group in groups:
@@ -160,7 +161,7 @@ def read(engine: str) -> Sketch:
     return Sketch(tuple(releases.split()), tuple(files.split()), lines)
 
 
-def written(sketch: Sketch) -> str:
+def sketch_text(sketch: Sketch) -> str:
     """Return a sketch as text. Lines that the same releases have share one line: the mask in hexadecimal
     digits, and their checksums as base64."""
     groups = dict[int, list[bytes]]()

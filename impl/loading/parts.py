@@ -103,13 +103,13 @@ def facts(
     if known and all(tables.documented(name, near.release) for name in wanted):
         return _by_the_tables(tables, near)
     checkout = probe.Checkout(root, tables.below, modules, ())
-    missing = _lost(_there(checkout, names(tables.core)))
+    missing = _missing_names(_there(checkout, names(tables.core)))
     parts, without = [], []
     for name, table in tables.parts.items():
         found = _there(checkout, names(table))
         expected = near.release in tables.releases and tables.documented(name, near.release)
         if name in wanted:
-            missing += _lost(found)
+            missing += _missing_names(found)
         if _has_all(found):
             parts.append(name)
             missing += _other_way(found, root, tables, near.release)
@@ -119,7 +119,7 @@ def facts(
             if not torn and leans(tables.engine, root, near.release):
                 without.append(name)
             elif not torn:
-                missing += _lost(found)
+                missing += _missing_names(found)
     if not known:
         missing += used_names.not_given(tables.engine, root, near, ways, renamed)
     said = [tables.says[name] for name in without if tables.says.get(name)]
@@ -146,7 +146,7 @@ def require(found: TreeParts, tables: Tables, name: str, root: Path) -> None:
     near = found.near
     oldest = tables.releases[0]
     newest = tables.releases[-1]
-    named = probe.named(found.missing)
+    named = probe.missing_text(found.missing)
     guide = f"Nothing was driven: CONTRIBUTING.md, '{tables.guide}', says how to follow it"
     taken = f"taken for {near.release}, the nearest release ({differing(near.lines)})"
     if near.release == oldest and near.lines > FAR:
@@ -158,7 +158,7 @@ def require(found: TreeParts, tables: Tables, name: str, root: Path) -> None:
     raise UnusableImplementation(f"{name} {root}: {named}; {taken}{others}. {guide}")
 
 
-def told(found: TreeParts, root: Path) -> str:
+def driving_text(found: TreeParts, root: Path) -> str:
     """Say in one line how a tree is driven."""
     near = f"{root}: taken for {found.near.release}, the nearest release"
     return f"{near} ({differing(found.near.lines)})" + (f"; {found.remark}" if found.remark else "")
@@ -194,7 +194,7 @@ def _has_all(steps: Sequence[PartStep]) -> bool:
     return all(_holds(step, steps) for step in steps)
 
 
-def _lost(steps: Sequence[PartStep]) -> list[probe.Missing]:
+def _missing_names(steps: Sequence[PartStep]) -> list[probe.Missing]:
     """Name what a part lacks; of two alternatives the later one."""
     lost = [step for step in steps if not _holds(step, steps)]
     later = [step for step in lost if not any(step.before == other.since for other in lost)]

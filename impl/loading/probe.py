@@ -42,7 +42,7 @@ class Missing(NamedTuple):
     by: str = ""
 
 
-def named(missing: Iterable[Missing]) -> str:
+def missing_text(missing: Iterable[Missing]) -> str:
     """Name everything that is missing in one line, by file."""
     by_file: dict[str, dict[str, None]] = {}
     for what, file, _ in missing:
@@ -122,7 +122,7 @@ class Checkout:
             path = self._root / self._below / file
             try:
                 with python_of(self._root, f"{self._below}/{file}"):
-                    self._modules[file] = _parsed(path.read_text(encoding="utf-8"))
+                    self._modules[file] = _parse_names(path.read_text(encoding="utf-8"))
             except OSError:
                 self._modules[file] = None
         return self._modules[file]
@@ -204,7 +204,7 @@ class Checkout:
             found = self._find(module, base.id) if isinstance(base, ast.Name) else None
             if isinstance(found, ast.ClassDef) and found is not node:
                 members |= self._members(self._home(found) or module, found)
-        members = _stored(node) | members
+        members = _self_attributes(node) | members
         for statement in node.body:
             if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef):
                 members[statement.name] = statement
@@ -234,7 +234,7 @@ def python_of(root: Path, file: str) -> Iterator[None]:
 
 
 @lru_cache(maxsize=128)
-def _parsed(text: str) -> Names:
+def _parse_names(text: str) -> Names:
     """Return the names that a module defines or imports, also under an `if` or `try`."""
     names: Names = {}
     waiting: list[ast.stmt] = list(ast.parse(text).body)
@@ -254,7 +254,7 @@ def _parsed(text: str) -> Names:
 
 
 @lru_cache(maxsize=1024)
-def _stored(node: ast.ClassDef) -> Names:
+def _self_attributes(node: ast.ClassDef) -> Names:
     """Return the attributes `self.NAME` that methods of a class set, each with its first place."""
     found = []
     waiting = [*node.body]

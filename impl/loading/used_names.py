@@ -61,7 +61,7 @@ def not_given(
     around = [sketch.releases.index(other) for other in neighbours(engine, near.release)]
     gone = [
         each.name
-        for each in lost(engine, root, near.release)
+        for each in lost_names(engine, root, near.release)
         if each.ways & {*ways} and all(each.releases >> other & 1 for other in around)
     ]
     return tuple(
@@ -73,7 +73,7 @@ def not_given(
 
 def also_lost(engine: str, root: Path, release: str, said: str) -> str:
     """Return the further names that a tree has lost, as the end of a message that has `said` some of them."""
-    gone = [each.name for each in lost(engine, root, release)]
+    gone = [each.name for each in lost_names(engine, root, release)]
     more = [name for name in gone if not re.search(rf"\b{re.escape(name)}\b", said)]
     if not more or len(gone) > _STRANGE:
         return ""
@@ -82,7 +82,7 @@ def also_lost(engine: str, root: Path, release: str, said: str) -> str:
     return f". No driven file has these names of {release} that the adapter uses: {names}"
 
 
-def lost(engine: str, root: Path, release: str) -> Iterator[UsedName]:
+def lost_names(engine: str, root: Path, release: str) -> Iterator[UsedName]:
     """Yield the names that a release has and no file of the tree under `root`."""
     sketch = read(engine)
     if release not in sketch.releases:

@@ -82,7 +82,7 @@ def launch(
     """
     if sys.platform == "linux" and command[:2] == [sys.executable, "-m"]:
         try:
-            return _forked(command[2:], env, stderr)
+            return _fork_process(command[2:], env, stderr)
         except (OSError, EOFError):
             _forget_server()
     return launch_anew(command, env=env, stderr=stderr)
@@ -102,7 +102,7 @@ def launch_anew(
     )
 
 
-def _forked(arguments: Sequence[str], env: dict[str, str], stderr: IO[bytes]) -> ForkedProcess:
+def _fork_process(arguments: Sequence[str], env: dict[str, str], stderr: IO[bytes]) -> ForkedProcess:
     server = start()
     asks, stdin = os.pipe()
     stdout, answers = os.pipe()

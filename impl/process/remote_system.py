@@ -79,7 +79,7 @@ class WorkerSystem:
         self._broken: str | None = None
 
     @contextlib.contextmanager
-    def hurried(self) -> Iterator[None]:
+    def short_timeouts(self) -> Iterator[None]:
         """Wait less long for answers: a hang is known, and looked for in many shorter traces. What is left is
         replayed without haste."""
         limits = self.limits
@@ -141,7 +141,7 @@ class WorkerSystem:
         """Whether the worker has started and not ended."""
         return self._process is not None and self._process.poll() is None
 
-    def called(
+    def functions_called(
         self, geometry: AnyConfig, commands: Sequence[AnyCommand]
     ) -> tuple[tuple[SystemFunction, ...], ...]:
         """Return which functions of the system each command calls, up to one that fails. A command that ends
@@ -180,7 +180,7 @@ class WorkerSystem:
                         pipe.close()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 if process.wait(timeout=0 if self._broken else 2) and alive:  # it closes its system
-                    unclosed = self._printed().strip().split("\n")[-1]
+                    unclosed = self._output_end().strip().split("\n")[-1]
             with contextlib.suppress(OSError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
@@ -301,10 +301,10 @@ class WorkerSystem:
         """Say where the worker is, if it can."""
         assert self._process is not None
         for _ in range(10):
-            if "most recent call first" not in self._printed():
+            if "most recent call first" not in self._output_end():
                 self._process.send_signal(WHERE)
                 time.sleep(0.05)
-        return stack(self._printed(), self.root)
+        return stack(self._output_end(), self.root)
 
     def _last_words(self) -> str:
         """Say how a worker ended: by a signal and where, or with an exit status and its last line on
@@ -314,13 +314,13 @@ class WorkerSystem:
             status = self._process.wait(timeout=5)
         except subprocess.TimeoutExpired:
             return "unreadable: the worker closed its pipe"
-        printed = self._printed()
+        printed = self._output_end()
         if status < 0:
             return f"{signal.Signals(-status).name}: the process crashed{stack(printed, self.root)}"
         lines = [line.strip() for line in printed.split("\n") if line.strip()]
         return f"exit status {status}: {lines[-1][:200] if lines else 'the process ended'}"
 
-    def _printed(self) -> str:
+    def _output_end(self) -> str:
         """Return the end of the worker's output."""
         if self._errors is None:
             return ""

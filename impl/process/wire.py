@@ -116,7 +116,7 @@ class KindMessages(NamedTuple):
 def _messages(kind: Kind) -> KindMessages:
     facts: Any = kind.facts or View
 
-    def typed(base: type, *field: Any) -> Any:
+    def typed_message(base: type, *field: Any) -> Any:
         """Return a subclass of a message in which a field has the type of this kind."""
         tag = f"{base.__name__} of {kind.name}"
         return msgspec.defstruct(
@@ -124,9 +124,9 @@ def _messages(kind: Kind) -> KindMessages:
         )
 
     return KindMessages(
-        reset=typed(Reset, "geometry", kind.config),
-        reply=typed(StepReply, "view", facts),
-        failure=typed(WorkerFailure, "view", facts | None, None),
+        reset=typed_message(Reset, "geometry", kind.config),
+        reply=typed_message(StepReply, "view", facts),
+        failure=typed_message(WorkerFailure, "view", facts | None, None),
     )
 
 
@@ -183,7 +183,7 @@ def copied_view(view: View) -> View:
 
     Raises WrongShape where a field of the view has another type.
     """
-    copy: View = _copied("view()", _VIEW, view)
+    copy: View = _copy_checked("view()", _VIEW, view)
     return copy
 
 
@@ -193,7 +193,7 @@ def copied_facts(facts: BlockFacts) -> BlockFacts:
     Raises WrongShape where a field of the facts has another type.
     """
     try:
-        copy: BlockFacts = _copied("view()", _FACTS, facts)
+        copy: BlockFacts = _copy_checked("view()", _FACTS, facts)
     except WrongShape as error:
         # Facts are an array in msgpack: the decoder names a field by its index.
         message = re.sub(
@@ -210,7 +210,7 @@ def checked_outcome(given: object) -> Outcome:
     """
     if type(given) not in _OUTCOMES:
         raise TypeError(f"apply(): gave {given!r:.60}, not Done, Refused or Broken")
-    outcome: Outcome = given if given is DONE else _copied("apply()", _OUTCOMES[type(given)], given)
+    outcome: Outcome = given if given is DONE else _copy_checked("apply()", _OUTCOMES[type(given)], given)
     return outcome
 
 
@@ -221,7 +221,7 @@ def checked_capabilities(given: Capabilities) -> Capabilities:
     """
     if not isinstance(given, Capabilities):
         raise TypeError(f"capabilities: expected Capabilities, got {type(given).__name__}")
-    made: Capabilities = _copied("capabilities", _CAPABILITIES, given)
+    made: Capabilities = _copy_checked("capabilities", _CAPABILITIES, given)
     if not made.commands or made.commands - _COMMANDS.keys():
         unknown = ", ".join(sorted(made.commands - _COMMANDS.keys())) or "none"
         raise TypeError(f"capabilities.commands: {unknown}; one or more of {', '.join(_COMMANDS)}")
@@ -257,7 +257,7 @@ def _contradiction(can: Capabilities) -> str:
     return next((words for words, holds in cases.items() if holds), "")
 
 
-def _copied(what: str, decoder: msgspec.msgpack.Decoder[Any], given: object) -> Any:
+def _copy_checked(what: str, decoder: msgspec.msgpack.Decoder[Any], given: object) -> Any:
     try:
         return decoder.decode(_ENCODER.encode(given))
     except (TypeError, OverflowError, msgspec.ValidationError) as error:

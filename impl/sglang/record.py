@@ -79,7 +79,7 @@ def _test_hook(text: str) -> str:
     if "Made by kvspec" not in text and "sglang.srt.managers.cache_controller" not in text:
         return "impl.sglang.process.testing:wide"
     tiers = ASSEMBLER, "cache_controller"
-    return f"impl.sglang.process.testing:{'tiered' if any(n in text for n in tiers) else 'hook'}"
+    return f"impl.sglang.process.testing:{'import_tiered' if any(n in text for n in tiers) else 'hook'}"
 
 
 def _complete(release: str, root: Path) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from impl.loading.function_cuts import cut
-from impl.stand_ins import Values, taken
+from impl.stand_ins import Values, accepted_arguments
 from impl.vllm.copied import DRAFT_KERNELS, PROPOSER, SPECULATOR
 from impl.vllm.triton import Kernel, Language, Triton
 from reference.blocks.config import EngineConfig
@@ -234,7 +234,7 @@ class DrafterV2(Drafter):
             "next_prefill_tokens": states.next_prefill_tokens,
             "max_num_reqs": self.config.max_seqs,
         }
-        self._prepare(**taken(self._prepare, offered))
+        self._prepare(**accepted_arguments(self._prepare, offered))
         starts = batch.query_start_loc.tolist()
         tokens = self._buffers.input_ids.tolist()
         return [

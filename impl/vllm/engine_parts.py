@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from impl.adapter import UnusableImplementation
-from impl.loading.isolation import loaded
+from impl.loading.isolation import note_loaded
 from impl.loading.renamed import alias, name_of
 from impl.self_scheduling.request_sources import RequestSources
 from impl.vllm import storage
@@ -137,7 +137,7 @@ class EngineParts:
         self._copies = ()
         self._client_outputs = ()
         self._reset_done = False
-        loaded("impl/vllm/modules.py")
+        note_loaded("impl/vllm/modules.py")
 
     def _start(self, config: EngineConfig) -> tuple[Any, Callable[..., Any]]:
         return start(self.root, config, self.overlap, self._stamps, self.v2, self.sources.of)

@@ -15,7 +15,7 @@ import torch
 
 from impl.bare import bare
 from impl.loading.optional import optional
-from impl.stand_ins import Values, taken
+from impl.stand_ins import Values, accepted_arguments
 from impl.vllm.drafter import DrafterV2
 from impl.vllm.images import with_embeddings, with_images
 from impl.vllm.images_v2 import EncoderV2
@@ -61,8 +61,8 @@ class ModelRunnerV2(ModelRunner):
             ],
         }
         self.worker = worker = bare(runner.GPUModelRunner)
-        worker.req_states = states.RequestState(**taken(states.RequestState.__init__, shape))
-        worker.block_tables = tables.BlockTables(**taken(tables.BlockTables.__init__, shape))
+        worker.req_states = states.RequestState(**accepted_arguments(states.RequestState.__init__, shape))
+        worker.block_tables = tables.BlockTables(**accepted_arguments(tables.BlockTables.__init__, shape))
         worker.input_buffers = input_buffers(config)
         # Token ids of the specification do not fit into 32 bits.
         staged_tensor = type(worker.req_states.all_token_ids)

@@ -11,7 +11,7 @@ from reference.blocks.config import EngineConfig, LayerGroup
 from reference.blocks.facts import (
     BlockFacts, HostKey, Lane, Part, StorageJob, Transfer,
 )  # fmt: skip
-from reference.failures import AtBlock, AtChunk, AtCount, AtTable, Failure, counted, failure
+from reference.failures import AtBlock, AtChunk, AtCount, AtTable, Failure, count_text, failure
 from reference.memoization import memoized
 from reference.recurrent_states import EMPTY, PARTS
 from reference.tiers.tier_records import KeptCopy, Count, HostUnit, Source
@@ -43,7 +43,7 @@ class HostView:
         return _kept_chunk_count(self.before), _kept_chunk_count(self.after)
 
     @memoized
-    def reached(self) -> frozenset[str]:
+    def clauses_reached(self) -> frozenset[str]:
         """The clauses of a second tier that could fail at this step."""
         before = self.before
         after = self.after
@@ -207,7 +207,7 @@ class HostView:
             return owner, slots
         return owner, slots[: covered - index * layers.block_size]
 
-    def taken(self) -> Iterator[Failure]:
+    def taken_destinations(self) -> Iterator[Failure]:
         """Yield the blocks that a load writes while another request holds them, computes with them or has
         them in flight."""
         for job in self.after.transfers:
@@ -243,7 +243,7 @@ class HostView:
                         expected = f"chunk {chunk} is used by storage job {job.job} alone"
                         yield failure(expected, f"transfer {other.job} uses it", AtChunk(chunk))
 
-    def left_over(self) -> Iterator[Failure]:
+    def leftovers(self) -> Iterator[Failure]:
         """Yield the records and blocks that are kept for transfers and requests that have ended."""
         facts = self.after
         if facts.host is not None and facts.host.records:
@@ -276,7 +276,7 @@ def _kept_chunk_count(facts: BlockFacts) -> int:
 
 
 def _pin_text(pins: int) -> str:
-    return "being written" if pins == -1 else f"pinned {counted(pins, 'time')}"
+    return "being written" if pins == -1 else f"pinned {count_text(pins, 'time')}"
 
 
 def window_start(layers: LayerGroup, query: int) -> int:

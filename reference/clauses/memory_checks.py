@@ -10,7 +10,7 @@ from reference.clauses.registry import clause
 from reference.clauses.outcomes import unchanged_failure
 from reference.clauses.step import Step, span
 from reference.commands import Account, CheckBusy, CheckIdle, Done, Entry, Report
-from reference.failures import AtCounter, Failure, counted, failure
+from reference.failures import AtCounter, Failure, count_text, failure
 from reference.state import IN_BATCH, Holder
 
 TERMS = ("available", "evictable", "protected", "session_held", "uncached", "total")
@@ -26,7 +26,7 @@ def _both_reports(step: Step) -> tuple[Report | None, Report | None]:
 
 def _check_counts_something(step: Step) -> bool:
     """Return whether a check is switched on and has something to count."""
-    return _both_reports(step)[0] is not None and bool(step.held)
+    return _both_reports(step)[0] is not None and bool(step.holders_now)
 
 
 def expected_report(step: Step) -> Report:
@@ -35,7 +35,7 @@ def expected_report(step: Step) -> Report:
     assert isinstance(step.expected, Done) and step.expected.report is not None
     accounts, entries = [], []
     for pool in (account.pool for account in step.expected.report.accounts):
-        mine = [_expected_entry(step, pool, holder) for holder in step.held]
+        mine = [_expected_entry(step, pool, holder) for holder in step.holders_now]
         held, uncached = (
             sum(e.amount for e in mine if e.term == term) for term in (HELD, UNCACHED)
         )
@@ -83,7 +83,7 @@ def _expected_entry(step: Step, pool: str, holder: Holder) -> Entry:
     return Entry(pool, HELD, holder.name, amount)
 
 
-def miscounted(step: Step, report: Report, account: Account) -> list[str]:
+def miscount_lines(step: Step, report: Report, account: Account) -> list[str]:
     """Describe the holders whose pages or row an unbalanced account counts twice, wrongly or not at
     all, a line each.
 
@@ -92,10 +92,10 @@ def miscounted(step: Step, report: Report, account: Account) -> list[str]:
     """
     pool = account.pool
     lines = []
-    names = [{h.name, h.request.name if h.request is not None else h.name} for h in step.held]
+    names = [{h.name, h.request.name if h.request is not None else h.name} for h in step.holders_now]
     known = bool(report.entries) or account.session_held + account.uncached == 0
     known = known and {e.holder for e in report.entries} <= set().union(*names)
-    for holder, called in zip(step.held, names):
+    for holder, called in zip(step.holders_now, names):
         due = _expected_entry(step, pool, holder)
         mine = [e for e in report.entries if e.pool == pool and e.holder in called and e.amount]
         if not due.amount or (known and mine == [due]):
@@ -116,7 +116,7 @@ def miscounted(step: Step, report: Report, account: Account) -> list[str]:
 
 
 def _amount_text(pool: str, amount: int) -> str:
-    return counted(amount, "row" if pool == "rows" else "token")
+    return count_text(amount, "row" if pool == "rows" else "token")
 
 
 def _term_text(entry: Entry) -> str:
@@ -189,7 +189,7 @@ def _no_false_alarm(step: Step) -> Failure | None:
             off = account.counted - account.total
             much = f"{_amount_text(account.pool, abs(off))} too {'many' if off > 0 else 'few'}"
             lines.append(f"{account_text(account)}: {much}")
-            whose = miscounted(step, report, account)
+            whose = miscount_lines(step, report, account)
             lines += whose
             counted = f"{_amount_text(account.pool, account.counted)} of {account.total}"
             sums = f"counts {counted} in {_pool_text(account.pool)}, though every page has its one owner"

@@ -47,7 +47,7 @@ def _outcome_text(outcome: object) -> str:
         "not count if the server runs a one-token prefill of a rejected turn, nor does what a "
         "tree with its own policy makes of them."
     ),
-    trigger=lambda s: isinstance(s.expected, Refused) and bool(s.held_before),
+    trigger=lambda s: isinstance(s.expected, Refused) and bool(s.holders_before),
 )
 def _refusal_changes_nothing(step: Step) -> Failure | None:
     if step.done or step.unchanged or (isinstance(step.command, Submit) and _rejected_turn(step)):

@@ -9,7 +9,7 @@ from reference.clauses.cursor_bounds import cursors_off
 from reference.clauses.outcomes import unchanged_failure
 from reference.clauses.step import Step, cursors_text
 from reference.commands import Abort, Admit, Close, Finish, Submit
-from reference.failures import AtNamed, AtText, Failure, counted, failure
+from reference.failures import AtNamed, AtText, Failure, count_text, failure
 from reference.state import Phase, text_tokens
 
 
@@ -30,7 +30,7 @@ def _restore_is_idempotent(step: Step) -> Failure | None:
 
 
 def _readmitted_request(step: Step) -> bool:
-    request = step.acted
+    request = step.named_request
     if not isinstance(step.command, Admit) or request is None or not step.done:
         return False
     session = step.was.session(request.session)
@@ -53,8 +53,8 @@ def _readmitted_request(step: Step) -> bool:
     ),
     trigger=lambda s: (
         s.done
-        and s.acted is not None
-        and (old := s.was.session(s.acted.session)) is not None
+        and s.named_request is not None
+        and (old := s.was.session(s.named_request.session)) is not None
         and old.closing
         and s.now.session(old.name) is None
     ),
@@ -159,10 +159,10 @@ def _name_list(names: Iterable[str]) -> str:
     trigger=lambda s: (
         (
             isinstance(s.command, Finish)
-            and (r := s.acted) is not None
+            and (r := s.named_request) is not None
             and s.command.finished_len < r.output
         )
-        or (isinstance(s.command, Abort) and (r := s.acted) is not None and r.started)
+        or (isinstance(s.command, Abort) and (r := s.named_request) is not None and r.started)
     ),
 )
 def _history_is_what_client_saw(step: Step) -> Failure | None:
@@ -177,7 +177,7 @@ def _history_is_what_client_saw(step: Step) -> Failure | None:
         got, want = tuple(facts.text), text_tokens(request.text)
         if facts.session != request.session or facts.origin != request.origin:
             first = _first_difference(want, got)
-            due, given = (f"{counted(n, 'token')} of input" for n in (request.origin, facts.origin))
+            due, given = (f"{count_text(n, 'token')} of input" for n in (request.origin, facts.origin))
             where, there = (
                 f"in {each or 'no session'}" for each in (request.session, facts.session)
             )
@@ -205,5 +205,5 @@ def _text_failure(text_name: str, owner: str, expected: tuple[int, ...], got: tu
     observed = f"{len(got)} tokens" if len(got) != len(expected) else "as many, but others"
     position = _first_difference(expected, got)
     due = expected[position] if position < len(expected) else None
-    head = f"must leave the {text_name} with {counted(len(expected), 'token')}"
+    head = f"must leave the {text_name} with {count_text(len(expected), 'token')}"
     return failure(f"{text_name}: {len(expected)} tokens", observed, AtText(owner, position, due), head=head)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from reference.clauses.registry import clause
 from reference.clauses.cursor_bounds import cursors_off
-from reference.clauses.step import Step, evicted_below
+from reference.clauses.step import Step, swa_start
 from reference.commands import Decode, EvictSwa, Extend, Launch, SpecDecode
 from reference.failures import AtCursor, AtPosition, Failure, failure
 from reference.state import Request
@@ -99,7 +99,7 @@ def window_evictions(step: Step) -> Iterator[tuple[Request, int]]:
         length = was.settled_len
         if isinstance(step.command, EvictSwa):
             length = step.command.length
-        elif isinstance(step.command, Extend) and name in step.evicted_after:
+        elif isinstance(step.command, Extend) and name in step.window_evictions:
             length += step.progress[name][0]
         yield was, length
 
@@ -140,7 +140,7 @@ def _next_window_is_live(step: Step) -> Failure | None:
         c = request.cursors
         if c is None or facts is None or facts.cursors is None or seen is None:
             continue
-        if evicted_below(c) > max(0, request.settled_len - window):
+        if swa_start(c) > max(0, request.settled_len - window):
             continue  # free mode: may only end
         p = facts.cursors.kv_committed_len - (c.kv_committed_len - request.settled_len)
         start = max(0, p - window)

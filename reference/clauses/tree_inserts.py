@@ -59,7 +59,7 @@ def _tombstones_left(step: Step, inserted: InsertedKey) -> set[int]:
     assert step.after.tree is not None
     pages = step.after.tree.pages
     key = inserted.key
-    others = [lock.key for lock in step.locked_before.values()]
+    others = [lock.key for lock in step.tree_locks_before.values()]
     others += [lock.key for name, lock in step.locks.items() if name != inserted.holder]
     return {
         end
@@ -97,7 +97,7 @@ def _missing_state(step: Step, inserted: InsertedKey) -> Failure | None:
     """Return the failure where the node at the end of a new key lacks a state, on a recurrent model."""
     assert step.after.tree is not None
     key = inserted.key
-    before = step.locked_before.get(inserted.holder)
+    before = step.tree_locks_before.get(inserted.holder)
     new = key and (before is None or len(before.key) < len(key))
     if not step.config.geometry.states or not new or lost_states(step):
         return None
@@ -133,7 +133,7 @@ def _inserted_keys(step: Step) -> Iterator[InsertedKey]:
     if isinstance(command, Insert):
         key = _whole_key_pages(key_of(command.prompt, bigram), size)
         yield InsertedKey(command.holder, key, ceil_page(command.evicted, size), command.chunked)
-    elif isinstance(command, Finish) and (was := step.acted) is not None and was.session is None:
+    elif isinstance(command, Finish) and (was := step.named_request) is not None and was.session is None:
         assert was.cursors is not None
         if _inserts_state(step, was, command):
             least, most = _finished_keys(step, was, command)
@@ -182,7 +182,7 @@ def _whole_key_pages(key: Key, size: int) -> Key:
         isinstance(s.command, Finish)
         and s.done
         and s.after.tree is not None
-        and (was := s.acted) is not None
+        and (was := s.named_request) is not None
         and was.cursors is not None
         and was.session is None
         and was.cursors.kv_allocated_len > was.origin + s.command.finished_len
@@ -190,7 +190,7 @@ def _whole_key_pages(key: Key, size: int) -> Key:
 )
 def _finish_brings_no_more_than_the_client_saw(step: Step) -> Failure | None:
     command = step.command
-    was = step.acted
+    was = step.named_request
     if not isinstance(command, Finish) or not step.done or was is None or step.after.tree is None:
         return None
     assert step.before.tree is not None
@@ -239,7 +239,7 @@ def _finish_brings_no_more_than_the_client_saw(step: Step) -> Failure | None:
 def _computed_pages_are_resumable(step: Step) -> Failure | None:
     """Return the failure of the first page that a finished request computed and the tree does not have live,
     or as a tombstone under a lock."""
-    was = step.acted
+    was = step.named_request
     window = step.config.geometry.window
     command = step.command
     if (

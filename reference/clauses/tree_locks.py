@@ -9,7 +9,7 @@ from reference.clauses.step import Step
 from reference.clauses.tree_shape import WITH_TREE, lost_states, shrank, where
 from reference.commands import Admit, Match
 from reference.cursors import page_ends
-from reference.failures import AtLock, AtNode, AtPosition, AtTreePage, Failure, counted, failure
+from reference.failures import AtLock, AtNode, AtPosition, AtTreePage, Failure, count_text, failure
 from reference.state import text_tokens
 from reference.prefix_cache import key_of, path_text
 from reference.radix_tree import Key
@@ -45,7 +45,7 @@ def _match_is_usable(step: Step) -> Failure | None:
     if length == usable:
         return None
     expected = f"{holder}: {usable} tokens of {path_text(key)} to resume from"
-    hands = f"hands {counted(length, 'token')} to {holder} and must hand {usable}"
+    hands = f"hands {count_text(length, 'token')} to {holder} and must hand {usable}"
     if length > len(key):
         head = f"{hands}: the last token is computed again"
         return failure(expected, f"{length}", AtLock(holder), head=head)
@@ -204,7 +204,7 @@ def match_of(step: Step) -> tuple[str, Key, int] | None:
             key,
             len(step.after.tree.lock_holders.get(step.command.holder, ())),
         )
-    request = step.acted
+    request = step.named_request
     if isinstance(step.command, Admit):
         assert request is not None
         session = step.was.session(request.session)
@@ -263,7 +263,7 @@ def _lock_counts(step: Step) -> Failure | None:
         else:
             pool = "swa"
             due = swa
-        others = {**_locks_through(step.locked_before, node), **mine}.keys() - {*due}
+        others = {**_locks_through(step.tree_locks_before, node), **mine}.keys() - {*due}
         return failure(
             f"{where(node)}: {_holder_names(full)} full, {_holder_names(swa)} SWA",
             f"counters {node.full_locks} full, {swa_locks} SWA",

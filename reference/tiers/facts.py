@@ -71,7 +71,7 @@ class TierTransfer(NamedTuple):
     stale: bool = False
 
     @property
-    def called(self) -> str:
+    def label(self) -> str:
         """Its name, such as "store 3"."""
         return f"{'load' if self.load else 'store'} {self.job}"
 
@@ -128,7 +128,7 @@ class TierOperation(NamedTuple):
     moving: Slots
 
     @property
-    def called(self) -> str:
+    def label(self) -> str:
         """Its name, such as "prefetch 3 of h1"."""
         return f"backup {self.job}" if self.back else f"prefetch {self.job} of {self.name}"
 

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Iterator
 from reference.failures import AtCount, AtTransfer, AtTreeNode, Failure, failure
 from reference.tiers.facts import RECORD_ONLY, TierRequestState
 from reference.tiers.slot_owners import SlotOwners
-from reference.tiers.slots import at_slot, called
+from reference.tiers.slots import at_slot, slot_name
 
 
 class Leaks(SlotOwners):
@@ -16,10 +16,10 @@ class Leaks(SlotOwners):
 
     waiting: Collection[str]
 
-    def left_over(self) -> Iterator[Failure]:
+    def leftovers(self) -> Iterator[Failure]:
         """Yield records, marks, pins and slots of transfers and requests that have ended."""
         if self.config.role:
-            yield from self._unowned()
+            yield from self._unowned_failures()
         yield from self._unowned_slots({"state"} & {*self.config.pools})
         for name in self.after.asked:
             if name not in self.waiting:
@@ -27,7 +27,7 @@ class Leaks(SlotOwners):
                 yield failure(f"no record of {name}, which waits no more", "there is one", at)
         for operation in self.after.operations:
             if operation.state == RECORD_ONLY:
-                expected = f"{operation.called} is in flight, for it has a record"
+                expected = f"{operation.label} is in flight, for it has a record"
                 yield failure(expected, "it is not", AtTransfer(operation.job))
         if self.after.in_flight:
             return
@@ -53,7 +53,7 @@ class Leaks(SlotOwners):
                         expected, f"node {node.node} {got}", AtTreeNode(node.node, host=host)
                     )
 
-    def _unowned(self) -> Iterator[Failure]:
+    def _unowned_failures(self) -> Iterator[Failure]:
         """Yield rows, slots of first tokens and device slots without an owner, on a server with one
         role."""
         after = self.after
@@ -80,7 +80,7 @@ class Leaks(SlotOwners):
             for number in range(page, (self.config.pages(pool) + 1) * page):
                 slot = False, pool, number
                 if not self.who_has(slot):
-                    want = f"{called(slot)} is free, a node's or a request's"
+                    want = f"{slot_name(slot)} is free, a node's or a request's"
                     yield failure(want, "nobody has it", at_slot(slot))
 
 

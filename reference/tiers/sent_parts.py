@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from reference.failures import AtCount, Failure, Place, failure
 from reference.tiers.facts import METADATA, TierFacts, TierRequest, TierRequestState, TierSend
 from reference.tiers.slot_owners import SlotOwners
-from reference.tiers.slots import at_slot, called
+from reference.tiers.slots import at_slot, slot_name
 
 
 class SentParts(SlotOwners):
@@ -73,7 +73,7 @@ def _part_slot_text(send: TierSend, at: int) -> str:
     """Return the name of a part's slot at an index, such as "device full slot 5"."""
     if send.pool == METADATA:
         return f"row {send.slots[at]} of metadata"
-    return called((False, send.pool, send.slots[at]))
+    return slot_name((False, send.pool, send.slots[at]))
 
 
 def _part_place(send: TierSend, at: int) -> str:

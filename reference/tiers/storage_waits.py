@@ -51,7 +51,7 @@ class StorageWaits:
         return self.config.storage == "timeout"
 
     @property
-    def held_back(self) -> dict[str, bool]:
+    def waiting_requests(self) -> dict[str, bool]:
         """Requests that an attempt to admit has found waiting, and whether the time of each is over."""
         return {
             name: self.now - wait.blocked > self._most(wait)

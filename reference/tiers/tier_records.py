@@ -90,15 +90,15 @@ class HasTier(Protocol):
 
     def sources(self) -> Iterator[Source]: ...
 
-    def taken(self) -> Iterator[Failure]:
+    def taken_destinations(self) -> Iterator[Failure]:
         """Yield destinations of transfers that have another owner."""
         ...
 
-    def left_over(self) -> Iterator[Failure]:
+    def leftovers(self) -> Iterator[Failure]:
         """Yield what is kept for transfers and requests that are over."""
         ...
 
     @property
-    def reached(self) -> frozenset[str]:
+    def clauses_reached(self) -> frozenset[str]:
         """Clauses of a second tier that could fail at this step."""
         ...

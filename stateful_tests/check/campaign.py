@@ -24,7 +24,7 @@ from stateful_tests.check.run_driver import (
 )  # fmt: skip
 from stateful_tests.check.executors import SERIAL, Executor
 from stateful_tests.check.finder import Finder, Found
-from stateful_tests.check.undriven_parts import left_out
+from stateful_tests.check.undriven_parts import parts_left_out
 from stateful_tests.check.known_faults.lookup import Lookup
 from stateful_tests.check.known_faults.masks import Mask
 from stateful_tests.check.check_plans import CORPUS, Plan, for_system
@@ -83,7 +83,7 @@ def run(
     comparable = system_spec(system).checkout and type(base) is type(system)
     if base is not None and comparable and not result.new and not result.interrupted:
         guessed = lookup is not None and lookup.may_excuse
-        result.left_out = left_out(system, base, asked, result.unfit, guessed=guessed)
+        result.left_out = parts_left_out(system, base, asked, result.unfit, guessed=guessed)
     return result
 
 
@@ -221,7 +221,7 @@ class _Campaign:
         for commands, violations in driven.runs:
             result.examples += 1
             result.commands += commands
-            self.counted.ran(commands, directed=result.name == CORPUS)
+            self.counted.count_run(commands, directed=result.name == CORPUS)
             self.finder.commands = self.counted.commands
             for violation, trace in violations:
                 result.violated.update(violation.clauses)

@@ -218,7 +218,7 @@ class Finder:
             known.modes |= caught.modes
             # A faithful scheduler's trace is better evidence than a shorter one of a free scheduler.
             # With several traces of the clause, a smaller one may have the cause of another.
-            if len(self._caught_for(clause)) < 2:
+            if len(self._catches_of(clause)) < 2:
                 known.trace = min(known.trace, caught.trace, key=self._rank)
         self._report_traces()
 
@@ -267,7 +267,7 @@ class Finder:
 
         return shows_no_known_fault
 
-    def _caught_for(self, clause: str) -> list[Caught]:
+    def _catches_of(self, clause: str) -> list[Caught]:
         return [caught for name, caught in self._caught.items() if name.split()[0] == clause]
 
     def _finds_another_cause(self, violation: Violation, trace: Trace) -> bool:
@@ -276,7 +276,7 @@ class Finder:
         clause = violation.clause
         if self.once or self.base is not None:
             return False
-        known = self._caught_for(clause)
+        known = self._catches_of(clause)
         masks = holding(self.masks, violation, clause)
         if not (known or masks) or len(known) == MAX_TRACES_PER_CLAUSE:
             return False

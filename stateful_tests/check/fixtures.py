@@ -56,13 +56,13 @@ def _with_stated_outcomes(system: AnySystem, trace: Trace, clause: str) -> Run:
         outcomes = ((at, row.outcome) for at, row in enumerate(rows))
         stated = tuple((at, outcome) for at, outcome in outcomes if not isinstance(outcome, Broken))
         return replay(system, replace(trace, expected=stated))
-    run = replay(system, _stated_by_reference(trace))
+    run = replay(system, _with_reference_outcomes(trace))
     if run.violation is not None and clause in run.violation.clauses:
         return run
     return replay(system, replace(trace, expected=()))
 
 
-def _stated_by_reference(trace: Trace) -> Trace:
+def _with_reference_outcomes(trace: Trace) -> Trace:
     """Return the trace with the reference's outcome at every step."""
     state = model.initial(trace.sizes(Geometry), trace.mode)
     expected = []
@@ -115,7 +115,7 @@ def fixture(
             )
         made = replace(made, clause=clause, commands=made.commands[: run.violation.step + 1])
     if kind_of_config(made.geometry).modelled:
-        made = _stated_by_reference(made)
+        made = _with_reference_outcomes(made)
     for system in healthy:
         violation = replay(system, made).violation
         if violation is not None:

@@ -71,7 +71,7 @@ class Counted:
             )
             so_far.runs |= {self.runs + run for run in declined.runs}
 
-    def ran(self, commands: int, *, directed: bool = False) -> None:
+    def count_run(self, commands: int, *, directed: bool = False) -> None:
         """Count a run. directed: it is a line of the corpus, which is as short as possible."""
         self.runs += 1
         self.commands += commands

@@ -36,7 +36,7 @@ from stateful_tests.generate.engine_commands import (
     draw_engine_config,
     draw_engine_profile,
     engine_finale,
-    fitted,
+    fit_config,
     propose_engine_command,
 )
 from stateful_tests.generate.next_command import finale, propose
@@ -68,7 +68,7 @@ from stateful_tests.lockstep.run_results import Trace, Violation
 
 
 class Named(NamedTuple):
-    """A system by name, as `system_names.driven` takes it: every process can make it for itself.
+    """A system by name, as `system_names.driven_system` takes it: every process can make it for itself.
 
     also_checked: clauses that are checked although its release is known to violate them.
     """
@@ -198,7 +198,7 @@ def _system(named: Named) -> AnySystem:
     """Return the system of this process, which is closed when the process ends. Its objects stay out of
     garbage collection: torch has many."""
     options = DriveOptions(named.checkout, named.device, limits=named.limits)
-    system: AnySystem = system_names.driven(named.spec, options, named.in_process)
+    system: AnySystem = system_names.driven_system(named.spec, options, named.in_process)
     check_also(system, named.also_checked)
     Finalize(None, partial(_close, system), exitpriority=1)
     gc.freeze()
@@ -247,7 +247,7 @@ def lines_of(system: AnySystem, plan: Plan, mode: Mode) -> list[CorpusLine]:
     return _lines(plan.machines, plan.modes or system.capabilities.modes, mode, plan.first)
 
 
-_lines = lru_cache(maxsize=4)(corpus.driven)
+_lines = lru_cache(maxsize=4)(corpus.select_lines)
 
 
 def _run_line(system: AnySystem, plan: Plan, config: Configuration, example: int, driven: Driven) -> None:
@@ -407,7 +407,7 @@ class _Draws(NamedTuple):
 
 _DRAWS = {
     BLOCKS.machine: _Draws(
-        attrgetter("texts"), draw_engine_profile, draw_engine_config, fitted, propose_engine_command,
+        attrgetter("texts"), draw_engine_profile, draw_engine_config, fit_config, propose_engine_command,
         engine_finale,
     ),
     TIERS.machine: _Draws(
@@ -442,7 +442,7 @@ def _run_judged_example(
     record = draws.record(lockstep)
     steps = plan.steps * (8 if example % 32 == 8 else 1)
 
-    def proposed() -> Iterator[AnyCommand]:
+    def propose_commands() -> Iterator[AnyCommand]:
         for _ in range(steps):
             yield draws.propose(record, lockstep.facts, source, profile)
         for _ in range(steps + LAST):
@@ -453,5 +453,5 @@ def _run_judged_example(
             if lockstep.step.unanswered:
                 driven.unanswered += 1
 
-    _carry_out(lockstep, proposed(), done, driven)
+    _carry_out(lockstep, propose_commands(), done, driven)
     driven.runs.append((len(done), violations(lockstep, done, "generated")))

@@ -26,7 +26,7 @@ _AROUND = 2  # releases next to that of a tree
 Refuses = Callable[[Any], str | None]  # why a system refuses something; None where it does not
 
 
-def left_out(
+def parts_left_out(
     system: AnySystem, base: AnySystem, asked: Plan, unfit: Collection[str], *, guessed: bool = False
 ) -> dict[str, str]:
     """Return the parts of a plan that run on the base and not on the system, each with the reason.

@@ -20,7 +20,7 @@ from reference.commands import (
 from reference.cursors import floor_page
 from reference.prefix_cache import shares_lock
 from reference.radix_tree import (
-    Insertion, Key, Lock, Node, Placed, Tree, full_locked, lock_of, nodes, path_of, shared, state_paths,
+    Insertion, Key, Lock, Node, Placed, Tree, full_locked, lock_of, nodes, path_of, shared_len, state_paths,
 )  # fmt: skip
 from reference.rules.rule_definition import cursors_of
 from reference.state import IN_BATCH, Phase, Request, Session, State, text_tokens
@@ -396,7 +396,7 @@ def _batch(was: State, command: Extend, now: State) -> Iterator[str]:
             yield f"two of a batch: one {one}, the next {part}{than}"
         parts.append((end, part))
         for other, r, said in brought:
-            if shared(other, key, tree.page_size) > max(r, prefix):
+            if shared_len(other, key, tree.page_size) > max(r, prefix):
                 yield f"two of a batch, the same pages: one {said}, the next {says}"
         brought.append((key, prefix, says))
 

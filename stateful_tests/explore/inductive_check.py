@@ -73,7 +73,7 @@ class InductiveStepCheck:
         # facts but for those that a state decides
         self._led_to = {}
 
-    def _known(self, state: State) -> _Known:
+    def _known_state(self, state: State) -> _Known:
         known = self._states.get(state)
         if known is None:
             sessions = {
@@ -102,7 +102,7 @@ class InductiveStepCheck:
         """Begin the steps that follow at a state."""
         if max(len(self._states), len(self._led_to)) >= _KEPT:
             self._forget()
-        self._was, self._start = state, self._known(state)
+        self._was, self._start = state, self._known_state(state)
         self._before = self._facts(type(None), state, self._start, no_effects())
 
     def violation(
@@ -112,7 +112,7 @@ class InductiveStepCheck:
         was = self._was
         after = self._before
         if done := isinstance(outcome, Done):
-            after = self._facts(type(command), now, self._known(now), effects)
+            after = self._facts(type(command), now, self._known_state(now), effects)
             if now == was and after == self._before:
                 after = self._before
         same = after is self._before

@@ -58,7 +58,7 @@ def edges(steps: Iterable[Transition]) -> tuple[set[Edge], set[Edge]]:
     of_sessions: set[Edge] = set()
     for was, command, now in steps:
         name = kind_name(type(command))
-        of_requests.update(_changes(_phases(was), name, _phases(now), {*_named(command)}))
+        of_requests.update(_changes(_phases(was), name, _phases(now), {*_named_requests(command)}))
         of_sessions.update(_changes(_lives(was), name, _lives(now)))
     return of_requests, of_sessions
 
@@ -91,7 +91,7 @@ def transitions(scope: Scope) -> Iterator[Transition]:
                 yield was, command, now
 
 
-def _named(command: Command) -> Iterator[str]:
+def _named_requests(command: Command) -> Iterator[str]:
     """Yield the requests that a command names."""
     yield getattr(command, "request", "")
     yield from getattr(command, "requests", ())

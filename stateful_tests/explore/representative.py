@@ -93,7 +93,7 @@ class Representatives:
         )
         orders = permutations(range(len(scope.texts))) if scope.geometry.tree else ()
         self._orders = [order for order in orders if self._symmetric(order)]
-        self._made = lru_cache(maxsize=KEPT)(self._built)
+        self._made = lru_cache(maxsize=KEPT)(self._build_state)
         self._first = {"s": 1, "r": 1 + scope.sessions, "h": 1}
 
     def _symmetric(self, order: tuple[int, ...]) -> bool:
@@ -125,7 +125,7 @@ class Representatives:
         """The parts of a state, in the order of letters that makes them least, without names as well; and
         that order."""
         if state.tree is not None:
-            state = _numbered_from_one(state)
+            state = _renumber(state)
         best = self._parts(state)
         chosen = tuple[int, ...]()
         texts = self.scope.texts
@@ -136,7 +136,7 @@ class Representatives:
                 shared_serial(texts[i]): shared_serial(texts[j]) for i, j in enumerate(order)
             }
             groups = tuple(
-                [(_exchanged(p, serials), name) for p, name in group] for group in usual.groups
+                [(_with_letters(p, serials), name) for p, name in group] for group in usual.groups
             )
             other = Parts(groups, _nodes(usual.nodes, serials))
             if (nameless := other.nameless) < least:
@@ -184,10 +184,10 @@ class Representatives:
 
     # -- from parts to the representative ---------------------------------------------------------
 
-    def _built(self, nameless: Nameless) -> State:
+    def _build_state(self, nameless: Nameless) -> State:
         sessions, requests, locks = [], [], []
         for place, part in self._places(nameless):
-            session, request, lock = _named(self.scope, place, part)
+            session, request, lock = _holders_named(self.scope, place, part)
             sessions += [session] if session is not None else []
             requests += [request] if request is not None else []
             locks += [lock] if lock is not None else []
@@ -238,7 +238,7 @@ class Representatives:
 
 
 @lru_cache(maxsize=KEPT)
-def _named(
+def _holders_named(
     scope: Scope, place: int, part: Part
 ) -> tuple[Session | None, Request | None, Lock | None]:
     """Return session, request and lock of the part in a place, under the names of the place."""
@@ -266,7 +266,7 @@ def _named(
 @lru_cache(maxsize=KEPT)
 def _about(scope: Scope, fresh: Names, parts: tuple[tuple[int, Part], ...]) -> list[Command]:
     """Return commands about one part in its place, or about two."""
-    built = [_named(scope, place, part) for place, part in parts]
+    built = [_holders_named(scope, place, part) for place, part in parts]
     session, request, lock = built[0]
     if len(built) == 2:
         assert request is not None and built[1][1] is not None
@@ -284,7 +284,7 @@ def _of_nobody(scope: Scope, fresh: Names, present: Present) -> list[Command]:
     return list(enumeration.of_nobody(scope, present, fresh))
 
 
-def _exchanged(part: Part, serials: Mapping[int, int]) -> Part:
+def _with_letters(part: Part, serials: Mapping[int, int]) -> Part:
     """Return the part with other letters in its texts."""
     lock = part.lock
     turn = part.turn
@@ -307,16 +307,16 @@ def with_ages(tree: Tree) -> tuple[Node, ...]:
     states = sorted({node.state_used for node in every} - {0}, reverse=True)
     state_ages = {0: 0} | {moment: age for age, moment in zip(count(-1, -1), states)}
 
-    def aged(children: tuple[Node, ...]) -> tuple[Node, ...]:
+    def nodes_with_ages(children: tuple[Node, ...]) -> tuple[Node, ...]:
         return tuple(sorted(
             Node(
-                n.key, n.live, ages[n.full_used], swa_ages[n.swa_used], aged(n.children),
+                n.key, n.live, ages[n.full_used], swa_ages[n.swa_used], nodes_with_ages(n.children),
                 state_ages[n.state_used],
             )
             for n in children
         ))  # fmt: skip
 
-    return aged(tree.children)
+    return nodes_with_ages(tree.children)
 
 
 def _every(children: tuple[Node, ...]) -> Iterator[Node]:
@@ -340,7 +340,7 @@ def _serials(state: State) -> set[int]:
     return {serial for serial in serials if serial < SHARED}
 
 
-def _numbered_from_one(state: State) -> State:
+def _renumber(state: State) -> State:
     """Return the state with the serials that are in use numbered from 1, in their order."""
     used = sorted(_serials(state)) if state.serial else []
     if not used or used[-1] == len(used):

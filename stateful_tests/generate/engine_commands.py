@@ -122,7 +122,7 @@ def draw_engine_profile(source: Choices, can: Capabilities) -> EngineProfile:
     )
 
 
-def fitted(config: EngineConfig, profile: EngineProfile) -> EngineConfig:
+def fit_config(config: EngineConfig, profile: EngineProfile) -> EngineConfig:
     """Return the engine for a run. Where the profile says `alike` or `whole`, it has as few blocks as
     possible."""
     if not (profile.alike or profile.whole):

@@ -18,7 +18,7 @@ from impl.choices import Choices, once_in, pick
 
 
 @lru_cache(maxsize=1 << 14)
-def spelt(key: Key) -> Prompt:
+def spell_prompt(key: Key) -> Prompt:
     """Return the prompt that spells `key`, as far as its texts are shared ones."""
     tokens = [token_of(known) for known in key]
     if key and key[-1] != tokens[-1]:  # of bigrams
@@ -60,13 +60,13 @@ def join_prompts(*prompts: Prompt) -> Prompt:
     return tuple(pieces)
 
 
-def known(state: State) -> list[Prompt]:
+def known_prompts(state: State) -> list[Prompt]:
     """Return prompts that lead somewhere: to the ends of nodes and of locks, and the inputs of
     requests."""
     prompts: dict[Prompt, None] = {}
     if state.tree is not None:
-        prompts.update((spelt(placed.path), None) for placed in nodes(state.tree))
-        prompts.update((spelt(lock.key), None) for lock in state.tree.locks)
+        prompts.update((spell_prompt(placed.path), None) for placed in nodes(state.tree))
+        prompts.update((spell_prompt(lock.key), None) for lock in state.tree.locks)
     prompts.update((input_of(request), None) for request in state.requests)
     prompts.pop((), None)
     return list(prompts)
@@ -103,7 +103,7 @@ def draw_prompt(
             start = join_prompts(start, (more,))
         return start
     familiar = [
-        p for p in known(state) if after is None or shorten(p, prompt_len(after)) == after
+        p for p in known_prompts(state) if after is None or shorten(p, prompt_len(after)) == after
     ]
     page_size = state.config.geometry.page_size
     # diverging inside a page
@@ -147,10 +147,10 @@ def _boundary_prompts(state: State, longest: int) -> list[list[Prompt]]:
     window = state.tree.window
     alone, twice, overlong, tombstones, paths, states = groups = [list[Prompt]() for _ in range(6)]
     if state.tree.states:
-        states += (spelt(path) for path in state_paths(state.tree))
+        states += (spell_prompt(path) for path in state_paths(state.tree))
     for lock in state.tree.locks:
         if len(path_of(state.tree, lock.key)) > 1:
-            paths.append(spelt(lock.key))
+            paths.append(spell_prompt(lock.key))
     if state.tree.locks:
         for placed in nodes(state.tree):
             locks = [k for k in state.tree.locks if k.key[: placed.end] == placed.path]
@@ -159,14 +159,14 @@ def _boundary_prompts(state: State, longest: int) -> list[list[Prompt]]:
             cuts = range(placed.start + size, placed.end, size)
             if window is not None:
                 if any(lock.swa_from >= placed.end for lock in locks):
-                    alone += (spelt(placed.path[:end]) for end in cuts)
+                    alone += (spell_prompt(placed.path[:end]) for end in cuts)
                 for lock in locks:
                     fits = (end for end in cuts if lock.swa_from < end <= len(lock.key) - window)
-                    overlong += (spelt(placed.path[:end]) for end in fits)
+                    overlong += (spell_prompt(placed.path[:end]) for end in fits)
                 if not placed.node.live:
-                    tombstones.append(spelt(placed.path))
+                    tombstones.append(spell_prompt(placed.path))
             if len(locks) > 1:
-                twice += (spelt(placed.path[:end]) for end in cuts)
+                twice += (spell_prompt(placed.path[:end]) for end in cuts)
     fitting = ([p for p in prompts if 0 < prompt_len(p) <= longest] for prompts in groups)
     return [prompts for prompts in fitting if prompts]
 

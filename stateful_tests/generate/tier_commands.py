@@ -183,7 +183,7 @@ def _weights_of_slow_storage(
     """Return weights that bring a run closer to a prefetch that ends by time with some pages read: an attempt
     to admit the request fails, the thread reads, a poll takes the pages over, the time of the request passes.
     """
-    held_back = users.waits.held_back
+    held_back = users.waits.waiting_requests
     if not held_back:
         return {"admit": 4 * profile.match}
     if any(held_back.values()):

@@ -65,13 +65,13 @@ def same(a: View, b: View) -> bool:
         one = getattr(a, name)
         other = getattr(b, name)
         if one != other and (
-            one is None or other is None or _unordered(name, one) != _unordered(name, other)
+            one is None or other is None or _sorted_value(name, one) != _sorted_value(name, other)
         ):
             return False
     return True
 
 
-def _unordered(name: str, value: Any) -> object:
+def _sorted_value(name: str, value: Any) -> object:
     """Return the value of a field of View with its lists sorted where order has no meaning."""
     if name == "tree":
         return sorted(value.nodes, key=_PATH), value.lock_holders, value.sizes
@@ -184,13 +184,13 @@ class _Reader:
         page_size = self.page_size
         cells = view.rows.get(row, ())
         length = max(0, min(cursors.kv_allocated_len, len(cells)))
-        slots = _bounded(cells[:length], len(view.full_stamps))
+        slots = _clip_slots(cells[:length], len(view.full_stamps))
         own_begin = max(0, cursors.cache_protected_len)
         self.full += self._note_pages(name, "full", slots, own_begin, self.torn)
         full_read = [*map(view.full_stamps.__getitem__, slots)]
         swa_read: list[int | None] = []
         if self.has_swa:
-            mapped = _bounded([*map(view.full_to_swa.__getitem__, slots)], len(view.swa_stamps))
+            mapped = _clip_slots([*map(view.full_to_swa.__getitem__, slots)], len(view.swa_stamps))
             swa_read = [view.swa_stamps[m] if m else None for m in mapped]
             dead = max(own_begin, cursors.swa_evicted_seqlen)
             start = -(-dead // page_size) * page_size
@@ -261,8 +261,8 @@ class _Reader:
         view = self.view
         size = self.page_size
         path = tuple(node.path)
-        slots = _bounded(node.slots, len(view.full_stamps))
-        swa = _bounded(node.swa_slots, len(view.swa_stamps))
+        slots = _clip_slots(node.slots, len(view.full_stamps))
+        swa = _clip_slots(node.swa_slots, len(view.swa_stamps))
         mapped = [view.full_to_swa[s] for s in slots] if self.has_swa else []
         start = len(path) - len(slots)
         for pool, own, owned, torn in (
@@ -328,7 +328,7 @@ def _in_order(slots: Sequence[int], heads: Sequence[int], page_size: int) -> boo
     return list(slots) == expected[: len(slots)]
 
 
-def _bounded(slots: Sequence[int], size: int) -> Sequence[int]:
+def _clip_slots(slots: Sequence[int], size: int) -> Sequence[int]:
     """Return the slots, with 0 in the place of each that is outside of a pool of `size` slots."""
     if not slots or (min(slots) >= 0 and max(slots) < size):
         return slots

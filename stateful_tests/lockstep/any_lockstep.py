@@ -113,7 +113,7 @@ class AnyLockstep(ABC):
         self.steps += 1
         self.step = None
 
-    def _carried_out(self, command: Any) -> Outcome:
+    def _carry_out(self, command: Any) -> Outcome:
         """Return the system's outcome and read its facts; Broken where either fails."""
         try:
             outcome = self._unstarted or checked_outcome(self.system.apply(command))

@@ -17,7 +17,7 @@ from reference.blocks.config import ENGINE_PRESETS, EngineConfig
 from reference.blocks.facts import BlockFacts
 from reference.blocks.request_texts import RequestTexts
 from reference.commands import Broken, Done, Mode, Outcome, Reason, Refused
-from reference.failures import Failure, counted
+from reference.failures import Failure, count_text
 from stateful_tests.lockstep.any_lockstep import AnyLockstep
 from stateful_tests.lockstep.run_moments import EngineMoment
 from stateful_tests.lockstep.check_results import Tally
@@ -95,7 +95,7 @@ class EngineLockstep(AnyLockstep):
             return self._count(Refused(Reason.UNFAITHFUL))
         texts = self.texts
         before = self.facts
-        outcome = self._carried_out(command)
+        outcome = self._carry_out(command)
         if isinstance(outcome, Broken):
             self.violation = self._break(
                 Failure("the engine carries it out", outcome.error),
@@ -194,7 +194,7 @@ def changes(before: BlockFacts, now: BlockFacts) -> list[str]:
         lines.append(f"{lane.request} computes [{lane.start}, {end}){drafts}{sampled}")
     for output in now.outputs:
         ends = f" and ends: {output.finished}" if output.finished else ""
-        tokens = counted(len(output.tokens), "token")
+        tokens = count_text(len(output.tokens), "token")
         lines.append(f"{output.request} gets {tokens}{ends}")
     for name in {**before.requests, **now.requests}:
         was, fact = before.requests.get(name), now.requests.get(name)
@@ -262,7 +262,7 @@ def _storage_changes(before: BlockFacts, now: BlockFacts) -> Iterator[str]:
     if now.host is None:
         return
     if now.host.lookups:
-        yield f"the storage is asked for {counted(now.host.lookups, 'chunk')}"
+        yield f"the storage is asked for {count_text(now.host.lookups, 'chunk')}"
     were = {job.job: job for job in before.host.jobs} if before.host is not None else {}
     are = {job.job: job for job in now.host.jobs}
     for number in sorted(were | are):

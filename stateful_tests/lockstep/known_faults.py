@@ -97,7 +97,7 @@ class KnownFault(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
             return _version_key(self.first) <= _version_key(release) and looked_for(self.engine, release)
         return _version_key(self.first) <= _version_key(release) < _version_key(self.fixed)
 
-    def shown(self, clause: str, release: str) -> str | None:
+    def clause_shown(self, clause: str, release: str) -> str | None:
         """Return the clause that a trace of `clause` violates in that release; None: it conforms."""
         dates: dict[str, str | None] = {self.first: clause}
         if self.fixed is not None:
@@ -223,7 +223,7 @@ def has_in_ways(fault: KnownFault, release: str, ways: Iterable[str]) -> bool:
     return not fault.traces or any(apart <= {*ways_of(path)} <= {*ways} for path in fault.traces)
 
 
-def passed_over(engine: str, release: str, ways: Iterable[str] = ()) -> dict[str, str]:
+def skipped_clauses(engine: str, release: str, ways: Iterable[str] = ()) -> dict[str, str]:
     """Return clause id -> (known fault, its trace) for each clause that a check of that release, driven
     in these ways, skips because of a known fault."""
     tree = _tree_of_ways(ways)

@@ -132,7 +132,7 @@ class Lockstep(AnyLockstep):
         check_offered(self.system, was, command)
         if isinstance(expected, Refused) and expected.reason is Reason.UNFAITHFUL:
             return self._count(expected)  # no scheduler would do it: the system does not run it
-        outcome = self._carried_out(command)
+        outcome = self._carry_out(command)
 
         def step_to(now: State, expected: Outcome, outcome: Outcome, overreach: str = "") -> Step:
             return Step(
@@ -156,7 +156,7 @@ class Lockstep(AnyLockstep):
             self.violation = self.first_violation or broke
             return expected
         follow = self.facts if self.first_violation is None else None
-        agreed = self._policy.agreed(was, command, Answers(now, expected, outcome), follow)
+        agreed = self._policy.answers_to_compare(was, command, Answers(now, expected, outcome), follow)
         step = self.step = step_to(*agreed)
         self.state = agreed.now
         if self.first_violation is None:

@@ -74,7 +74,7 @@ class PairLockstep(AnyLockstep):
         """Run one command; sets `violation` if it leaves the specification."""
         self._begin()
         before = self.facts
-        outcome = self._carried_out(command)
+        outcome = self._carry_out(command)
         if isinstance(outcome, Broken):
             self.violation = self._break(
                 Failure("the pair carries it out", outcome.error),

@@ -33,7 +33,7 @@ class ServerPolicy:
     def __init__(self, can: Capabilities) -> None:
         self._can = can
 
-    def agreed(
+    def answers_to_compare(
         self, was: State, command: Command, answers: Answers, facts: Facts | None
     ) -> Answers:
         """Return the answers that are left to compare: the reference has followed the system's choices,

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 
 from reference.cursors import Cursors, ceil_page, window_start
-from reference.failures import counted
+from reference.failures import count_text
 from reference.radix_tree import Lock, Tree
 from reference.state import full_pages, swa_pages
 
@@ -115,7 +115,7 @@ def lock(tree: Tree, lock: Lock, text: str = "") -> str:
         return locked
     if not (pins := swa_pinned(lock)):
         return f"{locked}: full KV alone"
-    return f"{locked}: pins {counted(pins, 'SWA token')}, a window needs {swa_needed(tree, lock)}"
+    return f"{locked}: pins {count_text(pins, 'SWA token')}, a window needs {swa_needed(tree, lock)}"
 
 
 def swa_pinned(lock: Lock) -> int:

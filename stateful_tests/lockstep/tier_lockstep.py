@@ -78,7 +78,7 @@ class TierLockstep(AnyLockstep):
         """Run one command, and set `violation` if the outcome violates the specification."""
         self._begin()
         before = self.facts
-        outcome = self._carried_out(command)
+        outcome = self._carry_out(command)
         if isinstance(outcome, Broken):
             failure = Failure("the tree carries it out", outcome.error)
             self.violation = self._break(
@@ -200,17 +200,17 @@ def _transfer_changes(before: TierFacts, now: TierFacts) -> Iterator[str]:
         was, job = were.get(number), are.get(number)
         if job is None:
             old = were[number]
-            yield f"{old.called} {'is acknowledged' if old.sent else 'is sent with others'}"
+            yield f"{old.label} {'is acknowledged' if old.sent else 'is sent with others'}"
             continue
         if was is None:
             nodes = ", ".join(dict.fromkeys(f"node {ack}" for ack in job.acks))
             count = len(job.parts)
             state = "sent" if job.sent else "queued"
-            yield f"{job.called} of {nodes or 'no node'}, {count} slots: {state}"
+            yield f"{job.label} of {nodes or 'no node'}, {count} slots: {state}"
         if job.copied and not job.completed and not (was and was.copied):
-            yield f"{job.called} has copied"
+            yield f"{job.label} has copied"
         if job.completed and not (was and was.completed):
-            yield f"{job.called} completes"
+            yield f"{job.label} completes"
 
 
 def _request_changes(before: TierFacts, now: TierFacts, prefill: str) -> Iterator[str]:
@@ -254,12 +254,12 @@ def _operation_changes(before: TierFacts, now: TierFacts) -> Iterator[str]:
     for number in sorted(were | are):
         was, operation = were.get(number), are.get(number)
         if operation is None:
-            yield f"{were[number].called} is over"
+            yield f"{were[number].label} is over"
         elif was is None or was != operation:
             has = " ".join(_slot_lists("host", operation.slots))
             moves = " ".join(_slot_lists("host", operation.moving))
             parts = [operation.state, has, f"the backend still moves {moves}" if moves else ""]
-            yield f"{operation.called}: {', '.join(filter(None, parts))}"
+            yield f"{operation.label}: {', '.join(filter(None, parts))}"
     for page in now.stored:
         where = f"host {page.pool} {_range_text(page.slots)}"
         content = "a state" if page.pool == "state" else path_text(page.found)

@@ -31,7 +31,7 @@ def adopt_tree_shape(was: State, state: State, command: Command, facts: Facts) -
     """
     assert state.tree is not None and facts.tree is not None
     shape = [(n.path, n.start, n.live, n.state is not None) for n in facts.tree.nodes]
-    tree = radix.reshaped(state.tree, shape)
+    tree = radix.reshape(state.tree, shape)
     state = state._replace(tree=tree)
     for name in requests_of_batch(command):
         state = _adopt_prompt(was, state, command, name, facts)

@@ -73,8 +73,8 @@ def commands(draw: _Draw, kind: type | None) -> Command:
     machine = draw(st.runner())
     choices = DrawnChoices(draw)
     if kind is OUT_OF_TURN:
-        command = next_of(machine.enabled(choices, invalid=True))
+        command = next_of(machine.enabled_commands(choices, invalid=True))
     else:
-        command = HARNESSES[kind].draw(machine.enabled(choices))
+        command = HARNESSES[kind].draw(machine.enabled_commands(choices))
     machine.threshold = draw(THRESHOLDS)
     return command

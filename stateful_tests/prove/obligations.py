@@ -76,7 +76,7 @@ def _obligations() -> Iterator[Obligation]:
 OBLIGATIONS = {obligation.name: obligation for obligation in _obligations()}
 
 
-def chosen(names: Iterable[str]) -> list[Obligation]:
+def select_obligations(names: Iterable[str]) -> list[Obligation]:
     """Return the obligations with these names or of these kinds, such as "contract/cut", "cut" or "window";
     all of them for no name. Raises KeyError for a name that selects none."""
     selected: dict[str, Obligation] = {}

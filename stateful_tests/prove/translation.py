@@ -156,10 +156,10 @@ class Translation:
             case ast.BinOp(left, how, right) if type(how) in _ARITHMETIC:
                 return _ARITHMETIC[type(how)](self._value(left, names), self._value(right, names))
             case ast.Call():
-                return self._called(node, names)
+                return self._translate_call(node, names)
         raise NotTranslated(ast.unparse(node))
 
-    def _called(self, node: ast.Call, names: dict[str, Any]) -> Any:
+    def _translate_call(self, node: ast.Call, names: dict[str, Any]) -> Any:
         given = [self._value(argument, names) for argument in node.args if not _is_range(argument)]
         named = {str(keyword.arg): self._value(keyword.value, names) for keyword in node.keywords}
         match node.func:

@@ -39,7 +39,7 @@ def with_names_in_order(commands: Commands) -> Commands:
     letters: dict[str, str] = {}
     for command in commands:
         for attribute, letter in _NAMING.items():
-            for name in named(getattr(command, attribute, None)):
+            for name in names_in_attribute(getattr(command, attribute, None)):
                 if name not in names:
                     counts[letter] += 1
                     names[name] = f"{letter}{counts[letter]}"
@@ -69,7 +69,7 @@ def lives_apart(commands: Commands) -> Commands:
     return tuple(apart)
 
 
-def named(value: Any) -> list[str]:
+def names_in_attribute(value: Any) -> list[str]:
     """Return the names in an attribute: one, or those of a batch, or of its entries."""
     if isinstance(value, tuple):
         return [str(getattr(lane, "request", lane)) for lane in value]
@@ -78,7 +78,7 @@ def named(value: Any) -> list[str]:
 
 def names_in(command: AnyCommand) -> set[str]:
     """Return the sessions, requests and lock owners that a command names."""
-    return {name for attribute in _NAMING for name in named(getattr(command, attribute, None))}
+    return {name for attribute in _NAMING for name in names_in_attribute(getattr(command, attribute, None))}
 
 
 def texts_in(command: AnyCommand) -> set[str]:

@@ -16,7 +16,7 @@ from reference.geometry import Geometry, GeometryError
 from reference.system_kinds import BLOCKS, PAIRS, ROWS, TIERS, kind_of_config
 from reference.pairs.config import PairConfig
 from reference.tiers.config import POLICIES, TierConfig
-from stateful_tests.lockstep.replays import driven_through, replay
+from stateful_tests.lockstep.replays import drive_through, replay
 from stateful_tests.lockstep.run_results import Trace, Violation
 from stateful_tests.shrink.optional_parts import Failing, without_parts
 from stateful_tests.shrink.shrink_passes import BUDGET, StillFails, drop, shrink
@@ -31,7 +31,7 @@ def violation_of_clause(system: AnySystem, trace: Trace, clause: str) -> tuple[s
     """Return the violation of a trace that is about `clause` on a system; None if it cannot be driven
     through it."""
     try:
-        lockstep, _ = driven_through(system, replace(trace, clause=clause))
+        lockstep, _ = drive_through(system, replace(trace, clause=clause))
     except UnusableImplementation:
         return None
     seen = lockstep.violation or lockstep.first_violation
@@ -51,11 +51,11 @@ def minimise(
     budget: the most candidates of each `shrink`.
     allowed: returns whether a smaller trace may be considered.
     """
-    with system.hurried() if isinstance(system, WorkerSystem) else nullcontext():
-        return _minimised(system, trace, clause, budget, allowed)
+    with system.short_timeouts() if isinstance(system, WorkerSystem) else nullcontext():
+        return _minimise(system, trace, clause, budget, allowed)
 
 
-def _minimised(
+def _minimise(
     system: AnySystem, trace: Trace, clause: str, budget: int, allowed: Allowed | None
 ) -> Trace:
     smallest = trace
@@ -374,7 +374,7 @@ def failing_prefix(
     patient: leave out turns that the rules reject, but not the last command.
     """
     try:
-        lockstep, commands = driven_through(system, replace(trace, clause=clause), patient=patient)
+        lockstep, commands = drive_through(system, replace(trace, clause=clause), patient=patient)
     except UnusableImplementation:
         return None
     if (seen := lockstep.violation) is None:

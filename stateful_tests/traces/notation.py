@@ -92,7 +92,7 @@ def _flag(field: str, words: str) -> NotationPart:
     )
 
 
-def _named(field: str) -> NotationPart:
+def _field_part(field: str) -> NotationPart:
     """Return the part for the field and a name; nothing where the name is empty."""
     return NotationPart(
         f" [{field} NAME]",
@@ -111,11 +111,11 @@ def _lanes(
         f" {usage}, ...",
         rf" (?P<{field}>{lane}(?:\s*,\s*{lane})*|\(no lanes\))",
         lambda command: " " + (", ".join(map(write, getattr(command, field))) or "(no lanes)"),
-        lambda found: {field: tuple(read(*lane.split()) for lane in _listed(found[field] or ""))},
+        lambda found: {field: tuple(read(*lane.split()) for lane in _parse_list(found[field] or ""))},
     )
 
 
-def _listed(text: str) -> Sequence[str]:
+def _parse_list(text: str) -> Sequence[str]:
     return () if text.startswith("(") else text.split(",")
 
 
@@ -186,7 +186,7 @@ _DRAFTS = _lanes(
     lambda name, tokens, _, accept: Draft(name, int(tokens), int(accept)),
 )
 _IN_OTHER_WORDS: dict[type, tuple[NotationPart, ...]] = {
-    Submit: (_REQUEST, _OF_SESSION, _INPUT, _number("rewind", "rewind", default=0), _named("answers")),
+    Submit: (_REQUEST, _OF_SESSION, _INPUT, _number("rewind", "rewind", default=0), _field_part("answers")),
     Extend: (_lanes(
         "lanes", "REQUEST +TOKENS [tail]", rf"{_NAME} {_LENGTH}(?: tail)?",
         lambda lane: f"{lane.request} {lane.tokens:+}" + " tail" * lane.tail,
@@ -201,8 +201,8 @@ _IN_OTHER_WORDS: dict[type, tuple[NotationPart, ...]] = {
     CheckBusy: (_number("level", "level", default=1, always=True),),
     Add: (
         _REQUEST, _INPUT, _number("max_tokens", "for"), _number("priority", "priority", default=0),
-        _flag("resumable", "(session)"), _number("remote", "remote", default=0), _named("adapter"),
-        _named("salt"), _number("children", "children", default=0),
+        _flag("resumable", "(session)"), _number("remote", "remote", default=0), _field_part("adapter"),
+        _field_part("salt"), _number("children", "children", default=0),
     ),
     More: (_REQUEST, _INPUT, _number("max_tokens", "for")),
     Schedule: (_listing("accept", int), _listing("stop", str)),

@@ -277,7 +277,7 @@ def fault_of_pair(release: str, key: str, config: Config, choices: Sequence[Netw
     return (label(release, name) or "") if name else ""
 
 
-def kept_for_a_peer(header: WatchHeader, part: str, *, sent: bool) -> str | None:
+def fault_of_kept_tokens(header: WatchHeader, part: str, *, sent: bool) -> str | None:
     """Return the fault by which a server of a pair keeps tokens, or an entry of a table, that nobody
     needs. sent: the room had KV on its way."""
     if header.role == "decode":
@@ -290,7 +290,7 @@ def kept_for_a_peer(header: WatchHeader, part: str, *, sent: bool) -> str | None
     return label(header.release, name) if name else None
 
 
-def replaced_before_sent(header: WatchHeader) -> str | None:
+def fault_of_replaced_page(header: WatchHeader) -> str | None:
     """Return the fault by which a page that was sent is no longer the request's: the tree holds less
     than a chunk, as its keys are pairs of tokens, or it ends where a recurrent state is kept."""
     holds_less = header.speculative or header.tracks

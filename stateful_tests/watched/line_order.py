@@ -44,10 +44,10 @@ class LineOrder:
             if self._held and number < max(self._held):
                 self.moved += 1
             self._held[number] = line
-            yield from self._released(HELD)
-        yield from self._released(0)
+            yield from self._release_lines(HELD)
+        yield from self._release_lines(0)
 
-    def _released(self, most: int) -> Iterator[Line]:
+    def _release_lines(self, most: int) -> Iterator[Line]:
         """Yield the lines that are next in order; where more than `most` wait, also those behind a gap."""
         while self._held:
             number = min(self._held)

@@ -111,7 +111,7 @@ class LogFollower:
         if isinstance(outcome, Refused):
             expected = f"refused: {outcome.reason.value} ({outcome.reason.says})"
             raise Diverged("OUT-1", expected, "done", command)
-        if not self.result.found and len(self._done) <= MAX_STEPS:
+        if not self.result.unexplained and len(self._done) <= MAX_STEPS:
             self._done.append((command, choices))
         if beyond or not self._same(now, shown):
             divergence = verdict(command, was, now, outcome, shown, beyond)
@@ -161,7 +161,7 @@ class LogFollower:
             result.known[known] += 1
             if result.known[known] > MAX_OF_KNOWN:
                 return
-        elif len(result.found) >= MAX_FOUND:
+        elif len(result.unexplained) >= MAX_FOUND:
             result.more += 1
             return
         event = type(self._line.event).__struct_config__.tag
@@ -237,7 +237,7 @@ class LogFollower:
         None where the vocabulary cannot say it: a log that begins in the middle, a tree of unknown content,
         sizes or names that no trace may have, more commands than fit.
         """
-        if self.result.given or self.header.tree or not self.result.found:
+        if self.result.given or self.header.tree or not self.result.unexplained:
             return None
         if len(self._done) > MAX_STEPS:
             return None
@@ -246,7 +246,7 @@ class LogFollower:
             sizes = Geometry(g.page_size, g.window, g.full_pages, g.swa_pages, g.rows, g.width)
         except GeometryError:
             return None
-        mismatch = self.result.found[0]
+        mismatch = self.result.unexplained[0]
         commands = tuple(command for command, _ in self._done)
         expected = tuple(
             (index, Done(choices)) for index, (_, choices) in enumerate(self._done) if choices

@@ -16,7 +16,7 @@ from typing import IO
 import msgspec
 
 from impl.sglang.server.events import FORMAT, NUMBERED, READABLE, Event, WatchHeader
-from reference.failures import counted
+from reference.failures import count_text
 from stateful_tests.watched.line_order import Line as Line
 from stateful_tests.watched.line_order import LineOrder
 
@@ -56,7 +56,7 @@ class WatchLog:
         if self.order is None:
             return ""
         counts = {"stood twice": self.order.repeated, "stood in another place": self.order.moved}
-        return ", ".join(f"{counted(n, 'line')} {what}" for what, n in counts.items() if n)
+        return ", ".join(f"{count_text(n, 'line')} {what}" for what, n in counts.items() if n)
 
     @property
     def name(self) -> str:

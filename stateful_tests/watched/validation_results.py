@@ -71,7 +71,7 @@ class Validated:
     situation: str = ""
 
     @property
-    def found(self) -> list[Mismatch]:
+    def unexplained(self) -> list[Mismatch]:
         """Mismatches that no known fault explains."""
         return [mismatch for mismatch in self.mismatches if mismatch.known is None]
 

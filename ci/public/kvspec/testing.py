@@ -31,7 +31,7 @@ from stateful_tests.generate.run_profile import MACHINES
 from stateful_tests.lockstep import replays
 from stateful_tests.lockstep.check_results import CheckResult, Finding
 from stateful_tests.lockstep.run_results import Run, Trace
-from stateful_tests.lockstep.system_names import as_base, driven
+from stateful_tests.lockstep.system_names import as_base, driven_system
 from stateful_tests.machines.server_machine import ServerMachine, Violated
 from stateful_tests.machines.shrinking import bounded_shrinking
 from stateful_tests.machines.targets import MachineTarget
@@ -245,7 +245,7 @@ def _resolve_target(name: str, checkout: str | None = None, *, base_of: str | No
         spec = SystemSpec.parse(name)
         if base_of is not None:
             spec = as_base(spec, SystemSpec.parse(base_of))
-        system: AnySystem = driven(spec, DriveOptions(checkout, plugin.chosen.device))
+        system: AnySystem = driven_system(spec, DriveOptions(checkout, plugin.chosen.device))
     except (
         UnusableImplementation
     ) as error:  # a name that names nothing is an error, never a skipped test

@@ -35,7 +35,7 @@ def _state(run: Run, step_index: int, was: EngineMoment, now: EngineMoment, hues
     if violation is not None:
         stake = blocks_of(violation.failure.at, now)
         chunks_at_stake = chunks_of(violation.failure.at)
-    requests, pool = drawn(config, was, now, stake, hues)
+    requests, pool = draw_engine(config, was, now, stake, hues)
     return {
         "step": step_index, "command": format_command(row.command), "outcome": format_outcome(row.outcome),
         "violates": violation is not None, "changes": list(row.tree), "requests": requests, "pool": pool,
@@ -45,7 +45,7 @@ def _state(run: Run, step_index: int, was: EngineMoment, now: EngineMoment, hues
     }  # fmt: skip
 
 
-def drawn(
+def draw_engine(
     config: EngineConfig,
     was: EngineMoment,
     now: EngineMoment,

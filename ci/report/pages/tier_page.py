@@ -136,13 +136,13 @@ def _transfer_text(job: TierTransfer) -> str:
     reached = {"completed": job.completed, "copied": job.copied, "sent": job.sent, "queued": True}
     state = next(word for word, holds in reached.items() if holds)
     parts = ", ".join(f"{part.pool} {part.device}:{part.host}" for part in job.parts)
-    return f"{job.called} ({state}), device:host {parts}"
+    return f"{job.label} ({state}), device:host {parts}"
 
 
 def _operation_text(operation: TierOperation) -> str:
     """Return an operation of the storage, in words."""
     slots = ", ".join(f"{pool} {slot}" for pool, own in operation.slots.items() for slot in own)
-    return f"{operation.called} ({operation.state}), host {slots or 'nothing yet'}"
+    return f"{operation.label} ({operation.state}), host {slots or 'nothing yet'}"
 
 
 def _request_text(request: TierRequest) -> str:

@@ -19,7 +19,7 @@ from ci.compare.step_table import cursor_letters, step_table
 from ci.compare.snapshot import snapshots
 from ci.report import text_output
 from ci.report.pages.row_drawing import DRAWING_WIDTH, UNIT, drawing
-from ci.shown_kinds import shown_of
+from ci.shown_kinds import shown_kind_of
 from impl.bugs import BUGS
 from reference.all_clauses import ALL_CLAUSES
 from reference.commands import Admit
@@ -40,7 +40,7 @@ def page(data: Data, run: Run) -> str:
     """Return the page of a run. data: by `ci.report.report_data`. The same run gives the same bytes."""
     script = _source("replay.js")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    alone = shown_of(run.trace.geometry).draws()
+    alone = shown_kind_of(run.trace.geometry).draws()
     drawn = alone.content(data, run) if alone is not None else _content(data, run)
     violation = data["violation"]
     return (
@@ -74,7 +74,7 @@ def _inert_json(value: Any) -> str:
 
 def states(run: Run) -> list[Data]:
     """Return the data of a page."""
-    alone = shown_of(run.trace.geometry).draws()
+    alone = shown_kind_of(run.trace.geometry).draws()
     return snapshots(run, MAX_STEPS) if alone is None else alone.states(run)
 
 
@@ -259,19 +259,19 @@ def _nested_tree(nodes: dict[str, Data]) -> list[Data]:
         parent = node["parent"] if node["parent"] in nodes and node["parent"] != path else ""
         below.setdefault(parent, []).append(path)
 
-    def grown(path: str, depth: int) -> list[Data]:
+    def grow_forest(path: str, depth: int) -> list[Data]:
         forest: list[Data] = []
         waiting = list(reversed(below.get(path, ())))
         while waiting:
             child = waiting.pop()
             deeper = depth < MAX_DEPTH
-            children = grown(child, depth + 1) if deeper else []
+            children = grow_forest(child, depth + 1) if deeper else []
             forest.append({"path": child, **nodes[child], "children": children})
             if not deeper:  # set no further in
                 waiting += reversed(below.get(child, ()))
         return forest
 
-    return grown("", 1)
+    return grow_forest("", 1)
 
 
 def _positions_needed(side: Data) -> int:

@@ -40,7 +40,7 @@ _COMPILED = "sglang/srt/mem_cache/rust_tree_core/"
 def release_root(version: str, newer: str = "") -> Path:
     """Return the folder that holds `sglang/` of this release (`impl.loading.fetch`). newer: one of its
     files, which is added to a folder from before it was fetched."""
-    downloaded = partial(_downloaded, f"sglang=={version}")
+    downloaded = partial(_download, f"sglang=={version}")
     root = fetch.release_root("sglang", version, downloaded)
     if not (root / newer).exists():
         fetch.complete(root, downloaded)
@@ -71,7 +71,7 @@ def _needed(path: PurePosixPath) -> bool:
     return path.as_posix().startswith({".py": _NEEDED, ".so": (_COMPILED,)}.get(path.suffix, ()))
 
 
-def _downloaded(release: str, work: Path, target: Path) -> None:
+def _download(release: str, work: Path, target: Path) -> None:
     """Have pip put the wheel into `work`; the ways to ask are tried in turn."""
     output = ""
     for i, options in enumerate(_ways_to_ask()):

@@ -100,7 +100,7 @@ class Scheduler:
         if self.last_batch is None:
             return Report(self.idle_accounts())
         os.environ["SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY"] = str(level)
-        return _checked(self.self_check_during_busy, self.busy_accounts)
+        return _run_check(self.self_check_during_busy, self.busy_accounts)
 
     def idle(self, waiting: Sequence[Any], locked: bool) -> Report:
         """Run the check of an idle scheduler, which has no batch left.
@@ -113,7 +113,7 @@ class Scheduler:
         self.running_batch = self._batch([], ForwardMode.IDLE)
         self.waiting_queue = list(waiting)
         self.waiting_locked = locked
-        return _checked(self.on_idle, self.idle_accounts)
+        return _run_check(self.on_idle, self.idle_accounts)
 
     def idle_rows(self) -> Account:
         rows = self.req_to_token_pool
@@ -336,7 +336,7 @@ class Scheduler0513(Scheduler0511):
         return (*self._take_sums(), self.idle_rows())
 
 
-def _checked(check: Callable[[], None], accounts: Callable[[], tuple[Account, ...]]) -> Report:
+def _run_check(check: Callable[[], None], accounts: Callable[[], tuple[Account, ...]]) -> Report:
     """Run a release's check. Returns its alarm, "" for none, and its terms.
 
     The releases raise AssertionError (busy), ValueError (idle) or a plain Exception (inspection of the tree)

@@ -15,7 +15,7 @@ from impl.loading import probe, used_names
 from impl.adapter import UnusableImplementation
 from impl.loading.nearest import Nearest, differing, distances, nearest_of
 from impl.sglang.releases.api import files
-from impl.sglang.releases.facts import composed, facts_of
+from impl.sglang.releases.facts import compose_release, facts_of
 from impl.sglang.releases import v0_5_10_to_14 as v10, v0_5_15_to_21 as v15, v0_5_22_to_23 as v22
 from impl.sglang.releases.v0_5_10_to_14 import Release0510
 
@@ -61,7 +61,7 @@ _CANNOT = {
 }
 
 
-def supported(spec: str) -> type[Release0510]:
+def supported_release(spec: str) -> type[Release0510]:
     """Return the class of a release by its version, or of a tree by `spec_of` its class; raises
     UnusableImplementation that names the releases there are."""
     version, *others = spec.split(",")
@@ -70,11 +70,11 @@ def supported(spec: str) -> type[Release0510]:
             f"sglang=={version[:40]} is not supported; these are: {SUPPORTED}"
         )
     pairs = [other.partition("=") for other in others]
-    return composed(TABLE, version, {fact: as_in for fact, _, as_in in pairs})
+    return compose_release(TABLE, version, {fact: as_in for fact, _, as_in in pairs})
 
 
 def spec_of(release: type[Release0510]) -> str:
-    """Return the argument of `supported` for this class, such as "0.5.14,chunks=0.5.12"."""
+    """Return the argument of `supported_release` for this class, such as "0.5.14,chunks=0.5.12"."""
     return ",".join(
         [release.version, *(f"{fact}={as_in}" for fact, as_in in release.facts.items())]
     )
@@ -87,7 +87,7 @@ class Detected(NamedTuple):
     release: type[Release0510]
     remark: str = ""
 
-    def taken_for(self, root: Path) -> str:
+    def release_text(self, root: Path) -> str:
         """Return the first part of the remark, such as "taken for 0.5.14 (435 lines differ)"; "" without a
         remark."""
         return self.remark.removeprefix(f"{root}: ").partition(";")[0]
@@ -117,10 +117,10 @@ def detect(root: Path) -> Detected:
     if missing:
         reason = _refusal([*missing, *lacks], reason, taken, root)
         raise UnusableImplementation(f"sglang checkout {root}: {reason}")
-    release = composed(TABLE, taken, others)
+    release = compose_release(TABLE, taken, others)
     for by, cannot in _CANNOT.items():
         if without := [each for each in lacks if each.by == by]:
-            reason += f"; {cannot} ({probe.named(without)})"
+            reason += f"; {cannot} ({probe.missing_text(without)})"
     exact = near.lines == 0 and stated in (None, taken) and not lacks and not others
     return Detected(release, "" if exact else f"{root}: {reason}")
 
@@ -145,9 +145,9 @@ def _why_taken(taken: str, lines: int, stated: str | None, others: Mapping[str, 
 def _refusal(missing: list[probe.Missing], taken_for: str, taken: str, root: Path) -> str:
     """Say what is missing, and where to read on."""
     order = list(TABLE)
-    named = probe.named(missing)
+    named = probe.missing_text(missing)
     if len(missing) > _STRANGE:
-        named = f"{probe.named(missing[:1])} (and {len(missing) - 1} more)"
+        named = f"{probe.missing_text(missing[:1])} (and {len(missing) - 1} more)"
     age = ""
     if taken == order[0]:
         age = f"; it may be older than {taken}, the first release that is driven"

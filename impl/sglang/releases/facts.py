@@ -16,11 +16,11 @@ from impl.loading.nearest import Nearest
 from impl.sglang.releases.v0_5_10_to_14 import Release0510
 
 FACTS: dict[str, tuple[str, ...]] = {
-    "chunks": ("set_chunk", "_filled", "chunk_ends", "keeps_slots", "prefix"),
+    "chunks": ("set_chunk", "_mark_prefilled", "chunk_ends", "keeps_slots", "prefix"),
     "chunk counter": ("chunks",),
     "finish check": ("looks",),
     "token ids": ("ids",),
-    "cursors": ("places", "cells", "computed", "eviction_cursor"),
+    "cursors": ("places", "cells", "mark_computed", "eviction_cursor"),
     "checkpoints": ("checkpoints", "checkpoint"),
     "release": ("keeping", "keeps"),
     "retraction": ("retract", "retract_decode"),
@@ -28,7 +28,7 @@ FACTS: dict[str, tuple[str, ...]] = {
     "session modules": ("session_cache", "session_controller"),
     "session slots": ("slot",),
     "deferred close": ("closing",),
-    "history": ("committed",),
+    "history": ("committed_len",),
     "allocation": ("_load_allocation",),
     "allocators": ("paged_allocator",),
     "SWA allocators": ("swa_allocators",),
@@ -43,7 +43,7 @@ FACTS: dict[str, tuple[str, ...]] = {
     "namespaces": (),
     "rounds": ("spec_file", "spec_prepare", "prepare_spec"),
     "round ends": ("spec_end",),
-    "claims": ("claimed", "commit", "skipped"),
+    "claims": ("claimed", "commit", "skip_round"),
     "received prompts": ("swa_tail", "received_tail", "_load_received"),
     "states": (
         "recurrent",
@@ -54,7 +54,7 @@ FACTS: dict[str, tuple[str, ...]] = {
         "_load_states",
     ),
     "aborts": (),
-    "batch plan": ("planned",),
+    "batch plan": ("planned_batch",),
     "prefill results": ("groups_prefill",),
     "window evictions": ("eviction_limit",),
     # What a release does that no name tells: as in the nearest release.
@@ -68,7 +68,7 @@ _FAR, _NEIGHBOURS = 150, 2
 R = TypeVar("R", bound=Release0510)
 
 
-def composed(
+def compose_release(
     kinds: Mapping[str, type[R]], nearest: str, others: Mapping[str, str]
 ) -> type[Release0510]:
     """Return the class of the release `nearest`, with some facts as other releases have them.

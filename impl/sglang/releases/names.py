@@ -11,7 +11,7 @@ from impl.sglang.releases.catalogue import TABLE
 from impl.sglang.releases.v0_5_10_to_14 import Release0510
 
 
-def called(name: str, release: type[Release0510]) -> str:
+def name_in_release(name: str, release: type[Release0510]) -> str:
     """Return a release's name for `Class.member`, or for a function or a class of a module."""
     return renamed.in_uses(name, release.renamed)
 

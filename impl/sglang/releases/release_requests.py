@@ -143,10 +143,10 @@ class ReleaseRequests(LoadedModules):
             extend_num_tokens=end - start,
         )
 
-    def computed(self, req: Any, tokens: Sequence[int], row: int, evicted: int) -> None:
+    def mark_computed(self, req: Any, tokens: Sequence[int], row: int, evicted: int) -> None:
         """Leave `req` as a request that has computed `tokens` in `row`, and was evicted up to `evicted`."""
         req.origin_input_ids = self.ids(tokens)
-        self._filled(req)
+        self._mark_prefilled(req)
         self.put(req, "req_pool_idx", row)
         self.put(req, "kv_committed_len", len(tokens))
         self.put(req, "kv_allocated_len", len(tokens))
@@ -156,7 +156,7 @@ class ReleaseRequests(LoadedModules):
         """Have the request's swa_evicted_seqlen at `evicted`."""
         self.put(req, "swa_evicted_seqlen", evicted)
 
-    def _filled(self, req: Any) -> None:
+    def _mark_prefilled(self, req: Any) -> None:
         """Mark all of the request's input as prefilled."""
         req.fill_ids = req.origin_input_ids
 
@@ -185,7 +185,7 @@ class ReleaseRequests(LoadedModules):
             req, "kv_committed_len", self.cursors(req).kv_committed_len + tokens - self.claimed
         )
 
-    def skipped(self, req: Any, tokens: int) -> None:
+    def skip_round(self, req: Any, tokens: int) -> None:
         """Process a verify round of a request that has finished, or was retracted, as the scheduler does.
 
         _resolve_spec_overlap_token_ids asks for neither and commits it.

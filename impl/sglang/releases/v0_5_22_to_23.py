@@ -73,8 +73,8 @@ class Release0522(Release0521):
         req.finished_reason = self.batch.FINISH_LENGTH(length=0)
         super().hand_in(req, cache, rows, tree)
 
-    def computed(self, req: Any, tokens: Sequence[int], row: int, evicted: int) -> None:
-        super().computed(req, tokens, row, evicted)
+    def mark_computed(self, req: Any, tokens: Sequence[int], row: int, evicted: int) -> None:
+        super().mark_computed(req, tokens, row, evicted)
         if evicted:  # in decode, before which the checkpoint of its prefill has used this
             req.swa_branching_seqlen = None
 

@@ -30,7 +30,7 @@ class Results:
     def __init__(self, server: Server) -> None:
         self.server = server
 
-    def arrived(self, turn: LiveRequest, result: Result) -> None:
+    def note_launch(self, turn: LiveRequest, result: Result) -> None:
         """Note the tokens that a launched batch will have sampled for the request."""
         self.process(turn, result)
 
@@ -43,7 +43,7 @@ class Results:
             release.commit(req, len(result.tokens))
         self.sampled(turn, result.tokens)
         if self.server.tracker is not None and result.batch is not None:
-            self.server.tracker.processed(req, result.batch, result.batch_index, len(result.tokens))
+            self.server.tracker.note_processed(req, result.batch, result.batch_index, len(result.tokens))
         if result.prefill and not req.finished():
             with self.server.results_of_prefill():
                 release.checkpoint(req, self.server.cache, chunked=False)
@@ -102,7 +102,7 @@ class LateResults(Results):
     is launched, for that shows; until then nothing else that would show it may happen to the request.
     """
 
-    def arrived(self, turn: LiveRequest, result: Result) -> None:
+    def note_launch(self, turn: LiveRequest, result: Result) -> None:
         if self._prompt_waits(turn):
             self.process(turn, turn.pending.pop(0))
         turn.pending.append(result)
@@ -118,7 +118,7 @@ class LateResults(Results):
         self._process_all_but(turn, 1)
 
     def before_eviction(self, turn: LiveRequest, length: int) -> None:
-        require(not self._prompt_waits(turn) and len(turn.unsettled) < 2, Reason.UNFAITHFUL)
+        require(not self._prompt_waits(turn) and len(turn.unsettled_results) < 2, Reason.UNFAITHFUL)
         # it is the window eviction of the next launch, whatever its result will be
         if turn.pending:
             require(length <= turn.fill - 1 - len(turn.pending[-1].tokens), Reason.UNFAITHFUL)
@@ -164,5 +164,5 @@ class LateResults(Results):
     def skip(self, turn: LiveRequest) -> None:
         for result in turn.pending:
             if self.server.spec and not result.prefill:
-                self.server.release.skipped(turn.req, len(result.tokens))
+                self.server.release.skip_round(turn.req, len(result.tokens))
         turn.pending.clear()

@@ -180,7 +180,7 @@ class Server:
             tokens = list(turn.req.origin_input_ids[: turn.history])
         else:
             tokens = self.release.history(self.controller.get(session))
-        return namespaces.exchanged(tokens) if self.session_in_namespace.get(session) else tokens
+        return namespaces.exchange_texts(tokens) if self.session_in_namespace.get(session) else tokens
 
     def hands_prompt_in(self, turn: LiveRequest) -> bool:
         """Whether processing the result of the prefill inserts the prompt into the radix tree."""
@@ -293,7 +293,7 @@ class Server:
     ) -> None:
         """Run a forward pass in which each request computes its span of positions."""
         for index, (turn, (start, end)) in enumerate(zip(turns, spans, strict=True)):
-            kept = self.states.kept(batch, index, start, end) if self.states is not None else (0, 0)
+            kept = self.states.kept_state(batch, index, start, end) if self.states is not None else (0, 0)
             self.forward(turn, start, end, kept=kept)
 
     def forward(
@@ -405,7 +405,7 @@ class Server:
         kept = {name: slot.kv for name, slot in slots.items() if slot is not None}
         turns = self.turns.items()
         reached = {
-            name: (turn.processed, turn.origin + max(turn.output - 1, 0))
+            name: (turn.processed_len, turn.origin + max(turn.output - 1, 0))
             for name, turn in turns
             if turn.phase is RequestPhase.RUNNING
         }

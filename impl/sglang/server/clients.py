@@ -215,7 +215,7 @@ class Clients:
         """Whether a client has asked for a flush and has no answer."""
         return any(each.waits == FLUSH for each in self._doing)
 
-    def answered(self, request: str, now: int) -> None:
+    def note_answer(self, request: str, now: int) -> None:
         """Note that the server has reported the end of a request."""
         for each in self._doing:
             each.disconnects.pop(request, None)

@@ -58,7 +58,7 @@ def python_of(release: str) -> Path:
 
     Raises UnusableImplementation when there is none, with the command that makes it.
     """
-    supported(release)
+    supported_version(release)
     folder = folder_of(release)
     if not (folder / _READY).is_file():
         raise UnusableImplementation(
@@ -80,7 +80,7 @@ def python_of(release: str) -> Path:
     return python
 
 
-def supported(release: str) -> str:
+def supported_version(release: str) -> str:
     """Return the release, if it can be installed as a whole server."""
     if release not in RELEASES:
         raise UnusableImplementation(
@@ -95,7 +95,7 @@ def make(release: str, say: Say, *, again: bool = False) -> Path:
     say: called with each progress line. One process makes it, others wait. Raises UnusableImplementation: no
     index, no space, no such wheel for this Python.
     """
-    supported(release)
+    supported_version(release)
     folder = folder_of(release)
     try:
         with _alone(folder, say):

@@ -34,7 +34,7 @@ from impl.sglang.server.outcome import Misread
 from impl.sglang.server.tier import stamp
 from impl.sglang.server.progress import RequestHeadway, Stall, excess
 from impl.sglang.tiers.copy_engine import StateStamps
-from reference.recurrent_states import chained, seen, stamp_after
+from reference.recurrent_states import chained, describe_stamp, stamp_after
 
 MOST = 500  # wrong reads that are kept of a run
 UNCLEAN = -1  # the stamp of a slot before its first use
@@ -50,7 +50,7 @@ class Read(NamedTuple):
     text: list[int]
 
 
-def _stamped(tokens: Sequence[int], start: int = 0) -> list[int]:
+def _stamped_tokens(tokens: Sequence[int], start: int = 0) -> list[int]:
     """Return tokens from a position on, as their KV is stamped."""
     return [stamp(token, at) for at, token in enumerate(tokens, start)]
 
@@ -190,11 +190,11 @@ class FakeModel:
         forward pass come first."""
         if self.states is None:
             return
-        self.states.deferred(batch)
+        self.states.run_deferred(batch)
         for lane in lanes:
             self._continues(lane)
         stamps = [
-            self.states.fold(each.request.rid, each.row, _stamped(each.tokens, each.start))
+            self.states.fold(each.request.rid, each.row, _stamped_tokens(each.tokens, each.start))
             for each in lanes
         ]
         if batch.mamba_track_mask is not None:
@@ -219,7 +219,7 @@ class FakeModel:
             self._continues(lane)
         own = [self.states.stamp_of(each.row) for each in lanes]
         stamps = [
-            chained(_stamped(each.tokens, each.start), stamp)
+            chained(_stamped_tokens(each.tokens, each.start), stamp)
             for each, (_, stamp) in zip(lanes, own)
         ]
 
@@ -264,13 +264,13 @@ class FakeModel:
         name = lane.request.rid
         start = lane.start
         slot, got = self.states.stamp_of(lane.row)
-        text = chained(_stamped(self._texts[name]))
+        text = chained(_stamped_tokens(self._texts[name]))
         key = (name, "state", start)
         if got == (want := stamp_after(text, start)):
             return
         last = (self._texts[name][start - 1], start - 1) if start else (0, -1)
         self.misread[key] = Misread(
-            self.forwards, *key, last, None, found=f"slot {slot} {seen(got, text)}"
+            self.forwards, *key, last, None, found=f"slot {slot} {describe_stamp(got, text)}"
         )
         self.states.put(slot, want)
 

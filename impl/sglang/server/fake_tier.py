@@ -60,7 +60,7 @@ class StampedSlots:
 class PlacedHashes(Hashes):
     """Hashes of pages of a server, whose stamps have the position."""
 
-    def spelt(self, tokens: list[int], inside: bool, start: int) -> tuple[int, ...]:
+    def stamps_of(self, tokens: list[int], inside: bool, start: int) -> tuple[int, ...]:
         del inside  # its clients are in no namespace
         return tuple(stamp(token, at) for at, token in enumerate(tokens, start))
 

@@ -43,7 +43,7 @@ def full_size(scheduler: Any) -> int:
     return int(allocator.size_full if scheduler.is_hybrid_swa else allocator.size)
 
 
-def held(scheduler: Any) -> int:
+def held_tokens(scheduler: Any) -> int:
     """Return tokens of the full pool that are neither free nor the tree's to give back."""
     allocator, tree = scheduler.token_to_kv_pool_allocator, scheduler.tree_cache
     if scheduler.is_hybrid_swa:
@@ -66,7 +66,7 @@ def waits(scheduler: Any, server: str) -> bool:
     return any(map(len, (*copies, *queues)))
 
 
-def kept(scheduler: Any, server: str) -> Iterator[tuple[str, str]]:
+def leftovers(scheduler: Any, server: str) -> Iterator[tuple[str, str]]:
     """Yield the rows, metadata rows and places in queues that a server keeps."""
     rows = scheduler.req_to_token_pool
     size = optional(rows, "DecodeReqToTokenPool._alloc_size", rows.size + 1) - 1

@@ -164,7 +164,7 @@ class TierReader(Gatherer):
         core = self.core
         base = importlib.import_module("sglang.srt.mem_cache.base_prefix_cache")
         for name in ("inc_lock_ref", "inc_host_lock_ref"):
-            setattr(core, name, self._after(getattr(core, name), self._locked))
+            setattr(core, name, self._after(getattr(core, name), self._note_lock))
         kind = base.IncLockRefResult
         kind.to_dec_params = self._after(kind.to_dec_params, _keeps_path)
 
@@ -180,7 +180,7 @@ class TierReader(Gatherer):
 
         return noting
 
-    def _locked(self, result: Any, node_id: int, *_: Any) -> None:
+    def _note_lock(self, result: Any, node_id: int, *_: Any) -> None:
         """Note the path that a lock pins, from the root."""
         path = list[Any]()
         start = 0

@@ -17,7 +17,7 @@ from impl.sglang.server.events import (
     Event, KVArrived, KVGivenBack, KVNamed, KVSent, Queued, Rested, Snapshot,
 )  # fmt: skip
 from impl.sglang.server.log import EventLog
-from impl.sglang.server.kept import held, kept, rooms_kept, waits
+from impl.sglang.server.kept import held_tokens, leftovers, rooms_kept, waits
 from reference.pairs.config import DECODE, PREFILL
 
 ROLES = {"prefill": PREFILL, "decode": DECODE}
@@ -44,12 +44,12 @@ def role_of(scheduler: Any) -> str:
 
 
 class TransferHooks:
-    """The hooks of one server of a pair. failed: notes that a hook failed."""
+    """The hooks of one server of a pair. note_failure: notes that a hook failed."""
 
     on = False
 
-    def __init__(self, failed: Callable[[str, Exception], None]) -> None:
-        self.failed = failed
+    def __init__(self, note_failure: Callable[[str, Exception], None]) -> None:
+        self.note_failure = note_failure
         self._rooms: dict[int, tuple[int, int]] = {}  # open ones -> tokens that cross
         self._changed = False
         self._looked_s = 0.0
@@ -123,8 +123,8 @@ class TransferHooks:
             return
         self._changed = False
         rooms = {table: sorted(of) for table, of in rooms_kept(self._manager(), self.server)}
-        left = dict(kept(scheduler, self.server))
-        keeps = held(scheduler), left, {table: of for table, of in rooms.items() if of}
+        left = dict(leftovers(scheduler, self.server))
+        keeps = held_tokens(scheduler), left, {table: of for table, of in rooms.items() if of}
         stays = keeps == self._keeps
         if not stays or (any(keeps) and self._kept_s < now - _STAYS_S):
             self._keeps, self._kept_s = keeps, math.inf if stays else now

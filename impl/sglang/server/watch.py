@@ -65,7 +65,7 @@ class Watcher:
         self._evicted: dict[str, int] = {}  # request -> how far its window evictions were written
         self._retracted: set[str] = set()  # requests, until they are queued again
         self._branching: set[str] = set()  # sessions of the other kind, which are not specified
-        self.transfers = TransferHooks(self.failed)
+        self.transfers = TransferHooks(self.note_failure)
         self._steps = self._failures = 0
         self._written = 0  # events up to the last step
         self._next_snapshot = 0  # lines before it is due
@@ -93,7 +93,7 @@ class Watcher:
         if len(self._first) < 4096:
             self._first.append(event)
 
-    def failed(self, where: str, error: Exception) -> None:
+    def note_failure(self, where: str, error: Exception) -> None:
         """Note that a hook failed, the first times."""
         self._failures += 1
         if self._failures <= 20:
@@ -210,10 +210,10 @@ class Watcher:
             if has_tier(scheduler, self.kind):
                 self._tier_header = {"tier": header(scheduler)}
                 self.tier = tier_reader(
-                    scheduler, self.kind, lambda event: self.put(event), self.failed
+                    scheduler, self.kind, lambda event: self.put(event), self.note_failure
                 )
         except Exception as error:
-            self.failed("tier", error)
+            self.note_failure("tier", error)
 
     def ask_storage(self, *_: Any, **__: Any) -> Steps:
         """A request is matched to see what to ask a storage for, and not to be admitted."""
@@ -317,7 +317,7 @@ class Watcher:
         size = 0
         self._retracted.clear()  # who is not queued by now was given up
         lanes: list[Lane] = []
-        batch = self.kind.planned(plan)
+        batch = self.kind.planned_batch(plan)
         if log is None:
             if batch is None and not self._first:
                 return

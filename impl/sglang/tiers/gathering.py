@@ -133,7 +133,7 @@ class Gatherer:
             complaint="" if transfers or operations else self._complaint(),
             loose=lock_deviations(self.release.version),
             operations=operations,
-            **({} if self.behind is None else self.behind.kept()),
+            **({} if self.behind is None else self.behind.storage_facts()),
             **self._of_requests(),
         )
 
@@ -177,7 +177,7 @@ class Gatherer:
             pins={pool: part.host_lock_ref for pool, part in parts.items()},
             storing=self._mark(node, "write_through_pending_id"),
             loading=self._mark(node, "load_back_pending_id"),
-            hashed=self._hashed(node.hash_value),
+            hashed=self._text_of_hashes(node.hash_value),
             following=tokens_of(elements_of(node.key))[len(node.key) :],
         )
 
@@ -186,7 +186,7 @@ class Gatherer:
         del start
         return tuple(map(token_of, elements_of(node.key)))
 
-    def _hashed(self, hashes: Sequence[str] | None) -> tuple[int, ...] | None:
+    def _text_of_hashes(self, hashes: Sequence[str] | None) -> tuple[int, ...] | None:
         """Return the text that a node's hashes stand for; of two that do not follow each other both."""
         if self.storage is None or hashes is None:
             return None

@@ -99,7 +99,7 @@ class StorageGatherer:
                     self.copies.host[pool][slot] = 0
         return TierOperation(number, back=False, name=handle.rid, state=state, slots=slots, moving=moving)
 
-    def kept(self) -> dict[str, Any]:
+    def storage_facts(self) -> dict[str, Any]:
         """Return the facts of what is stored, given back, asked for and reserved."""
         cache = self.cache
         controller = self.controller

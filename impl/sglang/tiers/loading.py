@@ -17,7 +17,7 @@ from impl.sglang.parts import stand_ins
 from impl.sglang.parts.aborts import Aborts
 from impl.sglang.parts.modules import ASSEMBLER, WITH_TIERS, install
 from impl.sglang.parts.stand_ins import Bag
-from impl.sglang.releases.catalogue import TABLE, supported
+from impl.sglang.releases.catalogue import TABLE, supported_release
 from impl.sglang.releases.v0_5_15_to_21 import Unified
 from impl.sglang.releases.variants import variant
 from impl.sglang.tiers.copy_engine import CopyEngine, Event, Stream
@@ -94,10 +94,10 @@ class _Tiered(Unified):
         )
 
 
-def tiered(spec: str, core: str = "") -> Any:
+def tiered_release(spec: str, core: str = "") -> Any:
     """Return the release with its host tier, with the core of its tree in Rust where `core` is "rust";
-    raises UnusableImplementation where it is not driven so. spec: as `supported` takes it."""
-    release = supported(spec)
+    raises UnusableImplementation where it is not driven so. spec: as `supported_release` takes it."""
+    release = supported_release(spec)
     order = list(TABLE)
     version = release.version
     if core:
@@ -151,7 +151,7 @@ def _host_pool(base: Any, slots: int, page_size: int) -> Any:
     return kind()
 
 
-def _made(kind: Any, **values: Any) -> Any:
+def _make_object(kind: Any, **values: Any) -> Any:
     """Return an object of a release's class, of those arguments that it takes."""
     names = inspect.signature(kind).parameters
     return kind(**{name: value for name, value in values.items() if name in names})
@@ -186,7 +186,7 @@ def _attach(cache: Any, params: Any, server_args: Any, *, load_cache_event: Any,
     pools = {
         pool: _host_pool(host.HostKVCache, config.host_slots(pool), page) for pool in config.pools
     }
-    entry: Any = partial(_made, group.PoolEntry)
+    entry: Any = partial(_make_object, group.PoolEntry)
     entries = [
         entry(
             name=names.KV,
@@ -213,7 +213,7 @@ def _attach(cache: Any, params: Any, server_args: Any, *, load_cache_event: Any,
         ))  # fmt: skip
     cache.host_pool_group = group.HostPoolGroup(entries)
     controller = load(f"{_CACHE}.hybrid_cache.hybrid_cache_controller").HybridCacheController
-    cache.cache_controller = _made(
+    cache.cache_controller = _make_object(
         controller, token_to_kv_pool_allocator=allocator, mem_pool_host=cache.host_pool_group, page_size=page,
         tp_group=None, load_cache_event=load_cache_event, write_policy=config.policy, io_backend="direct",
         transfer_layer_id_max=1, transfer_layer_num=1,

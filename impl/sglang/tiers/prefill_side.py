@@ -59,7 +59,7 @@ class PrefillSide(OnServer):
         cuda = Bag(Event=Event, current_stream=lambda: None)
         module.torch = Bag(**{**vars(importlib.import_module("torch")), "cuda": cuda})
         self.mixin = module.SchedulerDisaggregationPrefillMixin
-        self.senders = Senders(config, module.KVPoll, module.StateType.SWA, self._unfinished)
+        self.senders = Senders(config, module.KVPoll, module.StateType.SWA, self._slots_being_written)
         self.rows_of_metadata = MetadataRows(config.metadata_rows)
         self.arrivals: dict[str, LiveRequest] = {}
         self.aborted: set[str] = set()
@@ -111,7 +111,7 @@ class PrefillSide(OnServer):
         self.release.prefill_aborts.lend(loop)
         loop.abort_request = lambda asked: self.release.prefill_aborts.abort(loop, asked)
         loop.collect_inflight_reqs = lambda: {*loop.last_reqs}
-        loop.get_new_batch_prefill = self._planned
+        loop.get_new_batch_prefill = self._plan_batch
         return loop
 
     # -- commands ---------------------------------------------------------------------------------
@@ -211,7 +211,7 @@ class PrefillSide(OnServer):
         loop.last_reqs = [] if batch is None else [*batch.reqs]
         self._forget_ended()
 
-    def _planned(self, running: Any) -> Any:
+    def _plan_batch(self, running: Any) -> Any:
         """Plan a batch of the requests that a command names (Scheduler.get_new_batch_prefill)."""
         loop = self.loop
         batch = None
@@ -245,7 +245,7 @@ class PrefillSide(OnServer):
             if goes_on:
                 req.init_next_round_input()
             else:
-                self._matched(turn)
+                self._match_and_lock(turn)
             end = min(turn.prefix + tokens, turn.fill)
             if end < turn.fill:
                 end = end // size * size
@@ -267,7 +267,7 @@ class PrefillSide(OnServer):
                 break
         return entries
 
-    def _unfinished(self, pool: str) -> set[int]:
+    def _slots_being_written(self, pool: str) -> set[int]:
         """Return slots that forward passes write whose results are not processed."""
         unread: set[int] = set()
         for batch, _ in self.late:

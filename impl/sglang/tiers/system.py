@@ -12,7 +12,7 @@ from impl.adapter import Capabilities, UnusableImplementation
 from impl.process.remote_system import LIMITS, Limits, WorkerSystem
 from impl.sglang.parts.fetch import DECODES, PREFILLS, checkout_root, release_root
 from impl.sglang.releases.catalogue import detect, spec_of
-from impl.sglang.tiers.loading import tiered
+from impl.sglang.tiers.loading import tiered_release
 from impl.sglang.tiers.api import require_tier_api
 from impl.system_spec import SystemSpec
 from reference.commands import Mode
@@ -74,7 +74,7 @@ class TierSystem(WorkerSystem):
             assert version is not None
             self.release = self._spec = version
         self.calls = calls
-        self.kind = kind = tiered(self._spec, core)
+        self.kind = kind = tiered_release(self._spec, core)
         without = frozenset[str]() if kind.stores else STORAGE
         without |= frozenset[str]() if kind.receives else DECODE
         without |= frozenset[str]() if kind.sends else PREFILL
@@ -91,7 +91,7 @@ class TierSystem(WorkerSystem):
             self.root = release_root(version, newer if kind.receives else "")
         kind.require(self.root)
         if path is not None:  # a test looks up what releases have
-            require_tier_api(self.root, self.name, self.release, detected.taken_for(self.root))
+            require_tier_api(self.root, self.name, self.release, detected.release_text(self.root))
 
     def command_line(self) -> list[str]:
         return [

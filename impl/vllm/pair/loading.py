@@ -13,7 +13,7 @@ import numpy as np
 
 from impl.loading.function_cuts import cut
 from impl.loading.isolation import install as install_hook
-from impl.stand_ins import Values, taken
+from impl.stand_ins import Values, accepted_arguments
 from impl.vllm import modules, offload
 from impl.vllm.bare_connectors import CONNECTORS
 from impl.vllm.pair import NIXL, REAL
@@ -77,7 +77,7 @@ class Factory:
     @classmethod
     def create_connector(cls, config: Any, role: Any, kv_cache_config: Any = None) -> Any:
         given = {"vllm_config": config, "role": role, "kv_cache_config": kv_cache_config}
-        return cls.kind()(**taken(cls.kind().__init__, given))
+        return cls.kind()(**accepted_arguments(cls.kind().__init__, given))
 
     @classmethod
     def get_connector_class(cls, *_: Any) -> Any:

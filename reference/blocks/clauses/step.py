@@ -14,7 +14,7 @@ from reference.blocks.request_texts import Bearer, LaneNote, OutputNote
 from reference.clauses.registry import Clause, register
 from reference.clauses.progress import Admission
 from reference.commands import Reason, prompt_len
-from reference.failures import AtTable, Failure, counted, failure
+from reference.failures import AtTable, Failure, count_text, failure
 from reference.standstill_detector import Standstill
 from reference.memoization import memoized
 from reference.kv_sources import KvSource
@@ -73,7 +73,7 @@ class BlockStep(HostView):
         return named
 
     @memoized
-    def awaited(self) -> frozenset[int]:
+    def awaited_blocks(self) -> frozenset[int]:
         """Blocks whose load within a step has failed. A block stays here until the engine is notified,
         and then until the requests that hold it have computed it."""
         if self.after.host is None or not self.config.sync_loads:
@@ -99,7 +99,7 @@ class BlockStep(HostView):
     @property
     def room(self) -> str:
         """The free blocks, in words."""
-        return f"{counted(len(self.after.free), 'block')} free"
+        return f"{count_text(len(self.after.free), 'block')} free"
 
     @property
     def admission(self) -> Admission | None:
@@ -125,7 +125,7 @@ class BlockStep(HostView):
             if each.block == block
         )
 
-    def held(self) -> Iterator[tuple[str, Bearer, Table]]:
+    def held_tables(self) -> Iterator[tuple[str, Bearer, Table]]:
         """Return requests with KV, and the cache manager's tables of each."""
         for name, bearer in self.bearers.items():
             fact = self.after.requests.get(name)

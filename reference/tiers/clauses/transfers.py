@@ -19,7 +19,7 @@ from reference.tiers.step import TierStep
     rule="tiers.facts",
     source="vllm#42761, vllm#29870, sglang#26728",
     scope="vLLM may free a block of a store; who takes it waits for the store first.",
-    trigger=lambda s: "XFER-1" in s.reached,
+    trigger=lambda s: "XFER-1" in s.clauses_reached,
 )
 def _source_stays(step: HasTier) -> Failure | None:
     for source in step.sources():
@@ -44,10 +44,10 @@ def _source_stays(step: HasTier) -> Failure | None:
     rule="tiers.facts",
     source="vllm Scheduler._update_waiting_for_remote_kv; sglang HybridCacheController.load,"
     " DecodeTransferQueue._defer_release",
-    trigger=lambda s: "XFER-2" in s.reached,
+    trigger=lambda s: "XFER-2" in s.clauses_reached,
 )
 def _destination_is_exclusive(step: HasTier) -> Failure | None:
-    return next(step.taken(), None)
+    return next(step.taken_destinations(), None)
 
 
 @clause(
@@ -59,10 +59,10 @@ def _destination_is_exclusive(step: HasTier) -> Failure | None:
     needs=("tier",),
     rule="tiers.facts",
     source="vllm OffloadingConnectorScheduler._req_status; sglang ongoing_write_through, ongoing_load_back",
-    trigger=lambda s: "XFER-3" in s.reached,
+    trigger=lambda s: "XFER-3" in s.clauses_reached,
 )
 def _no_stale_records(step: HasTier) -> Failure | None:
-    return next(step.left_over(), None)
+    return next(step.leftovers(), None)
 
 
 @clause(

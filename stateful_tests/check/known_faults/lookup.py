@@ -15,7 +15,7 @@ from functools import partial
 from typing import NamedTuple
 
 from impl.adapter import AnySystem, UnusableImplementation
-from impl.engines import driven_in
+from impl.engines import driven_releases
 from impl.loading.nearest import release_lines
 from impl.process.remote_system import LIMITS, Limits
 from impl.system_spec import ENGINES, SystemSpec, release_name, system_spec
@@ -174,7 +174,7 @@ class Lookup:
             return told
         fault = known_faults()[faulty.fault]
         engine = system_spec(self.system).engine
-        having = [version for version in driven_in(engine, ()) if fault.is_in(version)]
+        having = [version for version in driven_releases(engine, ()) if fault.is_in(version)]
         return told._replace(
             fault=fault.id,
             first=having[0] if having else fault.first,
@@ -246,7 +246,7 @@ def _fault_shown(seen: Sequence[SeenOnRelease]) -> bool:
 
 def nearest_first(engine: str, release: str, ways: Sequence[str]) -> list[str]:
     """Return the names of the releases that are driven in these ways, those next to `release` first."""
-    versions = list(driven_in(engine, ways))
+    versions = list(driven_releases(engine, ways))
     release_index = versions.index(release) if release in versions else len(versions) - 1
     order = sorted(versions, key=lambda version: abs(versions.index(version) - release_index))
     return [release_name(engine, version, ways) for version in order]

@@ -17,7 +17,7 @@ from typing import NamedTuple, cast
 from impl.adapter import AnySystem, UnusableImplementation
 from impl.process.remote_system import WorkerSystem
 from impl.process.system_functions import SystemFunction
-from reference.failures import counted
+from reference.failures import count_text
 from stateful_tests.check.corpus import FIXTURE, CorpusLine
 from stateful_tests.check.trees.base_selection import Base, root_of
 from stateful_tests.check.trees.tree_history import git, new_files
@@ -68,7 +68,7 @@ class Changes(NamedTuple):
         if self.called or self.missed or not self.ignored:
             return ""
         first_file, *others = dict.fromkeys(file for file, _ in self.ignored)
-        more = f" and {counted(len(others), 'more file')}" if others else ""
+        more = f" and {count_text(len(others), 'more file')}" if others else ""
         return f"no function that kvspec drives, only {first_file}{more}"
 
     def also_called(self, functions: Collection[SystemFunction]) -> Changes:
@@ -133,7 +133,7 @@ def changes(
             break
         try:
             check_fits(system, line.geometry, line.commands)
-            calls = sought & {*chain(*checkout.called(line.geometry, line.commands))}
+            calls = sought & {*chain(*checkout.functions_called(line.geometry, line.commands))}
         except UnusableImplementation:
             continue
         called.update(calls)

@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from impl.engines import driven_in
+from impl.engines import driven_releases
 from impl.process.system_functions import SystemFunction
 from impl.system_spec import ways_in
 from stateful_tests.check.check_plans import Plan
@@ -65,7 +65,7 @@ def other_ways(
 
 
 def _is_driven(engine: str, release: str, way: str) -> bool:
-    return release in driven_in(engine, ways_in(way))
+    return release in driven_releases(engine, ways_in(way))
 
 
 def _relevant_ways(

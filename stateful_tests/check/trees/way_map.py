@@ -121,9 +121,9 @@ class WayMap(NamedTuple):
     def undriven(self, engine: str, release: str) -> dict[str, str]:
         """Return the ways in which a release is not driven, each with the releases that are, in words."""
         reasons: dict[str, str] = {}
-        order = [*engines.driven_in(engine, ())] if self.ways else []
+        order = [*engines.driven_releases(engine, ())] if self.ways else []
         for way in self.ways:
-            driven = engines.driven_in(engine, ways_in(way))
+            driven = engines.driven_releases(engine, ways_in(way))
             if release in order and release not in driven:
                 before = order.index(release) < order.index(driven[0])
                 reasons[way] = f"from {driven[0]} on" if before else f"up to {driven[-1]}"

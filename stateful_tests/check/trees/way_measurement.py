@@ -88,7 +88,7 @@ def measured_releases(engine: str) -> list[tuple[str, int]]:
     all its ways. A way that has ended is that of a tree whose other ways call functions that have ended
     as well."""
     record = engines.engine(engine)
-    drivable = [record.driven_in(ways_in(way)) for way in record.ways]
+    drivable = [record.driven_releases(ways_in(way)) for way in record.ways]
     newest = dict.fromkeys(releases[-1] for releases in drivable)
     return [
         (release, index)

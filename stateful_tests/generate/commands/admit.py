@@ -16,7 +16,10 @@ from stateful_tests.generate.exploration_scope import Scope
 @harness(
     Admit,
     applies=lambda c: c.waiting,
-    weight=lambda c: weight_if(c.queued, 8) + weight_if(c.admitted, 8 if c.wiped else 2),
+    weight=lambda c: (
+        weight_if(c.queued_requests, 8)
+        + weight_if(c.admitted_requests, 8 if c.wiped_sessions else 2)
+    ),
     is_in=lambda scope: scope.served,
 )
 class AdmitHarness(Harness[Admit]):

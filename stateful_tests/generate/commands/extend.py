@@ -37,7 +37,7 @@ class ExtendHarness(Harness[Extend]):
         """Draw the requests that decode in a mixed batch: often all, where slots come from different
         places."""
         if len(c.sources) > 1 and not c.windowless and once_in(c.source, 2):
-            return [request.name for request in c.settled]
+            return [request.name for request in c.settled_requests]
         return c.lanes(c.windowless or c.decoding)
 
     def _chunk(self, c: Enabled, name: str) -> Chunk:

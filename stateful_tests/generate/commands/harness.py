@@ -85,7 +85,7 @@ class Harness(ABC, Generic[C]):
         """Return commands about a name that is not in use, about the tree, or about all."""
         return ()
 
-    def misnamed(self, scope: Scope, name: str, bearer: Session | Request | None) -> Commands:
+    def misnamed_commands(self, scope: Scope, name: str, bearer: Session | Request | None) -> Commands:
         """Return invalid commands with the name of a holder of another kind. bearer: None for a lock
         owner."""
         return ()

@@ -12,7 +12,7 @@ from reference.cursors import eviction_limit, floor_page
 from reference.geometry import Geometry
 from reference.prefix_cache import key_of, lock_holders
 from reference.radix_tree import (
-    Key, Node, Sizes, Tree, nodes, path_of, shared, sizes, state_paths, usable,
+    Key, Node, Sizes, Tree, nodes, path_of, shared_len, sizes, state_paths, usable,
 )  # fmt: skip
 from reference.state import IN_BATCH, Request, Session, State
 from impl.choices import once_in, pick
@@ -20,7 +20,7 @@ from stateful_tests.generate.commands.shared_arguments import prompts_of
 from stateful_tests.generate.commands.harness import Commands, Harness, Labels, Names, Present, harness
 from stateful_tests.generate.commands.shared_cases import evicts, page_ends
 from stateful_tests.generate.enabled_commands import Enabled, full_alone, pages_left
-from stateful_tests.generate.prompts import draw_evicted, draw_prompt, spelt
+from stateful_tests.generate.prompts import draw_evicted, draw_prompt, spell_prompt
 from stateful_tests.generate.exploration_scope import Scope
 
 
@@ -34,7 +34,7 @@ def _length_in_tree(tree: Tree, key: Key) -> int:
     path = path_of(tree, key)
     if not path:
         return 0
-    return path[-1].start + shared(path[-1].node.key, key[path[-1].start :], tree.page_size)
+    return path[-1].start + shared_len(path[-1].node.key, key[path[-1].start :], tree.page_size)
 
 
 def _count_nodes(children: tuple[Node, ...]) -> int:
@@ -63,7 +63,7 @@ class MatchHarness(Harness[Match]):
                     Match(fresh.lock_holder, prompt, alone) for alone in {False, scope.parts}
                 )
 
-    def misnamed(self, scope: Scope, name: str, bearer: Session | Request | None) -> Commands:
+    def misnamed_commands(self, scope: Scope, name: str, bearer: Session | Request | None) -> Commands:
         if scope.lock_holders:
             yield Match(name, prompts_of(scope)[0])
 
@@ -108,7 +108,7 @@ class UnlockHarness(Harness[Unlock]):
     def of_lock_holder(self, scope: Scope, name: str, locked: Key) -> Commands:
         yield Unlock(name)
 
-    def misnamed(self, scope: Scope, name: str, bearer: Session | Request | None) -> Commands:
+    def misnamed_commands(self, scope: Scope, name: str, bearer: Session | Request | None) -> Commands:
         if scope.lock_holders and bearer is not None:
             yield Unlock(name)
 
@@ -172,7 +172,7 @@ class InsertHarness(Harness[Insert]):
         spellable = {}
         for owner, key in lock_holders(c.state).items():
             length = len(key) + 1 if bigram and key else len(key)
-            if prompt_len(spelt(key)) == length:
+            if prompt_len(spell_prompt(key)) == length:
                 spellable[owner] = key
         new = [g for g in c.profile.lock_holders if g not in lock_holders(c.state)]
         takes_new = bool(new) and (not spellable or once_in(c.source, 2))
@@ -185,7 +185,7 @@ class InsertHarness(Harness[Insert]):
         if c.invalid:
             prompt = c.prompt(longest)
         else:
-            after = spelt(locked) if locked else None
+            after = spell_prompt(locked) if locked else None
             prompt = draw_prompt(c.state, c.source, c.profile.texts, longest, after=after)
         chunked = once_in(c.source, 2)
         if geometry.window is None or c.state.tree is None:
@@ -228,7 +228,7 @@ class InsertHarness(Harness[Insert]):
                 evicted.append(1)
         return (Insert(name, prompt, *rest) for rest in product(evicted, (False, True)))
 
-    def misnamed(self, scope: Scope, name: str, bearer: Session | Request | None) -> Commands:
+    def misnamed_commands(self, scope: Scope, name: str, bearer: Session | Request | None) -> Commands:
         if scope.lock_holders and bearer is not None:
             yield Insert(name, prompts_of(scope)[0])
 

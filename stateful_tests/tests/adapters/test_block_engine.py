@@ -81,10 +81,10 @@ class KeepsTheHash(BlockEngine):
 class HitsAWholeWindowOnly(BlockEngine):
     """A hit is good where full attention has it."""
 
-    def _hit(self, group, stamps, length):
+    def _find_hit(self, group, stamps, length):
         if self.groups[group].window is not None:
             return [NULL] * (length // self.groups[group].block_size)
-        return super()._hit(group, stamps, length)
+        return super()._find_hit(group, stamps, length)
 
 
 @pytest.mark.parametrize(

@@ -84,7 +84,7 @@ ADAPTERS = (
             "v0_5_22_to_23.py: getattr(self.common, self.checkpoints)": "no default; the table has it",
             "v0_5_22_to_23.py: hasattr(rows, 'mamba_allocator')": "whether it is the class of the table",
             "variants.py: getattr(trees, f'Rust{release.tree.__name__}')": "of our classes",
-            "call_log.py: hasattr(driver, '_loaded')": "of our driver",
+            "call_log.py: hasattr(driver, '_load_prefix')": "of our driver",
             "call_log.py: getattr(owner, name)": "no default",
             "call_log.py: getattr(self, f'_{name}')": "of our driver",
             "call_log.py: getattr(self._driver, 'results', None)": "of our driver",
@@ -132,7 +132,7 @@ ADAPTERS = (
                 ("append", "insert", "pop", "popleft", "clear", "get", "keys", "update"), FREE
             ),
             "__getitem__": "of Inert",
-            "__init__": "for its parameters: `taken` passes what there is",
+            "__init__": "for its parameters: `accepted_arguments` passes what there is",
             "block_ids": "of WorkerRequest, which the release fills, and of the jobs of a device",
             **dict.fromkeys(("store", "waiting"), "of our storage"),
             **dict.fromkeys(("chunks", "counts", "events"), "of copies to a pool"),

@@ -138,7 +138,7 @@ def test_the_same_seed_gives_the_same_check_however_many_processes_run_it(kind, 
         processes.close()
     for result in results:
         assert bool(result.findings) is result.stopped is found
-        assert found or (700 <= result.done < 1_000 and result.exit_code == 0)
+        assert found or (700 <= result.executed_count < 1_000 and result.exit_code == 0)
         result.seconds = 0
         result.findings = [replace(f, found_after_s=0) for f in result.findings]
         for machine in result.machines:
@@ -254,8 +254,8 @@ def test_lines_of_the_corpus_take_no_effort_from_the_runs_after_them():
     """A share of a plan is as small as the corpus: its short lines would be all that is driven."""
     counted = Counted()
     for _ in range(1000):
-        counted.ran(5, directed=True)
+        counted.count_run(5, directed=True)
     assert not counted.enough(10_000)
     for _ in range(1000):
-        counted.ran(5)
+        counted.count_run(5)
     assert counted.enough(10_000)

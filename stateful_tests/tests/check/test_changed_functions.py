@@ -109,7 +109,7 @@ def test_every_function_of_a_new_file_has_changed(root):
 class Checkout(ReferenceSystem):
     """Says that a finish calls Cache.free."""
 
-    def called(self, geometry, commands):
+    def functions_called(self, geometry, commands):
         return [(FREE, SIZE) if isinstance(command, Finish) else () for command in commands]
 
 
@@ -292,7 +292,7 @@ def test_functions_that_no_run_calls_are_not_searched_without_end(root, monkeypa
     (root / "cache.py").write_text(BEFORE.replace("return 3", "return 5"))
     system, lines, tried = Checkout(), corpus.load()[:20], []
     system.root = root
-    monkeypatch.setattr(system, "called", lambda *trace: tried.append(trace) or [])
+    monkeypatch.setattr(system, "functions_called", lambda *trace: tried.append(trace) or [])
 
     def looked_at(way):
         tried.clear()

@@ -181,7 +181,7 @@ def test_a_command_that_is_often_refused_may_end_with_refusals(
         done = number < 100 and carried_out(number)
         driven.count(EvictSwa("r1", 4), Done() if done else Refused(Reason.UNFAITHFUL), not done)
         counted.add(driven)
-        counted.ran(1)
+        counted.count_run(1)
     result = CheckResult("reference", "smoke", 0)
     counted.enter(result, ReferenceSystem(), plan("smoke"), [])
     assert ("evict_swa" in result.declined) == is_declined

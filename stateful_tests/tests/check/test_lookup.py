@@ -41,7 +41,7 @@ class Releases:
         self.asked, self.kinds = [], kinds
         monkeypatch.setattr(lookup.system_names, "resolve", self.resolve)
         monkeypatch.setattr(
-            lookup, "driven_in", lambda *_: ["0.5.20", "0.5.21", "0.5.22", "0.5.23"]
+            lookup, "driven_releases", lambda *_: ["0.5.20", "0.5.21", "0.5.22", "0.5.23"]
         )
 
     def resolve(self, name, **_):
@@ -111,7 +111,7 @@ def test_only_a_tree_of_a_faulty_release_may_be_older_than_the_fix(monkeypatch, 
     """A tree that comes behind a commit without the fault is not older than the fix, whatever it states."""
     fault = replace_fields(known_faults()["rejection-ends-turn"], fixed="0.5.22")
     monkeypatch.setattr(lookup, "known_faults", lambda: {fault.id: fault})
-    monkeypatch.setattr(lookup, "driven_in", lambda *_: ["0.5.20", "0.5.21", "0.5.22", "0.5.23"])
+    monkeypatch.setattr(lookup, "driven_releases", lambda *_: ["0.5.20", "0.5.21", "0.5.22", "0.5.23"])
     system = named(TorchKV, f"sglang=={tree}", release=tree)
     looked = Lookup(Base(named(TorchKV, "sglang==0.5.23"), kind), system)
     trace = Trace(PRESETS["page1"], Mode.FREE, ())
@@ -171,7 +171,7 @@ class BreaksOnRetract(TorchKV):
 
 def test_a_lookup_without_time_for_all_releases_says_so(monkeypatch):
     releases = Releases(monkeypatch)
-    monkeypatch.setattr(lookup, "driven_in", lambda *_: [f"0.5.{minor}" for minor in range(14, 24)])
+    monkeypatch.setattr(lookup, "driven_releases", lambda *_: [f"0.5.{minor}" for minor in range(14, 24)])
     monkeypatch.setattr(lookup, "MOST_S", 0.0)
     _, data, text = checked(KeepsOnThreeWays, BaseKind.STATED)
     assert len(releases.asked) == 4  # of the eight that are neither the base nor the tree

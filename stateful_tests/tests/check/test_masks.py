@@ -34,7 +34,7 @@ from stateful_tests.check.known_faults.masks import (
 )  # fmt: skip
 from stateful_tests.check.check_plans import plan
 from stateful_tests.check.known_faults.causes import without_needs
-from stateful_tests.lockstep.known_faults import FOLDER, passed_over
+from stateful_tests.lockstep.known_faults import FOLDER, skipped_clauses
 from stateful_tests.lockstep.replays import replay, rejected_turns
 from stateful_tests.lockstep.check_results import CheckResult
 from stateful_tests.lockstep.run_results import Row, Run, Trace, Violation
@@ -350,7 +350,7 @@ def test_traces_of_another_way_to_run_do_not_say_that_a_fault_is_gone():
 
 
 def test_a_clause_is_passed_over_only_where_its_fault_is_still_there():
-    known = passed_over("sglang", "0.5.13") | {"LEN-1": "a stranger's own"}
+    known = skipped_clauses("sglang", "0.5.13") | {"LEN-1": "a stranger's own"}
     can = replace(called(TorchKV).capabilities, known=known)
     system, again = (called(TorchKV, "0.5.13", capabilities=can) for _ in range(2))
     assert also_checked(system, list(masks(system))) == {"TREE-7", "MAP-4"}
@@ -369,7 +369,7 @@ class TakesNoExtend(TorchKV):
 
 
 def test_a_fault_whose_trace_could_not_be_replayed_does_not_count_as_gone():
-    known = passed_over("sglang", "0.5.13")
+    known = skipped_clauses("sglang", "0.5.13")
     system = called(
         TakesNoExtend, "0.5.13", capabilities=replace(TorchKV().capabilities, known=known)
     )

@@ -158,8 +158,8 @@ def test_an_undriven_way_is_named_with_the_driven_ones():
     queue = SystemFunction(
         "sglang/srt/disaggregation/decode.py", "DecodePreallocQueue.pop_preallocated"
     )
-    first = engines.driven_in("sglang", ("hicache",))[0]
-    older = engines.driven_in("sglang", ())[0]
+    first = engines.driven_releases("sglang", ("hicache",))[0]
+    older = engines.driven_releases("sglang", ())[0]
     text = way_map_of.function_text(queue, "", way_map_of.undriven("sglang", older))
     assert text == f"{queue} (in +hicache, which is driven from {first} on)"
     assert "(in +hicache, on tiers decode, " in way_map_of.function_text(
@@ -175,7 +175,7 @@ def test_each_engine_has_a_map(engine):
     assert way_map_of.ways == engines.engine(engine).ways and len(way_map_of.functions) > 50
     for way in way_map_of.ways:
         assert str(engines.engine(engine).newest(way)).startswith(f"{engine}==")
-        assert engines.driven_in(engine, ways_in(way)), way
+        assert engines.driven_releases(engine, ways_in(way)), way
 
 
 @pytest.mark.parametrize(
@@ -197,7 +197,7 @@ def test_the_map_is_up_to_date(engine, way, commands):
 
 def test_the_newest_release_of_each_way_is_measured_in_all_ways():
     """What only 0.5.18+unified has is called without that way as well."""
-    ways, driven_in = engines.engine("sglang").ways, engines.driven_in
+    ways, driven_in = engines.engine("sglang").ways, engines.driven_releases
     measured = [
         (release, ways[index]) for release, index in way_measurement.measured_releases("sglang")
     ]

@@ -10,7 +10,7 @@ from impl.adapter import UnusableImplementation
 from reference.commands import Mode, Retract
 from stateful_tests.check import campaign, corpus, check_plans
 from stateful_tests.check import undriven_parts
-from stateful_tests.check.undriven_parts import left_out
+from stateful_tests.check.undriven_parts import parts_left_out
 from stateful_tests.check.trees.base_selection import Base, BaseKind
 from stateful_tests.lockstep.reference_system import ReferenceSystem
 
@@ -76,10 +76,10 @@ def test_lines_of_the_corpus_that_the_tree_alone_refuses_are_counted():
     }
     tree = Checkout(refused=lambda sizes: sizes.page_size == 4)
     base = Checkout("git:3f2a1b9ab")
-    [(what, reason)] = left_out(tree, base, PLAN, unfit).items()
+    [(what, reason)] = parts_left_out(tree, base, PLAN, unfit).items()
     assert what.endswith("of the corpus")
     assert reason == "its config has no such sizes"
-    assert left_out(base, tree, PLAN, unfit) == {}
+    assert parts_left_out(base, tree, PLAN, unfit) == {}
 
 
 def test_a_command_that_a_tree_between_releases_does_not_offer_is_not_left_out():
@@ -87,14 +87,14 @@ def test_a_command_that_a_tree_between_releases_does_not_offer_is_not_left_out()
     unfit = situations_with_retract()
     tree = tree_without_retract()
     base = Checkout("sglang==0.5.12")
-    assert {*left_out(tree, base, PLAN, unfit)} > {"commands Retract"}
-    assert left_out(tree, base, PLAN, unfit, guessed=True) == {}
+    assert {*parts_left_out(tree, base, PLAN, unfit)} > {"commands Retract"}
+    assert parts_left_out(tree, base, PLAN, unfit, guessed=True) == {}
 
 
 def test_a_part_that_an_intermediate_tree_offers_and_refuses_is_left_out():
     tree = Checkout(refused=lambda sizes: sizes.page_size == 4)
     base = Checkout("sglang==0.5.12")
-    assert left_out(tree, base, PLAN, situations_with_retract(), guessed=True)
+    assert parts_left_out(tree, base, PLAN, situations_with_retract(), guessed=True)
 
 
 def situations_with_retract():
@@ -127,9 +127,9 @@ def test_a_part_that_a_neighbour_refuses_for_the_same_reason_is_not_left_out(mon
     tree.release = "0.5.12"
     base = Checkout("sglang==0.5.12")
     plan = replace(PLAN, presets=("page1", "no-swa"))
-    assert bool(left_out(tree, base, plan, (), guessed=True)) is not same_reason
+    assert bool(parts_left_out(tree, base, plan, (), guessed=True)) is not same_reason
     assert resolved and "sglang==0.5.12" not in resolved, "the base itself is not asked again"
-    assert left_out(tree, base, plan, ()), "a base of the tree's history has the preset"
+    assert parts_left_out(tree, base, plan, ()), "a base of the tree's history has the preset"
 
 
 @pytest.mark.parametrize("name", ["sglang==0.5.23", "torch"])

@@ -10,7 +10,7 @@ from impl.bare import bare, is_bare
 from impl.loading import used_names
 from impl.loading.fetch import cache_folder
 from impl.loading.nearest import Nearest, neighbours
-from impl.loading.used_names import NameSketch, UsedName, lost
+from impl.loading.used_names import NameSketch, UsedName, lost_names
 from impl.process.failures import Guarded
 from impl.system_spec import ENGINES
 from stateful_tests.lockstep.known_faults import releases
@@ -119,8 +119,8 @@ def test_a_name_is_lost_where_the_releases_nearby_have_it(tmp_path, monkeypatch)
     used_names.write("engine", NameSketch(("1.0", "2.0", "3.0"), ("a.py", "b.py"), names))
     assert used_names.read("engine").names == names
     (tmp_path / "a.py").write_text("other = 1\n")
-    assert [each.name for each in lost("engine", tmp_path, "1.0")] == ["always", "read"]
-    assert [each.name for each in lost("engine", tmp_path, "2.0")] == ["always", "new", "read"]
+    assert [each.name for each in lost_names("engine", tmp_path, "1.0")] == ["always", "read"]
+    assert [each.name for each in lost_names("engine", tmp_path, "2.0")] == ["always", "new", "read"]
     near = Nearest("2.0", 7)
     [missing] = used_names.not_given("engine", tmp_path, near)
     assert missing.what == "there is no always"  # the tree may be older than the new name
@@ -128,7 +128,7 @@ def test_a_name_is_lost_where_the_releases_nearby_have_it(tmp_path, monkeypatch)
     assert used_names.not_given("engine", tmp_path, Nearest("1.0", 301)) == ()
     assert used_names.also_lost("engine", tmp_path, "1.0", missing.what).endswith("uses: read")
     (tmp_path / "b.py").write_text("always = read = new\n")
-    assert [*lost("engine", tmp_path, "2.0")] == [*lost("engine", tmp_path, "4.0")] == []
+    assert [*lost_names("engine", tmp_path, "2.0")] == [*lost_names("engine", tmp_path, "4.0")] == []
     used_names.read.cache_clear()
 
 

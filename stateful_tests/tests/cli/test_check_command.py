@@ -152,9 +152,9 @@ def test_a_base_that_is_none_is_refused_before_anything_starts(
         file.parent.mkdir(parents=True, exist_ok=True)
         file.touch()
     resolved: list[str] = []
-    find = registry.driven
+    find = registry.driven_system
     monkeypatch.setattr(
-        registry, "driven", lambda spec, *more: resolved.append(str(spec)) or find(spec, *more)
+        registry, "driven_system", lambda spec, *more: resolved.append(str(spec)) or find(spec, *more)
     )
     code, _, err = kvspec(*command, "--base", base)
     assert (code, len(resolved), err.count("\n")) == (2, 1, 1)

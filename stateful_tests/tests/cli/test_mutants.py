@@ -59,7 +59,7 @@ def test_docstrings_asserts_factories_and_text_functions_have_no_mutants():
     } <= rest
     assert {m.function for m in found} == {"cut"}
     for mutant in found:
-        compile(mutant.applied(SOURCE), "a.py", "exec")
+        compile(mutant.apply_to(SOURCE), "a.py", "exec")
 
 
 def test_a_seed_fixes_the_sample_and_a_larger_sample_extends_it():

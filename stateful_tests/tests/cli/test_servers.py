@@ -133,7 +133,7 @@ def test_all_logs_are_followed_at_once_and_those_that_begin_meanwhile(wrong, tmp
         "first.jsonl",
         "later.jsonl",
     ]
-    assert [bool(each.validator.result.found) for each in readings.logs.values()] == [False, True]
+    assert [bool(each.validator.result.unexplained) for each in readings.logs.values()] == [False, True]
 
 
 def test_a_folder_without_a_log_is_waited_for(tmp_path, monkeypatch):
@@ -167,9 +167,9 @@ def test_a_log_whose_first_part_is_deleted_meanwhile_is_read_once(tmp_path):
     for part, text in zip(parts, (lines[:20], lines[20:]), strict=True):
         part.write_bytes(head + b"".join(text))
     readings = LogReadings([str(tmp_path)], None)
-    assert len(readings.begun()) == 1
+    assert len(readings.new_readings()) == 1
     parts[0].unlink()
-    assert not readings.begun() and len(readings.logs) == 1
+    assert not readings.new_readings() and len(readings.logs) == 1
 
 
 def test_a_file_that_is_no_log_hides_no_other(tmp_path, capsys):

@@ -19,7 +19,7 @@ from reference.commands import (
 from reference.geometry import Geometry
 from stateful_tests.check import corpus
 from stateful_tests.check.executors import Processes
-from stateful_tests.coverage.scopes import SCOPES, spelt_in
+from stateful_tests.coverage.scopes import SCOPES, texts_in
 from stateful_tests.generate.exploration_scope import Scope
 from stateful_tests.coverage.situations import situation
 from stateful_tests.explore import inductive_check, search
@@ -52,7 +52,7 @@ TREE = Scope(
     Geometry(page_size=1, window=2, full_pages=2, swa_pages=2, rows=1, width=2, tree=True),
     lock_holders=1,
     texts="ab",
-    prompts=spelt_in("ab", 2),
+    prompts=texts_in("ab", 2),
     evicts=False,
 )
 BOTH = Scope(
@@ -166,7 +166,7 @@ def test_states_lead_where_their_representatives_lead(scope):
 def test_letters_are_alike():
     """Two nodes were never used at one moment unless one is above the other: no letter decides."""
     geometry = Geometry(page_size=1, window=1, full_pages=6, swa_pages=6, rows=1, width=3, tree=True)
-    scope = Scope("letters", "", geometry, lock_holders=1, texts="ab", prompts=spelt_in("ab", 3))
+    scope = Scope("letters", "", geometry, lock_holders=1, texts="ab", prompts=texts_in("ab", 3))
     states, keys = Representatives(scope), []
     for first, then in ("ab", "ba"):
         state = states.initial

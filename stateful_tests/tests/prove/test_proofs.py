@@ -24,7 +24,7 @@ from reference.state import swa_pages
 from stateful_tests.prove import obligations as proofs
 from stateful_tests.prove import window_theorem
 from stateful_tests.prove.obligations import (
-    OBLIGATIONS, ProofVerdict, SOURCES, chosen, prove,
+    OBLIGATIONS, ProofVerdict, SOURCES, select_obligations, prove,
 )  # fmt: skip
 from stateful_tests.prove.translation import NotTranslated, Translation, contracts
 from stateful_tests.tests.support.night import NIGHT, some_at_night
@@ -55,7 +55,7 @@ def test_a_fault_is_refuted_with_small_numbers(fault):
     faulty = ModuleType("faulty")
     exec(faulty_source(fault), vars(faulty))
     sources = {**SOURCES, "contract": faulty_source(fault)}
-    for proof in prove(chosen(fault.caught_by), sources):
+    for proof in prove(select_obligations(fault.caught_by), sources):
         assert proof.verdict == ProofVerdict.REFUTED and max(map(abs, proof.counterexample.values())) <= 8
         contract, numbers = proof.obligation.contract, dict(proof.counterexample)
         if "c" in contract.arguments:
@@ -72,7 +72,7 @@ def test_a_wrong_theorem_is_refuted():
         "(2 * page_size if margin == 1", "(3 * page_size if margin == 1", 1
     )
     refuted = ["window/cap-moves", "window/hole-resume", "window/hole-only-if"][: 3 if NIGHT else 1]
-    for proof in prove(chosen([*refuted, "window/hole-if"]), {**SOURCES, "window": wrong}):
+    for proof in prove(select_obligations([*refuted, "window/hole-if"]), {**SOURCES, "window": wrong}):
         is_refuted = proof.obligation.name in refuted
         assert proof.verdict == (ProofVerdict.REFUTED if is_refuted else ProofVerdict.PROVED)
         assert proof.obligation.name not in refuted or proof.counterexample["margin"] == 1
@@ -87,7 +87,7 @@ def test_an_undecided_obligation_is_reported():
     assert proof.verdict == ProofVerdict.UNDECIDED and "no arguments" in proof.note
     rounds_up = "    return -(-length // page_size) * page_size"
     strange = SOURCES["contract"].replace(rounds_up, "    return pow(2, 3)")
-    (proof,) = prove(chosen(["contract/ceil-page"]), {**SOURCES, "contract": strange})
+    (proof,) = prove(select_obligations(["contract/ceil-page"]), {**SOURCES, "contract": strange})
     assert proof.verdict == ProofVerdict.UNDECIDED and proof.note == "NotTranslated: pow(2, 3)"
 
 

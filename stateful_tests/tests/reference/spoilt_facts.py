@@ -159,7 +159,7 @@ def without(step: Step, pool: str, page: int) -> Step:
 def handed_over(step: Step, holder: str, at: int) -> Step:
     """A full page that the step freed is the tree's."""
     page = next(o.page for o in step.before.pools["full"].owned if o[:2] == (holder, at))
-    text = next(h.text for h in step.held_before if h.name == holder)
+    text = next(h.text for h in step.holders_before if h.name == holder)
     name = page_name(tuple(text_tokens(text))[: 2 * at + 2])
     return also_owned(without(step, "full", page), "full", Owned(name, at, page))
 

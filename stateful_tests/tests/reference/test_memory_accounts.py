@@ -8,7 +8,7 @@ import pytest
 
 from impl.bugs import broken
 from impl.torch_kv import TorchKV
-from reference.clauses.memory_checks import TERMS, expected_report, miscounted
+from reference.clauses.memory_checks import TERMS, expected_report, miscount_lines
 from reference.clauses.step import Step
 from reference.commands import (
     Admit, CheckBusy, CheckIdle, Chunk, Command, Done, Entry, Extend, Finish, Mode, Open, Reason, Refused,
@@ -210,7 +210,7 @@ TO_BE_COUNTED_ONCE = {name: f"to be counted once, {AS[name]}" for name in AS}
 )
 def test_a_wrongly_counted_owner_is_reported(entries, sums, expected):
     account = replace(SEEN.outcome.report.accounts[0], session_held=sums[0], uncached=sums[1])
-    lines = [line.split(": ", 1) for line in miscounted(SEEN, Report((account,), entries), account)]
+    lines = [line.split(": ", 1) for line in miscount_lines(SEEN, Report((account,), entries), account)]
     assert {where.split(" of ")[1][:2]: line for where, line in lines} == expected
     assert all(where.endswith(("of s1 at [0, 6)", "of r2 at [0, 4)")) for where, _ in lines)
 
@@ -222,7 +222,7 @@ def test_a_request_whose_kv_is_all_the_trees_need_not_be_counted():
     )
     step = step_of(TREE, *given)  # all of it is the tree's
     report = replace(step.outcome.report, entries=())
-    assert miscounted(step, report, report.accounts[0]) == []
+    assert miscount_lines(step, report, report.accounts[0]) == []
 
 
 def test_chk1_says_how_many_tokens_are_missing_or_too_many():

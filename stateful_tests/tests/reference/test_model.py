@@ -12,7 +12,7 @@ from reference import radix_tree
 from reference.commands import Choice, Done, Freed, Mode, Piece, Reason, Refused, Submit, prompt_of
 from reference.cursors import counted_full, counted_swa, in_order, may_stop_at
 from reference.geometry import Geometry, GeometryError, preset
-from reference.prefix_cache import extended, key_of, path_text, shares_lock
+from reference.prefix_cache import extend_text, key_of, path_text, shares_lock
 from reference.radix_tree import Insertion
 from reference.state import Cursors, State, full_pages, holders, swa_pages, text_cut, text_tokens
 from reference.model import ChoiceNotAllowed, initial, step, step_with_effects
@@ -367,7 +367,7 @@ def test_texts():
     text = ((1, 3), (4, 5))
     assert text_tokens(text) == (1 << 20, 1 << 20 | 1, 1 << 20 | 2, 4 << 20 | 3, 4 << 20 | 4)
     assert text_cut((*text, (5, 7)), 4) == ((1, 3), (4, 4))
-    assert extended(text, prompt_of("a2a3b1")) == (*text, (4000, 10), (4001, 11))
+    assert extend_text(text, prompt_of("a2a3b1")) == (*text, (4000, 10), (4001, 11))
     assert [text_cut(text, n) for n in (0, 2, 3, 4)] == [(), ((1, 2),), ((1, 3),), ((1, 3), (4, 4))]
 
 

@@ -209,7 +209,7 @@ def test_known_faults_of_a_release_show_under_overlap(system, version):
         if (trace := trace_under_overlap(path, fault, version)) is None:
             continue
         judged += 1
-        clause = fault.shown(trace.clause, version)
+        clause = fault.clause_shown(trace.clause, version)
         expected = None if clause is None else (clause, len(trace.commands) - 1)
         shown = found(system, trace)
         if clause not in (None, trace.clause):  # another clause than the trace's: at any step

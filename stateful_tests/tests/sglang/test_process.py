@@ -73,7 +73,7 @@ def test_a_worker_that_fails_is_broken_until_a_reset_replaces_it(
 def test_the_functions_called_by_each_command_are_noted():
     system = StrangerSystem("impl.examples.example_engine:make")
     try:
-        called = system.called(preset("page1"), [Submit("a", None, 1), Admit("a")])
+        called = system.functions_called(preset("page1"), [Submit("a", None, 1), Admit("a")])
     finally:
         system.close()
     submit, admit = called

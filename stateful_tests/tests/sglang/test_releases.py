@@ -40,7 +40,7 @@ def test_torch_conforms(path):
 def test_a_release_has_the_fault_until_it_is_fixed(path, fault, version, release):
     trace = load(path)
     run = replay(release(version), trace)
-    shown = fault.shown(trace.clause, version)
+    shown = fault.clause_shown(trace.clause, version)
     assert (run.violation and run.violation.clause) == shown
     if shown == trace.clause and fault.is_in(version):
         assert run.violation.step == len(trace.commands) - 1
@@ -132,7 +132,7 @@ def test_the_faults_of_a_release_are_there(real):
             continue
         trace = load(path)
         seen[path.stem] = found(real, trace)
-        clause = fault.on("unified").shown(trace.clause, real.release)
+        clause = fault.on("unified").clause_shown(trace.clause, real.release)
         known[path.stem] = None if clause is None else (clause, len(trace.commands) - 1)
     assert seen == known
 

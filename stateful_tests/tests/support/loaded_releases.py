@@ -14,7 +14,7 @@ from impl.lmdeploy.driver import LMDeployDriver
 from impl.lmdeploy.engine_methods import ENGINE, longest_session_of
 from impl.sglang.parts import fetch as sglang_files
 from impl.sglang.tiers.driver import TierDriver
-from impl.sglang.tiers.loading import tiered
+from impl.sglang.tiers.loading import tiered_release
 from impl.sglang.tiers.system import TierSystem
 from impl.system_spec import SystemSpec
 from impl.transformers_paging.driver import PagingDriver
@@ -120,7 +120,7 @@ def loaded(spec: SystemSpec) -> Any:
     elif "hicache" in spec.ways:
         root = sglang_files.release_root(version)
         core = "rust" if "rust" in spec.ways else ""
-        system = TierDriver(tiered(version, core)(root), root)
+        system = TierDriver(tiered_release(version, core)(root), root)
         system.capabilities = TierSystem.capabilities
     else:
         root = resolve(str(spec)).root

@@ -16,7 +16,7 @@ from typing import Any
 
 from impl.sglang.process import worker
 from impl.sglang.process.system import SGLangSystem
-from impl.sglang.releases.catalogue import supported
+from impl.sglang.releases.catalogue import supported_release
 from impl.sglang.server import reading
 from impl.sglang.server.hooks import POINTS, around, targets
 from impl.sglang.server.watch import Watcher
@@ -72,7 +72,7 @@ def watched_driver(version: str, folder: Path, spec: bool) -> type:
     from impl.sglang.parts.stand_ins import Bag, SpecAlgorithm
     from impl.sglang.scheduler.driver import Driver
 
-    names = supported(version)()
+    names = supported_release(version)()
     watcher = Watcher(names)
     hooks: dict[str, Callable[..., Any]] = {name: around(watcher, name) for *_, name in POINTS}
 
@@ -162,7 +162,7 @@ def watched_driver(version: str, folder: Path, spec: bool) -> type:
         def plan(self, batch: Any) -> Any:
             """A batch, or none, as this release's scheduler says that it has decided on it."""
             plan = SimpleNamespace(batch_to_run=batch)
-            return plan if names.planned(plan) is batch else batch
+            return plan if names.planned_batch(plan) is batch else batch
 
         def _aborted(self, req: Any) -> None:
             recv_req = Bag(rid=req.rid, abort_all=False)

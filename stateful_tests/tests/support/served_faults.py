@@ -31,7 +31,7 @@ def found_in_servers(
         for _ in range(RUNS):
             judged = scheduler_runs.serve(runner, scheduler_runs.ServedRun(release, *runs.draw()))
             if isinstance(runs, Population):
-                runs.ran(judged.validated.reached)
+                runs.record_run(judged.validated.reached)
             seen |= {name for each in judged.new for name in (each.judge, each.key)}
             if judge in seen:
                 break

@@ -8,7 +8,7 @@ import pytest
 from ci.report import report_data as report
 from ci.report.pages import trace_page
 from impl.adapter import UnusableImplementation
-from impl.engines import driven_in
+from impl.engines import driven_releases
 from impl.sglang.tiers import api
 from impl.sglang.tiers.system import TierSystem
 from reference.blocks.config import engine_preset
@@ -142,7 +142,7 @@ def test_nothing_else_goes_with_a_host_tier(name):
         resolve(name)
 
 
-@pytest.mark.parametrize("version", driven_in("sglang", ("hicache",)))
+@pytest.mark.parametrize("version", driven_releases("sglang", ("hicache",)))
 def test_a_release_has_the_facts_of_the_table_of_host_tiers(release, version):
     """So that nobody has to look when a release is driven."""
     system = release(f"{version}+hicache")

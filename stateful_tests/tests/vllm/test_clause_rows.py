@@ -93,7 +93,7 @@ def test_clauses_of_host_memory_apply_where_their_subject_exists(
     hosts = (None if has is None else facts.host._replace(**has) for has in (before, after))
     sides = (facts._replace(host=host) for host in hosts)
     step = BlockStep(SIZES["host"], Copy(), False, *sides, lanes=[], outputs=[], bearers={})
-    assert step.reached == {*reached.split()}
+    assert step.clauses_reached == {*reached.split()}
 
 
 class Breaks:

@@ -151,5 +151,5 @@ def test_the_statements_of_copied_rules_are_those_of_the_releases(vllm):
     known = {*COPIED.file.read_text().splitlines()}
     assert {line.partition(" | ")[0] for line in known} == {*COPIED.rules}
     for release in (api.RELEASES[0], api.RELEASES[-1]):
-        written = {*COPIED.written([vllm(release).root]).splitlines()}
+        written = {*COPIED.rules_text([vllm(release).root]).splitlines()}
         assert written and written <= known

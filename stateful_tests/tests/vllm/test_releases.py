@@ -99,7 +99,7 @@ def test_a_trace_violates_its_clause_and_conforms_where_it_was_fixed(vllm, path,
     later = fault.fixed if fault.fixed and NIGHT else RELEASES[-1]
     for version in (first, later):
         violation = replay(vllm(f"{version}+{way}" if way else version), trace).violation
-        assert (violation and violation.clause) == fault.shown(trace.clause, version)
+        assert (violation and violation.clause) == fault.clause_shown(trace.clause, version)
 
 
 @pytest.mark.parametrize(

@@ -78,7 +78,7 @@ def _plain(value: Any) -> str:
 def test_each_change_is_found(log):
     log = ChangedLog(*log)
     as_it_is = log.validated(log.lines)
-    assert not as_it_is.found
+    assert not as_it_is.unexplained
     skipped = set(as_it_is.skipped)
     holes = [
         f"{log.lines[c.at].number}: {c.kind}" for c in log.changes() if not _found(log, c, skipped)
@@ -89,7 +89,7 @@ def test_each_change_is_found(log):
 def _found(log: ChangedLog, change: Change, skipped: set[str]) -> bool:
     """The change is found, or a part of the log is skipped for it, or it is one of NEVER."""
     validated = log.validated(change.lines)
-    return bool(validated.found or set(validated.skipped) - skipped or _never(log, change))
+    return bool(validated.unexplained or set(validated.skipped) - skipped or _never(log, change))
 
 
 def _never(log: ChangedLog, change: Change) -> bool:

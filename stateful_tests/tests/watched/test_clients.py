@@ -12,7 +12,7 @@ def served(clients: Clients, rounds: int = 200) -> list[str]:
         for message in clients.round(now, 1):
             sent.append(f"{message.kind} {message.name}")
             if message.kind == "submit":
-                clients.answered(message.name, now)
+                clients.note_answer(message.name, now)
     return sent
 
 
@@ -38,7 +38,7 @@ def test_an_operator_waits_until_the_flush_is_done():
     after = Client("b", 0, (Turn(wait=0, tokens=2, limit=2),), session=False, after="o")
     clients = Clients((after, operator), 1)
     assert served(clients) == ["flush o"]
-    clients.answered(FLUSH, 200)
+    clients.note_answer(FLUSH, 200)
     assert [said.name for now in range(201, 210) for said in clients.round(now, 1)] == ["b.1"]
 
 

@@ -72,9 +72,9 @@ ALL, MORE = Room(full=10, swa=10, rows=2), Room(full=11, swa=11, rows=1)
     ],
 )
 def test_why_a_client_waits(queue, runs, free, idle, prompt, kind, monkeypatch):
-    sizes = {"_free_or_evictable": free, "_held_by_idle_sessions": idle, "_pool_sizes": ALL, "_input": prompt}
+    sizes = {"_free_or_evictable": free, "_idle_session_room": idle, "_pool_sizes": ALL, "_input": prompt}
     sizes["_most_ever_held"] = MORE if free == ALL else ROOM
-    sizes["_asked_by_admission"] = ALL if prompt == SMALL else MORE
+    sizes["_admission_needs"] = ALL if prompt == SMALL else MORE
     for name, found in sizes.items():
         monkeypatch.setattr(progress, name, lambda *_, found=found: found)
     waiting, running = ([Bag(rid=name) for name in names] for names in (queue, runs))

@@ -38,11 +38,11 @@ def test_a_host_tier_is_judged_by_the_clauses_of_tiers(change, clause, written):
     """At each step; a clause is reported once."""
     shown = [["tier", FACTS, []], ["tier", change(FACTS), []], ["tier", change(FACTS), []]]
     result = validate(written([header(**OF_A_TIER), *shown]))
-    headline = [(found.clause, found.event) for found in result.found][:1]
+    headline = [(found.clause, found.event) for found in result.unexplained][:1]
     assert headline == ([(clause, "tier")] if clause else []) and not result.skipped
-    assert len({found.clause for found in result.found}) == len(result.found)
+    assert len({found.clause for found in result.unexplained}) == len(result.unexplained)
     again = validate(written([header(**OF_A_TIER), *shown, ["flush", 0], shown[-1]]))
-    assert len(again.found) == 2 * len(result.found), "after a flush the tier is another"
+    assert len(again.unexplained) == 2 * len(result.unexplained), "after a flush the tier is another"
 
 
 def test_sources_of_a_transfer_keep_their_kv(written):
@@ -52,7 +52,7 @@ def test_sources_of_a_transfer_keep_their_kv(written):
     for shown, found in (([FACTS, changed], ["HOST-2", "XFER-1"]), ([changed], ["HOST-2"])):
         lines = [["tier", each, []] for each in shown]
         result = validate(written([header(**OF_A_TIER), *lines]))
-        assert [each.clause for each in result.found] == found
+        assert [each.clause for each in result.unexplained] == found
 
 
 def test_pools_of_both_tiers_may_end_within_a_page(written):
@@ -62,7 +62,7 @@ def test_pools_of_both_tiers_may_end_within_a_page(written):
     )
     tier = {"full_tokens": 5, "swa_tokens": 5, "policy": SIZES.policy}
     sizes = {**OF_A_TIER, "page_size": 2, "full_tokens": 5, "swa_tokens": 5, "tier": tier}
-    assert not validate(written([header(**sizes), ["tier", empty, []]])).found
+    assert not validate(written([header(**sizes), ["tier", empty, []]])).unexplained
 
 
 @pytest.mark.parametrize("load", [True, False])
@@ -100,7 +100,7 @@ def test_a_lock_has_the_range_of_the_path_that_it_was_taken_on(written):
     )
     for paths, clauses in (([(1, False, [whole])], []), ([], ["HOST-3"])):
         result = validate(written([header(**sizes), ["tier", held, paths]]))
-        assert [found.clause for found in result.found] == clauses
+        assert [found.clause for found in result.unexplained] == clauses
 
 
 @pytest.mark.parametrize("matched, has_tier, found, loaded", [
@@ -117,7 +117,7 @@ extend: c1 prefix 4 tokens 2 C6 A6 R4
     tier = OF_A_TIER["tier"] if has_tier else None
     sizes = {**OF_A_TIER, "tier": tier, "full_tokens": 32, "swa_tokens": 32}
     result = validate(written([header(**sizes), *lines]))
-    assert [each.clause for each in result.found] == found
+    assert [each.clause for each in result.unexplained] == found
     assert result.reached["a prefix that is loaded from the host"] == loaded
 
 
@@ -138,7 +138,7 @@ def test_a_storage_has_records_of_who_waits(written):
         ([ask], []), (looks, []), ([], ["XFER-3"]), ([event("requeue c2")], ["OUT-1"]),
     ):  # fmt: skip
         result = validate(written([header(**BEHIND_IT), *before, ["tier", asked, []]]))
-        assert [each.clause for each in result.found] == found
+        assert [each.clause for each in result.unexplained] == found
     reads = TierOperation(1, back=False, name="c1", state="reads", slots=kv((0,), ()), moving=kv((0,), ()))
     came, writes = reads._replace(moving=kv()), reads._replace(back=True, name="")
     for shown, name, times in (
@@ -184,7 +184,7 @@ def test_slots_of_states_of_both_tiers_are_counted(states, of_the_host, found, w
     tier = {**OF_A_TIER_WITH_STATES["tier"], "states": of_the_host}
     head = header(**{**OF_A_TIER_WITH_STATES, "states": states, "tier": tier})
     result = validate(written([head, ["tier", RECURRENT, []]]))
-    assert [each.clause for each in result.found] == found
+    assert [each.clause for each in result.unexplained] == found
 
 
 def test_a_turn_that_is_rejected_is_matched_at_once_where_there_is_a_storage(written):

@@ -61,7 +61,7 @@ def test_a_log_that_was_damaged_shows_no_mismatch(log, change, tmp_path):
     lines = numbered(log)
     read, found = validated(change(lines), tmp_path)
     tenths = (len(lines) - 1) // 10
-    assert not found.found
+    assert not found.unexplained
     unjudged = found.skipped[AFTER_A_GAP] + found.skipped[AFTER_A_MISMATCH]
     if change in (lost, cut):
         at_end = 1 if (len(lines) - 1) % 10 == 0 else 0  # what nothing follows is not missed
@@ -88,7 +88,7 @@ def test_findings_before_a_gap_stay(tmp_path):
     event[7][0] += 3
     lines[line_index] = json.dumps([number, event])
     found = validated([*lines[: line_index + 2], *lines[line_index + 3 :]], tmp_path)[1]
-    assert found.found and found.skipped["lines that are missing"] == 1
+    assert found.unexplained and found.skipped["lines that are missing"] == 1
 
 
 @pytest.mark.parametrize("late", [HELD - 2, HELD + 5])
@@ -98,7 +98,7 @@ def test_a_line_is_waited_for_and_then_given_up(late, tmp_path):
     line = lines.pop(40)
     lines.insert(40 + late, line)
     read, found = validated(lines, tmp_path)
-    assert not found.found
+    assert not found.unexplained
     counts = read.order.lost, read.order.moved, read.order.repeated
     assert counts == ((0, 1, 0) if late < HELD else (1, 0, 1))
 
@@ -110,7 +110,7 @@ def test_a_later_part_begins_with_its_own_number(tmp_path):
     )
     head = json.dumps({**json.loads(lines[0]), "part": 2})
     read, found = validated([head, *lines[line_index:]], tmp_path)
-    assert not found.found and not found.skipped and read.order.lost == 0
+    assert not found.unexplained and not found.skipped and read.order.lost == 0
 
 
 def test_a_second_header_is_no_log(tmp_path):
@@ -148,7 +148,7 @@ def test_judging_goes_on_with_a_snapshot_that_differs(tmp_path):
     event[2][0]["cursors"][2] += 2
     lines[line_index] = json.dumps([number, event])
     found = validated(lines, tmp_path)[1]
-    assert [(each.clause, each.event) for each in found.found] == [("LEN-4", "snapshot")]
+    assert [(each.clause, each.event) for each in found.unexplained] == [("LEN-4", "snapshot")]
     assert not found.skipped
 
 
@@ -164,5 +164,5 @@ def test_judging_goes_on_with_cursors_that_differ(tmp_path):
     event[8][1] += 4
     lines[line_index] = json.dumps([number, event])
     found = validated(lines, tmp_path)[1]
-    assert found.found[0].clause == "LEN-2" and not found.skipped
-    assert found.found[0].line == line_index + 1
+    assert found.unexplained[0].clause == "LEN-2" and not found.skipped
+    assert found.unexplained[0].line == line_index + 1

@@ -15,7 +15,7 @@ def test_a_cut_log_validates_up_to_there(tmp_path):
     path.write_bytes(LOGS[0].read_bytes()[:-20])
     (log,) = logs_of([path])
     validated = Validator(log.header).run(log.lines())
-    assert not validated.found and log.cut is not None and "has no end" in log.cut
+    assert not validated.unexplained and log.cut is not None and "has no end" in log.cut
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ def test_two_processes_in_one_log_part_ways(written):
     one, other = lines_of(LOGS[0]), lines_of(LOGS[1])
     mixed = [line for pair in zip(one[1:], other[1:]) for line in pair]
     validated = validate(written([one[0], *mixed]))
-    assert validated.found and any("come" in what or "missing" in what for what in validated.skipped)
+    assert validated.unexplained and any("come" in what or "missing" in what for what in validated.skipped)
 
 
 def test_missing_steps_are_reported(written):
@@ -102,7 +102,7 @@ def test_a_growing_log_is_followed(tmp_path):
 
     (log,) = logs_of([path])
     validated = Validator(log.header).run(log.lines(growing))
-    assert validated.events == whole.count(b"\n") - 1 and not validated.found and log.cut is None
+    assert validated.events == whole.count(b"\n") - 1 and not validated.unexplained and log.cut is None
 
 
 def test_lines_of_a_growing_log_are_read_before_the_wait_for_more(tmp_path):
@@ -136,7 +136,7 @@ def test_a_growing_log_rotates(tmp_path):
 
     (log,) = logs_of([parts[0]])
     validated = Validator(log.header).run(log.lines(growing))
-    assert validated.events == len(lines) and not validated.found and log.cut is None and not writes
+    assert validated.events == len(lines) and not validated.unexplained and log.cut is None and not writes
     assert log.files == parts
 
 

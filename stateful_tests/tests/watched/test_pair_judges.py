@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from impl.sglang.server.clients import Client, Clients, Config, Turn
-from impl.sglang.server.fake_model import _stamped
+from impl.sglang.server.fake_model import _stamped_tokens
 from impl.sglang.server.outcome import OUTDATED
 from impl.sglang.server import kept
 from impl.sglang.server.pair import judges
@@ -22,7 +22,7 @@ CLIENTS = Clients(
     [Client(name, 0, (Turn(wait=0, tokens=3, limit=2),), session=False) for name in ("c1", "c2")], 5
 )
 PROMPT = CLIENTS.prompt("c1.1")
-TEXT = chained(_stamped(PROMPT))
+TEXT = chained(_stamped_tokens(PROMPT))
 
 
 def server(**more):
@@ -163,7 +163,7 @@ def test_kv_of_retracted_requests_is_not_left_on_the_host(tree, free, left):
         tree_cache=SimpleNamespace(host_pool_group=SimpleNamespace(entries=[pool]), disable=not tree),
         disagg_prefill_bootstrap_queue=SimpleNamespace(queue=[]), **{name: [] for name in queues},
     )  # fmt: skip
-    assert [*kept.kept(scheduler, "P")] == left
+    assert [*kept.leftovers(scheduler, "P")] == left
 
 
 def test_records_of_a_storage_and_loads_that_were_not_sent_are_found():
@@ -175,9 +175,9 @@ def test_records_of_a_storage_and_loads_that_were_not_sent_are_found():
         tree_cache=SimpleNamespace(_storage_prefetch_wait=waits, disable=False),
         disagg_prefill_bootstrap_queue=SimpleNamespace(queue=[]), **{name: [] for name in queues},
     )  # fmt: skip
-    assert [*kept.kept(scheduler, "P")] == [("waits for a storage", "1 entries")]
+    assert [*kept.leftovers(scheduler, "P")] == [("waits for a storage", "1 entries")]
     waits.clear()
-    assert [*kept.kept(scheduler, "P")] == []
+    assert [*kept.leftovers(scheduler, "P")] == []
     assert not kept.has_unsent_load(scheduler)
     for queue in ([], [object()]):
         scheduler.tree_cache.cache_controller = SimpleNamespace(load_queue=queue)

@@ -129,7 +129,7 @@ def test_logs_of_played_servers_validate(version, how, tmp_path, monkeypatch):
         (log,) = logs_of([folder])
         recorder = Tells(log.header)
         validated = recorder.run(log.lines())
-        assert not validated.found, (folder.name, validated.found[0])
+        assert not validated.unexplained, (folder.name, validated.unexplained[0])
         if how == "overlap" or validated.ended:
             continue  # results come later than they are played; or anything may have happened
         for name, life in lives.items():

@@ -172,9 +172,9 @@ def test_a_triple_of_switches_is_at_work_once_each_has_done_something():
     runs._config, fresh = config, runs._news(config)
     triple = (("window", 3), ("draft", 4), ("tree", False))
     assert triple in population.triples(config)
-    runs.ran({"a window eviction": 3})
+    runs.record_run({"a window eviction": 3})
     assert not runs._at_work[triple] and runs._news(config) < fresh
     assert runs._at_work[("page", 0), ("window", 3), ("overlap", False)] == 1
     tried = runs._news(config)
-    runs.ran({"a window eviction": 1, "a verify round that accepts several": 1})
+    runs.record_run({"a window eviction": 1, "a verify round that accepts several": 1})
     assert runs._at_work[triple] == 1 and runs._news(config) < tried

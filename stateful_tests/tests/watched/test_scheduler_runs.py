@@ -143,7 +143,7 @@ def test_a_label_holds_for_a_tree_that_still_has_the_fault(monkeypatch, there, w
     shows = {(tree, "saved"): saved, (release, ""): was}
     monkeypatch.setattr(scheduler_runs, "serve", lambda at, run: judged(shows[at, run.key]))
     runs = {"last-token": judged("", "saved").run} if saved else {}
-    compared = scheduler_runs.Before(release, dict(there), runs).compared(judged("last-token"), tree)
+    compared = scheduler_runs.Before(release, dict(there), runs).compare(judged("last-token"), tree)
     assert [finding.known for finding in compared.findings] == [known]
     assert len(compared.new) == (not known)
 

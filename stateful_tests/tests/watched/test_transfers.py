@@ -74,7 +74,7 @@ def rest(tokens: int = 0, kept: dict[str, str] | None = None, **rooms: list[int]
 )  # fmt: skip
 def test_each_side_is_judged_by_the_log_of_that_side(role, events, found):
     result = validated(role, events).result
-    assert [f"{each.clause} {each.expected}"[: len(found or "")] for each in result.found] == (
+    assert [f"{each.clause} {each.expected}"[: len(found or "")] for each in result.unexplained] == (
         [found] if found else []
     )
     assert result.events == len(events) and not result.skipped
@@ -105,7 +105,7 @@ def test_a_page_is_replaced_where_the_tree_holds_less_than_a_chunk(holds_less):
 
 
 def test_a_rest_that_stays_is_reported_once():
-    assert len(validated("decode", [rest(kept={"rows": "1 of 4"})] * 5).result.found) == 1
+    assert len(validated("decode", [rest(kept={"rows": "1 of 4"})] * 5).result.unexplained) == 1
 
 
 @pytest.mark.parametrize("gap", [True, False])
@@ -113,7 +113,7 @@ def test_a_lost_line_may_have_closed_a_room(gap):
     early = KVGivenBack("r1", 7, "waiting")
     events = [ASKED, NAMED, *([] if gap else [Snapshot(3, [], [])]), early]
     result = validated("decode", events, lost=2 * gap).result
-    assert not result.found and bool(result.skipped) is gap
+    assert not result.unexplained and bool(result.skipped) is gap
 
 
 @pytest.mark.parametrize(
@@ -216,8 +216,8 @@ def test_a_rest_is_written_when_it_changes_and_once_more_when_it_stays(monkeypat
     hooks, scheduler, failures = hooked("decode")
     now, keeps = [100.0], [6]
     monkeypatch.setattr(transfers, "time", SimpleNamespace(monotonic=lambda: now[0], time=lambda: 0.0))
-    monkeypatch.setattr(transfers, "held", lambda _: keeps[0])
-    monkeypatch.setattr(transfers, "kept", lambda *_: [])
+    monkeypatch.setattr(transfers, "held_tokens", lambda _: keeps[0])
+    monkeypatch.setattr(transfers, "leftovers", lambda *_: [])
     monkeypatch.setattr(transfers, "waits", lambda *_: False)
     monkeypatch.setattr(transfers, "rooms_kept", lambda *_: [("request_status", [7]), ("others", [])])
 
@@ -265,6 +265,6 @@ def test_logs_of_random_pairs_show_nothing_new(seed, level, tmp_path):
             events = [*log.lines()]
             assert not any(isinstance(line.event, HookFailed) for line in events)
             sides[side] = validator = Validator(log.header)
-            assert not validator.run(events).found, (number, side)
+            assert not validator.run(events).unexplained, (number, side)
         assert not [*compare_pair_logs(sides["P"], sides["D"])], number
     runner.close()

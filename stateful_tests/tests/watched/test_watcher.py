@@ -271,7 +271,7 @@ def test_a_server_whose_names_are_not_known_is_not_watched(monkeypatch, caplog):
         raise UnusableImplementation("managers/scheduler.py: Scheduler has no waiting_queue")
 
     monkeypatch.setenv("KVSPEC_WATCH", "logs")
-    monkeypatch.setattr(hooks, "installed", lacks)
+    monkeypatch.setattr(hooks, "installed_release", lacks)
     hooks.register()
     [record] = caplog.records
     assert record.levelname == "ERROR"
@@ -288,7 +288,7 @@ def test_a_server_whose_names_are_not_known_is_not_watched(monkeypatch, caplog):
 def test_settings_that_are_none_end_no_server(name, value, says, monkeypatch, caplog):
     monkeypatch.setenv("KVSPEC_WATCH", "logs")
     monkeypatch.setenv(f"KVSPEC_WATCH_{name}", value)
-    monkeypatch.setattr(hooks, "installed", lambda: RELEASE)
+    monkeypatch.setattr(hooks, "installed_release", lambda: RELEASE)
     hooks.register()
     [record] = caplog.records
     assert says in record.message

@@ -94,7 +94,7 @@ def on_rested(follower: LogFollower, event: log.Rested) -> None:
             known = None
             if crossing is None or crossing.status != "success":  # none of them ends so
                 sent = crossing is not None and crossing.parts > 0
-                known = deviations.kept_for_a_peer(follower.header, part, sent=sent)
+                known = deviations.fault_of_kept_tokens(follower.header, part, sent=sent)
             follower.report(Diverged(clause, "keeps nothing of requests that have ended", says, known=known))
     transfers.kept = {*seen}
 
@@ -114,7 +114,7 @@ def _check_pages_held(
         if due_page != held_page:
             position = crossing.start + index * follower.header.page_size
             wanted = f"{crossing.request}: page {due_page} at position {position}, which crosses"
-            known = deviations.replaced_before_sent(follower.header)
+            known = deviations.fault_of_replaced_page(follower.header)
             follower.report(Diverged(clause, wanted, f"page {held_page} is there", known=known))
             return
 

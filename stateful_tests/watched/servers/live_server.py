@@ -83,7 +83,7 @@ def watch_live(
             release = log.header.release
             known = deviations.fault_of_end(release, died, config, validator.result)
             server.stop()
-            if died or wrong or validator.result.found:
+            if died or wrong or validator.result.unexplained:
                 shutil.rmtree(keep, ignore_errors=True)
                 shutil.copytree(server.folder, keep)
         finally:

@@ -168,7 +168,7 @@ class Population:
             for client in clients
         )
 
-    def ran(self, reached: Mapping[str, int]) -> None:
+    def record_run(self, reached: Mapping[str, int]) -> None:
         """Record what the last run reached. A triple was at work if each of its switches has done
         something."""
         for triple in triples(self._config):

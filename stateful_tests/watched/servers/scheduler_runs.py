@@ -130,7 +130,7 @@ def serve(runner: Runner, run: ServedRun, level: str = "") -> JudgedRun:
     """
     if run.config.pair:
         outcome = runner.run(Job(run.config, run.clients, run.seed, choices=run.choices))
-        validated = Validated(reached=server_pairs.reached(outcome.events))
+        validated = Validated(reached=server_pairs.count_reached(outcome.events))
         return JudgedRun(run, outcome, validated, list(_findings(run, outcome, validated)))
     level = level or ("pages" if run.config.states and not run.config.hicache else "lengths")
     with tempfile.TemporaryDirectory(prefix="kvspec-") as folder:
@@ -164,7 +164,7 @@ class Before:
     there: dict[str, bool]
     saved: Mapping[str, ServedRun] = field(default_factory=dict)
 
-    def compared(self, judged: JudgedRun, tree: Runner) -> JudgedRun:
+    def compare(self, judged: JudgedRun, tree: Runner) -> JudgedRun:
         """Return the run of the tree, with its findings compared with the same run of the release."""
         if not judged.findings:
             return judged
@@ -226,7 +226,7 @@ def second_opinion(runner: Runner, judged: JudgedRun) -> dict[str, str]:
 def judge(runner: Runner, run: ServedRun, before: Before | None = None) -> JudgedRun:
     """Serve one run, judge it, and compare it with the release before the change."""
     judged = serve(runner, run)
-    return judged if before is None else before.compared(judged, runner)
+    return judged if before is None else before.compare(judged, runner)
 
 
 def _findings(run: ServedRun, outcome: RunOutcome, validated: Validated) -> Iterator[ServedFinding]:
@@ -314,7 +314,7 @@ def check(
         for number in range(runs):
             if checking.over():
                 break
-            drawn.ran(checking.take(ServedRun(release, *drawn.draw())))
+            drawn.record_run(checking.take(ServedRun(release, *drawn.draw())))
             checking.tell(f"run {number + 1} of {runs}")
     except KeyboardInterrupt:
         result.interrupted = True
@@ -355,11 +355,11 @@ class _Check:
             result.times[key] += 1
             if key not in result.found:
                 judged.run = msgspec.structs.replace(run, key=key)
-                self._found(judged)
+                self._note_finding(judged)
                 self._shrink(judged.run)
         return judged.validated.reached
 
-    def _found(self, judged: JudgedRun) -> None:
+    def _note_finding(self, judged: JudgedRun) -> None:
         self.result.found[judged.run.key] = judged
         self.keep(judged)
 
@@ -375,7 +375,7 @@ class _Check:
             judged = judge(self.runner, smaller, self.before)
             if all(each.key != run.key for each in judged.new):
                 return None
-            self._found(judged)
+            self._note_finding(judged)
             return smaller
 
         first_improvement(run, Search(still_shows, SHRINKS), _smaller)

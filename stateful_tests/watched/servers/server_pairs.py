@@ -58,7 +58,7 @@ class PairPopulation:
         asking = clients(rng, config, self.count, aborts=kind in ("aborts", "alone"))
         return config, asking, rng.randrange(1 << 30), environment(rng, kind, asking)
 
-    def ran(self, reached: Mapping[str, int]) -> None:
+    def record_run(self, reached: Mapping[str, int]) -> None:
         """Do nothing: draws do not depend on what earlier runs reached."""
 
 
@@ -269,7 +269,7 @@ def choices_about(
     return tuple(choice for choice in choices if not choice.request or choice.request in names)
 
 
-def reached(events: Iterable[PairEvent]) -> Counter[str]:
+def count_reached(events: Iterable[PairEvent]) -> Counter[str]:
     """Count the events that a run has reached."""
     return Counter(
         what for event in events for what, words in _REACHED.items() if re.search(words, event.says)

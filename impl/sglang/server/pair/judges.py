@@ -13,13 +13,13 @@ import torch
 
 from impl.sglang.server.clients import Clients
 from impl.sglang.server.outcome import PairNote
-from impl.sglang.server.kept import OF_A_ROOM, full_size, has_unsent_load, held, kept, rooms_kept
+from impl.sglang.server.kept import OF_A_ROOM, full_size, has_unsent_load, held_tokens, leftovers, rooms_kept
 from impl.sglang.server.pair.model import Region, ServerModel
 from impl.sglang.server.pair.network import Block, PlayedNetwork
 from impl.sglang.server.pair.stand_ins import NamedPages
-from impl.sglang.server.fake_model import _stamped
+from impl.sglang.server.fake_model import _stamped_tokens
 from reference.pairs.config import DECODE, PREFILL
-from reference.recurrent_states import chained, seen, stamp_after
+from reference.recurrent_states import chained, describe_stamp, stamp_after
 
 _FAILED = 0  # KVPoll.Failed
 RESERVED = 8  # tokens that D reserves for decoding, for each request
@@ -45,8 +45,8 @@ class Judges:
         self.refused: dict[str, set[str]] = {
             server: set() for server in models
         }  # by server, at once
-        network.copies = self.copied
-        network.names = self.named
+        network.copies = self.judge_copy
+        network.names = self.note_named_pages
         network.carries_row = self.carries_row
         for model in models.values():
             model.notes = self.note
@@ -59,7 +59,7 @@ class Judges:
 
     # -- a block is copied --------------------------------------------------------------------------
 
-    def named(self, promise: NamedPages) -> None:
+    def note_named_pages(self, promise: NamedPages) -> None:
         """Note that D has named pages. Pages of the window in its row that it has not named hold no KV
         yet."""
         model = self.models[DECODE]
@@ -78,7 +78,7 @@ class Judges:
         place = self._place(PREFILL, blocks[0][0]) if blocks else None
         return place is not None and place[0].pool == "metadata"
 
-    def copied(self, chunk: Any, source: int, target: int, length: int) -> None:
+    def judge_copy(self, chunk: Any, source: int, target: int, length: int) -> None:
         """Judge a block of a transfer at the moment it is copied."""
         name = self.network.rooms.get(chunk.room, "")
         from_, to = self._place(PREFILL, source), self._place(DECODE, target)
@@ -256,10 +256,10 @@ class Judges:
         if not self._can_succeed(promise.room):
             return
         prompt = self.script.prompt(name)
-        text = chained(_stamped(prompt))
+        text = chained(_stamped_tokens(prompt))
         got = int(from_.cells[source])
         if got != stamp_after(text, len(prompt)):
-            says = f"state {source} of P is sent for {name}, which {seen(got, text)}"
+            says = f"state {source} of P is sent for {name}, which {describe_stamp(got, text)}"
             kind = "another state is sent" if got in text else "state of P is rewritten"
             self.note(f"{'PD-6' if got in text else 'PD-1'} {kind}", name, says)
         elif source in from_.rows.mamba_allocator.free_slots.tolist():
@@ -281,7 +281,7 @@ class Judges:
         refused = sorted(self.refused[PREFILL] & set(unanswered.get(DECODE, ())))
         if refused:  # others may wait for the pages that D keeps for it
             unanswered = {DECODE: refused}
-        elif in_vain := self._computed_in_vain(unanswered):  # others may wait for that KV
+        elif in_vain := self._wasted_prompts(unanswered):  # others may wait for that KV
             unanswered = {PREFILL: in_vain}
         for server, names in unanswered.items():
             if names:
@@ -295,11 +295,11 @@ class Judges:
                     self.note(key, names[0], says)
                 else:
                     self.note(f"PD-4 {server} waits for a timeout", names[0], says)
-            elif tokens := held(self.models[server].scheduler):
+            elif tokens := held_tokens(self.models[server].scheduler):
                 says = f"{server} keeps {tokens} tokens until a timeout, and nobody waits there"
                 self.note(f"PD-2 {server} keeps KV until a timeout", "", says)
 
-    def _computed_in_vain(self, unanswered: dict[str, list[str]]) -> list[str]:
+    def _wasted_prompts(self, unanswered: dict[str, list[str]]) -> list[str]:
         """Return the prompts that P has computed and keeps, and that D has refused."""
         computed = {each.rid for each in self.models[PREFILL].scheduler.disagg_prefill_inflight_queue}
         return sorted(computed & self.refused[DECODE] & set(unanswered.get(PREFILL, ())))
@@ -309,7 +309,7 @@ class Judges:
         heard, asked = (self.network.delivered.get((what, name)) for what in ("notice", "request"))
         return heard is not None and asked is not None and heard <= asked
 
-    def ended(self, unanswered: dict[str, list[str]]) -> None:
+    def judge_end(self, unanswered: dict[str, list[str]]) -> None:
         """Judge the pair when every timeout has passed and nothing happens."""
         if self._too_large(unanswered):
             return
@@ -318,7 +318,7 @@ class Judges:
                 says = f"{server} never answers {names[0]}: every timeout has passed"
                 self.note(f"PRO-1 {server} never answers", names[0], says)
             else:
-                self._left(server)
+                self._judge_leftovers(server)
 
     def _too_large(self, unanswered: dict[str, list[str]]) -> bool:
         """Note a server that waits for room which its pools never have. Returns whether there is one: other
@@ -359,7 +359,7 @@ class Judges:
         self.note("PD-4 P keeps KV of prompts that D has not admitted", admitted[0], says)
         return True
 
-    def _left(self, server: str) -> None:
+    def _judge_leftovers(self, server: str) -> None:
         """Judge what a server without work has not freed."""
         model = self.models[server]
         manager = self.managers[server]
@@ -370,10 +370,10 @@ class Judges:
                 self.note(
                     f"OWN-1 {server} frees twice", "", f"pages {twice} of {server} are free twice"
                 )
-        if tokens := held(scheduler):
+        if tokens := held_tokens(scheduler):
             what = "KV of a load that it does not send" if has_unsent_load(scheduler) else "KV"
             self.note(f"PD-2 {server} keeps {what}", "", f"{server} keeps {tokens} tokens for nobody")
-        for what, number in kept(scheduler, server):
+        for what, number in leftovers(scheduler, server):
             self.note(
                 f"PD-5 {server} keeps {what}", "", f"{server} keeps {what} of what is gone: {number}"
             )
@@ -405,7 +405,7 @@ class Judges:
             says = f"D fails {name}, as it has lost the prefix that it told P not to send"
             self.note("PD-1 D loses a prefix of its host tier", name, says)
 
-    def answered(self, name: str, tokens: Sequence[int], reason: str) -> None:
+    def judge_answer(self, name: str, tokens: Sequence[int], reason: str) -> None:
         """Judge an answer of D. A server may cut an answer short where memory is short: its tokens must be
         right."""
         turn = self.script.turns[name]

@@ -109,7 +109,7 @@ class PlayedNetwork:
     def is_gone(self, server: str) -> bool:
         return server in self.gone
 
-    def sent(self, receiver: str, parts: list[bytes]) -> None:
+    def send_message(self, receiver: str, parts: list[bytes]) -> None:
         """Send a message to a server."""
         kind, room = _kind(receiver, parts)
         request = self.rooms.get(room, "")
@@ -182,12 +182,12 @@ class PlayedNetwork:
         number = self._number("call", request, server)
         self._rest(self.choices.steps("call", request, server, number))
 
-    def cleared(self, room: int) -> None:
+    def note_clear(self, room: int) -> None:
         """Note that a server has forgotten a room."""
         if (key := (self.stage.server, self.rooms.get(room, ""))) not in self.forgotten:
             self.forgotten[key] = self.step
 
-    def promised(self, promise: NamedPages) -> None:
+    def note_promise(self, promise: NamedPages) -> None:
         """Note that D has named pages and a metadata row for a transfer."""
         self.promises[promise.room] = promise
         self.names(promise)

@@ -25,12 +25,12 @@ from impl.sglang.server.outcome import RunOutcome
 from impl.sglang.server.pair import stand_ins
 from impl.sglang.server.pair.choices import NetworkChoice
 from impl.sglang.server.pair.judges import RESERVED, Judges
-from impl.sglang.server.kept import held
+from impl.sglang.server.kept import held_tokens
 from impl.sglang.server.pair.model import ServerModel
 from impl.sglang.server.pair.network import PlayedNetwork
 from impl.sglang.server.pair.turns import Stage, ServerThread
 from impl.sglang.server.log import EventLog
-from impl.sglang.server.reading import installed
+from impl.sglang.server.reading import installed_release
 from impl.sglang.server.watch import Watcher
 from reference.pairs.config import DECODE, PREFILL, SERVERS
 
@@ -84,7 +84,7 @@ def run(
 
 def _watched(pair: Pair, server: str, watch: Mapping[str, str]) -> EventLog:
     """Have a log of a server written, in a folder of its name."""
-    watcher = Watcher(installed(), {**watch, "KVSPEC_WATCH": f"{watch['KVSPEC_WATCH']}/{server}"})
+    watcher = Watcher(installed_release(), {**watch, "KVSPEC_WATCH": f"{watch['KVSPEC_WATCH']}/{server}"})
     hooks = whole_scheduler.TRANSFERS[SERVERS.index(server)]
     return watcher.watch_transfers(pair.schedulers[server], hooks)
 
@@ -120,7 +120,7 @@ class Pair:
         self.schedulers[server] = scheduler
         self.managers[server] = queue.kv_manager
         self.models[server] = model = ServerModel(
-            scheduler, installed(), self.script, server, self.network, mine.draft, mine.track,
+            scheduler, installed_release(), self.script, server, self.network, mine.draft, mine.track,
             bool(config.draft and config.prefill_draft),
         )  # fmt: skip
         if mine.draft:
@@ -225,8 +225,10 @@ class Conductor:
             if quiet <= QUIET or self._timed or self._heartbeat:
                 continue
             quiet = 0
-            unanswered = self._unanswered()
-            waiting = any(unanswered.values()) or any(held(pair.schedulers[at]) for at in self._alive())
+            unanswered = self._unanswered_requests()
+            waiting = any(unanswered.values()) or any(
+                held_tokens(pair.schedulers[at]) for at in self._alive()
+            )
             if not waiting and self.script.done:
                 break
             if (answered := sum(map(len, self.answers.values()))) > before:
@@ -238,7 +240,7 @@ class Conductor:
             network.seconds += (seconds := timeouts.popleft())
             network.tell("wire", f"nothing happens: the clock moves by {seconds:g} s")
         if not self.error and network.step < STEPS:
-            pair.judges.ended(self._unanswered())
+            pair.judges.judge_end(self._unanswered_requests())
         return self._outcome(time.process_time() - started)
 
     def _outcome(self, cpu_s: float) -> RunOutcome:
@@ -258,7 +260,7 @@ class Conductor:
     def _alive(self) -> list[str]:
         return [server for server in SERVERS if server not in self.network.gone]
 
-    def _unanswered(self) -> dict[str, list[str]]:
+    def _unanswered_requests(self) -> dict[str, list[str]]:
         """Return the requests without an answer, by server."""
         return {at: sorted(self.asked[at] - self.answers[at].keys()) for at in self._alive()}
 
@@ -402,8 +404,8 @@ class Conductor:
             if server == PREFILL:
                 self.pair.judges.answered_at.setdefault(name, self.network.step)
             if server == DECODE:
-                self.script.answered(name, self.network.step)
-                self.pair.judges.answered(name, self.outputs.get(name, []), reason)
+                self.script.note_answer(name, self.network.step)
+                self.pair.judges.judge_answer(name, self.outputs.get(name, []), reason)
         return found
 
     def _broke(self, turn: ServerThread) -> None:

@@ -48,15 +48,15 @@ class Wire(Protocol):
     stage: Stage
     seconds: float
 
-    def sent(self, receiver: str, parts: list[bytes]) -> None: ...
+    def send_message(self, receiver: str, parts: list[bytes]) -> None: ...
     def arrived(self, server: str) -> bool: ...
     def next_message(self, server: str) -> list[bytes]: ...
     def transfer(self, chunk: Any, blocks: Sequence[tuple[int, int, int]]) -> int: ...
     def lookup_fails(self) -> bool: ...
     def is_gone(self, server: str) -> bool: ...
     def calls(self, room: int) -> None: ...
-    def cleared(self, room: int) -> None: ...
-    def promised(self, promise: NamedPages) -> None: ...
+    def note_clear(self, room: int) -> None: ...
+    def note_promise(self, promise: NamedPages) -> None: ...
     def tell(self, where: str, says: str) -> None: ...
 
 
@@ -98,7 +98,7 @@ class _Outbox:
         self._receiver = next(name for name, at in _ADDRESS.items() if f"{at}:" in f"{endpoint}:")
 
     def send_multipart(self, parts: Sequence[Any], *_: Any, **__: Any) -> None:
-        self._wire.sent(self._receiver, [bytes(part) for part in parts])
+        self._wire.send_message(self._receiver, [bytes(part) for part in parts])
 
     def close(self, *_: Any, **__: Any) -> None:
         pass
@@ -313,18 +313,18 @@ def _calls(wire: Wire, common: Any, decode: Any) -> None:
         in_hand[0] = request
         return send(self, request, *args, **more)
 
-    def named(
+    def publish_pages(
         self: Any, pages: Any, row: Any = None, states: Any = None, prefix: Any = None, **more: Any
     ) -> Any:
         prefix = more.pop("decode_prefix_len", prefix) or 0
         promised = [int(at) for at in pages]
         sent = {str(kind.value): at for kind, at in zip(self.kv_mgr.kv_args.state_types, states or ())}
         swa, state = ([int(at) for at in sent.get(kind, ())] for kind in ("swa", "mamba"))
-        wire.promised(NamedPages(self.bootstrap_room, in_hand[0], promised, prefix, row, swa, state))
+        wire.note_promise(NamedPages(self.bootstrap_room, in_hand[0], promised, prefix, row, swa, state))
         return publish(self, pages, row, states, decode_prefix_len=prefix, **more)
 
     queue._send_kv_metadata = sends
-    receiver.send_metadata = named
+    receiver.send_metadata = publish_pages
     restored = decode.DecodeTransferQueue._commit_hicache_local_restore_to_req
 
     def commits(self: Any, request: Any) -> None:
@@ -344,7 +344,7 @@ def _pauses(owner: Any, name: str, wire: Wire) -> None:
         wire.calls(self.bootstrap_room)
         result = call(self, *args, **named)
         if name == "clear":
-            wire.cleared(self.bootstrap_room)
+            wire.note_clear(self.bootstrap_room)
         wire.calls(self.bootstrap_room)
         return result
 
