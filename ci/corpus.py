@@ -33,7 +33,9 @@ from stateful_tests.lockstep.system_names import resolve
 from stateful_tests.shrink.shrink_passes import drop
 from stateful_tests.shrink.command_rewriting import Commands
 
-SEED, RUNS = 12345, 400  # of the generator: runs of each machine, preset and mode at most
+# of the generator: runs of each machine, preset and mode at most
+SEED = 12345
+RUNS = 400
 COMMON_RUNS = 1  # a conjunction that the first so many runs of a configuration meet needs no line
 FRUITLESS = 20  # of these in a row that meet nothing new: the rest is out of reach
 

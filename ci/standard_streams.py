@@ -56,7 +56,8 @@ class UnbreakableStream:
 @contextmanager
 def unbreakable_output() -> Iterator[UnbreakableStream]:
     """Put an UnbreakableStream in the place of stdout and of stderr, and yield that of stdout."""
-    stdout, stderr = sys.stdout, sys.stderr
+    stdout = sys.stdout
+    stderr = sys.stderr
     unbreakable = UnbreakableStream(stdout)
     sys.stdout = unbreakable
     sys.stderr = UnbreakableStream(stderr)
@@ -65,4 +66,5 @@ def unbreakable_output() -> Iterator[UnbreakableStream]:
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
-        sys.stdout, sys.stderr = stdout, stderr
+        sys.stdout = stdout
+        sys.stderr = stderr

@@ -13,7 +13,8 @@ from reference.cursors import counted_full, counted_swa
 from reference.state import IN_BATCH, Cursors, Request, State, free
 from reference.radix_tree import sizes
 
-HELD, UNCACHED = "session_held", "uncached"
+HELD = "session_held"
+UNCACHED = "uncached"
 
 
 def in_batch(request: Request) -> bool:

@@ -300,7 +300,9 @@ def usable(tree: Tree, key: Key, full_only: bool = False) -> int:
     The KV of one window behind it must be live, or everything back to the root (TREE-5), and a
     recurrent model needs the state there. full_only: neither is required.
     """
-    best, live_run, whole = 0, 0, True
+    best = 0
+    live_run = 0
+    whole = True
     for placed in path_of(tree, key):
         live_run = live_run + len(placed.node.key) if placed.node.live else 0
         whole = whole and placed.node.live

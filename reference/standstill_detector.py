@@ -72,5 +72,6 @@ class StandstillDetector:
             visit = self._visits[state] = _Visit(1, now, self._turn, self._ran)
         elif not visit.due & now:
             visit = self._visits[state] = visit._replace(times=visit.times + 1, due=now)
-        turns, ran = self._turn - visit.first, self._ran - visit.ran
+        turns = self._turn - visit.first
+        ran = self._ran - visit.ran
         return Standstill(visit.times, turns, ran, runs, self._ran)

@@ -313,7 +313,9 @@ def state_lens(state: State) -> dict[str, int]:
 def free(state: State) -> Free:
     """Return what is free: the total less what is owned."""
     geometry = state.config.geometry
-    full, swa, rows = geometry.full_pages, geometry.swa_pages, geometry.rows
+    full = geometry.full_pages
+    swa = geometry.swa_pages
+    rows = geometry.rows
     for _, cursors, _, _ in holders(state):
         full -= len(full_pages(cursors, geometry.page_size))
         if geometry.window is not None:

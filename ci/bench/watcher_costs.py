@@ -44,8 +44,11 @@ def _bench_clients(count: int) -> tuple[Client, ...]:
 def _overhead_percent(watched_first: RunOutcome, watched_second: RunOutcome) -> float:
     """Return by how much being watched takes longer, in percent. watched_first, watched_second: blocks
     of rounds of a pair of runs."""
-    one, other = watched_first.blocks_s[2:], watched_second.blocks_s[2:]  # the first warm up
-    first, second = sum(one[::2]) / sum(other[::2]), sum(other[1::2]) / sum(one[1::2])
+    # the first warm up
+    one = watched_first.blocks_s[2:]
+    other = watched_second.blocks_s[2:]
+    first = sum(one[::2]) / sum(other[::2])
+    second = sum(other[1::2]) / sum(one[1::2])
     return 100 * (math.sqrt(first * second) - 1)
 
 

@@ -118,7 +118,8 @@ def _key_prefixes(place: Place, moment: Moment) -> Iterator[tuple[str, ...]]:
 
 
 def _outcome_differences(step: Step, waived: frozenset[str]) -> Iterator[Data]:
-    want, got = say(step.expected), say(step.outcome)
+    want = say(step.expected)
+    got = say(step.outcome)
     reported = getattr(step.expected, "freed", None), getattr(step.outcome, "freed", None)
     if type(step.expected) is not type(step.outcome) or (not step.done and want != got):
         yield difference(("outcome",), "outcome", want, got)
@@ -130,7 +131,8 @@ def _outcome_differences(step: Step, waived: frozenset[str]) -> Iterator[Data]:
 
 def _cursor_differences(reference: Data, system: Data) -> Iterator[Data]:
     for name in [*reference, *(n for n in system if n not in reference)]:
-        expected, actual = reference.get(name, "none"), system.get(name, "none")
+        expected = reference.get(name, "none")
+        actual = system.get(name, "none")
         if not (isinstance(expected, dict) and isinstance(actual, dict)):
             if expected != actual:
                 yield difference(("cursors", name), name, _short_text(expected), _short_text(actual))
@@ -161,9 +163,11 @@ def _pool_differences(moment: Moment, reference: Data, system: Data) -> Iterator
                 about = f"{POOL[pool]} page {page}"
                 yield difference(("pools", pool, str(page)), about, "free or owned, once", wrong)
     for name in sorted({*reference["holders"], *system["holders"]}):
-        expected, actual = reference["holders"].get(name, {}), system["holders"].get(name, {})
+        expected = reference["holders"].get(name, {})
+        actual = system["holders"].get(name, {})
         for pool in pools:
-            expected_pages, actual_pages = set(expected.get(pool, ())), set(actual.get(pool, ()))
+            expected_pages = set(expected.get(pool, ()))
+            actual_pages = set(actual.get(pool, ()))
             if expected_pages != actual_pages:
                 about = f"{POOL[pool]} pages of {name}, by position"
                 spans = page_spans(expected_pages, size), page_spans(actual_pages, size)
@@ -176,7 +180,8 @@ def _pool_differences(moment: Moment, reference: Data, system: Data) -> Iterator
 def _named_differences(kind: str, reference: Data, system: Data) -> Iterator[Data]:
     one = kind[:-1]
     for name in sorted({*reference, *system}):
-        expected, actual = reference.get(name), system.get(name)
+        expected = reference.get(name)
+        actual = system.get(name)
         if expected is None or actual is None:
             presence = ["there" if side is not None else "not there" for side in (expected, actual)]
             yield difference((kind, name), f"{one} {name}", *presence)
@@ -191,7 +196,8 @@ def _node_differences(moment: Moment, reference: Data, system: Data) -> Iterator
     system: the nodes of the reference and of the system, by path."""
     tree_policy_is_free = moment.step is not None and moment.step.tree_policy_is_free
     for path in sorted({*reference, *system}, key=lambda p: (len(p), p)):
-        expected, actual = reference.get(path), system.get(path)
+        expected = reference.get(path)
+        actual = system.get(path)
         if expected is None or actual is None:
             presence = ["there" if side is not None else "not there" for side in (expected, actual)]
             yield difference(("nodes", path), f"node that ends {path}", *presence)

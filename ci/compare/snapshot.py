@@ -58,7 +58,8 @@ def _snapshot(run: Run, index: int) -> Data:
         and run.violation.step == index
     ):
         outcome = Broken(run.violation.failure_of("BROKEN").observed)
-    reference, system = reference_side(moment), system_side(moment)
+    reference = reference_side(moment)
+    system = system_side(moment)
     made: Data = {
         "step": index,
         "command": describe(row.command),

@@ -224,7 +224,8 @@ def changed_nodes(states: list[Data]) -> list[str]:
     changed: dict[str, None] = {}
     for before, after in pairwise(states):
         for which in ("reference", "system"):
-            was, now = before[which]["nodes"], after[which]["nodes"]
+            was = before[which]["nodes"]
+            now = after[which]["nodes"]
             for path, node in was.items():
                 then = now.get(path)
                 split = then is not None and then["start"] != node["start"]

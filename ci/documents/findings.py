@@ -87,7 +87,9 @@ def table() -> list[Data]:
     ]
 
 
-IN_RELEASES, COPIED, INVENTED = "in releases", "built in, as reported", "built in, invented"
+IN_RELEASES = "in releases"
+COPIED = "built in, as reported"
+INVENTED = "built in, invented"
 
 
 def named_bugs() -> list[Data]:

@@ -91,7 +91,8 @@ def _state_table(arrows: list[tuple[str, str, str]], says: Mapping[str, str]) ->
     names = [*dict.fromkeys(("[*]", *says))]
     x = {name: 70 + 140 * index for index, name in enumerate(names)}
     ends = [x[b] + (40 + 6 * len(commands) if a == b else 70) for a, b, commands in arrows]
-    wide, high = max(ends), 50 + 28 * len(arrows)
+    wide = max(ends)
+    high = 50 + 28 * len(arrows)
     parts = [
         f'<svg class="states" role="img" aria-label="State diagram" viewBox="0 0 {wide} {high}">'
     ]

@@ -30,7 +30,8 @@ class DrawnStep(NamedTuple):
 
     def draw(self) -> str:
         """Draw the changes of the command, before and after, side by side where that fits."""
-        then, now = blocks(self.before), blocks(self.after)
+        then = blocks(self.before)
+        now = blocks(self.after)
         names = list(then | now)
         changed = [name for name in names if then.get(name) != now.get(name)]
         heading = f"{format_command(self.command)}: {format_outcome(self.outcome)}"
@@ -46,7 +47,8 @@ class DrawnStep(NamedTuple):
 
     @property
     def frees(self) -> bool:
-        then, now = free(self.before), free(self.after)
+        then = free(self.before)
+        now = free(self.after)
         return now.full > then.full or now.swa > then.swa
 
 

@@ -91,7 +91,8 @@ def _place_sentence(past: Past[AnyMoment]) -> str:
 
 
 def _engine_sentence(past: Past[AnyMoment]) -> str:
-    observed, expected = past.violation.observed, past.violation.expected
+    observed = past.violation.observed
+    expected = past.violation.expected
     sentence = [
         f"{past.here}: {observed}, where {expected}",
         *stories(past),
@@ -101,5 +102,6 @@ def _engine_sentence(past: Past[AnyMoment]) -> str:
 
 
 def _expected_sentence(past: Past[AnyMoment]) -> str:
-    expected, observed = past.violation.expected, past.violation.observed.replace("\n", "; ")
+    expected = past.violation.expected
+    observed = past.violation.observed.replace("\n", "; ")
     return f"after {past.here} expected: {expected}; observed: {observed}"

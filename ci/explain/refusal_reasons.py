@@ -38,7 +38,8 @@ def reason(past: History) -> str | None:
 
 def _outcome_reason(past: History) -> str | None:
     """Return the sentence on OUT-1: a command that is done or refused, and should not be."""
-    got, want = past.step.outcome, past.step.expected
+    got = past.step.outcome
+    want = past.step.expected
     does = f"refuses ({got.reason.value})" if isinstance(got, Refused) else "carries out"
     should = (
         f"must refuse it as {want.reason.value}"

@@ -90,7 +90,8 @@ def _place_assertions(now: EngineMoment, clause: str, place: AtTable, config: En
         return [f"self.assertLessEqual(sum(map(bool, {behind})), {most}, {behind})"]
     start = end = now.step.bearers[who].sure
     for lane in (lane for lane in now.facts.lanes if lane.request == who):
-        start, end = lane.start, lane.start + len(lane.tokens) - lane.drafts
+        start = lane.start
+        end = lane.start + len(lane.tokens) - lane.drafts
     start = window_start(config.groups[group], start)
     is_read = clause in ("HIT-1", "READ-3", "READ-4") and start < end
     reads = f'engine.reads("{who}", {group}, {start}, {end})'

@@ -18,7 +18,8 @@ def inline_helpers(source: str, code: str) -> str:
 
 def _inlinings(source: str, code: str) -> Iterator[list[Edit]]:
     """Return edits that put one function in the place of its call, and drop it."""
-    tree, offsets = ast.parse(source), Offsets(source)
+    tree = ast.parse(source)
+    offsets = Offsets(source)
     nodes = [*ast.walk(tree)]
     names = [n.id for n in (*nodes, *ast.walk(ast.parse(code))) if isinstance(n, ast.Name)]
     alone = {node.value for node in nodes if isinstance(node, ast.Expr)}
@@ -29,7 +30,8 @@ def _inlinings(source: str, code: str) -> Iterator[list[Edit]]:
         text = None if call is None else _inlined_line(source, function, call, call in alone)
         if call is None or text is None:
             continue
-        begin, end = offsets(call, end=False), offsets(call, end=True)
+        begin = offsets(call, end=False)
+        end = offsets(call, end=True)
         around = source.find("\n", end) - source.rfind("\n", 0, begin) - 1 - (end - begin)
         if around + len(text) <= WIDTH:
             lines = offsets.starts[function.lineno - 1], offsets.starts[function.end_lineno or 0]

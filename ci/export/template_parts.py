@@ -105,7 +105,8 @@ def _arguments(code: str) -> list[str]:
 
 def head_of(needed: str) -> tuple[str, str]:
     """Return the imports of a test, which stand above it, and its definitions, which stand below."""
-    tree, lines = ast.parse(needed), needed.split("\n")
+    tree = ast.parse(needed)
+    lines = needed.split("\n")
     last = 0
     for node in tree.body:
         if not isinstance(node, (ast.Import, ast.ImportFrom, ast.Try)):
@@ -187,7 +188,8 @@ def _render(
     order = list(TABLE)
     kind = system.kind
     sorted_kinds = [TABLE[version] for version in sorted(versions, key=order.index)]
-    oldest, newest = sorted_kinds[0], sorted_kinds[-1]
+    oldest = sorted_kinds[0]
+    newest = sorted_kinds[-1]
 
     def reached(version: str) -> set[bool]:
         return {order.index(v) >= order.index(version) for v in versions}

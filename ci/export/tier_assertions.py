@@ -80,7 +80,8 @@ def _slot_assertions(run: RecordedRun, step: TierStep, place: AtSlot) -> Asserts
             if slot in (node.host if host else node.device)[pool]:
                 text = (*step.texts[node.node], *node.following)
                 known = f"text = {ids_text(tokens_of_release(run.geometry, text))}"
-                start, end = node.start or "", "-1" if node.following else ""
+                start = node.start or ""
+                end = "-1" if node.following else ""
                 own = f"text[{start}:{end}]" if start or end else "text"
                 lookup = f"node_at(server.cache, text{within(run.geometry, text)})"
                 kv = f'kv_of(server, {lookup}, {own}, "{pool}", {host=})'

@@ -230,7 +230,8 @@ def shared_module(system: SGLangSystem | TierSystem, fixed: ReleaseTarget | None
 def lines_of_start(config: Any, code: str) -> list[str]:
     """Return the lines before the first command. Raises NotExportable."""
     of_kind = shown_kind_of(config).server_asserts()
-    host, device = of_kind.host_arguments(config), of_kind.device_sizes(config)
+    host = of_kind.host_arguments(config)
+    device = of_kind.device_sizes(config)
     if device.states:
         raise NotExportable("recurrent state is no part of the exported tests")
     return [server(device, code, host), "self.addCleanup(server.settings.close)"]

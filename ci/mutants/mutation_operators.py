@@ -102,7 +102,8 @@ class _Text:
 
     def span(self, node: ast.expr | ast.stmt) -> tuple[int, int]:
         assert node.end_lineno is not None and node.end_col_offset is not None
-        start, end = self._starts[node.lineno - 1], self._starts[node.end_lineno - 1]
+        start = self._starts[node.lineno - 1]
+        end = self._starts[node.end_lineno - 1]
         return start + node.col_offset, end + node.end_col_offset
 
     def of(self, node: ast.expr | ast.stmt) -> str:

@@ -28,7 +28,8 @@ from ci.report.text_output import (
 
 MAX_ROWS = 60  # of a replayed trace; what led to the end is at the end
 # of what a step calls: files, and functions of each, that the text names
-_MOST_FILES, _MOST_NAMES = 5, 3
+_MOST_FILES = 5
+_MOST_NAMES = 3
 # of a short report, what a detailed one says elsewhere
 _SAID_ELSEWHERE = "because", "reach"
 
@@ -382,7 +383,8 @@ def _name_ranges(some: list[str], names: list[str]) -> str:
 
 def shrunk(out: Console, data: Data) -> None:
     """Print the report of `kvspec shrink`."""
-    before, after = data["before"], data["after"]
+    before = data["before"]
+    after = data["after"]
     run(out, after)
     out.print()
     steps = f"{len(before['trace']['steps'])} commands -> {len(after['trace']['steps'])}"

@@ -135,7 +135,8 @@ def served_text(out: Console, data: Data) -> None:
 def _served_verdict(data: Data, new: int) -> str:
     """Return the findings of a check of whole schedulers, and the number of runs. new: findings."""
     rate = f", {data['forwards'] / data['seconds']:.0f} a second" if data["seconds"] else ""
-    runs, passes = count_text(data["runs"], "run"), count_text(data["forwards"], "forward pass", "es")
+    runs = count_text(data["runs"], "run")
+    passes = count_text(data["forwards"], "forward pass", "es")
     done = f"{runs}, {passes}{rate}"
     masked = data["known"] or data["old"] or data["findings"]
     if new:

@@ -19,7 +19,9 @@ from reference.memory_accounts import account_text
 from reference.commands import Account
 
 PIPE_WIDTH = 100
-SENTENCE, WIDEST = 40, 60  # cells of a listing that are longer on average; those of a column
+# cells of a listing that are longer on average; those of a column
+SENTENCE = 40
+WIDEST = 60
 
 
 def console(file: IO[str] | None = None) -> Console:

@@ -61,7 +61,8 @@ def _nodes(tree: Tree) -> list[Data]:
     """Return the nodes, parents before children, siblings in the order of their texts."""
     placed = sorted(nodes(tree), key=lambda p: p.path)
     index = {p.path: at for at, p in enumerate(placed)}
-    full, swa = _eviction_ranks(tree, full=1), _eviction_ranks(tree, swa=1) if tree.window is not None else {}
+    full = _eviction_ranks(tree, full=1)
+    swa = _eviction_ranks(tree, swa=1) if tree.window is not None else {}
     return [
         {
             "start": p.start,
@@ -166,7 +167,8 @@ def text(out: Console, data: Data) -> None:
 def _node_lines(node: Data) -> list[str]:
     """Describe a node, the holders that pin it, and when its unpinned KV is evicted."""
     live = {"live": True, "tombstone": False}.get(node["swa"])
-    full, swa = node["full_locked_by"], node["swa_locked_by"]
+    full = node["full_locked_by"]
+    swa = node["swa_locked_by"]
     lines = [text_drawings.node((node["start"], node["end"]), node["text"], live, full, swa)]
     if not full:
         below = f"inner node: {', '.join(node['children'])} below it" if node["children"] else ""

@@ -20,10 +20,8 @@ def _(self: TorchKV, cursors: RowCursors[N], ahead: N, taken: N, rejected: N) ->
     """A token's KV lands in padding or in a slot of a former request. A launch takes slots from where the
     device is now, which the server cannot know; the round before may have accepted more. Visible when a round
     is launched behind another. Fix: take slots past all that rounds in flight may accept."""
-    after, allocated = (
-        TorchKV.drafted(self, cursors, ahead, taken, rejected),
-        cursors.kv_allocated_len,
-    )
+    after = TorchKV.drafted(self, cursors, ahead, taken, rejected)
+    allocated = cursors.kv_allocated_len
     start = cursors.kv_committed_len - rejected
     return after._replace(kv_allocated_len=larger(allocated, start + ahead))
 

@@ -323,7 +323,8 @@ class _GroupLooksUpAtItsEnd(KVStore):
         self._late = []
         with super().frees_wait():
             yield
-        late, self._late = self._late, None
+        late = self._late
+        self._late = None
         for slots in late:
             super()._free_swa(slots)
 

@@ -296,7 +296,8 @@ def _(self: TorchKV, pages: int, swa_pages: int, states: int = 0) -> None:
 def _(self: TorchKV, *, log: bool = False) -> Report:
     """The check cries leak as soon as something is cached. Pages that may be evicted are neither available
     nor anybody's. Visible at the first check after an insert. Fix: the evictable term."""
-    tree, self.tree = self.tree, None
+    tree = self.tree
+    self.tree = None
     try:
         return TorchKV.report(self, log=log)
     finally:

@@ -13,7 +13,8 @@ from impl.torch_kv.system import TorchKV
 from impl.torch_kv.radix_tree import RadixTree
 from reference.commands import Mode
 
-BOTH, FREE_ONLY = (Mode.FAITHFUL, Mode.FREE), (Mode.FREE,)
+BOTH = (Mode.FAITHFUL, Mode.FREE)
+FREE_ONLY = (Mode.FREE,)
 F = TypeVar("F", bound=Callable[..., Any])
 # Part -> what it is a part of, and where that names the class to use.
 _PARTS: dict[type, tuple[type, str]] = {

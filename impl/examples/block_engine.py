@@ -170,7 +170,8 @@ class BlockEngine(SelfSchedulingDriver):
             for index, block in enumerate(table[: request.computed // size]):
                 key = group, stamps[(index + 1) * size - 1]
                 if block != NULL and block not in self.hashes and key not in self.cached:
-                    self.hashes[block], self.cached[key] = key, block
+                    self.hashes[block] = key
+                    self.cached[key] = block
 
     # -- a step -----------------------------------------------------------------------------------
 
@@ -230,7 +231,8 @@ class BlockEngine(SelfSchedulingDriver):
 
     def _run(self, request: _Request, count: int) -> None:
         """Allocate, compute `count` tokens, and sample where they end the text."""
-        start, end = request.computed, request.computed + count
+        start = request.computed
+        end = request.computed + count
         for table, lacks in zip(request.tables, self._lacking_blocks(request, end)):
             table += [self._take() for _ in range(lacks)]
         stamps = chained(request.text[:end])

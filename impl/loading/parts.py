@@ -104,7 +104,8 @@ def facts(
         return _by_the_tables(tables, near)
     checkout = probe.Checkout(root, tables.below, modules, ())
     missing = _missing_names(_there(checkout, names(tables.core)))
-    parts, without = [], []
+    parts = []
+    without = []
     for name, table in tables.parts.items():
         found = _there(checkout, names(table))
         expected = near.release in tables.releases and tables.documented(name, near.release)

@@ -243,7 +243,8 @@ def _become(arguments: list[str], files: list[int], env: dict[str, str], folder:
         search = env.get("PYTHONPATH", "").split(os.pathsep)
         sys.path[:0] = [folder for folder in search if folder not in sys.path]
         gc.enable()
-        sys.stdout, sys.stderr = os.fdopen(1, "w", 1), os.fdopen(2, "w", 1)
+        sys.stdout = os.fdopen(1, "w", 1)
+        sys.stderr = os.fdopen(2, "w", 1)
         sys.argv = arguments[:]
         sys.modules.pop(arguments[0], None)
         runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)

@@ -19,7 +19,8 @@ def _drive(spec: SystemSpec, options: DriveOptions) -> WorkerSystem:
     from impl.sglang.process.system import SGLangSystem
     from impl.sglang.releases.variants import VARIANTS
 
-    version, ways = spec.version or None, spec.ways
+    version = spec.version or None
+    ways = spec.ways
     if ways[-1:] == ("hicache",) and ways[:-1] in ((), ("rust",)):
         return _with_host_tier(spec, options)
     tree = ways[0] if ways and ways[0] in VARIANTS else None

@@ -71,7 +71,8 @@ def fill(
     """
     slots = torch.empty(sum(counts), dtype=torch.int64, device=store.device)
     if len(slots):
-        full, swa = store.full.take(pages), None if store.swa is None else store.swa.take(pages)
+        full = store.full.take(pages)
+        swa = None if store.swa is None else store.swa.take(pages)
         _fill[(len(row), triton.cdiv(max(counts), BLOCK))](
             row, start, start.stride(0), end, end.stride(0), more, full, full if swa is None else swa,
             store.req_to_token, store.full_to_swa, slots, store.width, page_size=store.page_size,

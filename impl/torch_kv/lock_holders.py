@@ -133,7 +133,8 @@ class LockHolders(Steps):
         if not chunked:
             self.tree.insert(key, slots, evicted, prefix, self.computed_state(key))
         elif self.keep(holder, key, slots, evicted, prefix, partial(self.computed_state, key)):
-            lock_holder.key, lock_holder.slots = key, self.tree.slots(self.locks[holder].node)
+            lock_holder.key = key
+            lock_holder.slots = self.tree.slots(self.locks[holder].node)
         else:
             self.free_own(own, own[live_from:])
 

@@ -15,7 +15,8 @@ from impl.torch_kv.requests import KVRequest, KVSession, Slot
 from impl.vocabulary import IN_BATCH, require
 from reference.commands import Account, CheckBusy, CheckIdle, Entry, Reason, Report
 
-HELD, UNCACHED = "session_held", "uncached"
+HELD = "session_held"
+UNCACHED = "uncached"
 Named = list[tuple[str, KVRequest | Slot]]  # (session or request, owner of its row)
 
 
@@ -106,7 +107,8 @@ class MemoryChecks(PrefixRules):
         """
         store = self.store
         size = self.page_size
-        held, uncached = self.held(), self.uncached()
+        held = self.held()
+        uncached = self.uncached()
         counted = self.amounts(held, uncached).tolist()
         sizes = self.sizes()
         of_tree = sizes[:2], sizes[2:]

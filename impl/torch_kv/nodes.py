@@ -10,7 +10,8 @@ from impl.lazy import Tensor
 Key = tuple[int, ...]
 
 # Components of a node: each has its own locks, last use and counters.
-FULL, SWA = 0, 1
+FULL = 0
+SWA = 1
 
 
 @dataclass(slots=True, eq=False)

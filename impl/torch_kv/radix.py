@@ -133,7 +133,9 @@ class PrefixRules(SessionRules):
             return
         lanes = [r for r in requests if self.inserts(r)]
         lengths = [self.unfinished_length(r.cursors) for r in lanes]
-        holders, ends, slots = [], [], []
+        holders = []
+        ends = []
+        slots = []
         with self.store.frees_wait():
             for request, length, own in zip(
                 lanes, lengths, self.row_slots(lanes, lengths), strict=True
@@ -309,7 +311,8 @@ class PrefixRules(SessionRules):
 
     def missing(self, pages: int, swa_pages: int) -> tuple[int, int]:
         """Return the tokens to evict from each pool for so many free pages; 0 SWA tokens without SWA."""
-        full, swa = self.store.full, self.store.swa
+        full = self.store.full
+        swa = self.store.swa
         short = max(pages - full.available, 0) * self.page_size
         return short, max(swa_pages - swa.available, 0) * self.page_size if swa is not None else 0
 

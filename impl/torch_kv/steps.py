@@ -99,7 +99,8 @@ class Steps(MemoryChecks):
         lanes = Lanes(store.device, requests, tokens, *([live] * received), tail=stamps)
         before, after = store.cursors.move(lanes, self.received if received else self.extended)
         # From the prefix on, whatever the row names there.
-        start, end = before.kv_committed_len, after.kv_allocated_len
+        start = before.kv_committed_len
+        end = after.kv_allocated_len
         span = store.span(lanes.row, start, lanes.columns[0], tokens)
         if received:
             first_positions, counts = (
@@ -146,7 +147,9 @@ class Steps(MemoryChecks):
 
     def compute_next(self, requests: Sequence[KVRequest]) -> None:
         """Allocate and write the newest token of running requests, and sample one token each."""
-        store, starts, ends = self.store, self._allocated(requests), self._after_decode(requests)
+        store = self.store
+        starts = self._allocated(requests)
+        ends = self._after_decode(requests)
         ones = [1] * len(requests)
         lanes = Lanes(store.device, requests, tail=self._stamps(requests, ones, ones))
         before, _ = store.cursors.move(lanes, self.decoded)
@@ -159,7 +162,8 @@ class Steps(MemoryChecks):
         else:
             if fresh:
                 pick = torch.tensor(fresh, dtype=torch.int64).to(store.device, non_blocking=True)
-                row, start = lanes.row.take(pick), before.kv_allocated_len.take(pick)
+                row = lanes.row.take(pick)
+                start = before.kv_allocated_len.take(pick)
                 store.alloc_decode(
                     row, start, store.span_of_one(row, start), store.pages(starts, ends)
                 )
@@ -229,7 +233,8 @@ class Steps(MemoryChecks):
         require(all(draft.accept <= draft.allocate for draft in drafts), Reason.BAD_LENGTH)
         rejected = [self.written_below(request) for request in requests]
         computed = [r.cursors.kv_committed_len - n for r, n in zip(requests, rejected, strict=True)]
-        starts, ahead = self._allocated(requests), [draft.allocate for draft in drafts]
+        starts = self._allocated(requests)
+        ahead = [draft.allocate for draft in drafts]
         numbers = zip(requests, ahead, taken, rejected, strict=True)
         ends = [self.drafted(r.cursors, *of_lane).kv_allocated_len for r, *of_lane in numbers]
         require(not self.window_lost(requests), Reason.WINDOW_LOST)
@@ -239,7 +244,8 @@ class Steps(MemoryChecks):
         stamps = self._stamps(requests, counts, [draft.accept for draft in drafts], computed)
         lanes = Lanes(store.device, requests, ahead, taken, rejected, tail=stamps)
         before, after = store.cursors.move(lanes, self.drafted)
-        start, end = before.kv_allocated_len, after.kv_allocated_len
+        start = before.kv_allocated_len
+        end = after.kv_allocated_len
         grown = [end - start for start, end in zip(starts, ends, strict=True)]
         span = store.span(lanes.row, start, end - start, grown)
         slots = store.alloc_extend(lanes.row, start, end, span, store.pages(starts, ends))

@@ -181,14 +181,16 @@ class HostView:
     def _storage_write_sources(self) -> Iterator[Source]:
         """Yield the chunks that storage jobs from before this command have not written yet."""
         started = {job.job for job in _storage_jobs(self.before)}
-        before, after = self.before.host, self.after.host
+        before = self.before.host
+        after = self.after.host
         if before is None or after is None:
             return
         for job in after.jobs:
             if job.load or job.done or job.job not in started:
                 continue
             for chunk in job.chunks:
-                was, now = before.memory[chunk], after.memory[chunk]
+                was = before.memory[chunk]
+                now = after.memory[chunk]
                 yield Source(f"storage job {job.job}", f"chunk {chunk}", AtChunk(chunk), was, now)
 
     def _transfer_source(self, facts: BlockFacts, job: Transfer, part: Part) -> tuple[int, tuple[int, ...]]:

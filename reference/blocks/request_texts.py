@@ -90,9 +90,11 @@ class Bearer:
 
     def ahead(self) -> tuple[list[int], list[int]]:
         """Return the text and the stamps, extended by the tokens in flight."""
-        text, stamps = self.text, self.stamps
+        text = self.text
+        stamps = self.stamps
         if any(f.sampled and not f.stale for f in self.flights):
-            text, stamps = list(text), list(stamps)
+            text = list(text)
+            stamps = list(stamps)
             for flight in self.flights:
                 if not flight.stale:
                     extend(text, stamps, flight.sampled)

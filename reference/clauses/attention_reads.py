@@ -92,7 +92,8 @@ def stamp_text(stamp: int | None) -> str:
         return "no slot"
     if stamp == 0:
         return "a slot that holds no committed token"
-    serial, position = stamp >> POSITION_BITS, stamp & (1 << POSITION_BITS) - 1
+    serial = stamp >> POSITION_BITS
+    position = stamp & (1 << POSITION_BITS) - 1
     if serial >= SHARED:
         return f"token {position} of the shared text {chr(ord('a') + serial - SHARED)}"
     return f"token {position} of the text of submit {serial}"

@@ -38,7 +38,8 @@ def pages_owed(step: Step) -> dict[str, PagesByHolder]:
 
 
 def _freed_pages(step: Step, pool: str) -> PagesByHolder:
-    before, after = step.before.pools[pool], step.after.pools[pool]
+    before = step.before.pools[pool]
+    after = step.after.pools[pool]
     freed: PagesByHolder = {}
     free = after.free_pages
     others = after.owner_of
@@ -108,7 +109,8 @@ def _add_tree_handovers(step: Step, pool: str, owed: dict[str, set[int]]) -> Non
     """Update `owed` for the pages that rows insert into the tree. A page that the tree lacked is adopted
     from the first request of the batch that has it, and must not be freed; a duplicate must be. Pages
     that the tree evicts must be freed too."""
-    before, after = step.before.pools[pool], step.after.pools[pool]
+    before = step.before.pools[pool]
+    after = step.after.pools[pool]
     size = step.config.geometry.page_size
     own = before.places
     had = before.owned_once
@@ -141,7 +143,8 @@ def _ranges_for_tree(step: Step) -> list[tuple[str, int, int, int]]:
     handed = []
     if isinstance(step.command, Extend):
         for name in step.progress:
-            was, now = step.was.request(name), step.after.requests.get(name)
+            was = step.was.request(name)
+            now = step.after.requests.get(name)
             assert was is not None and was.cursors is not None
             if now is not None and now.cursors is not None:
                 start = was.cursors.cache_protected_len

@@ -16,7 +16,8 @@ def owed_and_freed(step: Step, pool: str) -> tuple[PagesByHolder, PagesByHolder]
     """Return the pages that the rules owe, and those that the system freed. A tree with a policy of its
     own decides what it adopts and evicts: then only pages of session slots count, without those that it
     adopted."""
-    owed, freed = pages_owed(step)[pool], pages_freed(step)[pool]
+    owed = pages_owed(step)[pool]
+    freed = pages_freed(step)[pool]
     if step.tree_policy_is_free and step.after.tree is not None:
         slots = {s.name for s in step.was.sessions if s.slot is not None}
         trees = {o.page for o in step.after.pools[pool].owned if o.holder.startswith("tree ")}
@@ -59,7 +60,8 @@ def wrongly_freed(step: Step, pool: str) -> tuple[str, list[int], list[int]] | N
     if owed == freed:
         return None
     for holder in sorted({*owed, *freed}):
-        due, freed_indices = owed.get(holder, []), sorted(freed.get(holder, []))
+        due = owed.get(holder, [])
+        freed_indices = sorted(freed.get(holder, []))
         if due != freed_indices:
             return holder, due, freed_indices
     return None

@@ -33,7 +33,8 @@ def expected_report(step: Step) -> Report:
     """Return the report that a check must give, from facts: free pages, pages of rows and tree, and
     requests in batches."""
     assert isinstance(step.expected, Done) and step.expected.report is not None
-    accounts, entries = [], []
+    accounts = []
+    entries = []
     for pool in (account.pool for account in step.expected.report.accounts):
         mine = [_expected_entry(step, pool, holder) for holder in step.holders_now]
         held, uncached = (
@@ -44,10 +45,8 @@ def expected_report(step: Step) -> Report:
         tree = {False: 0, True: 0}
         if pool != "rows":
             size = step.config.geometry.page_size
-            free, total = (
-                len(step.after.pools[pool].free) * size,
-                step.after.pools[pool].size * size,
-            )
+            free = len(step.after.pools[pool].free) * size
+            total = step.after.pools[pool].size * size
             if step.after.tree is not None:
                 for node in step.after.tree.nodes:
                     if pool == "full":
@@ -183,7 +182,8 @@ def _no_false_alarm(step: Step) -> Failure | None:
     if report is None or (not report.alarm and all(a.balances for a in report.accounts)):
         return None
     wrong = _wrong_terms(expected_report(step), report) if expected is not None else []
-    lines, heads = [], []
+    lines = []
+    heads = []
     for account in report.accounts:
         if not account.balances:
             off = account.counted - account.total

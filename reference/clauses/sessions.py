@@ -174,7 +174,8 @@ def _history_is_what_client_saw(step: Step) -> Failure | None:
             return _text_failure(f"history of {session.name}", session.name, want, got)
     for request in step.now.requests:
         facts = step.after.requests[request.name]
-        got, want = tuple(facts.text), text_tokens(request.text)
+        got = tuple(facts.text)
+        want = text_tokens(request.text)
         if facts.session != request.session or facts.origin != request.origin:
             first = _first_difference(want, got)
             due, given = (f"{count_text(n, 'token')} of input" for n in (request.origin, facts.origin))

@@ -60,7 +60,8 @@ class Step:
     @memoized
     def grew(self) -> bool:
         """Whether the tree has new nodes."""
-        before, after = self.before.tree, self.after.tree
+        before = self.before.tree
+        after = self.after.tree
         if after is None:
             return False
         known = {node.path for node in before.nodes} if before is not None else set()
@@ -74,7 +75,8 @@ class Step:
     @memoized
     def freed_something(self) -> bool:
         """Whether a free list of the system has grown."""
-        before, after = self.before.pools, self.after.pools
+        before = self.before.pools
+        after = self.after.pools
         return any(len(p.free) > len(before[n].free) for n, p in after.items())
 
     @memoized

@@ -117,7 +117,8 @@ def _frees_requested_amount(step: Step) -> Failure | None:
 
 
 def _states_as_requested(step: Step, command: Evict, reported: Freed | None) -> Failure | None:
-    before, after = step.before.states, step.after.states
+    before = step.before.states
+    after = step.after.states
     if before is None or after is None:
         return None
     assert step.before.tree is not None

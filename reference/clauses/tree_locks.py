@@ -177,7 +177,9 @@ def usable_length(step: Step, key: Key) -> int:
     full_only = getattr(step.command, "full_only", False)
     needs_state = bool(step.config.geometry.states) and not full_only
     states = {node.path for node in step.before.tree.nodes if node.state is not None}
-    best, run, whole = 0, 0, True
+    best = 0
+    run = 0
+    whole = True
     for end in page_ends(len(key), size):
         if key[:end] not in pages:
             break
@@ -241,12 +243,14 @@ def match_of(step: Step) -> tuple[str, Key, int] | None:
 )
 def _lock_counts(step: Step) -> Failure | None:
     """Return the failure of the first node whose lock counters are not the number of its holders."""
-    has_swa, has_states = "swa" in step.after.pools, bool(step.config.geometry.states)
+    has_swa = "swa" in step.after.pools
+    has_states = bool(step.config.geometry.states)
     if step.after.tree is None:
         return None
     for node in step.after.tree.nodes:
         mine = _locks_through(step.locks, node)
-        full, swa = [*mine], [name for name, k in mine.items() if k.pinned_from < len(node.path)]
+        full = [*mine]
+        swa = [name for name, k in mine.items() if k.pinned_from < len(node.path)]
         most = sum(k.reaches < len(node.path) for k in mine.values())
         swa_locks = node.swa_locks if has_swa else 0
         states = [name for name, k in mine.items() if has_states and k.state and k.key == node.path]

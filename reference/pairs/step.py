@@ -67,7 +67,8 @@ class PairStep:
 
     def lost(self) -> Iterator[Failure]:
         """Yield blocks of promises that are free or were written."""
-        was, now = self.before.prefill, self.after.prefill
+        was = self.before.prefill
+        now = self.after.prefill
         before = {promise.request for promise in self.before.promises}
         for promise in self.needed():
             for group, row in enumerate(promise.blocks):

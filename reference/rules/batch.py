@@ -76,7 +76,8 @@ def allocate(
             state = state.with_request(request)
         require(allocated <= geometry.width, Reason.ROW_TOO_SHORT)
         _, had, evicted_to, _ = cursors_of(request)
-        begin, end = -(-had // size), -(-allocated // size)
+        begin = -(-had // size)
+        end = -(-allocated // size)
         pages += end - begin
         swa += end - max(begin, evicted_to // size)  # a tail may begin behind all that was there
         session = state.session(request.session)

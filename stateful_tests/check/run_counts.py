@@ -25,7 +25,8 @@ NO_MORE = 10
 # What it refuses often it may refuse in all of the last runs by chance: one check in a million.
 _BY_CHANCE = 1e-6
 # commands: a shorter run takes as much effort; effort for each that is carried out
-_SHORT, _MOST = 30, 3
+_SHORT = 30
+_MOST = 3
 
 
 @dataclass(slots=True)

@@ -38,7 +38,8 @@ def parts_left_out(
     """
     reason_by_part: dict[str, str] = {}
     refusals: dict[str, Refuses] = {}
-    plan, of_base = for_system(asked, system), for_system(asked, base)
+    plan = for_system(asked, system)
+    of_base = for_system(asked, base)
     for name in of_base.presets:
         if guessed and name not in plan.presets:
             continue

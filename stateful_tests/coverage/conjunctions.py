@@ -367,7 +367,8 @@ def _batch(was: State, command: Extend, now: State) -> Iterator[str]:
     brought = list[tuple[Key, int, str]]()
     parts = list[tuple[int, str]]()
     for lane in command.lanes:
-        before, request = request_of(was, lane.request), request_of(now, lane.request)
+        before = request_of(was, lane.request)
+        request = request_of(now, lane.request)
         session = was.session(request.session)
         bigram = was.config.geometry.bigram
         prefix = before.cursors.cache_protected_len if before.cursors is not None else 0

@@ -102,7 +102,8 @@ class InductiveStepCheck:
         """Begin the steps that follow at a state."""
         if max(len(self._states), len(self._led_to)) >= _KEPT:
             self._forget()
-        self._was, self._start = state, self._known_state(state)
+        self._was = state
+        self._start = self._known_state(state)
         self._before = self._facts(type(None), state, self._start, no_effects())
 
     def violation(

@@ -185,7 +185,9 @@ class Representatives:
     # -- from parts to the representative ---------------------------------------------------------
 
     def _build_state(self, nameless: Nameless) -> State:
-        sessions, requests, locks = [], [], []
+        sessions = []
+        requests = []
+        locks = []
         for place, part in self._places(nameless):
             session, request, lock = _holders_named(self.scope, place, part)
             sessions += [session] if session is not None else []
@@ -298,7 +300,8 @@ def _with_letters(part: Part, serials: Mapping[int, int]) -> Part:
 def with_ages(tree: Tree) -> tuple[Node, ...]:
     """Return the nodes with ages for moments: 0 is the clock."""
     every = list(_every(tree.children))
-    full, swa = {node.full_used for node in every}, {node.swa_used for node in every}
+    full = {node.full_used for node in every}
+    swa = {node.swa_used for node in every}
     ages = {moment: -age for age, moment in enumerate(sorted(full, reverse=True))}
     start = 0 if tree.clock in swa else 1
     swa_ages = {moment: -age for age, moment in enumerate(sorted(swa, reverse=True), start)}

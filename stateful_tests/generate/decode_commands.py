@@ -30,7 +30,8 @@ def draw_decode_config(source: Choices, like: TierConfig) -> TierConfig:
     windowed = like.window is not None
     page = pick(source, (2, 2, 4) if windowed else (1, 2, 4))
     full = 8 + source.upto(16)
-    swa, window = 0, None
+    swa = 0
+    window = None
     if windowed:
         swa = 6 + source.upto(full)
         window = 1 + source.upto(2 * page + 3)

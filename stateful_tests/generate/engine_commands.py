@@ -409,7 +409,8 @@ def _draw_add(texts: RequestTexts, name: str, source: Choices, profile: EnginePr
         prompt = (Piece(profile.texts[0], texts.config.max_model_len),)
         own = 0
         remote = 0
-    adapter, salt = _name_among(profile.adapters, source), _name_among(profile.salts, source)
+    adapter = _name_among(profile.adapters, source)
+    salt = _name_among(profile.salts, source)
     most = texts.config.children
     children = source.upto(most) if most and once_in(source, 2) else 0
     return Add(

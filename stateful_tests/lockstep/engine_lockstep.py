@@ -117,7 +117,8 @@ class EngineLockstep(AnyLockstep):
             lanes, outputs = texts.follow(command, self.facts)
         else:
             texts.follow_refused(command, self.facts)
-            lanes, outputs = [], []
+            lanes = []
+            outputs = []
         step = self.step = BlockStep(
             texts.config,
             command,
@@ -197,7 +198,8 @@ def changes(before: BlockFacts, now: BlockFacts) -> list[str]:
         tokens = count_text(len(output.tokens), "token")
         lines.append(f"{output.request} gets {tokens}{ends}")
     for name in {**before.requests, **now.requests}:
-        was, fact = before.requests.get(name), now.requests.get(name)
+        was = before.requests.get(name)
+        fact = now.requests.get(name)
         if fact is None:
             lines.append(f"{name} is gone")
         elif was is None or was._replace(tokens=()) != fact._replace(tokens=()):
@@ -231,7 +233,8 @@ def _transfer_changes(before: BlockFacts, now: BlockFacts) -> Iterator[str]:
     were = {job.job: job for job in before.transfers}
     are = {job.job: job for job in now.transfers}
     for number in sorted(were | are):
-        was, job = were.get(number), are.get(number) or were[number]
+        was = were.get(number)
+        job = are.get(number) or were[number]
         transfer = f"{'load' if job.load else 'store'} {number}"
         if was is None:
             blocks = "blocks " + " ".join(str(part[1]) for part in job.parts)
@@ -266,7 +269,8 @@ def _storage_changes(before: BlockFacts, now: BlockFacts) -> Iterator[str]:
     were = {job.job: job for job in before.host.jobs} if before.host is not None else {}
     are = {job.job: job for job in now.host.jobs}
     for number in sorted(were | are):
-        was, job = were.get(number), are.get(number) or were[number]
+        was = were.get(number)
+        job = are.get(number) or were[number]
         job_text = f"storage {'read' if job.load else 'write'} {number}"
         if was is None:
             yield f"{job_text}: chunks {' '.join(map(str, job.chunks))}"

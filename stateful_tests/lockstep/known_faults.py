@@ -178,7 +178,8 @@ def label(release: str, fault: str) -> str | None:
 def looked_for(engine: str, release: str) -> bool:
     """Return whether the faults of this release were searched for: it lies between the oldest driven
     release and the newest."""
-    oldest, newest = releases(engine)[0], releases(engine)[-1]
+    oldest = releases(engine)[0]
+    newest = releases(engine)[-1]
     if not _VERSION.match(release):
         return False
     return _version_key(oldest)[:3] <= _version_key(release)[:3] <= _version_key(newest)[:3]

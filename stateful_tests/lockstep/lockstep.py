@@ -223,7 +223,8 @@ def row_of(command: Command, outcome: Outcome, was: State, now: State) -> Row:
     cursors = []
     freed = []
     for name in sorted({*before, *after}):
-        a, b = before.get(name), after.get(name)
+        a = before.get(name)
+        b = after.get(name)
         for field in ("kv_committed_len", "kv_allocated_len", "swa_evicted_seqlen"):
             old = getattr(a, field) if a is not None else 0
             new = getattr(b, field) if b is not None else 0

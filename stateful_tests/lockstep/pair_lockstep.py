@@ -119,7 +119,8 @@ class PairLockstep(AnyLockstep):
 
     def row(self, command: PairCommand, outcome: Outcome, before: PairMoment) -> Row:
         """Return the changes of a command on each server and between them."""
-        was, now = before.facts, self.facts
+        was = before.facts
+        now = self.facts
         lines = [
             f"{server}: {line}"
             for server in SERVERS

@@ -95,7 +95,8 @@ class ReferenceSystem:
         if self.geometry.states:
             self._assign_states(was)
         if kind in (Extend, Decode, SpecDecode, Launch):
-            then, turns = dict(turns_of(was)), dict(turns_of(now))
+            then = dict(turns_of(was))
+            turns = dict(turns_of(now))
             for row in rows_of(now):
                 if row.holder in turns and then.get(row.holder, row.computed) < row.computed:
                     self._write_row(row, then[row.holder])

@@ -119,7 +119,8 @@ class TierLockstep(AnyLockstep):
 
     def row(self, command: TierCommand, outcome: Outcome, before: TierMoment) -> Row:
         """Return the changes by a command."""
-        was, now = before.facts, self.facts
+        was = before.facts
+        now = self.facts
         lines = (
             *_request_changes(was, now, self.users.config.prefill),
             *_send_changes(was, now),
@@ -142,7 +143,8 @@ def _node_changes(before: TierFacts, now: TierFacts) -> Iterator[str]:
     were = {node.node: node for node in before.nodes}
     are = {node.node: node for node in now.nodes}
     for number in sorted(were | are):
-        was, node = were.get(number), are.get(number)
+        was = were.get(number)
+        node = are.get(number)
         if node is None:
             yield f"node {number} is gone"
             continue
@@ -197,7 +199,8 @@ def _transfer_changes(before: TierFacts, now: TierFacts) -> Iterator[str]:
     were = {job.job: job for job in before.transfers}
     are = {job.job: job for job in now.transfers}
     for number in sorted(were | are):
-        was, job = were.get(number), are.get(number)
+        was = were.get(number)
+        job = are.get(number)
         if job is None:
             old = were[number]
             yield f"{old.label} {'is acknowledged' if old.sent else 'is sent with others'}"
@@ -252,7 +255,8 @@ def _operation_changes(before: TierFacts, now: TierFacts) -> Iterator[str]:
     were = {op.job: op for op in before.operations}
     are = {op.job: op for op in now.operations}
     for number in sorted(were | are):
-        was, operation = were.get(number), are.get(number)
+        was = were.get(number)
+        operation = are.get(number)
         if operation is None:
             yield f"{were[number].label} is over"
         elif was is None or was != operation:

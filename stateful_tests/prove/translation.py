@@ -93,7 +93,8 @@ class Translation:
         """Return what holds for the quotients, pair by pair, where the divisor is positive."""
         lemmas = []
         for one, other in combinations([*self._quotients.values(), (z3.IntVal(0), None)], 2):
-            (quotient, divisor), (less, other_divisor) = one, other
+            (quotient, divisor) = one
+            (less, other_divisor) = other
             if other_divisor is not None and divisor is not other_divisor:
                 continue
             for k in (-1, 0, 1, 2):

@@ -182,7 +182,8 @@ def _turns_fused(commands: Commands) -> Iterator[Commands]:
         submits = [c for c in commands[:i] if isinstance(c, Submit) and c.request == finish.request]
         if not submits or submits[-1].session is None:
             continue
-        first_submit, rest = submits[-1], commands[i + 1 :]
+        first_submit = submits[-1]
+        rest = commands[i + 1 :]
         after = next(
             (c for c in rest if isinstance(c, Submit) and c.session == first_submit.session), None
         )
@@ -328,7 +329,8 @@ def _smaller_numbers(commands: Commands) -> Iterator[Commands]:
             yield tuple(all_less(c, less, value, values[0]) for c in commands)
     # A prompt and the chunk that prefills it as well.
     for i, j in combinations(range(len(commands)), 2):
-        one, two = commands[i], commands[j]
+        one = commands[i]
+        two = commands[j]
         if _may_depend(one, two):
             for (path, value), (other_path, other) in product(numbers(one), numbers(two)):
                 most = min(value, other) - 1

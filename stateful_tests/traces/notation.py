@@ -68,7 +68,8 @@ def _number(
 ) -> NotationPart:
     """Return the part for a word and a number; without the two it is the default, which is not written
     unless `always`."""
-    pattern, usage = rf" {word} (?P<{field}>{_LENGTH})", f" {word} N"
+    pattern = rf" {word} (?P<{field}>{_LENGTH})"
+    usage = f" {word} N"
 
     def write(command: Any) -> str:
         value = getattr(command, field)

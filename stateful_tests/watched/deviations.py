@@ -16,7 +16,7 @@ from impl.sglang.server.clients import POLICIES, Config
 from impl.sglang.server.events import Released, WatchHeader
 from impl.sglang.server.outcome import OUTDATED, UNSENT
 from impl.sglang.server.pair.choices import NetworkChoice
-from impl.sglang.server.kept import OF_A_ROOM
+from impl.sglang.server.server_leftovers import OF_A_ROOM
 from impl.sglang.server.progress import StallKind
 from reference.commands import Command, Finish, Retract
 from reference.pairs.config import DECODE

@@ -63,7 +63,8 @@ class KeptStates:
         before = self._kept if step is not None and self._step == step - 1 else {}
         self._step = step
         self._kept = {}
-        ended, self._ended = self._ended, {}
+        ended = self._ended
+        self._ended = {}
         if e.states is None:
             return
         for name, (slot, length) in e.states.tracked.items():

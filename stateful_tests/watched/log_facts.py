@@ -154,7 +154,8 @@ class Crossing:
     def goes_on(self, end: int, pages: list[int] | None, *, last: bool) -> None:
         """Add the next tokens that are sent, up to `end`."""
         self.pages = pages if not self.parts or pages is None else [*(self.pages or ()), *pages]
-        self.end, self.is_sent = end, last
+        self.end = end
+        self.is_sent = last
         self.parts += 1
 
 
@@ -181,5 +182,7 @@ class TransfersSeen:
         crossing = self.rooms.setdefault(room, Crossing(request))
         if not crossing.is_open:
             crossing.start = crossing.end = start
-            crossing.parts, crossing.pages, crossing.is_open = 0, None, True
+            crossing.parts = 0
+            crossing.pages = None
+            crossing.is_open = True
         return crossing

@@ -27,7 +27,9 @@ from stateful_tests.watched.log_reader import Line
 from stateful_tests.watched.validation_results import Mismatch, Validated
 from stateful_tests.watched.log_facts import RequestSeen, SessionSeen, StepSeen, TierSeen, TransfersSeen
 
-MAX_FOUND, MAX_OF_KNOWN = 1000, 20  # mismatches that are kept, unexplained and of each known fault
+# mismatches that are kept, unexplained and of each known fault
+MAX_FOUND = 1000
+MAX_OF_KNOWN = 20
 NOTHING = Shown({}, {})
 # Events that are not judged, and why.
 AFTER_A_MISMATCH = "events after a mismatch, up to the next snapshot"

@@ -55,7 +55,8 @@ def verdict(
 ) -> Verdict:
     """Return the first clause that the server violates with the cursors it shows; REF-1 if none of
     these applies."""
-    before, after = _facts(was, Shown({}, {})), _facts(now, shown)
+    before = _facts(was, Shown({}, {}))
+    after = _facts(now, shown)
     step = Step(
         config=was.config,
         command=command,
@@ -203,7 +204,8 @@ class PageJudge:
                 expected = f"the node of {len(path)} tokens has slots of the pool"
                 yield Verdict("TREE-3", expected, f"has {strange}")
         owners = {owner.name: owner.cursors for owner in holders(state)}
-        rows, self._rows = self._rows, {}
+        rows = self._rows
+        self._rows = {}
         for name, (row, cells, slots) in e.owners.items():
             cursors = Cursors(*cells)
             if owners.get(name, cursors) != cursors:

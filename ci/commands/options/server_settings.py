@@ -48,7 +48,8 @@ class ServeCheckCommand(click.Command):
         groups: dict[str, list[tuple[str, str]]] = {}
         for field, annotated in get_type_hints(Config, include_extras=True).items():
             heading = headings.get(field) or [*groups][-1]
-            kind, (described,) = annotated.__origin__, annotated.__metadata__
+            kind = annotated.__origin__
+            (described,) = annotated.__metadata__
             value = "0|1" if kind is bool else "N"
             groups.setdefault(heading, []).append((f"{field}={value}", described.description))
         for heading, rows in groups.items():

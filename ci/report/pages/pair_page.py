@@ -38,7 +38,8 @@ def _state(run: Run, step_index: int, was: PairMoment, now: PairMoment, hues: di
         mine = (
             place.place for place in places if isinstance(place, AtServer) and place.server == server
         )
-        before, after = on_server(was, server), on_server(now, server)
+        before = on_server(was, server)
+        after = on_server(now, server)
         stake = blocks_of(tuple(mine), after)
         shown, pools[server] = draw_engine(config.of(server), before, after, stake, hues)
         requests += [request | {"name": f"{server}: {request['name']}"} for request in shown]

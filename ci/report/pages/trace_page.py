@@ -28,10 +28,14 @@ from stateful_tests.lockstep.run_moments import Moment
 from stateful_tests.lockstep.run_results import Run
 
 MAX_STEPS = 200  # a page of a long trace shows its end
-MAX_COLUMNS, MAX_NODES = 5, 8  # of the step table
+# of the step table
+MAX_COLUMNS = 5
+MAX_NODES = 8
 MAX_DEPTH = 24  # of a drawn tree
 HUES = 6
-SMALL, FEW = 48, 16  # pages of a pool that are shown whole, and of a larger one without a reason
+# pages of a pool that are shown whole, and of a larger one without a reason
+SMALL = 48
+FEW = 16
 MAX_CELLS = 40_000  # pages drawn, all steps together
 FREE: Data = {"owners": [], "free": 1}
 
@@ -219,7 +223,8 @@ def _cut_of_command(run: Run, index: int, side: Data) -> tuple[str, int, str] | 
 def _side_data(name: str, state: Data, run: Run, owners: dict[str, Data], length: int) -> Data:
     """Return the template's data of one side of a step. name: "reference" or "system". length: positions of
     the longest row that is drawn."""
-    side, other = state[name], state["system" if name == "reference" else "reference"]
+    side = state[name]
+    other = state["system" if name == "reference" else "reference"]
     cut = _cut_of_command(run, state["step"], side)
     geometry = run.trace.sizes(Geometry)
     physical = name == "system"

@@ -64,7 +64,8 @@ FACTS: dict[str, tuple[str, ...]] = {
 _AROUND = 3  # releases on either side that a checkout may have facts of
 # A checkout that differs from its release by so many lines may be from before a fact that the release added;
 # it has it then as one of so many releases before.
-_FAR, _NEIGHBOURS = 150, 2
+_FAR = 150
+_NEIGHBOURS = 2
 R = TypeVar("R", bound=Release0510)
 
 

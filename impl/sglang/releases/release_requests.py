@@ -132,7 +132,8 @@ class ReleaseRequests(LoadedModules):
         """
         if cache.page_size == 1:
             return self.allocation.alloc_token_slots(cache, end - start)
-        first, last = torch.tensor([start]), torch.tensor([end])
+        first = torch.tensor([start])
+        last = torch.tensor([end])
         return self.allocation.alloc_paged_token_slots_extend(
             tree_cache=cache,
             prefix_lens=first.to(before.device),

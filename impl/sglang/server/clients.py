@@ -17,7 +17,9 @@ from msgspec import Meta
 from impl.choices import KeyedChoices
 
 EOS = 2  # the token that ends a turn
-FIRST, TOKENS = 10, 990  # token ids in use: [FIRST, FIRST + TOKENS)
+# token ids in use: [FIRST, FIRST + TOKENS)
+FIRST = 10
+TOKENS = 990
 POLICIES = "write_through", "write_through_selective", "write_back"  # when KV is copied to the host
 # How long a request waits for a storage behind the host.
 STORAGES = "", "best_effort", "wait_complete", "timeout"
@@ -220,7 +222,8 @@ class Clients:
         for each in self._doing:
             each.disconnects.pop(request, None)
             if each.waits == request:
-                each.waits, each.due = None, now + self._wait(each)
+                each.waits = None
+                each.due = now + self._wait(each)
 
     def round(self, now: int, forwards: int) -> list[Message]:
         """Return the messages of clients in this round; forwards: 0 if the server computed nothing since

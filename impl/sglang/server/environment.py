@@ -26,7 +26,9 @@ from impl.loading.fetch import cache_folder, pip_trouble
 from impl.process import child
 
 RELEASES = ("0.5.14", "0.5.18", "0.5.20", "0.5.23")  # what was tried
-DISK_MB, DOWNLOAD_MB, MINUTES = 1500, 400, 2
+DISK_MB = 1500
+DOWNLOAD_MB = 400
+MINUTES = 2
 # What a text-only scheduler and its HTTP server import, by the names of the release's own requirements.
 _NAMES = """
     aiohttp anthropic apache-tvm-ffi einops fastapi interegular openai openai-harmony orjson

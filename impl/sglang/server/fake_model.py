@@ -357,7 +357,8 @@ class FakeModel:
     def verify(self, batch: Any, draft: int) -> tuple[list[list[int]], list[int]]:
         """Run a verify round. Returns the tokens that each entry samples, and how many were accepted."""
         rows = self.scheduler.req_to_token_pool.req_to_token
-        sampled, accepted = [], []
+        sampled = []
+        accepted = []
         computed: list[int] = []
         slots: list[torch.Tensor] = []
         folds: list[Fold] = []

@@ -39,7 +39,8 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger("kvspec")
 # of a snapshot: one entry for so many lines; entries, which take 3 us each
-SHARE, MAX_ENTRIES = 20, 1024
+SHARE = 20
+MAX_ENTRIES = 1024
 # What a hook does before the function, and after it with its result. A plain method is given the result.
 Steps = Generator[None, Any, None]
 

@@ -222,7 +222,8 @@ def _spec_worker() -> type:
             if on_publish:
                 on_publish(lengths)
             hidden = torch.zeros(count, 16)  # of the newest token, before its own KV
-            hidden[:, 0], hidden[:, 1] = newest, lengths
+            hidden[:, 0] = newest
+            hidden[:, 1] = lengths
             following = EagleDraftInput(
                 topk_p=torch.ones(count, 1),
                 topk_index=torch.zeros(count, 1, dtype=torch.int64),

@@ -100,7 +100,8 @@ class Gatherer:
         parent = start = 0
         for node in reversed(nodes):
             fact = self.node(node, parent, start)
-            parent, start = fact.node, fact.end
+            parent = fact.node
+            start = fact.end
             yield fact
 
     @property

@@ -197,7 +197,8 @@ def _attach(cache: Any, params: Any, server_args: Any, *, load_cache_event: Any,
         )
     ]
     if config.window is not None:
-        kv.full_kv_pool, kv.swa_kv_pool = device["full"], device["swa"]
+        kv.full_kv_pool = device["full"]
+        kv.swa_kv_pool = device["swa"]
         swa = allocator.swa_attn_allocator
         entries.append(entry(
             name=names.SWA, host_pool=pools["swa"], device_pool=device["swa"], layer_mapper=lambda _: 0,

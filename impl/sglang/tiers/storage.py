@@ -55,7 +55,8 @@ class IOThread:
         self._body = target
         self.ended = False
         self._give_up = False
-        self._turn, self._back = threading.Lock(), threading.Lock()
+        self._turn = threading.Lock()
+        self._back = threading.Lock()
         self._turn.acquire()
         self._back.acquire()
         self._error: BaseException | None = None

@@ -200,7 +200,8 @@ def _image_is_kept_until_it_is_computed(step: BlockStep) -> Failure | None:
 def _images_under_way(step: BlockStep) -> Iterator[tuple[str, str]]:
     """Yield each running request whose confirmed length ends within an image, and that image."""
     for name, bearer, _ in step.held_tables():
-        text, end = bearer.text, bearer.sure
+        text = bearer.text
+        end = bearer.sure
         if step.after.requests[name].status != "RUNNING" or end >= len(text):
             continue
         start = end - position_of(text[end])

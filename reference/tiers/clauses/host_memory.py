@@ -48,7 +48,8 @@ def _copy_holds_its_kv(step: HasTier) -> Failure | None:
             continue
         at = next((i for i, (a, b) in enumerate(zip(copy.found, copy.wanted)) if a != b), None)
         if at is None:
-            found, wanted = count_text(len(copy.found), "slot"), count_text(len(copy.wanted), "token")
+            found = count_text(len(copy.found), "slot")
+            wanted = count_text(len(copy.wanted), "token")
             return failure(copy.holds, f"{found} for {wanted}", copy.at(0))
         got = copy.another if copy.found[at] else copy.missing
         return failure(copy.holds, f"{copy.slot(at)} holds {got}", copy.at(at))

@@ -92,7 +92,8 @@ class Lookup:
 
     def interrupted(self, findings: Sequence[Finding]) -> list[Finding]:
         """Return the findings of an interrupted check; new ones say that no release was replayed."""
-        left, told = LookedUp(left=len(self._releases())), []
+        left = LookedUp(left=len(self._releases()))
+        told = []
         for finding in findings:
             trace = finding.run.trace
             if left.left and not (finding.old or finding.flaky):

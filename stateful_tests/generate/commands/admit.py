@@ -36,7 +36,8 @@ class AdmitHarness(Harness[Admit]):
     def case(self, was: State, command: Admit, now: State) -> Labels:
         """Label whether a slot is restored or the tree has a prefix, how its commit and the key compare, and
         the tail that is freed."""
-        before, after = request_of(was, command.request), request_of(now, command.request)
+        before = request_of(was, command.request)
+        after = request_of(now, command.request)
         again = "again" if before.phase is Phase.ADMITTED else ""
         session = was.session(before.session)
         c = cursors_of(after)

@@ -62,7 +62,8 @@ class EvictSwaHarness(Harness[EvictSwa]):
 
     def case(self, was: State, command: EvictSwa, now: State) -> Labels:
         request = request_of(was, command.request)
-        before, after = cursors_of(request), cursors_of(request_of(now, command.request))
+        before = cursors_of(request)
+        after = cursors_of(request_of(now, command.request))
         reach = "past the commit" if command.length > request.settled_len else ""
         if after.swa_evicted_seqlen == before.swa_evicted_seqlen:
             return reach, "does not move"

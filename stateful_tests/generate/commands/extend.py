@@ -125,7 +125,8 @@ class ExtendHarness(Harness[Extend]):
             mixed = any(request_of(was, name).phase is Phase.RUNNING for name in names)
             chunks = "last chunks" if all(last) else "chunks"
             return "mixed batch" if mixed else "batch", chunks, "", tail, *room
-        before, after = request_of(was, names[0]), request_of(now, names[0])
+        before = request_of(was, names[0])
+        after = request_of(now, names[0])
         session = was.session(before.session)
         slotless = session is None or session.slot is None
         if before.phase is not Phase.ADMITTED:

@@ -255,7 +255,8 @@ class InsertHarness(Harness[Insert]):
         return end, presence, tombstone, "kept out" if out else "", room
 
     def _tombstone(self, command: Insert, was: Tree, now: Tree, key: Key) -> str:
-        before, after = page_ends(was), page_ends(now)
+        before = page_ends(was)
+        after = page_ends(now)
         if any(live and before.get(end) is False for end, live in after.items()):
             return "revives a tombstone"
         if all(live or end in before for end, live in after.items()):

@@ -118,7 +118,8 @@ def test_intermittent_violations_are_found(adapter, says, kvspec):
     spec = f"{bad_adapters.__name__}:{adapter}"
     options = ("--examples", "13", *QUICK[2:], "-v", "--json", "report.json")
     code, out, _ = kvspec("check", "--impl", spec, *options)
-    verdict, flaky = " ".join(out.split()), adapter == "ComesAndGoes"
+    verdict = " ".join(out.split())
+    flaky = adapter == "ComesAndGoes"
     assert (
         code == 1 and says in verdict and ("flaky: OUT-1, not in every replay" in verdict) is flaky
     ), out
@@ -240,7 +241,8 @@ def test_a_report_names_commands_to_which_no_replay_came(cut, monkeypatch):
     """A fork's change runs in the last command of a finding, and the replay that is shown ends before it."""
 
     def replayed(system, trace):
-        run, half = replay(system, trace), len(trace.commands) // 2
+        run = replay(system, trace)
+        half = len(trace.commands) // 2
         if cut == "cannot be driven":
             raise UnusableImplementation("its worker does not start any more")
         rows = run.rows[:half] if cut == "ends early" else run.rows

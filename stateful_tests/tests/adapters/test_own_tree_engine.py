@@ -29,7 +29,8 @@ def test_an_engine_with_another_tree_conforms():
 
 
 def test_a_lock_stays_whole_within_the_window_of_settled_tokens():
-    insert, a2 = Insert("h", (Piece("a", 3),)), (Piece("a", 2),)
+    insert = Insert("h", (Piece("a", 3),))
+    a2 = (Piece("a", 2),)
     prefilled = Submit("r", None, 0, 0, a2), Admit("r"), Extend((Chunk("r", 2),))
     lockstep = Lockstep(make(), Geometry(1, 3, 12, 10, 1, 7, tree=True), Mode.FAITHFUL)
     for command in (*prefilled, insert, Launch((Draft("r", 4, 1),)), insert):
@@ -97,7 +98,8 @@ class ReleasesLessOfASlot(OwnTreeEngine):
 
     def release_pages(self, holder):
         if isinstance(holder, Slot) and holder.cursors.cache_protected_len:
-            size, cursors = self.page_size, holder.cursors
+            size = self.page_size
+            cursors = holder.cursors
             holder.cursors = cursors._replace(kv_allocated_len=cursors.kv_allocated_len - size)
             self.put(holder, holder.cursors)
         super().release_pages(holder)
@@ -149,7 +151,8 @@ ENDED = (*BEGUN, Extend((Chunk("r", 1),)), Decode(("r",)))
 
 def followed_with(step: Step, rules: dict[str, int], system: dict[str, int]) -> Cursors:
     """r's cursors in the reference, which follows a system, where both have these."""
-    request, seen = step.now.request("r"), step.after.requests["r"]
+    request = step.now.request("r")
+    seen = step.after.requests["r"]
     state = step.now.with_request(request._replace(cursors=request.cursors._replace(**rules)))
     requests = step.after.requests | {"r": seen._replace(cursors=seen.cursors._replace(**system))}
     now = adopt_tree_shape(step.was, state, step.command, step.after._replace(requests=requests))
@@ -168,7 +171,8 @@ def followed_with(step: Step, rules: dict[str, int], system: dict[str, int]) -> 
     ],
 )  # fmt: skip
 def test_the_amount_inserted_is_followed_within_bounds(commands, length, taken):
-    step, here = step_of(*commands), {"cache_protected_len": 2}
+    step = step_of(*commands)
+    here = {"cache_protected_len": 2}
     found = followed_with(step, here, {"cache_protected_len": length})
     assert found.cache_protected_len == (length if taken else 2)
 

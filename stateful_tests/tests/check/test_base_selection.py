@@ -187,10 +187,13 @@ class Past:
     """Stand-in for a resolved checkout: its root, its release, and whether it was closed."""
 
     spec = SystemSpec("sglang", ways=("overlap",), checkout=True)
-    name, release, capabilities = str(spec), "0.5.23", None
+    name = str(spec)
+    release = "0.5.23"
+    capabilities = None
 
     def __init__(self, root):
-        self.root, self.closed = root, False
+        self.root = root
+        self.closed = False
 
     def close(self):
         self.closed = True
@@ -369,7 +372,8 @@ def test_a_tree_between_two_releases_has_much_of_the_other(trees, own_lines, sha
 
 
 def test_a_small_share_is_a_coincidence(trees):
-    base, release = trees("base", []), trees("release", numbered(0, 1000))
+    base = trees("base", [])
+    release = trees("release", numbered(0, 1000))
     tree = trees("tree", numbered(0, 20))
     assert not base_selection.lies_between(*map(base_selection.lines_of, (tree, release, base)))
 

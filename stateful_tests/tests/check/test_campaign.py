@@ -128,7 +128,8 @@ def test_the_same_seed_gives_the_same_check_however_many_processes_run_it(kind, 
     chosen = plan("smoke", presets=["page1", "page2"], steps=25, seed=4, machines=["sessions"])
     chosen = replace(chosen, after_finding=150, commands=commands)
     name = "reference" if kind is ReferenceSystem else f"{__name__}:{kind.__name__}"
-    system, processes = kind(), Processes(2)
+    system = kind()
+    processes = Processes(2)
     try:
         results = [
             run(system, chosen),

@@ -182,7 +182,8 @@ def test_a_line_that_the_system_cannot_be_driven_through_shows_nothing():
 
 def test_a_finding_printed_at_once_is_in_the_report():
     """Also where the runs of the plan do not come to it."""
-    system, before = resolve(FAULTY), resolve("reference")
+    system = resolve(FAULTY)
+    before = resolve("reference")
     [line] = (
         n for n in corpus.fault_lines() if n.situation == "a_capped_frontier_counts_whole_pages"
     )
@@ -197,7 +198,8 @@ def test_a_finding_printed_at_once_is_in_the_report():
 def test_an_interrupt_reports_findings_printed_at_once():
     """And nothing is driven."""
     line = next(n for n in corpus.fault_lines() if "capped_frontier" in n.situation)
-    run, guard = changed_functions.new_fault(resolve(FAULTY), resolve("reference"), line), InterruptGuard({})
+    run = changed_functions.new_fault(resolve(FAULTY), resolve("reference"), line)
+    guard = InterruptGuard({})
     with pytest.raises(KeyboardInterrupt), guard:
         raise KeyboardInterrupt
     guard.reported = [run]
@@ -225,9 +227,11 @@ def test_a_failure_of_git_is_one_line(root, kvspec):
 
 def test_without_since_the_changes_are_those_since_the_base(root):
     (root / "cache.py").write_text(BEFORE.replace("return 1", "return 4"))
-    system, how = Checkout(), system_check.CheckOptions(lambda: None, "traces", None, None, html=False)
+    system = Checkout()
+    how = system_check.CheckOptions(lambda: None, "traces", None, None, html=False)
     system.root = root
-    selector, plan = SystemSelector(SystemSpec("sglang"), str(root)), check_plans.plan("smoke")
+    selector = SystemSelector(SystemSpec("sglang"), str(root))
+    plan = check_plans.plan("smoke")
 
     def changed(base):
         return system_check._find_changes(system, selector, base, plan, how, {}, InterruptGuard({}))
@@ -245,7 +249,8 @@ def test_files_that_no_run_loads_are_left_to_others(root):
         BEFORE.replace("return 1", "return 4").replace("LIMIT = 1", "LIMIT = 2")
     )
     (root / "other.py").write_text("def one(): ...")
-    system, lines = Checkout(), [line for line in corpus.load()[:40] if line.geometry.tree]
+    system = Checkout()
+    lines = [line for line in corpus.load()[:40] if line.geometry.tree]
     system.root = root
 
     def found(way, ways):
@@ -290,7 +295,9 @@ def test_functions_that_no_run_calls_are_not_searched_without_end(root, monkeypa
     """What a run is known to call is."""
     monkeypatch.setattr(changed_functions, "PATIENCE", 3)
     (root / "cache.py").write_text(BEFORE.replace("return 3", "return 5"))
-    system, lines, tried = Checkout(), corpus.load()[:20], []
+    system = Checkout()
+    lines = corpus.load()[:20]
+    tried = []
     system.root = root
     monkeypatch.setattr(system, "functions_called", lambda *trace: tried.append(trace) or [])
 

@@ -96,7 +96,8 @@ def test_a_cause_stands_where_its_gravest_finding_does():
 
 def test_the_headline_of_a_trace_is_the_cause_of_its_violations():
     """A page that is freed too early comes before the read of it."""
-    of_read, of_free = found("READ-2", "FREE-1"), found("FREE-1", "READ-2")
+    of_read = found("READ-2", "FREE-1")
+    of_free = found("FREE-1", "READ-2")
     assert group_by_cause([of_read, of_free]) == [[of_free, of_read]]
 
 

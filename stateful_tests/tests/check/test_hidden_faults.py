@@ -145,7 +145,8 @@ def test_a_fault_of_the_base_hides_no_other_of_its_clause_and_ends_no_run(monkey
     chosen = plan(
         "smoke", presets=["page2"], machines=["sessions"], modes=[Mode.FAITHFUL], examples=13
     )
-    change, base = RefusesDecode(always=True), RefusesDecode(always=False)
+    change = RefusesDecode(always=True)
+    base = RefusesDecode(always=False)
     for before, kinds in ((None, []), (base, [Open])):
         [finding] = run(change, chosen, base=before).findings
         assert finding.clause == "OUT-1"

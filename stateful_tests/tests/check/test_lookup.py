@@ -38,7 +38,8 @@ class Releases:
     """Releases of SGLang by version; asked: which were replayed on."""
 
     def __init__(self, monkeypatch, **kinds):
-        self.asked, self.kinds = [], kinds
+        self.asked = []
+        self.kinds = kinds
         monkeypatch.setattr(lookup.system_names, "resolve", self.resolve)
         monkeypatch.setattr(
             lookup, "driven_releases", lambda *_: ["0.5.20", "0.5.21", "0.5.22", "0.5.23"]
@@ -216,7 +217,8 @@ def test_an_interrupt_during_replays_on_releases_reports_all_findings(monkeypatc
 
 def test_nothing_is_replayed_for_an_engine_without_releases(monkeypatch):
     releases = Releases(monkeypatch)
-    system, before = named(KeepsOnThreeWays, "torch+x"), TorchKV()
+    system = named(KeepsOnThreeWays, "torch+x")
+    before = TorchKV()
     looked = Lookup(Base(before, BaseKind.STATED), system)
     assert campaign.run(system, PLAN, base=before, lookup=looked).exit_code == 1
     assert not releases.asked
@@ -250,7 +252,8 @@ def test_a_changed_function_of_the_failing_command_is_the_first_cause(monkeypatc
     Releases(monkeypatch)
     result, _, _ = checked(BreaksOnRetract, BaseKind.HISTORY)
     [finding] = result.findings
-    schedule, cache = "sglang/srt/managers/schedule_batch.py", "sglang/cache.py"
+    schedule = "sglang/srt/managers/schedule_batch.py"
+    cache = "sglang/cache.py"
     insert, free, evict = (SystemFunction(cache, name) for name in ("insert", "free", "evict"))
     release = SystemFunction(schedule, "release_req")
     called = ((insert,), (release, free, evict))

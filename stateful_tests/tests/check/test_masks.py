@@ -63,7 +63,8 @@ def called(kind, release="0.5.23", **more):
 THREE = called(KeepsOnThreeWays)
 
 
-KEEPS, KNOWN = ["retract-ends-turn", "rejection-ends-turn"], [m for m in masks(THREE) if m.holds]
+KEEPS = ["retract-ends-turn", "rejection-ends-turn"]
+KNOWN = [m for m in masks(THREE) if m.holds]
 
 
 def named_base(name):
@@ -121,7 +122,8 @@ def test_a_trace_that_gets_smaller_does_not_become_one_of_a_known_fault():
 @pytest.mark.parametrize("where", [explanation, finder])
 def test_a_trace_without_a_need_does_not_become_one_of_a_known_fault(where, monkeypatch):
     """Without drafts, a text that is not the client's may be that of a turn which ends too early."""
-    asked, trace = [], KNOWN[0].there[0][0]
+    asked = []
+    trace = KNOWN[0].there[0][0]
     monkeypatch.setattr(where, "unexplained_needs", lambda *arguments: asked.append(arguments[-1]))
     begins = Violation("LEN-4", 1, Failure("x", "y"))
     if where is explanation:
@@ -155,10 +157,8 @@ def test_a_violation_of_the_base_is_known_by_its_fault_or_listed():
         [known] = [fault for fault in data["known"] if fault["id"] == one]
         assert known["times"] == sum(same.masked.values()) and known["among"] == [two]
     check_text.check(out := text_output.console(io.StringIO()), data)
-    may_be, text = (
-        "times (some of them may be rejection-ends-turn)",
-        " ".join(out.file.getvalue().split()),
-    )
+    may_be = "times (some of them may be rejection-ends-turn)"
+    text = " ".join(out.file.getvalue().split())
     assert f"{may_be}; where the base shows it, this tree violates FREE-1" in text
     [finding] = run(again, PLAN, base=THREE).findings
     assert finding.old
@@ -308,7 +308,8 @@ def test_a_finding_without_a_witness_at_the_end_says_so(clauses, seen, old, says
 
 
 def test_a_fault_that_is_fixed_on_one_path_and_not_on_the_other_is_told_and_is_not_new(monkeypatch):
-    before, half = called(WaitsForEver), called(BUGS["abort-keeps-retracted-kv"].system)
+    before = called(WaitsForEver)
+    half = called(BUGS["abort-keeps-retracted-kv"].system)
     mask = by_id(half, before)["retract-ends-turn"]
     path = "a_close_after_a_retract_and_an_abort_never_happens"
     assert mask.in_part
@@ -374,7 +375,8 @@ def test_a_fault_whose_trace_could_not_be_replayed_does_not_count_as_gone():
         TakesNoExtend, "0.5.13", capabilities=replace(TorchKV().capabilities, known=known)
     )
     found = by_id(system)
-    pinned, ends = found["lock-pins-a-whole-leaf"], found["retract-ends-turn"]
+    pinned = found["lock-pins-a-whole-leaf"]
+    ends = found["retract-ends-turn"]
     assert ends.state == "could not be replayed on this tree (there is no alloc_for_extend)"
     assert not (ends.holds or ends.gone) and pinned.state.startswith("could not be replayed")
     assert "TREE-7" not in also_checked(system, list(found.values()))

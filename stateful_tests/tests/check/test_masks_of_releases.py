@@ -75,7 +75,8 @@ def test_a_prompt_may_wait_for_the_blocks_that_its_window_leaves_out(vllm):
     """The pool runs full where it has room for the window alone."""
     name = "a_prompt_waits_for_blocks_that_its_window_would_leave_out"
     trace = load(FOLDER / f"vllm-0.19.0/{name}.json")
-    [add, schedule], pool = trace.commands, replace(trace.geometry, blocks=6, max_model_len=8)
+    [add, schedule] = trace.commands
+    pool = replace(trace.geometry, blocks=6, max_model_len=8)
     longer = replace(add, prompt=prompt_of("a7"))
     trace = replace(trace, commands=(longer, schedule), geometry=pool, expected=())
     assert needs(vllm("0.19.0"), trace, "RUN-4") == ("a window", "pools that run full")
@@ -96,7 +97,9 @@ def test_no_rejected_turn_is_left_but_for_the_last_command():
 
 def test_violations_of_one_shape_are_explained_in_full_now_and_then(monkeypatch):
     """The first three, and each eighth: a fault that looks the same is found by one of these."""
-    [retracts, rejects], looked, told = KNOWN, [], []
+    [retracts, rejects] = KNOWN
+    looked = []
+    told = []
 
     def explains(*_):
         looked.append(explained.shapes.total())
@@ -104,7 +107,8 @@ def test_violations_of_one_shape_are_explained_in_full_now_and_then(monkeypatch)
 
     monkeypatch.setattr(explanation, "explains", explains)
     monkeypatch.setattr(explanation, "explaining", lambda *_: told.append(1) or retracts)
-    (trace, _), explained = retracts.there[0], Explained()
+    (trace, _) = retracts.there[0]
+    explained = Explained()
 
     def under(number, masks=(retracts, rejects), command=Abort):
         commands = (*trace.commands[:-1], command("r1"))
@@ -143,7 +147,8 @@ def test_a_fault_of_received_prompts_is_told_from_one_of_every_prompt(file, faul
 
 def test_a_known_stall_is_known_where_the_base_happens_not_to_stall(vllm):
     """A stall without what the known ones need is new."""
-    system, known = vllm("0.33.0"), list(masks(vllm("0.33.0")))
+    system = vllm("0.33.0")
+    known = list(masks(vllm("0.33.0")))
     trace = load(FOLDER / "vllm-0.15.0" / "two_waiting_turns_hold_each_others_blocks.json")
     violation = replay(system, trace).violation
     fault = "turns-wait-for-each-other"

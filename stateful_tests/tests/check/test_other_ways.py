@@ -197,11 +197,13 @@ def test_the_map_is_up_to_date(engine, way, commands):
 
 def test_the_newest_release_of_each_way_is_measured_in_all_ways():
     """What only 0.5.18+unified has is called without that way as well."""
-    ways, driven_in = engines.engine("sglang").ways, engines.driven_releases
+    ways = engines.engine("sglang").ways
+    driven_in = engines.driven_releases
     measured = [
         (release, ways[index]) for release, index in way_measurement.measured_releases("sglang")
     ]
-    newest, last = driven_in("sglang", [])[-1], driven_in("sglang", ["unified"])[-1]
+    newest = driven_in("sglang", [])[-1]
+    last = driven_in("sglang", ["unified"])[-1]
     assert {way for release, way in measured if release == newest} == {*ways} - {"unified"}
     assert {(last, ""), (last, "overlap"), (last, "unified")} <= {*measured}
 
@@ -214,7 +216,8 @@ def test_functions_that_few_configurations_call_name_those_configurations():
 
 
 def test_configurations_that_call_a_change_get_half_of_the_runs():
-    system, asked = ReferenceSystem(), check_plans.for_system(SMOKE, ReferenceSystem())
+    system = ReferenceSystem()
+    asked = check_plans.for_system(SMOKE, ReferenceSystem())
     asked = replace(asked, corpus=False, favoured=frozenset({"both state", "both tight"}))
     configs = plan_order.configurations(system, asked)
     runs = Counter[bool]()
@@ -225,7 +228,8 @@ def test_configurations_that_call_a_change_get_half_of_the_runs():
 
 
 class Tree:
-    name, release = "sglang@checkout", "0.5.23"
+    name = "sglang@checkout"
+    release = "0.5.23"
 
 
 class Driven(list):
@@ -257,7 +261,8 @@ def drives(monkeypatch):
 
 
 def drive_ways(result, base=None):
-    reports, saves = [], []
+    reports = []
+    saves = []
     others = chosen([ALLOC, HOST], [HOST])
     how = system_check.CheckOptions(lambda: None, "traces", base, None, html=False)
     selector = SystemSelector(SystemSpec("sglang"), "../sglang")

@@ -150,7 +150,9 @@ def test_an_attribute_that_the_adapter_did_not_set_is_its_own_omission(tmp_path)
     assert is_bare(loop) and loop.other == 1
 
     class Driver:
-        name, capabilities, close = "engine", None, None
+        name = "engine"
+        capabilities = None
+        close = None
 
         def view(self):
             return loop.run()

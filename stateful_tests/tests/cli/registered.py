@@ -16,7 +16,8 @@ from impl.loading.wheel_parts import unpack_parts
 def folders(engine: str, table: dict[str, Any]) -> list[Path]:
     """The folder of the release, and one of the files that no adapter reads: `table["more"]`, fetched once.
     Raises UnusableImplementation and OSError without an index."""
-    release, beginnings = table["release"], tuple(table.get("more", ()))
+    release = table["release"]
+    beginnings = tuple(table.get("more", ()))
     found = [cache_folder() / f"{engine}-{release}"]
     if beginnings:
         found.append(more := cache_folder() / f"configs-{engine}-{release}")

@@ -43,7 +43,8 @@ def read(path: Path) -> Any:
 
 
 def test_the_action_sets_all_variables_that_its_steps_read():
-    action, script = read(ACTION / "action.yml"), (ACTION / "run.sh").read_text()
+    action = read(ACTION / "action.yml")
+    script = (ACTION / "run.sh").read_text()
     steps = action["runs"]["steps"]
     given = {name for step in steps for name in step.get("env", {})}
     assert given == set(re.findall(r"\bKVSPEC_[A-Z_]+", script))
@@ -62,7 +63,8 @@ def workflow() -> dict[str, Any]:
 
 
 def test_the_workflow_passes_only_inputs_of_the_action():
-    jobs, inputs = workflow(), read(ACTION / "action.yml")["inputs"]
+    jobs = workflow()
+    inputs = read(ACTION / "action.yml")["inputs"]
     steps = [step for job in jobs.values() for step in job["steps"]]
     given = [step["with"] for step in steps if step.get("uses", "").endswith("actions/kvspec")]
     assert len(given) == 3
@@ -207,7 +209,8 @@ def written(
     before = base and Base(SimpleNamespace(name=base), BaseKind.STATED)
     data = check_data(result, plan, capabilities=can, masks=masks, base=before)
     for found in data["findings"]:
-        found["saved"], found["replay"] = "t.json", "kvspec replay t.json"
+        found["saved"] = "t.json"
+        found["replay"] = "kvspec replay t.json"
     (tmp_path / "junit.xml").write_bytes(junit.text_of(data))
     document = JUnitXml.fromfile(str(tmp_path / "junit.xml"))
     cases = {case.name: case for suite in document for case in suite}

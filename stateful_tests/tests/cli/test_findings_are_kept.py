@@ -144,7 +144,8 @@ QUICK = ("--examples", "1", "--steps", "5", "--mode", "faithful")
 
 
 def test_a_report_that_cannot_be_written_keeps_the_verdict(kvspec):
-    impl, full = f"{bad_adapters.__name__}:Raises", "/dev/full"
+    impl = f"{bad_adapters.__name__}:Raises"
+    full = "/dev/full"
     code, out, err = kvspec("check", "--impl", impl, *QUICK, "--json", full, "--junit", full)
     assert code == 3 and "IndexError: page 99" in out
     assert {

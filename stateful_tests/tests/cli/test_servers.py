@@ -112,14 +112,16 @@ def test_all_logs_are_followed_at_once_and_those_that_begin_meanwhile(wrong, tmp
     folder = tmp_path / "logs"
     folder.mkdir()
     (folder / "first.jsonl").write_text(texts[0])
-    readings, begun = LogReadings([str(folder)], None), list[str]()
+    readings = LogReadings([str(folder)], None)
+    begun = list[str]()
 
     def tell(found):
         assert found.file.endswith("later.jsonl")
         if server.poll() is None:  # told while it runs; what follows from the first comes after it
             server.communicate(b"\n")
 
-    reads, begin = LogReading.read, iter([partial((folder / "later.jsonl").write_text, texts[1])])
+    reads = LogReading.read
+    begin = iter([partial((folder / "later.jsonl").write_text, texts[1])])
 
     def read(reading, *given):
         next(begin, lambda: None)()
@@ -145,7 +147,8 @@ def test_a_folder_without_a_log_is_waited_for(tmp_path, monkeypatch):
 
 
 def test_a_log_without_its_header_is_waited_for(tmp_path, monkeypatch):
-    log, text = tmp_path / "log.jsonl", log_of_ended_server()
+    log = tmp_path / "log.jsonl"
+    text = log_of_ended_server()
     log.write_text("")
     looks = iter([lambda: None, partial(log.write_text, text)])
     monkeypatch.setattr(log_validation.time, "sleep", lambda _: next(looks, lambda: None)())
@@ -196,7 +199,8 @@ def test_a_report_overwrites_no_log(wrong, tmp_path, capsys):
 
 
 def test_a_mismatch_has_a_time_and_an_effect(wrong, tmp_path, capsys):
-    timed, lines = tmp_path / "timed.jsonl", Path(wrong).read_text().splitlines()
+    timed = tmp_path / "timed.jsonl"
+    lines = Path(wrong).read_text().splitlines()
     steps = [json.loads(line) for line in lines if line.startswith('["step"')]
     text = "\n".join(
         json.dumps([*json.loads(line)[:12], 0, 1.7e9]) if line.startswith('["step"') else line

@@ -79,7 +79,8 @@ HOLDERS = replace(
 
 
 def test_the_table_of_scopes_has_these_counts(request):
-    rows, text = 0, README.read_text(encoding="utf-8")
+    rows = 0
+    text = README.read_text(encoding="utf-8")
 
     def row(found):
         nonlocal rows
@@ -138,7 +139,8 @@ def test_clauses_hold_where_they_are_not_checked(name, monkeypatch):
 def test_states_lead_where_their_representatives_lead(scope):
     """Every command, in states as runs leave them (names as they came, serials and moments that only grow),
     leads where it leads in the representative."""
-    explorer, draw = Explorer(scope, clauses=False), random.Random(0)
+    explorer = Explorer(scope, clauses=False)
+    draw = random.Random(0)
     states = explorer.states
     for _ in range(5):
         state = states.initial
@@ -167,7 +169,8 @@ def test_letters_are_alike():
     """Two nodes were never used at one moment unless one is above the other: no letter decides."""
     geometry = Geometry(page_size=1, window=1, full_pages=6, swa_pages=6, rows=1, width=3, tree=True)
     scope = Scope("letters", "", geometry, lock_holders=1, texts="ab", prompts=texts_in("ab", 3))
-    states, keys = Representatives(scope), []
+    states = Representatives(scope)
+    keys = []
     for first, then in ("ab", "ba"):
         state = states.initial
         for command in (
@@ -266,7 +269,9 @@ class Faulty(ReferenceInState):
     after = False
 
     def __init__(self, kind, does, shows):
-        self.kind, self.does, self.shows = kind, does, shows
+        self.kind = kind
+        self.does = does
+        self.shows = shows
 
     def carry_out(self, kind, now, effects):
         before = [*self.free["full"]]
@@ -334,7 +339,8 @@ WITH_FACTS = [SMALL, BOTH, SCOPES["late-two"], SCOPES["tree-parts"], SCOPES["bot
 @pytest.mark.parametrize("scope", WITH_FACTS, ids=lambda s: s.name)
 def test_facts_that_are_remembered_are_those_of_every_step(scope, monkeypatch):
     """The system is put into the state before each step, and carries it out."""
-    system, checked = ReferenceInState(), 0
+    system = ReferenceInState()
+    checked = 0
 
     def step_of(**parts):
         nonlocal checked

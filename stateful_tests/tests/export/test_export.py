@@ -28,7 +28,8 @@ from stateful_tests.traces.trace_files import load
 
 FIXTURES = Path(__file__).parents[3] / "fixtures"
 PLANTED = planted_faults("export/faults.toml")
-OLD, NEW = FIXTURES / "releases" / "sglang-0.5.10", FIXTURES / "releases" / "sglang-0.5.11"
+OLD = FIXTURES / "releases" / "sglang-0.5.10"
+NEW = FIXTURES / "releases" / "sglang-0.5.11"
 BUG = FIXTURES / "regressions" / "retract_then_retry_frees_the_reserved_token.json"
 OVERSHOOT = OLD / "overshoot_stays_after_a_finish.json"
 LAST = FIXTURES / "releases" / "sglang-0.5.15" / "a_slot_keeps_a_token_that_nobody_computed.json"

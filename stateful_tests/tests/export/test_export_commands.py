@@ -102,7 +102,8 @@ def test_tests_in_a_folder_share_one_module(kvspec, made, monkeypatch):
 
 def test_a_folder_gets_a_test_of_each_trace_of_a_bug(kvspec, made, monkeypatch):
     """A trace without a test has a line that says why; --name is of the first."""
-    seen, refused = [], set()
+    seen = []
+    refused = set()
 
     def unit_test(trace, file, system, fixed, titles, beside):
         seen.append((file, titles.name))
@@ -260,7 +261,8 @@ SHRINKS = "if slot.kv.holds_mamba and len(params.key) < slot.kv.kv_committed_len
 )  # fmt: skip
 @at_night
 def test_the_mended_side_is_a_commit_of_the_checkout(kvspec, clone, trace, way, was, becomes):
-    released, text = git(clone, "rev-parse", "HEAD"), (clone / SESSIONS).read_text()
+    released = git(clone, "rev-parse", "HEAD")
+    text = (clone / SESSIONS).read_text()
     assert was in text
     (clone / SESSIONS).write_text(text.replace(was, becomes))
     git(clone, "commit", "-qam", "mended")
@@ -272,7 +274,8 @@ def test_the_mended_side_is_a_commit_of_the_checkout(kvspec, clone, trace, way, 
 
 
 def test_a_commit_that_mends_nothing_or_does_not_exist_is_refused(kvspec, clone):
-    trace, released = "@a_slot_keeps_a_token_that_nobody_computed", git(clone, "rev-parse", "HEAD")
+    trace = "@a_slot_keeps_a_token_that_nobody_computed"
+    released = git(clone, "rev-parse", "HEAD")
     options = "--as", "pytest", "--impl", "sglang", "--sglang-path", str(clone)
     code, _, err = kvspec("export", trace, *options, "--fixed", "git:HEAD")
     assert code == 2 and f"it fails on git:{released} as well" in err

@@ -36,7 +36,8 @@ def test_exports_of_intermediate_releases_and_ways_fail_and_pass(tmp_path):
     runs: list[run_test.Run] = []
     wanted = []  # exit status, and random runs
     for implementation in (*FAULTS, "0.5.20+overlap"):
-        system, faults = driven(implementation), FAULTS.get(implementation, {})
+        system = driven(implementation)
+        faults = FAULTS.get(implementation, {})
         (folder := tmp_path / implementation).mkdir()
         alike = run_alike_all(system, (14, 67, 86), folder)
         assert any("late=" in file.read_text() for file in alike) is system.overlap
@@ -63,14 +64,12 @@ def test_exports_of_intermediate_releases_and_ways_fail_and_pass(tmp_path):
 
 def test_a_crash_is_a_call_that_must_not_raise(tmp_path):
     """And a node of bigrams is known by its tokens, with the one that follows."""
-    folder, (of_bigrams, crash) = (
-        FIXTURES / "releases" / "sglang-0.5.22",
-        (
-            "an_insert_of_bigrams_frees_a_page_that_the_tree_keeps",
-            "a_shorter_answer_to_the_same_prompt_fails_an_assertion",
-        ),
-    )
-    system, fixed, files = driven("0.5.22"), export.target("0.5.23"), []
+    folder = FIXTURES / "releases" / "sglang-0.5.22"
+    of_bigrams = "an_insert_of_bigrams_frees_a_page_that_the_tree_keeps"
+    crash = "a_shorter_answer_to_the_same_prompt_fails_an_assertion"
+    system = driven("0.5.22")
+    fixed = export.target("0.5.23")
+    files = []
     for name in (of_bigrams, crash):
         text = export.unit_test(load(folder / f"{name}.json"), f"{name}.json", system, fixed)
         files.append(tmp_path / f"{name}.py")

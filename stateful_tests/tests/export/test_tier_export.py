@@ -76,7 +76,8 @@ def made(system, trace, name, folder):
 
 @pytest.mark.parametrize("at_night", some_at_night((False, True), bool))
 def test_exported_tests_fail_with_planted_faults_and_pass_without(at_night, tmp_path):
-    root, runs = root_of(VERSION), []
+    root = root_of(VERSION)
+    runs = []
     for name in PLANTED:
         if (name in DAILY) == at_night:
             continue
@@ -96,7 +97,8 @@ def test_exported_tests_show_known_faults(at_night, tmp_path):
     for name in KNOWN:
         if (name in DAILY) == at_night:
             continue
-        release, core = name.split("+")[0], "rust" if "+rust" in name else ""
+        release = name.split("+")[0]
+        core = "rust" if "+rust" in name else ""
         trace = load(FIXTURES / "releases" / f"sglang-{name}.json")
         root = root_of(release)
         file, asserts = made(TierSystem(release, core=core, calls=True), trace, name, tmp_path)

@@ -80,7 +80,8 @@ def test_a_batch_is_dispatched_before_the_output_of_the_one_before(system):
 
 
 def test_a_second_request_goes_on_behind_the_blocks_of_the_first(system):
-    first, second = Add("r1", 1, 0, (Piece("a", 5),)), Add("r2", 1, 0, (Piece("a", 5),))
+    first = Add("r1", 1, 0, (Piece("a", 5),))
+    second = Add("r2", 1, 0, (Piece("a", 5),))
     step = Schedule(), Update()
     run = carried_out(
         system, first, Schedule(), *step, Schedule(), second, Update(), Schedule(), *step
@@ -90,7 +91,8 @@ def test_a_second_request_goes_on_behind_the_blocks_of_the_first(system):
 
 
 def test_a_state_is_kept_where_a_prompt_ends_also_within_a_block(system):
-    first, second = Add("r1", 1, 0, (Piece("a", 5),)), Add("r2", 1, 0, (Piece("a", 7),))
+    first = Add("r1", 1, 0, (Piece("a", 5),))
+    second = Add("r2", 1, 0, (Piece("a", 7),))
     step = Schedule(), Update()
     run = carried_out(system, first, Schedule(), *step, Schedule(), second, Update(), Schedule(), *step,
                       config=replace(engine_preset("state"), retention=-1))  # fmt: skip

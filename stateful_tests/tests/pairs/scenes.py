@@ -53,7 +53,8 @@ def server(
 
 
 EMPTY = server()
-KEEPS, GAVE_BACK = server(kept=(1,), memory=KV), server(memory=KV)
+KEEPS = server(kept=(1,), memory=KV)
+GAVE_BACK = server(memory=KV)
 PROMISE = Promise("r1", ((1,),), 0.0, held=True)
 TRANSFER = PairTransfer(0, "r2", ((0, 1, 1),), copied=False, over=False, failed=False)
 READ = PairMessage("P", renews=False, requests=("r1",))
@@ -151,7 +152,8 @@ NOTATION = Notation(
 
 def life_of(lines: Sequence[str]) -> list[tuple[PairCommand, PairFacts]]:
     """The commands of a row, each with the facts after it."""
-    life, facts = list[tuple[PairCommand, PairFacts]](), PairFacts(EMPTY, EMPTY)
+    life = list[tuple[PairCommand, PairFacts]]()
+    facts = PairFacts(EMPTY, EMPTY)
     for line in lines:
         if line.startswith("life "):
             life = LIFE[: int(line.removeprefix("life "))]
@@ -171,7 +173,8 @@ def steps(
     life: list[tuple[PairCommand, PairFacts]], config: PairConfig = PAIR
 ) -> Iterator[PairStep]:
     """The steps of a life."""
-    beside, before = PairRecord(config), PairFacts(EMPTY, EMPTY)
+    beside = PairRecord(config)
+    before = PairFacts(EMPTY, EMPTY)
     for command, after in life:
         sides = beside.follow(command, before, after)
         yield PairStep(config, command, refused=False, before=before, after=after, sides=sides, record=beside)

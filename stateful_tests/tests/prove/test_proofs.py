@@ -57,7 +57,8 @@ def test_a_fault_is_refuted_with_small_numbers(fault):
     sources = {**SOURCES, "contract": faulty_source(fault)}
     for proof in prove(select_obligations(fault.caught_by), sources):
         assert proof.verdict == ProofVerdict.REFUTED and max(map(abs, proof.counterexample.values())) <= 8
-        contract, numbers = proof.obligation.contract, dict(proof.counterexample)
+        contract = proof.obligation.contract
+        numbers = dict(proof.counterexample)
         if "c" in contract.arguments:
             numbers["c"] = faulty.Cursors(*(numbers.pop(name) for name in "CAER"))
         assert all(eval(line, vars(faulty), numbers) for line in contract.pre)
@@ -102,7 +103,8 @@ def test_assumptions_about_quotients_hold_in_python():
         "(y // P - x // P) * P",
     )
     for size, x, y in itertools.product((1, 2, 3), (-4, -1, 0, 3, 5), (-2, 0, 4)):
-        translation, names = Translation({}), {name: z3.Int(name) for name in ("x", "y", "P")}
+        translation = Translation({})
+        names = {name: z3.Int(name) for name in ("x", "y", "P")}
         numbers = {"x": x, "y": y, "P": size}
         solver = z3.Solver()
         solver.add(
@@ -119,7 +121,8 @@ def test_assumptions_about_quotients_hold_in_python():
 @pytest.mark.parametrize("margin", window_theorem.MARGINS)
 def test_the_window_theorem_on_every_small_case(margin):
     """The condition as it is printed, the functions, and the reference in plain numbers."""
-    policy, holes = window_theorem.POLICIES[margin], 0
+    policy = window_theorem.POLICIES[margin]
+    holes = 0
     for size, window in itertools.product((1, 2, 3), (1, 2, 4)):
         lengths = itertools.product(range(7), range(14), range(7), (0, size))
         for committed, length, target, protected in lengths:

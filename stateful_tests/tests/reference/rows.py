@@ -94,7 +94,8 @@ def _bearer(what: str, step: Step, name: str, *words: str, before: bool = False)
 
 def _followed(step: Step, *words: str) -> Step:
     """The reference has followed a choice: its first request is another, or has other cursors."""
-    request, fields = step.now.requests[0], _fields(list(words))
+    request = step.now.requests[0]
+    fields = _fields(list(words))
     if fields.keys() <= set(Cursors._fields):
         fields = {"cursors": request.cursors._replace(**fields)}
     return replace(step, now=step.now.with_request(request._replace(**fields)))
@@ -125,7 +126,8 @@ def _stamped(step: Step, slot: str, text: str) -> Step:
 
 def _torn(step: Step, what: str, holder: str, start: str, slots: str, *end: str) -> Step:
     """what: torn or torn_swa; end: of the page, if it is the tree's."""
-    pool, whose = "full" if what == "torn" else "swa", holder.replace("_", " ")
+    pool = "full" if what == "torn" else "swa"
+    whose = holder.replace("_", " ")
     torn = Torn(whose, pool, int(start), value(slots), *map(path, end))
     return changed(step, **{what: (torn,)})
 

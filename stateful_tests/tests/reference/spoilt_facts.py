@@ -26,12 +26,14 @@ PLAIN = Geometry(page_size=2, window=2, full_pages=12, swa_pages=12, rows=3, wid
 
 def step_of(geometry: Geometry, *commands: Command | str) -> Step:
     """The last of these commands, some of them as text, on the reference as a system."""
-    system, state = ReferenceSystem(), model.initial(geometry)
+    system = ReferenceSystem()
+    state = model.initial(geometry)
     system.reset(geometry)
     for command in (
         c for each in commands for c in (script(each) if isinstance(each, str) else (each,))
     ):
-        before, was = facts_of(system.view(), geometry), state
+        before = facts_of(system.view(), geometry)
+        was = state
         state, expected = model.step(was, command)
         outcome = system.apply(command)
         after = facts_of(system.view(), geometry)
@@ -123,7 +125,8 @@ def freed_less(step: Step, pool: str) -> Step:
     """A page that the step freed is still owned."""
 
     def change(pools: dict) -> dict:
-        was, now = step.before.pools[pool], pools[pool]
+        was = step.before.pools[pool]
+        now = pools[pool]
         page = next(o for o in was.owned if o.page in now.free)
         rest = [p for p in now.free if p != page.page]
         return pools | {pool: now._replace(free=rest, owned=[*now.owned, page])}
@@ -150,7 +153,8 @@ def without(step: Step, pool: str, page: int) -> Step:
 
     def change(pools: dict) -> dict:
         now = pools[pool]
-        free, owned = [p for p in now.free if p != page], [o for o in now.owned if o.page != page]
+        free = [p for p in now.free if p != page]
+        owned = [o for o in now.owned if o.page != page]
         return pools | {pool: now._replace(free=free, owned=owned)}
 
     return changed(step, pools=change)

@@ -19,7 +19,9 @@ from stateful_tests.tests.reference.spoilt_facts import (
 )  # fmt: skip
 
 FILE = Rows(Path(__file__).with_name("clauses_of_owners.txt"))
-STEPS, FREED, LOCKS = FILE.steps, FILE.tables["freed"], FILE.tables["locks"]
+STEPS = FILE.steps
+FREED = FILE.tables["freed"]
+LOCKS = FILE.tables["locks"]
 
 
 @pytest.mark.parametrize("clause, step, says, places", FILE.of_clauses())
@@ -29,7 +31,8 @@ def test_a_spoilt_fact_is_reported(clause, step, says, places):
 
 def _stay(step: Step, pool: str) -> Iterator[Owned]:
     """Pages of rows that are where they were."""
-    before, after = step.before.pools[pool].owned, step.after.pools[pool].owned
+    before = step.before.pools[pool].owned
+    after = step.after.pools[pool].owned
     return (o for o in before if o in after and not o.holder.startswith("tree "))
 
 
@@ -99,7 +102,8 @@ def test_a_waived_clause_is_not_checked():
         "another clause speaks"
     )
     shared = spoilt(STEPS["RUNS"], "owned full r9 0 12")
-    failed, waived = {clause.id for clause, _ in broken_off(shared)}, frozenset({"OWN-1"})
+    failed = {clause.id for clause, _ in broken_off(shared)}
+    waived = frozenset({"OWN-1"})
     assert (
         "OWN-1" in failed
         and {clause.id for clause, _ in broken_off(shared, waived)} == failed - waived

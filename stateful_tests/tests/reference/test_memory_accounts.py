@@ -182,7 +182,8 @@ def test_a_false_alarm_is_explained(fixture, bug, since, expected):
 SEEN = step_of(
     PLAIN, Open("s1"), Submit("r1", "s1", 5), Admit("r1"), Extend((Chunk("r1", 5),)), Finish("r1", 1),
     Submit("r2", None, 3), Admit("r2"), Extend((Chunk("r2", 3),)), CheckBusy(2))  # fmt: skip
-S1, R2 = Entry("full", "session_held", "s1", 6), Entry("full", "uncached", "r2", 4)
+S1 = Entry("full", "session_held", "s1", 6)
+R2 = Entry("full", "uncached", "r2", 4)
 AS = {"s1": "as session_held of s1", "r2": "as uncached of r2"}
 COUNTED_NOWHERE = {name: f"counted nowhere, to be counted {AS[name]}" for name in AS}
 TO_BE_COUNTED_ONCE = {name: f"to be counted once, {AS[name]}" for name in AS}
@@ -254,7 +255,9 @@ def test_an_alarm_is_reported_verbatim():
 
 @pytest.mark.parametrize("clause", ["CHK-1", "CHK-2", "CHK-3"])
 def test_memory_clauses_hold_for_refused_and_other_commands(clause):
-    step, refused, done = changed(SEEN, sessions={}), Refused(Reason.NOT_IDLE), Done()
+    step = changed(SEEN, sessions={})
+    refused = Refused(Reason.NOT_IDLE)
+    done = Done()
     assert_clause(clause, replace(step, outcome=refused), None)
     assert_clause(clause, replace(step, expected=refused), None)
     assert_clause(clause, replace(step, command=Open("s9"), outcome=done, expected=done), None)

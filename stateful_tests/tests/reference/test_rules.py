@@ -269,7 +269,8 @@ def _names(
     state: State, request: Request | None, session: Session | None, given: dict[str, int]
 ) -> dict[str, Any]:
     """What a formula may use."""
-    window, slot = state.config.geometry.window, session.slot if session is not None else None
+    window = state.config.geometry.window
+    slot = session.slot if session is not None else None
     late = request is not None and request.in_flight
     c = request.cursors if request is not None and request.cursors is not None else slot or ZERO
     return {
@@ -326,7 +327,8 @@ def _wrong(rule: Rule, was: State, command: Command, now: State) -> str:
 
 def _shown(now: State, request: Request | None, holder: str) -> list[Cursors]:
     """The cursors of a request, and those of its session's slot where both show."""
-    then, slot = now.request(request.name) if request else None, now.session(holder)
+    then = now.request(request.name) if request else None
+    slot = now.session(holder)
     shown = [then.cursors] if then is not None and then.cursors is not None else []
     if slot is not None and slot.slot is not None and (not shown or then.phase is Phase.ADMITTED):
         shown.append(slot.slot)
@@ -335,7 +337,8 @@ def _shown(now: State, request: Request | None, holder: str) -> list[Cursors]:
 
 def _wrong_pages(was: State, now: State, expected: dict[tuple[str, str], set[int]]) -> str:
     """A pool in which other pages went back than expected."""
-    size, window = was.config.geometry.page_size, was.config.geometry.window
+    size = was.config.geometry.page_size
+    window = was.config.geometry.window
     before, after = ({h.name: h.cursors for h in holders(state)} for state in (was, now))
     for holder, cursors in before.items():
         for pool, pages in (("full", full_pages), ("swa", swa_pages)):
@@ -353,7 +356,8 @@ def test_the_diagrams_have_every_change_of_larger_scopes_and_no_other(transition
 
 
 def test_the_table_of_turns_lists_the_commands_that_end_them(transitions):
-    cleared, touched = set(), set()
+    cleared = set()
+    touched = set()
     for was, command, now in transitions:
         for session in was.sessions:
             after = now.session(session.name)
@@ -374,7 +378,9 @@ def test_the_tables_of_rows_agree_with_the_model(transitions):
 
 def test_a_formula_that_is_not_so_is_found(transitions):
     """Literal rules of the reports, and a case that is left out."""
-    finish, evict, abort = RULES[Finish], RULES[EvictSwa], RULES[Abort]
+    finish = RULES[Finish]
+    evict = RULES[EvictSwa]
+    abort = RULES[Abort]
     cut = finish.cases[0]
     for rule in (
         replace(finish, cases=(replace(cut, full=("target", "ceil(A)")), *finish.cases[1:])),

@@ -16,7 +16,9 @@ def visited(*states):
     return still
 
 
-IDLE, RUNS, TOKEN = ("a", (), False), ("a", (), True), ("token", (), False)
+IDLE = ("a", (), False)
+RUNS = ("a", (), True)
+TOKEN = ("token", (), False)
 OTHER = ("b", (), True)
 
 

@@ -56,7 +56,8 @@ def explained(name: str) -> Because:
 
 @pytest.mark.parametrize("name", BUGS)
 def test_statements_about_the_past_are_true(name):
-    run, told = violated(name), explained(name)
+    run = violated(name)
+    told = explained(name)
     for claim in told.claims:
         held = [claim.holds(moment) for moment in run.history]
         first = claim.since - run.history_start
@@ -76,7 +77,8 @@ def test_statements_about_the_past_are_true(name):
 @pytest.mark.parametrize("name", BUGS)
 def test_free_lists_say_the_same(name):
     """What can be read off the view by other means than the told's own."""
-    run, text = violated(name), re.sub(r" \((?:[^()]|\([^()]*\))*\)", "", explained(name).text)
+    run = violated(name)
+    text = re.sub(r" \((?:[^()]|\([^()]*\))*\)", "", explained(name).text)
     page = r"(full|swa) page (\d+) is "
     for pool, number, since in re.findall(
         page + r"in the free list since command (\d+)", text.lower()

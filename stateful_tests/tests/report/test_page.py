@@ -98,7 +98,8 @@ def test_both_sides_as_data():
         "torch+lanes-share-new-pages", fixture("lanes_of_a_batch_get_pages_of_their_own")
     )
     last = json.loads(json.dumps(snapshots(run, 1)[-1]))
-    ours, theirs = last["reference"], last["system"]
+    ours = last["reference"]
+    theirs = last["system"]
     assert ours["holders"]["r2"]["full"] == {"0": None}
     assert theirs["holders"]["r2"] == {
         "who": "r2 running", "target": 2, "cursors": {"C": 1, "A": 1, "E": 0, "R": 0}, "row": 0,
@@ -190,7 +191,8 @@ def test_the_rule_is_on_the_page():
     """A page may lie anywhere: what SPEC.md says of the clause is in it, and what the others expected."""
     run = replayed("torch+pr22862-align", fixture("a_trim_inside_a_page_keeps_the_page"))
     page_text = " ".join(Reader(shown(run)).text.split())
-    clause, data = CLAUSES["FREE-1"], report.run_data(run)
+    clause = CLAUSES["FREE-1"]
+    data = report.run_data(run)
     for text in (clause.sentence, clause.why, clause.decision, clause.assumption, clause.source):
         assert page_text.count(text) == 1, text
     assert "pr22862-align freeing starts inside a page" in page_text
@@ -210,7 +212,8 @@ def test_both_sides_show_where_the_turn_resumes():
 @pytest.mark.parametrize("tree_policy_is_free", [False, True])
 def test_the_page_says_whose_shape_the_reference_tree_has(monkeypatch, tree_policy_is_free):
     """A release's tree is taken over; then the story tells what the sentence cannot."""
-    system, trace = resolve("torch+pr26919"), fixture("a_fresh_leaf_pins_one_window")
+    system = resolve("torch+pr26919")
+    trace = fixture("a_fresh_leaf_pins_one_window")
     can = replace(system.capabilities, tree_policy_is_free=tree_policy_is_free)
     monkeypatch.setattr(type(system), "capabilities", can)
     run = replays.replay(system, trace)

@@ -22,9 +22,12 @@ from reference.geometry import preset
 from stateful_tests.tests.support import release_faults
 from stateful_tests.tests.support.night import some_at_night
 
-BATCH, COMMON = "managers/schedule_batch.py", "mem_cache/common.py"
-SESSION, SLOTS = "session/session_controller.py", "session/streaming_session.py"
-TREE, ALLOCATION = "mem_cache/unified_radix_cache.py", "mem_cache/allocation.py"
+BATCH = "managers/schedule_batch.py"
+COMMON = "mem_cache/common.py"
+SESSION = "session/session_controller.py"
+SLOTS = "session/streaming_session.py"
+TREE = "mem_cache/unified_radix_cache.py"
+ALLOCATION = "mem_cache/allocation.py"
 
 
 class Mutant(NamedTuple):

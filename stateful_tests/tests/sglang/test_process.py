@@ -158,7 +158,8 @@ def listed(scheduler) -> list[list]:
 
 
 def test_a_decode_makes_one_batch_of_everybody(scheduler):
-    a, b = Req(), Req()
+    a = Req()
+    b = Req()
     assert scheduler.last_batch is None
     scheduler.launch([a], ForwardMode.EXTEND)
     scheduler.launch([b], ForwardMode.EXTEND)
@@ -169,7 +170,8 @@ def test_a_decode_makes_one_batch_of_everybody(scheduler):
 
 
 def test_a_finished_request_is_listed_until_the_next_launch(scheduler):
-    a, b = Req(), Req()
+    a = Req()
+    b = Req()
     scheduler.launch([a], ForwardMode.EXTEND)
     a.done = True
     assert listed(scheduler) == [[a], []]
@@ -178,7 +180,8 @@ def test_a_finished_request_is_listed_until_the_next_launch(scheduler):
 
 
 def test_a_retracted_request_leaves_at_once(scheduler):
-    a, b = Req(), Req()
+    a = Req()
+    b = Req()
     scheduler.launch([a, b], ForwardMode.EXTEND)
     scheduler.remove(a)
     assert listed(scheduler) == [[b], []]

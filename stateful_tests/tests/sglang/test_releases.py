@@ -85,7 +85,8 @@ def test_the_cause_of_a_page_with_two_owners_is_reported(release):
 @pytest.mark.parametrize("fault", [fault for fault in known_faults().values() if fault.passed_over])
 def test_only_a_trace_that_names_the_clause_is_checked_for_it(fault, release):
     for path in fault.traces:
-        trace, system = load(FOLDER / path), release(path.partition("/")[0].removeprefix("sglang-"))
+        trace = load(FOLDER / path)
+        system = release(path.partition("/")[0].removeprefix("sglang-"))
         assert system.capabilities.known.keys() >= {trace.clause}
         assert replay(system, replace(trace, clause=None)).violation is None
 
@@ -126,7 +127,8 @@ def real(request, release):
 def test_the_faults_of_a_release_are_there(real):
     """But for those of the older trees; and the fault of this one."""
     overlap = real.name.endswith("+overlap")
-    seen, known = {}, {}
+    seen = {}
+    known = {}
     for path, fault in (*TRACES, *UNIFIED):
         if real.release not in since(fault) or (overlap and path.stem in NOT_YET):
             continue

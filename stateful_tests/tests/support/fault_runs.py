@@ -117,7 +117,8 @@ def presets_for(fault: PlantedFault) -> Sequence[str]:
 
 def look_for(suite: Suite, fault: PlantedFault, seed: int) -> Found:
     """The first random run that violates with a fault what it does not without."""
-    system, presets = suite.system(fault), presets_for(fault)
+    system = suite.system(fault)
+    presets = presets_for(fault)
     plan = check_plans.plan("smoke", presets=presets, examples=suite.runs, seed=seed)
     ran = commands = 0
     for example in range(suite.runs):
@@ -126,7 +127,8 @@ def look_for(suite: Suite, fault: PlantedFault, seed: int) -> Found:
             batch = run_driver.RunBatch(config, range(example, example + 1))
             with planted_in(system, [*suite.mends, *fault.edits]):
                 [(count, violations)] = run_driver.drive(system, plan, batch).runs
-            ran, commands = ran + 1, commands + count
+            ran = ran + 1
+            commands = commands + count
             for violation, trace in violations:
                 if fault.kind is PAIRS and trace.geometry != config.sizes:
                     continue
@@ -152,7 +154,10 @@ def smallest(suite: Suite, fault: PlantedFault, trace: Trace, clause: str) -> Tr
 
 def seen_by_commands(suite: Suite, fault: PlantedFault) -> dict[str, Any]:
     """Run the commands of a fault with it and without it, and the unit tests that they export as."""
-    system, trace, ends, text = suite.system(fault), fault.trace(), [], ""
+    system = suite.system(fault)
+    trace = fault.trace()
+    ends = []
+    text = ""
     with planted_in(system, [*suite.mends, *fault.edits]):
         seen = replay(system, trace).violation
         if suite.exports:
@@ -203,7 +208,8 @@ def _tested(text: str) -> str:
 
 def _looked_for(suite: Suite, fault: PlantedFault) -> bool:
     """Look for a fault with each seed, and print what was found. False if it survives one."""
-    verdicts, survives = [], False
+    verdicts = []
+    survives = False
     for seed in range(suite.seeds):
         began = time.monotonic()
         trace, violation, runs, commands = look_for(suite, fault, seed)

@@ -126,7 +126,8 @@ def loaded(spec: SystemSpec) -> Any:
         root = resolve(str(spec)).root
         driver = {"lmdeploy": LoadedLMDeploy, "transformers": PagingDriver}[spec.engine]
         system = driver(root, str(spec))
-    system.root, system.name = root, str(spec)
+    system.root = root
+    system.name = str(spec)
     return system
 
 

@@ -50,7 +50,8 @@ class ChangedLog:
 
     def __init__(self, name: str, begins: int | None = None) -> None:
         (log,) = logs_of([FOLDER / f"{name}.jsonl"])
-        self.header, self.lines = log.header, list(log.lines())
+        self.header = log.header
+        self.lines = list(log.lines())
         snapshots = [at for at, line in enumerate(self.lines) if tag(line) == "snapshot"]
         self.lines = self.lines[0 if begins is None else snapshots[begins] :]
 

@@ -28,7 +28,8 @@ def patched(path: Path, module: str, old: str, new: str) -> Iterator[None]:
         code = next(c for c in code.co_consts if getattr(c, "co_name", None) == node.name)
         function = vars(function)[node.name]
     function = getattr(function, "_function", getattr(function, "__func__", function))
-    right, function.__code__ = function.__code__, code
+    right = function.__code__
+    function.__code__ = code
     yield
     function.__code__ = right
 

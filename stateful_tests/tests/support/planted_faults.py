@@ -309,7 +309,8 @@ def _with_method(root: Path, fault: PlantedFault, edit: Edit) -> str:
     """The text of a file at whose end a method is replaced."""
     text = (root / edit.file).read_text(encoding="utf-8")
     assert isinstance(fault.sizes, dict), f"{fault.name}: a fault in a method states its page_size"
-    size, (kind, _, method) = fault.sizes["page_size"], edit.method.partition(".")
+    size = fault.sizes["page_size"]
+    (kind, _, method) = edit.method.partition(".")
     gate = "" if _GATE in text else _GATE
     put = f"_at_page_size({size}, {kind}, {method!r}, fault)"
     return f"{text}{gate}\n\n{edit.new}\n\n\n{put}\n"

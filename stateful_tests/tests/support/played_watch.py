@@ -35,7 +35,8 @@ class WatchedRelease(SGLangSystem):
 
     def __init__(self, version: str, folder: Path, *, spec: bool, overlap: bool = False) -> None:
         super().__init__(version, overlap=overlap)
-        self.folder, self.spec = folder, spec
+        self.folder = folder
+        self.spec = spec
         commands = self.capabilities.commands - NO_SCHEDULERS - {"Decode" if spec else "SpecDecode"}
         # A prompt that another server has computed comes by hooks that nobody watches.
         self.capabilities = replace(self.capabilities, commands=commands, swa_tail=False)
@@ -53,12 +54,18 @@ class _Scheduler:
     is_mixed_chunk = False
 
     def __init__(self, driver: Any, spec_algorithm: Any) -> None:
-        server, self.prepared = driver.server, list[Any]()
-        self.server, self.spec_algorithm = server, spec_algorithm
-        self.token_to_kv_pool_allocator, self.req_to_token_pool = server.allocator, server.rows
-        self.tree_cache, self.session_controller = server.cache, server.controller
-        self.is_hybrid_swa, self.enable_overlap = server.swa_pool is not None, driver.overlap
-        self.page_size, self.sliding_window_size = server.geometry.page_size, server.geometry.window
+        server = driver.server
+        self.prepared = list[Any]()
+        self.server = server
+        self.spec_algorithm = spec_algorithm
+        self.token_to_kv_pool_allocator = server.allocator
+        self.req_to_token_pool = server.rows
+        self.tree_cache = server.cache
+        self.session_controller = server.controller
+        self.is_hybrid_swa = server.swa_pool is not None
+        self.enable_overlap = driver.overlap
+        self.page_size = server.geometry.page_size
+        self.sliding_window_size = server.geometry.window
 
     @property
     def waiting_queue(self) -> list[Any]:

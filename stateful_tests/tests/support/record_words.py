@@ -68,7 +68,8 @@ class Notation:
 
     def _record(self, facts: Any, words: list[str]) -> tuple[RecordKind, int, list[Any]]:
         """A record that is there: its kind, its place among the others, and all of them."""
-        kind, name = self.kinds[words[0]], " ".join(words[1:])
+        kind = self.kinds[words[0]]
+        name = " ".join(words[1:])
         records = [*getattr(facts, kind.field)]
         if not kind.key:
             return kind, int(name) - 1, records
@@ -76,7 +77,8 @@ class Notation:
         return kind, names.index(name), records
 
     def _fields(self, said: str, of: Any, was: Mapping[str, Any]) -> dict[str, Any]:
-        hints, found = get_type_hints(of), {}
+        hints = get_type_hints(of)
+        found = {}
         for part in said.split(", "):
             name, *words = (word.strip('"') for word in _WORD.findall(part))
             if name not in hints:

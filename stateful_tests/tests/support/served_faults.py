@@ -26,7 +26,8 @@ def found_in_servers(
         pytest.skip(f"no server environment: {error}")
     [packages] = python.parents[1].glob("lib/python*/site-packages")
     checkout_with(packages, folder, fault, package="sglang")
-    runner, seen = WholeScheduler(python, folder), set[str]()
+    runner = WholeScheduler(python, folder)
+    seen = set[str]()
     try:
         for _ in range(RUNS):
             judged = scheduler_runs.serve(runner, scheduler_runs.ServedRun(release, *runs.draw()))

@@ -177,7 +177,8 @@ def test_clauses_of_handovers_apply_where_kv_is_handed_over():
     assert TIER_CLAUSES["PD-6"].trigger(step)
 
 
-TEXT, MORE = (Piece("a", 1),), (Piece("b", 2),)
+TEXT = (Piece("a", 1),)
+MORE = (Piece("b", 2),)
 
 
 def test_the_holders_of_texts_are_remembered():
@@ -371,7 +372,8 @@ def test_states_that_are_right_conform_and_an_evict_frees_as_many_as_counted():
     assert clauses == ["TREE-17"] and says == "1 of 1 evictable states are freed; 0 are"
 
 
-SENT, ARRIVE = RECEIVES._replace(writing={}), Arrive("h1")
+SENT = RECEIVES._replace(writing={})
+ARRIVE = Arrive("h1")
 
 
 @pytest.mark.parametrize(
@@ -393,7 +395,8 @@ SENT, ARRIVE = RECEIVES._replace(writing={}), Arrive("h1")
     ],
 )
 def test_a_decode_server_that_repeats_its_state_stands_still(commands, requests, found):
-    progress, beside = DecodeProgress(), LockRanges(DECODING)
+    progress = DecodeProgress()
+    beside = LockRanges(DECODING)
     now = RECEIVED._replace(requests=tuple(requests))
     for command in commands:
         beside.note(command)
@@ -422,7 +425,8 @@ def test_a_decode_server_that_repeats_its_state_stands_still(commands, requests,
     ],
 )
 def test_a_server_that_only_prefills_and_comes_into_the_same_state_again(commands, state, sends, found):
-    progress, beside = DecodeProgress(), LockRanges(PREFILLING)
+    progress = DecodeProgress()
+    beside = LockRanges(PREFILLING)
     request = SENDING.requests[0]._replace(state=TierRequestState(state))
     now = SENDING._replace(requests=(request,), sends=sends)
     for command in (*commands, *[Poll()] * 3):

@@ -39,7 +39,8 @@ def test_the_newest_release_conforms(newest):
     server that only decodes, whose faults are known."""
     plan = check_plans.plan("smoke", examples=1, steps=20)
     for index, name in enumerate(TIER_PRESETS):
-        config, example = run_driver.with_stated_sizes(check_plans.TIERED, name, Mode.FAITHFUL), index % 2 * 3
+        config = run_driver.with_stated_sizes(check_plans.TIERED, name, Mode.FAITHFUL)
+        example = index % 2 * 3
         driven = run_driver.drive(newest, plan, run_driver.RunBatch(config, range(example, example + 1)))
         result = driven.runs[0][1]
         assert all(
@@ -70,7 +71,9 @@ def told_by(system, name, lines):
     sizes = tier_preset(name)
     system.reset(sizes)
     for command in commands(lines):
-        outcome, facts, texts = system.apply(command), system.view(), {0: ()}
+        outcome = system.apply(command)
+        facts = system.view()
+        texts = {0: ()}
         collected = []
         for node in facts.nodes:
             texts[node.node] = (*texts[node.parent], *node.stamps)

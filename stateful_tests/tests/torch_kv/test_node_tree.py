@@ -44,7 +44,8 @@ def test_the_order_outlives_stale_entries():
         ),
         None,
     )
-    source, used = random.Random(1), dict.fromkeys(range(20), -1)
+    source = random.Random(1)
+    used = dict.fromkeys(range(20), -1)
 
     def evicted():
         before = {node.path for node in tree.view(())}
@@ -84,7 +85,8 @@ def test_an_operation_frees_once_per_pool_and_waits_for_nothing():
             Geometry(page_size=1, window=8, full_pages=256, swa_pages=256, rows=1, width=64),
             device(),
         )
-        tree, operators = RadixTree(store, 8), 0
+        tree = RadixTree(store, 8)
+        operators = 0
         for letter in (2, 3, 4):
             for evicted in (tokens, 0):  # the second recovers what the first left a tombstone of
                 slots = extend(store, [0], [0], [tokens])

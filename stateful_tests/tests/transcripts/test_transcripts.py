@@ -54,10 +54,8 @@ def typed(line: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]
     name, _, rest = line.partition(" ")
     if name != "kvspec":
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-        command, env = (
-            ["bash", "-c", line.replace("KVSPEC/", f"{ROOT}/")],
-            {**os.environ, "PATH": path},
-        )
+        command = ["bash", "-c", line.replace("KVSPEC/", f"{ROOT}/")]
+        env = {**os.environ, "PATH": path}
         done = subprocess.run(command, capture_output=True, text=True, check=False, env=env)
         return done.returncode, done.stdout, done.stderr
     rest = rest.replace("KVSPEC/", f"{ROOT}/").replace(" impl.", f" {INSIDE}impl.")

@@ -49,7 +49,8 @@ def outcomes(system, *commands, config=None):
 
 def test_a_second_request_goes_on_behind_the_blocks_of_the_first(system):
     step = Schedule(), Update()
-    first, second = Add("r1", 2, 0, (Piece("a", 5),)), Add("r2", 3, 0, (Piece("a", 5),))
+    first = Add("r1", 2, 0, (Piece("a", 5),))
+    second = Add("r2", 3, 0, (Piece("a", 5),))
     run = outcomes(system, first, *step, *step, second, *step, *step, *step)
     assert {type(row.outcome) for row in run.rows} == {Done}
     assert "r1 computes [0, 5); samples 1" in run.rows[1].tree
@@ -173,7 +174,8 @@ def test_a_request_that_finds_no_blocks_goes_on_from_its_copy_in_host_memory(sys
     run = outcomes(system, Add("r1", 4, 2), Add("r2", 4, 2), *step * 12, config=config)
     lines = [line for row in run.rows for line in row.tree]
     [swapped] = [line for line in lines if "SWAPPED" in line]
-    name, computed = swapped.split()[0], int(swapped.split("computed ")[1].split(",")[0])
+    name = swapped.split()[0]
+    computed = int(swapped.split("computed ")[1].split(",")[0])
     starts = [int(line.split("[")[1].split(",")[0]) for line in lines if f"{name} computes" in line]
     assert computed in starts and starts == sorted({*starts})  # nothing is computed twice
     assert sum("ends: length" in line for line in lines) == 2

@@ -99,7 +99,8 @@ def test_clauses_of_host_memory_apply_where_their_subject_exists(
 class Breaks:
     """An engine that does what the lines of a scene say, and raises in the last."""
 
-    name, capabilities = "breaks", VLLMSystem.capabilities
+    name = "breaks"
+    capabilities = VLLMSystem.capabilities
 
     def __init__(self, *lines):
         self.lines = list(lines)
@@ -118,10 +119,8 @@ class Breaks:
 
 
 def broken_at(*lines, waived=()):
-    commands, system = (
-        tuple(parse(line.split(";")[0], BLOCKS) for line in lines),
-        Breaks(*lines),
-    )
+    commands = tuple(parse(line.split(";")[0], BLOCKS) for line in lines)
+    system = Breaks(*lines)
     system.capabilities = replace(system.capabilities, waived=dict.fromkeys(waived, "harmless"))
     return replay(system, Trace(SIZES["full"], Mode.FAITHFUL, commands)).violation
 

@@ -12,7 +12,8 @@ from reference.blocks.config import LayerGroup
 from reference.blocks.facts import HostFacts, HostKey, Transfer, chain
 
 CONFIG = Bag(groups=(LayerGroup(2), LayerGroup(4)), chunk_blocks=2, storage=False)
-NOTHING, EMPTY = (-1, ()), 0
+NOTHING = (-1, ())
+EMPTY = 0
 OUTPUTS = "vllm.v1.outputs"
 
 
@@ -90,7 +91,8 @@ def test_finished_jobs_are_reported_once(device, monkeypatch):
 def offloads(device):
     worker = Bag(connector_worker=Bag(_unsubmitted_store_jobs=[]))
     of = Offloads.__new__(Offloads)
-    of.transfers, of.worker = device, worker
+    of.transfers = device
+    of.worker = worker
     return of
 
 
@@ -114,7 +116,8 @@ def server(**fields):
 
 
 def test_jobs_are_shown_until_their_end_is_taken(offloads):
-    device, blocks = offloads.transfers, lists((5,), (1, 0), (0, 0))
+    device = offloads.transfers
+    blocks = lists((5,), (1, 0), (0, 0))
     for job in (1, 2, 3, 4):
         device.submit_store(job, blocks, lists((job,)))
     for _ in (1, 2, 3):
@@ -141,10 +144,13 @@ def test_jobs_are_shown_until_their_end_is_taken(offloads):
 
 
 def test_hashes_and_leftover_records_are_shown(offloads):
-    stamps, group = Stamps(), (1).to_bytes(4, "big")
+    stamps = Stamps()
+    group = (1).to_bytes(4, "big")
     hashed = stamps((bytes(16), tuple(range(9)), None))
-    chunk, other = Bag(chunk_id=2, ref_cnt=1), Bag(block_id=0, ref_cnt=-1)
-    key, ghosts = hashed + b"more" + group, {b"gone": None}
+    chunk = Bag(chunk_id=2, ref_cnt=1)
+    other = Bag(block_id=0, ref_cnt=-1)
+    key = hashed + b"more" + group
+    ghosts = {b"gone": None}
     policy = Bag(
         t1={key: Bag(chunk=chunk)}, ghosts=ghosts, sizes=[3], t2={hashed + bytes(4): other}
     )
@@ -179,7 +185,8 @@ def chain_of(count):
 @pytest.mark.parametrize("sync", [None, False, True])
 def test_a_worker_loads_before_and_stores_after_a_batch(offloads, monkeypatch, sync):
     monkeypatch.setitem(sys.modules, OUTPUTS, Bag(KVConnectorOutput=Bag))
-    did, batch = [], Bag(kv_connector_metadata="meta", finished_req_ids={"r1"})
+    did = []
+    batch = Bag(kv_connector_metadata="meta", finished_req_ids={"r1"})
     if sync is not None:  # releases up to 0.29 have no such loads
         batch.has_sync_kv_loads = sync
     names = ("handle_preemptions", "bind_connector_metadata", "start_load_kv", "wait_for_save")
@@ -229,7 +236,8 @@ REQUEST = Bag(request_id="r1", _all_token_ids=list(range(8)))
 
 
 def test_a_load_from_the_peer(loads):
-    device, peer = loads.transfers, loads._peer
+    device = loads.transfers
+    peer = loads._peer
     loads.expects("r1", 7)
     assert peer.remote == {"r1": 7}
     peer.started_loads = [(REQUEST, ([1, 2, 3, 4], [5, 0]), 2, 7)]
@@ -240,7 +248,8 @@ def test_a_load_from_the_peer(loads):
     device.copy(load=True)
     shown = shown_of(loads)
     job = Transfer(0, load=True, parts=device.jobs[0].parts, submitted=True, copied=True)
-    held, gone = tuple(tuple(c) for c in device.host.values()), ("finished_recving of request r3",)
+    held = tuple(tuple(c) for c in device.host.values())
+    gone = ("finished_recving of request r3",)
     assert shown == HostFacts(0, (), held, (), (job,), gone)
     device.complete(load=True)
     assert shown_of(loads).transfers == (job._replace(completed=True),)

@@ -73,7 +73,9 @@ OURS = "kvspec|reference|impl|stateful_tests|ci"
 @pytest.mark.parametrize("release", some_at_night(EXPORTED, EXPORTED[1:].__contains__))
 def test_unit_tests_fail_where_the_fault_is_and_pass_where_it_is_fixed(vllm, release, tmp_path):
     """On the release's own scheduler; nothing of kvspec is imported."""
-    system, runs, wanted = vllm(release), [], []
+    system = vllm(release)
+    runs = []
+    wanted = []
     for path, fault in (each for each in TRACES if released(each[0]) == release):
         fixed = engine_test.target(fault.fixed) if fault.fixed else None
         if path.stem in SHOWN_BY_NO_OBJECT:

@@ -47,7 +47,8 @@ def test_kernels_leave_what_triton_leaves(overlap, vllm, tmp_path):
     vllm("0.33.0+v2")  # else it is skipped
     system = LogFollower("0.33.0", overlap=overlap, v2=True, limits=COMPILING)
     system.counts = tmp_path / "counts"
-    plan, commands = check_plans.plan("smoke", presets=PRESETS), 0
+    plan = check_plans.plan("smoke", presets=PRESETS)
+    commands = 0
     for preset in PRESETS:
         batch = RunBatch(with_stated_sizes(check_plans.CLIENTS, preset, Mode.FAITHFUL), range(RUNS))
         for done, found in drive(system, plan, batch).runs:

@@ -58,7 +58,8 @@ def test_an_update_with_nothing_in_flight_is_refused(vllm):
 @pytest.mark.parametrize("release, flights", [("0.33.0", 1), ("0.33.0+async", 2)])
 def test_only_aborts_of_clients_come_into_a_step(vllm, release, flights):
     """As in EngineCore: input is read between steps, aborts as soon as the model has run."""
-    refused, done = (Add("r2", 1, 1), ResetCache(), Schedule()), (Abort("r1"), Update())
+    refused = (Add("r2", 1, 1), ResetCache(), Schedule())
+    done = (Abort("r1"), Update())
     filled = [Schedule(), Update(), Schedule()] if flights == 2 else [Schedule()]
     commands = (Add("r1", 5, 3), *filled, *refused, *done)
     run = replay(vllm(release), Trace(engine_preset("full"), Mode.FAITHFUL, commands))

@@ -63,7 +63,9 @@ def offloads(manager, utils):
     worker = Bag(
         _pending_load_event_indices=set(), _pending_store_event_indices={0}, _completed_store_events={}
     )
-    of.worker, of.numbers, of._unused = Bag(worker_handler=worker), {}, iter(range(9))
+    of.worker = Bag(worker_handler=worker)
+    of.numbers = {}
+    of._unused = iter(range(9))
     of.scheduler = scheduler
     return of
 
@@ -83,7 +85,8 @@ def stores(manager, *moves):
 
 def test_a_worker_hears_of_a_copy_once_it_is_made(offloads, manager):
     stores(manager, (1, 1))
-    thread, events = offloads.transfers, []
+    thread = offloads.transfers
+    events = []
     thread.launch_copy([1], [1], is_store=True, event_idx=0, events_list=events)
     assert not events and not thread.copy(load=True)
     assert thread.copy(load=False) and not thread.copy(load=False)

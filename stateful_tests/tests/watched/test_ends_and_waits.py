@@ -29,7 +29,8 @@ class RunsOut(FaultyRunner):
 
 def test_an_end_is_reported_with_the_events_before_it():
     lines = (WATCHED / "sglang-0.5.23-mixed_batches.jsonl").read_text().splitlines()
-    runner, said = RunsOut(), {}
+    runner = RunsOut()
+    said = {}
     for kind in ("admit", "extend", "step"):
         runner.lines = max(index for index, line in enumerate(lines, 1) if line.startswith(f'["{kind}"'))
         (finding,) = scheduler_runs.serve(runner, scheduler_runs.ServedRun(RELEASE, Config(), (), 1)).new
@@ -47,8 +48,11 @@ def test_an_end_is_reported_with_the_events_before_it():
     )
 
 
-SMALL, ROOM, NOTHING = Room(full=4, swa=4, rows=1), Room(full=9, swa=9, rows=1), Room(full=0, swa=0, rows=0)
-ALL, MORE = Room(full=10, swa=10, rows=2), Room(full=11, swa=11, rows=1)
+SMALL = Room(full=4, swa=4, rows=1)
+ROOM = Room(full=9, swa=9, rows=1)
+NOTHING = Room(full=0, swa=0, rows=0)
+ALL = Room(full=10, swa=10, rows=2)
+MORE = Room(full=11, swa=11, rows=1)
 
 
 @pytest.mark.parametrize(

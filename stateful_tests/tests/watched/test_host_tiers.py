@@ -56,7 +56,8 @@ def test_sources_of_a_transfer_keep_their_kv(written):
 
 
 def test_pools_of_both_tiers_may_end_within_a_page(written):
-    free, host = (2, 3, 4, 5), (0, 1, 2, 3)
+    free = (2, 3, 4, 5)
+    host = (0, 1, 2, 3)
     empty = TierFacts(
         (), kv(free, free), kv(host, host), count(), kv((0,) * 6, (0,) * 6), kv((0,) * 4, (0,) * 4)
     )
@@ -132,7 +133,8 @@ BEHIND_IT = {**OF_A_TIER, "tier": {**OF_A_TIER["tier"], "storage": "best_effort"
 
 def test_a_storage_has_records_of_who_waits(written):
     """A mismatch leaves the requests that wait unknown."""
-    asked, ask = REST._replace(asked=("c1",)), event("submit c1: tokens 6, new 6")
+    asked = REST._replace(asked=("c1",))
+    ask = event("submit c1: tokens 6, new 6")
     looks = [ask, event("admit c1: prefix 0")]  # then it may poll the transfers
     for before, found in (
         ([ask], []), (looks, []), ([], ["XFER-3"]), ([event("requeue c2")], ["OUT-1"]),
@@ -140,7 +142,8 @@ def test_a_storage_has_records_of_who_waits(written):
         result = validate(written([header(**BEHIND_IT), *before, ["tier", asked, []]]))
         assert [each.clause for each in result.unexplained] == found
     reads = TierOperation(1, back=False, name="c1", state="reads", slots=kv((0,), ()), moving=kv((0,), ()))
-    came, writes = reads._replace(moving=kv()), reads._replace(back=True, name="")
+    came = reads._replace(moving=kv())
+    writes = reads._replace(back=True, name="")
     for shown, name, times in (
         (REST._replace(stored=(PAGE,)), "a page that is stored", 1),
         (REST._replace(operations=(reads,)), "a page that comes from the storage", 1),

@@ -123,7 +123,9 @@ def test_judging_goes_on_at_a_step_of_an_empty_server(tmp_path):
     """Nobody runs, waits, has a row or a session: the state is known."""
     lines = [*numbered(FOLDER / "sglang-0.5.23-window_and_chunk_cache.jsonl")[:40]]
     head = json.loads(lines[0])
-    rows, full, swa = head["rows"], head["full_tokens"], head["swa_tokens"]
+    rows = head["rows"]
+    full = head["full_tokens"]
+    swa = head["swa_tokens"]
     del lines[20]
     later = events(f"""
 step 900: full {full}, swa {swa}, rows {rows}

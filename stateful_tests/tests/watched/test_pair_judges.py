@@ -199,13 +199,15 @@ def model(draft=(3, 0)):
 
 
 def test_draft_kv_counts_until_a_request_is_retracted():
-    right, wrong = model(), model(draft=(9, 0))
+    right = model()
+    wrong = model(draft=(9, 0))
     right._compare("full", "c1.1", 0, [0], [3])
     wrong._compare("full", "c1.1", 0, [0], [3])
     assert not right.misread and [*wrong.misread] == [("c1.1", "full of D", 0)]
     for tree, request in ((False, "c1.1"), (True, "c2.1")):  # with a tree others share its prompt
         wrong = model(draft=(9, 0))
-        wrong.without_draft, wrong.tree = {"c1.1"}, tree
+        wrong.without_draft = {"c1.1"}
+        wrong.tree = tree
         wrong._compare("full", request, 0, [0], [3])
         assert not wrong.misread
 
@@ -226,7 +228,8 @@ def test_page_that_had_been_given_back_is_told_at_the_read():
 @pytest.mark.parametrize(("hidden", "stained", "notes"), [((7, 2), False, 0), ((7, 1), False, 1),
                                                           ((7, 1), True, 0)])  # fmt: skip
 def test_hidden_state_that_decode_drafts_from(monkeypatch, hidden, stained, notes):
-    made, noted = model(), []
+    made = model()
+    noted = []
     made.__dict__.update(sends_draft=True, notes=lambda *what: noted.append(what), _texts={"c1.1": [3]})
     monkeypatch.setattr(ServerModel.__bases__[0], "verify", lambda *_: ([], []))
     info = SimpleNamespace(

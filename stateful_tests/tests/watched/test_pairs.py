@@ -224,7 +224,8 @@ SERVERS = {
 def test_a_real_pair_conforms_and_repeats_itself(runner, name, choices):
     config = Config(pair=True, **{"page_size": 4, "pressure": False, "running": 4, **SERVERS[name]})
     run = scheduler_runs.ServedRun(RELEASE, config, CLIENTS, 3, choices)
-    one, two = scheduler_runs.serve(runner, run), scheduler_runs.serve(runner, run)
+    one = scheduler_runs.serve(runner, run)
+    two = scheduler_runs.serve(runner, run)
     assert not one.findings and set(one.outcome.answers.values()) == {"length"}
     assert len(one.outcome.answers) == 4 and one.outcome.forwards > 10
     assert one.outcome.events == two.outcome.events

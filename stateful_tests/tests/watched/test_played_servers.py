@@ -26,7 +26,8 @@ from stateful_tests.watched.validator import Validator
 
 FROM_0_5_14 = list(TABLE)[list(TABLE).index("0.5.14") :]
 RELEASES = FROM_0_5_14 if NIGHT else ["0.5.23"]
-SIZES, STEPS = ("page1", "page2", "page4", "no-swa"), 60
+SIZES = ("page1", "page2", "page4", "no-swa")
+STEPS = 60
 Lives = dict[str, list[tuple[object, ...]]]  # of each request, what was done to it
 
 
@@ -79,7 +80,8 @@ def comparable(life: list[tuple[object, ...]], claims: bool) -> list[tuple[objec
 
 def play(system: WatchedRelease, number: int, tree: bool) -> tuple[Lives, bool]:
     """A random run, up to a fault of the release; what it did, and whether there was none."""
-    source, names = RandomChoices(f"played {number}"), dict[str, str]()
+    source = RandomChoices(f"played {number}")
+    names = dict[str, str]()
     lives: Lives = defaultdict(list)
     rejected = set[str]()
     lockstep = Lockstep(

@@ -44,7 +44,8 @@ def test_runs_between_scenes_are_storms_floods_texts_talks_and_random_clients():
     of_others = [client for at in (0, 1, 2, 5) for client in asking[at]]
     assert {each.resends for each in of_others if not each.session} == {False, True}
     assert not any(each.resends for each in of_others if each.session)
-    again, other = population.Population(1), population.Population(2)
+    again = population.Population(1)
+    other = population.Population(2)
     assert again.draw()[0] == servers[0] and again.draw()[1:] != other.draw()[1:]
 
 
@@ -165,10 +166,8 @@ def test_servers_with_a_host_tier_have_matching_settings():
 
 
 def test_a_triple_of_switches_is_at_work_once_each_has_done_something():
-    runs, config = (
-        population.Population(1),
-        Config(window=4, draft=4, tree=False, chunk=64, pressure=False),
-    )
+    runs = population.Population(1)
+    config = Config(window=4, draft=4, tree=False, chunk=64, pressure=False)
     runs._config, fresh = config, runs._news(config)
     triple = (("window", 3), ("draft", 4), ("tree", False))
     assert triple in population.triples(config)

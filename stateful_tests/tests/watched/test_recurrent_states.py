@@ -143,7 +143,8 @@ def test_a_match_of_a_text_that_ended_in_flight_is_excused(
     release, session, reason, wrong, written
 ):
     """Its node has the state of more than that."""
-    node, states = [[1, 2, 3, 4], [1, 2, 3, 4], [], 0, 0], {"free": [], "tracked": {}, "nodes": [3]}
+    node = [[1, 2, 3, 4], [1, 2, 3, 4], [], 0, 0]
+    states = {"free": [], "tracked": {}, "nodes": [3]}
     of_session = f" of {session}" if session else ""
     count = 1 if session else 0
     opened = events(f"open {session}: done") if session else []

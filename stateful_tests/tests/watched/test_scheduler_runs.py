@@ -54,7 +54,8 @@ def test_a_finding_is_shrunk_to_its_clients_and_numbers():
 @pytest.mark.parametrize("at", [0, 1, 2, 30])
 def test_an_interrupt_loses_nothing_that_was_found(at):
     """at: interrupts at that try of the shrinking; 0: between two runs."""
-    kept, tries = [], 0
+    kept = []
+    tries = 0
 
     def say(what, *_):
         nonlocal tries
@@ -139,7 +140,8 @@ def test_a_label_holds_for_a_tree_that_still_has_the_fault(monkeypatch, there, w
             scheduler_runs.ServedRun(RELEASE, Config(), (), 1, key=key), None, Validated(), found
         )
 
-    tree, release = FaultyRunner(), FaultyRunner()
+    tree = FaultyRunner()
+    release = FaultyRunner()
     shows = {(tree, "saved"): saved, (release, ""): was}
     monkeypatch.setattr(scheduler_runs, "serve", lambda at, run: judged(shows[at, run.key]))
     runs = {"last-token": judged("", "saved").run} if saved else {}

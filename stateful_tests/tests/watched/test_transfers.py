@@ -162,7 +162,8 @@ def test_a_request_that_another_has_is_a_mismatch_of_the_pair(tmp_path, capsys):
 class Written:
     """A log in memory."""
 
-    wants_snapshot, dropped = False, 0
+    wants_snapshot = False
+    dropped = 0
 
     def __init__(self):
         self.events = []
@@ -189,7 +190,8 @@ def request(**more):
 
 def hooked(role):
     failures = []
-    hooks, scheduler = TransferHooks(lambda *each: failures.append(each)), server(role)
+    hooks = TransferHooks(lambda *each: failures.append(each))
+    scheduler = server(role)
     hooks.begin(scheduler, Written(), pages=False)
     return hooks, scheduler, failures
 
@@ -214,7 +216,8 @@ def test_the_hooks_of_a_prefill_server_write_the_prefill_side():
 
 def test_a_rest_is_written_when_it_changes_and_once_more_when_it_stays(monkeypatch):
     hooks, scheduler, failures = hooked("decode")
-    now, keeps = [100.0], [6]
+    now = [100.0]
+    keeps = [6]
     monkeypatch.setattr(transfers, "time", SimpleNamespace(monotonic=lambda: now[0], time=lambda: 0.0))
     monkeypatch.setattr(transfers, "held_tokens", lambda _: keeps[0])
     monkeypatch.setattr(transfers, "leftovers", lambda *_: [])
@@ -232,7 +235,8 @@ def test_a_rest_is_written_when_it_changes_and_once_more_when_it_stays(monkeypat
     scheduler.waiting_queue = [request()]
     keeps[0] = 6
     assert looks(2) == 3 and not failures
-    hooks.log.wants_snapshot, hooks.log.dropped = True, 4
+    hooks.log.wants_snapshot = True
+    hooks.log.dropped = 4
     assert looks(0) == 4 and hooks.log.events[-1] == Snapshot(4, [], [])
 
 

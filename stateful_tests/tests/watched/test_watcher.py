@@ -96,8 +96,11 @@ def test_a_full_queue_drops_and_asks_for_a_snapshot(tmp_path, monkeypatch):
 
 
 def test_a_snapshot_replaces_a_step_whose_events_were_lost(tmp_path):
-    watcher, log = Watcher(RELEASE), log_in(tmp_path)
-    watcher.every, watcher.log, watcher._counts = 512, log, lambda: (8, 0, 2, 0, 0, 0)
+    watcher = Watcher(RELEASE)
+    log = log_in(tmp_path)
+    watcher.every = 512
+    watcher.log = log
+    watcher._counts = lambda: (8, 0, 2, 0, 0, 0)
     watcher._states = lambda: 0
     watcher.reader = Bag(
         snapshot=lambda _, __, dropped: Snapshot(dropped, [], []), entries=lambda: 0
@@ -159,8 +162,10 @@ def test_a_full_disk_is_one_warning_and_leaves_a_readable_log(tmp_path):
 
 
 def watching() -> tuple[Watcher, list[Any]]:
-    watcher, noted = Watcher(RELEASE), []
-    watcher.on, watcher.put = True, noted.append
+    watcher = Watcher(RELEASE)
+    noted = []
+    watcher.on = True
+    watcher.put = noted.append
     return watcher, noted
 
 
@@ -204,7 +209,8 @@ def test_a_flush_is_noted_once_it_is_done(tmp_path):
     watcher, noted = watching()
     flush = around(watcher, "flush")
     flush(lambda *_: True, Bag())  # nothing has run: there was nothing to empty
-    watcher.log, watcher._counts = log_in(tmp_path), lambda: (5, 4, 3, 2, 1, 0)
+    watcher.log = log_in(tmp_path)
+    watcher._counts = lambda: (5, 4, 3, 2, 1, 0)
     for done in (False, True):
         assert flush(lambda *_, done=done: done, Bag()) is done
     watcher.log.close()
@@ -345,7 +351,8 @@ def test_a_free_list_has_two_parts_up_to_0_5_19():
 
 def test_transfers_of_the_release_s_own_engine_are_noted():
     """Each is there with its slots once it is submitted; its event says when it is over."""
-    event, pool = Event(), object()
+    event = Event()
+    pool = object()
     event.moving = CopyEngine(), CopyJob(load=False, parts=[], finish=event)
     engine = Bag(
         submit_device_to_host=lambda transfers: Bag(finish_event=event, count=len(transfers)),

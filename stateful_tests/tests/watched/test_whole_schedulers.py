@@ -53,7 +53,8 @@ TURNS = (
 def test_a_real_scheduler_conforms_and_repeats_itself(scheduler, config):
     clients = (Client("a", 0, TURNS), Client("b", 3, TURNS[:2], session=False))
     run = scheduler_runs.ServedRun(RELEASE, config, clients, 1)
-    one, two = scheduler_runs.serve(scheduler, run, "pages"), scheduler_runs.serve(scheduler, run, "pages")
+    one = scheduler_runs.serve(scheduler, run, "pages")
+    two = scheduler_runs.serve(scheduler, run, "pages")
     assert not one.findings and one.outcome.forwards > 15, one.findings
     same = [replace(judged.outcome, cpu_s=0.0) for judged in (one, two)]
     assert same[0] == same[1] and len(one.tail) == len(two.tail)

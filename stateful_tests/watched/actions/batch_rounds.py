@@ -230,7 +230,8 @@ def note_gaps(follower: LogFollower, event: log.Event) -> None:
     if not isinstance(event, log.Stepped):
         return
     if step.number is not None and event.number != step.number + 1:
-        first, last = step.number + 1, event.number - 1
+        first = step.number + 1
+        last = event.number - 1
         if event.number > step.number:
             missing = f"steps {first} to {last} are" if last > first else f"step {first} is"
             follower.lose_steps(f"{missing} missing")

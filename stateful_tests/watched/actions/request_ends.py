@@ -22,7 +22,8 @@ from stateful_tests.watched.actions.batch_rounds import apply_unlogged_result, c
 def on_released(follower: LogFollower, event: log.Released) -> None:
     """Follow the release of a request: its finish, abort or retraction. Raises Diverged where outputs, texts
     or cursors differ."""
-    before, after = Cursors(*event.before), Cursors(*event.after) if event.after else None
+    before = Cursors(*event.before)
+    after = Cursors(*event.after) if event.after else None
     follower.note_interruption(event.request)
     queued = Phase.QUEUED, Phase.ADMITTED
     if event.reason is None and follower.request(event.request).phase in queued:

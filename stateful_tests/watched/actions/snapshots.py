@@ -35,13 +35,12 @@ def on_snapshot(follower: LogFollower, event: log.Snapshot) -> None:
         result.skipped["events that the watcher dropped"] += event.dropped
     if result.events > 1 and follower.follows and not event.dropped:
         unknown = {name for name, seen in follower.sessions.items() if seen.text_unknown}
-        mine, theirs = _shown_values(follower.state, unknown), _shown_values(given, unknown)
+        mine = _shown_values(follower.state, unknown)
+        theirs = _shown_values(given, unknown)
         result.compared += len(theirs)
         for clause, value_name in mine | theirs:
-            expected, observed = (
-                mine.get((clause, value_name), "none"),
-                theirs.get((clause, value_name), "none"),
-            )
+            expected = mine.get((clause, value_name), "none")
+            observed = theirs.get((clause, value_name), "none")
             if expected != observed:
                 raise Diverged(clause, f"{value_name}: {expected}", observed)
     elif not result.ended:  # two turns write into one row: no state is that
@@ -64,7 +63,9 @@ def resume_when_idle(follower: LogFollower, event: log.Stepped) -> None:
     empty = log.Snapshot(0, [], [])
     step = follower.step
     _resume(follower, empty, _state_of(follower, empty))
-    follower.step.number, follower.step.at, follower.step.judged = step.number, step.at, step.judged
+    follower.step.number = step.number
+    follower.step.at = step.at
+    follower.step.judged = step.judged
 
 
 def _compare_snapshot(follower: LogFollower, event: log.Snapshot) -> None:

@@ -48,7 +48,8 @@ def on_arrived(follower: LogFollower, event: log.KVArrived) -> None:
     crossing = follower.transfers.rooms.get(event.room)
     if crossing is not None:
         _check_pages_held(follower, "XFER-2", crossing, event.pages)
-        crossing.is_open, crossing.arrived = False, True
+        crossing.is_open = False
+        crossing.arrived = True
 
 
 @action(log.KVGivenBack, compared="the transfer is over; pages: those that were sent or named")
@@ -65,7 +66,8 @@ def on_given_back(follower: LogFollower, event: log.KVGivenBack) -> None:
         follower.report(Diverged(clause, expected, f"gives it back, and the room is {event.status}"))
     elif event.status != "failed":
         _check_pages_held(follower, clause, crossing, event.pages)
-    crossing.is_open, crossing.status = False, event.status
+    crossing.is_open = False
+    crossing.status = event.status
 
 
 @action(

@@ -13,7 +13,14 @@ import torch
 
 from impl.sglang.server.clients import Clients
 from impl.sglang.server.outcome import PairNote
-from impl.sglang.server.kept import OF_A_ROOM, full_size, has_unsent_load, held_tokens, leftovers, rooms_kept
+from impl.sglang.server.server_leftovers import (
+    OF_A_ROOM,
+    full_size,
+    has_unsent_load,
+    held_tokens,
+    leftovers,
+    rooms_kept,
+)
 from impl.sglang.server.pair.model import Region, ServerModel
 from impl.sglang.server.pair.network import Block, PlayedNetwork
 from impl.sglang.server.pair.stand_ins import NamedPages
@@ -81,7 +88,8 @@ class Judges:
     def judge_copy(self, chunk: Any, source: int, target: int, length: int) -> None:
         """Judge a block of a transfer at the moment it is copied."""
         name = self.network.rooms.get(chunk.room, "")
-        from_, to = self._place(PREFILL, source), self._place(DECODE, target)
+        from_ = self._place(PREFILL, source)
+        to = self._place(DECODE, target)
         if (
             from_ is None
             or to is None
@@ -243,7 +251,8 @@ class Judges:
         """Judge a copied recurrent state: P's is that after the prompt, and D still keeps the slot for this
         request."""
         states = {server: model.states for server, model in self.models.items()}
-        from_, to = states[PREFILL], states[DECODE]
+        from_ = states[PREFILL]
+        to = states[DECODE]
         assert from_ is not None and to is not None
         if target not in promise.state:
             says = f"state {target} of D is written for {name}, which has named {promise.state}"

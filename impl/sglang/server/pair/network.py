@@ -15,7 +15,9 @@ from reference.pairs.config import DECODE, PREFILL, SERVERS
 
 STEP_S = 0.001  # of the clock
 EVENTS = 3000  # that are kept of a run
-READY, SUCCESS = 2, 4  # KVPoll.WaitingForInput, and Success
+# KVPoll.WaitingForInput, and Success
+READY = 2
+SUCCESS = 4
 Block = tuple[int, int, int]  # source address, target address, length in bytes
 
 

@@ -25,7 +25,7 @@ from impl.sglang.server.outcome import RunOutcome
 from impl.sglang.server.pair import stand_ins
 from impl.sglang.server.pair.choices import NetworkChoice
 from impl.sglang.server.pair.judges import RESERVED, Judges
-from impl.sglang.server.kept import held_tokens
+from impl.sglang.server.server_leftovers import held_tokens
 from impl.sglang.server.pair.model import ServerModel
 from impl.sglang.server.pair.network import PlayedNetwork
 from impl.sglang.server.pair.turns import Stage, ServerThread

@@ -306,7 +306,8 @@ def _calls(wire: Wire, common: Any, decode: Any) -> None:
             _pauses(getattr(common, owner), name, wire)
     queue = decode.DecodePreallocQueue
     receiver = common.CommonKVReceiver
-    send, publish = queue._send_kv_metadata, receiver.send_metadata
+    send = queue._send_kv_metadata
+    publish = receiver.send_metadata
     in_hand: list[Any] = [None]
 
     def sends(self: Any, request: Any, *args: Any, **more: Any) -> Any:

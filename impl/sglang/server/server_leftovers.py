@@ -45,7 +45,8 @@ def full_size(scheduler: Any) -> int:
 
 def held_tokens(scheduler: Any) -> int:
     """Return tokens of the full pool that are neither free nor the tree's to give back."""
-    allocator, tree = scheduler.token_to_kv_pool_allocator, scheduler.tree_cache
+    allocator = scheduler.token_to_kv_pool_allocator
+    tree = scheduler.tree_cache
     if scheduler.is_hybrid_swa:
         left = allocator.full_available_size() + tree.full_evictable_size()
     else:
