@@ -13,7 +13,8 @@ from impl.process.wire import copied_facts
 from reference.blocks.clauses import BLOCK_CLAUSES, BlockStep, broken, broken_off
 from reference.blocks.commands import EngineCommand
 from reference.tiers.commands import ResetCache
-from reference.blocks.config import ENGINE_PRESETS, EngineConfig
+from reference.blocks.config import EngineConfig
+from reference.blocks.presets import ENGINE_PRESETS
 from reference.blocks.facts import BlockFacts
 from reference.blocks.request_texts import RequestTexts
 from reference.commands import Broken, Done, Mode, Outcome, Reason, Refused

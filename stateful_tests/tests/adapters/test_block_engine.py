@@ -13,7 +13,7 @@ from reference.tiers.commands import ResetCache
 from reference.commands import Reason, Refused
 from stateful_tests.check import campaign, check_plans
 from stateful_tests.lockstep.engine_lockstep import EngineLockstep
-from reference.blocks.config import engine_preset
+from reference.blocks.presets import engine_preset
 
 PLAN = replace(check_plans.plan("smoke"), commands=1200)
 

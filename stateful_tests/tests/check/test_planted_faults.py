@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from reference.blocks.config import EngineConfig, LayerGroup, engine_preset
+from reference.blocks.config import EngineConfig, LayerGroup
+from reference.blocks.presets import engine_preset
 from reference.system_kinds import BLOCKS, PAIRS, ROWS, TIERS
 from reference.pairs.config import PAIR_PRESETS
 from reference.tiers.config import tier_preset

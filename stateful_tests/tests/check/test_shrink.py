@@ -13,7 +13,7 @@ from reference.commands import (
     Abort, Chunk, Close, Decode, Done, Evict, Extend, Finish, Insert, Match, Mode, Open, Reason, Submit,
     Unlock, prompt_len,
 )  # fmt: skip
-from reference.blocks.config import engine_preset
+from reference.blocks.presets import engine_preset
 from reference.geometry import Geometry, preset
 from reference.tiers.commands import Poll, Query
 from reference.tiers.config import tier_preset

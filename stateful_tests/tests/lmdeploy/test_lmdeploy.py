@@ -9,7 +9,8 @@ import pytest
 from impl.adapter import UnusableImplementation
 from impl.lmdeploy.copied import COPIED
 from reference.blocks.commands import Add, More, NewWeights, Schedule, Update
-from reference.blocks.config import EngineConfig, LayerGroup, engine_preset
+from reference.blocks.config import EngineConfig, LayerGroup
+from reference.blocks.presets import engine_preset
 from reference.commands import Abort, Done, Mode, Piece, Reason, Refused
 from reference.system_kinds import BLOCKS
 from stateful_tests.check import check_plans

@@ -11,7 +11,7 @@ from impl.adapter import UnusableImplementation
 from impl.engines import driven_releases
 from impl.sglang.tiers import api
 from impl.sglang.tiers.system import TierSystem
-from reference.blocks.config import engine_preset
+from reference.blocks.presets import engine_preset
 from reference.commands import Done, Mode, Reason, Refused
 from reference.geometry import preset
 from reference.tiers.config import TIER_PRESETS, tier_preset

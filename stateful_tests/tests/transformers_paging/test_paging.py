@@ -7,7 +7,8 @@ import pytest
 
 from impl.adapter import UnusableImplementation
 from reference.blocks.commands import Add, More, Schedule, Update
-from reference.blocks.config import EngineConfig, LayerGroup, engine_preset
+from reference.blocks.config import EngineConfig, LayerGroup
+from reference.blocks.presets import engine_preset
 from reference.commands import Abort, Done, Mode, Piece, Reason, Refused
 from stateful_tests.lockstep.replays import replay
 from stateful_tests.lockstep.run_results import Trace

@@ -11,7 +11,7 @@ import torch
 
 from impl.process.remote_system import Limits
 from impl.vllm.system import VLLMSystem
-from reference.blocks.config import ENGINE_PRESETS
+from reference.blocks.presets import ENGINE_PRESETS
 from reference.commands import Mode
 from stateful_tests.check import check_plans
 from stateful_tests.check.run_driver import RunBatch, broken, drive, with_stated_sizes

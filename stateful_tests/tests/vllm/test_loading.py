@@ -20,7 +20,7 @@ from impl.vllm.api import facts
 from impl.vllm.modules import RUNNER, RUNNER_V2, STATES
 from impl.self_scheduling.toy_model import greedy
 from reference.blocks.commands import ResetConnector, Schedule
-from reference.blocks.config import engine_preset
+from reference.blocks.presets import engine_preset
 from reference.blocks.facts import chain
 from stateful_tests.lockstep.system_names import resolve
 

@@ -11,7 +11,7 @@ from impl.adapter import Misfit, UnusableImplementation
 from impl.stand_ins import Values
 from impl.vllm.bare_scheduler import Questions
 from reference.blocks.commands import Add, Schedule
-from reference.blocks.config import engine_preset
+from reference.blocks.presets import engine_preset
 from reference.commands import Piece
 from stateful_tests.check import check_plans
 from stateful_tests.check.plan_order import configurations

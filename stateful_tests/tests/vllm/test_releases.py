@@ -9,7 +9,7 @@ from impl.vllm.api import RELEASES
 from reference.blocks.commands import Add, ResetConnector, Schedule, Update
 from reference.system_kinds import BLOCKS
 from reference.tiers.commands import ResetCache
-from reference.blocks.config import engine_preset
+from reference.blocks.presets import engine_preset
 from reference.commands import Abort, Done, Mode, Reason, Refused
 from stateful_tests.check import campaign, check_plans
 from stateful_tests.check.known_faults.causes import needs

@@ -8,7 +8,8 @@ import pytest
 from impl.vllm.engine import Stamps
 from impl.vllm.simple_offload import CopyingThread, PoolOffloads, pool_facts
 from reference.blocks.commands import NewWeights, ResetConnector
-from reference.blocks.config import EngineConfig, LayerGroup, engine_preset
+from reference.blocks.config import EngineConfig, LayerGroup
+from reference.blocks.presets import engine_preset
 from reference.commands import Done, Mode, Reason, Refused
 from reference.geometry import GeometryError
 from stateful_tests.lockstep.replays import replay
