@@ -27,8 +27,12 @@ PACKS: dict[EngineName, str] = {
 
 @dataclass(frozen=True)
 class DriveOptions:
-    """The options beside `--impl`. checkout: a folder; calls: the system notes what it calls (see
-    SGLangSystem); limits: of a worker process."""
+    """The options beside `--impl`.
+
+    checkout: a folder.
+    calls: the system notes what it calls (see SGLangSystem).
+    limits: of a worker process.
+    """
 
     checkout: str | None = None
     device: str = "cpu"

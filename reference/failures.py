@@ -28,7 +28,11 @@ class AtRow(NamedTuple):
 
 
 class AtCursor(NamedTuple):
-    """A field of Cursors. owner: "r1" or "slot of s1"; must: the value it has to have now (tokens)."""
+    """A field of Cursors.
+
+    owner: "r1" or "slot of s1".
+    must: the value it has to have now (tokens).
+    """
 
     owner: str
     field: str
@@ -48,7 +52,11 @@ class AtPosition(NamedTuple):
 
 
 class AtNode(NamedTuple):
-    """A tree node, by the path to its end. pool: pool of the lock count; must: its expected value."""
+    """A tree node, by the path to its end.
+
+    pool: pool of the lock count.
+    must: its expected value.
+    """
 
     path: TreePath
     pool: str = "full"
@@ -90,7 +98,9 @@ class AtState(NamedTuple):
 class AtCounter(NamedTuple):
     """A number of a memory check's report, or a counter of the radix tree ("evictable", "protected").
 
-    pool: "full", "swa" or "rows". name: such as "session_held"; must: its value by the reference (tokens).
+    pool: "full", "swa" or "rows".
+    name: such as "session_held".
+    must: its value by the reference (tokens).
     """
 
     pool: str
@@ -101,7 +111,8 @@ class AtCounter(NamedTuple):
 class AtText(NamedTuple):
     """The token history of a session or request.
 
-    at: the first position that differs (tokens); must: the token that has to be there.
+    at: the first position that differs (tokens).
+    must: the token that has to be there.
     """
 
     owner: str
@@ -131,7 +142,10 @@ class AtSlot(NamedTuple):
 
 
 class AtTreeNode(NamedTuple):
-    """A node of a tree with a host tier, by its number; pool, host: its KV there."""
+    """A node of a tree with a host tier, by its number.
+
+    pool, host: its KV there.
+    """
 
     node: int
     pool: str = "full"

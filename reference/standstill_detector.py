@@ -19,8 +19,10 @@ class Standstill(NamedTuple):
     """A state of a system after a call of its scheduler.
 
     times: how often it was in that state, this time included.
-    turns: calls of the scheduler since the first time; ran: forward passes since then.
-    runs: this call began a forward pass; passes: forward passes since a request last got further.
+    turns: calls of the scheduler since the first time.
+    ran: forward passes since then.
+    runs: this call began a forward pass.
+    passes: forward passes since a request last got further.
     """
 
     times: int
@@ -31,8 +33,11 @@ class Standstill(NamedTuple):
 
 
 class _Visit(NamedTuple):
-    """The last visit of a state that counts. due: the work that others had to do then; first: the turn
-    of the first visit."""
+    """The last visit of a state that counts.
+
+    due: the work that others had to do then.
+    first: the turn of the first visit.
+    """
 
     times: int
     due: frozenset[Hashable]

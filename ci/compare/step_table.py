@@ -241,7 +241,11 @@ def changed_nodes(states: list[Data]) -> list[str]:
 def _table_row(
     state: Data, row_text: str, cells: list[Cell], before: list[Cell], expected: list[Cell]
 ) -> Data:
-    """Return a row of the table. before: the cells of the row above; expected: those of the reference."""
+    """Return a row of the table.
+
+    before: the cells of the row above.
+    expected: those of the reference.
+    """
     texts = []
     for cell, was, rule in zip(cells, before, expected):
         values = []

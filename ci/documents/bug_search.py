@@ -69,7 +69,8 @@ class SearchEntry:
 
     kind: a key of _FACTORS.
     engine: "" for all.
-    row: its row in the listing; texts: column -> text.
+    row: its row in the listing.
+    texts: column -> text.
     """
 
     kind: str
@@ -264,8 +265,11 @@ def _search_index(every: Sequence[SearchEntry]) -> sqlite3.Connection:
 def _phrase_scores(
     index: sqlite3.Connection, phrases: Sequence[str], within: str = "", begins: bool = False
 ) -> dict[int, float]:
-    """Return row -> score of the best of some phrases. within: columns; begins: a longer word counts as
-    well."""
+    """Return row -> score of the best of some phrases.
+
+    within: columns.
+    begins: a longer word counts as well.
+    """
     if not phrases:
         return {}
     each = (f'"{" ".join(_tokens(phrase))}"{"*" * begins}' for phrase in phrases)

@@ -68,7 +68,11 @@ def because(run: Run) -> Because | None:
 
 
 def _failure_sentence(here: str, broke: str) -> str:
-    """Return how the system fails. here: the command; broke: the failure."""
+    """Return how the system fails.
+
+    here: the command.
+    broke: the failure.
+    """
     if fails_at_start(broke):
         return f"no command has a part in it: {broke}"
     if not failed_in_command(broke):

@@ -106,7 +106,10 @@ class RecordedRun(NamedTuple):
         return f"{held}.{self.kind.in_record()[name]}"
 
     def row(self, held: str, start: str = "", end: str = "") -> str:
-        """Return slots of a row, by its cursors; start, end: positions."""
+        """Return slots of a row, by its cursors.
+
+        start, end: positions.
+        """
         span = f"{start} : {end}".strip() if "." in end else f"{start}:{end}"
         return f"server.rows.req_to_token[{self.cursor(held, 'req_pool_idx')}, {span}]"
 

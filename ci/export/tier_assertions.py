@@ -16,7 +16,7 @@ from reference.tiers.config import TierConfig
 from reference.tiers.step import TierStep
 
 
-HOOK = "impl.sglang.process.testing:tiered"
+HOOK = "impl.sglang.process.testing:import_tiered"
 
 
 def device_sizes(config: TierConfig) -> Geometry:

@@ -199,8 +199,11 @@ def assemble(
     trace: Trace, file: str, clause: str, last: object, needed: str, code: str, named: Titles, faulty: str,
     fixed: str | None,
 ) -> str:  # fmt: skip
-    """Return the text of a test. last: the command that violates `clause`; needed: definitions before
-    the test."""
+    """Return the text of a test.
+
+    last: the command that violates `clause`.
+    needed: definitions before the test.
+    """
     words = named.words(file, clause, kind_name(type(last)))
     name = re.sub(r"[^a-z0-9]+", "_", words.lower()).strip("_") or "trace"
     camel = "".join(word.capitalize() for word in name.split("_"))

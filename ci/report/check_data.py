@@ -25,8 +25,12 @@ def check_data(
     masks: Sequence[Mask] = (),
     changed: Changes | None = None,
 ) -> Data:
-    """Return everything about a check. base: the system that it was compared with; masks: the known
-    faults of the release; changed: functions that are driven first."""
+    """Return everything about a check.
+
+    base: the system that it was compared with.
+    masks: the known faults of the release.
+    changed: functions that are driven first.
+    """
     data: Data = {
         "format": "kvspec-check",
         "version": 1,

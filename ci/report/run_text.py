@@ -300,7 +300,10 @@ def refusals(out: Console, data: Data) -> None:
 
 
 def replay(out: Console, data: Data, *, brief: bool = False) -> None:
-    """Print one file of `kvspec replay`; brief: a line when it conforms."""
+    """Print one file of `kvspec replay`.
+
+    brief: a line when it conforms.
+    """
     refused = len(data["unstated_refusals"])
     end_of_table = refused and data["violation"] is None  # else it stands above the table
     stated = (

@@ -23,8 +23,10 @@ _SIMPLE = (ast.Assign, ast.AugAssign, ast.Expr, ast.Return, ast.Assert)
 class CopiedRule(NamedTuple):
     """A rule that the driver copies.
 
-    files: where releases have it; functions: patterns of its methods. moves: names, one of which a statement
-    has that counts. copy: where the copy is, and why it is none of the tree's own.
+    files: where releases have it.
+    functions: patterns of its methods.
+    moves: names, one of which a statement has that counts.
+    copy: where the copy is, and why it is none of the tree's own.
     """
 
     files: tuple[str, ...]

@@ -28,7 +28,8 @@ Provided = dict[str, dict[str, Any]]  # module -> the names in it that are not i
 class Bookkeeping:
     """Which modules of a package are the release's own files.
 
-    real: names of modules, whose submodules are real as well; inert: those of them that are not after all.
+    real: names of modules, whose submodules are real as well.
+    inert: those of them that are not after all.
     absent: other packages that the release imports and does not need, inert even where they are installed.
     imported_only: those that it hardly uses, inert where they are not installed.
     """

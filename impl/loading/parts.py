@@ -18,7 +18,11 @@ from impl.loading.nearest import FAR, Nearest, differing, leans, nearest
 
 
 class PartStep(NamedTuple):
-    """Lines that came together. there: which of its uses a tree has; lacks: the others, in words."""
+    """Lines that came together.
+
+    there: which of its uses a tree has.
+    lacks: the others, in words.
+    """
 
     since: str
     before: str
@@ -94,9 +98,12 @@ def facts(
 ) -> TreeParts:
     """Look up what the files under `root` have.
 
-    wanted: parts that were asked for by name. unwanted: parts that this way does not use. release: what the
-    files are, if that is known. names: a table with the names that the tree has; renamed: those that it has
-    otherwise. ways: as options name them.
+    wanted: parts that were asked for by name.
+    unwanted: parts that this way does not use.
+    release: what the files are, if that is known.
+    names: a table with the names that the tree has.
+    renamed: those that it has otherwise.
+    ways: as options name them.
     """
     known = release is not None and release in tables.releases
     near = Nearest(release, 0) if release and known else nearest(tables.engine, root)

@@ -63,8 +63,11 @@ def entries(table: str, by: str = "", fact: str = "") -> Iterator[ApiLine]:
 
 
 class Checkout:
-    """The files of a package under `root`; each is read once, and none of it is run. below: the folder that
-    the entries' files are in; modules: which of it is loaded."""
+    """The files of a package under `root`; each is read once, and none of it is run.
+
+    below: the folder that the entries' files are in.
+    modules: which of it is loaded.
+    """
 
     def __init__(
         self, root: Path, below: str, modules: Bookkeeping, table: Sequence[ApiLine]

@@ -38,7 +38,12 @@ _LEAST_START_S = 10.0  # for a factory: a module may load a while, whatever one 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits of a worker. timeout_s: for one command; start_s: to load; memory_mb: of main memory."""
+    """Limits of a worker.
+
+    timeout_s: for one command.
+    start_s: to load.
+    memory_mb: of main memory.
+    """
 
     timeout_s: float = 30.0
     memory_mb: int = 8192

@@ -67,7 +67,8 @@ def fill(
     """Enter slots of `pages` new pages of each pool for positions [start[i], end[i] + more) of each row in
     req_to_token, full_to_swa and, end to end, in what is returned: int64 [T].
 
-    row, start, end: int64 [B], row without gaps; counts: positions of each entry, known on the host.
+    row, start, end: int64 [B], row without gaps.
+    counts: positions of each entry, known on the host.
     """
     slots = torch.empty(sum(counts), dtype=torch.int64, device=store.device)
     if len(slots):

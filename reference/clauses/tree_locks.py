@@ -129,7 +129,7 @@ def _locked_state_stays(step: Step) -> Failure | None:
     why=(
         "A row that names pages which the tree has freed as duplicates reads another request's KV."
     ),
-    rule="prefix_cache.matched, tree_insertion.insert_prompt",
+    rule="prefix_cache.match_and_lock, tree_insertion.insert_prompt",
     source="#20070",
     scope=WITH_TREE,
     needs=("tree",),

@@ -47,9 +47,11 @@ class RuleContext:
 class Case:
     """The effect of a command on a row in one case, on a server without a radix tree.
 
-    when: the case in words; holds: as an expression over `slot`, `session`, `closing`, `started`, `turn`
-    (what there is before the command). after: cursor -> formula, of those that move; None where the
-    row is given back. full, swa: positions whose pages of that pool are given back.
+    when: the case in words.
+    holds: as an expression over `slot`, `session`, `closing`, `started`, `turn` (what there is before the
+        command).
+    after: cursor -> formula, of those that move; None where the row is given back.
+    full, swa: positions whose pages of that pool are given back.
     """
 
     when: str

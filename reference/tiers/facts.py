@@ -17,7 +17,8 @@ METADATA = "metadata"  # the pool of what the last page of a prompt brings along
 class TierNode(NamedTuple):
     """A node of the tree, without the root.
 
-    start: position of its first token; stamps: its tokens.
+    start: position of its first token.
+    stamps: its tokens.
     device, host: its slots, by pool; none where it has no KV there.
     locks, pins: its lock counts on the device and on the host.
     storing: number of the store that it waits for, -1 for none.
@@ -77,8 +78,11 @@ class TierTransfer(NamedTuple):
 
 
 class TierRecord(NamedTuple):
-    """The cache's record of a transfer until it is acknowledged. ack: its number, that of a node;
-    nodes: those that it then publishes."""
+    """The cache's record of a transfer until it is acknowledged.
+
+    ack: its number, that of a node.
+    nodes: those that it then publishes.
+    """
 
     load: bool
     ack: int
@@ -89,7 +93,8 @@ class TierUser(NamedTuple):
     """The holder of a lock.
 
     host: on host KV; otherwise on device KV.
-    node: the last of its path; lock: the number of the lock.
+    node: the last of its path.
+    lock: the number of the lock.
     full_only: it has locked no SWA KV, or unlocked it since.
     """
 
@@ -188,7 +193,8 @@ class TierPage(NamedTuple):
     """A page that a command has written to the storage.
 
     key: number of its hash.
-    slots: host slots; found: their stamps.
+    slots: host slots.
+    found: their stamps.
     wanted: stamps of the tokens that the hash stands for.
     """
 
@@ -223,9 +229,12 @@ class TierRequest(NamedTuple):
 class TierSend(NamedTuple):
     """Slots of one pool that were handed in to be sent to a decode server and are not read yet.
 
-    job: its number. name: the request. position: position of the first slot, in the prompt.
-    wanted: stamps of the prompt there, fewer than slots at its end; found: stamps in the slots.
-    In the pool "metadata", slots are the request's row and stamps the numbers of rooms.
+    job: its number.
+    name: the request.
+    position: position of the first slot, in the prompt.
+    wanted: stamps of the prompt there, fewer than slots at its end.
+    found: stamps in the slots. In the pool "metadata", slots are the request's row and stamps the numbers of
+        rooms.
     """
 
     job: int
@@ -251,16 +260,22 @@ class TierRead(NamedTuple):
 class TierFacts(NamedTuple):
     """A tree with a host tier at rest after a command.
 
-    free, host_free: free slots by pool, as often as the lists have them. evictable: tokens that count as such
-    on the device, by pool. memory, host_memory: the stamp of each slot. nodes: parents before children.
-    reads: of an Insert whose request had a prefix. complaint: of the release's own check at rest, "" for
-    none. loose: how its locks differ, see locks.py.
-    With a storage: operations; stored: pages that the command has written; returned: host slots that wait to
-    be freed; asked: requests that the cache has a record of; reserved: tokens that count as being fetched.
-    On a server that only decodes or prefills: requests, each transfer that is not over with its request;
-    free_rows, free_first: free rows, and free slots of first tokens, or rows of metadata; sends: what is to
-    be read for decode servers; begun: requests of which it has a record that a part was sent; taken: locks of
-    a round, which may split what it has locked.
+    free, host_free: free slots by pool, as often as the lists have them.
+    evictable: tokens that count as such on the device, by pool.
+    memory, host_memory: the stamp of each slot.
+    nodes: parents before children.
+    reads: of an Insert whose request had a prefix.
+    complaint: of the release's own check at rest, "" for none.
+    loose: how its locks differ, see locks.py. With a storage: operations.
+    stored: pages that the command has written.
+    returned: host slots that wait to be freed.
+    asked: requests that the cache has a record of.
+    reserved: tokens that count as being fetched. On a server that only decodes or prefills: requests, each
+        transfer that is not over with its request.
+    free_rows, free_first: free rows, and free slots of first tokens, or rows of metadata.
+    sends: what is to be read for decode servers.
+    begun: requests of which it has a record that a part was sent.
+    taken: locks of a round, which may split what it has locked.
     """
 
     nodes: tuple[TierNode, ...]

@@ -34,8 +34,10 @@ class KeptCopy(NamedTuple):
 
     holds: its required content, in words.
     wanted, found: stamps, slot by slot.
-    slot: name of the slot at an index; at: its place.
-    missing: the fault of an empty slot; another: of a slot with another stamp.
+    slot: name of the slot at an index.
+    at: its place.
+    missing: the fault of an empty slot.
+    another: of a slot with another stamp.
     """
 
     holds: str

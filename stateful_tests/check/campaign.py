@@ -122,8 +122,12 @@ class _Campaign:
         *,
         interrupted: bool,
     ) -> CheckResult:
-        """Drive all batches of runs and return the result of the check. work: drives a batch; early: runs
-        with violations that came before; interrupted: the user ended the check before this began."""
+        """Drive all batches of runs and return the result of the check.
+
+        work: drives a batch.
+        early: runs with violations that came before.
+        interrupted: the user ended the check before this began.
+        """
         result = CheckResult(self.system.name, self.plan.tier, self.plan.seed)
         can = self.system.capabilities
         machines = {

@@ -110,8 +110,11 @@ class RunBatch(NamedTuple):
 
 @dataclass(slots=True)
 class Declined:
-    """Commands of a kind that a system refuses. since: commands before the first; runs: number of runs
-    with one."""
+    """Commands of a kind that a system refuses.
+
+    since: commands before the first.
+    runs: number of runs with one.
+    """
 
     name: str
     since: int
@@ -393,8 +396,11 @@ class _Draws(NamedTuple):
     """The generators for a kind of system without a reference model.
 
     record: returns the record of a run, which the commands are drawn from.
-    profile: draws a profile; sizes: draws a configuration; fitted: fits it to the profile.
-    propose: draws the next command; finale: returns the next of those that end a run.
+    profile: draws a profile.
+    sizes: draws a configuration.
+    fitted: fits it to the profile.
+    propose: draws the next command.
+    finale: returns the next of those that end a run.
     """
 
     record: Callable[[Any], Any]

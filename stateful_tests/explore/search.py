@@ -159,10 +159,12 @@ def _expand(scope: Scope, clauses: bool, search: float, task: _Task) -> Expansio
 
 
 class Explorer:
-    """A search that can be stopped. queue: representatives in the order in which they came up; seen: where.
+    """A search that can be stopped.
 
-    clauses: False for a caller that needs only the states. system: in place of the reference's own;
-    then everything runs in this process.
+    queue: representatives in the order in which they came up.
+    seen: where.
+    clauses: False for a caller that needs only the states.
+    system: in place of the reference's own; then everything runs in this process.
     """
 
     def __init__(

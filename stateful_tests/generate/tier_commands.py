@@ -129,8 +129,11 @@ def _draw_command(
     kind: str, users: LockRanges, facts: TierFacts, source: Choices, profile: TierProfile,
     holders: list[str], absent: list[str], moving: list[TierTransfer], queued: list[TierTransfer],
 ) -> TierCommand:  # fmt: skip
-    """Draw a command of a kind that the facts allow. holders, absent: names with and without a lock; moving,
-    queued: transfers on the device and before it."""
+    """Draw a command of a kind that the facts allow.
+
+    holders, absent: names with and without a lock.
+    moving, queued: transfers on the device and before it.
+    """
     match kind:
         case "match":
             prompt = _draw_prompt_to_load(users, facts, source, profile)

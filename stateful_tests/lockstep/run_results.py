@@ -52,9 +52,11 @@ class Trace:
 class Violation:
     """One step at which a system left the specification.
 
-    clause: id of the headline (see by_cause in reference/clauses), or "BROKEN" where the system itself
-        failed and no clause did. also: further clauses broken at the same step.
-    failure: of that clause, with the places that it is about; others: of each of `also`.
+    clause: id of the headline (see by_cause in reference/clauses), or "BROKEN" where the system itself failed
+        and no clause did.
+    also: further clauses broken at the same step.
+    failure: of that clause, with the places that it is about.
+    others: of each of `also`.
     since: index of the first step after which the failing command would have failed with this clause.
     first_violation: the first of the run, which went on past it to check only this clause.
     """

@@ -88,8 +88,11 @@ def node(
     full: Sequence[str] = (),
     swa: Sequence[str] = (),
 ) -> str:
-    """Draw a node of the tree as a line. place: its positions; full, swa: holders whose locks pin its
-    KV in that pool."""
+    """Draw a node of the tree as a line.
+
+    place: its positions.
+    full, swa: holders whose locks pin its KV in that pool.
+    """
     parts = [f"{span(*place)} {text}", "SWA live" if live else swa_of(live)]
     for pool, names in ("full", full), ("SWA", swa):
         if names:

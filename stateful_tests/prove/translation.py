@@ -69,7 +69,11 @@ def contracts(source: str) -> dict[str, Contract]:
 
 @dataclass
 class Translation:
-    """Calls of functions as z3 terms. functions: by name; facts: of the quotients that came up."""
+    """Calls of functions as z3 terms.
+
+    functions: by name.
+    facts: of the quotients that came up.
+    """
 
     functions: Mapping[str, ast.FunctionDef]
     facts: list[z3.BoolRef] = field(default_factory=list)

@@ -15,8 +15,11 @@ MAX_ROOMS = 1 << 16  # of a log of a server of a pair, in memory
 
 
 class RoundSeen(NamedTuple):
-    """A prepared round of a request. counted: outputs that the reference counts before its result;
-    mixed: it is a decode entry of a mixed batch."""
+    """A prepared round of a request.
+
+    counted: outputs that the reference counts before its result.
+    mixed: it is a decode entry of a mixed batch.
+    """
 
     counted: int
     mixed: bool = False
@@ -161,8 +164,11 @@ class Crossing:
 
 @dataclass(slots=True)
 class TransfersSeen:
-    """The transfers of a server of a pair, by room, the oldest first. kept: what it kept at its last
-    rest; told: the part of it that was reported."""
+    """The transfers of a server of a pair, by room, the oldest first.
+
+    kept: what it kept at its last rest.
+    told: the part of it that was reported.
+    """
 
     rooms: dict[int, Crossing] = field(default_factory=dict)
     kept: set[str] = field(default_factory=set)

@@ -35,7 +35,8 @@ class LogError(ValueError):
 class WatchLog:
     """One server process's log.
 
-    files: its parts in order; header: that of the first.
+    files: its parts in order.
+    header: that of the first.
     damaged: lines that are no whole event, where running numbers tell which are missing.
     order: order of those lines.
     """

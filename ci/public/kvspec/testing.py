@@ -44,7 +44,10 @@ _EXAMPLES = {"smoke": 50, "pr": 500, "nightly": 5000}  # runs of a machine, wher
 
 
 class ClauseViolated(AssertionError):
-    """A system left the specification. The message has the smallest trace; runs: a replay of each."""
+    """A system left the specification. The message has the smallest trace.
+
+    runs: a replay of each.
+    """
 
     def __init__(self, message: str, runs: Sequence[Run]) -> None:
         super().__init__(message)

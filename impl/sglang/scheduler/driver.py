@@ -216,7 +216,10 @@ class Driver(Prefills, Ends, TreeCommands):
         turn.unsettled_results[0].visible = True
 
     def _verify(self, lanes: Sequence[c.Draft], late: int = 0) -> list[Choice]:
-        """A verify round; late: of each entry so many results may be in flight, as this one is then."""
+        """A verify round.
+
+        late: of each entry so many results may be in flight, as this one is then.
+        """
         server = self.server
         require(lanes and all(n.allocate >= 1 and n.accept >= 1 for n in lanes), Reason.EMPTY)
         turns = self._lanes([n.request for n in lanes], RequestPhase.RUNNING, late=late)

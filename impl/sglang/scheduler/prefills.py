@@ -28,8 +28,11 @@ class _Chunk(NamedTuple):
 
 
 class _Batch(NamedTuple):
-    """The batch of a prefill. decodes: entries of one token each beside the chunks; received: another server
-    has computed the one chunk."""
+    """The batch of a prefill.
+
+    decodes: entries of one token each beside the chunks.
+    received: another server has computed the one chunk.
+    """
 
     entries: list[LiveRequest]  # all, in the order of the command
     chunks: list[_Chunk]

@@ -226,8 +226,10 @@ class Clients:
                 each.due = now + self._wait(each)
 
     def round(self, now: int, forwards: int) -> list[Message]:
-        """Return the messages of clients in this round; forwards: 0 if the server computed nothing since
-        the last one."""
+        """Return the messages of clients in this round.
+
+        forwards: 0 if the server computed nothing since the last one.
+        """
         messages = [message for each in self._doing for message in self._says(each, now)]
         self._idle = 0 if forwards or messages else self._idle + 1
         if self._idle > PATIENCE:

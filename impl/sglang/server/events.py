@@ -26,8 +26,13 @@ Lane = tuple[str, int, int, int, int]  # a request and its cursors
 
 
 class TierHeader(Struct, forbid_unknown_fields=True):
-    """A host tier. full_tokens, swa_tokens: of the host; policy: when KV is copied there; storage: how long a
-    request waits for pages of a storage behind it, "" for none; states: slots of the host."""
+    """A host tier.
+
+    full_tokens, swa_tokens: of the host.
+    policy: when KV is copied there.
+    storage: how long a request waits for pages of a storage behind it, "" for none.
+    states: slots of the host.
+    """
 
     full_tokens: int
     swa_tokens: int
@@ -37,11 +42,16 @@ class TierHeader(Struct, forbid_unknown_fields=True):
 
 
 class WatchHeader(Struct, forbid_unknown_fields=True):
-    """The first line of each file. Pools and widths in tokens; part: which file of its process this is.
-    claims: tokens of a verify round that are committed as it is launched, before any result; states: slots of
-    recurrent state; tracks: those that a request has besides its own, where its state is kept on the way;
-    lazy: it may have one more for a while; tier: in host memory, where the log shows it; role: of a server
-    of a pair, whose log has its transfers and no batches; fields: of each event.
+    """The first line of each file. Pools and widths in tokens.
+
+    part: which file of its process this is.
+    claims: tokens of a verify round that are committed as it is launched, before any result.
+    states: slots of recurrent state.
+    tracks: those that a request has besides its own, where its state is kept on the way.
+    lazy: it may have one more for a while.
+    tier: in host memory, where the log shows it.
+    role: of a server of a pair, whose log has its transfers and no batches.
+    fields: of each event.
     """
 
     format: str
@@ -74,7 +84,11 @@ class _Event(Struct, tag_field="event", array_like=True, forbid_unknown_fields=T
 
 
 class SessionOpened(_Event, tag="open"):
-    """A client wants a streaming session; done: it was opened. times_out: it may close by itself."""
+    """A client wants a streaming session.
+
+    done: it was opened.
+    times_out: it may close by itself.
+    """
 
     session: str
     done: bool
@@ -149,9 +163,14 @@ class Checkpointed(_Event, tag="insert"):
 
 
 class Released(_Event, tag="release"):
-    """A request gave its row back, or to its session. reason: why it ended, None for a retract; counted:
-    outputs that count where it is known; limit: the most outputs that its client wants; before: its
-    cursors; after: those of its session's slot, if that keeps a row."""
+    """A request gave its row back, or to its session.
+
+    reason: why it ended, None for a retract.
+    counted: outputs that count where it is known.
+    limit: the most outputs that its client wants.
+    before: its cursors.
+    after: those of its session's slot, if that keeps a row.
+    """
 
     request: str
     session: str | None
@@ -179,8 +198,11 @@ class Flushed(_Event, tag="flush"):
 
 
 class SessionState(Struct, forbid_unknown_fields=True):
-    """A session in a snapshot. cursors: of its slot, if it keeps a row; turn: the unfinished request whose
-    text it has."""
+    """A session in a snapshot.
+
+    cursors: of its slot, if it keeps a row.
+    turn: the unfinished request whose text it has.
+    """
 
     session: str
     tokens: int
@@ -192,8 +214,12 @@ class SessionState(Struct, forbid_unknown_fields=True):
 
 
 class RequestState(Struct, forbid_unknown_fields=True):
-    """An unfinished request in a snapshot. extends: a part of its prefill is to come; rounds: those whose
-    results are to come, the oldest first; mixed: a decode entry beside a prefill."""
+    """An unfinished request in a snapshot.
+
+    extends: a part of its prefill is to come.
+    rounds: those whose results are to come, the oldest first.
+    mixed: a decode entry beside a prefill.
+    """
 
     request: str
     session: str | None
@@ -239,9 +265,13 @@ class Stepped(_Event, tag="step"):
 
 
 class ShownStates(Struct, forbid_unknown_fields=True):
-    """Slots of recurrent state at a step. held: of a request, or of a session that may lend it, the slot of
-    its own state, and those of states for the tree behind it; tracked: which of these has one now, and after
-    how many tokens; nodes: of each node of the tree, None of one without."""
+    """Slots of recurrent state at a step.
+
+    held: of a request, or of a session that may lend it, the slot of its own state, and those of states for
+        the tree behind it.
+    tracked: which of these has one now, and after how many tokens.
+    nodes: of each node of the tree, None of one without.
+    """
 
     free: list[int]
     held: dict[str, list[int]]
@@ -250,8 +280,12 @@ class ShownStates(Struct, forbid_unknown_fields=True):
 
 
 class Paged(_Event, tag="pages"):
-    """The pages at a step, at level `pages`. owners: row, cursors and slots of everybody who has a row;
-    nodes: path, slots, SWA slots, locks per pool; states: of a model with recurrent layers."""
+    """The pages at a step, at level `pages`.
+
+    owners: row, cursors and slots of everybody who has a row.
+    nodes: path, slots, SWA slots, locks per pool.
+    states: of a model with recurrent layers.
+    """
 
     owners: dict[str, tuple[int, Cells, list[int]]]
     free_full: list[int]
@@ -271,8 +305,12 @@ class Tiered(_Event, tag="tier"):
 
 
 class Queued(_Event, tag="queue"):
-    """A server of a pair was asked. room: under which both servers know the request; tokens: of its input;
-    at: Unix time in seconds."""
+    """A server of a pair was asked.
+
+    room: under which both servers know the request.
+    tokens: of its input.
+    at: Unix time in seconds.
+    """
 
     request: str
     room: int
@@ -311,8 +349,11 @@ class KVArrived(_Event, tag="arrive"):
 
 
 class KVGivenBack(_Event, tag="give_back"):
-    """A request whose KV was sent or named gives it back. status: of its room at this server, "" where there
-    is none; pages: that the request has there until then."""
+    """A request whose KV was sent or named gives it back.
+
+    status: of its room at this server, "" where there is none.
+    pages: that the request has there until then.
+    """
 
     request: str
     room: int
@@ -321,9 +362,13 @@ class KVGivenBack(_Event, tag="give_back"):
 
 
 class Rested(_Event, tag="rest"):
-    """A server of a pair has nothing to do. tokens: of the full pool that are neither free nor evictable;
-    kept: what else it keeps, and how much; rooms: by table of its connection to the peer; at: as of
-    `queue`."""
+    """A server of a pair has nothing to do.
+
+    tokens: of the full pool that are neither free nor evictable.
+    kept: what else it keeps, and how much.
+    rooms: by table of its connection to the peer.
+    at: as of `queue`.
+    """
 
     tokens: int
     kept: dict[str, str]

@@ -65,8 +65,12 @@ class Fold(NamedTuple):
 
 
 class FakeModel:
-    """The forward pass of one scheduler. draft: tokens of a verify round; chunk: those after which recurrent
-    layers have a state that can be kept; misread: wrong reads, each position of a request once."""
+    """The forward pass of one scheduler.
+
+    draft: tokens of a verify round.
+    chunk: those after which recurrent layers have a state that can be kept.
+    misread: wrong reads, each position of a request once.
+    """
 
     def __init__(
         self, scheduler: Any, release: Release0510, clients: Clients, draft: int, chunk: int = 0

@@ -110,7 +110,11 @@ class _Noted:
 
 
 class TierReader(Gatherer):
-    """Notes one scheduler's host tier. put: has an event written; failed: notes that this failed."""
+    """Notes one scheduler's host tier.
+
+    put: has an event written.
+    failed: notes that this failed.
+    """
 
     def __init__(
         self,

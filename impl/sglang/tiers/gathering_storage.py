@@ -13,7 +13,11 @@ from reference.tiers.facts import RECORD_ONLY, TierOperation
 
 
 class StorageGatherer:
-    """Looks at what a tree has a storage do. jobs: the run's numbers of transfers; pools: of the tree."""
+    """Looks at what a tree has a storage do.
+
+    jobs: the run's numbers of transfers.
+    pools: of the tree.
+    """
 
     def __init__(
         self, cache: Any, storage: Storage, copies: CopyEngine, jobs: Numbers, pools: Sequence[str]

@@ -14,9 +14,14 @@ from reference.tiers.facts import METADATA
 
 @dataclass
 class HandedPart:
-    """Slots of one pool that the network has still to read. position: of the first; wanted: the stamps of the
-    request's text there, fewer than slots at the end of the text; of metadata the room of the request. early:
-    slots that were handed in before a forward pass had written them, and without an event to wait for."""
+    """Slots of one pool that the network has still to read.
+
+    position: of the first.
+    wanted: the stamps of the request's text there, fewer than slots at the end of the text; of metadata the
+        room of the request.
+    early: slots that were handed in before a forward pass had written them, and without an event to wait
+        for.
+    """
 
     job: int
     pool: str

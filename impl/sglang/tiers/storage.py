@@ -204,7 +204,9 @@ def _pack_page(page: Sequence[int], bigram: bool) -> bytes:
 class Storage:
     """The storage of one server: what the backend has, and how its threads go on.
 
-    host: stamps of the host, by pool; written: pages since the last command."""
+    host: stamps of the host, by pool.
+    written: pages since the last command.
+    """
 
     def __init__(
         self, cache: Any, host: dict[str, list[int]], page_size: int, hashes: Hashes

@@ -22,9 +22,10 @@ LEAST = 3_000  # commands for a way: with fewer a run says little
 class OtherWays(NamedTuple):
     """Other ways for a check to drive.
 
-    driven: ways that the check drives besides its own, the most relevant first; named: ways for which
-        the plan has no room.
-    plan: the plan of the tree's own way; each: the plan of each other way.
+    driven: ways that the check drives besides its own, the most relevant first.
+    named: ways for which the plan has no room.
+    plan: the plan of the tree's own way.
+    each: the plan of each other way.
     """
 
     driven: tuple[str, ...]

@@ -198,12 +198,12 @@ def test_the_map_is_up_to_date(engine, way, commands):
 def test_the_newest_release_of_each_way_is_measured_in_all_ways():
     """What only 0.5.18+unified has is called without that way as well."""
     ways = engines.engine("sglang").ways
-    driven_in = engines.driven_releases
+    driven_releases = engines.driven_releases
     measured = [
         (release, ways[index]) for release, index in way_measurement.measured_releases("sglang")
     ]
-    newest = driven_in("sglang", [])[-1]
-    last = driven_in("sglang", ["unified"])[-1]
+    newest = driven_releases("sglang", [])[-1]
+    last = driven_releases("sglang", ["unified"])[-1]
     assert {way for release, way in measured if release == newest} == {*ways} - {"unified"}
     assert {(last, ""), (last, "overlap"), (last, "unified")} <= {*measured}
 

@@ -131,7 +131,7 @@ def test_a_survivor_is_shown(monkeypatch, capsys):
 
 def test_no_verdict_counts_where_unchanged_code_is_noticed(monkeypatch, capsys):
     name = "reference/cursors.py cut: min(c.swa_evicted_seqlen, target) -> c.swa_evicted_seqlen"
-    for asked in ("judge", "unchanged"):
+    for asked in ("judge", "notice_unchanged"):
         monkeypatch.setattr(mutant_judges, asked, lambda *_: Noticed("READ-1", "random runs on torch"))
     assert run(["--only", name, "-j", "1"], mutants) == 2
     assert (

@@ -19,7 +19,7 @@ from stateful_tests.tests.export.test_export import FIXTURES
 TIER_FAULTS = planted_faults("tiers/faults.toml")
 VERSION = "0.5.23"
 OTHER_KEYS = " of other keys"
-HOOK = "impl.sglang.process.testing:tiered"
+HOOK = "impl.sglang.process.testing:import_tiered"
 NODE = "server.cache, text), text"
 # What the test of a planted fault asserts.
 PLANTED = {

@@ -40,7 +40,10 @@ def server(
     table: tuple[int, ...] | None = None, status: str = "WAITING", computed: int = 0, name: str = "r1",
     kept: tuple[int, ...] = (), memory: Any = NONE, **more: Any,
 ) -> BlockFacts:  # fmt: skip
-    """A server with one request or none; memory: of block 1."""
+    """A server with one request or none.
+
+    memory: of block 1.
+    """
     there = table is not None
     held = {*(table or ()), *kept}
     requests = {name: RequestFact(status, TOKENS, computed, (table or (),))} if there else {}

@@ -180,7 +180,10 @@ def _optional(hint: Any) -> bool:
 
 
 def _enter(tag: str, fields: Fields, words: list[str], instead: bool = False) -> None:
-    """An entry of a batch, a snapshot or pages; instead: of the one that has its name."""
+    """An entry of a batch, a snapshot or pages.
+
+    instead: of the one that has its name.
+    """
     if tag in _LANES:
         _enter_lane(tag, fields["lanes"], words, instead)
     elif tag == "snapshot":

@@ -26,7 +26,11 @@ class RecordWordsError(ValueError):
 
 @dataclass(frozen=True)
 class RecordKind:
-    """Records of one kind. field: where they stand; key: the field that names one, "" for its place."""
+    """Records of one kind.
+
+    field: where they stand.
+    key: the field that names one, "" for its place.
+    """
 
     type: Any
     field: str

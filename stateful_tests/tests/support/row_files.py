@@ -44,8 +44,10 @@ def paragraphs(path: Path) -> Iterator[Paragraph]:
 class ClauseRow(NamedTuple):
     """What the last line violates.
 
-    clause: the headline, "" if all lines conform; also: further clauses, in any order. words: how the
-    headline's expected and observed end. places: of the headline's failure.
+    clause: the headline, "" if all lines conform.
+    also: further clauses, in any order.
+    words: how the headline's expected and observed end.
+    places: of the headline's failure.
     """
 
     title: str

@@ -26,11 +26,17 @@ from stateful_tests.tests.vllm.storage_statements import pins_by
 class EngineByHand:
     """The state of an engine after the lines so far.
 
-    texts: of each request with what was sampled for it; given: with what its client got. waiting: tokens of
-    a next turn, until the one before ends. keys, chunks, transfers: of host memory; kept, pinned: blocks.
-    images: that are kept, each with who needs it. lost: blocks that a load within a step has not brought.
+    texts: of each request with what was sampled for it.
+    given: with what its client got.
+    waiting: tokens of a next turn, until the one before ends.
+    keys, chunks, transfers: of host memory.
+    kept, pinned: blocks.
+    images: that are kept, each with who needs it.
+    lost: blocks that a load within a step has not brought.
     storage_jobs, files: of the storage behind host memory.
-    lanes, outputs: of the last command; batch: tokens that its results have; spoilt: changes of its facts.
+    lanes, outputs: of the last command.
+    batch: tokens that its results have.
+    spoilt: changes of its facts.
     """
 
     config: EngineConfig

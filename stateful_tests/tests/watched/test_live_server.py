@@ -35,7 +35,11 @@ CLIENTS = (
 
 
 class Pretends(LiveServer):
-    """Answers as a server does. forgets: the last output of a session; dies: after so many answers."""
+    """Answers as a server does.
+
+    forgets: the last output of a session.
+    dies: after so many answers.
+    """
 
     written = "loads\nIndexError: of 154\n[1] SIGQUIT received\n"
 

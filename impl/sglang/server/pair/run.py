@@ -90,8 +90,12 @@ def _watched(pair: Pair, server: str, watch: Mapping[str, str]) -> EventLog:
 
 
 class Pair:
-    """Both servers. inboxes: what clients have sent; taken: request -> step in which its server last took a
-    message about it; hashes: of pages in a storage, which one of the servers has."""
+    """Both servers.
+
+    inboxes: what clients have sent.
+    taken: request -> step in which its server last took a message about it.
+    hashes: of pages in a storage, which one of the servers has.
+    """
 
     judges: Judges
     hashes: PlacedHashes | None = None

@@ -13,8 +13,12 @@ from typing import Any
 
 
 class ServerThread:
-    """One thread of a server. name: what it does; error: what it ended with; may_run: what it waits for,
-    None if it may run."""
+    """One thread of a server.
+
+    name: what it does.
+    error: what it ended with.
+    may_run: what it waits for, None if it may run.
+    """
 
     def __init__(self, stage: Stage, server: str, name: str, work: Callable[[], object]) -> None:
         self.stage = stage
