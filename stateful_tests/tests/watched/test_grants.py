@@ -49,7 +49,7 @@ def server(full=(0, 8, 6), swa=(5, 3), rows=0, states=0):
         rows=SimpleNamespace(mamba_allocator=SimpleNamespace(available_size=lambda: states)),
         release=SimpleNamespace(slots=lambda _: {"s1": owner}, cursors=lambda each: each.cursors),
         holds=lambda _: True,
-        unfinished=lambda: [(running, False), (running, False), (waiting, True)],
+        unfinished_requests=lambda: [(running, False), (running, False), (waiting, True)],
     )
 
 
