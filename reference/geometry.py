@@ -1,8 +1,8 @@
 """The sizes of a system: page, window, pools, rows, radix tree, settings. They are validated once, here.
 
-Units: `page_size`, `window` and `width` are tokens; `full_pages` and `swa_pages` are pages that can
-be handed out (the padding page 0 comes on top); `rows` are rows of req_to_token; `states` are slots of
-recurrent state that can be handed out (the padding slot 0 comes on top).
+`page_size`, `window` and `width` are tokens. `full_pages` and `swa_pages` are pages that can be handed out;
+the padding page 0 comes on top. `rows` are rows of req_to_token. `states` are slots of recurrent state that
+can be handed out; the padding slot 0 comes on top.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The memory checks: what a server counts of each pool, while busy and while idle (#21499, #22562).
 
-Per pool `available + evictable + protected + session_held + uncached == total`, and for the request
-rows `free + held by sessions + running == total`. available is what the state says is free; the other
-terms are counted from cursors and from the nodes of the radix tree, as a server counts them: that both
-agree is a theorem (CHK-1).
+Per pool `available + evictable + protected + session_held + uncached == total`, and for the request rows
+`free + held by sessions + running == total`. available is what the state says is free; the other terms are
+counted from cursors and from the nodes of the radix tree, as a server counts them. That both agree is a
+theorem (CHK-1).
 """
 
 from __future__ import annotations

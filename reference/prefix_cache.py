@@ -47,8 +47,8 @@ def page_name(path: Key) -> str:
 
 
 def path_text(path: Key) -> str:
-    """Return tokens as runs of their texts: a8b4, or #3:5 for five tokens of the third Submit; bigrams
-    as a8+b, where b follows."""
+    """Return tokens as runs of their texts, such as a8b4, or #3:5 for five tokens of the third Submit.
+    Bigrams are a8+b, where b follows."""
     parts: list[tuple[int, int]] = []
     for token in map(token_of, path):
         serial = serial_of(token)

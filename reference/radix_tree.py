@@ -27,7 +27,7 @@ class Node(NamedTuple):
 
     full_used, swa_used: the moment of its last use, per component.
     live: it has SWA KV; always true without a window.
-    state_used: the moment of the last use of the recurrent state at its end; 0: it has none.
+    state_used: the moment of the last use of the recurrent state at its end, 0 where it has none.
     """
 
     key: Key

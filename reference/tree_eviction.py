@@ -100,7 +100,8 @@ def _candidates(tree: Tree, candidate: Callable[[Tree, Placed], bool]) -> list[P
 
 
 def _eviction_order(used: str) -> Callable[[Placed], tuple[int, int, Key]]:
-    """Return a sort key: least recently used first; among equals, the one nearest to the root."""
+    """Return a sort key that puts the least recently used first, and among equals the one nearest to the
+    root."""
     return lambda placed: (getattr(placed.node, used), placed.end, placed.path)
 
 

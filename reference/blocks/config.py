@@ -1,4 +1,5 @@
-"""The configuration of a block-pool engine: groups of layers, blocks, budgets; validated when it is made.
+"""The configuration of a block-pool engine: groups of layers, blocks, budgets. It is validated when it is
+made.
 
 A group is the layers that share a block table: full attention, a window, or recurrent state. Lengths are
 tokens.

@@ -290,7 +290,7 @@ def _use_place(
     lane: Lane, layers: LayerGroup, group: int, block: int
 ) -> AtTable | AtBlock | None:
     """Return the place where a batch entry uses a block: its table entry, or the block itself if the table
-    lacks it; None if the entry does not use it. In a recurrent group an entry uses only the blocks of
+    lacks it. None if the entry does not use the block. In a recurrent group an entry uses only the blocks of
     its states."""
     start = window_start(layers, lane.start)
     size = layers.block_size

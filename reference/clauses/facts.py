@@ -94,7 +94,8 @@ class TreeFacts(NamedTuple):
 
     nodes: in the order of their paths.
     lock_holders: name -> full slots that it has locked.
-    sizes: the system's counters (tokens): full evictable and protected, then SWA.
+    sizes: the system's counters of evictable and protected tokens, those of the full pool before those of
+    SWA.
     pages: path to the end of each page -> the page.
     """
 
@@ -151,7 +152,7 @@ class Torn(NamedTuple):
     holder: owner of the row, or "the tree".
     pool: "full" or "swa".
     start: position of the first slot (tokens).
-    path: tree nodes: the path to the last of these slots.
+    path: of slots of a tree node, the path to the last of them.
     """
 
     holder: str

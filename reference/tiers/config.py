@@ -20,7 +20,7 @@ class TierConfig:
     """Sizes and switches of one tree with a host tier. Pages are whole pages of `page_size` tokens. Raises
     GeometryError when a size is out of bounds or the sizes do not fit together.
 
-    window: positions that a query sees (tokens), None: one pool, no SWA.
+    window: positions that a query sees (tokens), None for one pool without SWA.
     full_pages, swa_pages: of the device.
     host_pages, host_swa_pages: of the host.
     width: the longest text (tokens).

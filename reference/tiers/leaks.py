@@ -95,8 +95,11 @@ _WRONG_STATES = {
 def _ownership_failures(
     what: str, size: int, free: Iterable[int], owned: Iterable[int]
 ) -> Iterator[Failure]:
-    """Yield the numbers with several owners, and how many have none. size: how many there are; owned:
-    numbers that requests own, -1 for none."""
+    """Yield the numbers with several owners, and how many have none.
+
+    size: how many there are.
+    owned: numbers that requests own, -1 for none.
+    """
     owners = Counter([*free, *(number for number in owned if number >= 0)])
     for number, times in owners.items():
         if times > 1:

@@ -12,8 +12,8 @@ Serials and letters of prompts, with a tree. Tokens are compared for equality. T
     decide between two nodes last used at one moment, but those lie on one path, where the upper one goes
     first. Serials in use are numbered from 1 in their order. Letters are exchanged where that leaves the
     prompts of the scope as they are.
-Moments. Rules compare which of two is earlier. So moments become ages: 0 for the clock, -1 for the moment
-    before that anything was used at, and so on; full, SWA and states apart. Without a window no rule reads
+Moments. Rules compare which of two is earlier. So moments become ages, for full, SWA and states apart: 0 is
+the clock, -1 the moment before that anything was used at, and so on. Without a window no rule reads
     swa_used. 0 as the moment of a state says that there is none, so ages of states begin at -1.
 `evicted` and `processed_outputs`. The reason UNFAITHFUL alone needs them, so free mode keeps neither. In
     faithful mode they are compared with targets from origin on, so a `evicted` below origin is none.
@@ -59,7 +59,7 @@ class Part(NamedTuple):
 
 
 class Parts(NamedTuple):
-    """A state as parts with their names: sessions, ordinary requests, lock holders; and the tree's nodes."""
+    """A state as parts with their names (sessions, ordinary requests, lock holders) and the tree's nodes."""
 
     groups: tuple[list[tuple[Part, str]], ...]
     nodes: tuple[Node, ...]

@@ -55,8 +55,8 @@ class EngineProfile:
     forget: int
     #: rate of failed loads
     fails: int
-    #: all clients send so many tokens of the same text, so that the model answers alike, in a pool
-    #: of one longest request; 0: texts differ
+    #: all clients send so many tokens of the same text, so that the model answers alike, in a pool of one
+    #: longest request; texts differ at 0
     alike: int
     #: half of the prompts leave room for one output, and one step may compute all of it in a pool
     #: that has just the blocks for it

@@ -180,9 +180,9 @@ def _draw_inner_length(state: State, source: Choices, length: int) -> int:
 
 
 def draw_evicted(state: State, source: Choices, key: Key, prefix: int, limit: int) -> int:
-    """Draw how far a window eviction has freed the SWA KV of a holder that inserts `key`: often not at
-    all, else to a position that matters: the limit, its prefix, around tombstones and into long ones.
-    At most `limit`."""
+    """Draw how far a window eviction has freed the SWA KV of a holder that inserts `key`. Often nothing is
+    freed, else up to a position that matters: the limit, its prefix, around tombstones and into long ones. At
+    most `limit`."""
     assert state.tree is not None
     page_size = state.tree.page_size
     dead = [placed for placed in path_of(state.tree, key) if not placed.node.live]

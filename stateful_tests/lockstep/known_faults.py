@@ -98,7 +98,7 @@ class KnownFault(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
         return _version_key(self.first) <= _version_key(release) < _version_key(self.fixed)
 
     def clause_shown(self, clause: str, release: str) -> str | None:
-        """Return the clause that a trace of `clause` violates in that release; None: it conforms."""
+        """Return the clause that a trace of `clause` violates in that release, None where it conforms."""
         dates: dict[str, str | None] = {self.first: clause}
         if self.fixed is not None:
             dates[self.fixed] = None

@@ -1,4 +1,4 @@
-"""Decisions of a system: the reference follows them as far as that is allowed; the rest is compared."""
+"""Decisions of a system. The reference follows them as far as that is allowed, and compares the rest."""
 
 from __future__ import annotations
 

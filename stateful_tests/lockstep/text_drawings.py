@@ -75,7 +75,7 @@ def span(start: int, end: int) -> str:
 
 
 def swa_of(live: bool | None) -> str:
-    """Name a node's SWA KV; None: there is no window."""
+    """Name a node's SWA KV. live: None without a window."""
     if live is None:
         return ""
     return "live" if live else "tombstone"

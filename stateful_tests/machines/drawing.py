@@ -66,7 +66,8 @@ THRESHOLDS = st.integers(0, 99)
 
 @st.composite
 def commands(draw: _Draw, kind: type | None) -> Command:
-    """Return a command of one kind for the state now; OUT_OF_TURN: of any kind, and it need not apply.
+    """Return a command of one kind for the state now. OUT_OF_TURN returns one of any kind, which need not
+    apply.
 
     Draws `machine.threshold` as well, by which the next rules are offered.
     """

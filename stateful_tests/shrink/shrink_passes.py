@@ -315,7 +315,8 @@ def _plainer_steps(commands: Commands) -> Iterator[Commands]:
 
 
 def _smaller_numbers(commands: Commands) -> Iterator[Commands]:
-    """Yield lists with smaller numbers: all towards 0, at once, by half, by one; equal ones together."""
+    """Yield lists with smaller numbers. All go towards 0, at once, by half or by one, and equal numbers
+    together."""
     for i, command in enumerate(commands):
         for path, value in numbers(command):
             for smaller in dict.fromkeys((0, 1, value // 2, value - 1)):

@@ -83,11 +83,11 @@ class StepSeen:
     evictions: dict[str, Choice] = field(default_factory=dict)
     #: sessions that a client closed since, while no turn was in flight
     due: dict[str, None] = field(default_factory=dict)
-    #: admits, evicts: since the last step it has looked at waiting requests, or evicted a window:
-    #: it decides on a batch
+    #: since the last step it has looked at waiting requests, because it decides on a batch
     admits: bool = False
     #: the last event queued a retracted request again
     requeues: bool = False
+    #: since the last step it has evicted a window, because it decides on a batch
     evicts: bool = False
     #: the pages of the last step are to come
     unpaged: bool = False
@@ -102,7 +102,11 @@ class StepSeen:
 
 
 class TierSeen:
-    """The host tier of one log. locks: locks of its users; facts: the last ones shown."""
+    """The host tier of one log.
+
+    locks: locks of its users.
+    facts: the last ones shown.
+    """
 
     def __init__(self, header: WatchHeader) -> None:
         """Take the sizes of a server with a host tier from the header of its log."""

@@ -69,8 +69,8 @@ class ExtendHarness(Harness[Extend]):
         return c.length(left)
 
     def _may_be_tail(self, c: Enabled, request: Request | None) -> bool:
-        """Return whether a chunk may be a tail: there is a window, and the request has computed nothing
-        of its own; or the command may be invalid."""
+        """Return whether a chunk may be a tail. Either there is a window and the request has computed nothing
+        of its own, or the command may be invalid."""
         windowless = c.state.config.geometry.window is None
         if c.invalid or windowless or request is None or request.cursors is None:
             return c.invalid

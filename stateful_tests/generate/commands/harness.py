@@ -116,7 +116,7 @@ def harness(
     """Register the decorated class as the harness of a kind of command.
 
     applies: returns whether the command applies to anything in the state.
-    weight: how often it comes then: 3 a retract, 10 a batch that prefills.
+    weight: how often it comes then, such as 3 for a retract and 10 for a batch that prefills.
     is_in: returns whether a scope has it.
     refusals: reasons whose refusals have two cases.
     tells_late: situations distinguish whether results of the request were in flight.

@@ -75,7 +75,8 @@ class SubmitHarness(Harness[Submit]):
         )
 
     def _draw_session(self, c: Enabled, wiped: list[Session]) -> str | None:
-        """Draw the session of a turn: one that was wiped, if there is one; None for an ordinary request."""
+        """Draw the session of a turn, one that was wiped if there is one. None stands for an ordinary
+        request."""
         # More ordinary requests where there is a tree: every request can match what they insert.
         one_in = 5 if c.profile.machine == "sessions" or c.profile.allocate_ahead else 2
         ordinary = not c.idle or once_in(c.source, one_in)

@@ -13,9 +13,9 @@ from impl.sglang.server.pair.choices import NetworkChoice
 from reference.pairs.config import DECODE, PREFILL, SERVERS
 
 Settings = Mapping[str, int | bool]
-# What a run is about, run by run. calm: nothing is slow; late: everything may be; aborts: clients leave;
-# failures: transfers fail; time: timeouts end in the middle; death: a server dies; alone: an abort reaches
-# only one server.
+# What a run is about, run by run. In `calm` nothing is slow, in `late` everything may be. In `aborts` clients
+# leave, in `failures` transfers fail, in `time` timeouts end in the middle, in `death` a server dies, and in
+# `alone` an abort reaches only one server.
 KINDS = (
     "calm", "late", "aborts", "failures", "late", "aborts", "time", "late", "aborts", "death",
     "late", "alone", "aborts", "failures", "late",
