@@ -183,7 +183,8 @@ class RequestView(msgspec.Struct):
 class SessionView(msgspec.Struct):
     """An open session. `row` and `cursors` are those of its slot, None while it has no slot.
 
-    history: tokens that the next turn's input will start with. closing: close was deferred.
+    history: tokens that the next turn's input will start with.
+    closing: close was deferred.
     """
 
     history: Sequence[int]
@@ -227,7 +228,10 @@ class TreeSizes(NamedTuple):
 
 
 class TreeView(msgspec.Struct):
-    """The radix tree. sizes: None of systems that do not count."""
+    """The radix tree.
+
+    sizes: None of systems that do not count.
+    """
 
     nodes: Sequence[NodeView]
     lock_holders: Mapping[str, LockHolderView]
@@ -265,11 +269,12 @@ class View(msgspec.Struct):
 
     free_full, free_swa: free pages, as they stand in the free lists, duplicates and all.
     free_rows: free rows of req_to_token.
-    rows: row id -> its full slots by position, for every row that a session or request names,
-        at least kv_allocated_len long.
+    rows: row id -> its full slots by position, for every row that a session or request names, at least
+        kv_allocated_len long.
     full_to_swa: for every full slot (page 0 included) its SWA slot, 0 for none; empty without SWA.
     full_stamps, swa_stamps: token id last written to each slot, 0 for none.
-    tree: None without one. states: None of a model without recurrent layers.
+    tree: None without one.
+    states: None of a model without recurrent layers.
     """
 
     sessions: Mapping[str, SessionView]

@@ -68,8 +68,10 @@ class SystemSpec:
         return replace(self, version=version, checkout=False)
 
     def in_way(self, way: str) -> SystemSpec:
-        """Return the spec of the same release in other ways. way: the ways as text, such as
-        "rust+overlap"."""
+        """Return the spec of the same release in other ways.
+
+        way: the ways as text, such as "rust+overlap".
+        """
         return replace(self, ways=ways_in(way))
 
 

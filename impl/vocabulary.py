@@ -58,8 +58,10 @@ def is_text(name: str) -> bool:
 
 
 def serial_of_turn(command: Submit, counted: int) -> int:
-    """Return the serial of the tokens that a turn adds to its prompt. counted: of its Submit. Refuses a
-    text that is none (EMPTY)."""
+    """Return the serial of the tokens that a turn adds to its prompt. Refuses a text that is none (EMPTY).
+
+    counted: of its Submit.
+    """
     require(not command.answers or is_text(command.answers), Reason.EMPTY)
     return text_serial(command.answers, counted)
 

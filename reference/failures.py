@@ -64,7 +64,10 @@ class AtNode(NamedTuple):
 
 
 class AtTreePage(NamedTuple):
-    """The page of the tree that ends at `path`. start: its first position (tokens)."""
+    """The page of the tree that ends at `path`.
+
+    start: its first position (tokens).
+    """
 
     path: TreePath
     start: int
@@ -77,7 +80,10 @@ class AtLock(NamedTuple):
 
 
 class AtNamed(NamedTuple):
-    """A request, a session or a session's slot by name. kind: "request", "session" or "slot"."""
+    """A request, a session or a session's slot by name.
+
+    kind: "request", "session" or "slot".
+    """
 
     kind: str
     name: str
@@ -127,7 +133,10 @@ class AtBlock(NamedTuple):
 
 
 class AtChunk(NamedTuple):
-    """A chunk of host memory. slot: the one that is wrong (tokens from its first)."""
+    """A chunk of host memory.
+
+    slot: the one that is wrong (tokens from its first).
+    """
 
     chunk: int
     slot: int | None = None
@@ -161,8 +170,9 @@ class AtTransfer(NamedTuple):
 class AtTable(NamedTuple):
     """The place of a block in a request's table.
 
-    at: index in the table (blocks). position: position read or written there (tokens). query: the position
-        whose token sees it.
+    at: index in the table (blocks).
+    position: position read or written there (tokens).
+    query: the position whose token sees it.
     """
 
     request: str
@@ -240,5 +250,8 @@ def failure(expected: str, observed: str, *at: Place, head: str = "") -> Failure
 
 
 def count_text(count: int, noun: str, more: str = "s") -> str:
-    """Return a number with its noun, such as "1 page", "2 pages". more: ending of the plural."""
+    """Return a number with its noun, such as "1 page", "2 pages".
+
+    more: ending of the plural.
+    """
     return f"{count} {noun}" if count == 1 else f"{count} {noun}{more}"

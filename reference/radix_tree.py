@@ -92,9 +92,9 @@ class Placed(NamedTuple):
 class Insertion(NamedTuple):
     """The fate of the pages that an insert brought, as ranges of tokens.
 
-    matched: the length that was there; full pages from the inserter's prefix to it are duplicates and
-    freed. adopted: [matched, end), now the tree's. recovered: tombstones that got the inserter's SWA KV;
-    SWA pages of other duplicates are freed.
+    matched: the length that was there; full pages from the inserter's prefix to it are duplicates and freed.
+    adopted: [matched, end), now the tree's.
+    recovered: tombstones that got the inserter's SWA KV; SWA pages of other duplicates are freed.
     """
 
     matched: int
@@ -298,7 +298,9 @@ def usable(tree: Tree, key: Key, full_only: bool = False) -> int:
     nodes.
 
     The KV of one window behind it must be live, or everything back to the root (TREE-5), and a
-    recurrent model needs the state there. full_only: neither is required.
+    recurrent model needs the state there.
+
+    full_only: neither is required.
     """
     best = 0
     live_run = 0

@@ -85,9 +85,10 @@ def may_have_second_slot(processed: int, launched: int, boundary: int, reach: in
 
     A decode that ends at a boundary needs it from its launch until its result is processed; a verify round,
     from where it may end behind one, until the result of the one that does.
+
     processed, launched: tokens that the request has computed, of processed results and of all batches.
-    boundary: tokens between two boundaries. reach: tokens of the verify rounds that may be in flight, 0 on a
-    server that decodes one token at a time.
+    boundary: tokens between two boundaries.
+    reach: tokens of the verify rounds that may be in flight, 0 on a server that decodes one token at a time.
     """
     end = max(launched, processed + reach)
     return processed // boundary != end // boundary

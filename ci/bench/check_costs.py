@@ -75,8 +75,10 @@ def _timed_methods() -> Iterator[tuple[type, str, str]]:
 
 @dataclass
 class _Clock:
-    """CPU seconds by part. worker_s: those of the system's process so far, which are read where a phase
-    begins or ends."""
+    """CPU seconds by part.
+
+    worker_s: those of the system's process so far, which are read where a phase begins or ends.
+    """
 
     worker_s: Callable[[], float] = lambda: 0.0
     seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))

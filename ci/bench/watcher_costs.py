@@ -42,8 +42,10 @@ def _bench_clients(count: int) -> tuple[Client, ...]:
 
 
 def _overhead_percent(watched_first: RunOutcome, watched_second: RunOutcome) -> float:
-    """Return by how much being watched takes longer, in percent. watched_first, watched_second: blocks
-    of rounds of a pair of runs."""
+    """Return by how much being watched takes longer, in percent.
+
+    watched_first, watched_second: blocks of rounds of a pair of runs.
+    """
     # the first warm up
     one = watched_first.blocks_s[2:]
     other = watched_second.blocks_s[2:]

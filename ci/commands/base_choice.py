@@ -52,7 +52,10 @@ def default_base(
     selector: SystemSelector, since: str | None, system: AnySystem, opened: ExitStack
 ) -> Base | None:
     """Return the base of a system where the user names none: for a checkout its own history, or else a
-    release; None for anything else. opened: keeps the base."""
+    release; None for anything else.
+
+    opened: keeps the base.
+    """
     from stateful_tests.check.trees.base_selection import BaseKind
 
     if selector.checkout is None:
@@ -213,8 +216,10 @@ def _base_in_history(
 def _folder_of(
     revision: Revision, selector: SystemSelector, system: AnySystem, opened: ExitStack
 ) -> Path:
-    """Return a folder with the driven files of a commit of the checkout `system`. opened: keeps the
-    folder. Raises Unusable."""
+    """Return a folder with the driven files of a commit of the checkout `system`. Raises Unusable.
+
+    opened: keeps the folder.
+    """
     from stateful_tests.check.trees import tree_history
 
     assert selector.checkout is not None

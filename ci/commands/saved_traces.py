@@ -105,7 +105,9 @@ class Saved:
 
     A clause is reported on stderr when its trace is saved; with a base, when the base has been driven
     through the trace. A smaller trace replaces it in silence, and so does one of its own that the
-    report may leave out. base: the name of the base.
+    report may leave out.
+
+    base: the name of the base.
     """
 
     def __init__(

@@ -104,8 +104,10 @@ class SystemSelector:
     device: str = "cpu"
 
     def resolve(self, *, quiet: bool = False) -> AnySystem:
-        """Return the system. quiet: without a note that names the release that a checkout was taken
-        for."""
+        """Return the system.
+
+        quiet: without a note that names the release that a checkout was taken for.
+        """
         from impl.engines import DriveOptions
         from stateful_tests.lockstep import system_names as registry
 

@@ -171,8 +171,10 @@ def _find_changes(
     cut_short: InterruptGuard,
 ) -> Changes | None:
     """Return the functions that changed since --since, or since the base if it is a commit of the
-    checkout's history. None: there is no such revision, or an interrupt. early: gets a violation of a
-    directed run that calls a change, where the base conforms."""
+    checkout's history. None: there is no such revision, or an interrupt.
+
+    early: gets a violation of a directed run that calls a change, where the base conforms.
+    """
     from ci.report import report_data as report
     from stateful_tests.check import run_driver, check_plans
     from stateful_tests.check.trees import changed_functions, tree_history

@@ -197,7 +197,10 @@ def _tests_of_bug(
 ) -> tuple[list[str], str]:
     """Return the tests of a trace and of the other traces of its bug, and the module that they import, "" for
     none. Notes say why a trace makes no test. If none does, return the test of the bug that was written by
-    hand. titles: those of the first test."""
+    hand.
+
+    titles: those of the first test.
+    """
     reason = ""
     module = ""
     tests: list[str] = []
@@ -227,10 +230,11 @@ def _handwritten_test(
     file: str, reason: str, tried: int, faults: list[KnownFault], selector: SystemSelector, fixed: str | None
 ) -> str:  # fmt: skip
     """Return the test of a bug that was written by hand, where no trace of the bug makes one. It must fail on
-    the release as well.
+    the release as well. Raises Unusable where no such test shows the bug.
 
-    reason: why the trace makes none. tried: how many other traces made none. faults: known faults that the
-    trace shows. Raises Unusable where no such test shows the bug.
+    reason: why the trace makes none.
+    tried: how many other traces made none.
+    faults: known faults that the trace shows.
     """
     from impl.engines import engine
     from impl.process.remote_system import WorkerSystem

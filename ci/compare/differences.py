@@ -48,12 +48,18 @@ def page_fault(page: int, size: int, owners: int, free_times: int) -> str:
 
 
 def difference(key: tuple[str, ...], about: str, reference: object, system: object) -> Data:
-    """Return a difference. key: the place where it is marked, such as ("cursors", "slot of s1", "E")."""
+    """Return a difference.
+
+    key: the place where it is marked, such as ("cursors", "slot of s1", "E").
+    """
     return {"key": list(key), "about": about, "reference": str(reference), "system": str(system)}
 
 
 def differences(moment: Moment, reference: Data, system: Data, waived: frozenset[str]) -> Iterator[Data]:
-    """Yield the differences in the order of a report. reference, system: the data of reference and system."""
+    """Yield the differences in the order of a report.
+
+    reference, system: the data of reference and system.
+    """
     if moment.step is not None:
         yield from _outcome_differences(moment.step, waived)
     for kind in ("requests", "sessions"):

@@ -29,7 +29,10 @@ _LINK = re.compile(r'<a href="([^"#][^"]*)">(.*?)</a>', re.DOTALL)
 
 
 def page(markdown: str, anchor: Callable[[str], str]) -> str:
-    """Return the page of the document. anchor: returns the name of a heading in links to it."""
+    """Return the page of the document.
+
+    anchor: returns the name of a heading in links to it.
+    """
     markdown = f"{_without_comment(markdown)}\n{_coverage_section()}\n{_commands_section()}"
     body = MarkdownIt("commonmark", {"html": False}).enable("table").render(markdown)
     body = _LINK.sub(_plain_link, _FENCE.sub(_render_fence, body))

@@ -79,8 +79,10 @@ def recipe_of(name: str) -> list[str]:
 
 
 def page_beside(name: str, trace: Trace, can: Capabilities, file: str, options: str) -> str:
-    """Return the page that goes with a trace, as Markdown: JSON has no comments. can: the system's
-    capabilities."""
+    """Return the page that goes with a trace, as Markdown: JSON has no comments.
+
+    can: the system's capabilities.
+    """
     kind = can.system_kind
     made = skeletons()[name]
     steps = [

@@ -152,8 +152,10 @@ def _last_write(past: Past[EngineMoment], block: int) -> str:
 
 
 def _last_state(lane: Lane, block: int, sources: Iterable[KvSource]) -> str | None:
-    """Return the last state that an entry leaves in a block, in words. sources: sources that its text
-    may begin at."""
+    """Return the last state that an entry leaves in a block, in words.
+
+    sources: sources that its text may begin at.
+    """
     for use in lane.states:
         for written, stamp in reversed(use.writes):
             if written == block:

@@ -153,7 +153,11 @@ def _cursor_fate(
     off: list[AtCursor],
 ) -> str:
     """Return a clause of a sentence on cursors with a wrong value: whose they are, since when, and the value
-    they must have. fate: (step, value, expected value, how it was taken). off: the places."""
+    they must have.
+
+    fate: (step, value, expected value, how it was taken).
+    off: the places.
+    """
     index, value, must, taken = fate
     several = len(off) > 1
     owners = {name: f"the {name}" if " " in name else name for name in whose}

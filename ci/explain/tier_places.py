@@ -56,7 +56,10 @@ def _tier_name(host: bool) -> str:
 
 def _slot_facts(facts: TierFacts, pool: str, slot: int, host: bool) -> list[Fact]:
     """Return the facts about a slot: whether it is free, the nodes and requests that have it, the transfers
-    that read or write it. host: a slot of host memory, otherwise of the device."""
+    that read or write it.
+
+    host: a slot of host memory, otherwise of the device.
+    """
     free = (facts.host_free if host else facts.free).get(pool, ())
     about_slot = [Fact("", "is free", "was free")] if slot in free else []
     for node in facts.nodes:

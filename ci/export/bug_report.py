@@ -29,7 +29,10 @@ INSTALL = (
 
 
 class Titles(NamedTuple):
-    """Given names, used instead of generated ones. checkout: the folder of the release, if it is one."""
+    """Given names, used instead of generated ones.
+
+    checkout: the folder of the release, if it is one.
+    """
 
     name: str | None = None
     title: str | None = None

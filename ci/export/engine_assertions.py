@@ -38,7 +38,10 @@ _OF_STATES = "STA-1", "STA-2", "STA-3"
 
 def assert_clause(run: Run, clause: str, tokens: Callable[[Sequence[int]], str]) -> list[str]:
     """Return the lines that assert what a clause (not BROKEN) expects; none where no object of the
-    scheduler shows it. tokens: as the test writes them."""
+    scheduler shows it.
+
+    tokens: as the test writes them.
+    """
     violation = run.violation
     now = run.moments(EngineMoment)[-1]
     assert violation is not None and now.step is not None

@@ -355,8 +355,10 @@ class _Steps:
         return self.tokens(client_tokens(command.prompt, command.tokens, self.sent), 1000)
 
     def tokens(self, tokens: Sequence[int], base: int = 9000) -> str:
-        """Return tokens as a list, with ranges of consecutive ones. base: the number from which new
-        ones are counted."""
+        """Return tokens as a list, with ranges of consecutive ones.
+
+        base: the number from which new ones are counted.
+        """
         for token in tokens:
             if token not in self.small:
                 self.small[token] = base + len(self.small)
@@ -374,8 +376,10 @@ class _Steps:
         return f"[{', '.join(parts)}]"
 
     def _update(self, most: int) -> Iterator[str]:
-        """Yield the call that takes the results of the oldest batch in flight. most: the most drafts for each
-        request of the next round (tokens)."""
+        """Yield the call that takes the results of the oldest batch in flight.
+
+        most: the most drafts for each request of the next round (tokens).
+        """
         config = self.run.trace.sizes(EngineConfig)
         flight = self.flights.popleft()
         sampled = ", ".join(

@@ -44,7 +44,10 @@ def _calls(node: ast.Call, name: str) -> bool:
 
 def _inlined_line(source: str, function: ast.FunctionDef, call: ast.Call, alone: bool) -> str | None:
     """Return the only line of a function, behind its docstring, with the arguments of a call; None for
-    any other function. alone: the call is a statement, which the line may be as well."""
+    any other function.
+
+    alone: the call is a statement, which the line may be as well.
+    """
     body = function.body[1:] if ast.get_docstring(function) is not None else function.body
     value: ast.AST
     match body:

@@ -114,8 +114,10 @@ def _eviction_assertions(run: RecordedRun) -> Asserts | None:
 
 
 class _Fact(NamedTuple):
-    """An expression over the release's objects, with its expected and its observed value. of: its kind
-    and owner."""
+    """An expression over the release's objects, with its expected and its observed value.
+
+    of: its kind and owner.
+    """
 
     of: tuple[str, str]
     code: str

@@ -25,8 +25,8 @@ def decide_branches(
 ) -> str:
     """Return the source with each `if` decided whose test follows from the facts.
 
-    facts: function name -> expression -> value; "" for all functions. absent: the same for parameters that a
-    function does not have: their values stand in their places.
+    facts: function name -> expression -> value; "" for all functions.
+    absent: the same for parameters that a function does not have: their values stand in their places.
     """
     facts = {name: {**facts.get(name, {}), **absent.get(name, {})} for name in {*facts, *absent}}
     while (edit := next(_decided_edits(source, facts, absent), None)) is not None:

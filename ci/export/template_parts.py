@@ -30,7 +30,10 @@ SHARED = "stand_in_server"  # the module that the tests of one folder import
 
 
 def server(geometry: Geometry, code: str, more: Sequence[str] = ()) -> str:
-    """Return the line that makes a server of these sizes for `code`. more: further arguments."""
+    """Return the line that makes a server of these sizes for `code`.
+
+    more: further arguments.
+    """
     page = geometry.page_size
     sizes = {
         "page_size": page,
@@ -183,8 +186,11 @@ def _render(
     parameters: str,
     **features: bool,
 ) -> str:
-    """Render the template. servers: sizes with chunks alone, with a tree, and with a tree and a window.
-    parameters: those of the server."""
+    """Render the template.
+
+    servers: sizes with chunks alone, with a tree, and with a tree and a window.
+    parameters: those of the server.
+    """
     order = list(TABLE)
     kind = system.kind
     sorted_kinds = [TABLE[version] for version in sorted(versions, key=order.index)]

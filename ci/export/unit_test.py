@@ -347,8 +347,10 @@ def _with_message(line: str) -> list[str]:
 
 
 def failure_message(clause: str, wanted: str, name: str, observed: str) -> str:
-    """Return the message of a failing test. name: of the system on which it was observed; a checkout has none
-    that a reader knows."""
+    """Return the message of a failing test.
+
+    name: of the system on which it was observed; a checkout has none that a reader knows.
+    """
     where = "" if name.endswith("@checkout") else f" on {name}"
     return f"{clause}: expected {wanted}; observed{where}: {observed}"
 

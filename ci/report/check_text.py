@@ -14,7 +14,10 @@ NAMED = 6  # known faults in one state that their common line names; it counts t
 
 
 def check(out: Console, data: Data, *, detailed: bool = False) -> None:
-    """Print the report of `kvspec check`: verdict, violations, coverage. detailed: with all counts."""
+    """Print the report of `kvspec check`: verdict, violations, coverage.
+
+    detailed: with all counts.
+    """
     red = [way for way in data.get("ways", ()) if way["exit_code"]]
     below = "".join(f"; {_way_result(way)}, below" for way in red)
     verdict(out, f"{data['implementation']}: {data['said']}{below}", data)
@@ -97,8 +100,10 @@ def _saved_files(reported: Data) -> str:
 
 
 def _reached_text(data: Data, hint: str) -> str:
-    """Return how much of the plan was carried out, and what it reached. hint: the option that shows
-    more."""
+    """Return how much of the plan was carried out, and what it reached.
+
+    hint: the option that shows more.
+    """
     required = data["situations"]["asked"]
     clauses = len(data["clauses"])
     reached = data["situations"]["reached"]

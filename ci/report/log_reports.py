@@ -44,7 +44,10 @@ def server_text(header: WatchHeader) -> str:
 def validation(
     name: str, header: WatchHeader, validated: Validated, seconds: float, log: WatchLog | None = None
 ) -> Data:
-    """Return everything about the validation of one log. log: the log, None for a live server."""
+    """Return everything about the validation of one log.
+
+    log: the log, None for a live server.
+    """
     cut = log.cut if log is not None else None
     skipped = []
     for what, count in validated.skipped.items():
@@ -74,7 +77,10 @@ def validation(
 
 
 def _known_fault_data(name: str, times: int, validated: Validated) -> Data:
-    """Return a known fault that a log shows. validated: the first places."""
+    """Return a known fault that a log shows.
+
+    validated: the first places.
+    """
     return {
         "name": name,
         "times": times,
@@ -86,7 +92,10 @@ def _known_fault_data(name: str, times: int, validated: Validated) -> Data:
 
 
 def validation_verdict(logs: list[Data], unusable: int = 0) -> str:
-    """Return the verdict on one log or on several. unusable: number of files that are no logs."""
+    """Return the verdict on one log or on several.
+
+    unusable: number of files that are no logs.
+    """
     number = sum(len(log["mismatches"]) + log["more_mismatches"] for log in logs)
     known: Counter[str] = Counter()
     for log in logs:
@@ -150,7 +159,10 @@ def validations(logs: list[Data], strict: bool, unusable: Sequence[str] = ()) ->
 
 
 def known_faults_text(out: Console, logs: Sequence[Data], verbose: bool) -> None:
-    """Print the known faults that some logs show, each once, in two lines. verbose: with all details."""
+    """Print the known faults that some logs show, each once, in two lines.
+
+    verbose: with all details.
+    """
     by_name: dict[str, list[Data]] = {}
     for log in logs:
         for each in log["known"]:
@@ -224,9 +236,12 @@ def print_log_report(
     alone: bool = True,
     verbose: bool = False,
 ) -> None:
-    """Print the report of one log. ended: how its server ended, if it should not have. shown: its
-    mismatches were reported already. alone: this report lists the known faults, not one behind all
-    logs."""
+    """Print the report of one log.
+
+    ended: how its server ended, if it should not have.
+    shown: its mismatches were reported already.
+    alone: this report lists the known faults, not one behind all logs.
+    """
     number = len(data["mismatches"]) + data["more_mismatches"]
     say(out, data["log"], "bold", whole=True)
     words = {

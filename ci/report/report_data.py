@@ -64,7 +64,10 @@ def rate(commands: int, seconds: float) -> int:
 
 
 def fields_of(source: object, names: str) -> Data:
-    """Return fields of a result by name, tuples as lists, as in JSON. names: separated by spaces."""
+    """Return fields of a result by name, tuples as lists, as in JSON.
+
+    names: separated by spaces.
+    """
     values = {name: getattr(source, name) for name in names.split()}
     return {
         name: list(value) if isinstance(value, tuple) else value for name, value in values.items()

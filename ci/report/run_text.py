@@ -37,7 +37,10 @@ _SAID_ELSEWHERE = "because", "reach"
 def finding(
     out: Console, data: Data, title: str, *, detailed: bool = False, folded: bool = False
 ) -> None:
-    """Print a violated clause with its smallest trace. folded: without its steps."""
+    """Print a violated clause with its smallest trace.
+
+    folded: without its steps.
+    """
     apart = " or ".join(data.get("without", ()))
     names = [
         (f"{c['id']} without {apart}" if apart else c["name"])
@@ -74,7 +77,10 @@ def _times_text(clause: Data) -> str:
 
 
 def _summary(data: Data, apart: str) -> dict[str, str]:
-    """Return why the run is wrong, and further notes. apart: the parts that the trace does without."""
+    """Return why the run is wrong, and further notes.
+
+    apart: the parts that the trace does without.
+    """
     headline = data["clauses"][0]
     violation = data["violation"]
     because = (

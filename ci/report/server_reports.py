@@ -133,7 +133,10 @@ def served_text(out: Console, data: Data) -> None:
 
 
 def _served_verdict(data: Data, new: int) -> str:
-    """Return the findings of a check of whole schedulers, and the number of runs. new: findings."""
+    """Return the findings of a check of whole schedulers, and the number of runs.
+
+    new: findings.
+    """
     rate = f", {data['forwards'] / data['seconds']:.0f} a second" if data["seconds"] else ""
     runs = count_text(data["runs"], "run")
     passes = count_text(data["forwards"], "forward pass", "es")

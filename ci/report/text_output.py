@@ -56,7 +56,10 @@ def table(*columns: str, right: Sequence[str] = ()) -> Table:
 
 
 def say(out: Console, text: str, style: str = "", *, whole: bool = False) -> None:
-    """Print a paragraph of plain text. whole: never wrapped, because it is there to be copied."""
+    """Print a paragraph of plain text.
+
+    whole: never wrapped, because it is there to be copied.
+    """
     out.print(Text(printable(text), style=style), soft_wrap=whole)
 
 
@@ -79,8 +82,11 @@ def record(out: Console, row: Data) -> None:
 
 
 def listing(out: Console, rows: list[Data], columns: dict[str, str]) -> None:
-    """Print a plain listing. columns: key -> heading, those with sentences last. On a terminal
-    sentences are below the name; in a pipe only where rows are wider than the console."""
+    """Print a plain listing.
+
+    columns: key -> heading, those with sentences last. On a terminal sentences are below the name; in a pipe
+        only where rows are wider than the console.
+    """
     cells = {key: [printable(_cell_text(row[key])) for row in rows] for key in columns}
     long = {key for key in columns if sum(map(len, cells[key])) > SENTENCE * len(rows)}
     keys = sorted(columns, key=lambda key: key in long)

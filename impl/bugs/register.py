@@ -29,8 +29,10 @@ _PARTS: dict[type, tuple[type, str]] = {
 class Bug:
     """One fault.
 
-    source: the change upstream that has, names or fixed it, or "kvspec". clause: id of the clause that
-    a shortest trace violates first. modes: in which it can show. story: symptom, cause, fix.
+    source: the change upstream that has, names or fixed it, or "kvspec".
+    clause: id of the clause that a shortest trace violates first.
+    modes: in which it can show.
+    story: symptom, cause, fix.
     system: the faulty TorchKV.
     """
 

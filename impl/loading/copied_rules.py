@@ -36,7 +36,10 @@ class CopiedRule(NamedTuple):
 
 
 class CopiedRules(NamedTuple):
-    """The rules that the adapter of an engine copies, by name. file: the statements of all releases."""
+    """The rules that the adapter of an engine copies, by name.
+
+    file: the statements of all releases.
+    """
 
     rules: Mapping[str, CopiedRule]
     file: Path

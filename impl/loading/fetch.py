@@ -78,8 +78,11 @@ def _sealed(root: Path) -> bool:
 
 def complete(root: Path, unpacked: Callable[[Path, Path], None]) -> None:
     """Add what a release's folder lacks, which was fetched when less of it was needed. Files that are there
-    stay. unpacked: as in `release_root`. Several processes may do so at once: each file appears whole, and
-    the seal of all is there beforehand. Raises UnusableImplementation as `release_root` does."""
+    stay. Raises UnusableImplementation as `release_root` does.
+
+    unpacked: as in `release_root`. Several processes may do so at once: each file appears whole, and the seal
+        of all is there beforehand.
+    """
     try:
         with tempfile.TemporaryDirectory(prefix=".fetch-", dir=root.parent) as work:
             unpacked(Path(work), whole := Path(work) / "unpacked")

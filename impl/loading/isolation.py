@@ -75,7 +75,10 @@ class _Loaded:
 
 
 def note_loaded(by: str) -> None:
-    """Say that the release is loaded, and runs from now on. by: the adapter's file that says what is."""
+    """Say that the release is loaded, and runs from now on.
+
+    by: the adapter's file that says what is.
+    """
     _Loaded.done = True
     _Loaded.by = by
 

@@ -68,7 +68,10 @@ def _own_lines(engine: str) -> list[int]:
 
 
 def _per_release(sketch: Sketch, masks: Iterable[int]) -> list[int]:
-    """Count the lines of each release. masks: for each line, the releases that have it, a bit for each."""
+    """Count the lines of each release.
+
+    masks: for each line, the releases that have it, a bit for each.
+    """
     counted = Counter(masks)
     return [
         sum(count for mask, count in counted.items() if mask >> number & 1)

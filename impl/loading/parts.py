@@ -37,9 +37,11 @@ class PartStep(NamedTuple):
 class Tables(NamedTuple):
     """The API of an engine.
 
-    core: the lines that every tree needs. parts: name -> its lines. says: name -> what a tree without that
-    part is driven without. below: the folder that the files of the lines are in. guide: the section of
-    CONTRIBUTING.md.
+    core: the lines that every tree needs.
+    parts: name -> its lines.
+    says: name -> what a tree without that part is driven without.
+    below: the folder that the files of the lines are in.
+    guide: the section of CONTRIBUTING.md.
     """
 
     engine: str
@@ -75,8 +77,10 @@ class Tables(NamedTuple):
 class TreeParts(NamedTuple):
     """The parts of an API that a tree has.
 
-    near: the release that it is taken for. parts: names of those that it has. missing: what nothing can be
-    driven without. remark: what it is driven without, "" for nothing.
+    near: the release that it is taken for.
+    parts: names of those that it has.
+    missing: what nothing can be driven without.
+    remark: what it is driven without, "" for nothing.
     """
 
     near: Nearest

@@ -22,8 +22,11 @@ Names = dict[str, ast.AST]  # of a module, or of a class
 
 
 class ApiLine(NamedTuple):
-    """A line of the table: what releases from `since` on, before `before`, have in `file`. by: which part of
-    the adapter uses it. fact: which fact of the API it is of."""
+    """A line of the table: what releases from `since` on, before `before`, have in `file`.
+
+    by: which part of the adapter uses it.
+    fact: which fact of the API it is of.
+    """
 
     since: str
     before: str  # "..." stands for none

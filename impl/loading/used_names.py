@@ -49,8 +49,10 @@ def not_given(
     """Find the names that the adapter gives to a tree nearest to `near`, and that no file of the tree has.
 
     A name counts that the releases around have as well: another one tells of another release. A tree that is
-    older than all releases may lack any. ways: in which the tree is driven. renamed: names ("Class.member")
-    for which the adapter has the tree's own.
+    older than all releases may lack any.
+
+    ways: in which the tree is driven.
+    renamed: names ("Class.member") for which the adapter has the tree's own.
     """
     sketch = read(engine)
     if near.release not in sketch.releases or (

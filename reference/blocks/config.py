@@ -172,7 +172,10 @@ class EngineConfig:
         _require(with_drafter <= 1, "groups", "only one group may have the drafter's layers")
 
     def _check_group(self, name: str, group: LayerGroup) -> None:
-        """Raise GeometryError for a layer group that no engine has. name: the group's, in messages."""
+        """Raise GeometryError for a layer group that no engine has.
+
+        name: the group's, in messages.
+        """
         size = group.block_size
         window = group.window
         _require(

@@ -96,7 +96,10 @@ class HostView:
         self, key: HostKey, index: int, memory: tuple[tuple[int, tuple[int, ...]], ...]
     ) -> KeptCopy | None:
         """Return the block at `index` of a chunk, None for a block that was not stored because no hit needs
-        its window or state. memory: the content of the chunk."""
+        its window or state.
+
+        memory: the content of the chunk.
+        """
         layers = self.config.groups[key.group]
         start = index * layers.block_size
         if index < len(memory):

@@ -107,7 +107,10 @@ class Bearer:
 
 
 def extend(text: list[int], stamps: list[int], tokens: Sequence[int], origin: int = 0) -> None:
-    """Append tokens and their stamps. origin: the stamp of the empty text."""
+    """Append tokens and their stamps.
+
+    origin: the stamp of the empty text.
+    """
     stamps += chained(tokens, stamps[-1] if stamps else origin)
     text += tokens
 

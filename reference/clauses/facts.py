@@ -30,7 +30,10 @@ class SessionFacts(NamedTuple):
 
 
 class RequestFacts(NamedTuple):
-    """A request that has not ended. cursors: None while it holds nothing."""
+    """A request that has not ended.
+
+    cursors: None while it holds nothing.
+    """
 
     session: str | None
     origin: int
@@ -83,7 +86,11 @@ class NodeFacts(NamedTuple):
 
 
 class TreePage(NamedTuple):
-    """A page of a tree node. slots: its full slots. has_swa: it has SWA KV; otherwise it is a tombstone."""
+    """A page of a tree node.
+
+    slots: its full slots.
+    has_swa: it has SWA KV; otherwise it is a tombstone.
+    """
 
     slots: tuple[int, ...]
     has_swa: bool

@@ -74,8 +74,10 @@ def _rejected_turn(step: Step) -> bool:
 
 
 def unchanged_failure(expected: str, step: Step, does: str) -> Failure:
-    """Return the failure of a step that should have changed nothing. does: the reason, such as "is
-    refused"."""
+    """Return the failure of a step that should have changed nothing.
+
+    does: the reason, such as "is refused".
+    """
     before = step.before
     after = step.after
     observed = difference(before, after)

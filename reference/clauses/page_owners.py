@@ -155,8 +155,10 @@ def _unused_slots_unmapped(step: Step) -> Failure | None:
 
 
 def _stale_entry(step: Step, problem: str, pool: str, entries: Sequence[tuple[int, int]]) -> Failure | None:
-    """Return the failure of a mapping entry that should be gone. pool: pool of the page whose freeing
-    made it stale."""
+    """Return the failure of a mapping entry that should be gone.
+
+    pool: pool of the page whose freeing made it stale.
+    """
     if not entries:
         return None
     slot = entries[0][0 if pool == "full" else 1]

@@ -202,7 +202,10 @@ def _first_difference(expected: tuple[int, ...], observed: tuple[int, ...]) -> i
 
 
 def _text_failure(text_name: str, owner: str, expected: tuple[int, ...], got: tuple[int, ...]) -> Failure:
-    """Return the failure of a text. owner: a request, or the session that has it as its history."""
+    """Return the failure of a text.
+
+    owner: a request, or the session that has it as its history.
+    """
     observed = f"{len(got)} tokens" if len(got) != len(expected) else "as many, but others"
     position = _first_difference(expected, got)
     due = expected[position] if position < len(expected) else None

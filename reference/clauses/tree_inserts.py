@@ -164,7 +164,10 @@ def _finished_keys(step: Step, was: Request, command: Finish) -> list[Key]:
 
 
 def _whole_key_pages(key: Key, size: int) -> Key:
-    """Return the whole pages of a key. size: tokens of a page."""
+    """Return the whole pages of a key.
+
+    size: tokens of a page.
+    """
     return key[: len(key) // size * size]
 
 

@@ -33,9 +33,9 @@ class TierConfig:
     prefill: the server only prefills, with a radix tree or without, and without a host tier.
     overlap: it processes a result one round late.
     attempts: how often it computes a prompt before the decode server has answered.
-    rows: of a server that only decodes or prefills. states, host_states: slots of recurrent state on the
-    device and on the host, 0 of a model without; only the
-        state at the end of a text is kept.
+    rows: of a server that only decodes or prefills.
+    states, host_states: slots of recurrent state on the device and on the host, 0 of a model without; only
+        the state at the end of a text is kept.
     """
 
     page_size: int

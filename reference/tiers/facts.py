@@ -59,7 +59,9 @@ class TierTransfer(NamedTuple):
     load: from the host; otherwise to it.
     acks: numbers under which the cache waits for it.
     sent: to the copy engine; otherwise queued.
-    copied: its KV has moved. completed: by the engine. stale: it is from before a reset.
+    copied: its KV has moved.
+    completed: by the engine.
+    stale: it is from before a reset.
     """
 
     job: int
@@ -106,8 +108,10 @@ class TierUser(NamedTuple):
 
 
 class TierLock(NamedTuple):
-    """A lock on device KV that the command took. path: the nodes of its path before the command split
-    any of them."""
+    """A lock on device KV that the command took.
+
+    path: the nodes of its path before the command split any of them.
+    """
 
     lock: int
     path: tuple[TierNode, ...]
@@ -247,7 +251,10 @@ class TierSend(NamedTuple):
 
 
 class TierRead(NamedTuple):
-    """The KV that a forward pass finds at a position of its prefix. slot: -1 where there is none."""
+    """The KV that a forward pass finds at a position of its prefix.
+
+    slot: -1 where there is none.
+    """
 
     holder: str
     pool: str

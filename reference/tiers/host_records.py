@@ -146,8 +146,10 @@ class HostRecords(SlotOwners):
                 yield self._read_source(op.label, slot, (op.job, slot) in read)
 
     def _read_source(self, transfer: str, slot: Slot, known: bool) -> Source:
-        """Return the source that a transfer has still to read. known: it had it before the command,
-        too."""
+        """Return the source that a transfer has still to read.
+
+        known: it had it before the command, too.
+        """
         owners = len(self.owners.get(slot, ()))
         lost = "it is free" if self.free[slot] else _owner_text(owners)
         now = stamp_in_slot(self.after, slot)

@@ -17,7 +17,8 @@ class AdmissionAttempt:
     """An attempt to admit a request that has asked the storage.
 
     name: of the request.
-    waited: since it asked (s). blocked: since an attempt first failed (s), -1 if none has.
+    waited: since it asked (s).
+    blocked: since an attempt first failed (s), -1 if none has.
     most: the time that it may be blocked (s).
     pages_due: before the attempt its prefetch had still to ask for pages, or to read some.
     """

@@ -14,7 +14,8 @@ from reference.failures import Failure, Place
 class HostUnit(NamedTuple):
     """A chunk or a slot of host memory.
 
-    called: its name. at: its place.
+    called: its name.
+    at: its place.
     owners: number of keys or nodes that have it.
     free: how often the free list has it.
     moving: a transfer in flight uses it.
@@ -50,7 +51,10 @@ class KeptCopy(NamedTuple):
 
 
 class Count(NamedTuple):
-    """A pin or lock count. wanted, got: the two values in words."""
+    """A pin or lock count.
+
+    wanted, got: the two values in words.
+    """
 
     called: str
     at: Place

@@ -55,18 +55,19 @@ def run(
     """Carry the plan out on `system`.
 
     The configurations of the plan take turns, a few runs each, so that every kind of fault comes up
-    early.
-    base: the system before the change; violations that it shows as well end nothing, and for each
-        clause a trace is searched in which it conforms.
-    masks: known faults; violations that they explain are counted, and neither shrunk nor a finding.
-    executor: where runs execute, on systems that are made from `named`; without one, all runs use
-        `system` itself.
-    found: called with a violation before it is shrunk, and with each smaller trace.
-    early: earlier runs, each with a violation. interrupted: report these, and drive no more.
-    began: `time.monotonic()` when the check began; its seconds and time limit count from there.
-    lookup: looks findings up in other releases.
-    An interrupt ends the check with the findings until then. Raises UnusableImplementation when no
+    early. An interrupt ends the check with the findings until then. Raises UnusableImplementation when no
     configuration fits.
+
+    base: the system before the change; violations that it shows as well end nothing, and for each clause a
+        trace is searched in which it conforms.
+    masks: known faults; violations that they explain are counted, and neither shrunk nor a finding.
+    executor: where runs execute, on systems that are made from `named`; without one, all runs use `system`
+        itself.
+    found: called with a violation before it is shrunk, and with each smaller trace.
+    early: earlier runs, each with a violation.
+    interrupted: report these, and drive no more.
+    began: `time.monotonic()` when the check began; its seconds and time limit count from there.
+    lookup: looks findings up in other releases. 
     """
     asked = plan
     plan = for_system(plan, system)

@@ -142,8 +142,10 @@ def sizes_for(machine: str, name: str) -> Any:
 
 def fit_sizes(system: AnySystem, machine: str, sizes: Any, exactly: bool = False) -> Any:
     """Return these sizes with the smallest change that lets this machine drive the system: the window,
-    the size of a page, rows, the width. exactly: change nothing. Raises UnusableImplementation where
-    nothing helps."""
+    the size of a page, rows, the width. Raises UnusableImplementation where nothing helps.
+
+    exactly: change nothing.
+    """
     can = system.capabilities
     missing = {"Match", "Insert"} - can.commands
     if machine == "tree" and missing:

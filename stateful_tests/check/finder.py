@@ -177,8 +177,9 @@ class Finder:
     ) -> Trace:
         """Return the smallest trace of a clause.
 
-        other: the smallest trace of another clause of the same violation. known: traces of its other
-        clauses that were found before. One of these is returned if it violates this clause too.
+        other: the smallest trace of another clause of the same violation.
+        known: traces of its other clauses that were found before. One of these is returned if it violates
+            this clause too.
         """
         for each in filter(None, (other, *known)):
             if each is not trace and self._failing_commands(each, clause, allowed) is not None:

@@ -73,7 +73,10 @@ class Counted:
             so_far.runs |= {self.runs + run for run in declined.runs}
 
     def count_run(self, commands: int, *, directed: bool = False) -> None:
-        """Count a run. directed: it is a line of the corpus, which is as short as possible."""
+        """Count a run.
+
+        directed: it is a line of the corpus, which is as short as possible.
+        """
         self.runs += 1
         self.commands += commands
         self.effort += commands if directed else max(commands, _SHORT)

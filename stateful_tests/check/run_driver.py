@@ -82,8 +82,10 @@ class Named(NamedTuple):
 
 
 class Configuration(NamedTuple):
-    """One machine on one preset in one mode. sizes: those of the preset, fitted to the system; None for
-    the corpus, whose lines have their own."""
+    """One machine on one preset in one mode.
+
+    sizes: those of the preset, fitted to the system; None for the corpus, whose lines have their own.
+    """
 
     machine: str
     preset: str
@@ -146,8 +148,10 @@ class Driven:
     seconds: float = 0.0
 
     def count(self, command: object, outcome: Outcome, declined: bool) -> None:
-        """Count a command of the run that comes next in `runs`. declined: the system refused it, and the
-        reference did not."""
+        """Count a command of the run that comes next in `runs`.
+
+        declined: the system refused it, and the reference did not.
+        """
         kind = type(command).__name__
         if not isinstance(outcome, Refused):
             self.carried_out[kind] += 1
@@ -382,7 +386,10 @@ def _run(
     run: StartedRun,
     first_commands: tuple[Command, ...] = (),
 ) -> None:
-    """Carry out one run. first_commands: its first commands."""
+    """Carry out one run.
+
+    first_commands: its first commands.
+    """
     done = list[AnyCommand]()
     lockstep = _start_lockstep(system, run.geometry, config, driven)
     assert isinstance(lockstep, Lockstep)

@@ -29,8 +29,10 @@ Transition = tuple[State, Command, State]  # state before, command, state after
 
 
 class Edge(NamedTuple):
-    """A command that takes a request or a session from one phase to another. before, after: the phases, or
-    NOWHERE."""
+    """A command that takes a request or a session from one phase to another.
+
+    before, after: the phases, or NOWHERE.
+    """
 
     before: str
     command: str
@@ -66,7 +68,11 @@ def edges(steps: Iterable[Transition]) -> tuple[set[Edge], set[Edge]]:
 def _changes(
     before: dict[str, str], command: str, after: dict[str, str], named: Set[str] = frozenset()
 ) -> Iterator[Edge]:
-    """Yield the edges of one command. before, after: name -> phase. named: whom the command names."""
+    """Yield the edges of one command.
+
+    before, after: name -> phase.
+    named: whom the command names.
+    """
     for name in before.keys() | after.keys():
         edge = Edge(before.get(name, NOWHERE), command, after.get(name, NOWHERE))
         if edge.before != edge.after or name in named:

@@ -46,8 +46,9 @@ KEPT = 50_000  # parts that are remembered, and representatives
 class Part(NamedTuple):
     """A session with its turn and lock, an ordinary request, or a lock holder, without names.
 
-    lock: key, swa_from and state. history, slot, closing, state: of a session. What there is not is (), so
-    that parts of a kind can be sorted.
+    lock: key, swa_from and state.
+    history, slot, closing, state: of a session. What there is not is (), so that parts of a kind can be
+        sorted.
     """
 
     lock: tuple[Any, ...]

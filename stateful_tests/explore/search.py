@@ -75,9 +75,9 @@ class Exploration:
 class Expansion:
     """The states that commands in some states lead to.
 
-    targets: of each state, (number of the first command that leads there, representative). violated: the
-    place of the state among them, the number of the command, and what it violates; nothing after it was
-    looked at.
+    targets: of each state, (number of the first command that leads there, representative).
+    violated: the place of the state among them, the number of the command, and what it violates; nothing
+        after it was looked at.
     """
 
     targets: list[list[tuple[int, State]]] = field(default_factory=list)
@@ -89,7 +89,10 @@ class Expansion:
 
 
 class Expander:
-    """Expands states, one by one. check: None checks no clause."""
+    """Expands states, one by one.
+
+    check: None checks no clause.
+    """
 
     def __init__(self, scope: Scope, check: InductiveStepCheck | None) -> None:
         self.states = Representatives(scope)
@@ -175,8 +178,11 @@ class Explorer:
         executor: Executor = SERIAL,
         system: ReferenceInState | None = None,
     ) -> None:
-        """Begin at the initial state. clauses: check them at each step. system: check its facts as well, in
-        this process."""
+        """Begin at the initial state.
+
+        clauses: check them at each step.
+        system: check its facts as well, in this process.
+        """
         self.scope = scope
         self.states = Representatives(scope)
         self.queue: list[State] = [self.states.of(self.states.initial)]

@@ -261,8 +261,10 @@ class Enabled:
         return names
 
     def prompt(self, longest: int, *, fresh: bool = False) -> Prompt:
-        """Draw a prompt; when invalid, perhaps an empty one or one with an empty piece. fresh: drawn
-        independently of the prompts in the state."""
+        """Draw a prompt; when invalid, perhaps an empty one or one with an empty piece.
+
+        fresh: drawn independently of the prompts in the state.
+        """
         if self.invalid and once_in(self.source, 3):
             return pick(self.source, ((), (Piece("a", 0),), (Piece("a", 4), Piece("b", -1))))
         if fresh:

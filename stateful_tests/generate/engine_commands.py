@@ -297,7 +297,10 @@ def _transfer_command(
     facts: BlockFacts, source: Choices, profile: EngineProfile, fails: int
 ) -> EngineCommand | None:
     """Draw the next action of the copy engine or the storage, or a reset of host memory; None
-    otherwise. fails: rate of failed loads."""
+    otherwise.
+
+    fails: rate of failed loads.
+    """
     moving = [job for job in facts.transfers if job.submitted and not job.completed]
     if moving and once_in(source, profile.slow):
         job = pick(source, moving)

@@ -148,8 +148,10 @@ class AnyLockstep(ABC):
     def _judge(
         self, step: AnyStep, failures: Failures, clauses: Iterable[Clause], *, comparable: bool = True
     ) -> None:
-        """Record the clauses that a step violates, and count those that it could have. comparable: its
-        outcome is of the expected kind; otherwise no situation counts as reached."""
+        """Record the clauses that a step violates, and count those that it could have.
+
+        comparable: its outcome is of the expected kind; otherwise no situation counts as reached.
+        """
         if self._tallies is not None:
             tally_up(self._tallies, clauses, step, self._reached if comparable else None)
         if failures:

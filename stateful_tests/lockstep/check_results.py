@@ -50,7 +50,10 @@ class LookedUp(NamedTuple):
     changed: str = ""
 
     def text(self, clause: str, observed: str) -> str:
-        """Return the look-up in words. observed: the observed behaviour of the finding."""
+        """Return the look-up in words.
+
+        observed: the observed behaviour of the finding.
+        """
         if self.fault:
             having = self.first if self.first == self.last else f"{self.first} to {self.last}"
             fixed = f"fixed in {self.fixed}" if self.fixed else f"in {having}"

@@ -288,7 +288,10 @@ class ReferenceSystem:
 
 
 class RowInUse(NamedTuple):
-    """A row in use. text: the content of its positions, of which the first `computed` are computed."""
+    """A row in use.
+
+    text: the content of its positions, of which the first `computed` are computed.
+    """
 
     holder: str
     cursors: Cursors

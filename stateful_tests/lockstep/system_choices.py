@@ -37,8 +37,10 @@ class ServerPolicy:
         self, was: State, command: Command, answers: Answers, facts: Facts | None
     ) -> Answers:
         """Return the answers that are left to compare: the reference has followed the system's choices,
-        and the shape of its tree where that has rules of its own. facts: the system's; None where the
-        two differ already, and the reference follows nothing."""
+        and the shape of its tree where that has rules of its own.
+
+        facts: the system's; None where the two differ already, and the reference follows nothing.
+        """
         outcome = answers.outcome
         if facts is not None and isinstance(outcome, Done) and outcome.choices:
             try:

@@ -33,8 +33,10 @@ def resolve(
     sglang | vllm | transformers | lmdeploy, with a `checkout` of it
     After an engine the ways to run, such as `+rust+overlap` of SGLang and `+async` of vLLM: see the record of
     the engine.
-    calls: it notes them (see SGLangSystem). limits: of a worker process. in_process: false drives a factory's
-    system in one.
+
+    calls: it notes them (see SGLangSystem).
+    limits: of a worker process.
+    in_process: false drives a factory's system in one.
     """
     options = DriveOptions(checkout, device, calls, limits)
     return driven_system(SystemSpec.parse(name), options, in_process)

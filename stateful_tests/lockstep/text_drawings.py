@@ -75,7 +75,10 @@ def span(start: int, end: int) -> str:
 
 
 def swa_of(live: bool | None) -> str:
-    """Name a node's SWA KV. live: None without a window."""
+    """Name a node's SWA KV.
+
+    live: None without a window.
+    """
     if live is None:
         return ""
     return "live" if live else "tombstone"
@@ -101,7 +104,10 @@ def node(
 
 
 def tree(nodes: Iterable[tuple[int, Sequence[str]]]) -> str:
-    """Draw a tree, each node below its parent. nodes: depth of each (0: below the root), and its lines."""
+    """Draw a tree, each node below its parent.
+
+    nodes: depth of each (0: below the root), and its lines.
+    """
     lines = ["radix tree"]
     for depth, (first, *more) in nodes:
         lines.append(f"{'   ' * depth}└─ {first}")
@@ -110,7 +116,10 @@ def tree(nodes: Iterable[tuple[int, Sequence[str]]]) -> str:
 
 
 def lock(tree: Tree, lock: Lock, text: str = "") -> str:
-    """Draw a lock and the KV that it pins. text: its prefix in words, where it is to be shown."""
+    """Draw a lock and the KV that it pins.
+
+    text: its prefix in words, where it is to be shown.
+    """
     if not lock.key:
         return "has nothing locked"
     locked = f"locks {span(0, len(lock.key))}{text and f' {text}'}"

@@ -40,7 +40,10 @@ class DrawnChoices:
 
 
 class Start(NamedTuple):
-    """A run before its first command. profile: which commands are frequent, how many names there are."""
+    """A run before its first command.
+
+    profile: which commands are frequent, how many names there are.
+    """
 
     geometry: Geometry
     mode: Mode

@@ -175,7 +175,10 @@ class ServerMachine(RuleBasedStateMachine):
     # -- how a rule runs --------------------------------------------------------------------------
 
     def enabled_commands(self, choices: Choices, *, invalid: bool = False) -> Enabled:
-        """Return the enabled commands of the state. invalid: the command need not apply."""
+        """Return the enabled commands of the state.
+
+        invalid: the command need not apply.
+        """
         last = type(self.commands[-1]) if self.commands else None
         return Enabled(self.lockstep.state, choices, self.profile, invalid, last)
 

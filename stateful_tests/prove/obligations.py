@@ -56,8 +56,8 @@ class Obligation:
 class Proof:
     """The result of an obligation.
 
-    counterexample: arguments for which a line of the contract fails (tokens). note: that line, or why nothing
-    is decided.
+    counterexample: arguments for which a line of the contract fails (tokens).
+    note: that line, or why nothing is decided.
     """
 
     obligation: Obligation
@@ -91,8 +91,10 @@ def select_obligations(names: Iterable[str]) -> list[Obligation]:
 def prove(
     obligations: Iterable[Obligation], sources: Mapping[str, str] = SOURCES
 ) -> Iterator[Proof]:
-    """Prove obligations one after the other. sources: the text of both modules; a test passes one with a
-    fault in it."""
+    """Prove obligations one after the other.
+
+    sources: the text of both modules; a test passes one with a fault in it.
+    """
     for obligation in obligations:
         proof = Proof(obligation)
         began = time.perf_counter()

@@ -127,7 +127,10 @@ class Translation:
     # -- expressions ------------------------------------------------------------------------------
 
     def _value(self, node: ast.expr, names: dict[str, Any]) -> Any:
-        """Return an expression as a term of z3. names: the terms of its variables. Raises NotTranslated."""
+        """Return an expression as a term of z3. Raises NotTranslated.
+
+        names: the terms of its variables.
+        """
         match node:
             case ast.Constant(value):
                 return value

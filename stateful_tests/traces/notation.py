@@ -34,8 +34,10 @@ class NotationError(ValueError):
 class NotationPart(NamedTuple):
     """A part of a command: its usage for people, its pattern, and how it is written and read.
 
-    usage and pattern begin with the blank before the part. write: "" where it is left out. read: makes the
-    values of fields from the groups of the pattern.
+    usage and pattern begin with the blank before the part.
+
+    write: "" where it is left out.
+    read: makes the values of fields from the groups of the pattern.
     """
 
     usage: str
@@ -106,8 +108,10 @@ def _field_part(field: str) -> NotationPart:
 def _lanes(
     field: str, usage: str, lane: str, write: Callable[[Any], str], read: Callable[..., Any]
 ) -> NotationPart:
-    """Return the part for the entries of a batch, between commas. read: makes an entry of its words,
-    without those of the notation."""
+    """Return the part for the entries of a batch, between commas.
+
+    read: makes an entry of its words, without those of the notation.
+    """
     return NotationPart(
         f" {usage}, ...",
         rf" (?P<{field}>{lane}(?:\s*,\s*{lane})*|\(no lanes\))",

@@ -165,7 +165,10 @@ def _upgrade(data: bytes, kind: Kind) -> bytes:
 
 @contextmanager
 def _one_line_errors(data: bytes, name: str, kind: Any) -> Iterator[None]:
-    """Raise any fault of this JSON as a TraceError. kind: the expected kind of file."""
+    """Raise any fault of this JSON as a TraceError.
+
+    kind: the expected kind of file.
+    """
     try:
         data.decode("utf-8")
         yield

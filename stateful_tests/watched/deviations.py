@@ -257,8 +257,10 @@ def fault_of_stall(release: str, kind: StallKind, config: Config, preemptions: i
 
 
 def fault_of_pair(release: str, key: str, config: Config, choices: Sequence[NetworkChoice]) -> str:
-    """Return the known fault that a judge's note on a pair shows, "" for none. key: the key of the
-    note."""
+    """Return the known fault that a judge's note on a pair shows, "" for none.
+
+    key: the key of the note.
+    """
     name = _FAULT_OF_NOTE.get(key, "")
     if config.prefill_complete and key == "PD-5 D keeps deferred_abort_ack_tracker":
         name = "unnamed-pages-wait-for-acknowledgement"
@@ -279,7 +281,10 @@ def fault_of_pair(release: str, key: str, config: Config, choices: Sequence[Netw
 
 def fault_of_kept_tokens(header: WatchHeader, part: str, *, sent: bool) -> str | None:
     """Return the fault by which a server of a pair keeps tokens, or an entry of a table, that nobody
-    needs. sent: the room had KV on its way."""
+    needs.
+
+    sent: the room had KV on its way.
+    """
     if header.role == "decode":
         waits = part == "_deferred_abort_ack_tracker"
         name = "unnamed-pages-wait-for-acknowledgement" if waits else ""
@@ -332,7 +337,8 @@ def are_row_cursors(logged: Cursors, mine: Cursors) -> bool:
     """Return whether the server's cursors are possible for a row, so that the reference can go on with
     them.
 
-    logged: cursors of the server. mine: cursors that the reference expects.
+    logged: cursors of the server.
+    mine: cursors that the reference expects.
     """
     committed, allocated, evicted, protected = logged
     return (

@@ -11,7 +11,10 @@ HELD = 64  # lines behind a missing one that are waited with: it may stand a lit
 
 
 class Line(NamedTuple):
-    """One line of a log: its file and number, and its event. lost: lines that are missing before it."""
+    """One line of a log: its file and number, and its event.
+
+    lost: lines that are missing before it.
+    """
 
     file: str
     number: int

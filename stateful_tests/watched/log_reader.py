@@ -69,8 +69,10 @@ class WatchLog:
         )
 
     def lines(self, growing: Callable[[], bool] | None = None) -> Iterator[Line]:
-        """Yield every event. growing: at the end wait for more for as long as this returns True, in
-        later parts too."""
+        """Yield every event.
+
+        growing: at the end wait for more for as long as this returns True, in later parts too.
+        """
         lines = self._all_lines(growing)
         if self.order is not None:
             yield from self.order.in_order(lines)
@@ -89,8 +91,10 @@ class WatchLog:
     def _lines_of(
         self, path: Path, growing: Callable[[], bool] | None, offset: int
     ) -> Iterator[tuple[int, Line]]:
-        """Yield the events of a file with their number in the log, 0 where events have none. growing: more
-        lines may come. Raises LogError."""
+        """Yield the events of a file with their number in the log, 0 where events have none. Raises LogError.
+
+        growing: more lines may come.
+        """
         if offset and growing is not None:
             _wait_for_header(path, growing)
         if _header_of(path).process != self.header.process:

@@ -76,7 +76,10 @@ def field_of(text: str) -> tuple[str, int | bool]:
 
 
 def require_canary(release: str, again: str | None) -> None:
-    """Raise Unusable where the release's own canary cannot check a saved run. again: its file."""
+    """Raise Unusable where the release's own canary cannot check a saved run.
+
+    again: its file.
+    """
     from impl.sglang.server.tried_releases import CANARY
 
     if again is None:

@@ -68,12 +68,15 @@ def machine(
 ) -> type[ServerMachine]:
     """A Hypothesis machine that drives what `make` returns beside the reference; its `TestCase` is a test.
 
-    machines: sessions, tree, both. presets: sizes to run with, fitted to the system; without them all, and
-    drawn sizes. geometry: these sizes and no others; a system that refuses them fails the test. modes: free,
-    faithful; without them those of the system. What it cannot do is left out. Hypothesis's settings hold,
-    given as ever (a profile, `@settings`), but for deadlines. Its shrinker runs first, for three seconds at
-    most; then commands, sizes and lengths are shrunk until none can be spared. An engine that schedules by
-    itself has no machine: `check` is its test.
+    machines: sessions, tree, both.
+    presets: sizes to run with, fitted to the system; without them all, and drawn sizes.
+    geometry: these sizes and no others; a system that refuses them fails the test.
+    modes: free, faithful; without them those of the system.
+
+    What the system cannot do is left out. Hypothesis's settings hold, given as ever (a profile, `@settings`),
+    but for deadlines. Its shrinker runs first, for three seconds at most; then commands, sizes and lengths
+    are shrunk until none can be spared. An engine that schedules by itself has no machine: `check` is its
+    test.
     """
     sizes = [geometry] if geometry is not None else [preset(name) for name in presets or PRESETS]
     vary = presets is None and geometry is None

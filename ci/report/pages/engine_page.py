@@ -52,7 +52,10 @@ def draw_engine(
     stake: set[int],
     hues: dict[str, str],
 ) -> tuple[list[Data], list[Data]]:
-    """Return the requests of an engine with their tables, and its pool. stake: blocks of a failure."""
+    """Return the requests of an engine with their tables, and its pool.
+
+    stake: blocks of a failure.
+    """
     facts = now.facts
     published = {block.block for block in facts.published}
     owners: dict[int, list[str]] = {}
@@ -149,8 +152,10 @@ def content(data: Data, run: Run) -> Data:
 
 
 def template_values(data: Data, run: Run, steps: list[Data], config: EngineConfig) -> Data:
-    """Return the values for the template of a page with such steps. config: tells whether windows are
-    shown."""
+    """Return the values for the template of a page with such steps.
+
+    config: tells whether windows are shown.
+    """
     return {
         "steps": steps,
         "left_out": len(run.rows) - len(steps),

@@ -207,7 +207,10 @@ def _segment_bounds(
 
 
 def _stack_marks(marks: Iterable[tuple[float, str, bool]]) -> list[Data]:
-    """Return the marks, with overlapping ones on different levels. marks: (x, text, differs)."""
+    """Return the marks, with overlapping ones on different levels.
+
+    marks: (x, text, differs).
+    """
     ends: list[float] = []  # by level
     stacked = []
     for x, text, differs in marks:

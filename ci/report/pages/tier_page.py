@@ -103,8 +103,10 @@ def _node_row(node: TierNode, was: TierFacts, stake: Stake) -> Data:
 def _pool_slots(
     slots: range, facts: TierFacts, was: TierFacts, stake: Stake, *, host: bool
 ) -> list[Data]:
-    """Return slots of full KV, and the nodes that have them. host: they are in host memory, otherwise on the
-    device."""
+    """Return slots of full KV, and the nodes that have them.
+
+    host: they are in host memory, otherwise on the device.
+    """
     owners = _slot_owners(facts, host)
     before = _slot_owners(was, host)
     memory = (facts.host_memory if host else facts.memory)["full"]

@@ -41,7 +41,10 @@ FREE: Data = {"owners": [], "free": 1}
 
 
 def page(data: Data, run: Run) -> str:
-    """Return the page of a run. data: by `ci.report.report_data`. The same run gives the same bytes."""
+    """Return the page of a run. The same run gives the same bytes.
+
+    data: by `ci.report.report_data`.
+    """
     script = _source("replay.js")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     alone = shown_kind_of(run.trace.geometry).draws()
@@ -221,8 +224,11 @@ def _cut_of_command(run: Run, index: int, side: Data) -> tuple[str, int, str] | 
 
 
 def _side_data(name: str, state: Data, run: Run, owners: dict[str, Data], length: int) -> Data:
-    """Return the template's data of one side of a step. name: "reference" or "system". length: positions of
-    the longest row that is drawn."""
+    """Return the template's data of one side of a step.
+
+    name: "reference" or "system".
+    length: positions of the longest row that is drawn.
+    """
     side = state[name]
     other = state["system" if name == "reference" else "reference"]
     cut = _cut_of_command(run, state["step"], side)
@@ -303,8 +309,11 @@ def _pool_data(
     owners: dict[str, Data],
     shown: list[int],
 ) -> Data:
-    """Return the template's data of a pool of the system: its pages with owners and faults. before: the step
-    shown before, None for the first. shown: the numbers of the pages."""
+    """Return the template's data of a pool of the system: its pages with owners and faults.
+
+    before: the step shown before, None for the first.
+    shown: the numbers of the pages.
+    """
     pages = state["system"]["pools"][pool]
     was = before["system"]["pools"][pool] if before is not None else {}
     cells = []

@@ -38,8 +38,10 @@ _COMPILED = "sglang/srt/mem_cache/rust_tree_core/"
 
 
 def release_root(version: str, newer: str = "") -> Path:
-    """Return the folder that holds `sglang/` of this release (`impl.loading.fetch`). newer: one of its
-    files, which is added to a folder from before it was fetched."""
+    """Return the folder that holds `sglang/` of this release (`impl.loading.fetch`).
+
+    newer: one of its files, which is added to a folder from before it was fetched.
+    """
     downloaded = partial(_download, f"sglang=={version}")
     root = fetch.release_root("sglang", version, downloaded)
     if not (root / newer).exists():

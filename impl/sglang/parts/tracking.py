@@ -17,8 +17,8 @@ from impl.sglang.parts.stand_ins import Bag
 def tracker_class(module: ModuleType, at_end: dict[str, bool]) -> type:
     """Return the release's class, of which only `_handle_finish_state_updated_req` runs.
 
-    module: of that class. at_end: gets, for each finished request by its id, whether the tree keeps what it
-        has computed.
+    module: of that class.
+    at_end: gets, for each finished request by its id, whether the tree keeps what it has computed.
     """
 
     def release_kv_cache(req: Any, cache: Any, *, checkpoint: bool) -> None:

@@ -79,8 +79,12 @@ class SGLangSystem(WorkerSystem):
         calls: bool = False,
         limits: Limits = LIMITS,
     ) -> None:
-        """Choose a release, or the checkout at `path`, and the capabilities that it has. tree: a variant of
-        its tree. calls: each command's calls are logged. Raises UnusableImplementation."""
+        """Choose a release, or the checkout at `path`, and the capabilities that it has. Raises
+        UnusableImplementation.
+
+        tree: a variant of its tree.
+        calls: each command's calls are logged.
+        """
         super().__init__(limits)
         if (version is None) == (path is None):
             raise UnusableImplementation("sglang: give a version or the path of a checkout")

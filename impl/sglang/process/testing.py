@@ -67,7 +67,10 @@ def wide(root: Path, version: str) -> None:
 
 
 def hook(root: Path, version: str, tiers: bool = False) -> None:
-    """Have this process import the release under `root`. tiers: with what its host tier needs."""
+    """Have this process import the release under `root`.
+
+    tiers: with what its host tier needs.
+    """
     provided = _provided_modules()
     install(root, provided, modules=WITH_TIERS if tiers else None)
     sys.meta_path.insert(0, _Missing(root))

@@ -360,7 +360,10 @@ BY = {
 
 
 def files(root: Path, releases: Mapping[str, type[Release0510]]) -> probe.Checkout:
-    """Return the files under `root`, which holds `sglang/`. releases: all, by version, from old to new."""
+    """Return the files under `root`, which holds `sglang/`.
+
+    releases: all, by version, from old to new.
+    """
     return probe.Checkout(root, "sglang/srt", WITH_TIERS, tuple(_entries(releases)))
 
 
@@ -396,7 +399,10 @@ def _unknown(text: str, words: Mapping[str, str]) -> bool:
 
 
 class WrittenLine(NamedTuple):
-    """A line of a table as it is written. text: "file | uses", with names in braces."""
+    """A line of a table as it is written.
+
+    text: "file | uses", with names in braces.
+    """
 
     by: str
     fact: str
@@ -418,7 +424,10 @@ def lines() -> Iterator[WrittenLine]:
 
 
 def uses(release: type[Release0510], order: Sequence[str]) -> Iterator[tuple[str, ast.expr]]:
-    """Yield file and use, by the names that the code here has. order: all versions."""
+    """Yield file and use, by the names that the code here has.
+
+    order: all versions.
+    """
     words = _names(release)
     for line in lines():
         release_index = order.index(release.facts.get(line.fact, release.version))

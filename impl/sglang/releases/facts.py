@@ -74,8 +74,9 @@ def compose_release(
 ) -> type[Release0510]:
     """Return the class of the release `nearest`, with some facts as other releases have them.
 
-    kinds: all classes by version, from old to new. others: name of a fact -> version. A fact of a release
-    that is not among `kinds` is as in the last one before it.
+    kinds: all classes by version, from old to new.
+    others: name of a fact -> version. A fact of a release that is not among `kinds` is as in the last one
+        before it.
     """
     if not others:
         return kinds[nearest]
@@ -95,7 +96,10 @@ def facts_of(
     checkout: probe.Checkout, order: list[str], near: Nearest
 ) -> tuple[dict[str, str], list[probe.Missing]]:
     """Return the facts that a checkout has as another release than the nearest one, and what it lacks of
-    every release. order: all versions, from old to new."""
+    every release.
+
+    order: all versions, from old to new.
+    """
     nearest = near.release
     others: dict[str, str] = {}
     missing: list[probe.Missing] = []

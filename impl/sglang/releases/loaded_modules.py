@@ -23,8 +23,9 @@ from impl.sglang.releases.objects import Objects
 class LoadedModules(Objects):
     """The part of a release's class that says where modules are, and imports them.
 
-    checker: module and class of the memory checks. observer: those of the class that counts the sizes of
-    pools, if apart. scheduler: the stand-in that the checks run on.
+    checker: module and class of the memory checks.
+    observer: those of the class that counts the sizes of pools, if apart.
+    scheduler: the stand-in that the checks run on.
     spec_file, spec_prepare: the file and the function that prepare a verify round.
     core: what its tree is written in.
     """

@@ -117,7 +117,10 @@ class ReleaseRequests(LoadedModules):
         req.fill_ids = req.fill_ids[:end]
 
     def in_chunks(self, req: Any, more: int) -> None:
-        """Count chunks of the request that are under way and not its last. more: 1 or -1."""
+        """Count chunks of the request that are under way and not its last.
+
+        more: 1 or -1.
+        """
         setattr(req, self.chunks, getattr(req, self.chunks) + more)
 
     def check_finished(self, req: Any, accepted: int = 1) -> None:
@@ -128,7 +131,8 @@ class ReleaseRequests(LoadedModules):
         """Allocate slots for positions [start, end), and evict if there are too few, as alloc_for_extend
         does.
 
-        start: a page boundary. before: slots of the positions below it.
+        start: a page boundary.
+        before: slots of the positions below it.
         """
         if cache.page_size == 1:
             return self.allocation.alloc_token_slots(cache, end - start)

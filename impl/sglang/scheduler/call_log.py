@@ -146,7 +146,10 @@ class Calls:
     def _wrap(
         self, owner: Any, name: str, line_of: Callable[..., str], *, after: bool = False
     ) -> None:
-        """Note calls of `owner.name`; `line_of` gives the line, if any. after: it takes the result first."""
+        """Note calls of `owner.name`; `line_of` gives the line, if any.
+
+        after: it takes the result first.
+        """
         call = getattr(owner, name)
 
         def noting(*args: Any, **kwargs: Any) -> Any:

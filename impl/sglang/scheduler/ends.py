@@ -77,8 +77,10 @@ class Ends(OnServer):
             self.release.retract(self.server.new_batch([turn], ForwardMode.DECODE))
 
     def _fits(self, turns: Sequence[LiveRequest], evicting: bool = False) -> bool:
-        """Return whether the next step of these requests has room. evicting: evictable pages of the radix
-        tree count as well."""
+        """Return whether the next step of these requests has room.
+
+        evicting: evictable pages of the radix tree count as well.
+        """
         page = self.server.geometry.page_size
         server = self.server
         pools = [
@@ -158,8 +160,10 @@ class Ends(OnServer):
             self._end(turn)
 
     def _end(self, turn: LiveRequest, stop: int | None = None) -> None:
-        """Process the last result of a running request: it is found finished and is released. stop: of its
-        outputs the one that is a stop token."""
+        """Process the last result of a running request: it is found finished and is released.
+
+        stop: of its outputs the one that is a stop token.
+        """
         req = turn.req
         allocator = self.server.allocator
         allocator.free_group_begin()

@@ -75,8 +75,11 @@ class States:
 
     def require_for_match(self, req: Any, lent: bool, owed: int, new: bool) -> None:
         """Refuse an admission that may find no slot for its copy: the state that it matches must stay.
-        lent: the request runs on the slot of its session. owed: slots that the tree gets. new: it waited
-        without a slot until now."""
+
+        lent: the request runs on the slot of its session.
+        owed: slots that the tree gets.
+        new: it waited without a slot until now.
+        """
         if self.bearers is not None:
             self.require(0, int(new))
             return
@@ -121,8 +124,10 @@ class States:
         self, name: str, row: Any, tokens: Sequence[int], kept: tuple[int, int] = (-1, 0)
     ) -> list[int]:
         """Fold these tokens into a request's state, as the recurrent layers of a forward pass do. Returns
-        the state's stamp after each. kept: the slot that also gets one of these states, and the number
-        of tokens before it; 0 for none."""
+        the state's stamp after each.
+
+        kept: the slot that also gets one of these states, and the number of tokens before it; 0 for none.
+        """
         slot, self.read[name] = self.stamp_of(row)
         stamps = chained(tokens, self.read[name])
         self.cells[slot] = stamps[-1]

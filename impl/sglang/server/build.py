@@ -32,8 +32,10 @@ def model_folder(
     folder: Path, window: int = 0, *, eos: int = EOS, config: Config | None = None
 ) -> Path:
     """Return a folder that says what the model is; there are no weights. window 0: full attention alone.
-    eos: the token that ends a turn; one past the vocabulary never does. config: says whether it has
-    recurrent layers, and the chunk in which these compute a prompt."""
+
+    eos: the token that ends a turn; one past the vocabulary never does.
+    config: says whether it has recurrent layers, and the chunk in which these compute a prompt.
+    """
     more: dict[str, Any] = {"eos_token_id": eos}
     if config is not None and config.states:
         more |= _RECURRENT | ({"mamba_chunk_size": config.track} if config.track else {})
@@ -60,7 +62,10 @@ def _strategy(config: Config) -> str:
 
 
 def build_scheduler(config: Config, model: Path, settings: dict[str, Any]) -> Any:
-    """Return the release's Scheduler, built as its own process does. settings: further server arguments."""
+    """Return the release's Scheduler, built as its own process does.
+
+    settings: further server arguments.
+    """
     import sglang.srt.managers.scheduler as module
     from sglang.srt.server_args import PortArgs, ServerArgs
 

@@ -23,8 +23,11 @@ _MOST = 500  # violations that are kept of a run
 
 
 class ForwardPass(NamedTuple):
-    """The work of a forward pass. mode: the canary's name for it; of each entry its request, the tokens
-    that are there and those that are computed; of all computed tokens id and slot."""
+    """The work of a forward pass.
+
+    mode: the canary's name for it; of each entry its request, the tokens that are there and those that are
+        computed; of all computed tokens id and slot.
+    """
 
     mode: str
     requests: Sequence[Any]

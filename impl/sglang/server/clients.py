@@ -156,8 +156,8 @@ class _Doing:
 class Clients:
     """All clients of a run.
 
-    seed: of the clients' and the model's tokens. stalled: called with the requests that clients wait for,
-    when nothing has happened for long.
+    seed: of the clients' and the model's tokens.
+    stalled: called with the requests that clients wait for, when nothing has happened for long.
     """
 
     def __init__(

@@ -108,8 +108,11 @@ class SessionClosed(_Event, tag="closed"):
 
 
 class Submitted(_Event, tag="submit"):
-    """A request was queued. tokens: of its input, `new` of them from the client. rejected: it runs a prefill
-    of one token by itself, and its client gets an error."""
+    """A request was queued.
+
+    tokens: of its input, `new` of them from the client.
+    rejected: it runs a prefill of one token by itself, and its client gets an error.
+    """
 
     request: str
     session: str | None
@@ -191,8 +194,10 @@ class QueueAborted(_Event, tag="abort"):
 
 
 class Flushed(_Event, tag="flush"):
-    """The cache was emptied: the tree, and what sessions kept between their turns. tree: tokens that the tree
-    still has, of both pools."""
+    """The cache was emptied: the tree, and what sessions kept between their turns.
+
+    tree: tokens that the tree still has, of both pools.
+    """
 
     tree: int
 
@@ -244,10 +249,14 @@ class Snapshot(_Event, tag="snapshot"):
 
 class Stepped(_Event, tag="step"):
     """The scheduler has decided on a batch: its size, who waits, open sessions, free tokens and rows, tokens
-    that the tree holds and that locks pin (full). lanes: of a round of one token each (in a mixed batch
-    beside the prefill that an `extend` has), request and cursors after; with speculation slots were
-    taken for a verify round, and what is accepted comes with its result. states: slots of recurrent state
-    that are free or the tree's. at: Unix time in seconds."""
+    that the tree holds and that locks pin (full).
+
+    lanes: of a round of one token each (in a mixed batch beside the prefill that an `extend` has), request
+        and cursors after; with speculation slots were taken for a verify round, and what is accepted comes
+        with its result.
+    states: slots of recurrent state that are free or the tree's.
+    at: Unix time in seconds.
+    """
 
     number: int
     batch: int
@@ -297,8 +306,11 @@ class Paged(_Event, tag="pages"):
 
 
 class Tiered(_Event, tag="tier"):
-    """The tree with its host tier, after its transfers were polled. locked: of each new lock its number,
-    whether it is on the host, and the nodes that it was taken on, from the root."""
+    """The tree with its host tier, after its transfers were polled.
+
+    locked: of each new lock its number, whether it is on the host, and the nodes that it was taken on, from
+        the root.
+    """
 
     facts: TierFacts
     locked: list[tuple[int, bool, list[TierNode]]]
@@ -319,8 +331,11 @@ class Queued(_Event, tag="queue"):
 
 
 class KVSent(_Event, tag="send"):
-    """A prefill server has given the KV of tokens [start, end) to its transfer engine. last: nothing follows.
-    pages: of the full pool, None at level `lengths`."""
+    """A prefill server has given the KV of tokens [start, end) to its transfer engine.
+
+    last: nothing follows.
+    pages: of the full pool, None at level `lengths`.
+    """
 
     request: str
     room: int
@@ -331,7 +346,10 @@ class KVSent(_Event, tag="send"):
 
 
 class KVNamed(_Event, tag="name"):
-    """A decode server has told its peer where to write the KV of tokens [start, end). pages: as of `send`."""
+    """A decode server has told its peer where to write the KV of tokens [start, end).
+
+    pages: as of `send`.
+    """
 
     request: str
     room: int
@@ -341,7 +359,10 @@ class KVNamed(_Event, tag="name"):
 
 
 class KVArrived(_Event, tag="arrive"):
-    """A decode server counts what it has named as received. pages: that the request has there now."""
+    """A decode server counts what it has named as received.
+
+    pages: that the request has there now.
+    """
 
     request: str
     room: int

@@ -74,8 +74,11 @@ def before_storage() -> PlacedHashes:
 
 
 class FakeTier:
-    """Transfers of one scheduler. slots: the stamps in a pool of the device of this size, as numbers.
-    hashes: of a storage's pages."""
+    """Transfers of one scheduler.
+
+    slots: the stamps in a pool of the device of this size, as numbers.
+    hashes: of a storage's pages.
+    """
 
     def __init__(
         self,

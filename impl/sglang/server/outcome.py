@@ -44,7 +44,10 @@ class Complaint(NamedTuple):
 
 
 class PairNote(NamedTuple):
-    """A note of a judge of two servers. key: the same of another run means the same fault."""
+    """A note of a judge of two servers.
+
+    key: the same of another run means the same fault.
+    """
 
     key: str
     request: str
@@ -52,7 +55,10 @@ class PairNote(NamedTuple):
 
 
 class PairEvent(NamedTuple):
-    """Something that happens in a pair, for a reader. where: "P", "D" or "wire"."""
+    """Something that happens in a pair, for a reader.
+
+    where: "P", "D" or "wire".
+    """
 
     step: int
     where: str

@@ -26,7 +26,10 @@ def installed_release() -> Release0510:
 
 
 class Reader:
-    """Reads one scheduler; changes nothing. release: what it calls things."""
+    """Reads one scheduler; changes nothing.
+
+    release: what it calls things.
+    """
 
     def __init__(self, scheduler: Any, release: Release0510) -> None:
         self.scheduler = scheduler

@@ -77,8 +77,10 @@ class _Submitted:
 
 
 class _Noted:
-    """The release's own copy engine, watched: its transfers, in the shape of ours. pools: the device's pool,
-    its slots and the host's, by name; what slots hold is not known."""
+    """The release's own copy engine, watched: its transfers, in the shape of ours.
+
+    pools: the device's pool, its slots and the host's, by name; what slots hold is not known.
+    """
 
     def __init__(self, engine: Any, pools: dict[str, tuple[Any, int, int]]) -> None:
         self.queues: dict[bool, deque[_Submitted]] = {False: deque(), True: deque()}
@@ -199,7 +201,10 @@ class TierReader(Gatherer):
         setattr(result, _PATH, found)
 
     def note(self, batch: Any, *_: Any) -> None:
-        """Look at the tree. batch: the next one, if the scheduler has decided on it."""
+        """Look at the tree.
+
+        batch: the next one, if the scheduler has decided on it.
+        """
         self._paths = []
         self._batch = batch
         facts = self.gather(())

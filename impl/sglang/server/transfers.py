@@ -44,7 +44,10 @@ def role_of(scheduler: Any) -> str:
 
 
 class TransferHooks:
-    """The hooks of one server of a pair. note_failure: notes that a hook failed."""
+    """The hooks of one server of a pair.
+
+    note_failure: notes that a hook failed.
+    """
 
     on = False
 

@@ -178,7 +178,10 @@ class StateStamps:
 
 
 def parts_of(pool: str, device: Any, host: Any) -> list[TierPart]:
-    """Return the parts of a transfer of one pool, token by token. device, host: tensors of slots."""
+    """Return the parts of a transfer of one pool, token by token.
+
+    device, host: tensors of slots.
+    """
     return [TierPart(pool, *pair) for pair in zip(device.tolist(), host.tolist(), strict=True)]
 
 

@@ -45,8 +45,11 @@ class Gatherer:
         side: DecodeSide | None = None,
         sends: PrefillSide | None = None,
     ) -> None:
-        """Keep the parts of a server whose facts are gathered. storage: the one behind its host tier. side,
-        sends: what a server has that only decodes or only prefills."""
+        """Keep the parts of a server whose facts are gathered.
+
+        storage: the one behind its host tier.
+        side, sends: what a server has that only decodes or only prefills.
+        """
         self.release = release
         self.server = server
         self.config = config
@@ -115,8 +118,10 @@ class Gatherer:
         return _id(self.core.root_node)
 
     def gather(self, reads: tuple[TierRead, ...]) -> TierFacts:
-        """Return the facts of the tree, of both tiers and of what moves between them. reads: what the last
-        command's request read."""
+        """Return the facts of the tree, of both tiers and of what moves between them.
+
+        reads: what the last command's request read.
+        """
         transfers = tuple(self._transfers())
         operations = () if self.behind is None else self.behind.operations()
         memory = {pool: tuple(self.copies.memory[pool]) for pool in self.kinds}

@@ -20,7 +20,10 @@ def session_of(name: str) -> str:
 
 
 class _RoleGatherer:
-    """Looks at a server with one role. side: what the adapter plays of it."""
+    """Looks at a server with one role.
+
+    side: what the adapter plays of it.
+    """
 
     side: DecodeSide | PrefillSide
 

@@ -71,7 +71,10 @@ class StorageGatherer:
 
     def _operation(self, operation: Any, state: str) -> TierOperation:
         """Return the fact of a backup or a prefetch, with the host slots that it has and those that its
-        thread still moves. state: where it stands, in words."""
+        thread still moves.
+
+        state: where it stands, in words.
+        """
         handle = optional(operation, "PrefetchOperation.handle")
         host = operation.host_indices
         if handle is None:

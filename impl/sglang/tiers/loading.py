@@ -96,7 +96,10 @@ class _Tiered(Unified):
 
 def tiered_release(spec: str, core: str = "") -> Any:
     """Return the release with its host tier, with the core of its tree in Rust where `core` is "rust";
-    raises UnusableImplementation where it is not driven so. spec: as `supported_release` takes it."""
+    raises UnusableImplementation where it is not driven so.
+
+    spec: as `supported_release` takes it.
+    """
     release = supported_release(spec)
     order = list(TABLE)
     version = release.version

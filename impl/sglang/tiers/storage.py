@@ -222,8 +222,10 @@ class Storage:
     def attach(
         self, how_long: str, policy: str, by: Callable[..., tuple[bool, str]] | None = None
     ) -> None:
-        """Attach the backend as the release's command of an operator does. by: the method that it calls; of
-        a tree without a scheduler the tree's own."""
+        """Attach the backend as the release's command of an operator does.
+
+        by: the method that it calls; of a tree without a scheduler the tree's own.
+        """
         backend = importlib.import_module("sglang.srt.mem_cache.hicache_storage").HiCacheFile
         made = type("Backend", (Backend, backend), {})(self)
         module: Any = importlib.import_module("sglang.srt.mem_cache.storage")

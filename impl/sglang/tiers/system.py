@@ -55,8 +55,11 @@ class TierSystem(WorkerSystem):
         calls: bool = False,
         limits: Limits = LIMITS,
     ) -> None:
-        """Choose a release, or the checkout at `path`, and the capabilities of its host tier. core: the tree
-        in Rust. Raises UnusableImplementation."""
+        """Choose a release, or the checkout at `path`, and the capabilities of its host tier. Raises
+        UnusableImplementation.
+
+        core: the tree in Rust.
+        """
         super().__init__(limits)
         if (version is None) == (path is None):
             raise UnusableImplementation("sglang: give a version or the path of a checkout")

@@ -80,8 +80,10 @@ class Changes(NamedTuple):
     def callers(
         self, called: Sequence[Sequence[SystemFunction]]
     ) -> dict[SystemFunction, list[int]]:
-        """Map each changed function that a run calls to the numbers of the commands that call it. called: the
-        functions that each command calls."""
+        """Map each changed function that a run calls to the numbers of the commands that call it.
+
+        called: the functions that each command calls.
+        """
         changed = {*self.called, *self.missed}
         callers: dict[SystemFunction, list[int]] = {}
         for number, functions in enumerate(called):

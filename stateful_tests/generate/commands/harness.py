@@ -86,8 +86,10 @@ class Harness(ABC, Generic[C]):
         return ()
 
     def misnamed_commands(self, scope: Scope, name: str, bearer: Session | Request | None) -> Commands:
-        """Return invalid commands with the name of a holder of another kind. bearer: None for a lock
-        owner."""
+        """Return invalid commands with the name of a holder of another kind.
+
+        bearer: None for a lock owner.
+        """
         return ()
 
     def ill_formed(self, scope: Scope, fresh: Names) -> Commands:

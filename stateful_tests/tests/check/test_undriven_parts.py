@@ -18,7 +18,10 @@ PLAN = check_plans.plan("smoke", presets=["page1", "page2"], modes=[Mode.FREE], 
 
 
 class Checkout(ReferenceSystem):
-    """A checkout that cannot be built with some sizes. refused: whether it refuses a geometry."""
+    """A checkout that cannot be built with some sizes.
+
+    refused: whether it refuses a geometry.
+    """
 
     def __init__(self, name="sglang@checkout", refused=None):
         super().__init__()

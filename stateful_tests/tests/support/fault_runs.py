@@ -41,9 +41,10 @@ from stateful_tests.traces.notation import format_command
 class Suite:
     """The faults of a file, and how they are looked for.
 
-    core: of a tree with a host tier, "rust" where it is in Rust. images: of an engine, those of prompts
-    with images, which a process of their own loads.
-    runs: random runs of each preset. seeds: how often they are drawn anew.
+    core: of a tree with a host tier, "rust" where it is in Rust.
+    images: of an engine, those of prompts with images, which a process of their own loads.
+    runs: random runs of each preset.
+    seeds: how often they are drawn anew.
     exports: the unit tests that the commands export as are run too.
     """
 
@@ -90,7 +91,10 @@ SUITES = {
 
 
 class Found(NamedTuple):
-    """A run that violates something. runs, commands: driven until then, or all in vain."""
+    """A run that violates something.
+
+    runs, commands: driven until then, or all in vain.
+    """
 
     trace: Trace | None
     violation: Violation | None

@@ -46,7 +46,10 @@ class Change(NamedTuple):
 
 
 class ChangedLog:
-    """A log of fixtures/watched. begins: the snapshot that it begins with, None for all of it."""
+    """A log of fixtures/watched.
+
+    begins: the snapshot that it begins with, None for all of it.
+    """
 
     def __init__(self, name: str, begins: int | None = None) -> None:
         (log,) = logs_of([FOLDER / f"{name}.jsonl"])

@@ -51,7 +51,10 @@ _parsed = lru_cache(maxsize=16)(ast.parse)
 
 def _alone(source: str, around: list[Any], more: int) -> str:
     """The text of a function in its classes, on the lines that it has in the file: a whole file takes ten
-    times as long to compile. more: lines that the function has more than `around` says."""
+    times as long to compile.
+
+    more: lines that the function has more than `around` says.
+    """
     *classes, function = around
     first = min([function.lineno, *(each.lineno for each in function.decorator_list)])
     heads = ["from __future__ import annotations"] * (

@@ -65,7 +65,8 @@ class Edit(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A change of one file.
 
     file: below the root of the system's code, such as "sglang/srt/mem_cache/common.py".
-    old: text that is there once. new: what stands there instead.
+    old: text that is there once.
+    new: what stands there instead.
     method: instead of `old`, a `Class.method`; `new` is then `def fault(right, this, ...)`, whose `right` is
         what was there. It is called where pages have the size that the fault states.
     release: the one release that has the edit; "" for every one.

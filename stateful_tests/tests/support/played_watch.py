@@ -30,8 +30,10 @@ NO_SCHEDULERS = {"Match", "Unlock", "Insert", "Evict", "CheckBusy", "CheckIdle",
 
 
 class WatchedRelease(SGLangSystem):
-    """A played release whose runs are watched, each into a folder of its own under `folder`. spec: its rounds
-    are verify rounds, else plain ones."""
+    """A played release whose runs are watched, each into a folder of its own under `folder`.
+
+    spec: its rounds are verify rounds, else plain ones.
+    """
 
     def __init__(self, version: str, folder: Path, *, spec: bool, overlap: bool = False) -> None:
         super().__init__(version, overlap=overlap)

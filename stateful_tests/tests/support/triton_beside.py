@@ -44,7 +44,10 @@ class Copies:
         self._made: dict[int, tuple[str, torch.Tensor, torch.Tensor, list[Any]]] = {}
 
     def of(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
-        """The same tensor in the copy. name: for the report."""
+        """The same tensor in the copy.
+
+        name: for the report.
+        """
         storage = tensor.untyped_storage()
         if (key := storage.data_ptr()) not in self._made:
             here = torch.empty(0, dtype=tensor.dtype).set_(storage)

@@ -268,7 +268,10 @@ RECURRENT = TierFacts(
 
 
 class TierScene(NamedTuple):
-    """Facts before and after a poll, which conform. waiting: the requests that wait."""
+    """Facts before and after a poll, which conform.
+
+    waiting: the requests that wait.
+    """
 
     facts: TierFacts
     sizes: TierConfig

@@ -37,7 +37,10 @@ OVER = KVGivenBack("r1", 7, "success", [1, 2, 3])
 
 
 def validated(role: str, events: Sequence[Event], lost: int = 0, **more: object) -> Validator:
-    """The validator of a log with these events. lost: lines that are missing before the last one."""
+    """The validator of a log with these events.
+
+    lost: lines that are missing before the last one.
+    """
     about = header(version=VERSION, release=RELEASE, page_size=2, role=role, level="pages")
     validator = Validator(convert({**about, **more}, WatchHeader))
     for number, event in enumerate(events, 2):

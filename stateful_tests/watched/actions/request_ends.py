@@ -78,8 +78,10 @@ def on_released(follower: LogFollower, event: log.Released) -> None:
 def _follow_state(
     follower: LogFollower, event: log.Released, request: Request, session: Session | None, ahead: str | None
 ) -> None:
-    """Follow the recurrent state, which stays with the session or goes to the tree. ahead: the known
-    fault by which it is of a longer text."""
+    """Follow the recurrent state, which stays with the session or goes to the tree.
+
+    ahead: the known fault by which it is of a longer text.
+    """
     if session is not None and session.slot is not None:
         follower.session_seen(session.name).state_ahead = ahead
         if ahead is not None:

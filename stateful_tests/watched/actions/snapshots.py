@@ -94,8 +94,10 @@ def _compare_snapshot(follower: LogFollower, event: log.Snapshot) -> None:
 
 
 def _shown_values(state: State, unknown: set[str]) -> dict[tuple[str, str], str]:
-    """Return the values that a snapshot shows of a state, by clause and subject. unknown: sessions with
-    unknown text."""
+    """Return the values that a snapshot shows of a state, by clause and subject.
+
+    unknown: sessions with unknown text.
+    """
     values = {}
     for r in state.requests:
         waits = r.phase in (Phase.QUEUED, Phase.ADMITTED)

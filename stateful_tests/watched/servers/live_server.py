@@ -50,8 +50,10 @@ def watch_live(
     say: Callable[[str], None],
     keep: Path,
 ) -> LiveRun:
-    """Start a server, run clients, validate its log, stop it. keep: where its logs go if anything was
-    wrong."""
+    """Start a server, run clients, validate its log, stop it.
+
+    keep: where its logs go if anything was wrong.
+    """
     with tempfile.TemporaryDirectory(prefix="kvspec-") as folder:
         started = time.monotonic()
         server = start(Path(folder))

@@ -189,8 +189,11 @@ def clients(
 def _client(
     rng: random.Random, number: int, at_a_time: int, longest: int, impatient: bool
 ) -> Client:
-    """Draw a client. at_a_time: clients before it that may still be there. longest: of a prompt and an answer
-    (tokens)."""
+    """Draw a client.
+
+    at_a_time: clients before it that may still be there.
+    longest: of a prompt and an answer (tokens).
+    """
     turns = tuple(_turn(rng, longest) for _ in range(rng.randint(1, 5)))
     return Client(
         f"c{number}",

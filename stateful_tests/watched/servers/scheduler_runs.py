@@ -81,7 +81,10 @@ class ServedFinding:
 
 @dataclass(slots=True)
 class JudgedRun:
-    """One run and its judges' findings. tail: the last lines of its log."""
+    """One run and its judges' findings.
+
+    tail: the last lines of its log.
+    """
 
     run: ServedRun
     outcome: RunOutcome
@@ -182,8 +185,10 @@ class Before:
         return judged
 
     def _has(self, tree: Runner, fault: str, shown: Container[str]) -> bool:
-        """Return whether the tree has a known fault. shown: faults that the release has shown in the same
-        run."""
+        """Return whether the tree has a known fault.
+
+        shown: faults that the release has shown in the same run.
+        """
         if fault not in self.there:
             if fault in shown:
                 return True

@@ -52,13 +52,14 @@ class NetworkChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One choice of the environment.
 
     what: a request or an abort reaches `side`; one of MESSAGES reaches its receiver; a transfer of the
-    request, or the one that carries its metadata row; D looks for the address of P; the scheduler of
-    `side` calls its manager for the request, or begins a round; the clock; the end of a server. request:
-    whom it is about, "" for nobody. number: which of these, from 1; of the clock and of a death the step.
-    steps: for which it rests; of the clock seconds that pass at once. at: tenths of a transfer's blocks
-    that are copied before it rests or fails. fails: an abort does not reach this side, a lookup gets no
-    answer, a transfer ends with an error. late: the blocks that are left are copied all the same, at the
-    end of `steps`.
+        request, or the one that carries its metadata row; D looks for the address of P; the scheduler of
+        `side` calls its manager for the request, or begins a round; the clock; the end of a server. request:
+        whom it is about, "" for nobody.
+    number: which of these, from 1; of the clock and of a death the step.
+    steps: for which it rests; of the clock seconds that pass at once.
+    at: tenths of a transfer's blocks that are copied before it rests or fails.
+    fails: an abort does not reach this side, a lookup gets no answer, a transfer ends with an error.
+    late: the blocks that are left are copied all the same, at the end of `steps`.
     """
 
     what: What

@@ -33,7 +33,10 @@ RESERVED = 8  # tokens that D reserves for decoding, for each request
 
 
 class Judges:
-    """The judges of one run. deferred: D keeps what it has named for a transfer until P writes no more."""
+    """The judges of one run.
+
+    deferred: D keeps what it has named for a transfer until P writes no more.
+    """
 
     def __init__(
         self, network: PlayedNetwork, models: dict[str, ServerModel], managers: dict[str, Any],
@@ -278,8 +281,10 @@ class Judges:
     # -- nothing more happens -----------------------------------------------------------------------
 
     def waiting(self, unanswered: dict[str, list[str]]) -> None:
-        """Judge the pair when nothing more can happen without a timeout. unanswered: for each server, the
-        requests without an answer."""
+        """Judge the pair when nothing more can happen without a timeout.
+
+        unanswered: for each server, the requests without an answer.
+        """
         if (
             self._timed_out or self.network.harmed
         ):  # what a timeout has ended may leave others waiting

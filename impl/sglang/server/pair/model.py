@@ -33,7 +33,10 @@ class Region(NamedTuple):
 
 
 def _buffers(pool: str, infos: tuple[Any, Any, Any]) -> list[Region]:
-    """Return buffers as memory. infos: their addresses, sizes and sizes of an item (bytes)."""
+    """Return buffers as memory.
+
+    infos: their addresses, sizes and sizes of an item (bytes).
+    """
     return [
         Region(pool, number, start, size, item, None)
         for number, (start, size, item) in enumerate(zip(*infos, strict=True))
@@ -69,11 +72,17 @@ class TensorSlots:
 
 
 class ServerModel(FakeModel):
-    """The forward pass of `server`. regions: its KV tensors and metadata rows. unsent: pages of the SWA pool
-    that hold the place of a position of a received prompt, and that nobody has written. outdated: pages of
-    the full pool whose KV P has sent from a page that it had given back, and that another has written to.
+    """The forward pass of `server`.
+
+    regions: its KV tensors and metadata rows.
+    unsent: pages of the SWA pool that hold the place of a position of a received prompt, and that nobody has
+        written.
+    outdated: pages of the full pool whose KV P has sent from a page that it had given back, and that another
+        has written to.
     sends_draft: P has the draft model as well, so that D receives its KV, and the hidden state that D drafts
-    from. notes: called with what a judge would note."""
+        from.
+    notes: called with what a judge would note.
+    """
 
     def __init__(
         self, scheduler: Any, release: Any, clients: Clients, server: str, network: PlayedNetwork,
@@ -164,7 +173,10 @@ class ServerModel(FakeModel):
     def _register_received_prompts(
         self, requests: Iterable[Any], lengths: Iterable[int]
     ) -> None:
-        """Register requests whose prompt the peer computed. lengths: how many tokens of each have KV."""
+        """Register requests whose prompt the peer computed.
+
+        lengths: how many tokens of each have KV.
+        """
         for request, length in zip(requests, lengths):
             if request.rid not in self._texts:
                 text = [*request.origin_input_ids, *request.output_ids]

@@ -22,7 +22,10 @@ Block = tuple[int, int, int]  # source address, target address, length in bytes
 
 
 class _Letter(NamedTuple):
-    """A message on its way. due: the step from which on it can be taken."""
+    """A message on its way.
+
+    due: the step from which on it can be taken.
+    """
 
     due: int
     kind: str

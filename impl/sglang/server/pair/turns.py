@@ -74,7 +74,10 @@ class Stage:
         self._module: Any = importlib.import_module("sglang.srt.runtime_context")
 
     def enter(self, server: str, *, anew: bool = False) -> None:
-        """Put the globals of a server in place. anew: those of a process that has built nothing."""
+        """Put the globals of a server in place.
+
+        anew: those of a process that has built nothing.
+        """
         module = self._module
         if self.server:
             self._contexts[self.server] = module._CONTEXT
