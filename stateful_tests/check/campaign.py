@@ -67,7 +67,7 @@ def run(
     early: earlier runs, each with a violation.
     interrupted: report these, and drive no more.
     began: `time.monotonic()` when the check began; its seconds and time limit count from there.
-    lookup: looks findings up in other releases. 
+    lookup: looks findings up in other releases.
     """
     asked = plan
     plan = for_system(plan, system)
