@@ -305,14 +305,14 @@ def usable(tree: Tree, key: Key, full_only: bool = False) -> int:
     best = 0
     live_run = 0
     whole = True
-    for placed in path_of(tree, key):
-        live_run = live_run + len(placed.node.key) if placed.node.live else 0
-        whole = whole and placed.node.live
+    for placed_node in path_of(tree, key):
+        live_run = live_run + len(placed_node.node.key) if placed_node.node.live else 0
+        whole = whole and placed_node.node.live
         if full_only or (
             (tree.window is None or whole or live_run >= tree.window)
-            and (not tree.states or placed.node.state_used)
+            and (not tree.states or placed_node.node.state_used)
         ):
-            best = placed.end
+            best = placed_node.end
     return best
 
 

@@ -165,7 +165,7 @@ def _cpu_s(system: AnySystem) -> float:
 @json_option
 def check(out: ReportOut, impl: str, seed: int, commands: int) -> None:
     """Measure where the CPU seconds of a smoke check go."""
-    asked = replace(plan("smoke", seed=seed), commands=commands)
+    plan_asked = replace(plan("smoke", seed=seed), commands=commands)
     spec = SystemSpec.parse(impl)
     with unusable():
         system: AnySystem = SystemSelector(spec).resolve()
@@ -173,17 +173,17 @@ def check(out: ReportOut, impl: str, seed: int, commands: int) -> None:
         with _with_clock(clock), clock.part(_REST):
             with clock.part(_FAULTS):
                 known = list(masks(system))
-            result = campaign.run(system, asked, masks=known, named=Named(spec))
+            result = campaign.run(system, plan_asked, masks=known, named=Named(spec))
             with clock.part(_FAULTS):  # looks at the worker a last time
                 pass
         system.close()
-    done = sum(result.carried_out.values())
+    command_count = sum(result.carried_out.values())
     total = sum(clock.seconds.values())
     drives = sum(s for name, s in clock.seconds.items() if name.startswith(_DRIVING))
     counted = [
         *sorted(clock.seconds.items(), key=lambda part: -part[1]),
         ("all driving", drives),
-        (f"all, {done / total:,.0f} commands a CPU second", total),
+        (f"all, {command_count / total:,.0f} commands a CPU second", total),
     ]
     table = [
         {"part": name, "cpu_s": round(s, 2), "percent": round(100 * s / total, 1)}

@@ -40,7 +40,7 @@ class LogReading:
         growing: wait there for more as long as this returns True.
         tell: called with a mismatch that no known fault explains.
         """
-        started = time.perf_counter()
+        began = time.perf_counter()
         result = self.validator.result
         try:
             for line in self.log.lines(growing):
@@ -52,7 +52,7 @@ class LogReading:
         except LogError as error:
             self.unreadable = str(error)
             note(self.unreadable)
-        self.seconds = time.perf_counter() - started
+        self.seconds = time.perf_counter() - began
 
     @property
     def writer_runs(self) -> bool:

@@ -76,28 +76,28 @@ def save_traces(
     from ci.report.pages import trace_page
     from stateful_tests.traces import trace_files as traces
 
-    for group, found in zip(report.group_by_cause(findings), reports, strict=True):
+    for group, finding_data in zip(report.group_by_cause(findings), reports, strict=True):
         saved: dict[tuple[AnyCommand, ...], str] = {}
-        for clause, each in zip(found["clauses"], report.findings_to_save(group), strict=True):
+        for clause, each in zip(finding_data["clauses"], report.findings_to_save(group), strict=True):
             name, trace = report.trace_to_save(each.name, each.run.trace, each.run.system)
             path = Path(folder, name)
             try:
                 if trace.commands not in saved:
                     traces.save(trace, path)
             except (OSError, traces.TraceError) as error:
-                found["not_saved"] = f"{path}: {error}"
+                finding_data["not_saved"] = f"{path}: {error}"
                 break
             clause["saved"] = saved.setdefault(trace.commands, str(path))
-        found["saved"] = found["clauses"][0]["saved"]
-        if found["saved"] is None:
+        finding_data["saved"] = finding_data["clauses"][0]["saved"]
+        if finding_data["saved"] is None:
             continue
-        found["replay"] = replay_command(found["saved"], options)
+        finding_data["replay"] = replay_command(finding_data["saved"], options)
         if html:
-            shown = Path(found["saved"]).with_suffix(".html")
+            shown = Path(finding_data["saved"]).with_suffix(".html")
             if write_beside(
-                shown, trace_page.page(found, group[0].run), "--html", {"exit_code": Ending.VIOLATED}
+                shown, trace_page.page(finding_data, group[0].run), "--html", {"exit_code": Ending.VIOLATED}
             ):
-                found["page"] = str(shown)
+                finding_data["page"] = str(shown)
 
 
 class Saved:

@@ -236,23 +236,25 @@ def serve_check(
     release = spec.short if run is None else run.release
     if run is None and (spec.engine != "sglang" or spec.version is None):
         raise Unusable(f"--impl {impl}: whole schedulers are driven of sglang==VERSION")
-    given = dict(map(field_of, fixed))
-    if given.get("pair") and (live or impatient):
+    fixed_fields = dict(map(field_of, fixed))
+    if fixed_fields.get("pair") and (live or impatient):
         raise Unusable("--set pair: goes neither with --live nor with --impatient")
     if live and (again is not None or impatient or base is not None):
         raise Unusable("--live goes neither with --again nor with --impatient nor with --base")
     if canary:
         require_canary(release, again)
     if live:
-        require_live(given)
+        require_live(fixed_fields)
     if run is None:
-        require_fitting(release, given)
+        require_fitting(release, fixed_fields)
     if live:
-        require_small_pages(release, given)
+        require_small_pages(release, fixed_fields)
     with unusable():
         root = None if sglang_path is None else checkout_root(sglang_path)
         if live:
-            return _check_live_server(out, release, root, given, seed, clients, time_limit or 600.0, save_dir)
+            return _check_live_server(
+                out, release, root, fixed_fields, seed, clients, time_limit or 600.0, save_dir
+            )
         runner = WholeScheduler(environment.python_of(release), root)
         before = _base_to_compare(release, sglang_path, base)
     reported: set[str] = set()
@@ -279,7 +281,7 @@ def serve_check(
                         reported.add(path)
 
                     result = scheduler_runs.check(
-                        runner, release, seed, runs, fixed=given, count=clients, impatient=impatient,
+                        runner, release, seed, runs, fixed=fixed_fields, count=clients, impatient=impatient,
                         limit_s=time_limit, before=before, say=progress, keep=keep,
                     )  # fmt: skip
     finally:

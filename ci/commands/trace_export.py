@@ -144,14 +144,14 @@ def _bug_report(file: str, trace: Trace, selector: SystemSelector, titles: Title
     with ExitStack() as opened, unusable(f"{file}: "):
         system = opened.enter_context(closing(selector.resolve()))
         run = replays.replay(system, trace)
-        known = KnownFaults(selector, system, opened).of(run)
+        known_fault = KnownFaults(selector, system, opened).of(run)
     if run.violation is None:
         raise Unusable(
             f"{file}: conforms on {system.name}: there is nothing to report; try another --impl"
         )
-    data = report.replay_data(file, run, known=known) | {"text": traces.dump(trace)}
-    if known is not None:
-        data["known"] |= next(row for row in known_bugs() if row["id"] == known.id)
+    data = report.replay_data(file, run, known=known_fault) | {"text": traces.dump(trace)}
+    if known_fault is not None:
+        data["known"] |= next(row for row in known_bugs() if row["id"] == known_fault.id)
     if selector.checkout is not None:
         selector = replace(selector, checkout="CHECKOUT")  # readers of the report lack this folder
     return bug_report.story(data, file, selector.options, titles)
@@ -179,17 +179,17 @@ def _test_of_bug(
             count = f"{len(others)} other traces" if len(others) > 1 else "another trace"
             note(f"{file}: its bug has {count}: {', '.join(others)}; --out DIR/ writes a test of each")
         return text
-    shown = cache(lambda: _faults_shown(file, trace, selector))
-    tried = 0
-    for other, its_trace in _other_traces(file, trace, selector, shown):
+    faults_shown = cache(lambda: _faults_shown(file, trace, selector))
+    tried_count = 0
+    for other, its_trace in _other_traces(file, trace, selector, faults_shown):
         try:
             text, _ = _make_and_run_test(other, its_trace, selector, fixed, titles, in_folder=False)
         except (NoTest, Unusable):
-            tried += 1
+            tried_count += 1
             continue
         note(f"{file}: {reason}. The test is of another trace of the same bug: {other}")
         return text
-    return _handwritten_test(file, reason, tried, shown(), selector, fixed)
+    return _handwritten_test(file, reason, tried_count, faults_shown(), selector, fixed)
 
 
 def _tests_of_bug(
@@ -204,23 +204,23 @@ def _tests_of_bug(
     reason = ""
     module = ""
     tests: list[str] = []
-    tried = 0
+    tried_count = 0
     try:
         text, module = _make_and_run_test(file, trace, selector, fixed, titles, in_folder=True)
         tests.append(text)
     except NoTest as error:
         reason = str(error)
-    shown = cache(lambda: _faults_shown(file, trace, selector))
-    for other, its_trace in _other_traces(file, trace, selector, shown):
+    faults_shown = cache(lambda: _faults_shown(file, trace, selector))
+    for other, its_trace in _other_traces(file, trace, selector, faults_shown):
         its_titles = titles._replace(name=None, title=None) if tests else titles
         try:
             text, module = _make_and_run_test(other, its_trace, selector, fixed, its_titles, in_folder=True)
             tests.append(text)
         except (NoTest, Unusable) as error:
-            tried += 1
+            tried_count += 1
             note(f"{other}, of the same bug: no test is made: {error}")
     if not tests:
-        return [_handwritten_test(file, reason, tried, shown(), selector, fixed)], ""
+        return [_handwritten_test(file, reason, tried_count, faults_shown(), selector, fixed)], ""
     if reason:
         note(f"{file}: no test is made: {reason}")
     return tests, module

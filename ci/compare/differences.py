@@ -124,13 +124,13 @@ def _key_prefixes(place: Place, moment: Moment) -> Iterator[tuple[str, ...]]:
 
 
 def _outcome_differences(step: Step, waived: frozenset[str]) -> Iterator[Data]:
-    want = say(step.expected)
-    got = say(step.outcome)
+    expected = say(step.expected)
+    actual = say(step.outcome)
     reported = getattr(step.expected, "freed", None), getattr(step.outcome, "freed", None)
-    if type(step.expected) is not type(step.outcome) or (not step.done and want != got):
-        yield difference(("outcome",), "outcome", want, got)
+    if type(step.expected) is not type(step.outcome) or (not step.done and expected != actual):
+        yield difference(("outcome",), "outcome", expected, actual)
     elif reported[0] != reported[1] and not step.tree_policy_is_free and "TREE-10" not in waived:
-        yield difference(("outcome",), "reported as freed", want, got)
+        yield difference(("outcome",), "reported as freed", expected, actual)
     if step.overreach:
         yield difference(("outcome",), "choice", "within bounds", step.overreach)
 
@@ -251,14 +251,14 @@ def _tree_differences(moment: Moment, reference: Data, system: Data) -> Iterator
 def _prefix_difference(moment: Moment, tree: TreeFacts, holder: Holder) -> Iterator[Data]:
     """Yield the first page of a holder's prefix that differs from the tree's page."""
     geometry = moment.state.config.geometry
-    seen = moment.facts.holders.get(holder.name)
-    if seen is None:
+    facts = moment.facts.holders.get(holder.name)
+    if facts is None:
         return
     size = geometry.page_size
     path = tree_key(text_tokens(holder.text), geometry.bigram)[: holder.cursors.cache_protected_len]
     for end in range(size, len(path) + 1, size):
         page = tree.pages.get(path[:end])
-        row = list(seen.prefix[end - size : end])
+        row = list(facts.prefix[end - size : end])
         if page is not None and tuple(row) != page.slots:
             about = f"slots of {holder.name} at [{end - size}, {end})"
             key = ("holders", holder.name, "prefix", str(end // size - 1))

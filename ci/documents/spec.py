@@ -327,13 +327,13 @@ def _tree_drawings() -> dict[str, Data]:
         ("tombstone", Evict(0, 6)),
         ("recovery", Insert("h4", (Piece("a", 8),))),
     )
-    shown = {}
+    drawings = {}
     for name, command in run:
         before = state
         state, outcome = model.step(state, command)
         assert isinstance(outcome, Done), (command, outcome)
-        shown[name] = {"drawn": step_text.DrawnStep(command, before, state, outcome).draw()}
-    return shown
+        drawings[name] = {"drawn": step_text.DrawnStep(command, before, state, outcome).draw()}
+    return drawings
 
 
 def _target(state: State, command: Command | None) -> int | None:

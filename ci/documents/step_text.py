@@ -87,30 +87,30 @@ def _align_blocks(text: str, other: str) -> list[str]:
 def blocks(state: State) -> Blocks:
     """Return each row, the radix tree, sessions and requests without a row, and what is free."""
     geometry = state.config.geometry
-    drawn = Blocks()
+    drawn_blocks = Blocks()
     for holder in holders(state):
         whose = (
             f", lent to {holder.request.name}" if holder.request and holder.request.session else ""
         )
         title = f"row of {holder.name}{whose}"
-        drawn[f"row of {holder.name}"] = (
+        drawn_blocks[f"row of {holder.name}"] = (
             f"{title}\n{text_drawings.row(holder.cursors, geometry.page_size, geometry.window)}"
         )
     for session in state.sessions:
-        drawn[f"session {session.name}"] = _session_text(session)
+        drawn_blocks[f"session {session.name}"] = _session_text(session)
     for request in state.requests:
         tokens = f"input {request.origin}" + (
             f" + output {request.output}" if request.output else ""
         )
-        drawn[f"request {request.name}"] = (
+        drawn_blocks[f"request {request.name}"] = (
             f"request {request.name}: {request.phase.value}, {tokens}"
         )
     if state.tree is not None:
-        drawn["radix tree"] = tree(state.tree)
+        drawn_blocks["radix tree"] = tree(state.tree)
     left = free(state)
     pools = f"{left.full} full" + (f", {left.swa} SWA" if geometry.window is not None else "")
-    drawn["free pages"] = f"free pages: {pools}; rows: {left.rows}"
-    return drawn
+    drawn_blocks["free pages"] = f"free pages: {pools}; rows: {left.rows}"
+    return drawn_blocks
 
 
 def _session_text(session: Session) -> str:

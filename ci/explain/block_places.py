@@ -59,14 +59,14 @@ def facts_at(place: Place, m: EngineMoment) -> list[Fact]:
             return [Fact("", f"has {had}", f"had {had}" if block else "")]
         case AtBlock(block):
             free = [Fact("", "is free", "was free")] if block in facts.free else []
-            named = any(published.block == block for published in facts.published)
+            is_named = any(published.block == block for published in facts.published)
             entries = m.step.entries.get(block, ()) if m.step is not None else ()
             owners = [Fact(entry[0], _holder_facts(AtTable(*entry), m)) for entry in entries]
-            return free + [Fact("", "is named by the prefix cache")] * named + owners
+            return free + [Fact("", "is named by the prefix cache")] * is_named + owners
         case AtChunk(chunk) if facts.host is not None:
-            named = any(key.chunk == chunk for key in facts.host.keys)
+            is_named = any(key.chunk == chunk for key in facts.host.keys)
             free = [Fact("", "is free", "was free")] if chunk in facts.host.free else []
-            return free + [Fact("", "is named by a hash", "was named by a hash")] * named
+            return free + [Fact("", "is named by a hash", "was named by a hash")] * is_named
         case AtCount(who) | AtText(who) | AtNamed(_, who) if who in facts.requests:
             fact = facts.requests[who]
             blocks = count_text(sum(1 for table in fact.tables for block in table if block), "block")
@@ -108,14 +108,14 @@ def events(past: Past[EngineMoment]) -> list[str]:
 
 def _last_move(past: Past[EngineMoment], chunk: int) -> str:
     """Describe the last KV that was moved into a chunk of host memory, and when that was seen first."""
-    moved: dict[int, str] = {}
+    moves_by_block: dict[int, str] = {}
     for index, moment in enumerate(past.moments, past.run.history_start):
         for job in moment.facts.transfers:
             blocks = [str(part[1]) for part in job.parts if part[2] == chunk]
             if blocks and job.copied and not job.load:
                 event = f"store {job.job} has moved block {' and '.join(blocks)} into it"
-                moved.setdefault(job.job, f"{event} by {past.command(index)}")
-    return moved[max(moved)] if moved else "no store in sight has written it"
+                moves_by_block.setdefault(job.job, f"{event} by {past.command(index)}")
+    return moves_by_block[max(moves_by_block)] if moves_by_block else "no store in sight has written it"
 
 
 def _last_write(past: Past[EngineMoment], block: int) -> str:

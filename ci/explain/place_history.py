@@ -161,19 +161,19 @@ def _cursor_fate(
     index, value, must, taken = fate
     several = len(off) > 1
     owners = {name: f"the {name}" if " " in name else name for name in whose}
-    who = ", ".join(f"{' and '.join(k)} of {owners[name]}" for name, k in whose.items())
+    owners_text = ", ".join(f"{' and '.join(k)} of {owners[name]}" for name, k in whose.items())
     verb = f"{'are' if several else 'is'} {value} {past.at(index)}"
     if index == past.violation.step:
         verb = f"{'become' if several else 'becomes'} {value}{taken}"
     if must is None:
-        return f"{who} {verb}".rstrip(",")
+        return f"{owners_text} {verb}".rstrip(",")
     before = past.before
     stays = all(
         _has_value(before, place._replace(owner=_turn_with_row(before, place.owner)), must) for place in off
     )
     ends = stays and isinstance(past.run.rows[-1].command, Finish | Retract)
     written = _kv_consequence(value, must) if ends and {each.field for each in off} == {_COMMITTED} else ""
-    return f"{who} {verb} and must {'stay' if stays else 'be'} {must}{written}"
+    return f"{owners_text} {verb} and must {'stay' if stays else 'be'} {must}{written}"
 
 
 def _kv_consequence(committed: int, must: int) -> str:

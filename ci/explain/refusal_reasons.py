@@ -134,15 +134,15 @@ def _missing_room(past: History, pool: str) -> str:
     no sense."""
     was = past.before.state
     first_counter = {"full": 0, "swa": 2}[pool]
-    left = free(was)
+    free_sizes = free(was)
     evictable = sizes(was.tree)[first_counter] if was.tree is not None else 0
-    if min(left.full, left.swa) < 0:
+    if min(free_sizes.full, free_sizes.swa) < 0:
         return ""  # row and tree, each with pages of its own, had more than there are
-    pages = count_text(getattr(left, pool), f"{POOL[pool]} page")
+    pages = count_text(getattr(free_sizes, pool), f"{POOL[pool]} page")
     has = f"the pool has {pages} free and {evictable // past.page_size} more evictable"
     if was.tree is not None:
         return has  # what the command takes is not what is free behind it
-    takes = getattr(left, pool) - getattr(free(past.step.now), pool)
+    takes = getattr(free_sizes, pool) - getattr(free(past.step.now), pool)
     return f"{has}, and the command takes {takes or 'none'}"
 
 

@@ -382,21 +382,21 @@ class _Steps:
         """
         config = self.run.trace.sizes(EngineConfig)
         flight = self.flights.popleft()
-        sampled = ", ".join(
+        sampled_text = ", ".join(
             f'"{lane.request}": {self.tokens(lane.sampled)}' for lane, _, _ in flight
         )
         drafts = ""
         if config.drafts and not self.system.overlap:
             most = config.drafts if config.eagle else min(config.drafts, max(0, most))
-            made = []
+            drafts_made = []
             for lane, text, further in flight:
                 if self.system.v2:
-                    made.append(f'"{lane.request}": {[-1] * config.drafts}')
+                    drafts_made.append(f'"{lane.request}": {[-1] * config.drafts}')
                     continue
                 own = [*text[: len(text) - lane.drafts], *(lane.sampled or further)]
                 proposed = ModelRunner.drafts([reduce(chain, own, 0)], most)
                 if not (lane.sampled or config.eagle):
                     proposed = []
-                made.append(f'"{lane.request}": {self.tokens(proposed)}')
-            drafts = f", drafts={{{', '.join(made)}}}"
-        yield f"engine.update({{{sampled}}}{drafts})"
+                drafts_made.append(f'"{lane.request}": {self.tokens(proposed)}')
+            drafts = f", drafts={{{', '.join(drafts_made)}}}"
+        yield f"engine.update({{{sampled_text}}}{drafts})"

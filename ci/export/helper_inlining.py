@@ -57,16 +57,16 @@ def _inlined_line(source: str, function: ast.FunctionDef, call: ast.Call, alone:
             pass
         case _:
             return None
-    given = _call_arguments(function, call)
+    arguments = _call_arguments(function, call)
     text = ast.get_source_segment(source, value)
-    if given is None or text is None or "\n" in text:
+    if arguments is None or text is None or "\n" in text:
         return None
     if function.args.kwarg is not None:  # the call has no keywords
         text = text.replace(f", **{function.args.kwarg.arg}", "")
-    uses = [node.id for node in ast.walk(value) if isinstance(node, ast.Name) and node.id in given]
-    if any(uses.count(name) > 1 and not name_like for name, (_, name_like) in given.items()):
+    uses = [node.id for node in ast.walk(value) if isinstance(node, ast.Name) and node.id in arguments]
+    if any(uses.count(name) > 1 and not name_like for name, (_, name_like) in arguments.items()):
         return None
-    texts = {name: value for name, (value, _) in given.items()}
+    texts = {name: value for name, (value, _) in arguments.items()}
     return re.sub(r"(?<![\w.])[A-Za-z_]\w*\b(?!=)", lambda name: texts.get(name[0], name[0]), text)
 
 

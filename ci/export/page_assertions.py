@@ -129,8 +129,8 @@ def position_place(run: RecordedRun, place: AtPosition) -> Asserts | None:
     unmapped."""
     owner, pool, position, _ = place
     facts = run.after.facts
-    seen = run.after.facts.holders.get(owner)
-    if seen is None:
+    holder_facts = run.after.facts.holders.get(owner)
+    if holder_facts is None:
         if owner not in lock_holders(run.after.state):
             return None
         name = variable(owner)
@@ -139,27 +139,36 @@ def position_place(run: RecordedRun, place: AtPosition) -> Asserts | None:
         if not run.kind.keeps_slots:
             locked = f"server.cache.path_device_indices({name}.last_node)"
         return Asserts([f"self.assertEqual({locked}.tolist(), tree_slots(server.cache, {key}))"])
-    lines, held = run.holder_expression(owner, run.after)
+    lines, holder_name = run.holder_expression(owner, run.after)
     torn_of_pool = facts.torn if pool == "full" else facts.torn_swa
     torn = [page for page in torn_of_pool if page.holder == owner and not page.path]
     if any(page.start == position for page in torn):
-        lines.append(f"row = {run.row(held, str(position), str(position + len(torn[0].slots)))}")
+        lines.append(f"row = {run.row(holder_name, str(position), str(position + len(torn[0].slots)))}")
         slots = "swa_slots(server, row)" if pool == "swa" else "row"
         return Asserts([*lines, *run.in_order(f"{slots}.tolist()")])
     if any(isinstance(each, AtLock) for each in run.at):  # the position is in the locked prefix
         tokens = f"history(server.sessions.get({quote(owner)}))"
-        if held != "slot":
-            request = held.removesuffix(run.holder)
+        if holder_name != "slot":
+            request = holder_name.removesuffix(run.holder)
             tokens = f"[*{request}.origin_input_ids, *{request}.output_ids]"
-        lines.append(f"row = {run.row(held, end=run.cursor(held, 'cache_protected_len'))}.tolist()")
+        lines.append(
+            f"row = {run.row(holder_name, end=run.cursor(holder_name, 'cache_protected_len'))}.tolist()"
+        )
         # A key of n bigrams has n + 1 tokens.
         length = "len(row) + 1" if run.geometry.bigram else "len(row)"
         lines.append(f"tokens = {tokens}[: {length}]")
-        text = next((text_tokens(held.text) for held in run.step.holders_now if held.name == owner), ())
+        text = next(
+            (
+                text_tokens(holder_name.text)
+                for holder_name in run.step.holders_now
+                if holder_name.name == owner
+            ),
+            (),
+        )
         slots = f"tree_slots(server.cache, tokens{within(run.geometry, text)})"
         return Asserts([*lines, f"self.assertEqual(row, {slots})"])
-    if pool == "swa" and position < len(seen.swa_read) and seen.swa_read[position] is None:
-        lines.append(f"slot = {run.slot_at(held, position)}")
+    if pool == "swa" and position < len(holder_facts.swa_read) and holder_facts.swa_read[position] is None:
+        lines.append(f"slot = {run.slot_at(holder_name, position)}")
         return Asserts([*lines, "self.assertNotEqual(swa_slots(server, slot), 0)"])
     return odd_page(run) or renamed_row(run)
 

@@ -76,8 +76,8 @@ def _candidate_assertions(run: RecordedRun) -> Iterator[Asserts | None]:
 def _cursor_assertions(run: RecordedRun, place: AtCursor) -> Asserts | None:
     """Assert that cursors have a value, or keep to a bound: another cursor, the row, whole pages, a
     window."""
-    lines, held = run.cursors_expression(place.owner)
-    code = run.cursor(held, place.field)
+    lines, cursors_lookup = run.cursors_expression(place.owner)
+    code = run.cursor(cursors_lookup, place.field)
     if place.must is not None:
         seen = run.after.view.requests.get(place.owner)
         if seen is not None and seen.row is None:
@@ -91,7 +91,7 @@ def _cursor_assertions(run: RecordedRun, place: AtCursor) -> Asserts | None:
         p.field for p in run.at if isinstance(p, AtCursor) and p.owner == place.owner and p != place
     ]
     if others:
-        return Asserts([*lines, f"self.assertLessEqual({code}, {run.cursor(held, others[0])})"])
+        return Asserts([*lines, f"self.assertLessEqual({code}, {run.cursor(cursors_lookup, others[0])})"])
     if place.field == "swa_evicted_seqlen":
         return _eviction_assertions(run)
     if place.field == "cache_protected_len":
@@ -164,20 +164,20 @@ def _state_facts(run: RecordedRun) -> Iterator[_Fact]:
         known = state.session(name) is not None, name in view.sessions
         yield _Fact(("session", name), f"{quote(name)} in server.sessions", *known)
     for session in state.sessions:
-        seen = view.sessions.get(session.name)
+        session_view = view.sessions.get(session.name)
         turn = state.request(session.turn)
         name = session.name
-        if seen is None:
+        if session_view is None:
             continue
         lookup = f"server.sessions.get({quote(name)})"
         code = f'getattr({lookup}, "close_on_finish", False)'
-        yield _Fact(("session", name), code, session.closing, seen.closing)
+        yield _Fact(("session", name), code, session.closing, session_view.closing)
         if turn is None or turn.phase in (Phase.QUEUED, Phase.ADMITTED):
-            keeps = session.slot is not None, seen.cursors is not None
+            keeps = session.slot is not None, session_view.cursors is not None
             yield _Fact(("slot", name), f"holds_kv(server, {quote(name)})", *keeps)
-            yield from _cursor_facts(run, f"slot of {name}", session.slot, seen.cursors)
+            yield from _cursor_facts(run, f"slot of {name}", session.slot, session_view.cursors)
         if turn is None:
-            both = text_tokens(session.history), seen.history
+            both = text_tokens(session.history), session_view.history
             texts = (tokens_of_release(run.geometry, text) for text in both)
             yield _Fact(("text", name), f"history({lookup})", *texts)
     for request in state.requests:
@@ -248,15 +248,15 @@ def _freed_tokens(run: RecordedRun) -> Asserts | None:
     reported = getattr(run.step.outcome, "freed", None)
     two = run.window is not None
     tree = run.before.view.tree
-    held = {"full": [(n.slots, n.full_locks) for n in tree.nodes], "swa": []}
+    slots_and_locks = {"full": [(n.slots, n.full_locks) for n in tree.nodes], "swa": []}
     pools = [("full", before.free_full, after.free_full, "num_tokens_evicted")]
     if two:
-        held["swa"] = [(n.swa_slots, n.swa_locks) for n in tree.nodes]
+        slots_and_locks["swa"] = [(n.swa_slots, n.swa_locks) for n in tree.nodes]
         pools.append(("swa", before.free_swa, after.free_swa, "swa_num_tokens_evicted"))
     for pool, had, has, field in pools:
         freed = (len(has) - len(had)) * run.page_size
         due = min(
-            getattr(run.last, pool), sum(len(slots) for slots, locks in held[pool] if not locks)
+            getattr(run.last, pool), sum(len(slots) for slots, locks in slots_and_locks[pool] if not locks)
         )
         size = f"server.allocator.{f'{pool}_' if two else ''}available_size()"
         if freed < due:

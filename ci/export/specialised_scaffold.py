@@ -224,14 +224,14 @@ def _decided_edits(
     value in that of an absent parameter."""
     offsets = Offsets(source)
     for name, function in _functions(ast.parse(source)):
-        known = {**facts.get("", {}), **facts.get(name, {})}
+        known_values = {**facts.get("", {}), **facts.get(name, {})}
         for node in ast.walk(function):
             if isinstance(node, ast.If):
                 with suppress(_Unknown):
-                    yield _branch_edit(source, offsets, node, taken=bool(_value(node.test, known)))
+                    yield _branch_edit(source, offsets, node, taken=bool(_value(node.test, known_values)))
             elif isinstance(node, ast.IfExp):
                 with suppress(_Unknown):
-                    taken = node.body if _value(node.test, known) else node.orelse
+                    taken = node.body if _value(node.test, known_values) else node.orelse
                     code = ast.get_source_segment(source, taken) or ""
                     begin = offsets(node, end=False)
                     end = offsets(node, end=True)

@@ -46,15 +46,15 @@ def server(geometry: Geometry, code: str, more: Sequence[str] = ()) -> str:
         "bigram": geometry.bigram,
         "spec": "spec=True" in code,
     }
-    given = ", ".join(f"{name}={size}" for name, size in sizes.items() if size)
+    sizes_text = ", ".join(f"{name}={size}" for name, size in sizes.items() if size)
     variables = {name: value for name, value in geometry.settings if name != namespaces.SETTING}
     settings = "".join(f'\n        "{name}": "{value}",' for name, value in variables.items())
     if settings:
-        given += f",\n    settings={{{settings}\n    }},"
+        sizes_text += f",\n    settings={{{settings}\n    }},"
     if more:
-        given += "".join(f",\n    {each}" for each in more) + ","
-    one = len(given) < 80 and not settings and not more
-    return f"server = Server({given})" if one else f"server = Server(\n    {given}\n)"
+        sizes_text += "".join(f",\n    {each}" for each in more) + ","
+    one = len(sizes_text) < 80 and not settings and not more
+    return f"server = Server({sizes_text})" if one else f"server = Server(\n    {sizes_text}\n)"
 
 
 def definitions(
@@ -67,7 +67,7 @@ def definitions(
 ) -> str:
     """Return the definitions that `code` needs, for a server of this kind and geometry, on each of the
     releases."""
-    given = _arguments(code)
+    arguments = _arguments(code)
     source = _render(
         system, versions, [geometry] * 3, paged=geometry.page_size > 1, sessions=sessions,
         plain=re.search(r"server\.request\((?!.*session=)", code) is not None,
@@ -75,7 +75,7 @@ def definitions(
         decodes="DECODE" in code or "decode(" in code, lock_holders="compute(" in code, late="late=" in code,
         mixed="mix_with_running(" in code, host=isinstance(system, TierSystem), bigram=geometry.bigram,
         namespaces=namespaces.SETTING in dict(geometry.settings), settings="settings=" in code,
-        checks="memory_checks(" in code or isinstance(system, TierSystem), parameters=", ".join(given),
+        checks="memory_checks(" in code or isinstance(system, TierSystem), parameters=", ".join(arguments),
     )  # fmt: skip
     facts = {
         "window is not None": geometry.window is not None,
@@ -84,7 +84,7 @@ def definitions(
         "spec": "spec=True" in code,
     }
     nothing = {"swa_tokens": None, "window": None, "tree": False, "spec": False}
-    absent = {name: value for name, value in nothing.items() if name not in given}
+    absent = {name: value for name, value in nothing.items() if name not in arguments}
     of_server = {
         "server.page_size == 1": geometry.page_size == 1,
         "server.window is None": geometry.window is None,

@@ -96,14 +96,14 @@ _STANDS_FOR = {
 
 def _lines_pattern(lines: Sequence[str]) -> re.Pattern[str]:
     """Matches these lines of _TOGETHER."""
-    seen = set[str]()
+    names_seen = set[str]()
     text = ""
     for line in lines:
         parts = re.split(r"\{(\w+)\}", line.removeprefix("?"))
         for index, part in enumerate(parts):
-            named = f"(?P={part})" if part in seen else f"(?P<{part}>{_STANDS_FOR.get(part)})"
+            named = f"(?P={part})" if part in names_seen else f"(?P<{part}>{_STANDS_FOR.get(part)})"
             parts[index] = named if index % 2 else re.escape(part)
-            seen |= {part} if index % 2 else set()
+            names_seen |= {part} if index % 2 else set()
         whole = "".join(parts) + "\n"
         text += f"(?:{whole})?" if line[0] == "?" else whole
     return re.compile(f"^{text}", re.MULTILINE)

@@ -153,14 +153,14 @@ def _text(out: Console, data: Data) -> None:
     for row in (row for row in data["mutants"] if row["verdict"] == "noticed"):
         by[row["by"]].append(row)
     if by:
-        made = text_output.table(
+        noticed_table = text_output.table(
             "noticed by", "mutants", "median commands", right=("mutants", "median commands")
         )
         for name, rows in sorted(by.items(), key=lambda found: -len(found[1])):
             after = [row["after"] for row in rows if row["after"]]
-            made.add_row(name, str(len(rows)), f"{statistics.median(after):g}" if after else "")
+            noticed_table.add_row(name, str(len(rows)), f"{statistics.median(after):g}" if after else "")
         out.print()
-        out.print(made)
+        out.print(noticed_table)
     if data["survived"]:
         out.print()
         text_output.say(

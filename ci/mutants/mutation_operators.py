@@ -68,14 +68,14 @@ def mutants_of(path: str, source: bytes) -> list[Mutant]:
     text = _Text(source)
     mutants: list[Mutant] = []
     for function, name in _functions(ast.parse(source)):
-        known: Counter[str] = Counter()
+        name_counts: Counter[str] = Counter()
         first_line = min([function.lineno, *(d.lineno for d in function.decorator_list)])
         for old, new, change in _edits(function, text):
             start, end = text.span(old)
             if source[start:end].decode() == new:
                 continue
-            known[change] += 1
-            again = f" (#{known[change]})" if known[change] > 1 else ""
+            name_counts[change] += 1
+            again = f" (#{name_counts[change]})" if name_counts[change] > 1 else ""
             mutants.append(
                 Mutant(
                     path,
@@ -150,13 +150,13 @@ def _edits(function: _Function, text: _Text) -> Iterator[tuple[ast.expr | ast.st
             if isinstance(node, ast.Constant) and isinstance(above, _AROUND):
                 where = f" in {text.of(above)}"
             for new in chain(_of_expression(node), _mistaken(node)):
-                made = ast.unparse(new)
+                new_text = ast.unparse(new)
                 loose = isinstance(new, (ast.BoolOp, ast.IfExp)) or (
                     isinstance(new, ast.Compare) and not isinstance(node, ast.Compare)
                 )
                 if loose and isinstance(above, ast.expr):
-                    made = f"({made})"
-                yield node, made, f"{text.of(node)} -> {made}{where}"
+                    new_text = f"({new_text})"
+                yield node, new_text, f"{text.of(node)} -> {new_text}{where}"
         around = above if isinstance(node, ast.keyword) else node
         waiting += [(part, around) for part in reversed(parts)]
 

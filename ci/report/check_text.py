@@ -120,16 +120,16 @@ def _plan_share(data: Data) -> str:
     """Return how many of the planned commands or runs were carried out."""
     if data["commands_asked"]:
         planned = data["commands_asked"]
-        done = data["commands_carried_out"]
+        done_count = data["commands_carried_out"]
         unit = "commands"
     else:
         planned = data["examples_planned"] or 0
-        done = data["examples"]
+        done_count = data["examples"]
         unit = "runs"
-    if done >= planned:
+    if done_count >= planned:
         return f"{planned:,} {unit}"
     reason = " (ended early after a finding: nothing else came up)" if data["stopped_early"] else ""
-    return f"{done:,} of {planned:,} {unit}{reason}"
+    return f"{done_count:,} of {planned:,} {unit}{reason}"
 
 
 def _print_known_faults(out: Console, data: Data, release: str, *, detailed: bool) -> None:
@@ -182,14 +182,14 @@ def _print_counts(out: Console, data: Data) -> None:
     out.print()
     numbers = ("runs", "commands, refused too", "commands/s")
     machines = table("machine", "preset", "mode", *numbers, right=numbers)
-    started = [m for m in data["machines"] if m["commands"]]
+    started_machines = [m for m in data["machines"] if m["commands"]]
     columns = ("machine", "preset", "mode", "examples", "commands", "commands_per_s")
-    for row in started:
+    for row in started_machines:
         machines.add_row(*(str(row[column]) for column in columns))
     total = (data["examples"], data["commands"], data["commands_per_s"])
     machines.add_row("all", "", "", *map(str, total), style="bold")
     out.print(machines)
-    if waiting := len(data["machines"]) - len(started):
+    if waiting := len(data["machines"]) - len(started_machines):
         say(out, f"not started when the check ended: {waiting} more")
     out.print()
     counts = ("evaluated", "runs that trigger it")

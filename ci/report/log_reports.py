@@ -97,9 +97,9 @@ def validation_verdict(logs: list[Data], unusable: int = 0) -> str:
     unusable: number of files that are no logs.
     """
     number = sum(len(log["mismatches"]) + log["more_mismatches"] for log in logs)
-    known: Counter[str] = Counter()
+    known_counts: Counter[str] = Counter()
     for log in logs:
-        known.update({each["name"]: each["times"] for each in log["known"]})
+        known_counts.update({each["name"]: each["times"] for each in log["known"]})
     empty = sum(not log["events"] for log in logs)
     parts = []
     judged, events = (sum(log[name] for log in logs) for name in ("events_judged", "events"))
@@ -110,10 +110,10 @@ def validation_verdict(logs: list[Data], unusable: int = 0) -> str:
         parts.append(f"{count_text(number, 'mismatch', 'es')}{share}")
     elif any(log["skipped"] or log["unreadable"] for log in logs):
         parts.append("no mismatch" + (share or " in what could be read"))
-    elif known:
+    elif known_counts:
         parts.append("nothing new")
-    if known:
-        counts = (f"{name} ({times})" for name, times in known.most_common())
+    if known_counts:
+        counts = (f"{name} ({times})" for name, times in known_counts.most_common())
         parts.append(f"known faults: {', '.join(counts)}")
     if 2 * judged < events and not number:
         parts.append("incomplete")

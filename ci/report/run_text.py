@@ -257,8 +257,8 @@ def _step_table(out: Console, data: Data) -> None:
     rows = data["step_table"]["rows"]
     columns = data["step_table"]["columns"]
     _print_left_out(out, len({row["step"] for row in rows}), len(data["rows"]))
-    made = table("#", "command", *map(printable, columns))
-    made.columns[1].max_width = 30  # so that there is room for cursors
+    step_table = table("#", "command", *map(printable, columns))
+    step_table.columns[1].max_width = 30  # so that there is room for cursors
     for row in rows:
         refused = data["rows"][row["step"]]["outcome"]
         outcome = (
@@ -267,8 +267,8 @@ def _step_table(out: Console, data: Data) -> None:
         bad = row["step"] == data["violation"]["step"]
         head = (f"{'> ' if bad else '  '}{row['step']}", f"{row['what']}{outcome}")
         cells = (_Cell(printable(cell)) for cell in row["cells"])
-        made.add_row(*(Text(printable(cell)) for cell in head), *cells, style="bold red" if bad else "")
-    out.print(made)
+        step_table.add_row(*(Text(printable(cell)) for cell in head), *cells, style="bold red" if bad else "")
+    out.print(step_table)
     say(out, "; ".join(_legend(columns, [cell for row in rows for cell in row["cells"]])), "dim")
 
 

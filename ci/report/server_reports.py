@@ -140,7 +140,7 @@ def _served_verdict(data: Data, new: int) -> str:
     rate = f", {data['forwards'] / data['seconds']:.0f} a second" if data["seconds"] else ""
     runs = count_text(data["runs"], "run")
     passes = count_text(data["forwards"], "forward pass", "es")
-    done = f"{runs}, {passes}{rate}"
+    runs_text = f"{runs}, {passes}{rate}"
     masked = data["known"] or data["old"] or data["findings"]
     if new:
         summary = count_text(new, "finding")
@@ -153,7 +153,7 @@ def _served_verdict(data: Data, new: int) -> str:
         if not masked:
             summary = "nothing was found"
         summary = f"incomplete, {data['runs']} of {data['runs_asked']} runs: {summary}"
-    return f"sglang {data['release']}: {summary} in {done}"
+    return f"sglang {data['release']}: {summary} in {runs_text}"
 
 
 def _served_finding(out: Console, each: Data) -> None:

@@ -46,13 +46,13 @@ def console(file: IO[str] | None = None) -> Console:
 
 def table(*columns: str, right: Sequence[str] = ()) -> Table:
     """Return an empty table in the style that all reports share."""
-    made = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="bold")
+    new_table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="bold")
     for column in columns:
         number = column in right
-        made.add_column(
+        new_table.add_column(
             column, justify="right" if number else "left", no_wrap=number, overflow="fold"
         )
-    return made
+    return new_table
 
 
 def say(out: Console, text: str, style: str = "", *, whole: bool = False) -> None:

@@ -59,8 +59,8 @@ def collect(file: str, trace: Trace, step: int | None) -> Data:
 
 def _nodes(tree: Tree) -> list[Data]:
     """Return the nodes, parents before children, siblings in the order of their texts."""
-    placed = sorted(nodes(tree), key=lambda p: p.path)
-    index = {p.path: at for at, p in enumerate(placed)}
+    placed_nodes = sorted(nodes(tree), key=lambda p: p.path)
+    index = {p.path: at for at, p in enumerate(placed_nodes)}
     full = _eviction_ranks(tree, full=1)
     swa = _eviction_ranks(tree, swa=1) if tree.window is not None else {}
     return [
@@ -77,7 +77,7 @@ def _nodes(tree: Tree) -> list[Data]:
             "full_rank": full.get(p.path),
             "swa_rank": swa.get(p.path),
         }
-        for p in placed
+        for p in placed_nodes
     ]
 
 
@@ -143,14 +143,14 @@ def text(out: Console, data: Data) -> None:
     head = f"{data['file']} after step {data['step']}: {data['command']} ({data['outcome']})"
     say(out, head, "bold", whole=True)
     depths: dict[int | None, int] = {None: -1}
-    drawn = []
+    tree_lines = []
     for index, node in enumerate(data["nodes"][:MAX_NODES]):
         if depths.get(node["parent"], MAX_DEPTH) < MAX_DEPTH - 1:
             depths[index] = depths[node["parent"]] + 1
-            drawn.append((depths[index], _node_lines(node)))
-    for line in text_drawings.tree(drawn).split("\n"):
+            tree_lines.append((depths[index], _node_lines(node)))
+    for line in text_drawings.tree(tree_lines).split("\n"):
         say(out, line, whole=True)
-    if hidden := len(data["nodes"]) - len(drawn):
+    if hidden := len(data["nodes"]) - len(tree_lines):
         say(out, f"{hidden} more nodes are left out here; --json has them all")
     out.print()
     sums = ("evictable", "protected", "free", "total")

@@ -74,14 +74,14 @@ def _parts_seen_before(result: CheckResult, masks: Sequence[Mask], base: Base | 
     elsewhere = [f.looked_up.fault for f in result.known_elsewhere if f.looked_up is not None]
     alike = [f.looked_up.fault for f in result.new if f.looked_up is not None and f.looked_up.fault]
     in_part = [mask.fault.id for mask in masks if mask.in_part]
-    known = [mask.fault.id for mask in masks if mask.holds and not mask.in_part]
+    fault_ids = [mask.fault.id for mask in masks if mask.holds and not mask.in_part]
     return [
         (bool(old), f"{_name_list(old)} also in {base.name if base else None}"),
         (bool(untold), f"{_name_list(untold)} without a witness"),
         (bool(elsewhere), f"known in other releases: {_name_list(elsewhere)}"),
         (bool(alike), f"like known: {_name_list(alike)}"),
         (bool(in_part), f"fixed in part: {_name_list(in_part)}"),
-        (bool(known), _known_text(known)),
+        (bool(fault_ids), _known_text(fault_ids)),
     ]
 
 

@@ -242,13 +242,13 @@ class BlockEngine(SelfSchedulingDriver):
                 self.write(table[block], offset, stamps[position], group)
         request.computed = end
         ends = end == len(request.text)
-        sampled = self.sample(request.name, stamps[-1]) if ends else None
+        sampled_token = self.sample(request.name, stamps[-1]) if ends else None
         rows = tuple(map(tuple, request.tables))
         tokens = tuple(request.text[start:end])
         self.lanes.append(
-            Lane(request.name, start, tokens, 0, () if sampled is None else (sampled,), rows)
+            Lane(request.name, start, tokens, 0, () if sampled_token is None else (sampled_token,), rows)
         )
-        self.batch.append((request, sampled))
+        self.batch.append((request, sampled_token))
         self._publish(request)
 
     def _update(self) -> None:

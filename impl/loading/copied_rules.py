@@ -47,13 +47,13 @@ class CopiedRules(NamedTuple):
     def differences(self, root: Path) -> dict[str, list[str]]:
         """Return, for each rule, the statements of the tree under `root` that no release has; rules without
         any are left out."""
-        found: dict[str, list[str]] = {}
+        differing: dict[str, list[str]] = {}
         known = _read(self.file)
         for name, rule in self.rules.items():
             texts = dict.fromkeys(statements(root, rule))
             if new := [text for text in texts if (name, text) not in known]:
-                found[name] = new
-        return found
+                differing[name] = new
+        return differing
 
     def doubts(self, root: Path) -> tuple[str, ...]:
         """Return for each copied rule that the tree under `root` has otherwise, a sentence that says so."""

@@ -45,11 +45,11 @@ def _compile_functions(
     source: str, path: Path, names: frozenset[str]
 ) -> tuple[types.CodeType, dict[str, str]]:
     """Return the code of a module that has the functions alone, and of each function its class, or ""."""
-    chosen: list[ast.stmt] = []
+    statements: list[ast.stmt] = []
     owners: dict[str, str] = {}
     for node in ast.parse(source, str(path)).body:
         if isinstance(node, _FUNCTIONS) and node.name in names:
-            chosen.append(_bare(node))
+            statements.append(_bare(node))
             owners[node.name] = ""
         elif isinstance(node, ast.ClassDef):
             methods = [
@@ -62,10 +62,10 @@ def _compile_functions(
                 node.keywords = []
                 node.decorator_list = []
                 node.body = [*methods]
-                chosen.append(node)
+                statements.append(node)
                 owners |= {method.name: node.name for method in methods}
     future = ast.ImportFrom("__future__", [ast.alias("annotations")], 0)
-    module = ast.fix_missing_locations(ast.Module([future, *chosen], []))
+    module = ast.fix_missing_locations(ast.Module([future, *statements], []))
     return compile(module, str(path), "exec"), owners
 
 
@@ -136,11 +136,11 @@ def _load_or_make(path: Path, kind: str, names: list[str], make: Callable[[str],
         kept = file.read_bytes()
         if kept.startswith(digest):
             return marshal.loads(kept[len(digest) :])
-    made = make(source.decode("utf-8"))
+    product = make(source.decode("utf-8"))
     if not sys.dont_write_bytecode:
         with contextlib.suppress(OSError):
             file.parent.mkdir(parents=True, exist_ok=True)
             with tempfile.NamedTemporaryFile(dir=file.parent, delete=False) as written:
-                written.write(digest + marshal.dumps(made))
+                written.write(digest + marshal.dumps(product))
             os.replace(written.name, file)
-    return made
+    return product

@@ -65,13 +65,13 @@ class Tables(NamedTuple):
         """Whether a release has a part, by the table."""
         at = self.releases.index(release)
 
-        found = []
+        documents = []
         for since, before in steps(self.parts[part]):
             begun = self.releases.index(since) <= at
             ended = before != "..." and self.releases.index(before) <= at
             lacks = () if begun and not ended else (probe.Missing("", ""),)
-            found.append(PartStep(since, before, 0, lacks))
-        return _has_all(found)
+            documents.append(PartStep(since, before, 0, lacks))
+        return _has_all(documents)
 
 
 class TreeParts(NamedTuple):
@@ -109,30 +109,30 @@ def facts(
     renamed: those that it has otherwise.
     ways: as options name them.
     """
-    known = release is not None and release in tables.releases
-    near = Nearest(release, 0) if release and known else nearest(tables.engine, root)
-    if known and all(tables.documented(name, near.release) for name in wanted):
+    is_release = release is not None and release in tables.releases
+    near = Nearest(release, 0) if release and is_release else nearest(tables.engine, root)
+    if is_release and all(tables.documented(name, near.release) for name in wanted):
         return _by_the_tables(tables, near)
     checkout = probe.Checkout(root, tables.below, modules, ())
     missing = _missing_names(_there(checkout, names(tables.core)))
     parts = []
     without = []
     for name, table in tables.parts.items():
-        found = _there(checkout, names(table))
+        looked_up = _there(checkout, names(table))
         expected = near.release in tables.releases and tables.documented(name, near.release)
         if name in wanted:
-            missing += _missing_names(found)
-        if _has_all(found):
+            missing += _missing_names(looked_up)
+        if _has_all(looked_up):
             parts.append(name)
-            missing += _other_way(found, root, tables, near.release)
+            missing += _other_way(looked_up, root, tables, near.release)
         elif name not in unwanted and expected:
-            torn = [step for step in found if step.there and not _holds(step, found)]
+            torn = [step for step in looked_up if step.there and not _holds(step, looked_up)]
             missing += [line for step in torn for line in step.lacks]
             if not torn and leans(tables.engine, root, near.release):
                 without.append(name)
             elif not torn:
-                missing += _missing_names(found)
-    if not known:
+                missing += _missing_names(looked_up)
+    if not is_release:
         missing += used_names.not_given(tables.engine, root, near, ways, renamed)
     said = [tables.says[name] for name in without if tables.says.get(name)]
     return TreeParts(
@@ -158,16 +158,16 @@ def require(found: TreeParts, tables: Tables, name: str, root: Path) -> None:
     near = found.near
     oldest = tables.releases[0]
     newest = tables.releases[-1]
-    named = probe.missing_text(found.missing)
+    missing_names = probe.missing_text(found.missing)
     guide = f"Nothing was driven: CONTRIBUTING.md, '{tables.guide}', says how to follow it"
-    taken = f"taken for {near.release}, the nearest release ({differing(near.lines)})"
+    taken_for = f"taken for {near.release}, the nearest release ({differing(near.lines)})"
     if near.release == oldest and near.lines > FAR:
-        older = f"{taken}; it is older than {oldest}, the oldest release that is driven"
+        older = f"{taken_for}; it is older than {oldest}, the oldest release that is driven"
         raise UnusableImplementation(f"{name} {root}: {older}. Nothing was driven")
     if near.release == newest and near.lines:
-        taken += f"; it may be newer than {newest}, the newest release that is driven"
-    others = used_names.also_lost(tables.engine, root, near.release, named)
-    raise UnusableImplementation(f"{name} {root}: {named}; {taken}{others}. {guide}")
+        taken_for += f"; it may be newer than {newest}, the newest release that is driven"
+    others = used_names.also_lost(tables.engine, root, near.release, missing_names)
+    raise UnusableImplementation(f"{name} {root}: {missing_names}; {taken_for}{others}. {guide}")
 
 
 def driving_text(found: TreeParts, root: Path) -> str:

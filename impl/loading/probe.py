@@ -262,7 +262,7 @@ def _parse_names(text: str) -> Names:
 @lru_cache(maxsize=1024)
 def _self_attributes(node: ast.ClassDef) -> Names:
     """Return the attributes `self.NAME` that methods of a class set, each with its first place."""
-    found = []
+    attributes = []
     waiting = [*node.body]
     for statement in waiting:  # statements alone: a file has ten times as many expressions
         for name in ("body", "orelse", "handlers", "finalbody", "cases"):
@@ -270,8 +270,8 @@ def _self_attributes(node: ast.ClassDef) -> Names:
         targets = [*getattr(statement, "targets", ()), getattr(statement, "target", None)]
         targets += [item.optional_vars for item in getattr(statement, "items", ())]
         for target in filter(None, targets):
-            found += [n for n in ast.walk(target) if isinstance(n, ast.Attribute)]
-    stores = [n for n in found if isinstance(n.ctx, ast.Store)]
+            attributes += [n for n in ast.walk(target) if isinstance(n, ast.Attribute)]
+    stores = [n for n in attributes if isinstance(n.ctx, ast.Store)]
     mine = [n for n in stores if isinstance(n.value, ast.Name) and n.value.id == "self"]
     return {store.attr: store for store in reversed(mine)}
 

@@ -175,13 +175,14 @@ def _fault_of_adapter(
         if file.is_relative_to(_IMPL):
             return f"{message} at {file.relative_to(_IMPL.parent)}:{frame.lineno}, in the adapter"
         if file.is_relative_to(root):
-            at = f"at {file.relative_to(root)}:{frame.lineno}"
+            place_text = f"at {file.relative_to(root)}:{frame.lineno}"
             if is_stand_in:
-                return f"{message} {at}, which asks more of the adapter's stand-in ({values})"
+                return f"{message} {place_text}, which asks more of the adapter's stand-in ({values})"
             if "'Inert" in message:
-                return f"{message} {at}, which uses a module that is not loaded ({modules})"
+                return f"{message} {place_text}, which uses a module that is not loaded ({modules})"
             if "NoneType" in message and (found := re.search(unset, frame.line or "")):
-                return f"{message} {at}: the adapter has no value for the setting {found[0]} ({values})"
+                missing = f"the adapter has no value for the setting {found[0]} ({values})"
+                return f"{message} {place_text}: {missing}"
             return None
     return None
 

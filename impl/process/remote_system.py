@@ -225,7 +225,7 @@ class WorkerSystem:
     def _ask(self, message: wire.Ask) -> wire.Reply | None:
         assert self._process is not None
         assert self._process.stdin is not None
-        what = (
+        occasion = (
             f"in answer to {message.kind}"
             if isinstance(message, wire.Apply)
             else "in answer to a reset"
@@ -234,7 +234,7 @@ class WorkerSystem:
             message = msgspec.structs.replace(message, called=True)
         with contextlib.suppress(OSError):  # where nobody reads, there is no answer either
             wire.send(self._process.stdin, message)
-        reply = self._receive(self.limits.timeout_s, what)
+        reply = self._receive(self.limits.timeout_s, occasion)
         if isinstance(reply, wire.WorkerFailure):
             if reply.misfit:
                 raise Misfit(f"{reply.error}{self._also_lost(reply.error)}")

@@ -221,23 +221,23 @@ def checked_capabilities(given: Capabilities) -> Capabilities:
     """
     if not isinstance(given, Capabilities):
         raise TypeError(f"capabilities: expected Capabilities, got {type(given).__name__}")
-    made: Capabilities = _copy_checked("capabilities", _CAPABILITIES, given)
-    if not made.commands or made.commands - _COMMANDS.keys():
-        unknown = ", ".join(sorted(made.commands - _COMMANDS.keys())) or "none"
+    capabilities: Capabilities = _copy_checked("capabilities", _CAPABILITIES, given)
+    if not capabilities.commands or capabilities.commands - _COMMANDS.keys():
+        unknown = ", ".join(sorted(capabilities.commands - _COMMANDS.keys())) or "none"
         raise TypeError(f"capabilities.commands: {unknown}; one or more of {', '.join(_COMMANDS)}")
-    if not made.modes:
+    if not capabilities.modes:
         raise TypeError("capabilities.modes: none; free, faithful or both")
-    if made.kind and made.kind not in KINDS:
-        raise TypeError(f"capabilities.kind: {made.kind!r:.40}; one of {', '.join(KINDS)}")
-    if contradiction := _contradiction(made):
+    if capabilities.kind and capabilities.kind not in KINDS:
+        raise TypeError(f"capabilities.kind: {capabilities.kind!r:.40}; one of {', '.join(KINDS)}")
+    if contradiction := _contradiction(capabilities):
         raise TypeError(f"capabilities.{contradiction}")
-    return made
+    return capabilities
 
 
 def _contradiction(can: Capabilities) -> str:
     """Say which capabilities do not go together, or ""."""
     trees = {kind.__name__ for kind in TREE_COMMANDS} & can.commands
-    given = ({kind.__name__ for kind in COMMANDS} & can.commands) - {"Abort"}
+    row_commands = ({kind.__name__ for kind in COMMANDS} & can.commands) - {"Abort"}
     schedules = can.system_kind is BLOCKS
     by_commands = kind_by_commands(can.commands)
     cases = {
@@ -250,8 +250,8 @@ def _contradiction(can: Capabilities) -> str:
         "tree, no_tree: one of them is True": not can.tree and not can.no_tree,
         "commands: Schedule goes with Add": schedules and "Add" not in can.commands,
         "commands: More and End go together": not can.sessions and {"More", "End"} & can.commands,
-        f"commands: Schedule (it picks its batches) goes without {', '.join(sorted(given))}": (
-            schedules and given
+        f"commands: Schedule (it picks its batches) goes without {', '.join(sorted(row_commands))}": (
+            schedules and row_commands
         ),
     }
     return next((words for words, holds in cases.items() if holds), "")

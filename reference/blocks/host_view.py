@@ -183,13 +183,13 @@ class HostView:
 
     def _storage_write_sources(self) -> Iterator[Source]:
         """Yield the chunks that storage jobs from before this command have not written yet."""
-        started = {job.job for job in _storage_jobs(self.before)}
+        jobs_before = {job.job for job in _storage_jobs(self.before)}
         before = self.before.host
         after = self.after.host
         if before is None or after is None:
             return
         for job in after.jobs:
-            if job.load or job.done or job.job not in started:
+            if job.load or job.done or job.job not in jobs_before:
                 continue
             for chunk in job.chunks:
                 was = before.memory[chunk]

@@ -113,22 +113,22 @@ def _add_tree_handovers(step: Step, pool: str, owed: dict[str, set[int]]) -> Non
     after = step.after.pools[pool]
     size = step.config.geometry.page_size
     own = before.places
-    had = before.owned_once
+    owned_before = before.owned_once
     has = after.owned_once
-    taken = {o.holder for o in has - had} if _ranges_for_tree(step) else set()
+    handed_over = {o.holder for o in has - owned_before} if _ranges_for_tree(step) else set()
     for holder, start, end, frontier in _ranges_for_tree(step):
         for index in range(start // size, -(-end // size)):
             name = _name_in_tree(step, holder, index)
             if pool == "swa" and index * size < frontier:
                 continue
-            if name in taken:
-                taken.remove(name)
+            if name in handed_over:
+                handed_over.remove(name)
                 owed.get(holder, set()).discard(index)
             elif (holder, index) in own:
                 owed.setdefault(holder, set()).add(index)
     admits = isinstance(step.command, Admit) and step.config.geometry.states  # room for a state
     if isinstance(step.command, _TREE_GIVES_UP) or admits:
-        for gone in had - has:
+        for gone in owned_before - has:
             if gone.holder.startswith("tree "):
                 owed.setdefault(gone.holder, set()).add(gone.at)
 

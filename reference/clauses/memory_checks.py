@@ -92,15 +92,15 @@ def miscount_lines(step: Step, report: Report, account: Account) -> list[str]:
     pool = account.pool
     lines = []
     names = [{h.name, h.request.name if h.request is not None else h.name} for h in step.holders_now]
-    known = bool(report.entries) or account.session_held + account.uncached == 0
-    known = known and {e.holder for e in report.entries} <= set().union(*names)
+    is_itemised = bool(report.entries) or account.session_held + account.uncached == 0
+    is_itemised = is_itemised and {e.holder for e in report.entries} <= set().union(*names)
     for holder, called in zip(step.holders_now, names):
         due = _expected_entry(step, pool, holder)
         mine = [e for e in report.entries if e.pool == pool and e.holder in called and e.amount]
-        if not due.amount or (known and mine == [due]):
+        if not due.amount or (is_itemised and mine == [due]):
             continue
         holding = _holding_text(step, pool, holder)
-        if not known:
+        if not is_itemised:
             lines.append(f"{holding}: to be counted once, as {_term_text(due)}")
         elif not mine:
             lines.append(f"{holding}: counted nowhere, to be counted as {_term_text(due)}")
@@ -227,27 +227,27 @@ def _no_false_alarm(step: Step) -> Failure | None:
 def _terms_are_right(step: Step) -> Failure | None:
     """Return the failure of the first account of a check that differs from the reference's, or of its list of
     holders."""
-    want, got = _both_reports(step)
-    if want is None:
-        return failure("none: level 0 is off", "a report") if got else None
-    if got is None:
+    expected, reported = _both_reports(step)
+    if expected is None:
+        return failure("none: level 0 is off", "a report") if reported else None
+    if reported is None:
         return failure("a report", "none")
-    listed = isinstance(step.command, CheckBusy) and step.command.level == 2 and want.entries
-    want = expected_report(step)
-    mine = {a.pool: a for a in got.accounts}
-    if len(mine) < len(got.accounts):
-        observed = f"{len(got.accounts)} accounts of {len(mine)} pools"
+    listed = isinstance(step.command, CheckBusy) and step.command.level == 2 and expected.entries
+    expected = expected_report(step)
+    mine = {a.pool: a for a in reported.accounts}
+    if len(mine) < len(reported.accounts):
+        observed = f"{len(reported.accounts)} accounts of {len(mine)} pools"
         return failure("one account of each pool", observed)
-    for account in want.accounts:
+    for account in expected.accounts:
         if mine.get(account.pool) != account:
             other = mine.get(account.pool)
             observed = account_text(other) if other else f"{account.pool}: not counted"
-            wrong = _wrong_terms(want, got)
-            off = _wrong_terms_text(got, wrong, account.pool)
+            wrong = _wrong_terms(expected, reported)
+            off = _wrong_terms_text(reported, wrong, account.pool)
             head = f"counts wrong terms in {_pool_text(account.pool)}: {off}" if off else ""
             return failure(account_text(account), observed, *wrong, head=head)
-    if (got.entries or listed) and _merged_amounts(got) != _merged_amounts(want):
-        return failure(_entries_text(want), _entries_text(got))
+    if (reported.entries or listed) and _merged_amounts(reported) != _merged_amounts(expected):
+        return failure(_entries_text(expected), _entries_text(reported))
     return None
 
 

@@ -300,13 +300,13 @@ def _second_slot_is_given_back(step: Step) -> Failure | None:
     reach = 2 * sizes.lazy_round * states.verifies
     turns = {r.holder: r.name for r in step.now.requests}
     for holder, slots in sorted(states.buffers.items()):
-        reached = states.reached.get(turns.get(holder, holder))
+        computed_lens = states.reached.get(turns.get(holder, holder))
         most = 1
-        if reached is not None and may_have_second_slot(*reached, sizes.boundary, reach):
+        if computed_lens is not None and may_have_second_slot(*computed_lens, sizes.boundary, reach):
             most = 2
         if len(slots) > most:
             allowed = "at most two slots" if most == 2 else "one slot"
-            computed = f" with results up to token {reached[0]}" if reached is not None else ""
+            computed = f" with results up to token {computed_lens[0]}" if computed_lens is not None else ""
             return failure(
                 f"{holder}{computed} has {allowed} for the tree",
                 f"it has slots {' and '.join(map(str, slots))}",

@@ -168,16 +168,16 @@ def _name_list(names: Iterable[str]) -> str:
 def _history_is_what_client_saw(step: Step) -> Failure | None:
     """Return the failure of the first session or request whose text is not the one that the client knows."""
     for session in step.now.sessions:
-        got = tuple(step.after.sessions[session.name].history)
-        if got != text_tokens(session.history):
-            want = text_tokens(session.history)
-            return _text_failure(f"history of {session.name}", session.name, want, got)
+        actual = tuple(step.after.sessions[session.name].history)
+        if actual != text_tokens(session.history):
+            expected = text_tokens(session.history)
+            return _text_failure(f"history of {session.name}", session.name, expected, actual)
     for request in step.now.requests:
         facts = step.after.requests[request.name]
-        got = tuple(facts.text)
-        want = text_tokens(request.text)
+        actual = tuple(facts.text)
+        expected = text_tokens(request.text)
         if facts.session != request.session or facts.origin != request.origin:
-            first = _first_difference(want, got)
+            first = _first_difference(expected, actual)
             due, given = (f"{count_text(n, 'token')} of input" for n in (request.origin, facts.origin))
             where, there = (
                 f"in {each or 'no session'}" for each in (request.session, facts.session)
@@ -185,11 +185,11 @@ def _history_is_what_client_saw(step: Step) -> Failure | None:
             return failure(
                 f"{request.name}: session {request.session}, {due}",
                 f"session {facts.session}, {facts.origin} tokens",
-                AtText(request.name, first, want[first] if first < len(want) else None),
+                AtText(request.name, first, expected[first] if first < len(expected) else None),
                 head=f"must leave {request.name} {where} with {due}, and leaves it {there} with {given}",
             )
-        if got != want:
-            return _text_failure(f"text of {request.name}", request.name, want, got)
+        if actual != expected:
+            return _text_failure(f"text of {request.name}", request.name, expected, actual)
     return None
 
 

@@ -73,13 +73,13 @@ def _missing_page(step: Step, inserted: InsertedKey, tombstones: set[int]) -> Fa
     """Return the failure of the first page of a key that is not in the tree, or is a tombstone for no reason.
     A page that was there may be evicted on the way: TREE-11."""
     assert step.before.tree is not None and step.after.tree is not None
-    known = step.before.tree.pages
+    pages_before = step.before.tree.pages
     pages = step.after.tree.pages
     geometry = step.config.geometry
     key = inserted.key
     for end in page_ends(len(key), geometry.page_size):
         page = pages.get(key[:end])
-        evicted = key[:end] in known and lost(step)
+        evicted = key[:end] in pages_before and lost(step)
         if page is not None and (page.has_swa or geometry.window is None or end in tombstones or evicted):
             continue
         start = end - geometry.page_size
@@ -329,13 +329,13 @@ def _fresh_leaves(step: Step) -> Iterator[NodeFacts]:
     assert step.before.tree is not None
     # A prompt is inserted by its last prefill chunk, or by the first round after it.
     if isinstance(step.command, (Extend, Decode, SpecDecode, Launch, Finish, Insert)):
-        known = step.before.tree.pages
+        pages_before = step.before.tree.pages
         parents = {node.path[: node.start] for node in tree.nodes}
         for node in tree.nodes:
             if (
                 node.live
                 and node.path not in parents
-                and node.path[: node.start + size] not in known
+                and node.path[: node.start + size] not in pages_before
             ):
                 yield node
 

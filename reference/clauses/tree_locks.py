@@ -142,14 +142,14 @@ def _protected_prefix_in_tree(step: Step) -> Failure | None:
         return None
     pages = step.after.tree.pages
     size = step.config.geometry.page_size
-    named = {
+    slots_by_holder = {
         **{name: h.prefix for name, h in step.after.holders.items()},
         **step.after.tree.lock_holders,
     }
     for name, (key, *_) in sorted(step.locks.items()):
-        if name not in named:  # it has no row yet
+        if name not in slots_by_holder:  # it has no row yet
             continue
-        slots = named[name]
+        slots = slots_by_holder[name]
         for end in page_ends(len(key), size):
             start = end - size
             page = pages.get(key[:end])

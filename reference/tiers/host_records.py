@@ -41,7 +41,7 @@ class HostRecords(SlotOwners):
         after = self.after
         users = any(user.node for user in self.after.users)
         copying = any(not job.copied for job in after.transfers)
-        found = {
+        reachable = {
             "HOST-1": any(any(node.host.values()) for node in after.nodes),
             "HOST-2": bool(after.nodes),
             "HOST-3": users,
@@ -51,7 +51,7 @@ class HostRecords(SlotOwners):
             or any(request.writing for request in after.requests),
             "XFER-3": self.before.in_flight and not after.in_flight,
         }
-        return frozenset(name for name, could in found.items() if could)
+        return frozenset(name for name, could in reachable.items() if could)
 
     def rooms(self) -> Iterator[HostUnit]:
         """Yield the slots of host memory."""
@@ -84,7 +84,7 @@ class HostRecords(SlotOwners):
         if pool == "state":
             stamps = tuple(chained(self.texts[node.node])[-1:])
         memory = (self.after.host_memory if host else self.after.memory)[pool]
-        found = tuple(
+        stamps_found = tuple(
             stamps[i] if (host, pool, slot) in unwritten and i < len(stamps) else memory[slot]
             for i, slot in enumerate(own)
         )
@@ -104,7 +104,7 @@ class HostRecords(SlotOwners):
         return KeptCopy(
             holds,
             stamps,
-            found,
+            stamps_found,
             lambda i: f"{slot_name((host, pool, own[i]))} of {place} {first + i}",
             lambda i: at_slot((host, pool, own[i])),
             "nothing",
@@ -116,14 +116,14 @@ class HostRecords(SlotOwners):
         wanted = self.wanted_counts
         for node in self.after.nodes:
             for host, locks in ((False, node.locks), (True, node.pins)):
-                for pool, got in locks.items():
+                for pool, actual in locks.items():
                     users = wanted[host, pool, node.node]
-                    if got != users and not self._may_count_nothing(node, host, pool, got):
+                    if actual != users and not self._may_count_nothing(node, host, pool, actual):
                         tier = "host" if host else "device"
                         at = AtTreeNode(node.node, pool, host)
                         what = pool if pool == "state" else f"{pool} KV"
                         kv = f"the {what} of node {node.node} on the {tier}"
-                        yield Count(kv, at, _lock_text(users), _lock_text(got))
+                        yield Count(kv, at, _lock_text(users), _lock_text(actual))
 
     def _may_count_nothing(self, node: TierNode, host: bool, pool: str, got: int) -> bool:
         """Return whether a node may count no lock: it counts locks on full KV only where the host has
@@ -165,9 +165,9 @@ class HostRecords(SlotOwners):
             owners = self.owners.get(slot, ())
             owned = len(owners) + len(self.holders.get(slot, ()))
             if owned != 1 or self.free[slot]:
-                got = self.owners_text(slot)
-                want = f"{slot_name(slot)} is kept for {job.label}"
-                yield failure(want, got, at_slot(slot), AtTransfer(job.job))
+                observed = self.owners_text(slot)
+                expected = f"{slot_name(slot)} is kept for {job.label}"
+                yield failure(expected, observed, at_slot(slot), AtTransfer(job.job))
         for operation in self.after.operations:
             if operation.back:
                 continue
@@ -176,11 +176,11 @@ class HostRecords(SlotOwners):
                 others = self.pending_slots.get(slot, [])
                 if self.free[slot] or nodes or others != [operation.label]:
                     names = [*(f"node {node}" for node in nodes), *others]
-                    got = f"{' and '.join(names) or 'nobody'} has it"
+                    observed = f"{' and '.join(names) or 'nobody'} has it"
                     if self.free[slot]:
-                        got = "it is free"
-                    want = f"{slot_name(slot)} is kept for {operation.label}"
-                    yield failure(want, got, at_slot(slot), AtTransfer(operation.job))
+                        observed = "it is free"
+                    expected = f"{slot_name(slot)} is kept for {operation.label}"
+                    yield failure(expected, observed, at_slot(slot), AtTransfer(operation.job))
 
         yield from self._peer_write_conflicts()
 
@@ -195,13 +195,13 @@ class HostRecords(SlotOwners):
                         name = slot_name(slot)
                         expected = f"{name} is kept for what the prefill server of {request.name} writes"
                         yield failure(expected, self.owners_text(slot), at_slot(slot))
-            for what, own_number, free in (
+            for resource, own_number, free in (
                 ("row", request.row, self.after.free_rows),
                 ("slot of a first token", request.first, self.after.free_first),
             ):
                 if request.writing and (own_number < 0 or own_number in free):
-                    want = f"{request.name} keeps its {what} while its prefill server writes"
-                    yield failure(want, "it is free", AtCount(request.name, what))
+                    want = f"{request.name} keeps its {resource} while its prefill server writes"
+                    yield failure(want, "it is free", AtCount(request.name, resource))
 
     @memoized
     def wanted_counts(self) -> Counter[Where]:

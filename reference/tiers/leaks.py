@@ -23,8 +23,8 @@ class Leaks(SlotOwners):
         yield from self._unowned_slots({"state"} & {*self.config.pools})
         for name in self.after.asked:
             if name not in self.waiting:
-                at = AtCount(name, "record")
-                yield failure(f"no record of {name}, which waits no more", "there is one", at)
+                place = AtCount(name, "record")
+                yield failure(f"no record of {name}, which waits no more", "there is one", place)
         for operation in self.after.operations:
             if operation.state == RECORD_ONLY:
                 expected = f"{operation.label} is in flight, for it has a record"
@@ -33,24 +33,24 @@ class Leaks(SlotOwners):
             return
         expected = "nothing is in flight: no record, no mark, no pin on the host"
         if self.after.reserved:
-            at = AtCount("storage", "tokens being fetched", 0)
+            place = AtCount("storage", "tokens being fetched", 0)
             yield failure(
                 "nothing is in flight: no token counts as being fetched",
                 f"{self.after.reserved} do",
-                at,
+                place,
             )
         for record in self.after.records:
             what = f"the {'load' if record.load else 'store'} of node {record.ack}"
             yield failure(expected, f"there is a record of {what}", AtTreeNode(record.ack))
         for node in self.after.nodes:
-            for wrong, host, got in (
+            for wrong, host, observed in (
                 (node.storing != -1, True, "waits for a store"),
                 (node.loading != -1, False, "waits for a load"),
                 (any(node.pins.values()), True, "is pinned on the host"),
             ):
                 if wrong:
                     yield failure(
-                        expected, f"node {node.node} {got}", AtTreeNode(node.node, host=host)
+                        expected, f"node {node.node} {observed}", AtTreeNode(node.node, host=host)
                     )
 
     def _unowned_failures(self) -> Iterator[Failure]:

@@ -108,13 +108,13 @@ class LockRanges:
         for taken in facts.taken:
             self.take_lock(users[taken.lock], {node.node: node for node in taken.path})
         nodes = {node.node: node for node in facts.nodes}
-        known = self.ranges
+        ranges_before = self.ranges
         self.ranges = {}
         were = self._nodes
         self._nodes = nodes
         for user in facts.users:
             key = user.lock, user.host
-            was = known.get(key)
+            was = ranges_before.get(key)
             if was is not None:
                 self.ranges[key] = was._replace(user=user)
                 continue

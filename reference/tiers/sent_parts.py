@@ -53,20 +53,21 @@ class SentParts(SlotOwners):
         """Yield parts with other KV than their position has, and requests of which too little or too
         much was handed in."""
         for send in self._parts_handed_in():
-            for at, (found, wanted) in enumerate(zip(send.found, send.wanted, strict=True)):
+            for index, (found, wanted) in enumerate(zip(send.found, send.wanted, strict=True)):
                 if found != wanted:
-                    slot = send.slots[at]
-                    want = f"{_part_slot_text(send, at)} is sent as {_part_place(send, at)} of {send.name}"
-                    got = "KV of another token" if found else "nothing"
+                    slot = send.slots[index]
+                    place = _part_place(send, index)
+                    expected = f"{_part_slot_text(send, index)} is sent as {place} of {send.name}"
+                    observed = "KV of another token" if found else "nothing"
                     if send.pool == METADATA:
-                        got = "what another request left" if found else "nothing"
-                    yield failure(want, f"it holds {got}", _slot_place(send, slot))
+                        observed = "what another request left" if found else "nothing"
+                    yield failure(expected, f"it holds {observed}", _slot_place(send, slot))
         for request in self.after.requests:
             if request.due < 0 or (request.due and request.state == TierRequestState.SENDS):
-                want = f"each page that the decode server of {request.name} expects is handed in once"
+                expected = f"each page that the decode server of {request.name} expects is handed in once"
                 more = "too few" if request.due > 0 else "too many"
-                got = f"{abs(request.due)} {more}"
-                yield failure(want, got, AtCount(request.name, "pages to send"))
+                observed = f"{abs(request.due)} {more}"
+                yield failure(expected, observed, AtCount(request.name, "pages to send"))
 
 
 def _part_slot_text(send: TierSend, at: int) -> str:

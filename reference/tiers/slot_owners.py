@@ -46,18 +46,18 @@ class SlotOwners:
     def pending_slots(self) -> dict[Slot, list[str]]:
         """Host slots of storage operations, and slots that wait to be freed, each with its owners in
         words."""
-        found: dict[Slot, list[str]] = {}
+        owners_by_slot: dict[Slot, list[str]] = {}
         for operation in self.after.operations:
             if operation.back:
                 continue
             for slot in host_slots(operation.slots):
-                found.setdefault(slot, []).append(operation.label)
+                owners_by_slot.setdefault(slot, []).append(operation.label)
         for slot in host_slots(self.after.returned):
-            found.setdefault(slot, []).append("the queue of slots to free")
+            owners_by_slot.setdefault(slot, []).append("the queue of slots to free")
         for request in self.after.requests:
             for slot in host_slots(request.kept):
-                found.setdefault(slot, []).append(f"{request.name}, which is retracted,")
-        return found
+                owners_by_slot.setdefault(slot, []).append(f"{request.name}, which is retracted,")
+        return owners_by_slot
 
     @memoized
     def holders(self) -> dict[Slot, list[int]]:

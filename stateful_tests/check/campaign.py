@@ -69,7 +69,7 @@ def run(
     began: `time.monotonic()` when the check began; its seconds and time limit count from there.
     lookup: looks findings up in other releases.
     """
-    asked = plan
+    plan_asked = plan
     plan = for_system(plan, system)
     work: Callable[[RunBatch], Driven] = partial(drive, system, plan)
     if named is None:
@@ -84,7 +84,7 @@ def run(
     comparable = system_spec(system).checkout and type(base) is type(system)
     if base is not None and comparable and not result.new and not result.interrupted:
         guessed = lookup is not None and lookup.may_excuse
-        result.left_out = parts_left_out(system, base, asked, result.unfit, guessed=guessed)
+        result.left_out = parts_left_out(system, base, plan_asked, result.unfit, guessed=guessed)
     return result
 
 
@@ -148,13 +148,13 @@ class _Campaign:
                 self.finder.take(each.violation, each.trace)
             if interrupted:
                 raise KeyboardInterrupt
-            with closing(executor.map(work, ahead)) as driven:
+            with closing(executor.map(work, ahead)) as results:
                 for batch in now:
                     if self._is_over(result):
                         break
                     if batch.config.machine == CORPUS:
                         self.lines -= len(batch.examples)
-                    self._add_batch(machines[batch.config], next(driven))
+                    self._add_batch(machines[batch.config], next(results))
         except KeyboardInterrupt:
             result.interrupted = True
             self.finder.give_up()

@@ -159,13 +159,13 @@ class Finder:
 
     def _is_worth_shrinking(self, clause: str, stands: Standing, mode: Mode) -> bool:
         """Return whether to shrink a violation of a clause. Count it if the clause has a trace already."""
-        known = self._caught.get(clause)
-        if known is None:
+        best = self._caught.get(clause)
+        if best is None:
             return True
-        known.times += 1
-        if self.once or stands is not known.stands:
-            return stands > known.stands
-        return mode not in known.modes or self._may_get_smaller(known, mode)
+        best.times += 1
+        if self.once or stands is not best.stands:
+            return stands > best.stands
+        return mode not in best.modes or self._may_get_smaller(best, mode)
 
     def _smallest(
         self,
@@ -210,17 +210,17 @@ class Finder:
     def _keep_if_best(self, clause: str, caught: Caught, allowed: Allowed | None) -> None:
         """Keep a trace of a clause if it is the best one so far."""
         self._prefer_faithful(caught, clause, allowed)
-        known = self._caught.get(clause)
-        if known is None or known.stands < caught.stands:
+        best = self._caught.get(clause)
+        if best is None or best.stands < caught.stands:
             self._caught[clause] = caught
             self.last_new = self.commands
             self._shrinking.pop(clause, None)
         else:
-            known.modes |= caught.modes
+            best.modes |= caught.modes
             # A faithful scheduler's trace is better evidence than a shorter one of a free scheduler.
             # With several traces of the clause, a smaller one may have the cause of another.
             if len(self._catches_of(clause)) < 2:
-                known.trace = min(known.trace, caught.trace, key=self._rank)
+                best.trace = min(best.trace, caught.trace, key=self._rank)
         self._report_traces()
 
     def _failing_commands(
@@ -254,15 +254,15 @@ class Finder:
                 return not alike or do_the_same(system, base, trace, violation)
 
             return keeps_standing
-        known = clauses_of(masks, was)
+        known_clauses = clauses_of(masks, was)
         breaks: set[str] = set()
         if clause == "BROKEN":
             breaks = {how for mask in masks for how in mask.breaks}
-        if not known and not breaks:
+        if not known_clauses and not breaks:
             return None
 
         def shows_no_known_fault(_: Trace, violation: Violation) -> bool:
-            if violation.clause in known:
+            if violation.clause in known_clauses:
                 return False
             return violation.clause != clause or how_it_breaks(violation.observed) not in breaks
 
@@ -277,20 +277,20 @@ class Finder:
         clause = violation.clause
         if self.once or self.base is not None:
             return False
-        known = self._catches_of(clause)
+        earlier_catches = self._catches_of(clause)
         masks = holding(self.masks, violation, clause)
-        if not (known or masks) or len(known) == MAX_TRACES_PER_CLAUSE:
+        if not (earlier_catches or masks) or len(earlier_catches) == MAX_TRACES_PER_CLAUSE:
             return False
-        if known and self._searches[clause] == MAX_ALTERNATIVE_SEARCHES:
+        if earlier_catches and self._searches[clause] == MAX_ALTERNATIVE_SEARCHES:
             return False
-        if known:
+        if earlier_catches:
             self._searches[clause] += 1
         system = self.system
         found_after_s = time.monotonic() - self.started
-        for each in known:
+        for each in earlier_catches:
             if each.needs is None:
                 each.needs = needs(system, each.trace, clause)
-        needed = [each.needs or () for each in known] + needs_of(masks, clause)
+        needed = [each.needs or () for each in earlier_catches] + needs_of(masks, clause)
         still_new = self._allowed_shrinks(violation, clause, Standing.NEW)
         as_new = (lambda _: True) if still_new is None else partial(still_new, trace)
         prefix = None if clause == "BROKEN" else unexplained_needs(system, trace, clause, needed, as_new)
@@ -306,7 +306,7 @@ class Finder:
         smallest = minimise(
             system, candidate, clause, budget=ALTERNATIVE_SHRINK_BUDGET, allowed=allowed
         )
-        number = 1 + len(known)
+        number = 1 + len(earlier_catches)
         self._caught[finding_name(clause, number)] = Caught(
             smallest,
             first=candidate,

@@ -181,18 +181,18 @@ def broken(violated: tuple[Violation, Trace]) -> str:
 
 def drive(system: AnySystem, plan: Plan, batch: RunBatch) -> Driven:
     """Run a batch on a system."""
-    driven = Driven(new_tallies(system.capabilities))
+    record = Driven(new_tallies(system.capabilities))
     began = time.monotonic()
     machines: dict[str, Any] = {**dict.fromkeys(_DRAWS, _run_judged_example), CORPUS: _run_line}
     for example in batch.examples:
-        machines.get(batch.config.machine, _run_example)(system, plan, batch.config, example, driven)
+        machines.get(batch.config.machine, _run_example)(system, plan, batch.config, example, record)
         if (
-            sum(broke.startswith(HANG) for _, found in driven.runs for broke in map(broken, found))
+            sum(broke.startswith(HANG) for _, found in record.runs for broke in map(broken, found))
             == HANGS
         ):
             break  # each takes its time
-    driven.seconds = time.monotonic() - began
-    return driven
+    record.seconds = time.monotonic() - began
+    return record
 
 
 def drive_named(named: Named, plan: Plan, batch: RunBatch) -> Driven:
@@ -268,21 +268,21 @@ def _run_line(system: AnySystem, plan: Plan, config: Configuration, example: int
     try:
         check_fits(system, line.geometry, line.commands)
         lockstep = _start_lockstep(system, line.geometry, config, driven)
-        done: list[AnyCommand] = []
+        commands_run: list[AnyCommand] = []
         can = system.capabilities
         offered = line.commands
         if can.system_kind.schedules:
             offered = tuple(filter(can.offers, offered))
-        _carry_out(lockstep, offered, done, driven)
+        _carry_out(lockstep, offered, commands_run, driven)
         if example % 2:
-            _end_run(lockstep, done, driven)
-        new_violations = violations(lockstep, done, "generated")
+            _end_run(lockstep, commands_run, driven)
+        new_violations = violations(lockstep, commands_run, "generated")
     except Misfit:
         raise
     except UnusableImplementation as error:
         driven.unfit[line.situation] = str(error).removeprefix(system.name).lstrip(": ")
     else:
-        driven.runs.append((len(done), new_violations))
+        driven.runs.append((len(commands_run), new_violations))
 
 
 def _start_lockstep(
@@ -390,13 +390,18 @@ def _run(
 
     first_commands: its first commands.
     """
-    done = list[AnyCommand]()
+    commands_run = list[AnyCommand]()
     lockstep = _start_lockstep(system, run.geometry, config, driven)
     assert isinstance(lockstep, Lockstep)
-    _carry_out(lockstep, chain(first_commands, _propose_commands(run, lockstep, plan, example)), done, driven)
+    _carry_out(
+        lockstep,
+        chain(first_commands, _propose_commands(run, lockstep, plan, example)),
+        commands_run,
+        driven,
+    )
     if example % 4 != 1:  # else the next run starts on what this one leaves
-        _end_run(lockstep, done, driven)
-    driven.runs.append((len(done), violations(lockstep, done, "generated")))
+        _end_run(lockstep, commands_run, driven)
+    driven.runs.append((len(commands_run), violations(lockstep, commands_run, "generated")))
 
 
 class _Draws(NamedTuple):
@@ -441,7 +446,7 @@ def _run_judged_example(
     has drawn sizes."""
     source = RandomChoices(f"{plan.seed}/{config.preset}/{example}/{config.machine}")
     draws = _DRAWS[config.machine]
-    done = list[AnyCommand]()
+    commands_run = list[AnyCommand]()
     profile = draws.profile(source, system.capabilities)
     sizes = config.sizes
     assert sizes is not None
@@ -466,5 +471,5 @@ def _run_judged_example(
             if lockstep.step.unanswered:
                 driven.unanswered += 1
 
-    _carry_out(lockstep, propose_commands(), done, driven)
-    driven.runs.append((len(done), violations(lockstep, done, "generated")))
+    _carry_out(lockstep, propose_commands(), commands_run, driven)
+    driven.runs.append((len(commands_run), violations(lockstep, commands_run, "generated")))

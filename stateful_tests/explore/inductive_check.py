@@ -74,8 +74,8 @@ class InductiveStepCheck:
         self._led_to = {}
 
     def _known_state(self, state: State) -> _Known:
-        known = self._states.get(state)
-        if known is None:
+        known_facts = self._states.get(state)
+        if known_facts is None:
             sessions = {
                 s.name: SessionFacts(text_tokens(s.history), s.closing, s.slot)
                 for s in state.sessions
@@ -85,8 +85,8 @@ class InductiveStepCheck:
                 for r in state.requests
             }
             number = self._layouts.setdefault(layout(state), len(self._layouts))
-            known = self._states[state] = _Known(number, sessions, requests)
-        return known
+            known_facts = self._states[state] = _Known(number, sessions, requests)
+        return known_facts
 
     def look_for(self, reached: Iterable[str]) -> None:
         """From now on note which situations of clauses are reached, but for those that were."""
@@ -112,7 +112,7 @@ class InductiveStepCheck:
         """Return the first clause that a step breaks, and what else it breaks. The rules lead to `now`."""
         was = self._was
         after = self._before
-        if done := isinstance(outcome, Done):
+        if is_done := isinstance(outcome, Done):
             after = self._facts(type(command), now, self._known_state(now), effects)
             if now == was and after == self._before:
                 after = self._before
@@ -128,7 +128,7 @@ class InductiveStepCheck:
             after=after,
             unchanged=same,
         )
-        if not done and now is was:
+        if not is_done and now is was:
             self._look(step, _REFUSALS)
             return None
         self._look(step, about(step))

@@ -128,7 +128,7 @@ class Representatives:
         if state.tree is not None:
             state = _renumber(state)
         best = self._parts(state)
-        chosen = tuple[int, ...]()
+        best_order = tuple[int, ...]()
         texts = self.scope.texts
         usual = best
         least = best.nameless
@@ -142,9 +142,9 @@ class Representatives:
             other = Parts(groups, _nodes(usual.nodes, serials))
             if (nameless := other.nameless) < least:
                 best = other
-                chosen = order
+                best_order = order
                 least = nameless
-        return best, least, chosen
+        return best, least, best_order
 
     def _parts(self, state: State) -> Parts:
         locks = {} if state.tree is None else {k.holder: tuple(k[1:]) for k in state.tree.locks}
@@ -393,7 +393,7 @@ def relabel(command: Command, renaming: Renaming, state: State) -> Command:
     Whoever is not there yet gets the first name that nobody has.
     """
     names = dict(renaming.names)
-    taken = (
+    names_in_use = (
         {s.name for s in state.sessions}
         | {r.name for r in state.requests}
         | set(lock_holders(state))
@@ -406,10 +406,10 @@ def relabel(command: Command, renaming: Renaming, state: State) -> Command:
             return replace(value, request=name(value.request))
         if value not in names:
             number = 1
-            while f"{value[0]}{number}" in taken:
+            while f"{value[0]}{number}" in names_in_use:
                 number += 1
             names[value] = f"{value[0]}{number}"
-            taken.add(names[value])
+            names_in_use.add(names[value])
         return names[value]
 
     changed: dict[str, Any] = {}

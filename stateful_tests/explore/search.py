@@ -123,8 +123,8 @@ class Expander:
         check = self.check
         number = 0
         # equal states are one: it remembers for all
-        known = dict[State, State]()
-        seen = set[State]()
+        representatives = dict[State, State]()
+        states_seen = set[State]()
         targets = expansion.targets[-1]
         situations = expansion.situations
         if check is not None:
@@ -134,10 +134,10 @@ class Expander:
             situations[situation(state, command, outcome, now)] += 1
             if isinstance(outcome, Done):
                 expansion.transitions += 1
-                if now not in known and (target := self.states.of(now)) not in seen:
-                    seen.add(target)
+                if now not in representatives and (target := self.states.of(now)) not in states_seen:
+                    states_seen.add(target)
                     targets.append((number, target))
-                now = known.setdefault(now, now)
+                now = representatives.setdefault(now, now)
             else:
                 expansion.refused += 1
                 if check is None or (now is state and not check.seeks_refusals):

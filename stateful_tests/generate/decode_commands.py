@@ -60,7 +60,7 @@ def propose_decode_command(
     greeted = by_state.get(TierRequestState.GREETED, [])
     receives = by_state.get(TierRequestState.RECEIVES, [])
     runs = by_state.get(TierRequestState.RUNS, [])
-    held = by_state.get(TierRequestState.HELD, [])
+    held_requests = by_state.get(TierRequestState.HELD, [])
     writing = [request for request in facts.requests if _awaits_kv(users, request)]
     failing = [*waits, *greeted, *receives]
     # The profile has no weights of this server's commands: await and greet take that of a match, decode and
@@ -72,7 +72,7 @@ def propose_decode_command(
         "arrive": weight_if(writing, profile.complete),
         "fail": weight_if(failing, profile.abort),
         "abort": weight_if(names_in_use, 1 + profile.abort),
-        "expire": weight_if(held, profile.abort),
+        "expire": weight_if(held_requests, profile.abort),
         "decode": weight_if(runs, profile.insert),
         "end": weight_if(runs, profile.insert),
         "retract": weight_if(runs, profile.send),

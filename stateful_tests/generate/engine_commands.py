@@ -82,7 +82,7 @@ _COMMAND_OF_RATE = {
 
 def draw_engine_profile(source: Choices, can: Capabilities) -> EngineProfile:
     """Draw a profile for one run, within what the engine offers."""
-    drawn = EngineProfile(
+    profile = EngineProfile(
         names=NAMES[: 1 + source.upto(len(NAMES) - 1)],
         texts="abc"[: 1 + source.upto(2)],
         sessions=pick(source, (0, 0, 1, 2, 4)),
@@ -100,24 +100,24 @@ def draw_engine_profile(source: Choices, can: Capabilities) -> EngineProfile:
         weights=pick(source, (0, 0, 0, 20)),
     )
     if once_in(source, 3):
-        drawn = replace(
-            drawn,
+        profile = replace(
+            profile,
             adapters=pick(source, SOURCE_NAMES),
             salts=pick(source, SOURCE_NAMES),
             loads=pick(source, (0, 6, 12)),
         )
-    if drawn.alike:
-        drawn = replace(drawn, names=NAMES, busy=True, stop=0)
+    if profile.alike:
+        profile = replace(profile, names=NAMES, busy=True, stop=0)
     else:
-        drawn = replace(drawn, whole=drawn.long and drawn.stop > 4)
+        profile = replace(profile, whole=profile.long and profile.stop > 4)
     unoffered: dict[str, Any] = {
         rate: 0 for rate, command in _COMMAND_OF_RATE.items() if command not in can.commands
     }
     return replace(
-        drawn,
-        sessions=drawn.sessions if can.sessions else 0,
-        adapters=drawn.adapters if "adapter" in can.sources else NO_NAME,
-        salts=drawn.salts if "salt" in can.sources else NO_NAME,
+        profile,
+        sessions=profile.sessions if can.sessions else 0,
+        adapters=profile.adapters if "adapter" in can.sources else NO_NAME,
+        salts=profile.salts if "salt" in can.sources else NO_NAME,
         **unoffered,
     )
 
@@ -159,27 +159,27 @@ def draw_engine_config(source: Choices, like: EngineConfig) -> EngineConfig:
         # A long text, also one that was computed before, then runs in chunks of whole blocks.
         tokens = base * (1 + source.upto(2))
     budget = max(seqs * (1 + drafts), tokens, 0 if like.chunked else longest)
-    made = replace(
+    config = replace(
         like, groups=groups, max_model_len=longest, max_batched_tokens=budget, max_seqs=seqs,
         drafts=drafts, blocks=1 << 10, priority=once_in(source, 3),
         long_prefill=pick(source, (0, 0, 2, 5, base)), match=0, checkpoints=0, retention=0,
         whole_images=False,
     )  # fmt: skip
     if like.recurrent:
-        made = _with_states(source, made, like)
+        config = _with_states(source, config, like)
     if like.encodes:
-        made = _with_encoder(source, made)
-    need = sum(made.most_blocks(group) for group in made.groups)
-    made = replace(made, blocks=need + source.upto(need))
+        config = _with_encoder(source, config)
+    need = sum(config.most_blocks(group) for group in config.groups)
+    config = replace(config, blocks=need + source.upto(need))
     if like.swap:
-        made = replace(made, swap=1 + source.upto(need))
+        config = replace(config, swap=1 + source.upto(need))
     if not like.host_chunks:
-        return made
+        return config
     if like.simple:
-        return replace(made, host_chunks=1 + source.upto(2 * need), lazy=once_in(source, 2))
+        return replace(config, host_chunks=1 + source.upto(2 * need), lazy=once_in(source, 2))
     chunk = 1 if not equal else pick(source, (1, 1, 2, 3))
     return replace(
-        made,
+        config,
         host_chunks=1 + source.upto(2 * need),
         chunk_blocks=chunk,
         arc=once_in(source, 2),

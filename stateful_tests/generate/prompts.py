@@ -98,8 +98,8 @@ def draw_prompt(
     start = after or ()
     if after is None and once_in(source, 3) and (corners := _boundary_prompts(state, longest)):
         start = pick(source, pick(source, corners))
-        if (left := longest - prompt_len(start)) and once_in(source, 2):
-            more = Piece(pick(source, texts), draw_length(state, source, left))
+        if (tokens_left := longest - prompt_len(start)) and once_in(source, 2):
+            more = Piece(pick(source, texts), draw_length(state, source, tokens_left))
             start = join_prompts(start, (more,))
         return start
     familiar = [
@@ -126,9 +126,11 @@ def draw_prompt(
         if start != after and once_in(source, 2):
             return shorten(start, longest)
     for _ in range(1 + once_in(source, 3)):
-        left = longest - prompt_len(start)
-        if left > 0:
-            start = join_prompts(start, (Piece(pick(source, texts), draw_length(state, source, left)),))
+        tokens_left = longest - prompt_len(start)
+        if tokens_left > 0:
+            start = join_prompts(
+                start, (Piece(pick(source, texts), draw_length(state, source, tokens_left)),)
+            )
     return shorten(start, longest)
 
 
@@ -152,21 +154,21 @@ def _boundary_prompts(state: State, longest: int) -> list[list[Prompt]]:
         if len(path_of(state.tree, lock.key)) > 1:
             paths.append(spell_prompt(lock.key))
     if state.tree.locks:
-        for placed in nodes(state.tree):
-            locks = [k for k in state.tree.locks if k.key[: placed.end] == placed.path]
-            if not locks or serial_of(token_of(placed.path[0])) < SHARED:
+        for placed_node in nodes(state.tree):
+            locks = [k for k in state.tree.locks if k.key[: placed_node.end] == placed_node.path]
+            if not locks or serial_of(token_of(placed_node.path[0])) < SHARED:
                 continue
-            cuts = range(placed.start + size, placed.end, size)
+            cuts = range(placed_node.start + size, placed_node.end, size)
             if window is not None:
-                if any(lock.swa_from >= placed.end for lock in locks):
-                    alone += (spell_prompt(placed.path[:end]) for end in cuts)
+                if any(lock.swa_from >= placed_node.end for lock in locks):
+                    alone += (spell_prompt(placed_node.path[:end]) for end in cuts)
                 for lock in locks:
                     fits = (end for end in cuts if lock.swa_from < end <= len(lock.key) - window)
-                    overlong += (spell_prompt(placed.path[:end]) for end in fits)
-                if not placed.node.live:
-                    tombstones.append(spell_prompt(placed.path))
+                    overlong += (spell_prompt(placed_node.path[:end]) for end in fits)
+                if not placed_node.node.live:
+                    tombstones.append(spell_prompt(placed_node.path))
             if len(locks) > 1:
-                twice += (spell_prompt(placed.path[:end]) for end in cuts)
+                twice += (spell_prompt(placed_node.path[:end]) for end in cuts)
     fitting = ([p for p in prompts if 0 < prompt_len(p) <= longest] for prompts in groups)
     return [prompts for prompts in fitting if prompts]
 

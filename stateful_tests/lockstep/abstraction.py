@@ -216,31 +216,31 @@ class _Reader:
 
     def _read_states(self) -> StateFacts | None:
         """Slots of recurrent state; a session and the turn that borrows its slot are one holder."""
-        shown = self.view.states
-        if shown is None:
+        states_view = self.view.states
+        if states_view is None:
             return None
-        holders = dict(shown.sessions)
+        holders = dict(states_view.sessions)
         holder_of = dict[str, str]()  # request -> its name, or that of its session
-        for name, slot in shown.requests.items():
+        for name, slot in states_view.requests.items():
             request = self.view.requests.get(name)
             owner = request.session or name if request is not None else name
             holder_of[name] = owner if holders.get(owner, slot) == slot else f"{owner}/{name}"
             holders[holder_of[name]] = slot
-        buffers = {holder_of.get(name, name): slots for name, slots in shown.buffers.items()}
-        tracked = {holder_of.get(name, name): slots for name, slots in shown.tracked.items()}
+        buffers = {holder_of.get(name, name): slots for name, slots in states_view.buffers.items()}
+        tracked = {holder_of.get(name, name): slots for name, slots in states_view.tracked.items()}
         nodes = self.view.tree.nodes if self.view.tree is not None else ()
         of_nodes = {tuple(node.path): node.state for node in nodes if node.state is not None}
         return StateFacts(
             size=self.geometry.states,
-            free=shown.free,
-            stamps=shown.stamps,
+            free=states_view.free,
+            stamps=states_view.stamps,
             holders=holders,
             nodes=of_nodes,
-            read=shown.read,
+            read=states_view.read,
             buffers=buffers,
             tracked=tracked,
-            reached=shown.reached,
-            verifies=shown.verifies,
+            reached=states_view.reached,
+            verifies=states_view.verifies,
         )
 
     def _read_tree(self) -> TreeFacts:

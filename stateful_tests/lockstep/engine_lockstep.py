@@ -113,8 +113,8 @@ class EngineLockstep(AnyLockstep):
                 broken_off,
             )
             return outcome
-        done = isinstance(outcome, Done)
-        if done:
+        is_done = isinstance(outcome, Done)
+        if is_done:
             lanes, outputs = texts.follow(command, self.facts)
         else:
             texts.follow_refused(command, self.facts)
@@ -123,7 +123,7 @@ class EngineLockstep(AnyLockstep):
         step = self.step = BlockStep(
             texts.config,
             command,
-            refused=not done,
+            refused=not is_done,
             before=before,
             after=self.facts,
             lanes=lanes,

@@ -24,15 +24,15 @@ def violations(
     """Return the violation at the end of a run, if any, and a close that does not happen when
     everything is closed then; each with its trace. The run takes no command afterwards."""
     geometry, mode = lockstep.config
-    driven = []
+    closes = []
     if lockstep.violation is not None:
-        driven.append((lockstep.violation, Trace(geometry, mode, tuple(done), origin)))
+        closes.append((lockstep.violation, Trace(geometry, mode, tuple(done), origin)))
         if not isinstance(lockstep, Lockstep):
-            return driven
+            return closes
         done = (*done, *_sessions_all_close(lockstep))
         if lockstep.violation is not None:
-            driven.append((lockstep.violation, Trace(geometry, mode, done, origin)))
-    return driven
+            closes.append((lockstep.violation, Trace(geometry, mode, done, origin)))
+    return closes
 
 
 def _sessions_all_close(lockstep: Lockstep) -> list[Command]:

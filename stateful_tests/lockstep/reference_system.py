@@ -167,14 +167,14 @@ class ReferenceSystem:
         tree = self.state.tree
         if tree is None:
             return
-        for placed in radix.nodes(tree):
-            for end in page_ends(placed.end, size, placed.start):
-                key = page_name(placed.path[:end]), end // size - 1
+        for placed_node in radix.nodes(tree):
+            for end in page_ends(placed_node.end, size, placed_node.start):
+                key = page_name(placed_node.path[:end]), end // size - 1
                 for pool, pages in self.pages.items():
                     if key in pages:
                         first_slot = pages[key] * size
                         self.stamps[pool][first_slot : first_slot + size] = map(
-                            token_of, placed.path[end - size : end]
+                            token_of, placed_node.path[end - size : end]
                         )
 
     def _write_row(self, row: RowInUse, start: int) -> None:

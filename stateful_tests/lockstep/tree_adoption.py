@@ -56,16 +56,16 @@ def _adopt_prompt(was: State, state: State, command: Command, name: str, facts: 
     """Return the state with as much of a request's text in the tree as the system's tree has."""
     before = was.request(name)
     request = state.request(name)
-    seen = facts.requests.get(name)
+    request_facts = facts.requests.get(name)
     assert state.tree is not None and before is not None and request is not None
     session = state.session(request.session)
     has_slot = session is not None and session.slot is not None
-    if seen is None or seen.cursors is None or has_slot:
+    if request_facts is None or request_facts.cursors is None or has_slot:
         return state
     assert before.cursors is not None and request.cursors is not None
     tree = state.tree
     cursors = request.cursors
-    length = seen.cursors.cache_protected_len
+    length = request_facts.cursors.cache_protected_len
     computed = (cursors if isinstance(command, Extend) else before.cursors).kv_committed_len
     whole = length % tree.page_size == 0
     taken = before.cursors.cache_protected_len <= length <= computed
@@ -73,7 +73,7 @@ def _adopt_prompt(was: State, state: State, command: Command, name: str, facts: 
         key = tree_key(text_tokens(request.text), state.config.geometry.bigram)[:length]
         state = state._replace(tree=_lock_at(tree, was, request.holder, key))
         cursors = cursors._replace(cache_protected_len=length)
-    evicted = seen.cursors.swa_evicted_seqlen
+    evicted = request_facts.cursors.swa_evicted_seqlen
     if max(evicted, cursors.swa_evicted_seqlen) <= cursors.cache_protected_len:
         cursors = cursors._replace(swa_evicted_seqlen=evicted)
     if cursors != request.cursors:

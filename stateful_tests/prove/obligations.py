@@ -116,23 +116,23 @@ def _prove(proof: Proof, sources: Mapping[str, str]) -> None:
         names: dict[str, Any] = {name: z3.Int(name) for name in contract.arguments}
         names |= {"c": Cursors(*map(z3.Int, "CAER"))} if "c" in names else {}
         names |= {"margin": margin} if margin is not None else {}
-        given = [translation.expression(line, names) for line in contract.pre]
+        preconditions = [translation.expression(line, names) for line in contract.pre]
         result = translation.call(contract.name, names)
         promised = [translation.expression(line, names | {"_": result}) for line in contract.post]
-        given += [*translation.facts, *translation.lemmas()]
-        if (satisfiable := _check(given)) != z3.sat:
+        preconditions += [*translation.facts, *translation.lemmas()]
+        if (satisfiable := _check(preconditions)) != z3.sat:
             proof.verdict = ProofVerdict.UNDECIDED
             proof.note = "no arguments meet what the contract asks for"
             if satisfiable == z3.unknown:
                 proof.note = "z3 cannot tell whether any arguments meet what the contract asks for"
             return
         for line, goal in zip(contract.post, promised):
-            verdict = _check([*given, z3.Not(goal)])
+            verdict = _check([*preconditions, z3.Not(goal)])
             if verdict == z3.unknown:
                 proof.verdict = ProofVerdict.UNDECIDED
                 proof.note = f"z3 gives no answer for: {line}"
             elif verdict == z3.sat:
-                _refute(proof, line, [*given, z3.Not(goal)], margin)
+                _refute(proof, line, [*preconditions, z3.Not(goal)], margin)
                 return
 
 

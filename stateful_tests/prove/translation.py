@@ -168,23 +168,23 @@ class Translation:
         raise NotTranslated(ast.unparse(node))
 
     def _translate_call(self, node: ast.Call, names: dict[str, Any]) -> Any:
-        given = [self._value(argument, names) for argument in node.args if not _is_range(argument)]
-        named = {str(keyword.arg): self._value(keyword.value, names) for keyword in node.keywords}
+        positional = [self._value(argument, names) for argument in node.args if not _is_range(argument)]
+        keywords = {str(keyword.arg): self._value(keyword.value, names) for keyword in node.keywords}
         match node.func:
             case ast.Name("min" | "max" as name):
-                best = given[0]
-                for value in given[1:]:
+                best = positional[0]
+                for value in positional[1:]:
                     best = _either(value < best if name == "min" else value > best, value, best)
                 return best
             case ast.Name("len") if _is_range(node.args[0]):
                 start, stop = (self._value(end, names) for end in node.args[0].args)  # type: ignore[attr-defined]
                 return _either(stop > start, stop - start, 0)
             case ast.Name("Cursors"):
-                return Cursors(*given)
+                return Cursors(*positional)
             case ast.Attribute(owner, "_replace"):
-                return self._value(owner, names)._replace(**named)
+                return self._value(owner, names)._replace(**keywords)
             case ast.Name(name) if name in self.functions:
-                return self.call(name, dict(zip(_arguments(self.functions[name]), given)) | named)
+                return self.call(name, dict(zip(_arguments(self.functions[name]), positional)) | keywords)
         raise NotTranslated(ast.unparse(node))
 
     def _quotient(self, value: Any, by: Any) -> Any:

@@ -52,19 +52,19 @@ def with_names_in_order(commands: Commands) -> Commands:
 
 def lives_apart(commands: Commands) -> Commands:
     """Give each life of a request a name of its own, so that a change to one leaves the others alone."""
-    taken = set().union(*map(names_in, commands))
-    seen: set[str] = set()
+    names_in_use = set().union(*map(names_in, commands))
+    names_seen: set[str] = set()
     names: dict[str, str] = {}
     apart = []
     for command in commands:
         if isinstance(command, Submit):
             name = command.request
-            if name in seen:
+            if name in names_seen:
                 names[name] = next(
-                    n for i in range(len(taken) + 1) if (n := f"r{i + 1}") not in taken
+                    n for i in range(len(names_in_use) + 1) if (n := f"r{i + 1}") not in names_in_use
                 )
-                taken.add(names[name])
-            seen.add(name)
+                names_in_use.add(names[name])
+            names_seen.add(name)
         apart.append(with_names(command, names))
     return tuple(apart)
 

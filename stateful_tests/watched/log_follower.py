@@ -117,13 +117,13 @@ class LogFollower:
             self._done.append((command, choices))
         if beyond or not self._same(now, shown):
             divergence = verdict(command, was, now, outcome, shown, beyond)
-            known = deviations.fault_of_cursors(self.header, command, was, now, shown)
-            shows = None if beyond or known else deviations.adopt_shown_cursors(now, shown)
+            known_fault = deviations.fault_of_cursors(self.header, command, was, now, shown)
+            shows = None if beyond or known_fault else deviations.adopt_shown_cursors(now, shown)
             if shows is not None:
                 self.report(Diverged(*divergence, command))
                 now = shows
             else:
-                self.note_deviation(known, *divergence, command)
+                self.note_deviation(known_fault, *divergence, command)
                 now = deviations.adopt_shown_slots(now, shown)
         self.state = now
 
@@ -158,10 +158,10 @@ class LogFollower:
     def report(self, divergence: Diverged) -> None:
         """Keep a mismatch, or count it where enough are kept."""
         result = self.result
-        known = divergence.known
-        if known is not None:
-            result.known[known] += 1
-            if result.known[known] > MAX_OF_KNOWN:
+        known_fault = divergence.known
+        if known_fault is not None:
+            result.known[known_fault] += 1
+            if result.known[known_fault] > MAX_OF_KNOWN:
                 return
         elif len(result.unexplained) >= MAX_FOUND:
             result.more += 1
@@ -169,7 +169,7 @@ class LogFollower:
         event = type(self._line.event).__struct_config__.tag
         text = format_command(divergence.command) if divergence.command is not None else ""
         result.mismatches.append(Mismatch(
-            self._line.file, self._line.number, str(event), text, *divergence.verdict, known,
+            self._line.file, self._line.number, str(event), text, *divergence.verdict, known_fault,
             self._about(divergence.command), self.step.at,
         ))  # fmt: skip
 

@@ -107,25 +107,25 @@ class _MachineTest(unittest.TestCase):
         target = self.machine.target
         self._fits(target)
         target.base = _base()
-        driven = self.machine
+        machine_class = self.machine
         began = time.monotonic()
-        driven.forget()
+        machine_class.forget()
         notes: list[str] = []
         try:
             with bounded_shrinking():
-                run_state_machine_as_test(driven, settings=_for_one_failure(self.settings))
+                run_state_machine_as_test(machine_class, settings=_for_one_failure(self.settings))
         except (Violated, Flaky) as error:
-            if not driven.found:
+            if not machine_class.found:
                 raise
             notes = getattr(error, "__notes__", [])
-        if not driven.found:
+        if not machine_class.found:
             return
         finder = Finder(target.system, target.base, once=True)
         finder.started = began
-        finder.commands = driven.driven
-        for clause, (violation, trace) in driven.found.items():
+        finder.commands = machine_class.driven
+        for clause, (violation, trace) in machine_class.found.items():
             finder.take(violation.only(clause), trace)
-        findings = sorted(finder.findings(), key=lambda found: [*driven.found].index(found.clause))
+        findings = sorted(finder.findings(), key=lambda found: [*machine_class.found].index(found.clause))
         blob = re.search(r"reproduce_failure\(.*?\)", "\n".join(notes))
         again = f"again   {blob[0]}(kvspec.machine(...)).TestCase" if blob else ""
         raise _failure(findings, type(self).make(), again) from None

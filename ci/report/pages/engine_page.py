@@ -69,7 +69,7 @@ def draw_engine(
         bearer = now.step.bearers.get(name) if now.step is not None else None
         groups = []
         for group, (layers, table) in enumerate(zip(config.groups, fact.tables)):
-            had = before.tables[group] if before is not None else ()
+            blocks_before = before.tables[group] if before is not None else ()
             cells = []
             for index, block in enumerate(table):
                 owners.setdefault(block, []).append(name)
@@ -77,7 +77,7 @@ def draw_engine(
                 cells.append({
                     "number": span, "tags": [str(block)] if block else ["null"], "wrong": block in stake,
                     "hue": hues[name] if block else "free", "hash": block in published and block > 0,
-                    "changed": index >= len(had) or had[index] != block,
+                    "changed": index >= len(blocks_before) or blocks_before[index] != block,
                     "title": _block_content(facts, block),
                 })  # fmt: skip
             title = "full" if layers.window is None else f"window {layers.window}"
@@ -112,16 +112,16 @@ def _host_cells(facts: BlockFacts, was: BlockFacts, stake: set[int]) -> list[Dat
     cells = []
     before = was.host.memory if was.host is not None else ()
     keys = {key.chunk: key for key in facts.host.keys}
-    for chunk, held in enumerate(facts.host.memory):
+    for chunk, chunk_facts in enumerate(facts.host.memory):
         key = keys.get(chunk)
         pins = ""
         if key is not None and key.pins:
             pins = "writing" if key.pins < 0 else f"pinned {key.pins}"
-        groups = ", ".join("nothing" if group < 0 else f"KV of group {group}" for group, _ in held)
+        groups = ", ".join("nothing" if group < 0 else f"KV of group {group}" for group, _ in chunk_facts)
         cells.append({
             "number": chunk, "tags": [pins or ("kept" if key else "free")], "wrong": chunk in stake,
             "hue": f"o{key.group % HUES}" if key else "free", "hash": key is not None,
-            "changed": before[chunk : chunk + 1] != (held,), "title": f"chunk {chunk}: {groups}",
+            "changed": before[chunk : chunk + 1] != (chunk_facts,), "title": f"chunk {chunk}: {groups}",
         })  # fmt: skip
     return cells
 

@@ -70,13 +70,13 @@ def _node_row(node: TierNode, was: TierFacts, stake: Stake) -> Data:
     for host, slots in ((False, node.device), (True, node.host)):
         for pool, own in slots.items():
             counted = (node.pins if host else node.locks)[pool]
-            had: tuple[int, ...] = ()
+            slots_before: tuple[int, ...] = ()
             if before is not None:
-                had = (before.host if host else before.device)[pool]
+                slots_before = (before.host if host else before.device)[pool]
             cells = [{
                 "number": node.start + i, "tags": [str(slot)], "hue": f"o{node.node % HUES}", "hash": False,
                 "wrong": (host, pool, slot) in stake[0] or node.node in stake[1],
-                "changed": slot not in had, "title": f"position {node.start + i}",
+                "changed": slot not in slots_before, "title": f"position {node.start + i}",
             } for i, slot in enumerate(own)]  # fmt: skip
             locked = f", locked {counted} times" if counted else ""
             groups.append(

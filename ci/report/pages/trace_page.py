@@ -48,13 +48,13 @@ def page(data: Data, run: Run) -> str:
     script = _source("replay.js")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     alone = shown_kind_of(run.trace.geometry).draws()
-    drawn = alone.content(data, run) if alone is not None else _content(data, run)
+    content = alone.content(data, run) if alone is not None else _content(data, run)
     violation = data["violation"]
     return (
         templates(escape=True)
         .get_template("replay.html" if alone is None else "engine.html")
         .render(
-            **drawn,
+            **content,
             data=data,
             title=violation["clause"] if violation is not None else _trace_name(data),
             because=_with_capital(data["because"] or violation["observed"])
@@ -88,18 +88,22 @@ def states(run: Run) -> list[Data]:
 def _content(data: Data, run: Run) -> Data:
     """Return the template's data of a page: each shown step with both sides and their pools, and the table of
     steps."""
-    shown = states(run)
+    states_shown = states(run)
     geometry = run.trace.sizes(Geometry)
-    owners = _owners(shown)
+    owners = _owners(states_shown)
     two_sided = run.system != "reference"  # the reference has no physical pages
-    rows = step_table(run, shown, MAX_COLUMNS, MAX_NODES) if shown else {"columns": [], "rows": []}
-    length = max(
-        (_positions_needed(side) for s in shown for side in (s["reference"], s["system"])), default=1
+    rows = (
+        step_table(run, states_shown, MAX_COLUMNS, MAX_NODES)
+        if states_shown
+        else {"columns": [], "rows": []}
     )
-    used = {pool: _used_pages(shown, pool, geometry.pages(pool)) for pool in geometry.pools}
+    length = max(
+        (_positions_needed(side) for s in states_shown for side in (s["reference"], s["system"])), default=1
+    )
+    used = {pool: _used_pages(states_shown, pool, geometry.pages(pool)) for pool in geometry.pools}
     steps = []
     before = None
-    for state in shown:
+    for state in states_shown:
         differs = {tuple(d["key"]) for d in state["differences"]}
         row = data["rows"][state["step"]]
         names = ("reference", "system") if two_sided else ("reference",)
@@ -121,8 +125,8 @@ def _content(data: Data, run: Run) -> Data:
     policy_is_free = any(step.tree_policy_is_free for step in steps_taken)
     return {
         "steps": steps,
-        "left_out": len(run.rows) - len(shown),
-        "start": _start_step(shown, data["violation"] is not None),
+        "left_out": len(run.rows) - len(states_shown),
+        "start": _start_step(states_shown, data["violation"] is not None),
         "step_table": rows,
         "owners": owners,
         "two_sided": two_sided,
@@ -134,7 +138,7 @@ def _content(data: Data, run: Run) -> Data:
         "tree": geometry.tree,
         "tree_policy_is_free": policy_is_free,
         "story_open": policy_is_free,
-        "letters": cursor_letters(run, shown),
+        "letters": cursor_letters(run, states_shown),
     }
 
 
@@ -322,8 +326,8 @@ def _pool_data(
         if cell is FREE and not 1 <= number <= geometry.pages(pool):
             continue
         wrong = page_fault(number, geometry.pages(pool), len(cell["owners"]), cell["free"])
-        who = [_owner(name, owners) for name, _ in cell["owners"]]
-        tags = [*(o["tag"] for o in who), *(["free"] * cell["free"] if wrong else [])][:3]
+        owner_names = [_owner(name, owners) for name, _ in cell["owners"]]
+        tags = [*(o["tag"] for o in owner_names), *(["free"] * cell["free"] if wrong else [])][:3]
         without_owner = "free" if cell["free"] else "lost"
         size = geometry.page_size
         places = [
@@ -334,9 +338,9 @@ def _pool_data(
         cells.append(
             {
                 "number": number,
-                "hue": who[0]["hue"] if who else without_owner,
-                "hue2": who[1]["hue"] if len(who) > 1 else "",
-                "tags": tags if wrong or who else [],
+                "hue": owner_names[0]["hue"] if owner_names else without_owner,
+                "hue2": owner_names[1]["hue"] if len(owner_names) > 1 else "",
+                "tags": tags if wrong or owner_names else [],
                 "wrong": wrong,
                 "changed": before is not None and was.get(number, FREE) != cell,
                 "title": f"{POOL[pool]} page {number}: {owners_text}"

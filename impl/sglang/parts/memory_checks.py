@@ -168,7 +168,7 @@ class Scheduler0510(Scheduler):
 
     def busy_accounts(self) -> tuple[Account, ...]:
         available, evictable = self._get_token_info()[2:]
-        held = self._session_held_tokens()
+        session_held = self._session_held_tokens()
         # The check, which ran just before, has added up the batches that it counts.
         uncached = self.uncached
         self.uncached = 0
@@ -180,7 +180,7 @@ class Scheduler0510(Scheduler):
                 available=available,
                 evictable=evictable,
                 protected=protected,
-                session_held=held,
+                session_held=session_held,
                 uncached=uncached,
                 total=total,
             ),
@@ -192,14 +192,14 @@ class Scheduler0510(Scheduler):
         cache = self.tree_cache
         if not self.is_hybrid_swa:
             available, evictable = self._get_token_info()[2:]
-            held = self._session_held_tokens()
+            session_held = self._session_held_tokens()
             total = self.max_total_num_tokens
             full = Account(
                 "full",
                 available=available,
                 evictable=evictable,
                 protected=cache.protected_size(),
-                session_held=held,
+                session_held=session_held,
                 uncached=0,
                 total=total,
             )

@@ -145,17 +145,17 @@ def _why_taken(taken: str, lines: int, stated: str | None, others: Mapping[str, 
 def _refusal(missing: list[probe.Missing], taken_for: str, taken: str, root: Path) -> str:
     """Say what is missing, and where to read on."""
     order = list(TABLE)
-    named = probe.missing_text(missing)
+    missing_names = probe.missing_text(missing)
     if len(missing) > _STRANGE:
-        named = f"{probe.missing_text(missing[:1])} (and {len(missing) - 1} more)"
+        missing_names = f"{probe.missing_text(missing[:1])} (and {len(missing) - 1} more)"
     age = ""
     if taken == order[0]:
         age = f"; it may be older than {taken}, the first release that is driven"
     elif taken == order[-1]:
         age = f"; it may be newer than {taken}, the last release that is driven"
-    others = used_names.also_lost("sglang", root, taken, named)
+    others = used_names.also_lost("sglang", root, taken, missing_names)
     follow = "CONTRIBUTING.md, 'A new release of SGLang', says how to follow it"
-    return f"{named}; {taken_for}{age}{others}. Nothing was driven: {follow}"
+    return f"{missing_names}; {taken_for}{age}{others}. Nothing was driven: {follow}"
 
 
 def stated_version(root: Path) -> str | None:

@@ -267,20 +267,20 @@ class Driver(Prefills, Ends, TreeCommands):
         batch = server.new_batch(turns, ForwardMode.DECODE)
         SERVER_ARGS.speculative_num_draft_tokens = draft_len
         self.release.prepare_spec(batch, draft_len)
-        kept = [(0, 0)] * len(lanes)
+        state_choices = [(0, 0)] * len(lanes)
         if server.tracker is not None:
-            kept = self.release.verify(batch, [lane.accept for lane in lanes])
+            state_choices = self.release.verify(batch, [lane.accept for lane in lanes])
         self._launch(turns, ForwardMode.DECODE)
         launched = self._eviction_lengths(turns)
         ahead = []
         with server.results_of_prefill():
-            for at, (turn, lane) in enumerate(zip(turns, lanes, strict=True)):
+            for lane_index, (turn, lane) in enumerate(zip(turns, lanes, strict=True)):
                 tokens = server.sample(turn, lane.accept)
                 allocated = self.release.cursors(turn.req).kv_allocated_len
                 # The last accepted token is the bonus: sampled, without KV yet.
-                server.forward(turn, turn.fill - 1, allocated, tokens[:-1], kept[at])
+                server.forward(turn, turn.fill - 1, allocated, tokens[:-1], state_choices[lane_index])
                 result = Result(
-                    tokens, visible=not late, drafted=lane.allocate, batch=batch, batch_index=at
+                    tokens, visible=not late, drafted=lane.allocate, batch=batch, batch_index=lane_index
                 )
                 self.results.note_launch(turn, result)
                 claimed = server.cursors(turn).kv_committed_len if late else None

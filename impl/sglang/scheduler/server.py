@@ -355,7 +355,7 @@ class Server:
         page = self.geometry.page_size
         sessions: dict[str, SessionView] = {}
         requests: dict[str, RequestView] = {}
-        held: set[int] = set()
+        slots_held: set[int] = set()
         for name, session in self.controller.sessions.items():
             slot = self.slot(name)
             row = None if slot is None else release.row(slot)
@@ -366,7 +366,7 @@ class Server:
                 cursors=None if slot is None else release.cursors(slot),
             )
             if row is not None:
-                held.add(row)
+                slots_held.add(row)
         for name, turn in self.turns.items():
             row = release.row(turn.req)
             requests[name] = RequestView(
@@ -377,14 +377,14 @@ class Server:
                 cursors=self._cursors(turn),
             )
             if row is not None:
-                held.add(row)
+                slots_held.add(row)
         swa = self.swa_pool
         return View(
             sessions=sessions,
             requests=requests,
             free_full=release.free_pages(self.full_pool),
             free_rows=list(self.rows.free_slots),
-            rows={row: self.rows.req_to_token[row].tolist() for row in held},
+            rows={row: self.rows.req_to_token[row].tolist() for row in slots_held},
             full_stamps=self.full_stamps,
             free_swa=() if swa is None else release.free_pages(swa),
             # The mapping has one entry behind those of the slots, which maps "no slot" to itself.
@@ -402,15 +402,15 @@ class Server:
         if self.states is None:
             return None
         slots = {name: self.slot(name) for name in self.controller.sessions}
-        kept = {name: slot.kv for name, slot in slots.items() if slot is not None}
+        kv_by_session = {name: slot.kv for name, slot in slots.items() if slot is not None}
         turns = self.turns.items()
-        reached = {
+        lengths_reached = {
             name: (turn.processed_len, turn.origin + max(turn.output - 1, 0))
             for name, turn in turns
             if turn.phase is RequestPhase.RUNNING
         }
         holders = {name: turn.req.kv for name, turn in turns}
-        return self.states.view(holders, kept, reached, bool(self.spec))
+        return self.states.view(holders, kv_by_session, lengths_reached, bool(self.spec))
 
     def cursors(self, turn: LiveRequest) -> Cursors:
         """Return cursors of a request with a row, with the kv_committed_len that its visible results lead

@@ -103,7 +103,7 @@ def build_scheduler(config: Config, model: Path, settings: dict[str, Any]) -> An
         more["max_queued_requests"] = config.queue
     if config.lowest:
         more["retraction_policy"] = "priority"
-    given = dict[str, Any](
+    server_arguments = dict[str, Any](
         model_path=str(model), load_format="dummy", device="cpu", skip_tokenizer_init=True,
         attention_backend="torch_native", sampling_backend="pytorch", dtype="float32", random_seed=1,
         disable_overlap_schedule=not config.overlap, disable_radix_cache=not config.tree,
@@ -114,7 +114,7 @@ def build_scheduler(config: Config, model: Path, settings: dict[str, Any]) -> An
         disable_cuda_graph=True, watchdog_timeout=100000, log_level="error", host="127.0.0.1",
         port=20000 + os.getpid() % 20000,
     )  # fmt: skip
-    args = ServerArgs(**{**given, **more})
+    args = ServerArgs(**{**server_arguments, **more})
     ports = PortArgs.init_new(args)
     if hasattr(module, "SpawnRanks"):
         module.publish(

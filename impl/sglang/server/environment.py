@@ -123,7 +123,7 @@ def _alone(folder: Path, say: Say) -> Iterator[None]:
 
 
 def _build(release: str, folder: Path, say: Say) -> Path:
-    started = time.monotonic()
+    began = time.monotonic()
     say(
         f"sglang {release} into {folder}: some {DOWNLOAD_MB} MB to download, {DISK_MB} MB on disk,"
         f" {MINUTES} minutes"
@@ -153,7 +153,7 @@ def _build(release: str, folder: Path, say: Say) -> Path:
     size = (
         sum(f.stat().st_size for f in folder.rglob("*") if f.is_file() and not f.is_symlink()) >> 20
     )
-    say(f"ready: {size} MB, {time.monotonic() - started:.0f} s")
+    say(f"ready: {size} MB, {time.monotonic() - began:.0f} s")
     return _python(folder)
 
 
@@ -207,13 +207,13 @@ def _pip(folder: Path, packages: Sequence[str]) -> None:
         "--quiet", "--only-binary=:all:", "--constraint", str(held), *packages,
     ]  # fmt: skip
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             command, capture_output=True, text=True, timeout=_PIP_TIMEOUT_S, check=False
         )
     except subprocess.TimeoutExpired:
         raise UnusableImplementation(f"pip did not end in {_PIP_TIMEOUT_S} s") from None
-    if done.returncode:
-        raise UnusableImplementation(f"{packages[-1]}: {pip_trouble(done.stderr + done.stdout)}")
+    if process.returncode:
+        raise UnusableImplementation(f"{packages[-1]}: {pip_trouble(process.stderr + process.stdout)}")
 
 
 def _try(folder: Path) -> None:

@@ -267,16 +267,16 @@ class FakeModel:
         assert self.states is not None
         name = lane.request.rid
         start = lane.start
-        slot, got = self.states.stamp_of(lane.row)
+        slot, actual_stamp = self.states.stamp_of(lane.row)
         text = chained(_stamped_tokens(self._texts[name]))
         key = (name, "state", start)
-        if got == (want := stamp_after(text, start)):
+        if actual_stamp == (expected_stamp := stamp_after(text, start)):
             return
         last = (self._texts[name][start - 1], start - 1) if start else (0, -1)
         self.misread[key] = Misread(
-            self.forwards, *key, last, None, found=f"slot {slot} {describe_stamp(got, text)}"
+            self.forwards, *key, last, None, found=f"slot {slot} {describe_stamp(actual_stamp, text)}"
         )
-        self.states.put(slot, want)
+        self.states.put(slot, expected_stamp)
 
     # -- forward passes -----------------------------------------------------------------------------
 
@@ -308,21 +308,21 @@ class FakeModel:
         entries of one token follow, which continue their text."""
         ids = batch.input_ids.tolist()
         slots = batch.out_cache_loc
-        done = 0
+        written_len = 0
         lanes = list(zip(batch.reqs, batch.prefix_lens, batch.extend_lens))
         decoded = len(lanes) - len(batch.decoding_reqs or ())
         folds = list[Fold]()
         for at, (request, start, tokens) in enumerate(lanes):
             name = request.rid
-            new = ids[done : done + tokens]
+            new = ids[written_len : written_len + tokens]
             if at < decoded:
                 self._texts[name] = [*request.origin_input_ids, *request.output_ids][:start]
             self._texts[name][start:] = new
             self._inputs[name] = len(request.origin_input_ids)
             self._decoded[name] = 0
-            self._write(slots[done : done + tokens], new, start, name)
+            self._write(slots[written_len : written_len + tokens], new, start, name)
             folds.append(Fold(request, self._row(request), start, new))
-            done += tokens
+            written_len += tokens
         self._folds(batch, folds)
         self._shows("is_extend", batch.reqs, batch.prefix_lens, batch.extend_lens, ids, slots)
         self._reads(
@@ -361,7 +361,7 @@ class FakeModel:
     def verify(self, batch: Any, draft: int) -> tuple[list[list[int]], list[int]]:
         """Run a verify round. Returns the tokens that each entry samples, and how many were accepted."""
         rows = self.scheduler.req_to_token_pool.req_to_token
-        sampled = []
+        sampled_tokens = []
         accepted = []
         computed: list[int] = []
         slots: list[torch.Tensor] = []
@@ -379,7 +379,7 @@ class FakeModel:
             self._write(slots[-1], written, length, name)
             self._texts[name][length:] = written[: accepted[-1]]
             folds.append(Fold(request, row, length, written))
-            sampled.append(right[: accepted[-1]])
+            sampled_tokens.append(right[: accepted[-1]])
         self._verifies(batch, folds, accepted)
         starts = [length for _, _, length in lanes]
         self._shows(
@@ -389,7 +389,7 @@ class FakeModel:
         self._reads(
             (request, row, length, length + count) for request, (_, row, length), count in ends
         )
-        return sampled, accepted
+        return sampled_tokens, accepted
 
     def __call__(self, batch: Any, *_: Any, **__: Any) -> Any:
         """Run a forward pass, as TpModelWorker.forward_batch_generation does."""

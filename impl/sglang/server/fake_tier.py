@@ -122,7 +122,7 @@ class FakeTier:
     ) -> tuple[bool, str]:
         """Attach the storage by the scheduler's own command of an operator."""
         messages: Any = importlib.import_module("sglang.srt.managers.io_struct")
-        done = self.scheduler.attach_hicache_storage_wrapped(
+        attach_reply = self.scheduler.attach_hicache_storage_wrapped(
             messages.AttachHiCacheStorageReqInput(
                 hicache_storage_backend=backend,
                 hicache_storage_backend_extra_config_json=settings,
@@ -130,7 +130,7 @@ class FakeTier:
                 hicache_write_policy=policy,
             )
         )
-        return done.success, done.message
+        return attach_reply.success, attach_reply.message
 
     def _threads(self, now: int, last: bool) -> None:
         """Let the threads of the storage continue, each by a few stops; the backend may lose pages."""

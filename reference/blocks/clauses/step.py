@@ -61,16 +61,16 @@ class BlockStep(HostView):
 
         A block that is pinned, or kept for a step or a transfer in flight, has an entry of group -1.
         """
-        named: dict[int, list[tuple[str, int, int]]] = {}
+        entries_by_block: dict[int, list[tuple[str, int, int]]] = {}
         for name, fact in self.after.requests.items():
             for group, blocks in enumerate(fact.tables):
                 for index, block in enumerate(blocks):
                     if block:
-                        named.setdefault(block, []).append((name, group, index))
+                        entries_by_block.setdefault(block, []).append((name, group, index))
         outside = *((IN_FLIGHT, block) for block in self.after.kept), *self.after.pinned
         for name, block in outside:
-            named.setdefault(block, []).append((name, *OUTSIDE))
-        return named
+            entries_by_block.setdefault(block, []).append((name, *OUTSIDE))
+        return entries_by_block
 
     @memoized
     def awaited_blocks(self) -> frozenset[int]:
@@ -164,16 +164,16 @@ class BlockStep(HostView):
             start = layers.first_kept(window_start(layers, first_query), end)
             read = self.reads(tables, group, start, end)
             if read != stamps[start:end]:
-                at = next(
+                first_wrong = next(
                     i
                     for i, value in enumerate(read)
                     if [value] != stamps[start + i : start + i + 1]
                 )
-                expected = f"{name} finds its own KV at position {start + at} in group {group}"
-                position = start + at
+                expected = f"{name} finds its own KV at position {start + first_wrong} in group {group}"
+                position = start + first_wrong
                 entry, _ = layers.slot_of(position)
                 place = AtTable(name, group, entry, position, max(first_query, position))
-                seen = self._describe_read(name, tables, group, position, read[at])
+                seen = self._describe_read(name, tables, group, position, read[first_wrong])
                 return failure(expected, seen, place)
         return None
 

@@ -46,13 +46,13 @@ def _copy_holds_its_kv(step: HasTier) -> Failure | None:
     for copy in step.copies():
         if copy.found == copy.wanted:
             continue
-        at = next((i for i, (a, b) in enumerate(zip(copy.found, copy.wanted)) if a != b), None)
-        if at is None:
+        first_wrong = next((i for i, (a, b) in enumerate(zip(copy.found, copy.wanted)) if a != b), None)
+        if first_wrong is None:
             found = count_text(len(copy.found), "slot")
             wanted = count_text(len(copy.wanted), "token")
             return failure(copy.holds, f"{found} for {wanted}", copy.at(0))
-        got = copy.another if copy.found[at] else copy.missing
-        return failure(copy.holds, f"{copy.slot(at)} holds {got}", copy.at(at))
+        got = copy.another if copy.found[first_wrong] else copy.missing
+        return failure(copy.holds, f"{copy.slot(first_wrong)} holds {got}", copy.at(first_wrong))
     return None
 
 

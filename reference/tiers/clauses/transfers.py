@@ -77,7 +77,7 @@ def _no_stale_records(step: HasTier) -> Failure | None:
     trigger=lambda s: any(not record.load for record in s.after.records),
 )
 def _stored_nodes_are_marked(step: TierStep) -> Failure | None:
-    named = {
+    ack_by_node = {
         node: record.ack
         for record in step.after.records
         if not record.load
@@ -87,18 +87,18 @@ def _stored_nodes_are_marked(step: TierStep) -> Failure | None:
     for job, part in step.moving(lambda job: not job.load):
         written |= dict.fromkeys(step.owners.get(target(job, part), ()), job.job)
     for node in step.after.nodes:
-        at = AtTreeNode(node.node, "full", host=True)
-        mark = named.get(node.node, -1)
+        place = AtTreeNode(node.node, "full", host=True)
+        mark = ack_by_node.get(node.node, -1)
         both = mark, node.storing
         if node.storing != mark:
-            want, got = (f"marked for the store of {n}" if n != -1 else "not marked" for n in both)
+            expected, observed = (f"marked for the store of {n}" if n != -1 else "not marked" for n in both)
             return failure(
-                f"node {node.node} is {want}, as the records name it", f"it is {got}", at
+                f"node {node.node} is {expected}, as the records name it", f"it is {observed}", place
             )
-        if node.node in written and node.node not in named:
-            want = f"a record names node {node.node}, which store {written[node.node]} writes"
-            return failure(want, "none does", at, AtTransfer(written[node.node]))
-    if gone := sorted({*named} - {*step.nodes}):
+        if node.node in written and node.node not in ack_by_node:
+            expected = f"a record names node {node.node}, which store {written[node.node]} writes"
+            return failure(expected, "none does", place, AtTransfer(written[node.node]))
+    if gone := sorted({*ack_by_node} - {*step.nodes}):
         return failure(
             "records name nodes of the tree", f"node {gone[0]} is gone", AtTreeNode(gone[0])
         )

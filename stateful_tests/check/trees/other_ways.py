@@ -76,20 +76,20 @@ def _relevant_ways(
     then plain ways, among these those whose own file has changed, then several at once."""
     running = way_map.by_way(changed)
     own_files = way_map.own_files({function.file for function in changed}, own)
-    left = {*uncalled}
+    uncalled_left = {*uncalled}
     waiting = [way for way in way_map.ways if way != own and running[way]]
-    chosen: list[str] = []
+    ordered: list[str] = []
     while waiting:
         best = min(
             waiting,
             key=lambda way: (
-                -len(left & running[way]),
+                -len(uncalled_left & running[way]),
                 way.count("+"),
                 -own_files[way],
                 way_map.ways.index(way),
             ),
         )
         waiting.remove(best)
-        chosen.append(best)
-        left -= running[best]
-    return chosen
+        ordered.append(best)
+        uncalled_left -= running[best]
+    return ordered

@@ -136,15 +136,15 @@ def functions_of_plan(
     if not isinstance(system, WorkerSystem):
         return {}
     fitted = for_system(asked, system)
-    driven = 0
+    command_count = 0
     callers_of: dict[SystemFunction, set[str]] = {}
     for batch in batches(system, fitted, configurations(system, fitted)):
         with system.noting_calls() as calls:
-            driven += sum(count for count, _ in drive(system, fitted, batch).runs)
+            command_count += sum(count for count, _ in drive(system, fitted, batch).runs)
         for function in calls:
             callers = callers_of.setdefault(function, set())
             if batch.config.machine != CORPUS:
                 callers.add(batch.config.name)
-        if driven >= commands or (wanted is not None and callers_of.keys() >= {*wanted}):
+        if command_count >= commands or (wanted is not None and callers_of.keys() >= {*wanted}):
             break
     return callers_of

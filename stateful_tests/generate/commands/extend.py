@@ -43,21 +43,21 @@ class ExtendHarness(Harness[Extend]):
     def _chunk(self, c: Enabled, name: str) -> Chunk:
         request = c.state.request(name)
         done = request.cursors.kv_committed_len if request is not None and request.cursors else 0
-        left = request.origin + request.output - done if request is not None else 1
+        tokens_left = request.origin + request.output - done if request is not None else 1
         retracted = request is not None and request.started
         whole = not once_in(c.source, 2 if retracted else 3)
         shared = c.profile.machine != "sessions"
-        tokens = left if whole else self._chunk_length(c, done, left)
+        tokens = tokens_left if whole else self._chunk_length(c, done, tokens_left)
         tail = c.profile.tails and self._may_be_tail(c, request) and not once_in(c.source, 3)
         if tail and not whole:
-            tokens = max(1, left - 1 - c.source.upto(1))
+            tokens = max(1, tokens_left - 1 - c.source.upto(1))
         elif request is not None and shared and not tail and not once_in(c.source, 3):
             tokens = max(1, min(tokens, room_of(c.state, request.cursors)))
             # a chunk for which the tree makes room
-            if tokens == left > 1 and free(c.state).full < 2:
-                tokens = c.length(left - 1)
+            if tokens == tokens_left > 1 and free(c.state).full < 2:
+                tokens = c.length(tokens_left - 1)
         if c.invalid and once_in(c.source, 3):
-            tokens = pick(c.source, (left + 1, 0, -1))
+            tokens = pick(c.source, (tokens_left + 1, 0, -1))
         return Chunk(name, tokens, tail)
 
     def _chunk_length(self, c: Enabled, done: int, left: int) -> int:

@@ -327,11 +327,11 @@ class EvictHarness(Harness[Evict]):
         """Label what was requested, whether it was freed, and which parents, tombstones and leaves went with
         it."""
         assert was.tree is not None and now.tree is not None
-        had = page_ends(was.tree)
+        ends_before = page_ends(was.tree)
         has = page_ends(now.tree)
         size = was.config.geometry.page_size
-        full = (len(had) - len(has)) * size
-        swa = (sum(had.values()) - sum(has.values())) * size
+        full = (len(ends_before) - len(has)) * size
+        swa = (sum(ends_before.values()) - sum(has.values())) * size
         requested = "full" if command.full else "window's pool"
         if command.full and command.swa:
             requested = "both pools"
@@ -345,7 +345,7 @@ class EvictHarness(Harness[Evict]):
         parent = "a parent after its child" if True in gone else ""
         above = "tombstones above go along" if False in gone else ""
         leaves = ((p.path, p.node) for p in nodes(now.tree) if not p.node.children)
-        read = any(not node.live and had[path] for path, node in leaves)
+        read = any(not node.live and ends_before[path] for path, node in leaves)
         stays = "a leaf that is read becomes a tombstone" if read else ""
         return (
             requested,

@@ -115,7 +115,7 @@ ADAPTERS = (
                  "model.py: getattr(kv, 'full_kv_pool', kv)", "model.py: getattr(kv, 'swa_kv_pool', None)"),
                 "of one server of a pair, with a window or without, of either side",
             ),
-            "kept.py: getattr(manager, table)": "no default",
+            "server_leftovers.py: getattr(manager, table)": "no default",
             "stand_ins.py: getattr(common, owner)": "no default",
             "stand_ins.py: getattr(owner, name)": "no default",
             "loading.py: hasattr(host, 'HostPoolGroup')": "in which of two modules it is",

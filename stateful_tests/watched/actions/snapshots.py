@@ -30,13 +30,13 @@ def on_snapshot(follower: LogFollower, event: log.Snapshot) -> None:
         ):
             detach_orphan(follower, request)
     result = follower.result
-    given = _state_of(follower, event)
+    state_shown = _state_of(follower, event)
     if event.dropped:
         result.skipped["events that the watcher dropped"] += event.dropped
     if result.events > 1 and follower.follows and not event.dropped:
         unknown = {name for name, seen in follower.sessions.items() if seen.text_unknown}
         mine = _shown_values(follower.state, unknown)
-        theirs = _shown_values(given, unknown)
+        theirs = _shown_values(state_shown, unknown)
         result.compared += len(theirs)
         for clause, value_name in mine | theirs:
             expected = mine.get((clause, value_name), "none")
@@ -44,7 +44,7 @@ def on_snapshot(follower: LogFollower, event: log.Snapshot) -> None:
             if expected != observed:
                 raise Diverged(clause, f"{value_name}: {expected}", observed)
     elif not result.ended:  # two turns write into one row: no state is that
-        _resume(follower, event, given)
+        _resume(follower, event, state_shown)
     if not result.ended:
         _compare_snapshot(follower, event)
 

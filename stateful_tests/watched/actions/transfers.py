@@ -79,18 +79,18 @@ def on_rested(follower: LogFollower, event: log.Rested) -> None:
     before."""
     follower.step.at = event.at
     follower.result.compared += 1
-    seen: dict[str, tuple[str, str, Crossing | None]] = {}
+    faults_seen: dict[str, tuple[str, str, Crossing | None]] = {}
     transfers = follower.transfers
     if event.tokens > 0:
-        seen[f"keeps {event.tokens} tokens"] = "PD-2", "tokens", None
+        faults_seen[f"keeps {event.tokens} tokens"] = "PD-2", "tokens", None
     for part, much in event.kept.items():
-        seen[f"keeps {part}: {much}"] = "PD-5", part, None
+        faults_seen[f"keeps {part}: {much}"] = "PD-5", part, None
     for table, rooms in event.rooms.items():
         for room in rooms:
             crossing = transfers.rooms.get(room)
             if crossing is not None and table != _BY_A_THREAD:  # else the peer was first
-                seen[f"{table} has the room of {crossing.request}"] = "PD-5", table, crossing
-    for says, (clause, part, crossing) in seen.items():
+                faults_seen[f"{table} has the room of {crossing.request}"] = "PD-5", table, crossing
+    for says, (clause, part, crossing) in faults_seen.items():
         if says in transfers.kept and says not in transfers.told:
             transfers.told.add(says)
             known = None
@@ -98,7 +98,7 @@ def on_rested(follower: LogFollower, event: log.Rested) -> None:
                 sent = crossing is not None and crossing.parts > 0
                 known = deviations.fault_of_kept_tokens(follower.header, part, sent=sent)
             follower.report(Diverged(clause, "keeps nothing of requests that have ended", says, known=known))
-    transfers.kept = {*seen}
+    transfers.kept = {*faults_seen}
 
 
 # Rooms that a thread takes out, once what it still writes for them has left.

@@ -244,19 +244,19 @@ def _findings(run: ServedRun, outcome: RunOutcome, validated: Validated) -> Iter
     reads: dict[tuple[str, str], list[Misread]] = {}
     for misread in outcome.misread:
         hole = (misread.request.rpartition(".")[0], misread.position) in validated.holes
-        known = "last-token" if hole else ended
+        known_fault = "last-token" if hole else ended
         if misread.pool == "state":
-            known = validated.wrong_states.get((misread.request, misread.position), ended)
+            known_fault = validated.wrong_states.get((misread.request, misread.position), ended)
         elif run.config.pair:
             config = run.config
             pool = misread.pool
-            known = deviations.fault_of_pair_read(run.release, misread.found, pool, config)
-        reads.setdefault((misread.pool, known), []).append(misread)
-    for (pool, known), (first_misread, *more) in reads.items():
+            known_fault = deviations.fault_of_pair_read(run.release, misread.found, pool, config)
+        reads.setdefault((misread.pool, known_fault), []).append(misread)
+    for (pool, known_fault), (first_misread, *more) in reads.items():
         if pool == "state":
             says = f"{first_misread.request} must go on at position {first_misread.position}"
             says += f" from the state after the tokens before it, and {first_misread.found}"
-            yield ServedFinding("reads", "reads state", says, known)
+            yield ServedFinding("reads", "reads state", says, known_fault)
             continue
         read_token = "nothing that was written"
         if first_misread.got is not None:
@@ -266,30 +266,30 @@ def _findings(run: ServedRun, outcome: RunOutcome, validated: Validated) -> Iter
         says += f" reads {read_token}"
         says += f"; its text has token {first_misread.want[0]} ({1 + len(more)} positions are wrong)"
         says += f"; it is {first_misread.found}" if first_misread.found else ""
-        yield ServedFinding("reads", f"reads {pool}", says, known)
+        yield ServedFinding("reads", f"reads {pool}", says, known_fault)
     for noted in outcome.noted:
-        known = deviations.fault_of_pair(run.release, noted.key, run.config, run.choices)
-        yield ServedFinding("pair", noted.key, noted.says, known)
+        known_fault = deviations.fault_of_pair(run.release, noted.key, run.config, run.choices)
+        yield ServedFinding("pair", noted.key, noted.says, known_fault)
     if outcome.error:
         grant = outcome.grant
         pool = grant.pool if grant is not None else ""
-        known = ended or deviations.fault_of_end(
+        known_fault = ended or deviations.fault_of_end(
             run.release, outcome.error, run.config, validated, pool
         )
         situations = filter(None, (outcome.error, validated.situation))
         if grant is not None:
             says = "; ".join((grant.says, *situations))
-            yield ServedFinding("grants", f"grants: {pool}", says, known)
+            yield ServedFinding("grants", f"grants: {pool}", says, known_fault)
         else:
             where = re.sub(r"[0-9]+(?=[^:]*$)|(?<=at ).*/", "", outcome.error.rpartition(" at ")[2])
             key = f"server {outcome.error.partition(':')[0]} {where or 'ended'}"
-            yield ServedFinding("server", key, "; ".join(situations), known)
+            yield ServedFinding("server", key, "; ".join(situations), known_fault)
     for kind, stall in {each.kind: each for each in reversed(outcome.stalls)}.items():
-        known = (
+        known_fault = (
             deviations.fault_of_stall(run.release, kind, run.config, outcome.preemptions) or ended
         )
         says = f"{stall.clause}: {stall.says}" if stall.clause else stall.says
-        yield ServedFinding("progress", f"stalls: {kind}", says, known)
+        yield ServedFinding("progress", f"stalls: {kind}", says, known_fault)
     if outcome.stuck:
         yield ServedFinding("server", "server stuck", f"{outcome.rounds} rounds and no end", ended)
 
@@ -304,26 +304,26 @@ def check(
     keep: called with the run of a new finding, and with each smaller run. An interrupt ends the check with
     the findings up to then.
     """
-    started = time.monotonic()
+    began = time.monotonic()
     checking = _Check(
-        runner, before, say, keep, Served(release, seed), started + (limit_s or math.inf)
+        runner, before, say, keep, Served(release, seed), began + (limit_s or math.inf)
     )
     result = checking.result
-    drawn: population.Population | server_pairs.PairPopulation = population.Population(
+    drawn_population: population.Population | server_pairs.PairPopulation = population.Population(
         seed, fixed=fixed, count=count, impatient=impatient, states=release in STATES,
         lowest=release in LOWEST,
     )  # fmt: skip
     if fixed and fixed.get("pair"):
-        drawn = server_pairs.PairPopulation(seed, fixed=fixed, count=count)
+        drawn_population = server_pairs.PairPopulation(seed, fixed=fixed, count=count)
     try:
         for number in range(runs):
             if checking.over():
                 break
-            drawn.record_run(checking.take(ServedRun(release, *drawn.draw())))
+            drawn_population.record_run(checking.take(ServedRun(release, *drawn_population.draw())))
             checking.tell(f"run {number + 1} of {runs}")
     except KeyboardInterrupt:
         result.interrupted = True
-    result.seconds = time.monotonic() - started
+    result.seconds = time.monotonic() - began
     return result
 
 

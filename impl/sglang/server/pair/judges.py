@@ -146,26 +146,26 @@ class Judges:
         if not self._can_succeed(promise.room):
             return
         prompt = self.script.prompt(name)
-        want = [
+        expected = [
             (float(t), float(at)) for at, t in enumerate(prompt[position:][: self.page], position)
         ]
         if pool == "swa":  # before the window nothing is read
             skip = max(0, len(prompt) - (self.models[PREFILL].window or 0) - position)
-            want = want[skip:]
+            expected = expected[skip:]
         else:
             skip = 0
         assert region.tensor is not None
-        rows = region.tensor[source * self.page + skip :][: len(want), 0, :2]
-        got = [tuple(each) for each in rows.tolist()]
+        rows = region.tensor[source * self.page + skip :][: len(expected), 0, :2]
+        actual = [tuple(each) for each in rows.tolist()]
         is_free = source in self.models[PREFILL].free_pages(pool)
-        if (got != want or is_free) and self._replaced(name, region, source, position, want):
-            if got != want:
+        if (actual != expected or is_free) and self._replaced(name, region, source, position, expected):
+            if actual != expected:
                 self.models[DECODE].outdated.add(target)
             says = f"page {source} of P, position {position} of {name}, is sent and has been given back:"
             says += " the tree's is in its place"
             self.note(f"PD-1 {pool} page of P is replaced before it is sent", name, says)
-        elif got != want:
-            self._wrong_source(name, pool, source, position, want, got)
+        elif actual != expected:
+            self._wrong_source(name, pool, source, position, expected, actual)
         elif is_free:
             says = f"page {source} of P, position {position} of {name}, is free when it is sent"
             self.note(f"PD-1 {pool} page of P is free", name, says)
@@ -191,13 +191,13 @@ class Judges:
         self, name: str, pool: str, source: int, position: int, want: Any, got: Any
     ) -> None:
         prompt = self.script.prompt(name)
-        token, at = got[0]
-        own = 0 <= at < len(prompt) and prompt[int(at)] == token
+        token, token_position = got[0]
+        own = 0 <= token_position < len(prompt) and prompt[int(token_position)] == token
         writer = self.models[PREFILL].writers[pool].get(source * self.page, "nobody")
         says = f"page {source} of P is sent for position {position} of {name}, which"
-        if own and at != position:
+        if own and token_position != position:
             key = f"PD-6 another {pool} page is sent"
-            says += f" is that of position {int(at)}"
+            says += f" is that of position {int(token_position)}"
         else:
             key = f"PD-1 {pool} page of P is rewritten"
             says += f" {writer} has written: {got} and not {want}"

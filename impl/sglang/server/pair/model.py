@@ -201,31 +201,31 @@ class ServerModel(FakeModel):
     def _compare(
         self, pool: str, request: str, first: int, slots: list[int], text: list[int]
     ) -> None:
-        want = [(token, at) for at, token in enumerate(text[first:], first)]
-        if not want:
+        expected = [(token, slot_tensor) for slot_tensor, token in enumerate(text[first:], first)]
+        if not expected:
             return
-        wanted = torch.tensor(want, dtype=torch.float32)
-        at = torch.tensor(slots, dtype=torch.int64)
+        wanted = torch.tensor(expected, dtype=torch.float32)
+        slot_tensor = torch.tensor(slots, dtype=torch.int64)
         name = f"{pool} of {self.server}"
         tensors = self.tensors[pool]
         # The tree shares pages of a request without draft KV with others.
         if request in self.without_draft or (self.without_draft and self.tree):
             tensors = tensors[: self.target_tensors]
         for tensor in tensors:
-            found = tensor[at, 0, :2]
-            for mismatch in (found != wanted).any(1).nonzero().flatten().tolist():
-                position = want[mismatch][1]
+            read_rows = tensor[slot_tensor, 0, :2]
+            for mismatch in (read_rows != wanted).any(1).nonzero().flatten().tolist():
+                position = expected[mismatch][1]
                 key = request, name, position
                 if not any(told[:2] == (request, name) for told in self.misread):
                     says = f"FOUND {request} reads wrong KV, {name}, at {position}"
                     self.network.tell(self.server, says)
                 if key not in self.misread and len(self.misread) < MOST:
-                    token, of = (int(value) for value in found[mismatch].tolist())
-                    got = (token, of) if token else None
+                    token, of = (int(value) for value in read_rows[mismatch].tolist())
+                    actual = (token, of) if token else None
                     writer = self.writers[pool].get(slots[mismatch], "") or "the peer"
                     page = slots[mismatch] // self.allocator.page_size
                     why = UNSENT if pool == "swa" and page in self.unsent else ""
                     why = OUTDATED if pool == "full" and page in self.outdated else why
                     self.misread[key] = Misread(
-                        self.forwards, *key, want[mismatch], got, writer, why
+                        self.forwards, *key, expected[mismatch], actual, writer, why
                     )

@@ -145,32 +145,32 @@ class PlayedNetwork:
 
     def transfer(self, chunk: Any, blocks: Sequence[Block]) -> int:
         """Write blocks into D's memory for P's engine. Returns 0, or -1 if it fails."""
-        who = self._who(chunk)
-        number = self._number("transfer", who)
+        receiver_name = self._who(chunk)
+        number = self._number("transfer", receiver_name)
         self.transfers += 1
         self.moves += 1
-        self.tell("wire", f"transfer {number} of {who} begins: {len(blocks)} blocks")
+        self.tell("wire", f"transfer {number} of {receiver_name} begins: {len(blocks)} blocks")
         if DECODE in self.gone:
             return -1
-        done = 0
-        made = self.choices.of("transfer", who, "", number)
+        done_count = 0
+        made = self.choices.of("transfer", receiver_name, "", number)
         if self.carries_row(blocks):
-            made = [*made, *self.choices.of("row", who)]
+            made = [*made, *self.choices.of("row", receiver_name)]
         for choice in sorted(made, key=lambda each: each.at):
-            upto = max(done, len(blocks) * choice.at // 10)
-            self._copy(chunk, blocks[done:upto])
-            done = upto
+            upto = max(done_count, len(blocks) * choice.at // 10)
+            self._copy(chunk, blocks[done_count:upto])
+            done_count = upto
             if choice.fails and choice.late:
-                self._late.append(_Late(self.step + choice.steps, chunk, blocks[done:]))
+                self._late.append(_Late(self.step + choice.steps, chunk, blocks[done_count:]))
             else:
                 self._rest(choice.steps)
             if choice.fails:
-                self.tell("wire", f"transfer {number} of {who} fails after {done} blocks")
+                self.tell("wire", f"transfer {number} of {receiver_name} fails after {done_count} blocks")
                 return -1
         if DECODE in self.gone:
             return -1
-        self._copy(chunk, blocks[done:])
-        self.tell("wire", f"transfer {number} of {who} ends")
+        self._copy(chunk, blocks[done_count:])
+        self.tell("wire", f"transfer {number} of {receiver_name} ends")
         return 0
 
     def lookup_fails(self) -> bool:

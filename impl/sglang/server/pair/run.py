@@ -172,7 +172,7 @@ def _of_one(server: str, config: Config) -> Config:
 
 def _settings(server: str, config: Config) -> dict[str, Any]:
     """Return the further settings of a server of a pair."""
-    found: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "disaggregation_mode": "prefill" if server == PREFILL else "decode",
         "disaggregation_transfer_backend": "mooncake",
         "num_reserved_decode_tokens": RESERVED,
@@ -180,17 +180,17 @@ def _settings(server: str, config: Config) -> dict[str, Any]:
         "log_level": "critical",
     }
     if config.prefill_complete:
-        found["disaggregation_decode_allocation_policy"] = "prefill_complete"
+        settings["disaggregation_decode_allocation_policy"] = "prefill_complete"
     if server == PREFILL:
-        found["optimistic_prefill_attempts"] = config.optimistic
-        return found
-    found |= {
+        settings["optimistic_prefill_attempts"] = config.optimistic
+        return settings
+    settings |= {
         "disable_overlap_schedule": not config.decode_overlap,
         "disaggregation_decode_retraction_backup": "host_pool" if config.host_backup else "cpu_tensor",
         "disaggregation_decode_enable_radix_cache": config.decode_tree,
         "max_total_tokens": config.decode_tokens or config.tokens,
     }
-    return found
+    return settings
 
 
 class Conductor:
