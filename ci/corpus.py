@@ -18,7 +18,8 @@ from ci.report.progress_line import Progress
 from reference import model
 from reference.commands import Command, Mode
 from reference.token_ids import SHARED
-from stateful_tests.check.run_driver import start_run, with_stated_sizes
+from stateful_tests.check.run_driver import start_run
+from stateful_tests.check.run_batches import with_stated_sizes
 from stateful_tests.check.check_plans import plan
 from stateful_tests.check import corpus
 from stateful_tests.check.corpus import CorpusLine

@@ -28,7 +28,7 @@ from reference import blocks, model, tiers
 from reference import clauses as rows
 from stateful_tests.check import campaign, run_driver, finder
 from stateful_tests.check.known_faults import explanation
-from stateful_tests.check.run_driver import Named
+from stateful_tests.check.run_batches import Named
 from stateful_tests.check.known_faults.masks import masks
 from stateful_tests.check.check_plans import plan
 from stateful_tests.coverage import situations

@@ -75,7 +75,7 @@ def check_system(
     from ci.report.progress_line import Progress
     from stateful_tests.check import campaign, check_plans
     from stateful_tests.check.known_faults import lookup
-    from stateful_tests.check import run_driver
+    from stateful_tests.check import run_batches
     from stateful_tests.check.known_faults import masks as known
     from stateful_tests.check.trees.way_map import way_map
 
@@ -97,7 +97,7 @@ def check_system(
         plan = check_plans.for_system(asked, system)
         from_factory = selector.spec.stranger  # it may own something that exists once
         cuda = selector.device == "cuda"
-        named = run_driver.Named(selector.spec, selector.device, selector.checkout, *worker_limits())
+        named = run_batches.Named(selector.spec, selector.device, selector.checkout, *worker_limits())
         with (
             how.make_executor(pays=not from_factory and not cuda, fork=not cuda) as executor,
             Progress() as progress,

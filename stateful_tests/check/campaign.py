@@ -19,9 +19,8 @@ from impl.adapter import AnySystem, UnusableImplementation
 from impl.process.failures import fails_at_start
 from impl.system_spec import system_spec
 from stateful_tests.check.run_counts import Counted
-from stateful_tests.check.run_driver import (
-    HANG, HANGS, Driven, Named, RunBatch, broken, drive, drive_named,
-)  # fmt: skip
+from stateful_tests.check.run_driver import drive, drive_named
+from stateful_tests.check.run_batches import HANG, HANGS, BatchResult, Named, RunBatch, broken
 from stateful_tests.check.executors import SERIAL, Executor
 from stateful_tests.check.finder import Finder, Found
 from stateful_tests.check.undriven_parts import parts_left_out
@@ -71,7 +70,7 @@ def run(
     """
     plan_asked = plan
     plan = for_system(plan, system)
-    work: Callable[[RunBatch], Driven] = partial(drive, system, plan)
+    work: Callable[[RunBatch], BatchResult] = partial(drive, system, plan)
     if named is None:
         executor = SERIAL
     elif executor is not SERIAL:
@@ -118,7 +117,7 @@ class _Campaign:
     def run(
         self,
         executor: Executor,
-        work: Callable[[RunBatch], Driven],
+        work: Callable[[RunBatch], BatchResult],
         early: Sequence[Run],
         *,
         interrupted: bool,
@@ -218,7 +217,7 @@ class _Campaign:
         hangs = [times for broke, times in self.broke.items() if broke.startswith(HANG)]
         return max(hangs, default=0) >= HANGS or self.counted.runs == unstarted >= _UNSTARTED
 
-    def _add_batch(self, result: MachineResult, driven: Driven) -> None:
+    def _add_batch(self, result: MachineResult, driven: BatchResult) -> None:
         """Add the results of a batch, and shrink its violations."""
         self.counted.add(driven)
         add_tallies(result.tallies, driven.tallies)

@@ -17,7 +17,7 @@ from reference.pairs.config import DECODE, HEARTBEAT, LEASE, PREFILL, SERVERS, P
 from reference.pairs.facts import PairFacts
 from reference.tiers.commands import Tick
 from impl.choices import Choices, by_weight, once_in, pick, weight_if
-from stateful_tests.generate.engine_commands import draw_engine_config
+from stateful_tests.generate.engine_profile import draw_engine_config
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,9 +14,9 @@ from reference.commands import (
 )  # fmt: skip
 from reference.geometry import PRESETS
 from reference.state import Phase
-from stateful_tests.check import run_driver, plan_order
+from stateful_tests.check import run_driver, plan_order, run_batches
 from stateful_tests.check.campaign import run
-from stateful_tests.check.run_driver import Named
+from stateful_tests.check.run_batches import Named
 from stateful_tests.check.executors import Processes
 from stateful_tests.check.check_plans import for_system, plan
 from stateful_tests.check.run_counts import Counted
@@ -79,7 +79,7 @@ def test_runs_begin_only_with_lines_that_the_system_supports(kind):
     """Runs 2, 6, 10 and so on begin so."""
     begin_so = range(2, 40, 4)
     for name in ("page1", "page2", "page4", "tight"):
-        batch = run_driver.RunBatch(run_driver.with_stated_sizes("both", name, Mode.FAITHFUL), begin_so)
+        batch = run_batches.RunBatch(run_batches.with_stated_sizes("both", name, Mode.FAITHFUL), begin_so)
         driven = run_driver.drive(kind(), plan("smoke", steps=20), batch)
         assert [found for _, found in driven.runs] == [[]] * len(begin_so)
 

@@ -22,7 +22,7 @@ from reference.commands import (
 from reference.tiers.clauses import OF_CONNECTORS
 from stateful_tests.check import run_driver
 from stateful_tests.check.campaign import run
-from stateful_tests.check.run_driver import Driven, Named
+from stateful_tests.check.run_batches import BatchResult, Named
 from stateful_tests.check.executors import Processes
 from stateful_tests.check.check_plans import plan
 from stateful_tests.check.run_counts import Counted
@@ -177,7 +177,7 @@ def test_a_command_that_is_often_refused_may_end_with_refusals(
 ):
     counted = Counted()
     for number in range(100 + last_refused):
-        driven = Driven({})
+        driven = BatchResult({})
         done = number < 100 and carried_out(number)
         driven.count(EvictSwa("r1", 4), Done() if done else Refused(Reason.UNFAITHFUL), not done)
         counted.add(driven)

@@ -26,7 +26,8 @@ from stateful_tests.check import finder
 from stateful_tests.check.known_faults import explanation, masks as masking
 from stateful_tests.check.trees.base_selection import Base, BaseKind
 from stateful_tests.check.campaign import run
-from stateful_tests.check.run_driver import Named, check_also
+from stateful_tests.check.run_driver import check_also
+from stateful_tests.check.run_batches import Named
 from stateful_tests.check.known_faults.explanation import counted_under, known_fault
 from stateful_tests.check.finder import Finder
 from stateful_tests.check.known_faults.masks import (

@@ -14,7 +14,8 @@ from reference.blocks.presets import engine_preset
 from reference.commands import Abort, Done, Mode, Piece, Reason, Refused
 from reference.system_kinds import BLOCKS
 from stateful_tests.check import check_plans
-from stateful_tests.check.run_driver import RunBatch, drive
+from stateful_tests.check.run_driver import drive
+from stateful_tests.check.run_batches import RunBatch
 from stateful_tests.check.known_faults.explanation import counted_under
 from stateful_tests.check.known_faults.masks import masks
 from stateful_tests.check.plan_order import configurations, planned_runs

@@ -12,7 +12,8 @@ from reference.commands import Mode
 from reference.system_kinds import PAIRS
 from reference.pairs.config import PAIR_PRESETS, PairConfig
 from stateful_tests.check import check_plans
-from stateful_tests.check.run_driver import RunBatch, drive, with_stated_sizes
+from stateful_tests.check.run_driver import drive
+from stateful_tests.check.run_batches import RunBatch, with_stated_sizes
 from stateful_tests.generate.pair_commands import pair_finale
 from stateful_tests.lockstep.driven_kinds import lockstep_on
 from stateful_tests.lockstep.replays import replay

@@ -20,7 +20,7 @@ from ci.export import engine_test
 from ci.export.recorded_run import NotExportable
 from reference.commands import Mode
 from reference.system_kinds import PAIRS, TIERS
-from stateful_tests.check import run_driver, check_plans
+from stateful_tests.check import run_driver, check_plans, run_batches
 from stateful_tests.lockstep.replays import replay
 from stateful_tests.lockstep.run_results import Trace, Violation
 from stateful_tests.shrink.minimise import failing_prefix, minimise, violation_of_clause
@@ -127,8 +127,8 @@ def look_for(suite: Suite, fault: PlantedFault, seed: int) -> Found:
     ran = commands = 0
     for example in range(suite.runs):
         for preset in presets:
-            config = run_driver.with_stated_sizes(fault.kind.machine, preset, Mode.FAITHFUL)
-            batch = run_driver.RunBatch(config, range(example, example + 1))
+            config = run_batches.with_stated_sizes(fault.kind.machine, preset, Mode.FAITHFUL)
+            batch = run_batches.RunBatch(config, range(example, example + 1))
             with planted_in(system, [*suite.mends, *fault.edits]):
                 [(count, violations)] = run_driver.drive(system, plan, batch).runs
             ran = ran + 1

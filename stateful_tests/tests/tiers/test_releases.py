@@ -15,7 +15,7 @@ from reference.blocks.presets import engine_preset
 from reference.commands import Done, Mode, Reason, Refused
 from reference.geometry import preset
 from reference.tiers.config import TIER_PRESETS, tier_preset
-from stateful_tests.check import run_driver, check_plans
+from stateful_tests.check import run_driver, check_plans, run_batches
 from stateful_tests.lockstep.driven_kinds import check_fits
 from stateful_tests.lockstep.replays import replay
 from stateful_tests.lockstep.run_results import Trace
@@ -39,9 +39,9 @@ def test_the_newest_release_conforms(newest):
     server that only decodes, whose faults are known."""
     plan = check_plans.plan("smoke", examples=1, steps=20)
     for index, name in enumerate(TIER_PRESETS):
-        config = run_driver.with_stated_sizes(check_plans.TIERED, name, Mode.FAITHFUL)
+        config = run_batches.with_stated_sizes(check_plans.TIERED, name, Mode.FAITHFUL)
         example = index % 2 * 3
-        driven = run_driver.drive(newest, plan, run_driver.RunBatch(config, range(example, example + 1)))
+        driven = run_driver.drive(newest, plan, run_batches.RunBatch(config, range(example, example + 1)))
         result = driven.runs[0][1]
         assert all(
             "session" in seen.failure.expected for seen, _ in result if name.startswith("decode")

@@ -14,7 +14,8 @@ from impl.vllm.system import VLLMSystem
 from reference.blocks.presets import ENGINE_PRESETS
 from reference.commands import Mode
 from stateful_tests.check import check_plans
-from stateful_tests.check.run_driver import RunBatch, broken, drive, with_stated_sizes
+from stateful_tests.check.run_driver import drive
+from stateful_tests.check.run_batches import RunBatch, broken, with_stated_sizes
 
 WORKER = "stateful_tests.tests.support.triton_beside"
 # how the release breaks by itself

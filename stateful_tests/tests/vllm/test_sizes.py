@@ -12,7 +12,7 @@ from reference.blocks import config as engine_config
 from reference.blocks.config import EngineConfig, LayerGroup
 from reference.blocks.presets import ENGINE_PRESETS
 from reference.geometry import GeometryError
-from stateful_tests.generate.engine_commands import draw_engine_config
+from stateful_tests.generate.engine_profile import draw_engine_config
 
 FULL = LayerGroup(2)
 WINDOW = LayerGroup(2, 3)
