@@ -91,7 +91,8 @@ class Asserts(ReferenceSystem):
 
 def test_an_assertion_without_a_message_shows_its_source_line():
     violation = replay(Asserts(), Trace(PRESETS["page1"], Mode.FREE, (Open("s1"),))).violation
-    assert violation is not None and violation.observed.startswith(
+    assert violation is not None
+    assert violation.observed.startswith(
         "AssertionError: raise AssertionError  # as of a bare assert, which pytest would give a message"
         " at test_campaign.py:"
     )
@@ -229,7 +230,8 @@ def test_lines_of_the_corpus_that_were_not_driven_are_no_runs():
     result = run(system, replace(FEW, machines=("sessions",), modes=(Mode.FREE,)))
     corpus_runs, *others = result.machines
     assert corpus_runs.examples < 30 and corpus_runs.commands >= corpus_runs.examples
-    assert {*result.carried_out} == {"Open", "Close"} and [
+    assert {*result.carried_out} == {"Open", "Close"}
+    assert [
         machine.examples for machine in others
     ] == [1] * 10
 

@@ -121,11 +121,9 @@ def test_corpus_lines_that_call_a_changed_function_come_first(root):
     system.root = root
     told = []
     changes = changed_functions.changes(system, "HEAD", corpus.load(), told.append)
-    assert (
-        {*told} == changes.first
-        and len(told) == changed_functions.ENOUGH
-        and changes.missed == (GONE,)
-    )
+    assert {*told} == changes.first
+    assert len(told) == changed_functions.ENOUGH
+    assert changes.missed == (GONE,)
     assert {line.machine for line in told[:10]} >= {"sessions", "both"}, "in turns"
     assert (
         f"{changed_functions.ENOUGH} directed runs come first, which call 1 of 2 changes; none calls"
@@ -141,7 +139,8 @@ def test_corpus_lines_that_call_a_changed_function_come_first(root):
     driven = [
         line for mode in Mode for line in run_driver.lines_of(system, plan, mode)[: changed_functions.ENOUGH]
     ]
-    assert changes.first < {*driven} and {
+    assert changes.first < {*driven}
+    assert {
         *run_driver.lines_of(system, check_plans.plan("smoke"), Mode.FREE)
     } == {*run_driver.lines_of(system, plan, Mode.FREE)}
 
@@ -208,7 +207,9 @@ def test_an_interrupt_reports_findings_printed_at_once():
     result = campaign.run(
         resolve(FAULTY), check_plans.plan("smoke"), early=guard.reported, interrupted=guard.interrupted
     )
-    assert result.findings[0].clause == "FREE-1" and result.interrupted and not result.commands
+    assert result.findings[0].clause == "FREE-1"
+    assert result.interrupted
+    assert not result.commands
 
 
 def test_an_edit_that_is_not_committed_is_seen(root, tmp_path_factory):

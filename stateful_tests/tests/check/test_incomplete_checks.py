@@ -119,7 +119,9 @@ def test_a_plan_that_reaches_its_time_limit_is_incomplete(monkeypatch):
     monkeypatch.setattr(time, "monotonic", lambda: next(seconds))
     chosen = replace(FEW, machines=("sessions",), presets=("page1",))
     result = run(ReferenceSystem(), replace(chosen, time_limit_s=300.0))
-    assert result.timed_out and result.examples and result.exit_code == 4
+    assert result.timed_out
+    assert result.examples
+    assert result.exit_code == 4
     assert result.incomplete[0].startswith("the time limit came after")
     assert not run(ReferenceSystem(), chosen).timed_out
 

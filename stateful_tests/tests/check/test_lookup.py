@@ -139,7 +139,9 @@ def test_a_known_fault_that_the_base_has_in_other_traces_is_not_new(monkeypatch)
     """The two part in the trace, for another reason."""
     Releases(monkeypatch, **{"22": KeepsOnThreeWays})
     result, _, text = checked(KeepsOnThreeWays, BaseKind.HISTORY, ClosesLateInManyRows)
-    assert result.exit_code == 0 and not result.new and not result.stopped
+    assert result.exit_code == 0
+    assert not result.new
+    assert not result.stopped
     assert "the base has it too, and does something else in this trace" in text
 
 

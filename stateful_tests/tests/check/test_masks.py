@@ -85,13 +85,17 @@ def test_a_known_fault_is_reported_first_and_explains_its_consequences():
     summary = "(OUT-1, SES-1, SES-2, SES-4), still there: A retract counts as the end of the turn"
     assert lines[1] == f"known: retract-ends-turn {summary}"
     result = run(THREE, PLAN, masks=known)
-    assert not result.findings and result.exit_code == 0 and not result.stopped
+    assert not result.findings
+    assert result.exit_code == 0
+    assert not result.stopped
     assert {ids for ids, _ in result.masked} == {("retract-ends-turn",), ("rejection-ends-turn",)}
     data = check_data(result, PLAN, capabilities=THREE.capabilities, masks=known)
     holding = "retract-ends-turn, rejection-ends-turn"
     assert data["verdict"].startswith(f"sglang==0.5.23: nothing new; known faults: {holding} (")
     [first] = [each for each in data["known"] if each["id"] == "retract-ends-turn"]
-    assert first["masked"] and first["times"] and first["state"] == "still there"
+    assert first["masked"]
+    assert first["times"]
+    assert first["state"] == "still there"
     assert "#40252" in first["upstream"]
     check_text.check(out := text_output.console(io.StringIO()), data)
     assert "known: last-token (LEN-2, READ-1), not there any more" in out.file.getvalue()
@@ -103,7 +107,9 @@ def test_another_cause_of_a_clause_that_a_known_fault_violates_is_new():
     [finding] = run(system, at_once, masks=list(masks(system))).findings
     assert (finding.name, finding.old) == ("SES-2", False)
     kinds = [type(command) for command in finding.run.trace.commands]
-    assert kinds[-1] is Close and Retract not in kinds and not rejected_turns(finding.run)
+    assert kinds[-1] is Close
+    assert Retract not in kinds
+    assert not rejected_turns(finding.run)
     assert known_fault(system, finding.run) is None
     found = run(system, at_once, base=THREE, masks=list(masks(system, THREE))).findings
     assert [each.name for each in found] == ["SES-2"] and not found[0].old
@@ -316,7 +322,9 @@ def test_a_fault_that_is_fixed_on_one_path_and_not_on_the_other_is_told_and_is_n
     assert mask.in_part
     assert mask.state == f"fixed in part: {path} conforms, and another trace violates SES-2"
     result = run(half, replace(PLAN, after_finding=0), base=before, masks=[mask])
-    assert not result.new and result.exit_code == 0 and not result.stopped
+    assert not result.new
+    assert result.exit_code == 0
+    assert not result.stopped
     data = check_data(
         result, PLAN, capabilities=half.capabilities, base=named_base("before"), masks=[mask]
     )

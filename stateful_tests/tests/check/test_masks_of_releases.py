@@ -119,7 +119,9 @@ def test_violations_of_one_shape_are_explained_in_full_now_and_then(monkeypatch)
     assert [under(number) for number in range(3, 17)] == [(retracts, rejects)] * 14
     assert looked == [0, 1, 2, 8, 16] and len(told) == 3
     assert under(0, command=Retract) == []  # another shape, which nothing explains
-    assert looked[5:] == [17] and under(17) == (retracts, rejects) and len(looked) == 6
+    assert looked[5:] == [17]
+    assert under(17) == (retracts, rejects)
+    assert len(looked) == 6
 
 
 def test_a_fault_behind_a_switch_needs_it(release):

@@ -105,10 +105,8 @@ def test_a_tour_that_is_ended(tmp_path):
         process.communicate(timeout=120)
     assert trace_files.load(next((tmp_path / "traces").glob("*.json"))).clause == clause
     data = json.loads((tmp_path / "report.json").read_text())
-    assert (
-        data["tours"][0]["stopped"] == "an interrupt"
-        and process.returncode == data["exit_code"] == 1
-    )
+    assert data["tours"][0]["stopped"] == "an interrupt"
+    assert process.returncode == data["exit_code"] == 1
 
 
 def _found(lines: IO[str]) -> str:

@@ -67,7 +67,9 @@ def test_a_seed_fixes_the_sample_and_a_larger_sample_extends_it():
     again, _ = sample(("reference/rules",), 10, 3)
     other, _ = sample(("reference/rules",), 10, 4)
     more, _ = sample(("reference/rules",), 11, 3)
-    assert some == again != other and of > 300 and some == more[:10]
+    assert some == again != other
+    assert of > 300
+    assert some == more[:10]
 
 
 def test_accepted_mutants_exist_and_have_a_reason():

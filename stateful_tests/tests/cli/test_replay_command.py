@@ -89,9 +89,8 @@ def test_replay_says_what_a_trace_does_in_every_release(fake, kvspec, monkeypatc
     monkeypatch.setattr(replays, "replay", run)
     monkeypatch.setattr(explanation, "known_fault", lambda system, run: next(labels))
     code, out, err = kvspec("replay", "t.json", "--impl", "sglang==all", "--json", "r.json")
-    assert (code, fake.closed) == (1, 4) and printed_lines(err)[
-        -1
-    ] == "kvspec: 4 of 4 releases: sglang==0.5.13"
+    assert (code, fake.closed) == (1, 4)
+    assert printed_lines(err)[-1] == "kvspec: 4 of 4 releases: sglang==0.5.13"
     said = " ".join(printed_lines(out)[:3])
     assert said.startswith(
         "t.json 1 of 6 commands refused, and not stated so. The first: command 2 ("

@@ -107,9 +107,8 @@ def test_the_page_is_one_file_with_everything(kvspec, full, tmp_path):
     assert page.count('class="drawing"') >= full.count("```text\n") and "stateDiagram" not in page
     assert page.count('<svg class="states"') == full.count("```mermaid\n") == 2
     rows = re.findall(r'<tr data-in="([^"]+)"', page)
-    assert len(rows) == len(known_faults()) and sum(
-        "sglang==0.5.23 " in row for row in rows
-    ) == sum(
+    assert len(rows) == len(known_faults())
+    assert sum("sglang==0.5.23 " in row for row in rows) == sum(
         fault.engine == "sglang" and fault.is_in("0.5.23") for fault in known_faults().values()
     )
     drawings = "\n".join(re.findall(r"```text\n(.*?)```", full, re.DOTALL))
@@ -157,7 +156,8 @@ def test_lines_of_the_readme_can_be_pasted():
     names = {*re.findall(r"kvspec \w+ (@\w+)", text)}
     assert len(names) >= 2 and all(traces.load(name).commands for name in names)
     [shown] = {*re.findall(r"check --impl torch\+([\w-]+) --mode faithful", text)}
-    assert Mode.FAITHFUL in BUGS[shown].modes and BUGS[shown].source.startswith(
+    assert Mode.FAITHFUL in BUGS[shown].modes
+    assert BUGS[shown].source.startswith(
         "sgl-project/sglang#"
     )
     assert "OWNER" not in text

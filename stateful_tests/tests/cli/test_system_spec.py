@@ -46,7 +46,9 @@ def test_the_spec_of_a_system_is_stated_or_parsed_from_the_name():
 @pytest.mark.parametrize("name", ENGINES)
 def test_a_record_is_of_its_engine(name):
     of = engine(name)
-    assert of.name == name and of.ways[0] == "" and of.driven_releases(()) == of.releases
+    assert of.name == name
+    assert of.ways[0] == ""
+    assert of.driven_releases(()) == of.releases
     assert all({*of.driven_releases(of.newest(way).ways)} <= {*of.releases} for way in of.ways)
     assert every_release(SystemSpec(name, "all"))[-1] == of.newest("")
 

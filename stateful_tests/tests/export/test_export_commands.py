@@ -129,7 +129,9 @@ def test_a_folder_gets_a_test_of_each_trace_of_a_bug(kvspec, made, monkeypatch):
     assert seen[-1] == (other, "a")
     refused |= {other}
     code, _, err = kvspec(*options, "--out", "none/")
-    assert code == 2 and "Nor of 1 other trace of this bug." in err and not Path("none").exists()
+    assert code == 2
+    assert "Nor of 1 other trace of this bug." in err
+    assert not Path("none").exists()
 
 
 @pytest.mark.parametrize(

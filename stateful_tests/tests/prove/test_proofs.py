@@ -219,7 +219,9 @@ def test_prove_by_name(kvspec):
     assert code == 0 and not err
     data = json.loads(Path("p.json").read_text())
     assert [o["name"] for o in data["obligations"]] == ["contract/cut", "window/cap-moves"]
-    assert data["format"] == "kvspec-proofs" and data["proved"] == 2 and data["theorem"] is None
+    assert data["format"] == "kvspec-proofs"
+    assert data["proved"] == 2
+    assert data["theorem"] is None
     assert "2 of 2 proved" in out
 
 
@@ -228,5 +230,7 @@ def test_a_refuted_obligation_is_exit_1(kvspec, monkeypatch):
     monkeypatch.setattr(proofs, "prove", partial(prove, sources=faulty))
     code, out, _ = kvspec("prove", "contract/cut", "contract/ceil-page")
     text = " ".join(out.split())
-    assert code == 1 and "REFUTED contract/cut" in text and "1 of 2 proved, 1 refuted" in text
+    assert code == 1
+    assert "REFUTED contract/cut" in text
+    assert "1 of 2 proved, 1 refuted" in text
     assert re.search(r"fails: .*; with C \d+, A \d+, E \d+, R \d+, target \d+", text)

@@ -255,10 +255,8 @@ def test_a_split_changes_no_range():
     assert violated(cut, was=was) == ([], "")
     for less in (split(host=0), split(swa=0)):
         failed, text = violated(less[1], was=less[0])
-        assert (
-            failed == ["HOST-3"]
-            and "node 5 on the host is locked 1 time; it is locked 0 times" in text
-        )
+        assert failed == ["HOST-3"]
+        assert "node 5 on the host is locked 1 time; it is locked 0 times" in text
 
 
 def test_a_split_leaves_the_state_with_the_last_part():

@@ -39,14 +39,17 @@ def test_the_parts_of_a_job(device, sizes, firsts, parts):
 
 def test_a_store_and_a_load(device):
     blocks = lists((5, 7), (1, 1), (0, 1))
-    assert device.submit_store(1, blocks, lists((2, 3))) and device.transfer_async(
+    assert device.submit_store(1, blocks, lists((2, 3)))
+    assert device.transfer_async(
         2, (lists((2, 3)), blocks)
     )
     assert device.transfer_async(3, (lists((0,), (1, 0), (0, 0)), lists((4,))))
     device.host[2] = [(9, (9,)), (9, (9,))]
     device.blocks[0] = (0, (9, 9))  # the null block
     assert [job.job for job in device.queues[False]] == [1, 3] and [*device.jobs] == [1, 2, 3]
-    assert device.copy(load=False) and device.copy(load=False) and not device.copy(load=False)
+    assert device.copy(load=False)
+    assert device.copy(load=False)
+    assert not device.copy(load=False)
     assert device.host == {
         2: [(0, (11, 12)), NOTHING],
         3: [NOTHING, (1, (1, 2, 3, 4))],
@@ -75,9 +78,13 @@ def test_a_store_of_a_block_that_nobody_wrote(device):
 def test_waiting_completes_earlier_jobs_too(device):
     for job in range(4):
         device.submit(DeviceJob(job, job == 3, ()))
-    assert device.copy(load=False) and device.complete(load=False) and not device.jobs[1].copied
+    assert device.copy(load=False)
+    assert device.complete(load=False)
+    assert not device.jobs[1].copied
     device.wait({1, 7})
-    assert device.completed == [0, 1] and device.jobs[1].copied and not device.jobs[2].copied
+    assert device.completed == [0, 1]
+    assert device.jobs[1].copied
+    assert not device.jobs[2].copied
 
 
 def test_finished_jobs_are_reported_once(device, monkeypatch):
@@ -139,7 +146,9 @@ def test_jobs_are_shown_until_their_end_is_taken(offloads):
         job(3, 3, True, True, True),
         job(4, 4, True, False, False, True),
     )
-    assert facts.chunks == 7 and facts.free == (0, 1, 2, 3, 4, 5, 6) and [*device.jobs] == [2, 3, 4]
+    assert facts.chunks == 7
+    assert facts.free == (0, 1, 2, 3, 4, 5, 6)
+    assert [*device.jobs] == [2, 3, 4]
     assert facts.memory[3] == ((0, (11, 12)), NOTHING) and facts.memory[5] == (NOTHING, NOTHING)
 
 

@@ -93,7 +93,9 @@ def test_the_copies_of_states_are_added_while_others_use_the_folder(monkeypatch,
 
     monkeypatch.setattr("os.replace", before_the_seal)
     impl.loading.fetch.complete(root, partial(fetch._unpack_wheel, "vllm==0.26.0"))
-    assert seen[-1] and not any(seen[:-1]) and kept.read_text() == "x = 2\n"
+    assert seen[-1]
+    assert not any(seen[:-1])
+    assert kept.read_text() == "x = 2\n"
     assert fetch.release_root("0.26.0") == root
     (root / STATES[0]).write_text("x = 3\n")
     assert "were changed" in unusable(fetch.release_root, "0.26.0")

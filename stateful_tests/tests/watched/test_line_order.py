@@ -110,7 +110,9 @@ def test_a_later_part_begins_with_its_own_number(tmp_path):
     )
     head = json.dumps({**json.loads(lines[0]), "part": 2})
     read, found = validated([head, *lines[line_index:]], tmp_path)
-    assert not found.unexplained and not found.skipped and read.order.lost == 0
+    assert not found.unexplained
+    assert not found.skipped
+    assert read.order.lost == 0
 
 
 def test_a_second_header_is_no_log(tmp_path):

@@ -15,7 +15,9 @@ def test_a_cut_log_validates_up_to_there(tmp_path):
     path.write_bytes(LOGS[0].read_bytes()[:-20])
     (log,) = logs_of([path])
     validated = Validator(log.header).run(log.lines())
-    assert not validated.unexplained and log.cut is not None and "has no end" in log.cut
+    assert not validated.unexplained
+    assert log.cut is not None
+    assert "has no end" in log.cut
 
 
 @pytest.mark.parametrize(
@@ -53,9 +55,8 @@ def test_parts_of_one_process_are_one_log(tmp_path):
     (tmp_path / "kvspec-7-0001.jsonl").write_text("".join(lines[:50]))
     (tmp_path / "kvspec-7-0002.jsonl").write_text("".join([lines[0], *lines[50:]]))
     found: list[WatchLog] = logs_of([tmp_path])
-    assert len(found) == 1 and found[0].bytes == sum(
-        path.stat().st_size for path in tmp_path.iterdir()
-    )
+    assert len(found) == 1
+    assert found[0].bytes == sum(path.stat().st_size for path in tmp_path.iterdir())
     assert Validator(found[0].header).run(found[0].lines()).events == len(lines) - 1
     (first,) = logs_of([tmp_path / "kvspec-7-0001.jsonl"])
     assert Validator(first.header).run(first.lines()).events == 49, "the requested part"
@@ -104,7 +105,9 @@ def test_a_growing_log_is_followed(tmp_path):
 
     (log,) = logs_of([path])
     validated = Validator(log.header).run(log.lines(growing))
-    assert validated.events == whole.count(b"\n") - 1 and not validated.unexplained and log.cut is None
+    assert validated.events == whole.count(b"\n") - 1
+    assert not validated.unexplained
+    assert log.cut is None
 
 
 def test_lines_of_a_growing_log_are_read_before_the_wait_for_more(tmp_path):
@@ -139,7 +142,10 @@ def test_a_growing_log_rotates(tmp_path):
 
     (log,) = logs_of([parts[0]])
     validated = Validator(log.header).run(log.lines(growing))
-    assert validated.events == len(lines) and not validated.unexplained and log.cut is None and not writes
+    assert validated.events == len(lines)
+    assert not validated.unexplained
+    assert log.cut is None
+    assert not writes
     assert log.files == parts
 
 
@@ -170,7 +176,9 @@ def test_a_growing_log_without_parts_ends_with_its_server(tmp_path):
     (log,) = logs_of([path])
     alive = iter((True, False))
     validated = Validator(log.header).run(log.lines(lambda: next(alive)))
-    assert validated.events == whole.count(b"\n") - 2 and log.cut is not None and log.files == [path]
+    assert validated.events == whole.count(b"\n") - 2
+    assert log.cut is not None
+    assert log.files == [path]
 
 
 def test_a_line_that_is_too_long_is_not_waited_for(tmp_path, monkeypatch):

@@ -143,7 +143,8 @@ def test_outputs_of_an_end_are_those_of_its_results(validate):
     assert (mismatch.clause, mismatch.event) == (
         "SES-1",
         "release",
-    ) and "outputs of" in mismatch.expected
+    )
+    assert "outputs of" in mismatch.expected
 
 
 @pytest.mark.parametrize(

@@ -94,7 +94,9 @@ def test_a_run_is_shrunk_to_one_request_and_one_choice():
     assert [client.name for client in run.clients] == ["c2"]
     (choice,) = run.choices
     assert (choice.what, choice.request, choice.steps, choice.at) == ("transfer", "c2.1", 10, 0)
-    assert not run.config.window and not run.config.decode_tree and run.config.pair
+    assert not run.config.window
+    assert not run.config.decode_tree
+    assert run.config.pair
     assert judged.findings[0].judge == "pair" and judged.validated.reached["a transfer"] == 1
     again = msgspec.json.decode(msgspec.json.encode(run), type=scheduler_runs.ServedRun)
     assert again == run

@@ -43,11 +43,9 @@ def test_a_finding_is_shrunk_to_its_clients_and_numbers():
     (client,) = judged.run.clients
     first, second = client.turns
     assert (first.tokens, first.limit, second.tokens, second.limit) == (1, 1, 3, 1)
-    assert (
-        judged.run.config.draft == 0
-        and not judged.run.config.tree
-        and judged.run.config.page_size == 1
-    )
+    assert judged.run.config.draft == 0
+    assert not judged.run.config.tree
+    assert judged.run.config.page_size == 1
     assert judged.run.key == "reads full" and "nothing that was written" in judged.findings[-1].says
 
 
@@ -83,7 +81,9 @@ def test_shrinking_one_finding_ends_with_its_time(monkeypatch):
     monkeypatch.setattr(scheduler_runs, "SHRINK_S", 20)
     runner = FaultyRunner()
     result = scheduler_runs.check(runner, RELEASE, 1, 5, count=6)
-    assert list(result.found) == ["reads full"] and result.runs == 5 and runner.runs <= 5 + 10
+    assert list(result.found) == ["reads full"]
+    assert result.runs == 5
+    assert runner.runs <= 5 + 10
 
 
 def test_a_conforming_check_finds_nothing_and_counts():

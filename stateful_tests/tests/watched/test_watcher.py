@@ -158,7 +158,9 @@ def test_a_full_disk_is_one_warning_and_leaves_a_readable_log(tmp_path):
     )
     assert done.stderr.count("\n") == 1
     (log_file,) = logs_of([tmp_path])
-    assert len(list(log_file.lines())) > 20 and log_file.cut is not None and log_file.bytes == 4000
+    assert len(list(log_file.lines())) > 20
+    assert log_file.cut is not None
+    assert log_file.bytes == 4000
 
 
 def watching() -> tuple[Watcher, list[Any]]:
@@ -364,8 +366,9 @@ def test_transfers_of_the_release_s_own_engine_are_noted():
     noted = tier._Noted(engine, {"full": (pool, 3, 3)})
     assert engine.submit_device_to_host([moved]).count == 1
     (job,) = noted.completed
-    assert job.parts == [("full", 1, 2), ("full", 2, 0)] and not (
-        job.load or job.copied or job.completed
-    )
+    assert job.parts == [("full", 1, 2), ("full", 2, 0)]
+    assert not (job.load or job.copied or job.completed)
     event.moving = None
-    assert job.copied and job.completed and noted.memory == noted.host == {"full": [0, 0, 0]}
+    assert job.copied
+    assert job.completed
+    assert noted.memory == noted.host == {"full": [0, 0, 0]}
