@@ -113,18 +113,29 @@ class Checkout(ReferenceSystem):
         return [(FREE, SIZE) if isinstance(command, Finish) else () for command in commands]
 
 
-def test_corpus_lines_that_call_a_changed_function_come_first(root):
+@pytest.fixture
+def two_changes(root):
+    """A checkout in which Cache.free and gone have changed, of which the corpus calls the first. Returns it,
+    the changes, and the lines that call one as they were found."""
     (root / "cache.py").write_text(
         BEFORE.replace("return 1", "return 4").replace("return 3", "return 5")
     )
     system = Checkout()
     system.root = root
-    told = []
-    changes = changed_functions.changes(system, "HEAD", corpus.load(), told.append)
-    assert {*told} == changes.first
-    assert len(told) == changed_functions.ENOUGH
+    lines = []
+    return system, changed_functions.changes(system, "HEAD", corpus.load(), lines.append), lines
+
+
+def test_corpus_lines_that_call_a_changed_function_are_found(two_changes):
+    _, changes, lines = two_changes
+    assert {*lines} == changes.first
+    assert len(lines) == changed_functions.ENOUGH
+    assert {line.machine for line in lines[:10]} >= {"sessions", "both"}, "in turns"
+
+
+def test_a_changed_function_that_nothing_calls_is_missed(two_changes):
+    system, changes, _ = two_changes
     assert changes.missed == (GONE,)
-    assert {line.machine for line in told[:10]} >= {"sessions", "both"}, "in turns"
     assert (
         f"{changed_functions.ENOUGH} directed runs come first, which call 1 of 2 changes; none calls"
         in changes.text
@@ -132,9 +143,18 @@ def test_corpus_lines_that_call_a_changed_function_come_first(root):
     assert changes.also_called({GONE}).missed == ()
     result = CheckResult("checkout", "smoke", 0, uncalled=("cache.py: gone",))
     verdict = check_verdict(result, (), system.capabilities, None)
-    assert "no run calls cache.py: gone, which changed" in verdict and result.exit_code == 4
+    assert "no run calls cache.py: gone, which changed" in verdict
+    assert result.exit_code == 4
+
+
+def test_the_commands_that_call_a_changed_function_are_numbered(two_changes):
+    _, changes, _ = two_changes
     called = [(), (FREE, GONE, SystemFunction("other.py", "gone")), (SIZE, FREE)]
     assert changes.callers(called) == {FREE: [1, 2], GONE: [1]}
+
+
+def test_corpus_lines_that_call_a_changed_function_come_first(two_changes):
+    system, changes, _ = two_changes
     plan = replace(check_plans.plan("smoke"), first=changes.first)
     driven = [
         line for mode in Mode for line in run_driver.lines_of(system, plan, mode)[: changed_functions.ENOUGH]

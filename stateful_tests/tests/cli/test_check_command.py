@@ -65,12 +65,18 @@ def test_a_checkout_selects_its_engine(named, impl, finds, kvspec):
     assert f"json --impl {impl} --vllm-path clone\n" in out
 
 
-def test_json_has_every_figure(finds, kvspec):
+def test_json_has_the_verdict_and_the_text_goes_to_stderr(finds, kvspec):
     finds(checked(finding()))
     code, out, err = kvspec("check", "--json", "-")
     data = json.loads(out)
-    assert data["exit_code"] == code == 1 and data["ended"] == "violated"
-    assert "violation: LEN-2" in err, "the text goes to stderr"
+    assert data["exit_code"] == code == 1
+    assert data["ended"] == "violated"
+    assert "violation: LEN-2" in err
+
+
+def test_json_has_the_figures_of_machines_and_clauses(finds, kvspec):
+    finds(checked(finding()))
+    data = json.loads(kvspec("check", "--json", "-")[1])
     assert data["machines"][0]["commands_per_s"] == 800
     clause = {
         "id": "FREE-2",
@@ -79,11 +85,20 @@ def test_json_has_every_figure(finds, kvspec):
     }
     clause |= {"waived": None}
     assert data["clauses"][1] == {**clause, "evaluated": 400, "runs_reached": 0, "reached": False}
-    [found] = data["findings"]
+
+
+def test_json_has_the_trace_of_a_finding(finds, kvspec):
+    finds(checked(finding()))
+    [found] = json.loads(kvspec("check", "--json", "-")[1])["findings"]
     assert found["saved"] == "traces/len-2-torch-pr22900.json"
     assert found["violation"]["observed"] == BAD.observed
     assert found["rows"][5]["freed"][1] == {"holder": "s1", "pool": "swa", "start": 42, "end": 44}
     assert traces.loads(json.dumps(found["trace"]).encode(), "json") == TRACE
+
+
+def test_json_in_a_file_leaves_the_text_on_stdout(finds, kvspec):
+    finds(checked(finding()))
+    data = json.loads(kvspec("check", "--json", "-")[1])
     assert kvspec("check", "--json", "out.json")[1].startswith(f"torch+pr22900: {data['said']}\n")
     assert json.loads(Path("out.json").read_text()) == data
 

@@ -44,19 +44,38 @@ class Pretends:
         return RunOutcome(10, 20, [], {}, noted=noted, events=events)
 
 
-def test_the_same_seed_gives_the_same_runs_and_each_kind_comes():
+@pytest.fixture(scope="module")
+def runs():
+    """120 runs behind the first of each kind."""
+    population = server_pairs.PairPopulation(3)
+    for _ in server_pairs.KINDS:
+        population.draw()
+    return [population.draw() for _ in range(120)]
+
+
+def test_the_same_seed_gives_the_same_runs():
     one, two = (server_pairs.PairPopulation(3) for _ in range(2))
-    drawn = [one.draw() for _ in server_pairs.KINDS]
-    assert drawn == [two.draw() for _ in server_pairs.KINDS]
-    assert drawn[0][3] == () and all(config.pair for config, *_ in drawn)
+    assert [one.draw() for _ in range(9)] == [two.draw() for _ in range(9)]
+
+
+def test_a_kind_of_run_has_its_failures_and_aborts_alone():
+    population = server_pairs.PairPopulation(3)
+    drawn = [population.draw() for _ in server_pairs.KINDS]
+    assert drawn[0][3] == (), "a calm run"
+    assert all(config.pair for config, *_ in drawn)
     for kind, (_, clients, _, choices) in zip(server_pairs.KINDS, drawn):
         assert harms(choices) <= (kind in ("failures", "time", "death"))
         assert any(t.abort for c in clients for t in c.turns) <= (kind in ("aborts", "alone"))
         assert server_pairs.choices_about(clients, choices) == choices
-    runs = [one.draw() for _ in range(120)]
+
+
+def test_choices_are_about_every_message(runs):
     choices = [choice for *_, choices in runs for choice in choices]
     assert {*MESSAGES} - {"register"} < {choice.what for choice in choices}
     assert max(c.steps for c in choices if c.what == "transfer") == 150
+
+
+def test_every_value_of_a_setting_is_drawn(runs):
     for field in ("overlap", "decode_overlap", "tree", "decode_tree", "pressure", "mixed", "rust",
                   "prefill_draft", "hicache", "decode_hicache", "host_backup"):
         assert {getattr(config, field) for config, *_ in runs} == {False, True}
@@ -66,13 +85,19 @@ def test_the_same_seed_gives_the_same_runs_and_each_kind_comes():
     assert {(bool(config.states), config.track) for config, *_ in runs} == {
         (False, 0), (True, 0), (True, 8)
     }  # fmt: skip
+
+
+def test_drawn_settings_fit_together(runs):
     for config, *_ in runs:
-        given = msgspec.structs.asdict(config).items()
-        require_fitting(RELEASE, {name: n for name, n in given if n != getattr(Config(), name)})
+        settings = msgspec.structs.asdict(config).items()
+        require_fitting(RELEASE, {name: n for name, n in settings if n != getattr(Config(), name)})
     late = [config for config, *_ in runs if config.prefill_complete]
     assert late and not any(config.window or config.decode_tree for config in late)
     assert {bool(turn.priority) for config, clients, *_ in runs if not config.priority
             for client in clients for turn in client.turns} == {False}
+
+
+def test_a_fixed_setting_is_that_of_every_run():
     fixed = server_pairs.PairPopulation(3, fixed={"page_size": 8, "window": 0, "deferred": False})
     assert {(c.page_size, c.window, c.deferred) for c, *_ in (fixed.draw() for _ in range(9))} == {
         (8, 0, False)

@@ -3,6 +3,8 @@
 import itertools
 import random
 
+import pytest
+
 from impl.sglang.server.clients import EOS, Client, Clients, Config, Turn
 from stateful_tests.watched.servers import population, random_clients, scheduler_runs
 from stateful_tests.tests.watched.test_scheduler_runs import RELEASE
@@ -113,16 +115,21 @@ def test_shrunk_runs_are_valid_configurations():
         assert any(not each.states for each in smaller)
 
 
-def test_servers_with_recurrent_layers_have_matching_settings():
-    """A scene of theirs, and one run of eight; where a release or what is fixed has no states, none."""
+def test_a_scene_and_one_run_of_eight_have_recurrent_layers():
     runs = population.Population(1)
     drawn = [runs.draw()[0] for _ in range(40)]
     between = [config.states for config in drawn[6::8]]
     assert {*between} <= {*population.SLOTS} and len({*between}) > 1
     assert [bool(config.states) for config in drawn].count(True) == len(between) + 1
-    for more in ({"states": False}, {"fixed": {"window": 6}}):
-        runs = population.Population(1, **more)
-        assert not any(runs.draw()[0].states for _ in range(20))
+
+
+@pytest.mark.parametrize("settings", [{"states": False}, {"fixed": {"window": 6}}])
+def test_servers_that_cannot_have_recurrent_layers_have_none(settings):
+    runs = population.Population(1, **settings)
+    assert not any(runs.draw()[0].states for _ in range(20))
+
+
+def test_fixed_recurrent_layers_come_with_every_way_to_track_them():
     runs = population.Population(1, fixed={"states": 30})
     drawn = [runs.draw()[0] for _ in range(80)]
     assert {config.states for config in drawn} == {30} and not any(c.window for c in drawn)
@@ -132,36 +139,65 @@ def test_servers_with_recurrent_layers_have_matching_settings():
     }
     assert all(config.track >= 2 * config.draft for config in drawn if config.track)
     assert not any(config.overlap or config.page_size > 1 for config in drawn if not config.track)
-    runs = population.Population(1, fixed={"states": 30, "overlap": True})
-    assert {runs.draw()[0].track for _ in range(9)} == {4, 8}
-    runs = population.Population(1, fixed={"states": 30, "page_size": 8})
-    assert {runs.draw()[0].track for _ in range(9)} == {8}, "whole pages"
+
+
+@pytest.mark.parametrize(
+    ("setting", "tracks"), [({"overlap": True}, {4, 8}), ({"page_size": 8}, {8})]
+)
+def test_states_are_tracked_under_overlap_and_at_whole_pages(setting, tracks):
+    runs = population.Population(1, fixed={"states": 30, **setting})
+    assert {runs.draw()[0].track for _ in range(9)} == tracks
+
+
+def test_a_second_slot_on_demand_needs_overlap():
     runs = population.Population(1, fixed={"states": 30, "track": 8, "lazy": True})
     assert all(runs.draw()[0].overlap for _ in range(9))
 
 
-def test_servers_with_a_host_tier_have_matching_settings():
-    """Texts or talks come back in every second run, every fourth is a scene; each policy is drawn."""
+@pytest.fixture(scope="module")
+def tier_runs():
+    """80 runs with a host tier."""
     runs = population.Population(1, fixed={"hicache": True})
-    drawn = [runs.draw() for _ in range(80)]
-    configs = [config for config, *_ in drawn]
+    return [runs.draw() for _ in range(80)]
+
+
+def test_every_setting_of_a_host_tier_is_drawn(tier_runs):
+    configs = [config for config, *_ in tier_runs]
     assert all(c.hicache and c.tree and not c.states for c in configs)
     assert {c.draft for c in configs} == {0, 2, 4}
-    assert {c.policy for c in configs} == {0, 1, 2} and {c.host for c in configs} == {6, 12, 20, 40}
-    for clients in (clients for _, clients, _ in drawn[::2]):
+    assert {c.policy for c in configs} == {0, 1, 2}
+    assert {c.host for c in configs} == {6, 12, 20, 40}
+    assert {c.storage for c in configs} == {0, 1, 2}
+    assert {c.rust for c in configs} == {False, True}
+
+
+def test_texts_or_talks_come_back_in_every_second_run_with_a_host_tier(tier_runs):
+    for clients in (clients for _, clients, _ in tier_runs[::2]):
         assert sum(not each.operator for each in clients) == 12
         assert {t.text for c in clients for t in c.turns} <= {*range(8)}
-    assert {c.storage for c in configs} == {0, 1, 2} and {c.rust for c in configs} == {False, True}
-    for number, (config, clients, _) in enumerate(drawn):
+
+
+def test_sessions_meet_a_storage_in_one_run_of_eight(tier_runs):
+    for number, (config, clients, _) in enumerate(tier_runs):
         sessions = any(client.session for client in clients)
         assert not (sessions and config.storage) or number % 8 == population.SESSIONS_AT
+
+
+def test_every_fourth_run_with_a_host_tier_is_a_scene():
     plain = population.Population(1, fixed={"hicache": True, "storage": 0, "priority": 0})
     drawn = [plain.draw() for _ in range(6)]
     scene = population.of_scene(population.scenes()[0])
-    assert drawn[1][1] == scene and drawn[5][1] == population.of_scene(population.scenes()[1])
+    assert drawn[1][1] == scene
+    assert drawn[5][1] == population.of_scene(population.scenes()[1])
+
+
+def test_states_in_a_host_tier_exclude_what_they_cannot_have():
     states = population.Population(1, fixed={"hicache": True, "states": 20})
     configs = [states.draw()[0] for _ in range(9)]
     assert all(c.states and not (c.track or c.storage or c.mixed or c.overlap) for c in configs)
+
+
+def test_fixed_settings_of_a_host_tier_are_those_of_every_run():
     fixed = population.Population(1, fixed={"hicache": True, "policy": 2, "host": 6})
     assert {(c.policy, c.host) for c, *_ in (fixed.draw() for _ in range(9))} == {(2, 6)}
 
