@@ -77,8 +77,8 @@ class ShownKind:
     """The modules that show a kind, by name.
 
     tests: exports a test of an engine's classes; "" where there is none.
-    places, page: "" where the reference model runs beside the system: ci.explain.places and
-        ci.report.pages.trace_page show that.
+    places, page: "" where the reference model runs beside the system, which ci.explain.places and
+        ci.report.pages.trace_page show.
     asserts: the assertions of tests of SGLang's classes.
     models: an adapter may declare that it has no window, no radix tree, no recurrent state.
     """

@@ -1,5 +1,5 @@
 """Write what `impl.loading` knows of releases: their sketches, by which `nearest` finds the one that a
-checkout is nearest to; the names that adapters use of them (`used_names`); and the statements of the rules
+checkout is nearest to, the names that adapters use of them (`used_names`), and the statements of the rules
 that adapters copy (`copied_rules`).
 
 `python -m ci.sketches [ENGINE...]` reads every driven release of an engine; those that are not in the cache

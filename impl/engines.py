@@ -103,8 +103,8 @@ def driven_releases(name: str, ways: Sequence[str]) -> Sequence[str]:
 
 
 def every_release(spec: SystemSpec) -> list[SystemSpec]:
-    """Return the systems that a name stands for, if it names all releases of an engine:
-    `sglang==all+overlap`, or with other ways behind it; none where it names one system."""
+    """Return the systems that a name stands for, if it names all releases of an engine, such as
+    `sglang==all+overlap`. None where it names one system."""
     if spec.version != ALL or spec.engine not in ENGINES:
         return []
     return [spec.of_version(version) for version in driven_releases(spec.engine, spec.ways)]

@@ -51,8 +51,8 @@ def with_system(
 def default_base(
     selector: SystemSelector, since: str | None, system: AnySystem, opened: ExitStack
 ) -> Base | None:
-    """Return the base of a system where the user names none: for a checkout its own history, or else a
-    release; None for anything else.
+    """Return the base of a system where the user names none. A checkout has its own history, or else a
+    release. Other systems have none.
 
     opened: keeps the base.
     """

@@ -300,8 +300,8 @@ def serve_check(
 
 
 def _base_to_compare(release: str, checkout: str | None, base: str | None) -> Before | None:
-    """Return the base of a tree: the one that the user names, or the release of the checkout; None for
-    a release."""
+    """Return the base of a tree: the one that the user names, or the release of the checkout. A release has
+    none."""
     from impl.engines import DriveOptions
     from impl.sglang.parts.fetch import checkout_root
     from impl.sglang.server import environment

@@ -88,8 +88,8 @@ class _Drawer:
         self.columns = self._columns(states, max_columns, max_nodes)
 
     def _columns(self, states: list[Data], max_columns: int, max_nodes: int) -> list[Column]:
-        """Return the columns: differences at the end, in the order of a report; nodes that changed; then
-        other holders."""
+        """Return the columns: first differences at the end, in the order of a report, then nodes that
+        changed, then other holders."""
         kinds: Counter[str] = Counter()
         columns_chosen: list[Column] = []
         columns = dict.fromkeys(self._column(kind, names) for kind, *names in self.differences)

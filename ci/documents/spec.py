@@ -1,4 +1,4 @@
-"""SPEC.md: what the code knows of the specification, collected; the prose is in templates/SPEC.md.j2.
+"""SPEC.md: what the code knows of the specification, collected. The prose is in templates/SPEC.md.j2.
 
 Everything in here is read from code or comes out of runs of the reference. Same code, same text.
 """
@@ -256,8 +256,11 @@ def _family_data() -> list[Data]:
 
 
 def _clause_data(clause: Clause, shown_by: dict[str, str], fixtures: dict[str, Trace]) -> Data:
-    """Return the data of a clause. killed: the bugs whose first violated clause it is, each with its
-    fixture; drawn: the step that shows the first of them, the last of its fixture, on the reference."""
+    """Return the data of a clause.
+
+    killed: the bugs whose first violated clause it is, each with its fixture.
+    drawn: the step that shows the first of them, the last of its fixture, on the reference.
+    """
     bugs = [bug for bug in BUGS.values() if bug.clause == clause.id]
     last = None
     if bugs:

@@ -80,8 +80,8 @@ class Past(Generic[_Moment]):
     def last_time(
         self, what: str, holds: Callable[..., bool], *more: object
     ) -> tuple[int, int] | None:
-        """Return since and until which command `holds` was true for the last time before now; None:
-        never."""
+        """Return since and until which command `holds` was true for the last time before now, None if it
+        never was."""
         fact = partial(_held, holds, more)
         last = len(self.moments) - 2
         while last >= 0 and not fact(self.moments[last]):

@@ -24,8 +24,8 @@ def place_name(place: Place, m: TierMoment) -> str:
 
 
 def facts_at(place: Place, m: TierMoment) -> list[Fact]:
-    """Return the facts about a place, as in ci.explain.places: a slot is free, a node's, or a
-    transfer's; a node has KV, locks and marks."""
+    """Return the facts about a place, as in ci.explain.places. A slot is free, a node's, or a transfer's. A
+    node has KV, locks and marks."""
     facts = m.facts
     match place:
         case AtSlot(pool, slot, host):

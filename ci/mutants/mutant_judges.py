@@ -143,8 +143,9 @@ AREAS = (
 
 @dataclass(frozen=True, slots=True)
 class Noticed:
-    """by: the clause, BROKEN, fixture, test or "no answer" that noticed the mutant; empty: nothing did.
+    """What noticed a mutant.
 
+    by: the clause, BROKEN, fixture, test or "no answer"; "" where nothing did.
     where: the system.
     after: commands of random runs before it.
     """
@@ -160,7 +161,7 @@ class NoMutants(Exception):
 
 
 def area_of(mutant: Mutant) -> Area | None:
-    """Return how a mutant is judged; None: it is not."""
+    """Return how a mutant is judged, None where it is not."""
     for area in AREAS:
         if mutant.name.startswith(area.folder) and not mutant.name.startswith(area.without):
             return area

@@ -1,4 +1,4 @@
-"""A run as text: what it violates and why, and its commands as a table; from the dictionaries of
+"""A run as text: what it violates and why, and its commands as a table. It is made from the dictionaries of
 `ci.report.report_data`."""
 
 import re

@@ -1,4 +1,4 @@
-"""Shared parts of reports as text: the console, tables, paragraphs, listings; plain in a pipe."""
+"""Shared parts of reports as text: the console, tables, paragraphs and listings. They are plain in a pipe."""
 
 import os
 import sys

@@ -1,8 +1,8 @@
 """Names that an adapter uses of a checkout, looked up in its files before any of them runs.
 
-A table of the API has a line for each: since which release, before which one, in which file of the package,
-and how it is used: as Python, with `_` for any value, `;` between two. A call that the files could not take
-is missing as much as a name.
+A table of the API has a line for each name. The line says since which release, before which one and in which
+file of the package the name is there, and how it is used. Uses are Python with `_` for any value, and `;`
+between two. A call that the files could not take is missing as much as a name.
 """
 
 from __future__ import annotations

@@ -14,8 +14,9 @@ from impl.system_spec import SystemSpec
 
 
 def _drive(spec: SystemSpec, options: DriveOptions) -> WorkerSystem:
-    """`+unified` or `+rust`: with that radix tree, where a release has the choice (see VARIANTS); then
-    `+overlap`: with overlap scheduling; or `+hicache`, after `+rust` too: its tree with its host tier."""
+    """Return the system of a release or a checkout in its ways. `+unified` and `+rust` select that radix
+    tree, where a release has the choice (see VARIANTS). Behind them `+overlap` selects overlap scheduling,
+    and `+hicache`, also behind `+rust`, the tree with its host tier."""
     from impl.sglang.process.system import SGLangSystem
     from impl.sglang.releases.variants import VARIANTS
 

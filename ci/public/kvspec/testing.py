@@ -37,7 +37,8 @@ from stateful_tests.machines.shrinking import bounded_shrinking
 from stateful_tests.machines.targets import MachineTarget
 from stateful_tests.traces import trace_files
 
-# A factory, a system, or what `kvspec check --impl` takes; None: torch. `--kvspec-impl` overrides them all.
+# A factory, a system, or what `kvspec check --impl` takes. None stands for torch. `--kvspec-impl` overrides
+# all.
 Make = Union[Callable[[], System], System, str, None]
 
 _EXAMPLES = {"smoke": 50, "pr": 500, "nightly": 5000}  # runs of a machine, where a tier is given

@@ -89,7 +89,8 @@ def _download(release: str, work: Path, target: Path) -> None:
 
 
 def _ways_to_ask() -> list[list[str]]:
-    """Return pip options: for this host; then, as the Python files are the same, for hosts of the wheels."""
+    """Return pip options for this host, then for hosts of the wheels, because the Python files are the
+    same."""
     ways: list[list[str]] = [[]]
     for python in ("311", "312", "310"):
         options = ["--implementation", "cp", "--python-version", python]

@@ -203,7 +203,8 @@ class ReceiptTree(NumberedTree):
 
 
 class UnifiedTree(ReceiptTree):
-    """UnifiedRadixCache of 0.5.23: a lock is an object; a request keeps no slots of its matched prefix."""
+    """UnifiedRadixCache of 0.5.23. A lock is an object, and a request keeps no slots of its matched
+    prefix."""
 
     def __init__(self, cache: Any, mapping: Any) -> None:
         super().__init__(cache, mapping)

@@ -1,4 +1,4 @@
-"""How a turn ends: it finishes, is retracted or aborted; also what becomes of one that was rejected."""
+"""The ends of turns: finishes, retracts and aborts, and what becomes of a turn that was rejected."""
 
 from __future__ import annotations
 

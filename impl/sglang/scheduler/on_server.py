@@ -15,7 +15,13 @@ from reference.commands import Choice, Reason
 
 
 class OnServer:
-    """release: what is driven; server: the one that runs; results: of its batches; overlap: they are late."""
+    """A part of the driver of a running server.
+
+    release: what is driven.
+    server: the one that runs.
+    results: of its batches.
+    overlap: they are late.
+    """
 
     overlap: bool
     release: Release0510

@@ -141,7 +141,7 @@ class States:
         return slot, int(self.cells[slot])
 
     def put(self, slot: int, stamp: int) -> None:
-        """Have this state in a slot; -1: in none."""
+        """Have this state in a slot. Nothing happens for slot -1."""
         if slot != -1:
             self.cells[slot] = stamp
 

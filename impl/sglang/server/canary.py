@@ -25,8 +25,10 @@ _MOST = 500  # violations that are kept of a run
 class ForwardPass(NamedTuple):
     """The work of a forward pass.
 
-    mode: the canary's name for it; of each entry its request, the tokens that are there and those that are
-        computed; of all computed tokens id and slot.
+    It has of each entry its request, the tokens that are there and those that are computed, and of all
+    computed tokens id and slot.
+
+    mode: the canary's name for it.
     """
 
     mode: str

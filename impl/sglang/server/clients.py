@@ -23,8 +23,8 @@ TOKENS = 990
 POLICIES = "write_through", "write_through_selective", "write_back"  # when KV is copied to the host
 # How long a request waits for a storage behind the host.
 STORAGES = "", "best_effort", "wait_complete", "timeout"
-# The cache is emptied once nothing runs or waits; all requests are aborted; nothing is computed for a while;
-# the same, and what runs is retracted before; the same, and the cache is emptied, as for new weights.
+# The cache is emptied once nothing runs or waits. All requests are aborted. Nothing is computed for a while;
+# in "retract" what runs is retracted before, and in "update" the cache is emptied too, as for new weights.
 OPERATIONS = "flush", "abort", "pause", "retract", "update"
 PRIORITIES = "", "greatest", "smallest"  # the number that goes first, "" without priorities
 FLUSH = "flush"  # what is answered when the cache is empty
@@ -94,10 +94,16 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Turn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """wait: rounds since the turn before was answered (of an impatient client: sent); tokens: of its prompt,
-    the first `shared` of which are those of text number `text`; limit: outputs at most; stop: the output that
-    is the end token, 0 for none; abort: rounds after it was sent until the client disconnects, 0 for
-    never; ignore_eos: the end token does not end it; priority: that the client states, 0 for none."""
+    """A turn of a client.
+
+    wait: rounds since the turn before was answered (of an impatient client: sent).
+    tokens: of its prompt, the first `shared` of which are those of text number `text`.
+    limit: outputs at most.
+    stop: the output that is the end token, 0 for none.
+    abort: rounds after it was sent until the client disconnects, 0 for never.
+    ignore_eos: the end token does not end it.
+    priority: that the client states, 0 for none.
+    """
 
     wait: int
     tokens: int
@@ -111,10 +117,15 @@ class Turn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Client(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """name: of its session, or of its requests; session False: each turn is an ordinary request. resends: its
-    input begins with the conversation before it. impatient: sends without waiting, and closes at any moment.
-    close: rounds after its last turn until it closes the session. operator: it is one instead, and what it
-    has done once (OPERATIONS); a pause lasts `close` rounds."""
+    """A client of a server, or its operator.
+
+    name: of its session, or of its requests.
+    session: its turns are those of a session; otherwise each is an ordinary request.
+    resends: its input begins with the conversation before it.
+    impatient: sends without waiting, and closes at any moment.
+    close: rounds after its last turn until it closes the session.
+    operator: it is one instead, and what it has done once (OPERATIONS); a pause lasts `close` rounds.
+    """
 
     name: str
     start: int
@@ -128,8 +139,9 @@ class Client(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Message(msgspec.Struct, frozen=True):
-    """One thing that a client says: opens or closes a session, sends a turn, disconnects; or an operator:
-    aborts all (mode), pauses the server (mode: how), has it go on, or has its cache emptied (mode: when)."""
+    """One thing that a client or an operator says. A client opens or closes a session, sends a turn, or
+    disconnects. An operator aborts all (mode), pauses the server (mode: how), has it go on, or has its cache
+    emptied (mode: when)."""
 
     kind: Literal["open", "close", "submit", "abort", "pause", "go on", "flush"]
     name: str

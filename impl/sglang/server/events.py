@@ -16,8 +16,8 @@ from reference.tiers.facts import TierFacts, TierNode
 
 FORMAT = "kvspec-watch"
 VERSION = 8
-# 3: no step says when it was; 4: no pages have slots of recurrent state; 5: no flush is noted; 6: a line is
-# an event without a number; 7: servers of pairs are not watched
+# In version 3 no step says when it was, in 4 no pages have slots of recurrent state, in 5 no flush is noted,
+# in 6 a line is an event without a number, in 7 servers of pairs are not watched.
 READABLE = (3, 4, 5, 6, 7, 8)
 NUMBERED = 7  # the first version whose lines have running numbers
 

@@ -157,8 +157,10 @@ class FakeModel:
             self._read_all(own=True)
 
     def _read_all(self, own: bool = False) -> None:
-        """Read what the round in flight has not read yet; its own tokens as well, or not: a kernel has them
-        at hand. The result of who has ended since is nobody's."""
+        """Read what the round in flight has not read yet. The result of who has ended since is nobody's.
+
+        own: its own tokens as well, which a kernel has at hand.
+        """
         reads = self._to_read
         self._to_read = []
         for request, row, start, text in reads:

@@ -1,4 +1,4 @@
-"""A live server from outside: a process that is started, driven over HTTP, and stopped; and its clients."""
+"""A live server from outside: a process that is started, driven over HTTP and stopped, and its clients."""
 
 from __future__ import annotations
 
@@ -129,7 +129,8 @@ class HttpClients:
     """Clients that send over HTTP what their scripts say, a thread for each. Each knows the text of its
     session, and so how long its input must be and how many tokens it is owed.
 
-    counts: what was done, and how often; wrong: answers that are not as they should be.
+    counts: what was done, and how often.
+    wrong: answers that are not as they should be.
     """
 
     def __init__(self, server: LiveServer, clients: tuple[Client, ...], seed: int) -> None:

@@ -1,8 +1,8 @@
 """The host tier of a whole scheduler (HiCache): what the watcher notes of it.
 
 When the scheduler has polled its transfers, and when it has decided on a batch, the log gets the tree's facts
-(reference.tiers.facts), if they have changed: nodes, slots, locks, transfers, records; and of each new lock
-the path that it was taken on. So every node and slot is looked at in every round: for tests.
+(reference.tiers.facts), if they have changed: nodes, slots, locks, transfers and records. A new lock is noted
+with the path that it was taken on. Every node and slot is looked at in every round, so this is for tests.
 """
 
 from __future__ import annotations

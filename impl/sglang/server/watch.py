@@ -38,16 +38,18 @@ if TYPE_CHECKING:
     from impl.sglang.server.tier import TierReader
 
 _LOG = logging.getLogger("kvspec")
-# of a snapshot: one entry for so many lines; entries, which take 3 us each
-SHARE = 20
-MAX_ENTRIES = 1024
+SHARE = 20  # a snapshot has one entry for so many lines
+MAX_ENTRIES = 1024  # of a snapshot; each takes 3 us
 # What a hook does before the function, and after it with its result. A plain method is given the result.
 Steps = Generator[None, Any, None]
 
 
 class Watcher:
-    """The hooks of one process. kind: whose names they read by; log: None until a scheduler does something:
-    other processes have none."""
+    """The hooks of one process.
+
+    kind: whose names they read by.
+    log: None until a scheduler does something: other processes have none.
+    """
 
     def __init__(self, release: Release0510, settings: dict[str, str] | None = None) -> None:
         self.kind = release

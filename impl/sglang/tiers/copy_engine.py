@@ -76,7 +76,7 @@ class CopyJob:
 class CopyEngine:
     """A stand-in for `L2TransferEngine`.
 
-    queues: transfers in flight, oldest first: loads under True, stores under False.
+    queues: transfers in flight, oldest first, loads under True and stores under False.
     completed: completed transfers that the cache has not acknowledged, the oldest first.
     memory: device stamps by pool and slot.
     host: host stamps by pool and slot.

@@ -362,8 +362,8 @@ class Gatherer:
             )
 
     def _state_behind(self, req: Any) -> int:
-        """Return the slot of the state that a request continues from behind its prefix: its own if one was
-        loaded for it, otherwise that of the matched node; 0 for none."""
+        """Return the slot of the state that a request continues from behind its prefix, 0 for none. This is
+        its own slot if a state was loaded for it, otherwise that of the matched node."""
         if req.kv.holds_mamba:
             return int(req.kv.mamba_pool_idx)
         own = self.core.get_component_device_value(_id(req.last_node), self.kinds["state"])

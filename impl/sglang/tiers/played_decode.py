@@ -34,9 +34,12 @@ class HandedPart:
 class Sender:
     """The sender of one request: what the prefill server sees of the decode server and the network.
 
-    name, text: the request, and its prompt. state: of KVPoll. prefix: tokens that the decode server has
-    already. pages: how many it expects, None until it is told; handed: how many it was given. parts: what is
-    not read yet.
+    name, text: the request, and its prompt.
+    state: of KVPoll.
+    prefix: tokens that the decode server has already.
+    pages: how many it expects, None until it is told.
+    handed: how many it was given.
+    parts: what is not read yet.
     """
 
     supports_host_tensor_indices = False
@@ -133,8 +136,11 @@ class Sender:
 
 
 class Senders:
-    """The manager of the transfers. prompts: the name and the prompt of the request in each room; unfinished:
-    slots of a pool that a forward pass has still to write."""
+    """The manager of the transfers.
+
+    prompts: the name and the prompt of the request in each room.
+    unfinished: slots of a pool that a forward pass has still to write.
+    """
 
     enable_all_cp_ranks_for_transfer = False
     is_dummy_cp_rank = False

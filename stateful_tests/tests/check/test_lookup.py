@@ -35,7 +35,10 @@ def named(kind, name, **more):
 
 
 class Releases:
-    """Releases of SGLang by version; asked: which were replayed on."""
+    """Releases of SGLang by version.
+
+    asked: which were replayed on.
+    """
 
     def __init__(self, monkeypatch, **kinds):
         self.asked = []

@@ -212,7 +212,11 @@ def _sizes(text: str) -> Geometry:
 
 
 class Rows:
-    """A file of rows. scripts, steps: by name; tables: heading (a clause, or another) -> rows by name."""
+    """A file of rows.
+
+    scripts, steps: by name.
+    tables: heading (a clause, or another) -> rows by name.
+    """
 
     def __init__(self, file: Path) -> None:
         self.scripts: dict[str, list[str]] = {}

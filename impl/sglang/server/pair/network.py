@@ -44,12 +44,20 @@ class _Late(NamedTuple):
 class PlayedNetwork:
     """The wire of one run.
 
-    rooms: room -> request; told_success: rooms of which P has told D success; harmed: something fails, or a
-    timeout may end in the middle; harmed_by_time: a timeout may; seconds: of both servers' clocks; step:
-    of the conductor; gone: servers that have died; promises: room -> what D keeps for its transfer;
-    copies: whoever looks at each block before it is copied; names: whoever looks at each promise;
-    carries_row: whether a transfer is that of a metadata row; delivered: (kind of message, request) ->
-    last step; forgotten: (server, request) -> first step; events: what has happened, for a reader.
+    rooms: room -> request.
+    told_success: rooms of which P has told D success.
+    harmed: something fails, or a timeout may end in the middle.
+    harmed_by_time: a timeout may.
+    seconds: of both servers' clocks.
+    step: of the conductor.
+    gone: servers that have died.
+    promises: room -> what D keeps for its transfer.
+    copies: whoever looks at each block before it is copied.
+    names: whoever looks at each promise.
+    carries_row: whether a transfer is that of a metadata row.
+    delivered: (kind of message, request) -> last step.
+    forgotten: (server, request) -> first step.
+    events: what has happened, for a reader.
     """
 
     def __init__(self, stage: Stage, choices: Sequence[NetworkChoice]) -> None:

@@ -38,8 +38,9 @@ STEPS = 20_000  # of the conductor, at most
 QUIET = 30  # steps without any event, after which only a timeout can change anything
 HEARTBEAT = 50  # steps after the death of P until D's heartbeats have failed
 PROBE = 40  # steps between two probes of a session that has failed
-# Seconds by which the clock moves each time that everything is quiet: past the release of pages that P may
-# still write, past both servers' timeouts of a request, and again; past retries of a lookup.
+# Seconds by which the clock moves each time that everything is quiet. It moves past the release of pages that
+# P may still write and past both servers' timeouts of a request, three times over, and then past retries of a
+# lookup.
 TIMEOUTS = (35.0, 310.0, 35.0, 310.0, 35.0, 310.0, *[1.1] * 20)
 _DEFERRED = "SGLANG_DISAGGREGATION_DEFERRED_DECODE_KV_RELEASE"
 _NO_PREFIX = "HiCache local restore failed"  # what D answers who waits for a prefix of its host tier

@@ -62,8 +62,11 @@ class ServerThread:
 
 
 class Stage:
-    """All threads of a pair; they end with the process. current: the one whose turn it is; server: whose
-    globals are in place."""
+    """All threads of a pair; they end with the process.
+
+    current: the one whose turn it is.
+    server: whose globals are in place.
+    """
 
     def __init__(self) -> None:
         self.back = threading.Semaphore(0)
