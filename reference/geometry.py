@@ -125,7 +125,7 @@ class Geometry:
         return ("full",) if self.window is None else ("full", "swa")
 
     def pages(self, pool: str) -> int:
-        """Pages of `pool` that can be handed out."""
+        """Return the number of pages of `pool` that can be handed out."""
         return self.full_pages if pool == "full" else self.swa_pages
 
 

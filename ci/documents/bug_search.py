@@ -219,7 +219,8 @@ def find(query: Sequence[str], every: Sequence[SearchEntry]) -> SearchResult:
 
 
     def place(row: int) -> tuple[bool, bool, float, int]:
-        """A bug of the built-in implementation that does not fit is behind all that releases have."""
+        """Return the place of a row: a bug of the built-in implementation that does not fit is behind all
+        that releases have."""
         return row not in fits, row not in fits and every[row].kind == "named", -worth[row], row
 
     ranked = sorted(worth, key=place)

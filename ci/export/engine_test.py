@@ -341,7 +341,7 @@ class _Steps:
                 yield from self._update(drafts)
 
     def _source(self, command: Add) -> str:
-        """Further arguments of a request that has an adapter or a salt."""
+        """Return further arguments of a request that has an adapter or a salt."""
         load = self.loaded.source(command.adapter, "").adapter_loads
         arguments = ""
         if command.adapter:

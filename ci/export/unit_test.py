@@ -95,7 +95,7 @@ _STANDS_FOR = {
 
 
 def _lines_pattern(lines: Sequence[str]) -> re.Pattern[str]:
-    """Matches these lines of _TOGETHER."""
+    """Return a pattern that matches these lines of _TOGETHER."""
     names_seen = set[str]()
     text = ""
     for line in lines:

@@ -67,8 +67,8 @@ def release_root(package: str, version: str, unpacked: Callable[[Path, Path], No
 
 
 def _sealed(root: Path) -> bool:
-    """Whether a release's folder is what its seal says. Another process may complete it just now: its files
-    and its seal are two."""
+    """Return whether a release's folder is what its seal says. Another process may complete it just now: its
+    files and its seal are two."""
     for pause in (0.0, 0.3, 1.0):
         time.sleep(pause)
         if _seal(root).read_text(encoding="ascii") == _digest(root):
@@ -195,7 +195,7 @@ def _pip() -> list[str]:
 
 
 def unreachable(output: str) -> bool:
-    """Whether pip says that there is no index: asking for another platform would not help."""
+    """Return whether pip says that there is no index: asking for another platform would not help."""
     return any(
         sign in output
         for sign in ("NewConnectionError", "ConnectionError", "ConnectTimeout", "NameResolutionError",

@@ -41,7 +41,7 @@ class Bookkeeping:
     imported_only: tuple[str, ...] = ()
 
     def is_real(self, name: str) -> bool:
-        """Whether a module of this name is the release's own file, if it has one."""
+        """Return whether a module of this name is the release's own file, if it has one."""
         return _within(name, self.real) and not _within(name, self.inert)
 
 

@@ -116,8 +116,8 @@ def neighbours(engine: str, release: str) -> tuple[str, ...]:
 
 @lru_cache(maxsize=4)
 def leans(engine: str, root: Path, release: str) -> bool:
-    """Whether a tree lies between `release`, its nearest one, and a neighbour: whether it has lines that the
-    neighbour has and the release has not.
+    """Return whether a tree lies between `release`, its nearest one, and a neighbour: whether it has lines
+    that the neighbour has and the release has not.
 
     A name of the release that such a tree lacks may not be there yet, or no more. Any other tree renamed
     it."""

@@ -62,7 +62,7 @@ class Tables(NamedTuple):
         return next(release for release in self.releases if self.documented(part, release))
 
     def documented(self, part: str, release: str) -> bool:
-        """Whether a release has a part, by the table."""
+        """Return whether a release has a part, by the table."""
         at = self.releases.index(release)
 
         documents = []

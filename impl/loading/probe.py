@@ -103,7 +103,7 @@ class Checkout:
         return {(line.file, ast.unparse(use)) for line in lines for use in line.uses}
 
     def has(self, use: tuple[str, str]) -> bool:
-        """Whether the files can be used so."""
+        """Return whether the files can be used so."""
         file, text = use
         return self._why_not(file, ast.parse(text, mode="eval").body) is None
 
@@ -165,8 +165,8 @@ class Checkout:
         )
 
     def _lacks_text(self, module: Names, use: ast.Compare) -> str | None:
-        """Why the code lacks the text that `"x += 1" in "Class.method"` wants, or has what `not in` excludes.
-        The text is as `ast.unparse` writes it; a method may be a pattern of shells."""
+        """Return why the code lacks the text that `"x += 1" in "Class.method"` wants, or has what `not in`
+        excludes. The text is as `ast.unparse` writes it; a method may be a pattern of shells."""
         name = ast.literal_eval(use.comparators[0])
         text = ast.literal_eval(use.left)
         first, _, method = name.partition(".")

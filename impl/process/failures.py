@@ -54,12 +54,12 @@ def failing_as(what: str, root: Path | None = None) -> Iterator[None]:
 
 
 def fails_at_start(failure: str) -> bool:
-    """Whether a system failed before its first command."""
+    """Return whether a system failed before its first command."""
     return failure.removeprefix("TypeError: ").startswith((f"{RESET} raises", FIRST_VIEW))
 
 
 def failed_in_command(failure: str) -> bool:
-    """Whether a command failed, not the view after it and nothing before it."""
+    """Return whether a command failed, not the view after it and nothing before it."""
     return not (fails_at_start(failure) or failure.removeprefix("TypeError: ").startswith(VIEW))
 
 
@@ -114,7 +114,7 @@ def raising_misfit(
 
 
 def refuses(error: Exception, root: Path) -> bool:
-    """Whether the release under `root` refuses a configuration: a line of its own raised the error."""
+    """Return whether the release under `root` refuses a configuration: a line of its own raised the error."""
     files = [
         Path(frame.filename)
         for frame in traceback.extract_tb(error.__traceback__)
@@ -188,7 +188,7 @@ def _fault_of_adapter(
 
 
 def _is_ours(kind: type) -> bool:
-    """Whether a class is one of the adapters', which may run as the main module of a worker."""
+    """Return whether a class is one of the adapters', which may run as the main module of a worker."""
     module = sys.modules.get(kind.__module__)
     file = getattr(module, "__file__", None)
     return kind.__module__.startswith(_OUR_PREFIX) or (

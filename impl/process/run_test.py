@@ -31,7 +31,7 @@ Run = tuple[Path, str, Sequence[Path]]  # the files of a release, its version, a
 def outcomes(
     *runs: Run, hook: str = "impl.sglang.process.testing:hook", timeout_s: float = 180.0
 ) -> list[tuple[int, str]]:
-    """The exit status of each run in a process of its own, and what it said.
+    """Return the exit status of each run in a process of its own, and what it said.
 
     hook: MODULE:NAME of what has a process import the release under a folder, by its version.
     timeout_s: for each run.

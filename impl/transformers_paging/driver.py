@@ -272,7 +272,7 @@ class PagingDriver(SelfSchedulingDriver):
     # -- facts ------------------------------------------------------------------------------------
 
     def _block(self, raw: int) -> int:
-        """Ours for its number of a block: it has trash before, we have the null block."""
+        """Return our number for its number of a block: it has trash before, we have the null block."""
         return int(raw - 2 * self._pages[0].blocks_per_sector + 1)
 
     def view(self) -> BlockFacts:

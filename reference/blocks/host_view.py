@@ -44,7 +44,7 @@ class HostView:
 
     @memoized
     def clauses_reached(self) -> frozenset[str]:
-        """The clauses of a second tier that could fail at this step."""
+        """Return the clauses of a second tier that could fail at this step."""
         before = self.before
         after = self.after
         blocks = {

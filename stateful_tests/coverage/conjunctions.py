@@ -216,7 +216,8 @@ def _beside(tree: Tree, lock: Lock, placed: Placed, index: int) -> str:
 
 
 def _unlocks(was: Tree, now: Tree) -> Iterator[str]:
-    """One of two locks goes, over a node that was cut since: a fresh lock would pin less SWA KV."""
+    """Yield that one of two locks goes, over a node that was cut since: a fresh lock would pin less SWA
+    KV."""
     stay = [lock for lock in was.locks if lock in now.locks]
     if len(stay) >= len(was.locks):
         return
@@ -360,8 +361,8 @@ def _slots(was: State, command: Decode | Extend) -> Iterator[str]:
 
 
 def _batch(was: State, command: Extend, now: State) -> Iterator[str]:
-    """Two entries of a batch: what each brings to the tree, one after the other, and of the same pages what
-    becomes of them."""
+    """Yield for two entries of a batch what each brings to the tree, one after the other, and of the same
+    pages what becomes of them."""
     assert was.tree is not None
     tree = was.tree
     brought = list[tuple[Key, int, str]]()

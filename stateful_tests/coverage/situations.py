@@ -16,7 +16,7 @@ from stateful_tests.generate.commands.shared_cases import LATE
 
 
 def situations(was: State, command: Command, outcome: Outcome, now: State) -> set[str]:
-    """All that a step meets: its situation, and what meets in it of several."""
+    """Return all that a step meets: its situation, and what meets in it of several."""
     return {situation(was, command, outcome, now), *conjunctions(was, command, outcome, now)}
 
 

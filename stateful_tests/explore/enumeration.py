@@ -55,14 +55,14 @@ def of_two(scope: Scope, one: Request, two: Request) -> Iterator[Command]:
 
 
 def of_lock_holder(scope: Scope, name: str, locked: Key) -> Iterator[Command]:
-    """Commands about a lock holder that has `locked` locked."""
+    """Yield commands about a lock holder that has `locked` locked."""
     for harness in _harnesses(scope):
         yield from harness.of_lock_holder(scope, name, locked)
     yield from _misnamed_commands(scope, name, None)
 
 
 def of_nobody(scope: Scope, present: Present, fresh: Names) -> Iterator[Command]:
-    """Commands about whoever is not there yet, about the tree, about everybody; what is ill-formed."""
+    """Yield commands about whoever is not there yet, about the tree, about everybody; what is ill-formed."""
     for harness in _harnesses(scope):
         yield from harness.of_nobody(scope, present, fresh)
         if scope.invalid:

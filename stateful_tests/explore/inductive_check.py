@@ -89,7 +89,7 @@ class InductiveStepCheck:
         return known_facts
 
     def look_for(self, reached: Iterable[str]) -> None:
-        """From now on note which situations of clauses are reached, but for those that were."""
+        """Note from now on which situations of clauses are reached, but for those that were."""
         self.reached = set()
         self._missing = {*CLAUSES.values()} - {CLAUSES[each] for each in reached}
 

@@ -98,7 +98,8 @@ class Representatives:
         self._first = {"s": 1, "r": 1 + scope.sessions, "h": 1}
 
     def _symmetric(self, order: tuple[int, ...]) -> bool:
-        """Exchanging letters by this order changes something, but not which prompts there are."""
+        """Return whether exchanging letters by this order changes something, but not which prompts there
+        are."""
         letters = str.maketrans(self.scope.texts, "".join(self.scope.texts[i] for i in order))
         prompts = {prompt.translate(letters) for prompt in self.scope.prompts}
         return order != tuple(range(len(order))) and prompts == {*self.scope.prompts}
@@ -123,8 +124,8 @@ class Representatives:
     # -- from a state to its parts ----------------------------------------------------------------
 
     def _least(self, state: State) -> tuple[Parts, Nameless, tuple[int, ...]]:
-        """The parts of a state, in the order of letters that makes them least, without names as well; and
-        that order."""
+        """Return the parts of a state, in the order of letters that makes them least, without names as well;
+        and that order."""
         if state.tree is not None:
             state = _renumber(state)
         best = self._parts(state)
@@ -330,7 +331,7 @@ def _every(children: tuple[Node, ...]) -> Iterator[Node]:
 
 
 def _serials(state: State) -> set[int]:
-    """Serials of Submits that some text in the state has tokens of."""
+    """Return the serials of Submits that some text in the state has tokens of."""
     serials = {serial for s in state.sessions for serial, _ in s.history}
     for request in state.requests:
         serials.add(request.serial)

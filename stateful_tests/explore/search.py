@@ -204,7 +204,7 @@ class Explorer:
         self._violated: tuple[int, Command, Violation] | None = None
 
     def moves(self, state: State) -> Iterator[tuple[Command, Outcome, State]]:
-        """Every command in a representative, what becomes of it, and the state it leads to."""
+        """Return every command in a representative, what becomes of it, and the state it leads to."""
         for command in self.states.commands(state):
             now, outcome = model.step(state, command)
             yield command, outcome, now

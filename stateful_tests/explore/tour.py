@@ -66,7 +66,7 @@ class Tour:
 
 
 def kinds_of(system: System) -> tuple[frozenset[str], ...]:
-    """Names of the kinds of commands that may meet in one run, for each pass that is needed."""
+    """Return the names of the kinds of commands that may meet in one run, for each pass that is needed."""
     can = system.capabilities
     if can.mixed_decode:
         return (can.commands,)
@@ -194,7 +194,7 @@ class _TourRun:
         return place
 
     def run(self, kinds: frozenset[str]) -> bool:
-        """One pass with these kinds of commands. False: it was given up."""
+        """Make one pass with these kinds of commands. Returns False where it was given up."""
         self.kinds = kinds
         self.allowed = [
             [type(c).__name__ in kinds for c in self.states.commands(state)]
@@ -229,7 +229,8 @@ class _TourRun:
         self.at = 0
 
     def _usable(self, at: int) -> Iterator[int]:
-        """Commands not run yet that may be run here: first those that stay, then those that lead on."""
+        """Return the commands not run yet that may be run here: first those that stay, then those that lead
+        on."""
         place = self.places[at]
         allowed = self.allowed[at]
         for number in sorted(place.pending, key=lambda n: (n not in place.pending_here, n)):

@@ -215,7 +215,8 @@ class _Reader:
                 self.unused_mapped.append((slot, swa))
 
     def _read_states(self) -> StateFacts | None:
-        """Slots of recurrent state; a session and the turn that borrows its slot are one holder."""
+        """Return the slots of recurrent state; a session and the turn that borrows its slot are one
+        holder."""
         states_view = self.view.states
         if states_view is None:
             return None

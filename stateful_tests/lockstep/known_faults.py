@@ -70,7 +70,7 @@ class KnownFault(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     passed_over: bool = False
 
     def __post_init__(self) -> None:
-        """Raises ValueError where fields contradict each other."""
+        """Raise ValueError where fields contradict each other."""
         fixed = () if self.fixed is None else (self.fixed,)
         for version in (self.first, *fixed, *self.unified.values(), *self.elsewhere):
             _version_key(version)

@@ -107,7 +107,7 @@ class Violation:
         return replace(self.with_headline(clause), also=(), others=())
 
     def with_note(self, note: str) -> Violation:
-        """This violation with a note behind what was observed."""
+        """Return this violation with a note behind what was observed."""
         return replace(self, failure=replace(self.failure, observed=f"{self.observed} {note}"))
 
     def with_break(self, failure: Failure) -> Violation:

@@ -94,8 +94,8 @@ class Detected(NamedTuple):
 
 
 def detect(root: Path) -> Detected:
-    """How the files under `root` (which holds `sglang/`) are driven: as the nearest release, and in each fact
-    of the API as the release that they have it of.
+    """Return how the files under `root` (which holds `sglang/`) are driven: as the nearest release, and in
+    each fact of the API as the release that they have it of.
 
     What `_version.py` states decides between releases that are equally near. The remark says how near, which
     facts are of other releases, and what is missing of the API that is not driven. Raises

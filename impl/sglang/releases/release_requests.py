@@ -38,7 +38,7 @@ class ReleaseRequests(LoadedModules):
     swa_tail = False
 
     def prefix(self, req: Any) -> int:
-        """Tokens that the next chunk finds in the cache."""
+        """Return the number of tokens that the next chunk finds in the cache."""
         return len(req.prefix_indices)
 
     def hold(self, cache: Any, req: Any) -> None:

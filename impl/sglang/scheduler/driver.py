@@ -216,7 +216,7 @@ class Driver(Prefills, Ends, TreeCommands):
         turn.unsettled_results[0].visible = True
 
     def _verify(self, lanes: Sequence[c.Draft], late: int = 0) -> list[Choice]:
-        """A verify round.
+        """Run a verify round.
 
         late: of each entry so many results may be in flight, as this one is then.
         """

@@ -144,7 +144,7 @@ class Server:
         require(pages <= swa, Reason.OUT_OF_SWA)
 
     def has_room_for_one(self) -> bool:
-        """Whether a prefill of one token fits without an eviction. Releases ask for one page more."""
+        """Return whether a prefill of one token fits without an eviction. Releases ask for one page more."""
         pools = [self.full_pool] if self.swa_pool is None else [self.full_pool, self.swa_pool]
         page = self.geometry.page_size
         need = page * (1 + (page > 1 or self.release.spare_page_per_lane))
@@ -158,7 +158,7 @@ class Server:
         )
 
     def is_name_taken(self, name: str) -> bool:
-        """Whether a session, request or lock holder has the name: they share one namespace."""
+        """Return whether a session, request or lock holder has the name: they share one namespace."""
         return any(
             name in names for names in (self.controller.sessions, self.turns, self.lock_holders)
         )
@@ -183,7 +183,7 @@ class Server:
         return namespaces.exchange_texts(tokens) if self.session_in_namespace.get(session) else tokens
 
     def hands_prompt_in(self, turn: LiveRequest) -> bool:
-        """Whether processing the result of the prefill inserts the prompt into the radix tree."""
+        """Return whether processing the result of the prefill inserts the prompt into the radix tree."""
         session_has_slot = turn.session is not None and self.slot(turn.session) is not None
         return self.tree is not None and not session_has_slot
 
@@ -216,7 +216,8 @@ class Server:
         return namespaces.fields_of(self.namespace, tokens)
 
     def is_in_namespace(self, tokens: Sequence[int]) -> bool:
-        """Whether a text that begins with these tokens is looked up in the namespace (namespaces.py)."""
+        """Return whether a text that begins with these tokens is looked up in the namespace
+        (namespaces.py)."""
         return bool(self.namespace) and namespaces.begins_other(tokens)
 
     def new_request(

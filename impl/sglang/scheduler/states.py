@@ -59,12 +59,12 @@ class States:
         return int(self.rows.mamba_initial_tracking_slots)
 
     def slots_left(self) -> int:
-        """Slots that are free or evictable."""
+        """Return the number of slots that are free or evictable."""
         evictable = 0 if self.tree is None else self.tree.cache.mamba_evictable_size()
         return int(self.rows.mamba_allocator.available_size()) + int(evictable)
 
     def has(self, slots: int, more: int = 1) -> bool:
-        """Whether there are so many slots, where the second is on demand: those of `more` requests."""
+        """Return whether there are so many slots, where the second is on demand: those of `more` requests."""
         if self.bearers is not None:
             size = int(self.rows.mamba_pool.size)
             return LAZY_RATIO * (self.bearers() + more) <= size

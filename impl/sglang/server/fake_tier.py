@@ -156,7 +156,7 @@ class FakeTier:
                 self.engine.copy(job)
 
     def _moves(self, *about: int) -> bool:
-        """Whether a transfer moves on in a round."""
+        """Return whether a transfer moves on in a round."""
         return KeyedChoices(self.seed, *about).upto(15) < self.often
 
     @property

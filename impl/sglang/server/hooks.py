@@ -42,7 +42,8 @@ POINTS: tuple[tuple[str, str, str], ...] = (
 
 
 def around(watcher: Watcher | TransferHooks, name: str) -> Callable[..., Any]:
-    """A hook around a function: what the watcher notes before and after, whose failures harm nobody."""
+    """Return a hook around a function, by which the watcher notes what is before and after. Its failures harm
+    nobody."""
     note: Callable[..., Any] = getattr(watcher, name)
 
     def after(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -117,7 +118,7 @@ def targets(release: Release0510) -> Iterator[tuple[str, str]]:
 
 
 def register() -> None:
-    """Called by SGLang in each of its processes: hook the scheduler, if the environment asks for it.
+    """Hook the scheduler, if the environment asks for it. SGLang calls this in each of its processes.
 
     A release whose names are not known is not watched, nor is one with unusable settings: one line on the
     log says why.

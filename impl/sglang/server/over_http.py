@@ -116,7 +116,8 @@ class LiveServer:
 
 
 def _in_one_line(trace: str) -> str:
-    """A traceback, and what follows it, as `whole_scheduler` gives an error: with its last line of SGLang."""
+    """Return a traceback, and what follows it, as `whole_scheduler` gives an error: with its last line of
+    SGLang."""
     lines = trace.partition("\n\n")[0].splitlines()
     end = max((at for at, line in enumerate(lines) if _ERROR.match(line)), default=len(lines) - 1)
     kind, _, message = " ".join(lines[end:]).partition(":")

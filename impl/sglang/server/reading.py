@@ -240,7 +240,7 @@ class Reader:
         return [int(page) for page in self.release.free_pages(pool)]
 
     def holds(self, owner: Any) -> bool:
-        """Whether a request or a slot has a row."""
+        """Return whether a request or a slot has a row."""
         return self.release.row(owner) is not None
 
     def slot(self, session: str | None) -> Any:

@@ -55,13 +55,14 @@ def held_tokens(scheduler: Any) -> int:
 
 
 def has_unsent_load(scheduler: Any) -> bool:
-    """Whether a load from the host was queued and not sent: the next request that is restored sends it."""
+    """Return whether a load from the host was queued and not sent: the next request that is restored sends
+    it."""
     controller = optional(scheduler.tree_cache, "UnifiedRadixCache.cache_controller")
     return controller is not None and bool(controller.load_queue)
 
 
 def waits(scheduler: Any, server: str) -> bool:
-    """Whether requests wait on a server for their peer or for room, or its host tier copies KV."""
+    """Return whether requests wait on a server for their peer or for room, or its host tier copies KV."""
     copies = [optional(scheduler.tree_cache, f"UnifiedRadixCache.{name}", ()) for name in _COPIES]
     queues = [queue for name, queue in _queues(scheduler, server) if name != _PENDING]
     return any(map(len, (*copies, *queues)))

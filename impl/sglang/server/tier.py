@@ -35,8 +35,8 @@ def stamp(token: int, position: int) -> int:
 
 
 def has_tier(scheduler: Any, release: Release0510) -> bool:
-    """Whether the scheduler has a host tier that can be looked at: one of a test's size, and with states only
-    what the clauses know."""
+    """Return whether the scheduler has a host tier that can be looked at: one of a test's size, and with
+    states only what the clauses know."""
     tried = release.version in TIERS and bool(scheduler.enable_hierarchical_cache)
     tree = scheduler.tree_cache
     if not tried or (tree.supports_mamba() and (scheduler.page_size > 1 or tree.enable_storage)):

@@ -315,7 +315,7 @@ class Watcher:
                 self.tier.again()
 
     def step(self, plan: Any, scheduler: Any, *_: Any, **__: Any) -> None:
-        """Every forward pass has this one, so it touches as little as can be."""
+        """Note a forward pass. Every one comes here, so this touches as little as can be."""
         log = self.log
         size = 0
         self._retracted.clear()  # who is not queued by now was given up
@@ -352,7 +352,7 @@ class Watcher:
         self._written = log.events
 
     def _snapshot(self, log: EventLog, plan: Any) -> None:
-        """The whole state: now and then, where a file begins, and where events were lost.
+        """Note the whole state: now and then, where a file begins, and where events were lost.
 
         One that nothing asks for has at most MAX_ENTRIES sessions and requests, and no more than a SHARE of
         the lines before it.

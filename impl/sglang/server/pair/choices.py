@@ -94,7 +94,7 @@ class NetworkChoices:
 
 
 def harms(choices: Iterable[NetworkChoice]) -> bool:
-    """Whether something fails by these choices, or a timeout may end in the middle."""
+    """Return whether something fails by these choices, or a timeout may end in the middle."""
     return any(
         choice.what in ("clock", "death") or (choice.fails and choice.what != "abort") for choice in choices
     )

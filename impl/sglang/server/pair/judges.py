@@ -84,7 +84,7 @@ class Judges:
         model.unsent |= pages - set(promise.swa)
 
     def carries_row(self, blocks: Sequence[Block]) -> bool:
-        """Whether a transfer is that of a metadata row."""
+        """Return whether a transfer is that of a metadata row."""
         place = self._place(PREFILL, blocks[0][0]) if blocks else None
         return place is not None and place[0].pool == "metadata"
 
@@ -173,8 +173,8 @@ class Judges:
     def _replaced(
         self, name: str, region: Region, source: int, position: int, want: list[tuple[float, float]]
     ) -> bool:
-        """Whether P's row of the request leads to another page for this position, and that page is right: an
-        insert has found it in the tree, and has given `source` back."""
+        """Return whether P's row of the request leads to another page for this position, and that page is
+        right: an insert has found it in the tree, and has given `source` back."""
         if region.pool != "full":
             return False
         assert region.tensor is not None
@@ -209,7 +209,7 @@ class Judges:
         return max(promise.prefix, len(self.script.prompt(name)) - window) // self.page * self.page
 
     def _still_kept(self, promise: NamedPages, pool: str, position: int, page: int) -> bool:
-        """Whether D's row of the request still leads to this page."""
+        """Return whether D's row of the request still leads to this page."""
         row = promise.request.req.kv.req_pool_idx
         if row is None:
             return False
@@ -223,7 +223,7 @@ class Judges:
         return int(slot) // self.page == page
 
     def _can_succeed(self, room: int) -> bool:
-        """Whether D may still use what P sends: P has told D success, or has not failed."""
+        """Return whether D may still use what P sends: P has told D success, or has not failed."""
         if room in self.network.told_success:  # P may have cleared the room already
             return True
         status = self.managers[PREFILL].request_status.get(room)
@@ -319,7 +319,7 @@ class Judges:
         return sorted(computed & self.refused[DECODE] & set(unanswered.get(PREFILL, ())))
 
     def _given_up_before(self, name: str) -> bool:
-        """Whether P heard that D has given a request up before it had the request itself."""
+        """Return whether P heard that D has given a request up before it had the request itself."""
         heard, asked = (self.network.delivered.get((what, name)) for what in ("notice", "request"))
         return heard is not None and asked is not None and heard <= asked
 
@@ -406,7 +406,8 @@ class Judges:
                 self.note(f"PD-5 {server} keeps {what}", which[0], says)
 
     def _comes_late(self, name: str) -> bool:
-        """Whether D's pages were named to P after it had ended the request, or for one that it refused."""
+        """Return whether D's pages were named to P after it had ended the request, or for one that it
+        refused."""
         if name in self.refused[PREFILL]:
             return True
         arrived = self.network.delivered.get(("metadata", name), 0)

@@ -130,7 +130,7 @@ class ServerModel(FakeModel):
         return TensorSlots(self.tensors[pool], self.writers[pool])
 
     def free_pages(self, pool: str = "full") -> list[int]:
-        """The free list of a pool."""
+        """Return the free list of a pool."""
         allocator = self.allocator
         names = {"full": "full_attn_allocator", "swa": "swa_attn_allocator"}
         return self.release.free_pages(getattr(allocator, names[pool], allocator))

@@ -139,7 +139,7 @@ class PlayedNetwork:
             box.append(_Letter(due, kind, request, parts))
 
     def arrived(self, server: str) -> bool:
-        """Whether a message has arrived at a server."""
+        """Return whether a message has arrived at a server."""
         box = self._inboxes[server]
         return bool(box) and box[0].due <= self.step
 
@@ -187,7 +187,7 @@ class PlayedNetwork:
         return any(each.fails for each in made)
 
     def calls(self, room: int) -> None:
-        """A thread calls its sender or receiver for a request, or is about to: others may run."""
+        """Let others run: a thread calls its sender or receiver for a request, or is about to."""
         if self.stage.current is None:
             return
         request = self.rooms.get(room, "")
@@ -239,7 +239,7 @@ _TO_PREFILL = {b"ABORT": "notice", b"BOOTSTRAP": "endpoint"}
 
 
 def _kind(receiver: str, parts: list[bytes]) -> tuple[str, int]:
-    """Which of MESSAGES this is, and its room, -1 for none."""
+    """Return which of MESSAGES this is, and its room, -1 for none."""
     if receiver == PREFILL:
         if parts[0] == b"None":
             return "register", -1

@@ -197,7 +197,7 @@ def install(wire: Wire) -> None:
 
 
 def _one_process(bootstrap: Any) -> None:
-    """The groups of one rank are built once; the second server has them as well."""
+    """Build the groups of one rank once: the second server has them as well."""
     context = importlib.import_module("sglang.srt.runtime_context")
     build = bootstrap.init_parallel_runtime
     built = list[Any]()
@@ -215,7 +215,7 @@ def _one_process(bootstrap: Any) -> None:
 
 
 def _draft_model(algorithm: Any) -> None:
-    """A draft model has KV of its own, which P sends with the rest."""
+    """Have P send the KV of a draft model with the rest."""
     create = algorithm.create_worker
 
     def with_pool(*args: Any) -> Any:
@@ -300,7 +300,7 @@ def _threads(wire: Wire, common: Any, mooncake: Any) -> None:
 
 
 def _calls(wire: Wire, common: Any, decode: Any) -> None:
-    """Points at which another thread may run, and what D promises to keep for a transfer."""
+    """Add points at which another thread may run, and note what D promises to keep for a transfer."""
     for owner, methods in _ROOM_CALLS.items():
         for name in methods:
             _pauses(getattr(common, owner), name, wire)

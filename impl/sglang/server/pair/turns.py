@@ -45,7 +45,7 @@ class ServerThread:
         self.stage.current = None
 
     def hand_over(self, until: Callable[[], bool] | None) -> None:
-        """Called by the thread itself: others run, until it may and gets its turn."""
+        """Let others run, until this thread may run and gets its turn. The thread itself calls this."""
         self.may_run = until
         self.stage.back.release()
         self._mine.acquire()
@@ -98,6 +98,6 @@ class Stage:
         return turn
 
     def hand_over(self, until: Callable[[], bool] | None = None) -> None:
-        """The thread that calls this lets others run; the conductor itself goes on."""
+        """Let others run in the place of the thread that calls this. The conductor itself goes on."""
         if self.current is not None:
             self.current.hand_over(until)
