@@ -103,9 +103,9 @@ def describe_stamp(stamp: int, stamps: Sequence[int]) -> str:
     return "is that after other tokens, or more"
 
 
-def misread(found: Sequence[int], expected: int, stamps: Sequence[int]) -> str | None:
+def misread(stamps_found: Sequence[int], expected: int, stamps: Sequence[int]) -> str | None:
     """Describe the fault of a state whose parts have these stamps; None if all are `expected`."""
-    for part, stamp in zip(PARTS, found):
+    for part, stamp in zip(PARTS, stamps_found):
         if stamp != expected:
             return f"{part} {describe_stamp(stamp, stamps)}"
     return None

@@ -60,17 +60,17 @@ def bugs(names: tuple[str, ...], out: ReportOut) -> int:
 
 
 def _list_matches(
-    text: tuple[str, ...], known: set[str], engines: set[str], named: list[Data], out: ReportOut
+    text: tuple[str, ...], known_ids: set[str], engines: set[str], named_rows: list[Data], out: ReportOut
 ) -> int:
-    """List bugs that have words of a text: known bugs `known`, and those of one engine if `engines`
+    """List bugs that have words of a text: known bugs `known_ids`, and those of one engine if `engines`
     names any."""
     from ci.documents.bug_search import KNOWN_KINDS, SHOWN, search_entries, find
     from ci.report import text_output
 
     every = [
         entry
-        for entry in search_entries(named)
-        if (entry.kind not in KNOWN_KINDS or entry.row["id"] in known)
+        for entry in search_entries(named_rows)
+        if (entry.kind not in KNOWN_KINDS or entry.row["id"] in known_ids)
         and (not engines or {entry.engine} <= engines | {""})
     ]
     matches = find(text, every)

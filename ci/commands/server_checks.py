@@ -335,7 +335,7 @@ def _base_to_compare(release: str, checkout: str | None, base: str | None) -> Be
 
 
 def _check_live_server(
-    out: ReportOut, release: str, root: Path | None, given: dict[str, int | bool], seed: int, clients: int,
+    out: ReportOut, release: str, root: Path | None, settings: dict[str, int | bool], seed: int, clients: int,
     limit_s: float, save_dir: str,
 ) -> int:  # fmt: skip
     """Start a live server, run clients, judge it, stop it."""
@@ -351,7 +351,7 @@ def _check_live_server(
     python = environment.python_of(release)
     rng = random.Random(seed)
     config = population.configuration(
-        rng, **{"draft": 0, "window": 0, "tokens": 1024, "running": 8, **given}
+        rng, **{"draft": 0, "window": 0, "tokens": 1024, "running": 8, **settings}
     )
     smaller = msgspec.structs.replace(
         config, tokens=config.tokens // 4, running=max(3, config.running - 2)

@@ -165,7 +165,7 @@ def _find_changes(
     system: AnySystem,
     selector: SystemSelector,
     base: Base | None,
-    asked: Plan,
+    plan_asked: Plan,
     how: CheckOptions,
     early: dict[str, Run],
     cut_short: InterruptGuard,
@@ -187,7 +187,7 @@ def _find_changes(
             files = f"{edited[0]} and {len(edited) - 1} more" if edited[1:] else edited[0]
             note(f"{files} changed since HEAD: --since HEAD first drives what calls the changes")
         return None
-    plan = check_plans.for_system(asked, system)
+    plan = check_plans.for_system(plan_asked, system)
     noted_clauses = set[str]()
     before = None if base is None else base.system
 
@@ -242,7 +242,7 @@ def _name_differences(base: Base, system: AnySystem, findings: Sequence[Finding]
     return changed_functions.beside(base, system, chain.from_iterable(calls))
 
 
-def _plan_other_ways(system: AnySystem, changed: Changes, asked: Plan) -> OtherWays | None:
+def _plan_other_ways(system: AnySystem, changed: Changes, plan: Plan) -> OtherWays | None:
     from stateful_tests.check.known_faults import masks
     from stateful_tests.check.trees.other_ways import other_ways
     from stateful_tests.check.trees.way_map import way_map
@@ -251,7 +251,7 @@ def _plan_other_ways(system: AnySystem, changed: Changes, asked: Plan) -> OtherW
     functions = [*changed.called, *changed.missed]
     return other_ways(
         way_map(spec.engine), spec.engine, masks.release_of(system), spec.way, functions,
-        changed.missed, asked,
+        changed.missed, plan,
     )  # fmt: skip
 
 

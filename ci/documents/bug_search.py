@@ -100,11 +100,11 @@ def reporter_words() -> ReporterWords:
     return msgspec.convert(tomllib.loads(WORDS.read_text(encoding="utf-8")), ReporterWords)
 
 
-def search_entries(named: Iterable[Data]) -> list[SearchEntry]:
+def search_entries(named_rows: Iterable[Data]) -> list[SearchEntry]:
     """Return all entries: known faults, reports that were not reproduced, features that are not driven,
-    and bugs of the built-in implementation, whose rows are `named`."""
+    and bugs of the built-in implementation, whose rows are `named_rows`."""
     every = [*_known_entries(), *_reported_entries(), *_undriven_entries(), *_out_of_scope_entries()]
-    for row in named:
+    for row in named_rows:
         seen = reporter_words().symptoms.get(row["clause"], "")
         texts = {"name": row["id"], "says": row["title"], "seen": seen, "more": row["source"]}
         every.append(SearchEntry("named", "torch", row, {**texts, "story": row["story"]}))

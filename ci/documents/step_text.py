@@ -65,12 +65,15 @@ def _missing_text(name: str) -> str:
     return f"{name}: none"
 
 
-def _side_by_side(left: str, right: str) -> str:
+def _side_by_side(left_lines: str, right: str) -> str:
     """Return two drawings with their titles; one below the other where they are too wide."""
-    wide = max(map(len, left.splitlines()))
+    wide = max(map(len, left_lines.splitlines()))
     if wide + _GAP + max(map(len, right.splitlines())) > _WIDTH:
-        return f"before\n\n{left}\n\nafter\n\n{right}"
-    columns = ["before", "", *_align_blocks(left, right)], ["after", "", *_align_blocks(right, left)]
+        return f"before\n\n{left_lines}\n\nafter\n\n{right}"
+    columns = (
+        ["before", "", *_align_blocks(left_lines, right)],
+        ["after", "", *_align_blocks(right, left_lines)],
+    )
     pairs = zip_longest(*columns, fillvalue="")
     return "\n".join(f"{a:<{wide + _GAP}}{b}".rstrip() for a, b in pairs)
 
@@ -118,10 +121,10 @@ def _session_text(session: Session) -> str:
     return f"session {session.name}: {turn}" + (", closes after it" if session.closing else "")
 
 
-def tree(drawn: Tree) -> str:
+def tree(drawn_blocks: Tree) -> str:
     """Draw the radix tree: a node a line, below its parent, with the holders that pin it."""
-    placed = sorted(nodes(drawn), key=lambda p: p.path)
-    return text_drawings.tree((_node_depth(p, placed), [_node_text(p, drawn)]) for p in placed)
+    placed = sorted(nodes(drawn_blocks), key=lambda p: p.path)
+    return text_drawings.tree((_node_depth(p, placed), [_node_text(p, drawn_blocks)]) for p in placed)
 
 
 def _node_depth(placed: Placed, others: list[Placed]) -> int:

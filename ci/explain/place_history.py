@@ -194,8 +194,8 @@ def _holds_something(m: Moment, owner: str) -> bool:
     return request is None or request.cursors is not None
 
 
-def _value_since(m: Moment, place: AtCursor, value: int, held: bool) -> bool:
-    return _has_value(m, place, value) and _holds_something(m, place.owner) is held
+def _value_since(m: Moment, place: AtCursor, value: int, has_something: bool) -> bool:
+    return _has_value(m, place, value) and _holds_something(m, place.owner) is has_something
 
 
 def _turn_with_row(m: Moment, owner: str) -> str:

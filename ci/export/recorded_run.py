@@ -101,17 +101,17 @@ class RecordedRun(NamedTuple):
     def slot(self, session: str) -> str:
         return f"server.cache.{'session.' if self.unified else ''}slots[{quote(session)}]{self.holder}"
 
-    def cursor(self, held: str, name: str) -> str:
-        """Return the row, or a cursor, of the holder that has its row at `held`."""
-        return f"{held}.{self.kind.in_record()[name]}"
+    def cursor(self, holder: str, name: str) -> str:
+        """Return the row, or a cursor, of the holder that has its row at `holder`."""
+        return f"{holder}.{self.kind.in_record()[name]}"
 
-    def row(self, held: str, start: str = "", end: str = "") -> str:
+    def row(self, holder: str, start: str = "", end: str = "") -> str:
         """Return slots of a row, by its cursors.
 
         start, end: positions.
         """
         span = f"{start} : {end}".strip() if "." in end else f"{start}:{end}"
-        return f"server.rows.req_to_token[{self.cursor(held, 'req_pool_idx')}, {span}]"
+        return f"server.rows.req_to_token[{self.cursor(holder, 'req_pool_idx')}, {span}]"
 
     def whose(self, holder: str, moment: Moment) -> str:
         """Return the expression for the cursors of a row, by the name of its request or session."""
@@ -134,9 +134,9 @@ class RecordedRun(NamedTuple):
         held = self.of_cursors(owner)
         return ([f"slot = {held}"], "slot") if owner.startswith("slot of ") else ([], held)
 
-    def slot_at(self, held: str, position: int) -> str:
+    def slot_at(self, holder: str, position: int) -> str:
         """Return the slot of a position of a row."""
-        return f"server.rows.req_to_token[{self.cursor(held, 'req_pool_idx')}, {position}]"
+        return f"server.rows.req_to_token[{self.cursor(holder, 'req_pool_idx')}, {position}]"
 
     def holder_expression(self, holder: str, moment: Moment) -> tuple[list[str], str]:
         """Return a short expression for the holder of a row, and the lines that must precede it."""

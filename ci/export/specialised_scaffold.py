@@ -228,7 +228,7 @@ def _decided_edits(
         for node in ast.walk(function):
             if isinstance(node, ast.If):
                 with suppress(_Unknown):
-                    yield _branch_edit(source, offsets, node, taken=bool(_value(node.test, known_values)))
+                    yield _branch_edit(source, offsets, node, is_taken=bool(_value(node.test, known_values)))
             elif isinstance(node, ast.IfExp):
                 with suppress(_Unknown):
                     taken = node.body if _value(node.test, known_values) else node.orelse
@@ -246,9 +246,9 @@ def _decided_edits(
                     yield offsets(node, end=False), offsets(node, end=True), repr(_value(node, absent[name]))
 
 
-def _branch_edit(source: str, offsets: Offsets, node: ast.If, *, taken: bool) -> Edit:
+def _branch_edit(source: str, offsets: Offsets, node: ast.If, *, is_taken: bool) -> Edit:
     """Return the edit that puts the statements of a branch in the place of an `if`, as far left."""
-    statements = node.body if taken else node.orelse
+    statements = node.body if is_taken else node.orelse
     begin = offsets.starts[node.lineno - 1]
     last = offsets.starts[node.end_lineno or 0]
     head = source[begin : offsets(node, end=False)]

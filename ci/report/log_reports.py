@@ -289,10 +289,10 @@ def begins(out: Console, name: str, header: WatchHeader) -> None:
     say(out, f"{name}: {server_text(header)}", whole=True)
 
 
-def show_at_once(out: Console, found: Mismatch) -> None:
+def show_at_once(out: Console, mismatches: Mismatch) -> None:
     """Print a mismatch, as soon as it is found."""
-    shown_mismatch(out, mismatch(found))
-    print_labels(out, {"next": _NEXT.format(clause=found.clause)})
+    shown_mismatch(out, mismatch(mismatches))
+    print_labels(out, {"next": _NEXT.format(clause=mismatches.clause)})
 
 
 def _places_text(times: int, shown_places: list[Data]) -> str:

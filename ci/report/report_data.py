@@ -211,10 +211,10 @@ def violation_line(run: Run, base: str) -> str:
     return f"{kind}: {', '.join(violation.clauses)}: {text}"
 
 
-def run_data(run: Run, known: KnownFault | None = None) -> Data:
+def run_data(run: Run, known_fault: KnownFault | None = None) -> Data:
     """Return the report of a replayed trace: its header, every step with what it changed, and the violation.
 
-    known: the known fault that explains the violation.
+    known_fault: the known fault that explains the violation.
     """
     violation = run.violation
     last = violation.step if violation is not None else None
@@ -235,7 +235,7 @@ def run_data(run: Run, known: KnownFault | None = None) -> Data:
             **fields_of(violation, "step expected observed since"),
             "first_violation": first_violation and fields_of(first_violation, "step clauses"),
         },
-        "known": known and fields_of(known, "id summary upstream"),
+        "known": known_fault and fields_of(known_fault, "id summary upstream"),
     }
 
 

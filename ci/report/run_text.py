@@ -199,9 +199,9 @@ def difference(differences: list[Data], system: str) -> str:
     return f"{expected}, {first_difference['system']} in {system}{more}"
 
 
-def _print_left_out(out: Console, shown: int, rows: int) -> None:
-    if rows > shown:
-        say(out, f"steps 0 to {rows - shown - 1} are left out here; --json has them all")
+def _print_left_out(out: Console, shown_count: int, rows: int) -> None:
+    if rows > shown_count:
+        say(out, f"steps 0 to {rows - shown_count - 1} are left out here; --json has them all")
 
 
 def _print_steps(out: Console, data: Data) -> None:

@@ -123,11 +123,11 @@ class WindowedEngine(ExampleEngine):
             },
         )
 
-    def _cursors(self, name: str, shown: RequestView) -> RequestView:
-        if shown.cursors is None:
-            return shown
-        computed = shown.cursors.kv_committed_len
-        return structs.replace(shown, cursors=Cursors(computed, computed, self._evicted_len(name), 0))
+    def _cursors(self, name: str, view: RequestView) -> RequestView:
+        if view.cursors is None:
+            return view
+        computed = view.cursors.kv_committed_len
+        return structs.replace(view, cursors=Cursors(computed, computed, self._evicted_len(name), 0))
 
 
 make = WindowedEngine  # what `--impl` calls

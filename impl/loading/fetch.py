@@ -128,7 +128,7 @@ def _digest(root: Path) -> str:
 
 
 def unpack(
-    what: str,
+    content: str,
     wheel: Path | IO[bytes],
     target: Path,
     needed: Callable[[PurePosixPath], bool],
@@ -146,12 +146,12 @@ def unpack(
             announce(sum(entry.compress_size for entry in entries))
             for entry in sorted(entries, key=lambda entry: entry.header_offset):
                 if entry.file_size > _MAX_FILE:
-                    raise UnusableImplementation(f"{what}: {entry.filename!r:.80} is too large")
+                    raise UnusableImplementation(f"{content}: {entry.filename!r:.80} is too large")
                 destination = target.joinpath(*PurePosixPath(entry.filename).parts)
                 destination.parent.mkdir(parents=True, exist_ok=True)
                 destination.write_bytes(archive.read(entry))
     except (zipfile.BadZipFile, EOFError, NotImplementedError, KeyError) as error:
-        raise UnusableImplementation(f"{what}: not a readable wheel: {error}") from None
+        raise UnusableImplementation(f"{content}: not a readable wheel: {error}") from None
 
 
 def _is_wanted(entry: zipfile.ZipInfo, needed: Callable[[PurePosixPath], bool]) -> bool:

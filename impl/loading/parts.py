@@ -150,15 +150,15 @@ def _by_the_tables(tables: Tables, near: Nearest) -> TreeParts:
     return TreeParts(near, frozenset(having), (), "")
 
 
-def require(found: TreeParts, tables: Tables, name: str, root: Path) -> None:
+def require(looked_up: TreeParts, tables: Tables, name: str, root: Path) -> None:
     """Raise UnusableImplementation that names everything that is missing, and for which release the tree was
     taken."""
-    if not found.missing:
+    if not looked_up.missing:
         return
-    near = found.near
+    near = looked_up.near
     oldest = tables.releases[0]
     newest = tables.releases[-1]
-    missing_names = probe.missing_text(found.missing)
+    missing_names = probe.missing_text(looked_up.missing)
     guide = f"Nothing was driven: CONTRIBUTING.md, '{tables.guide}', says how to follow it"
     taken_for = f"taken for {near.release}, the nearest release ({differing(near.lines)})"
     if near.release == oldest and near.lines > FAR:
@@ -170,10 +170,12 @@ def require(found: TreeParts, tables: Tables, name: str, root: Path) -> None:
     raise UnusableImplementation(f"{name} {root}: {missing_names}; {taken_for}{others}. {guide}")
 
 
-def driving_text(found: TreeParts, root: Path) -> str:
+def driving_text(looked_up: TreeParts, root: Path) -> str:
     """Say in one line how a tree is driven."""
-    near = f"{root}: taken for {found.near.release}, the nearest release"
-    return f"{near} ({differing(found.near.lines)})" + (f"; {found.remark}" if found.remark else "")
+    near = f"{root}: taken for {looked_up.near.release}, the nearest release"
+    return f"{near} ({differing(looked_up.near.lines)})" + (
+        f"; {looked_up.remark}" if looked_up.remark else ""
+    )
 
 
 def steps(table: str) -> dict[tuple[str, str], list[probe.ApiLine]]:

@@ -289,15 +289,15 @@ class _Parameters(NamedTuple):
     more: bool  # *args
     any_keyword: bool  # **kwargs
 
-    def refuse(self, name: str, given: int, keywords: list[str]) -> str | None:
+    def refuse(self, name: str, arguments: int, keywords: list[str]) -> str | None:
         """Say why a call is not possible."""
-        if given > len(self.positional) and not self.more:
-            return f"{name} takes {len(self.positional)} arguments, not {given}"
+        if arguments > len(self.positional) and not self.more:
+            return f"{name} takes {len(self.positional)} arguments, not {arguments}"
         for keyword in keywords:
             if keyword not in self.keywords and not self.any_keyword:
                 return f"{name} takes no {keyword}"
         for parameter in [*self.positional, *sorted(self.keywords)]:
-            if parameter in self.required - {*self.positional[:given], *keywords}:
+            if parameter in self.required - {*self.positional[:arguments], *keywords}:
                 return f"{name} wants a {parameter}, which the adapter does not give"
         return None
 

@@ -41,16 +41,16 @@ class WrongShape(TypeError):
 
 
 @contextmanager
-def failing_as(what: str, root: Path | None = None) -> Iterator[None]:
-    """Return a context whose exceptions are failures of `what`, not of a command. Raises SystemFailed."""
+def failing_as(occasion: str, root: Path | None = None) -> Iterator[None]:
+    """Return a context whose exceptions are failures of `occasion`, not of a command. Raises SystemFailed."""
     try:
         yield
     except (UnusableImplementation, SystemFailed):
         raise
     except WrongShape as error:
-        raise SystemFailed(f"TypeError: {str(error).replace('view()', what, 1)}") from error
+        raise SystemFailed(f"TypeError: {str(error).replace('view()', occasion, 1)}") from error
     except (Exception, SystemExit) as error:
-        raise SystemFailed(f"{what} raises {describe_error(error, root)}") from error
+        raise SystemFailed(f"{occasion} raises {describe_error(error, root)}") from error
 
 
 def fails_at_start(failure: str) -> bool:

@@ -254,7 +254,7 @@ class WorkerSystem:
             return ""
         return used_names.also_lost(self.spec.engine, self.root, self.release, said)
 
-    def _receive(self, timeout_s: float, what: str) -> wire.Reply | None:
+    def _receive(self, timeout_s: float, occasion: str) -> wire.Reply | None:
         """Return the worker's next reply; None where there is none, and why stands in `_broken`.
 
         Its time is counted in looks after it: what stops the whole machine is no hang.
@@ -278,9 +278,9 @@ class WorkerSystem:
                 return wire.REPLIES.decode(body)
             why = self._last_words()
         except TimeoutError:
-            why = f"hang: nothing {what} in {timeout_s:g} s{self._where()}"
+            why = f"hang: nothing {occasion} in {timeout_s:g} s{self._where()}"
         except MemoryError:
-            why = f"memory: more than {self.limits.memory_mb} MB {what}{self._where()}"
+            why = f"memory: more than {self.limits.memory_mb} MB {occasion}{self._where()}"
         except (ValueError, OSError) as error:
             why = f"unreadable: {error}"
         except BaseException:  # an interrupt: what the worker says next would answer this question

@@ -214,14 +214,14 @@ def checked_outcome(given: object) -> Outcome:
     return outcome
 
 
-def checked_capabilities(given: Capabilities) -> Capabilities:
+def checked_capabilities(answer: Capabilities) -> Capabilities:
     """Return a copy of the capabilities that a system states.
 
     Raises TypeError where they are of another type, name no command, or contradict each other.
     """
-    if not isinstance(given, Capabilities):
-        raise TypeError(f"capabilities: expected Capabilities, got {type(given).__name__}")
-    capabilities: Capabilities = _copy_checked("capabilities", _CAPABILITIES, given)
+    if not isinstance(answer, Capabilities):
+        raise TypeError(f"capabilities: expected Capabilities, got {type(answer).__name__}")
+    capabilities: Capabilities = _copy_checked("capabilities", _CAPABILITIES, answer)
     if not capabilities.commands or capabilities.commands - _COMMANDS.keys():
         unknown = ", ".join(sorted(capabilities.commands - _COMMANDS.keys())) or "none"
         raise TypeError(f"capabilities.commands: {unknown}; one or more of {', '.join(_COMMANDS)}")
@@ -257,14 +257,14 @@ def _contradiction(can: Capabilities) -> str:
     return next((words for words, holds in cases.items() if holds), "")
 
 
-def _copy_checked(what: str, decoder: msgspec.msgpack.Decoder[Any], given: object) -> Any:
+def _copy_checked(subject: str, decoder: msgspec.msgpack.Decoder[Any], value: object) -> Any:
     try:
-        return decoder.decode(_ENCODER.encode(given))
+        return decoder.decode(_ENCODER.encode(value))
     except (TypeError, OverflowError, msgspec.ValidationError) as error:
         reason, _, path = (
             str(error).replace("`", "").replace("Expected", "expected").partition(" - at $")
         )
-        raise WrongShape(f"{what}{path}: {reason}") from None
+        raise WrongShape(f"{subject}{path}: {reason}") from None
 
 
 def send(stream: IO[bytes], message: Any) -> None:

@@ -132,9 +132,9 @@ def _failure_with_view(error: str, view: Any) -> wire.WorkerFailure:
     return failure(error=error, view=view)
 
 
-def _checked_view(system: Any, root: Path | None, what: str = VIEW) -> Any:
+def _checked_view(system: Any, root: Path | None, occasion: str = VIEW) -> Any:
     """Return the view of a system. A driver of ours has made that of a release."""
-    with failing_as(what, root):
+    with failing_as(occasion, root):
         view: Any = system.view()
         judged = type(view) in wire.MESSAGES_BY_FACTS and type(view) is not View
         if judged and (root is not None or type(view) is not BlockFacts):

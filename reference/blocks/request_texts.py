@@ -404,10 +404,10 @@ class RequestTexts:
                     self._remove(bearer)
         return notes + self._outputs_without_results(outputs_by_request)
 
-    def _outputs_without_results(self, given: dict[str, Output]) -> list[OutputNote]:
+    def _outputs_without_results(self, outputs: dict[str, Output]) -> list[OutputNote]:
         """Return outputs without a sampled token: the end of a request with a failed load."""
         notes = []
-        for name, output in given.items():
+        for name, output in outputs.items():
             bearer = self.bearers.get(name)
             ends = bearer is not None and bearer.failed
             notes.append(OutputNote(name, output, (), ends, current=False, optional=False))

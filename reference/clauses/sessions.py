@@ -201,13 +201,13 @@ def _first_difference(expected: tuple[int, ...], observed: tuple[int, ...]) -> i
     )
 
 
-def _text_failure(text_name: str, owner: str, expected: tuple[int, ...], got: tuple[int, ...]) -> Failure:
+def _text_failure(text_name: str, owner: str, expected: tuple[int, ...], actual: tuple[int, ...]) -> Failure:
     """Return the failure of a text.
 
     owner: a request, or the session that has it as its history.
     """
-    observed = f"{len(got)} tokens" if len(got) != len(expected) else "as many, but others"
-    position = _first_difference(expected, got)
+    observed = f"{len(actual)} tokens" if len(actual) != len(expected) else "as many, but others"
+    position = _first_difference(expected, actual)
     due = expected[position] if position < len(expected) else None
     head = f"must leave the {text_name} with {count_text(len(expected), 'token')}"
     return failure(f"{text_name}: {len(expected)} tokens", observed, AtText(owner, position, due), head=head)

@@ -166,8 +166,8 @@ def _evicts_in_lru_order(step: Step) -> Failure | None:
     )
 
 
-def _states_differ(now: Tree, shown: TreeFacts) -> Failure | None:
-    system_states = {node.path for node in shown.nodes if node.state is not None}
+def _states_differ(now: Tree, states: TreeFacts) -> Failure | None:
+    system_states = {node.path for node in states.nodes if node.state is not None}
     for path in sorted(state_paths(now) ^ system_states):
         if path not in system_states:
             must = "has a state"

@@ -125,11 +125,11 @@ class HostRecords(SlotOwners):
                         kv = f"the {what} of node {node.node} on the {tier}"
                         yield Count(kv, at, _lock_text(users), _lock_text(actual))
 
-    def _may_count_nothing(self, node: TierNode, host: bool, pool: str, got: int) -> bool:
+    def _may_count_nothing(self, node: TierNode, host: bool, pool: str, actual: int) -> bool:
         """Return whether a node may count no lock: it counts locks on full KV only where the host has
         it, unless the policy is write_back."""
         back = self.config.policy == "write_back"
-        return host and pool == "full" and not got and not node.host[pool] and not back
+        return host and pool == "full" and not actual and not node.host[pool] and not back
 
     def sources(self) -> Iterator[Source]:
         """Yield the slots that transfers and storage operations have still to read."""

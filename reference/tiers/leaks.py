@@ -93,7 +93,7 @@ _WRONG_STATES = {
 
 
 def _ownership_failures(
-    what: str, size: int, free: Iterable[int], owned: Iterable[int]
+    resource: str, size: int, free: Iterable[int], owned: Iterable[int]
 ) -> Iterator[Failure]:
     """Yield the numbers with several owners, and how many have none.
 
@@ -103,8 +103,8 @@ def _ownership_failures(
     owners = Counter([*free, *(number for number in owned if number >= 0)])
     for number, times in owners.items():
         if times > 1:
-            want = f"{what} {number} is free or of one request"
-            yield failure(want, f"{times} have it", AtCount("server", what, 1))
+            want = f"{resource} {number} is free or of one request"
+            yield failure(want, f"{times} have it", AtCount("server", resource, 1))
     if len(owners) != size:
-        want = f"each {what} of {size} is free or of one request"
-        yield failure(want, f"{size - len(owners)} are lost", AtCount("server", what, size))
+        want = f"each {resource} of {size} is free or of one request"
+        yield failure(want, f"{size - len(owners)} are lost", AtCount("server", resource, size))

@@ -70,15 +70,15 @@ class SentParts(SlotOwners):
                 yield failure(expected, observed, AtCount(request.name, "pages to send"))
 
 
-def _part_slot_text(send: TierSend, at: int) -> str:
+def _part_slot_text(send: TierSend, index: int) -> str:
     """Return the name of a part's slot at an index, such as "device full slot 5"."""
     if send.pool == METADATA:
-        return f"row {send.slots[at]} of metadata"
-    return slot_name((False, send.pool, send.slots[at]))
+        return f"row {send.slots[index]} of metadata"
+    return slot_name((False, send.pool, send.slots[index]))
 
 
-def _part_place(send: TierSend, at: int) -> str:
-    return METADATA if send.pool == METADATA else f"position {send.position + at}"
+def _part_place(send: TierSend, index: int) -> str:
+    return METADATA if send.pool == METADATA else f"position {send.position + index}"
 
 
 def _slot_place(send: TierSend, slot: int) -> Place:

@@ -86,7 +86,7 @@ class StorageWaits:
                     return self._attempt(name, wait, is_done, before)
         return None
 
-    def _attempt(self, name: str, wait: _Wait, done: bool, before: TierFacts) -> AdmissionAttempt:
+    def _attempt(self, name: str, wait: _Wait, is_done: bool, before: TierFacts) -> AdmissionAttempt:
         operation = next((op for op in before.operations if op.job == wait.prefetch), None)
         admission = AdmissionAttempt(
             name,
@@ -95,7 +95,7 @@ class StorageWaits:
             self._most(wait),
             operation is not None and operation.state in _IN_PROGRESS,
         )
-        if done:
+        if is_done:
             del self.waits[name]
         elif wait.blocked < 0:
             wait.blocked = self.now

@@ -173,15 +173,15 @@ class Finder:
         clause: str,
         allowed: Allowed | None,
         other: Trace | None,
-        known: Sequence[Trace],
+        earlier: Sequence[Trace],
     ) -> Trace:
         """Return the smallest trace of a clause.
 
         other: the smallest trace of another clause of the same violation.
-        known: traces of its other clauses that were found before. One of these is returned if it violates
+        earlier: traces of its other clauses that were found before. One of these is returned if it violates
             this clause too.
         """
-        for each in filter(None, (other, *known)):
+        for each in filter(None, (other, *earlier)):
             if each is not trace and self._failing_commands(each, clause, allowed) is not None:
                 return each
         budget = BUDGET if other is None else _BESIDE_BUDGET
@@ -330,13 +330,13 @@ class Finder:
             standings = {name: each.stands for name, each in together.items() if each.is_compared}
             self.found({name: together[name].trace for name in names}, standings)
 
-    def _may_get_smaller(self, known: Caught, mode: Mode) -> bool:
+    def _may_get_smaller(self, best: Caught, mode: Mode) -> bool:
         """Return whether to shrink another violation of a clause, because its trace is long or has an
         impatient client."""
-        known.retries += 1
-        if known.retries > _RETRIES:
+        best.retries += 1
+        if best.retries > _RETRIES:
             return False
-        free, impatient, length = self._rank(known.trace)
+        free, impatient, length = self._rank(best.trace)
         return (impatient or length > _SHORT) and free == (mode is Mode.FREE)
 
     def _rank(self, trace: Trace) -> tuple[bool, bool, int]:

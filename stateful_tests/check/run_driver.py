@@ -186,13 +186,13 @@ def _start_lockstep(
 
 
 def _carry_out(
-    lockstep: AnyLockstep, commands: Iterable[AnyCommand], done: list[AnyCommand], driven: BatchResult
+    lockstep: AnyLockstep, commands: Iterable[AnyCommand], commands_run: list[AnyCommand], driven: BatchResult
 ) -> None:
     """Run commands up to a violation; with a reference model, count the situations that they meet."""
     for command in commands:
         was = lockstep.state if isinstance(lockstep, Lockstep) else None
         outcome = lockstep.do(command)
-        done.append(command)
+        commands_run.append(command)
         driven.count(command, outcome, _is_declined(lockstep.system, was, command, outcome))
         if lockstep.violation is not None:
             return
@@ -200,11 +200,11 @@ def _carry_out(
             driven.situations.update(situations(was, cast(Command, command), outcome, lockstep.state))
 
 
-def _end_run(lockstep: AnyLockstep, done: list[AnyCommand], driven: BatchResult) -> None:
+def _end_run(lockstep: AnyLockstep, commands_run: list[AnyCommand], driven: BatchResult) -> None:
     """End everything that runs; systems without a reference model end by last commands of their own."""
     if lockstep.violation is None and isinstance(lockstep, Lockstep):
         _carry_out(
-            lockstep, finale(lockstep.state, lockstep.system.capabilities), done, driven
+            lockstep, finale(lockstep.state, lockstep.system.capabilities), commands_run, driven
         )
 
 

@@ -135,18 +135,18 @@ class InductiveStepCheck:
         failures = broken(step)
         return violation_of(failures, 0) if failures else None
 
-    def _facts(self, kind: type, now: State, known: _Known, effects: Effects) -> Facts:
+    def _facts(self, kind: type, now: State, known_facts: _Known, effects: Effects) -> Facts:
         """Return the system's facts after a command of a kind."""
         changed = map(frozenset, (*effects.gone.values(), *effects.adopted.values()))
-        change = kind, self._start.layout, known.layout, *changed
+        change = kind, self._start.layout, known_facts.layout, *changed
         if change not in self._led_to:
             self._system.start_in(self._was)
             self._system.carry_out(kind, now, effects)
             facts = facts_of(self._system.view(), now.config.geometry)
-            if (facts.sessions, facts.requests) != (known.sessions, known.requests):
+            if (facts.sessions, facts.requests) != (known_facts.sessions, known_facts.requests):
                 return facts
             self._led_to[change] = facts[2:]
-        return Facts(known.sessions, known.requests, *self._led_to[change])
+        return Facts(known_facts.sessions, known_facts.requests, *self._led_to[change])
 
     def _look(self, step: Step, clauses: Iterable[Clause]) -> None:
         """Note which situations of some clauses this step reaches."""

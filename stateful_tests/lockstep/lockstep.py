@@ -244,10 +244,10 @@ def row_of(command: Command, outcome: Outcome, was: State, now: State) -> Row:
 
 
 def _freed_range(
-    name: str, pool: str, had: range, pages: range, page_size: int
+    name: str, pool: str, pages_before: range, pages: range, page_size: int
 ) -> list[tuple[str, str, int, int]]:
-    """Return the range of positions by which `had` and `pages` differ, if pages were freed."""
-    gone = [p for p in had if p not in pages]
+    """Return the range of positions by which `pages_before` and `pages` differ, if pages were freed."""
+    gone = [p for p in pages_before if p not in pages]
     if not gone:
         return []
     return [(name, pool, gone[0] * page_size, ceil_page((gone[-1] + 1) * page_size, page_size))]

@@ -81,18 +81,18 @@ def _adopt_prompt(was: State, state: State, command: Command, name: str, facts: 
     return state
 
 
-def _adopt_insert(was: State, state: State, command: Insert, shown: TreeFacts) -> State:
+def _adopt_insert(was: State, state: State, command: Insert, tree_facts: TreeFacts) -> State:
     """Return the state in which a continuing lock owner locks as much as in the system."""
     assert state.tree is not None
     locked = lock_holders(was).get(command.holder, ())
-    length = len(shown.lock_holders.get(command.holder, ()))
+    length = len(tree_facts.lock_holders.get(command.holder, ()))
     if len(locked) > length or length % state.tree.page_size:
         return state
     key = key_of(command.prompt, state.config.geometry.bigram)[:length]
     return state._replace(tree=_lock_at(state.tree, was, command.holder, key))
 
 
-def _drop_returned_locks(state: State, shown: TreeFacts) -> State:
+def _drop_returned_locks(state: State, tree_facts: TreeFacts) -> State:
     """Return the state without the SWA part of locks that the system has released because the holder's
     window has passed it, and without the state of such a lock if that is released as well."""
     tree = state.tree
@@ -102,8 +102,8 @@ def _drop_returned_locks(state: State, shown: TreeFacts) -> State:
     window_starts = {
         r.holder: r.settled_len - tree.window for r in state.requests if r.cursors
     }
-    pins = {n.path: n.swa_locks for n in shown.nodes}
-    state_pins = {n.path: n.state_locks for n in shown.nodes}
+    pins = {n.path: n.swa_locks for n in tree_facts.nodes}
+    state_pins = {n.path: n.state_locks for n in tree_facts.nodes}
     for lock in tree.locks:
         end = len(lock.key)
         pinning = sum(

@@ -59,14 +59,14 @@ _FAULT_OF_NOTE = {
 _PREFIX_IN_CHUNKS = re.compile("AssertionError: +at srt/managers/schedule_policy.py")
 
 
-def fault_of_end(release: str, error: str, config: Config, seen: Validated, pool: str = "") -> str:
+def fault_of_end(release: str, error: str, config: Config, result: Validated, pool: str = "") -> str:
     """Return the known fault by which a server ends with an error, "" for none.
 
     error: the error in one line.
-    seen: facts of its log.
+    result: facts of its log.
     pool: the pool in which a granted allocation failed, "" for another error.
     """
-    reached = seen.reached
+    reached = result.reached
     slot_error = "already has a slot" in error or error.startswith(
         "AssertionError:  at srt/session/"
     )
@@ -90,11 +90,11 @@ def fault_of_end(release: str, error: str, config: Config, seen: Validated, pool
             _SECOND_CHUNK.match(error) and config.window and reached[PREEMPTION]
         ),
         "session-asks-the-storage": _VIRTUAL_NODE_IN_TREE.match(error) and config.storage,
-        "stores-pin-every-state": pool == "states" and seen.states_in_stores,
+        "stores-pin-every-state": pool == "states" and result.states_in_stores,
         "evictable-above-a-backup": _counts_enough_memory(error) and writes_back,
-        "mixed-without-room": no_memory and config.mixed and seen.prepared,
-        "chunk-without-room": no_memory and config.mixed and not config.window and seen.next_chunk,
-        "parked-chunk": leak and seen.parked,
+        "mixed-without-room": no_memory and config.mixed and result.prepared,
+        "chunk-without-room": no_memory and config.mixed and not config.window and result.next_chunk,
+        "parked-chunk": leak and result.parked,
         "swept-too-far": leak and too_far,
     }
     name = next((name for name, holds in faults.items() if holds), "")

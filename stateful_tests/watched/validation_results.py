@@ -75,7 +75,7 @@ class Validated:
         """Mismatches that no known fault explains."""
         return [mismatch for mismatch in self.mismatches if mismatch.known is None]
 
-    def reach(self, decision: str, taken: bool = True) -> None:
+    def reach(self, decision: str, is_reached: bool = True) -> None:
         """Count a decision of the scheduler, if it was taken."""
-        if taken:
+        if is_reached:
             self.reached[decision] += 1

@@ -33,10 +33,10 @@ def _mentions(row: Data, word: str) -> bool:
     return any(stem in text.lower() for text in texts if isinstance(text, str))
 
 
-def _as_spelled(name: str, known: Iterable[str]) -> str:
+def _as_spelled(name: str, known_names: Iterable[str]) -> str:
     """Return a name as it is written, where only capitals and hyphens differ: free-1 and free1 are
     FREE-1."""
-    like = [each for each in known if _without_hyphens(each) == _without_hyphens(name)]
+    like = [each for each in known_names if _without_hyphens(each) == _without_hyphens(name)]
     return like[0] if len(like) == 1 else name
 
 

@@ -181,13 +181,13 @@ def _violated_clauses(violation: Data) -> list[Data]:
     return clauses
 
 
-def _start_step(shown: list[Data], violated: bool) -> int:
+def _start_step(states: list[Data], violated: bool) -> int:
     """Return the step that the page opens with: the violation, or else the last step after which a
     holder has something."""
     busy = [
-        i for i, state in enumerate(shown) if state["system"]["holders"] or state["system"]["nodes"]
+        i for i, state in enumerate(states) if state["system"]["holders"] or state["system"]["nodes"]
     ]
-    return len(shown) - 1 if violated or not busy else busy[-1]
+    return len(states) - 1 if violated or not busy else busy[-1]
 
 
 def _owners(states: list[Data]) -> dict[str, Data]:
@@ -311,17 +311,17 @@ def _pool_data(
     before: Data | None,
     geometry: Geometry,
     owners: dict[str, Data],
-    shown: list[int],
+    pages_shown: list[int],
 ) -> Data:
     """Return the template's data of a pool of the system: its pages with owners and faults.
 
     before: the step shown before, None for the first.
-    shown: the numbers of the pages.
+    pages_shown: the numbers of the pages.
     """
     pages = state["system"]["pools"][pool]
     was = before["system"]["pools"][pool] if before is not None else {}
     cells = []
-    for number in shown:
+    for number in pages_shown:
         cell = pages.get(number, FREE)
         if cell is FREE and not 1 <= number <= geometry.pages(pool):
             continue
@@ -351,6 +351,6 @@ def _pool_data(
         "pool": POOL[pool],
         "cells": cells,
         "total": geometry.pages(pool),
-        "left_out": geometry.pages(pool) - sum(1 for p in shown if 1 <= p <= geometry.pages(pool)),
+        "left_out": geometry.pages(pool) - sum(1 for p in pages_shown if 1 <= p <= geometry.pages(pool)),
         "free": state["system"]["free"][pool],
     }

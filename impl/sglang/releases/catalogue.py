@@ -125,10 +125,10 @@ def detect(root: Path) -> Detected:
     return Detected(release, "" if exact else f"{root}: {reason}")
 
 
-def _why_taken(taken: str, lines: int, stated: str | None, others: Mapping[str, str]) -> str:
+def _why_taken(taken_for: str, lines: int, stated: str | None, others: Mapping[str, str]) -> str:
     """Return the reason in words, such as "taken for 0.5.14 (435 lines differ), with chunks, token ids as
     in 0.5.12"."""
-    reason = f"taken for {taken} ({differing(lines)})"
+    reason = f"taken for {taken_for} ({differing(lines)})"
     by_release: dict[str, list[str]] = {}
     for fact, as_in in others.items():
         by_release.setdefault(as_in, []).append(fact)
@@ -137,7 +137,7 @@ def _why_taken(taken: str, lines: int, stated: str | None, others: Mapping[str, 
             f"{', '.join(facts)} as in {as_in}" for as_in, facts in by_release.items()
         )
         reason += f", with {facts}"
-    if stated not in (None, taken) and not str(stated).startswith("0.0.0"):
+    if stated not in (None, taken_for) and not str(stated).startswith("0.0.0"):
         reason += f"; its files state {stated}"
     return reason
 

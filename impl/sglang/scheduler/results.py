@@ -110,8 +110,8 @@ class LateResults(Results):
     def _prompt_waits(self, turn: LiveRequest) -> bool:
         return any(result.prefill for result in turn.pending) and self.server.hands_prompt_in(turn)
 
-    def _process_all_but(self, turn: LiveRequest, left: int) -> None:
-        while len(turn.pending) > left and turn.pending[0].visible:
+    def _process_all_but(self, turn: LiveRequest, left_count: int) -> None:
+        while len(turn.pending) > left_count and turn.pending[0].visible:
             self.process(turn, turn.pending.pop(0))
 
     def before_round(self, turn: LiveRequest) -> None:

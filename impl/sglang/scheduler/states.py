@@ -145,18 +145,18 @@ class States:
         if slot != -1:
             self.cells[slot] = stamp
 
-    def kept_state(self, batch: Any, at: int, start: int, end: int) -> tuple[int, int]:
+    def kept_state(self, batch: Any, index: int, start: int, end: int) -> tuple[int, int]:
         """Return the slot that gets a state for the tree and the number of tokens of the entry before that
-        state, if the batch says so of its entry `at`, which computes [start, end): all tokens, or of a
+        state, if the batch says so of its entry `index`, which computes [start, end): all tokens, or of a
         prefill whole chunks (_init_track_ssm_indices). 0 for none."""
-        if batch.mamba_track_mask is None or not batch.mamba_track_mask[at]:
+        if batch.mamba_track_mask is None or not batch.mamba_track_mask[index]:
             return 0, 0
         count = end - start
         if batch.mamba_track_seqlens is not None:
-            asked = int(batch.mamba_track_seqlens[at]) - start
+            asked = int(batch.mamba_track_seqlens[index]) - start
             chunk = state_chunk()
             count = asked // chunk * chunk if asked % chunk else count
-        return int(batch.mamba_track_indices[at]), count
+        return int(batch.mamba_track_indices[index]), count
 
     def compute(self, req: Any, tokens: Sequence[int]) -> None:
         """Give a lock holder a slot with the state after these tokens."""

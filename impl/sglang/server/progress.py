@@ -78,9 +78,9 @@ class Room(NamedTuple):
         """Return both together."""
         return Room(*(mine + other for mine, other in zip(self, more, strict=True)))
 
-    def minus(self, held: Room) -> Room:
+    def minus(self, other: Room) -> Room:
         """Return what is left of it."""
-        return Room(*(max(0, mine - own) for mine, own in zip(self, held, strict=True)))
+        return Room(*(max(0, mine - own) for mine, own in zip(self, other, strict=True)))
 
 
 class RequestHeadway:

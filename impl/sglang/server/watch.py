@@ -307,8 +307,8 @@ class Watcher:
         if queued:
             self._forget_queued(queued)
 
-    def flush(self, done: bool, *_: Any, **__: Any) -> None:
-        if done and self.log is not None:
+    def flush(self, is_done: bool, *_: Any, **__: Any) -> None:
+        if is_done and self.log is not None:
             self._looked_at.clear()
             self.put(Flushed(sum(self._counts()[3:5])))
             if self.tier is not None:

@@ -192,10 +192,10 @@ class PrefillSide(OnServer):
 
     # -- the loop ---------------------------------------------------------------------------------
 
-    def _round(self, asked: list[tuple[LiveRequest, int]]) -> None:
+    def _round(self, requests: list[tuple[LiveRequest, int]]) -> None:
         """Run event_loop_normal_disagg_prefill or event_loop_overlap_disagg_prefill once."""
         loop = self.loop
-        self._batch = asked
+        self._batch = requests
         loop.waiting_queue.extend(loop.disagg_prefill_bootstrap_queue.pop_bootstrapped())
         # Of the last batch a round looks only at whom to leave out where it would decode.
         plan = loop.get_next_disagg_prefill_batch_to_run(loop.running_batch, None)

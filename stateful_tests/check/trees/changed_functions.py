@@ -104,13 +104,13 @@ def changes(
     system: AnySystem,
     revision: str,
     lines: Sequence[CorpusLine],
-    found: Callable[[CorpusLine], None] | None = None,
+    note_line: Callable[[CorpusLine], None] | None = None,
     way_map: WayMap = NOTHING,
     way: str = "",
 ) -> Changes:
     """Search for lines that call changed functions of `system`'s checkout, the shortest first.
 
-    found: called with each of them as soon as it is found.
+    note_line: called with each of them as soon as it is found.
     way_map: the functions that runs of the engine's releases call, and the files that these load.
     way: the way in which the system is driven. Raises ValueError where git cannot tell.
     """
@@ -141,8 +141,8 @@ def changes(
         called.update(calls)
         if calls:
             changed_files.add(line)
-            if found is not None:
-                found(line)
+            if note_line is not None:
+                note_line(line)
     missed = tuple(sorted(wanted - called.keys()))
     return Changes(revision, frozenset(changed_files), dict(called), missed, ignored)
 

@@ -125,7 +125,7 @@ def functions_of_release(
 
 
 def functions_of_plan(
-    system: AnySystem, asked: Plan, commands: int, wanted: Collection[SystemFunction] | None = None
+    system: AnySystem, plan: Plan, commands: int, wanted: Collection[SystemFunction] | None = None
 ) -> dict[SystemFunction, set[str]]:
     """Return the functions of a system that the first runs of a plan call: lines of the corpus and runs in
     turns. Each function has the names of the configurations that call it.
@@ -135,7 +135,7 @@ def functions_of_plan(
     """
     if not isinstance(system, WorkerSystem):
         return {}
-    fitted = for_system(asked, system)
+    fitted = for_system(plan, system)
     command_count = 0
     callers_of: dict[SystemFunction, set[str]] = {}
     for batch in batches(system, fitted, configurations(system, fitted)):

@@ -60,13 +60,13 @@ class ExtendHarness(Harness[Extend]):
             tokens = pick(c.source, (tokens_left + 1, 0, -1))
         return Chunk(name, tokens, tail)
 
-    def _chunk_length(self, c: Enabled, done: int, left: int) -> int:
-        """Draw the length of a chunk out of `left` tokens, often up to the end of a page."""
+    def _chunk_length(self, c: Enabled, computed_len: int, tokens_left: int) -> int:
+        """Draw the length of a chunk out of `tokens_left` tokens, often up to the end of a page."""
         size = c.state.config.geometry.page_size
-        to_page = size - done % size
-        if size > 1 and to_page < left and once_in(c.source, 2):
-            return to_page + size * c.source.upto((left - 1 - to_page) // size)
-        return c.length(left)
+        to_page = size - computed_len % size
+        if size > 1 and to_page < tokens_left and once_in(c.source, 2):
+            return to_page + size * c.source.upto((tokens_left - 1 - to_page) // size)
+        return c.length(tokens_left)
 
     def _may_be_tail(self, c: Enabled, request: Request | None) -> bool:
         """Return whether a chunk may be a tail. Either there is a window and the request has computed nothing

@@ -8,7 +8,7 @@ import torch
 from impl.sglang.server.clients import Client, Clients, Config, Turn
 from impl.sglang.server.fake_model import _stamped_tokens
 from impl.sglang.server.outcome import OUTDATED
-from impl.sglang.server import kept
+from impl.sglang.server import server_leftovers
 from impl.sglang.server.pair import judges
 from impl.sglang.server.pair.choices import NetworkChoice
 from impl.sglang.server.pair.model import ServerModel, TensorSlots
@@ -163,7 +163,7 @@ def test_kv_of_retracted_requests_is_not_left_on_the_host(tree, free, left):
         tree_cache=SimpleNamespace(host_pool_group=SimpleNamespace(entries=[pool]), disable=not tree),
         disagg_prefill_bootstrap_queue=SimpleNamespace(queue=[]), **{name: [] for name in queues},
     )  # fmt: skip
-    assert [*kept.leftovers(scheduler, "P")] == left
+    assert [*server_leftovers.leftovers(scheduler, "P")] == left
 
 
 def test_records_of_a_storage_and_loads_that_were_not_sent_are_found():
@@ -175,13 +175,13 @@ def test_records_of_a_storage_and_loads_that_were_not_sent_are_found():
         tree_cache=SimpleNamespace(_storage_prefetch_wait=waits, disable=False),
         disagg_prefill_bootstrap_queue=SimpleNamespace(queue=[]), **{name: [] for name in queues},
     )  # fmt: skip
-    assert [*kept.leftovers(scheduler, "P")] == [("waits for a storage", "1 entries")]
+    assert [*server_leftovers.leftovers(scheduler, "P")] == [("waits for a storage", "1 entries")]
     waits.clear()
-    assert [*kept.leftovers(scheduler, "P")] == []
-    assert not kept.has_unsent_load(scheduler)
+    assert [*server_leftovers.leftovers(scheduler, "P")] == []
+    assert not server_leftovers.has_unsent_load(scheduler)
     for queue in ([], [object()]):
         scheduler.tree_cache.cache_controller = SimpleNamespace(load_queue=queue)
-        assert kept.has_unsent_load(scheduler) == bool(queue)
+        assert server_leftovers.has_unsent_load(scheduler) == bool(queue)
 
 
 def model(draft=(3, 0)):

@@ -142,12 +142,12 @@ def _state_of(follower: LogFollower, event: log.Snapshot) -> State:
     return state._replace(serial=serial)
 
 
-def _resume(follower: LogFollower, event: log.Snapshot, given: State) -> None:
+def _resume(follower: LogFollower, event: log.Snapshot, state: State) -> None:
     """Resume with the values of a snapshot."""
     # what came before is not known
     stays_busy = deviations.fault_of_busy_session(follower.header, retracted=True)
     requests = {r.request: r for r in event.requests}
-    follower.requests = {name: _request_facts(follower, r, given) for name, r in requests.items()}
+    follower.requests = {name: _request_facts(follower, r, state) for name, r in requests.items()}
     follower.sessions = {}
     for s in event.sessions:
         of_another = s.turn is not None and (
@@ -157,14 +157,14 @@ def _resume(follower: LogFollower, event: log.Snapshot, given: State) -> None:
     follower.texts.begin(event)
     mismatches = len(follower.result.mismatches)
     follower.step = StepSeen(number=None, joined_late=True, at=follower.step.at, judged=mismatches)
-    follower.state = given
+    follower.state = state
     follower.follows = True
     follower.result.given += len(event.requests) + len(event.sessions)
 
 
-def _request_facts(follower: LogFollower, r: log.RequestState, given: State) -> RequestSeen:
+def _request_facts(follower: LogFollower, r: log.RequestState, state: State) -> RequestSeen:
     """Return the facts that a log of a request's whole life would show."""
-    request = given.request(r.request)
+    request = state.request(r.request)
     assert request is not None
     ahead = request.output - r.outputs
     rounds = []

@@ -171,7 +171,7 @@ class Judges:
             self.note(f"PD-1 {pool} page of P is free", name, says)
 
     def _replaced(
-        self, name: str, region: Region, source: int, position: int, want: list[tuple[float, float]]
+        self, name: str, region: Region, source: int, position: int, expected: list[tuple[float, float]]
     ) -> bool:
         """Return whether P's row of the request leads to another page for this position, and that page is
         right: an insert has found it in the tree, and has given `source` back."""
@@ -183,15 +183,15 @@ class Judges:
             if request.rid == name and request.kv.req_pool_idx is not None:
                 row = model.scheduler.req_to_token_pool.req_to_token[int(request.kv.req_pool_idx)]
                 page = int(row[position]) // self.page
-                there = region.tensor[page * self.page :][: len(want), 0, :2].tolist()
-                return page != source and [tuple(each) for each in there] == want
+                there = region.tensor[page * self.page :][: len(expected), 0, :2].tolist()
+                return page != source and [tuple(each) for each in there] == expected
         return False
 
     def _wrong_source(
-        self, name: str, pool: str, source: int, position: int, want: Any, got: Any
+        self, name: str, pool: str, source: int, position: int, expected: Any, actual: Any
     ) -> None:
         prompt = self.script.prompt(name)
-        token, token_position = got[0]
+        token, token_position = actual[0]
         own = 0 <= token_position < len(prompt) and prompt[int(token_position)] == token
         writer = self.models[PREFILL].writers[pool].get(source * self.page, "nobody")
         says = f"page {source} of P is sent for position {position} of {name}, which"
@@ -200,7 +200,7 @@ class Judges:
             says += f" is that of position {int(token_position)}"
         else:
             key = f"PD-1 {pool} page of P is rewritten"
-            says += f" {writer} has written: {got} and not {want}"
+            says += f" {writer} has written: {actual} and not {expected}"
         self.note(key, name, says)
 
     def _window_start(self, promise: NamedPages, name: str) -> int:
