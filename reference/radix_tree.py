@@ -286,7 +286,7 @@ def _mark_used(tree: Tree, key: Key) -> Tree:
     return tree._replace(clock=now)
 
 
-def stamped(node: Node, **values: int | bool) -> tuple[Node, ...]:
+def with_values(node: Node, **values: int | bool) -> tuple[Node, ...]:
     return (node._replace(**values),)  # type: ignore[arg-type]
 
 
@@ -386,11 +386,11 @@ def insert(tree: Tree, key: Key, evicted: int) -> tuple[Tree, Insertion]:
     for placed in path_of(tree, matched):
         if not placed.node.live and placed.start >= live_from and not full_locked(tree, placed):
             recovered.append((placed.start, placed.end))
-            tree = change_node(tree, placed.path, partial(stamped, live=True))
+            tree = change_node(tree, placed.path, partial(with_values, live=True))
     if len(matched) < len(key):
         tree = _fresh_leaf(tree, key, len(matched), live_from)
     if tree.states:
-        tree = change_node(tree, key, partial(stamped, state_used=tree.clock + 1))
+        tree = change_node(tree, key, partial(with_values, state_used=tree.clock + 1))
     return _mark_used(tree, key), Insertion(len(matched), len(key), tuple(recovered))
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from reference.commands import Freed
 from reference.radix_tree import (
-    Key, Node, Placed, Tree, change_node, full_locked, nodes, path_of, stamped, state_locked, swa_locked,
+    Key, Node, Placed, Tree, change_node, full_locked, nodes, path_of, with_values, state_locked, swa_locked,
 )  # fmt: skip
 from reference.memoization import memoized
 
@@ -70,7 +70,7 @@ def _evict_state(tree: Tree) -> tuple[Tree, Freed] | None:
 def _drop_part(tree: Tree, placed: Placed, freed: Freed, **marks: Any) -> tuple[Tree, Freed]:
     """Drop a part of a node, or the node itself where it is an unlocked leaf."""
     if placed.node.children or full_locked(tree, placed):
-        return change_node(tree, placed.path, partial(stamped, **marks)), freed
+        return change_node(tree, placed.path, partial(with_values, **marks)), freed
     return _drop_leaf(tree, placed)
 
 

@@ -95,7 +95,7 @@ def validate(
     """
     from ci.commands.log_validation import LogReadings
     from ci.report import log_reports
-    from stateful_tests.lockstep.known_faults import looked_for
+    from stateful_tests.lockstep.known_faults import is_looked_for
     from stateful_tests.watched.log_follower import TABLE, mapping_row
     from stateful_tests.watched.log_reader import NO_LOG
 
@@ -105,7 +105,7 @@ def validate(
         return out.end(rows)
     if not logs:
         raise Unusable("validate: give a LOG, a file or a folder that the watcher wrote")
-    if release is not None and not looked_for("sglang", release):
+    if release is not None and not is_looked_for("sglang", release):
         raise Unusable(f"--release {release:.40}: nobody has looked for its faults")
     readings = LogReadings(logs, release)
     reports = []

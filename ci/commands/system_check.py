@@ -126,7 +126,7 @@ def check_system(
         if others is not None:
             _drive_ways(result, others, selector, system, how, reports, saves)
         if changed is not None:
-            loaded = engine_ways.loaded_in(changed.missed, result.ways)
+            loaded = engine_ways.rest_loaded_in(changed.missed, result.ways)
             changed = changed.also_called(_functions_called(reports) | loaded)
             if how.other_ways:  # the report of another way lists none: it need not call all changes
                 spec = system_spec(system)

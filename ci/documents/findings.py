@@ -17,7 +17,7 @@ from stateful_tests.lockstep.known_faults import (
     KnownFault,
     has_in_ways,
     known_faults,
-    looked_for,
+    is_looked_for,
     releases,
     ways_of,
 )
@@ -147,7 +147,7 @@ def is_of(fault: str, release: str) -> bool:
     such as vllm==0.33.0+offload, in these. Raises ValueError for a text that is no release."""
     spec = SystemSpec.parse(release)
     version = spec.version or ""
-    if spec.engine not in ENGINES or not looked_for(spec.engine, version):
+    if spec.engine not in ENGINES or not is_looked_for(spec.engine, version):
         raise ValueError(f"{release:.40}: not one of the releases that are driven")
     if unknown := {*spec.ways} - {*ways_in("+".join(engine(spec.engine).ways))}:
         raise ValueError(f"{release:.40}: {spec.engine} has no way +{min(unknown)}")

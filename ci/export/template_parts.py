@@ -197,7 +197,7 @@ def _render(
     oldest = sorted_kinds[0]
     newest = sorted_kinds[-1]
 
-    def reached(version: str) -> set[bool]:
+    def order_reached(version: str) -> set[bool]:
         return {order.index(v) >= order.index(version) for v in versions}
 
     unified = "False", "tree and window is not None", "tree", "True"  # each for one more of these
@@ -207,7 +207,8 @@ def _render(
         spec_module=Path(newest.spec_file).stem,
         imported=lambda what: _import_of_name(what, oldest, newest),
         unified="True" if features["host"] else unified[sum(map(kind.is_unified, servers))],
-        across=lambda version: len(reached(version)) == 2, since=lambda version: reached(version) == {True},
+        across=lambda version: len(order_reached(version)) == 2,
+        since=lambda version: order_reached(version) == {True},
     )  # fmt: skip
 
 

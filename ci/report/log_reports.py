@@ -18,7 +18,7 @@ from reference.all_clauses import ALL_CLAUSES
 from reference.failures import count_text
 from reference.state import Cursors
 from stateful_tests.lockstep.exit_codes import Ending, ending, gravest
-from stateful_tests.lockstep.known_faults import known_faults, looked_for, nearest
+from stateful_tests.lockstep.known_faults import known_faults, is_looked_for, nearest
 from stateful_tests.watched.log_follower import AFTER_A_GAP, AFTER_A_MISMATCH
 from stateful_tests.watched.log_reader import WatchLog
 from stateful_tests.watched.validation_results import Mismatch, Validated
@@ -69,7 +69,7 @@ def validation(
         "events_per_s": round(validated.events / seconds) if seconds else 0, "skipped": skipped,
         "refused_by_policy": dict(validated.policy), "put_right": log.put_right if log is not None else "",
         "known": [_known_fault_data(name, times, validated) for name, times in validated.known.most_common()],
-        "faults_are_known": looked_for("sglang", header.release),
+        "faults_are_known": is_looked_for("sglang", header.release),
         "release": header.release, "nearest": nearest("sglang", header.release),
         "unreadable": "",
         "mismatches": [mismatch(each) for each in validated.unexplained], "more_mismatches": validated.more,

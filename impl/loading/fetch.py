@@ -49,7 +49,7 @@ def release_root(package: str, version: str, unpacked: Callable[[Path, Path], No
     if (root / package).is_dir():
         if not _seal(root).is_file():  # from before seals were written
             seal(root)
-        elif not _sealed(root):
+        elif not _is_sealed(root):
             why = f"files in {root} were changed since they were fetched"
             remedy = f"delete that folder, or drive it as a checkout (--{package}-path {root})"
             raise UnusableImplementation(f"{package}=={version}: {why}; {remedy}")
@@ -66,7 +66,7 @@ def release_root(package: str, version: str, unpacked: Callable[[Path, Path], No
     return root
 
 
-def _sealed(root: Path) -> bool:
+def _is_sealed(root: Path) -> bool:
     """Return whether a release's folder is what its seal says. Another process may complete it just now: its
     files and its seal are two."""
     for pause in (0.0, 0.3, 1.0):

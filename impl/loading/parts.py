@@ -59,9 +59,9 @@ class Tables(NamedTuple):
 
     def since(self, part: str) -> str:
         """Return the first release that has a part, by the table."""
-        return next(release for release in self.releases if self.documented(part, release))
+        return next(release for release in self.releases if self.is_documented(part, release))
 
-    def documented(self, part: str, release: str) -> bool:
+    def is_documented(self, part: str, release: str) -> bool:
         """Return whether a release has a part, by the table."""
         at = self.releases.index(release)
 
@@ -111,7 +111,7 @@ def facts(
     """
     is_release = release is not None and release in tables.releases
     near = Nearest(release, 0) if release and is_release else nearest(tables.engine, root)
-    if is_release and all(tables.documented(name, near.release) for name in wanted):
+    if is_release and all(tables.is_documented(name, near.release) for name in wanted):
         return _by_the_tables(tables, near)
     checkout = probe.Checkout(root, tables.below, modules, ())
     missing = _missing_names(_there(checkout, names(tables.core)))
@@ -119,7 +119,7 @@ def facts(
     without = []
     for name, table in tables.parts.items():
         looked_up = _there(checkout, names(table))
-        expected = near.release in tables.releases and tables.documented(name, near.release)
+        expected = near.release in tables.releases and tables.is_documented(name, near.release)
         if name in wanted:
             missing += _missing_names(looked_up)
         if _has_all(looked_up):
@@ -146,7 +146,7 @@ def facts(
 def _by_the_tables(tables: Tables, near: Nearest) -> TreeParts:
     """Return the facts of a release without a look into its files: to parse them takes a second. They are
     sealed when they are fetched, and a test looks the tables up in them."""
-    having = (name for name in tables.parts if tables.documented(name, near.release))
+    having = (name for name in tables.parts if tables.is_documented(name, near.release))
     return TreeParts(near, frozenset(having), (), "")
 
 

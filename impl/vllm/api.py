@@ -282,7 +282,7 @@ SINCE = {part: TABLES.since(part) for part in PARTS}
 
 def drives(release: str, part: str) -> bool:
     """Return whether a release has a part by the tables. An unknown release counts as the newest."""
-    return release not in RELEASES or TABLES.documented(part, release)
+    return release not in RELEASES or TABLES.is_documented(part, release)
 
 
 def facts(

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from reference.clauses.registry import clause
 from reference.clauses.facts import NodeFacts, TreePage
 from reference.clauses.step import Step
-from reference.clauses.tree_shape import WITH_TREE, lost, lost_states, where
+from reference.clauses.tree_shape import WITH_TREE, gave_up_pages, gave_up_states, where
 from reference.commands import Decode, Extend, Finish, Insert, Launch, SpecDecode
 from reference.cursors import ceil_page, page_ends
 from reference.failures import AtNode, AtTreePage, Failure, failure
@@ -79,7 +79,7 @@ def _missing_page(step: Step, inserted: InsertedKey, tombstones: set[int]) -> Fa
     key = inserted.key
     for end in page_ends(len(key), geometry.page_size):
         page = pages.get(key[:end])
-        evicted = key[:end] in pages_before and lost(step)
+        evicted = key[:end] in pages_before and gave_up_pages(step)
         if page is not None and (page.has_swa or geometry.window is None or end in tombstones or evicted):
             continue
         start = end - geometry.page_size
@@ -99,7 +99,7 @@ def _missing_state(step: Step, inserted: InsertedKey) -> Failure | None:
     key = inserted.key
     before = step.tree_locks_before.get(inserted.holder)
     new = key and (before is None or len(before.key) < len(key))
-    if not step.config.geometry.states or not new or lost_states(step):
+    if not step.config.geometry.states or not new or gave_up_states(step):
         return None
     if key in {node.path for node in step.after.tree.nodes if node.state is not None}:
         return None
@@ -257,7 +257,7 @@ def _computed_pages_are_resumable(step: Step) -> Failure | None:
     if (
         was.session is not None
         or was.evicted >= length
-        or lost(step)
+        or gave_up_pages(step)
         or not _inserts_state(step, was, command)
     ):
         return None

@@ -6,7 +6,7 @@ from reference.clauses.registry import clause
 from reference.clauses.facts import NodeFacts
 from reference.clauses.lock_facts import Locked, Locks
 from reference.clauses.step import Step
-from reference.clauses.tree_shape import WITH_TREE, lost_states, shrank, where
+from reference.clauses.tree_shape import WITH_TREE, gave_up_states, shrank, where
 from reference.commands import Admit, Match
 from reference.cursors import page_ends
 from reference.failures import AtLock, AtNode, AtPosition, AtTreePage, Failure, count_text, failure
@@ -80,7 +80,7 @@ def _deciding_page(step: Step, key: Key, length: int, usable: int) -> list[AtTre
     source="kvspec",
     scope=WITH_TREE,
     needs=("tree",),
-    trigger=lambda s: locks_anything(s) and (shrank(s) or lost_states(s)),
+    trigger=lambda s: locks_anything(s) and (shrank(s) or gave_up_states(s)),
 )
 def _locked_kv_stays(step: Step) -> Failure | None:
     size = step.config.geometry.page_size

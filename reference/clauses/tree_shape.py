@@ -168,7 +168,7 @@ def wrong_token(step: Step) -> tuple[NodeFacts, str, int] | None:
     return None
 
 
-def lost(step: Step) -> bool:
+def gave_up_pages(step: Step) -> bool:
     """Return whether the system's tree has given up pages, or their SWA KV. Both views show the tree."""
     before = step.before.tree
     after = step.after.tree
@@ -179,7 +179,7 @@ def lost(step: Step) -> bool:
     )
 
 
-def lost_states(step: Step) -> bool:
+def gave_up_states(step: Step) -> bool:
     """Return whether the system's tree has given up states. Their nodes may remain."""
     before = step.before.states
     after = step.after.states

@@ -298,13 +298,13 @@ class Finder:
             return False
         without, candidate = prefix
 
-        def allowed(smaller: Trace, seen: Violation) -> bool:
+        def may_shrink_to(smaller: Trace, seen: Violation) -> bool:
             if still_new is not None and not still_new(smaller, seen):
                 return False
             return lacks(system, without, smaller)
 
         smallest = minimise(
-            system, candidate, clause, budget=ALTERNATIVE_SHRINK_BUDGET, allowed=allowed
+            system, candidate, clause, budget=ALTERNATIVE_SHRINK_BUDGET, allowed=may_shrink_to
         )
         number = 1 + len(earlier_catches)
         self._caught[finding_name(clause, number)] = Caught(

@@ -234,10 +234,10 @@ class _TourRun:
         place = self.places[at]
         allowed = self.allowed[at]
         for number in sorted(place.pending, key=lambda n: (n not in place.pending_here, n)):
-            if allowed[number] and not self._left_out(place, number):
+            if allowed[number] and not self._is_left_out(place, number):
                 yield number
 
-    def _left_out(self, place: _Place, number: int) -> bool:
+    def _is_left_out(self, place: _Place, number: int) -> bool:
         """Return whether to leave out a command in a situation that mostly violates: one more says nothing
         new."""
         like = place.situations[number]
@@ -267,7 +267,7 @@ class _TourRun:
                     steps.append(number)
                 return steps[::-1]
             for number, to in self.places[place].successors.items():
-                usable = self.allowed[place][number] and not self._left_out(self.places[place], number)
+                usable = self.allowed[place][number] and not self._is_left_out(self.places[place], number)
                 if to not in came and usable and not self._ends(place, number):
                     came[to] = (place, number)
                     queue.append(to)
@@ -347,7 +347,7 @@ class _TourRun:
                 kind = type(commands[number])
                 offered = kind.__name__ in self.runner.system.capabilities.commands
                 reason = tour.stopped or "nothing that it follows leads there"
-                if self._left_out(place, number):
+                if self._is_left_out(place, number):
                     reason = "left out: steps of its situation violate"
                 tour.lost[kind_name(kind), reason if offered else "it does not offer that"] += 1
         return tour

@@ -94,7 +94,7 @@ class KnownFault(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     def is_in(self, release: str) -> bool:
         """Return whether a release has it. Raises ValueError where `release` is no version."""
         if self.fixed is None:
-            return _version_key(self.first) <= _version_key(release) and looked_for(self.engine, release)
+            return _version_key(self.first) <= _version_key(release) and is_looked_for(self.engine, release)
         return _version_key(self.first) <= _version_key(release) < _version_key(self.fixed)
 
     def clause_shown(self, clause: str, release: str) -> str | None:
@@ -175,7 +175,7 @@ def label(release: str, fault: str) -> str | None:
     return fault if _VERSION.match(release) and known.is_in(release) else None
 
 
-def looked_for(engine: str, release: str) -> bool:
+def is_looked_for(engine: str, release: str) -> bool:
     """Return whether the faults of this release were searched for: it lies between the oldest driven
     release and the newest."""
     oldest = releases(engine)[0]

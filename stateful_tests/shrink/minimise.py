@@ -198,7 +198,7 @@ def _shrink_config(_: AnySystem, failing: Failing, trace: Trace) -> Trace:
     """Return the trace with the plainest configuration of an engine with which the clause still fails:
     groups, switches, sizes."""
 
-    def tried(**changes: Any) -> bool:
+    def try_changes(**changes: Any) -> bool:
         nonlocal trace
         try:
             simpler = replace(trace, geometry=replace(trace.sizes(EngineConfig), **changes))
@@ -210,10 +210,13 @@ def _shrink_config(_: AnySystem, failing: Failing, trace: Trace) -> Trace:
         return commands is not None
 
     for index in reversed(range(len(trace.sizes(EngineConfig).groups))):
-        tried(groups=trace.sizes(EngineConfig).groups[:index] + trace.sizes(EngineConfig).groups[index + 1 :])
+        try_changes(
+            groups=trace.sizes(EngineConfig).groups[:index]
+            + trace.sizes(EngineConfig).groups[index + 1 :]
+        )
     for name, plain in _PLAIN.items():
         if getattr(trace.sizes(EngineConfig), name) != plain:
-            tried(**{name: plain})
+            try_changes(**{name: plain})
     for index, group in enumerate(trace.sizes(EngineConfig).groups):
         kinds = [(size, group.window) for size in range(1, group.block_size)]
         kinds += [(group.block_size, window) for window in (None, *range(1, group.window or 1))]
@@ -221,14 +224,14 @@ def _shrink_config(_: AnySystem, failing: Failing, trace: Trace) -> Trace:
             groups = list(trace.sizes(EngineConfig).groups)
             ring = group.ring and window is not None
             groups[index] = LayerGroup(size, window, drafter=group.drafter, ring=ring)
-            if groups[index] != group and tried(groups=tuple(groups)):
+            if groups[index] != group and try_changes(groups=tuple(groups)):
                 break
     for name in _LENGTHS:
         for size in range(getattr(trace.sizes(EngineConfig), name)):
             changes: dict[str, Any] = {name: size}
             if changes == {"host_chunks": 0}:
                 changes |= _NO_CONNECTOR
-            if tried(**changes):
+            if try_changes(**changes):
                 break
     return trace
 

@@ -64,12 +64,12 @@ def checkout_root(path: str | os.PathLike[str]) -> Path:
 
 def unpack(wheel: Path, target: Path) -> None:
     """Unpack what is needed of `wheel` into the new folder `target`. Raises UnusableImplementation."""
-    fetch.unpack(wheel.name, wheel, target, _needed)
+    fetch.unpack(wheel.name, wheel, target, _is_needed)
     if not any(target.iterdir()):
         raise UnusableImplementation(f"{wheel.name}: there is no sglang/srt in it")
 
 
-def _needed(path: PurePosixPath) -> bool:
+def _is_needed(path: PurePosixPath) -> bool:
     return path.as_posix().startswith({".py": _NEEDED, ".so": (_COMPILED,)}.get(path.suffix, ()))
 
 

@@ -54,7 +54,7 @@ class ReleaseRequests(LoadedModules):
         del req
         return {}
 
-    def prefilled(self, req: Any) -> bool:
+    def is_prefilled(self, req: Any) -> bool:
         """Return whether its prefill is over: not if it is aborted between two chunks, and then it keeps
         nothing (process_pending_chunked_abort)."""
         return bool(self.chunk_end(req) >= len(req.full_untruncated_fill_ids))

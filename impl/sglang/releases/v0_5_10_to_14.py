@@ -117,7 +117,7 @@ class Release0514(Release0513):
     chunk_ends = "fill_len"
 
     def keeps(self, req: Any) -> dict[str, bool]:
-        return {self.keeping: self.prefilled(req)}
+        return {self.keeping: self.is_prefilled(req)}
 
     def committed_len(self, session: Any) -> int | None:
         # A turn appends to the array of the last one; what counts of that is noted apart.

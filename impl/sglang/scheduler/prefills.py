@@ -64,7 +64,7 @@ class Prefills(OnServer):
         spans = self._plan_chunks(batch)
         self._run_prefill(batch, spans)
         launched = self._eviction_lengths(batch.entries)
-        self._settled(batch)
+        self._process_results(batch)
         late = {choice.request for choice in self._window_evictions(batch.entries, launched)}
         evictions = self._own_evictions(batch.entries, evicted, launched)
         if batch.received and not evictions:
@@ -162,7 +162,7 @@ class Prefills(OnServer):
             server.states.run_deferred(prefill)
         server.forward_batch(prefill, turns, spans)
 
-    def _settled(self, batch: _Batch) -> None:
+    def _process_results(self, batch: _Batch) -> None:
         """Process the results of the batch, and insert the chunks that are not the last of their prompt
         into the tree."""
         server = self.server

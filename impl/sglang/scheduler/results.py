@@ -133,19 +133,19 @@ class LateResults(Results):
             if turn.pending and outputs == done + len(turn.pending[0].tokens)
             else ()
         )
-        require(all(self._counted(turn, result) for result in ahead), Reason.UNFAITHFUL)
+        require(all(self._is_counted(turn, result) for result in ahead), Reason.UNFAITHFUL)
         while turn.pending and len(turn.req.output_ids) + len(turn.pending[0].tokens) < outputs:
             self.process(turn, turn.pending.pop(0))
 
     def before_retract(self, turn: LiveRequest, lost: bool) -> None:
         if lost:
             require(turn.pending and len(turn.pending[-1].tokens) == 1, Reason.UNFAITHFUL)
-            require(self._counted(turn, turn.pending[-1]), Reason.UNFAITHFUL)
+            require(self._is_counted(turn, turn.pending[-1]), Reason.UNFAITHFUL)
         else:
             require(not self._prompt_waits(turn), Reason.UNFAITHFUL)
         self._process_all_but(turn, int(lost))
 
-    def _counted(self, turn: LiveRequest, last: Result) -> bool:
+    def _is_counted(self, turn: LiveRequest, last: Result) -> bool:
         """Return whether the slot will count the token that this batch in flight computes first.
 
         A slot that does not may lawfully keep a token less, which no command says.

@@ -49,7 +49,9 @@ class WayMap(NamedTuple):
         """Return whether a function is known to run in a way."""
         return way in self.functions.get(function, ())
 
-    def loaded_in(self, functions: Collection[SystemFunction], ways: Collection[str]) -> set[SystemFunction]:
+    def rest_loaded_in(
+        self, functions: Collection[SystemFunction], ways: Collection[str]
+    ) -> set[SystemFunction]:
         """Return the functions that are the rest of a file which one of these ways loads: it has run."""
         return {
             function

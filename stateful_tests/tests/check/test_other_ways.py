@@ -125,8 +125,8 @@ def test_the_map_names_the_few_configurations_that_call_a_function(small_map):
 
 
 def test_the_rest_of_a_file_has_run_where_the_file_is_loaded(small_map):
-    assert small_map.loaded_in([REST, HOST], ["hicache"]) == {REST}
-    assert small_map.loaded_in([REST], ["overlap"]) == small_map.loaded_in([REST], []) == set()
+    assert small_map.rest_loaded_in([REST, HOST], ["hicache"]) == {REST}
+    assert small_map.rest_loaded_in([REST], ["overlap"]) == small_map.rest_loaded_in([REST], []) == set()
 
 
 def test_an_uncalled_function_is_printed_with_its_way_and_its_configurations(small_map):

@@ -34,7 +34,7 @@ def test_a_release_has_the_parts_and_the_lines_that_the_tables_say(vllm, release
     complete(release, root)
     found = api.facts(root)
     assert found.near == (release, 0)
-    assert found.parts == {part for part in api.PARTS if api.TABLES.documented(part, release)}
+    assert found.parts == {part for part in api.PARTS if api.TABLES.is_documented(part, release)}
     checkout = probe.Checkout(root, "vllm", VLLM, ())
     number = api.RELEASES.index(release)
     for part, table in {"": api.CORE, **api.PARTS}.items():

@@ -158,7 +158,7 @@ class Judges:
         rows = region.tensor[source * self.page + skip :][: len(expected), 0, :2]
         actual = [tuple(each) for each in rows.tolist()]
         is_free = source in self.models[PREFILL].free_pages(pool)
-        if (actual != expected or is_free) and self._replaced(name, region, source, position, expected):
+        if (actual != expected or is_free) and self._is_replaced(name, region, source, position, expected):
             if actual != expected:
                 self.models[DECODE].outdated.add(target)
             says = f"page {source} of P, position {position} of {name}, is sent and has been given back:"
@@ -170,7 +170,7 @@ class Judges:
             says = f"page {source} of P, position {position} of {name}, is free when it is sent"
             self.note(f"PD-1 {pool} page of P is free", name, says)
 
-    def _replaced(
+    def _is_replaced(
         self, name: str, region: Region, source: int, position: int, expected: list[tuple[float, float]]
     ) -> bool:
         """Return whether P's row of the request leads to another page for this position, and that page is
@@ -290,7 +290,7 @@ class Judges:
         ):  # what a timeout has ended may leave others waiting
             return
         self._timed_out = True
-        if self._too_large(unanswered) or self._parked(unanswered):
+        if self._too_large(unanswered) or self._is_parked(unanswered):
             return
         refused = sorted(self.refused[PREFILL] & set(unanswered.get(DECODE, ())))
         if refused:  # others may wait for the pages that D keeps for it
@@ -358,7 +358,7 @@ class Judges:
                     return True
         return False
 
-    def _parked(self, unanswered: dict[str, list[str]]) -> bool:
+    def _is_parked(self, unanswered: dict[str, list[str]]) -> bool:
         """Note that P keeps KV of prompts that it has computed before D named pages, while a prompt that D
         has admitted waits for that room and D waits for P. Returns whether that is so."""
         scheduler = self.models[PREFILL].scheduler

@@ -138,7 +138,7 @@ class PlayedNetwork:
             due = max(self.step + rest, box[-1].due if box else 0)
             box.append(_Letter(due, kind, request, parts))
 
-    def arrived(self, server: str) -> bool:
+    def has_arrived(self, server: str) -> bool:
         """Return whether a message has arrived at a server."""
         box = self._inboxes[server]
         return bool(box) and box[0].due <= self.step

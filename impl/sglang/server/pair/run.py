@@ -76,14 +76,14 @@ def run(
                 why = f"{server} does not start: {whole_scheduler._one_line(error)}"
                 return RunOutcome(0, 0, [], {}, why, traceback.format_exc())
     pair.judges = Judges(network, pair.models, pair.managers, script, config.deferred)
-    logs = [_watched(pair, server, watch) for server in SERVERS] if watch else []
+    logs = [_start_log(pair, server, watch) for server in SERVERS] if watch else []
     outcome = Conductor(pair, choices).play()
     for log in logs:
         log.close()
     return outcome
 
 
-def _watched(pair: Pair, server: str, watch: Mapping[str, str]) -> EventLog:
+def _start_log(pair: Pair, server: str, watch: Mapping[str, str]) -> EventLog:
     """Have a log of a server written, in a folder of its name."""
     watcher = Watcher(installed_release(), {**watch, "KVSPEC_WATCH": f"{watch['KVSPEC_WATCH']}/{server}"})
     hooks = whole_scheduler.TRANSFERS[SERVERS.index(server)]
