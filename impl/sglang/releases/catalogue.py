@@ -14,7 +14,7 @@ from typing import NamedTuple
 from impl.loading import probe, used_names
 from impl.adapter import UnusableImplementation
 from impl.loading.nearest import Nearest, differing, distances, nearest_of
-from impl.sglang.releases.api import files
+from impl.sglang.releases.api_lines import files
 from impl.sglang.releases.facts import compose_release, facts_of
 from impl.sglang.releases import v0_5_10_to_14 as v10, v0_5_15_to_21 as v15, v0_5_22_to_23 as v22
 from impl.sglang.releases.v0_5_10_to_14 import Release0510

@@ -6,7 +6,7 @@ import importlib
 
 from impl.adapter import UnusableImplementation
 from impl.loading import renamed
-from impl.sglang.releases.api import uses
+from impl.sglang.releases.api_lines import uses
 from impl.sglang.releases.catalogue import TABLE
 from impl.sglang.releases.v0_5_10_to_14 import Release0510
 

@@ -10,7 +10,7 @@ import impl
 from impl.adapter import UnusableImplementation
 from impl.lmdeploy import api as lmdeploy
 from impl.loading import nearest
-from impl.sglang.releases import api as sglang
+from impl.sglang.releases import api_lines as sglang
 from impl.sglang.releases.catalogue import TABLE
 from impl.transformers_paging import api as transformers
 from impl.vllm import api as vllm

@@ -9,7 +9,7 @@ from impl.adapter import UnusableImplementation
 from impl.loading.nearest import Nearest
 from impl.sglang.parts.fetch import release_root
 from impl.loading.copied_rules import statements
-from impl.sglang.releases import api
+from impl.sglang.releases import api_lines
 from impl.sglang.releases.copied import COPIED
 from impl.sglang.releases.catalogue import TABLE, detect, spec_of, supported_release
 from impl.sglang.releases.facts import FACTS, compose_release, facts_of
@@ -36,7 +36,7 @@ def test_each_member_that_releases_differ_in_is_of_one_fact():
 
 
 def test_each_line_of_the_api_is_of_a_fact():
-    assert {line.fact for line in api.lines() if line.by == "driven"} <= {"all", *FACTS}
+    assert {line.fact for line in api_lines.lines() if line.by == "driven"} <= {"all", *FACTS}
 
 
 def test_a_composed_class_has_its_facts_of_other_releases():
@@ -54,7 +54,7 @@ def checkout_of(version):
         root = release_root(version)
     except UnusableImplementation as error:
         pytest.skip(str(error))
-    return api.files(root, TABLE)
+    return api_lines.files(root, TABLE)
 
 
 class Without(probe.Checkout):
