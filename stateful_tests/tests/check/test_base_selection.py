@@ -202,17 +202,17 @@ class Past:
 @pytest.fixture
 def resolved(clone, monkeypatch):
     """Checkouts resolve to Past, releases to a name; says what was resolved."""
-    asked = []
+    specs = []
 
     def resolve(selector, *, quiet=False):
-        asked.append(selector)
+        specs.append(selector)
         if selector.checkout is None:
             return SimpleNamespace(name=str(selector.spec), close=lambda: None)
         return Past(Path(selector.checkout) / "python")
 
     monkeypatch.setattr(SystemSelector, "resolve", resolve)
     monkeypatch.setattr(commands, "_start_once", lambda system: None)
-    return asked
+    return specs
 
 
 def base_of_check(clone, named=None, since=None):
@@ -341,13 +341,13 @@ def test_a_tree_is_as_far_from_its_base_as_from_the_release_it_is_taken_for(tmp_
     scheduler = "vllm/v1/core/sched/scheduler.py"
     shutil.copytree(root / "vllm/v1/core", tmp_path / "vllm/v1/core")
     (tmp_path / scheduler).write_text("a_line_of_the_fork = 1\n" * 2)
-    taken = nearest.nearest("vllm", tmp_path)
+    nearest_release = nearest.nearest("vllm", tmp_path)
     tree = SimpleNamespace(name="vllm@checkout", root=tmp_path)
     # The folder of the base in the cache counts for nothing.
-    base = SimpleNamespace(name=f"vllm=={taken.release}+async", root=tmp_path)
-    assert taken.lines and base_selection.lines_between(tree, base) == taken.lines
-    told = Base(base, BaseKind.RELEASE, lines=taken.lines)
-    assert told.text.endswith(f", {nearest.differing(taken.lines)}")
+    base = SimpleNamespace(name=f"vllm=={nearest_release.release}+async", root=tmp_path)
+    assert nearest_release.lines and base_selection.lines_between(tree, base) == nearest_release.lines
+    told = Base(base, BaseKind.RELEASE, lines=nearest_release.lines)
+    assert told.text.endswith(f", {nearest.differing(nearest_release.lines)}")
 
 
 @pytest.mark.parametrize(

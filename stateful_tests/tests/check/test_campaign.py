@@ -126,15 +126,15 @@ class RetractsNobody(ReferenceSystem):
     "kind, commands, found", [(RetractsNobody, 5_000, True), (ReferenceSystem, 700, False)]
 )
 def test_the_same_seed_gives_the_same_check_however_many_processes_run_it(kind, commands, found):
-    chosen = plan("smoke", presets=["page1", "page2"], steps=25, seed=4, machines=["sessions"])
-    chosen = replace(chosen, after_finding=150, commands=commands)
+    small_plan = plan("smoke", presets=["page1", "page2"], steps=25, seed=4, machines=["sessions"])
+    small_plan = replace(small_plan, after_finding=150, commands=commands)
     name = "reference" if kind is ReferenceSystem else f"{__name__}:{kind.__name__}"
     system = kind()
     processes = Processes(2)
     try:
         results = [
-            run(system, chosen),
-            run(system, chosen, executor=processes, named=Named(SystemSpec(name))),
+            run(system, small_plan),
+            run(system, small_plan, executor=processes, named=Named(SystemSpec(name))),
         ]
     finally:
         processes.close()

@@ -318,13 +318,13 @@ def test_functions_that_no_run_calls_are_not_searched_without_end(root, monkeypa
     (root / "cache.py").write_text(BEFORE.replace("return 3", "return 5"))
     system = Checkout()
     lines = corpus.load()[:20]
-    tried = []
+    traces_tried = []
     system.root = root
-    monkeypatch.setattr(system, "functions_called", lambda *trace: tried.append(trace) or [])
+    monkeypatch.setattr(system, "functions_called", lambda *trace: traces_tried.append(trace) or [])
 
     def looked_at(way):
-        tried.clear()
+        traces_tried.clear()
         changed_functions.changes(system, "HEAD", lines, None, WayMap(("",), {GONE: frozenset({""})}), way)
-        return len(tried)
+        return len(traces_tried)
 
     assert (looked_at("overlap"), looked_at("")) == (3, 20)

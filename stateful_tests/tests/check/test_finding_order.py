@@ -33,10 +33,10 @@ def found(*clauses: str, trace: Trace = TRACE) -> Finding:
 @pytest.fixture
 def shrunk(monkeypatch):
     """The clauses whose traces a finder shrinks. Each trace violates whatever clause is asked about."""
-    asked = []
+    clauses_asked = []
 
     def minimise(system, trace, clause, **options):
-        asked.append(clause)
+        clauses_asked.append(clause)
         return replace(trace, commands=trace.commands[:1])
 
     monkeypatch.setattr(finder, "minimise", minimise)
@@ -45,7 +45,7 @@ def shrunk(monkeypatch):
     monkeypatch.setattr(Finder, "_may_get_smaller", lambda *_: False)
     monkeypatch.setattr(Finder, "_rank", lambda *_: 0)
     monkeypatch.setattr(Finder, "_finds_another_cause", lambda *_: False)
-    return asked
+    return clauses_asked
 
 
 def test_the_trace_of_wrong_kv_is_shrunk_and_shows_the_rest(shrunk):

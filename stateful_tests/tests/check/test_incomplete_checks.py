@@ -36,7 +36,7 @@ from stateful_tests.tests.check.test_campaign import FEW
 def test_every_situation_is_reached_on_any_seed_and_the_model_satisfies_all_clauses():
     processes = Processes(2)
     try:
-        found = run(
+        result = run(
             ReferenceSystem(),
             replace(FEW, seed=4242),
             executor=processes,
@@ -44,12 +44,12 @@ def test_every_situation_is_reached_on_any_seed_and_the_model_satisfies_all_clau
         )
     finally:
         processes.close()
-    assert (found.findings, found.unreached) == ([], ())
-    assert (found.incomplete, found.exit_code) == ([], 0)
-    tracked = {text for text in found.unfit if text.startswith("tracked states, ")}
-    assert tracked == {*found.unfit}, "the reference tracks none inside a text"
-    assert {*found.required} | tracked == {line.situation for line in corpus.load()}
-    assert len({*found.required} - tracked) > 430
+    assert (result.findings, result.unreached) == ([], ())
+    assert (result.incomplete, result.exit_code) == ([], 0)
+    tracked = {text for text in result.unfit if text.startswith("tracked states, ")}
+    assert tracked == {*result.unfit}, "the reference tracks none inside a text"
+    assert {*result.required} | tracked == {line.situation for line in corpus.load()}
+    assert len({*result.required} - tracked) > 430
 
 
 def test_a_situation_that_is_not_reached_makes_a_check_of_our_own_incomplete(monkeypatch):
@@ -117,13 +117,13 @@ def test_a_plan_that_reaches_its_time_limit_is_incomplete(monkeypatch):
     """A plan without a time limit ends after its number of commands."""
     seconds = count(time.monotonic(), 6)
     monkeypatch.setattr(time, "monotonic", lambda: next(seconds))
-    chosen = replace(FEW, machines=("sessions",), presets=("page1",))
-    result = run(ReferenceSystem(), replace(chosen, time_limit_s=300.0))
+    small_plan = replace(FEW, machines=("sessions",), presets=("page1",))
+    result = run(ReferenceSystem(), replace(small_plan, time_limit_s=300.0))
     assert result.timed_out
     assert result.examples
     assert result.exit_code == 4
     assert result.incomplete[0].startswith("the time limit came after")
-    assert not run(ReferenceSystem(), chosen).timed_out
+    assert not run(ReferenceSystem(), small_plan).timed_out
 
 
 class StopsServing(ReferenceSystem):

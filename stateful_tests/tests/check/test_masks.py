@@ -77,19 +77,19 @@ def by_id(system, base=None):
 
 
 def test_a_known_fault_is_reported_first_and_explains_its_consequences():
-    known = list(masks(THREE))
-    lines = [mask.line for mask in known if not mask.fault.only.startswith("recurrent state")]
+    known_masks = list(masks(THREE))
+    lines = [mask.line for mask in known_masks if not mask.fault.only.startswith("recurrent state")]
     assert lines[0].startswith(
         "known: last-token (LEN-2, READ-1), not there any more on this tree: "
     )
     summary = "(OUT-1, SES-1, SES-2, SES-4), still there: A retract counts as the end of the turn"
     assert lines[1] == f"known: retract-ends-turn {summary}"
-    result = run(THREE, PLAN, masks=known)
+    result = run(THREE, PLAN, masks=known_masks)
     assert not result.findings
     assert result.exit_code == 0
     assert not result.stopped
     assert {ids for ids, _ in result.masked} == {("retract-ends-turn",), ("rejection-ends-turn",)}
-    data = check_data(result, PLAN, capabilities=THREE.capabilities, masks=known)
+    data = check_data(result, PLAN, capabilities=THREE.capabilities, masks=known_masks)
     holding = "retract-ends-turn, rejection-ends-turn"
     assert data["verdict"].startswith(f"sglang==0.5.23: nothing new; known faults: {holding} (")
     [first] = [each for each in data["known"] if each["id"] == "retract-ends-turn"]
@@ -129,15 +129,15 @@ def test_a_trace_that_gets_smaller_does_not_become_one_of_a_known_fault():
 @pytest.mark.parametrize("where", [explanation, finder])
 def test_a_trace_without_a_need_does_not_become_one_of_a_known_fault(where, monkeypatch):
     """Without drafts, a text that is not the client's may be that of a turn which ends too early."""
-    asked = []
+    questions = []
     trace = KNOWN[0].there[0][0]
-    monkeypatch.setattr(where, "unexplained_needs", lambda *arguments: asked.append(arguments[-1]))
+    monkeypatch.setattr(where, "unexplained_needs", lambda *arguments: questions.append(arguments[-1]))
     begins = Violation("LEN-4", 1, Failure("x", "y"))
     if where is explanation:
         counted_under(THREE, None, KNOWN, trace, begins)
     else:
         assert not Finder(THREE, masks=KNOWN)._finds_another_cause(begins, trace)
-    assert asked[0](begins) and not asked[0](replace(begins, clause="SES-2", also=("LEN-4",)))
+    assert questions[0](begins) and not questions[0](replace(begins, clause="SES-2", also=("LEN-4",)))
 
 
 def test_a_break_that_gets_smaller_does_not_become_one_of_a_known_fault():
@@ -208,10 +208,10 @@ def alone(clause, step, first):
 )
 def test_a_new_finding_has_a_witness(shown, seen, stands, under, monkeypatch):
     """Else it is counted where a known fault violates the clause, or shows in the trace."""
-    asked = []
+    questions = []
 
     def replayed(base, trace):
-        asked.append(trace)
+        questions.append(trace)
         if isinstance(seen, Exception):
             raise seen
         return SimpleNamespace(violation=seen)
@@ -220,7 +220,7 @@ def test_a_new_finding_has_a_witness(shown, seen, stands, under, monkeypatch):
     trace = load(FOLDER / "sglang-0.5.11" / "a_turn_retracted_twice_loses_its_session.json")
     found = beside(THREE, list(KNOWN), trace, shown, shown.clauses[-1])
     assert (found.stands, [mask.fault.id for mask in found.under]) == (stands, under)
-    [part] = asked
+    [part] = questions
     assert (len(part.commands), part.clause) == (5, shown.clauses[-1])
 
 
@@ -235,7 +235,7 @@ def test_a_new_finding_has_a_witness(shown, seen, stands, under, monkeypatch):
 def test_a_base_that_did_something_else_before_is_no_witness(was, now, stands, monkeypatch):
     """A tree with a mend goes on where its base refuses a turn, and comes to another known fault."""
     outcomes = {"done": Done(), "refused": Refused(Reason.WRONG_PHASE)}
-    shown = failed("SES-2", 1)
+    violation = failed("SES-2", 1)
 
     def replayed(system, trace):
         said = (now if system is THREE else was).split()
@@ -245,8 +245,8 @@ def test_a_base_that_did_something_else_before_is_no_witness(was, now, stands, m
     monkeypatch.setattr(masking, "replay", replayed)
     trace = load(FOLDER / "sglang-0.5.11" / "a_turn_retracted_twice_loses_its_session.json")
     base = SimpleNamespace(name="b")
-    assert beside(base, list(KNOWN), trace, shown, "SES-2", THREE).stands is stands
-    assert beside(base, [], trace, shown, "SES-2", THREE).stands is Standing.NEW
+    assert beside(base, list(KNOWN), trace, violation, "SES-2", THREE).stands is stands
+    assert beside(base, [], trace, violation, "SES-2", THREE).stands is Standing.NEW
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ from stateful_tests.tests.check.test_masks import KNOWN, THREE
 @pytest.mark.parametrize("name", ["0.5.23", "0.5.23+overlap", "0.5.14"])
 def test_the_known_faults_of_a_release_reproduce_and_state_their_needs(name, release):
     system = release(name)
-    known = list(masks(system))
+    known_masks = list(masks(system))
     requested = [fault.id for fault in of_system("sglang", system.release, name.split("+")[1:])]
     can = system.capabilities
     shown = {  # of every way, by traces with recurrent state alone
@@ -48,8 +48,8 @@ def test_the_known_faults_of_a_release_reproduce_and_state_their_needs(name, rel
         "second-retract-takes-a-second-state": can.recurrent,
     }
     requested = [fault for fault in requested if shown.get(fault, True)]
-    assert [mask.fault.id for mask in known] == requested
-    gone = [mask.fault.id for mask in known if not mask.holds]
+    assert [mask.fault.id for mask in known_masks] == requested
+    gone = [mask.fault.id for mask in known_masks if not mask.holds]
     assert gone == []
 
 
@@ -150,19 +150,19 @@ def test_a_fault_of_received_prompts_is_told_from_one_of_every_prompt(file, faul
 def test_a_known_stall_is_known_where_the_base_happens_not_to_stall(vllm):
     """A stall without what the known ones need is new."""
     system = vllm("0.33.0")
-    known = list(masks(vllm("0.33.0")))
+    known_masks = list(masks(vllm("0.33.0")))
     trace = load(FOLDER / "vllm-0.15.0" / "two_waiting_turns_hold_each_others_blocks.json")
     violation = replay(system, trace).violation
     fault = "turns-wait-for-each-other"
     for base in (None, vllm("0.14.0")):
-        assert [each.fault.id for each in counted_under(system, base, known, trace, violation)] == [
+        assert [each.fault.id for each in counted_under(system, base, known_masks, trace, violation)] == [
             fault
         ]
     assert fault in {
-        each.fault.id for each in counted_under(system, system, known, trace, violation)
+        each.fault.id for each in counted_under(system, system, known_masks, trace, violation)
     }
     short = [
-        replace(mask, there=tuple((t, (*n, "priorities")) for t, n in mask.there)) for mask in known
+        replace(mask, there=tuple((t, (*n, "priorities")) for t, n in mask.there)) for mask in known_masks
     ]
     assert not counted_under(system, vllm("0.14.0"), short, trace, violation)
 

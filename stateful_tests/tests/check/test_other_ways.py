@@ -217,14 +217,14 @@ def test_functions_that_few_configurations_call_name_those_configurations():
 
 def test_configurations_that_call_a_change_get_half_of_the_runs():
     system = ReferenceSystem()
-    asked = check_plans.for_system(SMOKE, ReferenceSystem())
-    asked = replace(asked, corpus=False, favoured=frozenset({"both state", "both tight"}))
-    configs = plan_order.configurations(system, asked)
+    fitted_plan = check_plans.for_system(SMOKE, ReferenceSystem())
+    fitted_plan = replace(fitted_plan, corpus=False, favoured=frozenset({"both state", "both tight"}))
+    configs = plan_order.configurations(system, fitted_plan)
     runs = Counter[bool]()
-    for batch in islice(plan_order.batches(system, asked, configs), 4 * len(configs)):
-        runs[batch.config.name in asked.favoured] += len(batch.examples)
+    for batch in islice(plan_order.batches(system, fitted_plan, configs), 4 * len(configs)):
+        runs[batch.config.name in fitted_plan.favoured] += len(batch.examples)
     assert 0.4 < runs[True] / runs.total() < 0.6
-    assert plan_order.times_favoured(replace(asked, favoured=frozenset()), configs) == 1
+    assert plan_order.times_favoured(replace(fitted_plan, favoured=frozenset()), configs) == 1
 
 
 class Tree:

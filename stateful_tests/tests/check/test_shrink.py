@@ -298,14 +298,14 @@ def test_the_story_is_kept():
 def test_a_part_that_a_fault_does_not_need_is_dropped_before_anything_else(sizes, part):
     """All of it: a storage goes with what its threads do."""
     trace = Trace(sizes, Mode.FAITHFUL, (Poll(), Query(-1)) if part == "storage" else (Poll(),))
-    seen = []
+    commands_seen = []
 
     def fails(candidate):
-        seen.append(candidate.geometry)
+        commands_seen.append(candidate.geometry)
         return candidate.commands
 
     simpler = without_parts(fails, trace)
-    assert getattr(seen[0], part) != getattr(sizes, part)
+    assert getattr(commands_seen[0], part) != getattr(sizes, part)
     assert getattr(simpler.geometry, part) != getattr(sizes, part)
     assert simpler.commands == (Poll(),)
 

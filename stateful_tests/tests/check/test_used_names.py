@@ -85,15 +85,15 @@ def test_a_setting_that_a_tree_does_not_read_makes_a_check_incomplete(renamed):
 @pytest.mark.parametrize("engine", ENGINES)
 def test_the_sketch_has_the_names_that_the_adapter_uses(engine):
     """Else `python -m ci.sketches` was not run after the adapter had changed."""
-    known = {each.name: each.ways for each in used_names.read(engine).names}
+    ways_in_sketch = {each.name: each.ways for each in used_names.read(engine).names}
     now = names_given_to_releases(engine)
-    assert {name: now.get(name) for name in known} == known
+    assert {name: now.get(name) for name in ways_in_sketch} == ways_in_sketch
     root = cache_folder() / f"{engine}-{releases(engine)[-1]}"
     if not root.is_dir():
         pytest.skip(f"the newest release of {engine} is not in the cache")
     words = used_names.words(root / file for file in used_names.read(engine).files)
     given = {name for name, ways in now.items() if ways}
-    assert (given & words) - known.keys() == set()
+    assert (given & words) - ways_in_sketch.keys() == set()
 
 
 @at_night

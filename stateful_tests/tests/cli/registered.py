@@ -18,9 +18,9 @@ def folders(engine: str, table: dict[str, Any]) -> list[Path]:
     Raises UnusableImplementation and OSError without an index."""
     release = table["release"]
     beginnings = tuple(table.get("more", ()))
-    found = [cache_folder() / f"{engine}-{release}"]
+    folders_found = [cache_folder() / f"{engine}-{release}"]
     if beginnings:
-        found.append(more := cache_folder() / f"configs-{engine}-{release}")
+        folders_found.append(more := cache_folder() / f"configs-{engine}-{release}")
         if not more.is_dir():
             with tempfile.TemporaryDirectory(prefix=".fetch-", dir=more.parent) as work:
                 unpack_parts(
@@ -29,13 +29,13 @@ def folders(engine: str, table: dict[str, Any]) -> list[Path]:
                     lambda path: path.as_posix().startswith(beginnings),
                 )
                 (Path(work) / "unpacked").rename(more)
-    return found
+    return folders_found
 
 
 def names(table: dict[str, Any], roots: Iterable[Path]) -> set[str]:
     """All names that `found` and `fields` of a table find below the folders."""
     roots = list(roots)
-    found = {
+    names_found = {
         name
         for files, pattern in table.get("found", ())
         for root in roots
@@ -44,8 +44,8 @@ def names(table: dict[str, Any], roots: Iterable[Path]) -> set[str]:
     }
     for files, kind in table.get("fields", ()):
         for file in (file for root in roots for file in root.glob(files)):
-            found |= set(_fields(file.read_text(encoding="utf-8"), kind))
-    return found
+            names_found |= set(_fields(file.read_text(encoding="utf-8"), kind))
+    return names_found
 
 
 def _fields(text: str, kind: str) -> Iterator[str]:

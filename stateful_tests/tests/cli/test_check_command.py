@@ -120,18 +120,18 @@ def test_clauses_that_fail_at_the_step_of_another_are_one_finding(finds, kvspec)
     shorter = replace(longer, trace=replace(TRACE, commands=COMMANDS[:-1]))
     apart = replace(finding("READ-1", shorter), number=2)
     finds(checked(finding("LEN-2"), finding("FREE-2", longer), finding("OWN-1", longer), apart))
-    shown, _ = kvspec("check", "--json", "out.json")[1:]
+    output, _ = kvspec("check", "--json", "out.json")[1:]
     first, second = json.loads(Path("out.json").read_text())["findings"]
     traces = ["len-2-torch-pr22900", "len-2-torch-pr22900", "own-1-torch-pr22900"]
     assert [c["saved"] for c in first["clauses"]] == [f"traces/{name}.json" for name in traces]
     assert [c["name"] for c in second["clauses"]] == ["READ-1 (2)"]
-    assert "violation 1 of 2: LEN-2, FREE-2, OWN-1" in shown
-    assert "saved traces/own-1-torch-pr22900.json, for OWN-1" in " ".join(shown.split())
+    assert "violation 1 of 2: LEN-2, FREE-2, OWN-1" in output
+    assert "saved traces/own-1-torch-pr22900.json, for OWN-1" in " ".join(output.split())
     # The first has its steps, the others how they are replayed; with -v all have them.
-    assert shown.count("minimised trace, mode") == 1 and shown.count("replay  kvspec") == 2
-    assert "-v has the steps of all" in shown
-    shown = kvspec("check", "-v")[1]
-    assert shown.count("minimised trace, mode") == 2 and "has the steps" not in shown
+    assert output.count("minimised trace, mode") == 1 and output.count("replay  kvspec") == 2
+    assert "-v has the steps of all" in output
+    output = kvspec("check", "-v")[1]
+    assert output.count("minimised trace, mode") == 2 and "has the steps" not in output
 
 
 def test_known_faults_that_were_passed_over_are_named(finds, fake, kvspec):

@@ -107,14 +107,14 @@ def step(tmp_path):
         calls.unlink(missing_ok=True)
         env = {"PATH": f"{programs}:{os.environ['PATH']}", **environment}
         script = [ACTION / "run.sh", name]
-        done = subprocess.run(script, cwd=tmp_path, env=env, capture_output=True, text=True)
-        lines = calls.read_text().splitlines() if calls.exists() else done.stdout.splitlines()
+        process = subprocess.run(script, cwd=tmp_path, env=env, capture_output=True, text=True)
+        lines = calls.read_text().splitlines() if calls.exists() else process.stdout.splitlines()
         lines = [call for call in lines if "annotations.py" not in call]
         for call in lines:
             if call.startswith("kvspec "):  # the real one knows these options
                 command, *options = shlex.split(call)[1:]
                 cli.commands[command].make_context(command, options)
-        return done.returncode, lines
+        return process.returncode, lines
 
     return run
 

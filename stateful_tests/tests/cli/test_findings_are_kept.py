@@ -77,15 +77,15 @@ def test_a_clause_is_said_once(tmp_path):
 def test_a_finding_beside_a_base_is_reported_after_the_replay_on_the_base(standings, said, tmp_path):
     """The trace is there before."""
     one = trace_files.load(REGRESSIONS / "a_trim_inside_a_page_keeps_the_page.json")
-    told: list[str] = []
-    saved = Saved("torch+pr22900", str(tmp_path), told.append, "torch")
+    lines: list[str] = []
+    saved = Saved("torch+pr22900", str(tmp_path), lines.append, "torch")
     traces = {"FREE-1": one, "OWN-3": one}
     saved(traces)
     saved(traces, {"FREE-1": standings[0]})
-    assert not told and len([*tmp_path.iterdir()]) == 1
+    assert not lines and len([*tmp_path.iterdir()]) == 1
     saved(traces, (asked := dict(zip(traces, standings))))
     saved(traces, asked)
-    assert told == [f"found FREE-1, OWN-3{said}: a trace is saved in {tmp_path}, and is being minimised"]
+    assert lines == [f"found FREE-1, OWN-3{said}: a trace is saved in {tmp_path}, and is being minimised"]
 
 
 def test_a_tour_that_is_ended(tmp_path):

@@ -48,17 +48,17 @@ def named(name: str) -> Mutant:
 
 
 def test_docstrings_asserts_factories_and_text_functions_have_no_mutants():
-    found = mutants_of("a.py", SOURCE)
-    assert [m.change for m in found][: len(CHANGES)] == CHANGES
-    rest = {m.change for m in found[len(CHANGES) :]}
+    mutants_found = mutants_of("a.py", SOURCE)
+    assert [m.change for m in mutants_found][: len(CHANGES)] == CHANGES
+    rest = {m.change for m in mutants_found[len(CHANGES) :]}
     assert {
         "always: if x is not None",
         "-(-x // 2) -> x // 2",
         "x is not None -> x is None",
         "True -> False in sorted(a, reverse=True)",
     } <= rest
-    assert {m.function for m in found} == {"cut"}
-    for mutant in found:
+    assert {m.function for m in mutants_found} == {"cut"}
+    for mutant in mutants_found:
         compile(mutant.apply_to(SOURCE), "a.py", "exec")
 
 

@@ -82,13 +82,13 @@ def test_a_log_without_an_event_is_incomplete(strict, tmp_path, capsys):
 def test_known_faults_are_named_in_the_words_of_a_check(tmp_path, capsys):
     report = tmp_path / "report.json"
     assert run(["validate", LOG, SPECULATION, "--json", str(report)]) == 0
-    said = capsys.readouterr().out.splitlines()
-    at = said.index("known faults (kvspec bugs NAME has more, -v shows where):")
-    log, _, fault, effects, *total = said[at - 1 :]
+    lines = capsys.readouterr().out.splitlines()
+    at = lines.index("known faults (kvspec bugs NAME has more, -v shows where):")
+    log, _, fault, effects, *total = lines[at - 1 :]
     data = json.loads(report.read_text())
     assert log == data["verdict"] == "nothing new; known faults: last-token (5)"
     assert fault.startswith("  last-token, 5 times in 1 of 2 logs: ") and "effect: " in effects
-    assert "upstream" not in " ".join(said)
+    assert "upstream" not in " ".join(lines)
     assert run(["validate", "-v", LOG, SPECULATION]) == 0
     assert "upstream: no report found" in capsys.readouterr().out
     read = "2 logs, 673 events, 224 steps, 457 commands, "

@@ -102,11 +102,11 @@ def test_tests_in_a_folder_share_one_module(kvspec, made, monkeypatch):
 
 def test_a_folder_gets_a_test_of_each_trace_of_a_bug(kvspec, made, monkeypatch):
     """A trace without a test has a line that says why; --name is of the first."""
-    seen = []
+    exports = []
     refused = set()
 
     def unit_test(trace, file, system, fixed, titles, beside):
-        seen.append((file, titles.name))
+        exports.append((file, titles.name))
         if file in refused:
             raise NotExportable("nothing of the release shows it")
         return "def test_a(self): ...\n"
@@ -115,7 +115,7 @@ def test_a_folder_gets_a_test_of_each_trace_of_a_bug(kvspec, made, monkeypatch):
     options = ("export", str(OVERSHOOT), "--as", "pytest", "--impl", "sglang==0.5.10", "--name", "a")
     other = "@overshoot_stays_in_the_history"
     code, _, err = kvspec(*options, "--out", "both/")
-    assert code == 0 and seen == [(str(OVERSHOOT), "a"), (other, None)]
+    assert code == 0 and exports == [(str(OVERSHOOT), "a"), (other, None)]
     assert f"{other}: sglang==0.5.10: the test fails, as it should" in err
     names = {path.name for path in Path("both").iterdir()}
     assert names == {f"{SHARED}.py", "test_a.py", "test_a_2.py"}
@@ -126,7 +126,7 @@ def test_a_folder_gets_a_test_of_each_trace_of_a_bug(kvspec, made, monkeypatch):
     refused ^= {other, str(OVERSHOOT)}
     code, _, err = kvspec(*options, "--out", "its/")
     assert code == 0 and f"{OVERSHOOT}: no test is made: nothing of the release shows it" in err
-    assert seen[-1] == (other, "a")
+    assert exports[-1] == (other, "a")
     refused |= {other}
     code, _, err = kvspec(*options, "--out", "none/")
     assert code == 2

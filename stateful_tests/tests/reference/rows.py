@@ -68,15 +68,15 @@ def value(text: str, was: Any = None) -> Any:
         return int(text)
     if text[0].isalpha() and text[1:].isdigit():
         return path(text)
-    found: list[Any] = []
+    values: list[Any] = []
     for part in filter(None, text.split(",")):
         if ".." in part:
-            found += range(*map(int, part.split("..")))
+            values += range(*map(int, part.split("..")))
             continue
         each, _, times = part.partition("*")
         for _ in range(int(times or 1)):
-            found.append(was[len(found)] if each == "_" else value(each))
-    return tuple(found)
+            values.append(was[len(values)] if each == "_" else value(each))
+    return tuple(values)
 
 
 def _fields(words: list[str], of: Any = None) -> dict[str, Any]:

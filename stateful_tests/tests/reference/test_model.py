@@ -294,8 +294,8 @@ def test_a_server_may_claim_less_of_a_round_in_flight():
         assert both == Cursors(claimed, 26, 0, 0), "slots for both, whatever is claimed"
         settled, _ = step(second, settle)
         assert settled.request("r1").cursors.kv_committed_len == 22, "of the first all is known now"
-        kept, _ = step(first, finish, [Choice("r1", kv_committed_len=21)])
-        assert kept.sessions[0].slot == Cursors(21, 21, 0, 0), "the round computes that token first"
+        after_finish, _ = step(first, finish, [Choice("r1", kv_committed_len=21)])
+        assert after_finish.sessions[0].slot == Cursors(21, 21, 0, 0), "the round computes that token first"
         for ends, wrong in ((first, 19), (settled, 23)):
             with pytest.raises(ChoiceNotAllowed):
                 step(ends, finish, [Choice("r1", kv_committed_len=wrong)])
@@ -303,8 +303,8 @@ def test_a_server_may_claim_less_of_a_round_in_flight():
         with pytest.raises(ChoiceNotAllowed):
             step(state, launch, [Choice("r1", kv_committed_len=claimed)])
     more = after(f"{TWENTY}; extend r1 +20; spec_decode r1 +3 accept 3")
-    kept, _ = step(more, finish, [Choice("r1", kv_committed_len=21)])
-    assert kept.sessions[0].slot == Cursors(21, 21, 0, 0), "all that the cut keeps"
+    after_finish, _ = step(more, finish, [Choice("r1", kv_committed_len=21)])
+    assert after_finish.sessions[0].slot == Cursors(21, 21, 0, 0), "all that the cut keeps"
     first, _ = step(state, launch, [Choice("r1", kv_allocated_len=23)])
     assert first.request("r1").cursors.kv_committed_len == 23, "without a claim all of it"
     with pytest.raises(ChoiceNotAllowed):  # with nothing in flight nobody computes it

@@ -152,19 +152,19 @@ def test_each_command_is_refused_for_the_reasons_listed_and_no_other():
     listed = {
         (kind_name(kind), reason.value) for kind, rule in RULES.items() for reason in rule.refused
     }
-    seen = set()
+    reasons_seen = set()
     for scope in _REFUSING:
         explorer = Explorer(scope, clauses=False)
         assert explorer.run() == "fixed point"
         for situation in explorer.found.situations:
             kind, refused, reason = situation.partition(", refused: ")
             if refused:
-                seen.add((kind, reason.partition(", ")[0]))
+                reasons_seen.add((kind, reason.partition(", ")[0]))
     for command in _SAID:
         _, outcome = model.step(model.initial(_ONE.geometry), command)
         assert isinstance(outcome, Refused)
-        seen.add((kind_name(type(command)), outcome.reason.value))
-    assert seen == listed
+        reasons_seen.add((kind_name(type(command)), outcome.reason.value))
+    assert reasons_seen == listed
     assert RULES.keys() == set(COMMANDS)
     for rule in RULES.values():
         assert list(rule.refused) == [reason for reason in Reason if reason in rule.refused], (

@@ -57,21 +57,21 @@ def explained(name: str) -> Because:
 @pytest.mark.parametrize("name", BUGS)
 def test_statements_about_the_past_are_true(name):
     run = violated(name)
-    told = explained(name)
-    for claim in told.claims:
+    explained_run = explained(name)
+    for claim in explained_run.claims:
         held = [claim.holds(moment) for moment in run.history]
         first = claim.since - run.history_start
         end = len(held) if claim.until is None else claim.until - run.history_start
         assert all(held[first:end]), claim.what
         assert first == 0 or not held[first - 1], claim.what
-    dates = {claim.since for claim in told.claims}
-    assert {int(index) for index in re.findall(r"since command (\d+)", told.text)} <= dates
-    ends = {claim.until for claim in told.claims}
-    assert {int(index) for index in re.findall(r"let go at command (\d+)", told.text)} <= ends
-    for index, what in re.findall(r"command (\d+) \(((?:[^()]|\([^()]*\))*)\)", told.text):
+    dates = {claim.since for claim in explained_run.claims}
+    assert {int(index) for index in re.findall(r"since command (\d+)", explained_run.text)} <= dates
+    ends = {claim.until for claim in explained_run.claims}
+    assert {int(index) for index in re.findall(r"let go at command (\d+)", explained_run.text)} <= ends
+    for index, what in re.findall(r"command (\d+) \(((?:[^()]|\([^()]*\))*)\)", explained_run.text):
         assert what == describe(run.trace.commands[int(index)])
-    for index in re.findall(r"command (\d+)", told.text):
-        assert f"command {index} (" in told.text, "told once in full"
+    for index in re.findall(r"command (\d+)", explained_run.text):
+        assert f"command {index} (" in explained_run.text, "told once in full"
 
 
 @pytest.mark.parametrize("name", BUGS)

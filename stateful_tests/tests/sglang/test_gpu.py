@@ -40,14 +40,14 @@ def play_both(here: System, there: System, machine: str, preset: str) -> int:
 )
 def test_a_release_on_a_gpu_agrees_with_the_cpu(version, release):
     here = release(version)
-    there = resolve(f"sglang=={version}", device="cuda")
+    on_gpu = resolve(f"sglang=={version}", device="cuda")
     played = [
-        play_both(here, there, machine, name)
+        play_both(here, on_gpu, machine, name)
         for machine in MACHINES
         for name, sizes in PRESETS.items()
         if here.capabilities.keeps_states(sizes)
     ]
-    there.close()
+    on_gpu.close()
     assert sum(played) > 15 * len(played)
 
 

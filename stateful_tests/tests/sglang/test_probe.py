@@ -201,13 +201,13 @@ def test_undriven_parts_are_named_before_the_run(copy):
         change(copy, *mutant[:3])
     kind = detect(copy)
     assert kind.release is TABLE["0.5.23"]
-    said = [
+    remarks = [
         f"{cannot} ({'; '.join(f'sglang/srt/{mutant.reported}' for mutant in mutants)})"
         for cannot, mutants in WITHOUT.items()
     ]
     taken, *cannot = kind.remark.removeprefix(f"{copy}: ").split("; ", 1)
     assert re.fullmatch(r"taken for 0\.5\.23 \(\d+ lines differ\)", taken)
-    assert cannot == ["; ".join(said)]
+    assert cannot == ["; ".join(remarks)]
 
 
 @pytest.mark.parametrize("name", FAILS)

@@ -127,16 +127,16 @@ def real(request, release):
 def test_the_faults_of_a_release_are_there(real):
     """But for those of the older trees; and the fault of this one."""
     overlap = real.name.endswith("+overlap")
-    seen = {}
-    known = {}
+    actual = {}
+    expected = {}
     for path, fault in (*TRACES, *UNIFIED):
         if real.release not in since(fault) or (overlap and path.stem in NOT_YET):
             continue
         trace = load(path)
-        seen[path.stem] = found(real, trace)
+        actual[path.stem] = found(real, trace)
         clause = fault.on("unified").clause_shown(trace.clause, real.release)
-        known[path.stem] = None if clause is None else (clause, len(trace.commands) - 1)
-    assert seen == known
+        expected[path.stem] = None if clause is None else (clause, len(trace.commands) - 1)
+    assert actual == expected
 
 
 def test_turns_in_a_tree_that_has_the_sessions_conform(real):

@@ -37,13 +37,13 @@ def defined(files: Iterable[Path]) -> set[str]:
 
 def attributes(files: Iterable[Path]) -> dict[str, str]:
     """The attributes that the code in these files reads of others than `self`, and where it first does."""
-    found: dict[str, str] = {}
+    attributes_found: dict[str, str] = {}
     for file in files:
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
                 if not (isinstance(node.value, ast.Name) and node.value.id == "self"):
-                    found.setdefault(node.attr, f"{file.name}:{node.lineno}")
-    return found
+                    attributes_found.setdefault(node.attr, f"{file.name}:{node.lineno}")
+    return attributes_found
 
 
 def calls(files: Iterable[Path], *functions: str) -> Iterator[tuple[str, ast.Call]]:

@@ -163,7 +163,7 @@ def seen_by_commands(suite: Suite, fault: PlantedFault) -> dict[str, Any]:
     ends = []
     text = ""
     with planted_in(system, [*suite.mends, *fault.edits]):
-        seen = replay(system, trace).violation
+        violation = replay(system, trace).violation
         if suite.exports:
             text = _exported(system, trace)
             ends.append(_tested(text))
@@ -171,7 +171,7 @@ def seen_by_commands(suite: Suite, fault: PlantedFault) -> dict[str, Any]:
         healthy = replay(system, trace).violation
         if suite.exports:
             ends.append(_tested(text))
-    return {"with": _clauses(seen), "without": _clauses(healthy), "exported": ends}
+    return {"with": _clauses(violation), "without": _clauses(healthy), "exported": ends}
 
 
 def seen(suite: Suite) -> dict[str, dict[str, Any]]:

@@ -65,16 +65,16 @@ class ChangedLog:
     def changes(self) -> Iterator[Change]:
         """One of each kind, at a random place of it."""
         places: dict[str, list[tuple[int, int, Make]]] = {}
-        for at, line in enumerate(self.lines[:-TAIL]):
+        for index, line in enumerate(self.lines[:-TAIL]):
             for kind, make in _changes_of(line):
-                places.setdefault(kind, []).append((at, 1, make))
-        for at, (one, other) in enumerate(pairwise(self.lines[:-TAIL])):
+                places.setdefault(kind, []).append((index, 1, make))
+        for index, (one, other) in enumerate(pairwise(self.lines[:-TAIL])):
             kind = f"{tag(other)} before {tag(one)}"
-            places.setdefault(kind, []).append((at, 2, lambda _, two=(other, one): list(two)))
+            places.setdefault(kind, []).append((index, 2, lambda _, two=(other, one): list(two)))
         for kind, found in sorted(places.items()):
             rng = random.Random(kind)
-            at, instead_of, make = rng.choice(found)
-            yield Change(kind, at, [*self.lines[:at], *make(rng), *self.lines[at + instead_of :]])
+            index, instead_of, make = rng.choice(found)
+            yield Change(kind, index, [*self.lines[:index], *make(rng), *self.lines[index + instead_of :]])
 
 
 def tag(line: Line) -> str:

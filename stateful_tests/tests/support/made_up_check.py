@@ -46,7 +46,7 @@ def finding(
 
 
 def checked(*findings: Finding, **more: Any) -> CheckResult:
-    made = CheckResult(
+    result = CheckResult(
         "torch+pr22900",
         "smoke",
         7,
@@ -60,7 +60,7 @@ def checked(*findings: Finding, **more: Any) -> CheckResult:
         seconds=2.0,
         carried_out={"Open": 300, "Close": 100},
     )
-    return replace(made, **more)
+    return replace(result, **more)
 
 
 def printed_lines(text: str) -> list[str]:

@@ -82,13 +82,13 @@ class Notation:
 
     def _fields(self, said: str, of: Any, was: Mapping[str, Any]) -> dict[str, Any]:
         hints = get_type_hints(of)
-        found = {}
+        values = {}
         for part in said.split(", "):
             name, *words = (word.strip('"') for word in _WORD.findall(part))
             if name not in hints:
                 raise ValueError(f"{name!r} is no field; one of {', '.join(hints)}")
-            found[name] = self._value(words, hints[name], was[name])
-        return found
+            values[name] = self._value(words, hints[name], was[name])
+        return values
 
     def _value(self, words: list[str], hint: Any, was: Any) -> Any:
         """Read the words of a field of this type."""
@@ -120,20 +120,20 @@ class Notation:
         return of(pool, *map(int, slots.split(">")))
 
     def _pools(self, words: list[str], of: Any, was: Mapping[str, Any]) -> dict[str, Any]:
-        said: dict[str, list[str]] = {}
+        slots_by_pool: dict[str, list[str]] = {}
         pool = ""
         for word in words:
             if re.fullmatch(r"full|swa|state", word):
                 pool = word
-                said[pool] = []
+                slots_by_pool[pool] = []
             elif pool:
-                said[pool].append(word)
+                slots_by_pool[pool].append(word)
             else:
                 raise ValueError(f"{word!r} stands before the name of a pool")
         counts = of is int
         return {
             pool: self._number(values[0]) if counts else self._listed(values, was.get(pool, ()))
-            for pool, values in said.items()
+            for pool, values in slots_by_pool.items()
         }
 
     def _listed(self, words: list[str], was: Any) -> tuple[int, ...]:

@@ -27,15 +27,15 @@ def found_in_servers(
     [packages] = python.parents[1].glob("lib/python*/site-packages")
     checkout_with(packages, folder, fault, package="sglang")
     runner = WholeScheduler(python, folder)
-    seen = set[str]()
+    faults_seen = set[str]()
     try:
         for _ in range(RUNS):
             judged = scheduler_runs.serve(runner, scheduler_runs.ServedRun(release, *runs.draw()))
             if isinstance(runs, Population):
                 runs.record_run(judged.validated.reached)
-            seen |= {name for each in judged.new for name in (each.judge, each.key)}
-            if judge in seen:
+            faults_seen |= {name for each in judged.new for name in (each.judge, each.key)}
+            if judge in faults_seen:
                 break
     finally:
         runner.close()
-    return seen
+    return faults_seen

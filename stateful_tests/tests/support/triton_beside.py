@@ -52,15 +52,15 @@ class Copies:
         if (key := storage.data_ptr()) not in self._made:
             here = torch.empty(0, dtype=tensor.dtype).set_(storage)
             there = here.clone()
-            moved = list[Any]()
+            moves = list[Any]()
             if tensor.dtype in (torch.int64, torch.uint64):
                 words = there.view(torch.int64)
                 for at, word in enumerate(words.tolist()):
                     if word in addressed:
                         behind = self.of(addressed[word], f"memory at an address in {name}")
                         words[at] = data_ptr(behind)
-                        moved.append((at, word, data_ptr(behind)))
-            self._made[key] = name, here, there.to(DEVICE), moved
+                        moves.append((at, word, data_ptr(behind)))
+            self._made[key] = name, here, there.to(DEVICE), moves
         copy = torch.empty(0, dtype=tensor.dtype, device=DEVICE)
         there = self._made[key][2]
         place = tensor.storage_offset(), tensor.shape, tensor.stride()

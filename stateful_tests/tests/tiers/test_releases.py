@@ -121,13 +121,13 @@ def test_the_faults_are_seen_first_by_their_clauses(core, silent):
     else:
         suite = "tiers"
         other = "rust_tree_core/"
-    seen = json.loads(printed_by("stateful_tests.tests.support.fault_runs", suite, "--replay"))
-    assert {name: each["with"][:1] for name, each in seen.items()} == {
+    seen_by = json.loads(printed_by("stateful_tests.tests.support.fault_runs", suite, "--replay"))
+    assert {name: each["with"][:1] for name, each in seen_by.items()} == {
         name: [] if name in silent else [fault.clause]
         for name, fault in planted_faults("tiers/faults.toml").items()
         if other not in fault.file
     }
-    assert [name for name, each in seen.items() if each["without"]] == []
+    assert [name for name, each in seen_by.items() if each["without"]] == []
 
 
 def test_a_release_before_the_copy_engine_is_not_driven():

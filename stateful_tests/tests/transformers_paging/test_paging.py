@@ -219,10 +219,10 @@ def test_each_trace_of_asynchronous_batching_violates_its_clause(overlapped, pat
 
 
 def test_each_fault_is_seen_first_by_its_clause_and_the_release_conforms(system):
-    seen = json.loads(
+    seen_by = json.loads(
         printed_by("stateful_tests.tests.support.fault_runs", "transformers", "--replay")
     )
-    assert {name: each["with"][:1] for name, each in seen.items()} == {
+    assert {name: each["with"][:1] for name, each in seen_by.items()} == {
         name: [fault.clause] for name, fault in FAULTS.items() if not fault.mended
     }
-    assert [name for name, each in seen.items() if each["without"]] == []
+    assert [name for name, each in seen_by.items() if each["without"]] == []

@@ -30,20 +30,20 @@ class RunsOut(FaultyRunner):
 def test_an_end_is_reported_with_the_events_before_it():
     lines = (WATCHED / "sglang-0.5.23-mixed_batches.jsonl").read_text().splitlines()
     runner = RunsOut()
-    said = {}
+    text_by_kind = {}
     for kind in ("admit", "extend", "step"):
         runner.lines = max(index for index, line in enumerate(lines, 1) if line.startswith(f'["{kind}"'))
         (finding,) = scheduler_runs.serve(runner, scheduler_runs.ServedRun(RELEASE, Config(), (), 1)).new
         assert finding.key == "server RuntimeError srt/mem_cache/allocation.py:"
-        said[kind] = finding.says.partition("; ")[2]
-    assert said["admit"] == (
+        text_by_kind[kind] = finding.says.partition("; ")[2]
+    assert text_by_kind["admit"] == (
         "since step 52 admission looked at c5.2 (from the queue, input 46); a batch of 1 has run, in which"
         " c6.2 decode; 1 wait; tokens of KV: c6 40, c5 37; 12 were free at that step, SWA 12, 36 evictable"
     )
-    assert said["extend"].startswith(
+    assert text_by_kind["extend"].startswith(
         "since step 52 a batch of c5.2 (runs, 46 tokens) was prepared; 0 wait"
     )
-    assert said["step"].startswith(
+    assert text_by_kind["step"].startswith(
         "since step 59 0 wait; tokens of KV: nobody holds any; 92 were free"
     )
 

@@ -37,7 +37,7 @@ def test_an_environment_serves_each_clone_with_its_own_packages(tmp_path):
 def test_of_two_that_make_an_environment_one_waits(tmp_path, monkeypatch):
     monkeypatch.setenv("KVSPEC_CACHE", str(tmp_path))
     waits = threading.Event()
-    made = []
+    releases_made = []
     lines = []
 
     def build(release, folder, say):
@@ -46,7 +46,7 @@ def test_of_two_that_make_an_environment_one_waits(tmp_path, monkeypatch):
         (folder / "bin").mkdir(parents=True)
         (folder / "bin" / "python").touch()
         (folder / "kvspec-server.json").write_text(json.dumps(info))
-        made.append(release)
+        releases_made.append(release)
         return folder / "bin" / "python"
 
     def say(line):
@@ -57,7 +57,7 @@ def test_of_two_that_make_an_environment_one_waits(tmp_path, monkeypatch):
     with ThreadPoolExecutor(2) as pool:
         futures = [pool.submit(environment.make, "0.5.23", say) for _ in range(2)]
         assert len({each.result() for each in futures}) == 1
-    assert made == ["0.5.23"] and [line.split(": ")[-1] for line in lines] == ["waiting"]
+    assert releases_made == ["0.5.23"] and [line.split(": ")[-1] for line in lines] == ["waiting"]
 
 
 def test_an_environment_for_another_torch_is_one_line(tmp_path, monkeypatch):

@@ -92,7 +92,7 @@ def test_a_lock_has_the_range_of_the_path_that_it_was_taken_on(written):
     )
     sizes = {**OF_A_TIER, "window": 1}
     memory = (0, *A[:2], 0, 0, 0, 0)
-    held = REST._replace(
+    locked_facts = REST._replace(
         nodes=parts,
         users=(TierUser("h1", host=False, node=1, lock=1),),
         memory=kv(memory, memory),
@@ -100,7 +100,7 @@ def test_a_lock_has_the_range_of_the_path_that_it_was_taken_on(written):
         free=kv((3, 4, 5, 6), (3, 4, 5, 6)),
     )
     for paths, clauses in (([(1, False, [whole])], []), ([], ["HOST-3"])):
-        result = validate(written([header(**sizes), ["tier", held, paths]]))
+        result = validate(written([header(**sizes), ["tier", locked_facts, paths]]))
         assert [found.clause for found in result.unexplained] == clauses
 
 
@@ -133,13 +133,13 @@ BEHIND_IT = {**OF_A_TIER, "tier": {**OF_A_TIER["tier"], "storage": "best_effort"
 
 def test_a_storage_has_records_of_who_waits(written):
     """A mismatch leaves the requests that wait unknown."""
-    asked = REST._replace(asked=("c1",))
+    asked_facts = REST._replace(asked=("c1",))
     ask = event("submit c1: tokens 6, new 6")
     looks = [ask, event("admit c1: prefix 0")]  # then it may poll the transfers
     for before, found in (
         ([ask], []), (looks, []), ([], ["XFER-3"]), ([event("requeue c2")], ["OUT-1"]),
     ):  # fmt: skip
-        result = validate(written([header(**BEHIND_IT), *before, ["tier", asked, []]]))
+        result = validate(written([header(**BEHIND_IT), *before, ["tier", asked_facts, []]]))
         assert [each.clause for each in result.unexplained] == found
     reads = TierOperation(1, back=False, name="c1", state="reads", slots=kv((0,), ()), moving=kv((0,), ()))
     came = reads._replace(moving=kv())
@@ -169,14 +169,14 @@ LOCKED, LOOSE, IN_RUST = (
 def test_stores_may_pin_every_state(free, nodes, pinned, written):
     """The core in Rust does not tell who locks a state."""
     (one,) = RECURRENT.nodes
-    shown = RECURRENT._replace(
+    tier_facts = RECURRENT._replace(
         nodes=tuple(
             one._replace(**each | {"node": index, "device": {"full": (1, 2)} | each["device"]})
             for index, each in enumerate(nodes, 1)
         ),
         free=RECURRENT.free | {"state": free},
     )
-    result = validate(written([header(**OF_A_TIER_WITH_STATES), ["tier", shown, []]]))
+    result = validate(written([header(**OF_A_TIER_WITH_STATES), ["tier", tier_facts, []]]))
     assert result.states_in_stores is pinned
 
 
@@ -198,16 +198,16 @@ submit c1 of s1: tokens 6, new 6
 submit c2 of s1: tokens 1, new 1, rejected, why "Streaming session already has an active request."
 submit c3 of s1: tokens 8, new 2
 """)
-    for tier, known in ((BEHIND_IT, "rejection-ends-turn"), (OF_A_TIER, None)):
+    for tier, known_fault in ((BEHIND_IT, "rejection-ends-turn"), (OF_A_TIER, None)):
         (mismatches,) = validate(written([header(**tier, release="0.5.23"), *lines])).mismatches
-        assert (mismatches.clause, mismatches.known) == ("OUT-1", known)
+        assert (mismatches.clause, mismatches.known) == ("OUT-1", known_fault)
     # or the first turn has the row of the rejected one, and is nobody's from then on
     lines[3:] = [
         event("admit c1 of s1: prefix 1, C1 A1"),
         ["tier", REST._replace(asked=("x",), host_free=kv((), (5,))), []],
     ]
-    for tier, known in ((BEHIND_IT, "rejection-takes-slot"), (OF_A_TIER, None)):
+    for tier, known_fault in ((BEHIND_IT, "rejection-takes-slot"), (OF_A_TIER, None)):
         head = header(**tier, release="0.5.23")
         mismatches = validate(written([head, *lines])).mismatches
-        assert [(each.clause, each.known) for each in mismatches][:1] == [("LEN-4", known)]
-        assert len(mismatches) == 1 or known is None
+        assert [(each.clause, each.known) for each in mismatches][:1] == [("LEN-4", known_fault)]
+        assert len(mismatches) == 1 or known_fault is None

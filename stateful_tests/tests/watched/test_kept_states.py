@@ -38,13 +38,13 @@ def test_a_node_has_the_state_of_a_longer_text(release, length, known):
     ends = {"tracked": {}, "nodes": [3]}
     other = {"tracked": {}, "nodes": [5]}
     states = KeptStates(head(release))
-    for number, (step, found, hits) in enumerate(zip(
+    for number, (step, verdicts, hits) in enumerate(zip(
         steps_of(keeps, ends, ends, other, other, nodes=[NODE]), (0, 1, 0, 0, 0), (0, 1, 1, 1, 0),
         strict=True,
     )):  # fmt: skip
         states.note_prefix("c3", NODE[0])
         said = list(states.judge(number, step, ()))
-        assert [(one.clause, by) for one, by in said] == [("STA-3", known)] * found
+        assert [(one.clause, by) for one, by in said] == [("STA-3", known)] * verdicts
         assert list(states.wrong_hits(step)) == [("c3", 4, known or "")] * hits
         assert not list(states.wrong_hits(step))
 

@@ -59,19 +59,19 @@ cut = each_tenth(lambda line: [line[: len(line) // 2]])
 @pytest.mark.parametrize("change", [lost, doubled, swapped, cut])
 def test_a_log_that_was_damaged_shows_no_mismatch(log, change, tmp_path):
     lines = numbered(log)
-    read, found = validated(change(lines), tmp_path)
+    read, result = validated(change(lines), tmp_path)
     tenths = (len(lines) - 1) // 10
-    assert not found.unexplained
-    unjudged = found.skipped[AFTER_A_GAP] + found.skipped[AFTER_A_MISMATCH]
+    assert not result.unexplained
+    unjudged = result.skipped[AFTER_A_GAP] + result.skipped[AFTER_A_MISMATCH]
     if change in (lost, cut):
         at_end = 1 if (len(lines) - 1) % 10 == 0 else 0  # what nothing follows is not missed
         assert read.order.lost == tenths - at_end and unjudged
         assert read.damaged == (tenths if change is cut else 0)
         return
     # Nothing is missing: it is judged as if it had not been touched.
-    assert not unjudged and found.events == len(lines) - 1
+    assert not unjudged and result.events == len(lines) - 1
     as_it_is = validated(lines, tmp_path)[1]
-    assert (found.commands, found.known) == (as_it_is.commands, as_it_is.known)
+    assert (result.commands, result.known) == (as_it_is.commands, as_it_is.known)
     says = "lines stood twice" if change is doubled else "lines stood in another place"
     assert read.put_right == f"{read.order.repeated or read.order.moved} {says}"
 

@@ -186,16 +186,16 @@ def test_records_of_a_storage_and_loads_that_were_not_sent_are_found():
 
 def model(draft=(3, 0)):
     """D, whose only tensors have one token at slot 0: the model's, and its draft's."""
-    made = object.__new__(ServerModel)
+    server_model = object.__new__(ServerModel)
     tensors = [torch.tensor([[[*at, 0.0]]]) for at in ((3, 0), draft)]
-    made.__dict__.update(
+    server_model.__dict__.update(
         tensors={"full": tensors}, target_tensors=1, without_draft=set(), tree=False, server="D",
         outdated=set(), window=None,
         writers={"full": {}}, unsent=set(), misread={}, forwards=1, noted=[],
         network=SimpleNamespace(tell=lambda *_: None),
         allocator=SimpleNamespace(page_size=1),
     )  # fmt: skip
-    return made
+    return server_model
 
 
 def test_draft_kv_counts_until_a_request_is_retracted():
@@ -213,31 +213,33 @@ def test_draft_kv_counts_until_a_request_is_retracted():
 
 
 def test_page_that_had_been_given_back_is_told_at_the_read():
-    made = model(draft=(9, 0))
-    made.outdated = {0}
-    made._compare("full", "c1.1", 0, [0], [3])
-    (misread,) = made.misread.values()
+    server_model = model(draft=(9, 0))
+    server_model.outdated = {0}
+    server_model._compare("full", "c1.1", 0, [0], [3])
+    (misread,) = server_model.misread.values()
     assert misread.found == OUTDATED
     for draft, known in ((2, "sent-page-is-replaced"), (0, "")):
         config = Config(pair=True, draft=draft, prefill_draft=True)
         assert deviations.fault_of_pair_read(RELEASE, OUTDATED, "full of D", config) == known
-    made._write(torch.tensor([0]), [3], 0, "c1.1")
-    assert not made.outdated
+    server_model._write(torch.tensor([0]), [3], 0, "c1.1")
+    assert not server_model.outdated
 
 
 @pytest.mark.parametrize(("hidden", "stained", "notes"), [((7, 2), False, 0), ((7, 1), False, 1),
                                                           ((7, 1), True, 0)])  # fmt: skip
 def test_hidden_state_that_decode_drafts_from(monkeypatch, hidden, stained, notes):
-    made = model()
+    server_model = model()
     noted = []
-    made.__dict__.update(sends_draft=True, notes=lambda *what: noted.append(what), _texts={"c1.1": [3]})
+    server_model.__dict__.update(
+        sends_draft=True, notes=lambda *what: noted.append(what), _texts={"c1.1": [3]}
+    )
     monkeypatch.setattr(ServerModel.__bases__[0], "verify", lambda *_: ([], []))
     info = SimpleNamespace(
         bonus_tokens=torch.tensor([7]), hidden_states=torch.tensor([[*hidden, 0]]).float()
     )
     request = SimpleNamespace(rid="c1.1", retracted_stain=stained)
-    made.verify(SimpleNamespace(reqs=[request], seq_lens=torch.tensor([2]), spec_info=info), 2)
-    assert len(noted) == notes and made.without_draft == ({"c1.1"} if stained else set())
+    server_model.verify(SimpleNamespace(reqs=[request], seq_lens=torch.tensor([2]), spec_info=info), 2)
+    assert len(noted) == notes and server_model.without_draft == ({"c1.1"} if stained else set())
 
 
 def test_slots_of_tensors_are_numbers():

@@ -68,14 +68,14 @@ def note(lives: Lives, command: Command, name: Any) -> None:
 def comparable(life: list[tuple[object, ...]], claims: bool) -> list[tuple[object, ...]]:
     """As a log has it: who is given up as the last resort is retracted first; where rounds claim a token as
     they are launched, the result accepts the others."""
-    found: list[tuple[object, ...]] = []
+    events: list[tuple[object, ...]] = []
     for what, *more in life:
-        if what == "abort" and found and found[-1][0] == "retract":
-            found.pop()
-        if claims and what == "accept" and found and found[-1][0] == "accept":
-            more = [found.pop()[1] + more[0]]
-        found.append((what, *more))
-    return found
+        if what == "abort" and events and events[-1][0] == "retract":
+            events.pop()
+        if claims and what == "accept" and events and events[-1][0] == "accept":
+            more = [events.pop()[1] + more[0]]
+        events.append((what, *more))
+    return events
 
 
 def play(system: WatchedRelease, number: int, tree: bool) -> tuple[Lives, bool]:

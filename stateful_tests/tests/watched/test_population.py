@@ -32,16 +32,16 @@ def test_every_second_run_is_a_scene():
 
 def test_runs_between_scenes_are_storms_floods_texts_talks_and_random_clients():
     runs = population.Population(1)
-    drawn = [runs.draw() for _ in range(12)][::2]
-    servers = [config for config, _, _ in drawn]
+    runs_drawn = [runs.draw() for _ in range(12)][::2]
+    servers = [config for config, _, _ in runs_drawn]
     of_storms = [servers[at] for at in (0, 1, 4)]
     assert [storm.tokens for storm in of_storms] == [64, 192, 64]
     assert all(storm.pressure for storm in of_storms) and servers[1].chunk == 8
     shared = [
-        sum(turn.shared for client in clients for turn in client.turns) for _, clients, _ in drawn
+        sum(turn.shared for client in clients for turn in client.turns) for _, clients, _ in runs_drawn
     ]
     assert max(shared) == shared[2], "texts come back"
-    asking = [[each for each in clients if not each.operator] for _, clients, _ in drawn]
+    asking = [[each for each in clients if not each.operator] for _, clients, _ in runs_drawn]
     assert all(client.resends and not client.session for client in asking[3])
     of_others = [client for at in (0, 1, 2, 5) for client in asking[at]]
     assert {each.resends for each in of_others if not each.session} == {False, True}
@@ -131,14 +131,14 @@ def test_servers_that_cannot_have_recurrent_layers_have_none(settings):
 
 def test_fixed_recurrent_layers_come_with_every_way_to_track_them():
     runs = population.Population(1, fixed={"states": 30})
-    drawn = [runs.draw()[0] for _ in range(80)]
-    assert {config.states for config in drawn} == {30} and not any(c.window for c in drawn)
-    assert {(config.track, config.draft) for config in drawn} >= {
+    configs = [runs.draw()[0] for _ in range(80)]
+    assert {config.states for config in configs} == {30} and not any(c.window for c in configs)
+    assert {(config.track, config.draft) for config in configs} >= {
         *itertools.product((0, 8), (2, 4)),
         (4, 2),
     }
-    assert all(config.track >= 2 * config.draft for config in drawn if config.track)
-    assert not any(config.overlap or config.page_size > 1 for config in drawn if not config.track)
+    assert all(config.track >= 2 * config.draft for config in configs if config.track)
+    assert not any(config.overlap or config.page_size > 1 for config in configs if not config.track)
 
 
 @pytest.mark.parametrize(

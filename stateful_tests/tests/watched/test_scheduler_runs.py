@@ -52,19 +52,19 @@ def test_a_finding_is_shrunk_to_its_clients_and_numbers():
 @pytest.mark.parametrize("at", [0, 1, 2, 30])
 def test_an_interrupt_loses_nothing_that_was_found(at):
     """at: interrupts at that try of the shrinking; 0: between two runs."""
-    kept = []
+    runs_kept = []
     tries = 0
 
     def say(what, *_):
         nonlocal tries
         tries += what.startswith("shrinks")
-        if kept and (tries == at if at else what.startswith("run")):
+        if runs_kept and (tries == at if at else what.startswith("run")):
             raise KeyboardInterrupt
 
     result = scheduler_runs.check(
-        FaultyRunner(), RELEASE, 1, 5, count=6, say=say, keep=lambda j: kept.append(j.run)
+        FaultyRunner(), RELEASE, 1, 5, count=6, say=say, keep=lambda j: runs_kept.append(j.run)
     )
-    assert result.interrupted and result.found["reads full"].run == kept[-1]
+    assert result.interrupted and result.found["reads full"].run == runs_kept[-1]
     data = server_reports.served_report(result, None, 5)
     assert data["exit_code"] == 1 and data["interrupted"]
 

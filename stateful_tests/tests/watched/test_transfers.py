@@ -201,16 +201,16 @@ def hooked(role):
 
 def test_the_hooks_of_a_prefill_server_write_the_prefill_side():
     hooks, scheduler, failures = hooked("prefill")
-    asked = request()
+    sent_request = request()
 
     def sends(*_, **__):
-        asked.start_send_idx = 6
+        sent_request.start_send_idx = 6
 
-    around(hooks, "queue")(lambda *_: None, scheduler, asked)
-    around(hooks, "send")(sends, scheduler, asked, last_chunk=True)
-    around(hooks, "give_back")(lambda *_: None, asked, scheduler.tree_cache)
-    around(hooks, "give_back")(lambda *_: None, asked, scheduler.tree_cache)
-    around(hooks, "queue")(lambda *_: None, server("prefill"), asked)  # of another scheduler
+    around(hooks, "queue")(lambda *_: None, scheduler, sent_request)
+    around(hooks, "send")(sends, scheduler, sent_request, last_chunk=True)
+    around(hooks, "give_back")(lambda *_: None, sent_request, scheduler.tree_cache)
+    around(hooks, "give_back")(lambda *_: None, sent_request, scheduler.tree_cache)
+    around(hooks, "queue")(lambda *_: None, server("prefill"), sent_request)  # of another scheduler
     assert [type(event) for event in hooks.log.events] == [Queued, KVSent, KVGivenBack]
     _, sent, back = hooks.log.events
     assert (sent.start, sent.end, sent.last, sent.pages) == (0, 6, True, None)

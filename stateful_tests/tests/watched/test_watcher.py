@@ -150,13 +150,13 @@ print("goes on")
 
 
 def test_a_full_disk_is_one_warning_and_leaves_a_readable_log(tmp_path):
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", FULL, str(tmp_path)], capture_output=True, text=True
     )
-    assert done.stdout == "goes on\n" and done.stderr.count("kvspec watches no longer") == 1, (
-        done.stderr
+    assert process.stdout == "goes on\n" and process.stderr.count("kvspec watches no longer") == 1, (
+        process.stderr
     )
-    assert done.stderr.count("\n") == 1
+    assert process.stderr.count("\n") == 1
     (log_file,) = logs_of([tmp_path])
     assert len(list(log_file.lines())) > 20
     assert log_file.cut is not None
