@@ -34,9 +34,8 @@ from stateful_tests.lockstep.system_names import resolve
 from stateful_tests.shrink.shrink_passes import drop
 from stateful_tests.shrink.command_rewriting import Commands
 
-# of the generator: runs of each machine, preset and mode at most
-SEED = 12345
-RUNS = 400
+SEED = 12345  # of the generator
+RUNS = 400  # of each machine, preset and mode at most
 COMMON_RUNS = 1  # a conjunction that the first so many runs of a configuration meet needs no line
 FRUITLESS = 20  # of these in a row that meet nothing new: the rest is out of reach
 

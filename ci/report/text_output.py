@@ -19,9 +19,8 @@ from reference.memory_accounts import account_text
 from reference.commands import Account
 
 PIPE_WIDTH = 100
-# cells of a listing that are longer on average; those of a column
-SENTENCE = 40
-WIDEST = 60
+SENTENCE = 40  # characters; a column of cells that are longer on average has sentences
+WIDEST = 60  # characters of a column
 
 
 def console(file: IO[str] | None = None) -> Console:

@@ -27,9 +27,8 @@ from stateful_tests.watched.log_reader import Line
 from stateful_tests.watched.validation_results import Mismatch, Validated
 from stateful_tests.watched.log_facts import RequestSeen, SessionSeen, StepSeen, TierSeen, TransfersSeen
 
-# mismatches that are kept, unexplained and of each known fault
-MAX_FOUND = 1000
-MAX_OF_KNOWN = 20
+MAX_FOUND = 1000  # unexplained mismatches that are kept
+MAX_OF_KNOWN = 20  # mismatches of each known fault that are kept
 NOTHING = Shown({}, {})
 # Events that are not judged, and why.
 AFTER_A_MISMATCH = "events after a mismatch, up to the next snapshot"

@@ -28,14 +28,12 @@ from stateful_tests.lockstep.run_moments import Moment
 from stateful_tests.lockstep.run_results import Run
 
 MAX_STEPS = 200  # a page of a long trace shows its end
-# of the step table
-MAX_COLUMNS = 5
-MAX_NODES = 8
+MAX_COLUMNS = 5  # of the step table
+MAX_NODES = 8  # of the step table
 MAX_DEPTH = 24  # of a drawn tree
 HUES = 6
-# pages of a pool that are shown whole, and of a larger one without a reason
-SMALL = 48
-FEW = 16
+SMALL = 48  # pages of a pool that is shown whole
+FEW = 16  # pages of a larger pool that are shown without a reason
 MAX_CELLS = 40_000  # pages drawn, all steps together
 FREE: Data = {"owners": [], "free": 1}
 

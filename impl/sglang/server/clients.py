@@ -17,7 +17,7 @@ from msgspec import Meta
 from impl.choices import KeyedChoices
 
 EOS = 2  # the token that ends a turn
-# token ids in use: [FIRST, FIRST + TOKENS)
+# Token ids in use are [FIRST, FIRST + TOKENS).
 FIRST = 10
 TOKENS = 990
 POLICIES = "write_through", "write_through_selective", "write_back"  # when KV is copied to the host

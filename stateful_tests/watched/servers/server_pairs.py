@@ -21,7 +21,7 @@ KINDS = (
     "late", "alone", "aborts", "failures", "late",
 )  # fmt: skip
 SIZES = 1, 3, 8, 9, 16, 17, 25, 33, 40  # of prompts
-# steps; a decode round takes one
+# Rests in steps. A decode round takes one.
 SHORT = (1, 2, 5, 12, 30)
 LONG = (20, 60, 100, 150)
 # What a reader wants to know that a check has reached, by the words of the events.

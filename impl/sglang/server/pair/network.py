@@ -15,9 +15,8 @@ from reference.pairs.config import DECODE, PREFILL, SERVERS
 
 STEP_S = 0.001  # of the clock
 EVENTS = 3000  # that are kept of a run
-# KVPoll.WaitingForInput, and Success
-READY = 2
-SUCCESS = 4
+READY = 2  # KVPoll.WaitingForInput
+SUCCESS = 4  # KVPoll.Success
 Block = tuple[int, int, int]  # source address, target address, length in bytes
 
 
