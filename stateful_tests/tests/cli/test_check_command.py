@@ -315,37 +315,56 @@ def names_of(impl):
     return [str(spec) for spec in engines.every_release(SystemSpec.parse(impl))]
 
 
-def test_all_stands_for_the_releases_that_have_the_way():
-    assert names_of("sglang==all") == [f"sglang=={version}" for version in TABLE]
-    assert names_of("sglang==all+overlap")[-1] == "sglang==0.5.23+overlap"
-    rust = names_of("sglang==all+rust+overlap")
-    assert rust[0] == "sglang==0.5.19+rust+overlap" and len(rust) == 5
-    assert names_of("vllm==all+offload")[0] == "vllm==0.21.0+offload"
-    assert names_of("lmdeploy==all")[-1] == "lmdeploy==0.18.0"
-    assert names_of("transformers==all") == ["transformers==5.23.0", "transformers==5.24.0"]
-    assert names_of("sglang==all+rust+hicache")[0] == "sglang==0.5.20+rust+hicache"
-    assert names_of("sglang==0.5.23") == names_of("torch==all") == []
+@pytest.mark.parametrize(
+    ("name", "first", "last", "count"),
+    [
+        ("sglang==all", "sglang==0.5.10", "sglang==0.5.23", len(TABLE)),
+        ("sglang==all+overlap", "sglang==0.5.10+overlap", "sglang==0.5.23+overlap", len(TABLE)),
+        ("sglang==all+rust+overlap", "sglang==0.5.19+rust+overlap", "sglang==0.5.23+rust+overlap", 5),
+        ("sglang==all+rust+hicache", "sglang==0.5.20+rust+hicache", "sglang==0.5.23+rust+hicache", 4),
+        ("vllm==all+offload", "vllm==0.21.0+offload", "vllm==0.33.0+offload", None),
+        ("lmdeploy==all", None, "lmdeploy==0.18.0", None),
+        ("transformers==all", "transformers==5.23.0", "transformers==5.24.0", 2),
+    ],
+)
+def test_all_stands_for_the_releases_that_have_the_way(name, first, last, count):
+    names = names_of(name)
+    assert first in (None, names[0])
+    assert names[-1] == last
+    assert count in (None, len(names))
 
 
-def test_an_unavailable_release_is_one_line_and_the_gravest_exit_code_counts(
-    kvspec, monkeypatch, tmp_path
-):
+@pytest.mark.parametrize("name", ["sglang==0.5.23", "torch==all"])
+def test_other_names_stand_for_one_system(name):
+    assert names_of(name) == []
+
+
+@pytest.mark.parametrize(
+    ("systems", "exit_code"),
+    [
+        (["torch+pr22900", "sglang==9.9.9", "torch"], 1),
+        (["torch+pr22900", "reference"], 1),
+        (["sglang==9.9.9", "reference"], 2),
+    ],
+)
+def test_the_gravest_exit_code_of_the_releases_counts(kvspec, monkeypatch, systems, exit_code):
+    monkeypatch.setattr(engines, "every_release", lambda _: specs_of(systems))
+    assert kvspec(*ASKED)[0] == exit_code
+
+
+def test_an_unavailable_release_is_one_line(kvspec, monkeypatch, tmp_path):
     systems = ["torch+pr22900", "sglang==9.9.9", "torch"]
     monkeypatch.setattr(engines, "every_release", lambda _: specs_of(systems))
-    code, out, err = kvspec(*ASKED, "--json", "row.json")
-    assert code == 1
+    _, out, err = kvspec(*ASKED, "--json", "row.json")
     assert "kvspec: sglang==9.9.9 is not supported" in err
     rows = [line.split("|") for line in out.splitlines() if line.startswith("|")]
     assert [row[1].strip() for row in rows[2:]] == ["torch+pr22900", "9.9.9", "torch"]
-    assert "-" not in rows[2][4].split() and rows[4][4].strip() == "-"
+    assert "-" not in rows[2][4].split(), "the faulty one has findings"
+    assert rows[4][4].strip() == "-", "the other has none"
     assert "9.9.9 is not supported" in rows[3][5]
     data = json.loads((tmp_path / "row.json").read_text())
     assert [row["exit_code"] for row in data["releases"]] == [1, 2, 0]
     assert data["releases"][2]["check"]["implementation"] == "torch"
-    monkeypatch.setattr(engines, "every_release", lambda _: specs_of(["torch+pr22900", "reference"]))
-    assert kvspec(*ASKED)[0] == 1
-    monkeypatch.setattr(engines, "every_release", lambda _: specs_of(["sglang==9.9.9", "reference"]))
-    assert kvspec(*ASKED)[0] == 2
 
 
 def test_known_faults_are_named_in_their_line():

@@ -212,16 +212,28 @@ def test_a_mismatch_has_a_time_and_an_effect(wrong, tmp_path, capsys):
     assert "time 2023-11-14 22:13:20.000 UTC" in said and "effect answers of this session" in said
 
 
-def test_a_wrong_count_is_explained():
-    assert effect("OWN-3", "24 (-4)").startswith("leak")
-    assert effect("OWN-3", "28 (-8, -4 at the step before)").startswith("leak")
-    assert effect("OWN-3", "32 (+4, -4 at the step before)").startswith("answers may be wrong")
-    # One cause: a count that comes back is no new effect, and one that turned says the same on.
-    assert effect("OWN-3", "32 (+0, -4 at the step before)").startswith("the count is right again")
-    assert effect("OWN-3", "24 (-4, +4 at the step before)").startswith("answers may be wrong")
-    assert effect("OUT-3", "5").startswith("answers may be wrong")
-    assert effect("TREE-3", "").startswith("answers may be wrong")
+@pytest.mark.parametrize(
+    ("clause", "observed", "says"),
+    [
+        ("OWN-3", "24 (-4)", "leak"),
+        ("OWN-3", "28 (-8, -4 at the step before)", "leak"),
+        ("OWN-3", "32 (+4, -4 at the step before)", "answers may be wrong"),
+        # One cause: a count that comes back is no new effect, and one that turned says the same on.
+        ("OWN-3", "32 (+0, -4 at the step before)", "the count is right again"),
+        ("OWN-3", "24 (-4, +4 at the step before)", "answers may be wrong"),
+        ("OUT-3", "5", "answers may be wrong"),
+        ("TREE-3", "", "answers may be wrong"),
+    ],
+)
+def test_a_mismatch_has_its_effect_in_words(clause, observed, says):
+    assert effect(clause, observed).startswith(says)
+
+
+def test_a_mismatch_may_make_no_answer_wrong():
     assert effect("TREE-11", "").endswith("makes no answer wrong")
+
+
+def test_every_clause_of_a_log_has_an_effect():
     assert all(effect(clause, "") for clause in CLAUSES if clause.split("-")[0] not in NOT_IN_A_LOG)
 
 
@@ -235,20 +247,37 @@ def test_a_gap_is_no_mismatch(tmp_path, capsys):
     assert " are missing; " in said and "the others were not judged; incomplete" in said
 
 
-def test_a_server_is_taken_for_another_release(tmp_path, capsys):
-    fork = tmp_path / "fork.jsonl"
-    fork.write_text(Path(SPECULATION).read_text().replace('"0.5.23"', '"0.6.1"', 1))
-    assert run(["validate", str(fork)]) == 1
+@pytest.fixture
+def log_of(tmp_path):
+    """Return a function that gives the file of a log that names another release."""
+
+    def write(release):
+        fork = tmp_path / "fork.jsonl"
+        fork.write_text(Path(SPECULATION).read_text().replace('"0.5.23"', f'"{release}"', 1))
+        return str(fork)
+
+    return write
+
+
+def test_a_log_of_an_unknown_release_is_judged_without_known_faults(log_of, capsys):
+    assert run(["validate", log_of("0.6.1")]) == 1
     said = " ".join(capsys.readouterr().out.split())
     assert "--release 0.5.23 counts the faults of that as known" in said
     assert said.endswith("5 mismatches"), "all of it is judged"
-    assert run(["validate", str(fork), "--release", "0.5.23"]) == 0
+
+
+def test_a_server_is_taken_for_the_release_that_the_user_names(log_of, capsys):
+    assert run(["validate", log_of("0.6.1"), "--release", "0.5.23"]) == 0
     assert "known faults: last-token" in capsys.readouterr().out
-    fork.write_text(Path(SPECULATION).read_text().replace('"0.5.23"', '"0.5.23.post1+corp"', 1))
-    assert run(["validate", str(fork)]) == 0
+
+
+def test_a_local_version_has_the_known_faults_of_its_release(log_of, capsys):
+    assert run(["validate", log_of("0.5.23.post1+corp")]) == 0
     assert "the known faults are those of 0.5.23" in capsys.readouterr().out
-    fork.write_text(Path(SPECULATION).read_text().replace('"0.5.23"', '"0.5.9"', 1))
-    assert run(["validate", str(fork)]) == 1
+
+
+def test_a_release_before_the_first_has_no_known_faults(log_of, capsys):
+    assert run(["validate", log_of("0.5.9")]) == 1
     assert "nobody has looked for its faults" in capsys.readouterr().out
 
 

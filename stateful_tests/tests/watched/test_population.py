@@ -30,25 +30,42 @@ def test_every_second_run_is_a_scene():
         assert all(getattr(config, name) == value for name, value in fields.items())
 
 
-def test_runs_between_scenes_are_storms_floods_texts_talks_and_random_clients():
+@pytest.fixture(scope="module")
+def between_scenes():
+    """Six runs between scenes: two storms, shared texts, talks, a storm and random clients."""
     runs = population.Population(1)
-    runs_drawn = [runs.draw() for _ in range(12)][::2]
-    servers = [config for config, _, _ in runs_drawn]
+    return [runs.draw() for _ in range(12)][::2]
+
+
+def test_storms_and_floods_put_a_server_under_pressure(between_scenes):
+    servers = [config for config, _, _ in between_scenes]
     of_storms = [servers[at] for at in (0, 1, 4)]
     assert [storm.tokens for storm in of_storms] == [64, 192, 64]
-    assert all(storm.pressure for storm in of_storms) and servers[1].chunk == 8
+    assert all(storm.pressure for storm in of_storms)
+    assert servers[1].chunk == 8
+
+
+def test_texts_come_back_in_one_run_between_scenes(between_scenes):
     shared = [
-        sum(turn.shared for client in clients for turn in client.turns) for _, clients, _ in runs_drawn
+        sum(turn.shared for client in clients for turn in client.turns)
+        for _, clients, _ in between_scenes
     ]
-    assert max(shared) == shared[2], "texts come back"
-    asking = [[each for each in clients if not each.operator] for _, clients, _ in runs_drawn]
+    assert max(shared) == shared[2]
+
+
+def test_talks_resend_their_conversation(between_scenes):
+    asking = [[each for each in clients if not each.operator] for _, clients, _ in between_scenes]
     assert all(client.resends and not client.session for client in asking[3])
     of_others = [client for at in (0, 1, 2, 5) for client in asking[at]]
     assert {each.resends for each in of_others if not each.session} == {False, True}
     assert not any(each.resends for each in of_others if each.session)
+
+
+def test_another_seed_gives_another_population(between_scenes):
     again = population.Population(1)
     other = population.Population(2)
-    assert again.draw()[0] == servers[0] and again.draw()[1:] != other.draw()[1:]
+    assert again.draw()[0] == between_scenes[0][0]
+    assert again.draw()[1:] != other.draw()[1:]
 
 
 def test_in_some_runs_clients_state_priorities():

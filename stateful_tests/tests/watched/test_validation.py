@@ -52,32 +52,49 @@ def test_a_count_that_is_off_is_reported_once(written):
     assert "(-4)" in mismatches[0].observed
 
 
-def test_a_mismatch_becomes_a_trace(written, tmp_path, monkeypatch):
+@pytest.fixture
+def wrong_lines():
+    """The lines of a log in which a release keeps four tokens too many in a session's slot."""
     lines = lines_of(LOGS[-1])
     line_index = next(
         n for n, e in enumerate(lines) if e.get("event") == "release" and e["after"] and e["reason"]
     )
     lines[line_index]["after"][1] += 4
-    (log,) = logs_of([written(lines)])
+    return lines
+
+
+def validator_of(path):
+    """Return the validator of a log that it has read."""
+    (log,) = logs_of([path])
     validator = Validator(log.header)
     validator.run(log.lines())
+    return validator
+
+
+def test_a_mismatch_becomes_a_trace(written, wrong_lines, tmp_path):
+    validator = validator_of(written(wrong_lines))
     trace = validator.trace()
     assert trace is not None and trace.clause == "LEN-2"
     assert trace.expected and all(done.choices for _, done in trace.expected)
     assert format_command(trace.commands[-1]) == validator.result.unexplained[0].command
-    for most, fits in ((len(trace.commands), True), (len(trace.commands) - 1, False)):
-        monkeypatch.setattr("stateful_tests.watched.log_follower.MAX_STEPS", most)
-        shorter = Validator(log.header)
-        shorter.run(log.lines())
-        assert (shorter.trace() == trace) is fits and (shorter.trace() is None) is not fits
-    monkeypatch.undo()
-    lines[[e.get("event") for e in lines].index("step")]["rows"] += 1
-    (log,) = logs_of([written(lines)])
-    earlier = Validator(log.header)
-    earlier.run(log.lines())
-    assert len(earlier.trace().commands) < len(trace.commands), "it ends with the first mismatch"
     trace_files.save(trace, tmp_path / "trace.json")
     assert trace_files.load(tmp_path / "trace.json").commands == trace.commands
+
+
+def test_a_trace_that_is_too_long_is_not_kept(written, wrong_lines, monkeypatch):
+    path = written(wrong_lines)
+    trace = validator_of(path).trace()
+    monkeypatch.setattr("stateful_tests.watched.log_follower.MAX_STEPS", len(trace.commands))
+    assert validator_of(path).trace() == trace
+    monkeypatch.setattr("stateful_tests.watched.log_follower.MAX_STEPS", len(trace.commands) - 1)
+    assert validator_of(path).trace() is None
+
+
+def test_the_trace_of_a_log_ends_with_its_first_mismatch(written, wrong_lines):
+    trace = validator_of(written(wrong_lines)).trace()
+    first_step = next(line for line in wrong_lines if line.get("event") == "step")
+    first_step["rows"] += 1
+    assert len(validator_of(written(wrong_lines)).trace().commands) < len(trace.commands)
 
 
 def test_a_mismatch_in_a_tree_of_unknown_content_has_no_trace():
