@@ -30,7 +30,7 @@ class LockHolders(Steps):
     lock_holders: dict[str, LockedPrefix]
     sessions: dict[str, KVSession]
 
-    def taken(self, name: str) -> bool:
+    def is_taken(self, name: str) -> bool:
         """Return whether somebody has the name: sessions, requests and lock holders share one space."""
         return name in self.sessions or name in self.requests or name in self.lock_holders
 
@@ -42,7 +42,7 @@ class LockHolders(Steps):
 
     def match(self, command: Match) -> None:
         require(command.prompt and well_formed(command.prompt), Reason.EMPTY)
-        require(not self.taken(command.holder), Reason.REQUEST_EXISTS)
+        require(not self.is_taken(command.holder), Reason.REQUEST_EXISTS)
         tree = self.require_tree()
         require(prompt_len(command.prompt) <= self.width, Reason.ROW_TOO_SHORT)
         key = tree_key(spelled(command.prompt), self.bigram)
@@ -68,7 +68,7 @@ class LockHolders(Steps):
         if request is not None:
             holder = self.holder_of(request)
             assert self.window is not None
-            left = request.settled - self.window >= request.cursors.cache_protected_len
+            left = request.settled_len - self.window >= request.cursors.cache_protected_len
             require(left, Reason.BAD_LENGTH)
         tree.unlock_swa(self.locks[holder])
 
@@ -78,7 +78,7 @@ class LockHolders(Steps):
         length = prompt_len(command.prompt)
         lock_holder = self.lock_holders.get(command.holder)
         require(command.prompt and well_formed(command.prompt), Reason.EMPTY)
-        require(lock_holder is not None or not self.taken(command.holder), Reason.REQUEST_EXISTS)
+        require(lock_holder is not None or not self.is_taken(command.holder), Reason.REQUEST_EXISTS)
         locked: Key = () if lock_holder is None else lock_holder.key
         known = tree_key(spelled(command.prompt, most=len(locked) + self.bigram), self.bigram)
         require(known[: len(locked)] == locked, Reason.SHRINKING_PREFIX)
