@@ -50,7 +50,7 @@ def _timed_functions() -> dict[Callable[..., Any], str]:
     """Return each timed function with its part."""
     parts: dict[str, tuple[Callable[..., Any], ...]] = {
         _DRIVING: (run_driver.drive,),
-        _EXPLAINING: (explanation.counted_under,),
+        _EXPLAINING: (explanation.explaining_masks,),
         "the reference": (model.step,),
         "clauses": (rows.broken, blocks.clauses.broken, tiers.clauses.broken),
         "situations": (situations.situations,),

@@ -140,7 +140,7 @@ def check_system(
                 )
         if changed is None and base is not None:
             changed = _name_differences(base, system, result.findings)
-            result.findings = lookup.caused_by(result.findings, changed)
+            result.findings = lookup.name_causes(result.findings, changed)
         data = check_data(
             result,
             plan,

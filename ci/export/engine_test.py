@@ -21,7 +21,7 @@ from impl.loading.renamed import in_code
 from impl import stand_ins
 from impl.loading import optional
 from impl.vllm import bare_connectors, bare_scheduler
-from impl.vllm.api import renamed_in, uses
+from impl.vllm.api import renamed_entries, uses
 from impl.vllm.fetch import checkout_root, release_root
 from impl.vllm.runner import ModelRunner
 from impl.vllm.system import VLLMSystem
@@ -244,8 +244,8 @@ def unit_test(
 def _with_release_names(system: VLLMSystem, text: str, fixed: ReleaseTarget | None) -> str:
     """Return the test with the names that the release has."""
     assert system.root is not None
-    names = renamed_in(system.root)
-    if fixed is not None and renamed_in(fixed.root) != names:
+    names = renamed_entries(system.root)
+    if fixed is not None and renamed_entries(fixed.root) != names:
         raise NotExportable(f"no one test runs on {system.name} and {fixed.name}: names differ")
     return in_code(text, names, (use for _, use in uses()))
 

@@ -302,7 +302,7 @@ class Loads:
         self.transfers.submit(DeviceJob(job, load=True, parts=tuple(parts)))
 
     @property
-    def lost(self) -> tuple[int, ...]:
+    def blocks_lost(self) -> tuple[int, ...]:
         """The blocks without their KV, until the engine takes the results that report them."""
         return tuple(sorted(self._lost))
 

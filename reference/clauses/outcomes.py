@@ -149,7 +149,7 @@ def difference(before: Facts, after: Facts) -> str:
     "Where the specification leaves a choice (how far to evict a window, how far to allocate "
     "ahead, how much an unresumable cut keeps), the system stays within it.",
     why="Servers differ in policy; only what no correct server may do is a violation.",
-    rule="rules.rule_definition.ChoiceNotAllowed, rules.evict_swa.evicted",
+    rule="rules.rule_definition.ChoiceNotAllowed, rules.evict_swa.evict_request_window",
     source="kvspec",
     concerns="outcomes, choices and order",
     scope="Systems that report choices.",

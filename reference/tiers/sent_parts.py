@@ -16,11 +16,11 @@ class SentParts(SlotOwners):
 
     before: TierFacts
 
-    def needed(self) -> Iterator[TierSend]:
+    def parts_needed(self) -> Iterator[TierSend]:
         """Yield parts that were handed in to be sent and are not read yet."""
         yield from self.after.sends
 
-    def arrived(self) -> Iterator[TierSend | TierRequest]:
+    def arrivals(self) -> Iterator[TierSend | TierRequest]:
         """Yield parts that this command handed in, and requests whose last part was handed in."""
         yield from self._parts_handed_in()
         for request in self.after.requests:
@@ -32,7 +32,7 @@ class SentParts(SlotOwners):
         known = {send.job for send in self.before.sends}
         return [send for send in self.after.sends if send.job not in known]
 
-    def lost(self) -> Iterator[Failure]:
+    def losses(self) -> Iterator[Failure]:
         """Yield slots of parts not read yet that are free, or were written."""
         was = {send.job: send.found for send in self.before.sends}
         for send in self.after.sends:

@@ -172,11 +172,11 @@ class _Campaign:
         if self.lookup is not None:
             try:
                 if not result.interrupted:
-                    result.findings = self.lookup.told(result.findings)
+                    result.findings = self.lookup.look_up(result.findings)
             except KeyboardInterrupt:
                 result.interrupted = True
             if result.interrupted:
-                result.findings = self.lookup.interrupted(result.findings)
+                result.findings = self.lookup.note_interrupt(result.findings)
         result.masked = dict(self.finder.masked)
         for machine in result.machines:
             add_tallies(result.tallies, machine.tallies)

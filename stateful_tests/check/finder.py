@@ -19,7 +19,7 @@ from stateful_tests.check.caught_violations import Caught, finding_of
 from stateful_tests.check.finding_order import is_milder, report_order
 from stateful_tests.check.known_faults.causes import lacks, needs
 from stateful_tests.check.known_faults.explanation import (
-    Explained, clauses_of, counted_under, needs_of, unexplained_needs,
+    Explained, clauses_of, explaining_masks, needs_of, unexplained_needs,
 )  # fmt: skip
 from stateful_tests.check.known_faults.masks import (
     Mask, Standing, beside, do_the_same, holding, how_it_breaks,
@@ -90,7 +90,7 @@ class Finder:
 
     def take(self, violation: Violation, trace: Trace) -> None:
         """Count a violation, and shrink it if it may be a new finding or give a smaller trace."""
-        masks = counted_under(self.system, self.base, self.masks, trace, violation, self._explained)
+        masks = explaining_masks(self.system, self.base, self.masks, trace, violation, self._explained)
         if masks:
             self.masked[tuple(mask.fault.id for mask in masks), violation.clause] += 1
         elif not self._finds_another_cause(violation, trace):

@@ -120,7 +120,7 @@ def install(root: Path) -> None:
 def _stand_ins_by_module(root: Path) -> Any:
     """Return the stand-ins for names that the connector imports from modules that are not loaded, by
     module."""
-    provided: dict[str, dict[str, Any]] = {**modules.provided(), **offload.stand_ins_by_module()}
+    provided: dict[str, dict[str, Any]] = {**modules.provided_names(), **offload.stand_ins_by_module()}
     maps = cut(root / _TABLES, frozenset({"BlockTable.map_to_kernel_blocks"}), {"np": np})  # to 0.31
     of_tables = {name.rpartition(".")[2]: function for name, function in maps.items()}
     provided["vllm.v1.worker.block_table"] = {"BlockTable": Values(**of_tables)}

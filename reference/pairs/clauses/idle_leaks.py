@@ -27,7 +27,7 @@ def _keeps_nothing_for_lease(step: PairStep) -> Failure | None:
     if step.refused or not step.record.is_quiet(step.after):
         return None
     for promise in step.after.promises:
-        if promise.held and promise.request not in step.excused:
+        if promise.held and promise.request not in step.excused_requests:
             readers = step.after.readers_of(promise.request)
             states = " and ".join(f"{reader.request} {reader.state.value}" for reader in readers)
             expected = f"P gives back what {promise.request} left, for nobody will read it: {states}"

@@ -77,7 +77,7 @@ class Lookup:
         from the tree's history, and one that the user has named, has the fix."""
         return self.base.kind is BaseKind.RELEASE
 
-    def told(self, findings: Sequence[Finding]) -> list[Finding]:
+    def look_up(self, findings: Sequence[Finding]) -> list[Finding]:
         """Return the findings; new ones with the observations on the releases."""
         new = [finding.run.trace for finding in findings if not (finding.old or finding.flaky)]
         self._replay(new)
@@ -90,7 +90,7 @@ class Lookup:
             told.append(finding)
         return told
 
-    def interrupted(self, findings: Sequence[Finding]) -> list[Finding]:
+    def note_interrupt(self, findings: Sequence[Finding]) -> list[Finding]:
         """Return the findings of an interrupted check; new ones say that no release was replayed."""
         left = LookedUp(left=len(self._releases()))
         told = []
@@ -152,7 +152,7 @@ class Lookup:
                 break
             began = time.monotonic()
             replayed = self.executor.map(
-                partial(shown_by, unknown, self.limits), names[index : index + _AT_A_TIME]
+                partial(behaviours_by_name, unknown, self.limits), names[index : index + _AT_A_TIME]
             )
             with closing(replayed) as shown:
                 for of_release in shown:
@@ -208,7 +208,7 @@ class Lookup:
         return lies_between(tree, release_lines(faulty.engine, faulty.version), before)
 
 
-def caused_by(findings: Sequence[Finding], differing: Changes) -> list[Finding]:
+def name_causes(findings: Sequence[Finding], differing: Changes) -> list[Finding]:
     """Return the findings, each with the function that differs from the base in the file in which it
     fails. differing: functions that differ from a release, which a tree may leave in many places: other
     files say nothing."""
@@ -253,19 +253,19 @@ def nearest_first(engine: str, release: str, ways: Sequence[str]) -> list[str]:
     return [release_name(engine, version, ways) for version in order]
 
 
-def shown_by(traces: Sequence[Trace], limits: Limits, name: str) -> list[SeenOnRelease]:
+def behaviours_by_name(traces: Sequence[Trace], limits: Limits, name: str) -> list[SeenOnRelease]:
     """Return the behaviour of a release, by name, in each trace."""
     try:
         system = system_names.resolve(name, limits=limits)
     except UnusableImplementation:  # such as a wheel that cannot be fetched
         return [SeenOnRelease(name, Shows.UNDRIVEN)] * len(traces)
     try:
-        return [shown_on(system, trace) for trace in traces]
+        return [behaviour_on(system, trace) for trace in traces]
     finally:
         system.close()
 
 
-def shown_on(system: AnySystem, trace: Trace) -> SeenOnRelease:
+def behaviour_on(system: AnySystem, trace: Trace) -> SeenOnRelease:
     """Return the behaviour of a system in a trace that violates `trace.clause` elsewhere."""
     clause = trace.clause or ""
     nothing = SeenOnRelease(system.name, Shows.UNDRIVEN)

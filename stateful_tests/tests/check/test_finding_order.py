@@ -40,7 +40,7 @@ def shrunk(monkeypatch):
         return replace(trace, commands=trace.commands[:1])
 
     monkeypatch.setattr(finder, "minimise", minimise)
-    monkeypatch.setattr(finder, "counted_under", lambda *_: [])
+    monkeypatch.setattr(finder, "explaining_masks", lambda *_: [])
     monkeypatch.setattr(Finder, "_failing_commands", lambda self, trace, *_: trace.commands)
     monkeypatch.setattr(Finder, "_may_get_smaller", lambda *_: False)
     monkeypatch.setattr(Finder, "_rank", lambda *_: 0)

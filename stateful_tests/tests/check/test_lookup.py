@@ -198,7 +198,7 @@ def test_known_faults_leave_room_for_other_traces(monkeypatch, fault, looked_up)
     shown = lookup.Shows.FAULT if fault else lookup.Shows.CONFORMS
     monkeypatch.setattr(
         lookup,
-        "shown_by",
+        "behaviours_by_name",
         lambda traces, _, name: [lookup.SeenOnRelease(name, shown, fault) for _ in traces],
     )
     system = named(TorchKV, "sglang==0.5.21", release="0.5.21")
@@ -276,7 +276,7 @@ def test_a_changed_function_of_the_failing_command_is_the_first_cause(monkeypatc
 
     def beside_a_release(*functions):
         differing = Changes("", frozenset(), dict.fromkeys(functions, 1), ())
-        [named] = lookup.caused_by([replace(finding, looked_up=LookedUp())], differing)
+        [named] = lookup.name_causes([replace(finding, looked_up=LookedUp())], differing)
         return named.looked_up.changed
 
     assert beside_a_release(free, release) == f"{schedule}: release_req"
@@ -300,7 +300,7 @@ def test_a_clause_that_comes_with_a_known_fault_is_a_part_of_it(monkeypatch, cla
     monkeypatch.setattr(
         lookup, "known_fault", lambda _, run: fault if run.violation.clause == "TREE-3" else None
     )
-    assert lookup.shown_on(named(TorchKV, "sglang==0.5.10"), trace).what is what
+    assert lookup.behaviour_on(named(TorchKV, "sglang==0.5.10"), trace).what is what
 
 
 def test_the_nearest_releases_come_first():

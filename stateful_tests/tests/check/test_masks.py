@@ -28,7 +28,7 @@ from stateful_tests.check.trees.base_selection import Base, BaseKind
 from stateful_tests.check.campaign import run
 from stateful_tests.check.run_driver import check_also
 from stateful_tests.check.run_batches import Named
-from stateful_tests.check.known_faults.explanation import counted_under, known_fault
+from stateful_tests.check.known_faults.explanation import explaining_masks, known_fault
 from stateful_tests.check.finder import Finder
 from stateful_tests.check.known_faults.masks import (
     Standing, also_checked, beside, do_the_same, how_it_breaks, masks,
@@ -134,7 +134,7 @@ def test_a_trace_without_a_need_does_not_become_one_of_a_known_fault(where, monk
     monkeypatch.setattr(where, "unexplained_needs", lambda *arguments: questions.append(arguments[-1]))
     begins = Violation("LEN-4", 1, Failure("x", "y"))
     if where is explanation:
-        counted_under(THREE, None, KNOWN, trace, begins)
+        explaining_masks(THREE, None, KNOWN, trace, begins)
     else:
         assert not Finder(THREE, masks=KNOWN)._finds_another_cause(begins, trace)
     assert questions[0](begins) and not questions[0](replace(begins, clause="SES-2", also=("LEN-4",)))

@@ -20,7 +20,7 @@ from reference.failures import Failure
 
 from stateful_tests.check.known_faults import explanation
 from stateful_tests.check.campaign import run
-from stateful_tests.check.known_faults.explanation import Explained, counted_under, known_fault
+from stateful_tests.check.known_faults.explanation import Explained, explaining_masks, known_fault
 from stateful_tests.check.known_faults.masks import (
     masks,
 )  # fmt: skip
@@ -155,16 +155,16 @@ def test_a_known_stall_is_known_where_the_base_happens_not_to_stall(vllm):
     violation = replay(system, trace).violation
     fault = "turns-wait-for-each-other"
     for base in (None, vllm("0.14.0")):
-        assert [each.fault.id for each in counted_under(system, base, known_masks, trace, violation)] == [
+        assert [each.fault.id for each in explaining_masks(system, base, known_masks, trace, violation)] == [
             fault
         ]
     assert fault in {
-        each.fault.id for each in counted_under(system, system, known_masks, trace, violation)
+        each.fault.id for each in explaining_masks(system, system, known_masks, trace, violation)
     }
     short = [
         replace(mask, there=tuple((t, (*n, "priorities")) for t, n in mask.there)) for mask in known_masks
     ]
-    assert not counted_under(system, vllm("0.14.0"), short, trace, violation)
+    assert not explaining_masks(system, vllm("0.14.0"), short, trace, violation)
 
 
 def test_a_replayed_trace_names_the_known_fault_that_explains_it(release):

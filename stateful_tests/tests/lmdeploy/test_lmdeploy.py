@@ -16,7 +16,7 @@ from reference.system_kinds import BLOCKS
 from stateful_tests.check import check_plans
 from stateful_tests.check.run_driver import drive
 from stateful_tests.check.run_batches import RunBatch
-from stateful_tests.check.known_faults.explanation import counted_under
+from stateful_tests.check.known_faults.explanation import explaining_masks
 from stateful_tests.check.known_faults.masks import masks
 from stateful_tests.check.plan_order import configurations, planned_runs
 from stateful_tests.lockstep.known_faults import FOLDER
@@ -192,7 +192,7 @@ def test_a_fault_near_a_known_one_is_new_where_the_base_does_the_same(system, tm
         assert violation is not None and violation.clause == "STA-3"
         known = list(masks(tree, system))
         assert any(mask.holds and "STA-3" in mask.fault.clauses for mask in known)
-        assert counted_under(tree, system, known, trace, violation) == []
+        assert explaining_masks(tree, system, known, trace, violation) == []
 
 
 def test_an_undriven_setting_is_refused_in_one_line(system):

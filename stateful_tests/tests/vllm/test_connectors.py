@@ -327,16 +327,16 @@ def test_a_load_within_a_step_that_fails(device, monkeypatch):
     peer.started_loads.append((REQUEST, ([3, 4], []), 0, 4))
     loads.before(None)
     assert device.blocks[3] == (0, [101, 102]) and device.blocks[4] == (0, [EMPTY, EMPTY])
-    assert loads.after(None).invalid_block_ids == {4} and loads.lost == (4,)
+    assert loads.after(None).invalid_block_ids == {4} and loads.blocks_lost == (4,)
     device.blocks[5] = (0, [105, 106])
     loads.spoil([entry(4, 6, 3, 4, 5), entry(2, 4, 3, 6)])
-    assert loads.lost == (4, 5) and device.blocks[5] == (0, [EMPTY, EMPTY])
+    assert loads.blocks_lost == (4, 5) and device.blocks[5] == (0, [EMPTY, EMPTY])
 
     # The next step reads lost blocks as well, and computes one of them anew in its own table.
     loads.spoil([entry(6, 7, 3, 4, 5, 7), entry(0, 2, 5)])
-    assert loads.lost == (4, 7), "whoever computes a block from its first slot on has it whole"
+    assert loads.blocks_lost == (4, 7), "whoever computes a block from its first slot on has it whole"
     loads.results_taken()
-    assert loads.lost == (), "what was computed from lost blocks is known with them"
+    assert loads.blocks_lost == (), "what was computed from lost blocks is known with them"
     peer.started_loads.append((REQUEST, ([8, 9], []), 0, 4))
     loads.before(None)
-    assert loads.lost == () and device.blocks[9] == (0, [103, 104]), "one load fails, not all"
+    assert loads.blocks_lost == () and device.blocks[9] == (0, [103, 104]), "one load fails, not all"
