@@ -16,7 +16,10 @@ def printable(text: object) -> str:
 
 
 class UnbreakableStream:
-    """A text stream that drops what it cannot write. error: why, None while all was written."""
+    """A text stream that drops what it cannot write.
+
+    error: why, None while all was written.
+    """
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream if stream is not None else open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115

@@ -124,7 +124,10 @@ class Saved:
     def __call__(
         self, traces: dict[str, Trace], standings: Mapping[str, Standing] = MappingProxyType({})
     ) -> None:
-        """standings: the base's answers about clauses."""
+        """Save new traces and report their clauses.
+
+        standings: the base's answers about clauses.
+        """
         from ci.report import report_data as report
         from stateful_tests.traces import trace_files
 

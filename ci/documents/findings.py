@@ -93,9 +93,11 @@ INVENTED = "built in, invented"
 
 
 def named_bugs() -> list[Data]:
-    """Return the bugs that can be put into the built-in implementation. kind: COPIED from a pull
-    request or an issue of an engine, or INVENTED, so that a clause has a bug to detect: no user has met
-    it."""
+    """Return the bugs that can be put into the built-in implementation.
+
+    kind: COPIED from a pull request or an issue of an engine, or INVENTED, so that a clause has a bug to
+        detect: no user has met it.
+    """
     return [
         {
             "id": bug.id,

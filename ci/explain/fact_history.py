@@ -68,8 +68,10 @@ class Past(Generic[_Moment]):
         return self.command(self.violation.step)
 
     def first_step(self, fact: str, holds: Callable[..., bool], *more: object) -> int:
-        """Return the index of the command since which `holds` is true; it is true now. more: further
-        arguments of `holds`."""
+        """Return the index of the command since which `holds` is true; it is true now.
+
+        more: further arguments of `holds`.
+        """
         return self._since(fact, partial(_still_holds, holds, more), len(self.moments) - 1, None)
 
     def was_since(self, fact: str, holds: Callable[..., bool], *more: object) -> str:

@@ -22,8 +22,12 @@ _STRANGE = 60  # a tree without so many is of another kind: their names tell not
 
 
 class UsedName(NamedTuple):
-    """releases: a bit for each that has the name in one of its files. ways: in which the adapter gives the
-    name to a release, which would go on without it; none of a name that the adapter reads."""
+    """A name that an adapter uses of a release.
+
+    releases: a bit for each that has the name in one of its files.
+    ways: in which the adapter gives the name to a release, which would go on without it; none of a name that
+        the adapter reads.
+    """
 
     name: str
     releases: int
@@ -31,8 +35,12 @@ class UsedName(NamedTuple):
 
 
 class NameSketch(NamedTuple):
-    """releases: from old to new. files: in which the names are looked for. names: all that the adapter uses
-    and a release has."""
+    """The names that an adapter uses, by the releases that have them.
+
+    releases: from old to new.
+    files: in which the names are looked for.
+    names: all that the adapter uses and a release has.
+    """
 
     releases: tuple[str, ...]
     files: tuple[str, ...]

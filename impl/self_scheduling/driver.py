@@ -37,7 +37,10 @@ class SelfSchedulingDriver:
     _delivered: dict[str, int]
 
     def clear(self, *block_sizes: int) -> None:
-        """Forget all of the run before. block_sizes: of each group (tokens)."""
+        """Forget all of the run before.
+
+        block_sizes: of each group (tokens).
+        """
         self.block_size = block_sizes[0]
         self.block_sizes = block_sizes
         self.sent = 0

@@ -132,7 +132,10 @@ class _Pool(NamedTuple):
 
 
 class Pool(_Pool):
-    """One pool: pages 1..size exist (0 is padding). free: the free list, as the system has it."""
+    """One pool: pages 1..size exist (0 is padding).
+
+    free: the free list, as the system has it.
+    """
 
     @memoized
     def free_pages(self) -> frozenset[int]:

@@ -44,7 +44,8 @@ class LockRanges:
     """The ranges of all users, by the number of their lock.
 
     prompts: prompts of lock holders, by name.
-    waiting: prompts of requests that have asked a storage, by name. waits: how long they have waited.
+    waiting: prompts of requests that have asked a storage, by name.
+    waits: how long they have waited.
     sessions: open sessions on a decode server.
     seen: prompts of the last inserts.
     lengths: lengths of the last prompts awaited (tokens), by name.

@@ -29,7 +29,10 @@ _NOTHING = BlockFacts((), (), (), (), {}, {})
 
 
 class EngineLockstep(AnyLockstep):
-    """One run of an engine. texts: the texts of its requests."""
+    """One run of an engine.
+
+    texts: the texts of its requests.
+    """
 
     system: EngineSystem
     facts: BlockFacts

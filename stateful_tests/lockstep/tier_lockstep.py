@@ -26,7 +26,10 @@ _NOTHING = TierFacts((), NO_SLOTS, NO_SLOTS, {}, NO_SLOTS, NO_SLOTS)
 
 
 class TierLockstep(AnyLockstep):
-    """One run of a tree with a host tier. users: the locks of its users, and their texts."""
+    """One run of a tree with a host tier.
+
+    users: the locks of its users, and their texts.
+    """
 
     system: TieredSystem
     facts: TierFacts

@@ -204,8 +204,11 @@ class States:
         reached: Mapping[str, tuple[int, int]],
         verifies: bool,
     ) -> StatesView:
-        """requests, sessions: the records of KV (`kv`) by the names of who holds them. reached, verifies: see
-        StatesView."""
+        """Return the slots of recurrent state as the view shows them.
+
+        requests, sessions: the records of KV (`kv`) by the names of who holds them.
+        reached, verifies: see StatesView.
+        """
         return StatesView(
             free=self.rows.mamba_allocator.free_slots.tolist(),
             stamps=self.cells.tolist(),

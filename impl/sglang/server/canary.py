@@ -56,7 +56,10 @@ def install() -> None:
 
 
 class Canary:
-    """The canary of one scheduler. seen: its violations, the first _MOST."""
+    """The canary of one scheduler.
+
+    seen: its violations, the first _MOST.
+    """
 
     def __init__(self, scheduler: Any, release: Release0510, draft: int) -> None:
         self.release = release

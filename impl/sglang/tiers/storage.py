@@ -42,8 +42,9 @@ class _Over(BaseException):
 class IOThread:
     """`threading.Thread` of the cache controller: one runs at a time, while a command waits for it.
 
-    operation: the one that it works on. call: slots of the host, by pool, that its call of the backend will
-    read or write; None between calls. done: slots that its calls have read or written, of this operation.
+    operation: the one that it works on.
+    call: slots of the host, by pool, that its call of the backend will read or write; None between calls.
+    done: slots that its calls have read or written, of this operation.
     pages: those that the backend handles in the next call at most.
     """
 

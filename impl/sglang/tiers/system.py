@@ -25,8 +25,10 @@ PREFILL = frozenset({PrefillCommand.__name__})
 
 
 class TierSystem(WorkerSystem):
-    """A release (`version`) or a checkout (`path`) of SGLang, its tree with a host tier. core: "rust" for the
-    tree's core that a wheel has compiled, else the one in Python. calls: as of SGLangSystem.
+    """A release (`version`) or a checkout (`path`) of SGLang, its tree with a host tier.
+
+    core: "rust" for the tree's core that a wheel has compiled, else the one in Python.
+    calls: as of SGLangSystem.
 
     The wheel is fetched here, the worker starts with the first `reset`. Raises UnusableImplementation when
     the release is unavailable, or is not driven with a host tier.

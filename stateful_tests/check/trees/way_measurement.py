@@ -53,8 +53,11 @@ class FunctionCallers(NamedTuple):
 
 
 def measure_ways(engine: str) -> dict[str, Any]:
-    """Measure the map of an engine anew, as JSON. functions: a bit for each way. rare: functions that
-    few configurations call, each with the number of these among `sets`."""
+    """Measure the map of an engine anew, as JSON.
+
+    functions: a bit for each way.
+    rare: functions that few configurations call, each with the number of these among `sets`.
+    """
     ways = engines.engine(engine).ways
     callers_of = dict[SystemFunction, FunctionCallers]()
     for release, way_index in measured_releases(engine):

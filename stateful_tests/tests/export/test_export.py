@@ -105,7 +105,10 @@ def made_on(version: str, traces: dict[str, Trace], folder: Path) -> Iterator[Ex
 
 
 def they_fail_and_pass(made: Exported, *alike: Path) -> None:
-    """On the release, and on the checkout that has fixed it. alike: fail at their end on the release."""
+    """On the release, and on the checkout that has fixed it.
+
+    alike: fail at their end on the release.
+    """
     (code, output), (fixed, fixed_output) = run_test.outcomes(
         (made.system.root, made.system.release, [*made.files, *alike]),
         (made.fixed.root, made.fixed.version, made.files),

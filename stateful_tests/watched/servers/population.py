@@ -249,8 +249,10 @@ def _one_by_one(client: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def configuration(rng: random.Random, **fixed: int | bool) -> Config:
-    """Draw a server that is small enough to be short of memory. fixed: fields that chance does not
-    choose."""
+    """Draw a server that is small enough to be short of memory.
+
+    fixed: fields that chance does not choose.
+    """
     page = rng.choice((1, 1, 1, 2, 2, 4, 4, 8))
     settings: dict[str, int | bool] = {
         "page_size": page,
