@@ -38,7 +38,8 @@ class GeometryError(ValueError):
 class Geometry:
     """Sizes of one system. `window` None means a model without SWA: one pool, `swa_pages` 0.
 
-    Raises GeometryError when a size is out of bounds or the sizes do not fit together."""
+    Raises GeometryError when a size is out of bounds or the sizes do not fit together.
+    """
 
     page_size: int
     window: int | None

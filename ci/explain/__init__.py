@@ -22,7 +22,11 @@ from stateful_tests.traces.notation import format_outcome as say
 
 
 class Because(NamedTuple):
-    """text: the sentence. claims: its statements about the past."""
+    """The reason why the end of a run is impossible.
+
+    text: the sentence.
+    claims: its statements about the past.
+    """
 
     text: str
     claims: tuple[Claim, ...] = ()

@@ -23,16 +23,22 @@ _SHORTEST_LINE = 8  # characters; shorter lines, such as `else:`, are in every r
 
 
 class Nearest(NamedTuple):
-    """release: the nearest one; of several that are equally near, the first.
-    lines: how many lines differ."""
+    """The release that a tree is nearest to.
+
+    release: the nearest one; of several that are equally near, the first.
+    lines: how many lines differ.
+    """
 
     release: str
     lines: int
 
 
 class Sketch(NamedTuple):
-    """files: paths that any of the releases has, from the folder that holds the package.
-    lines: checksum of a line -> the releases that have it, a bit for each."""
+    """The lines of an engine's releases.
+
+    files: paths that any of the releases has, from the folder that holds the package.
+    lines: checksum of a line -> the releases that have it, a bit for each.
+    """
 
     releases: tuple[str, ...]
     files: tuple[str, ...]
@@ -120,7 +126,8 @@ def leans(engine: str, root: Path, release: str) -> bool:
     that the neighbour has and the release has not.
 
     A name of the release that such a tree lacks may not be there yet, or no more. Any other tree renamed
-    it."""
+    it.
+    """
     of_tree = tree_lines(engine, root)
     of_release = release_lines(engine, release)
     return any(

@@ -18,7 +18,8 @@ SWA = 1
 class TreeNode:
     """A run of tokens in whole pages.
 
-    A node keeps its end and the tokens before it for life: a split puts a new node above it."""
+    A node keeps its end and the tokens before it for life: a split puts a new node above it.
+    """
 
     key: Key
     #: int64 [len(key)] on the store's device, the full slots of its tokens

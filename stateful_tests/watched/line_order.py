@@ -33,7 +33,8 @@ class LineOrder:
     def __init__(self, first: int | None) -> None:
         """Begin at the first line.
 
-        first: its number; None where the log goes on from a part that is not there."""
+        first: its number; None where the log goes on from a part that is not there.
+        """
         self._next = first
         self._held: dict[int, Line] = {}
         self.lost = self.repeated = self.moved = 0

@@ -34,7 +34,8 @@ class Mismatch:
 class Validated:
     """The result of validating a log.
 
-    What deviations.py needs to recognise known faults:"""
+    What deviations.py needs to recognise known faults:
+    """
 
     events: int = 0
     steps: int = 0

@@ -22,9 +22,10 @@ _PREFILL = "sglang.srt.disaggregation.prefill"
 
 
 class Aborts:
-    """abort: the method, of a scheduler and what a client asks for.
+    """The aborts of a scheduler.
 
-    prefills: for a server that only does.
+    abort: the method, of a scheduler and what a client asks for.
+    prefills: for a server that only prefills.
     """
 
     def __init__(self, root: Path, release: Any, prefills: bool = False) -> None:

@@ -108,7 +108,8 @@ class Scheduler:
         waiting: the queue.
         locked: lock holders or waiting requests have locks in the radix tree. A real scheduler never gets
         there, and the releases' inspection of the tree (nothing may be locked when idle) is left out
-        then."""
+        then.
+        """
         self.last_batch = None
         self.running_batch = self._batch([], ForwardMode.IDLE)
         self.waiting_queue = list(waiting)

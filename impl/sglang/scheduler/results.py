@@ -25,7 +25,8 @@ from reference.commands import Reason
 
 
 class Results:
-    """event_loop_normal: processed as soon as they are there, all of them as of a turn that goes on."""
+    """Results of event_loop_normal. They are processed as soon as they are there, all of them as of a turn
+    that goes on."""
 
     def __init__(self, server: Server) -> None:
         self.server = server
@@ -96,7 +97,7 @@ class Results:
 
 
 class LateResults(Results):
-    """event_loop_overlap: the result of N is processed when N+1 has been launched.
+    """Results of event_loop_overlap. The result of N is processed when N+1 has been launched.
 
     A prefill whose result hands the prompt to the radix tree is processed as soon as a round of the request
     is launched, for that shows; until then nothing else that would show it may happen to the request.

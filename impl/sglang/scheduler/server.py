@@ -127,7 +127,8 @@ class Server:
         The pages of each span must be free or evictable in both pools. Some releases have a paged two-pool
         allocator that declines an extend without one spare page per entry; that page must be there as well.
         Pages that a window eviction inside the call would free do not count, as in the scheduler's
-        budget."""
+        budget.
+        """
         page = self.geometry.page_size
         require(all(end <= self.geometry.width for _, end in spans), Reason.ROW_TOO_SHORT)
         free_rows, full, swa = self.free_counts()

@@ -43,7 +43,12 @@ class _Unmeasured:
 
 
 class PrefillSide(OnServer):
-    """arrivals: requests by name. loop: the scheduler. late: batches whose results are not processed."""
+    """A server that only prefills.
+
+    arrivals: requests by name.
+    loop: the scheduler.
+    late: batches whose results are not processed.
+    """
 
     release: Any
 

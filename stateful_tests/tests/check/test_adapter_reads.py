@@ -22,8 +22,11 @@ FREE = "a method of lists, dictionaries and deques"
 
 
 class Adapter(NamedTuple):
-    """table: of the API. accepted: names that releases define as well, and that are read of something else ->
-    of what. silent: calls of getattr and hasattr that need no line of the table -> why.
+    """An adapter and the table of the API that it uses.
+
+    table: of the API.
+    accepted: names that releases define as well, and that are read of something else -> of what.
+    silent: calls of getattr and hasattr that need no line of the table -> why.
     """
 
     engine: str

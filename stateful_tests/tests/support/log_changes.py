@@ -38,7 +38,10 @@ Make = Callable[[random.Random], list[Line]]  # what stands at a place instead
 
 
 class Change(NamedTuple):
-    """at: index of the first line that is not as it was."""
+    """A change of a log.
+
+    at: index of the first line that is not as it was.
+    """
 
     kind: str
     at: int

@@ -39,7 +39,12 @@ class RecordKind:
 
 @dataclass(frozen=True)
 class Notation:
-    """kinds: of records, by their word. tokens: by name. values: those of other types, by name."""
+    """A notation of records in words.
+
+    kinds: of records, by their word.
+    tokens: by name.
+    values: those of other types, by name.
+    """
 
     kinds: Mapping[str, RecordKind]
     tokens: Mapping[str, int] = field(default_factory=dict)

@@ -16,7 +16,12 @@ from typing import NamedTuple
 
 
 class Paragraph(NamedTuple):
-    """on: what the head has behind ", on ". outcome: "" of a piece. places: "" where none are stated."""
+    """A paragraph of a file of rows.
+
+    on: what the head has behind ", on ".
+    outcome: "" of a piece.
+    places: "" where none are stated.
+    """
 
     title: str
     on: str
