@@ -200,7 +200,7 @@ def _named_differences(kind: str, reference: Data, system: Data) -> Iterator[Dat
 def _node_differences(moment: Moment, reference: Data, system: Data) -> Iterator[Data]:
     """Yield the differences of tree nodes: missing and further ones, tombstones, lock counts, contents.
 
-    ref, system: the nodes of the reference and of the system, by path.
+    reference, system: the nodes of the reference and of the system, by path.
     """
     tree_policy_is_free = moment.step is not None and moment.step.tree_policy_is_free
     for path in sorted({*reference, *system}, key=lambda p: (len(p), p)):
