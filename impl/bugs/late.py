@@ -37,7 +37,7 @@ def _(self: TorchKV, cursors: RowCursors[N], rejected: N) -> RowCursors[N]:
     "round-starts-at-the-claim",
     "READ-1",
     "a round in flight is taken for accepted",
-    TorchKV.accepted_in_flight,
+    TorchKV.write_lag,
 )
 def _(self: TorchKV, request: KVRequest) -> int:
     """Tokens after a rejected draft read its KV. The next round is written behind all that the one in flight

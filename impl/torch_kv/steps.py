@@ -235,7 +235,7 @@ class Steps(MemoryChecks):
         requests = self._lanes([draft.request for draft in drafts], RequestPhase.RUNNING)
         require(not self.late(requests, most_late), Reason.WRONG_PHASE)
         require(all(draft.accept <= draft.allocate for draft in drafts), Reason.BAD_LENGTH)
-        rejected = [self.accepted_in_flight(request) for request in requests]
+        rejected = [self.write_lag(request) for request in requests]
         computed = [r.cursors.kv_committed_len - n for r, n in zip(requests, rejected, strict=True)]
         starts = self._allocated_lens(requests)
         ahead = [draft.allocate for draft in drafts]
@@ -262,7 +262,7 @@ class Steps(MemoryChecks):
         self.launch(requests)
         return requests
 
-    def accepted_in_flight(self, request: KVRequest) -> int:
+    def write_lag(self, request: KVRequest) -> int:
         """Return how far below C a round begins to write: behind the tokens that the device has accepted
         (READ-1)."""
         return request.rejected_count

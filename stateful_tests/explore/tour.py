@@ -93,13 +93,13 @@ class _Runner:
         self.done = []
 
     def do(self, command: Command) -> Outcome:
-        """Carry out one command. `violated` may be set afterwards."""
+        """Carry out one command. `current_violation` may be set afterwards."""
         self.done.append(command)
         self.tour.commands += 1
         return self.lockstep.do(command)
 
     @property
-    def violated(self) -> Violation | None:
+    def current_violation(self) -> Violation | None:
         return self.lockstep.violation
 
     def catch(self, shortest: tuple[Command, ...] | None) -> frozenset[type]:
@@ -296,9 +296,9 @@ class _TourRun:
             where = f"{tour.scope}: {tour.followed + tour.refused} of {tour.transitions + tour.refusals}"
             self.progress(where, tour.commands, len(self.runner.finder))
         kind = kind_name(type(listed))
-        tally = self.right if self.runner.violated is None else self.wrong
+        tally = self.right if self.runner.current_violation is None else self.wrong
         tally[place.situations[number]] += 1
-        if self.runner.violated is not None:
+        if self.runner.current_violation is not None:
             path = self.explorer.path(current, listed)
             mixes = not {type(c).__name__ for c in path} <= self.kinds
             before = self.runner.catch(None if mixes else path)

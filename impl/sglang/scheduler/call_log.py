@@ -96,7 +96,7 @@ class Calls:
         """Begin the lines of another server of the driver."""
         server = self._driver.server
         if (results := getattr(self._driver, "results", None)) is not None:
-            self._wrap(results, "sampled", self._sampled)
+            self._wrap(results, "add_outputs", self._sampled_line)
         if (copies := getattr(self._driver, "copies", None)) is not None:
             for name in filter(partial(hasattr, server.cache), _OF_CACHE):
                 self._wrap(server.cache, name, lambda name=name: f"server.cache.{name}()")
@@ -138,7 +138,7 @@ class Calls:
             for result in (r for r in turn.pending if r.visible):
                 if server.spec and not result.prefill:
                     lines.append((name, self._commit(turn.req, len(result.tokens))))
-                lines.append((name, self._sampled(turn, result.tokens)))
+                lines.append((name, self._sampled_line(turn, result.tokens)))
         return tuple(lines)
 
     # -- wrapping ---------------------------------------------------------------------------------
@@ -279,7 +279,7 @@ class Calls:
 
     # -- what the server is -------------------------------------------------------------------------
 
-    def _sampled(self, turn: LiveRequest, tokens: Sequence[int]) -> str:
+    def _sampled_line(self, turn: LiveRequest, tokens: Sequence[int]) -> str:
         return f"sampled({self._name(turn.req)}, {ids_text(tokens)})"
 
     def _open(self, ask: Any) -> str:

@@ -42,14 +42,14 @@ class Results:
         release = self.server.release
         if self.server.spec and not result.prefill:
             release.commit(req, len(result.tokens))
-        self.sampled(turn, result.tokens)
+        self.add_outputs(turn, result.tokens)
         if self.server.tracker is not None and result.batch is not None:
             self.server.tracker.note_processed(req, result.batch, result.batch_index, len(result.tokens))
         if result.prefill and not req.finished():
             with self.server.results_of_prefill():
                 release.checkpoint(req, self.server.cache, chunked=False)
 
-    def sampled(self, turn: LiveRequest, tokens: list[int]) -> None:
+    def add_outputs(self, turn: LiveRequest, tokens: list[int]) -> None:
         """Add the tokens to the request's outputs, which may end the turn."""
         turn.req.output_ids.extend(tokens)
         turn.last_result_len = len(tokens)

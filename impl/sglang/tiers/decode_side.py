@@ -228,7 +228,7 @@ class DecodeSide(OnServer):
         self.server.new_batch(turns, ForwardMode.DECODE).prepare_for_decode()
         return turns
 
-    def sampled(self, turns: Sequence[LiveRequest]) -> None:
+    def sample_tokens(self, turns: Sequence[LiveRequest]) -> None:
         for turn in turns:
             self.server.forward(turn, turn.fill - 1, turn.fill)
             turn.req.output_ids.extend(self.server.sample(turn, 1))

@@ -406,7 +406,7 @@ class TierDriver(DecodeSide, TreeCommands):
         self._reads = tuple(
             read for turn in turns for read in self.facts.decoding(turn, turn.fill - 1)
         )
-        self.sampled(turns)
+        self.sample_tokens(turns)
 
     # -- a server that only prefills ---------------------------------------------------------------
 
