@@ -134,7 +134,7 @@ class ClosesLateInManyRows(KeepsOnThreeWays):
 
     def must_defer_close(self, session):
         if self.rows == PRESETS["page1"].rows:
-            self.rejected = False
+            self.has_rejected = False
         return super().must_defer_close(session)
 
 
