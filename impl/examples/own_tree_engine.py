@@ -72,7 +72,7 @@ class OwnTreeEngine(TorchKV):
             for request in self.requests.values():
                 # a turn may be cut back: its session's stays whole
                 lock = self.locks.get(request.name)
-                if lock is not None and request.settled_len - self.window >= lock.node.end:
+                if lock is not None and request.settled - self.window >= lock.node.end:
                     self.tree.unlock_swa(lock)
         return outcome
 

@@ -68,7 +68,7 @@ class LockHolders(Steps):
         if request is not None:
             holder = self.holder_of(request)
             assert self.window is not None
-            left = request.settled_len - self.window >= request.cursors.cache_protected_len
+            left = request.settled - self.window >= request.cursors.cache_protected_len
             require(left, Reason.BAD_LENGTH)
         tree.unlock_swa(self.locks[holder])
 

@@ -65,12 +65,12 @@ class KVRequest:
     buffers: list[tuple[int, int]] = field(default_factory=list)
 
     @property
-    def settled_len(self) -> int:
+    def settled(self) -> int:
         """Number of tokens that results have committed."""
         return self.cursors.kv_committed_len - sum(draft.allocate for draft in self.in_flight)
 
     @property
-    def rejected_count(self) -> int:
+    def rejected(self) -> int:
         """Number of drafts in flight that count as committed and are rejected."""
         return sum(draft.allocate - draft.accept for draft in self.in_flight)
 

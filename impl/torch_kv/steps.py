@@ -265,7 +265,7 @@ class Steps(MemoryChecks):
     def write_lag(self, request: KVRequest) -> int:
         """Return how far below C a round begins to write: behind the tokens that the device has accepted
         (READ-1)."""
-        return request.rejected_count
+        return request.rejected
 
     def cursors_after_round(self, cursors: RowCursors[N], ahead: N, taken: N, rejected: N) -> RowCursors[N]:  # noqa: ARG002
         """Return the cursors after a verify round: A at least C + ahead, and `taken` more tokens committed.
@@ -301,7 +301,7 @@ class Steps(MemoryChecks):
     def window_lost(self, requests: Sequence[KVRequest]) -> bool:
         """Return whether a window eviction ran past C in an entry: that request may end, not continue
         (SWA-2)."""
-        return not all(self.window_live(self.evicted_end(r.cursors), r.settled_len) for r in requests)
+        return not all(self.window_live(self.evicted_end(r.cursors), r.settled) for r in requests)
 
     def make_room(
         self,

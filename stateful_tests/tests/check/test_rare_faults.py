@@ -93,7 +93,7 @@ class CountsComputedTokens(TorchKV):
     """With results in flight the window is that of the last token computed, not of the last confirmed."""
 
     def window_lost(self, requests):
-        computed = [(r.cursors, r.cursors.kv_committed_len - r.rejected_count) for r in requests]
+        computed = [(r.cursors, r.cursors.kv_committed_len - r.rejected) for r in requests]
         return not all(self.window_live(self.evicted_end(cursors), end) for cursors, end in computed)
 
 
