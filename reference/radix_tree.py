@@ -399,11 +399,11 @@ def insert_and_continue(
 ) -> tuple[Tree, Insertion] | None:
     """Insert for a holder that continues with its lock moved to the end of `key`, whole pages.
 
-    Returns None, and inserts nothing, where `key` could not be matched again as a whole: where a
-    recovery is refused, the holder's own SWA KV would be freed as a duplicate, and the holder still
-    reads it. Page size and window 1: key (1, 2) inserted with evicted 1 and locked; another request
-    computes (1,) by itself and inserts it: a match then gives 0. The holder's present lock counts like
-    any other meanwhile.
+    Returns None, and inserts nothing, where `key` could not be matched again as a whole: where a recovery is
+    refused, the holder's own SWA KV would be freed as a duplicate, and the holder still reads it. An example
+    with page size and window 1: key (1, 2) is inserted with evicted 1 and locked, then another request
+    computes (1,) by itself and inserts it. A match then gives 0. The holder's present lock counts like any
+    other meanwhile.
     """
     grown, insertion = insert(tree, key, evicted)
     if usable(grown, key) < len(key):

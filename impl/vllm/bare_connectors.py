@@ -30,7 +30,7 @@ class DeviceJob:
 class Transfers:
     """The device that moves KV (`OffloadingWorker`).
 
-    blocks: the memory of the runner: block -> the group that wrote it last, and its slots.
+    blocks: the memory of the runner, by block: the group that wrote it last, and its slots.
     host: chunk -> the same for each of its blocks.
     empty: the value of a slot without KV.
     queues: jobs that have not completed, by direction (True: loads).

@@ -94,8 +94,11 @@ class _Worker(Values):
     """The stand-in that the release's methods have as `self`."""
 
     def __init__(self, size: int, drafts: int, overlap: bool) -> None:
-        """Set what GPUModelRunner._update_states and its helpers read. size: rows of the batch; drafts:
-        tokens for each round."""
+        """Set what GPUModelRunner._update_states and its helpers read.
+
+        size: rows of the batch.
+        drafts: tokens for each round.
+        """
         self.requests: dict[str, Any] = {}
         self.num_prompt_logprobs: dict[str, Any] = {}
         self.encoder_cache: dict[str, Any] = {}

@@ -36,7 +36,7 @@ class ChoiceNotAllowed(Exception):
 
 @dataclass(slots=True)
 class RuleContext:
-    """A rule's input beside state and command: choices to follow; effects and outcome to fill in."""
+    """A rule's input beside state and command: choices to follow, and effects and outcome to fill in."""
 
     choices: dict[str, Choice]
     effects: Effects
