@@ -149,7 +149,7 @@ BEGUN = Submit("r", None, 7), Admit("r"), Extend((Chunk("r", 6),))
 ENDED = (*BEGUN, Extend((Chunk("r", 1),)), Decode(("r",)))
 
 
-def followed_with(step: Step, rules: dict[str, int], system: dict[str, int]) -> Cursors:
+def follow_cursors(step: Step, rules: dict[str, int], system: dict[str, int]) -> Cursors:
     """r's cursors in the reference, which follows a system, where both have these."""
     request = step.now.request("r")
     seen = step.after.requests["r"]
@@ -173,7 +173,7 @@ def followed_with(step: Step, rules: dict[str, int], system: dict[str, int]) -> 
 def test_the_amount_inserted_is_followed_within_bounds(commands, length, taken):
     step = step_of(*commands)
     here = {"cache_protected_len": 2}
-    found = followed_with(step, here, {"cache_protected_len": length})
+    found = follow_cursors(step, here, {"cache_protected_len": length})
     assert found.cache_protected_len == (length if taken else 2)
 
 
@@ -188,7 +188,7 @@ def test_the_length_of_a_lock_holder_is_followed_within_bounds(length, followed_
 def test_a_later_turn_is_outside_of_the_tree():
     first = script("open s; submit q in s +4; admit q; extend q +4; finish q keep 1")
     step = step_of(*first, *script("submit r in s +4; admit r; extend r +4"))
-    found = followed_with(step, {"cache_protected_len": 4}, {"cache_protected_len": 6})
+    found = follow_cursors(step, {"cache_protected_len": 4}, {"cache_protected_len": 6})
     assert found.cache_protected_len == 4
 
 
@@ -228,7 +228,7 @@ def test_an_unmoved_lock_keeps_its_given_back_pages():
     "rules, system, want", [(0, 4, 4), (4, 0, 0), (6, 0, 6), (0, 6, 0), (6, 8, 6)]
 )
 def test_a_window_eviction_is_followed_inside_of_the_prefix_alone(rules, system, want):
-    found = followed_with(
+    found = follow_cursors(
         step_of(*BEGUN), {"swa_evicted_seqlen": rules}, {"swa_evicted_seqlen": system}
     )
     assert (found.cache_protected_len, found.swa_evicted_seqlen) == (4, want)

@@ -15,7 +15,13 @@ from impl.sglang.releases.catalogue import TABLE
 from impl.transformers_paging import api as transformers
 from impl.vllm import api as vllm
 from stateful_tests.lockstep.system_names import resolve
-from stateful_tests.tests.support.adapter_reads import OPTIONAL, attributes, calls, defined, tabled
+from stateful_tests.tests.support.adapter_reads import (
+    OPTIONAL,
+    attributes,
+    calls,
+    defined_names,
+    names_in_tables,
+)
 
 IMPL = Path(impl.__file__).parent
 FREE = "a method of lists, dictionaries and deques"
@@ -213,10 +219,10 @@ def files(adapter):
     return sorted((IMPL / adapter.folder).rglob("*.py"))
 
 
-def untabled(adapter, root, code):
+def names_without_table(adapter, root, code):
     """Names that the code reads, that files of the release define, and that no table has."""
     driven = [root / file for file in nearest.read(adapter.engine).files]
-    names = defined(file for file in driven if file.is_file()) - tabled(adapter.table)
+    names = defined_names(file for file in driven if file.is_file()) - names_in_tables(adapter.table)
     return {name: at for name, at in attributes(code).items() if name in names}
 
 
@@ -229,7 +235,7 @@ def test_every_attribute_of_a_release_stands_in_a_table(adapter, tmp_path):
         pytest.skip(str(error))
     left = {
         n: at
-        for n, at in untabled(adapter, root, files(adapter)).items()
+        for n, at in names_without_table(adapter, root, files(adapter)).items()
         if n not in adapter.accepted
     }
     assert left == {}
@@ -237,7 +243,7 @@ def test_every_attribute_of_a_release_stands_in_a_table(adapter, tmp_path):
         "x.resumable; x.end_session; x._true_initial_tokens; x.kv_committed_len; x.extra\n"
     )
     bare = adapter._replace(table="")
-    assert "extra" not in (found := untabled(bare, root, [code]))
+    assert "extra" not in (found := names_without_table(bare, root, [code]))
     assert found
 
 

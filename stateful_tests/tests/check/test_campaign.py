@@ -242,10 +242,10 @@ def test_an_interrupt_while_processes_end_leaves_none(monkeypatch):
     processes = Processes(1)
     [mine] = {*active_children()} - before
 
-    def interrupted(**_):
+    def interrupt_check(**_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(processes._pool, "shutdown", interrupted)
+    monkeypatch.setattr(processes._pool, "shutdown", interrupt_check)
     with pytest.raises(KeyboardInterrupt):
         processes.close()
     assert wait([mine.sentinel], 10)  # not exitcode: the pool's thread may be the one that reaps it

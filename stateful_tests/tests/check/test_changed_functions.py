@@ -254,14 +254,14 @@ def test_without_since_the_changes_are_those_since_the_base(root):
     selector = SystemSelector(SystemSpec("sglang"), str(root))
     plan = check_plans.plan("smoke")
 
-    def changed(base):
+    def change_log(base):
         return system_check._find_changes(system, selector, base, plan, how, {}, InterruptGuard({}))
 
-    result = changed(Base(resolve("reference"), BaseKind.HISTORY, commit="HEAD"))
+    result = change_log(Base(resolve("reference"), BaseKind.HISTORY, commit="HEAD"))
     assert {*result.called} == {FREE} and result.revision == "reference"
-    assert changed(Base(resolve("reference"), BaseKind.RELEASE)) is None, "a base of no history"
+    assert change_log(Base(resolve("reference"), BaseKind.RELEASE)) is None, "a base of no history"
     (root / "cache.py").write_text(BEFORE)
-    text = changed(Base(resolve("reference"), BaseKind.HISTORY, commit="HEAD")).text
+    text = change_log(Base(resolve("reference"), BaseKind.HISTORY, commit="HEAD")).text
     assert text == "since reference: no function that kvspec drives changed"
 
 
@@ -274,18 +274,18 @@ def test_files_that_no_run_loads_are_left_to_others(root):
     lines = [line for line in corpus.load()[:40] if line.geometry.tree]
     system.root = root
 
-    def found(way, ways):
+    def changes_in_way(way, ways):
         way_map_of = WayMap(
             ("", "hicache"), {FREE: frozenset({""}), REST: frozenset(ways)}
         )
         return changed_functions.changes(system, "HEAD", lines, None, way_map_of, way)
 
-    here = found("", {"", "hicache"})
+    here = changes_in_way("", {"", "hicache"})
     assert here.ignored == (SystemFunction("other.py", "one"),) and "does not load other.py: one" in here.text
     assert here.missed == () and {*here.called} == {FREE}, (
         "the rest of a file runs when it is loaded"
     )
-    assert found("", {"hicache"}).missed == (REST,), "which it is not in this way"
+    assert changes_in_way("", {"hicache"}).missed == (REST,), "which it is not in this way"
 
 
 def test_files_beside_driven_ones_are_named_before_others_and_tests_last(root):
@@ -322,9 +322,9 @@ def test_functions_that_no_run_calls_are_not_searched_without_end(root, monkeypa
     system.root = root
     monkeypatch.setattr(system, "functions_called", lambda *trace: traces_tried.append(trace) or [])
 
-    def looked_at(way):
+    def count_traces(way):
         traces_tried.clear()
         changed_functions.changes(system, "HEAD", lines, None, WayMap(("",), {GONE: frozenset({""})}), way)
         return len(traces_tried)
 
-    assert (looked_at("overlap"), looked_at("")) == (3, 20)
+    assert (count_traces("overlap"), count_traces("")) == (3, 20)

@@ -24,7 +24,7 @@ def violation(*clauses: str, step: int = 1) -> Violation:
     return Violation(clauses[0], step, failures[0], clauses[1:], failures[1:])
 
 
-def found(*clauses: str, trace: Trace = TRACE) -> Finding:
+def finding_of(*clauses: str, trace: Trace = TRACE) -> Finding:
     """A finding of the first clause; the others fail at the same step of its trace."""
     run = Run(replace(trace, clause=clauses[0]), "torch", (), violation(*clauses))
     return Finding(clauses[0], run, (Mode.FAITHFUL,), 1, 0.0, 0)
@@ -87,17 +87,17 @@ def test_a_cause_stands_where_its_gravest_finding_does():
     """The smaller trace of RUN-3 shows PUB-1 as well, so both are one cause."""
     longer = replace(TRACE, commands=(*TRACE.commands, Open("s2")))
     other = replace(TRACE, commands=(*TRACE.commands, Open("s3")))
-    of_pub = found("PUB-1", "RUN-3", trace=longer)
-    of_run = found("RUN-3", "PUB-1")
-    of_hit = found("OWN-3", trace=other)
+    of_pub = finding_of("PUB-1", "RUN-3", trace=longer)
+    of_run = finding_of("RUN-3", "PUB-1")
+    of_hit = finding_of("OWN-3", trace=other)
     assert group_by_cause([of_pub, of_hit, of_run]) == [[of_run, of_pub], [of_hit]]
     assert group_by_cause([of_hit, of_pub, of_run]) == [[of_hit], [of_run, of_pub]]
 
 
 def test_the_headline_of_a_trace_is_the_cause_of_its_violations():
     """A page that is freed too early comes before the read of it."""
-    of_read = found("READ-2", "FREE-1")
-    of_free = found("FREE-1", "READ-2")
+    of_read = finding_of("READ-2", "FREE-1")
+    of_free = finding_of("FREE-1", "READ-2")
     assert group_by_cause([of_read, of_free]) == [[of_free, of_read]]
 
 

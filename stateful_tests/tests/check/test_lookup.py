@@ -30,7 +30,7 @@ PLAN = check_plans.plan("smoke", presets=["page1"], machines=["sessions"], modes
 PLAN = replace(PLAN, examples=13, after_finding=0)
 
 
-def named(kind, name, **more):
+def named_faults(kind, name, **more):
     return type(kind.__name__, (kind,), {"name": name, **more})()
 
 
@@ -53,12 +53,12 @@ class Releases:
         kind = self.kinds.get(name.rpartition(".")[2], TorchKV)
         if kind is None:
             raise UnusableImplementation(f"{name}: not in the cache")
-        return named(kind, name)
+        return named_faults(kind, name)
 
 
-def checked(tree, kind, base=TorchKV):
-    system = named(tree, "sglang==0.5.21")
-    before = named(base, "sglang==0.5.23")
+def check_tree(tree, kind, base=TorchKV):
+    system = named_faults(tree, "sglang==0.5.21")
+    before = named_faults(base, "sglang==0.5.23")
     chosen = Base(before, kind)
     result = campaign.run(system, PLAN, base=before, lookup=Lookup(chosen, system))
     data = check_data(result, PLAN, capabilities=system.capabilities, base=chosen)
@@ -76,7 +76,7 @@ def test_a_known_fault_of_another_release_is_named(monkeypatch, kind, between):
     releases = Releases(monkeypatch, **{"22": KeepsOnThreeWays})
     compared = []
     monkeypatch.setattr(lookup, "lies_between", lambda *trees: compared.append(trees) or between)
-    result, data, text = checked(KeepsOnThreeWays, kind)
+    result, data, text = check_tree(KeepsOnThreeWays, kind)
     excused = between and kind is BaseKind.RELEASE
     assert {*releases.asked} == {"sglang==0.5.20", "sglang==0.5.22"}, (
         "neither the base nor the tree"
@@ -116,8 +116,8 @@ def test_only_a_tree_of_a_faulty_release_may_be_older_than_the_fix(monkeypatch, 
     fault = replace_fields(known_faults()["rejection-ends-turn"], fixed="0.5.22")
     monkeypatch.setattr(lookup, "known_faults", lambda: {fault.id: fault})
     monkeypatch.setattr(lookup, "driven_releases", lambda *_: ["0.5.20", "0.5.21", "0.5.22", "0.5.23"])
-    system = named(TorchKV, f"sglang=={tree}", release=tree)
-    looked = Lookup(Base(named(TorchKV, "sglang==0.5.23"), kind), system)
+    system = named_faults(TorchKV, f"sglang=={tree}", release=tree)
+    looked = Lookup(Base(named_faults(TorchKV, "sglang==0.5.23"), kind), system)
     trace = Trace(PRESETS["page1"], Mode.FREE, ())
     shown = lookup.SeenOnRelease("sglang==0.5.20", lookup.Shows.FAULT, fault.id)
     looked._shown[trace] = [shown]
@@ -141,7 +141,7 @@ class ClosesLateInManyRows(KeepsOnThreeWays):
 def test_a_known_fault_that_the_base_has_in_other_traces_is_not_new(monkeypatch):
     """The two part in the trace, for another reason."""
     Releases(monkeypatch, **{"22": KeepsOnThreeWays})
-    result, _, text = checked(KeepsOnThreeWays, BaseKind.HISTORY, ClosesLateInManyRows)
+    result, _, text = check_tree(KeepsOnThreeWays, BaseKind.HISTORY, ClosesLateInManyRows)
     assert result.exit_code == 0
     assert not result.new
     assert not result.stopped
@@ -150,7 +150,7 @@ def test_a_known_fault_that_the_base_has_in_other_traces_is_not_new(monkeypatch)
 
 def test_a_finding_that_no_release_shows_is_first_seen_here(monkeypatch):
     releases = Releases(monkeypatch, **{"20": None})
-    result, data, text = checked(KeepsOnThreeWays, BaseKind.RELEASE)
+    result, data, text = check_tree(KeepsOnThreeWays, BaseKind.RELEASE)
     assert result.exit_code == 1
     assert releases.asked == ["sglang==0.5.20", "sglang==0.5.22"]
     assert "looked up first seen here: none of 1 releases violates it" in text
@@ -165,7 +165,7 @@ def test_an_interrupted_check_says_that_no_release_was_replayed(monkeypatch):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(lookup.Lookup, "_replay", interrupt)
-    result, _, text = checked(KeepsOnThreeWays, BaseKind.STATED)
+    result, _, text = check_tree(KeepsOnThreeWays, BaseKind.STATED)
     assert result.interrupted and releases.asked == []
     assert "looked up the check was interrupted before 2 releases could be replayed" in text
 
@@ -179,7 +179,7 @@ def test_a_lookup_without_time_for_all_releases_says_so(monkeypatch):
     releases = Releases(monkeypatch)
     monkeypatch.setattr(lookup, "driven_releases", lambda *_: [f"0.5.{minor}" for minor in range(14, 24)])
     monkeypatch.setattr(lookup, "MOST_S", 0.0)
-    _, data, text = checked(KeepsOnThreeWays, BaseKind.STATED)
+    _, data, text = check_tree(KeepsOnThreeWays, BaseKind.STATED)
     assert len(releases.asked) == 4  # of the eight that are neither the base nor the tree
     [finding] = data["findings"]
     assert (finding["looked_up"]["driven"], finding["looked_up"]["left"]) == (4, 4)
@@ -188,7 +188,7 @@ def test_a_lookup_without_time_for_all_releases_says_so(monkeypatch):
 
 def test_a_break_of_only_this_tree_may_be_caused_by_the_adapter(monkeypatch):
     Releases(monkeypatch)
-    result, _, text = checked(BreaksOnRetract, BaseKind.HISTORY)
+    result, _, text = check_tree(BreaksOnRetract, BaseKind.HISTORY)
     assert result.exit_code == 3
     assert "none of 2 releases breaks: kvspec's adapter may be the cause." in text
 
@@ -201,8 +201,8 @@ def test_known_faults_leave_room_for_other_traces(monkeypatch, fault, looked_up)
         "behaviours_by_name",
         lambda traces, _, name: [lookup.SeenOnRelease(name, shown, fault) for _ in traces],
     )
-    system = named(TorchKV, "sglang==0.5.21", release="0.5.21")
-    looked = Lookup(Base(named(TorchKV, "sglang==0.5.23"), BaseKind.RELEASE), system)
+    system = named_faults(TorchKV, "sglang==0.5.21", release="0.5.21")
+    looked = Lookup(Base(named_faults(TorchKV, "sglang==0.5.23"), BaseKind.RELEASE), system)
     sizes = PRESETS["page1"]
     traces = [Trace(replace(sizes, rows=rows), Mode.FREE, ()) for rows in range(1, 10)]
     looked._replay(traces)
@@ -216,13 +216,13 @@ def test_an_interrupt_during_replays_on_releases_reports_all_findings(monkeypatc
         raise KeyboardInterrupt
 
     monkeypatch.setattr(lookup.system_names, "resolve", interrupt)
-    result, _, _ = checked(KeepsOnThreeWays, BaseKind.HISTORY)
+    result, _, _ = check_tree(KeepsOnThreeWays, BaseKind.HISTORY)
     assert result.interrupted and result.exit_code == 1
 
 
 def test_nothing_is_replayed_for_an_engine_without_releases(monkeypatch):
     releases = Releases(monkeypatch)
-    system = named(KeepsOnThreeWays, "torch+x")
+    system = named_faults(KeepsOnThreeWays, "torch+x")
     before = TorchKV()
     looked = Lookup(Base(before, BaseKind.STATED), system)
     assert campaign.run(system, PLAN, base=before, lookup=looked).exit_code == 1
@@ -255,7 +255,7 @@ def test_each_outcome_of_a_lookup_has_a_sentence(told, clause, says):
 
 def test_a_changed_function_of_the_failing_command_is_the_first_cause(monkeypatch):
     Releases(monkeypatch)
-    result, _, _ = checked(BreaksOnRetract, BaseKind.HISTORY)
+    result, _, _ = check_tree(BreaksOnRetract, BaseKind.HISTORY)
     [finding] = result.findings
     schedule = "sglang/srt/managers/schedule_batch.py"
     cache = "sglang/cache.py"
@@ -300,7 +300,7 @@ def test_a_clause_that_comes_with_a_known_fault_is_a_part_of_it(monkeypatch, cla
     monkeypatch.setattr(
         lookup, "known_fault", lambda _, run: fault if run.violation.clause == "TREE-3" else None
     )
-    assert lookup.behaviour_on(named(TorchKV, "sglang==0.5.10"), trace).what is what
+    assert lookup.behaviour_on(named_faults(TorchKV, "sglang==0.5.10"), trace).what is what
 
 
 def test_the_nearest_releases_come_first():

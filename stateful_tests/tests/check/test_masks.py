@@ -56,12 +56,12 @@ class ClosesAtOnce(KeepsOnThreeWays):
         return super().must_defer_close(session) and not session.history
 
 
-def called(kind, release="0.5.23", **more):
+def violation_of(kind, release="0.5.23", **more):
     """A system that goes by the name of a release, whose known faults it may have."""
     return type(kind.__name__, (kind,), {"name": f"sglang=={release}", **more})()
 
 
-THREE = called(KeepsOnThreeWays)
+THREE = violation_of(KeepsOnThreeWays)
 
 
 KEEPS = ["retract-ends-turn", "rejection-ends-turn"]
@@ -102,7 +102,7 @@ def test_a_known_fault_is_reported_first_and_explains_its_consequences():
 
 
 def test_another_cause_of_a_clause_that_a_known_fault_violates_is_new():
-    system = called(ClosesAtOnce)
+    system = violation_of(ClosesAtOnce)
     at_once = replace(PLAN, after_finding=0)
     [finding] = run(system, at_once, masks=list(masks(system))).findings
     assert (finding.name, finding.old) == ("SES-2", False)
@@ -153,7 +153,7 @@ def test_a_break_that_gets_smaller_does_not_become_one_of_a_known_fault():
 
 
 def test_a_violation_of_the_base_is_known_by_its_fault_or_listed():
-    again = called(KeepsOnThreeWays)
+    again = violation_of(KeepsOnThreeWays)
     same = run(again, PLAN, base=THREE, masks=list(masks(again, THREE)))
     assert not same.findings
     same.masked[("retract-ends-turn", "rejection-ends-turn"), "FREE-1"] = 1
@@ -171,39 +171,59 @@ def test_a_violation_of_the_base_is_known_by_its_fault_or_listed():
     assert finding.old
 
 
-def failed(clause, step, *also, observed="y"):
+def failing_trace(clause, step, *also, observed="y"):
     failure = Failure("x", observed)
     return Violation(clause, step, failure, also, (failure,) * len(also))
 
 
 def alone(clause, step, first):
     """A violation of a clause that is checked past another's."""
-    return replace(failed(clause, step), first_violation=failed(first, step))
+    return replace(failing_trace(clause, step), first_violation=failing_trace(first, step))
 
 
 @pytest.mark.parametrize(
     ("shown", "seen", "stands", "under"),
     [
-        (failed("SES-2", 4), None, Standing.NEW, []),
-        (failed("SES-2", 4), failed("SES-2", 4), Standing.KNOWN, KEEPS),
-        (failed("SES-2", 4), failed("SES-2", 2, "LEN-4", observed="12"), Standing.KNOWN, KEEPS),
-        (failed("SES-2", 4), failed("LEN-4", 2), Standing.KNOWN, KEEPS),
-        (failed("SES-2", 4), UnusableImplementation(), Standing.KNOWN, KEEPS),
+        (failing_trace("SES-2", 4), None, Standing.NEW, []),
+        (failing_trace("SES-2", 4), failing_trace("SES-2", 4), Standing.KNOWN, KEEPS),
+        (
+            failing_trace("SES-2", 4),
+            failing_trace("SES-2", 2, "LEN-4", observed="12"),
+            Standing.KNOWN,
+            KEEPS,
+        ),
+        (failing_trace("SES-2", 4), failing_trace("LEN-4", 2), Standing.KNOWN, KEEPS),
+        (failing_trace("SES-2", 4), UnusableImplementation(), Standing.KNOWN, KEEPS),
         # No known fault violates the clause.
-        (failed("END-1", 4), None, Standing.NEW, []),
-        (failed("END-1", 4), failed("END-1", 3), Standing.KNOWN, []),
-        (failed("END-1", 4), UnusableImplementation(), Standing.UNTOLD, []),
+        (failing_trace("END-1", 4), None, Standing.NEW, []),
+        (failing_trace("END-1", 4), failing_trace("END-1", 3), Standing.KNOWN, []),
+        (failing_trace("END-1", 4), UnusableImplementation(), Standing.UNTOLD, []),
         # The base violates less.
-        (failed("SES-2", 4, "END-1"), failed("SES-2", 4), Standing.NEW, KEEPS),
-        (failed("SES-2", 4, "END-1"), failed("SES-2", 4, "MAP-1"), Standing.KNOWN, KEEPS),
-        (alone("END-1", 4, "SES-2"), failed("SES-2", 4), Standing.UNTOLD, KEEPS),
-        (failed("END-1", 4), failed("SES-2", 4), Standing.KNOWN, KEEPS),  # the tree gets past it
-        (failed("END-1", 4), failed("SES-2", 3), Standing.KNOWN, KEEPS),
-        (failed("END-1", 4), failed("MAP-1", 3), Standing.UNTOLD, []),  # of no known fault
+        (failing_trace("SES-2", 4, "END-1"), failing_trace("SES-2", 4), Standing.NEW, KEEPS),
+        (
+            failing_trace("SES-2", 4, "END-1"),
+            failing_trace("SES-2", 4, "MAP-1"),
+            Standing.KNOWN,
+            KEEPS,
+        ),
+        (alone("END-1", 4, "SES-2"), failing_trace("SES-2", 4), Standing.UNTOLD, KEEPS),
+        (
+            failing_trace("END-1", 4),
+            failing_trace("SES-2", 4),
+            Standing.KNOWN,
+            KEEPS,
+        ),  # the tree gets past it
+        (failing_trace("END-1", 4), failing_trace("SES-2", 3), Standing.KNOWN, KEEPS),
+        (
+            failing_trace("END-1", 4),
+            failing_trace("MAP-1", 3),
+            Standing.UNTOLD,
+            [],
+        ),  # of no known fault
         # Another crash is no known one.
-        (failed("BROKEN", 4), failed("BROKEN", 4), Standing.KNOWN, []),
-        (failed("BROKEN", 4), failed("BROKEN", 4, observed="z"), Standing.UNTOLD, []),
-        (failed("BROKEN", 4), failed("SES-2", 3), Standing.KNOWN, KEEPS),
+        (failing_trace("BROKEN", 4), failing_trace("BROKEN", 4), Standing.KNOWN, []),
+        (failing_trace("BROKEN", 4), failing_trace("BROKEN", 4, observed="z"), Standing.UNTOLD, []),
+        (failing_trace("BROKEN", 4), failing_trace("SES-2", 3), Standing.KNOWN, KEEPS),
     ],
 )
 def test_a_new_finding_has_a_witness(shown, seen, stands, under, monkeypatch):
@@ -235,7 +255,7 @@ def test_a_new_finding_has_a_witness(shown, seen, stands, under, monkeypatch):
 def test_a_base_that_did_something_else_before_is_no_witness(was, now, stands, monkeypatch):
     """A tree with a mend goes on where its base refuses a turn, and comes to another known fault."""
     outcomes = {"done": Done(), "refused": Refused(Reason.WRONG_PHASE)}
-    violation = failed("SES-2", 1)
+    violation = failing_trace("SES-2", 1)
 
     def replayed(system, trace):
         said = (now if system is THREE else was).split()
@@ -270,15 +290,15 @@ def test_a_store_of_too_much_is_no_other_schedule(line, same, monkeypatch):
     monkeypatch.setattr(masking, "replay", replayed)
     can = SimpleNamespace(system_kind=BLOCKS)
     tree, base = (SimpleNamespace(name=name, capabilities=can) for name in "tb")
-    assert do_the_same(tree, base, trace, failed("XFER-1", 2)) is same
+    assert do_the_same(tree, base, trace, failing_trace("XFER-1", 2)) is same
 
 
 @pytest.mark.parametrize(
     "clauses, seen, old, says",
     [
         # The base violates MAP-1 there: a known fault's clause, or nobody's.
-        (("MAP-1",), failed("MAP-1", 0), None, "; where the base shows it, this tree violates SES-2"),
-        (("MAP-2",), failed("MAP-1", 0), True, "(no witness: b violates MAP-1 in the trace as well)"),
+        (("MAP-1",), failing_trace("MAP-1", 0), None, "; where the base shows it, this tree violates SES-2"),
+        (("MAP-2",), failing_trace("MAP-1", 0), True, "(no witness: b violates MAP-1 in the trace as well)"),
         (("MAP-2",), UnusableImplementation("no pool"), False, "none: b cannot be driven through the trace"),
     ],
 )  # fmt: skip
@@ -298,7 +318,7 @@ def test_a_finding_without_a_witness_at_the_end_says_so(clauses, seen, old, says
 
     monkeypatch.setattr(masking, "replay", replayed)
     looked = Finder(THREE, SimpleNamespace(name="b"), [mask])
-    looked.take(replace(shown, first_violation=failed("MAP-1", shown.step)), trace)
+    looked.take(replace(shown, first_violation=failing_trace("MAP-1", shown.step)), trace)
     assert looked.has_new == (old is False)
     result = CheckResult("tree", "smoke", 0, [], findings=looked.findings(), masked=looked.masked)
     found = [(finding.clause, finding.old) for finding in result.findings if finding.clause == "SES-2"]
@@ -315,8 +335,8 @@ def test_a_finding_without_a_witness_at_the_end_says_so(clauses, seen, old, says
 
 
 def test_a_fault_that_is_fixed_on_one_path_and_not_on_the_other_is_told_and_is_not_new(monkeypatch):
-    before = called(WaitsForEver)
-    half = called(BUGS["abort-keeps-retracted-kv"].system)
+    before = violation_of(WaitsForEver)
+    half = violation_of(BUGS["abort-keeps-retracted-kv"].system)
     mask = by_id(half, before)["retract-ends-turn"]
     path = "a_close_after_a_retract_and_an_abort_never_happens"
     assert mask.in_part
@@ -336,9 +356,9 @@ def test_a_fault_that_is_fixed_on_one_path_and_not_on_the_other_is_told_and_is_n
     monkeypatch.setattr(masking, "of_system", lambda *_: [fault])
     assert by_id(half, before)["retract-ends-turn"].state == "still there"
     monkeypatch.undo()
-    fixed = by_id(called(TorchKV), before)["retract-ends-turn"]
+    fixed = by_id(violation_of(TorchKV), before)["retract-ends-turn"]
     assert fixed.state == "not there any more on this tree"
-    neither = by_id(called(TorchKV), called(TorchKV))["retract-ends-turn"]
+    neither = by_id(violation_of(TorchKV), violation_of(TorchKV))["retract-ends-turn"]
     assert neither.state == "not there on this tree, nor on its base", "a base before the fault"
     assert by_id(before, before)["retract-ends-turn"].holds
 
@@ -355,14 +375,14 @@ def test_a_trace_shows_its_fault_by_another_of_its_clauses():
 
 
 def test_traces_of_another_way_to_run_do_not_say_that_a_fault_is_gone():
-    state = by_id(called(TorchKV, "0.5.23+overlap"))["last-token"].state
+    state = by_id(violation_of(TorchKV, "0.5.23+overlap"))["last-token"].state
     assert state == "not shown by its traces, which are of another way to run"
 
 
 def test_a_clause_is_passed_over_only_where_its_fault_is_still_there():
     known = skipped_clauses("sglang", "0.5.13") | {"LEN-1": "a stranger's own"}
-    can = replace(called(TorchKV).capabilities, known=known)
-    system, again = (called(TorchKV, "0.5.13", capabilities=can) for _ in range(2))
+    can = replace(violation_of(TorchKV).capabilities, known=known)
+    system, again = (violation_of(TorchKV, "0.5.13", capabilities=can) for _ in range(2))
     assert also_checked(system, list(masks(system))) == {"TREE-7", "MAP-4"}
     assert system.capabilities.known.keys() == {"LEN-1"}
     check_also(again, Named(SystemSpec("x"), also_checked=frozenset({"MAP-4"})).also_checked)
@@ -380,7 +400,7 @@ class TakesNoExtend(TorchKV):
 
 def test_a_fault_whose_trace_could_not_be_replayed_does_not_count_as_gone():
     known = skipped_clauses("sglang", "0.5.13")
-    system = called(
+    system = violation_of(
         TakesNoExtend, "0.5.13", capabilities=replace(TorchKV().capabilities, known=known)
     )
     found = by_id(system)
@@ -389,7 +409,7 @@ def test_a_fault_whose_trace_could_not_be_replayed_does_not_count_as_gone():
     assert ends.state == "could not be replayed on this tree (there is no alloc_for_extend)"
     assert not (ends.holds or ends.gone) and pinned.state.startswith("could not be replayed")
     assert "TREE-7" not in also_checked(system, list(found.values()))
-    assert by_id(called(TorchKV))["retract-ends-turn"].gone
+    assert by_id(violation_of(TorchKV))["retract-ends-turn"].gone
 
 
 def test_a_tree_that_does_not_load_has_no_masks():
@@ -397,7 +417,7 @@ def test_a_tree_that_does_not_load_has_no_masks():
         raise DoesNotStart("SyntaxError")
 
     with pytest.raises(DoesNotStart):
-        list(masks(called(TorchKV, reset=reset)))
+        list(masks(violation_of(TorchKV, reset=reset)))
 
 
 def test_two_failures_of_a_system_are_alike_but_for_lines_and_numbers():
@@ -417,10 +437,10 @@ def test_a_trace_that_cannot_run_without_a_need_is_kept(monkeypatch):
     """A release decodes plainly or in verify rounds; a run without some of its turns may have both."""
     system = TorchKV()
 
-    def mixed(_):
+    def mix_batch(_):
         raise UnusableImplementation("a run cannot mix Decode and SpecDecode")
 
-    monkeypatch.setattr(system, "apply", mixed)
+    monkeypatch.setattr(system, "apply", mix_batch)
     trace = Trace(preset("page1"), Mode.FAITHFUL, (Open("s1"),))
     assert without_needs(system, trace, ("a rejected turn",)) == trace
 

@@ -31,7 +31,7 @@ from stateful_tests.lockstep.replays import replay
 from stateful_tests.lockstep.run_results import Violation
 from stateful_tests.lockstep.system_names import resolve
 from stateful_tests.tests.support.night import at_night
-from stateful_tests.tests.support.patched_code import replaced
+from stateful_tests.tests.support.patched_code import replace_once
 from stateful_tests.tests.support.planted_faults import checkout_with, planted_faults
 from stateful_tests.traces.trace_files import load, prompt_of, save
 from stateful_tests.tests.check.test_masks import KNOWN, THREE
@@ -235,7 +235,7 @@ def test_a_replay_on_a_checkout_is_decided_by_its_base(kvspec, release, tmp_path
     checkout = tmp_path / "checkout"
     shutil.copytree(release("0.5.23").root, checkout, copy_function=os.symlink)
     (edited := checkout / file.relative_to(release("0.5.23").root)).unlink()
-    edited.write_text(replaced(file, line, "        assert False\n"))
+    edited.write_text(replace_once(file, line, "        assert False\n"))
     trace_file = FOLDER / "sglang-0.5.11" / "a_turn_comes_back_to_nothing.json"
     known = load(trace_file)
     save(replace(known, commands=known.commands[:4]), plain := tmp_path / "plain.json")

@@ -35,16 +35,16 @@ MAP = WayMap(
 SMOKE = check_plans.plan("smoke")
 
 
-def chosen(changed, uncalled=(), own="", plan=SMOKE, release="0.5.23"):
+def choose_ways(changed, uncalled=(), own="", plan=SMOKE, release="0.5.23"):
     return other_ways(MAP, "sglang", release, own, changed, uncalled, plan)
 
 
 def test_ways_with_functions_of_their_own_come_first():
-    ways = chosen([ALLOC, HOST], [HOST])
+    ways = choose_ways([ALLOC, HOST], [HOST])
     assert ways.driven == ("hicache", "overlap", "rust")
     assert ways.named == ("rust+overlap", "rust+hicache"), "those have no room"
     assert ways.plan.commands == 20_000 and ways.each.commands == 3_333
-    assert chosen([HOST, RUST], [HOST, RUST]).driven[0] == "rust+hicache", "it calls both"
+    assert choose_ways([HOST, RUST], [HOST, RUST]).driven[0] == "rust+hicache", "it calls both"
 
 
 def test_a_way_whose_own_file_has_changed_comes_before_the_plain_ones():
@@ -67,32 +67,32 @@ def test_a_way_whose_own_file_has_changed_comes_before_the_plain_ones():
 
 
 def test_ways_share_most_of_a_plan_if_the_plain_way_calls_no_change():
-    ways = chosen([HOST], [HOST])
+    ways = choose_ways([HOST], [HOST])
     assert ways.driven == ("hicache", "rust+hicache")
     assert ways.plan.commands == ways.each.commands == 10_000
 
 
 def test_the_named_way_is_not_among_the_others():
-    assert chosen([ALLOC], own="overlap").driven == ("", "hicache", "rust")
+    assert choose_ways([ALLOC], own="overlap").driven == ("", "hicache", "rust")
 
 
 def test_a_release_is_driven_in_ways_that_it_has():
-    assert chosen([ALLOC], release="0.5.17").driven == ("overlap",)
+    assert choose_ways([ALLOC], release="0.5.17").driven == ("overlap",)
 
 
 def test_changes_that_run_in_no_other_way_leave_the_plan():
-    assert chosen([SystemFunction("a.py", "new")]) == ((), (), SMOKE, SMOKE)
+    assert choose_ways([SystemFunction("a.py", "new")]) == ((), (), SMOKE, SMOKE)
 
 
 @pytest.mark.parametrize("more", [{"examples": 3}, {"presets": ["page1"]}, {"time_limit_s": 9.0}])
 def test_a_plan_that_was_narrowed_has_no_room(more):
     plan = check_plans.plan("smoke", **more)
-    ways = chosen([HOST], plan=plan)
+    ways = choose_ways([HOST], plan=plan)
     assert (ways.driven, ways.named, ways.plan) == ((), ("hicache", "rust+hicache"), plan)
 
 
 def test_a_larger_plan_drives_all_ways():
-    assert len(chosen([ALLOC, HOST, RUST], plan=check_plans.plan("pr")).driven) == 5
+    assert len(choose_ways([ALLOC, HOST, RUST], plan=check_plans.plan("pr")).driven) == 5
 
 
 REST = SystemFunction("a.py", OUTSIDE)
@@ -263,7 +263,7 @@ def drives(monkeypatch):
 def drive_ways(result, base=None):
     reports = []
     saves = []
-    others = chosen([ALLOC, HOST], [HOST])
+    others = choose_ways([ALLOC, HOST], [HOST])
     how = system_check.CheckOptions(lambda: None, "traces", base, None, html=False)
     selector = SystemSelector(SystemSpec("sglang"), "../sglang")
     system_check._drive_ways(result, others, selector, Tree, how, reports, saves)

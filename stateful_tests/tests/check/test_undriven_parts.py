@@ -34,7 +34,7 @@ class Checkout(ReferenceSystem):
         super().reset(geometry)
 
 
-def checked(system, plan=PLAN, **more):
+def check_report(system, plan=PLAN, **more):
     """Check a system against a base that refuses nothing, and return the data of the report."""
     base = Checkout("git:3f2a1b9ab")
     result = campaign.run(system, plan, base=base, **more)
@@ -44,13 +44,13 @@ def checked(system, plan=PLAN, **more):
 
 def test_a_refused_preset_that_the_plan_lacks_is_not_left_out():
     plan = replace(PLAN, examples=5, corpus=False, presets=("page1",))
-    data = checked(Checkout(refused=lambda sizes: sizes.page_size != 1), plan)
+    data = check_report(Checkout(refused=lambda sizes: sizes.page_size != 1), plan)
     assert data["left_out"] == {}
 
 
 def test_a_preset_that_the_tree_alone_refuses_is_named():
     plan = replace(PLAN, examples=5, corpus=False, presets=("page1", "no-swa"))
-    data = checked(Checkout(refused=lambda sizes: sizes.window is None), plan)
+    data = check_report(Checkout(refused=lambda sizes: sizes.window is None), plan)
     reason = "sglang@checkout: its config has no such sizes"
     assert data["left_out"] == {"preset no-swa": reason}
     assert data["exit_code"] == 4
@@ -59,7 +59,7 @@ def test_a_preset_that_the_tree_alone_refuses_is_named():
 
 
 def test_a_command_that_the_tree_alone_lacks_is_named():
-    data = checked(tree_without_retract(), replace(PLAN, examples=5, corpus=False))
+    data = check_report(tree_without_retract(), replace(PLAN, examples=5, corpus=False))
     assert data["exit_code"] == 4
     assert [*data["left_out"]] == ["commands Retract"]
 
@@ -141,4 +141,4 @@ def test_a_part_that_a_neighbour_refuses_for_the_same_reason_is_not_left_out(mon
 @pytest.mark.parametrize("name", ["sglang==0.5.23", "torch"])
 def test_a_system_that_is_no_checkout_leaves_nothing_out(name):
     tree = Checkout(name, refused=lambda sizes: sizes.window is None)
-    assert not checked(tree, replace(PLAN, examples=5, presets=("page1", "no-swa")))["left_out"]
+    assert not check_report(tree, replace(PLAN, examples=5, presets=("page1", "no-swa")))["left_out"]

@@ -53,19 +53,19 @@ def _fields(text: str, kind: str) -> Iterator[str]:
     and without that what its constructor takes."""
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.ClassDef) and node.name == kind:
-            declared = list(_declared(node))
-            for name, default in declared or _taken(node):
+            declared = list(_declarations(node))
+            for name, default in declared or _parameters_taken(node):
                 if not name.startswith("_") and not name.isupper():
-                    yield f"{kind}.{name}" + (f"={_told(default)}" if default else "")
+                    yield f"{kind}.{name}" + (f"={_report_text(default)}" if default else "")
 
 
-def _declared(node: ast.ClassDef) -> Iterator[tuple[str, ast.expr | None]]:
+def _declarations(node: ast.ClassDef) -> Iterator[tuple[str, ast.expr | None]]:
     for each in node.body:
         if isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name):
             yield each.target.id, each.value
 
 
-def _taken(node: ast.ClassDef) -> Iterator[tuple[str, ast.expr | None]]:
+def _parameters_taken(node: ast.ClassDef) -> Iterator[tuple[str, ast.expr | None]]:
     for each in node.body:
         if isinstance(each, ast.FunctionDef) and each.name == "__init__":
             plain = [*each.args.posonlyargs, *each.args.args][1:]
@@ -77,7 +77,7 @@ def _taken(node: ast.ClassDef) -> Iterator[tuple[str, ast.expr | None]]:
             yield from zip(keywords, each.args.kw_defaults, strict=True)
 
 
-def _told(default: ast.expr) -> str:
+def _report_text(default: ast.expr) -> str:
     """A default; of `field(default=..)` and `field(default_factory=..)` what it says."""
     said = {}
     if isinstance(default, ast.Call):

@@ -27,14 +27,14 @@ from stateful_tests.tests.support.made_up_check import (
     ROWS,
     RUN,
     TRACE,
-    checked,
+    check_result,
     finding,
 )
 from stateful_tests.traces import trace_files as traces
 
 
 def test_a_finding_that_cannot_be_saved_is_reported(finds, kvspec, monkeypatch):
-    finds(checked(finding()))
+    finds(check_result(finding()))
 
     def fail(trace, path):
         raise OSError("disk full")
@@ -46,27 +46,27 @@ def test_a_finding_that_cannot_be_saved_is_reported(finds, kvspec, monkeypatch):
 
 
 def test_options_of_the_implementation_are_in_the_replay_command(finds, kvspec):
-    finds(checked(finding()))
+    finds(check_result(finding()))
     _, out, _ = kvspec("check", "--impl", "sglang", "--sglang-path", "a b", "--device", "cuda")
     assert "json --impl sglang --sglang-path 'a b' --device cuda\n" in out
 
 
 def test_a_verdict_counts_no_presets_where_the_corpus_alone_was_driven():
     corpus = MachineResult(CORPUS, "", "faithful", examples=21)
-    result = checked(machines=[corpus], carried_out={"Open": 49})
+    result = check_result(machines=[corpus], carried_out={"Open": 49})
     assert verdict.driven_text(result).startswith("49 commands of 1 kind in 21 runs, ")
-    assert verdict.driven_text(checked(machines=[], carried_out={})).startswith("0 commands, ")
+    assert verdict.driven_text(check_result(machines=[], carried_out={})).startswith("0 commands, ")
 
 
 @pytest.mark.parametrize("named, impl", [((), "vllm"), (("--impl", "vllm+async"), "vllm+async")])
 def test_a_checkout_selects_its_engine(named, impl, finds, kvspec):
-    finds(checked(finding()))
+    finds(check_result(finding()))
     _, out, _ = kvspec("check", *named, "--vllm-path", "clone")
     assert f"json --impl {impl} --vllm-path clone\n" in out
 
 
 def test_json_has_the_verdict_and_the_text_goes_to_stderr(finds, kvspec):
-    finds(checked(finding()))
+    finds(check_result(finding()))
     code, out, err = kvspec("check", "--json", "-")
     data = json.loads(out)
     assert data["exit_code"] == code == 1
@@ -75,7 +75,7 @@ def test_json_has_the_verdict_and_the_text_goes_to_stderr(finds, kvspec):
 
 
 def test_json_has_the_figures_of_machines_and_clauses(finds, kvspec):
-    finds(checked(finding()))
+    finds(check_result(finding()))
     data = json.loads(kvspec("check", "--json", "-")[1])
     assert data["machines"][0]["commands_per_s"] == 800
     clause = {
@@ -88,7 +88,7 @@ def test_json_has_the_figures_of_machines_and_clauses(finds, kvspec):
 
 
 def test_json_has_the_trace_of_a_finding(finds, kvspec):
-    finds(checked(finding()))
+    finds(check_result(finding()))
     [found] = json.loads(kvspec("check", "--json", "-")[1])["findings"]
     assert found["saved"] == "traces/len-2-torch-pr22900.json"
     assert found["violation"]["observed"] == BAD.observed
@@ -97,14 +97,14 @@ def test_json_has_the_trace_of_a_finding(finds, kvspec):
 
 
 def test_json_in_a_file_leaves_the_text_on_stdout(finds, kvspec):
-    finds(checked(finding()))
+    finds(check_result(finding()))
     data = json.loads(kvspec("check", "--json", "-")[1])
     assert kvspec("check", "--json", "out.json")[1].startswith(f"torch+pr22900: {data['said']}\n")
     assert json.loads(Path("out.json").read_text()) == data
 
 
 def test_the_first_line_names_what_another_way_has_found(finds, kvspec):
-    finds(checked())
+    finds(check_result())
     kvspec("check", "--json", "out.json")
     green = json.loads(Path("out.json").read_text())
     red = green | {"implementation": "vllm@checkout+offload", "exit_code": 1}
@@ -119,7 +119,7 @@ def test_clauses_that_fail_at_the_step_of_another_are_one_finding(finds, kvspec)
     longer = Run(replace(TRACE, commands=(*COMMANDS, *COMMANDS[:1])), "torch+pr22900", ROWS, BAD)
     shorter = replace(longer, trace=replace(TRACE, commands=COMMANDS[:-1]))
     apart = replace(finding("READ-1", shorter), number=2)
-    finds(checked(finding("LEN-2"), finding("FREE-2", longer), finding("OWN-1", longer), apart))
+    finds(check_result(finding("LEN-2"), finding("FREE-2", longer), finding("OWN-1", longer), apart))
     output, _ = kvspec("check", "--json", "out.json")[1:]
     first, second = json.loads(Path("out.json").read_text())["findings"]
     traces = ["len-2-torch-pr22900", "len-2-torch-pr22900", "own-1-torch-pr22900"]
@@ -138,7 +138,7 @@ def test_known_faults_that_were_passed_over_are_named(finds, fake, kvspec):
     fake.capabilities = Capabilities(
         waived={"LEN-2": "harmless"}, known={"FREE-2": "#1, some_trace.json"}
     )
-    finds(checked())
+    finds(check_result())
     code, out, _ = kvspec("check", "--json", "out.json")
     assert code == 0
     not_checked = "not checked LEN-2 (harmless) FREE-2 (known fault: #1, some_trace.json)"
@@ -210,59 +210,59 @@ MISSED = tuple(f"open, case {number}" for number in range(10, 22))
     ("result", "code", "says"),
     [
         (
-            checked(timed_out=True),
+            check_result(timed_out=True),
             4,
             "nothing was found, but the time limit came after 10 of 10 runs",
         ),
         (
-            checked(finding("LEN-2"), timed_out=True),
+            check_result(finding("LEN-2"), timed_out=True),
             1,
             "violates LEN-2; 10 of 10 runs until the time limit",
         ),
-        (checked(finding("BROKEN", BROKE)), 3, "torch+pr22900: the system broke"),
+        (check_result(finding("BROKEN", BROKE)), 3, "torch+pr22900: the system broke"),
         (
-            checked(timed_out=True, asked=30_000),
+            check_result(timed_out=True, asked=30_000),
             4,
             "the time limit came after 400 of 30,000 commands",
         ),
         (
-            checked(asked=30_000),
+            check_result(asked=30_000),
             4,
             "nothing was found, but only 400 of 30,000 commands were carried out",
         ),
         (
-            checked(finding("LEN-2"), stopped=True, asked=30_000),
+            check_result(finding("LEN-2"), stopped=True, asked=30_000),
             1,
             "LEN-2 driven 400 commands of 2 kinds in",
         ),
         (
-            checked(interrupted=True, asked=30_000),
+            check_result(interrupted=True, asked=30_000),
             130,
             "interrupted after 400 of 30,000 commands",
         ),
         (
-            checked(untriggered=("FREE-2",)),
+            check_result(untriggered=("FREE-2",)),
             4,
             "incomplete: nothing was found, but never triggered FREE-2",
         ),
-        (checked(excused=("LEN-2",)), 4, "known or waived are 1 of the 1 clauses that came up"),
+        (check_result(excused=("LEN-2",)), 4, "known or waived are 1 of the 1 clauses that came up"),
         (
-            checked(declined={"admit": 312, "abort": 0}),
+            check_result(declined={"admit": 312, "abort": 0}),
             4,
             "refused from command 312 on: admit; refused every time: abort",
         ),
         (
-            checked(carried_out={"Open": 3}),
+            check_result(carried_out={"Open": 3}),
             4,
             "nothing was found, but only 3 commands were carried out",
         ),
         (
-            checked(never_done=("close",)),
+            check_result(never_done=("close",)),
             4,
             "incomplete: nothing was found, but never carried out: close",
         ),
-        (checked(system="torch", required=MISSED), 4, "12 of 12 situations were not met"),
-        (checked(system="sglang==0.5.23", required=MISSED), 0, "conforms"),
+        (check_result(system="torch", required=MISSED), 4, "12 of 12 situations were not met"),
+        (check_result(system="sglang==0.5.23", required=MISSED), 0, "conforms"),
     ],
 )
 def test_other_ends(finds, kvspec, result, code, says):
@@ -273,7 +273,7 @@ def test_other_ends(finds, kvspec, result, code, says):
 
 
 def test_situations_that_were_not_reached_are_named(finds, kvspec):
-    finds(checked(system="torch", required=MISSED))
+    finds(check_result(system="torch", required=MISSED))
     brief = " ".join(kvspec("check")[1].split())
     assert brief.count("situation never reached: ") == 10
     assert f"situation never reached: {MISSED[9]} and 2 more (-v)" in brief
@@ -281,7 +281,7 @@ def test_situations_that_were_not_reached_are_named(finds, kvspec):
 
 
 def test_a_finding_is_not_buried_under_situations(finds, kvspec):
-    finds(checked(finding(), system="torch", required=MISSED))
+    finds(check_result(finding(), system="torch", required=MISSED))
     assert "situation never reached: " not in kvspec("check")[1]
     assert kvspec("check", "-v")[1].count("situation never reached: ") == 12
 

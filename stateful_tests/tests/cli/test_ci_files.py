@@ -31,7 +31,7 @@ from stateful_tests.lockstep.known_faults import known_faults
 from stateful_tests.lockstep.driven_kinds import new_tallies
 from stateful_tests.lockstep.check_results import Tally
 from stateful_tests.lockstep.run_results import Violation
-from stateful_tests.tests.support.made_up_check import RUN, checked, finding
+from stateful_tests.tests.support.made_up_check import RUN, check_result, finding
 
 HOME = Path(__file__).parents[3]
 ACTION = HOME / ".github" / "actions" / "kvspec"
@@ -198,7 +198,7 @@ def written(
     tmp_path: Path, *findings: Any, base: str | None = None, masks: Sequence[Mask] = (), **more: Any
 ) -> Any:
     """The document of a check in which one machine met what was found, and what the known faults explain."""
-    result = checked(*findings, **more)
+    result = check_result(*findings, **more)
     result.machines[0].tallies = {"LEN-2": Tally(400, 21)}
     masked = {clause for mask in masks for clause in mask.fault.clauses}
     result.machines[0].violated = {f.clause for f in findings} | masked

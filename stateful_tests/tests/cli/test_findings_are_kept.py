@@ -38,7 +38,7 @@ def test_a_check_that_is_ended(number, tmp_path):
         stderr=subprocess.PIPE,
         stdout=subprocess.PIPE,
     ) as process:
-        reported = _found(process.stderr)
+        reported = _found_line(process.stderr)
         process.send_signal(number)
         process.send_signal(number)  # as timeout(1) does
         out, _ = process.communicate(timeout=120)
@@ -100,7 +100,7 @@ def test_a_tour_that_is_ended(tmp_path):
         stderr=subprocess.PIPE,
         stdout=subprocess.PIPE,
     ) as process:
-        clause, _, _ = _found(process.stderr).removeprefix("found ").partition(": ")
+        clause, _, _ = _found_line(process.stderr).removeprefix("found ").partition(": ")
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=120)
     assert trace_files.load(next((tmp_path / "traces").glob("*.json"))).clause == clause
@@ -109,7 +109,7 @@ def test_a_tour_that_is_ended(tmp_path):
     assert process.returncode == data["exit_code"] == 1
 
 
-def _found(lines: IO[str]) -> str:
+def _found_line(lines: IO[str]) -> str:
     """The first line that says what was found; a slow machine tells of its progress before."""
     return next(line for line in lines if line.startswith("found "))
 

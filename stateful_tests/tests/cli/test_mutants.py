@@ -42,7 +42,7 @@ def _loaded():
     mutant_judges.prepare()
 
 
-def named(name: str) -> Mutant:
+def named_mutant(name: str) -> Mutant:
     [mutant], _ = sample((name,), None, 0)
     return mutant
 
@@ -90,13 +90,13 @@ def test_accepted_mutants_exist_and_have_a_reason():
     ],
 )  # fmt: skip
 def test_a_mutant_is_noticed(name, by):
-    assert judge(PLAN, 60, named(name)).by == by
+    assert judge(PLAN, 60, named_mutant(name)).by == by
 
 
 def test_a_mutant_that_gives_no_answer_is_noticed(monkeypatch):
     monkeypatch.setattr(mutant_judges, "_fixture_runs", lambda: mutant_judges.time.sleep(60))
     name = "reference/clauses/sessions.py _close_happens: always: if session.closing"
-    assert judge(PLAN, 0.2, named(name)).by == "no answer"
+    assert judge(PLAN, 0.2, named_mutant(name)).by == "no answer"
 
 
 @at_night

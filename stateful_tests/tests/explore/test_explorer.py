@@ -27,7 +27,7 @@ from stateful_tests.explore.representative import Representatives, relabel
 from stateful_tests.explore.inductive_check import ReferenceInState
 from stateful_tests.explore.search import Exploration, Explorer
 from stateful_tests.lockstep.abstraction import facts_of
-from stateful_tests.tests.support.accepted import accepted, read
+from stateful_tests.tests.support.accepted import accepted_values, read
 from stateful_tests.tests.support.night import some_at_night
 
 README = Path(__file__).parents[3] / "ci" / "README.md"
@@ -100,7 +100,7 @@ def test_counts(name):
     result = search.run(SCOPES[name])
     assert result.complete
     counts = {name: [result.states, result.transitions, result.refused, result.depth]}
-    assert accepted("explore_counts", counts) == counts
+    assert accepted_values("explore_counts", counts) == counts
     assert result.situations.keys() <= corpus.situations(), "python -m ci.corpus"
 
 
@@ -237,10 +237,10 @@ def test_a_violation_is_reported_by_a_shortest_trace(monkeypatch):
         trace = result.finding.run.trace
         assert trace.origin == "exhaustive"
         assert [type(c).__name__ for c in trace.commands] == ["Submit", "Admit", "Extend", "Finish"]
-    assert seen(results[0]) == seen(results[1])
+    assert visited_states(results[0]) == visited_states(results[1])
 
 
-def seen(result: Exploration) -> tuple[object, ...]:
+def visited_states(result: Exploration) -> tuple[object, ...]:
     finding = result.finding.run.trace if result.finding is not None else None
     return (
         result.states, result.expanded, result.transitions, result.refused, result.depth, result.stopped,
@@ -254,7 +254,7 @@ def test_several_processes_agree_with_one(scope, bound, monkeypatch):
     processes = Processes(3)
     try:
         one = search.run(scope, states=bound)
-        assert seen(search.run(scope, states=bound, executor=processes)) == seen(one)
+        assert visited_states(search.run(scope, states=bound, executor=processes)) == visited_states(one)
     finally:
         processes.close()
 

@@ -41,7 +41,7 @@ def with_fixes(version: str, folder: Path) -> Path:
     return checkout_with(root_of(version), folder, *FIXES, release=version)
 
 
-def asserted_in(text: str) -> list[str]:
+def assertions_in(text: str) -> list[str]:
     """The assertions of a test, without their message."""
     text = re.sub(r"\n +(?=.*,$)|(?<=message),\n +(?=\)$)", " ", text, flags=re.MULTILINE)
     text = text.replace("( ", "(")

@@ -10,7 +10,7 @@ from ci.export.recorded_run import NotExportable
 from impl.process import run_test
 from impl.sglang.tiers.system import TierSystem
 from reference.system_kinds import TIERS
-from stateful_tests.tests.export.exports import asserted_in, root_of
+from stateful_tests.tests.export.exports import assertions_in, root_of
 from stateful_tests.tests.support.night import some_at_night
 from stateful_tests.tests.support.planted_faults import checkout_with, planted_faults, trace_of
 from stateful_tests.traces.trace_files import load
@@ -71,7 +71,7 @@ def made(system, trace, name, folder):
     system.close()
     file = folder / f"test_{re.sub(r'[^a-z]+', '_', name)}.py"
     file.write_text(text, encoding="utf-8")
-    return file, [re.sub(r"^self\.assert\w+\((.*)\)$", r"\1", line) for line in asserted_in(text)]
+    return file, [re.sub(r"^self\.assert\w+\((.*)\)$", r"\1", line) for line in assertions_in(text)]
 
 
 @pytest.mark.parametrize("at_night", some_at_night((False, True), bool))

@@ -63,7 +63,7 @@ TRANSFER = PairTransfer(0, "r2", ((0, 1, 1),), copied=False, over=False, failed=
 READ = PairMessage("P", renews=False, requests=("r1",))
 
 
-def given(state: ReaderState, decode: BlockFacts, **more: Any) -> PairFacts:
+def facts_of(state: ReaderState, decode: BlockFacts, **more: Any) -> PairFacts:
     """P has answered, and D has its request."""
     made = PairFacts(KEEPS, decode, (PROMISE,), (PairReader("r2", "r1", state),), idle=())
     return made._replace(**more)
@@ -88,13 +88,13 @@ LIFE: list[tuple[PairCommand, PairFacts]] = [
             KEEPS._replace(outputs=(Output("r1", (), "length"),)), EMPTY, (PROMISE,), idle=("D",)
         ),
     ),
-    (Forward("r2", "r1"), given(S.GIVEN, server((), name="r2"))),
-    (Advance("D"), given(S.WAITS, WAITING, handshakes=("D",))),
-    (Shake("D"), given(S.WAITS, WAITING)),
-    (Advance("D"), given(S.WAITS, WAITING, transfers=(TRANSFER,))),
+    (Forward("r2", "r1"), facts_of(S.GIVEN, server((), name="r2"))),
+    (Advance("D"), facts_of(S.WAITS, WAITING, handshakes=("D",))),
+    (Shake("D"), facts_of(S.WAITS, WAITING)),
+    (Advance("D"), facts_of(S.WAITS, WAITING, transfers=(TRANSFER,))),
     (
         Move(),
-        given(
+        facts_of(
             S.WAITS,
             WAITING._replace(memory=HAS.memory),
             transfers=(TRANSFER._replace(copied=True),),
@@ -102,19 +102,19 @@ LIFE: list[tuple[PairCommand, PairFacts]] = [
     ),
     (
         Land(),
-        given(
+        facts_of(
             S.WAITS,
             WAITING._replace(memory=HAS.memory),
             messages=(READ,),
             transfers=(TRANSFER._replace(copied=True, over=True),),
         ),
     ),
-    (Advance("D"), given(S.READ, HAS, messages=(READ,))),
-    (Advance("D"), given(S.GONE, server(memory=KV), messages=(READ,), idle=("D",))),
-    (Deliver("P"), given(S.GONE, server(memory=KV), idle=("D",))),
+    (Advance("D"), facts_of(S.READ, HAS, messages=(READ,))),
+    (Advance("D"), facts_of(S.GONE, server(memory=KV), messages=(READ,), idle=("D",))),
+    (Deliver("P"), facts_of(S.GONE, server(memory=KV), idle=("D",))),
     (
         Advance("P"),
-        given(
+        facts_of(
             S.GONE,
             server(memory=KV),
             prefill=GAVE_BACK,
@@ -124,7 +124,7 @@ LIFE: list[tuple[PairCommand, PairFacts]] = [
     ),
     (
         Advance("P"),
-        given(
+        facts_of(
             S.GONE,
             server(memory=KV),
             prefill=GAVE_BACK,
@@ -167,7 +167,7 @@ def life_of(lines: Sequence[str]) -> list[tuple[PairCommand, PairFacts]]:
             if change.startswith("as at "):
                 facts = LIFE[int(change.removeprefix("as at ")) - 1][1]
             else:
-                facts = NOTATION.changed(facts, change)
+                facts = NOTATION.change_facts(facts, change)
         life = [*life, (parse(command, PAIRS), facts)]
     return life
 

@@ -50,7 +50,7 @@ def step_of(geometry: Geometry, *commands: Command | str) -> Step:
     )
 
 
-def changed(step: Step, *, before: bool = False, **facts: Any) -> Step:
+def change_facts(step: Step, *, before: bool = False, **facts: Any) -> Step:
     """The step with other facts after it (or before it). A function is given what there is."""
     side = "before" if before else "after"
     old: Facts = getattr(step, side)
@@ -68,7 +68,7 @@ def in_tree(step: Step, *, before: bool = False, **parts: Any) -> Step:
         name: value(getattr(old, name)) if callable(value) else value
         for name, value in parts.items()
     }
-    return changed(step, before=before, tree=old._replace(**new))
+    return change_facts(step, before=before, tree=old._replace(**new))
 
 
 def node(step: Step, number: int, **parts: Any) -> Step:
@@ -91,7 +91,7 @@ def pages(step: Step, pattern: str, *, before: bool = False) -> Step:
     return in_tree(step, before=before, pages=marked)
 
 
-def moved(name: str, **cursors: int) -> Callable[[dict], dict]:
+def move_slots(name: str, **cursors: int) -> Callable[[dict], dict]:
     """Requests or sessions with other cursors of one of them."""
 
     def change(has: dict) -> dict:
@@ -105,7 +105,7 @@ def moved(name: str, **cursors: int) -> Callable[[dict], dict]:
 
 def cursors(step: Step, **values: int) -> Step:
     """The step with other cursors of r1."""
-    return changed(step, requests=moved("r1", **values))
+    return change_facts(step, requests=move_slots("r1", **values))
 
 
 def text(letters: str) -> Any:
@@ -131,11 +131,11 @@ def freed_less(step: Step, pool: str) -> Step:
         rest = [p for p in now.free if p != page.page]
         return pools | {pool: now._replace(free=rest, owned=[*now.owned, page])}
 
-    return changed(step, pools=change)
+    return change_facts(step, pools=change)
 
 
 def also_owned(step: Step, pool: str, owned: Owned) -> Step:
-    return changed(
+    return change_facts(
         step, pools=lambda ps: ps | {pool: ps[pool]._replace(owned=[*ps[pool].owned, owned])}
     )
 
@@ -143,7 +143,7 @@ def also_owned(step: Step, pool: str, owned: Owned) -> Step:
 def free_pages(step: Step, *pages: int, pool: str = "full") -> Step:
     """The free list with other pages at its end."""
     free = step.after.pools[pool].free
-    return changed(
+    return change_facts(
         step, pools=lambda ps: ps | {pool: ps[pool]._replace(free=[*free[: -len(pages)], *pages])}
     )
 
@@ -157,10 +157,10 @@ def without(step: Step, pool: str, page: int) -> Step:
         owned = [o for o in now.owned if o.page != page]
         return pools | {pool: now._replace(free=free, owned=owned)}
 
-    return changed(step, pools=change)
+    return change_facts(step, pools=change)
 
 
-def handed_over(step: Step, holder: str, at: int) -> Step:
+def hand_over(step: Step, holder: str, at: int) -> Step:
     """A full page that the step freed is the tree's."""
     page = next(o.page for o in step.before.pools["full"].owned if o[:2] == (holder, at))
     text = next(h.text for h in step.holders_before if h.name == holder)
@@ -170,19 +170,19 @@ def handed_over(step: Step, holder: str, at: int) -> Step:
 
 def one_lost(step: Step, pool: str) -> Step:
     """A free page is nowhere."""
-    return changed(step, pools=lambda ps: ps | {pool: ps[pool]._replace(free=ps[pool].free[1:])})
+    return change_facts(step, pools=lambda ps: ps | {pool: ps[pool]._replace(free=ps[pool].free[1:])})
 
 
 def one_twice(step: Step, pool: str) -> Step:
     """A free page is nowhere, another there twice."""
     free = step.after.pools[pool].free
-    return changed(
+    return change_facts(
         step, pools=lambda ps: ps | {pool: ps[pool]._replace(free=[*free[1:], free[-1]])}
     )
 
 
 def reads(step: Step, name: str, **reads: Any) -> Step:
-    return changed(step, holders=lambda hs: hs | {name: hs[name]._replace(**reads)})
+    return change_facts(step, holders=lambda hs: hs | {name: hs[name]._replace(**reads)})
 
 
 def assert_clause(clause: str, step: Step, says: str | None, places: str = "") -> None:

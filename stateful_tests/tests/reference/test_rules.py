@@ -176,11 +176,11 @@ def test_each_command_is_refused_for_the_reasons_listed_and_no_other():
 
 
 def _value(formula: str, names: dict[str, Any]) -> Any:
-    return eval(_compiled(formula), names)
+    return eval(_compile_formula(formula), names)
 
 
 @cache
-def _compiled(formula: str) -> CodeType:
+def _compile_formula(formula: str) -> CodeType:
     return compile(formula, "<formula>", "eval")
 
 
@@ -320,12 +320,12 @@ def _wrong(rule: Rule, was: State, command: Command, now: State) -> str:
                 return "its row is still there"
             continue
         want = [_value(case.after.get(name, name), names) for name in "CAER"]
-        if any(list(cursors) != want for cursors in _shown(now, request, holder)):
+        if any(list(cursors) != want for cursors in _cursors_in_table(now, request, holder)):
             return f"cursors {want}"
     return _wrong_pages(was, now, expected)
 
 
-def _shown(now: State, request: Request | None, holder: str) -> list[Cursors]:
+def _cursors_in_table(now: State, request: Request | None, holder: str) -> list[Cursors]:
     """The cursors of a request, and those of its session's slot where both show."""
     then = now.request(request.name) if request else None
     slot = now.session(holder)

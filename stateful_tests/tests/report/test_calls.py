@@ -10,7 +10,7 @@ from stateful_tests.lockstep.run_results import Run, Trace, Violation
 GETTERS = "pool.py: available_size, evictable_size"
 
 
-def called_in(commands, called, step=None):
+def telling_texts(commands, called, step=None):
     trace = Trace(preset("page1"), Mode.FAITHFUL, commands)
     if step is None:
         step = len(commands) - 1
@@ -22,7 +22,7 @@ def called_in(commands, called, step=None):
 def test_functions_that_other_commands_call_too_are_left_out():
     called = (("cache.py: open", GETTERS), ("cache.py: open", GETTERS), (
         "cache.py: open, close, free", f"{GETTERS}, free"))  # fmt: skip
-    assert called_in((Open("s1"), Open("s2"), Close("s1")), called) == [
+    assert telling_texts((Open("s1"), Open("s2"), Close("s1")), called) == [
         "cache.py: close, free", "pool.py: free",
     ]  # fmt: skip
 
@@ -30,15 +30,15 @@ def test_functions_that_other_commands_call_too_are_left_out():
 def test_functions_that_commands_of_the_same_kind_call_stay():
     """Behind what it alone called."""
     called = (("cache.py: open", GETTERS), ("cache.py: close", GETTERS), ("cache.py: close, late", GETTERS))
-    assert called_in((Open("s1"), Close("s1"), Close("s2")), called) == ["cache.py: late, close"]
+    assert telling_texts((Open("s1"), Close("s1"), Close("s2")), called) == ["cache.py: late, close"]
 
 
 def test_functions_that_one_command_in_two_calls_stay():
     called = (("a.py: f",), ("a.py: g",), ("a.py: f, h",))
-    assert called_in((Open("s1"), Open("s2"), Close("s1")), called) == ["a.py: h, f"]
+    assert telling_texts((Open("s1"), Open("s2"), Close("s1")), called) == ["a.py: h, f"]
 
 
 def test_functions_that_every_command_calls_stay_if_nothing_else_is_called():
-    assert called_in((Open("s1"), Close("s1")), ((GETTERS,), (GETTERS,))) == [GETTERS]
-    assert called_in((Open("s1"),), ((GETTERS,),)) == [GETTERS]
-    assert called_in((Open("s1"), Close("s1")), ((GETTERS,),)) == []
+    assert telling_texts((Open("s1"), Close("s1")), ((GETTERS,), (GETTERS,))) == [GETTERS]
+    assert telling_texts((Open("s1"),), ((GETTERS,),)) == [GETTERS]
+    assert telling_texts((Open("s1"), Close("s1")), ((GETTERS,),)) == []

@@ -16,7 +16,7 @@ from stateful_tests.lockstep.replays import replay
 from stateful_tests.lockstep.run_results import Trace
 from stateful_tests.lockstep.system_names import resolve
 from stateful_tests.tests.support.release_faults import (
-    BEGIN, DRIVEN, ENDS, NOT_YET, TRACES, UNIFIED, found, since,
+    BEGIN, DRIVEN, ENDS, NOT_YET, TRACES, UNIFIED, fault_shown, since,
 )  # fmt: skip
 from stateful_tests.traces.trace_files import load
 
@@ -57,7 +57,7 @@ def test_a_setting_of_the_trace_is_that_of_the_release(version, value, shows, re
         trace, geometry=replace(trace.geometry, settings=((name, value), ("PATH", "x")))
     )
     for played, fault in ((trace, not shows), (switched, shows), (trace, not shows)):
-        assert (found(release(version), played) is not None) is fault
+        assert (fault_shown(release(version), played) is not None) is fault
 
 
 @pytest.mark.parametrize("name", ["0.5.13+overlap", "0.5.14", "0.5.18", "0.5.23", "0.5.23+overlap"])
@@ -66,7 +66,7 @@ def test_the_last_resort_is_taken_where_the_next_verify_round_does_not_fit(name,
     turn = Open("s"), Submit("a", "s", 1), Admit("a"), Extend((Chunk("a", 1),)), *rounds
     for pages, seen in ((4, ("SES-2", 5)), (9, None)):
         sizes = Geometry(1, None, pages, 0, 2, 12)
-        assert found(release(name), Trace(sizes, Mode.FAITHFUL, turn)) == seen
+        assert fault_shown(release(name), Trace(sizes, Mode.FAITHFUL, turn)) == seen
 
 
 def test_the_cause_of_a_page_with_two_owners_is_reported(release):
@@ -108,7 +108,7 @@ def test_a_run_goes_on_past_a_known_fault():
     trace = load(FOLDER.parent / "regressions" / "a_fresh_leaf_pins_one_window.json")
     faulty = Known(resolve(f"torch+{trace.bug}"), "TREE-7")
     assert replay(faulty, replace(trace, clause=None)).violation is None
-    violation = found(faulty, trace)
+    violation = fault_shown(faulty, trace)
     assert violation is not None and violation[0] == "TREE-7"
 
 
@@ -133,7 +133,7 @@ def test_the_faults_of_a_release_are_there(real):
         if real.release not in since(fault) or (overlap and path.stem in NOT_YET):
             continue
         trace = load(path)
-        actual[path.stem] = found(real, trace)
+        actual[path.stem] = fault_shown(real, trace)
         clause = fault.on("unified").clause_shown(trace.clause, real.release)
         expected[path.stem] = None if clause is None else (clause, len(trace.commands) - 1)
     assert actual == expected
@@ -142,4 +142,4 @@ def test_the_faults_of_a_release_are_there(real):
 def test_turns_in_a_tree_that_has_the_sessions_conform(real):
     sizes = replace(preset("page4"), width=40, tree=True)
     for end, rest in ENDS.items():
-        assert found(real, Trace(sizes, Mode.FAITHFUL, (*BEGIN, *rest))) is None, end
+        assert fault_shown(real, Trace(sizes, Mode.FAITHFUL, (*BEGIN, *rest))) is None, end

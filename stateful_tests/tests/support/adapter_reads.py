@@ -9,7 +9,7 @@ from impl.loading import probe
 OPTIONAL = ("optional", "either")  # read what a release may lack
 
 
-def tabled(table: str) -> set[str]:
+def names_in_tables(table: str) -> set[str]:
     """The names in uses of a table: of classes, members and parameters."""
     uses = [use for line in probe.entries(table) for use in line.uses]
     nodes = [node for use in uses for node in ast.walk(use)]
@@ -18,7 +18,7 @@ def tabled(table: str) -> set[str]:
     return names | {str(node.arg) for node in nodes if isinstance(node, ast.keyword)}
 
 
-def defined(files: Iterable[Path]) -> set[str]:
+def defined_names(files: Iterable[Path]) -> set[str]:
     """Methods and fields of the classes in these files."""
     names = set()
     for file in files:

@@ -28,7 +28,7 @@ from impl.vllm.sources import CORE, reset_caches
 from impl.vllm.system import VLLMSystem
 from reference.system_kinds import BLOCKS
 from stateful_tests.lockstep.system_names import resolve
-from stateful_tests.tests.support.planted_faults import Edit, planted
+from stateful_tests.tests.support.planted_faults import Edit, plant_fault
 
 DRAFTER = (PROPOSER, DRAFT_KERNELS, SPECULATOR)
 
@@ -46,7 +46,7 @@ class LoadedEngine(EngineDriver):
         )
 
     @contextmanager
-    def planted(self, edits: Iterable[Edit]) -> Iterator[None]:
+    def plant(self, edits: Iterable[Edit]) -> Iterator[None]:
         """Have the release run with these edits; as it was after the context."""
         cut_out = [edit for edit in edits if edit.file in (RUNNER, CORE)]
         methods = self._methods
@@ -59,7 +59,7 @@ class LoadedEngine(EngineDriver):
                     self._reset_caches = reset_caches(folder)
         of_drafter = [edit for edit in edits if edit.file in DRAFTER]
         loaded_edits = [edit for edit in edits if edit not in (*cut_out, *of_drafter)]
-        with ExitStack() as kept, planted(self.root, loaded_edits):
+        with ExitStack() as kept, plant_fault(self.root, loaded_edits):
             for edit in of_drafter:
                 files = [file for file in DRAFTER if (self.root / file).is_file()]
                 self.drafter_root = kept.enter_context(edited_folder(edit, self.root, *files))
@@ -75,7 +75,7 @@ class LoadedLMDeploy(LMDeployDriver):
     root: Path
 
     @contextmanager
-    def planted(self, edits: Iterable[Edit]) -> Iterator[None]:
+    def plant(self, edits: Iterable[Edit]) -> Iterator[None]:
         """Have the release run with these edits; as it was after the context."""
         longest_session = self._longest_session
         loaded_edits = []
@@ -85,7 +85,7 @@ class LoadedLMDeploy(LMDeployDriver):
                 continue
             with edited_folder(edit, self.root) as folder:
                 self._longest_session = longest_session_of(folder)
-        with planted(self.root, loaded_edits):
+        with plant_fault(self.root, loaded_edits):
             yield
         self._longest_session = longest_session
 
@@ -105,7 +105,7 @@ def edited_folder(edit: Edit, root: Path, *others: str) -> Iterator[Path]:
 
 
 @cache
-def loaded(spec: SystemSpec) -> Any:
+def loaded_release(spec: SystemSpec) -> Any:
     """Return a release that is loaded into this process, with its `root`."""
     logging.disable(logging.CRITICAL)
     version = spec.version or ""
@@ -131,7 +131,7 @@ def loaded(spec: SystemSpec) -> Any:
     return system
 
 
-def planted_in(system: Any, edits: Iterable[Edit]) -> Any:
+def plant_in(system: Any, edits: Iterable[Edit]) -> Any:
     """Return a context in which a loaded release runs with these edits."""
     edits = list(edits)
-    return system.planted(edits) if hasattr(system, "planted") else planted(system.root, edits)
+    return system.plant(edits) if hasattr(system, "plant") else plant_fault(system.root, edits)

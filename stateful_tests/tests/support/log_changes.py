@@ -61,7 +61,7 @@ class ChangedLog:
         snapshots = [at for at, line in enumerate(self.lines) if tag(line) == "snapshot"]
         self.lines = self.lines[0 if begins is None else snapshots[begins] :]
 
-    def validated(self, lines: list[Line]) -> Validated:
+    def validate(self, lines: list[Line]) -> Validated:
         """What validation finds in these lines."""
         return Validator(self.header).run(lines)
 
@@ -90,7 +90,7 @@ def _changes_of(line: Line) -> Iterator[tuple[str, Make]]:
     name, *parts = msgspec.json.decode(msgspec.json.encode(line.event))
     fields = line.event.__struct_fields__
 
-    def changed(*changes: tuple[tuple[Any, ...], Any]) -> list[Line]:
+    def change_log(*changes: tuple[tuple[Any, ...], Any]) -> list[Line]:
         values = dict(zip(fields, msgspec.json.decode(msgspec.json.encode(parts))))
         for path, value in changes:
             *above, last = path
@@ -100,12 +100,12 @@ def _changes_of(line: Line) -> Iterator[tuple[str, Make]]:
     yield f"{name} left out", lambda _: []
     values = dict(zip(fields, parts))
     for kind, path, value in leaves(values, name):
-        yield kind, lambda rng, path=path, value=value: changed((path, _another(value, rng)))
+        yield kind, lambda rng, path=path, value=value: change_log((path, _another(value, rng)))
     for one, other in pairwise(values.get("owners") or ()):
         both = [
             (("owners", to, 2), values["owners"][of][2]) for to, of in ((one, other), (other, one))
         ]
-        yield "two rows swapped", lambda _, both=both: changed(*both)
+        yield "two rows swapped", lambda _, both=both: change_log(*both)
 
 
 def _another(value: int | bool, rng: random.Random) -> int | bool:

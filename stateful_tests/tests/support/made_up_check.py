@@ -45,7 +45,7 @@ def finding(
     return Finding(clause, run, modes, 3, 1.25, 1234)
 
 
-def checked(*findings: Finding, **more: Any) -> CheckResult:
+def check_result(*findings: Finding, **more: Any) -> CheckResult:
     result = CheckResult(
         "torch+pr22900",
         "smoke",

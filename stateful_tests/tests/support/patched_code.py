@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 
-def replaced(path: Path, old: str, new: str) -> str:
+def replace_once(path: Path, old: str, new: str) -> str:
     """The text of a file with `new` in the one place of `old`."""
     source = path.read_text(encoding="utf-8")
     assert source.count(old) == 1, f"{old!r} is in {source.count(old)} places of {path}"
@@ -17,11 +17,11 @@ def replaced(path: Path, old: str, new: str) -> str:
 
 
 @contextmanager
-def patched(path: Path, module: str, old: str, new: str) -> Iterator[None]:
+def patch_function(path: Path, module: str, old: str, new: str) -> Iterator[None]:
     """With the fault, in the function that it is in."""
     source = path.read_text(encoding="utf-8")
     around = _around(source, source.index(old))
-    code: Any = compile(_alone(replaced(path, old, new), around, new.count("\n") - old.count("\n")),
+    code: Any = compile(_alone(replace_once(path, old, new), around, new.count("\n") - old.count("\n")),
                         str(path), "exec", dont_inherit=True)  # fmt: skip
     function: Any = importlib.import_module(module)
     for node in around:

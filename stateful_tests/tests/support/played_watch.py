@@ -85,7 +85,7 @@ def watched_driver(version: str, folder: Path, spec: bool) -> type:
     watcher = Watcher(names)
     hooks: dict[str, Callable[..., Any]] = {name: around(watcher, name) for *_, name in POINTS}
 
-    def extended(original: Callable[..., Any], batch: Any) -> Any:
+    def note_extend(original: Callable[..., Any], batch: Any) -> Any:
         result = hooks["extend"](original, batch)
         watched[-1].ends_step(batch, decodes=False)
         lengths = zip(batch.reqs, batch.prefix_lens, batch.extend_lens)
@@ -96,10 +96,10 @@ def watched_driver(version: str, folder: Path, spec: bool) -> type:
         hooks["result"](_nothing, None, SimpleNamespace(reqs=chunks))
         return result
 
-    def opened(original: Callable[..., Any], *args: Any) -> Any:
+    def note_open(original: Callable[..., Any], *args: Any) -> Any:
         return hooks["open_session"](lambda *_: (original(*args), Bag(success=True))[1], *args)
 
-    own = {"open_session": opened, "extend": extended}
+    own = {"open_session": note_open, "extend": note_extend}
     watched: list[Any] = []  # the driver
     count = reading.Reader.counts
 
@@ -126,12 +126,12 @@ def watched_driver(version: str, folder: Path, spec: bool) -> type:
             reading.version = lambda _: release.version  # type: ignore[assignment]
             for target, name in targets(names):
                 if name not in ONLY_IN_A_SERVER:
-                    _hooked(target, own.get(name, hooks[name]))
+                    _hook(target, own.get(name, hooks[name]))
             _after(release, "abort_queued", lambda _, req, __: self._aborted(req))
             _after(
                 release, "prepare_spec", lambda _, batch, *__: self.ends_step(batch, decodes=True)
             )
-            _hooked(_DECODE, self._prepared)
+            _hook(_DECODE, self._prepared)
 
         def reset(self, geometry: Geometry) -> None:
             if watcher.log is not None:
@@ -203,7 +203,7 @@ def _after(owner: Any, name: str, then: Callable[..., Any]) -> None:
     setattr(owner, name, calls)
 
 
-def _hooked(target: str, hook: Callable[..., Any]) -> None:
+def _hook(target: str, hook: Callable[..., Any]) -> None:
     """As SGLang's registry does it, also where others have imported the function."""
     path, _, name = target.rpartition(".")
     try:

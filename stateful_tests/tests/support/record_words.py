@@ -50,14 +50,14 @@ class Notation:
     tokens: Mapping[str, int] = field(default_factory=dict)
     values: Mapping[str, Any] = field(default_factory=dict)
 
-    def changed(self, facts: Any, line: str) -> Any:
+    def change_facts(self, facts: Any, line: str) -> Any:
         """The facts with what a line says. Raises RecordWordsError."""
         try:
-            return self._changed(facts, line)
+            return self._change_facts(facts, line)
         except (KeyError, IndexError, StopIteration, TypeError, ValueError) as error:
             raise RecordWordsError(f"{line!r}: {error or type(error).__name__}") from None
 
-    def _changed(self, facts: Any, line: str) -> Any:
+    def _change_facts(self, facts: Any, line: str) -> Any:
         head, colon, said = line.partition(": ")
         words = head.split()
         if words[0] == "new":
@@ -116,7 +116,7 @@ class Notation:
             return {**(was or {}), **self._pools(words, get_args(hint)[1], was or {})}
         [of, _] = get_args(hint)
         if of in (int, str):
-            return self._listed(words, was) if of is int else tuple(w for w in words if w != "-")
+            return self._parse_list(words, was) if of is int else tuple(w for w in words if w != "-")
         return tuple(self._part(of, word) for word in words if word != "-")
 
     def _part(self, of: Any, word: str) -> Any:
@@ -137,11 +137,11 @@ class Notation:
                 raise ValueError(f"{word!r} stands before the name of a pool")
         counts = of is int
         return {
-            pool: self._number(values[0]) if counts else self._listed(values, was.get(pool, ()))
+            pool: self._number(values[0]) if counts else self._parse_list(values, was.get(pool, ()))
             for pool, values in slots_by_pool.items()
         }
 
-    def _listed(self, words: list[str], was: Any) -> tuple[int, ...]:
+    def _parse_list(self, words: list[str], was: Any) -> tuple[int, ...]:
         """Numbers and tokens; with `at=token` what was there, but for that place."""
         if any("=" in word for word in words):
             slots = list(was)

@@ -15,7 +15,7 @@ from stateful_tests.watched.servers.population import Population
 RUNS = 60
 
 
-def found_in_servers(
+def faults_in_servers(
     fault: PlantedFault, runs: Population | PairPopulation, judge: str, folder: Path
 ) -> set[str]:
     """The judges, and the keys of their new findings, in runs until `judge` is among them."""

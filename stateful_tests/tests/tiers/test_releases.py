@@ -21,7 +21,7 @@ from stateful_tests.lockstep.replays import replay
 from stateful_tests.lockstep.run_results import Trace
 from stateful_tests.lockstep.system_names import resolve
 from stateful_tests.shrink.minimise import minimise
-from stateful_tests.tests.support.modules_run import printed_by
+from stateful_tests.tests.support.modules_run import output_of
 from stateful_tests.tests.support.night import at_night
 from stateful_tests.tests.support.planted_faults import planted_faults
 from stateful_tests.tests.tiers.lines import NEWEST, ROUND, STORED, commands
@@ -121,7 +121,7 @@ def test_the_faults_are_seen_first_by_their_clauses(core, silent):
     else:
         suite = "tiers"
         other = "rust_tree_core/"
-    seen_by = json.loads(printed_by("stateful_tests.tests.support.fault_runs", suite, "--replay"))
+    seen_by = json.loads(output_of("stateful_tests.tests.support.fault_runs", suite, "--replay"))
     assert {name: each["with"][:1] for name, each in seen_by.items()} == {
         name: [] if name in silent else [fault.clause]
         for name, fault in planted_faults("tiers/faults.toml").items()

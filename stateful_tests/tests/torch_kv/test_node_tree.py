@@ -47,7 +47,7 @@ def test_the_order_outlives_stale_entries():
     source = random.Random(1)
     used = dict.fromkeys(range(20), -1)
 
-    def evicted():
+    def evict_nodes():
         before = {node.path for node in tree.view(())}
         tree.evict(1, 0)
         ((letter,),) = before - {node.path for node in tree.view(())}
@@ -58,11 +58,11 @@ def test_the_order_outlives_stale_entries():
         letter = source.randrange(20)
         if moment % 50 == 0:
             letter = min(used, key=lambda other: used[other])
-            assert evicted() == letter
+            assert evict_nodes() == letter
             insert(tree, (letter,))
         tree.match((letter,))
         used[letter] = moment
-    assert [evicted() for _ in used] == sorted(used, key=lambda letter: used[letter])
+    assert [evict_nodes() for _ in used] == sorted(used, key=lambda letter: used[letter])
 
 
 class CountsGives(PagePool):

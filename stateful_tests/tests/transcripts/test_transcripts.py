@@ -49,7 +49,7 @@ def steady(text: str, folder: Path) -> str:
     return "".join(f"{line.rstrip()}\n" for line in text.splitlines())
 
 
-def typed(line: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
+def type_command(line: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
     """Run one line. Returns its exit code, stdout and stderr."""
     name, _, rest = line.partition(" ")
     if name != "kvspec":
@@ -67,7 +67,7 @@ def typed(line: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]
     return code, captured.out, captured.err
 
 
-def played(script: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> str:
+def play_transcript(script: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> str:
     """The transcript with what its commands print now."""
     blocks = []
     for block in re.split(r"^(?=\$ )", script, flags=re.MULTILINE):
@@ -76,7 +76,7 @@ def played(script: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> str
             continue
         line = block.partition("\n")[0]
         remarks = re.search(r"\n\n((?:# \S.*\n)+)\Z", block)
-        code, out, err = typed(line.removeprefix("$ "), capsys)
+        code, out, err = type_command(line.removeprefix("$ "), capsys)
         marked = "".join(f"! {text}\n" for text in err.splitlines() if not PROGRESS.match(text))
         ended = f"(exit {code})\n" if code else ""
         blocks.append(
@@ -90,7 +90,7 @@ def test_transcript(path, tmp_path, capsys, monkeypatch, request):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("COLUMNS", raising=False)
     expected = path.read_text(encoding="utf-8")
-    seen = played(expected, tmp_path, capsys)
+    seen = play_transcript(expected, tmp_path, capsys)
     if request.config.getoption("accept"):
         path.write_text(seen, encoding="utf-8")
     assert seen == expected, f"accept what is right: pytest {Path(__file__).parent} --accept"

@@ -13,7 +13,7 @@ from reference.commands import Abort, Done, Mode, Piece, Reason, Refused
 from stateful_tests.lockstep.replays import replay
 from stateful_tests.lockstep.run_results import Trace
 from stateful_tests.lockstep.system_names import resolve
-from stateful_tests.tests.support.modules_run import printed_by
+from stateful_tests.tests.support.modules_run import output_of
 from stateful_tests.tests.support.planted_faults import planted_faults
 from stateful_tests.traces import trace_files as traces
 
@@ -220,7 +220,7 @@ def test_each_trace_of_asynchronous_batching_violates_its_clause(overlapped, pat
 
 def test_each_fault_is_seen_first_by_its_clause_and_the_release_conforms(system):
     seen_by = json.loads(
-        printed_by("stateful_tests.tests.support.fault_runs", "transformers", "--replay")
+        output_of("stateful_tests.tests.support.fault_runs", "transformers", "--replay")
     )
     assert {name: each["with"][:1] for name, each in seen_by.items()} == {
         name: [fault.clause] for name, fault in FAULTS.items() if not fault.mended

@@ -83,7 +83,7 @@ class EngineByHand:
 
     def facts(self) -> BlockFacts:
         """Return the facts that follow from what was stated so far."""
-        facts = {name: self._known(name) for name in self.requests}
+        facts = {name: self._request_fact(name) for name in self.requests}
         held = Counter(
             chain.from_iterable(table for fact in facts.values() for table in fact.tables)
         )
@@ -124,17 +124,17 @@ class EngineByHand:
             stored=tuple(self.files),
         )
 
-    def _known(self, name: str) -> RequestFact:
+    def _request_fact(self, name: str) -> RequestFact:
         """Return the fact of a request, with the text that its client has."""
         return self.requests[name]._replace(tokens=tuple(self.given[name]))
 
     def spoil(self, **changes: Callable[[BlockFacts], object]) -> None:
         """Give the facts after this command other values in these fields."""
 
-        def changed(facts: BlockFacts) -> BlockFacts:
+        def change_facts(facts: BlockFacts) -> BlockFacts:
             return facts._replace(**{name: change(facts) for name, change in changes.items()})
 
-        self.spoilt.append(changed)
+        self.spoilt.append(change_facts)
 
     def stamps(self, name: str, tokens: list[int] | None = None) -> list[int]:
         """Return the stamps of these tokens, or of its text, as a request computes them."""

@@ -236,7 +236,7 @@ def loads(device, monkeypatch):
     return Loads(Bag(connector=peer), device, CONFIG, written)
 
 
-def shown_of(loads):
+def facts_shown(loads):
     gone = Bag(requests={}, finished_recving_kv_req_ids={"r3-0"}, failed_recving_kv_req_ids=set())
     return host_facts(loads, gone, CONFIG, None)
 
@@ -255,20 +255,20 @@ def test_a_load_from_the_peer(loads):
     assert device.jobs[0].parts == ((0, 2, 0, 0), (0, 3, 1, 0), (0, 4, 2, 0), (1, 5, 3, 0))
     assert device.host[2] == [(0, (106, EMPTY))] and device.host[3] == [(1, (100, 101, 102, 103))]
     device.copy(load=True)
-    shown = shown_of(loads)
+    shown = facts_shown(loads)
     job = Transfer(0, load=True, parts=device.jobs[0].parts, submitted=True, copied=True)
     held = tuple(tuple(c) for c in device.host.values())
     gone = ("finished_recving of request r3",)
     assert shown == HostFacts(0, (), held, (), (job,), gone)
     device.complete(load=True)
-    assert shown_of(loads).transfers == (job._replace(completed=True),)
+    assert facts_shown(loads).transfers == (job._replace(completed=True),)
     output = loads.after(None)
     assert (output.finished_recving, output.invalid_block_ids, output.failed_recving) == (
         {"r1"},
         set(),
         None,
     )
-    assert loads.after(None).finished_recving is None and not shown_of(loads).transfers
+    assert loads.after(None).finished_recving is None and not facts_shown(loads).transfers
 
 
 @pytest.mark.parametrize("groups, blocks, names, reported", [

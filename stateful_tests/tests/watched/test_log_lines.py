@@ -5,7 +5,7 @@ import pytest
 
 from impl.sglang.server.events import Event
 from stateful_tests.tests.support.log_lines import (
-    EVENTS, LogLineError, changed, event, events, header_fields, spoilt,
+    EVENTS, LogLineError, change_line, event, events, header_fields, spoilt,
 )  # fmt: skip
 from stateful_tests.tests.watched.test_noticed_changes import PIECES, ROWS
 
@@ -83,7 +83,7 @@ def test_every_event_of_a_server_by_itself_stands_in_a_row():
 )
 def test_a_change_is_in_the_words_of_the_line(line, change, as_line):
     was = event(line)
-    assert changed(was, change) == event(as_line)
+    assert change_line(was, change) == event(as_line)
     assert was == event(line), "the event itself stays"
 
 

@@ -37,7 +37,7 @@ def server(**more):
     return SimpleNamespace(**{**found, **more})
 
 
-def judged(p=None, d=None, **network):
+def judge_page(p=None, d=None, **network):
     """The judges of two servers at rest, of which these differ."""
     said = {"harmed": False, "harmed_by_time": False, "delivered": {}, "told_success": {1}}
     wire = SimpleNamespace(**{**said, **network}, tell=lambda *_: None)
@@ -54,7 +54,7 @@ def judged(p=None, d=None, **network):
     ],
 )  # fmt: skip
 def test_a_request_may_arrive_after_its_notice(delivered, key):
-    judgements = judged(delivered=delivered)
+    judgements = judge_page(delivered=delivered)
     judgements.waiting({"P": ["c1.1"], "D": []})
     assert [*judgements.noted] == [key]
 
@@ -76,7 +76,7 @@ SLOTS = {1: TEXT[-1], 2: stamp_after(TEXT, 2), 3: 77}
 def test_state_that_is_sent(source, target, keeps, key):
     rows = SimpleNamespace(mamba_allocator=SimpleNamespace(free_slots=torch.tensor([4])))
     states = SimpleNamespace(cells={**SLOTS, 4: TEXT[-1]}, rows=rows)
-    judgements = judged(server(states=states), server(states=states))
+    judgements = judge_page(server(states=states), server(states=states))
     request = SimpleNamespace(req=SimpleNamespace(kv=SimpleNamespace(mamba_pool_idx=keeps)))
     judgements._state(SimpleNamespace(room=1, request=request, state=[6]), "c1.1", source, target)
     assert [*judgements.noted] == ([key] if key else [])
@@ -88,7 +88,7 @@ def has_computed(*names, refused=()):
     p.scheduler.disagg_prefill_inflight_queue = [
         SimpleNamespace(rid=name, pending_bootstrap=False) for name in names
     ]
-    judgements = judged(p)
+    judgements = judge_page(p)
     judgements.refused["D"] |= {*refused}
     return judgements
 
@@ -131,7 +131,7 @@ def test_page_that_is_sent(sent, row, free, key):
     p.allocator.page_size = size
     d = server(outdated=set())
     d.scheduler.req_to_token_pool = SimpleNamespace(req_to_token=torch.tensor([[4 * size]]))
-    judgements = judged(p, d)
+    judgements = judge_page(p, d)
     request = SimpleNamespace(req=asks)
     promise = SimpleNamespace(room=1, request=request, pages=[4], prefix=0)
     region = SimpleNamespace(pool="full", tensor=cells)
@@ -141,7 +141,7 @@ def test_page_that_is_sent(sent, row, free, key):
 
 
 def test_prefix_of_a_host_tier_that_is_lost():
-    judgements = judged()
+    judgements = judge_page()
     judgements.aborted["D"].add("c2.1")
     judgements.prefix_is_gone("c2.1")
     assert not judgements.noted

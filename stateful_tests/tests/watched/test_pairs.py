@@ -16,7 +16,7 @@ from impl.sglang.server.pair.choices import MESSAGES, NetworkChoice, NetworkChoi
 from impl.sglang.server.runs import WholeScheduler
 from stateful_tests.tests.support.night import NIGHT, at_night
 from stateful_tests.tests.support.planted_faults import planted_faults
-from stateful_tests.tests.support.served_faults import found_in_servers
+from stateful_tests.tests.support.served_faults import faults_in_servers
 from stateful_tests.watched.servers import server_pairs, scheduler_runs
 
 RELEASE = "0.5.23"
@@ -271,5 +271,5 @@ def test_a_fault_in_a_pair_is_caught(name, tmp_path):
     """By the judge that is named."""
     fault = FAULTS[name]
     runs = server_pairs.PairPopulation(7, fixed=fault.server)
-    seen = found_in_servers(fault, runs, fault.clause, tmp_path)
+    seen = faults_in_servers(fault, runs, fault.clause, tmp_path)
     assert fault.clause in seen

@@ -71,12 +71,12 @@ def test_another_seed_gives_another_population(between_scenes):
 def test_in_some_runs_clients_state_priorities():
     """Always where the server has them by a setting, never where it has none by a setting."""
 
-    def drawn(**fixed):
+    def draw_runs(**fixed):
         runs = population.Population(1, fixed=fixed)
         for config, clients, _ in (runs.draw() for _ in range(30)):
             yield config, {turn.priority for client in clients for turn in client.turns}
 
-    preempting = [config for config, stated in drawn() if config.priority and stated - {0}]
+    preempting = [config for config, stated in draw_runs() if config.priority and stated - {0}]
     assert 5 <= len(preempting) <= 15
     assert {each.priority for each in preempting} == {1, 2}
     assert {e.lowest for e in preempting} == {
@@ -84,8 +84,8 @@ def test_in_some_runs_clients_state_priorities():
         False,
     }
     assert {bool(each.queue) for each in preempting} == {True, False}
-    assert all(config.priority == 2 and stated - {0} for config, stated in drawn(priority=2))
-    assert not any(config.priority for config, _ in drawn(priority=0))
+    assert all(config.priority == 2 and stated - {0} for config, stated in draw_runs(priority=2))
+    assert not any(config.priority for config, _ in draw_runs(priority=0))
     without = population.Population(1, lowest=False)
     assert not any(without.draw()[0].lowest for _ in range(30))
 

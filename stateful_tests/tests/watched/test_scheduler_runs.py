@@ -134,7 +134,7 @@ def test_a_finding_that_the_base_shows_in_the_same_run_is_not_new():
 def test_a_label_holds_for_a_tree_that_still_has_the_fault(monkeypatch, there, was, saved, known):
     """By its traces; without traces by the same run on the release, or by the saved run on the tree."""
 
-    def judged(name, key=""):
+    def judge_run(name, key=""):
         found = [scheduler_runs.ServedFinding("log", "log LEN-2 release", "says", name)]
         return scheduler_runs.JudgedRun(
             scheduler_runs.ServedRun(RELEASE, Config(), (), 1, key=key), None, Validated(), found
@@ -143,9 +143,9 @@ def test_a_label_holds_for_a_tree_that_still_has_the_fault(monkeypatch, there, w
     tree = FaultyRunner()
     release = FaultyRunner()
     shows = {(tree, "saved"): saved, (release, ""): was}
-    monkeypatch.setattr(scheduler_runs, "serve", lambda at, run: judged(shows[at, run.key]))
-    runs = {"last-token": judged("", "saved").run} if saved else {}
-    compared = scheduler_runs.Before(release, dict(there), runs).compare(judged("last-token"), tree)
+    monkeypatch.setattr(scheduler_runs, "serve", lambda at, run: judge_run(shows[at, run.key]))
+    runs = {"last-token": judge_run("", "saved").run} if saved else {}
+    compared = scheduler_runs.Before(release, dict(there), runs).compare(judge_run("last-token"), tree)
     assert [finding.known for finding in compared.findings] == [known]
     assert len(compared.new) == (not known)
 

@@ -36,7 +36,7 @@ NAMED = KVNamed("r1", 7, 0, 6, [4, 5, 6])
 OVER = KVGivenBack("r1", 7, "success", [1, 2, 3])
 
 
-def validated(role: str, events: Sequence[Event], lost: int = 0, **more: object) -> Validator:
+def read_by_validator(role: str, events: Sequence[Event], lost: int = 0, **more: object) -> Validator:
     """The validator of a log with these events.
 
     lost: lines that are missing before the last one.
@@ -76,7 +76,7 @@ def rest(tokens: int = 0, kept: dict[str, str] | None = None, **rooms: list[int]
     ],
 )  # fmt: skip
 def test_each_side_is_judged_by_the_log_of_that_side(role, events, found):
-    result = validated(role, events).result
+    result = read_by_validator(role, events).result
     assert [f"{each.clause} {each.expected}"[: len(found or "")] for each in result.unexplained] == (
         [found] if found else []
     )
@@ -96,26 +96,26 @@ def test_each_side_is_judged_by_the_log_of_that_side(role, events, found):
     ],
 )  # fmt: skip
 def test_known_faults_of_a_side_are_named(role, events, known):
-    result = validated(role, events, speculative=True).result
+    result = read_by_validator(role, events, speculative=True).result
     assert [mismatch.known for mismatch in result.mismatches] == [known]
 
 
 @pytest.mark.parametrize("holds_less", [{"speculative": True}, {"states": 8, "tracks": 1}])
 def test_a_page_is_replaced_where_the_tree_holds_less_than_a_chunk(holds_less):
     replaced = KVGivenBack("r1", 7, "success", [1, 9, 3])
-    result = validated("prefill", (ASKED, FIRST, LAST, replaced), **holds_less).result
+    result = read_by_validator("prefill", (ASKED, FIRST, LAST, replaced), **holds_less).result
     assert [mismatch.known for mismatch in result.mismatches] == ["sent-page-is-replaced"]
 
 
 def test_a_rest_that_stays_is_reported_once():
-    assert len(validated("decode", [rest(kept={"rows": "1 of 4"})] * 5).result.unexplained) == 1
+    assert len(read_by_validator("decode", [rest(kept={"rows": "1 of 4"})] * 5).result.unexplained) == 1
 
 
 @pytest.mark.parametrize("gap", [True, False])
 def test_a_lost_line_may_have_closed_a_room(gap):
     early = KVGivenBack("r1", 7, "waiting")
     events = [ASKED, NAMED, *([] if gap else [Snapshot(3, [], [])]), early]
-    result = validated("decode", events, lost=2 * gap).result
+    result = read_by_validator("decode", events, lost=2 * gap).result
     assert not result.unexplained and bool(result.skipped) is gap
 
 
@@ -128,11 +128,13 @@ def test_a_lost_line_may_have_closed_a_room(gap):
     ],
 )
 def test_both_logs_are_joined_by_room(sent, says):
-    prefill = validated("prefill", [ASKED, *sent])
-    decode = validated("decode", [ASKED, NAMED, KVArrived("r1", 7, [4, 5, 6])])
+    prefill = read_by_validator("prefill", [ASKED, *sent])
+    decode = read_by_validator("decode", [ASKED, NAMED, KVArrived("r1", 7, [4, 5, 6])])
     found = [each.verdict.observed for each in compare_pair_logs(prefill, decode)]
     assert found == ([says] if says else [])
-    assert not [*compare_pair_logs(prefill, validated("decode", [ASKED, NAMED]))], "it has not arrived"
+    assert not [*compare_pair_logs(prefill, read_by_validator("decode", [ASKED, NAMED]))], (
+        "it has not arrived"
+    )
 
 
 def test_logs_of_a_pair_are_validated_together(capsys):

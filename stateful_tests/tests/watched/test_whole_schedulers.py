@@ -12,7 +12,7 @@ from impl.sglang.server.runs import WholeScheduler
 from impl.sglang.server.worker import Job
 from stateful_tests.tests.support.night import NIGHT, at_night
 from stateful_tests.tests.support.planted_faults import planted_faults
-from stateful_tests.tests.support.served_faults import found_in_servers
+from stateful_tests.tests.support.served_faults import faults_in_servers
 from stateful_tests.watched.servers import population, random_clients, scheduler_runs
 from stateful_tests.watched.log_reader import WatchLog
 from stateful_tests.watched.validator import Validator
@@ -120,7 +120,7 @@ def test_a_fault_in_the_scheduler_is_caught(fault, tmp_path):
     judge = "log" if fault in OF_A_TIER else fault.clause
     runs = population.Population(1, fixed=fault.server, impatient=fault.impatient)
     # a run that a busy machine has cut short is seen by another judge, and says nothing
-    assert judge in found_in_servers(fault, runs, judge, tmp_path)
+    assert judge in faults_in_servers(fault, runs, judge, tmp_path)
 
 
 def test_code_of_kvspec_that_fails_accuses_no_server(monkeypatch):
