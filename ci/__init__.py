@@ -13,7 +13,10 @@ Data = dict[str, Any]  # a report: the text is made from it, and `--json` gives 
 
 @cache  # of compiled templates: an export fills several, each more than once
 def templates(*, escape: bool, **options: Any) -> "Environment":
-    """Return the templates. escape: they make HTML, and what they are filled with is text."""
+    """Return the templates.
+
+    escape: they make HTML, and what they are filled with is text.
+    """
     from jinja2 import Environment, FileSystemLoader, StrictUndefined  # most commands need none
 
     return Environment(

@@ -26,7 +26,7 @@ _WAYS = {
 _APART = "sglang/server/", "vllm/testing.py"
 # Objects of ours that raise where a release asks for what they have not been given.
 _STAND_INS = {"Bag", "Values", "UNSET"}
-_GIVE = {"bare", "dict", "taken", "update"}  # calls whose keywords are names of the release
+_GIVE = {"bare", "dict", "accepted_arguments", "update"}  # calls whose keywords are names of the release
 _WORD = re.compile(r"[A-Za-z_]\w{2,}")
 
 

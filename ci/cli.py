@@ -144,14 +144,14 @@ def interrupts(
 ) -> Callable[[int, FrameType | None], None]:
     """Return a handler of termination signals. The first interrupts; after the second the report still
     comes."""
-    had: list[float] = []
+    interrupted_at: list[float] = []
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         # timeout(1), for one, sends it to the process and to its group
-        if had and now() - had[-1] < 1:
+        if interrupted_at and now() - interrupted_at[-1] < 1:
             return
-        had.append(now())
-        if len(had) == 2:
+        interrupted_at.append(now())
+        if len(interrupted_at) == 2:
             os.write(
                 2, b"kvspec: ends, and reports what it has found; one more signal ends it at once\n"
             )

@@ -18,7 +18,8 @@ from ci.report.progress_line import Progress
 from reference import model
 from reference.commands import Command, Mode
 from reference.token_ids import SHARED
-from stateful_tests.check.run_driver import start_run, with_stated_sizes
+from stateful_tests.check.run_driver import start_run
+from stateful_tests.check.run_batches import with_stated_sizes
 from stateful_tests.check.check_plans import plan
 from stateful_tests.check import corpus
 from stateful_tests.check.corpus import CorpusLine
@@ -33,7 +34,8 @@ from stateful_tests.lockstep.system_names import resolve
 from stateful_tests.shrink.shrink_passes import drop
 from stateful_tests.shrink.command_rewriting import Commands
 
-SEED, RUNS = 12345, 400  # of the generator: runs of each machine, preset and mode at most
+SEED = 12345  # of the generator
+RUNS = 400  # of each machine, preset and mode at most
 COMMON_RUNS = 1  # a conjunction that the first so many runs of a configuration meet needs no line
 FRUITLESS = 20  # of these in a row that meet nothing new: the rest is out of reach
 
@@ -41,13 +43,13 @@ FRUITLESS = 20  # of these in a row that meet nothing new: the rest is out of re
 def shortest_lines(scope: Scope) -> Iterator[CorpusLine]:
     """Yield the shortest way to each situation of a scope."""
     explorer = Explorer(scope, clauses=False)
-    seen = set[str]()
+    situations_seen = set[str]()
     explorer.run()
     for index, state in enumerate(explorer.queue):
         for command, outcome, now in explorer.moves(state):
             text = situation(state, command, outcome, now)
-            if text not in seen:
-                seen.add(text)
+            if text not in situations_seen:
+                situations_seen.add(text)
                 yield CorpusLine(
                     text, scope.geometry, scope.mode, scope.name, explorer.path(index, command)
                 )
@@ -76,7 +78,7 @@ def random_lines(wanted: set[str], known_situations: set[str]) -> Iterator[Corpu
     """
     system = resolve("reference")
     full_plan = plan("pr", seed=SEED)
-    reached = {*known_situations}
+    situations_reached = {*known_situations}
     last = 0
     configs = [
         with_stated_sizes(machine, preset, mode)
@@ -87,14 +89,14 @@ def random_lines(wanted: set[str], known_situations: set[str]) -> Iterator[Corpu
     for example in range(RUNS):
         for config in configs:
             run = start_run(system, full_plan, config, example)
-            driven: list[Command] = []
+            commands_driven: list[Command] = []
             first_at: dict[str, int] = {}
             state = model.initial(run.geometry, config.mode)
-            while len(driven) < full_plan.steps and state.serial < SHARED - 1:
+            while len(commands_driven) < full_plan.steps and state.serial < SHARED - 1:
                 before = state
                 command = propose(before, run.source, run.profile)
                 state, outcome = model.step(before, command)
-                driven.append(command)
+                commands_driven.append(command)
                 step = before, command, outcome, state
                 met = set(conjunctions(*step))
                 # Most systems cannot run sizes that track states: such lines show only what needs them.
@@ -103,14 +105,14 @@ def random_lines(wanted: set[str], known_situations: set[str]) -> Iterator[Corpu
                 if situation(*step) in wanted:
                     met.add(situation(*step))
                 for text in met:
-                    first_at.setdefault(text, len(driven))
-            for text in sorted(first_at.keys() - reached):
-                reached.add(text)
+                    first_at.setdefault(text, len(commands_driven))
+            for text in sorted(first_at.keys() - situations_reached):
+                situations_reached.add(text)
                 last = example
                 if example < COMMON_RUNS and text not in wanted:
                     continue
                 yield CorpusLine(
-                    text, run.geometry, config.mode, "random", tuple(driven[: first_at[text]])
+                    text, run.geometry, config.mode, "random", tuple(commands_driven[: first_at[text]])
                 )
         if example - last >= FRUITLESS:
             return
@@ -147,7 +149,7 @@ def update_corpus() -> int:
             progress("random", number, 0)
     lines = [*map(faithful, best.values()), *random, *kept_lines["hand"]]
     lines.sort(key=lambda line: (line.situation, line.origin))
-    corpus.FILE.write_text("".join(f"{corpus.written(line)}\n" for line in lines), encoding="utf-8")
+    corpus.FILE.write_text("".join(f"{corpus.line_text(line)}\n" for line in lines), encoding="utf-8")
     missing = best.keys() - {line.situation for line in random}
     click.echo(
         f"wrote   {corpus.FILE} ({len(lines)} lines, {sum(len(n.commands) for n in lines)} commands)"

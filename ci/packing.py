@@ -64,10 +64,10 @@ def files(home: Path) -> Iterator[tuple[Path, str]]:
                 yield path, "kvspec/" + name.removeprefix("ci/public/kvspec/")
 
 
-def moved_source(path: Path, known: dict[str, str] | None = None) -> str:
+def moved_source(path: Path, modules: dict[str, str] | None = None) -> str:
     """Return the text of a module with our packages' names as they are when installed."""
     text = path.read_text(encoding="utf-8")
-    for name, becomes in (known or {}).items():
+    for name, becomes in (modules or {}).items():
         text = text.replace(name, becomes)
     text = _FROM.sub(r"from kvspec.\1", text)
     text = _IMPORT.sub(r"from kvspec import \1", text)

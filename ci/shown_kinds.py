@@ -16,7 +16,7 @@ from reference.system_kinds import BLOCKS, PAIRS, ROWS, TIERS, kind_of_config
 class ExplainedPlaces(Protocol):
     """Explains a run of a system that only facts and clauses judge."""
 
-    def called(self, place: Any, m: Any) -> str:
+    def place_name(self, place: Any, m: Any) -> str:
         """Return a place of a failure, in words."""
 
     def facts_at(self, place: Any, m: Any) -> list[Any]:
@@ -59,7 +59,7 @@ class ServerAsserts(Protocol):
 
     HOOK: str
 
-    def asserted(self, run: Any) -> Any:
+    def assert_violation(self, run: Any) -> Any:
         """Return the assertion that shows the violated clause."""
 
     def device_sizes(self, config: Any) -> Any:
@@ -77,8 +77,8 @@ class ShownKind:
     """The modules that show a kind, by name.
 
     tests: exports a test of an engine's classes; "" where there is none.
-    places, page: "" where the reference model runs beside the system: ci.explain.places and
-        ci.report.pages.trace_page show that.
+    places, page: "" where the reference model runs beside the system, which ci.explain.places and
+        ci.report.pages.trace_page show.
     asserts: the assertions of tests of SGLang's classes.
     models: an adapter may declare that it has no window, no radix tree, no recurrent state.
     """
@@ -118,11 +118,11 @@ _SHOWN = {
 }
 
 
-def shown(kind_name: str) -> ShownKind:
+def shown_kind(kind_name: str) -> ShownKind:
     """Return the modules that show a kind."""
     return _SHOWN[kind_name]
 
 
-def shown_of(config: object) -> ShownKind:
+def shown_kind_of(config: object) -> ShownKind:
     """Return the modules that show a system with these sizes."""
-    return shown(kind_of_config(config).name)
+    return shown_kind(kind_of_config(config).name)

@@ -1,5 +1,5 @@
 """Write what `impl.loading` knows of releases: their sketches, by which `nearest` finds the one that a
-checkout is nearest to; the names that adapters use of them (`used_names`); and the statements of the rules
+checkout is nearest to, the names that adapters use of them (`used_names`), and the statements of the rules
 that adapters copy (`copied_rules`).
 
 `python -m ci.sketches [ENGINE...]` reads every driven release of an engine; those that are not in the cache
@@ -71,7 +71,7 @@ def _release_root(release: str) -> Path:
 
 if __name__ == "__main__":
     for of in map(engine, sys.argv[1:] or ENGINES):
-        (nearest.FOLDER / f"{of.name}.txt").write_text(nearest.written(sketch_of(of)), "ascii")
+        (nearest.FOLDER / f"{of.name}.txt").write_text(nearest.sketch_text(sketch_of(of)), "ascii")
         used_names.write(of.name, names_of(of))
         if of.copied is not None:
-            of.copied.file.write_text(of.copied.written(complete_roots(of)), "utf-8")
+            of.copied.file.write_text(of.copied.rules_text(complete_roots(of)), "utf-8")

@@ -16,7 +16,10 @@ def printable(text: object) -> str:
 
 
 class UnbreakableStream:
-    """A text stream that drops what it cannot write. error: why, None while all was written."""
+    """A text stream that drops what it cannot write.
+
+    error: why, None while all was written.
+    """
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream if stream is not None else open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
@@ -56,7 +59,8 @@ class UnbreakableStream:
 @contextmanager
 def unbreakable_output() -> Iterator[UnbreakableStream]:
     """Put an UnbreakableStream in the place of stdout and of stderr, and yield that of stdout."""
-    stdout, stderr = sys.stdout, sys.stderr
+    stdout = sys.stdout
+    stderr = sys.stderr
     unbreakable = UnbreakableStream(stdout)
     sys.stdout = unbreakable
     sys.stderr = UnbreakableStream(stderr)
@@ -65,4 +69,5 @@ def unbreakable_output() -> Iterator[UnbreakableStream]:
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
-        sys.stdout, sys.stderr = stdout, stderr
+        sys.stdout = stdout
+        sys.stderr = stderr

@@ -9,11 +9,11 @@ import json
 import sys
 
 from impl.system_spec import ENGINES
-from stateful_tests.check.trees import way_map
+from stateful_tests.check.trees import way_map, way_measurement
 
 if __name__ == "__main__":
     maps = json.loads(way_map.FILE.read_text("utf-8")) if way_map.FILE.is_file() else {}
     for engine in sys.argv[1:] or ENGINES:
-        maps[engine] = way_map.measure_ways(engine)
+        maps[engine] = way_measurement.measure_ways(engine)
         way_map.FILE.write_text(json.dumps(maps, indent=0, sort_keys=True) + "\n", "utf-8")
         print(engine, sum(map(len, maps[engine]["functions"].values())), "functions")

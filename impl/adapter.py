@@ -53,21 +53,24 @@ class Capabilities:
     mixed_batches: an Extend may have entries of requests that run, each a decode of one token.
     swa_tail: an Extend may have entries that take SWA slots only for the last window (Chunk.tail).
     answers: a turn may answer with a shared text (Submit.answers), as another turn does.
-    swa: it can be built with a window; full_only: without one; tree: with a radix tree; no_tree: without.
+    swa: it can be built with a window.
+    full_only: without one.
+    tree: with a radix tree.
+    no_tree: without.
     bigram: its tree can know each token together with the one that follows it (Geometry.bigram); paths of
         NodeView are of `tree_key` then.
     tree_policy_is_free: its tree splits nodes and picks what it evicts by rules of its own. The reference
         then takes the shape of the tree over from the view after each command, and no order is checked.
-    modes: in which it is driven by default. A server's own scheduler is faithful, so
-        what only free mode reaches says nothing about it.
-    exact_reasons: refusals carry the specification's first reason; otherwise only done or
-        refused is compared.
-    may_refuse: reasons for which the system may refuse what the specification would do: policy
-        (a reserve of pages), or something that its own scheduler never does.
+    modes: in which it is driven by default. A server's own scheduler is faithful, so what only free mode
+        reaches says nothing about it.
+    exact_reasons: refusals carry the specification's first reason; otherwise only done or refused is
+        compared.
+    may_refuse: reasons for which the system may refuse what the specification would do: policy (a reserve of
+        pages), or something that its own scheduler never does.
     uncounted: pools ("full", "swa", "rows") that its busy check has no account of.
     lists_holders: its busy check at level 2 has an entry for whoever holds something (Report.entries).
-    waived: clause id -> why a violation of it is harmless in this system. It is not
-        looked for: the run goes on past it.
+    waived: clause id -> why a violation of it is harmless in this system. It is not looked for: the run goes
+        on past it.
     known: clause id -> which known fault of this system violates it, and the trace that shows it. A check
         goes on past it too, or it would find nothing else; a trace that names the clause is checked for it.
     settings: names of switches that it has -> the values, besides its default, that a check tries. `reset` is
@@ -169,7 +172,8 @@ class Capabilities:
 class RequestView(msgspec.Struct):
     """A request that has not ended. `row` and `cursors` are None while it holds no row.
 
-    text: tokens of its input and of the outputs so far; origin: how many of them are input.
+    text: tokens of its input and of the outputs so far.
+    origin: how many of them are input.
     """
 
     session: str | None
@@ -182,7 +186,8 @@ class RequestView(msgspec.Struct):
 class SessionView(msgspec.Struct):
     """An open session. `row` and `cursors` are those of its slot, None while it has no slot.
 
-    history: tokens that the next turn's input will start with. closing: close was deferred.
+    history: tokens that the next turn's input will start with.
+    closing: close was deferred.
     """
 
     history: Sequence[int]
@@ -194,9 +199,11 @@ class SessionView(msgspec.Struct):
 class NodeView(msgspec.Struct):
     """A node of the radix tree, without the root.
 
-    path: tokens from the root to its end; slots: full slots of the node's own tokens, which are the last
-    len(slots) of the path. swa_slots: their SWA slots, none for a tombstone or without SWA. full_locks,
-    swa_locks, state_locks: how many locks pin it. state: the slot of the recurrent state at its end.
+    path: tokens from the root to its end.
+    slots: full slots of the node's own tokens, which are the last len(slots) of the path.
+    swa_slots: their SWA slots, none for a tombstone or without SWA.
+    full_locks, swa_locks, state_locks: how many locks pin it.
+    state: the slot of the recurrent state at its end.
     """
 
     path: Sequence[int]
@@ -224,7 +231,10 @@ class TreeSizes(NamedTuple):
 
 
 class TreeView(msgspec.Struct):
-    """The radix tree. sizes: None of systems that do not count."""
+    """The radix tree.
+
+    sizes: None of systems that do not count.
+    """
 
     nodes: Sequence[NodeView]
     lock_holders: Mapping[str, LockHolderView]
@@ -234,13 +244,16 @@ class TreeView(msgspec.Struct):
 class StatesView(msgspec.Struct):
     """Slots of recurrent state, slot 0 being the padding's.
 
-    free: as they stand in the free list. stamps: of each slot, the `chain` of the tokens that were folded
-    into what it holds (reference.recurrent_states), 0 for none. requests, sessions: who has a slot, a session
-    also while it is lent. read: of each request of the last batch the stamp of the state it went on from, 0
-    of an empty one. buffers: more slots of who has one, for states that are kept for the tree while its own
-    goes on; tracked: which of them hold such a state now, each with the tokens after which it is.
+    free: as they stand in the free list.
+    stamps: of each slot, the `chain` of the tokens that were folded into what it holds
+        (reference.recurrent_states), 0 for none.
+    requests, sessions: who has a slot, a session also while it is lent.
+    read: of each request of the last batch the stamp of the state it went on from, 0 of an empty one.
+    buffers: more slots of who has one, for states that are kept for the tree while its own goes on.
+    tracked: which of them hold such a state now, each with the tokens after which it is.
     reached: of each running request the tokens that it has computed, those whose results are processed and
-    those of all launched batches. verifies: decode rounds are verify rounds.
+        those of all launched batches.
+    verifies: decode rounds are verify rounds.
     """
 
     free: Sequence[int]
@@ -259,11 +272,12 @@ class View(msgspec.Struct):
 
     free_full, free_swa: free pages, as they stand in the free lists, duplicates and all.
     free_rows: free rows of req_to_token.
-    rows: row id -> its full slots by position, for every row that a session or request names,
-        at least kv_allocated_len long.
+    rows: row id -> its full slots by position, for every row that a session or request names, at least
+        kv_allocated_len long.
     full_to_swa: for every full slot (page 0 included) its SWA slot, 0 for none; empty without SWA.
     full_stamps, swa_stamps: token id last written to each slot, 0 for none.
-    tree: None without one. states: None of a model without recurrent layers.
+    tree: None without one.
+    states: None of a model without recurrent layers.
     """
 
     sessions: Mapping[str, SessionView]

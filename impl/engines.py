@@ -27,8 +27,12 @@ PACKS: dict[EngineName, str] = {
 
 @dataclass(frozen=True)
 class DriveOptions:
-    """The options beside `--impl`. checkout: a folder; calls: the system notes what it calls (see
-    SGLangSystem); limits: of a worker process."""
+    """The options beside `--impl`.
+
+    checkout: a folder.
+    calls: the system notes what it calls (see SGLangSystem).
+    limits: of a worker process.
+    """
 
     checkout: str | None = None
     device: str = "cpu"
@@ -71,14 +75,14 @@ class Engine:
     #: adds their files to the folder of a release, which may be from before
     complete: Callable[[str, Path], None] = lambda *_: None
 
-    def driven_in(self, ways: Sequence[str]) -> Sequence[str]:
+    def driven_releases(self, ways: Sequence[str]) -> Sequence[str]:
         """Return the releases that are driven in these ways, the oldest first."""
         return self.releases if self.having is None else self.having(ways)
 
     def newest(self, way: str) -> SystemSpec:
         """Return the newest release that is driven in a way."""
         plain = SystemSpec(self.name).in_way(way)
-        return plain.of_version(self.driven_in(plain.ways)[-1])
+        return plain.of_version(self.driven_releases(plain.ways)[-1])
 
 
 @cache
@@ -93,14 +97,14 @@ def engine(name: str) -> Engine:
     return _record(name)
 
 
-def driven_in(name: str, ways: Sequence[str]) -> Sequence[str]:
+def driven_releases(name: str, ways: Sequence[str]) -> Sequence[str]:
     """Return the releases of an engine that are driven in these ways, the oldest first."""
-    return engine(name).driven_in(ways)
+    return engine(name).driven_releases(ways)
 
 
 def every_release(spec: SystemSpec) -> list[SystemSpec]:
-    """Return the systems that a name stands for, if it names all releases of an engine:
-    `sglang==all+overlap`, or with other ways behind it; none where it names one system."""
+    """Return the systems that a name stands for, if it names all releases of an engine, such as
+    `sglang==all+overlap`. None where it names one system."""
     if spec.version != ALL or spec.engine not in ENGINES:
         return []
-    return [spec.of_version(version) for version in driven_in(spec.engine, spec.ways)]
+    return [spec.of_version(version) for version in driven_releases(spec.engine, spec.ways)]

@@ -22,7 +22,7 @@ class Values:
         raise AttributeError(f"the stand-in with {known} has no {name}", name=name, obj=self)
 
 
-def taken(function: Callable[..., Any], offered: dict[str, Any]) -> dict[str, Any]:
+def accepted_arguments(function: Callable[..., Any], offered: dict[str, Any]) -> dict[str, Any]:
     """Return the arguments that the release's function has a parameter for."""
     return {
         name: value

@@ -50,7 +50,8 @@ class SystemSpec:
 
     @property
     def short(self) -> str:
-        """The name of a release beside others of its engine: "0.5.23+overlap"; else the whole name."""
+        """The name of a release beside others of its engine, such as "0.5.23+overlap"; else the whole
+        name."""
         return str(self) if self.version is None else "+".join((self.version, *self.ways))
 
     @property
@@ -68,8 +69,10 @@ class SystemSpec:
         return replace(self, version=version, checkout=False)
 
     def in_way(self, way: str) -> SystemSpec:
-        """Return the spec of the same release in other ways. way: the ways as text, such as
-        "rust+overlap"."""
+        """Return the spec of the same release in other ways.
+
+        way: the ways as text, such as "rust+overlap".
+        """
         return replace(self, ways=ways_in(way))
 
 
@@ -89,6 +92,6 @@ def release_name(engine: str, version: str, ways: Iterable[str] = ()) -> str:
 
 
 def system_spec(system: Any) -> SystemSpec:
-    """Return the spec of a system: a release or a checkout states it; else its name tells."""
+    """Return the spec of a system. A release or a checkout states it; for others it is their name."""
     spec = getattr(system, "spec", None)
     return spec if isinstance(spec, SystemSpec) else SystemSpec.parse(system.name)

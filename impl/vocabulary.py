@@ -8,7 +8,8 @@ from enum import Enum, auto
 from reference.commands import DONE, Choice, Done, Freed, Prompt, Reason, Report, Submit
 from reference.token_ids import shared_serial, text_serial, token_id
 
-# What a command's method returns when it is done: what was chosen, or what it reports; None: a plain "done".
+# What a command's method returns when it is done: what was chosen, or what it reports, and None for a plain
+# "done".
 Played = Sequence[Choice] | Report | Freed | None
 
 
@@ -26,7 +27,7 @@ IN_BATCH = (RequestPhase.EXTENDING, RequestPhase.RUNNING)
 
 
 class CommandRefused(Exception):
-    """Internal to a system: the command is refused for this reason; nothing was touched."""
+    """The command is refused for this reason, and nothing was touched. It stays internal to a system."""
 
     def __init__(self, reason: Reason) -> None:
         self.reason = reason
@@ -58,15 +59,20 @@ def is_text(name: str) -> bool:
 
 
 def serial_of_turn(command: Submit, counted: int) -> int:
-    """Return the serial of the tokens that a turn adds to its prompt. counted: of its Submit. Refuses a
-    text that is none (EMPTY)."""
+    """Return the serial of the tokens that a turn adds to its prompt. Refuses a text that is none (EMPTY).
+
+    counted: of its Submit.
+    """
     require(not command.answers or is_text(command.answers), Reason.EMPTY)
     return text_serial(command.answers, counted)
 
 
 def spelled(prompt: Prompt, start: int = 0, most: int | None = None) -> list[int]:
-    """Return its tokens, the first at position `start` of a text; `most`: of that many tokens at the
-    beginning. Refuses one that is not well-formed (EMPTY)."""
+    """Return the tokens of a prompt. Refuses one that is not well-formed (EMPTY).
+
+    start: position of the first token in its text.
+    most: the most tokens, from the beginning; None for all.
+    """
     require(well_formed(prompt), Reason.EMPTY)
     tokens: list[int] = []
     for piece in prompt:

@@ -405,7 +405,11 @@ class Freed:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """The command was carried out. report: of a memory check that is switched on; freed: of Evict."""
+    """The command was carried out.
+
+    report: of a memory check that is switched on.
+    freed: of Evict.
+    """
 
     choices: tuple[Choice, ...] = ()
     report: Report | None = None

@@ -42,7 +42,10 @@ def floor_page(length: int, page_size: int) -> int:
 
 
 def page_ends(length: int, page_size: int, start: int = 0) -> range:
-    """Return the ends of the whole pages in [start, length). start: a page boundary."""
+    """Return the ends of the whole pages in [start, length).
+
+    start: a page boundary.
+    """
     return range(start + page_size, length + 1, page_size)
 
 

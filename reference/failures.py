@@ -28,7 +28,11 @@ class AtRow(NamedTuple):
 
 
 class AtCursor(NamedTuple):
-    """A field of Cursors. owner: "r1" or "slot of s1"; must: the value it has to have now (tokens)."""
+    """A field of Cursors.
+
+    owner: "r1" or "slot of s1".
+    must: the value it has to have now (tokens).
+    """
 
     owner: str
     field: str
@@ -48,7 +52,11 @@ class AtPosition(NamedTuple):
 
 
 class AtNode(NamedTuple):
-    """A tree node, by the path to its end. pool: pool of the lock count; must: its expected value."""
+    """A tree node, by the path to its end.
+
+    pool: pool of the lock count.
+    must: its expected value.
+    """
 
     path: TreePath
     pool: str = "full"
@@ -56,7 +64,10 @@ class AtNode(NamedTuple):
 
 
 class AtTreePage(NamedTuple):
-    """The page of the tree that ends at `path`. start: its first position (tokens)."""
+    """The page of the tree that ends at `path`.
+
+    start: its first position (tokens).
+    """
 
     path: TreePath
     start: int
@@ -69,7 +80,10 @@ class AtLock(NamedTuple):
 
 
 class AtNamed(NamedTuple):
-    """A request, a session or a session's slot by name. kind: "request", "session" or "slot"."""
+    """A request, a session or a session's slot by name.
+
+    kind: "request", "session" or "slot".
+    """
 
     kind: str
     name: str
@@ -90,7 +104,9 @@ class AtState(NamedTuple):
 class AtCounter(NamedTuple):
     """A number of a memory check's report, or a counter of the radix tree ("evictable", "protected").
 
-    pool: "full", "swa" or "rows". name: such as "session_held"; must: its value by the reference (tokens).
+    pool: "full", "swa" or "rows".
+    name: such as "session_held".
+    must: its value by the reference (tokens).
     """
 
     pool: str
@@ -101,7 +117,8 @@ class AtCounter(NamedTuple):
 class AtText(NamedTuple):
     """The token history of a session or request.
 
-    at: the first position that differs (tokens); must: the token that has to be there.
+    at: the first position that differs (tokens).
+    must: the token that has to be there.
     """
 
     owner: str
@@ -116,7 +133,10 @@ class AtBlock(NamedTuple):
 
 
 class AtChunk(NamedTuple):
-    """A chunk of host memory. slot: the one that is wrong (tokens from its first)."""
+    """A chunk of host memory.
+
+    slot: the one that is wrong (tokens from its first).
+    """
 
     chunk: int
     slot: int | None = None
@@ -131,7 +151,10 @@ class AtSlot(NamedTuple):
 
 
 class AtTreeNode(NamedTuple):
-    """A node of a tree with a host tier, by its number; pool, host: its KV there."""
+    """A node of a tree with a host tier, by its number.
+
+    pool, host: its KV there.
+    """
 
     node: int
     pool: str = "full"
@@ -147,8 +170,9 @@ class AtTransfer(NamedTuple):
 class AtTable(NamedTuple):
     """The place of a block in a request's table.
 
-    at: index in the table (blocks). position: position read or written there (tokens). query: the position
-        whose token sees it.
+    at: index in the table (blocks).
+    position: position read or written there (tokens).
+    query: the position whose token sees it.
     """
 
     request: str
@@ -225,6 +249,9 @@ def failure(expected: str, observed: str, *at: Place, head: str = "") -> Failure
     return Failure(expected, observed, (lambda: at) if at else None, head)
 
 
-def counted(count: int, noun: str, more: str = "s") -> str:
-    """Return a number with its noun, such as "1 page", "2 pages". more: ending of the plural."""
+def count_text(count: int, noun: str, more: str = "s") -> str:
+    """Return a number with its noun, such as "1 page", "2 pages".
+
+    more: ending of the plural.
+    """
     return f"{count} {noun}" if count == 1 else f"{count} {noun}{more}"

@@ -1,8 +1,8 @@
 """The sizes of a system: page, window, pools, rows, radix tree, settings. They are validated once, here.
 
-Units: `page_size`, `window` and `width` are tokens; `full_pages` and `swa_pages` are pages that can
-be handed out (the padding page 0 comes on top); `rows` are rows of req_to_token; `states` are slots of
-recurrent state that can be handed out (the padding slot 0 comes on top).
+`page_size`, `window` and `width` are tokens. `full_pages` and `swa_pages` are pages that can be handed out;
+the padding page 0 comes on top. `rows` are rows of req_to_token. `states` are slots of recurrent state that
+can be handed out; the padding slot 0 comes on top.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ class GeometryError(ValueError):
 class Geometry:
     """Sizes of one system. `window` None means a model without SWA: one pool, `swa_pages` 0.
 
-    Raises GeometryError when a size is out of bounds or the sizes do not fit together."""
+    Raises GeometryError when a size is out of bounds or the sizes do not fit together.
+    """
 
     page_size: int
     window: int | None
@@ -125,7 +126,7 @@ class Geometry:
         return ("full",) if self.window is None else ("full", "swa")
 
     def pages(self, pool: str) -> int:
-        """Pages of `pool` that can be handed out."""
+        """Return the number of pages of `pool` that can be handed out."""
         return self.full_pages if pool == "full" else self.swa_pages
 
 

@@ -1,9 +1,9 @@
 """The memory checks: what a server counts of each pool, while busy and while idle (#21499, #22562).
 
-Per pool `available + evictable + protected + session_held + uncached == total`, and for the request
-rows `free + held by sessions + running == total`. available is what the state says is free; the other
-terms are counted from cursors and from the nodes of the radix tree, as a server counts them: that both
-agree is a theorem (CHK-1).
+Per pool `available + evictable + protected + session_held + uncached == total`, and for the request rows
+`free + held by sessions + running == total`. available is what the state says is free; the other terms are
+counted from cursors and from the nodes of the radix tree, as a server counts them. That both agree is a
+theorem (CHK-1).
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from reference.cursors import counted_full, counted_swa
 from reference.state import IN_BATCH, Cursors, Request, State, free
 from reference.radix_tree import sizes
 
-HELD, UNCACHED = "session_held", "uncached"
+HELD = "session_held"
+UNCACHED = "uncached"
 
 
 def in_batch(request: Request) -> bool:
@@ -22,7 +23,7 @@ def in_batch(request: Request) -> bool:
     return request.phase in IN_BATCH
 
 
-def counted(state: State) -> list[tuple[str, str, Cursors]]:
+def counted_rows(state: State) -> list[tuple[str, str, Cursors]]:
     """Return (term, holder, cursors) for every row in use.
 
     A lent slot counts once: through its turn, as soon as the turn is in a batch (#22213). A rejected
@@ -45,7 +46,7 @@ def report(state: State) -> Report:
     geometry = state.config.geometry
     size = geometry.page_size
     left = free(state)
-    rows = counted(state)
+    rows = counted_rows(state)
     available = {"full": left.full * size, "swa": left.swa * size, "rows": left.rows}
     totals = {
         **{pool: geometry.pages(pool) * size for pool in geometry.pools},

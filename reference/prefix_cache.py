@@ -47,8 +47,8 @@ def page_name(path: Key) -> str:
 
 
 def path_text(path: Key) -> str:
-    """Return tokens as runs of their texts: a8b4, or #3:5 for five tokens of the third Submit; bigrams
-    as a8+b, where b follows."""
+    """Return tokens as runs of their texts, such as a8b4, or #3:5 for five tokens of the third Submit.
+    Bigrams are a8+b, where b follows."""
     parts: list[tuple[int, int]] = []
     for token in map(token_of, path):
         serial = serial_of(token)
@@ -84,7 +84,7 @@ def pages_of(tree: Tree) -> Pages:
     return {pool: frozenset(pages) for pool, pages in owned.items()}
 
 
-def extended(text: Text, prompt: Prompt) -> Text:
+def extend_text(text: Text, prompt: Prompt) -> Text:
     """Return `text` with the pieces of a prompt appended."""
     runs = list(text)
     end = text_len(text)
@@ -110,7 +110,7 @@ def is_text(name: str) -> bool:
 @lru_cache(maxsize=1 << 12)
 def key_of(prompt: Prompt, bigram: bool = False) -> Key:
     """Return the tree's key for a prompt."""
-    return tree_key(text_tokens(extended((), prompt)), bigram)
+    return tree_key(text_tokens(extend_text((), prompt)), bigram)
 
 
 # -- room -----------------------------------------------------------------------------------------
@@ -142,10 +142,10 @@ def with_room(
         return Reason.OUT_OF_SWA
     if missing_states > evictable_states(tree):
         return Reason.OUT_OF_STATES
-    return evicted(state, missing_full, missing_swa, effects, missing_states)[0]
+    return evict_from_cache(state, missing_full, missing_swa, effects, missing_states)[0]
 
 
-def evicted(
+def evict_from_cache(
     state: State, full: int, swa: int, effects: Effects, states: int = 0
 ) -> tuple[State, Freed]:
     """Evict tokens of each pool and states from the tree."""
@@ -161,14 +161,14 @@ def evicted(
 # -- locks ----------------------------------------------------------------------------------------
 
 
-def unlocked(state: State, holder: str) -> State:
+def unlock_holder(state: State, holder: str) -> State:
     """Return the state without the holder's lock."""
     if state.tree is None:
         return state
     return state._replace(tree=radix.unlock(state.tree, holder))
 
 
-def matched(state: State, holder: str, key: Key, full_only: bool = False) -> tuple[State, int]:
+def match_and_lock(state: State, holder: str, key: Key, full_only: bool = False) -> tuple[State, int]:
     """Lock the longest usable prefix of `key` for the holder, in the place of its lock; also return the
     length."""
     assert state.tree is not None

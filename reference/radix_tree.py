@@ -27,7 +27,7 @@ class Node(NamedTuple):
 
     full_used, swa_used: the moment of its last use, per component.
     live: it has SWA KV; always true without a window.
-    state_used: the moment of the last use of the recurrent state at its end; 0: it has none.
+    state_used: the moment of the last use of the recurrent state at its end, 0 where it has none.
     """
 
     key: Key
@@ -42,7 +42,7 @@ class Lock(NamedTuple):
     """The KV that a holder pins: full KV of `key`, SWA KV from `swa_from` to its end.
 
     state: it pins the state at its end too.
-    whole: start of the SWA part when the lock was taken; `reshaped` moves swa_from to the window.
+    whole: start of the SWA part when the lock was taken; `reshape` moves swa_from to the window.
     """
 
     holder: str
@@ -92,9 +92,9 @@ class Placed(NamedTuple):
 class Insertion(NamedTuple):
     """The fate of the pages that an insert brought, as ranges of tokens.
 
-    matched: the length that was there; full pages from the inserter's prefix to it are duplicates and
-    freed. adopted: [matched, end), now the tree's. recovered: tombstones that got the inserter's SWA KV;
-    SWA pages of other duplicates are freed.
+    matched: the length that was there; full pages from the inserter's prefix to it are duplicates and freed.
+    adopted: [matched, end), now the tree's.
+    recovered: tombstones that got the inserter's SWA KV; SWA pages of other duplicates are freed.
     """
 
     matched: int
@@ -149,7 +149,7 @@ def path_of(tree: Tree, key: Key) -> list[Placed]:
         if node is None:
             break
         placed_nodes.append(Placed(node, (placed_nodes[-1].path if placed_nodes else ()) + node.key))
-        same = shared(node.key, key[position:], tree.page_size)
+        same = shared_len(node.key, key[position:], tree.page_size)
         position += same
         if same < len(node.key):
             break
@@ -157,7 +157,7 @@ def path_of(tree: Tree, key: Key) -> list[Placed]:
     return placed_nodes
 
 
-def shared(a: Key, b: Key, page_size: int) -> int:
+def shared_len(a: Key, b: Key, page_size: int) -> int:
     """Return the length of the common prefix, in whole pages (tokens)."""
     length = 0
     for x, y in zip(a, b):
@@ -204,7 +204,7 @@ def sizes(tree: Tree) -> Sizes:
     return Sizes(*counts)
 
 
-def reshaped(tree: Tree, shape: list[tuple[Key, int, bool, bool]]) -> Tree:
+def reshape(tree: Tree, shape: list[tuple[Key, int, bool, bool]]) -> Tree:
     """Return the tree with other nodes, given as (path, start, live, has a state): for systems whose
     tree splits and evicts by rules of its own. Its locks pin no more SWA KV than their window needs.
     Nodes without a parent are left out (TREE-1)."""
@@ -229,16 +229,16 @@ def _edit_children(
     removed)."""
     new = change(path[-1].node)
     for above, below in zip(reversed(path[:-1]), reversed(path)):
-        new = (above.node._replace(children=_replaced(above.node.children, below.node, new)),)
-    return _replaced(children, path[0].node, new)
+        new = (above.node._replace(children=_replace_child(above.node.children, below.node, new)),)
+    return _replace_child(children, path[0].node, new)
 
 
-def _replaced(children: tuple[Node, ...], old: Node, new: tuple[Node, ...]) -> tuple[Node, ...]:
+def _replace_child(children: tuple[Node, ...], old: Node, new: tuple[Node, ...]) -> tuple[Node, ...]:
     """Return the children with one of them replaced, in the order of their keys."""
     return tuple(sorted([*(n for n in children if n is not old), *new], key=lambda n: n.key))
 
 
-def changed(tree: Tree, end: Key, change: Callable[[Node], tuple[Node, ...]]) -> Tree:
+def change_node(tree: Tree, end: Key, change: Callable[[Node], tuple[Node, ...]]) -> Tree:
     """Return the tree with the node that ends at `end` replaced."""
     return tree._replace(children=_edit_children(tree.children, path_of(tree, end), change))
 
@@ -263,7 +263,7 @@ def _with_node_at(tree: Tree, key: Key) -> tuple[Tree, Key]:
     if not path:
         return tree, ()
     last = path[-1]
-    prefix = key[: last.start + shared(last.node.key, key[last.start :], tree.page_size)]
+    prefix = key[: last.start + shared_len(last.node.key, key[last.start :], tree.page_size)]
     return _split(tree, prefix), prefix
 
 
@@ -277,16 +277,16 @@ def _mark_used(tree: Tree, key: Key) -> Tree:
     for placed, after in zip(reversed(path), [None, *reversed(path)]):
         node = placed.node
         if after is not None:
-            node = node._replace(children=_replaced(node.children, after.node, below))
+            node = node._replace(children=_replace_child(node.children, after.node, below))
         seen = now if node.live and placed.end > window_begin else node.swa_used
         state = now if node.state_used and placed.end == len(key) else node.state_used
         below = (node._replace(full_used=now, swa_used=seen, state_used=state),)
     if path:
-        tree = tree._replace(children=_replaced(tree.children, path[0].node, below))
+        tree = tree._replace(children=_replace_child(tree.children, path[0].node, below))
     return tree._replace(clock=now)
 
 
-def stamped(node: Node, **values: int | bool) -> tuple[Node, ...]:
+def with_values(node: Node, **values: int | bool) -> tuple[Node, ...]:
     return (node._replace(**values),)  # type: ignore[arg-type]
 
 
@@ -298,17 +298,21 @@ def usable(tree: Tree, key: Key, full_only: bool = False) -> int:
     nodes.
 
     The KV of one window behind it must be live, or everything back to the root (TREE-5), and a
-    recurrent model needs the state there. full_only: neither is required.
+    recurrent model needs the state there.
+
+    full_only: neither is required.
     """
-    best, live_run, whole = 0, 0, True
-    for placed in path_of(tree, key):
-        live_run = live_run + len(placed.node.key) if placed.node.live else 0
-        whole = whole and placed.node.live
+    best = 0
+    live_run = 0
+    whole = True
+    for placed_node in path_of(tree, key):
+        live_run = live_run + len(placed_node.node.key) if placed_node.node.live else 0
+        whole = whole and placed_node.node.live
         if full_only or (
             (tree.window is None or whole or live_run >= tree.window)
-            and (not tree.states or placed.node.state_used)
+            and (not tree.states or placed_node.node.state_used)
         ):
-            best = placed.end
+            best = placed_node.end
     return best
 
 
@@ -389,11 +393,11 @@ def insert(tree: Tree, key: Key, evicted: int) -> tuple[Tree, Insertion]:
     for placed in path_of(tree, matched):
         if not placed.node.live and placed.start >= live_from and not full_locked(tree, placed):
             recovered.append((placed.start, placed.end))
-            tree = changed(tree, placed.path, partial(stamped, live=True))
+            tree = change_node(tree, placed.path, partial(with_values, live=True))
     if len(matched) < len(key):
         tree = _fresh_leaf(tree, key, len(matched), live_from)
     if tree.states:
-        tree = changed(tree, key, partial(stamped, state_used=tree.clock + 1))
+        tree = change_node(tree, key, partial(with_values, state_used=tree.clock + 1))
     return _mark_used(tree, key), Insertion(len(matched), len(key), tuple(recovered))
 
 
@@ -402,11 +406,11 @@ def insert_and_continue(
 ) -> tuple[Tree, Insertion] | None:
     """Insert for a holder that continues with its lock moved to the end of `key`, whole pages.
 
-    Returns None, and inserts nothing, where `key` could not be matched again as a whole: where a
-    recovery is refused, the holder's own SWA KV would be freed as a duplicate, and the holder still
-    reads it. Page size and window 1: key (1, 2) inserted with evicted 1 and locked; another request
-    computes (1,) by itself and inserts it: a match then gives 0. The holder's present lock counts like
-    any other meanwhile.
+    Returns None, and inserts nothing, where `key` could not be matched again as a whole: where a recovery is
+    refused, the holder's own SWA KV would be freed as a duplicate, and the holder still reads it. An example
+    with page size and window 1: key (1, 2) is inserted with evicted 1 and locked, then another request
+    computes (1,) by itself and inserts it. A match then gives 0. The holder's present lock counts like any
+    other meanwhile.
     """
     grown, insertion = insert(tree, key, evicted)
     if usable(grown, key) < len(key):
@@ -426,6 +430,6 @@ def _fresh_leaf(tree: Tree, key: Key, matched: int, live_from: int) -> Tree:
         leaf = (Node(key[start:end], start >= live_from, now, now, leaf),)
     if not matched:
         return tree._replace(children=tuple(sorted(tree.children + leaf)))
-    return changed(
+    return change_node(
         tree, key[:matched], lambda n: (n._replace(children=tuple(sorted(n.children + leaf))),)
     )

@@ -85,15 +85,16 @@ def may_have_second_slot(processed: int, launched: int, boundary: int, reach: in
 
     A decode that ends at a boundary needs it from its launch until its result is processed; a verify round,
     from where it may end behind one, until the result of the one that does.
+
     processed, launched: tokens that the request has computed, of processed results and of all batches.
-    boundary: tokens between two boundaries. reach: tokens of the verify rounds that may be in flight, 0 on a
-    server that decodes one token at a time.
+    boundary: tokens between two boundaries.
+    reach: tokens of the verify rounds that may be in flight, 0 on a server that decodes one token at a time.
     """
     end = max(launched, processed + reach)
     return processed // boundary != end // boundary
 
 
-def seen(stamp: int, stamps: Sequence[int]) -> str:
+def describe_stamp(stamp: int, stamps: Sequence[int]) -> str:
     """Describe a part with this stamp, for the owner of a text with these stamps."""
     if stamp == EMPTY:
         return "was not written"
@@ -102,9 +103,9 @@ def seen(stamp: int, stamps: Sequence[int]) -> str:
     return "is that after other tokens, or more"
 
 
-def misread(found: Sequence[int], expected: int, stamps: Sequence[int]) -> str | None:
+def misread(stamps_found: Sequence[int], expected: int, stamps: Sequence[int]) -> str | None:
     """Describe the fault of a state whose parts have these stamps; None if all are `expected`."""
-    for part, stamp in zip(PARTS, found):
+    for part, stamp in zip(PARTS, stamps_found):
         if stamp != expected:
-            return f"{part} {seen(stamp, stamps)}"
+            return f"{part} {describe_stamp(stamp, stamps)}"
     return None

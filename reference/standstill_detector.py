@@ -19,8 +19,10 @@ class Standstill(NamedTuple):
     """A state of a system after a call of its scheduler.
 
     times: how often it was in that state, this time included.
-    turns: calls of the scheduler since the first time; ran: forward passes since then.
-    runs: this call began a forward pass; passes: forward passes since a request last got further.
+    turns: calls of the scheduler since the first time.
+    ran: forward passes since then.
+    runs: this call began a forward pass.
+    passes: forward passes since a request last got further.
     """
 
     times: int
@@ -31,8 +33,11 @@ class Standstill(NamedTuple):
 
 
 class _Visit(NamedTuple):
-    """The last visit of a state that counts. due: the work that others had to do then; first: the turn
-    of the first visit."""
+    """The last visit of a state that counts.
+
+    due: the work that others had to do then.
+    first: the turn of the first visit.
+    """
 
     times: int
     due: frozenset[Hashable]
@@ -72,5 +77,6 @@ class StandstillDetector:
             visit = self._visits[state] = _Visit(1, now, self._turn, self._ran)
         elif not visit.due & now:
             visit = self._visits[state] = visit._replace(times=visit.times + 1, due=now)
-        turns, ran = self._turn - visit.first, self._ran - visit.ran
+        turns = self._turn - visit.first
+        ran = self._ran - visit.ran
         return Standstill(visit.times, turns, ran, runs, self._ran)

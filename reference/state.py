@@ -160,7 +160,7 @@ Named = TypeVar("Named", Session, Request)
 _NAME = attrgetter("name")
 
 
-def _replaced(those: tuple[Named, ...], one: Named) -> tuple[Named, ...]:
+def _replace_named(those: tuple[Named, ...], one: Named) -> tuple[Named, ...]:
     """Return the values with `one` added, or in the place of that of its name, in the order of names."""
     others = [each for each in those if each.name != one.name]
     insort(others, one, key=_NAME)
@@ -213,7 +213,7 @@ class State(_State):
 
     def with_session(self, session: Session) -> State:
         return State(
-            self.config, _replaced(self.sessions, session), self.requests, self.serial, self.tree
+            self.config, _replace_named(self.sessions, session), self.requests, self.serial, self.tree
         )
 
     def without_session(self, name: str) -> State:
@@ -221,7 +221,7 @@ class State(_State):
 
     def with_request(self, request: Request) -> State:
         return State(
-            self.config, self.sessions, _replaced(self.requests, request), self.serial, self.tree
+            self.config, self.sessions, _replace_named(self.requests, request), self.serial, self.tree
         )
 
     def with_those(self, moved: Mapping[str, Request]) -> State:
@@ -313,7 +313,9 @@ def state_lens(state: State) -> dict[str, int]:
 def free(state: State) -> Free:
     """Return what is free: the total less what is owned."""
     geometry = state.config.geometry
-    full, swa, rows = geometry.full_pages, geometry.swa_pages, geometry.rows
+    full = geometry.full_pages
+    swa = geometry.swa_pages
+    rows = geometry.rows
     for _, cursors, _, _ in holders(state):
         full -= len(full_pages(cursors, geometry.page_size))
         if geometry.window is not None:

@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from reference.blocks.commands import ENGINE_COMMANDS, EngineCommand
-from reference.blocks.config import ENGINE_PRESETS, EngineConfig
+from reference.blocks.config import EngineConfig
+from reference.blocks.presets import ENGINE_PRESETS
 from reference.blocks.facts import BlockFacts
 from reference.commands import COMMANDS, Command
 from reference.geometry import PRESETS, Geometry

@@ -74,8 +74,9 @@ def shared_text(serial: int) -> str:
 
 
 def tree_key(tokens: Iterable[int], bigram: bool) -> tuple[int, ...]:
-    """Return a radix tree's key for these tokens: the tokens, or pairs of each token with the next;
-    then the last token has no key (EAGLE: the draft model's KV of a token depends on the next one too)."""
+    """Return a radix tree's key for these tokens: the tokens, or pairs of each token with the next. Among
+    pairs the last token has no key, because with EAGLE the draft model's KV of a token depends on the next
+    token too."""
     return tuple(a << TOKEN_BITS | b for a, b in pairwise(tokens)) if bigram else tuple(tokens)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from reference.commands import Freed
 from reference.radix_tree import (
-    Key, Node, Placed, Tree, changed, full_locked, nodes, path_of, stamped, state_locked, swa_locked,
+    Key, Node, Placed, Tree, change_node, full_locked, nodes, path_of, with_values, state_locked, swa_locked,
 )  # fmt: skip
 from reference.memoization import memoized
 
@@ -70,7 +70,7 @@ def _evict_state(tree: Tree) -> tuple[Tree, Freed] | None:
 def _drop_part(tree: Tree, placed: Placed, freed: Freed, **marks: Any) -> tuple[Tree, Freed]:
     """Drop a part of a node, or the node itself where it is an unlocked leaf."""
     if placed.node.children or full_locked(tree, placed):
-        return changed(tree, placed.path, partial(stamped, **marks)), freed
+        return change_node(tree, placed.path, partial(with_values, **marks)), freed
     return _drop_leaf(tree, placed)
 
 
@@ -100,7 +100,8 @@ def _candidates(tree: Tree, candidate: Callable[[Tree, Placed], bool]) -> list[P
 
 
 def _eviction_order(used: str) -> Callable[[Placed], tuple[int, int, Key]]:
-    """Return a sort key: least recently used first; among equals, the one nearest to the root."""
+    """Return a sort key that puts the least recently used first, and among equals the one nearest to the
+    root."""
     return lambda placed: (getattr(placed.node, used), placed.end, placed.path)
 
 
@@ -112,7 +113,7 @@ def _drop_leaf(tree: Tree, leaf: Placed) -> tuple[Tree, Freed]:
         swa += len(leaf.node.key) if leaf.node.live and tree.window is not None else 0
         if leaf.node.state_used:
             states += 1
-        tree = changed(tree, leaf.path, lambda _: ())
+        tree = change_node(tree, leaf.path, lambda _: ())
         above = path_of(tree, leaf.path[: leaf.start])
         serves = not above or _can_end_match(tree, above[-1].node)
         if serves or above[-1].node.children or full_locked(tree, above[-1]):

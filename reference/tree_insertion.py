@@ -18,7 +18,7 @@ from __future__ import annotations
 from reference import radix_tree as radix
 from reference.cursors import floor_page
 from reference.state import Cursors, Request, State, text_tokens
-from reference.prefix_cache import Effects, page_name, unlocked
+from reference.prefix_cache import Effects, page_name, unlock_holder
 from reference.radix_tree import Key
 from reference.token_ids import tree_key
 
@@ -48,7 +48,7 @@ def insert_on_finish(state: State, request: Request, length: int, effects: Effec
         state = _insert_key(
             state, request.holder, key, _own_swa_start(c), effects, goes_on=False, row=True
         )
-    return unlocked(state, request.holder)
+    return unlock_holder(state, request.holder)
 
 
 def insert_by_lock_holder(
@@ -63,7 +63,7 @@ def insert_by_lock_holder(
             state, holder, key, max(evicted, prefix), effects, goes_on=goes_on, row=False
         )
     if not goes_on:
-        return unlocked(state, holder)
+        return unlock_holder(state, holder)
     assert state.tree is not None
     if radix.lock_of(state.tree, holder) is None:  # it stays, with nothing locked
         return state._replace(tree=radix.lock(state.tree, holder, ()))

@@ -51,7 +51,7 @@ def _common_capabilities(systems: Iterable[System]) -> Capabilities:
 
 def _generate(machine: str, runs: int, can: Capabilities) -> list[Run]:
     """Draw runs over all presets, by the generator that `kvspec check` uses, on the reference only."""
-    made = []
+    generated = []
     for number in range(runs):
         for name in PRESETS:
             geometry = sizes_for(machine, name)
@@ -62,8 +62,8 @@ def _generate(machine: str, runs: int, can: Capabilities) -> list[Run]:
             for _ in range(STEPS):
                 commands.append(propose(state, source, profile))
                 state, _ = model.step(state, commands[-1])
-            made.append((geometry, commands))
-    return made
+            generated.append((geometry, commands))
+    return generated
 
 
 def _reference(runs: list[Run]) -> None:
@@ -135,21 +135,21 @@ def bench(
     }
     can = _common_capabilities(systems.values())
     for machine in MACHINES:
-        made = _generate(machine, runs, can)
-        commands = sum(len(c) for _, c in made)
+        generated = _generate(machine, runs, can)
+        commands = sum(len(c) for _, c in generated)
         parts: dict[str, Callable[[], object]] = {
-            "reference alone": partial(_reference, made),
+            "reference alone": partial(_reference, generated),
             "generator and reference": partial(_generate, machine, runs, can),
         }
         for impl, system in systems.items():
             gc.freeze()  # as a check does when its system is there
             parts |= {
-                f"{impl}: apply": partial(_apply, system, made),
-                f"{impl}: apply, view": partial(_apply, system, made, view=True),
+                f"{impl}: apply": partial(_apply, system, generated),
+                f"{impl}: apply, view": partial(_apply, system, generated, view=True),
                 f"{impl}: apply, view, abstraction": partial(
-                    _apply, system, made, view=True, facts=True
+                    _apply, system, generated, view=True, facts=True
                 ),
-                f"{impl}: lockstep, all clauses": partial(_lockstep, system, made),
+                f"{impl}: lockstep, all clauses": partial(_lockstep, system, generated),
             }
         rows += [_cost_row(machine, name, _best_seconds(part) / commands) for name, part in parts.items()]
     headings = ("machine", "what", "us/command", "commands/s")

@@ -28,7 +28,7 @@ from reference import blocks, model, tiers
 from reference import clauses as rows
 from stateful_tests.check import campaign, run_driver, finder
 from stateful_tests.check.known_faults import explanation
-from stateful_tests.check.run_driver import Named
+from stateful_tests.check.run_batches import Named
 from stateful_tests.check.known_faults.masks import masks
 from stateful_tests.check.check_plans import plan
 from stateful_tests.coverage import situations
@@ -50,7 +50,7 @@ def _timed_functions() -> dict[Callable[..., Any], str]:
     """Return each timed function with its part."""
     parts: dict[str, tuple[Callable[..., Any], ...]] = {
         _DRIVING: (run_driver.drive,),
-        _EXPLAINING: (explanation.counted_under,),
+        _EXPLAINING: (explanation.explaining_masks,),
         "the reference": (model.step,),
         "clauses": (rows.broken, blocks.clauses.broken, tiers.clauses.broken),
         "situations": (situations.situations,),
@@ -75,8 +75,10 @@ def _timed_methods() -> Iterator[tuple[type, str, str]]:
 
 @dataclass
 class _Clock:
-    """CPU seconds by part. worker_s: those of the system's process so far, which are read where a phase
-    begins or ends."""
+    """CPU seconds by part.
+
+    worker_s: those of the system's process so far, which are read where a phase begins or ends.
+    """
 
     worker_s: Callable[[], float] = lambda: 0.0
     seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
@@ -84,7 +86,7 @@ class _Clock:
     _since: float = 0.0
     _worker_since: float = 0.0
 
-    def timed(self, function: Callable[..., Any], part: str) -> Callable[..., Any]:
+    def time_calls(self, function: Callable[..., Any], part: str) -> Callable[..., Any]:
         def call(*args: Any, **options: Any) -> Any:
             with self.part(part):
                 return function(*args, **options)
@@ -121,7 +123,7 @@ def _with_clock(clock: _Clock) -> Iterator[None]:
     """Patch all timed functions and methods so that the clock counts them."""
     functions = {id(each): (each, part) for each, part in _timed_functions().items()}
     patches: list[Any] = [
-        patch.object(kind, name, clock.timed(vars(kind)[name], part))
+        patch.object(kind, name, clock.time_calls(vars(kind)[name], part))
         for kind, name, part in _timed_methods()
         if name in vars(kind)
     ]
@@ -130,9 +132,9 @@ def _with_clock(clock: _Clock) -> Iterator[None]:
         for name, value in list(vars(module).items()):
             if id(value) in functions:
                 function, part = functions[id(value)]
-                patches.append(patch.object(module, name, clock.timed(function, part)))
+                patches.append(patch.object(module, name, clock.time_calls(function, part)))
     draws = {
-        machine: each._replace(propose=clock.timed(each.propose, "driving: drawing commands"))
+        machine: each._replace(propose=clock.time_calls(each.propose, "driving: drawing commands"))
         for machine, each in run_driver._DRAWS.items()
     }
     patches.append(patch.dict(run_driver._DRAWS, draws))
@@ -163,7 +165,7 @@ def _cpu_s(system: AnySystem) -> float:
 @json_option
 def check(out: ReportOut, impl: str, seed: int, commands: int) -> None:
     """Measure where the CPU seconds of a smoke check go."""
-    asked = replace(plan("smoke", seed=seed), commands=commands)
+    plan_asked = replace(plan("smoke", seed=seed), commands=commands)
     spec = SystemSpec.parse(impl)
     with unusable():
         system: AnySystem = SystemSelector(spec).resolve()
@@ -171,17 +173,17 @@ def check(out: ReportOut, impl: str, seed: int, commands: int) -> None:
         with _with_clock(clock), clock.part(_REST):
             with clock.part(_FAULTS):
                 known = list(masks(system))
-            result = campaign.run(system, asked, masks=known, named=Named(spec))
+            result = campaign.run(system, plan_asked, masks=known, named=Named(spec))
             with clock.part(_FAULTS):  # looks at the worker a last time
                 pass
         system.close()
-    done = sum(result.carried_out.values())
+    command_count = sum(result.carried_out.values())
     total = sum(clock.seconds.values())
     drives = sum(s for name, s in clock.seconds.items() if name.startswith(_DRIVING))
     counted = [
         *sorted(clock.seconds.items(), key=lambda part: -part[1]),
         ("all driving", drives),
-        (f"all, {done / total:,.0f} commands a CPU second", total),
+        (f"all, {command_count / total:,.0f} commands a CPU second", total),
     ]
     table = [
         {"part": name, "cpu_s": round(s, 2), "percent": round(100 * s / total, 1)}

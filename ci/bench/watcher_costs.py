@@ -42,10 +42,15 @@ def _bench_clients(count: int) -> tuple[Client, ...]:
 
 
 def _overhead_percent(watched_first: RunOutcome, watched_second: RunOutcome) -> float:
-    """Return by how much being watched takes longer, in percent. watched_first, watched_second: blocks
-    of rounds of a pair of runs."""
-    one, other = watched_first.blocks_s[2:], watched_second.blocks_s[2:]  # the first warm up
-    first, second = sum(one[::2]) / sum(other[::2]), sum(other[1::2]) / sum(one[1::2])
+    """Return by how much being watched takes longer, in percent.
+
+    watched_first, watched_second: blocks of rounds of a pair of runs.
+    """
+    # the first warm up
+    one = watched_first.blocks_s[2:]
+    other = watched_second.blocks_s[2:]
+    first = sum(one[::2]) / sum(other[::2])
+    second = sum(other[1::2]) / sum(one[1::2])
     return 100 * (math.sqrt(first * second) - 1)
 
 
@@ -62,10 +67,10 @@ def watcher(out: ReportOut, release: str, pairs: int, clients: int) -> None:
     asking = _bench_clients(clients)
 
     def run(folder: str, blocks: tuple[int, bool] | None = None) -> RunOutcome:
-        done = runner.run(Job(config, asking, 1, {"KVSPEC_WATCH": folder}, blocks))
-        if done.error:
-            raise Unusable(f"sglang=={release}: the server ended: {done.error}")
-        return done
+        outcome = runner.run(Job(config, asking, 1, {"KVSPEC_WATCH": folder}, blocks))
+        if outcome.error:
+            raise Unusable(f"sglang=={release}: the server ended: {outcome.error}")
+        return outcome
 
     for tree, overlap in _CONFIGS:
         config = Config(
@@ -73,7 +78,7 @@ def watcher(out: ReportOut, release: str, pairs: int, clients: int) -> None:
             pressure=False,
         )  # fmt: skip
         with tempfile.TemporaryDirectory() as folder:
-            done = run(folder)
+            outcome = run(folder)
             (log,) = logs_of([Path(folder)])
             validator = Validator(log.header)
             started = time.process_time()
@@ -84,10 +89,10 @@ def watcher(out: ReportOut, release: str, pairs: int, clients: int) -> None:
             with tempfile.TemporaryDirectory() as one, tempfile.TemporaryDirectory() as other:
                 more.append(_overhead_percent(run(one, (ROUNDS, True)), run(other, (ROUNDS, False))))
         rows.append({
-            "tree": tree, "overlap": overlap, "forwards": done.forwards,
-            "watched": round(1e6 * done.cpu_s / done.forwards, 1), "percent": round(median(more), 1),
+            "tree": tree, "overlap": overlap, "forwards": outcome.forwards,
+            "watched": round(1e6 * outcome.cpu_s / outcome.forwards, 1), "percent": round(median(more), 1),
             "least": round(min(more), 1), "most": round(max(more), 1), "events": events,
-            "validated": round(done.cpu_s / read_s, 1),
+            "validated": round(outcome.cpu_s / read_s, 1),
         })  # fmt: skip
     runner.close()
     headings = (

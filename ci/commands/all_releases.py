@@ -52,16 +52,16 @@ def check(
     except KeyboardInterrupt:
         interrupted = True
     end = gravest([ending(interrupted=interrupted), *(row["exit_code"] for row in rows)])
-    driven = [row["check"] for row in rows if row["check"] is not None]
+    checks = [row["check"] for row in rows if row["check"] is not None]
     driven_machines = dict.fromkeys(
-        m["machine"] for check in driven for m in check["clauses_by_machine"]
+        m["machine"] for check in checks for m in check["clauses_by_machine"]
     )
     machines = list(driven_machines or plan.machines)
     data = {
         "format": "kvspec-check-releases", "version": 1, "tier": plan.tier, "seed": plan.seed,
         "machines": machines, "exit_code": end, "interrupted": interrupted,
-        "systems": [str(spec) for spec in systems], "commands": sum(check["commands"] for check in driven),
-        "seconds": round(sum(check["seconds"] for check in driven), 3), "releases": rows,
+        "systems": [str(spec) for spec in systems], "commands": sum(check["commands"] for check in checks),
+        "seconds": round(sum(check["seconds"] for check in checks), 3), "releases": rows,
     }  # fmt: skip
     check_text.releases(out.console, data)
     return out.end(data)
@@ -106,7 +106,7 @@ def replay(
             note(f"{len(rows[0])} of {len(systems)} releases: {spec}")
     except KeyboardInterrupt:
         interrupted = True
-    driven = [
+    exit_codes = [
         row["exit_code"] for rows_of_trace in rows for row in rows_of_trace if row["replay"] is not None
     ]
     data: Data = {
@@ -114,7 +114,7 @@ def replay(
         "version": 1,
         "systems": [str(spec) for spec in systems],
         "interrupted": interrupted,
-        "exit_code": gravest([ending(interrupted=interrupted), *(driven or [Ending.UNUSABLE])]),
+        "exit_code": gravest([ending(interrupted=interrupted), *(exit_codes or [Ending.UNUSABLE])]),
         "traces": [
             {"file": path, "releases": rows_of_trace} for (path, _), rows_of_trace in zip(traces, rows)
         ],
@@ -152,12 +152,12 @@ def _replay(impl: str, system: AnySystem, path: str, trace: Trace) -> Data:
     try:
         with unusable():
             run = replays.replay(system, trace)
-            shown = report.replay_data(path, run, known=known_fault(system, run))
+            replay_report = report.replay_data(path, run, known=known_fault(system, run))
     except Unusable as error:
         return _undriven_row(impl, error)
     return {
         "implementation": impl,
-        "exit_code": shown["exit_code"],
+        "exit_code": replay_report["exit_code"],
         "unusable": None,
-        "replay": shown,
+        "replay": replay_report,
     }

@@ -51,8 +51,11 @@ def with_system(
 def default_base(
     selector: SystemSelector, since: str | None, system: AnySystem, opened: ExitStack
 ) -> Base | None:
-    """Return the base of a system where the user names none: for a checkout its own history, or else a
-    release; None for anything else. opened: keeps the base."""
+    """Return the base of a system where the user names none. A checkout has its own history, or else a
+    release. Other systems have none.
+
+    opened: keeps the base.
+    """
     from stateful_tests.check.trees.base_selection import BaseKind
 
     if selector.checkout is None:
@@ -120,14 +123,14 @@ class KnownFaults:
         return known_fault_beside(self._base, self._masks, self.system, run)
 
 
-def named_base(named: str, selector: SystemSelector) -> AnySystem:
+def named_base(name: str, selector: SystemSelector) -> AnySystem:
     """Load a base by its name, or a checkout; driven in the same ways as `selector`."""
     from stateful_tests.lockstep import system_names
 
-    folder = named if Path(named).is_dir() else None
+    folder = name if Path(name).is_dir() else None
     of_folder = selector.spec.engine if selector.spec.engine in ENGINES else "sglang"
-    base = SystemSpec.parse(named) if folder is None else SystemSpec(of_folder)
-    with unusable(f"--base {named:.80}: ", Unusable):
+    base = SystemSpec.parse(name) if folder is None else SystemSpec(of_folder)
+    with unusable(f"--base {name:.80}: ", Unusable):
         spec = system_names.as_base(base, selector.spec)
         system: AnySystem = SystemSelector(spec, folder, selector.device).resolve()
         if folder is not None:
@@ -169,15 +172,15 @@ def _start_once(system: AnySystem) -> None:
         system.reset(sizes_for(kind.machine or "sessions", smallest))
 
 
-def _revision(named: str, option: str, selector: SystemSelector, system: AnySystem) -> Revision:
+def _revision(base: str, option: str, selector: SystemSelector, system: AnySystem) -> Revision:
     from stateful_tests.check.trees import tree_history
 
     if selector.checkout is None:
         raise Unusable(
-            f"{option} {OF_HISTORY}{named:.80}: goes with a checkout, such as --sglang-path"
+            f"{option} {OF_HISTORY}{base:.80}: goes with a checkout, such as --sglang-path"
         )
-    with unusable(f"{option} {OF_HISTORY}{named:.80}: ", ValueError):
-        return tree_history.named_revision(_checkout_root(system), named)
+    with unusable(f"{option} {OF_HISTORY}{base:.80}: ", ValueError):
+        return tree_history.named_revision(_checkout_root(system), base)
 
 
 def _own_revision(system: AnySystem, since: str | None) -> Revision | None:
@@ -213,8 +216,10 @@ def _base_in_history(
 def _folder_of(
     revision: Revision, selector: SystemSelector, system: AnySystem, opened: ExitStack
 ) -> Path:
-    """Return a folder with the driven files of a commit of the checkout `system`. opened: keeps the
-    folder. Raises Unusable."""
+    """Return a folder with the driven files of a commit of the checkout `system`. Raises Unusable.
+
+    opened: keeps the folder.
+    """
     from stateful_tests.check.trees import tree_history
 
     assert selector.checkout is not None

@@ -48,49 +48,49 @@ def bugs(names: tuple[str, ...], out: ReportOut) -> int:
     releases = [name for name in names if SystemSpec.parse(name).version is not None]
     text = tuple(name for name in names if name not in releases and name not in ENGINES)
     with unusable("", ValueError):
-        known = [row for row in known_bugs() if all(is_of(row["id"], release) for release in releases)]
+        known_rows = [row for row in known_bugs() if all(is_of(row["id"], release) for release in releases)]
     every = {row["id"].casefold() for row in known_bugs() + rows}
     if text and every.issuperset(map(str.casefold, text)):
         return list_rows(known_bugs() + rows, out, _BUG_COLUMNS, text)
     engines = {SystemSpec.parse(name).engine for name in names if name not in text}
     if not text:
-        of_engines = [row for row in known if {row["source"].partition(" ")[0]} >= engines]
+        of_engines = [row for row in known_rows if {row["source"].partition(" ")[0]} >= engines]
         return list_rows(of_engines, out, _BUG_COLUMNS)
-    return _list_matches(text, {row["id"] for row in known}, engines, rows, out)
+    return _list_matches(text, {row["id"] for row in known_rows}, engines, rows, out)
 
 
 def _list_matches(
-    text: tuple[str, ...], known: set[str], engines: set[str], named: list[Data], out: ReportOut
+    text: tuple[str, ...], known_ids: set[str], engines: set[str], named_rows: list[Data], out: ReportOut
 ) -> int:
-    """List bugs that have words of a text: known bugs `known`, and those of one engine if `engines`
+    """List bugs that have words of a text: known bugs `known_ids`, and those of one engine if `engines`
     names any."""
     from ci.documents.bug_search import KNOWN_KINDS, SHOWN, search_entries, find
     from ci.report import text_output
 
     every = [
         entry
-        for entry in search_entries(named)
-        if (entry.kind not in KNOWN_KINDS or entry.row["id"] in known)
+        for entry in search_entries(named_rows)
+        if (entry.kind not in KNOWN_KINDS or entry.row["id"] in known_ids)
         and (not engines or {entry.engine} <= engines | {""})
     ]
     matches = find(text, every)
-    shown = matches.rows[: min(SHOWN, matches.fits or SHOWN)]
+    listed_rows = matches.rows[: min(SHOWN, matches.fits or SHOWN)]
     if not matches.known:
         name = text[-1] if len(text) == 1 else ""
         meant = similar_names(name, [row["id"] for row in matches.rows])
         lacking = ", ".join(map(quoted_text, matches.missing))
         lacking = f" (nothing here mentions {lacking})" if lacking else ""
-        nearest = "nearest:" if shown else "nothing is near; `kvspec bugs` lists the named bugs"
-        unknown = "not known" if len(text) == 1 or not shown else "no bug has all of these words"
+        nearest = "nearest:" if listed_rows else "nothing is near; `kvspec bugs` lists the named bugs"
+        unknown = "not known" if len(text) == 1 or not listed_rows else "no bug has all of these words"
         text_output.say(out.console, f"{unknown}{lacking}{meant}; {nearest}".replace("?;", "?"), "bold")
-    if shown:
-        text_output.listing(out.console, shown, _BUG_COLUMNS)
+    if listed_rows:
+        text_output.listing(out.console, listed_rows, _BUG_COLUMNS)
     if 0 < matches.fits < _FEW and (near_by := matches.rows[matches.fits : _FEW + 1]):
         text_output.say(out.console, "if that is not it, nearest:", "bold")
         text_output.listing(out.console, near_by, _BUG_COLUMNS)
-        shown = [*shown, *near_by]
-    if more := len(matches.rows) - len(shown):
-        fitting = max(0, matches.fits - len(shown))
+        listed_rows = [*listed_rows, *near_by]
+    if more := len(matches.rows) - len(listed_rows):
+        fitting = max(0, matches.fits - len(listed_rows))
         others = f"{fitting} more fit, {more - fitting}" if fitting else f"{more} more"
         note(f"{others} have some of these words: --json lists all")
     for place, row in enumerate(matches.rows):

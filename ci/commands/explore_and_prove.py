@@ -70,9 +70,9 @@ def explore(
 
         columns = {"id": "scope", "takes": "takes", "about": "about"}
         return list_rows(report.scope_rows(), out, columns)
-    chosen = [_scope(name) for name in names]
+    scopes = [_scope(name) for name in names]
     if not names:
-        chosen = [scope for scope in SCOPES.values() if scope.takes == "seconds"]
+        scopes = [scope for scope in SCOPES.values() if scope.takes == "seconds"]
 
     from ci.report import exploration_report as report
     from stateful_tests.explore import search
@@ -94,7 +94,7 @@ def explore(
             report.print_exploration(out.console, data)
             return data, result.stopped
 
-        code, reports = _report_scopes(chosen, explore_scope)
+        code, reports = _report_scopes(scopes, explore_scope)
     return out.end({"format": "kvspec-explore", "version": 1, "exit_code": code, "scopes": reports})
 
 

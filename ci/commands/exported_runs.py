@@ -76,8 +76,10 @@ def folder_and_name(
 
 
 def target_of(exporting: Any, fixed: str, name: str, spec: SystemSpec) -> ReleaseTarget:
-    """Return the release, or the folder of a checkout, on which a test of `spec` has to pass. name: of
-    a folder that is a commit."""
+    """Return the release, or the folder of a checkout, on which a test of `spec` has to pass.
+
+    name: of a folder that is a commit.
+    """
     if not Path(fixed).is_dir():
         version = _fixed_spec(fixed, spec).version
         return cast("ReleaseTarget", exporting.target(version))

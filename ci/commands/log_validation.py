@@ -23,8 +23,11 @@ Begins = Callable[["LogReading"], None]
 
 
 class LogReading:
-    """One log and its validator. unreadable: why the rest of it could not be read; seconds: time spent
-    on it."""
+    """One log and its validator.
+
+    unreadable: why the rest of it could not be read, "" where it could.
+    seconds: time spent on it.
+    """
 
     def __init__(self, log: WatchLog, release: str | None) -> None:
         self.log = log
@@ -40,7 +43,7 @@ class LogReading:
         growing: wait there for more as long as this returns True.
         tell: called with a mismatch that no known fault explains.
         """
-        started = time.perf_counter()
+        began = time.perf_counter()
         result = self.validator.result
         try:
             for line in self.log.lines(growing):
@@ -52,7 +55,7 @@ class LogReading:
         except LogError as error:
             self.unreadable = str(error)
             note(self.unreadable)
-        self.seconds = time.perf_counter() - started
+        self.seconds = time.perf_counter() - began
 
     @property
     def writer_runs(self) -> bool:
@@ -69,21 +72,21 @@ class LogReading:
 class LogReadings:
     """Every log in the given files and folders.
 
-    logs: by name, without the number of a part: a server deletes its oldest parts.
+    logs: by name. The number of a part is left out, because a server deletes its oldest parts.
     no_logs: the files that are no logs, each with the reason.
     """
 
-    def __init__(self, given: Sequence[str], release: str | None) -> None:
-        self._given = given
+    def __init__(self, paths: Sequence[str], release: str | None) -> None:
+        self._paths = paths
         self._release = release
         self.logs: dict[str, LogReading] = {}
         self.no_logs: dict[Path, str] = {}
 
-    def begun(self) -> list[LogReading]:
+    def new_readings(self) -> list[LogReading]:
         """Return logs that were not there before. Raises Unusable for a missing file or folder."""
         new = []
         with unusable("", LogError):
-            groups = log_files(self._given)
+            groups = log_files(self._paths)
         for first, *later in groups:
             if log_name(first) in self.logs:
                 continue
@@ -99,7 +102,7 @@ class LogReadings:
 
     def read(self) -> None:
         """Read all logs that are there."""
-        for reading in self.begun():
+        for reading in self.new_readings():
             reading.read()
 
     def join(self) -> None:
@@ -150,16 +153,16 @@ class LogReadings:
             threads.append(threading.Thread(target=read))
             threads[-1].start()
 
-        told_to_wait = False
+        wait_is_noted = False
         try:
             while not threads or any(thread.is_alive() for thread in threads):
-                for reading in self.begun():
+                for reading in self.new_readings():
                     start(reading)
-                if not threads and self.no_logs and not any(map(os.path.isdir, self._given)):
+                if not threads and self.no_logs and not any(map(os.path.isdir, self._paths)):
                     return
-                if not threads and not told_to_wait:
-                    told_to_wait = True
-                    note(f"{self._given[0]}: no log yet; a server writes one with its first batch")
+                if not threads and not wait_is_noted:
+                    wait_is_noted = True
+                    note(f"{self._paths[0]}: no log yet; a server writes one with its first batch")
                 time.sleep(PERIOD_S)
         except KeyboardInterrupt:
             pass

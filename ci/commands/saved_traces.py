@@ -76,28 +76,28 @@ def save_traces(
     from ci.report.pages import trace_page
     from stateful_tests.traces import trace_files as traces
 
-    for group, found in zip(report.group_by_cause(findings), reports, strict=True):
+    for group, finding_data in zip(report.group_by_cause(findings), reports, strict=True):
         saved: dict[tuple[AnyCommand, ...], str] = {}
-        for clause, each in zip(found["clauses"], report.findings_to_save(group), strict=True):
+        for clause, each in zip(finding_data["clauses"], report.findings_to_save(group), strict=True):
             name, trace = report.trace_to_save(each.name, each.run.trace, each.run.system)
             path = Path(folder, name)
             try:
                 if trace.commands not in saved:
                     traces.save(trace, path)
             except (OSError, traces.TraceError) as error:
-                found["not_saved"] = f"{path}: {error}"
+                finding_data["not_saved"] = f"{path}: {error}"
                 break
             clause["saved"] = saved.setdefault(trace.commands, str(path))
-        found["saved"] = found["clauses"][0]["saved"]
-        if found["saved"] is None:
+        finding_data["saved"] = finding_data["clauses"][0]["saved"]
+        if finding_data["saved"] is None:
             continue
-        found["replay"] = replay_command(found["saved"], options)
+        finding_data["replay"] = replay_command(finding_data["saved"], options)
         if html:
-            shown = Path(found["saved"]).with_suffix(".html")
+            shown = Path(finding_data["saved"]).with_suffix(".html")
             if write_beside(
-                shown, trace_page.page(found, group[0].run), "--html", {"exit_code": Ending.VIOLATED}
+                shown, trace_page.page(finding_data, group[0].run), "--html", {"exit_code": Ending.VIOLATED}
             ):
-                found["page"] = str(shown)
+                finding_data["page"] = str(shown)
 
 
 class Saved:
@@ -105,7 +105,9 @@ class Saved:
 
     A clause is reported on stderr when its trace is saved; with a base, when the base has been driven
     through the trace. A smaller trace replaces it in silence, and so does one of its own that the
-    report may leave out. base: the name of the base.
+    report may leave out.
+
+    base: the name of the base.
     """
 
     def __init__(
@@ -122,7 +124,10 @@ class Saved:
     def __call__(
         self, traces: dict[str, Trace], standings: Mapping[str, Standing] = MappingProxyType({})
     ) -> None:
-        """standings: the base's answers about clauses."""
+        """Save new traces and report their clauses.
+
+        standings: the base's answers about clauses.
+        """
         from ci.report import report_data as report
         from stateful_tests.traces import trace_files
 

@@ -95,7 +95,7 @@ def validate(
     """
     from ci.commands.log_validation import LogReadings
     from ci.report import log_reports
-    from stateful_tests.lockstep.known_faults import looked_for
+    from stateful_tests.lockstep.known_faults import is_looked_for
     from stateful_tests.watched.log_follower import TABLE, mapping_row
     from stateful_tests.watched.log_reader import NO_LOG
 
@@ -105,7 +105,7 @@ def validate(
         return out.end(rows)
     if not logs:
         raise Unusable("validate: give a LOG, a file or a folder that the watcher wrote")
-    if release is not None and not looked_for("sglang", release):
+    if release is not None and not is_looked_for("sglang", release):
         raise Unusable(f"--release {release:.40}: nobody has looked for its faults")
     readings = LogReadings(logs, release)
     reports = []
@@ -128,7 +128,7 @@ def validate(
         read = reading.validator
         log = reading.log
         data = log_reports.validation(log.name, log.header, read.result, reading.seconds, log)
-        if save_dir is not None and read.result.found:
+        if save_dir is not None and read.result.unexplained:
             if (trace := read.trace()) is None:
                 note(
                     f"{log.name}: not saved: a trace needs a log from the server's start on, without a tree"
@@ -140,12 +140,12 @@ def validate(
                 note(f"{log.name}: the commands up to the first mismatch are saved as {path}")
         data["unreadable"] = reading.unreadable
         reports.append(data)
-        log_reports.validated(
+        log_reports.print_log_report(
             out.console, data, shown=follow and out.file is None, verbose=verbose,
             alone=len(readings.logs) == 1 and not reasons,
         )  # fmt: skip
     data = log_reports.validations(reports, strict, reasons)
-    log_reports.validated_all(out.console, data, verbose)
+    log_reports.print_log_reports(out.console, data, verbose)
     return out.end(data)
 
 
@@ -236,23 +236,25 @@ def serve_check(
     release = spec.short if run is None else run.release
     if run is None and (spec.engine != "sglang" or spec.version is None):
         raise Unusable(f"--impl {impl}: whole schedulers are driven of sglang==VERSION")
-    given = dict(map(field_of, fixed))
-    if given.get("pair") and (live or impatient):
+    fixed_fields = dict(map(field_of, fixed))
+    if fixed_fields.get("pair") and (live or impatient):
         raise Unusable("--set pair: goes neither with --live nor with --impatient")
     if live and (again is not None or impatient or base is not None):
         raise Unusable("--live goes neither with --again nor with --impatient nor with --base")
     if canary:
         require_canary(release, again)
     if live:
-        require_live(given)
+        require_live(fixed_fields)
     if run is None:
-        require_fitting(release, given)
+        require_fitting(release, fixed_fields)
     if live:
-        require_small_pages(release, given)
+        require_small_pages(release, fixed_fields)
     with unusable():
         root = None if sglang_path is None else checkout_root(sglang_path)
         if live:
-            return _check_live_server(out, release, root, given, seed, clients, time_limit or 600.0, save_dir)
+            return _check_live_server(
+                out, release, root, fixed_fields, seed, clients, time_limit or 600.0, save_dir
+            )
         runner = WholeScheduler(environment.python_of(release), root)
         before = _base_to_compare(release, sglang_path, base)
     reported: set[str] = set()
@@ -279,7 +281,7 @@ def serve_check(
                         reported.add(path)
 
                     result = scheduler_runs.check(
-                        runner, release, seed, runs, fixed=given, count=clients, impatient=impatient,
+                        runner, release, seed, runs, fixed=fixed_fields, count=clients, impatient=impatient,
                         limit_s=time_limit, before=before, say=progress, keep=keep,
                     )  # fmt: skip
     finally:
@@ -298,14 +300,14 @@ def serve_check(
 
 
 def _base_to_compare(release: str, checkout: str | None, base: str | None) -> Before | None:
-    """Return the base of a tree: the one that the user names, or the release of the checkout; None for
-    a release."""
+    """Return the base of a tree: the one that the user names, or the release of the checkout. A release has
+    none."""
     from impl.engines import DriveOptions
     from impl.sglang.parts.fetch import checkout_root
     from impl.sglang.server import environment
     from impl.sglang.server.runs import WholeScheduler
     from stateful_tests.check.known_faults.masks import masks
-    from stateful_tests.lockstep.system_names import driven
+    from stateful_tests.lockstep.system_names import driven_system
     from stateful_tests.traces.trace_files import FIXTURES
     from stateful_tests.watched.servers.scheduler_runs import Before
 
@@ -317,8 +319,8 @@ def _base_to_compare(release: str, checkout: str | None, base: str | None) -> Be
     known_findings = {}
     if checkout is not None:
         with (
-            closing(driven(SystemSpec("sglang"), DriveOptions(checkout))) as tree,
-            closing(driven(SystemSpec("sglang", base_release))) as was,
+            closing(driven_system(SystemSpec("sglang"), DriveOptions(checkout))) as tree,
+            closing(driven_system(SystemSpec("sglang", base_release))) as was,
         ):
             # the remark also says what serve-check needs and the tree lacks
             note(getattr(tree, "remark", "") or f"{checkout}: taken for {release}")
@@ -333,7 +335,7 @@ def _base_to_compare(release: str, checkout: str | None, base: str | None) -> Be
 
 
 def _check_live_server(
-    out: ReportOut, release: str, root: Path | None, given: dict[str, int | bool], seed: int, clients: int,
+    out: ReportOut, release: str, root: Path | None, settings: dict[str, int | bool], seed: int, clients: int,
     limit_s: float, save_dir: str,
 ) -> int:  # fmt: skip
     """Start a live server, run clients, judge it, stop it."""
@@ -349,7 +351,7 @@ def _check_live_server(
     python = environment.python_of(release)
     rng = random.Random(seed)
     config = population.configuration(
-        rng, **{"draft": 0, "window": 0, "tokens": 1024, "running": 8, **given}
+        rng, **{"draft": 0, "window": 0, "tokens": 1024, "running": 8, **settings}
     )
     smaller = msgspec.structs.replace(
         config, tokens=config.tokens // 4, running=max(3, config.running - 2)

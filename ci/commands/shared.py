@@ -104,8 +104,10 @@ class SystemSelector:
     device: str = "cpu"
 
     def resolve(self, *, quiet: bool = False) -> AnySystem:
-        """Return the system. quiet: without a note that names the release that a checkout was taken
-        for."""
+        """Return the system.
+
+        quiet: without a note that names the release that a checkout was taken for.
+        """
         from impl.engines import DriveOptions
         from stateful_tests.lockstep import system_names as registry
 
@@ -115,7 +117,7 @@ class SystemSelector:
         options = DriveOptions(self.checkout, self.device, limits=limits)
         try:
             with unusable():
-                system: AnySystem = registry.driven(self.spec, options, in_process)
+                system: AnySystem = registry.driven_system(self.spec, options, in_process)
         except Unusable:
             raise
         except (Exception, SystemExit) as error:  # a stranger's factory may raise anything

@@ -14,6 +14,7 @@ from ci.commands import base_choice
 from ci.commands.saved_traces import Saved, save_traces
 from ci.commands.shared import SystemSelector, Unusable, note, unusable, worker_limits
 from impl.adapter import AnySystem
+from impl.process.system_functions import SystemFunction
 from impl.system_spec import SystemSpec, system_spec
 from stateful_tests.lockstep.exit_codes import Ending, gravest
 
@@ -74,7 +75,7 @@ def check_system(
     from ci.report.progress_line import Progress
     from stateful_tests.check import campaign, check_plans
     from stateful_tests.check.known_faults import lookup
-    from stateful_tests.check import run_driver
+    from stateful_tests.check import run_batches
     from stateful_tests.check.known_faults import masks as known
     from stateful_tests.check.trees.way_map import way_map
 
@@ -96,7 +97,7 @@ def check_system(
         plan = check_plans.for_system(asked, system)
         from_factory = selector.spec.stranger  # it may own something that exists once
         cuda = selector.device == "cuda"
-        named = run_driver.Named(selector.spec, selector.device, selector.checkout, *worker_limits())
+        named = run_batches.Named(selector.spec, selector.device, selector.checkout, *worker_limits())
         with (
             how.make_executor(pays=not from_factory and not cuda, fork=not cuda) as executor,
             Progress() as progress,
@@ -125,7 +126,7 @@ def check_system(
         if others is not None:
             _drive_ways(result, others, selector, system, how, reports, saves)
         if changed is not None:
-            loaded = engine_ways.loaded_in(changed.missed, result.ways)
+            loaded = engine_ways.rest_loaded_in(changed.missed, result.ways)
             changed = changed.also_called(_functions_called(reports) | loaded)
             if how.other_ways:  # the report of another way lists none: it need not call all changes
                 spec = system_spec(system)
@@ -135,11 +136,11 @@ def check_system(
                     machines = (each for each in of_way["machines"] if each["examples"])
                     had[way] = {f"{machine['machine']} {machine['preset']}" for machine in machines}
                 result.uncalled = tuple(
-                    engine_ways.told(each, spec.way, undriven, had) for each in changed.missed
+                    engine_ways.function_text(each, spec.way, undriven, had) for each in changed.missed
                 )
         if changed is None and base is not None:
             changed = _name_differences(base, system, result.findings)
-            result.findings = lookup.caused_by(result.findings, changed)
+            result.findings = lookup.name_causes(result.findings, changed)
         data = check_data(
             result,
             plan,
@@ -164,18 +165,21 @@ def _find_changes(
     system: AnySystem,
     selector: SystemSelector,
     base: Base | None,
-    asked: Plan,
+    plan_asked: Plan,
     how: CheckOptions,
     early: dict[str, Run],
     cut_short: InterruptGuard,
 ) -> Changes | None:
     """Return the functions that changed since --since, or since the base if it is a commit of the
-    checkout's history. None: there is no such revision, or an interrupt. early: gets a violation of a
-    directed run that calls a change, where the base conforms."""
+    checkout's history. None: there is no such revision, or an interrupt.
+
+    early: gets a violation of a directed run that calls a change, where the base conforms.
+    """
     from ci.report import report_data as report
     from stateful_tests.check import run_driver, check_plans
     from stateful_tests.check.trees import changed_functions, tree_history
-    from stateful_tests.check.trees.way_map import called_by_plan, way_map
+    from stateful_tests.check.trees.way_map import way_map
+    from stateful_tests.check.trees.way_measurement import functions_of_plan
 
     commit = base.commit if base is not None else ""
     if how.since is None and not commit:
@@ -183,7 +187,7 @@ def _find_changes(
             files = f"{edited[0]} and {len(edited) - 1} more" if edited[1:] else edited[0]
             note(f"{files} changed since HEAD: --since HEAD first drives what calls the changes")
         return None
-    plan = check_plans.for_system(asked, system)
+    plan = check_plans.for_system(plan_asked, system)
     noted_clauses = set[str]()
     before = None if base is None else base.system
 
@@ -225,7 +229,7 @@ def _find_changes(
         return changed
     plan = replace(plan, favoured=engine_ways.calls_rarely(wanted))
     with unusable(f"--impl {selector.spec}: "), cut_short:
-        return changed.also_called(called_by_plan(system, plan, SEARCH_COMMANDS, wanted).keys())
+        return changed.also_called(functions_of_plan(system, plan, SEARCH_COMMANDS, wanted).keys())
     return changed  # interrupted
 
 
@@ -233,13 +237,12 @@ def _name_differences(base: Base, system: AnySystem, findings: Sequence[Finding]
     """Name the functions that differ from a base without a history, in the files that the findings
     call."""
     from stateful_tests.check.trees import changed_functions
-    from stateful_tests.check.trees.way_map import functions_of
 
-    called = (texts for finding in findings for texts in finding.run.called)
-    return changed_functions.beside(base, system, functions_of(chain.from_iterable(called)))
+    calls = (functions for finding in findings for functions in finding.run.called)
+    return changed_functions.beside(base, system, chain.from_iterable(calls))
 
 
-def _plan_other_ways(system: AnySystem, changed: Changes, asked: Plan) -> OtherWays | None:
+def _plan_other_ways(system: AnySystem, changed: Changes, plan: Plan) -> OtherWays | None:
     from stateful_tests.check.known_faults import masks
     from stateful_tests.check.trees.other_ways import other_ways
     from stateful_tests.check.trees.way_map import way_map
@@ -248,7 +251,7 @@ def _plan_other_ways(system: AnySystem, changed: Changes, asked: Plan) -> OtherW
     functions = [*changed.called, *changed.missed]
     return other_ways(
         way_map(spec.engine), spec.engine, masks.release_of(system), spec.way, functions,
-        changed.missed, asked,
+        changed.missed, plan,
     )  # fmt: skip
 
 
@@ -291,13 +294,7 @@ def _drive_ways(
         stops = data["interrupted"] or data["exit_code"] in FOUND
 
 
-def _functions_called(reports: list[Data]) -> set[tuple[str, str]]:
+def _functions_called(reports: list[Data]) -> set[SystemFunction]:
     """Return the changed functions that runs in other ways called."""
-    called = set()
-    for data in reports:
-        if not data["since"]:
-            continue
-        for text in data["since"]["called"]:
-            file, _, name = text.partition(": ")
-            called.add((file, name))
-    return called
+    changes = [data["since"] for data in reports if data["since"]]
+    return {SystemFunction.parse(text) for since in changes for text in since["called"]}

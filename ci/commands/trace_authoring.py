@@ -100,7 +100,7 @@ def shrink(
                 f"{file} names {trace.clause}; {system.name} violates {wanted} first: shrunk to that"
             )
         after = authoring.shrunk(system, before, wanted)
-        known = KnownFaults(selector, system, opened).of(after)
+        known_fault = KnownFaults(selector, system, opened).of(after)
     was, now = (len(run.trace.commands) for run in (before, after))
     if after.trace.story and now < was:
         story = f"(Shortened from {was} commands to {now}; of the original:) {after.trace.story}"
@@ -113,7 +113,7 @@ def shrink(
         "saved": str(target),
         "replay": f"kvspec replay {target} {selector.options}",
         "before": report.replay_data(file, before),
-        "after": report.replay_data(str(target), after, known=known),
+        "after": report.replay_data(str(target), after, known=known_fault),
     }
     run_text.shrunk(out.console, data)
     return out.end(data)

@@ -26,10 +26,10 @@ from ci.commands.shared import (
 )  # fmt: skip
 from impl.process.run_test import FAILS
 from impl.system_spec import ENGINES
-from reference.failures import counted
+from reference.failures import count_text
 from stateful_tests.lockstep.exit_codes import Ending, ending
 from stateful_tests.lockstep.known_faults import FOLDER, KnownFault, known_faults
-from stateful_tests.traces.trace_files import shipped
+from stateful_tests.traces.trace_files import shipped_path
 
 if TYPE_CHECKING:
     from ci.export.bug_report import Titles
@@ -144,14 +144,14 @@ def _bug_report(file: str, trace: Trace, selector: SystemSelector, titles: Title
     with ExitStack() as opened, unusable(f"{file}: "):
         system = opened.enter_context(closing(selector.resolve()))
         run = replays.replay(system, trace)
-        known = KnownFaults(selector, system, opened).of(run)
+        known_fault = KnownFaults(selector, system, opened).of(run)
     if run.violation is None:
         raise Unusable(
             f"{file}: conforms on {system.name}: there is nothing to report; try another --impl"
         )
-    data = report.replay_data(file, run, known=known) | {"text": traces.dump(trace)}
-    if known is not None:
-        data["known"] |= next(row for row in known_bugs() if row["id"] == known.id)
+    data = report.replay_data(file, run, known=known_fault) | {"text": traces.dump(trace)}
+    if known_fault is not None:
+        data["known"] |= next(row for row in known_bugs() if row["id"] == known_fault.id)
     if selector.checkout is not None:
         selector = replace(selector, checkout="CHECKOUT")  # readers of the report lack this folder
     return bug_report.story(data, file, selector.options, titles)
@@ -179,17 +179,17 @@ def _test_of_bug(
             count = f"{len(others)} other traces" if len(others) > 1 else "another trace"
             note(f"{file}: its bug has {count}: {', '.join(others)}; --out DIR/ writes a test of each")
         return text
-    shown = cache(lambda: _faults_shown(file, trace, selector))
-    tried = 0
-    for other, its_trace in _other_traces(file, trace, selector, shown):
+    faults_shown = cache(lambda: _faults_shown(file, trace, selector))
+    tried_count = 0
+    for other, its_trace in _other_traces(file, trace, selector, faults_shown):
         try:
             text, _ = _make_and_run_test(other, its_trace, selector, fixed, titles, in_folder=False)
         except (NoTest, Unusable):
-            tried += 1
+            tried_count += 1
             continue
         note(f"{file}: {reason}. The test is of another trace of the same bug: {other}")
         return text
-    return _handwritten_test(file, reason, tried, shown(), selector, fixed)
+    return _handwritten_test(file, reason, tried_count, faults_shown(), selector, fixed)
 
 
 def _tests_of_bug(
@@ -197,27 +197,30 @@ def _tests_of_bug(
 ) -> tuple[list[str], str]:
     """Return the tests of a trace and of the other traces of its bug, and the module that they import, "" for
     none. Notes say why a trace makes no test. If none does, return the test of the bug that was written by
-    hand. titles: those of the first test."""
+    hand.
+
+    titles: those of the first test.
+    """
     reason = ""
     module = ""
     tests: list[str] = []
-    tried = 0
+    tried_count = 0
     try:
         text, module = _make_and_run_test(file, trace, selector, fixed, titles, in_folder=True)
         tests.append(text)
     except NoTest as error:
         reason = str(error)
-    shown = cache(lambda: _faults_shown(file, trace, selector))
-    for other, its_trace in _other_traces(file, trace, selector, shown):
+    faults_shown = cache(lambda: _faults_shown(file, trace, selector))
+    for other, its_trace in _other_traces(file, trace, selector, faults_shown):
         its_titles = titles._replace(name=None, title=None) if tests else titles
         try:
             text, module = _make_and_run_test(other, its_trace, selector, fixed, its_titles, in_folder=True)
             tests.append(text)
         except (NoTest, Unusable) as error:
-            tried += 1
+            tried_count += 1
             note(f"{other}, of the same bug: no test is made: {error}")
     if not tests:
-        return [_handwritten_test(file, reason, tried, shown(), selector, fixed)], ""
+        return [_handwritten_test(file, reason, tried_count, faults_shown(), selector, fixed)], ""
     if reason:
         note(f"{file}: no test is made: {reason}")
     return tests, module
@@ -227,17 +230,18 @@ def _handwritten_test(
     file: str, reason: str, tried: int, faults: list[KnownFault], selector: SystemSelector, fixed: str | None
 ) -> str:  # fmt: skip
     """Return the test of a bug that was written by hand, where no trace of the bug makes one. It must fail on
-    the release as well.
+    the release as well. Raises Unusable where no such test shows the bug.
 
-    reason: why the trace makes none. tried: how many other traces made none. faults: known faults that the
-    trace shows. Raises Unusable where no such test shows the bug.
+    reason: why the trace makes none.
+    tried: how many other traces made none.
+    faults: known faults that the trace shows.
     """
     from impl.engines import engine
     from impl.process.remote_system import WorkerSystem
 
     others = ""
     if tried:
-        others = f" Nor of {counted(tried, 'other trace')} of this bug."
+        others = f" Nor of {count_text(tried, 'other trace')} of this bug."
     why_not = ""
     for path in (REPORTS / fault.test for fault in faults if fault.test):
         text = path.read_text(encoding="utf-8")
@@ -266,7 +270,7 @@ def _handwritten_test(
 
 def _faults_of(file: str) -> list[KnownFault]:
     """Return the known faults that list `file` among their traces."""
-    path = Path(shipped(file)).resolve()
+    path = Path(shipped_path(file)).resolve()
     return [f for f in known_faults().values() if any(FOLDER / trace == path for trace in f.traces)]
 
 
@@ -292,7 +296,7 @@ def _other_traces(
     from ci.report.report_data import trace_to_save
     from stateful_tests.lockstep.check_results import finding_name
 
-    path = Path(shipped(file))
+    path = Path(shipped_path(file))
     findings = [finding_name(trace.clause or "", number) for number in range(1, 10)]
     names = [
         trace_to_save(finding, trace, str(selector.spec))[0] for finding in findings if trace.clause
@@ -324,12 +328,12 @@ def _make_and_run_test(
     """
     from ci.export.recorded_run import NotExportable
     from ci.export.template_parts import SHARED
-    from ci.shown_kinds import shown_of
+    from ci.shown_kinds import shown_kind_of
     from impl.engines import DriveOptions
     from impl.process.remote_system import WorkerSystem
     from stateful_tests.lockstep import system_names as registry
 
-    exporting = shown_of(trace.geometry).exports()
+    exporting = shown_kind_of(trace.geometry).exports()
     if exporting is None:
         raise NoTest("a test has one server, and this trace has two")
     if selector.spec.engine not in ENGINES:
@@ -348,7 +352,7 @@ def _make_and_run_test(
                 if fixed is not None and not fixed.startswith(OF_HISTORY):
                     fixed_target = target_of(exporting, fixed, "", selector.spec)
                 options = DriveOptions(selector.checkout, calls=True)
-                system = opened.enter_context(closing(registry.driven(selector.spec, options)))
+                system = opened.enter_context(closing(registry.driven_system(selector.spec, options)))
                 assert isinstance(system, WorkerSystem) and system.root is not None
                 if fixed is not None and fixed_target is None:
                     folder, name = folder_and_name(fixed, selector, system, opened)

@@ -48,12 +48,18 @@ def page_fault(page: int, size: int, owners: int, free_times: int) -> str:
 
 
 def difference(key: tuple[str, ...], about: str, reference: object, system: object) -> Data:
-    """Return a difference. key: the place where it is marked, such as ("cursors", "slot of s1", "E")."""
+    """Return a difference.
+
+    key: the place where it is marked, such as ("cursors", "slot of s1", "E").
+    """
     return {"key": list(key), "about": about, "reference": str(reference), "system": str(system)}
 
 
 def differences(moment: Moment, reference: Data, system: Data, waived: frozenset[str]) -> Iterator[Data]:
-    """Yield the differences in the order of a report. reference, system: the data of reference and system."""
+    """Yield the differences in the order of a report.
+
+    reference, system: the data of reference and system.
+    """
     if moment.step is not None:
         yield from _outcome_differences(moment.step, waived)
     for kind in ("requests", "sessions"):
@@ -118,19 +124,21 @@ def _key_prefixes(place: Place, moment: Moment) -> Iterator[tuple[str, ...]]:
 
 
 def _outcome_differences(step: Step, waived: frozenset[str]) -> Iterator[Data]:
-    want, got = say(step.expected), say(step.outcome)
+    expected = say(step.expected)
+    actual = say(step.outcome)
     reported = getattr(step.expected, "freed", None), getattr(step.outcome, "freed", None)
-    if type(step.expected) is not type(step.outcome) or (not step.done and want != got):
-        yield difference(("outcome",), "outcome", want, got)
+    if type(step.expected) is not type(step.outcome) or (not step.done and expected != actual):
+        yield difference(("outcome",), "outcome", expected, actual)
     elif reported[0] != reported[1] and not step.tree_policy_is_free and "TREE-10" not in waived:
-        yield difference(("outcome",), "reported as freed", want, got)
+        yield difference(("outcome",), "reported as freed", expected, actual)
     if step.overreach:
         yield difference(("outcome",), "choice", "within bounds", step.overreach)
 
 
 def _cursor_differences(reference: Data, system: Data) -> Iterator[Data]:
     for name in [*reference, *(n for n in system if n not in reference)]:
-        expected, actual = reference.get(name, "none"), system.get(name, "none")
+        expected = reference.get(name, "none")
+        actual = system.get(name, "none")
         if not (isinstance(expected, dict) and isinstance(actual, dict)):
             if expected != actual:
                 yield difference(("cursors", name), name, _short_text(expected), _short_text(actual))
@@ -161,9 +169,11 @@ def _pool_differences(moment: Moment, reference: Data, system: Data) -> Iterator
                 about = f"{POOL[pool]} page {page}"
                 yield difference(("pools", pool, str(page)), about, "free or owned, once", wrong)
     for name in sorted({*reference["holders"], *system["holders"]}):
-        expected, actual = reference["holders"].get(name, {}), system["holders"].get(name, {})
+        expected = reference["holders"].get(name, {})
+        actual = system["holders"].get(name, {})
         for pool in pools:
-            expected_pages, actual_pages = set(expected.get(pool, ())), set(actual.get(pool, ()))
+            expected_pages = set(expected.get(pool, ()))
+            actual_pages = set(actual.get(pool, ()))
             if expected_pages != actual_pages:
                 about = f"{POOL[pool]} pages of {name}, by position"
                 spans = page_spans(expected_pages, size), page_spans(actual_pages, size)
@@ -176,7 +186,8 @@ def _pool_differences(moment: Moment, reference: Data, system: Data) -> Iterator
 def _named_differences(kind: str, reference: Data, system: Data) -> Iterator[Data]:
     one = kind[:-1]
     for name in sorted({*reference, *system}):
-        expected, actual = reference.get(name), system.get(name)
+        expected = reference.get(name)
+        actual = system.get(name)
         if expected is None or actual is None:
             presence = ["there" if side is not None else "not there" for side in (expected, actual)]
             yield difference((kind, name), f"{one} {name}", *presence)
@@ -187,11 +198,14 @@ def _named_differences(kind: str, reference: Data, system: Data) -> Iterator[Dat
 
 
 def _node_differences(moment: Moment, reference: Data, system: Data) -> Iterator[Data]:
-    """Yield the differences of tree nodes: missing and further ones, tombstones, lock counts, contents. ref,
-    system: the nodes of the reference and of the system, by path."""
+    """Yield the differences of tree nodes: missing and further ones, tombstones, lock counts, contents.
+
+    reference, system: the nodes of the reference and of the system, by path.
+    """
     tree_policy_is_free = moment.step is not None and moment.step.tree_policy_is_free
     for path in sorted({*reference, *system}, key=lambda p: (len(p), p)):
-        expected, actual = reference.get(path), system.get(path)
+        expected = reference.get(path)
+        actual = system.get(path)
         if expected is None or actual is None:
             presence = ["there" if side is not None else "not there" for side in (expected, actual)]
             yield difference(("nodes", path), f"node that ends {path}", *presence)
@@ -239,14 +253,14 @@ def _tree_differences(moment: Moment, reference: Data, system: Data) -> Iterator
 def _prefix_difference(moment: Moment, tree: TreeFacts, holder: Holder) -> Iterator[Data]:
     """Yield the first page of a holder's prefix that differs from the tree's page."""
     geometry = moment.state.config.geometry
-    seen = moment.facts.holders.get(holder.name)
-    if seen is None:
+    facts = moment.facts.holders.get(holder.name)
+    if facts is None:
         return
     size = geometry.page_size
     path = tree_key(text_tokens(holder.text), geometry.bigram)[: holder.cursors.cache_protected_len]
     for end in range(size, len(path) + 1, size):
         page = tree.pages.get(path[:end])
-        row = list(seen.prefix[end - size : end])
+        row = list(facts.prefix[end - size : end])
         if page is not None and tuple(row) != page.slots:
             about = f"slots of {holder.name} at [{end - size}, {end})"
             key = ("holders", holder.name, "prefix", str(end // size - 1))

@@ -58,15 +58,16 @@ def _snapshot(run: Run, index: int) -> Data:
         and run.violation.step == index
     ):
         outcome = Broken(run.violation.failure_of("BROKEN").observed)
-    reference, system = reference_side(moment), system_side(moment)
-    made: Data = {
+    reference = reference_side(moment)
+    system = system_side(moment)
+    snapshot: Data = {
         "step": index,
         "command": describe(row.command),
         "reference": {"outcome": say(row.outcome), **reference},
         "system": {"outcome": say(outcome) if outcome is not None else "not asked", **system},
     }
     if isinstance(outcome, Broken) and moment.step is None:
-        made["differences"] = [difference(("outcome",), "outcome", say(row.outcome), say(outcome))]
+        snapshot["differences"] = [difference(("outcome",), "outcome", say(row.outcome), say(outcome))]
     else:
         shown_differences = [*differences(moment, reference, system, run.waived)]
         violation = run.violation
@@ -76,8 +77,8 @@ def _snapshot(run: Run, index: int) -> Data:
                 ("clause",), violation.clause, violation.expected, violation.observed
             )
             shown_differences.append(about)
-        made["differences"] = by_place(shown_differences, places, moment)
-    return made
+        snapshot["differences"] = by_place(shown_differences, places, moment)
+    return snapshot
 
 
 # -- the two sides --------------------------------------------------------------------------------
@@ -94,8 +95,8 @@ def reference_side(moment: Moment) -> Data:
     """Return the reference's side: the owners of pages, and what is free."""
     state = moment.state
     geometry = state.config.geometry
-    left = free(state)
-    shown = {
+    free_sizes = free(state)
+    holders_data = {
         h.name: {
             "who": _request_record(_turn_of_holder(state, h.name)),
             "target": _target_length(_turn_of_holder(state, h.name)),
@@ -108,7 +109,7 @@ def reference_side(moment: Moment) -> Data:
         for h in holders(state)
     }
     return {
-        "holders": shown,
+        "holders": holders_data,
         "cursors": _named_cursors(
             state,
             {r.name: r.cursors for r in state.requests},
@@ -127,7 +128,7 @@ def reference_side(moment: Moment) -> Data:
             s.name: {"history": s.history[-1][1] if s.history else 0, "closing": s.closing}
             for s in state.sessions
         },
-        "free": _free_pages(left.full, left.swa, geometry.window) | {"rows": left.rows},
+        "free": _free_pages(free_sizes.full, free_sizes.swa, geometry.window) | {"rows": free_sizes.rows},
         "nodes": _reference_nodes(state),
         "lock_holders": {name: len(key) for name, key in lock_holders(state).items()},
         "counters": None,
@@ -145,7 +146,7 @@ def system_side(moment: Moment) -> Data:
     for pool, pages in facts.pools.items():
         for own in pages.owned:
             owned.setdefault((pool, own.holder), {})[own.at] = own.page
-    shown: dict[str, Data] = {
+    holders_data: dict[str, Data] = {
         name: {
             "who": _request_record(_turn_of_holder(state, name)),
             "target": _target_length(_turn_of_holder(state, name)),
@@ -158,9 +159,9 @@ def system_side(moment: Moment) -> Data:
         for name, h in facts.holders.items()
     }
     for name, wrong in wrong_reads(state, facts).items():
-        shown[name]["wrong"] = wrong
+        holders_data[name]["wrong"] = wrong
     return {
-        "holders": shown,
+        "holders": holders_data,
         "cursors": _named_cursors(
             state,
             {n: r.cursors for n, r in facts.requests.items()},
@@ -210,17 +211,17 @@ def _named_cursors(
 ) -> dict[str, dict[str, int] | str]:
     """Return the cursors of requests and slots, by name. A slot that is lent to a running turn has none
     (REF-1)."""
-    named: dict[str, dict[str, int] | str] = {
+    cursors_by_name: dict[str, dict[str, int] | str] = {
         n: _cursors(c or ZERO) for n, c in sorted(requests.items())
     }
     for name, slot in sorted(slots.items()):
         session = state.session(name)
         turn = state.request(session.turn or "") if session is not None else None
         if turn is not None and turn.phase in IN_BATCH:
-            named[f"slot of {name}"] = f"lent to {turn.name}"
+            cursors_by_name[f"slot of {name}"] = f"lent to {turn.name}"
         else:
-            named[f"slot of {name}"] = _cursors(slot) if slot is not None else "none"
-    return named
+            cursors_by_name[f"slot of {name}"] = _cursors(slot) if slot is not None else "none"
+    return cursors_by_name
 
 
 def _reference_nodes(state: State) -> dict[str, Data]:

@@ -88,29 +88,29 @@ class _Drawer:
         self.columns = self._columns(states, max_columns, max_nodes)
 
     def _columns(self, states: list[Data], max_columns: int, max_nodes: int) -> list[Column]:
-        """Return the columns: differences at the end, in the order of a report; nodes that changed; then
-        other holders."""
+        """Return the columns: first differences at the end, in the order of a report, then nodes that
+        changed, then other holders."""
         kinds: Counter[str] = Counter()
-        chosen: list[Column] = []
+        columns_chosen: list[Column] = []
         columns = dict.fromkeys(self._column(kind, names) for kind, *names in self.differences)
         for column in filter(self._has_past, columns):
             kinds[column[0]] += 1
-            if kinds[column[0]] <= 2 and len(chosen) < max_columns:
-                chosen.append(column)
-        chosen = chosen or list(columns)[:1]  # its cells are empty but for the last row
-        shown = {self._holder(column[1]) for column in chosen if column[0] == "cursors"}
+            if kinds[column[0]] <= 2 and len(columns_chosen) < max_columns:
+                columns_chosen.append(column)
+        columns_chosen = columns_chosen or list(columns)[:1]  # its cells are empty but for the last row
+        shown = {self._holder(column[1]) for column in columns_chosen if column[0] == "cursors"}
         sides = [state[which] for state in reversed(states) for which in ("reference", "system")]
         others: list[Column] = [
             ("holders", name) for side in sides for name in side["holders"] if name not in shown
         ]
         others += [("lock_holders", name) for side in sides for name in side["lock_holders"]]
         others.append(("free",))
-        others = [column for column in dict.fromkeys(others) if column not in chosen]
-        others = others[: max_columns - len(chosen)]
+        others = [column for column in dict.fromkeys(others) if column not in columns_chosen]
+        others = others[: max_columns - len(columns_chosen)]
         others.sort(key=lambda column: (column == ("free",), column))
         changed: list[Column] = [("nodes", path) for path in changed_nodes(states)]
-        changed = [column for column in changed if column not in chosen][-max_nodes:]
-        return chosen + changed + others
+        changed = [column for column in changed if column not in columns_chosen][-max_nodes:]
+        return columns_chosen + changed + others
 
     def _has_past(self, column: Column) -> bool:
         """Return whether a column has cells in the rows of earlier commands as well."""
@@ -224,7 +224,8 @@ def changed_nodes(states: list[Data]) -> list[str]:
     changed: dict[str, None] = {}
     for before, after in pairwise(states):
         for which in ("reference", "system"):
-            was, now = before[which]["nodes"], after[which]["nodes"]
+            was = before[which]["nodes"]
+            now = after[which]["nodes"]
             for path, node in was.items():
                 then = now.get(path)
                 split = then is not None and then["start"] != node["start"]
@@ -240,21 +241,25 @@ def changed_nodes(states: list[Data]) -> list[str]:
 def _table_row(
     state: Data, row_text: str, cells: list[Cell], before: list[Cell], expected: list[Cell]
 ) -> Data:
-    """Return a row of the table. before: the cells of the row above; expected: those of the reference."""
+    """Return a row of the table.
+
+    before: the cells of the row above.
+    expected: those of the reference.
+    """
     texts = []
     for cell, was, rule in zip(cells, before, expected):
         values = []
         for label, value in cell.items():
             differs = rule.get(label) not in (value, UNKNOWN)
             if value == NOTHING and was.get(label, NOTHING) != NOTHING:
-                shown = "gone*"
+                cell_text = "gone*"
             else:
-                shown = value
+                cell_text = value
                 moved = bool(was) and was.get(label, "0") != value
                 if moved and value not in (NOTHING, "", "idle"):
-                    shown += "*"
+                    cell_text += "*"
             if differs:
-                shown = f"!{shown}"
-            values.append(f"{label} {shown}".lstrip())
+                cell_text = f"!{cell_text}"
+            values.append(f"{label} {cell_text}".lstrip())
         texts.append(" ".join(values).replace(" / ", "/"))
     return {"step": state["step"], "what": row_text, "cells": texts}

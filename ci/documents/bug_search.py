@@ -69,7 +69,8 @@ class SearchEntry:
 
     kind: a key of _FACTORS.
     engine: "" for all.
-    row: its row in the listing; texts: column -> text.
+    row: its row in the listing.
+    texts: column -> text.
     """
 
     kind: str
@@ -99,11 +100,11 @@ def reporter_words() -> ReporterWords:
     return msgspec.convert(tomllib.loads(WORDS.read_text(encoding="utf-8")), ReporterWords)
 
 
-def search_entries(named: Iterable[Data]) -> list[SearchEntry]:
+def search_entries(named_rows: Iterable[Data]) -> list[SearchEntry]:
     """Return all entries: known faults, reports that were not reproduced, features that are not driven,
-    and bugs of the built-in implementation, whose rows are `named`."""
+    and bugs of the built-in implementation, whose rows are `named_rows`."""
     every = [*_known_entries(), *_reported_entries(), *_undriven_entries(), *_out_of_scope_entries()]
-    for row in named:
+    for row in named_rows:
         seen = reporter_words().symptoms.get(row["clause"], "")
         texts = {"name": row["id"], "says": row["title"], "seen": seen, "more": row["source"]}
         every.append(SearchEntry("named", "torch", row, {**texts, "story": row["story"]}))
@@ -130,13 +131,13 @@ def _known_entries() -> Iterable[SearchEntry]:
         of_way = reporter_words().ways.get(fault.way, "") if fault.way in ways else ""
         clauses = [*fault.clauses, *(["BROKEN"] if fault.ends_server else [])]
         printed = [text for texts in messages.get(fault.id, {}).values() for text in texts]
-        seen = dict.fromkeys(reporter_words().symptoms.get(clause, "") for clause in clauses)
+        symptoms = dict.fromkeys(reporter_words().symptoms.get(clause, "") for clause in clauses)
         yield SearchEntry("mended" if fault.fixed else "known", fault.engine, row, {
             "name": fault.id,
             "says": fault.says,
             "place": f"{source} {fault.only} {of_way}",
             "said": " ".join([*printed, *reporter_words().said.get(fault.id, [])]),
-            "seen": " ".join([*clauses, *seen]),
+            "seen": " ".join([*clauses, *symptoms]),
             "more": " ".join([fault.upstream, *also.get(fault.id, []), *called]),
             "story": " ".join(row["story"]),
         })  # fmt: skip
@@ -183,11 +184,13 @@ def _plain_row(name: str, title: str, engine: str, verdict: str) -> Data:
 def find(query: Sequence[str], every: Sequence[SearchEntry]) -> SearchResult:
     """Return the entries that have words of a query, the best first."""
     index = _search_index(every)
-    asked = re.findall(r"\w+", " ".join(query).lower())  # update_weights is one word
-    content = [word for word in dict.fromkeys(asked) if word not in reporter_words().stop] or asked
+    query_words = re.findall(r"\w+", " ".join(query).lower())  # update_weights is one word
+    content = [
+        word for word in dict.fromkeys(query_words) if word not in reporter_words().stop
+    ] or query_words
     scores: dict[int, float] = {}
     weighed: dict[int, float] = {}  # row -> the weight of the words that it has
-    had: dict[int, int] = {}
+    hits_by_row: dict[int, int] = {}
     total = 0.0
     missing = []
     for word in content:
@@ -203,8 +206,8 @@ def find(query: Sequence[str], every: Sequence[SearchEntry]) -> SearchResult:
             weighed[row] = weighed.get(row, 0.0) + rarity
         # A story has many words: what it alone mentions is no answer.
         for row in _phrase_scores(index, [word, *_synonyms(word)], _SHORT).keys() & best.keys():
-            had[row] = had.get(row, 0) + 1
-    for first, second in pairwise(asked):
+            hits_by_row[row] = hits_by_row.get(row, 0) + 1
+    for first, second in pairwise(query_words):
         if not {first, second} <= {*reporter_words().stop}:
             for row, score in _phrase_scores(index, [f"{first} {second}"]).items():
                 scores[row] = scores.get(row, 0.0) + score
@@ -212,11 +215,12 @@ def find(query: Sequence[str], every: Sequence[SearchEntry]) -> SearchResult:
         row: score * (weighed.get(row, 0.0) / total) ** 2 * _FACTORS[every[row].kind]
         for row, score in scores.items()
     }
-    fits = {row for row, count in had.items() if count >= FITS * len(content)}
+    fits = {row for row, count in hits_by_row.items() if count >= FITS * len(content)}
 
 
     def place(row: int) -> tuple[bool, bool, float, int]:
-        """A bug of the built-in implementation that does not fit is behind all that releases have."""
+        """Return the place of a row: a bug of the built-in implementation that does not fit is behind all
+        that releases have."""
         return row not in fits, row not in fits and every[row].kind == "named", -worth[row], row
 
     ranked = sorted(worth, key=place)
@@ -264,8 +268,11 @@ def _search_index(every: Sequence[SearchEntry]) -> sqlite3.Connection:
 def _phrase_scores(
     index: sqlite3.Connection, phrases: Sequence[str], within: str = "", begins: bool = False
 ) -> dict[int, float]:
-    """Return row -> score of the best of some phrases. within: columns; begins: a longer word counts as
-    well."""
+    """Return row -> score of the best of some phrases.
+
+    within: columns.
+    begins: a longer word counts as well.
+    """
     if not phrases:
         return {}
     each = (f'"{" ".join(_tokens(phrase))}"{"*" * begins}' for phrase in phrases)

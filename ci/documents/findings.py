@@ -17,7 +17,7 @@ from stateful_tests.lockstep.known_faults import (
     KnownFault,
     has_in_ways,
     known_faults,
-    looked_for,
+    is_looked_for,
     releases,
     ways_of,
 )
@@ -87,13 +87,17 @@ def table() -> list[Data]:
     ]
 
 
-IN_RELEASES, COPIED, INVENTED = "in releases", "built in, as reported", "built in, invented"
+IN_RELEASES = "in releases"
+COPIED = "built in, as reported"
+INVENTED = "built in, invented"
 
 
 def named_bugs() -> list[Data]:
-    """Return the bugs that can be put into the built-in implementation. kind: COPIED from a pull
-    request or an issue of an engine, or INVENTED, so that a clause has a bug to detect: no user has met
-    it."""
+    """Return the bugs that can be put into the built-in implementation.
+
+    kind: COPIED from a pull request or an issue of an engine, or INVENTED, so that a clause has a bug to
+        detect: no user has met it.
+    """
     return [
         {
             "id": bug.id,
@@ -145,7 +149,7 @@ def is_of(fault: str, release: str) -> bool:
     such as vllm==0.33.0+offload, in these. Raises ValueError for a text that is no release."""
     spec = SystemSpec.parse(release)
     version = spec.version or ""
-    if spec.engine not in ENGINES or not looked_for(spec.engine, version):
+    if spec.engine not in ENGINES or not is_looked_for(spec.engine, version):
         raise ValueError(f"{release:.40}: not one of the releases that are driven")
     if unknown := {*spec.ways} - {*ways_in("+".join(engine(spec.engine).ways))}:
         raise ValueError(f"{release:.40}: {spec.engine} has no way +{min(unknown)}")

@@ -29,7 +29,10 @@ _LINK = re.compile(r'<a href="([^"#][^"]*)">(.*?)</a>', re.DOTALL)
 
 
 def page(markdown: str, anchor: Callable[[str], str]) -> str:
-    """Return the page of the document. anchor: returns the name of a heading in links to it."""
+    """Return the page of the document.
+
+    anchor: returns the name of a heading in links to it.
+    """
     markdown = f"{_without_comment(markdown)}\n{_coverage_section()}\n{_commands_section()}"
     body = MarkdownIt("commonmark", {"html": False}).enable("table").render(markdown)
     body = _LINK.sub(_plain_link, _FENCE.sub(_render_fence, body))
@@ -91,7 +94,8 @@ def _state_table(arrows: list[tuple[str, str, str]], says: Mapping[str, str]) ->
     names = [*dict.fromkeys(("[*]", *says))]
     x = {name: 70 + 140 * index for index, name in enumerate(names)}
     ends = [x[b] + (40 + 6 * len(commands) if a == b else 70) for a, b, commands in arrows]
-    wide, high = max(ends), 50 + 28 * len(arrows)
+    wide = max(ends)
+    high = 50 + 28 * len(arrows)
     parts = [
         f'<svg class="states" role="img" aria-label="State diagram" viewBox="0 0 {wide} {high}">'
     ]

@@ -58,18 +58,18 @@ def skeleton_for(spec: SystemSpec, kind: Kind) -> str:
 
 def skeleton_trace(name: str, kind: Kind) -> Trace:
     """Return the trace of a skeleton."""
-    made = skeletons()[name]
+    skeleton = skeletons()[name]
     head: dict[str, object] = {
         "format": FORMAT,
         "version": VERSION,
         "spec": SPEC_VERSION,
         "kind": kind.name,
     }
-    head["geometry" if kind is ROWS else "config"] = json.loads(made.sizes)
+    head["geometry" if kind is ROWS else "config"] = json.loads(skeleton.sizes)
     if kind is ROWS:
         head["mode"] = "faithful"
-    steps = [json.loads(step) for step, _ in made.steps]
-    text = json.dumps(head | {"origin": "hand-written", "story": made.story, "steps": steps})
+    steps = [json.loads(step) for step, _ in skeleton.steps]
+    text = json.dumps(head | {"origin": "hand-written", "story": skeleton.story, "steps": steps})
     return loads(text.encode(), f"new_trace.toml: {name}")
 
 
@@ -79,13 +79,15 @@ def recipe_of(name: str) -> list[str]:
 
 
 def page_beside(name: str, trace: Trace, can: Capabilities, file: str, options: str) -> str:
-    """Return the page that goes with a trace, as Markdown: JSON has no comments. can: the system's
-    capabilities."""
+    """Return the page that goes with a trace, as Markdown: JSON has no comments.
+
+    can: the system's capabilities.
+    """
     kind = can.system_kind
-    made = skeletons()[name]
+    skeleton = skeletons()[name]
     steps = [
         f"| {index} | `{format_command(command)}` | {about} |"
-        for index, (command, (_, about)) in enumerate(zip(trace.commands, made.steps))
+        for index, (command, (_, about)) in enumerate(zip(trace.commands, skeleton.steps))
     ]
     recipe = [f"{index}. {line}" for index, line in enumerate(recipe_of(name), 1)]
     commands = [
@@ -95,7 +97,7 @@ def page_beside(name: str, trace: Trace, can: Capabilities, file: str, options: 
     names = ", ".join(f"`{field.name}`" for field in fields(kind.config))
     return "\n".join([
         f"# {file}: a trace by hand", "",
-        made.story, "",
+        skeleton.story, "",
         f"    kvspec replay {file} {options}", "",
         "It conforms as it is. Change it into the story of your bug.", "",
         "## Its steps", "", "| step | as a report prints it | what it does |", "|---|---|---|", *steps, "",

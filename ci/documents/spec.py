@@ -1,4 +1,4 @@
-"""SPEC.md: what the code knows of the specification, collected; the prose is in templates/SPEC.md.j2.
+"""SPEC.md: what the code knows of the specification, collected. The prose is in templates/SPEC.md.j2.
 
 Everything in here is read from code or comes out of runs of the reference. Same code, same text.
 """
@@ -225,7 +225,7 @@ def _example_step(kind: type[Command], fixtures: dict[str, Trace]) -> Data | Non
     CheckIdle, which no fixture has, is done at the end of the worked example (at: none).
     """
     candidates = [
-        ((not step.frees, not step.changes, at, len(step.drawn()), name), step)
+        ((not step.frees, not step.changes, at, len(step.draw()), name), step)
         for name, trace in fixtures.items()
         for at, step in enumerate(step_text.steps(trace))
         if isinstance(step.command, kind) and isinstance(step.outcome, Done)
@@ -235,9 +235,9 @@ def _example_step(kind: type[Command], fixtures: dict[str, Trace]) -> Data | Non
             return None  # a new command, of which no fault is named yet
         longer = (*fixtures[EXAMPLE].commands, CheckIdle())
         *_, last = step_text.steps(replace(fixtures[EXAMPLE], commands=longer))
-        return {"fixture": EXAMPLE, "at": None, "drawn": last.drawn(), "frees": False}
+        return {"fixture": EXAMPLE, "at": None, "drawn": last.draw(), "frees": False}
     (_, _, at, _, name), step = min(candidates, key=lambda hit: hit[0])
-    return {"fixture": name, "at": at, "drawn": step.drawn(), "frees": step.frees}
+    return {"fixture": name, "at": at, "drawn": step.draw(), "frees": step.frees}
 
 
 def _field_data(name: str, kind: str) -> str:
@@ -256,8 +256,11 @@ def _family_data() -> list[Data]:
 
 
 def _clause_data(clause: Clause, shown_by: dict[str, str], fixtures: dict[str, Trace]) -> Data:
-    """Return the data of a clause. killed: the bugs whose first violated clause it is, each with its
-    fixture; drawn: the step that shows the first of them, the last of its fixture, on the reference."""
+    """Return the data of a clause.
+
+    killed: the bugs whose first violated clause it is, each with its fixture.
+    drawn: the step that shows the first of them, the last of its fixture, on the reference.
+    """
     bugs = [bug for bug in BUGS.values() if bug.clause == clause.id]
     last = None
     if bugs:
@@ -265,7 +268,7 @@ def _clause_data(clause: Clause, shown_by: dict[str, str], fixtures: dict[str, T
     return {
         "clause": clause,
         "scope": _USUAL_SCOPE.sub("", clause.scope),
-        "drawn": last.drawn() if last is not None else "",
+        "drawn": last.draw() if last is not None else "",
         "rules": [_code_link(f"reference.{name}") for name in clause.rule.split(", ")],
         "property": _code_link(f"{clause.check.__module__}.{clause.check.__name__}"),
         "killed": [{"bug": bug, "fixture": shown_by[bug.id], "modes": _bug_modes(bug)} for bug in bugs],
@@ -327,13 +330,13 @@ def _tree_drawings() -> dict[str, Data]:
         ("tombstone", Evict(0, 6)),
         ("recovery", Insert("h4", (Piece("a", 8),))),
     )
-    shown = {}
+    drawings = {}
     for name, command in run:
         before = state
         state, outcome = model.step(state, command)
         assert isinstance(outcome, Done), (command, outcome)
-        shown[name] = {"drawn": step_text.DrawnStep(command, before, state, outcome).drawn()}
-    return shown
+        drawings[name] = {"drawn": step_text.DrawnStep(command, before, state, outcome).draw()}
+    return drawings
 
 
 def _target(state: State, command: Command | None) -> int | None:

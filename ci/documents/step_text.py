@@ -28,9 +28,10 @@ class DrawnStep(NamedTuple):
     after: State
     outcome: Outcome
 
-    def drawn(self) -> str:
+    def draw(self) -> str:
         """Draw the changes of the command, before and after, side by side where that fits."""
-        then, now = blocks(self.before), blocks(self.after)
+        then = blocks(self.before)
+        now = blocks(self.after)
         names = list(then | now)
         changed = [name for name in names if then.get(name) != now.get(name)]
         heading = f"{format_command(self.command)}: {format_outcome(self.outcome)}"
@@ -46,7 +47,8 @@ class DrawnStep(NamedTuple):
 
     @property
     def frees(self) -> bool:
-        then, now = free(self.before), free(self.after)
+        then = free(self.before)
+        now = free(self.after)
         return now.full > then.full or now.swa > then.swa
 
 
@@ -63,12 +65,15 @@ def _missing_text(name: str) -> str:
     return f"{name}: none"
 
 
-def _side_by_side(left: str, right: str) -> str:
+def _side_by_side(left_lines: str, right: str) -> str:
     """Return two drawings with their titles; one below the other where they are too wide."""
-    wide = max(map(len, left.splitlines()))
+    wide = max(map(len, left_lines.splitlines()))
     if wide + _GAP + max(map(len, right.splitlines())) > _WIDTH:
-        return f"before\n\n{left}\n\nafter\n\n{right}"
-    columns = ["before", "", *_align_blocks(left, right)], ["after", "", *_align_blocks(right, left)]
+        return f"before\n\n{left_lines}\n\nafter\n\n{right}"
+    columns = (
+        ["before", "", *_align_blocks(left_lines, right)],
+        ["after", "", *_align_blocks(right, left_lines)],
+    )
     pairs = zip_longest(*columns, fillvalue="")
     return "\n".join(f"{a:<{wide + _GAP}}{b}".rstrip() for a, b in pairs)
 
@@ -85,30 +90,30 @@ def _align_blocks(text: str, other: str) -> list[str]:
 def blocks(state: State) -> Blocks:
     """Return each row, the radix tree, sessions and requests without a row, and what is free."""
     geometry = state.config.geometry
-    drawn = Blocks()
+    drawn_blocks = Blocks()
     for holder in holders(state):
         whose = (
             f", lent to {holder.request.name}" if holder.request and holder.request.session else ""
         )
         title = f"row of {holder.name}{whose}"
-        drawn[f"row of {holder.name}"] = (
+        drawn_blocks[f"row of {holder.name}"] = (
             f"{title}\n{text_drawings.row(holder.cursors, geometry.page_size, geometry.window)}"
         )
     for session in state.sessions:
-        drawn[f"session {session.name}"] = _session_text(session)
+        drawn_blocks[f"session {session.name}"] = _session_text(session)
     for request in state.requests:
         tokens = f"input {request.origin}" + (
             f" + output {request.output}" if request.output else ""
         )
-        drawn[f"request {request.name}"] = (
+        drawn_blocks[f"request {request.name}"] = (
             f"request {request.name}: {request.phase.value}, {tokens}"
         )
     if state.tree is not None:
-        drawn["radix tree"] = tree(state.tree)
+        drawn_blocks["radix tree"] = tree(state.tree)
     left = free(state)
     pools = f"{left.full} full" + (f", {left.swa} SWA" if geometry.window is not None else "")
-    drawn["free pages"] = f"free pages: {pools}; rows: {left.rows}"
-    return drawn
+    drawn_blocks["free pages"] = f"free pages: {pools}; rows: {left.rows}"
+    return drawn_blocks
 
 
 def _session_text(session: Session) -> str:
@@ -116,10 +121,10 @@ def _session_text(session: Session) -> str:
     return f"session {session.name}: {turn}" + (", closes after it" if session.closing else "")
 
 
-def tree(drawn: Tree) -> str:
+def tree(drawn_blocks: Tree) -> str:
     """Draw the radix tree: a node a line, below its parent, with the holders that pin it."""
-    placed = sorted(nodes(drawn), key=lambda p: p.path)
-    return text_drawings.tree((_node_depth(p, placed), [_node_text(p, drawn)]) for p in placed)
+    placed = sorted(nodes(drawn_blocks), key=lambda p: p.path)
+    return text_drawings.tree((_node_depth(p, placed), [_node_text(p, drawn_blocks)]) for p in placed)
 
 
 def _node_depth(placed: Placed, others: list[Placed]) -> int:

@@ -39,7 +39,7 @@ class TierReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     called: dict[str, int] = {}
 
     def __post_init__(self) -> None:
-        """Raises ValueError where fields contradict each other."""
+        """Raise ValueError where fields contradict each other."""
         if (self.verdict == "shown") != bool(self.faults):
             raise ValueError(
                 f"{self.numbers}: `faults` go with the verdict shown, and only with it"

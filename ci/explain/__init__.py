@@ -22,7 +22,11 @@ from stateful_tests.traces.notation import format_outcome as say
 
 
 class Because(NamedTuple):
-    """text: the sentence. claims: its statements about the past."""
+    """The reason why the end of a run is impossible.
+
+    text: the sentence.
+    claims: its statements about the past.
+    """
 
     text: str
     claims: tuple[Claim, ...] = ()
@@ -68,7 +72,11 @@ def because(run: Run) -> Because | None:
 
 
 def _failure_sentence(here: str, broke: str) -> str:
-    """Return how the system fails. here: the command; broke: the failure."""
+    """Return how the system fails.
+
+    here: the command.
+    broke: the failure.
+    """
     if fails_at_start(broke):
         return f"no command has a part in it: {broke}"
     if not failed_in_command(broke):
@@ -91,7 +99,8 @@ def _place_sentence(past: Past[AnyMoment]) -> str:
 
 
 def _engine_sentence(past: Past[AnyMoment]) -> str:
-    observed, expected = past.violation.observed, past.violation.expected
+    observed = past.violation.observed
+    expected = past.violation.expected
     sentence = [
         f"{past.here}: {observed}, where {expected}",
         *stories(past),
@@ -101,5 +110,6 @@ def _engine_sentence(past: Past[AnyMoment]) -> str:
 
 
 def _expected_sentence(past: Past[AnyMoment]) -> str:
-    expected, observed = past.violation.expected, past.violation.observed.replace("\n", "; ")
+    expected = past.violation.expected
+    observed = past.violation.observed.replace("\n", "; ")
     return f"after {past.here} expected: {expected}; observed: {observed}"

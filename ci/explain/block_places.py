@@ -8,7 +8,7 @@ from ci.explain.fact_history import Past
 from ci.explain.places import Fact
 from reference.blocks.clauses.step import window_start
 from reference.blocks.facts import Lane, StateUse, chained
-from reference.failures import AtBlock, AtChunk, AtCount, AtNamed, AtTable, AtText, Place, counted
+from reference.failures import AtBlock, AtChunk, AtCount, AtNamed, AtTable, AtText, Place, count_text
 from reference.kv_sources import KvSource
 from stateful_tests.lockstep.run_moments import EngineMoment
 
@@ -35,7 +35,7 @@ def chunks_of(places: tuple[Place, ...]) -> set[int]:
     return {place.chunk for place in places if isinstance(place, AtChunk)}
 
 
-def called(place: Place, m: EngineMoment) -> str:
+def place_name(place: Place, m: EngineMoment) -> str:
     match place:
         case AtTable(request):
             return f"{request} at {_position_range(place, m)}"
@@ -59,20 +59,20 @@ def facts_at(place: Place, m: EngineMoment) -> list[Fact]:
             return [Fact("", f"has {had}", f"had {had}" if block else "")]
         case AtBlock(block):
             free = [Fact("", "is free", "was free")] if block in facts.free else []
-            named = any(published.block == block for published in facts.published)
+            is_named = any(published.block == block for published in facts.published)
             entries = m.step.entries.get(block, ()) if m.step is not None else ()
             owners = [Fact(entry[0], _holder_facts(AtTable(*entry), m)) for entry in entries]
-            return free + [Fact("", "is named by the prefix cache")] * named + owners
+            return free + [Fact("", "is named by the prefix cache")] * is_named + owners
         case AtChunk(chunk) if facts.host is not None:
-            named = any(key.chunk == chunk for key in facts.host.keys)
+            is_named = any(key.chunk == chunk for key in facts.host.keys)
             free = [Fact("", "is free", "was free")] if chunk in facts.host.free else []
-            return free + [Fact("", "is named by a hash", "was named by a hash")] * named
+            return free + [Fact("", "is named by a hash", "was named by a hash")] * is_named
         case AtCount(who) | AtText(who) | AtNamed(_, who) if who in facts.requests:
             fact = facts.requests[who]
-            blocks = counted(sum(1 for table in fact.tables for block in table if block), "block")
+            blocks = count_text(sum(1 for table in fact.tables for block in table if block), "block")
             counts = f"counts {fact.computed} computed and holds {blocks}"
             return [
-                Fact("", f"is {fact.status} with {counted(len(fact.tokens), 'token')}, {counts}")
+                Fact("", f"is {fact.status} with {count_text(len(fact.tokens), 'token')}, {counts}")
             ]
     return []
 
@@ -108,14 +108,14 @@ def events(past: Past[EngineMoment]) -> list[str]:
 
 def _last_move(past: Past[EngineMoment], chunk: int) -> str:
     """Describe the last KV that was moved into a chunk of host memory, and when that was seen first."""
-    moved: dict[int, str] = {}
+    moves_by_block: dict[int, str] = {}
     for index, moment in enumerate(past.moments, past.run.history_start):
         for job in moment.facts.transfers:
             blocks = [str(part[1]) for part in job.parts if part[2] == chunk]
             if blocks and job.copied and not job.load:
                 event = f"store {job.job} has moved block {' and '.join(blocks)} into it"
-                moved.setdefault(job.job, f"{event} by {past.command(index)}")
-    return moved[max(moved)] if moved else "no store in sight has written it"
+                moves_by_block.setdefault(job.job, f"{event} by {past.command(index)}")
+    return moves_by_block[max(moves_by_block)] if moves_by_block else "no store in sight has written it"
 
 
 def _last_write(past: Past[EngineMoment], block: int) -> str:
@@ -152,8 +152,10 @@ def _last_write(past: Past[EngineMoment], block: int) -> str:
 
 
 def _last_state(lane: Lane, block: int, sources: Iterable[KvSource]) -> str | None:
-    """Return the last state that an entry leaves in a block, in words. sources: sources that its text
-    may begin at."""
+    """Return the last state that an entry leaves in a block, in words.
+
+    sources: sources that its text may begin at.
+    """
     for use in lane.states:
         for written, stamp in reversed(use.writes):
             if written == block:

@@ -68,21 +68,23 @@ class Past(Generic[_Moment]):
         return self.command(self.violation.step)
 
     def first_step(self, fact: str, holds: Callable[..., bool], *more: object) -> int:
-        """Return the index of the command since which `holds` is true; it is true now. more: further
-        arguments of `holds`."""
-        return self._since(fact, partial(_held, holds, more), len(self.moments) - 1, None)
+        """Return the index of the command since which `holds` is true; it is true now.
+
+        more: further arguments of `holds`.
+        """
+        return self._since(fact, partial(_still_holds, holds, more), len(self.moments) - 1, None)
 
     def was_since(self, fact: str, holds: Callable[..., bool], *more: object) -> str:
         """Return in words since when `holds` was true until the last command."""
         last = len(self.moments) - 2
-        return self.at(self._since(fact, partial(_held, holds, more), last, self.violation.step))
+        return self.at(self._since(fact, partial(_still_holds, holds, more), last, self.violation.step))
 
     def last_time(
         self, what: str, holds: Callable[..., bool], *more: object
     ) -> tuple[int, int] | None:
-        """Return since and until which command `holds` was true for the last time before now; None:
-        never."""
-        fact = partial(_held, holds, more)
+        """Return since and until which command `holds` was true for the last time before now, None if it
+        never was."""
+        fact = partial(_still_holds, holds, more)
         last = len(self.moments) - 2
         while last >= 0 and not fact(self.moments[last]):
             last -= 1
@@ -123,7 +125,7 @@ class History(Past[Moment]):
         self.page_size = step.config.geometry.page_size
 
 
-def _held(holds: Callable[..., bool], more: tuple[object, ...], moment: Any) -> bool:
+def _still_holds(holds: Callable[..., bool], more: tuple[object, ...], moment: Any) -> bool:
     return holds(moment, *more)
 
 
@@ -135,10 +137,10 @@ def cursors_of(m: Moment, name: str) -> Cursors | None:
         facts = m.facts.requests.get(name)
         return facts.cursors or ZERO if facts is not None else None
     kept = m.facts.sessions.get(session)
-    return kept.slot if kept is not None and lent_to(m, name) is None else None
+    return kept.slot if kept is not None and borrower(m, name) is None else None
 
 
-def lent_to(m: Moment, name: str) -> str | None:
+def borrower(m: Moment, name: str) -> str | None:
     """Return the turn that has the row of "slot of s1", if one has."""
     session = m.state.session(name.removeprefix("slot of "))
     turn = m.state.request(session.turn or "") if session is not None else None

@@ -19,10 +19,10 @@ def on_server(moment: PairMoment, server: str) -> EngineMoment:
     return EngineMoment(moment.facts.of(server), sides.get(server))
 
 
-def called(place: Place, m: PairMoment) -> str:
+def place_name(place: Place, m: PairMoment) -> str:
     match place:
         case AtServer(server, inner):
-            name = block_places.called(inner, on_server(m, server))
+            name = block_places.place_name(inner, on_server(m, server))
             return f"{name} of {server}" if name else ""
         case AtCount(who) | AtNamed(_, who):
             return who
@@ -67,7 +67,7 @@ def _server_past(past: Past[PairMoment], server: str, places: tuple[Place, ...])
 def _last_transfers(past: Past[PairMoment], block: int) -> str:
     """Return the transfers that moved bytes into a block of D, and when; all of the last command that
     moved some."""
-    moved: dict[int, list[str]] = {}
+    moves_by_block: dict[int, list[str]] = {}
     copied: set[int] = set()
     for index, moment in enumerate(past.moments, past.run.history_start):
         for job in moment.facts.transfers:
@@ -79,13 +79,13 @@ def _last_transfers(past: Past[PairMoment], block: int) -> str:
             )
             if sources:
                 names = " and ".join(sources)
-                moved.setdefault(index, []).append(
+                moves_by_block.setdefault(index, []).append(
                     f"transfer {job.number} moved block {names} of P into block {block} of D"
                 )
-    if not moved:
+    if not moves_by_block:
         return ""
-    last = max(moved)
-    return f"{' and '.join(moved[last])} in {past.command(last)}"
+    last = max(moves_by_block)
+    return f"{' and '.join(moves_by_block[last])} in {past.command(last)}"
 
 
 def wire(moment: PairMoment) -> Iterator[str]:

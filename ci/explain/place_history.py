@@ -8,14 +8,14 @@ from itertools import groupby
 from typing import Any
 
 from ci.explain import places
-from ci.explain.fact_history import History, Past, cursors_of, lent_to
+from ci.explain.fact_history import History, Past, cursors_of, borrower
 from ci.explain.places import Fact, letter, token_text
-from ci.shown_kinds import ExplainedPlaces, shown_of
+from ci.shown_kinds import ExplainedPlaces, shown_kind_of
 from reference.clauses.attention_reads import stamp_text
 from reference.commands import Finish, Retract
 from stateful_tests.lockstep.run_moments import AnyMoment, Moment
 from reference.failures import (
-    AtCounter, AtCursor, AtLock, AtNamed, AtNode, AtPosition, AtText, Place, counted,
+    AtCounter, AtCursor, AtLock, AtNamed, AtNode, AtPosition, AtText, Place, count_text,
 )  # fmt: skip
 
 FactsAt = Callable[[Any, Any], list[Fact]]
@@ -28,20 +28,20 @@ def stories(past: Past[AnyMoment]) -> list[str]:
     failure_places = past.violation.failure.at
     if not isinstance(past, History):
         told = of_kind(past)
-        return [story(past, place, told.called, told.facts_at) for place in _at_most_few(failure_places)]
+        return [story(past, place, told.place_name, told.facts_at) for place in _at_most_few(failure_places)]
     texts: dict[str, None] = {}
     cursors = [place for place in failure_places if isinstance(place, AtCursor)][: MOST[AtCursor]]
     for place in _at_most_few(failure_places):
         if isinstance(place, AtCursor):
             texts[_cursor_stories(past, cursors)] = None
         for part in places.leads_to(place, past.now):
-            texts[story(past, part, places.called, places.facts_at)] = None
+            texts[story(past, part, places.place_name, places.facts_at)] = None
     return [text for text in texts if text]
 
 
 def of_kind(past: Past[AnyMoment]) -> ExplainedPlaces:
     """Return the explainer of the places of a system that only facts and clauses judge."""
-    explainer = shown_of(past.run.trace.geometry).explains()
+    explainer = shown_kind_of(past.run.trace.geometry).explains()
     assert explainer is not None
     return explainer
 
@@ -69,7 +69,7 @@ def story(past: Past[AnyMoment], place: Place, called: Callable[[Any, Any], str]
     if not own:
         # who reads or writes it owns nothing
         count = sum(fact.now.startswith("has ") for fact in facts)
-        problem = f"has {counted(count, 'owner')}" if count > 1 else "is not free"
+        problem = f"has {count_text(count, 'owner')}" if count > 1 else "is not free"
         return f"{name} {problem}: {' and '.join(having)}"
     dated = [(fact.now, since(fact)) for fact in own]
     texts = f"{name} {' and '.join(_joined_facts(dated))}{_expected_state(place)}"
@@ -139,7 +139,7 @@ def _cursor_stories(past: History, wrong_cursors: list[AtCursor]) -> str:
         index = past.first_step(
             f"{place.field} of {place.owner} is {value}", _value_since, place, value, held
         )
-        taken = _taken_from_turn(past, place, value) if index == past.violation.step else ""
+        taken = _turn_value_text(past, place, value) if index == past.violation.step else ""
         fate = index, value, place.must, taken
         fates.setdefault(fate, {}).setdefault(place.owner, []).append(letter(place.field))
         off.setdefault(fate, []).append(place)
@@ -153,23 +153,27 @@ def _cursor_fate(
     off: list[AtCursor],
 ) -> str:
     """Return a clause of a sentence on cursors with a wrong value: whose they are, since when, and the value
-    they must have. fate: (step, value, expected value, how it was taken). off: the places."""
+    they must have.
+
+    fate: (step, value, expected value, how it was taken).
+    off: the places.
+    """
     index, value, must, taken = fate
     several = len(off) > 1
     owners = {name: f"the {name}" if " " in name else name for name in whose}
-    who = ", ".join(f"{' and '.join(k)} of {owners[name]}" for name, k in whose.items())
+    owners_text = ", ".join(f"{' and '.join(k)} of {owners[name]}" for name, k in whose.items())
     verb = f"{'are' if several else 'is'} {value} {past.at(index)}"
     if index == past.violation.step:
         verb = f"{'become' if several else 'becomes'} {value}{taken}"
     if must is None:
-        return f"{who} {verb}".rstrip(",")
+        return f"{owners_text} {verb}".rstrip(",")
     before = past.before
     stays = all(
         _has_value(before, place._replace(owner=_turn_with_row(before, place.owner)), must) for place in off
     )
     ends = stays and isinstance(past.run.rows[-1].command, Finish | Retract)
     written = _kv_consequence(value, must) if ends and {each.field for each in off} == {_COMMITTED} else ""
-    return f"{who} {verb} and must {'stay' if stays else 'be'} {must}{written}"
+    return f"{owners_text} {verb} and must {'stay' if stays else 'be'} {must}{written}"
 
 
 def _kv_consequence(committed: int, must: int) -> str:
@@ -190,18 +194,18 @@ def _holds_something(m: Moment, owner: str) -> bool:
     return request is None or request.cursors is not None
 
 
-def _value_since(m: Moment, place: AtCursor, value: int, held: bool) -> bool:
-    return _has_value(m, place, value) and _holds_something(m, place.owner) is held
+def _value_since(m: Moment, place: AtCursor, value: int, has_something: bool) -> bool:
+    return _has_value(m, place, value) and _holds_something(m, place.owner) is has_something
 
 
 def _turn_with_row(m: Moment, owner: str) -> str:
     """Return the turn that has a row, whose cursors it shows."""
-    return lent_to(m, owner) or owner
+    return borrower(m, owner) or owner
 
 
-def _taken_from_turn(past: History, place: AtCursor, value: int) -> str:
+def _turn_value_text(past: History, place: AtCursor, value: int) -> str:
     """Return since when the turn that had the row of a slot had the value that the slot shows now."""
-    turn = lent_to(past.before, place.owner)
+    turn = borrower(past.before, place.owner)
     if turn is None or not _has_value(past.before, place._replace(owner=turn), value):
         return ""
     was = place._replace(owner=turn)

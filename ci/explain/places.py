@@ -1,6 +1,7 @@
 """Facts about a page, a cursor, a node, ... at one moment: a case for each kind of place.
 
-`called` names a place, `facts_at` lists its facts, and place_history.py dates them. Neither knows a clause.
+`place_name` names a place, `facts_at` lists its facts, and place_history.py dates them. Neither knows a
+clause.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from reference.clauses.tree_evictions import COUNTERS
 from reference.commands import CheckBusy, CheckIdle
 from reference.failures import (
     AtCounter, AtEntry, AtLock, AtNamed, AtNode, AtPage, AtPosition, AtRow, AtState, AtText, AtTreePage,
-    Place, counted,
+    Place, count_text,
 )  # fmt: skip
 from reference.prefix_cache import path_text
 from reference.recurrent_states import EMPTY, chained
@@ -34,7 +35,7 @@ class Fact(NamedTuple):
     was: str = ""
 
 
-def called(place: Place, m: Moment) -> str:
+def place_name(place: Place, m: Moment) -> str:
     """Return a place by its name; a page that no pool has with its fault."""
     match place:
         case AtPage(pool, page):
@@ -133,7 +134,7 @@ def _state_text(stamp: int, m: Moment) -> str:
     for name, text in texts.items():
         stamps = chained(text)
         if stamp in stamps:
-            return f"{counted(stamps.index(stamp) + 1, 'token')} of {name}"
+            return f"{count_text(stamps.index(stamp) + 1, 'token')} of {name}"
     if m.facts.states is not None:
         for path in m.facts.states.nodes:
             stamps = chained(path)
@@ -147,7 +148,7 @@ def _existence_facts(place: AtNamed, m: Moment) -> list[Fact]:
     session = m.facts.sessions.get(place.name)
     match place.kind:
         case "slot" if session is not None and session.slot is not None:
-            return [Fact("", f"keeps {counted(session.slot.kv_committed_len, 'committed token')}")]
+            return [Fact("", f"keeps {count_text(session.slot.kv_committed_len, 'committed token')}")]
         case "session" if session is not None:
             return [Fact("", "is closing" if session.closing else "is there")]
         case "request" if name in m.facts.requests:
@@ -167,7 +168,7 @@ def _text_tokens(m: Moment, owner: str) -> Sequence[int] | None:
 def _token_list_text(tokens: Sequence[int] | None, position: int | None) -> list[Fact]:
     if tokens is None:
         return [Fact("", "is not there")]
-    fact = f"has {counted(len(tokens), 'token')}"
+    fact = f"has {count_text(len(tokens), 'token')}"
     if position is not None and position < len(tokens):
         fact += f", {token_text(tokens[position])} at position {position},"
     return [Fact("", fact)]
@@ -239,7 +240,7 @@ def _node_facts(node: NodeFacts, pool: str, must: int | None, m: Moment) -> list
     if must is not None:
         counts = {"full": node.full_locks, "swa": node.swa_locks, "state": node.state_locks}
         called = {**POOL, "state": "state"}[pool]
-        return [Fact("", "is there"), Fact("", f"counts {counted(counts[pool], f'{called} lock')}")]
+        return [Fact("", "is there"), Fact("", f"counts {count_text(counts[pool], f'{called} lock')}")]
     if pool == "state":
         has = "no state" if node.state is None else f"state slot {node.state}"
         return [Fact("", f"has {has}", f"had {has}")]
@@ -248,8 +249,8 @@ def _node_facts(node: NodeFacts, pool: str, must: int | None, m: Moment) -> list
     if not node.live:
         return [Fact("", "is a tombstone", "was a tombstone")]
     have = sum(1 for slot in node.swa_slots if slot)
-    tokens = counted(len(node.slots), "token")
-    return [Fact("", "is live"), Fact("", f"has {counted(have, 'SWA slot')} for its {tokens}")]
+    tokens = count_text(len(node.slots), "token")
+    return [Fact("", "is live"), Fact("", f"has {count_text(have, 'SWA slot')} for its {tokens}")]
 
 
 def _node_at(m: Moment, path: tuple[int, ...]) -> NodeFacts | None:

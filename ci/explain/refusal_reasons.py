@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from ci.compare.differences import POOL
 from ci.explain.fact_history import History, cursors_of
-from reference.clauses.step import Step, evicted_below
+from reference.clauses.step import Step, swa_start
 from reference.commands import (
     Abort,
     Admit,
@@ -19,7 +19,7 @@ from reference.commands import (
     Refused,
     Submit,
 )
-from reference.failures import Failure, counted
+from reference.failures import Failure, count_text
 from reference.state import IN_BATCH, Phase, Request, free
 from reference.prefix_cache import path_text
 from reference.rules import RULES as RULES_OF
@@ -38,7 +38,8 @@ def reason(past: History) -> str | None:
 
 def _outcome_reason(past: History) -> str | None:
     """Return the sentence on OUT-1: a command that is done or refused, and should not be."""
-    got, want = past.step.outcome, past.step.expected
+    got = past.step.outcome
+    want = past.step.expected
     does = f"refuses ({got.reason.value})" if isinstance(got, Refused) else "carries out"
     should = (
         f"must refuse it as {want.reason.value}"
@@ -86,7 +87,7 @@ def _condition_and_fact(past: History) -> tuple[str, str]:
     if not isinstance(refusal, Refused):
         return "", ""
     reason = refusal.reason
-    request = step.acted
+    request = step.named_request
     if reason is Reason.TURN_IN_FLIGHT and (fact := _turn_in_flight(past)):
         return "", fact
     if reason is Reason.WINDOW_LOST:
@@ -133,15 +134,15 @@ def _missing_room(past: History, pool: str) -> str:
     no sense."""
     was = past.before.state
     first_counter = {"full": 0, "swa": 2}[pool]
-    left = free(was)
+    free_sizes = free(was)
     evictable = sizes(was.tree)[first_counter] if was.tree is not None else 0
-    if min(left.full, left.swa) < 0:
+    if min(free_sizes.full, free_sizes.swa) < 0:
         return ""  # row and tree, each with pages of its own, had more than there are
-    pages = counted(getattr(left, pool), f"{POOL[pool]} page")
+    pages = count_text(getattr(free_sizes, pool), f"{POOL[pool]} page")
     has = f"the pool has {pages} free and {evictable // past.page_size} more evictable"
     if was.tree is not None:
         return has  # what the command takes is not what is free behind it
-    takes = getattr(left, pool) - getattr(free(past.step.now), pool)
+    takes = getattr(free_sizes, pool) - getattr(free(past.step.now), pool)
     return f"{has}, and the command takes {takes or 'none'}"
 
 
@@ -197,7 +198,7 @@ def _request_lengths(past: History) -> str:
     one = past.before.state.request(names[0]) if len(names) == 1 else None
     if one is None:
         return ""
-    text = f"{one.name} has {counted(one.origin, 'token')} of input and {one.output} of output"
+    text = f"{one.name} has {count_text(one.origin, 'token')} of input and {one.output} of output"
     return f"{text}; {_uncomputed_tokens(one)} of them without KV"
 
 
@@ -208,16 +209,16 @@ def _excess_taken_back(before: Moment, command: Finish) -> str:
     target = request.origin + command.finished_len
     processed = request.processed_outputs[0]
     if target < request.evicted:
-        evicted = counted(request.evicted, "token")
+        evicted = count_text(request.evicted, "token")
         return f"window eviction has counted {evicted}, and the finish keeps {target}"
     finished_len = command.finished_len
-    older = counted(processed, "output")
+    older = count_text(processed, "output")
     return f"a stop within the last two rounds keeps more than {older}, and the finish keeps {finished_len}"
 
 
 def _lost_window(past: History, ours: bool) -> str:
     window = past.step.config.geometry.window
-    one = past.step.acted
+    one = past.step.named_request
     names = requests_of_batch(past.step.command) if one is None else (one.name,)
     for name in names:
         was = past.before.state.request(name)
@@ -228,7 +229,7 @@ def _lost_window(past: History, ours: bool) -> str:
         window_text = f"the window of {name} at {c.kv_committed_len}"
         if not ours:
             return f"{window_text} is there: it starts at {start}"
-        if evicted_below(c) > start:
+        if swa_start(c) > start:
             since = past.first_since(f"E of {name}", _eviction_end, name, c.swa_evicted_seqlen)
             lost = f"its SWA KV below {c.swa_evicted_seqlen} is gone {since}"
             return f"{window_text} starts at {start} and {lost}"

@@ -9,7 +9,7 @@ from reference.tiers.facts import TierFacts, TierTransfer
 from stateful_tests.lockstep.run_moments import TierMoment
 
 
-def called(place: Place, m: TierMoment) -> str:
+def place_name(place: Place, m: TierMoment) -> str:
     del m
     match place:
         case AtSlot(pool, slot, host):
@@ -24,8 +24,8 @@ def called(place: Place, m: TierMoment) -> str:
 
 
 def facts_at(place: Place, m: TierMoment) -> list[Fact]:
-    """Return the facts about a place, as in ci.explain.places: a slot is free, a node's, or a
-    transfer's; a node has KV, locks and marks."""
+    """Return the facts about a place, as in ci.explain.places. A slot is free, a node's, or a transfer's. A
+    node has KV, locks and marks."""
     facts = m.facts
     match place:
         case AtSlot(pool, slot, host):
@@ -56,7 +56,10 @@ def _tier_name(host: bool) -> str:
 
 def _slot_facts(facts: TierFacts, pool: str, slot: int, host: bool) -> list[Fact]:
     """Return the facts about a slot: whether it is free, the nodes and requests that have it, the transfers
-    that read or write it. host: a slot of host memory, otherwise of the device."""
+    that read or write it.
+
+    host: a slot of host memory, otherwise of the device.
+    """
     free = (facts.host_free if host else facts.free).get(pool, ())
     about_slot = [Fact("", "is free", "was free")] if slot in free else []
     for node in facts.nodes:
@@ -76,7 +79,7 @@ def _slot_facts(facts: TierFacts, pool: str, slot: int, host: bool) -> list[Fact
             (part.host if host else part.device) == slot and part.pool == pool for part in job.parts
         ):
             verb = "writes" if job.load != host else "reads"
-            about_slot.append(Fact(job.called, f"{verb} it"))
+            about_slot.append(Fact(job.label, f"{verb} it"))
     if host:
         about_slot += _storage_facts(facts, pool, slot)
     return about_slot
@@ -88,10 +91,10 @@ def _storage_facts(facts: TierFacts, pool: str, slot: int) -> list[Fact]:
     for op in facts.operations:
         if slot in op.moving.get(pool, ()):
             about_slot.append(
-                Fact(op.called, "is to write it to the storage" if op.back else "writes it")
+                Fact(op.label, "is to write it to the storage" if op.back else "writes it")
             )
         elif slot in op.slots.get(pool, ()) and not op.back:
-            about_slot.append(Fact(op.called, "has it"))
+            about_slot.append(Fact(op.label, "has it"))
     if slot in facts.returned.get(pool, ()):
         about_slot.append(Fact("", "waits to be freed"))
     return about_slot

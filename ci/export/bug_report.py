@@ -29,7 +29,10 @@ INSTALL = (
 
 
 class Titles(NamedTuple):
-    """Given names, used instead of generated ones. checkout: the folder of the release, if it is one."""
+    """Given names, used instead of generated ones.
+
+    checkout: the folder of the release, if it is one.
+    """
 
     name: str | None = None
     title: str | None = None
@@ -120,16 +123,16 @@ def story(data: Data, file: str, options: str, titles: Titles = GENERATED_TITLES
                 *_paragraph(f"The numbers here are of its own trace: {known['story'][0]}"),
             ]
     if engine:
-        done = "outcome"
+        outcome_label = "outcome"
         changes = "changes"
     else:
-        done = "expected"
+        outcome_label = "expected"
         changes = "changes in the reference"
     lines += [
         "",
         "## The commands",
         "",
-        f"| # | command | {done} | {changes} |",
+        f"| # | command | {outcome_label} | {changes} |",
         "|---|---|---|---|",
     ]
     for row in data["rows"]:

@@ -36,9 +36,12 @@ _COUNTS: dict[tuple[str, str], str] = {
 _OF_STATES = "STA-1", "STA-2", "STA-3"
 
 
-def asserted(run: Run, clause: str, tokens: Callable[[Sequence[int]], str]) -> list[str]:
+def assert_clause(run: Run, clause: str, tokens: Callable[[Sequence[int]], str]) -> list[str]:
     """Return the lines that assert what a clause (not BROKEN) expects; none where no object of the
-    scheduler shows it. tokens: as the test writes them."""
+    scheduler shows it.
+
+    tokens: as the test writes them.
+    """
     violation = run.violation
     now = run.moments(EngineMoment)[-1]
     assert violation is not None and now.step is not None
@@ -75,26 +78,27 @@ def asserted(run: Run, clause: str, tokens: Callable[[Sequence[int]], str]) -> l
 def _place_assertions(now: EngineMoment, clause: str, place: AtTable, config: EngineConfig) -> list[str]:
     """Return the assertion about an entry of a block table that a clause is about. Empty where the request is
     not known any more, or the engine's objects do not show it."""
-    who = place.request
+    owner_name = place.request
     group = place.group
-    if who not in now.facts.requests or now.step is None:
+    if owner_name not in now.facts.requests or now.step is None:
         return []
     if clause in ("WIN-1", "BLK-5"):
-        row = f'engine.tables("{who}")[{group}]'
+        row = f'engine.tables("{owner_name}")[{group}]'
         return [f"self.assertTrue(any({row}[{place.at}:{place.at + 1}]), {row})"]
     if clause == "WIN-3":
         layers = config.groups[group]
-        first_block = window_start(layers, now.step.bearers[who].sure) // layers.block_size
-        behind = f'engine.tables("{who}")[{group}][:{first_block}]'
+        first_block = window_start(layers, now.step.bearers[owner_name].sure) // layers.block_size
+        behind = f'engine.tables("{owner_name}")[{group}][:{first_block}]'
         most = max_blocks_behind_window(config, layers)
         return [f"self.assertLessEqual(sum(map(bool, {behind})), {most}, {behind})"]
-    start = end = now.step.bearers[who].sure
-    for lane in (lane for lane in now.facts.lanes if lane.request == who):
-        start, end = lane.start, lane.start + len(lane.tokens) - lane.drafts
+    start = end = now.step.bearers[owner_name].sure
+    for lane in (lane for lane in now.facts.lanes if lane.request == owner_name):
+        start = lane.start
+        end = lane.start + len(lane.tokens) - lane.drafts
     start = window_start(config.groups[group], start)
     is_read = clause in ("HIT-1", "READ-3", "READ-4") and start < end
-    reads = f'engine.reads("{who}", {group}, {start}, {end})'
-    text = f'engine.text("{who}", {start}, {end})'
+    reads = f'engine.reads("{owner_name}", {group}, {start}, {end})'
+    text = f'engine.text("{owner_name}", {start}, {end})'
     return [f"self.assertEqual({reads}, {text})"] if is_read else []
 
 
@@ -107,17 +111,17 @@ def _key_assertions(now: EngineMoment) -> list[str]:
 
 
 def _block_assertions(now: EngineMoment, clause: str, block: int) -> list[str]:
-    known = f"engine.pool.blocks[{block}]"
+    block_lookup = f"engine.pool.blocks[{block}]"
     bears = next((f"({block}, {p.group})" for p in now.facts.published if p.block == block), "")
     lines = {
-        "BLK-1": f"self.assertEqual({known}.ref_cnt, engine.holders({block}))",
-        "BLK-2": f"self.assertEqual(engine.free().count({block}), int({known}.ref_cnt == 0))",
+        "BLK-1": f"self.assertEqual({block_lookup}.ref_cnt, engine.holders({block}))",
+        "BLK-2": f"self.assertEqual(engine.free().count({block}), int({block_lookup}.ref_cnt == 0))",
         "BLK-3": f"self.assertEqual(len(engine.places({block})), 1, engine.places({block}))",
         "BLK-5": f"self.assertEqual(engine.holders({block}), 1)",
         "PUB-1": (
             f"self.assertIn(engine.named{bears}, [None, engine.written{bears}])" if bears else ""
         ),
-        "PUB-2": f"self.assertEqual(engine.mapped({block}), int({known}.block_hash is not None))",
+        "PUB-2": f"self.assertEqual(engine.mapped({block}), int({block_lookup}.block_hash is not None))",
     }
     lines["STA-3"] = lines["PUB-1"]
     return [line] if (line := lines.get(clause)) else []

@@ -11,7 +11,7 @@ from typing import Any
 
 from ci import TEMPLATES
 from ci.export.bug_report import GENERATED_TITLES, Titles, git_description
-from ci.export.engine_assertions import asserted
+from ci.export.engine_assertions import assert_clause
 from ci.export.recorded_run import NotExportable, not_raising
 from ci.export.helper_inlining import inline_helpers
 from ci.export.specialised_scaffold import fill_lines, decide_branches, without_annotations
@@ -21,7 +21,7 @@ from impl.loading.renamed import in_code
 from impl import stand_ins
 from impl.loading import optional
 from impl.vllm import bare_connectors, bare_scheduler
-from impl.vllm.api import renamed_in, uses
+from impl.vllm.api import renamed_entries, uses
 from impl.vllm.fetch import checkout_root, release_root
 from impl.vllm.runner import ModelRunner
 from impl.vllm.system import VLLMSystem
@@ -207,7 +207,7 @@ def unit_test(
         steps.append((command, []))
         assertions = {"BROKEN": not_raising(calls)}
     else:
-        assertions = {clause: asserted(run, clause, notes.tokens) for clause in (headline, *reported)}
+        assertions = {clause: assert_clause(run, clause, notes.tokens) for clause in (headline, *reported)}
     clause = next((clause for clause, lines in assertions.items() if lines), None)
     if clause is None:
         whose = "no object of the scheduler shows it"
@@ -244,8 +244,8 @@ def unit_test(
 def _with_release_names(system: VLLMSystem, text: str, fixed: ReleaseTarget | None) -> str:
     """Return the test with the names that the release has."""
     assert system.root is not None
-    names = renamed_in(system.root)
-    if fixed is not None and renamed_in(fixed.root) != names:
+    names = renamed_entries(system.root)
+    if fixed is not None and renamed_entries(fixed.root) != names:
         raise NotExportable(f"no one test runs on {system.name} and {fixed.name}: names differ")
     return in_code(text, names, (use for _, use in uses()))
 
@@ -341,7 +341,7 @@ class _Steps:
                 yield from self._update(drafts)
 
     def _source(self, command: Add) -> str:
-        """Further arguments of a request that has an adapter or a salt."""
+        """Return further arguments of a request that has an adapter or a salt."""
         load = self.loaded.source(command.adapter, "").adapter_loads
         arguments = ""
         if command.adapter:
@@ -355,8 +355,10 @@ class _Steps:
         return self.tokens(client_tokens(command.prompt, command.tokens, self.sent), 1000)
 
     def tokens(self, tokens: Sequence[int], base: int = 9000) -> str:
-        """Return tokens as a list, with ranges of consecutive ones. base: the number from which new
-        ones are counted."""
+        """Return tokens as a list, with ranges of consecutive ones.
+
+        base: the number from which new ones are counted.
+        """
         for token in tokens:
             if token not in self.small:
                 self.small[token] = base + len(self.small)
@@ -374,25 +376,27 @@ class _Steps:
         return f"[{', '.join(parts)}]"
 
     def _update(self, most: int) -> Iterator[str]:
-        """Yield the call that takes the results of the oldest batch in flight. most: the most drafts for each
-        request of the next round (tokens)."""
+        """Yield the call that takes the results of the oldest batch in flight.
+
+        most: the most drafts for each request of the next round (tokens).
+        """
         config = self.run.trace.sizes(EngineConfig)
         flight = self.flights.popleft()
-        sampled = ", ".join(
+        sampled_text = ", ".join(
             f'"{lane.request}": {self.tokens(lane.sampled)}' for lane, _, _ in flight
         )
         drafts = ""
         if config.drafts and not self.system.overlap:
             most = config.drafts if config.eagle else min(config.drafts, max(0, most))
-            made = []
+            drafts_made = []
             for lane, text, further in flight:
                 if self.system.v2:
-                    made.append(f'"{lane.request}": {[-1] * config.drafts}')
+                    drafts_made.append(f'"{lane.request}": {[-1] * config.drafts}')
                     continue
                 own = [*text[: len(text) - lane.drafts], *(lane.sampled or further)]
                 proposed = ModelRunner.drafts([reduce(chain, own, 0)], most)
                 if not (lane.sampled or config.eagle):
                     proposed = []
-                made.append(f'"{lane.request}": {self.tokens(proposed)}')
-            drafts = f", drafts={{{', '.join(made)}}}"
-        yield f"engine.update({{{sampled}}}{drafts})"
+                drafts_made.append(f'"{lane.request}": {self.tokens(proposed)}')
+            drafts = f", drafts={{{', '.join(drafts_made)}}}"
+        yield f"engine.update({{{sampled_text}}}{drafts})"

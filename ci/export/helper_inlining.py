@@ -18,7 +18,8 @@ def inline_helpers(source: str, code: str) -> str:
 
 def _inlinings(source: str, code: str) -> Iterator[list[Edit]]:
     """Return edits that put one function in the place of its call, and drop it."""
-    tree, offsets = ast.parse(source), Offsets(source)
+    tree = ast.parse(source)
+    offsets = Offsets(source)
     nodes = [*ast.walk(tree)]
     names = [n.id for n in (*nodes, *ast.walk(ast.parse(code))) if isinstance(n, ast.Name)]
     alone = {node.value for node in nodes if isinstance(node, ast.Expr)}
@@ -29,7 +30,8 @@ def _inlinings(source: str, code: str) -> Iterator[list[Edit]]:
         text = None if call is None else _inlined_line(source, function, call, call in alone)
         if call is None or text is None:
             continue
-        begin, end = offsets(call, end=False), offsets(call, end=True)
+        begin = offsets(call, end=False)
+        end = offsets(call, end=True)
         around = source.find("\n", end) - source.rfind("\n", 0, begin) - 1 - (end - begin)
         if around + len(text) <= WIDTH:
             lines = offsets.starts[function.lineno - 1], offsets.starts[function.end_lineno or 0]
@@ -42,7 +44,10 @@ def _calls(node: ast.Call, name: str) -> bool:
 
 def _inlined_line(source: str, function: ast.FunctionDef, call: ast.Call, alone: bool) -> str | None:
     """Return the only line of a function, behind its docstring, with the arguments of a call; None for
-    any other function. alone: the call is a statement, which the line may be as well."""
+    any other function.
+
+    alone: the call is a statement, which the line may be as well.
+    """
     body = function.body[1:] if ast.get_docstring(function) is not None else function.body
     value: ast.AST
     match body:
@@ -52,16 +57,16 @@ def _inlined_line(source: str, function: ast.FunctionDef, call: ast.Call, alone:
             pass
         case _:
             return None
-    given = _call_arguments(function, call)
+    arguments = _call_arguments(function, call)
     text = ast.get_source_segment(source, value)
-    if given is None or text is None or "\n" in text:
+    if arguments is None or text is None or "\n" in text:
         return None
     if function.args.kwarg is not None:  # the call has no keywords
         text = text.replace(f", **{function.args.kwarg.arg}", "")
-    uses = [node.id for node in ast.walk(value) if isinstance(node, ast.Name) and node.id in given]
-    if any(uses.count(name) > 1 and not name_like for name, (_, name_like) in given.items()):
+    uses = [node.id for node in ast.walk(value) if isinstance(node, ast.Name) and node.id in arguments]
+    if any(uses.count(name) > 1 and not name_like for name, (_, name_like) in arguments.items()):
         return None
-    texts = {name: value for name, (value, _) in given.items()}
+    texts = {name: value for name, (value, _) in arguments.items()}
     return re.sub(r"(?<![\w.])[A-Za-z_]\w*\b(?!=)", lambda name: texts.get(name[0], name[0]), text)
 
 

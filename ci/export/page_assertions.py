@@ -1,7 +1,7 @@
 """Assertions of an exported test about pages, rows and slots: a function for each kind of place in them."""
 
 from ci.export.recorded_run import Asserts, RecordedRun, in_tree, within
-from impl.sglang.scheduler.call_log import quoted, variable
+from impl.sglang.scheduler.call_log import quote, variable
 from reference.commands import Extend
 from reference.failures import AtEntry, AtLock, AtPage, AtPosition, AtRow
 from reference.prefix_cache import lock_holders
@@ -62,7 +62,7 @@ def _page_of_earlier_owner(run: RecordedRun, place: AtPage, assertion: str) -> A
     size = run.page_size
     for owned in run.before.facts.pools[pool].owned:
         if owned.page == page and _owner_text(owned.holder) != _TREE:
-            notes, held = run.bound(owned.holder, run.before)
+            notes, held = run.holder_expression(owned.holder, run.before)
             slot = run.slot_at(held, owned.at * size)
             if pool == "swa":
                 slot = f"swa_slots(server, {slot})"
@@ -129,8 +129,8 @@ def position_place(run: RecordedRun, place: AtPosition) -> Asserts | None:
     unmapped."""
     owner, pool, position, _ = place
     facts = run.after.facts
-    seen = run.after.facts.holders.get(owner)
-    if seen is None:
+    holder_facts = run.after.facts.holders.get(owner)
+    if holder_facts is None:
         if owner not in lock_holders(run.after.state):
             return None
         name = variable(owner)
@@ -139,27 +139,36 @@ def position_place(run: RecordedRun, place: AtPosition) -> Asserts | None:
         if not run.kind.keeps_slots:
             locked = f"server.cache.path_device_indices({name}.last_node)"
         return Asserts([f"self.assertEqual({locked}.tolist(), tree_slots(server.cache, {key}))"])
-    lines, held = run.bound(owner, run.after)
+    lines, holder_name = run.holder_expression(owner, run.after)
     torn_of_pool = facts.torn if pool == "full" else facts.torn_swa
     torn = [page for page in torn_of_pool if page.holder == owner and not page.path]
     if any(page.start == position for page in torn):
-        lines.append(f"row = {run.row(held, str(position), str(position + len(torn[0].slots)))}")
+        lines.append(f"row = {run.row(holder_name, str(position), str(position + len(torn[0].slots)))}")
         slots = "swa_slots(server, row)" if pool == "swa" else "row"
         return Asserts([*lines, *run.in_order(f"{slots}.tolist()")])
     if any(isinstance(each, AtLock) for each in run.at):  # the position is in the locked prefix
-        tokens = f"history(server.sessions.get({quoted(owner)}))"
-        if held != "slot":
-            request = held.removesuffix(run.holder)
+        tokens = f"history(server.sessions.get({quote(owner)}))"
+        if holder_name != "slot":
+            request = holder_name.removesuffix(run.holder)
             tokens = f"[*{request}.origin_input_ids, *{request}.output_ids]"
-        lines.append(f"row = {run.row(held, end=run.cursor(held, 'cache_protected_len'))}.tolist()")
+        lines.append(
+            f"row = {run.row(holder_name, end=run.cursor(holder_name, 'cache_protected_len'))}.tolist()"
+        )
         # A key of n bigrams has n + 1 tokens.
         length = "len(row) + 1" if run.geometry.bigram else "len(row)"
         lines.append(f"tokens = {tokens}[: {length}]")
-        text = next((text_tokens(held.text) for held in run.step.held if held.name == owner), ())
+        text = next(
+            (
+                text_tokens(holder_name.text)
+                for holder_name in run.step.holders_now
+                if holder_name.name == owner
+            ),
+            (),
+        )
         slots = f"tree_slots(server.cache, tokens{within(run.geometry, text)})"
         return Asserts([*lines, f"self.assertEqual(row, {slots})"])
-    if pool == "swa" and position < len(seen.swa_read) and seen.swa_read[position] is None:
-        lines.append(f"slot = {run.slot_at(held, position)}")
+    if pool == "swa" and position < len(holder_facts.swa_read) and holder_facts.swa_read[position] is None:
+        lines.append(f"slot = {run.slot_at(holder_name, position)}")
         return Asserts([*lines, "self.assertNotEqual(swa_slots(server, slot), 0)"])
     return odd_page(run) or renamed_row(run)
 
@@ -172,7 +181,7 @@ def renamed_row(run: RecordedRun) -> Asserts | None:
     noted_before = r"checkpoint\(" if isinstance(run.last, Extend) else ""
     if run.after.step is None:
         return None
-    for holder in run.after.step.held:
+    for holder in run.after.step.holders_now:
         length = holder.cursors.kv_committed_len
         seen = run.after.facts.holders.get(holder.name)
         if seen is None or tuple(seen.full_read[:length]) == text_tokens(holder.text, length):
@@ -207,7 +216,7 @@ def _slot_binding(run: RecordedRun, moment: Moment, slot: int) -> list[str]:
     for name, seen in moment.facts.holders.items():
         cells = list(moment.view.rows.get(seen.row, ()))
         if slot in cells:
-            lines, held = run.bound(name, moment)
+            lines, held = run.holder_expression(name, moment)
             return [*lines, f"slot = {run.slot_at(held, cells.index(slot))}.item()"]
     if moment.view.tree is not None:
         for node in moment.view.tree.nodes:

@@ -12,7 +12,7 @@ from ci.export.page_assertions import (
 from ci.export.recorded_run import Asserts, NotExportable, RecordedRun, tokens_of_release
 from ci.export.tree_assertions import assert_counter, assert_node, assert_tree_page
 from impl.sglang.releases.v0_5_10_to_14 import Release0510
-from impl.sglang.scheduler.call_log import ids_text, quoted, variable
+from impl.sglang.scheduler.call_log import ids_text, quote, variable
 from reference.clauses.sliding_window import evicted_too_far
 from reference.commands import CheckBusy, CheckIdle, Done, Evict, Submit
 from reference.failures import (
@@ -39,7 +39,7 @@ def is_unified(release: Release0510, geometry: Geometry) -> bool:
     return release.is_unified(geometry)
 
 
-def asserted(run: RecordedRun) -> Asserts:
+def assert_violation(run: RecordedRun) -> Asserts:
     """Return the assertion that shows the violated clause. Raises NotExportable where no object of the
     release shows it."""
     check = ""
@@ -76,8 +76,8 @@ def _candidate_assertions(run: RecordedRun) -> Iterator[Asserts | None]:
 def _cursor_assertions(run: RecordedRun, place: AtCursor) -> Asserts | None:
     """Assert that cursors have a value, or keep to a bound: another cursor, the row, whole pages, a
     window."""
-    lines, held = run.bound_cursors(place.owner)
-    code = run.cursor(held, place.field)
+    lines, cursors_lookup = run.cursors_expression(place.owner)
+    code = run.cursor(cursors_lookup, place.field)
     if place.must is not None:
         seen = run.after.view.requests.get(place.owner)
         if seen is not None and seen.row is None:
@@ -91,7 +91,7 @@ def _cursor_assertions(run: RecordedRun, place: AtCursor) -> Asserts | None:
         p.field for p in run.at if isinstance(p, AtCursor) and p.owner == place.owner and p != place
     ]
     if others:
-        return Asserts([*lines, f"self.assertLessEqual({code}, {run.cursor(held, others[0])})"])
+        return Asserts([*lines, f"self.assertLessEqual({code}, {run.cursor(cursors_lookup, others[0])})"])
     if place.field == "swa_evicted_seqlen":
         return _eviction_assertions(run)
     if place.field == "cache_protected_len":
@@ -114,8 +114,10 @@ def _eviction_assertions(run: RecordedRun) -> Asserts | None:
 
 
 class _Fact(NamedTuple):
-    """An expression over the release's objects, with its expected and its observed value. of: its kind
-    and owner."""
+    """An expression over the release's objects, with its expected and its observed value.
+
+    of: its kind and owner.
+    """
 
     of: tuple[str, str]
     code: str
@@ -160,22 +162,22 @@ def _state_facts(run: RecordedRun) -> Iterator[_Fact]:
         yield _Fact(("outcome", ""), f"({sent}.to_finish or {sent}.finished_reason) is None", *done)
     for name in sorted({s.name for s in state.sessions} | set(view.sessions)):
         known = state.session(name) is not None, name in view.sessions
-        yield _Fact(("session", name), f"{quoted(name)} in server.sessions", *known)
+        yield _Fact(("session", name), f"{quote(name)} in server.sessions", *known)
     for session in state.sessions:
-        seen = view.sessions.get(session.name)
+        session_view = view.sessions.get(session.name)
         turn = state.request(session.turn)
         name = session.name
-        if seen is None:
+        if session_view is None:
             continue
-        lookup = f"server.sessions.get({quoted(name)})"
+        lookup = f"server.sessions.get({quote(name)})"
         code = f'getattr({lookup}, "close_on_finish", False)'
-        yield _Fact(("session", name), code, session.closing, seen.closing)
+        yield _Fact(("session", name), code, session.closing, session_view.closing)
         if turn is None or turn.phase in (Phase.QUEUED, Phase.ADMITTED):
-            keeps = session.slot is not None, seen.cursors is not None
-            yield _Fact(("slot", name), f"holds_kv(server, {quoted(name)})", *keeps)
-            yield from _cursor_facts(run, f"slot of {name}", session.slot, seen.cursors)
+            keeps = session.slot is not None, session_view.cursors is not None
+            yield _Fact(("slot", name), f"holds_kv(server, {quote(name)})", *keeps)
+            yield from _cursor_facts(run, f"slot of {name}", session.slot, session_view.cursors)
         if turn is None:
-            both = text_tokens(session.history), seen.history
+            both = text_tokens(session.history), session_view.history
             texts = (tokens_of_release(run.geometry, text) for text in both)
             yield _Fact(("text", name), f"history({lookup})", *texts)
     for request in state.requests:
@@ -226,11 +228,11 @@ def _term_assertions(run: RecordedRun, check: str) -> list[str]:
         )
     counted = {account.pool for account in outcome.report.accounts}
     if missing := [a.pool for a in expected.report.accounts if a.pool not in counted]:
-        return [f"self.assertIn({quoted(missing[0])}, terms(checks, {check}))"]
+        return [f"self.assertIn({quote(missing[0])}, terms(checks, {check}))"]
     lines = [f"counted = terms(checks, {check})"]
     for term in run.at:
         if isinstance(term, AtCounter) and term.name != "total":
-            code = f"counted[{quoted(term.pool)}][{quoted(term.name)}]"
+            code = f"counted[{quote(term.pool)}][{quote(term.name)}]"
             if term.pool == "rows":
                 code = "server.cache.session_held_req_count()"
             lines.append(f"self.assertEqual({code}, {term.must})")
@@ -246,15 +248,15 @@ def _freed_tokens(run: RecordedRun) -> Asserts | None:
     reported = getattr(run.step.outcome, "freed", None)
     two = run.window is not None
     tree = run.before.view.tree
-    held = {"full": [(n.slots, n.full_locks) for n in tree.nodes], "swa": []}
+    slots_and_locks = {"full": [(n.slots, n.full_locks) for n in tree.nodes], "swa": []}
     pools = [("full", before.free_full, after.free_full, "num_tokens_evicted")]
     if two:
-        held["swa"] = [(n.swa_slots, n.swa_locks) for n in tree.nodes]
+        slots_and_locks["swa"] = [(n.swa_slots, n.swa_locks) for n in tree.nodes]
         pools.append(("swa", before.free_swa, after.free_swa, "swa_num_tokens_evicted"))
     for pool, had, has, field in pools:
         freed = (len(has) - len(had)) * run.page_size
         due = min(
-            getattr(run.last, pool), sum(len(slots) for slots, locks in held[pool] if not locks)
+            getattr(run.last, pool), sum(len(slots) for slots, locks in slots_and_locks[pool] if not locks)
         )
         size = f"server.allocator.{f'{pool}_' if two else ''}available_size()"
         if freed < due:

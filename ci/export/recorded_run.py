@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from impl.sglang.parts import namespaces
 from impl.sglang.releases.v0_5_10_to_14 import Release0510
-from impl.sglang.scheduler.call_log import ids_text, quoted, variable
+from impl.sglang.scheduler.call_log import ids_text, quote, variable
 from reference.clauses.step import Step
 from reference.commands import Outcome
 from reference.failures import Place
@@ -31,13 +31,13 @@ def within(geometry: Geometry, tokens: Sequence[int]) -> str:
     """Return the namespace in which a text is looked up, as a further argument."""
     setting = dict(geometry.settings).get(namespaces.SETTING, "")
     names = namespaces.key_fields_of(setting, tokens)
-    return "".join(f", {field}={quoted(name)}" for field, name in names.items())
+    return "".join(f", {field}={quote(name)}" for field, name in names.items())
 
 
 def tokens_of_release(geometry: Geometry, tokens: Sequence[int]) -> tuple[int, ...]:
     """Return tokens as the release has them: in a namespace those of another text."""
     other = dict(geometry.settings).get(namespaces.SETTING) and namespaces.begins_other(tokens)
-    return tuple(namespaces.exchanged(tokens) if other else tokens)
+    return tuple(namespaces.exchange_texts(tokens) if other else tokens)
 
 
 def in_tree(geometry: Geometry, path: Sequence[int]) -> str:
@@ -99,16 +99,19 @@ class RecordedRun(NamedTuple):
         return self.geometry.window
 
     def slot(self, session: str) -> str:
-        return f"server.cache.{'session.' if self.unified else ''}slots[{quoted(session)}]{self.holder}"
+        return f"server.cache.{'session.' if self.unified else ''}slots[{quote(session)}]{self.holder}"
 
-    def cursor(self, held: str, name: str) -> str:
-        """Return the row, or a cursor, of the holder that has its row at `held`."""
-        return f"{held}.{self.kind.in_record()[name]}"
+    def cursor(self, holder: str, name: str) -> str:
+        """Return the row, or a cursor, of the holder that has its row at `holder`."""
+        return f"{holder}.{self.kind.in_record()[name]}"
 
-    def row(self, held: str, start: str = "", end: str = "") -> str:
-        """Return slots of a row, by its cursors; start, end: positions."""
+    def row(self, holder: str, start: str = "", end: str = "") -> str:
+        """Return slots of a row, by its cursors.
+
+        start, end: positions.
+        """
         span = f"{start} : {end}".strip() if "." in end else f"{start}:{end}"
-        return f"server.rows.req_to_token[{self.cursor(held, 'req_pool_idx')}, {span}]"
+        return f"server.rows.req_to_token[{self.cursor(holder, 'req_pool_idx')}, {span}]"
 
     def whose(self, holder: str, moment: Moment) -> str:
         """Return the expression for the cursors of a row, by the name of its request or session."""
@@ -126,16 +129,16 @@ class RecordedRun(NamedTuple):
         session = owner.removeprefix("slot of ")
         return self.slot(session) if session != owner else f"{variable(owner)}{self.holder}"
 
-    def bound_cursors(self, owner: str) -> tuple[list[str], str]:
+    def cursors_expression(self, owner: str) -> tuple[list[str], str]:
         """Return a short expression for the cursors of an owner, and the lines that must precede it."""
         held = self.of_cursors(owner)
         return ([f"slot = {held}"], "slot") if owner.startswith("slot of ") else ([], held)
 
-    def slot_at(self, held: str, position: int) -> str:
+    def slot_at(self, holder: str, position: int) -> str:
         """Return the slot of a position of a row."""
-        return f"server.rows.req_to_token[{self.cursor(held, 'req_pool_idx')}, {position}]"
+        return f"server.rows.req_to_token[{self.cursor(holder, 'req_pool_idx')}, {position}]"
 
-    def bound(self, holder: str, moment: Moment) -> tuple[list[str], str]:
+    def holder_expression(self, holder: str, moment: Moment) -> tuple[list[str], str]:
         """Return a short expression for the holder of a row, and the lines that must precede it."""
         held = self.whose(holder, moment)
         return ([f"slot = {held}"], "slot") if held == self.slot(holder) else ([], held)

@@ -25,8 +25,8 @@ def decide_branches(
 ) -> str:
     """Return the source with each `if` decided whose test follows from the facts.
 
-    facts: function name -> expression -> value; "" for all functions. absent: the same for parameters that a
-    function does not have: their values stand in their places.
+    facts: function name -> expression -> value; "" for all functions.
+    absent: the same for parameters that a function does not have: their values stand in their places.
     """
     facts = {name: {**facts.get(name, {}), **absent.get(name, {})} for name in {*facts, *absent}}
     while (edit := next(_decided_edits(source, facts, absent), None)) is not None:
@@ -176,7 +176,8 @@ def _value(node: ast.expr, facts: Mapping[str, Any]) -> Any:
         case ast.BoolOp(op, values):
             return _boolean_value(values, facts, ends=isinstance(op, ast.Or))
         case ast.Compare(left, [op], [right]):
-            one, other = _value(left, facts), _value(right, facts)
+            one = _value(left, facts)
+            other = _value(right, facts)
             if isinstance(op, (ast.Is, ast.Eq)):
                 return one == other
             if isinstance(op, (ast.IsNot, ast.NotEq)):
@@ -188,7 +189,8 @@ def _value(node: ast.expr, facts: Mapping[str, Any]) -> Any:
 
 def _boolean_value(values: Iterable[ast.expr], facts: Mapping[str, Any], *, ends: bool) -> Any:
     """Return the value of `or` (ends: true) or `and`: one operand may decide where another is unknown."""
-    unknown, value = False, None
+    unknown = False
+    value = None
     for each in values:
         try:
             value = _value(each, facts)
@@ -222,19 +224,21 @@ def _decided_edits(
     value in that of an absent parameter."""
     offsets = Offsets(source)
     for name, function in _functions(ast.parse(source)):
-        known = {**facts.get("", {}), **facts.get(name, {})}
+        known_values = {**facts.get("", {}), **facts.get(name, {})}
         for node in ast.walk(function):
             if isinstance(node, ast.If):
                 with suppress(_Unknown):
-                    yield _branch_edit(source, offsets, node, taken=bool(_value(node.test, known)))
+                    yield _branch_edit(source, offsets, node, is_taken=bool(_value(node.test, known_values)))
             elif isinstance(node, ast.IfExp):
                 with suppress(_Unknown):
-                    taken = node.body if _value(node.test, known) else node.orelse
+                    taken = node.body if _value(node.test, known_values) else node.orelse
                     code = ast.get_source_segment(source, taken) or ""
-                    begin, end = offsets(node, end=False), offsets(node, end=True)
+                    begin = offsets(node, end=False)
+                    end = offsets(node, end=True)
                     alone = re.match(r"[^\w.\])]\(", source[begin - 2 : begin]) and source[end] == ")"
                     if alone and isinstance(taken, ast.Name):
-                        begin, end = begin - 1, end + 1
+                        begin = begin - 1
+                        end = end + 1
                     yield begin, end, code
             elif isinstance(node, (ast.Name, ast.UnaryOp)) and absent.get(name):
                 named = {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
@@ -242,10 +246,11 @@ def _decided_edits(
                     yield offsets(node, end=False), offsets(node, end=True), repr(_value(node, absent[name]))
 
 
-def _branch_edit(source: str, offsets: Offsets, node: ast.If, *, taken: bool) -> Edit:
+def _branch_edit(source: str, offsets: Offsets, node: ast.If, *, is_taken: bool) -> Edit:
     """Return the edit that puts the statements of a branch in the place of an `if`, as far left."""
-    statements = node.body if taken else node.orelse
-    begin, last = offsets.starts[node.lineno - 1], offsets.starts[node.end_lineno or 0]
+    statements = node.body if is_taken else node.orelse
+    begin = offsets.starts[node.lineno - 1]
+    last = offsets.starts[node.end_lineno or 0]
     head = source[begin : offsets(node, end=False)]
     if not statements:
         return begin, last, "" if not head.strip() else head + "pass\n"

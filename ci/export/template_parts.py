@@ -30,7 +30,10 @@ SHARED = "stand_in_server"  # the module that the tests of one folder import
 
 
 def server(geometry: Geometry, code: str, more: Sequence[str] = ()) -> str:
-    """Return the line that makes a server of these sizes for `code`. more: further arguments."""
+    """Return the line that makes a server of these sizes for `code`.
+
+    more: further arguments.
+    """
     page = geometry.page_size
     sizes = {
         "page_size": page,
@@ -43,15 +46,15 @@ def server(geometry: Geometry, code: str, more: Sequence[str] = ()) -> str:
         "bigram": geometry.bigram,
         "spec": "spec=True" in code,
     }
-    given = ", ".join(f"{name}={size}" for name, size in sizes.items() if size)
+    sizes_text = ", ".join(f"{name}={size}" for name, size in sizes.items() if size)
     variables = {name: value for name, value in geometry.settings if name != namespaces.SETTING}
     settings = "".join(f'\n        "{name}": "{value}",' for name, value in variables.items())
     if settings:
-        given += f",\n    settings={{{settings}\n    }},"
+        sizes_text += f",\n    settings={{{settings}\n    }},"
     if more:
-        given += "".join(f",\n    {each}" for each in more) + ","
-    one = len(given) < 80 and not settings and not more
-    return f"server = Server({given})" if one else f"server = Server(\n    {given}\n)"
+        sizes_text += "".join(f",\n    {each}" for each in more) + ","
+    one = len(sizes_text) < 80 and not settings and not more
+    return f"server = Server({sizes_text})" if one else f"server = Server(\n    {sizes_text}\n)"
 
 
 def definitions(
@@ -64,7 +67,7 @@ def definitions(
 ) -> str:
     """Return the definitions that `code` needs, for a server of this kind and geometry, on each of the
     releases."""
-    given = _arguments(code)
+    arguments = _arguments(code)
     source = _render(
         system, versions, [geometry] * 3, paged=geometry.page_size > 1, sessions=sessions,
         plain=re.search(r"server\.request\((?!.*session=)", code) is not None,
@@ -72,7 +75,7 @@ def definitions(
         decodes="DECODE" in code or "decode(" in code, lock_holders="compute(" in code, late="late=" in code,
         mixed="mix_with_running(" in code, host=isinstance(system, TierSystem), bigram=geometry.bigram,
         namespaces=namespaces.SETTING in dict(geometry.settings), settings="settings=" in code,
-        checks="memory_checks(" in code or isinstance(system, TierSystem), parameters=", ".join(given),
+        checks="memory_checks(" in code or isinstance(system, TierSystem), parameters=", ".join(arguments),
     )  # fmt: skip
     facts = {
         "window is not None": geometry.window is not None,
@@ -81,7 +84,7 @@ def definitions(
         "spec": "spec=True" in code,
     }
     nothing = {"swa_tokens": None, "window": None, "tree": False, "spec": False}
-    absent = {name: value for name, value in nothing.items() if name not in given}
+    absent = {name: value for name, value in nothing.items() if name not in arguments}
     of_server = {
         "server.page_size == 1": geometry.page_size == 1,
         "server.window is None": geometry.window is None,
@@ -105,7 +108,8 @@ def _arguments(code: str) -> list[str]:
 
 def head_of(needed: str) -> tuple[str, str]:
     """Return the imports of a test, which stand above it, and its definitions, which stand below."""
-    tree, lines = ast.parse(needed), needed.split("\n")
+    tree = ast.parse(needed)
+    lines = needed.split("\n")
     last = 0
     for node in tree.body:
         if not isinstance(node, (ast.Import, ast.ImportFrom, ast.Try)):
@@ -182,14 +186,18 @@ def _render(
     parameters: str,
     **features: bool,
 ) -> str:
-    """Render the template. servers: sizes with chunks alone, with a tree, and with a tree and a window.
-    parameters: those of the server."""
+    """Render the template.
+
+    servers: sizes with chunks alone, with a tree, and with a tree and a window.
+    parameters: those of the server.
+    """
     order = list(TABLE)
     kind = system.kind
     sorted_kinds = [TABLE[version] for version in sorted(versions, key=order.index)]
-    oldest, newest = sorted_kinds[0], sorted_kinds[-1]
+    oldest = sorted_kinds[0]
+    newest = sorted_kinds[-1]
 
-    def reached(version: str) -> set[bool]:
+    def order_reached(version: str) -> set[bool]:
         return {order.index(v) >= order.index(version) for v in versions}
 
     unified = "False", "tree and window is not None", "tree", "True"  # each for one more of these
@@ -199,7 +207,8 @@ def _render(
         spec_module=Path(newest.spec_file).stem,
         imported=lambda what: _import_of_name(what, oldest, newest),
         unified="True" if features["host"] else unified[sum(map(kind.is_unified, servers))],
-        across=lambda version: len(reached(version)) == 2, since=lambda version: reached(version) == {True},
+        across=lambda version: len(order_reached(version)) == 2,
+        since=lambda version: order_reached(version) == {True},
     )  # fmt: skip
 
 

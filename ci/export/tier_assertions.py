@@ -16,7 +16,7 @@ from reference.tiers.config import TierConfig
 from reference.tiers.step import TierStep
 
 
-HOOK = "impl.sglang.process.testing:tiered"
+HOOK = "impl.sglang.process.testing:import_tiered"
 
 
 def device_sizes(config: TierConfig) -> Geometry:
@@ -42,7 +42,7 @@ def host_arguments(config: TierConfig) -> list[str]:
     return [f"host={slots}, policy={config.policy!r}".replace("'", '"')]
 
 
-def asserted(run: RecordedRun) -> Asserts:
+def assert_violation(run: RecordedRun) -> Asserts:
     """Return the assertion that shows the violated clause. Raises NotExportable where no object of the
     release shows it."""
     step = run.now.step
@@ -79,12 +79,13 @@ def _slot_assertions(run: RecordedRun, step: TierStep, place: AtSlot) -> Asserts
         for node in step.after.nodes:
             if slot in (node.host if host else node.device)[pool]:
                 text = (*step.texts[node.node], *node.following)
-                known = f"text = {ids_text(tokens_of_release(run.geometry, text))}"
-                start, end = node.start or "", "-1" if node.following else ""
+                text_line = f"text = {ids_text(tokens_of_release(run.geometry, text))}"
+                start = node.start or ""
+                end = "-1" if node.following else ""
                 own = f"text[{start}:{end}]" if start or end else "text"
                 lookup = f"node_at(server.cache, text{within(run.geometry, text)})"
                 kv = f'kv_of(server, {lookup}, {own}, "{pool}", {host=})'
-                return Asserts([known, f"self.assertEqual({kv}, {own})"])
+                return Asserts([text_line, f"self.assertEqual({kv}, {own})"])
         return None
     sources = [source.owned for source in step.sources() if source.at == place]
     if run.clause == "XFER-1" and not any(sources):

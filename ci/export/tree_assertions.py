@@ -44,7 +44,10 @@ def assert_node(run: RecordedRun, place: AtNode) -> Asserts | None:
 
 
 def _lock_count(run: RecordedRun, node: NodeFacts, pool: str, must: int, lookup: str) -> Asserts:
-    """Return the assertion of a node's lock count. lookup: the expression for the node."""
+    """Return the assertion of a node's lock count.
+
+    lookup: the expression for the node.
+    """
     if run.unified:
         lines = [f"node = {lookup}"]
         count = run.of_node("node", pool, "lock_ref")
@@ -70,7 +73,10 @@ def _torn_end(run: RecordedRun, path: Key) -> Asserts:
 
 def _swa_slots(run: RecordedRun, node: NodeFacts, window: int, lookup: str) -> Asserts:
     """Return the assertion of a node's SWA slots: none is the padding's, they are those of the mapping, or
-    they are no more than a window. lookup: the expression for the node."""
+    they are no more than a window.
+
+    lookup: the expression for the node.
+    """
     full = run.of_node("node", "full", "value")
     swa = run.of_node("node", "swa", "value")
     lines = [f"node = {lookup}"]

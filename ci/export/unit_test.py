@@ -15,7 +15,7 @@ from ci.export.recorded_run import Asserts, NotExportable, RecordedRun, not_rais
 from ci.export.template_parts import definitions, head_of, imports, server, shared_definitions
 from ci.report import report_data as report
 from ci.report import text_output
-from ci.shown_kinds import shown_of
+from ci.shown_kinds import shown_kind_of
 from impl.sglang.parts.fetch import checkout_root, release_root
 from impl.process.wire import Noted
 from impl.sglang.process.system import SGLangSystem
@@ -95,15 +95,15 @@ _STANDS_FOR = {
 
 
 def _lines_pattern(lines: Sequence[str]) -> re.Pattern[str]:
-    """Matches these lines of _TOGETHER."""
-    seen = set[str]()
+    """Return a pattern that matches these lines of _TOGETHER."""
+    names_seen = set[str]()
     text = ""
     for line in lines:
         parts = re.split(r"\{(\w+)\}", line.removeprefix("?"))
         for index, part in enumerate(parts):
-            named = f"(?P={part})" if part in seen else f"(?P<{part}>{_STANDS_FOR.get(part)})"
+            named = f"(?P={part})" if part in names_seen else f"(?P<{part}>{_STANDS_FOR.get(part)})"
             parts[index] = named if index % 2 else re.escape(part)
-            seen |= {part} if index % 2 else set()
+            names_seen |= {part} if index % 2 else set()
         whole = "".join(parts) + "\n"
         text += f"(?:{whole})?" if line[0] == "?" else whole
     return re.compile(f"^{text}", re.MULTILINE)
@@ -132,7 +132,7 @@ def target(text: str) -> ReleaseTarget:
         root = checkout_root(text)
         name = f"a checkout{git_description(text)}"
         return ReleaseTarget(name, releases.detect(root).release.version, root)
-    version = releases.supported(text.removeprefix("sglang==")).version
+    version = releases.supported_release(text.removeprefix("sglang==")).version
     return ReleaseTarget(f"sglang=={version}", version, release_root(version))
 
 
@@ -163,8 +163,8 @@ def unit_test(
         wanted, observed = violation.details[violation.also.index(clause)]
     command, outcome, calls = run.steps[-1]
     raised = clause == "BROKEN" and not isinstance(run.last, (CheckBusy, CheckIdle))
-    of_kind = shown_of(trace.geometry).server_asserts()
-    asserts = Asserts(not_raising(calls[-1:])) if raised else of_kind.asserted(run)
+    of_kind = shown_kind_of(trace.geometry).server_asserts()
+    asserts = Asserts(not_raising(calls[-1:])) if raised else of_kind.assert_violation(run)
     text = "\n".join(asserts.assertions)
     by_nodes = "nodes|node_at|swa_slots_in_tree|owners"
     by_nodes += "|tree_slots|slots_in_tree" if system.kind.keeps_slots else ""
@@ -199,8 +199,11 @@ def assemble(
     trace: Trace, file: str, clause: str, last: object, needed: str, code: str, named: Titles, faulty: str,
     fixed: str | None,
 ) -> str:  # fmt: skip
-    """Return the text of a test. last: the command that violates `clause`; needed: definitions before
-    the test."""
+    """Return the text of a test.
+
+    last: the command that violates `clause`.
+    needed: definitions before the test.
+    """
     words = named.words(file, clause, kind_name(type(last)))
     name = re.sub(r"[^a-z0-9]+", "_", words.lower()).strip("_") or "trace"
     camel = "".join(word.capitalize() for word in name.split("_"))
@@ -219,7 +222,7 @@ def assemble(
 
 def hook(trace: Trace) -> str:
     """Return the code that loads a release for a test."""
-    return shown_of(trace.geometry).server_asserts().HOOK
+    return shown_kind_of(trace.geometry).server_asserts().HOOK
 
 
 def shared_module(system: SGLangSystem | TierSystem, fixed: ReleaseTarget | None = None) -> str:
@@ -229,8 +232,9 @@ def shared_module(system: SGLangSystem | TierSystem, fixed: ReleaseTarget | None
 
 def lines_of_start(config: Any, code: str) -> list[str]:
     """Return the lines before the first command. Raises NotExportable."""
-    of_kind = shown_of(config).server_asserts()
-    host, device = of_kind.host_arguments(config), of_kind.device_sizes(config)
+    of_kind = shown_kind_of(config).server_asserts()
+    host = of_kind.host_arguments(config)
+    device = of_kind.device_sizes(config)
     if device.states:
         raise NotExportable("recurrent state is no part of the exported tests")
     return [server(device, code, host), "self.addCleanup(server.settings.close)"]
@@ -264,7 +268,7 @@ def _record_run(trace: Trace, system: SGLangSystem | TierSystem) -> RecordedRun:
         raise NotExportable(
             "a prompt that another server has computed is no part of the exported tests"
         )
-    of_kind = shown_of(trace.geometry).server_asserts()
+    of_kind = shown_kind_of(trace.geometry).server_asserts()
     geometry = of_kind.device_sizes(trace.geometry)
     lockstep = lockstep_on(system, trace.geometry, trace.mode, trace.clause)
     steps: list[tuple[str, Outcome, tuple[str, ...]]] = []
@@ -343,8 +347,10 @@ def _with_message(line: str) -> list[str]:
 
 
 def failure_message(clause: str, wanted: str, name: str, observed: str) -> str:
-    """Return the message of a failing test. name: of the system on which it was observed; a checkout has none
-    that a reader knows."""
+    """Return the message of a failing test.
+
+    name: of the system on which it was observed; a checkout has none that a reader knows.
+    """
     where = "" if name.endswith("@checkout") else f" on {name}"
     return f"{clause}: expected {wanted}; observed{where}: {observed}"
 

@@ -90,7 +90,7 @@ def mutants(
                             f"survived: {row['path']}:{row['line']} {mutant.name.partition(' ')[2]}"
                         )
                     progress.line(f"{number} of {len(to_judge)} mutants judged")
-            alarms = where.map(partial(mutant_judges.unchanged, plan, time_limit), areas)
+            alarms = where.map(partial(mutant_judges.notice_unchanged, plan, time_limit), areas)
             with closing(alarms), unusable("", mutant_judges.NoMutants):
                 for area, alarm in zip(areas, alarms):
                     if alarm.by:
@@ -115,7 +115,7 @@ def mutants(
 
 def _row(mutant: Mutant, reason: str, noticed: Noticed | None) -> Data:
     source = (ROOT / mutant.path).read_bytes()
-    old, new = (text.decode().splitlines() for text in (source, mutant.applied(source)))
+    old, new = (text.decode().splitlines() for text in (source, mutant.apply_to(source)))
     diff = list(difflib.unified_diff(old, new, n=0, lineterm=""))[3:]
     if noticed and noticed.by:
         verdict = "noticed"
@@ -153,14 +153,14 @@ def _text(out: Console, data: Data) -> None:
     for row in (row for row in data["mutants"] if row["verdict"] == "noticed"):
         by[row["by"]].append(row)
     if by:
-        made = text_output.table(
+        noticed_table = text_output.table(
             "noticed by", "mutants", "median commands", right=("mutants", "median commands")
         )
         for name, rows in sorted(by.items(), key=lambda found: -len(found[1])):
             after = [row["after"] for row in rows if row["after"]]
-            made.add_row(name, str(len(rows)), f"{statistics.median(after):g}" if after else "")
+            noticed_table.add_row(name, str(len(rows)), f"{statistics.median(after):g}" if after else "")
         out.print()
-        out.print(made)
+        out.print(noticed_table)
     if data["survived"]:
         out.print()
         text_output.say(

@@ -123,7 +123,7 @@ AREAS = (
          without=tuple(f"reference/blocks/{name}.py" for name in ("commands", "config", "facts"))),
     Area("reference/tiers", (), _OF_TIERS,
          # what is counted, and what test_releases.py and test_sizes.py test
-         without=("reference/tiers/host_records.py HostRecords.reached",
+         without=("reference/tiers/host_records.py HostRecords.clauses_reached",
                   *(f"reference/tiers/{name}.py" for name in ("commands", "config", "facts")))),
     *(Area(f"impl/vllm/{name}.py", (), (f"{_TESTS}/vllm/test_connectors.py",), without=_OF_RELEASES)
       for name in ("offload", "bare_connectors")),
@@ -143,8 +143,9 @@ AREAS = (
 
 @dataclass(frozen=True, slots=True)
 class Noticed:
-    """by: the clause, BROKEN, fixture, test or "no answer" that noticed the mutant; empty: nothing did.
+    """What noticed a mutant.
 
+    by: the clause, BROKEN, fixture, test or "no answer"; "" where nothing did.
     where: the system.
     after: commands of random runs before it.
     """
@@ -160,7 +161,7 @@ class NoMutants(Exception):
 
 
 def area_of(mutant: Mutant) -> Area | None:
-    """Return how a mutant is judged; None: it is not."""
+    """Return how a mutant is judged, None where it is not."""
     for area in AREAS:
         if mutant.name.startswith(area.folder) and not mutant.name.startswith(area.without):
             return area
@@ -217,7 +218,7 @@ def judge(plan: Plan, limit_s: float, mutant: Mutant) -> Noticed:
     return _ask_in_process(plan, limit_s, area, mutant)
 
 
-def unchanged(plan: Plan, limit_s: float, area: Area) -> Noticed:
+def notice_unchanged(plan: Plan, limit_s: float, area: Area) -> Noticed:
     """Return what notices unchanged code: it would notice any mutant of the area."""
     return _ask_in_process(plan, limit_s, area, None)
 
@@ -266,7 +267,7 @@ def put_in(mutant: Mutant) -> None:
     """Put a mutant into every function that has the code, loaded now or later, and clear memoized
     values."""
     file = str(ROOT / mutant.path)
-    module = compile(mutant.applied(Path(file).read_bytes()), file, "exec")
+    module = compile(mutant.apply_to(Path(file).read_bytes()), file, "exec")
     [new] = [c for c in _code_objects(module) if _is_same_function(c, mutant)]
     name = mutant.path.removesuffix(".py").replace("/", ".")
     loader = SourceFileLoader(name, file)

@@ -59,7 +59,7 @@ class Mutant:
     def name(self) -> str:
         return f"{self.path} {self.function}: {self.change}"
 
-    def applied(self, source: bytes) -> bytes:
+    def apply_to(self, source: bytes) -> bytes:
         return source[: self.start] + self.new.encode() + source[self.end :]
 
 
@@ -68,14 +68,14 @@ def mutants_of(path: str, source: bytes) -> list[Mutant]:
     text = _Text(source)
     mutants: list[Mutant] = []
     for function, name in _functions(ast.parse(source)):
-        known: Counter[str] = Counter()
+        name_counts: Counter[str] = Counter()
         first_line = min([function.lineno, *(d.lineno for d in function.decorator_list)])
         for old, new, change in _edits(function, text):
             start, end = text.span(old)
             if source[start:end].decode() == new:
                 continue
-            known[change] += 1
-            again = f" (#{known[change]})" if known[change] > 1 else ""
+            name_counts[change] += 1
+            again = f" (#{name_counts[change]})" if name_counts[change] > 1 else ""
             mutants.append(
                 Mutant(
                     path,
@@ -102,7 +102,8 @@ class _Text:
 
     def span(self, node: ast.expr | ast.stmt) -> tuple[int, int]:
         assert node.end_lineno is not None and node.end_col_offset is not None
-        start, end = self._starts[node.lineno - 1], self._starts[node.end_lineno - 1]
+        start = self._starts[node.lineno - 1]
+        end = self._starts[node.end_lineno - 1]
         return start + node.col_offset, end + node.end_col_offset
 
     def of(self, node: ast.expr | ast.stmt) -> str:
@@ -149,13 +150,13 @@ def _edits(function: _Function, text: _Text) -> Iterator[tuple[ast.expr | ast.st
             if isinstance(node, ast.Constant) and isinstance(above, _AROUND):
                 where = f" in {text.of(above)}"
             for new in chain(_of_expression(node), _mistaken(node)):
-                made = ast.unparse(new)
+                new_text = ast.unparse(new)
                 loose = isinstance(new, (ast.BoolOp, ast.IfExp)) or (
                     isinstance(new, ast.Compare) and not isinstance(node, ast.Compare)
                 )
                 if loose and isinstance(above, ast.expr):
-                    made = f"({made})"
-                yield node, made, f"{text.of(node)} -> {made}{where}"
+                    new_text = f"({new_text})"
+                yield node, new_text, f"{text.of(node)} -> {new_text}{where}"
         around = above if isinstance(node, ast.keyword) else node
         waiting += [(part, around) for part in reversed(parts)]
 

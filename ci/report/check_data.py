@@ -25,8 +25,12 @@ def check_data(
     masks: Sequence[Mask] = (),
     changed: Changes | None = None,
 ) -> Data:
-    """Return everything about a check. base: the system that it was compared with; masks: the known
-    faults of the release; changed: functions that are driven first."""
+    """Return everything about a check.
+
+    base: the system that it was compared with.
+    masks: the known faults of the release.
+    changed: functions that are driven first.
+    """
     data: Data = {
         "format": "kvspec-check",
         "version": 1,
@@ -53,7 +57,7 @@ def check_data(
         "commands_by_kind": dict(result.commands_by_kind),
         "situations": _situations(result),
         **fields_of(result, "examples commands timed_out interrupted"),
-        "commands_carried_out": result.done,
+        "commands_carried_out": result.executed_count,
         "carried_out_by_kind": dict(result.carried_out),
         "examples_planned": result.planned or None,
         "incomplete": result.incomplete,
@@ -127,7 +131,7 @@ def _since(changed: Changes) -> Data:
         "missed": changed.missed,
         "not_loaded": changed.ignored,
     }
-    named = {how: [f"{file}: {name}" for file, name in each] for how, each in functions.items()}
+    named = {how: [str(function) for function in each] for how, each in functions.items()}
     return {"revision": changed.revision, "lines_first": len(changed.first)} | named
 
 

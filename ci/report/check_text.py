@@ -5,7 +5,7 @@ from rich.text import Text
 
 from ci import Data
 from impl.system_spec import SystemSpec
-from reference.failures import counted
+from reference.failures import count_text
 from ci.report.text_output import print_labels, say, sizes, table, verdict
 from ci.report.run_text import finding
 
@@ -14,7 +14,10 @@ NAMED = 6  # known faults in one state that their common line names; it counts t
 
 
 def check(out: Console, data: Data, *, detailed: bool = False) -> None:
-    """Print the report of `kvspec check`: verdict, violations, coverage. detailed: with all counts."""
+    """Print the report of `kvspec check`: verdict, violations, coverage.
+
+    detailed: with all counts.
+    """
     red = [way for way in data.get("ways", ()) if way["exit_code"]]
     below = "".join(f"; {_way_result(way)}, below" for way in red)
     verdict(out, f"{data['implementation']}: {data['said']}{below}", data)
@@ -97,8 +100,10 @@ def _saved_files(reported: Data) -> str:
 
 
 def _reached_text(data: Data, hint: str) -> str:
-    """Return how much of the plan was carried out, and what it reached. hint: the option that shows
-    more."""
+    """Return how much of the plan was carried out, and what it reached.
+
+    hint: the option that shows more.
+    """
     required = data["situations"]["asked"]
     clauses = len(data["clauses"])
     reached = data["situations"]["reached"]
@@ -115,16 +120,16 @@ def _plan_share(data: Data) -> str:
     """Return how many of the planned commands or runs were carried out."""
     if data["commands_asked"]:
         planned = data["commands_asked"]
-        done = data["commands_carried_out"]
+        done_count = data["commands_carried_out"]
         unit = "commands"
     else:
         planned = data["examples_planned"] or 0
-        done = data["examples"]
+        done_count = data["examples"]
         unit = "runs"
-    if done >= planned:
+    if done_count >= planned:
         return f"{planned:,} {unit}"
     reason = " (ended early after a finding: nothing else came up)" if data["stopped_early"] else ""
-    return f"{done:,} of {planned:,} {unit}{reason}"
+    return f"{done_count:,} of {planned:,} {unit}{reason}"
 
 
 def _print_known_faults(out: Console, data: Data, release: str, *, detailed: bool) -> None:
@@ -137,9 +142,9 @@ def _print_known_faults(out: Console, data: Data, release: str, *, detailed: boo
             alike.setdefault(fault["state"], []).append(fault["id"])
             continue
         among = f" (some of them may be {' or '.join(fault['among'])})" if fault["among"] else ""
-        times = f", met {counted(fault['times'], 'time')}{among}" if fault["times"] else ""
+        times = f", met {count_text(fault['times'], 'time')}{among}" if fault["times"] else ""
         if times and not fault["masked"]:
-            runs = counted(fault["times"], "run")
+            runs = count_text(fault["times"], "run")
             times = f"; in {runs} the base shows it or another, and this tree violates a clause of theirs"
         if fault["instead"]:
             times += f"; where the base shows it, this tree violates {', '.join(fault['instead'])}"
@@ -177,14 +182,14 @@ def _print_counts(out: Console, data: Data) -> None:
     out.print()
     numbers = ("runs", "commands, refused too", "commands/s")
     machines = table("machine", "preset", "mode", *numbers, right=numbers)
-    started = [m for m in data["machines"] if m["commands"]]
+    started_machines = [m for m in data["machines"] if m["commands"]]
     columns = ("machine", "preset", "mode", "examples", "commands", "commands_per_s")
-    for row in started:
+    for row in started_machines:
         machines.add_row(*(str(row[column]) for column in columns))
     total = (data["examples"], data["commands"], data["commands_per_s"])
     machines.add_row("all", "", "", *map(str, total), style="bold")
     out.print(machines)
-    if waiting := len(data["machines"]) - len(started):
+    if waiting := len(data["machines"]) - len(started_machines):
         say(out, f"not started when the check ended: {waiting} more")
     out.print()
     counts = ("evaluated", "runs that trigger it")

@@ -15,10 +15,10 @@ from ci.report.operator_effects import effect
 from ci.report.text_output import print_labels, say, table
 from impl.sglang.server.events import WatchHeader
 from reference.all_clauses import ALL_CLAUSES
-from reference.failures import counted
+from reference.failures import count_text
 from reference.state import Cursors
 from stateful_tests.lockstep.exit_codes import Ending, ending, gravest
-from stateful_tests.lockstep.known_faults import known_faults, looked_for, nearest
+from stateful_tests.lockstep.known_faults import known_faults, is_looked_for, nearest
 from stateful_tests.watched.log_follower import AFTER_A_GAP, AFTER_A_MISMATCH
 from stateful_tests.watched.log_reader import WatchLog
 from stateful_tests.watched.validation_results import Mismatch, Validated
@@ -44,7 +44,10 @@ def server_text(header: WatchHeader) -> str:
 def validation(
     name: str, header: WatchHeader, validated: Validated, seconds: float, log: WatchLog | None = None
 ) -> Data:
-    """Return everything about the validation of one log. log: the log, None for a live server."""
+    """Return everything about the validation of one log.
+
+    log: the log, None for a live server.
+    """
     cut = log.cut if log is not None else None
     skipped = []
     for what, count in validated.skipped.items():
@@ -66,15 +69,18 @@ def validation(
         "events_per_s": round(validated.events / seconds) if seconds else 0, "skipped": skipped,
         "refused_by_policy": dict(validated.policy), "put_right": log.put_right if log is not None else "",
         "known": [_known_fault_data(name, times, validated) for name, times in validated.known.most_common()],
-        "faults_are_known": looked_for("sglang", header.release),
+        "faults_are_known": is_looked_for("sglang", header.release),
         "release": header.release, "nearest": nearest("sglang", header.release),
         "unreadable": "",
-        "mismatches": [mismatch(each) for each in validated.found], "more_mismatches": validated.more,
+        "mismatches": [mismatch(each) for each in validated.unexplained], "more_mismatches": validated.more,
     }  # fmt: skip
 
 
 def _known_fault_data(name: str, times: int, validated: Validated) -> Data:
-    """Return a known fault that a log shows. validated: the first places."""
+    """Return a known fault that a log shows.
+
+    validated: the first places.
+    """
     return {
         "name": name,
         "times": times,
@@ -86,11 +92,14 @@ def _known_fault_data(name: str, times: int, validated: Validated) -> Data:
 
 
 def validation_verdict(logs: list[Data], unusable: int = 0) -> str:
-    """Return the verdict on one log or on several. unusable: number of files that are no logs."""
+    """Return the verdict on one log or on several.
+
+    unusable: number of files that are no logs.
+    """
     number = sum(len(log["mismatches"]) + log["more_mismatches"] for log in logs)
-    known: Counter[str] = Counter()
+    known_counts: Counter[str] = Counter()
     for log in logs:
-        known.update({each["name"]: each["times"] for each in log["known"]})
+        known_counts.update({each["name"]: each["times"] for each in log["known"]})
     empty = sum(not log["events"] for log in logs)
     parts = []
     judged, events = (sum(log[name] for log in logs) for name in ("events_judged", "events"))
@@ -98,13 +107,13 @@ def validation_verdict(logs: list[Data], unusable: int = 0) -> str:
     if judged < events:
         share = f" in {judged:,} of {events:,} events: the others were not judged"
     if number:
-        parts.append(f"{counted(number, 'mismatch', 'es')}{share}")
+        parts.append(f"{count_text(number, 'mismatch', 'es')}{share}")
     elif any(log["skipped"] or log["unreadable"] for log in logs):
         parts.append("no mismatch" + (share or " in what could be read"))
-    elif known:
+    elif known_counts:
         parts.append("nothing new")
-    if known:
-        counts = (f"{name} ({times})" for name, times in known.most_common())
+    if known_counts:
+        counts = (f"{name} ({times})" for name, times in known_counts.most_common())
         parts.append(f"known faults: {', '.join(counts)}")
     if 2 * judged < events and not number:
         parts.append("incomplete")
@@ -150,7 +159,10 @@ def validations(logs: list[Data], strict: bool, unusable: Sequence[str] = ()) ->
 
 
 def known_faults_text(out: Console, logs: Sequence[Data], verbose: bool) -> None:
-    """Print the known faults that some logs show, each once, in two lines. verbose: with all details."""
+    """Print the known faults that some logs show, each once, in two lines.
+
+    verbose: with all details.
+    """
     by_name: dict[str, list[Data]] = {}
     for log in logs:
         for each in log["known"]:
@@ -159,7 +171,7 @@ def known_faults_text(out: Console, logs: Sequence[Data], verbose: bool) -> None
         say(out, "known faults (kvspec bugs NAME has more, -v shows where):")
     for name, shown in by_name.items():
         first_fault = shown[0]
-        times = counted(sum(each["times"] for each in shown), "time")
+        times = count_text(sum(each["times"] for each in shown), "time")
         where = f" in {len(shown)} of {len(logs)} logs" if len(logs) > 1 else ""
         head = f"  {name}, {times}{where}: {first_fault['says']}"
         if not verbose:
@@ -173,11 +185,11 @@ def known_faults_text(out: Console, logs: Sequence[Data], verbose: bool) -> None
             say(out, f"    upstream: {first_fault['upstream']}")
 
 
-def validated_all(out: Console, data: Data, verbose: bool = False) -> None:
+def print_log_reports(out: Console, data: Data, verbose: bool = False) -> None:
     """Print the total of several logs."""
     if len(data["logs"]) > 1 or data["unusable"]:
         known_faults_text(out, data["logs"], verbose)
-        read = f"{counted(len(data['logs']), 'log')}, {_lines_read(data)}"
+        read = f"{count_text(len(data['logs']), 'log')}, {_lines_read(data)}"
         say(out, f"{data['verdict']} ({read})", "bold red" if data["exit_code"] else "bold green")
 
 
@@ -215,7 +227,7 @@ def _differing_cursors(expected: str, observed: str) -> list[str]:
     return [name for name, value in _CURSOR.findall(observed) if wanted.get(name, value) != value]
 
 
-def validated(
+def print_log_report(
     out: Console,
     data: Data,
     ended: str = "",
@@ -224,9 +236,12 @@ def validated(
     alone: bool = True,
     verbose: bool = False,
 ) -> None:
-    """Print the report of one log. ended: how its server ended, if it should not have. shown: its
-    mismatches were reported already. alone: this report lists the known faults, not one behind all
-    logs."""
+    """Print the report of one log.
+
+    ended: how its server ended, if it should not have.
+    shown: its mismatches were reported already.
+    alone: this report lists the known faults, not one behind all logs.
+    """
     number = len(data["mismatches"]) + data["more_mismatches"]
     say(out, data["log"], "bold", whole=True)
     words = {
@@ -274,10 +289,10 @@ def begins(out: Console, name: str, header: WatchHeader) -> None:
     say(out, f"{name}: {server_text(header)}", whole=True)
 
 
-def show_at_once(out: Console, found: Mismatch) -> None:
+def show_at_once(out: Console, mismatches: Mismatch) -> None:
     """Print a mismatch, as soon as it is found."""
-    shown_mismatch(out, mismatch(found))
-    print_labels(out, {"next": _NEXT.format(clause=found.clause)})
+    shown_mismatch(out, mismatch(mismatches))
+    print_labels(out, {"next": _NEXT.format(clause=mismatches.clause)})
 
 
 def _places_text(times: int, shown_places: list[Data]) -> str:

@@ -41,7 +41,10 @@ class Progress:
         say(self._out, text, whole=True)
 
     def __call__(self, work: str, commands: int, violated: int) -> None:
-        """Report the work. violated: number of clauses so far."""
+        """Report the work.
+
+        violated: number of clauses so far.
+        """
         clauses = "1 clause" if violated == 1 else f"{violated} clauses"
         self.line(f"{work}; {commands} commands, {clauses} violated")
 

@@ -19,7 +19,7 @@ def collect(names: Iterable[str]) -> Data:
     Raises KeyError for a name that selects none.
     """
     selected = tuple(names)
-    obligations = proofs.chosen(selected)
+    obligations = proofs.select_obligations(selected)
     began = time.perf_counter()
     collected = [
         {
@@ -50,15 +50,15 @@ def collect(names: Iterable[str]) -> Data:
 def text(out: Console, data: Data) -> None:
     """Print the whole report: a line for each obligation, then those that are not proved."""
     text_output.say(out, "For all page sizes, windows and lengths (z3):")
-    for shown in data["obligations"]:
-        mark = "  " if shown["verdict"] == ProofVerdict.PROVED else f"  {shown['verdict'].upper()} "
+    for obligation in data["obligations"]:
+        mark = "  " if obligation["verdict"] == ProofVerdict.PROVED else f"  {obligation['verdict'].upper()} "
         text_output.say(
-            out, f"{mark}{shown['name']}: {shown['claim']} ({1000 * shown['seconds']:.0f} ms)"
+            out, f"{mark}{obligation['name']}: {obligation['claim']} ({1000 * obligation['seconds']:.0f} ms)"
         )
-        if shown["verdict"] != ProofVerdict.PROVED:
-            counterexample = (shown["counterexample"] or {}).items()
+        if obligation["verdict"] != ProofVerdict.PROVED:
+            counterexample = (obligation["counterexample"] or {}).items()
             numbers = ", ".join(f"{name} {value}" for name, value in counterexample)
-            line = f"    {shown['note']}" + (f"; with {numbers}" if numbers else "")
+            line = f"    {obligation['note']}" + (f"; with {numbers}" if numbers else "")
             text_output.say(out, line, style="bold red")
     if data["theorem"] is not None:
         out.print()

@@ -16,6 +16,7 @@ from ci.report import FAITHFUL, FREE_ONLY, IMPATIENT, PATIENT
 from ci.report.called_functions import telling_calls
 from impl.adapter import AnySystem
 from impl.bugs import BUGS
+from impl.process.system_functions import grouped_texts
 from impl.system_spec import SystemSpec
 from reference.all_clauses import ALL_CLAUSES
 from reference.commands import Mode
@@ -63,7 +64,10 @@ def rate(commands: int, seconds: float) -> int:
 
 
 def fields_of(source: object, names: str) -> Data:
-    """Return fields of a result by name, tuples as lists, as in JSON. names: separated by spaces."""
+    """Return fields of a result by name, tuples as lists, as in JSON.
+
+    names: separated by spaces.
+    """
     values = {name: getattr(source, name) for name in names.split()}
     return {
         name: list(value) if isinstance(value, tuple) else value for name, value in values.items()
@@ -168,7 +172,7 @@ def finding_data(
         "also_in": base if all(also.values()) else None,
         "no_witness": group[0].no_witness or None,
         "flaky": group[0].flaky,
-        "looked_up": _looked_up(group[0]),
+        "looked_up": _lookup_data(group[0]),
         "known_elsewhere": all(f.known_elsewhere for f in group),
         "without": list(group[0].without),
         "saved": None,
@@ -178,7 +182,7 @@ def finding_data(
     } | run_data(group[0].run)
 
 
-def _looked_up(finding: Finding) -> Data | None:
+def _lookup_data(finding: Finding) -> Data | None:
     """Return the releases' behaviour on the trace of a finding; None if it was not looked up."""
     looked_up = finding.looked_up
     if looked_up is None:
@@ -190,8 +194,8 @@ def _looked_up(finding: Finding) -> Data | None:
 
 def _changed_functions(run: Run, changed: Changes) -> list[Data]:
     """Return the changed functions that a run calls, the one called last first: the likeliest cause."""
-    called = sorted(changed.among(run.called).items(), key=lambda each: -each[1][-1])
-    return [{"function": f"{file}: {name}", "steps": steps} for (file, name), steps in called]
+    called = sorted(changed.callers(run.called).items(), key=lambda each: -each[1][-1])
+    return [{"function": str(function), "steps": steps} for function, steps in called]
 
 
 def violation_line(run: Run, base: str) -> str:
@@ -207,22 +211,22 @@ def violation_line(run: Run, base: str) -> str:
     return f"{kind}: {', '.join(violation.clauses)}: {text}"
 
 
-def run_data(run: Run, known: KnownFault | None = None) -> Data:
+def run_data(run: Run, known_fault: KnownFault | None = None) -> Data:
     """Return the report of a replayed trace: its header, every step with what it changed, and the violation.
 
-    known: the known fault that explains the violation.
+    known_fault: the known fault that explains the violation.
     """
     violation = run.violation
     last = violation.step if violation is not None else None
     first_violation = violation.first_violation if violation is not None else None
-    called = list(run.called[last]) if last is not None and last < len(run.called) else []
+    called = run.called[last] if last is not None and last < len(run.called) else ()
     return {
         "implementation": run.system,
         "trace": json.loads(traces.dump(run.trace)),
         "rows": [row_data(run, index, index == last) for index in range(len(run.rows))],
         **_explanation_data(run),
-        "called": called,
-        "calls": telling_calls(run),
+        "called": grouped_texts(called),
+        "calls": grouped_texts(telling_calls(run)),
         "violation": violation
         and {
             **fields_of(violation, "clause also details"),
@@ -231,7 +235,7 @@ def run_data(run: Run, known: KnownFault | None = None) -> Data:
             **fields_of(violation, "step expected observed since"),
             "first_violation": first_violation and fields_of(first_violation, "step clauses"),
         },
-        "known": known and fields_of(known, "id summary upstream"),
+        "known": known_fault and fields_of(known_fault, "id summary upstream"),
     }
 
 

@@ -1,4 +1,4 @@
-"""A run as text: what it violates and why, and its commands as a table; from the dictionaries of
+"""A run as text: what it violates and why, and its commands as a table. It is made from the dictionaries of
 `ci.report.report_data`."""
 
 import re
@@ -9,9 +9,10 @@ from rich.measure import Measurement
 from rich.text import Text
 
 from ci import Data
+from impl.process.system_functions import names_by_file, parse_grouped
 from impl.system_spec import SystemSpec
 from reference.clauses import CLAUSES
-from reference.failures import counted
+from reference.failures import count_text
 from ci.report import FREE_ONLY, IMPATIENT
 from ci.report.text_output import (
     changes,
@@ -27,7 +28,8 @@ from ci.report.text_output import (
 
 MAX_ROWS = 60  # of a replayed trace; what led to the end is at the end
 # of what a step calls: files, and functions of each, that the text names
-_MOST_FILES, _MOST_NAMES = 5, 3
+_MOST_FILES = 5
+_MOST_NAMES = 3
 # of a short report, what a detailed one says elsewhere
 _SAID_ELSEWHERE = "because", "reach"
 
@@ -35,7 +37,10 @@ _SAID_ELSEWHERE = "because", "reach"
 def finding(
     out: Console, data: Data, title: str, *, detailed: bool = False, folded: bool = False
 ) -> None:
-    """Print a violated clause with its smallest trace. folded: without its steps."""
+    """Print a violated clause with its smallest trace.
+
+    folded: without its steps.
+    """
     apart = " or ".join(data.get("without", ()))
     names = [
         (f"{c['id']} without {apart}" if apart else c["name"])
@@ -72,7 +77,10 @@ def _times_text(clause: Data) -> str:
 
 
 def _summary(data: Data, apart: str) -> dict[str, str]:
-    """Return why the run is wrong, and further notes. apart: the parts that the trace does without."""
+    """Return why the run is wrong, and further notes.
+
+    apart: the parts that the trace does without.
+    """
     headline = data["clauses"][0]
     violation = data["violation"]
     because = (
@@ -169,10 +177,8 @@ def _changed_text(data: Data) -> list[str]:
 def _called_text(data: Data) -> dict[str, str]:
     """Return the files of the system that the failing command ran through, those with the most
     functions first, without the functions that most commands of the trace call."""
-    called = [line.partition(": ") for line in data["calls"]]
-    files = sorted(
-        ((file, names.split(", ")) for file, _, names in called), key=lambda file: -len(file[1])
-    )
+    by_file = names_by_file(parse_grouped(data["calls"]))
+    files = sorted(by_file.items(), key=lambda names_of_file: -len(names_of_file[1]))
     lines = [f"{file}: {_first_names(names)}" for file, names in files[:_MOST_FILES]]
     if len(files) > _MOST_FILES:
         lines.append(f"and {len(files) - _MOST_FILES} more files (--json has all)")
@@ -188,14 +194,14 @@ def difference(differences: list[Data], system: str) -> str:
     """Return the first difference between reference and system, and the number of others."""
     first_difference = differences[0]
     others = len(differences) - 1
-    more = f" (and {counted(others, 'more difference')})" if others else ""
+    more = f" (and {count_text(others, 'more difference')})" if others else ""
     expected = f"{first_difference['about']}: {first_difference['reference']} expected"
     return f"{expected}, {first_difference['system']} in {system}{more}"
 
 
-def _print_left_out(out: Console, shown: int, rows: int) -> None:
-    if rows > shown:
-        say(out, f"steps 0 to {rows - shown - 1} are left out here; --json has them all")
+def _print_left_out(out: Console, shown_count: int, rows: int) -> None:
+    if rows > shown_count:
+        say(out, f"steps 0 to {rows - shown_count - 1} are left out here; --json has them all")
 
 
 def _print_steps(out: Console, data: Data) -> None:
@@ -251,8 +257,8 @@ def _step_table(out: Console, data: Data) -> None:
     rows = data["step_table"]["rows"]
     columns = data["step_table"]["columns"]
     _print_left_out(out, len({row["step"] for row in rows}), len(data["rows"]))
-    made = table("#", "command", *map(printable, columns))
-    made.columns[1].max_width = 30  # so that there is room for cursors
+    step_table = table("#", "command", *map(printable, columns))
+    step_table.columns[1].max_width = 30  # so that there is room for cursors
     for row in rows:
         refused = data["rows"][row["step"]]["outcome"]
         outcome = (
@@ -261,8 +267,8 @@ def _step_table(out: Console, data: Data) -> None:
         bad = row["step"] == data["violation"]["step"]
         head = (f"{'> ' if bad else '  '}{row['step']}", f"{row['what']}{outcome}")
         cells = (_Cell(printable(cell)) for cell in row["cells"])
-        made.add_row(*(Text(printable(cell)) for cell in head), *cells, style="bold red" if bad else "")
-    out.print(made)
+        step_table.add_row(*(Text(printable(cell)) for cell in head), *cells, style="bold red" if bad else "")
+    out.print(step_table)
     say(out, "; ".join(_legend(columns, [cell for row in rows for cell in row["cells"]])), "dim")
 
 
@@ -300,7 +306,10 @@ def refusals(out: Console, data: Data) -> None:
 
 
 def replay(out: Console, data: Data, *, brief: bool = False) -> None:
-    """Print one file of `kvspec replay`; brief: a line when it conforms."""
+    """Print one file of `kvspec replay`.
+
+    brief: a line when it conforms.
+    """
     refused = len(data["unstated_refusals"])
     end_of_table = refused and data["violation"] is None  # else it stands above the table
     stated = (
@@ -383,7 +392,8 @@ def _name_ranges(some: list[str], names: list[str]) -> str:
 
 def shrunk(out: Console, data: Data) -> None:
     """Print the report of `kvspec shrink`."""
-    before, after = data["before"], data["after"]
+    before = data["before"]
+    after = data["after"]
     run(out, after)
     out.print()
     steps = f"{len(before['trace']['steps'])} commands -> {len(after['trace']['steps'])}"

@@ -9,8 +9,8 @@ from rich.console import Console
 from ci import Data
 from ci.report.pair_story import pair_words, story
 from ci.report.text_output import print_labels, say
-from ci.report.log_reports import mismatch, validated, validation
-from reference.failures import counted
+from ci.report.log_reports import mismatch, print_log_report, validation
+from reference.failures import count_text
 from stateful_tests.lockstep.exit_codes import ending
 from stateful_tests.lockstep.known_faults import known_faults
 from stateful_tests.watched.servers.live_server import LiveRun
@@ -92,7 +92,7 @@ def lived_text(out: Console, data: Data) -> None:
         ended = f"the server ended by itself: {data['died']}"
     if data["known"]:
         ended = f"incomplete: the server ended by a known fault, {data['known']}"
-    validated(out, data["log"], ended)
+    print_log_report(out, data["log"], ended)
     texts = {
         "clients": ", ".join(f"{count} {what}" for what, count in data["clients"].items()),
         "judged": f"{data['behind_s']:.1f} s behind the server at its end",
@@ -122,9 +122,9 @@ def served_text(out: Console, data: Data) -> None:
         _served_finding(out, each)
     out.print()
     for key, times in data["old"].items():
-        say(out, f"also in the base, {counted(times, 'time')}: {key}")
+        say(out, f"also in the base, {count_text(times, 'time')}: {key}")
     for name, times in data["known"].items():
-        say(out, f"known {name}, {counted(times, 'time')}: {known_faults()[name].says}")
+        say(out, f"known {name}, {count_text(times, 'time')}: {known_faults()[name].says}")
     if data["known"]:
         say(out, "kvspec bugs NAME has more of a known fault: what upstream knows, what avoids it")
     if data["reached"]:
@@ -133,13 +133,17 @@ def served_text(out: Console, data: Data) -> None:
 
 
 def _served_verdict(data: Data, new: int) -> str:
-    """Return the findings of a check of whole schedulers, and the number of runs. new: findings."""
+    """Return the findings of a check of whole schedulers, and the number of runs.
+
+    new: findings.
+    """
     rate = f", {data['forwards'] / data['seconds']:.0f} a second" if data["seconds"] else ""
-    runs, passes = counted(data["runs"], "run"), counted(data["forwards"], "forward pass", "es")
-    done = f"{runs}, {passes}{rate}"
+    runs = count_text(data["runs"], "run")
+    passes = count_text(data["forwards"], "forward pass", "es")
+    runs_text = f"{runs}, {passes}{rate}"
     masked = data["known"] or data["old"] or data["findings"]
     if new:
-        summary = counted(new, "finding")
+        summary = count_text(new, "finding")
     else:
         summary = "nothing new" if masked else "conforms"
     summary += f", known faults: {', '.join(data['known'])}," if data["known"] else ""
@@ -149,7 +153,7 @@ def _served_verdict(data: Data, new: int) -> str:
         if not masked:
             summary = "nothing was found"
         summary = f"incomplete, {data['runs']} of {data['runs_asked']} runs: {summary}"
-    return f"sglang {data['release']}: {summary} in {done}"
+    return f"sglang {data['release']}: {summary} in {runs_text}"
 
 
 def _served_finding(out: Console, each: Data) -> None:

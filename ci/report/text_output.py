@@ -1,4 +1,4 @@
-"""Shared parts of reports as text: the console, tables, paragraphs, listings; plain in a pipe."""
+"""Shared parts of reports as text: the console, tables, paragraphs and listings. They are plain in a pipe."""
 
 import os
 import sys
@@ -19,7 +19,8 @@ from reference.memory_accounts import account_text
 from reference.commands import Account
 
 PIPE_WIDTH = 100
-SENTENCE, WIDEST = 40, 60  # cells of a listing that are longer on average; those of a column
+SENTENCE = 40  # characters; a column of cells that are longer on average has sentences
+WIDEST = 60  # characters of a column
 
 
 def console(file: IO[str] | None = None) -> Console:
@@ -44,17 +45,20 @@ def console(file: IO[str] | None = None) -> Console:
 
 def table(*columns: str, right: Sequence[str] = ()) -> Table:
     """Return an empty table in the style that all reports share."""
-    made = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="bold")
+    new_table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="bold")
     for column in columns:
         number = column in right
-        made.add_column(
+        new_table.add_column(
             column, justify="right" if number else "left", no_wrap=number, overflow="fold"
         )
-    return made
+    return new_table
 
 
 def say(out: Console, text: str, style: str = "", *, whole: bool = False) -> None:
-    """Print a paragraph of plain text. whole: never wrapped, because it is there to be copied."""
+    """Print a paragraph of plain text.
+
+    whole: never wrapped, because it is there to be copied.
+    """
     out.print(Text(printable(text), style=style), soft_wrap=whole)
 
 
@@ -77,8 +81,11 @@ def record(out: Console, row: Data) -> None:
 
 
 def listing(out: Console, rows: list[Data], columns: dict[str, str]) -> None:
-    """Print a plain listing. columns: key -> heading, those with sentences last. On a terminal
-    sentences are below the name; in a pipe only where rows are wider than the console."""
+    """Print a plain listing.
+
+    columns: key -> heading, those with sentences last. On a terminal sentences are below the name; in a pipe
+        only where rows are wider than the console.
+    """
     cells = {key: [printable(_cell_text(row[key])) for row in rows] for key in columns}
     long = {key for key in columns if sum(map(len, cells[key])) > SENTENCE * len(rows)}
     keys = sorted(columns, key=lambda key: key in long)

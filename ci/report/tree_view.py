@@ -59,9 +59,10 @@ def collect(file: str, trace: Trace, step: int | None) -> Data:
 
 def _nodes(tree: Tree) -> list[Data]:
     """Return the nodes, parents before children, siblings in the order of their texts."""
-    placed = sorted(nodes(tree), key=lambda p: p.path)
-    index = {p.path: at for at, p in enumerate(placed)}
-    full, swa = _eviction_ranks(tree, full=1), _eviction_ranks(tree, swa=1) if tree.window is not None else {}
+    placed_nodes = sorted(nodes(tree), key=lambda p: p.path)
+    index = {p.path: at for at, p in enumerate(placed_nodes)}
+    full = _eviction_ranks(tree, full=1)
+    swa = _eviction_ranks(tree, swa=1) if tree.window is not None else {}
     return [
         {
             "start": p.start,
@@ -76,7 +77,7 @@ def _nodes(tree: Tree) -> list[Data]:
             "full_rank": full.get(p.path),
             "swa_rank": swa.get(p.path),
         }
-        for p in placed
+        for p in placed_nodes
     ]
 
 
@@ -142,14 +143,14 @@ def text(out: Console, data: Data) -> None:
     head = f"{data['file']} after step {data['step']}: {data['command']} ({data['outcome']})"
     say(out, head, "bold", whole=True)
     depths: dict[int | None, int] = {None: -1}
-    drawn = []
+    tree_lines = []
     for index, node in enumerate(data["nodes"][:MAX_NODES]):
         if depths.get(node["parent"], MAX_DEPTH) < MAX_DEPTH - 1:
             depths[index] = depths[node["parent"]] + 1
-            drawn.append((depths[index], _node_lines(node)))
-    for line in text_drawings.tree(drawn).split("\n"):
+            tree_lines.append((depths[index], _node_lines(node)))
+    for line in text_drawings.tree(tree_lines).split("\n"):
         say(out, line, whole=True)
-    if hidden := len(data["nodes"]) - len(drawn):
+    if hidden := len(data["nodes"]) - len(tree_lines):
         say(out, f"{hidden} more nodes are left out here; --json has them all")
     out.print()
     sums = ("evictable", "protected", "free", "total")
@@ -166,7 +167,8 @@ def text(out: Console, data: Data) -> None:
 def _node_lines(node: Data) -> list[str]:
     """Describe a node, the holders that pin it, and when its unpinned KV is evicted."""
     live = {"live": True, "tombstone": False}.get(node["swa"])
-    full, swa = node["full_locked_by"], node["swa_locked_by"]
+    full = node["full_locked_by"]
+    swa = node["swa_locked_by"]
     lines = [text_drawings.node((node["start"], node["end"]), node["text"], live, full, swa)]
     if not full:
         below = f"inner node: {', '.join(node['children'])} below it" if node["children"] else ""

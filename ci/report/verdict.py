@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ci.report.report_data import group_by_cause
-from ci.shown_kinds import shown
+from ci.shown_kinds import shown_kind
 from impl.adapter import Capabilities
 from reference.commands import kind_name
 from stateful_tests.check.trees.base_selection import Base
@@ -48,7 +48,7 @@ def beside(result: CheckResult, base: Base | None, changed: Changes | None) -> d
 
 def findings_text(result: CheckResult, masks: Sequence[Mask], base: Base | None) -> str:
     """Return the findings of a check in words, or "conforms"."""
-    seen_before = _seen_before(result, masks, base)
+    seen_before = _parts_seen_before(result, masks, base)
     nothing_new = not result.new and any(holds for holds, _ in seen_before)
     parts = [*_new_findings(result), (nothing_new, "nothing new"), *seen_before, *_incomplete_parts(result)]
     return "; ".join(text for holds, text in parts if holds) or "conforms"
@@ -66,7 +66,7 @@ def _new_findings(result: CheckResult) -> list[_Part]:
     ]
 
 
-def _seen_before(result: CheckResult, masks: Sequence[Mask], base: Base | None) -> list[_Part]:
+def _parts_seen_before(result: CheckResult, masks: Sequence[Mask], base: Base | None) -> list[_Part]:
     """Return the parts on findings that the base or a release shows as well."""
     of_base = [finding for finding in result.findings if finding.old]
     old = sorted({finding.clause for finding in of_base if not finding.no_witness})
@@ -74,14 +74,14 @@ def _seen_before(result: CheckResult, masks: Sequence[Mask], base: Base | None) 
     elsewhere = [f.looked_up.fault for f in result.known_elsewhere if f.looked_up is not None]
     alike = [f.looked_up.fault for f in result.new if f.looked_up is not None and f.looked_up.fault]
     in_part = [mask.fault.id for mask in masks if mask.in_part]
-    known = [mask.fault.id for mask in masks if mask.holds and not mask.in_part]
+    fault_ids = [mask.fault.id for mask in masks if mask.holds and not mask.in_part]
     return [
         (bool(old), f"{_name_list(old)} also in {base.name if base else None}"),
         (bool(untold), f"{_name_list(untold)} without a witness"),
         (bool(elsewhere), f"known in other releases: {_name_list(elsewhere)}"),
         (bool(alike), f"like known: {_name_list(alike)}"),
         (bool(in_part), f"fixed in part: {_name_list(in_part)}"),
-        (bool(known), _known_text(known)),
+        (bool(fault_ids), _known_text(fault_ids)),
     ]
 
 
@@ -117,7 +117,7 @@ def _way_text(way: str) -> str:
 
 def driven_text(result: CheckResult) -> str:
     """Return how much was carried out, and in how many seconds."""
-    text = _count_text(result.done, "command")
+    text = _count_text(result.executed_count, "command")
     if result.examples:
         text += f" of {_count_text(len(result.carried_out), 'kind')} in {_count_text(result.examples, 'run')}"
     random = [machine for machine in result.machines if machine.examples and machine.name != CORPUS]
@@ -140,7 +140,7 @@ def not_declared(can: Capabilities) -> list[str]:
         "a radix tree": can.tree,
         "recurrent state": can.recurrent or can.tracks,
     }
-    if not shown(kind.name).models:
+    if not shown_kind(kind.name).models:
         return commands
     return commands + [model for model, is_offered in models.items() if not is_offered]
 

@@ -14,21 +14,19 @@ from reference.commands import Choice, Launch
     "launch-takes-slots-for-one-round",
     "LEN-5",
     "a launch forgets the round in flight",
-    TorchKV.drafted,
+    TorchKV.cursors_after_round,
 )
 def _(self: TorchKV, cursors: RowCursors[N], ahead: N, taken: N, rejected: N) -> RowCursors[N]:
     """A token's KV lands in padding or in a slot of a former request. A launch takes slots from where the
     device is now, which the server cannot know; the round before may have accepted more. Visible when a round
     is launched behind another. Fix: take slots past all that rounds in flight may accept."""
-    after, allocated = (
-        TorchKV.drafted(self, cursors, ahead, taken, rejected),
-        cursors.kv_allocated_len,
-    )
+    after = TorchKV.cursors_after_round(self, cursors, ahead, taken, rejected)
+    allocated = cursors.kv_allocated_len
     start = cursors.kv_committed_len - rejected
     return after._replace(kv_allocated_len=larger(allocated, start + ahead))
 
 
-@bug("settle-keeps-the-claim", "LEN-4", "a result takes nothing back", TorchKV.taken_back)
+@bug("settle-keeps-the-claim", "LEN-4", "a result takes nothing back", TorchKV.cursors_after_reject)
 def _(self: TorchKV, cursors: RowCursors[N], rejected: N) -> RowCursors[N]:
     """The conversation reads KV of drafts that were rejected. What a launch has counted as committed stays so
     when its result is there. Visible when a result rejects a draft. Fix: take back what was not accepted."""
@@ -39,7 +37,7 @@ def _(self: TorchKV, cursors: RowCursors[N], rejected: N) -> RowCursors[N]:
     "round-starts-at-the-claim",
     "READ-1",
     "a round in flight is taken for accepted",
-    TorchKV.written_below,
+    TorchKV.write_lag,
 )
 def _(self: TorchKV, request: KVRequest) -> int:
     """Tokens after a rejected draft read its KV. The next round is written behind all that the one in flight
@@ -84,7 +82,7 @@ def _(self: TorchKV, request: KVRequest) -> None:
     "finish-counts-the-last-token",
     "LEN-2",
     "a turn's last token is taken for computed",
-    TorchKV.capped_kept,
+    TorchKV.cap_kept,
     source="#28754",
 )
 def _(self: TorchKV, cursors: RowCursors[N], target: N) -> RowCursors[N]:
@@ -92,5 +90,5 @@ def _(self: TorchKV, cursors: RowCursors[N], target: N) -> RowCursors[N]:
     unless a round is in flight that computes it first. The slot counts it either way (sglang 0.5.15 to
     0.5.23). Visible when a turn ends, or is retracted, that has slots ahead. Fix: what was committed, capped
     at target."""
-    after = TorchKV.capped_kept(self, cursors, target)
+    after = TorchKV.cap_kept(self, cursors, target)
     return after._replace(kv_committed_len=smaller(after.kv_allocated_len, target))

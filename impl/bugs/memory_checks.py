@@ -14,7 +14,7 @@ from reference.commands import Command, Outcome, Report
 from reference.geometry import Geometry
 
 
-@bug("pr22213-double-count", "CHK-1", "a lent slot is counted twice", TorchKV.held, source="#22213")
+@bug("pr22213-double-count", "CHK-1", "a lent slot is counted twice", TorchKV.held_slots, source="#22213")
 def _(self: TorchKV) -> Named:
     """A server under strict checks dies of a leak that is none. A lent slot goes on naming its row, so that
     an admission can be repeated, and is counted as session_held; the request that runs on the row is counted
@@ -48,7 +48,7 @@ class _StaleFlag(TorchKV):
         super().close_now(session)
         self.is_active.discard(session.name)
 
-    def held(self) -> Named:
+    def held_slots(self) -> Named:
         slots = [(s.name, s.slot) for s in self.sessions.values() if s.slot is not None]
         return [(name, slot) for name, slot in slots if name not in self.is_active]
 
@@ -65,7 +65,7 @@ class _OnePoolSizes(TorchKV):
         return super().report(log=log)
 
 
-@bug("check-counts-one-batch-twice", "CHK-1", "last and running batch are one", TorchKV.listed)
+@bug("check-counts-one-batch-twice", "CHK-1", "last and running batch are one", TorchKV.batch_requests)
 def _(self: TorchKV) -> list[KVRequest]:
     """After a decode of everybody the last batch and the running batch are the same object, and a check that
     walks both counts every request twice. Visible after any decode. Fix: each request once."""
@@ -129,11 +129,11 @@ class _SwapsTheTerms(TorchKV):
     a wrong split balances. Visible in any check while a slot or a request holds something. Fix: name the
     terms by who holds."""
 
-    def held(self) -> Named:
+    def held_slots(self) -> Named:
         return [(r.name, r) for r in self.active()]
 
-    def uncached(self) -> Named:
-        return super().held()
+    def uncached_requests(self) -> Named:
+        return super().held_slots()
 
     def amounts(self, held: Named, uncached: Named) -> Tensor:
         amounts = super().amounts(uncached, held)  # the cursor tables go by who has the row

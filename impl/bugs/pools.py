@@ -110,7 +110,7 @@ class _TrimFreesTheFront(TorchKV):
 
     def trim_overshoot(self, request: KVRequest, target: int) -> None:
         self.free_range(request, self.front, target)
-        self.move([request], self.capped_kept, [target])
+        self.move([request], self.cap_kept, [target])
 
     def front(self, cursors: RowCursors[N], target: N) -> tuple[N, N, N]:
         """As many pages as `beyond` has, from the first of the row on."""
@@ -237,13 +237,13 @@ class _SwaWrittenBeforeMapped(KVStore):
     "tail-forgets-the-frontier",
     "MAP-2",
     "a prompt with SWA slots for its tail alone counts as not evicted",
-    TorchKV.received,
+    TorchKV.cursors_after_receive,
 )
 def _(self: TorchKV, cursors: RowCursors[N], tokens: N, live: N) -> RowCursors[N]:
     """A later window eviction frees the padding page. A prompt is received with SWA slots for its last window
     alone, and swa_evicted_seqlen stays where it was: below the tail nothing is mapped. Visible at once. Fix:
     what has no SWA slot counts as evicted."""
-    return self.extended(cursors, tokens)
+    return self.cursors_after_chunk(cursors, tokens)
 
 
 @bug(
@@ -293,8 +293,8 @@ class _TailLosesHead(TorchKV):
     def tail_from(self, request: KVRequest, end: int) -> int:
         return max(request.cursors.swa_evicted_seqlen, request.cursors.cache_protected_len)
 
-    def received(self, cursors: RowCursors[N], tokens: N, live: N) -> RowCursors[N]:
-        taken = super().received(cursors, tokens, live)
+    def cursors_after_receive(self, cursors: RowCursors[N], tokens: N, live: N) -> RowCursors[N]:
+        taken = super().cursors_after_receive(cursors, tokens, live)
         reach = self.floor(taken.kv_committed_len - (self.window or 0) - self.page_size)
         return taken._replace(swa_evicted_seqlen=larger(live, reach))
 
@@ -323,7 +323,8 @@ class _GroupLooksUpAtItsEnd(KVStore):
         self._late = []
         with super().frees_wait():
             yield
-        late, self._late = self._late, None
+        late = self._late
+        self._late = None
         for slots in late:
             super()._free_swa(slots)
 

@@ -29,21 +29,21 @@ def _(self: TorchKV, requests: Sequence[KVRequest]) -> None:
     TorchKV.insert_unfinished(self, requests)
     inserted = [r for r in requests if self.tree is not None and r.cursors.cache_protected_len]
     lengths = [r.cursors.kv_committed_len for r in inserted]
-    self.move([r for r in inserted if self.slot_of(r) is None], self.protected_to, lengths)
+    self.move([r for r in inserted if self.slot_of(r) is None], self.with_protected_len, lengths)
 
 
 @bug(
     "no-cap-above-a-prefix",
     "LEN-2",
     "finish forgets the window's cursor of a turn with a prefix",
-    TorchKV.capped_kept,
+    TorchKV.cap_kept,
     modes=FREE_ONLY,
 )
 def _(self: TorchKV, cursors: RowCursors[N], target: N) -> RowCursors[N]:
     """As pr22900, of sessions whose first prompt the tree has: swa_evicted_seqlen is taken for the tree's,
     which no cut may touch, and left above the target. Visible once a window eviction ran past the target of a
     turn whose protected length is not 0. Fix: cap all three, whatever the protected length is."""
-    capped = TorchKV.capped_kept(self, cursors, target)
+    capped = TorchKV.cap_kept(self, cursors, target)
     above = cursors.swa_evicted_seqlen - capped.swa_evicted_seqlen
     extra = above if cursors.cache_protected_len > 0 else 0
     return capped._replace(swa_evicted_seqlen=capped.swa_evicted_seqlen + extra)
@@ -61,7 +61,7 @@ def _(self: TorchKV, requests: Sequence[KVRequest]) -> None:
     row's nor the tree's. Fix: count keys."""
     TorchKV.insert_unfinished(self, requests)
     lanes = [r for r in requests if self.bigram and self.slot_of(r) is None]
-    self.move(lanes, self.protected_to, [self.floor(r.cursors.kv_committed_len) for r in lanes])
+    self.move(lanes, self.with_protected_len, [self.floor(r.cursors.kv_committed_len) for r in lanes])
 
 
 @bug(
@@ -197,7 +197,7 @@ def _(self: TorchKV, request: KVRequest, target: int) -> None:
     tree's."""
     before = request.cursors.cache_protected_len
     TorchKV.insert_finished(self, request, target)
-    self.move([request], self.protected_to, [before])
+    self.move([request], self.with_protected_len, [before])
 
 
 @bug(
@@ -257,7 +257,7 @@ class _SweepsToTheWindow(TorchKV):
     "frontier-in-the-prefix-counts-as-swept",
     "OUT-1",
     "a request behind its prefix counts as having lost its window",
-    TorchKV.lost_below,
+    TorchKV.evicted_end,
 )
 def _(self: TorchKV, cursors: RowCursors[int]) -> int:
     """A request cannot go on after its first window eviction. Window eviction lifts swa_evicted_seqlen to the
@@ -296,7 +296,8 @@ def _(self: TorchKV, pages: int, swa_pages: int, states: int = 0) -> None:
 def _(self: TorchKV, *, log: bool = False) -> Report:
     """The check cries leak as soon as something is cached. Pages that may be evicted are neither available
     nor anybody's. Visible at the first check after an insert. Fix: the evictable term."""
-    tree, self.tree = self.tree, None
+    tree = self.tree
+    self.tree = None
     try:
         return TorchKV.report(self, log=log)
     finally:

@@ -13,7 +13,8 @@ from impl.torch_kv.system import TorchKV
 from impl.torch_kv.radix_tree import RadixTree
 from reference.commands import Mode
 
-BOTH, FREE_ONLY = (Mode.FAITHFUL, Mode.FREE), (Mode.FREE,)
+BOTH = (Mode.FAITHFUL, Mode.FREE)
+FREE_ONLY = (Mode.FREE,)
 F = TypeVar("F", bound=Callable[..., Any])
 # Part -> what it is a part of, and where that names the class to use.
 _PARTS: dict[type, tuple[type, str]] = {
@@ -28,8 +29,10 @@ _PARTS: dict[type, tuple[type, str]] = {
 class Bug:
     """One fault.
 
-    source: the change upstream that has, names or fixed it, or "kvspec". clause: id of the clause that
-    a shortest trace violates first. modes: in which it can show. story: symptom, cause, fix.
+    source: the change upstream that has, names or fixed it, or "kvspec".
+    clause: id of the clause that a shortest trace violates first.
+    modes: in which it can show.
+    story: symptom, cause, fix.
     system: the faulty TorchKV.
     """
 

@@ -13,7 +13,7 @@ from impl.torch_kv.system import TorchKV
     "pr22900",
     "LEN-2",
     "finish caps two cursors of three",
-    TorchKV.capped_kept,
+    TorchKV.cap_kept,
     source="sgl-project/sglang#22900",
     modes=FREE_ONLY,
 )
@@ -22,7 +22,7 @@ def _(self: TorchKV, cursors: RowCursors[N], target: N) -> RowCursors[N]:
     leave swa_evicted_seqlen above it, so slots written later in between look evicted and are never freed.
     Visible after a window eviction past the target, which takes one driven beyond the commit. Fix: cap all
     three."""
-    capped = TorchKV.capped_kept(self, cursors, target)
+    capped = TorchKV.cap_kept(self, cursors, target)
     return capped._replace(swa_evicted_seqlen=cursors.swa_evicted_seqlen)
 
 
@@ -159,7 +159,7 @@ def _(self: TorchKV, session: KVSession, request: KVRequest) -> None:
     """Two conversations share a row of req_to_token and read each other. The abort returns the row with the
     session's KV and once more with the request. Visible at any midway abort in a session. Fix: one of the two
     owns the row."""
-    held = self.held_by(session, request)
+    held = self.holder_of_session(session, request)
     row = None if held is None else held.row
     TorchKV.wipe(self, session, request)
     if row is not None:
@@ -177,7 +177,7 @@ def _(self: TorchKV, session: KVSession, request: KVRequest) -> None:
     """After some aborts no request is admitted any more: the rows are used up. The abort frees the pages and
     leaves the row to a slot that it then drops. Visible at any midway abort in a session; with others still
     running it shows as a row that is neither free nor held. Fix: return it, once."""
-    held = self.held_by(session, request)
+    held = self.holder_of_session(session, request)
     if held is not None:
         self.release_pages(held)
     session.slot = None

@@ -87,7 +87,12 @@ class _SweepReportsWhatItAimedAt(TorchKV):
         return (Choice(command.request, swa_evicted_seqlen=max(aimed, evicted)),)
 
 
-@bug("decode-commits-without-slot", "LEN-1", "decode trusts that slots are ahead", TorchKV.decoded)
+@bug(
+    "decode-commits-without-slot",
+    "LEN-1",
+    "decode trusts that slots are ahead",
+    TorchKV.cursors_after_decode,
+)
 def _(self: TorchKV, cursors: RowCursors[N]) -> RowCursors[N]:
     """A token's KV lands in padding or in a slot of a former request. Decode commits without allocating, as
     if a draft had always allocated ahead. Visible at the first decode whose kv_allocated_len equals its
@@ -154,25 +159,25 @@ def _(self: TorchKV, request: KVRequest) -> bool:
 
 
 @bug(
-    "release-stops-at-commit", "FREE-1", "a release forgets what was allocated ahead", TorchKV.owned
+    "release-stops-at-commit", "FREE-1", "a release forgets what was allocated ahead", TorchKV.owned_pages
 )
 def _(self: TorchKV, cursors: RowCursors[N]) -> tuple[N, N, N]:
     """Pages leak with every request that ends on a draft tail. The release frees up to kv_committed_len.
     Visible when kv_allocated_len is a page further. Fix: free up to the latter."""
-    return TorchKV.owned(self, self.capped(cursors, cursors.kv_committed_len))
+    return TorchKV.owned_pages(self, self.cap_cursors(cursors, cursors.kv_committed_len))
 
 
 @bug(
     "release-stops-inside-a-page",
     "FREE-1",
     "a release frees whole pages below kv_allocated_len",
-    TorchKV.owned,
+    TorchKV.owned_pages,
     source="#31616",
 )
 def _(self: TorchKV, cursors: RowCursors[N]) -> tuple[N, N, N]:
     """Every request whose length is unaligned leaks a page. The release rounds kv_allocated_len down, and
     the page that it ends in belongs to nobody. Visible when a request ends inside a page. Fix: round up."""
-    first, swa_first, _ = TorchKV.owned(self, cursors)
+    first, swa_first, _ = TorchKV.owned_pages(self, cursors)
     end = whole(self.floor(cursors.kv_allocated_len), self.page_size)
     return first, swa_first, larger(end, larger(first, swa_first))
 
@@ -219,13 +224,13 @@ class _ReleaseSplitsAPage(TorchKV):
 
     def evicted_range(self, cursors: RowCursors[N]) -> tuple[N, N, N]:
         """Return the pages below the frontier."""
-        first, swa_first, _ = self.owned(cursors)
+        first, swa_first, _ = self.owned_pages(cursors)
         return first, swa_first, swa_first
 
     def live_range(self, cursors: RowCursors[N]) -> tuple[N, N, N]:
         """Return the full pages from the frontier's on, and the SWA pages from the next page boundary on."""
         _, _, evicted, protected = cursors
-        _, swa_first, end = self.owned(cursors)
+        _, swa_first, end = self.owned_pages(cursors)
         return whole(larger(protected, evicted), self.page_size), swa_first, end
 
 
@@ -243,13 +248,16 @@ def _(self: TorchKV, request: KVRequest, target: int) -> None:
 
 
 @bug(
-    "sweep-moves-back", "MAP-2", "a shorter window eviction forgets the longer one", TorchKV.evicted
+    "sweep-moves-back",
+    "MAP-2",
+    "a shorter window eviction forgets the longer one",
+    TorchKV.cursors_after_eviction,
 )
 def _(self: TorchKV, cursors: RowCursors[N], reach: N) -> RowCursors[N]:
     """Evicted slots count as owned again and are freed twice. The frontier is computed from the length alone,
     so a window eviction driven with less than the last one moves it back. Visible when lengths of window
     evictions fall. Fix: never below swa_evicted_seqlen."""
-    evicted = TorchKV.evicted(self, cursors, reach)
+    evicted = TorchKV.cursors_after_eviction(self, cursors, reach)
     return evicted._replace(swa_evicted_seqlen=larger(cursors.cache_protected_len, reach))
 
 

@@ -147,7 +147,8 @@ def _(self: TorchKV, request: KVRequest, length: int) -> int | None:
 def _(self: TorchKV, request: KVRequest) -> None:
     """Others find no slot although nothing runs. A retract gives the running state's slot back and forgets
     those that are kept for the tree. Visible after a retract. Fix: give all slots back."""
-    buffers, request.buffers = request.buffers, []
+    buffers = request.buffers
+    request.buffers = []
     TorchKV.drop_retracted(self, request)
     request.buffers = buffers
 

@@ -129,7 +129,7 @@ class BlockEngine(SelfSchedulingDriver):
             self.refs[block] += 1
         return block
 
-    def _needed(self, request: _Request, end: int) -> list[int]:
+    def _lacking_blocks(self, request: _Request, end: int) -> list[int]:
         """Return the number of blocks that each group lacks for the first `end` tokens of a request."""
         return [
             -(-end // g.block_size) - len(table) for g, table in zip(self.groups, request.tables)
@@ -151,12 +151,12 @@ class BlockEngine(SelfSchedulingDriver):
         step = math.lcm(*(g.block_size for g in self.groups))
         longest = (len(stamps) - 1) // step * step if self.config.caching else 0
         for length in range(longest, 0, -step):
-            tables = [self._hit(group, stamps, length) for group in range(len(self.groups))]
+            tables = [self._find_hit(group, stamps, length) for group in range(len(self.groups))]
             if None not in tables:
                 return length, [table for table in tables if table is not None]
         return 0, [[] for _ in self.groups]
 
-    def _hit(self, group: int, stamps: list[int], length: int) -> list[int] | None:
+    def _find_hit(self, group: int, stamps: list[int], length: int) -> list[int] | None:
         size = self.groups[group].block_size
         first_read = self._oldest_read(group, length)
         ends = range(size * (first_read + 1), length + 1, size)
@@ -170,7 +170,8 @@ class BlockEngine(SelfSchedulingDriver):
             for index, block in enumerate(table[: request.computed // size]):
                 key = group, stamps[(index + 1) * size - 1]
                 if block != NULL and block not in self.hashes and key not in self.cached:
-                    self.hashes[block], self.cached[key] = key, block
+                    self.hashes[block] = key
+                    self.cached[key] = block
 
     # -- a step -----------------------------------------------------------------------------------
 
@@ -183,7 +184,7 @@ class BlockEngine(SelfSchedulingDriver):
         while index < len(self.running) and budget:
             request = self.running[index]
             count = self._chunk(request, request.computed, budget)
-            if sum(self._needed(request, request.computed + count)) > len(self.free):
+            if sum(self._lacking_blocks(request, request.computed + count)) > len(self.free):
                 preempted = True
                 self._preempt(self.running.pop())
             else:
@@ -203,7 +204,9 @@ class BlockEngine(SelfSchedulingDriver):
                 if block != NULL and not self.refs[block]
             }
             request.tables = tables
-            if not count or sum(self._needed(request, start + count)) > len(self.free) - len(unreferenced):
+            if not count or sum(self._lacking_blocks(request, start + count)) > len(
+                self.free
+            ) - len(unreferenced):
                 request.tables = [[] for _ in self.groups]
                 break
             for table in tables:
@@ -228,8 +231,9 @@ class BlockEngine(SelfSchedulingDriver):
 
     def _run(self, request: _Request, count: int) -> None:
         """Allocate, compute `count` tokens, and sample where they end the text."""
-        start, end = request.computed, request.computed + count
-        for table, lacks in zip(request.tables, self._needed(request, end)):
+        start = request.computed
+        end = request.computed + count
+        for table, lacks in zip(request.tables, self._lacking_blocks(request, end)):
             table += [self._take() for _ in range(lacks)]
         stamps = chained(request.text[:end])
         for group, table in enumerate(request.tables):
@@ -238,13 +242,13 @@ class BlockEngine(SelfSchedulingDriver):
                 self.write(table[block], offset, stamps[position], group)
         request.computed = end
         ends = end == len(request.text)
-        sampled = self.sample(request.name, stamps[-1]) if ends else None
+        sampled_token = self.sample(request.name, stamps[-1]) if ends else None
         rows = tuple(map(tuple, request.tables))
         tokens = tuple(request.text[start:end])
         self.lanes.append(
-            Lane(request.name, start, tokens, 0, () if sampled is None else (sampled,), rows)
+            Lane(request.name, start, tokens, 0, () if sampled_token is None else (sampled_token,), rows)
         )
-        self.batch.append((request, sampled))
+        self.batch.append((request, sampled_token))
         self._publish(request)
 
     def _update(self) -> None:

@@ -135,10 +135,10 @@ class ExampleEngine:
 
     def view(self) -> View:
         held = {r.row: list(r.slots) for r in self.requests.values() if r.row is not None}
-        shown = {name: self._shown(request) for name, request in self.requests.items()}
+        shown = {name: self._request_view(request) for name, request in self.requests.items()}
         return View({}, shown, list(self.free_pages), list(self.free_rows), held, list(self.stamps))
 
-    def _shown(self, request: _Request) -> RequestView:
+    def _request_view(self, request: _Request) -> RequestView:
         cursors = (
             Cursors(len(request.slots), len(request.slots), 0, 0)
             if request.row is not None

@@ -99,9 +99,9 @@ class WindowedEngine(ExampleEngine):
         end = max(0, c.length - self.window) // self.page_size
         self._release(blocks[:end], request.slots[: end * self.page_size])
         blocks[:end] = [0] * end
-        return Done((Choice(c.request, swa_evicted_seqlen=self._evicted(c.request)),))
+        return Done((Choice(c.request, swa_evicted_seqlen=self._evicted_len(c.request)),))
 
-    def _evicted(self, name: str) -> int:
+    def _evicted_len(self, name: str) -> int:
         blocks = self.swa_blocks.get(name, [])
         return (
             next((page for page, block in enumerate(blocks) if block), len(blocks)) * self.page_size
@@ -123,11 +123,11 @@ class WindowedEngine(ExampleEngine):
             },
         )
 
-    def _cursors(self, name: str, shown: RequestView) -> RequestView:
-        if shown.cursors is None:
-            return shown
-        computed = shown.cursors.kv_committed_len
-        return structs.replace(shown, cursors=Cursors(computed, computed, self._evicted(name), 0))
+    def _cursors(self, name: str, view: RequestView) -> RequestView:
+        if view.cursors is None:
+            return view
+        computed = view.cursors.kv_committed_len
+        return structs.replace(view, cursors=Cursors(computed, computed, self._evicted_len(name), 0))
 
 
 make = WindowedEngine  # what `--impl` calls

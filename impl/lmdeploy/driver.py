@@ -21,11 +21,11 @@ from impl.lmdeploy.loading import CAPABILITIES, WITH_STORE, load
 from impl.lmdeploy.model_agent import ran, sent
 from impl.lmdeploy.states import CheckpointedStates
 from impl.lmdeploy.store import CONNECTOR, WAY, MooncakeStore
-from impl.loading.isolation import loaded
+from impl.loading.isolation import note_loaded
 from impl.loading.optional import either, optional
 from impl.self_scheduling.release_system import serve_driver
 from impl.self_scheduling.request_sources import RequestSources
-from impl.stand_ins import Values, taken
+from impl.stand_ins import Values, accepted_arguments
 from impl.vocabulary import CommandRefused, require
 from impl.system_spec import SystemSpec
 from reference.blocks.commands import Add, EngineCommand, Fail, NewWeights, Schedule, Update
@@ -143,7 +143,7 @@ class LMDeployDriver(EngineFacts):
         self._released = []
         self.sources = RequestSources()
         self.new_weights = False
-        loaded("impl/lmdeploy/loading.py")
+        note_loaded("impl/lmdeploy/loading.py")
 
     def _connection(self, geometry: EngineConfig) -> dict[str, Any]:
         """Return the fields of CacheConfig about a connector."""
@@ -175,9 +175,9 @@ class LMDeployDriver(EngineFacts):
             "model_agent_strategy": Values(
                 make_extra_inputs=lambda *_: None, make_stopping_criteria=lambda _: None
             ),
-            "config": module.InputsMakerConfig(**taken(module.InputsMakerConfig, sizes)),
+            "config": module.InputsMakerConfig(**accepted_arguments(module.InputsMakerConfig, sizes)),
         }
-        return module.InputsMakerAsync(**taken(module.InputsMakerAsync, parts))
+        return module.InputsMakerAsync(**accepted_arguments(module.InputsMakerAsync, parts))
 
     def carry_out(self, command: EngineCommand) -> None:
         """Execute a command as the release's engine loop does, and end sessions as their clients do once they

@@ -23,8 +23,10 @@ _SIMPLE = (ast.Assign, ast.AugAssign, ast.Expr, ast.Return, ast.Assert)
 class CopiedRule(NamedTuple):
     """A rule that the driver copies.
 
-    files: where releases have it; functions: patterns of its methods. moves: names, one of which a statement
-    has that counts. copy: where the copy is, and why it is none of the tree's own.
+    files: where releases have it.
+    functions: patterns of its methods.
+    moves: names, one of which a statement has that counts.
+    copy: where the copy is, and why it is none of the tree's own.
     """
 
     files: tuple[str, ...]
@@ -34,7 +36,10 @@ class CopiedRule(NamedTuple):
 
 
 class CopiedRules(NamedTuple):
-    """The rules that the adapter of an engine copies, by name. file: the statements of all releases."""
+    """The rules that the adapter of an engine copies, by name.
+
+    file: the statements of all releases.
+    """
 
     rules: Mapping[str, CopiedRule]
     file: Path
@@ -42,13 +47,13 @@ class CopiedRules(NamedTuple):
     def differences(self, root: Path) -> dict[str, list[str]]:
         """Return, for each rule, the statements of the tree under `root` that no release has; rules without
         any are left out."""
-        found: dict[str, list[str]] = {}
+        differing: dict[str, list[str]] = {}
         known = _read(self.file)
         for name, rule in self.rules.items():
             texts = dict.fromkeys(statements(root, rule))
             if new := [text for text in texts if (name, text) not in known]:
-                found[name] = new
-        return found
+                differing[name] = new
+        return differing
 
     def doubts(self, root: Path) -> tuple[str, ...]:
         """Return for each copied rule that the tree under `root` has otherwise, a sentence that says so."""
@@ -57,7 +62,7 @@ class CopiedRules(NamedTuple):
             for rule, texts in self.differences(root).items()
         )
 
-    def written(self, roots: Iterable[Path]) -> str:
+    def rules_text(self, roots: Iterable[Path]) -> str:
         """Return the statements of all rules in the releases under `roots`, as text."""
         lines = {
             f"{name} | {text}"

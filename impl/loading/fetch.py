@@ -49,7 +49,7 @@ def release_root(package: str, version: str, unpacked: Callable[[Path, Path], No
     if (root / package).is_dir():
         if not _seal(root).is_file():  # from before seals were written
             seal(root)
-        elif not _sealed(root):
+        elif not _is_sealed(root):
             why = f"files in {root} were changed since they were fetched"
             remedy = f"delete that folder, or drive it as a checkout (--{package}-path {root})"
             raise UnusableImplementation(f"{package}=={version}: {why}; {remedy}")
@@ -66,9 +66,9 @@ def release_root(package: str, version: str, unpacked: Callable[[Path, Path], No
     return root
 
 
-def _sealed(root: Path) -> bool:
-    """Whether a release's folder is what its seal says. Another process may complete it just now: its files
-    and its seal are two."""
+def _is_sealed(root: Path) -> bool:
+    """Return whether a release's folder is what its seal says. Another process may complete it just now: its
+    files and its seal are two."""
     for pause in (0.0, 0.3, 1.0):
         time.sleep(pause)
         if _seal(root).read_text(encoding="ascii") == _digest(root):
@@ -78,8 +78,11 @@ def _sealed(root: Path) -> bool:
 
 def complete(root: Path, unpacked: Callable[[Path, Path], None]) -> None:
     """Add what a release's folder lacks, which was fetched when less of it was needed. Files that are there
-    stay. unpacked: as in `release_root`. Several processes may do so at once: each file appears whole, and
-    the seal of all is there beforehand. Raises UnusableImplementation as `release_root` does."""
+    stay. Raises UnusableImplementation as `release_root` does.
+
+    unpacked: as in `release_root`. Several processes may do so at once: each file appears whole, and the seal
+        of all is there beforehand.
+    """
     try:
         with tempfile.TemporaryDirectory(prefix=".fetch-", dir=root.parent) as work:
             unpacked(Path(work), whole := Path(work) / "unpacked")
@@ -125,7 +128,7 @@ def _digest(root: Path) -> str:
 
 
 def unpack(
-    what: str,
+    content: str,
     wheel: Path | IO[bytes],
     target: Path,
     needed: Callable[[PurePosixPath], bool],
@@ -143,12 +146,12 @@ def unpack(
             announce(sum(entry.compress_size for entry in entries))
             for entry in sorted(entries, key=lambda entry: entry.header_offset):
                 if entry.file_size > _MAX_FILE:
-                    raise UnusableImplementation(f"{what}: {entry.filename!r:.80} is too large")
+                    raise UnusableImplementation(f"{content}: {entry.filename!r:.80} is too large")
                 destination = target.joinpath(*PurePosixPath(entry.filename).parts)
                 destination.parent.mkdir(parents=True, exist_ok=True)
                 destination.write_bytes(archive.read(entry))
     except (zipfile.BadZipFile, EOFError, NotImplementedError, KeyError) as error:
-        raise UnusableImplementation(f"{what}: not a readable wheel: {error}") from None
+        raise UnusableImplementation(f"{content}: not a readable wheel: {error}") from None
 
 
 def _is_wanted(entry: zipfile.ZipInfo, needed: Callable[[PurePosixPath], bool]) -> bool:
@@ -192,7 +195,7 @@ def _pip() -> list[str]:
 
 
 def unreachable(output: str) -> bool:
-    """Whether pip says that there is no index: asking for another platform would not help."""
+    """Return whether pip says that there is no index: asking for another platform would not help."""
     return any(
         sign in output
         for sign in ("NewConnectionError", "ConnectionError", "ConnectTimeout", "NameResolutionError",

@@ -30,7 +30,9 @@ def cut(path: Path, names: frozenset[str], env: dict[str, Any]) -> dict[str, Cal
 
     What else stands in the file is neither imported nor run. Names that are not there are left out.
     """
-    code, owners = _kept(path, "cut", sorted(names), lambda text: _compiled(text, path, names))
+    code, owners = _load_or_make(
+        path, "cut", sorted(names), lambda text: _compile_functions(text, path, names)
+    )
     scope: dict[str, Any] = dict(env)
     exec(code, scope)  # the release's own code is what is tested
     return {
@@ -39,15 +41,15 @@ def cut(path: Path, names: frozenset[str], env: dict[str, Any]) -> dict[str, Cal
     }
 
 
-def _compiled(
+def _compile_functions(
     source: str, path: Path, names: frozenset[str]
 ) -> tuple[types.CodeType, dict[str, str]]:
     """Return the code of a module that has the functions alone, and of each function its class, or ""."""
-    chosen: list[ast.stmt] = []
+    statements: list[ast.stmt] = []
     owners: dict[str, str] = {}
     for node in ast.parse(source, str(path)).body:
         if isinstance(node, _FUNCTIONS) and node.name in names:
-            chosen.append(_bare(node))
+            statements.append(_bare(node))
             owners[node.name] = ""
         elif isinstance(node, ast.ClassDef):
             methods = [
@@ -60,10 +62,10 @@ def _compiled(
                 node.keywords = []
                 node.decorator_list = []
                 node.body = [*methods]
-                chosen.append(node)
+                statements.append(node)
                 owners |= {method.name: node.name for method in methods}
     future = ast.ImportFrom("__future__", [ast.alias("annotations")], 0)
-    module = ast.fix_missing_locations(ast.Module([future, *chosen], []))
+    module = ast.fix_missing_locations(ast.Module([future, *statements], []))
     return compile(module, str(path), "exec"), owners
 
 
@@ -77,7 +79,7 @@ _OF_HOST = frozenset(
 def plain(path: Path, env: Collection[str]) -> frozenset[str]:
     """Return the functions of a file that can run as they are: they need nothing but builtins, names of
     `env` and each other, have no decorator, import nothing, and ask nothing about the host."""
-    found: frozenset[str] = _kept(
+    found: frozenset[str] = _load_or_make(
         path, "plain", sorted(env), lambda text: _runnable(text, path, env)
     )
     return found
@@ -120,7 +122,7 @@ def _bare(function: _Function) -> _Function:
 _MAKER = Path(__file__).read_bytes() + importlib.util.MAGIC_NUMBER
 
 
-def _kept(path: Path, kind: str, names: list[str], make: Callable[[str], Any]) -> Any:
+def _load_or_make(path: Path, kind: str, names: list[str], make: Callable[[str], Any]) -> Any:
     """Return what `make` makes of the text of a file, which marshal can write.
 
     It is made anew where the file, this module or Python differ from what it was made of. Nothing is kept
@@ -134,11 +136,11 @@ def _kept(path: Path, kind: str, names: list[str], make: Callable[[str], Any]) -
         kept = file.read_bytes()
         if kept.startswith(digest):
             return marshal.loads(kept[len(digest) :])
-    made = make(source.decode("utf-8"))
+    product = make(source.decode("utf-8"))
     if not sys.dont_write_bytecode:
         with contextlib.suppress(OSError):
             file.parent.mkdir(parents=True, exist_ok=True)
             with tempfile.NamedTemporaryFile(dir=file.parent, delete=False) as written:
-                written.write(digest + marshal.dumps(made))
+                written.write(digest + marshal.dumps(product))
             os.replace(written.name, file)
-    return made
+    return product

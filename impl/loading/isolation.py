@@ -28,7 +28,8 @@ Provided = dict[str, dict[str, Any]]  # module -> the names in it that are not i
 class Bookkeeping:
     """Which modules of a package are the release's own files.
 
-    real: names of modules, whose submodules are real as well; inert: those of them that are not after all.
+    real: names of modules, whose submodules are real as well.
+    inert: those of them that are not after all.
     absent: other packages that the release imports and does not need, inert even where they are installed.
     imported_only: those that it hardly uses, inert where they are not installed.
     """
@@ -40,7 +41,7 @@ class Bookkeeping:
     imported_only: tuple[str, ...] = ()
 
     def is_real(self, name: str) -> bool:
-        """Whether a module of this name is the release's own file, if it has one."""
+        """Return whether a module of this name is the release's own file, if it has one."""
         return _within(name, self.real) and not _within(name, self.inert)
 
 
@@ -73,8 +74,11 @@ class _Loaded:
     by = ""
 
 
-def loaded(by: str) -> None:
-    """Say that the release is loaded, and runs from now on. by: the adapter's file that says what is."""
+def note_loaded(by: str) -> None:
+    """Say that the release is loaded, and runs from now on.
+
+    by: the adapter's file that says what is.
+    """
     _Loaded.done = True
     _Loaded.by = by
 

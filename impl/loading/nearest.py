@@ -23,16 +23,22 @@ _SHORTEST_LINE = 8  # characters; shorter lines, such as `else:`, are in every r
 
 
 class Nearest(NamedTuple):
-    """release: the nearest one; of several that are equally near, the first.
-    lines: how many lines differ."""
+    """The release that a tree is nearest to.
+
+    release: the nearest one; of several that are equally near, the first.
+    lines: how many lines differ.
+    """
 
     release: str
     lines: int
 
 
 class Sketch(NamedTuple):
-    """files: paths that any of the releases has, from the folder that holds the package.
-    lines: checksum of a line -> the releases that have it, a bit for each."""
+    """The lines of an engine's releases.
+
+    files: paths that any of the releases has, from the folder that holds the package.
+    lines: checksum of a line -> the releases that have it, a bit for each.
+    """
 
     releases: tuple[str, ...]
     files: tuple[str, ...]
@@ -68,7 +74,10 @@ def _own_lines(engine: str) -> list[int]:
 
 
 def _per_release(sketch: Sketch, masks: Iterable[int]) -> list[int]:
-    """Count the lines of each release. masks: for each line, the releases that have it, a bit for each."""
+    """Count the lines of each release.
+
+    masks: for each line, the releases that have it, a bit for each.
+    """
     counted = Counter(masks)
     return [
         sum(count for mask, count in counted.items() if mask >> number & 1)
@@ -113,11 +122,12 @@ def neighbours(engine: str, release: str) -> tuple[str, ...]:
 
 @lru_cache(maxsize=4)
 def leans(engine: str, root: Path, release: str) -> bool:
-    """Whether a tree lies between `release`, its nearest one, and a neighbour: whether it has lines that the
-    neighbour has and the release has not.
+    """Return whether a tree lies between `release`, its nearest one, and a neighbour: whether it has lines
+    that the neighbour has and the release has not.
 
     A name of the release that such a tree lacks may not be there yet, or no more. Any other tree renamed
-    it."""
+    it.
+    """
     of_tree = tree_lines(engine, root)
     of_release = release_lines(engine, release)
     return any(
@@ -149,7 +159,8 @@ def _checksums_of_text(text: str) -> frozenset[bytes]:
 
 @lru_cache(maxsize=4)
 def read(engine: str) -> Sketch:
-    """Read the sketch of an engine: its releases, its files, then a line for each mask (see `written`)."""
+    """Read the sketch of an engine: its releases, its files, then a line for each mask (see
+    `sketch_text`)."""
     releases, files, *groups = (FOLDER / f"{engine}.txt").read_text("ascii").splitlines()
     lines = dict[bytes, int]()
     for group in groups:
@@ -160,7 +171,7 @@ def read(engine: str) -> Sketch:
     return Sketch(tuple(releases.split()), tuple(files.split()), lines)
 
 
-def written(sketch: Sketch) -> str:
+def sketch_text(sketch: Sketch) -> str:
     """Return a sketch as text. Lines that the same releases have share one line: the mask in hexadecimal
     digits, and their checksums as base64."""
     groups = dict[int, list[bytes]]()

@@ -18,7 +18,11 @@ from impl.loading.nearest import FAR, Nearest, differing, leans, nearest
 
 
 class PartStep(NamedTuple):
-    """Lines that came together. there: which of its uses a tree has; lacks: the others, in words."""
+    """Lines that came together.
+
+    there: which of its uses a tree has.
+    lacks: the others, in words.
+    """
 
     since: str
     before: str
@@ -33,9 +37,11 @@ class PartStep(NamedTuple):
 class Tables(NamedTuple):
     """The API of an engine.
 
-    core: the lines that every tree needs. parts: name -> its lines. says: name -> what a tree without that
-    part is driven without. below: the folder that the files of the lines are in. guide: the section of
-    CONTRIBUTING.md.
+    core: the lines that every tree needs.
+    parts: name -> its lines.
+    says: name -> what a tree without that part is driven without.
+    below: the folder that the files of the lines are in.
+    guide: the section of CONTRIBUTING.md.
     """
 
     engine: str
@@ -53,26 +59,28 @@ class Tables(NamedTuple):
 
     def since(self, part: str) -> str:
         """Return the first release that has a part, by the table."""
-        return next(release for release in self.releases if self.documented(part, release))
+        return next(release for release in self.releases if self.is_documented(part, release))
 
-    def documented(self, part: str, release: str) -> bool:
-        """Whether a release has a part, by the table."""
+    def is_documented(self, part: str, release: str) -> bool:
+        """Return whether a release has a part, by the table."""
         at = self.releases.index(release)
 
-        found = []
+        documents = []
         for since, before in steps(self.parts[part]):
             begun = self.releases.index(since) <= at
             ended = before != "..." and self.releases.index(before) <= at
             lacks = () if begun and not ended else (probe.Missing("", ""),)
-            found.append(PartStep(since, before, 0, lacks))
-        return _has_all(found)
+            documents.append(PartStep(since, before, 0, lacks))
+        return _has_all(documents)
 
 
 class TreeParts(NamedTuple):
     """The parts of an API that a tree has.
 
-    near: the release that it is taken for. parts: names of those that it has. missing: what nothing can be
-    driven without. remark: what it is driven without, "" for nothing.
+    near: the release that it is taken for.
+    parts: names of those that it has.
+    missing: what nothing can be driven without.
+    remark: what it is driven without, "" for nothing.
     """
 
     near: Nearest
@@ -94,33 +102,37 @@ def facts(
 ) -> TreeParts:
     """Look up what the files under `root` have.
 
-    wanted: parts that were asked for by name. unwanted: parts that this way does not use. release: what the
-    files are, if that is known. names: a table with the names that the tree has; renamed: those that it has
-    otherwise. ways: as options name them.
+    wanted: parts that were asked for by name.
+    unwanted: parts that this way does not use.
+    release: what the files are, if that is known.
+    names: a table with the names that the tree has.
+    renamed: those that it has otherwise.
+    ways: as options name them.
     """
-    known = release is not None and release in tables.releases
-    near = Nearest(release, 0) if release and known else nearest(tables.engine, root)
-    if known and all(tables.documented(name, near.release) for name in wanted):
+    is_release = release is not None and release in tables.releases
+    near = Nearest(release, 0) if release and is_release else nearest(tables.engine, root)
+    if is_release and all(tables.is_documented(name, near.release) for name in wanted):
         return _by_the_tables(tables, near)
     checkout = probe.Checkout(root, tables.below, modules, ())
-    missing = _lost(_there(checkout, names(tables.core)))
-    parts, without = [], []
+    missing = _missing_names(_there(checkout, names(tables.core)))
+    parts = []
+    without = []
     for name, table in tables.parts.items():
-        found = _there(checkout, names(table))
-        expected = near.release in tables.releases and tables.documented(name, near.release)
+        looked_up = _there(checkout, names(table))
+        expected = near.release in tables.releases and tables.is_documented(name, near.release)
         if name in wanted:
-            missing += _lost(found)
-        if _has_all(found):
+            missing += _missing_names(looked_up)
+        if _has_all(looked_up):
             parts.append(name)
-            missing += _other_way(found, root, tables, near.release)
+            missing += _other_way(looked_up, root, tables, near.release)
         elif name not in unwanted and expected:
-            torn = [step for step in found if step.there and not _holds(step, found)]
+            torn = [step for step in looked_up if step.there and not _holds(step, looked_up)]
             missing += [line for step in torn for line in step.lacks]
             if not torn and leans(tables.engine, root, near.release):
                 without.append(name)
             elif not torn:
-                missing += _lost(found)
-    if not known:
+                missing += _missing_names(looked_up)
+    if not is_release:
         missing += used_names.not_given(tables.engine, root, near, ways, renamed)
     said = [tables.says[name] for name in without if tables.says.get(name)]
     return TreeParts(
@@ -134,34 +146,36 @@ def facts(
 def _by_the_tables(tables: Tables, near: Nearest) -> TreeParts:
     """Return the facts of a release without a look into its files: to parse them takes a second. They are
     sealed when they are fetched, and a test looks the tables up in them."""
-    having = (name for name in tables.parts if tables.documented(name, near.release))
+    having = (name for name in tables.parts if tables.is_documented(name, near.release))
     return TreeParts(near, frozenset(having), (), "")
 
 
-def require(found: TreeParts, tables: Tables, name: str, root: Path) -> None:
+def require(looked_up: TreeParts, tables: Tables, name: str, root: Path) -> None:
     """Raise UnusableImplementation that names everything that is missing, and for which release the tree was
     taken."""
-    if not found.missing:
+    if not looked_up.missing:
         return
-    near = found.near
+    near = looked_up.near
     oldest = tables.releases[0]
     newest = tables.releases[-1]
-    named = probe.named(found.missing)
+    missing_names = probe.missing_text(looked_up.missing)
     guide = f"Nothing was driven: CONTRIBUTING.md, '{tables.guide}', says how to follow it"
-    taken = f"taken for {near.release}, the nearest release ({differing(near.lines)})"
+    taken_for = f"taken for {near.release}, the nearest release ({differing(near.lines)})"
     if near.release == oldest and near.lines > FAR:
-        older = f"{taken}; it is older than {oldest}, the oldest release that is driven"
+        older = f"{taken_for}; it is older than {oldest}, the oldest release that is driven"
         raise UnusableImplementation(f"{name} {root}: {older}. Nothing was driven")
     if near.release == newest and near.lines:
-        taken += f"; it may be newer than {newest}, the newest release that is driven"
-    others = used_names.also_lost(tables.engine, root, near.release, named)
-    raise UnusableImplementation(f"{name} {root}: {named}; {taken}{others}. {guide}")
+        taken_for += f"; it may be newer than {newest}, the newest release that is driven"
+    others = used_names.also_lost(tables.engine, root, near.release, missing_names)
+    raise UnusableImplementation(f"{name} {root}: {missing_names}; {taken_for}{others}. {guide}")
 
 
-def told(found: TreeParts, root: Path) -> str:
+def driving_text(looked_up: TreeParts, root: Path) -> str:
     """Say in one line how a tree is driven."""
-    near = f"{root}: taken for {found.near.release}, the nearest release"
-    return f"{near} ({differing(found.near.lines)})" + (f"; {found.remark}" if found.remark else "")
+    near = f"{root}: taken for {looked_up.near.release}, the nearest release"
+    return f"{near} ({differing(looked_up.near.lines)})" + (
+        f"; {looked_up.remark}" if looked_up.remark else ""
+    )
 
 
 def steps(table: str) -> dict[tuple[str, str], list[probe.ApiLine]]:
@@ -194,7 +208,7 @@ def _has_all(steps: Sequence[PartStep]) -> bool:
     return all(_holds(step, steps) for step in steps)
 
 
-def _lost(steps: Sequence[PartStep]) -> list[probe.Missing]:
+def _missing_names(steps: Sequence[PartStep]) -> list[probe.Missing]:
     """Name what a part lacks; of two alternatives the later one."""
     lost = [step for step in steps if not _holds(step, steps)]
     later = [step for step in lost if not any(step.before == other.since for other in lost)]

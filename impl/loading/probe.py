@@ -1,8 +1,8 @@
 """Names that an adapter uses of a checkout, looked up in its files before any of them runs.
 
-A table of the API has a line for each: since which release, before which one, in which file of the package,
-and how it is used: as Python, with `_` for any value, `;` between two. A call that the files could not take
-is missing as much as a name.
+A table of the API has a line for each name. The line says since which release, before which one and in which
+file of the package the name is there, and how it is used. Uses are Python with `_` for any value, and `;`
+between two. A call that the files could not take is missing as much as a name.
 """
 
 from __future__ import annotations
@@ -22,8 +22,11 @@ Names = dict[str, ast.AST]  # of a module, or of a class
 
 
 class ApiLine(NamedTuple):
-    """A line of the table: what releases from `since` on, before `before`, have in `file`. by: which part of
-    the adapter uses it. fact: which fact of the API it is of."""
+    """A line of the table: what releases from `since` on, before `before`, have in `file`.
+
+    by: which part of the adapter uses it.
+    fact: which fact of the API it is of.
+    """
 
     since: str
     before: str  # "..." stands for none
@@ -42,7 +45,7 @@ class Missing(NamedTuple):
     by: str = ""
 
 
-def named(missing: Iterable[Missing]) -> str:
+def missing_text(missing: Iterable[Missing]) -> str:
     """Name everything that is missing in one line, by file."""
     by_file: dict[str, dict[str, None]] = {}
     for what, file, _ in missing:
@@ -63,8 +66,11 @@ def entries(table: str, by: str = "", fact: str = "") -> Iterator[ApiLine]:
 
 
 class Checkout:
-    """The files of a package under `root`; each is read once, and none of it is run. below: the folder that
-    the entries' files are in; modules: which of it is loaded."""
+    """The files of a package under `root`; each is read once, and none of it is run.
+
+    below: the folder that the entries' files are in.
+    modules: which of it is loaded.
+    """
 
     def __init__(
         self, root: Path, below: str, modules: Bookkeeping, table: Sequence[ApiLine]
@@ -97,7 +103,7 @@ class Checkout:
         return {(line.file, ast.unparse(use)) for line in lines for use in line.uses}
 
     def has(self, use: tuple[str, str]) -> bool:
-        """Whether the files can be used so."""
+        """Return whether the files can be used so."""
         file, text = use
         return self._why_not(file, ast.parse(text, mode="eval").body) is None
 
@@ -122,7 +128,7 @@ class Checkout:
             path = self._root / self._below / file
             try:
                 with python_of(self._root, f"{self._below}/{file}"):
-                    self._modules[file] = _parsed(path.read_text(encoding="utf-8"))
+                    self._modules[file] = _parse_names(path.read_text(encoding="utf-8"))
             except OSError:
                 self._modules[file] = None
         return self._modules[file]
@@ -159,8 +165,8 @@ class Checkout:
         )
 
     def _lacks_text(self, module: Names, use: ast.Compare) -> str | None:
-        """Why the code lacks the text that `"x += 1" in "Class.method"` wants, or has what `not in` excludes.
-        The text is as `ast.unparse` writes it; a method may be a pattern of shells."""
+        """Return why the code lacks the text that `"x += 1" in "Class.method"` wants, or has what `not in`
+        excludes. The text is as `ast.unparse` writes it; a method may be a pattern of shells."""
         name = ast.literal_eval(use.comparators[0])
         text = ast.literal_eval(use.left)
         first, _, method = name.partition(".")
@@ -204,7 +210,7 @@ class Checkout:
             found = self._find(module, base.id) if isinstance(base, ast.Name) else None
             if isinstance(found, ast.ClassDef) and found is not node:
                 members |= self._members(self._home(found) or module, found)
-        members = _stored(node) | members
+        members = _self_attributes(node) | members
         for statement in node.body:
             if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef):
                 members[statement.name] = statement
@@ -234,7 +240,7 @@ def python_of(root: Path, file: str) -> Iterator[None]:
 
 
 @lru_cache(maxsize=128)
-def _parsed(text: str) -> Names:
+def _parse_names(text: str) -> Names:
     """Return the names that a module defines or imports, also under an `if` or `try`."""
     names: Names = {}
     waiting: list[ast.stmt] = list(ast.parse(text).body)
@@ -254,9 +260,9 @@ def _parsed(text: str) -> Names:
 
 
 @lru_cache(maxsize=1024)
-def _stored(node: ast.ClassDef) -> Names:
+def _self_attributes(node: ast.ClassDef) -> Names:
     """Return the attributes `self.NAME` that methods of a class set, each with its first place."""
-    found = []
+    attributes = []
     waiting = [*node.body]
     for statement in waiting:  # statements alone: a file has ten times as many expressions
         for name in ("body", "orelse", "handlers", "finalbody", "cases"):
@@ -264,8 +270,8 @@ def _stored(node: ast.ClassDef) -> Names:
         targets = [*getattr(statement, "targets", ()), getattr(statement, "target", None)]
         targets += [item.optional_vars for item in getattr(statement, "items", ())]
         for target in filter(None, targets):
-            found += [n for n in ast.walk(target) if isinstance(n, ast.Attribute)]
-    stores = [n for n in found if isinstance(n.ctx, ast.Store)]
+            attributes += [n for n in ast.walk(target) if isinstance(n, ast.Attribute)]
+    stores = [n for n in attributes if isinstance(n.ctx, ast.Store)]
     mine = [n for n in stores if isinstance(n.value, ast.Name) and n.value.id == "self"]
     return {store.attr: store for store in reversed(mine)}
 
@@ -283,15 +289,15 @@ class _Parameters(NamedTuple):
     more: bool  # *args
     any_keyword: bool  # **kwargs
 
-    def refuse(self, name: str, given: int, keywords: list[str]) -> str | None:
+    def refuse(self, name: str, arguments: int, keywords: list[str]) -> str | None:
         """Say why a call is not possible."""
-        if given > len(self.positional) and not self.more:
-            return f"{name} takes {len(self.positional)} arguments, not {given}"
+        if arguments > len(self.positional) and not self.more:
+            return f"{name} takes {len(self.positional)} arguments, not {arguments}"
         for keyword in keywords:
             if keyword not in self.keywords and not self.any_keyword:
                 return f"{name} takes no {keyword}"
         for parameter in [*self.positional, *sorted(self.keywords)]:
-            if parameter in self.required - {*self.positional[:given], *keywords}:
+            if parameter in self.required - {*self.positional[:arguments], *keywords}:
                 return f"{name} wants a {parameter}, which the adapter does not give"
         return None
 

@@ -53,7 +53,10 @@ def _property(new: str) -> property:
 
 
 def in_code(text: str, names: Mapping[str, str], uses: Iterable[ast.expr]) -> str:
-    """Return lines of Python that use a release, with the names that it has. uses: the table's."""
+    """Return lines of Python that use a release, with the names that it has.
+
+    uses: the table's.
+    """
     calls = {name_of(use) for use in uses if isinstance(use, ast.Call)}
     for name, new in names.items():
         kind, _, old = name.rpartition(".")

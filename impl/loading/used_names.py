@@ -22,8 +22,12 @@ _STRANGE = 60  # a tree without so many is of another kind: their names tell not
 
 
 class UsedName(NamedTuple):
-    """releases: a bit for each that has the name in one of its files. ways: in which the adapter gives the
-    name to a release, which would go on without it; none of a name that the adapter reads."""
+    """A name that an adapter uses of a release.
+
+    releases: a bit for each that has the name in one of its files.
+    ways: in which the adapter gives the name to a release, which would go on without it; none of a name that
+        the adapter reads.
+    """
 
     name: str
     releases: int
@@ -31,8 +35,12 @@ class UsedName(NamedTuple):
 
 
 class NameSketch(NamedTuple):
-    """releases: from old to new. files: in which the names are looked for. names: all that the adapter uses
-    and a release has."""
+    """The names that an adapter uses, by the releases that have them.
+
+    releases: from old to new.
+    files: in which the names are looked for.
+    names: all that the adapter uses and a release has.
+    """
 
     releases: tuple[str, ...]
     files: tuple[str, ...]
@@ -49,8 +57,10 @@ def not_given(
     """Find the names that the adapter gives to a tree nearest to `near`, and that no file of the tree has.
 
     A name counts that the releases around have as well: another one tells of another release. A tree that is
-    older than all releases may lack any. ways: in which the tree is driven. renamed: names ("Class.member")
-    for which the adapter has the tree's own.
+    older than all releases may lack any.
+
+    ways: in which the tree is driven.
+    renamed: names ("Class.member") for which the adapter has the tree's own.
     """
     sketch = read(engine)
     if near.release not in sketch.releases or (
@@ -61,7 +71,7 @@ def not_given(
     around = [sketch.releases.index(other) for other in neighbours(engine, near.release)]
     gone = [
         each.name
-        for each in lost(engine, root, near.release)
+        for each in lost_names(engine, root, near.release)
         if each.ways & {*ways} and all(each.releases >> other & 1 for other in around)
     ]
     return tuple(
@@ -73,7 +83,7 @@ def not_given(
 
 def also_lost(engine: str, root: Path, release: str, said: str) -> str:
     """Return the further names that a tree has lost, as the end of a message that has `said` some of them."""
-    gone = [each.name for each in lost(engine, root, release)]
+    gone = [each.name for each in lost_names(engine, root, release)]
     more = [name for name in gone if not re.search(rf"\b{re.escape(name)}\b", said)]
     if not more or len(gone) > _STRANGE:
         return ""
@@ -82,7 +92,7 @@ def also_lost(engine: str, root: Path, release: str, said: str) -> str:
     return f". No driven file has these names of {release} that the adapter uses: {names}"
 
 
-def lost(engine: str, root: Path, release: str) -> Iterator[UsedName]:
+def lost_names(engine: str, root: Path, release: str) -> Iterator[UsedName]:
     """Yield the names that a release has and no file of the tree under `root`."""
     sketch = read(engine)
     if release not in sketch.releases:

@@ -12,11 +12,14 @@ MARK = "KVSPEC_WORKER"  # names the worker in the environment of all that it sta
 
 
 def environment(search: Iterable[str | Path], **more: str) -> dict[str, str]:
-    """Return the environment of a child. search: PYTHONPATH, in order; more: further variables.
+    """Return the environment of a child.
 
     PYTHONOPTIMIZE is left out: it would remove the assertions of the system under test, which are findings.
     PYTHONSAFEPATH is set: no file of the current folder is imported in the place of a module.
     PYTHONHASHSEED is set, where nobody set it: sets have the same order in each run, so a trace replays.
+
+    search: PYTHONPATH, in order.
+    more: further variables.
     """
     path = os.pathsep.join(dict.fromkeys(str(folder) for folder in search if str(folder)))
     kept = {name: value for name, value in os.environ.items() if name != "PYTHONOPTIMIZE"}

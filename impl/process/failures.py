@@ -41,25 +41,25 @@ class WrongShape(TypeError):
 
 
 @contextmanager
-def failing_as(what: str, root: Path | None = None) -> Iterator[None]:
-    """Return a context whose exceptions are failures of `what`, not of a command. Raises SystemFailed."""
+def failing_as(occasion: str, root: Path | None = None) -> Iterator[None]:
+    """Return a context whose exceptions are failures of `occasion`, not of a command. Raises SystemFailed."""
     try:
         yield
     except (UnusableImplementation, SystemFailed):
         raise
     except WrongShape as error:
-        raise SystemFailed(f"TypeError: {str(error).replace('view()', what, 1)}") from error
+        raise SystemFailed(f"TypeError: {str(error).replace('view()', occasion, 1)}") from error
     except (Exception, SystemExit) as error:
-        raise SystemFailed(f"{what} raises {describe_error(error, root)}") from error
+        raise SystemFailed(f"{occasion} raises {describe_error(error, root)}") from error
 
 
 def fails_at_start(failure: str) -> bool:
-    """Whether a system failed before its first command."""
+    """Return whether a system failed before its first command."""
     return failure.removeprefix("TypeError: ").startswith((f"{RESET} raises", FIRST_VIEW))
 
 
 def failed_in_command(failure: str) -> bool:
-    """Whether a command failed, not the view after it and nothing before it."""
+    """Return whether a command failed, not the view after it and nothing before it."""
     return not (fails_at_start(failure) or failure.removeprefix("TypeError: ").startswith(VIEW))
 
 
@@ -114,7 +114,7 @@ def raising_misfit(
 
 
 def refuses(error: Exception, root: Path) -> bool:
-    """Whether the release under `root` refuses a configuration: a line of its own raised the error."""
+    """Return whether the release under `root` refuses a configuration: a line of its own raised the error."""
     files = [
         Path(frame.filename)
         for frame in traceback.extract_tb(error.__traceback__)
@@ -175,19 +175,20 @@ def _fault_of_adapter(
         if file.is_relative_to(_IMPL):
             return f"{message} at {file.relative_to(_IMPL.parent)}:{frame.lineno}, in the adapter"
         if file.is_relative_to(root):
-            at = f"at {file.relative_to(root)}:{frame.lineno}"
+            place_text = f"at {file.relative_to(root)}:{frame.lineno}"
             if is_stand_in:
-                return f"{message} {at}, which asks more of the adapter's stand-in ({values})"
+                return f"{message} {place_text}, which asks more of the adapter's stand-in ({values})"
             if "'Inert" in message:
-                return f"{message} {at}, which uses a module that is not loaded ({modules})"
+                return f"{message} {place_text}, which uses a module that is not loaded ({modules})"
             if "NoneType" in message and (found := re.search(unset, frame.line or "")):
-                return f"{message} {at}: the adapter has no value for the setting {found[0]} ({values})"
+                missing = f"the adapter has no value for the setting {found[0]} ({values})"
+                return f"{message} {place_text}: {missing}"
             return None
     return None
 
 
 def _is_ours(kind: type) -> bool:
-    """Whether a class is one of the adapters', which may run as the main module of a worker."""
+    """Return whether a class is one of the adapters', which may run as the main module of a worker."""
     module = sys.modules.get(kind.__module__)
     file = getattr(module, "__file__", None)
     return kind.__module__.startswith(_OUR_PREFIX) or (

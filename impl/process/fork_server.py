@@ -82,7 +82,7 @@ def launch(
     """
     if sys.platform == "linux" and command[:2] == [sys.executable, "-m"]:
         try:
-            return _forked(command[2:], env, stderr)
+            return _fork_process(command[2:], env, stderr)
         except (OSError, EOFError):
             _forget_server()
     return launch_anew(command, env=env, stderr=stderr)
@@ -102,7 +102,7 @@ def launch_anew(
     )
 
 
-def _forked(arguments: Sequence[str], env: dict[str, str], stderr: IO[bytes]) -> ForkedProcess:
+def _fork_process(arguments: Sequence[str], env: dict[str, str], stderr: IO[bytes]) -> ForkedProcess:
     server = start()
     asks, stdin = os.pipe()
     stdout, answers = os.pipe()
@@ -243,7 +243,8 @@ def _become(arguments: list[str], files: list[int], env: dict[str, str], folder:
         search = env.get("PYTHONPATH", "").split(os.pathsep)
         sys.path[:0] = [folder for folder in search if folder not in sys.path]
         gc.enable()
-        sys.stdout, sys.stderr = os.fdopen(1, "w", 1), os.fdopen(2, "w", 1)
+        sys.stdout = os.fdopen(1, "w", 1)
+        sys.stderr = os.fdopen(2, "w", 1)
         sys.argv = arguments[:]
         sys.modules.pop(arguments[0], None)
         runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)

@@ -24,6 +24,7 @@ from impl.adapter import Capabilities, Misfit, UnusableImplementation
 from impl.loading import used_names
 from impl.process import child, fork_server, wire
 from impl.process.failures import SystemFailed, stack
+from impl.process.system_functions import SystemFunction
 from impl.process.worker import WHERE
 from impl.system_spec import SystemSpec
 from reference.commands import Broken, Done, Outcome, Refused
@@ -37,7 +38,12 @@ _LEAST_START_S = 10.0  # for a factory: a module may load a while, whatever one 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits of a worker. timeout_s: for one command; start_s: to load; memory_mb: of main memory."""
+    """Limits of a worker.
+
+    timeout_s: for one command.
+    start_s: to load.
+    memory_mb: of main memory.
+    """
 
     timeout_s: float = 30.0
     memory_mb: int = 8192
@@ -69,7 +75,7 @@ class WorkerSystem:
     def __init__(self, limits: Limits = LIMITS) -> None:
         self.limits = limits
         self.noted = wire.Noted()
-        self._calls: set[str] | None = None  # what it has called, while that is noted
+        self._calls: set[SystemFunction] | None = None  # while calls are noted
         self._slowest_s = 0.0  # answer so far
         self._started = False  # once, so that it can be
         self._process: _Process | None = None
@@ -78,7 +84,7 @@ class WorkerSystem:
         self._broken: str | None = None
 
     @contextlib.contextmanager
-    def hurried(self) -> Iterator[None]:
+    def short_timeouts(self) -> Iterator[None]:
         """Wait less long for answers: a hang is known, and looked for in many shorter traces. What is left is
         replayed without haste."""
         limits = self.limits
@@ -126,9 +132,9 @@ class WorkerSystem:
         return Done(reply.choices, reply.report, reply.freed)
 
     @contextlib.contextmanager
-    def noting_calls(self) -> Iterator[set[str]]:
-        """Note what resets and commands call in files of the system: a set that grows, of texts as in
-        wire.Noted. Takes several times as long."""
+    def noting_calls(self) -> Iterator[set[SystemFunction]]:
+        """Note which functions of the system resets and commands call, in a set that grows. Noting takes
+        several times as long."""
         self._calls = set()
         try:
             yield self._calls
@@ -140,19 +146,19 @@ class WorkerSystem:
         """Whether the worker has started and not ended."""
         return self._process is not None and self._process.poll() is None
 
-    def called(
+    def functions_called(
         self, geometry: AnyConfig, commands: Sequence[AnyCommand]
-    ) -> tuple[tuple[str, ...], ...]:
-        """Return what each of the commands calls in files of the system, as in wire.Noted, up to one that
-        fails; nothing for one that ends the worker."""
-        found: list[tuple[str, ...]] = []
+    ) -> tuple[tuple[SystemFunction, ...], ...]:
+        """Return which functions of the system each command calls, up to one that fails. A command that ends
+        the worker has none."""
+        calls: list[tuple[SystemFunction, ...]] = []
         with contextlib.suppress(SystemFailed, UnusableImplementation):
             self.reset(geometry)
             for command in commands:
                 if self._broken is None:
                     self._ask(msgspec.structs.replace(wire.pack_command(command), called=True))
-                    found.append(self.noted.called if self.alive else ())
-        return tuple(found)
+                    calls.append(self.noted.called if self.alive else ())
+        return tuple(calls)
 
     def view(self) -> Any:
         """Return the facts after the last command that came to an end; costs nothing."""
@@ -179,7 +185,7 @@ class WorkerSystem:
                         pipe.close()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 if process.wait(timeout=0 if self._broken else 2) and alive:  # it closes its system
-                    unclosed = self._printed().strip().split("\n")[-1]
+                    unclosed = self._output_end().strip().split("\n")[-1]
             with contextlib.suppress(OSError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
@@ -219,7 +225,7 @@ class WorkerSystem:
     def _ask(self, message: wire.Ask) -> wire.Reply | None:
         assert self._process is not None
         assert self._process.stdin is not None
-        what = (
+        occasion = (
             f"in answer to {message.kind}"
             if isinstance(message, wire.Apply)
             else "in answer to a reset"
@@ -228,7 +234,7 @@ class WorkerSystem:
             message = msgspec.structs.replace(message, called=True)
         with contextlib.suppress(OSError):  # where nobody reads, there is no answer either
             wire.send(self._process.stdin, message)
-        reply = self._receive(self.limits.timeout_s, what)
+        reply = self._receive(self.limits.timeout_s, occasion)
         if isinstance(reply, wire.WorkerFailure):
             if reply.misfit:
                 raise Misfit(f"{reply.error}{self._also_lost(reply.error)}")
@@ -248,7 +254,7 @@ class WorkerSystem:
             return ""
         return used_names.also_lost(self.spec.engine, self.root, self.release, said)
 
-    def _receive(self, timeout_s: float, what: str) -> wire.Reply | None:
+    def _receive(self, timeout_s: float, occasion: str) -> wire.Reply | None:
         """Return the worker's next reply; None where there is none, and why stands in `_broken`.
 
         Its time is counted in looks after it: what stops the whole machine is no hang.
@@ -272,9 +278,9 @@ class WorkerSystem:
                 return wire.REPLIES.decode(body)
             why = self._last_words()
         except TimeoutError:
-            why = f"hang: nothing {what} in {timeout_s:g} s{self._where()}"
+            why = f"hang: nothing {occasion} in {timeout_s:g} s{self._where()}"
         except MemoryError:
-            why = f"memory: more than {self.limits.memory_mb} MB {what}{self._where()}"
+            why = f"memory: more than {self.limits.memory_mb} MB {occasion}{self._where()}"
         except (ValueError, OSError) as error:
             why = f"unreadable: {error}"
         except BaseException:  # an interrupt: what the worker says next would answer this question
@@ -300,10 +306,10 @@ class WorkerSystem:
         """Say where the worker is, if it can."""
         assert self._process is not None
         for _ in range(10):
-            if "most recent call first" not in self._printed():
+            if "most recent call first" not in self._output_end():
                 self._process.send_signal(WHERE)
                 time.sleep(0.05)
-        return stack(self._printed(), self.root)
+        return stack(self._output_end(), self.root)
 
     def _last_words(self) -> str:
         """Say how a worker ended: by a signal and where, or with an exit status and its last line on
@@ -313,13 +319,13 @@ class WorkerSystem:
             status = self._process.wait(timeout=5)
         except subprocess.TimeoutExpired:
             return "unreadable: the worker closed its pipe"
-        printed = self._printed()
+        printed = self._output_end()
         if status < 0:
             return f"{signal.Signals(-status).name}: the process crashed{stack(printed, self.root)}"
         lines = [line.strip() for line in printed.split("\n") if line.strip()]
         return f"exit status {status}: {lines[-1][:200] if lines else 'the process ended'}"
 
-    def _printed(self) -> str:
+    def _output_end(self) -> str:
         """Return the end of the worker's output."""
         if self._errors is None:
             return ""

@@ -31,8 +31,11 @@ Run = tuple[Path, str, Sequence[Path]]  # the files of a release, its version, a
 def outcomes(
     *runs: Run, hook: str = "impl.sglang.process.testing:hook", timeout_s: float = 180.0
 ) -> list[tuple[int, str]]:
-    """The exit status of each run in a process of its own, and what it said. hook: MODULE:NAME of what has a
-    process import the release under a folder, by its version. timeout_s: for each run."""
+    """Return the exit status of each run in a process of its own, and what it said.
+
+    hook: MODULE:NAME of what has a process import the release under a folder, by its version.
+    timeout_s: for each run.
+    """
     return [_outcome(run, hook, timeout_s) for run in runs]
 
 
@@ -40,11 +43,11 @@ def _outcome(run: Run, hook: str, timeout_s: float) -> tuple[int, str]:
     root, version, files = run
     tests = [str(file) for file in files]
     environment = child.environment([HOME, os.environ.get("PYTHONPATH", "")], OMP_NUM_THREADS="1")
-    with tempfile.TemporaryFile() as said:
+    with tempfile.TemporaryFile() as output_file:
         process = fork_server.launch(
             [sys.executable, "-m", "impl.process.run_test", hook, str(root), version, *tests],
             env=environment,
-            stderr=said,
+            stderr=output_file,
         )
         with process:
             try:
@@ -52,8 +55,8 @@ def _outcome(run: Run, hook: str, timeout_s: float) -> tuple[int, str]:
             except subprocess.TimeoutExpired:
                 os.killpg(process.pid, signal.SIGKILL)
                 return 1, f"no end in {timeout_s:g} s"
-        said.seek(0)
-        return code, said.read().decode(errors="replace")
+        output_file.seek(0)
+        return code, output_file.read().decode(errors="replace")
 
 
 class TestAssertionError(AssertionError):

@@ -14,6 +14,7 @@ import msgspec
 
 from impl.adapter import Capabilities, View
 from impl.process.failures import WrongShape
+from impl.process.system_functions import SystemFunction
 from reference.blocks.facts import BlockFacts
 from reference.commands import (
     TREE_COMMANDS,
@@ -54,12 +55,12 @@ class Noted(msgspec.Struct, frozen=True):
 
     calls: the command as lines of Python.
     late: what is still to come (see SGLangSystem).
-    called: "FILE: FUNCTION, ..." of the system's files, in the order of the first calls.
+    called: functions of the system's files, file by file, in the order of their first calls.
     """
 
     calls: tuple[str, ...] = ()
     late: tuple[tuple[str, str], ...] = ()
-    called: tuple[str, ...] = ()
+    called: tuple[SystemFunction, ...] = ()
 
 
 class StepReply(msgspec.Struct, tag=True, frozen=True):
@@ -115,7 +116,7 @@ class KindMessages(NamedTuple):
 def _messages(kind: Kind) -> KindMessages:
     facts: Any = kind.facts or View
 
-    def typed(base: type, *field: Any) -> Any:
+    def typed_message(base: type, *field: Any) -> Any:
         """Return a subclass of a message in which a field has the type of this kind."""
         tag = f"{base.__name__} of {kind.name}"
         return msgspec.defstruct(
@@ -123,9 +124,9 @@ def _messages(kind: Kind) -> KindMessages:
         )
 
     return KindMessages(
-        reset=typed(Reset, "geometry", kind.config),
-        reply=typed(StepReply, "view", facts),
-        failure=typed(WorkerFailure, "view", facts | None, None),
+        reset=typed_message(Reset, "geometry", kind.config),
+        reply=typed_message(StepReply, "view", facts),
+        failure=typed_message(WorkerFailure, "view", facts | None, None),
     )
 
 
@@ -182,7 +183,7 @@ def copied_view(view: View) -> View:
 
     Raises WrongShape where a field of the view has another type.
     """
-    copy: View = _copied("view()", _VIEW, view)
+    copy: View = _copy_checked("view()", _VIEW, view)
     return copy
 
 
@@ -192,7 +193,7 @@ def copied_facts(facts: BlockFacts) -> BlockFacts:
     Raises WrongShape where a field of the facts has another type.
     """
     try:
-        copy: BlockFacts = _copied("view()", _FACTS, facts)
+        copy: BlockFacts = _copy_checked("view()", _FACTS, facts)
     except WrongShape as error:
         # Facts are an array in msgpack: the decoder names a field by its index.
         message = re.sub(
@@ -209,34 +210,34 @@ def checked_outcome(given: object) -> Outcome:
     """
     if type(given) not in _OUTCOMES:
         raise TypeError(f"apply(): gave {given!r:.60}, not Done, Refused or Broken")
-    outcome: Outcome = given if given is DONE else _copied("apply()", _OUTCOMES[type(given)], given)
+    outcome: Outcome = given if given is DONE else _copy_checked("apply()", _OUTCOMES[type(given)], given)
     return outcome
 
 
-def checked_capabilities(given: Capabilities) -> Capabilities:
+def checked_capabilities(answer: Capabilities) -> Capabilities:
     """Return a copy of the capabilities that a system states.
 
     Raises TypeError where they are of another type, name no command, or contradict each other.
     """
-    if not isinstance(given, Capabilities):
-        raise TypeError(f"capabilities: expected Capabilities, got {type(given).__name__}")
-    made: Capabilities = _copied("capabilities", _CAPABILITIES, given)
-    if not made.commands or made.commands - _COMMANDS.keys():
-        unknown = ", ".join(sorted(made.commands - _COMMANDS.keys())) or "none"
+    if not isinstance(answer, Capabilities):
+        raise TypeError(f"capabilities: expected Capabilities, got {type(answer).__name__}")
+    capabilities: Capabilities = _copy_checked("capabilities", _CAPABILITIES, answer)
+    if not capabilities.commands or capabilities.commands - _COMMANDS.keys():
+        unknown = ", ".join(sorted(capabilities.commands - _COMMANDS.keys())) or "none"
         raise TypeError(f"capabilities.commands: {unknown}; one or more of {', '.join(_COMMANDS)}")
-    if not made.modes:
+    if not capabilities.modes:
         raise TypeError("capabilities.modes: none; free, faithful or both")
-    if made.kind and made.kind not in KINDS:
-        raise TypeError(f"capabilities.kind: {made.kind!r:.40}; one of {', '.join(KINDS)}")
-    if contradiction := _contradiction(made):
+    if capabilities.kind and capabilities.kind not in KINDS:
+        raise TypeError(f"capabilities.kind: {capabilities.kind!r:.40}; one of {', '.join(KINDS)}")
+    if contradiction := _contradiction(capabilities):
         raise TypeError(f"capabilities.{contradiction}")
-    return made
+    return capabilities
 
 
 def _contradiction(can: Capabilities) -> str:
     """Say which capabilities do not go together, or ""."""
     trees = {kind.__name__ for kind in TREE_COMMANDS} & can.commands
-    given = ({kind.__name__ for kind in COMMANDS} & can.commands) - {"Abort"}
+    row_commands = ({kind.__name__ for kind in COMMANDS} & can.commands) - {"Abort"}
     schedules = can.system_kind is BLOCKS
     by_commands = kind_by_commands(can.commands)
     cases = {
@@ -249,21 +250,21 @@ def _contradiction(can: Capabilities) -> str:
         "tree, no_tree: one of them is True": not can.tree and not can.no_tree,
         "commands: Schedule goes with Add": schedules and "Add" not in can.commands,
         "commands: More and End go together": not can.sessions and {"More", "End"} & can.commands,
-        f"commands: Schedule (it picks its batches) goes without {', '.join(sorted(given))}": (
-            schedules and given
+        f"commands: Schedule (it picks its batches) goes without {', '.join(sorted(row_commands))}": (
+            schedules and row_commands
         ),
     }
     return next((words for words, holds in cases.items() if holds), "")
 
 
-def _copied(what: str, decoder: msgspec.msgpack.Decoder[Any], given: object) -> Any:
+def _copy_checked(subject: str, decoder: msgspec.msgpack.Decoder[Any], value: object) -> Any:
     try:
-        return decoder.decode(_ENCODER.encode(given))
+        return decoder.decode(_ENCODER.encode(value))
     except (TypeError, OverflowError, msgspec.ValidationError) as error:
         reason, _, path = (
             str(error).replace("`", "").replace("Expected", "expected").partition(" - at $")
         )
-        raise WrongShape(f"{what}{path}: {reason}") from None
+        raise WrongShape(f"{subject}{path}: {reason}") from None
 
 
 def send(stream: IO[bytes], message: Any) -> None:

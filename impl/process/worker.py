@@ -24,6 +24,7 @@ import msgspec
 from impl.adapter import AnySystem, Misfit, System, UnusableImplementation, View
 from impl.process import wire
 from impl.process.failures import FIRST_VIEW, RESET, VIEW, describe_error, failing_as
+from impl.process.system_functions import SystemFunction
 from reference.blocks.facts import BlockFacts
 from reference.commands import Broken, Refused
 from reference.system_kinds import BLOCKS
@@ -73,10 +74,10 @@ def serve(make: Callable[[], AnySystem], root: Path | None = None) -> int:
         sys.setprofile(None)
         if isinstance(reply, wire.WorkerFailure) and not reply.unusable:
             with contextlib.suppress(Exception):
-                reply = _left(reply.error, _seen(system, root))
+                reply = _failure_with_view(reply.error, _checked_view(system, root))
         noted = msgspec.structs.replace(
             getattr(system, "noted", _NOTHING),
-            called=tuple(f"{file}: {', '.join(names)}" for file, names in called.items()),
+            called=tuple(SystemFunction(file, name) for file in called for name in called[file]),
         )
         wire.send(out, msgspec.structs.replace(reply, noted=noted))
     try:
@@ -110,11 +111,11 @@ def _answer(system: Any, ask: wire.Ask, root: Path | None) -> wire.StepReply | w
     if not isinstance(ask, wire.Apply):
         with failing_as(RESET, root):
             system.reset(ask.geometry)
-        return _reply(_seen(system, root, FIRST_VIEW))
+        return _reply(_checked_view(system, root, FIRST_VIEW))
     outcome = wire.checked_outcome(system.apply(wire.unpack_command(ask)))
     if isinstance(outcome, Broken):
         return wire.WorkerFailure(outcome.error)
-    view = _seen(system, root)
+    view = _checked_view(system, root)
     if isinstance(outcome, Refused):
         return _reply(view, refused=outcome.reason)
     return _reply(view, choices=outcome.choices, report=outcome.report, freed=outcome.freed)
@@ -124,16 +125,16 @@ def _reply(view: Any, **more: Any) -> wire.StepReply:
     return wire.MESSAGES_BY_FACTS[type(view)].reply(view=view, **more)
 
 
-def _left(error: str, view: Any) -> wire.WorkerFailure:
+def _failure_with_view(error: str, view: Any) -> wire.WorkerFailure:
     """Return a failure, with what the system shows after it."""
     of_kind = wire.MESSAGES_BY_FACTS.get(type(view))
     failure = wire.WorkerFailure if of_kind is None else of_kind.failure
     return failure(error=error, view=view)
 
 
-def _seen(system: Any, root: Path | None, what: str = VIEW) -> Any:
+def _checked_view(system: Any, root: Path | None, occasion: str = VIEW) -> Any:
     """Return the view of a system. A driver of ours has made that of a release."""
-    with failing_as(what, root):
+    with failing_as(occasion, root):
         view: Any = system.view()
         judged = type(view) in wire.MESSAGES_BY_FACTS and type(view) is not View
         if judged and (root is not None or type(view) is not BlockFacts):
@@ -154,7 +155,7 @@ def end_with_parent() -> None:
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
-def made(spec: str) -> System:
+def make_system(spec: str) -> System:
     """Return the system that the factory MODULE:NAME makes. Raises UnusableImplementation, and what it
     raises."""
     module, _, name = spec.partition(":")
@@ -178,4 +179,4 @@ def made(spec: str) -> System:
 
 
 if __name__ == "__main__":
-    sys.exit(serve(lambda: made(sys.argv[1])))
+    sys.exit(serve(lambda: make_system(sys.argv[1])))

@@ -16,9 +16,13 @@ from reference.commands import Done, Outcome, Reason, Refused, prompt_len
 class SelfSchedulingDriver:
     """Carries commands out on one engine in this process.
 
-    name: of the system. block_size: of the first group (tokens). lanes, outputs: of the last command.
+    name: of the system.
+    block_size: of the first group (tokens).
+    lanes, outputs: of the last command.
     memory: for each block that was written, the group that wrote it last, and a stamp for each of its slots,
-    0 where none was. sent: requests that were accepted. stop: those that are sampled a stop token.
+        0 where none was.
+    sent: requests that were accepted.
+    stop: those that are sampled a stop token.
     """
 
     name: str
@@ -33,7 +37,10 @@ class SelfSchedulingDriver:
     _delivered: dict[str, int]
 
     def clear(self, *block_sizes: int) -> None:
-        """Forget all of the run before. block_sizes: of each group (tokens)."""
+        """Forget all of the run before.
+
+        block_sizes: of each group (tokens).
+        """
         self.block_size = block_sizes[0]
         self.block_sizes = block_sizes
         self.sent = 0
@@ -62,7 +69,10 @@ class SelfSchedulingDriver:
         """Do nothing: nothing outside this process is held."""
 
     def accept(self, command: Add, longest: int, known: bool) -> list[int]:
-        """Return the tokens of a request whose text, outputs included, fits `longest`. known: it is there."""
+        """Return the tokens of a request whose text, outputs included, fits `longest`.
+
+        known: it is there.
+        """
         length = prompt_len(command.prompt) + command.tokens
         fits = command.max_tokens >= 1 <= length and length + command.max_tokens <= longest
         require(well_formed(command.prompt) and command.tokens >= 0 and fits, Reason.BAD_LENGTH)
@@ -77,7 +87,10 @@ class SelfSchedulingDriver:
         return STOP_TOKEN if name in self.stop else greedy(stamp)
 
     def deliver(self, name: str, tokens: Sequence[int], finished: bool) -> None:
-        """Give a client the tokens that it does not have yet. tokens: all outputs of the request so far."""
+        """Give a client the tokens that it does not have yet.
+
+        tokens: all outputs of the request so far.
+        """
         fresh = tuple(tokens[self._delivered[name] :])
         self._delivered[name] = len(tokens)
         ended = ""
@@ -98,8 +111,11 @@ class SelfSchedulingDriver:
         states: Mapping[int, int] | None = None,
         **more: Any,
     ) -> BlockFacts:
-        """Return facts, with what the model and the clients have seen. more: other fields of BlockFacts.
-        states: the stamp in each block of a second group, which has recurrent state."""
+        """Return facts, with what the model and the clients have seen.
+
+        more: other fields of BlockFacts.
+        states: the stamp in each block of a second group, which has recurrent state.
+        """
         memory = {block: (group, tuple(slots)) for block, (group, slots) in self.memory.items()}
         memory |= {block: (1, (stamp, stamp)) for block, stamp in (states or {}).items()}
         return BlockFacts(

@@ -86,7 +86,7 @@ class ReleaseSystem(WorkerSystem):
         parts.require(facts, self.tables, str(self.spec.in_way("")), self.root)
         self.release = facts.near.release
         if version not in self.releases:
-            self.remark = parts.told(facts, self.root)
+            self.remark = parts.driving_text(facts, self.root)
 
     def command_line(self) -> list[str]:
         return [sys.executable, "-m", self.driver, str(self.root), self.name]

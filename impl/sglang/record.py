@@ -14,12 +14,14 @@ from impl.system_spec import SystemSpec
 
 
 def _drive(spec: SystemSpec, options: DriveOptions) -> WorkerSystem:
-    """`+unified` or `+rust`: with that radix tree, where a release has the choice (see VARIANTS); then
-    `+overlap`: with overlap scheduling; or `+hicache`, after `+rust` too: its tree with its host tier."""
+    """Return the system of a release or a checkout in its ways. `+unified` and `+rust` select that radix
+    tree, where a release has the choice (see VARIANTS). Behind them `+overlap` selects overlap scheduling,
+    and `+hicache`, also behind `+rust`, the tree with its host tier."""
     from impl.sglang.process.system import SGLangSystem
     from impl.sglang.releases.variants import VARIANTS
 
-    version, ways = spec.version or None, spec.ways
+    version = spec.version or None
+    ways = spec.ways
     if ways[-1:] == ("hicache",) and ways[:-1] in ((), ("rust",)):
         return _with_host_tier(spec, options)
     tree = ways[0] if ways and ways[0] in VARIANTS else None
@@ -79,7 +81,7 @@ def _test_hook(text: str) -> str:
     if "Made by kvspec" not in text and "sglang.srt.managers.cache_controller" not in text:
         return "impl.sglang.process.testing:wide"
     tiers = ASSEMBLER, "cache_controller"
-    return f"impl.sglang.process.testing:{'tiered' if any(n in text for n in tiers) else 'hook'}"
+    return f"impl.sglang.process.testing:{'import_tiered' if any(n in text for n in tiers) else 'hook'}"
 
 
 def _complete(release: str, root: Path) -> None:

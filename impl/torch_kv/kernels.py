@@ -67,11 +67,13 @@ def fill(
     """Enter slots of `pages` new pages of each pool for positions [start[i], end[i] + more) of each row in
     req_to_token, full_to_swa and, end to end, in what is returned: int64 [T].
 
-    row, start, end: int64 [B], row without gaps; counts: positions of each entry, known on the host.
+    row, start, end: int64 [B], row without gaps.
+    counts: positions of each entry, known on the host.
     """
     slots = torch.empty(sum(counts), dtype=torch.int64, device=store.device)
     if len(slots):
-        full, swa = store.full.take(pages), None if store.swa is None else store.swa.take(pages)
+        full = store.full.take(pages)
+        swa = None if store.swa is None else store.swa.take(pages)
         _fill[(len(row), triton.cdiv(max(counts), BLOCK))](
             row, start, start.stride(0), end, end.stride(0), more, full, full if swa is None else swa,
             store.req_to_token, store.full_to_swa, slots, store.width, page_size=store.page_size,

@@ -30,7 +30,7 @@ class LockHolders(Steps):
     lock_holders: dict[str, LockedPrefix]
     sessions: dict[str, KVSession]
 
-    def taken(self, name: str) -> bool:
+    def is_taken(self, name: str) -> bool:
         """Return whether somebody has the name: sessions, requests and lock holders share one space."""
         return name in self.sessions or name in self.requests or name in self.lock_holders
 
@@ -42,7 +42,7 @@ class LockHolders(Steps):
 
     def match(self, command: Match) -> None:
         require(command.prompt and well_formed(command.prompt), Reason.EMPTY)
-        require(not self.taken(command.holder), Reason.REQUEST_EXISTS)
+        require(not self.is_taken(command.holder), Reason.REQUEST_EXISTS)
         tree = self.require_tree()
         require(prompt_len(command.prompt) <= self.width, Reason.ROW_TOO_SHORT)
         key = tree_key(spelled(command.prompt), self.bigram)
@@ -78,7 +78,7 @@ class LockHolders(Steps):
         length = prompt_len(command.prompt)
         lock_holder = self.lock_holders.get(command.holder)
         require(command.prompt and well_formed(command.prompt), Reason.EMPTY)
-        require(lock_holder is not None or not self.taken(command.holder), Reason.REQUEST_EXISTS)
+        require(lock_holder is not None or not self.is_taken(command.holder), Reason.REQUEST_EXISTS)
         locked: Key = () if lock_holder is None else lock_holder.key
         known = tree_key(spelled(command.prompt, most=len(locked) + self.bigram), self.bigram)
         require(known[: len(locked)] == locked, Reason.SHRINKING_PREFIX)
@@ -133,7 +133,8 @@ class LockHolders(Steps):
         if not chunked:
             self.tree.insert(key, slots, evicted, prefix, self.computed_state(key))
         elif self.keep(holder, key, slots, evicted, prefix, partial(self.computed_state, key)):
-            lock_holder.key, lock_holder.slots = key, self.tree.slots(self.locks[holder].node)
+            lock_holder.key = key
+            lock_holder.slots = self.tree.slots(self.locks[holder].node)
         else:
             self.free_own(own, own[live_from:])
 

@@ -15,7 +15,8 @@ from impl.torch_kv.requests import KVRequest, KVSession, Slot
 from impl.vocabulary import IN_BATCH, require
 from reference.commands import Account, CheckBusy, CheckIdle, Entry, Reason, Report
 
-HELD, UNCACHED = "session_held", "uncached"
+HELD = "session_held"
+UNCACHED = "uncached"
 Named = list[tuple[str, KVRequest | Slot]]  # (session or request, owner of its row)
 
 
@@ -35,7 +36,7 @@ class MemoryChecks(PrefixRules):
     def launch(self, requests: Sequence[KVRequest]) -> None:
         """Launch a batch of these requests. The last batch is merged into the running requests."""
         self.running_batch = running = [
-            request for request in self._merged() if request.row is not None
+            request for request in self._merge_batches() if request.row is not None
         ]
         self.last_batch = running if set(requests) == set(running) else list(requests)
 
@@ -47,29 +48,29 @@ class MemoryChecks(PrefixRules):
 
     # -- what a request or slot counts as ---------------------------------------------------------
 
-    def listed(self) -> list[KVRequest]:
+    def batch_requests(self) -> list[KVRequest]:
         """Return requests of both batches, each once, because the two may be one object (#21499)."""
         # Separate from _merged, so that the fault check-counts-one-batch-twice can replace it.
-        return self._merged()
+        return self._merge_batches()
 
-    def _merged(self) -> list[KVRequest]:
+    def _merge_batches(self) -> list[KVRequest]:
         return list(dict.fromkeys((*self.running_batch, *self.last_batch)))
 
     def active(self) -> list[KVRequest]:
         """Return requests with KV of their own; a finished one has given it back (#22753)."""
-        return [request for request in self.listed() if request.row is not None]
+        return [request for request in self.batch_requests() if request.row is not None]
 
     def active_rows(self) -> set[int | None]:
         """Return the rows that are counted through a request. Every check computes them anew."""
         return {request.row for request in self.active()}
 
-    def held(self) -> Named:
+    def held_slots(self) -> Named:
         """Return session slots that no batch uses. A lent slot counts through its request (#22213)."""
         active = self.active_rows()
         slots = [(s.name, s.slot) for s in self.sessions.values() if s.slot is not None]
         return [(name, slot) for name, slot in slots if slot.row not in active]
 
-    def uncached(self) -> Named:
+    def uncached_requests(self) -> Named:
         return [(request.name, request) for request in self.active()]
 
     # -- how much it counts -----------------------------------------------------------------------
@@ -106,7 +107,8 @@ class MemoryChecks(PrefixRules):
         """
         store = self.store
         size = self.page_size
-        held, uncached = self.held(), self.uncached()
+        held = self.held_slots()
+        uncached = self.uncached_requests()
         counted = self.amounts(held, uncached).tolist()
         sizes = self.sizes()
         of_tree = sizes[:2], sizes[2:]

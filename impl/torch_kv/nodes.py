@@ -10,14 +10,16 @@ from impl.lazy import Tensor
 Key = tuple[int, ...]
 
 # Components of a node: each has its own locks, last use and counters.
-FULL, SWA = 0, 1
+FULL = 0
+SWA = 1
 
 
 @dataclass(slots=True, eq=False)
 class TreeNode:
     """A run of tokens in whole pages.
 
-    A node keeps its end and the tokens before it for life: a split puts a new node above it."""
+    A node keeps its end and the tokens before it for life: a split puts a new node above it.
+    """
 
     key: Key
     #: int64 [len(key)] on the store's device, the full slots of its tokens

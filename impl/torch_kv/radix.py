@@ -91,13 +91,13 @@ class PrefixRules(SessionRules):
         self.relock(holder, node.node)
         self.match_state(request, node.node)
         request.prefix = node.slots
-        request.cursors = self.matched(request.cursors, node.length)
+        request.cursors = self.cursors_after_match(request.cursors, node.length)
 
     def match_key(self, request: KVRequest) -> Key:
         """Return the tokens that a prefix may cover: all but the last."""
         return tree_key(request.text[: self.key_length(request)], self.bigram)
 
-    def matched(self, cursors: RowCursors[N], length: N) -> RowCursors[N]:
+    def cursors_after_match(self, cursors: RowCursors[N], length: N) -> RowCursors[N]:
         """Return the cursors behind a matched prefix of `length` tokens, whole pages: C = A = R."""
         return RowCursors(length, length, cursors.swa_evicted_seqlen, length)
 
@@ -112,7 +112,7 @@ class PrefixRules(SessionRules):
             slots = [prefix for _, prefix in with_prefix]
             lengths = [request.cursors.cache_protected_len for request in started]
             lanes = Lanes(self.store.device, started, lengths)
-            self.store.cursors.move(lanes, self.matched)
+            self.store.cursors.move(lanes, self.cursors_after_match)
             start = torch.zeros_like(lanes.row)
             self.store.name(
                 self.store.span(lanes.row, start, lanes.columns[0], lengths), torch.cat(slots)
@@ -133,21 +133,23 @@ class PrefixRules(SessionRules):
             return
         lanes = [r for r in requests if self.inserts(r)]
         lengths = [self.unfinished_length(r.cursors) for r in lanes]
-        holders, ends, slots = [], [], []
+        holders = []
+        ends = []
+        slots = []
         with self.store.frees_wait():
             for request, length, own in zip(
                 lanes, lengths, self.row_slots(lanes, lengths), strict=True
             ):
                 key = tree_key(request.text[: length + self.bigram], self.bigram)
                 holder = self.holder_of(request)
-                owned_from = self.owned_from(request.cursors)
+                owned_from = self.owned_starts(request.cursors)
                 if self.keep(holder, key, own, *owned_from, partial(self.checkpoint, request)):
                     holders.append(request)
                     ends.append(length)
                     slots.append(self.tree.slots(self.locks[holder].node))
         if holders:
             self.rename(holders, ends, slots)
-            self.move(holders, self.protected_to, ends)
+            self.move(holders, self.with_protected_len, ends)
 
     def inserts(self, request: KVRequest) -> bool:
         """Return whether an extend inserts the request's KV: it has no slot, and whole pages behind R."""
@@ -158,7 +160,7 @@ class PrefixRules(SessionRules):
         """Return the number of tokens that an unfinished request may insert: whole pages."""
         return self.floor(cursors.kv_committed_len - self.bigram)
 
-    def owned_from(self, cursors: RowCursors[int]) -> tuple[int, int]:
+    def owned_starts(self, cursors: RowCursors[int]) -> tuple[int, int]:
         """Return the first position with SWA KV of the inserter's own, and the first with full KV."""
         return max(
             cursors.swa_evicted_seqlen, cursors.cache_protected_len
@@ -204,7 +206,7 @@ class PrefixRules(SessionRules):
         """
         self.store.name(self._row_span(requests, lengths), torch.cat(slots))
 
-    def protected_to(self, cursors: RowCursors[N], length: N) -> RowCursors[N]:
+    def with_protected_len(self, cursors: RowCursors[N], length: N) -> RowCursors[N]:
         """Return the cursors of a row whose first `length` tokens are the tree's (R)."""
         return cursors._replace(cache_protected_len=length)
 
@@ -239,9 +241,9 @@ class PrefixRules(SessionRules):
             key = tree_key(request.text[: length + self.bigram], self.bigram)
             own = self.row_slots([request], [length])[0]
             self.tree.insert(
-                key, own, *self.owned_from(request.cursors), self.donate(request, length)
+                key, own, *self.owned_starts(request.cursors), self.donate(request, length)
             )
-            self.move([request], self.protected_to, [length])
+            self.move([request], self.with_protected_len, [length])
 
     def finished_length(self, cursors: RowCursors[int], target: int) -> int:
         """Return the number of tokens that a finished request inserts: committed, up to `target`, whole
@@ -269,7 +271,7 @@ class PrefixRules(SessionRules):
 
     def wipe(self, session: KVSession, request: KVRequest) -> None:
         """Abort a running turn: the session's KV is freed, its history stays (sgl-project/sglang#22790)."""
-        held = self.held_by(session, request)
+        held = self.holder_of_session(session, request)
         assert held is not None  # the turn has written KV
         self.release(held)
         self.free_state(held)
@@ -309,7 +311,8 @@ class PrefixRules(SessionRules):
 
     def missing(self, pages: int, swa_pages: int) -> tuple[int, int]:
         """Return the tokens to evict from each pool for so many free pages; 0 SWA tokens without SWA."""
-        full, swa = self.store.full, self.store.swa
+        full = self.store.full
+        swa = self.store.swa
         short = max(pages - full.available, 0) * self.page_size
         return short, max(swa_pages - swa.available, 0) * self.page_size if swa is not None else 0
 

@@ -154,7 +154,8 @@ class RadixTree(NodeStates, EvictionQueues):
             end == node.end
             and (child := node.children.get(key[end : end + self.page_size])) is not None
         ):
-            start, node = end, child
+            start = end
+            node = child
             end += self._common_length(child.key, key[start : start + len(child.key)])
             live_begin = end
             if child.live:
@@ -380,7 +381,9 @@ class RadixTree(NodeStates, EvictionQueues):
         assert parent is not None
         head = TreeNode(tail.key[:count], tail.slots[:count], parent, tail.start + count, tail.live)
         self.inherit_locks_and_use(head, tail)
-        tail.key, tail.slots, tail.parent = tail.key[count:], tail.slots[count:], head
+        tail.key = tail.key[count:]
+        tail.slots = tail.slots[count:]
+        tail.parent = head
         head.children[tail.key[: self.page_size]] = tail
         parent.children[first_page] = head
         self._count += 1

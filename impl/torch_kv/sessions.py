@@ -51,7 +51,7 @@ class SessionRules(StateRules):
             return True
         return evicted <= max(0, position - self.window)
 
-    def lost_below(self, cursors: RowCursors[int]) -> int:
+    def evicted_end(self, cursors: RowCursors[int]) -> int:
         """Return the position below which SWA KV is evicted: E, or 0 if E lies in the tree's prefix.
 
         A window eviction starts at R, so E <= R means that none has happened; the lock pins the window
@@ -92,7 +92,7 @@ class SessionRules(StateRules):
 
     # Trims: the rule of free_tail, trim_overshoot and retract
 
-    def capped(self, cursors: RowCursors[N], target: N) -> RowCursors[N]:
+    def cap_cursors(self, cursors: RowCursors[N], target: N) -> RowCursors[N]:
         """Return the cursors with C, A and E capped at `target` (LEN-2, LEN-3): sgl-project/sglang#22862 and
         #22900."""
         committed, allocated, evicted, protected = cursors
@@ -103,9 +103,9 @@ class SessionRules(StateRules):
             protected,
         )
 
-    def capped_kept(self, cursors: RowCursors[N], target: N) -> RowCursors[N]:
+    def cap_kept(self, cursors: RowCursors[N], target: N) -> RowCursors[N]:
         """Return the cursors, capped at `target`, of a turn that ends or is retracted."""
-        return self.capped(cursors, target)
+        return self.cap_cursors(cursors, target)
 
     def free_start(self, target: N) -> N:
         """Return the first position whose page is freed: the page that holds target - 1 stays (FREE-1)."""
@@ -140,7 +140,7 @@ class SessionRules(StateRules):
 
     def _trim(self, request: KVRequest, target: int) -> None:
         self.free_beyond(request, target)
-        self.move([request], self.capped_kept, [target])
+        self.move([request], self.cap_kept, [target])
 
     # Admission
 
@@ -158,7 +158,7 @@ class SessionRules(StateRules):
         slot = self.slot_of(request)
         assert slot is not None
         prefix = min(slot.cursors.kv_committed_len, key_length)
-        if self.window_live(self.lost_below(slot.cursors), prefix) and self.state_resumes(
+        if self.window_live(self.evicted_end(slot.cursors), prefix) and self.state_resumes(
             slot, prefix
         ):
             return prefix
@@ -168,7 +168,7 @@ class SessionRules(StateRules):
         """Free the pages of a slot past the prefix, before an extend overwrites the row there, and cap the
         slot's cursors (LEN-3, sgl-project/sglang#22862)."""
         self.free_beyond(slot, prefix)
-        self.move([slot], self.capped, [prefix])
+        self.move([slot], self.cap_cursors, [prefix])
 
     def lend(self, request: KVRequest, slot: Slot) -> None:
         """Give the request its slot's row and a copy of the slot's cursors."""
@@ -185,7 +185,7 @@ class SessionRules(StateRules):
         assert self.window is not None
         return self.floor(length - self.window - self.page_size)
 
-    def evicted(self, cursors: RowCursors[N], reach: N) -> RowCursors[N]:
+    def cursors_after_eviction(self, cursors: RowCursors[N], reach: N) -> RowCursors[N]:
         """Return the cursors after a window eviction: E is `reach`, unless it was past that."""
         committed, allocated, evicted, protected = cursors
         return RowCursors(
@@ -205,10 +205,10 @@ class SessionRules(StateRules):
         size = self.page_size
         reach = self.eviction_reach(request.cursors, length)
         window_begin = self.eviction_start(request.cursors)
-        frontier = self.evicted(request.cursors, reach)[2]
+        frontier = self.cursors_after_eviction(request.cursors, reach)[2]
         pages = len(range(window_begin, frontier, size))
         lanes = Lanes(self.store.device, [request], [reach])
-        before, after = self.store.cursors.move(lanes, self.evicted)
+        before, after = self.store.cursors.move(lanes, self.cursors_after_eviction)
         if pages:
             start = whole(self.eviction_start(before), size)
             self.store.free_swa(lanes.row, start, whole(after.swa_evicted_seqlen, size), pages)
@@ -238,16 +238,16 @@ class SessionRules(StateRules):
 
     def release_pages(self, holder: KVRequest | Slot) -> None:
         """Free all pages of a row."""
-        self.free_range(holder, self.owned)
+        self.free_range(holder, self.owned_pages)
 
-    def owned(self, cursors: RowCursors[N]) -> tuple[N, N, N]:
+    def owned_pages(self, cursors: RowCursors[N]) -> tuple[N, N, N]:
         """Return full pages [R, A) and SWA pages [max(R, E), A): first full page, first SWA page, end."""
         size = self.page_size
         _, allocated, evicted, protected = cursors
         evicted = larger(protected, self.ceil(evicted))
         return whole(protected, size), whole(evicted, size), whole(self.ceil(allocated), size)
 
-    def held_by(self, session: KVSession, request: KVRequest) -> KVRequest | Slot | None:
+    def holder_of_session(self, session: KVSession, request: KVRequest) -> KVRequest | Slot | None:
         """Return the holder of a session's KV: the turn that borrows it, or the slot."""
         return request if request.row is not None else session.slot
 

@@ -42,7 +42,8 @@ class StateRules:
             return
         for request in requests:
             if request.state is None:
-                request.state, request.state_len = self.states.take(), 0
+                request.state = self.states.take()
+                request.state_len = 0
                 self.clear_new(request.state)
             if self.tracks:
                 request.buffers = [(self.states.take(), 0) for _ in range(BUFFERS)]
@@ -135,7 +136,8 @@ class StateRules:
         assert self.tree is not None and node.state is not None
         if not self.states.free:
             self.tree.evict(0, 0, 1)
-        request.state, request.state_len = self.states.take(), node.end
+        request.state = self.states.take()
+        request.state_len = node.end
         self.copy_matched(node.state, request.state)
 
     def copy_matched(self, source: int, slot: int) -> None:

@@ -40,7 +40,7 @@ class Steps(MemoryChecks):
             self.tail_from(request, end) if lanes[request.name].tail else start
             for request, start, end in zip(prompts, starts, ends, strict=True)
         ]
-        decoded = self._allocated(decodes)
+        decoded = self._allocated_lens(decodes)
         require(not self.window_lost(decodes), Reason.WINDOW_LOST)
         states = self.states_taken(prompts)
         self.make_room(
@@ -97,9 +97,12 @@ class Steps(MemoryChecks):
         )
         stamps = self._stamps(requests, tokens, tokens)
         lanes = Lanes(store.device, requests, tokens, *([live] * received), tail=stamps)
-        before, after = store.cursors.move(lanes, self.received if received else self.extended)
+        before, after = store.cursors.move(
+            lanes, self.cursors_after_receive if received else self.cursors_after_chunk
+        )
         # From the prefix on, whatever the row names there.
-        start, end = before.kv_committed_len, after.kv_allocated_len
+        start = before.kv_committed_len
+        end = after.kv_allocated_len
         span = store.span(lanes.row, start, lanes.columns[0], tokens)
         if received:
             first_positions, counts = (
@@ -120,16 +123,16 @@ class Steps(MemoryChecks):
 
     def tail_from(self, request: KVRequest, end: int) -> int:
         """Return the first position with an SWA slot in a received tail: where window eviction would stop."""
-        return self.evicted(
+        return self.cursors_after_eviction(
             request.cursors, self.eviction_reach(request.cursors, end)
         ).swa_evicted_seqlen
 
-    def received(self, cursors: RowCursors[N], tokens: N, live: N) -> RowCursors[N]:
+    def cursors_after_receive(self, cursors: RowCursors[N], tokens: N, live: N) -> RowCursors[N]:
         """Return the cursors behind a received chunk, whose SWA KV begins at `live`: positions before count
         as evicted."""
-        return self.extended(cursors, tokens)._replace(swa_evicted_seqlen=live)
+        return self.cursors_after_chunk(cursors, tokens)._replace(swa_evicted_seqlen=live)
 
-    def extended(self, cursors: RowCursors[N], tokens: N) -> RowCursors[N]:
+    def cursors_after_chunk(self, cursors: RowCursors[N], tokens: N) -> RowCursors[N]:
         """Return the cursors behind a chunk: C and A at its end (LEN-4)."""
         end = cursors.kv_committed_len + tokens
         return RowCursors(end, end, cursors.swa_evicted_seqlen, cursors.cache_protected_len)
@@ -139,17 +142,21 @@ class Steps(MemoryChecks):
         requests = self._lanes(command.requests, RequestPhase.RUNNING)
         require(not self.late(requests), Reason.WRONG_PHASE)
         require(not self.window_lost(requests), Reason.WINDOW_LOST)
-        self.make_room([r.row for r in requests], self._allocated(requests), self._after_decode(requests))
+        self.make_room(
+            [r.row for r in requests], self._allocated_lens(requests), self._after_decode(requests)
+        )
         self.compute_next(requests)
         self.launch(requests)
         return None
 
     def compute_next(self, requests: Sequence[KVRequest]) -> None:
         """Allocate and write the newest token of running requests, and sample one token each."""
-        store, starts, ends = self.store, self._allocated(requests), self._after_decode(requests)
+        store = self.store
+        starts = self._allocated_lens(requests)
+        ends = self._after_decode(requests)
         ones = [1] * len(requests)
         lanes = Lanes(store.device, requests, tail=self._stamps(requests, ones, ones))
-        before, _ = store.cursors.move(lanes, self.decoded)
+        before, _ = store.cursors.move(lanes, self.cursors_after_decode)
         span = store.span_of_one(lanes.row, before.kv_committed_len)
         fresh = [i for i, end in enumerate(ends) if end > starts[i]]  # the others have slots ahead
         if len(fresh) == len(requests):  # A is C in every entry
@@ -159,7 +166,8 @@ class Steps(MemoryChecks):
         else:
             if fresh:
                 pick = torch.tensor(fresh, dtype=torch.int64).to(store.device, non_blocking=True)
-                row, start = lanes.row.take(pick), before.kv_allocated_len.take(pick)
+                row = lanes.row.take(pick)
+                start = before.kv_allocated_len.take(pick)
                 store.alloc_decode(
                     row, start, store.span_of_one(row, start), store.pages(starts, ends)
                 )
@@ -171,14 +179,14 @@ class Steps(MemoryChecks):
             request.sample(1)
 
     @staticmethod
-    def _allocated(requests: Sequence[KVRequest]) -> list[int]:
+    def _allocated_lens(requests: Sequence[KVRequest]) -> list[int]:
         return [request.cursors.kv_allocated_len for request in requests]
 
     def _after_decode(self, requests: Sequence[KVRequest]) -> list[int]:
         """Return the kv_allocated_len of requests after one more token."""
-        return [self.decoded(request.cursors).kv_allocated_len for request in requests]
+        return [self.cursors_after_decode(request.cursors).kv_allocated_len for request in requests]
 
-    def decoded(self, cursors: RowCursors[N]) -> RowCursors[N]:
+    def cursors_after_decode(self, cursors: RowCursors[N]) -> RowCursors[N]:
         """Return the cursors after one more token: A grows unless a draft has allocated ahead (LEN-4)."""
         committed, allocated, evicted, protected = cursors
         return RowCursors(committed + 1, larger(allocated, committed + 1), evicted, protected)
@@ -212,10 +220,10 @@ class Steps(MemoryChecks):
         [request] = self._lanes((command.request,), RequestPhase.RUNNING)
         require(request.in_flight, Reason.WRONG_PHASE)
         draft = request.in_flight.pop(0)
-        self.move([request], self.taken_back, [draft.allocate - draft.accept])
+        self.move([request], self.cursors_after_reject, [draft.allocate - draft.accept])
         request.sample(draft.accept)
 
-    def taken_back(self, cursors: RowCursors[N], rejected: N) -> RowCursors[N]:
+    def cursors_after_reject(self, cursors: RowCursors[N], rejected: N) -> RowCursors[N]:
         """Return the cursors without the rejected drafts (LEN-4)."""
         return cursors._replace(kv_committed_len=cursors.kv_committed_len - rejected)
 
@@ -227,19 +235,21 @@ class Steps(MemoryChecks):
         requests = self._lanes([draft.request for draft in drafts], RequestPhase.RUNNING)
         require(not self.late(requests, most_late), Reason.WRONG_PHASE)
         require(all(draft.accept <= draft.allocate for draft in drafts), Reason.BAD_LENGTH)
-        rejected = [self.written_below(request) for request in requests]
+        rejected = [self.write_lag(request) for request in requests]
         computed = [r.cursors.kv_committed_len - n for r, n in zip(requests, rejected, strict=True)]
-        starts, ahead = self._allocated(requests), [draft.allocate for draft in drafts]
+        starts = self._allocated_lens(requests)
+        ahead = [draft.allocate for draft in drafts]
         numbers = zip(requests, ahead, taken, rejected, strict=True)
-        ends = [self.drafted(r.cursors, *of_lane).kv_allocated_len for r, *of_lane in numbers]
+        ends = [self.cursors_after_round(r.cursors, *of_lane).kv_allocated_len for r, *of_lane in numbers]
         require(not self.window_lost(requests), Reason.WINDOW_LOST)
         self.make_room([r.row for r in requests], starts, ends)
         store = self.store
         counts = [end - start for start, end in zip(computed, ends, strict=True)]
         stamps = self._stamps(requests, counts, [draft.accept for draft in drafts], computed)
         lanes = Lanes(store.device, requests, ahead, taken, rejected, tail=stamps)
-        before, after = store.cursors.move(lanes, self.drafted)
-        start, end = before.kv_allocated_len, after.kv_allocated_len
+        before, after = store.cursors.move(lanes, self.cursors_after_round)
+        start = before.kv_allocated_len
+        end = after.kv_allocated_len
         grown = [end - start for start, end in zip(starts, ends, strict=True)]
         span = store.span(lanes.row, start, end - start, grown)
         slots = store.alloc_extend(lanes.row, start, end, span, store.pages(starts, ends))
@@ -252,12 +262,12 @@ class Steps(MemoryChecks):
         self.launch(requests)
         return requests
 
-    def written_below(self, request: KVRequest) -> int:
+    def write_lag(self, request: KVRequest) -> int:
         """Return how far below C a round begins to write: behind the tokens that the device has accepted
         (READ-1)."""
         return request.rejected
 
-    def drafted(self, cursors: RowCursors[N], ahead: N, taken: N, rejected: N) -> RowCursors[N]:  # noqa: ARG002
+    def cursors_after_round(self, cursors: RowCursors[N], ahead: N, taken: N, rejected: N) -> RowCursors[N]:  # noqa: ARG002
         """Return the cursors after a verify round: A at least C + ahead, and `taken` more tokens committed.
         With rounds in flight C is past all that they may accept (LEN-5)."""
         committed, allocated, evicted, protected = cursors
@@ -291,7 +301,7 @@ class Steps(MemoryChecks):
     def window_lost(self, requests: Sequence[KVRequest]) -> bool:
         """Return whether a window eviction ran past C in an entry: that request may end, not continue
         (SWA-2)."""
-        return not all(self.window_live(self.lost_below(r.cursors), r.settled) for r in requests)
+        return not all(self.window_live(self.evicted_end(r.cursors), r.settled) for r in requests)
 
     def make_room(
         self,

@@ -117,7 +117,7 @@ class TorchKV(LockHolders):
     # -- clients ----------------------------------------------------------------------------------
 
     def open(self, command: c.Open) -> None:
-        require(not self.taken(command.session), Reason.SESSION_EXISTS)
+        require(not self.is_taken(command.session), Reason.SESSION_EXISTS)
         self.sessions[command.session] = KVSession(command.session)
 
     def submit(self, command: c.Submit) -> Played:
@@ -126,7 +126,7 @@ class TorchKV(LockHolders):
         require(command.tokens >= 0 and well_formed(command.prompt) and new >= 1, Reason.EMPTY)
         session = None if command.session is None else self.sessions.get(command.session)
         require(session is not None or command.session is None, Reason.UNKNOWN_SESSION)
-        require(not self.taken(command.request), Reason.REQUEST_EXISTS)
+        require(not self.is_taken(command.request), Reason.REQUEST_EXISTS)
         require(session is None or not session.closing, Reason.SESSION_CLOSING)
         require(session is None or not self.turn_in_flight(session), Reason.TURN_IN_FLIGHT)
         require(command.rewind <= 0, Reason.SHRINKING_PREFIX)

@@ -1,4 +1,4 @@
-"""Names that the adapter uses of transformers; see `impl.loading`: `probe` for a line, `parts` for a part."""
+"""Names that the adapter uses of transformers (in `impl.loading`, `probe` says what a line means, `parts` what a part is)."""
 
 from __future__ import annotations
 

@@ -40,7 +40,8 @@ class BatchEntry(NamedTuple):
 class HostBatch:
     """One batch, in the place of ContinuousBatchingIOs.
 
-    entries: its requests. tokens: those that it has sampled, in their order.
+    entries: its requests.
+    tokens: those that it has sampled, in their order.
     req_id_to_new_token_position, carry_over_ids: as in the release.
     outputs: sampled tokens, int64 (1, M + 1) on the CPU, for at most M tokens of a batch.
     reads_cache: attention reads the cache; otherwise every entry begins a text, and nothing is read.

@@ -15,7 +15,7 @@ import torch
 
 from impl.adapter import UnusableImplementation
 from impl.bare import bare
-from impl.loading.isolation import loaded
+from impl.loading.isolation import note_loaded
 from impl.self_scheduling.release_system import serve_driver
 from impl.self_scheduling.driver import SelfSchedulingDriver
 from impl.system_spec import SystemSpec
@@ -134,8 +134,8 @@ class PagingDriver(SelfSchedulingDriver):
         )
         # of a hash: the stamps of its block, after those before
         self._texts = {}
-        self._of["cache_allocator"].compute_block_hash = self._hashed
-        loaded("impl/transformers_paging/loading.py")
+        self._of["cache_allocator"].compute_block_hash = self._block_hash
+        note_loaded("impl/transformers_paging/loading.py")
 
     def _offloading_manager(self, alone: Values) -> Any:
         """Return the release's manager of host memory, which has as many blocks as the configuration says."""
@@ -155,7 +155,7 @@ class PagingDriver(SelfSchedulingDriver):
             case Add():
                 self._add(command)
             case Abort(name):
-                require(name in self._known(), Reason.UNKNOWN_REQUEST)
+                require(name in self._requests_by_name(), Reason.UNKNOWN_REQUEST)
                 self.scheduler.set_request_cancellation(_release_name(name))
                 # as in prepare_next_batch
                 for state in self.scheduler.clear_cancelled_requests():
@@ -177,14 +177,14 @@ class PagingDriver(SelfSchedulingDriver):
         idle = not self.scheduler.has_pending_requests()
         return self._batches.in_step or (self._batches.in_flight > 0 and idle)
 
-    def _known(self) -> dict[str, Any]:
+    def _requests_by_name(self) -> dict[str, Any]:
         """Return the requests of the scheduler, by our names."""
         known = {**self.scheduler.waiting_requests, **self.scheduler.active_requests}
         return {_our_name(name): state for name, state in known.items()}
 
     def _add(self, command: Add) -> None:
         require(command.children <= self.config.children, Reason.UNFAITHFUL)
-        known = command.request in self._known()
+        known = command.request in self._requests_by_name()
         # it has no such bound of its own
         tokens = self.accept(command, self.config.max_model_len, known)
         self.scheduler.add_waiting_request(
@@ -263,7 +263,7 @@ class PagingDriver(SelfSchedulingDriver):
             if output.is_finished():
                 self._forget_child(name)
 
-    def _hashed(self, parent: int | None, tokens: Sequence[int]) -> int:
+    def _block_hash(self, parent: int | None, tokens: Sequence[int]) -> int:
         """Return the hash of a block: the stamp of its last token."""
         stamps = chained(tokens, parent or 0)
         self._texts[stamps[-1]] = tuple(stamps)
@@ -272,7 +272,7 @@ class PagingDriver(SelfSchedulingDriver):
     # -- facts ------------------------------------------------------------------------------------
 
     def _block(self, raw: int) -> int:
-        """Ours for its number of a block: it has trash before, we have the null block."""
+        """Return our number for its number of a block: it has trash before, we have the null block."""
         return int(raw - 2 * self._pages[0].blocks_per_sector + 1)
 
     def view(self) -> BlockFacts:
@@ -298,7 +298,7 @@ class PagingDriver(SelfSchedulingDriver):
         blocks = range(2 * per, (2 + pool.num_sectors) * per)
         unheld = set(free)
         refs = [0 if raw in unheld else shared.get(raw, 1) for raw in blocks]
-        requests = {name: self._request_fact(state) for name, state in self._known().items()}
+        requests = {name: self._request_fact(state) for name, state in self._requests_by_name().items()}
         tables_of = {name: fact.tables for name, fact in requests.items()}
         self.memory = _group_and_stamps(self._kv.blocks()[2 * per :], tables_of)
         due = self._results_due()

@@ -282,7 +282,7 @@ SINCE = {part: TABLES.since(part) for part in PARTS}
 
 def drives(release: str, part: str) -> bool:
     """Return whether a release has a part by the tables. An unknown release counts as the newest."""
-    return release not in RELEASES or TABLES.documented(part, release)
+    return release not in RELEASES or TABLES.is_documented(part, release)
 
 
 def facts(
@@ -315,14 +315,14 @@ def facts(
         unwanted |= _OF_IMAGES
     if not (overlap or pair):
         unwanted |= {"drafts in flight"}
-    renamed = renamed_in(root)
+    renamed = renamed_entries(root)
     names = partial(in_uses, names=renamed)
     asked = [part for part, is_wanted in wanted.items() if is_wanted]
     ways = (PLAIN, *asked)
     return parts.facts(root, TABLES, VLLM, asked, unwanted, release, names, ways, renamed)
 
 
-def renamed_in(root: Path) -> dict[str, str]:
+def renamed_entries(root: Path) -> dict[str, str]:
     """Return the entries of RENAMED for which the files under `root` have the new name.
 
     Raises UnusableImplementation for a name that no table has.

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from impl.loading.optional import either, optional
-from impl.stand_ins import taken
+from impl.stand_ins import accepted_arguments
 
 CONNECTORS = "vllm.distributed.kv_transfer.kv_connector"
 
@@ -30,7 +30,7 @@ class DeviceJob:
 class Transfers:
     """The device that moves KV (`OffloadingWorker`).
 
-    blocks: the memory of the runner: block -> the group that wrote it last, and its slots.
+    blocks: the memory of the runner, by block: the group that wrote it last, and its slots.
     host: chunk -> the same for each of its blocks.
     empty: the value of a slot without KV.
     queues: jobs that have not completed, by direction (True: loads).
@@ -144,7 +144,7 @@ class Offloads:
             "role": role,
             "kv_cache_config": scheduler.kv_cache_config,
         }
-        self.worker = kind(**taken(kind.__init__, given))
+        self.worker = kind(**accepted_arguments(kind.__init__, given))
         self.attach()
 
     def attach(self) -> None:
@@ -186,7 +186,7 @@ def peer(**given: Any) -> Any:
         """
 
         def __init__(self) -> None:
-            super().__init__(**taken(super().__init__, given))
+            super().__init__(**accepted_arguments(super().__init__, given))
             self.remote: dict[str, int] = {}
             self.started_loads: list[tuple[Any, tuple[list[int], ...], int, int]] = []
             specs = [group.kv_cache_spec for group in given["kv_cache_config"].kv_cache_groups]
@@ -302,7 +302,7 @@ class Loads:
         self.transfers.submit(DeviceJob(job, load=True, parts=tuple(parts)))
 
     @property
-    def lost(self) -> tuple[int, ...]:
+    def blocks_lost(self) -> tuple[int, ...]:
         """The blocks without their KV, until the engine takes the results that report them."""
         return tuple(sorted(self._lost))
 
@@ -401,7 +401,7 @@ def create_connector(config: Any, role: Any, kv_cache_config: Any = None) -> Any
     if name == "Peer":
         return peer(**given)
     kind = connector_class(name)
-    return kind(**taken(kind.__init__, given))
+    return kind(**accepted_arguments(kind.__init__, given))
 
 
 def worker_of(

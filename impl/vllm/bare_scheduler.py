@@ -11,7 +11,7 @@ import importlib
 from collections.abc import Callable
 from typing import Any
 
-from impl.stand_ins import Values, taken
+from impl.stand_ins import Values, accepted_arguments
 
 
 class No:
@@ -119,14 +119,14 @@ def new_scheduler(
         "structured_output_manager": StructuredOutput(),
         "log_stats": False,
     }
-    scheduler = kind(**taken(parameters, offered))
+    scheduler = kind(**accepted_arguments(parameters, offered))
     utils.init_none_hash(hashed)
     hasher = {
         "caching_hash_fn": hashed,
         "num_hash_lookahead_tokens": settings.num_hash_lookahead_tokens,
     }
     sizes = {"hash_block_size": hash_size, "block_size": hash_size}
-    by = utils.get_request_block_hasher(**taken(utils.get_request_block_hasher, hasher | sizes))
+    by = utils.get_request_block_hasher(**accepted_arguments(utils.get_request_block_hasher, hasher | sizes))
     if around is not None:
         by = around(by)
     return scheduler, requests_by(by if config.caching else None)
@@ -147,7 +147,7 @@ def pool_of(config: Any) -> Any:
         shape = {"num_kv_heads": 1, "head_size": 8, "dtype": torch.float32, "use_mla": False}
         if group.window is not None:
             shape["sliding_window"] = group.window
-        spec = kind(**taken(kind, shape | {"block_size": group.block_size}))
+        spec = kind(**accepted_arguments(kind, shape | {"block_size": group.block_size}))
         groups.append(interface.KVCacheGroupSpec([f"layer{index}"], spec))
         if group.drafter:
             groups[-1].is_eagle_group = True
@@ -185,7 +185,7 @@ def state_spec(interface: Any, config: Any, group: Any) -> Any:
         "num_prefill_checkpoint_blocks": int(bool(has_checkpoints)),
         "prefill_checkpoint_alignment": config.checkpoints if has_checkpoints else None,
     }
-    return interface.MambaSpec(**taken(interface.MambaSpec, shape))
+    return interface.MambaSpec(**accepted_arguments(interface.MambaSpec, shape))
 
 
 def block_sizes(utils: Any, pool: Any, settings: Any, config: Any) -> tuple[int, int]:
@@ -337,7 +337,7 @@ def requests_by(hasher: Callable[..., Any] | None) -> Callable[..., Any]:
             "resumable": resumable,
             **source,
         }
-        return kind(**taken(kind.__init__, offered))
+        return kind(**accepted_arguments(kind.__init__, offered))
 
     return make
 
@@ -368,4 +368,4 @@ def results(sampled: dict[str, list[int]]) -> Any:
         "prompt_logprobs_dict": {},
         "pooler_output": [],
     }
-    return kind(**taken(kind, offered))
+    return kind(**accepted_arguments(kind, offered))

@@ -33,13 +33,13 @@ class ClientCalls(EngineParts):
         length = prompt_len(command.prompt) + command.tokens
         require(sane and 1 <= length < self.config.max_model_len, Reason.BAD_LENGTH)
 
-    def _known(self, name: str) -> Any:
+    def _scheduler_request(self, name: str) -> Any:
         """Return the scheduler's request with this name, None if there is none."""
         return self.scheduler.requests.get(self._ids.get(name, ""))
 
     def _add(self, command: Add) -> None:
         self._well_formed(command)
-        require(self._known(command.request) is None, Reason.REQUEST_EXISTS)
+        require(self._scheduler_request(command.request) is None, Reason.REQUEST_EXISTS)
         # no streaming sessions yet
         require(self._resumable or not command.resumable, Reason.UNFAITHFUL)
         tokens = self._tokens(command)
@@ -58,7 +58,7 @@ class ClientCalls(EngineParts):
 
     def _session(self, name: str) -> Any:
         """Return the session with this name. Raises CommandRefused if it accepts no more turns."""
-        request = self._known(name)
+        request = self._scheduler_request(name)
         require(request is not None, Reason.UNKNOWN_REQUEST)
         require(request.resumable, Reason.WRONG_PHASE)
         require(request.request_id not in self._ended, Reason.SESSION_CLOSING)
@@ -88,7 +88,7 @@ class ClientCalls(EngineParts):
         self._add_turn(known, [2], 1, resumable=False)
 
     def _abort(self, command: Abort) -> None:
-        known = self._known(command.request)
+        known = self._scheduler_request(command.request)
         require(known is not None, Reason.UNKNOWN_REQUEST)
         require(not command.marked, Reason.UNFAITHFUL)  # only SGLang marks a queued request
         self.scheduler.finish_requests(known.request_id, self._statuses.FINISHED_ABORTED)

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from impl.loading.function_cuts import cut
-from impl.stand_ins import Values, taken
+from impl.stand_ins import Values, accepted_arguments
 from impl.vllm.copied import DRAFT_KERNELS, PROPOSER, SPECULATOR
 from impl.vllm.triton import Kernel, Language, Triton
 from reference.blocks.config import EngineConfig
@@ -66,7 +66,7 @@ class Drafter:
             first_read = 0
             if layers.window is not None:
                 first_read = max(0, lane.start - layers.window + 1)
-            read_stamps = tuple(self._found(lane, position) for position in range(first_read, lane.start))
+            read_stamps = tuple(self._stamp_at(lane, position) for position in range(first_read, lane.start))
             ahead = min(lane.start + entry.last + 1 + passes, self.config.max_model_len)
             end = max(lane.start + len(lane.tokens), ahead)
             uses.append(DraftUse(self.group, first_read, read_stamps, end))
@@ -84,7 +84,7 @@ class Drafter:
         block = row[entry] if entry < len(row) else 0
         return block, self.group, size, offset
 
-    def _found(self, lane: Lane, position: int) -> int:
+    def _stamp_at(self, lane: Lane, position: int) -> int:
         return int(self._runner.memory.drafted(*self._place(lane, position)))
 
     def _write(self, lane: Lane, position: int, stamp: int) -> None:
@@ -160,7 +160,7 @@ class DrafterV1(Drafter):
         starts = torch.tensor([0, *counts]).cumsum(0)
         sampled = torch.full((len(lanes), 1 + self.config.drafts), -1)
         for row, lane in zip(sampled, lanes):
-            row[: len(lane.sampled)] = torch.tensor(self._numbered(lane.sampled))
+            row[: len(lane.sampled)] = torch.tensor(self._number_tokens(lane.sampled))
         names = [lane.request for lane in lanes]
         batch = Values(
             num_reqs=len(lanes), req_ids=names, num_tokens_no_spec=np.array(lengths), vocab_size=_MAX_TOKEN
@@ -180,7 +180,7 @@ class DrafterV1(Drafter):
             metadata, last, rejected = proposer.prepare_inputs_padded(metadata, of_drafts, valid)
         tokens = [token for lane in lanes for token in lane.tokens]
         _, last, _ = proposer.set_inputs_first_pass(
-            target_token_ids=torch.tensor(self._numbered(tokens)),
+            target_token_ids=torch.tensor(self._number_tokens(tokens)),
             next_token_ids=following.long(),
             target_positions=torch.zeros(total),
             target_hidden_states=torch.zeros(total, dtype=torch.int64),
@@ -195,7 +195,7 @@ class DrafterV1(Drafter):
             for start, count, end in zip(starts.tolist(), counts, last.tolist())
         ]
 
-    def _numbered(self, tokens: Sequence[int]) -> list[int]:
+    def _number_tokens(self, tokens: Sequence[int]) -> list[int]:
         return [self._numbers.setdefault(token, len(self._numbers)) for token in tokens]
 
 
@@ -234,7 +234,7 @@ class DrafterV2(Drafter):
             "next_prefill_tokens": states.next_prefill_tokens,
             "max_num_reqs": self.config.max_seqs,
         }
-        self._prepare(**taken(self._prepare, offered))
+        self._prepare(**accepted_arguments(self._prepare, offered))
         starts = batch.query_start_loc.tolist()
         tokens = self._buffers.input_ids.tolist()
         return [

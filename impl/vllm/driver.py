@@ -119,7 +119,7 @@ class EngineDriver(ClientCalls, FactGatherer):
             max_drafts = self.config.drafts
             if not self.config.eagle:
                 max_drafts = min(max_drafts, max(0, command.drafts))
-            drafts = self.runner.proposed(ran, max_drafts)
+            drafts = self.runner.propose_drafts(ran, max_drafts)
             kind = self._outputs.DraftTokenIds
             self.scheduler.update_draft_token_ids(kind(list(drafts), list(drafts.values())))
 

@@ -127,7 +127,7 @@ def start(
         )
     try:
         _validate(root, settings_of(config, overlap=overlap, v2=v2), v2)
-        around = partial(_hashed_for, stamps, source_of)
+        around = partial(_hasher_for, stamps, source_of)
         return new_scheduler(config, overlap, stamps, v2, around, adapt)
     except ImportError as error:
         raise UnusableImplementation(
@@ -140,7 +140,7 @@ def start(
         raise UnusableImplementation(f"this vLLM refuses the configuration: {message}") from error
 
 
-def _hashed_for(
+def _hasher_for(
     stamps: Stamps, source_of: Callable[[str], KvSource], hasher: Callable[..., Any]
 ) -> Callable[..., Any]:
     """Return the release's hasher of a request's blocks, extended to tell `stamps` the source of the

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from impl.adapter import UnusableImplementation
-from impl.loading.isolation import loaded
+from impl.loading.isolation import note_loaded
 from impl.loading.renamed import alias, name_of
 from impl.self_scheduling.request_sources import RequestSources
 from impl.vllm import storage
-from impl.vllm.api import renamed_in, uses
+from impl.vllm.api import renamed_entries, uses
 from impl.vllm.bare_connectors import worker_of
 from impl.vllm.bare_scheduler import pool_of
 from impl.vllm.copied import PROPOSER, SPECULATOR
@@ -70,7 +70,7 @@ class EngineParts:
         """Load the release's modules and note which parts it has. overlap: asynchronous scheduling. v2: model
         runner V2. offloads, encodes, stores: with a connector, an encoder, a storage."""
         self._load(root, offloads, encodes)
-        names = renamed_in(root)
+        names = renamed_entries(root)
         for name in names:
             for module in dict.fromkeys(module for module, use in uses() if name_of(use) == name):
                 alias(importlib.import_module(module), name, names)
@@ -137,7 +137,7 @@ class EngineParts:
         self._copies = ()
         self._client_outputs = ()
         self._reset_done = False
-        loaded("impl/vllm/modules.py")
+        note_loaded("impl/vllm/modules.py")
 
     def _start(self, config: EngineConfig) -> tuple[Any, Callable[..., Any]]:
         return start(self.root, config, self.overlap, self._stamps, self.v2, self.sources.of)
@@ -148,10 +148,10 @@ class EngineParts:
             thread = CopyingThread(self.scheduler, self.runner.memory, self.config)
             return PoolOffloads(self.scheduler, thread)
 
-        def written(request: Any) -> list[int]:
+        def request_stamps(request: Any) -> list[int]:
             return self.sources.stamps_of(text_of(request), request.request_id)
 
-        return worker_of(self.scheduler, self.runner.memory, self.config, 0, written)
+        return worker_of(self.scheduler, self.runner.memory, self.config, 0, request_stamps)
 
     def _worker(self, config: EngineConfig) -> ModelRunner:
         if not self.v2 and not config.recurrent:

@@ -59,7 +59,7 @@ class FactGatherer(EngineParts):
             refs=tuple(block.ref_cnt for block in pool.blocks),
             free=tuple(block.block_id for block in pool.free_block_queue.get_all_free_blocks()),
             memory=tuple((group, tuple(slots)) for group, slots in memory),
-            published=tuple(self._published(pool)),
+            published=tuple(self._published_hashes(pool)),
             mapped=_hashes_by_block(pool),
             requests=requests,
             leftovers=tuple(self._names.get(name, name) for name in named if name not in known),
@@ -110,7 +110,7 @@ class FactGatherer(EngineParts):
         memory = (tuple(map(self._without_drafter, chunk)) for chunk in facts.memory)
         return facts._replace(memory=tuple(memory))
 
-    def _published(self, pool: Any) -> Iterator[Published]:
+    def _published_hashes(self, pool: Any) -> Iterator[Published]:
         """Yield the hashes under which the pool knows its blocks."""
         further = optional(pool, "BlockPool.cached_block_hashes_by_block", {})
         for block in pool.blocks:

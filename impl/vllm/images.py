@@ -134,7 +134,7 @@ def encoder_facts(scheduler: Any, encoder: Encoder, names: dict[str, str]) -> En
         )
         for image, users in manager.cached.items()
     )
-    kept_images = ((image, tuple(map(int, output))) for image, output in encoder.kept.items())
+    kept_images = ((image, tuple(map(int, output))) for image, output in encoder.outputs_kept.items())
     return EncoderFacts(
         manager.num_free_slots,
         manager.num_freeable_slots,
@@ -165,12 +165,12 @@ class Encoder:
         self._tensor = importlib.import_module("torch").tensor
 
     @property
-    def kept(self) -> dict[str, Any]:
+    def outputs_kept(self) -> dict[str, Any]:
         """The outputs that the worker keeps, by image hash."""
         outputs: dict[str, Any] = self.worker.encoder_cache
         return outputs
 
-    def chosen(self, scheduled: Any) -> tuple[list[str], list[Any]]:
+    def images_to_encode(self, scheduled: Any) -> tuple[list[str], list[Any]]:
         """Return the hash and the data of each image that the scheduler has chosen and that the worker has
         data for."""
         hashes, items, *_ = self.worker._batch_mm_inputs_from_scheduler(scheduled)
@@ -179,12 +179,12 @@ class Encoder:
     def encode(self, scheduled: Any) -> None:
         """Encode the chosen images and keep their outputs, in the place of the release's
         `execute_mm_encoder`."""
-        hashes, items = self.chosen(scheduled)
+        hashes, items = self.images_to_encode(scheduled)
         for image_hash, (_, data) in zip(hashes, items):
-            self.kept[image_hash] = self._tensor(embeddings_of(data["image"]))
+            self.outputs_kept[image_hash] = self._tensor(embeddings_of(data["image"]))
         self.encoded = tuple(hashes)
 
-    def gathered(self, scheduled: Any, shift: int = 0) -> dict[str, dict[int, int]]:
+    def gather_embeddings(self, scheduled: Any, shift: int = 0) -> dict[str, dict[int, int]]:
         """Return the embeddings that each request of the batch reads, by input index.
 
         shift: number of tokens that a drafter reads ahead.

@@ -29,7 +29,7 @@ class EncoderV2(Encoder):
         self._runner.is_realtime = False
 
     @property
-    def kept(self) -> dict[str, Any]:
+    def outputs_kept(self) -> dict[str, Any]:
         outputs: dict[str, Any] = self.worker.encoder_cache.encoder_outputs
         return outputs
 
@@ -39,13 +39,13 @@ class EncoderV2(Encoder):
         for request, of_request in updates.items():
             self.worker.encoder_cache.update_encoder_inputs(request, of_request)
 
-    def chosen(self, scheduled: Any) -> tuple[list[str], list[Any]]:
+    def images_to_encode(self, scheduled: Any) -> tuple[list[str], list[Any]]:
         hashes, items = self._runner.prepare_mm_inputs(scheduled.scheduled_encoder_inputs)
         return hashes, items
 
-    def read_by(self, batch: Any, shift: int = 0) -> dict[str, dict[int, int]]:
-        """Return the embeddings that each request of the batch reads (see Encoder.gathered). batch: an
-        InputBatch."""
+    def embeddings_read(self, batch: Any, shift: int = 0) -> dict[str, dict[int, int]]:
+        """Return the embeddings that each request of the batch reads (see Encoder.gather_embeddings). batch:
+        an InputBatch."""
         embeddings, is_embedding = self._runner.gather_mm_embeddings(
             batch.req_ids,
             batch.num_tokens,

@@ -101,7 +101,7 @@ def _to_device(values: Any, device: Any = None, dtype: Any = None, out: Any = No
     return tensor.clone() if out is None else out.copy_(tensor)
 
 
-def provided(root: Path | None = None) -> Provided:
+def provided_names(root: Path | None = None) -> Provided:
     """Return the stand-ins for names that the loaded modules import from others, by module. root: the
     folder of a release; its own rules about images are used if it has their file."""
     from impl.vllm import triton
@@ -163,7 +163,7 @@ def install(root: Path, _: str = "", offloads: bool = False, encodes: bool = Fal
     encodes: for a model with an encoder."""
     engine = (root / "vllm/v1/engine").glob("*.py")
     never = tuple(f"vllm.v1.engine.{file.stem}" for file in engine if file.stem != "__init__")
-    stand_ins = provided(root) | (images.stand_ins_by_module() if encodes else {})
+    stand_ins = provided_names(root) | (images.stand_ins_by_module() if encodes else {})
     modules = replace(VLLM, inert=never)
     if encodes:
         modules = replace(modules, real=VLLM.real + images_v2.MODULES)

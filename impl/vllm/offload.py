@@ -111,7 +111,7 @@ def host_facts(
             transfers=jobs,
             records=marks,
             failed=failed,
-            lost=mover.lost,
+            lost=mover.blocks_lost,
         )
     connector = scheduler.connector.connector_scheduler
     manager = storage.primary_of(connector.manager)

@@ -94,8 +94,11 @@ class _Worker(Values):
     """The stand-in that the release's methods have as `self`."""
 
     def __init__(self, size: int, drafts: int, overlap: bool) -> None:
-        """Set what GPUModelRunner._update_states and its helpers read. size: rows of the batch; drafts:
-        tokens for each round."""
+        """Set what GPUModelRunner._update_states and its helpers read.
+
+        size: rows of the batch.
+        drafts: tokens for each round.
+        """
         self.requests: dict[str, Any] = {}
         self.num_prompt_logprobs: dict[str, Any] = {}
         self.encoder_cache: dict[str, Any] = {}
@@ -217,7 +220,7 @@ class ModelRunner:
         """
         raise NotImplementedError
 
-    def proposed(self, ran: Ran, most: int) -> dict[str, list[int]]:
+    def propose_drafts(self, ran: Ran, most: int) -> dict[str, list[int]]:
         """Return the drafts that the scheduler receives after a batch. most: drafts of a request."""
         raise NotImplementedError
 
@@ -248,7 +251,7 @@ class ModelRunner:
         return [before, *chained(tokens, before)]
 
     @staticmethod
-    def sampled(stamp: int, drafts: Sequence[int], agreed: int) -> list[int]:
+    def sample_tokens(stamp: int, drafts: Sequence[int], agreed: int) -> list[int]:
         """Return the tokens that the model samples after a prefix: the accepted drafts, and one more token.
         agreed: number of drafts that it accepts at most."""
         sampled: list[int] = []
@@ -321,7 +324,7 @@ class ModelRunnerV1(ModelRunner):
         if self.encoder is not None:
             self.encoder.encode(scheduled)
             if scheduled.num_scheduled_tokens:
-                read = self.encoder.gathered(scheduled)
+                read = self.encoder.gather_embeddings(scheduled)
         for entry, (name, count) in enumerate(scheduled.num_scheduled_tokens.items()):
             state = worker.requests[name]
             index = batch.req_id_to_index[name]
@@ -362,7 +365,7 @@ class ModelRunnerV1(ModelRunner):
         """Run the drafter for a batch, as `sample_tokens` does before its bookkeeping."""
         read: dict[str, dict[int, int]] = {}
         if self.encoder is not None:
-            read = self.encoder.gathered(scheduled, shift=1)
+            read = self.encoder.gather_embeddings(scheduled, shift=1)
         drafter = self.drafter
         longest = max(computed[lane.request] + len(lane.tokens) for lane in lanes)
         if not isinstance(drafter, DrafterV1) or not drafter.fits(longest):
@@ -378,7 +381,7 @@ class ModelRunnerV1(ModelRunner):
             ]
         return drafter.run(lanes, inputs, self.config.drafts - 1)
 
-    def proposed(self, ran: Ran, most: int) -> dict[str, list[int]]:
+    def propose_drafts(self, ran: Ran, most: int) -> dict[str, list[int]]:
         """Return the drafts of each request of the batch, as `take_draft_token_ids` does.
 
         EAGLE also drafts after a prefill chunk that ends within a text, and gets the token behind the
@@ -405,7 +408,7 @@ class ModelRunnerV1(ModelRunner):
         stamp = stamps[last] if 0 <= last < len(stamps) else 0
         drafts = self.drafts([stamp], len(scheduled)) if self.overlap else list(scheduled)
         inputs += drafts if real else [UNKNOWN] * len(scheduled)
-        return tuple(inputs), self.sampled(stamp, drafts if real else (), agreed)
+        return tuple(inputs), self.sample_tokens(stamp, drafts if real else (), agreed)
 
     def _bookkeep(self, name: str, sampled: list[int]) -> None:
         """Append the sampled tokens to the request and the batch, as `_bookkeeping_sync` does."""

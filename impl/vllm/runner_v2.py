@@ -15,7 +15,7 @@ import torch
 
 from impl.bare import bare
 from impl.loading.optional import optional
-from impl.stand_ins import Values, taken
+from impl.stand_ins import Values, accepted_arguments
 from impl.vllm.drafter import DrafterV2
 from impl.vllm.images import with_embeddings, with_images
 from impl.vllm.images_v2 import EncoderV2
@@ -61,8 +61,8 @@ class ModelRunnerV2(ModelRunner):
             ],
         }
         self.worker = worker = bare(runner.GPUModelRunner)
-        worker.req_states = states.RequestState(**taken(states.RequestState.__init__, shape))
-        worker.block_tables = tables.BlockTables(**taken(tables.BlockTables.__init__, shape))
+        worker.req_states = states.RequestState(**accepted_arguments(states.RequestState.__init__, shape))
+        worker.block_tables = tables.BlockTables(**accepted_arguments(tables.BlockTables.__init__, shape))
         worker.input_buffers = input_buffers(config)
         # Token ids of the specification do not fit into 32 bits.
         staged_tensor = type(worker.req_states.all_token_ids)
@@ -111,7 +111,7 @@ class ModelRunnerV2(ModelRunner):
         padded = Values(num_tokens=scheduled.total_num_scheduled_tokens, num_reqs=None)
         batch = worker.prepare_inputs(scheduled, gathered, padded, 0)
         gathered_tables, _ = worker.prepare_attn(batch)
-        self.prepared(batch, gathered_tables)
+        self.before_forward(batch, gathered_tables)
         tables = [table.tolist() for table in gathered_tables]
         counts = worker.block_tables.num_blocks.np
         starts = batch.query_start_loc.tolist()
@@ -119,7 +119,7 @@ class ModelRunnerV2(ModelRunner):
         read: dict[str, dict[int, int]] = {}
         if self.encoder is not None:
             self.encoder.encode(scheduled)
-            read = self.encoder.read_by(batch)
+            read = self.encoder.embeddings_read(batch)
         positions = batch.positions.tolist()
         is_sampled = (batch.seq_lens >= states.prefill_len.gpu[batch.idx_mapping]).tolist()
         lanes: dict[str, Lane] = {}
@@ -132,7 +132,7 @@ class ModelRunnerV2(ModelRunner):
             start = positions[starts[i]]
             first_draft = len(tokens) - drafts
             stamp = self.stamps(name, start, tokens[:first_draft])[-1]
-            sampled = self.sampled(stamp, tokens[first_draft:], accepted)
+            sampled = self.sample_tokens(stamp, tokens[first_draft:], accepted)
             if not is_sampled[i]:
                 sampled = []
             elif name in stop:
@@ -144,12 +144,12 @@ class ModelRunnerV2(ModelRunner):
         lanes = {lane.request: lane for lane in self.forward(list(lanes.values()))}
         shifted: dict[str, dict[int, int]] = {}
         if self.encoder is not None and self.config.eagle:
-            shifted = self.encoder.read_by(batch, shift=1)  # the drafter's inputs
+            shifted = self.encoder.embeddings_read(batch, shift=1)  # the drafter's inputs
         lanes = self._postprocess(batch, lanes, scheduled, shifted)
         ordered = tuple(lanes[name] for name in order)
         return Ran(ordered, {lane.request: list(lane.sampled) for lane in ordered})
 
-    def prepared(self, batch: Any, tables: Any) -> None:
+    def before_forward(self, batch: Any, tables: Any) -> None:
         """Run a hook between the preparation of a batch and its forward pass. tables: block tables by
         group."""
 
@@ -195,7 +195,7 @@ class ModelRunnerV2(ModelRunner):
             states.draft_tokens[batch.idx_mapping] = drafts
         return lanes
 
-    def proposed(self, ran: Ran, most: int) -> dict[str, list[int]]:
+    def propose_drafts(self, ran: Ran, most: int) -> dict[str, list[int]]:
         """Return placeholders for the drafts of each request, because the drafts stay on the device."""
         del most
         return {lane.request: [-1] * self.config.drafts for lane in ran.lanes}

@@ -318,15 +318,15 @@ def _records(mover: PoolOffloads, manager: Any, scheduler: Any, at_rest: bool) -
     known = {*scheduler.requests, *scheduler.finished_req_ids}
     moving = [*transfers_of(manager)]
     hits = optional(manager, "SimpleCPUOffloadScheduler._pending_cpu_hits", {})
-    yield from (f"a hit of request {_called(name)}" for name in hits if name not in known)
+    yield from (f"a hit of request {_base_name(name)}" for name in hits if name not in known)
     for name, state in manager._reqs_to_store.items():
         if name not in known and not state.store_events:
-            yield f"request {_called(name)}"
+            yield f"request {_base_name(name)}"
     events = {each.event for each in moving if not each.load}
     yield from (f"store {event}" for event in manager._store_event_to_reqs if event not in events)
     loading = {each.request for each in moving if each.load}
     for event, names in manager._load_event_to_reqs.items():
-        yield from (f"load {event} of {_called(name)}" for name in names if name not in loading)
+        yield from (f"load {event} of {_base_name(name)}" for name in names if name not in loading)
     stored = {block for each in moving if not each.load for block in each.blocks}
     marked = optional(manager, "SimpleCPUOffloadScheduler._in_flight_store_gpu_blocks", set())
     yield from (f"block {block}, which no store reads" for block in sorted(marked - stored))
@@ -343,5 +343,5 @@ def _records(mover: PoolOffloads, manager: Any, scheduler: Any, at_rest: bool) -
             yield f"{kind} {each.event}, which has ended"
 
 
-def _called(name: str) -> str:
+def _base_name(name: str) -> str:
     return name.partition("-")[0]

@@ -111,7 +111,8 @@ def foreign_keys(
                 found_origin = stamps.origin_in(key, place.stamps)
                 if found_origin is None:
                     continue
-                mine, other = str(sources.of(name)), str(found_origin.source)
+                mine = str(sources.of(name))
+                other = str(found_origin.source)
                 if mine == other:  # then only images may differ; other changes of a text are not checked here
                     mine = images_in(text[: len(found_origin.text)])
                     other = images_in(found_origin.text)

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from impl.loading.optional import optional
-from impl.stand_ins import Values, taken
+from impl.stand_ins import Values, accepted_arguments
 from impl.vllm.bare_scheduler import block_sizes, settings_of
 from impl.vllm.runner import ModelRunnerV1, PersistentBatch, SlotMemory, batch_rows
 from reference.blocks.config import EngineConfig
@@ -118,7 +118,7 @@ class RecurrentLayers:
                 "cache_hit_alignment_tokens": min(hashes, size),
             }
             self._place_checkpoints = partial(
-                compute_checkpoints, **taken(compute_checkpoints, offered)
+                compute_checkpoints, **accepted_arguments(compute_checkpoints, offered)
             )
 
     def bind(self, pool: Any) -> Any:
@@ -349,7 +349,7 @@ class StateRunnerV1(ModelRunnerV1):
             "make_buffer": MirroredBuffer,
             "with_postprocess_align": config.drafts > 0,
         }
-        self._buffers = create(**taken(create, offered))
+        self._buffers = create(**accepted_arguments(create, offered))
 
     def prepare(self, scheduled: Any, previous: dict[str, int]) -> None:
         """Count the accepted tokens, and move states to the blocks in which they now run, as
@@ -390,7 +390,7 @@ class StateRunnerV1(ModelRunnerV1):
             "copy_bufs": self._buffers.preprocess,
             "align_ctx": self._buffers.postprocess_align,
         }
-        self._utils.preprocess_mamba(**taken(self._utils.preprocess_mamba, offered))
+        self._utils.preprocess_mamba(**accepted_arguments(self._utils.preprocess_mamba, offered))
         if self._buffers.postprocess_align is not None:
             self._utils.stage_postprocess_inputs_to_gpu(
                 self._buffers.postprocess_align,

@@ -86,7 +86,7 @@ class StateRunnerV2(ModelRunnerV2):
         self.worker.kv_cache_config = pool
         self._rounds: dict[str, _Round] = {}
 
-    def prepared(self, batch: Any, tables: Any) -> None:
+    def before_forward(self, batch: Any, tables: Any) -> None:
         """Move states and read the metadata of a batch, as `execute_model` does before the forward pass."""
         computed = self.worker.req_states.num_computed_tokens.gpu
         self._state.preprocess_state(batch, tables, self._pool, computed)

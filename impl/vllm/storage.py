@@ -63,7 +63,7 @@ class Threads:
     def run(self, *, load: bool, chunks: int = ALL) -> bool:
         """Run the oldest job of a direction. Return False if there is none.
 
-        chunks: the job fails after this number of chunks; ALL: it does not fail.
+        chunks: the job fails after this number of chunks, ALL where it does not fail.
         """
         queue = self.waiting[load]
         if not queue:

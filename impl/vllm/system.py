@@ -85,7 +85,7 @@ class VLLMSystem(WorkerSystem):
         self.release = checkout_facts.near.release
         self.parts = checkout_facts.parts
         if version not in RELEASES:
-            self.remark = parts.told(checkout_facts, self.root)
+            self.remark = parts.driving_text(checkout_facts, self.root)
         of_states = {"state", "state+v2"} if v2 else {"state"}
         if of_states <= self.parts:
             self.capabilities = replace(self.capabilities, recurrent=True)

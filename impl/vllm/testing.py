@@ -23,7 +23,7 @@ def with_worker(root: Path, _: str = "") -> None:
     of_worker = [f"{package}.{name}" for name in ("mamba_utils", "gpu_model_runner", "gpu_input_batch")]
     real = (*modules.VLLM.real, *offload.REAL, *of_worker)
     never = (*modules.VLLM.imported_only, "tqdm")
-    stand_ins = modules.provided() | offload.stand_ins_by_module()
+    stand_ins = modules.provided_names() | offload.stand_ins_by_module()
     stand_ins["vllm.utils.torch_utils"]["PIN_MEMORY"] = False
     stand_ins["vllm.sampling_params"]["SamplingType"] = Values(GREEDY=0, RANDOM=1, RANDOM_SEED=2)
     stand_ins["vllm.v1.sample.logits_processor"] = {"BatchUpdateBuilder": _FreeRows}

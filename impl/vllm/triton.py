@@ -43,7 +43,8 @@ class _Scalar(int):
     def __neg__(self) -> Any:
         return _scalar(-int(self))
 
-    __radd__, __rmul__ = __add__, __mul__
+    __radd__ = __add__
+    __rmul__ = __mul__
 
 
 def _scalar(value: Any) -> Any:
@@ -154,9 +155,17 @@ class Language:
     """A stand-in for the module `triton.language`."""
 
     constexpr = None
-    int32, int64, uint64 = ctypes.c_int32, ctypes.c_int64, ctypes.c_uint64
-    uint8, uint16, uint32 = ctypes.c_uint8, ctypes.c_uint16, ctypes.c_uint32
-    where, maximum, minimum, sum, max = np.where, np.maximum, np.minimum, np.sum, np.max
+    int32 = ctypes.c_int32
+    int64 = ctypes.c_int64
+    uint64 = ctypes.c_uint64
+    uint8 = ctypes.c_uint8
+    uint16 = ctypes.c_uint16
+    uint32 = ctypes.c_uint32
+    where = np.where
+    maximum = np.maximum
+    minimum = np.minimum
+    sum = np.sum
+    max = np.max
     range = range
 
     @staticmethod

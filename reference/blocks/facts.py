@@ -92,7 +92,10 @@ class Lane(NamedTuple):
 
 
 class Output(NamedTuple):
-    """The engine's answer to a client for one step. finished: why the turn ended, "" if it goes on."""
+    """The engine's answer to a client for one step.
+
+    finished: why the turn ended, "" if it goes on.
+    """
 
     request: str
     tokens: tuple[int, ...]
@@ -228,7 +231,8 @@ class EncoderEntry(NamedTuple):
 class EncoderFacts(NamedTuple):
     """The cache of an encoder's outputs. Sizes are embeddings.
 
-    free: that no image has. evictable: that no request needs, the free ones included.
+    free: that no image has.
+    evictable: that no request needs, the free ones included.
     entries: images that the scheduler counts as kept.
     kept: images that the worker keeps, and the embeddings of each.
     encoded: images that the step of a Schedule has encoded.

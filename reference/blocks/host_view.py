@@ -11,7 +11,7 @@ from reference.blocks.config import EngineConfig, LayerGroup
 from reference.blocks.facts import (
     BlockFacts, HostKey, Lane, Part, StorageJob, Transfer,
 )  # fmt: skip
-from reference.failures import AtBlock, AtChunk, AtCount, AtTable, Failure, counted, failure
+from reference.failures import AtBlock, AtChunk, AtCount, AtTable, Failure, count_text, failure
 from reference.memoization import memoized
 from reference.recurrent_states import EMPTY, PARTS
 from reference.tiers.tier_records import KeptCopy, Count, HostUnit, Source
@@ -43,8 +43,8 @@ class HostView:
         return _kept_chunk_count(self.before), _kept_chunk_count(self.after)
 
     @memoized
-    def reached(self) -> frozenset[str]:
-        """The clauses of a second tier that could fail at this step."""
+    def clauses_reached(self) -> frozenset[str]:
+        """Return the clauses of a second tier that could fail at this step."""
         before = self.before
         after = self.after
         blocks = {
@@ -96,7 +96,10 @@ class HostView:
         self, key: HostKey, index: int, memory: tuple[tuple[int, tuple[int, ...]], ...]
     ) -> KeptCopy | None:
         """Return the block at `index` of a chunk, None for a block that was not stored because no hit needs
-        its window or state. memory: the content of the chunk."""
+        its window or state.
+
+        memory: the content of the chunk.
+        """
         layers = self.config.groups[key.group]
         start = index * layers.block_size
         if index < len(memory):
@@ -180,15 +183,17 @@ class HostView:
 
     def _storage_write_sources(self) -> Iterator[Source]:
         """Yield the chunks that storage jobs from before this command have not written yet."""
-        started = {job.job for job in _storage_jobs(self.before)}
-        before, after = self.before.host, self.after.host
+        jobs_before = {job.job for job in _storage_jobs(self.before)}
+        before = self.before.host
+        after = self.after.host
         if before is None or after is None:
             return
         for job in after.jobs:
-            if job.load or job.done or job.job not in started:
+            if job.load or job.done or job.job not in jobs_before:
                 continue
             for chunk in job.chunks:
-                was, now = before.memory[chunk], after.memory[chunk]
+                was = before.memory[chunk]
+                now = after.memory[chunk]
                 yield Source(f"storage job {job.job}", f"chunk {chunk}", AtChunk(chunk), was, now)
 
     def _transfer_source(self, facts: BlockFacts, job: Transfer, part: Part) -> tuple[int, tuple[int, ...]]:
@@ -207,7 +212,7 @@ class HostView:
             return owner, slots
         return owner, slots[: covered - index * layers.block_size]
 
-    def taken(self) -> Iterator[Failure]:
+    def taken_destinations(self) -> Iterator[Failure]:
         """Yield the blocks that a load writes while another request holds them, computes with them or has
         them in flight."""
         for job in self.after.transfers:
@@ -243,7 +248,7 @@ class HostView:
                         expected = f"chunk {chunk} is used by storage job {job.job} alone"
                         yield failure(expected, f"transfer {other.job} uses it", AtChunk(chunk))
 
-    def left_over(self) -> Iterator[Failure]:
+    def leftovers(self) -> Iterator[Failure]:
         """Yield the records and blocks that are kept for transfers and requests that have ended."""
         facts = self.after
         if facts.host is not None and facts.host.records:
@@ -276,7 +281,7 @@ def _kept_chunk_count(facts: BlockFacts) -> int:
 
 
 def _pin_text(pins: int) -> str:
-    return "being written" if pins == -1 else f"pinned {counted(pins, 'time')}"
+    return "being written" if pins == -1 else f"pinned {count_text(pins, 'time')}"
 
 
 def window_start(layers: LayerGroup, query: int) -> int:
@@ -288,7 +293,7 @@ def _use_place(
     lane: Lane, layers: LayerGroup, group: int, block: int
 ) -> AtTable | AtBlock | None:
     """Return the place where a batch entry uses a block: its table entry, or the block itself if the table
-    lacks it; None if the entry does not use it. In a recurrent group an entry uses only the blocks of
+    lacks it. None if the entry does not use the block. In a recurrent group an entry uses only the blocks of
     its states."""
     start = window_start(layers, lane.start)
     size = layers.block_size

@@ -90,9 +90,11 @@ class Bearer:
 
     def ahead(self) -> tuple[list[int], list[int]]:
         """Return the text and the stamps, extended by the tokens in flight."""
-        text, stamps = self.text, self.stamps
+        text = self.text
+        stamps = self.stamps
         if any(f.sampled and not f.stale for f in self.flights):
-            text, stamps = list(text), list(stamps)
+            text = list(text)
+            stamps = list(stamps)
             for flight in self.flights:
                 if not flight.stale:
                     extend(text, stamps, flight.sampled)
@@ -105,7 +107,10 @@ class Bearer:
 
 
 def extend(text: list[int], stamps: list[int], tokens: Sequence[int], origin: int = 0) -> None:
-    """Append tokens and their stamps. origin: the stamp of the empty text."""
+    """Append tokens and their stamps.
+
+    origin: the stamp of the empty text.
+    """
     stamps += chained(tokens, stamps[-1] if stamps else origin)
     text += tokens
 
@@ -269,13 +274,13 @@ class RequestTexts:
         """Mark the results in flight of preempted requests as stale. A paused request keeps its KV, and one
         that is swapped a copy; both compute their last token again."""
         for name, fact in facts.requests.items():
-            known = self.bearers.get(name)
-            if known is None or known.computed is None:
+            bearer = self.bearers.get(name)
+            if bearer is None or bearer.computed is None:
                 continue
             lost = fact.status == "PREEMPTED" or name in facts.released
             if lost or fact.status in ("PAUSED", "SWAPPED"):
-                known.computed = None if lost else min(known.computed, len(known.text) - 1)
-                for flight in known.flights:
+                bearer.computed = None if lost else min(bearer.computed, len(bearer.text) - 1)
+                for flight in bearer.flights:
                     flight.stale = True
 
     def _drop_failed_loads(self, facts: BlockFacts) -> None:
@@ -376,7 +381,7 @@ class RequestTexts:
     def _take_results(self, facts: BlockFacts) -> list[OutputNote]:
         """Take the results of the oldest batch in flight: return the expected outputs beside the engine's,
         extend the texts and end turns."""
-        given = {output.request: output for output in facts.outputs}
+        outputs_by_request = {output.request: output for output in facts.outputs}
         notes = []
         if self.batches:
             for bearer, flight in self.batches.popleft():
@@ -388,7 +393,7 @@ class RequestTexts:
                 current = flight.context == (
                     bearer.stamps[-1] if bearer.stamps else bearer.source.origin
                 )
-                output = given.pop(bearer.name, None)
+                output = outputs_by_request.pop(bearer.name, None)
                 notes.append(OutputNote(bearer.name, output, tokens, ends, current, flight.stale))
                 if output is not None and output.tokens:
                     extend(bearer.text, bearer.stamps, output.tokens)
@@ -397,12 +402,12 @@ class RequestTexts:
                         self._end_turn(bearer)
                 elif output is not None and output.finished and bearer.failed:
                     self._remove(bearer)
-        return notes + self._outputs_without_results(given)
+        return notes + self._outputs_without_results(outputs_by_request)
 
-    def _outputs_without_results(self, given: dict[str, Output]) -> list[OutputNote]:
+    def _outputs_without_results(self, outputs: dict[str, Output]) -> list[OutputNote]:
         """Return outputs without a sampled token: the end of a request with a failed load."""
         notes = []
-        for name, output in given.items():
+        for name, output in outputs.items():
             bearer = self.bearers.get(name)
             ends = bearer is not None and bearer.failed
             notes.append(OutputNote(name, output, (), ends, current=False, optional=False))

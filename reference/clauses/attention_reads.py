@@ -9,7 +9,7 @@ from itertools import repeat
 from reference.clauses.registry import clause
 from reference.clauses.facts import HolderFacts
 from reference.clauses.cursor_bounds import cursors_off
-from reference.clauses.step import Step, cursors_text, evicted_below
+from reference.clauses.step import Step, cursors_text, swa_start
 from reference.failures import AtLock, AtNode, AtPage, AtPosition, AtState, Failure, Place, failure
 from reference.radix_tree import state_paths
 from reference.state import (
@@ -33,7 +33,7 @@ POOL = {"full": "full", "swa": "SWA"}  # how they are called in sentences
         "Running and prefilling requests, and idle slots. Of the tokens that rounds in flight "
         "count as committed, only the first is known."
     ),
-    trigger=lambda s: any(h.cursors.kv_committed_len > 0 for h in s.held_before),
+    trigger=lambda s: any(h.cursors.kv_committed_len > 0 for h in s.holders_before),
 )
 def _full_reads(step: Step) -> Failure | None:
     return _read_failure(step, "full")
@@ -62,7 +62,7 @@ def misread(
     window = step.config.geometry.window
     if pool != "full" and window is None:
         return None
-    for holder in step.held:
+    for holder in step.holders_now:
         start, tokens, stamps = reads(holder, step.after.holders.get(holder.name), pool, window)
         if stamps != tokens:
             return holder.name, start, tokens, stamps
@@ -79,7 +79,7 @@ def reads(
     if pool == "swa":
         assert window is not None
         protected = min(holder.cursors.cache_protected_len, length - window)
-        start = max(evicted_below(holder.cursors), protected, 0)
+        start = max(swa_start(holder.cursors), protected, 0)
     tokens = text_tokens(holder.text, length)[start:]
     if facts is None:
         return start, tokens, ()
@@ -92,7 +92,8 @@ def stamp_text(stamp: int | None) -> str:
         return "no slot"
     if stamp == 0:
         return "a slot that holds no committed token"
-    serial, position = stamp >> POSITION_BITS, stamp & (1 << POSITION_BITS) - 1
+    serial = stamp >> POSITION_BITS
+    position = stamp & (1 << POSITION_BITS) - 1
     if serial >= SHARED:
         return f"token {position} of the shared text {chr(ord('a') + serial - SHARED)}"
     return f"token {position} of the text of submit {serial}"
@@ -164,7 +165,7 @@ def _agrees_with_reference(step: Step) -> Failure | None:
     for pool, pages_of_holder in (("full", full_pages), ("swa", swa_pages)):
         if pool in step.after.pools:
             due = {*cached[pool]}
-            for holder in step.held:
+            for holder in step.holders_now:
                 due.update(zip(repeat(holder.name), pages_of_holder(holder.cursors, page_size)))
             owned = step.after.pools[pool].places
             if due != owned:

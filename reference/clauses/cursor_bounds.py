@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from reference.clauses.registry import clause
-from reference.clauses.step import Step, cursors_text, evicted_below
+from reference.clauses.step import Step, cursors_text, swa_start
 from reference.commands import Admit, EvictSwa, Finish, Launch, Retract, Settle, SpecDecode
-from reference.failures import AtCursor, Failure, counted, failure
+from reference.failures import AtCursor, Failure, count_text, failure
 from reference.geometry import Geometry
 from reference.state import ZERO, Cursors
 
@@ -18,7 +18,7 @@ def cursors_off(owner: str, expected: Cursors | None, observed: Cursors | None) 
     return [AtCursor(owner, field, must) for field, must, has in fields if must != has]
 
 
-def capped(c: Cursors, target: int) -> Cursors:
+def cap_cursors(c: Cursors, target: int) -> Cursors:
     """Return C, A and E, each at most `target`."""
     committed, allocated, evicted, protected = c
     return Cursors(min(committed, target), min(allocated, target), min(evicted, target), protected)
@@ -67,8 +67,8 @@ def _caps_at_target(step: Step) -> Failure | None:
     session = step.after.sessions.get(holder)
     if session is None or session.slot is None:
         return None  # SES-2 says so
-    due = capped(before, target)
-    request = step.acted
+    due = cap_cursors(before, target)
+    request = step.named_request
     if request is not None and request.in_flight:  # the token that a round computes first may count
         first_len = min(request.settled_len + 1, target, session.slot.kv_committed_len)
         due = due._replace(kv_committed_len=max(due.kv_committed_len, first_len))
@@ -78,7 +78,7 @@ def _caps_at_target(step: Step) -> Failure | None:
     slot = f"slot of {holder}"
     outputs = target - request.origin
     does = "ends the turn" if isinstance(step.command, Finish) else f"queues {request.name} again"
-    tokens = f"{counted(request.origin, 'token')} of input, {outputs} of output"
+    tokens = f"{count_text(request.origin, 'token')} of input, {outputs} of output"
     return failure(
         f"target {target}: {cursors_text(due)}",
         f"{slot}: {cursors_text(session.slot)}",
@@ -115,7 +115,7 @@ def _restore_caps_at_prefix(step: Step) -> Failure | None:
     prefix that can be resumed."""
     if not isinstance(step.command, Admit) or not step.done:
         return None
-    request = step.acted
+    request = step.named_request
     assert request is not None
     session = step.was.session(request.session)
     if session is None or session.slot is None:
@@ -127,17 +127,17 @@ def _restore_caps_at_prefix(step: Step) -> Failure | None:
     restored = request_after.cursors
     key = request.origin + request.output - 1
     literal = min(session.slot.kv_committed_len, key)
-    due = capped(session.slot, literal)
+    due = cap_cursors(session.slot, literal)
     allowed = [due]
     committed = session.slot.kv_committed_len
     reason = f"the smaller of kv_committed_len {committed} and a key of {key} (the text less its last token)"
     window = step.config.geometry.window
-    if window is not None and evicted_below(session.slot) > max(0, literal - window):
-        allowed.append(capped(session.slot, session.slot.cache_protected_len))
+    if window is not None and swa_start(session.slot) > max(0, literal - window):
+        allowed.append(cap_cursors(session.slot, session.slot.cache_protected_len))
         due = allowed[-1]
         reason = f"for the window behind {literal} was evicted"
     elif step.config.geometry.states and session.state != literal:
-        allowed.append(capped(session.slot, session.slot.cache_protected_len))
+        allowed.append(cap_cursors(session.slot, session.slot.cache_protected_len))
         due = allowed[-1]
         reason = f"for the recurrent state is the one after {session.state} tokens"
     if restored in allowed and slot_after.slot == restored:
@@ -192,7 +192,7 @@ def _slots_for_rounds_in_flight(step: Step) -> Failure | None:
     source="#20070",
     trigger=lambda s: any(
         h.cursors.swa_evicted_seqlen > 0 or h.cursors.kv_allocated_len > h.cursors.kv_committed_len
-        for h in s.held
+        for h in s.holders_now
     ),
 )
 def _cursors_in_order(step: Step) -> Failure | None:

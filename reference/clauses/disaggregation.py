@@ -17,15 +17,15 @@ clause = partial(register, HANDED_OVER, rule="pairs.pair_record")
 class HandsOver(Protocol):
     """A step of a prefill server, a decode server, or a pair of them."""
 
-    def needed(self) -> Iterator[object]:
+    def parts_needed(self) -> Iterator[object]:
         """Yield what the prefill server must still keep for its peer."""
         ...
 
-    def lost(self) -> Iterator[Failure]:
+    def losses(self) -> Iterator[Failure]:
         """Yield what it must keep and has freed or overwritten."""
         ...
 
-    def arrived(self) -> Iterator[object]:
+    def arrivals(self) -> Iterator[object]:
         """Yield what the decode server counts as sent, or will get."""
         ...
 
@@ -45,10 +45,10 @@ class HandsOver(Protocol):
         "Not for a reader that was given up, nor for an answer that the proxy dropped. With late clients or"
         " servers the promise ends with a lease that nobody renews."
     ),
-    trigger=lambda step: any(True for _ in step.needed()),
+    trigger=lambda step: any(True for _ in step.parts_needed()),
 )
 def _promise_is_kept(step: HandsOver) -> Failure | None:
-    return next(step.lost(), None)
+    return next(step.losses(), None)
 
 
 @clause(
@@ -63,7 +63,7 @@ def _promise_is_kept(step: HandsOver) -> Failure | None:
     ),
     source="vllm#48758",
     scope="When D no longer waits for it. HIT-1 and READ-3 see what a batch then reads.",
-    trigger=lambda step: any(True for _ in step.arrived()),
+    trigger=lambda step: any(True for _ in step.arrivals()),
 )
 def _only_sent_kv_is_valid(step: HandsOver) -> Failure | None:
     return next(step.wrongly_sent(), None)

@@ -17,14 +17,14 @@ from reference.memoization import memoized
 from reference.state import Cursors, text_tokens
 from reference.token_ids import tree_key
 
-_ENDINGS = Close, Finish, Retract, Abort, Admit, Extend  # see `ended`, `cut_at` and `_handed_to_tree`
+_ENDINGS = Close, Finish, Retract, Abort, Admit, Extend  # see `ended_holder`, `cut_at` and `_ranges_for_tree`
 _TREE_GIVES_UP = Extend, Decode, SpecDecode, Launch, Finish, Abort, UnlockSwa, Insert, Evict
 
 
 @memoized
 def pages_freed(step: Step) -> dict[str, PagesByHolder]:
     """Return the pages that had an owner before the step and that the system freed, by pool."""
-    return {pool: _freed_in_pool(step, pool) for pool in step.after.pools}
+    return {pool: _freed_pages(step, pool) for pool in step.after.pools}
 
 
 @memoized
@@ -32,13 +32,14 @@ def pages_owed(step: Step) -> dict[str, PagesByHolder]:
     """Return the pages that the command must free, by pool."""
     goes = None
     if isinstance(step.command, _ENDINGS):
-        goes = step.cut_at if step.ended is None else (*step.ended, 0)
+        goes = step.cut_at if step.ended_holder is None else (*step.ended_holder, 0)
     some = step.done and (goes is not None or step.after.tree is not None or _window_evictions(step))
-    return {pool: _owed_in_pool(step, pool, goes) if some else {} for pool in step.after.pools}
+    return {pool: _owed_pages(step, pool, goes) if some else {} for pool in step.after.pools}
 
 
-def _freed_in_pool(step: Step, pool: str) -> PagesByHolder:
-    before, after = step.before.pools[pool], step.after.pools[pool]
+def _freed_pages(step: Step, pool: str) -> PagesByHolder:
+    before = step.before.pools[pool]
+    after = step.after.pools[pool]
     freed: PagesByHolder = {}
     free = after.free_pages
     others = after.owner_of
@@ -69,7 +70,7 @@ def _tree_keys(step: Step) -> dict[str, tuple[int, ...]]:
     texts = {r.holder: r.computed_text for r in step.was.requests if r.in_flight}
     return {
         h.name: tree_key(text_tokens(texts.get(h.name, h.text)), bigram)
-        for h in (*step.held, *step.held_before)
+        for h in (*step.holders_now, *step.holders_before)
     }
 
 
@@ -86,7 +87,7 @@ def _window_evictions(step: Step) -> list[tuple[str, Cursors, int]]:
     return evicted
 
 
-def _owed_in_pool(step: Step, pool: str, goes: tuple[str, Cursors, int] | None) -> PagesByHolder:
+def _owed_pages(step: Step, pool: str, goes: tuple[str, Cursors, int] | None) -> PagesByHolder:
     size = step.config.geometry.page_size
     swa = pool == "swa"
     owed: dict[str, set[int]] = {}
@@ -108,40 +109,42 @@ def _add_tree_handovers(step: Step, pool: str, owed: dict[str, set[int]]) -> Non
     """Update `owed` for the pages that rows insert into the tree. A page that the tree lacked is adopted
     from the first request of the batch that has it, and must not be freed; a duplicate must be. Pages
     that the tree evicts must be freed too."""
-    before, after = step.before.pools[pool], step.after.pools[pool]
+    before = step.before.pools[pool]
+    after = step.after.pools[pool]
     size = step.config.geometry.page_size
     own = before.places
-    had = before.owned_once
+    owned_before = before.owned_once
     has = after.owned_once
-    taken = {o.holder for o in has - had} if _handed_to_tree(step) else set()
-    for holder, start, end, frontier in _handed_to_tree(step):
+    handed_over = {o.holder for o in has - owned_before} if _ranges_for_tree(step) else set()
+    for holder, start, end, frontier in _ranges_for_tree(step):
         for index in range(start // size, -(-end // size)):
             name = _name_in_tree(step, holder, index)
             if pool == "swa" and index * size < frontier:
                 continue
-            if name in taken:
-                taken.remove(name)
+            if name in handed_over:
+                handed_over.remove(name)
                 owed.get(holder, set()).discard(index)
             elif (holder, index) in own:
                 owed.setdefault(holder, set()).add(index)
     admits = isinstance(step.command, Admit) and step.config.geometry.states  # room for a state
     if isinstance(step.command, _TREE_GIVES_UP) or admits:
-        for gone in had - has:
+        for gone in owned_before - has:
             if gone.holder.startswith("tree "):
                 owed.setdefault(gone.holder, set()).add(gone.at)
 
 
 @memoized
-def _handed_to_tree(step: Step) -> list[tuple[str, int, int, int]]:
+def _ranges_for_tree(step: Step) -> list[tuple[str, int, int, int]]:
     """Return (holder, start, end, swa_evicted_seqlen) for each range that a row inserts into the tree, in
     order."""
-    if isinstance(step.command, Finish) and step.ended is not None:
-        holder, c = step.ended
+    if isinstance(step.command, Finish) and step.ended_holder is not None:
+        holder, c = step.ended_holder
         return [(holder, c.cache_protected_len, c.kv_allocated_len, c.swa_evicted_seqlen)]
     handed = []
     if isinstance(step.command, Extend):
         for name in step.progress:
-            was, now = step.was.request(name), step.after.requests.get(name)
+            was = step.was.request(name)
+            now = step.after.requests.get(name)
             assert was is not None and was.cursors is not None
             if now is not None and now.cursors is not None:
                 start = was.cursors.cache_protected_len

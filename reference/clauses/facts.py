@@ -30,7 +30,10 @@ class SessionFacts(NamedTuple):
 
 
 class RequestFacts(NamedTuple):
-    """A request that has not ended. cursors: None while it holds nothing."""
+    """A request that has not ended.
+
+    cursors: None while it holds nothing.
+    """
 
     session: str | None
     origin: int
@@ -83,7 +86,11 @@ class NodeFacts(NamedTuple):
 
 
 class TreePage(NamedTuple):
-    """A page of a tree node. slots: its full slots. has_swa: it has SWA KV; otherwise it is a tombstone."""
+    """A page of a tree node.
+
+    slots: its full slots.
+    has_swa: it has SWA KV; otherwise it is a tombstone.
+    """
 
     slots: tuple[int, ...]
     has_swa: bool
@@ -94,7 +101,8 @@ class TreeFacts(NamedTuple):
 
     nodes: in the order of their paths.
     lock_holders: name -> full slots that it has locked.
-    sizes: the system's counters (tokens): full evictable and protected, then SWA.
+    sizes: the system's counters of evictable and protected tokens, those of the full pool before those of
+    SWA.
     pages: path to the end of each page -> the page.
     """
 
@@ -124,7 +132,10 @@ class _Pool(NamedTuple):
 
 
 class Pool(_Pool):
-    """One pool: pages 1..size exist (0 is padding). free: the free list, as the system has it."""
+    """One pool: pages 1..size exist (0 is padding).
+
+    free: the free list, as the system has it.
+    """
 
     @memoized
     def free_pages(self) -> frozenset[int]:
@@ -151,7 +162,7 @@ class Torn(NamedTuple):
     holder: owner of the row, or "the tree".
     pool: "full" or "swa".
     start: position of the first slot (tokens).
-    path: tree nodes: the path to the last of these slots.
+    path: of slots of a tree node, the path to the last of them.
     """
 
     holder: str

@@ -16,7 +16,8 @@ def owed_and_freed(step: Step, pool: str) -> tuple[PagesByHolder, PagesByHolder]
     """Return the pages that the rules owe, and those that the system freed. A tree with a policy of its
     own decides what it adopts and evicts: then only pages of session slots count, without those that it
     adopted."""
-    owed, freed = pages_owed(step)[pool], pages_freed(step)[pool]
+    owed = pages_owed(step)[pool]
+    freed = pages_freed(step)[pool]
     if step.tree_policy_is_free and step.after.tree is not None:
         slots = {s.name for s in step.was.sessions if s.slot is not None}
         trees = {o.page for o in step.after.pools[pool].owned if o.holder.startswith("tree ")}
@@ -26,7 +27,7 @@ def owed_and_freed(step: Step, pool: str) -> tuple[PagesByHolder, PagesByHolder]
     return owed, freed
 
 
-def _freed_as_owed(step: Step, pool: str) -> Failure | None:
+def _freed_pages_failure(step: Step, pool: str) -> Failure | None:
     """Return the failure of the first holder whose freed pages are not those that the step owes. None where
     they agree."""
     if (wrong_free := wrongly_freed(step, pool)) is None:
@@ -59,7 +60,8 @@ def wrongly_freed(step: Step, pool: str) -> tuple[str, list[int], list[int]] | N
     if owed == freed:
         return None
     for holder in sorted({*owed, *freed}):
-        due, freed_indices = owed.get(holder, []), sorted(freed.get(holder, []))
+        due = owed.get(holder, [])
+        freed_indices = sorted(freed.get(holder, []))
         if due != freed_indices:
             return holder, due, freed_indices
     return None
@@ -87,7 +89,7 @@ def wrongly_freed(step: Step, pool: str) -> tuple[str, list[int], list[int]] | N
     trigger=lambda s: s.done and bool(pages_owed(s)["full"]),
 )
 def _full_pages_freed(step: Step) -> Failure | None:
-    return _freed_as_owed(step, "full")
+    return _freed_pages_failure(step, "full")
 
 
 @clause(
@@ -104,7 +106,7 @@ def _full_pages_freed(step: Step) -> Failure | None:
     trigger=lambda s: s.done and "swa" in s.after.pools and bool(pages_owed(s)["swa"]),
 )
 def _swa_pages_freed(step: Step) -> Failure | None:
-    return _freed_as_owed(step, "swa")
+    return _freed_pages_failure(step, "swa")
 
 
 @clause(
@@ -116,13 +118,13 @@ def _swa_pages_freed(step: Step) -> Failure | None:
     rule="state.free",
     source="#22862",
     scope="Steps after which nobody holds anything.",
-    trigger=lambda s: bool(s.before.holders) and not s.held,
+    trigger=lambda s: bool(s.before.holders) and not s.holders_now,
 )
 def _nothing_lost(step: Step) -> Failure | None:
     """Return the failure of a pool, or of the rows, that is not all free although no request or session holds
     anything."""
     # may have a row already
-    if step.held or any(r.phase is Phase.ADMITTED for r in step.now.requests):
+    if step.holders_now or any(r.phase is Phase.ADMITTED for r in step.now.requests):
         return None
     for name, pool in step.after.pools.items():
         of_tree = {o.page for o in pool.owned if o.holder.startswith("tree ")}

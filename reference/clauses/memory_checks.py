@@ -10,7 +10,7 @@ from reference.clauses.registry import clause
 from reference.clauses.outcomes import unchanged_failure
 from reference.clauses.step import Step, span
 from reference.commands import Account, CheckBusy, CheckIdle, Done, Entry, Report
-from reference.failures import AtCounter, Failure, counted, failure
+from reference.failures import AtCounter, Failure, count_text, failure
 from reference.state import IN_BATCH, Holder
 
 TERMS = ("available", "evictable", "protected", "session_held", "uncached", "total")
@@ -26,16 +26,17 @@ def _both_reports(step: Step) -> tuple[Report | None, Report | None]:
 
 def _check_counts_something(step: Step) -> bool:
     """Return whether a check is switched on and has something to count."""
-    return _both_reports(step)[0] is not None and bool(step.held)
+    return _both_reports(step)[0] is not None and bool(step.holders_now)
 
 
 def expected_report(step: Step) -> Report:
     """Return the report that a check must give, from facts: free pages, pages of rows and tree, and
     requests in batches."""
     assert isinstance(step.expected, Done) and step.expected.report is not None
-    accounts, entries = [], []
+    accounts = []
+    entries = []
     for pool in (account.pool for account in step.expected.report.accounts):
-        mine = [_expected_entry(step, pool, holder) for holder in step.held]
+        mine = [_expected_entry(step, pool, holder) for holder in step.holders_now]
         held, uncached = (
             sum(e.amount for e in mine if e.term == term) for term in (HELD, UNCACHED)
         )
@@ -44,10 +45,8 @@ def expected_report(step: Step) -> Report:
         tree = {False: 0, True: 0}
         if pool != "rows":
             size = step.config.geometry.page_size
-            free, total = (
-                len(step.after.pools[pool].free) * size,
-                step.after.pools[pool].size * size,
-            )
+            free = len(step.after.pools[pool].free) * size
+            total = step.after.pools[pool].size * size
             if step.after.tree is not None:
                 for node in step.after.tree.nodes:
                     if pool == "full":
@@ -83,7 +82,7 @@ def _expected_entry(step: Step, pool: str, holder: Holder) -> Entry:
     return Entry(pool, HELD, holder.name, amount)
 
 
-def miscounted(step: Step, report: Report, account: Account) -> list[str]:
+def miscount_lines(step: Step, report: Report, account: Account) -> list[str]:
     """Describe the holders whose pages or row an unbalanced account counts twice, wrongly or not at
     all, a line each.
 
@@ -92,16 +91,16 @@ def miscounted(step: Step, report: Report, account: Account) -> list[str]:
     """
     pool = account.pool
     lines = []
-    names = [{h.name, h.request.name if h.request is not None else h.name} for h in step.held]
-    known = bool(report.entries) or account.session_held + account.uncached == 0
-    known = known and {e.holder for e in report.entries} <= set().union(*names)
-    for holder, called in zip(step.held, names):
+    names = [{h.name, h.request.name if h.request is not None else h.name} for h in step.holders_now]
+    is_itemised = bool(report.entries) or account.session_held + account.uncached == 0
+    is_itemised = is_itemised and {e.holder for e in report.entries} <= set().union(*names)
+    for holder, called in zip(step.holders_now, names):
         due = _expected_entry(step, pool, holder)
         mine = [e for e in report.entries if e.pool == pool and e.holder in called and e.amount]
-        if not due.amount or (known and mine == [due]):
+        if not due.amount or (is_itemised and mine == [due]):
             continue
         holding = _holding_text(step, pool, holder)
-        if not known:
+        if not is_itemised:
             lines.append(f"{holding}: to be counted once, as {_term_text(due)}")
         elif not mine:
             lines.append(f"{holding}: counted nowhere, to be counted as {_term_text(due)}")
@@ -116,7 +115,7 @@ def miscounted(step: Step, report: Report, account: Account) -> list[str]:
 
 
 def _amount_text(pool: str, amount: int) -> str:
-    return counted(amount, "row" if pool == "rows" else "token")
+    return count_text(amount, "row" if pool == "rows" else "token")
 
 
 def _term_text(entry: Entry) -> str:
@@ -183,13 +182,14 @@ def _no_false_alarm(step: Step) -> Failure | None:
     if report is None or (not report.alarm and all(a.balances for a in report.accounts)):
         return None
     wrong = _wrong_terms(expected_report(step), report) if expected is not None else []
-    lines, heads = [], []
+    lines = []
+    heads = []
     for account in report.accounts:
         if not account.balances:
             off = account.counted - account.total
             much = f"{_amount_text(account.pool, abs(off))} too {'many' if off > 0 else 'few'}"
             lines.append(f"{account_text(account)}: {much}")
-            whose = miscounted(step, report, account)
+            whose = miscount_lines(step, report, account)
             lines += whose
             counted = f"{_amount_text(account.pool, account.counted)} of {account.total}"
             sums = f"counts {counted} in {_pool_text(account.pool)}, though every page has its one owner"
@@ -227,27 +227,27 @@ def _no_false_alarm(step: Step) -> Failure | None:
 def _terms_are_right(step: Step) -> Failure | None:
     """Return the failure of the first account of a check that differs from the reference's, or of its list of
     holders."""
-    want, got = _both_reports(step)
-    if want is None:
-        return failure("none: level 0 is off", "a report") if got else None
-    if got is None:
+    expected, reported = _both_reports(step)
+    if expected is None:
+        return failure("none: level 0 is off", "a report") if reported else None
+    if reported is None:
         return failure("a report", "none")
-    listed = isinstance(step.command, CheckBusy) and step.command.level == 2 and want.entries
-    want = expected_report(step)
-    mine = {a.pool: a for a in got.accounts}
-    if len(mine) < len(got.accounts):
-        observed = f"{len(got.accounts)} accounts of {len(mine)} pools"
+    listed = isinstance(step.command, CheckBusy) and step.command.level == 2 and expected.entries
+    expected = expected_report(step)
+    mine = {a.pool: a for a in reported.accounts}
+    if len(mine) < len(reported.accounts):
+        observed = f"{len(reported.accounts)} accounts of {len(mine)} pools"
         return failure("one account of each pool", observed)
-    for account in want.accounts:
+    for account in expected.accounts:
         if mine.get(account.pool) != account:
             other = mine.get(account.pool)
             observed = account_text(other) if other else f"{account.pool}: not counted"
-            wrong = _wrong_terms(want, got)
-            off = _wrong_terms_text(got, wrong, account.pool)
+            wrong = _wrong_terms(expected, reported)
+            off = _wrong_terms_text(reported, wrong, account.pool)
             head = f"counts wrong terms in {_pool_text(account.pool)}: {off}" if off else ""
             return failure(account_text(account), observed, *wrong, head=head)
-    if (got.entries or listed) and _merged_amounts(got) != _merged_amounts(want):
-        return failure(_entries_text(want), _entries_text(got))
+    if (reported.entries or listed) and _merged_amounts(reported) != _merged_amounts(expected):
+        return failure(_entries_text(expected), _entries_text(reported))
     return None
 
 

@@ -47,7 +47,7 @@ def _outcome_text(outcome: object) -> str:
         "not count if the server runs a one-token prefill of a rejected turn, nor does what a "
         "tree with its own policy makes of them."
     ),
-    trigger=lambda s: isinstance(s.expected, Refused) and bool(s.held_before),
+    trigger=lambda s: isinstance(s.expected, Refused) and bool(s.holders_before),
 )
 def _refusal_changes_nothing(step: Step) -> Failure | None:
     if step.done or step.unchanged or (isinstance(step.command, Submit) and _rejected_turn(step)):
@@ -57,7 +57,8 @@ def _refusal_changes_nothing(step: Step) -> Failure | None:
 
 def _rejected_turn(step: Step) -> bool:
     """Return the failure of a rejected turn that changed KV, a row or a text."""
-    before, after = step.before, step.after
+    before = step.before
+    after = step.after
     if (before.sessions, before.requests, before.holders) != (
         after.sessions,
         after.requests,
@@ -73,9 +74,12 @@ def _rejected_turn(step: Step) -> bool:
 
 
 def unchanged_failure(expected: str, step: Step, does: str) -> Failure:
-    """Return the failure of a step that should have changed nothing. does: the reason, such as "is
-    refused"."""
-    before, after = step.before, step.after
+    """Return the failure of a step that should have changed nothing.
+
+    does: the reason, such as "is refused".
+    """
+    before = step.before
+    after = step.after
     observed = difference(before, after)
     cursors = any(word in observed for word in ("kv_committed_len", "changed"))
     head = f"{does} and must change nothing" + ("" if cursors else f" ({observed})")
@@ -85,7 +89,8 @@ def unchanged_failure(expected: str, step: Step, does: str) -> Failure:
 def _changed_places(before: Facts, after: Facts) -> Iterator[Place]:
     """Yield the places that have changed; cursors with their old value."""
     for name in sorted({*before.requests, *after.requests}):
-        a, b = before.requests.get(name), after.requests.get(name)
+        a = before.requests.get(name)
+        b = after.requests.get(name)
         if a is None or b is None:
             yield AtNamed("request", name)
         else:
@@ -93,7 +98,8 @@ def _changed_places(before: Facts, after: Facts) -> Iterator[Place]:
             if a.text != b.text:
                 yield AtText(name)
     for name in sorted({*before.sessions, *after.sessions}):
-        was, now = before.sessions.get(name), after.sessions.get(name)
+        was = before.sessions.get(name)
+        now = after.sessions.get(name)
         if was is None or now is None or was.closing != now.closing:
             yield AtNamed("session", name)
         else:
@@ -118,7 +124,8 @@ def _moved_cursors(
 
 def difference(before: Facts, after: Facts) -> str:
     for name in sorted({*before.requests, *after.requests}):
-        a, b = before.requests.get(name), after.requests.get(name)
+        a = before.requests.get(name)
+        b = after.requests.get(name)
         if a != b:
             then, now = (cursors_text(x.cursors) if x else "gone" for x in (a, b))
             if then != now:
@@ -142,7 +149,7 @@ def difference(before: Facts, after: Facts) -> str:
     "Where the specification leaves a choice (how far to evict a window, how far to allocate "
     "ahead, how much an unresumable cut keeps), the system stays within it.",
     why="Servers differ in policy; only what no correct server may do is a violation.",
-    rule="rules.rule_definition.ChoiceNotAllowed, rules.evict_swa.evicted",
+    rule="rules.rule_definition.ChoiceNotAllowed, rules.evict_swa.evict_request_window",
     source="kvspec",
     concerns="outcomes, choices and order",
     scope="Systems that report choices.",

@@ -54,14 +54,14 @@ def _torn_page(slots: str, torn: Torn) -> Failure:
     trigger=lambda s: len(s.after.free_rows) > len(s.before.free_rows),
 )
 def _one_row_each(step: Step) -> Failure | None:
-    held = [h.row for h in step.after.holders.values()]
-    seen = [*step.after.free_rows, *held]
+    rows_in_use = [h.row for h in step.after.holders.values()]
+    seen = [*step.after.free_rows, *rows_in_use]
     if len(seen) == step.after.rows and len(set(seen)) == len(seen):
         return None
     wrong = [row for row in sorted({*seen, *range(step.after.rows)}) if seen.count(row) != 1]
     return failure(
         f"{step.after.rows} rows, each free or held once",
-        f"free {sorted(step.after.free_rows)}, held {sorted(held)}",
+        f"free {sorted(step.after.free_rows)}, held {sorted(rows_in_use)}",
         *map(AtRow, wrong),
     )
 
@@ -155,8 +155,10 @@ def _unused_slots_unmapped(step: Step) -> Failure | None:
 
 
 def _stale_entry(step: Step, problem: str, pool: str, entries: Sequence[tuple[int, int]]) -> Failure | None:
-    """Return the failure of a mapping entry that should be gone. pool: pool of the page whose freeing
-    made it stale."""
+    """Return the failure of a mapping entry that should be gone.
+
+    pool: pool of the page whose freeing made it stale.
+    """
     if not entries:
         return None
     slot = entries[0][0 if pool == "full" else 1]

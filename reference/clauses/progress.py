@@ -10,7 +10,7 @@ from functools import partial
 from typing import NamedTuple, Protocol
 
 from reference.clauses.registry import Clause, register
-from reference.failures import AtCount, AtNamed, Failure, counted, failure
+from reference.failures import AtCount, AtNamed, Failure, count_text, failure
 from reference.standstill_detector import FOR_EVER, Standstill
 
 PROGRESS: dict[str, Clause] = {}
@@ -78,7 +78,7 @@ def _no_endless_wait(step: ProgressStep) -> Failure | None:
         return None
     return failure(
         "somebody who waits must get further: all that devices and clients had to do is done",
-        f"{counted(still.turns, 'call')} of the scheduler later nothing has run and nothing has changed;"
+        f"{count_text(still.turns, 'call')} of the scheduler later nothing has run and nothing has changed;"
         f" {step.room}; {_waiting_text(step)}",
         AtCount("batch", "stall"),
         *(AtNamed("request", name) for name in step.unanswered),
@@ -103,7 +103,8 @@ def _no_cycle_without_token(step: ProgressStep) -> Failure | None:
         return None
     return failure(
         "a forward pass must bring somebody further",
-        f"after {counted(still.ran, 'forward pass', 'es')} in {counted(still.turns, 'call')} of the scheduler"
+        f"after {count_text(still.ran, 'forward pass', 'es')} in {count_text(still.turns, 'call')}"
+        " of the scheduler"
         f" everybody is where they were; {step.room}; {_waiting_text(step)}",
         AtCount("batch", "livelock"),
         *(AtNamed("request", name) for name in step.unanswered),

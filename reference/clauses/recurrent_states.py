@@ -26,7 +26,7 @@ from reference.failures import AtNamed, AtNode, AtState, Failure, Place, failure
 from reference.prefix_cache import path_text
 from reference.state import Phase, Request, Text, state_lens, text_tokens
 from reference.recurrent_states import (
-    GOES_ON, HIT, KEPT, NAMED, chained, may_have_second_slot, seen, stamp_after,
+    GOES_ON, HIT, KEPT, NAMED, chained, may_have_second_slot, describe_stamp, stamp_after,
 )  # fmt: skip
 
 RECURRENT = "Models with recurrent layers."
@@ -71,7 +71,7 @@ def _resumed_turn(step: Step) -> tuple[Request, int] | None:
     """Return the turn that an admission resumes past the tree's prefix, and its position."""
     if not (isinstance(step.command, Admit) and step.done and step.config.geometry.states):
         return None
-    request = step.acted
+    request = step.named_request
     assert request is not None
     session = step.was.session(request.session)
     facts = step.after.requests.get(request.name)
@@ -91,7 +91,11 @@ def _resumed_without_state(step: Step) -> Failure | None:
     slot = states.holders.get(request.holder)
     if slot is not None and states.stamp(slot) == stamp_after(stamps, committed):
         return None
-    observed = "it has no state" if slot is None else f"slot {slot} {seen(states.stamp(slot), stamps)}"
+    observed = (
+        "it has no state"
+        if slot is None
+        else f"slot {slot} {describe_stamp(states.stamp(slot), stamps)}"
+    )
     places: list[Place] = [AtNamed("request", request.name)]
     places += [AtState(slot)] if slot is not None else []
     head = f"lets {request.name} resume at {committed} and must let it resume where its state is"
@@ -131,7 +135,7 @@ def _wrong_continuation(step: Step, hits: bool) -> Failure | None:
             slot = states.holders.get(request.holder)
             places: list[Place] = [AtNamed("request", request.name)]
             places += [AtState(slot)] if slot is not None else []
-            observed = "it has none" if stamp is None else f"it {seen(stamp, stamps)}"
+            observed = "it has none" if stamp is None else f"it {describe_stamp(stamp, stamps)}"
             head = f"must let {request.name} continue from {due_state}"
             return failure(f"{request.name} continues from {due_state}", observed, *places, head=head)
     return None
@@ -160,7 +164,7 @@ def _node_has_its_state(step: Step) -> Failure | None:
         stamps = chained(path)
         if states.stamp(slot) != stamps[-1]:
             name = path_text(path)
-            observed = f"slot {slot} {seen(states.stamp(slot), stamps)}"
+            observed = f"slot {slot} {describe_stamp(states.stamp(slot), stamps)}"
             head = f"must leave the state after {name} in its node"
             return failure(
                 f"the node that ends {name} has the state after it",
@@ -196,7 +200,7 @@ def _holder_keeps_its_state(step: Step) -> Failure | None:
         ):
             continue
         observed = (
-            "it has no slot" if slot is None else f"slot {slot} {seen(states.stamp(slot), stamps)}"
+            "it has no slot" if slot is None else f"slot {slot} {describe_stamp(states.stamp(slot), stamps)}"
         )
         places = [AtState(slot)] if slot is not None else [AtNamed(_holder_kind(step, name), name)]
         head = f"must keep the state of {name} after its first {length} tokens"
@@ -209,7 +213,7 @@ def _holder_keeps_its_state(step: Step) -> Failure | None:
 def _expected_states(step: Step) -> Iterator[tuple[str, int, Text]]:
     """Yield (holder, tokens before its state, its text) for each holder that must have a state."""
     lengths = state_lens(step.now)
-    for holder in step.held:
+    for holder in step.holders_now:
         waits = any(
             r.holder == holder.name and r.phase is Phase.ADMITTED for r in step.now.requests
         )
@@ -244,7 +248,7 @@ def _tracked_state_is_right(step: Step) -> Failure | None:
                 f"slot {slot} has the state of {request.name} after its first {length} tokens"
             )
             head = f"must track the state of {request.name} after its first {length} tokens"
-            observed = f"it {seen(states.stamp(slot), stamps)}"
+            observed = f"it {describe_stamp(states.stamp(slot), stamps)}"
             return failure(
                 expected, observed, AtState(slot), AtNamed("request", request.name), head=head
             )
@@ -296,13 +300,13 @@ def _second_slot_is_given_back(step: Step) -> Failure | None:
     reach = 2 * sizes.lazy_round * states.verifies
     turns = {r.holder: r.name for r in step.now.requests}
     for holder, slots in sorted(states.buffers.items()):
-        reached = states.reached.get(turns.get(holder, holder))
+        computed_lens = states.reached.get(turns.get(holder, holder))
         most = 1
-        if reached is not None and may_have_second_slot(*reached, sizes.boundary, reach):
+        if computed_lens is not None and may_have_second_slot(*computed_lens, sizes.boundary, reach):
             most = 2
         if len(slots) > most:
             allowed = "at most two slots" if most == 2 else "one slot"
-            computed = f" with results up to token {reached[0]}" if reached is not None else ""
+            computed = f" with results up to token {computed_lens[0]}" if computed_lens is not None else ""
             return failure(
                 f"{holder}{computed} has {allowed} for the tree",
                 f"it has slots {' and '.join(map(str, slots))}",

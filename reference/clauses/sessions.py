@@ -9,7 +9,7 @@ from reference.clauses.cursor_bounds import cursors_off
 from reference.clauses.outcomes import unchanged_failure
 from reference.clauses.step import Step, cursors_text
 from reference.commands import Abort, Admit, Close, Finish, Submit
-from reference.failures import AtNamed, AtText, Failure, counted, failure
+from reference.failures import AtNamed, AtText, Failure, count_text, failure
 from reference.state import Phase, text_tokens
 
 
@@ -30,7 +30,7 @@ def _restore_is_idempotent(step: Step) -> Failure | None:
 
 
 def _readmitted_request(step: Step) -> bool:
-    request = step.acted
+    request = step.named_request
     if not isinstance(step.command, Admit) or request is None or not step.done:
         return False
     session = step.was.session(request.session)
@@ -53,8 +53,8 @@ def _readmitted_request(step: Step) -> bool:
     ),
     trigger=lambda s: (
         s.done
-        and s.acted is not None
-        and (old := s.was.session(s.acted.session)) is not None
+        and s.named_request is not None
+        and (old := s.was.session(s.named_request.session)) is not None
         and old.closing
         and s.now.session(old.name) is None
     ),
@@ -159,36 +159,37 @@ def _name_list(names: Iterable[str]) -> str:
     trigger=lambda s: (
         (
             isinstance(s.command, Finish)
-            and (r := s.acted) is not None
+            and (r := s.named_request) is not None
             and s.command.finished_len < r.output
         )
-        or (isinstance(s.command, Abort) and (r := s.acted) is not None and r.started)
+        or (isinstance(s.command, Abort) and (r := s.named_request) is not None and r.started)
     ),
 )
 def _history_is_what_client_saw(step: Step) -> Failure | None:
     """Return the failure of the first session or request whose text is not the one that the client knows."""
     for session in step.now.sessions:
-        got = tuple(step.after.sessions[session.name].history)
-        if got != text_tokens(session.history):
-            want = text_tokens(session.history)
-            return _text_failure(f"history of {session.name}", session.name, want, got)
+        actual = tuple(step.after.sessions[session.name].history)
+        if actual != text_tokens(session.history):
+            expected = text_tokens(session.history)
+            return _text_failure(f"history of {session.name}", session.name, expected, actual)
     for request in step.now.requests:
         facts = step.after.requests[request.name]
-        got, want = tuple(facts.text), text_tokens(request.text)
+        actual = tuple(facts.text)
+        expected = text_tokens(request.text)
         if facts.session != request.session or facts.origin != request.origin:
-            first = _first_difference(want, got)
-            due, given = (f"{counted(n, 'token')} of input" for n in (request.origin, facts.origin))
+            first = _first_difference(expected, actual)
+            due, given = (f"{count_text(n, 'token')} of input" for n in (request.origin, facts.origin))
             where, there = (
                 f"in {each or 'no session'}" for each in (request.session, facts.session)
             )
             return failure(
                 f"{request.name}: session {request.session}, {due}",
                 f"session {facts.session}, {facts.origin} tokens",
-                AtText(request.name, first, want[first] if first < len(want) else None),
+                AtText(request.name, first, expected[first] if first < len(expected) else None),
                 head=f"must leave {request.name} {where} with {due}, and leaves it {there} with {given}",
             )
-        if got != want:
-            return _text_failure(f"text of {request.name}", request.name, want, got)
+        if actual != expected:
+            return _text_failure(f"text of {request.name}", request.name, expected, actual)
     return None
 
 
@@ -200,10 +201,13 @@ def _first_difference(expected: tuple[int, ...], observed: tuple[int, ...]) -> i
     )
 
 
-def _text_failure(text_name: str, owner: str, expected: tuple[int, ...], got: tuple[int, ...]) -> Failure:
-    """Return the failure of a text. owner: a request, or the session that has it as its history."""
-    observed = f"{len(got)} tokens" if len(got) != len(expected) else "as many, but others"
-    position = _first_difference(expected, got)
+def _text_failure(text_name: str, owner: str, expected: tuple[int, ...], actual: tuple[int, ...]) -> Failure:
+    """Return the failure of a text.
+
+    owner: a request, or the session that has it as its history.
+    """
+    observed = f"{len(actual)} tokens" if len(actual) != len(expected) else "as many, but others"
+    position = _first_difference(expected, actual)
     due = expected[position] if position < len(expected) else None
-    head = f"must leave the {text_name} with {counted(len(expected), 'token')}"
+    head = f"must leave the {text_name} with {count_text(len(expected), 'token')}"
     return failure(f"{text_name}: {len(expected)} tokens", observed, AtText(owner, position, due), head=head)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from reference.clauses.registry import clause
 from reference.clauses.cursor_bounds import cursors_off
-from reference.clauses.step import Step, evicted_below
+from reference.clauses.step import Step, swa_start
 from reference.commands import Decode, EvictSwa, Extend, Launch, SpecDecode
 from reference.failures import AtCursor, AtPosition, Failure, failure
 from reference.state import Request
@@ -99,7 +99,7 @@ def window_evictions(step: Step) -> Iterator[tuple[Request, int]]:
         length = was.settled_len
         if isinstance(step.command, EvictSwa):
             length = step.command.length
-        elif isinstance(step.command, Extend) and name in step.evicted_after:
+        elif isinstance(step.command, Extend) and name in step.window_evictions:
             length += step.progress[name][0]
         yield was, length
 
@@ -136,16 +136,20 @@ def _next_window_is_live(step: Step) -> Failure | None:
         return None
     for request in step.now.requests:
         facts = step.after.requests.get(request.name)
-        seen = step.after.holders.get(request.holder)
+        holder_facts = step.after.holders.get(request.holder)
         c = request.cursors
-        if c is None or facts is None or facts.cursors is None or seen is None:
+        if c is None or facts is None or facts.cursors is None or holder_facts is None:
             continue
-        if evicted_below(c) > max(0, request.settled_len - window):
+        if swa_start(c) > max(0, request.settled_len - window):
             continue  # free mode: may only end
         p = facts.cursors.kv_committed_len - (c.kv_committed_len - request.settled_len)
         start = max(0, p - window)
-        if None in seen.swa_read[start : max(start, p)]:
-            dead = [q for q in range(start, min(p, len(seen.swa_read))) if seen.swa_read[q] is None]
+        if None in holder_facts.swa_read[start : max(start, p)]:
+            dead = [
+                q
+                for q in range(start, min(p, len(holder_facts.swa_read)))
+                if holder_facts.swa_read[q] is None
+            ]
             off = cursors_off(request.name, c, facts.cursors)
             return failure(
                 f"{request.name} at {p}: window from {start} live",

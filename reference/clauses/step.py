@@ -50,17 +50,18 @@ class Step:
         self.done = isinstance(self.outcome, Done) and isinstance(self.expected, Done)
 
     @memoized
-    def held_before(self) -> tuple[Holder, ...]:
+    def holders_before(self) -> tuple[Holder, ...]:
         return holders(self.was)
 
     @memoized
-    def held(self) -> tuple[Holder, ...]:
+    def holders_now(self) -> tuple[Holder, ...]:
         return holders(self.now)
 
     @memoized
     def grew(self) -> bool:
         """Whether the tree has new nodes."""
-        before, after = self.before.tree, self.after.tree
+        before = self.before.tree
+        after = self.after.tree
         if after is None:
             return False
         known = {node.path for node in before.nodes} if before is not None else set()
@@ -69,28 +70,29 @@ class Step:
     @memoized
     def evicted_any(self) -> bool:
         """Whether a window eviction has happened for a holder."""
-        return any(h.cursors.swa_evicted_seqlen > 0 for h in self.held)
+        return any(h.cursors.swa_evicted_seqlen > 0 for h in self.holders_now)
 
     @memoized
     def freed_something(self) -> bool:
         """Whether a free list of the system has grown."""
-        before, after = self.before.pools, self.after.pools
+        before = self.before.pools
+        after = self.after.pools
         return any(len(p.free) > len(before[n].free) for n, p in after.items())
 
     @memoized
-    def acted(self) -> Request | None:
+    def named_request(self) -> Request | None:
         """The request that the command names, as it was before; None if it names none."""
         return self.was.request(getattr(self.command, "request", None))
 
     def name_of_cursors(self, holder: str) -> str:
         """Return the owner of a holder's cursors, for AtCursor: its running request, or "slot of s1"."""
-        for held in self.held:
+        for held in self.holders_now:
             if held.name == holder:
                 return held.request.name if held.request is not None else f"slot of {holder}"
         return holder
 
     @memoized
-    def ended(self) -> tuple[str, Cursors] | None:
+    def ended_holder(self) -> tuple[str, Cursors] | None:
         """The holder that loses all its KV by the command, with its cursors before; None if there is none."""
         command = self.command
         if not isinstance(command, (Close, Finish, Retract, Abort)) or not self.done:
@@ -101,7 +103,7 @@ class Step:
             if session.turn is None and session.slot is not None:
                 return session.name, session.slot
             return None
-        request = self.acted
+        request = self.named_request
         assert request is not None
         if request.session is None:
             return None if request.cursors is None else (request.name, request.cursors)
@@ -118,8 +120,8 @@ class Step:
     def cut_at(self) -> tuple[str, Cursors, int] | None:
         """The holder, the cursors before and the new length of a session's row that the command trims and
         keeps; None if it trims none."""
-        request = self.acted if self.done else None
-        if request is None or request.session is None or self.ended is not None:
+        request = self.named_request if self.done else None
+        if request is None or request.session is None or self.ended_holder is not None:
             return None
         if isinstance(self.command, (Finish, Retract)):
             assert request.cursors is not None
@@ -146,7 +148,7 @@ class Step:
             return target
         resumed = min(c.kv_committed_len, target)
         stop = after.slot.kv_allocated_len
-        if evicted_below(c) <= max(0, resumed - geometry.window) or stop % geometry.page_size:
+        if swa_start(c) <= max(0, resumed - geometry.window) or stop % geometry.page_size:
             return target
         return stop if c.cache_protected_len <= stop < min(c.kv_allocated_len, target) else target
 
@@ -178,7 +180,7 @@ class Step:
         return progress
 
     @memoized
-    def evicted_after(self) -> frozenset[str]:
+    def window_evictions(self) -> frozenset[str]:
         """Return the requests with a window eviction after the forward pass of this extend, by the system's
         choices, and the requests that received only the SWA KV of their last window."""
         assert isinstance(self.command, Extend) and isinstance(self.outcome, Done)
@@ -195,7 +197,7 @@ class Step:
         return facts.cursors.swa_evicted_seqlen if facts is not None and facts.cursors else 0
 
     @memoized
-    def locked_before(self) -> Locks:
+    def tree_locks_before(self) -> Locks:
         """Return the locks in the system's tree before the step, those of the reference for the first
         step."""
         return locks_of(self.was.tree) if self.locks_before is None else self.locks_before
@@ -204,9 +206,9 @@ class Step:
     def locks(self) -> Locks:
         """Return the locks in the system's tree after the step."""
         if not self.done or self.after.tree is None:
-            return self.locked_before
+            return self.tree_locks_before
         command = self.command
-        request = self.acted
+        request = self.named_request
         again = None
         if isinstance(command, Admit):
             assert request is not None
@@ -214,7 +216,7 @@ class Step:
             if session is None or session.slot is None:
                 again = request.holder
         return locks_after(
-            self.locked_before,
+            self.tree_locks_before,
             self.before,
             self.after,
             command,
@@ -242,7 +244,7 @@ def cursors_text(c: Cursors | None) -> str:
     return " ".join(f"{name} {value}" for name, value in zip(c._fields, c))
 
 
-def evicted_below(c: Cursors) -> int:
+def swa_start(c: Cursors) -> int:
     """Return the position below which the row has no SWA KV of its own. A window eviction starts at
     cache_protected_len, so a swa_evicted_seqlen within the tree's prefix has evicted nothing."""
     return c.swa_evicted_seqlen if c.swa_evicted_seqlen > c.cache_protected_len else 0

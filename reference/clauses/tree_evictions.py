@@ -8,7 +8,7 @@ from reference.clauses.registry import clause
 from reference.clauses.facts import TreeFacts, pool_label
 from reference.clauses.expected_frees import pages_freed
 from reference.clauses.step import Step
-from reference.clauses.tree_shape import WITH_TREE, lost, lost_states, shrank, tree_of
+from reference.clauses.tree_shape import WITH_TREE, gave_up_pages, gave_up_states, shrank, tree_of
 from reference.clauses.tree_locks import locks_anything
 from reference.commands import Evict, Freed
 from reference.failures import AtCounter, AtNode, Failure, failure
@@ -83,7 +83,7 @@ def _sizes_text(amounts: Sequence[int]) -> str:
     scope=f"{WITH_TREE} Evict. That a batch gets the room that there is: OUT-1.",
     of=(Evict,),
     needs=("tree",),
-    trigger=lambda s: isinstance(s.command, Evict) and s.done and (shrank(s) or lost_states(s)),
+    trigger=lambda s: isinstance(s.command, Evict) and s.done and (shrank(s) or gave_up_states(s)),
 )
 def _frees_requested_amount(step: Step) -> Failure | None:
     """Return the failure of an eviction that frees too little of a pool, or reports another amount than it
@@ -117,7 +117,8 @@ def _frees_requested_amount(step: Step) -> Failure | None:
 
 
 def _states_as_requested(step: Step, command: Evict, reported: Freed | None) -> Failure | None:
-    before, after = step.before.states, step.after.states
+    before = step.before.states
+    after = step.after.states
     if before is None or after is None:
         return None
     assert step.before.tree is not None
@@ -150,13 +151,17 @@ def _states_as_requested(step: Step, command: Evict, reported: Freed | None) -> 
     scope=f"{WITH_TREE} Not of systems that pick by rules of their own. The reference remembers what was used"
     " when: it says which nodes must go.",
     needs=("tree",),
-    trigger=lambda s: shrank(s) or lost_states(s),
+    trigger=lambda s: shrank(s) or gave_up_states(s),
 )
 def _evicts_in_lru_order(step: Step) -> Failure | None:
     if step.tree_policy_is_free or step.after.tree is None:
         return None
     assert step.was.tree is not None and step.now.tree is not None
-    if not lost(step) and not lost_states(step) and not _must_shrink(step.was.tree, step.now.tree):
+    if (
+        not gave_up_pages(step)
+        and not gave_up_states(step)
+        and not _must_shrink(step.was.tree, step.now.tree)
+    ):
         return None
     reference_nodes = {(p.path, p.node.live) for p in nodes(step.now.tree)}
     system_nodes = {(n.path, n.live or "swa" not in step.after.pools) for n in step.after.tree.nodes}
@@ -165,8 +170,8 @@ def _evicts_in_lru_order(step: Step) -> Failure | None:
     )
 
 
-def _states_differ(now: Tree, shown: TreeFacts) -> Failure | None:
-    system_states = {node.path for node in shown.nodes if node.state is not None}
+def _states_differ(now: Tree, states: TreeFacts) -> Failure | None:
+    system_states = {node.path for node in states.nodes if node.state is not None}
     for path in sorted(state_paths(now) ^ system_states):
         if path not in system_states:
             must = "has a state"

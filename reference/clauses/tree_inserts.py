@@ -8,7 +8,7 @@ from typing import NamedTuple
 from reference.clauses.registry import clause
 from reference.clauses.facts import NodeFacts, TreePage
 from reference.clauses.step import Step
-from reference.clauses.tree_shape import WITH_TREE, lost, lost_states, where
+from reference.clauses.tree_shape import WITH_TREE, gave_up_pages, gave_up_states, where
 from reference.commands import Decode, Extend, Finish, Insert, Launch, SpecDecode
 from reference.cursors import ceil_page, page_ends
 from reference.failures import AtNode, AtTreePage, Failure, failure
@@ -59,7 +59,7 @@ def _tombstones_left(step: Step, inserted: InsertedKey) -> set[int]:
     assert step.after.tree is not None
     pages = step.after.tree.pages
     key = inserted.key
-    others = [lock.key for lock in step.locked_before.values()]
+    others = [lock.key for lock in step.tree_locks_before.values()]
     others += [lock.key for name, lock in step.locks.items() if name != inserted.holder]
     return {
         end
@@ -73,13 +73,13 @@ def _missing_page(step: Step, inserted: InsertedKey, tombstones: set[int]) -> Fa
     """Return the failure of the first page of a key that is not in the tree, or is a tombstone for no reason.
     A page that was there may be evicted on the way: TREE-11."""
     assert step.before.tree is not None and step.after.tree is not None
-    known = step.before.tree.pages
+    pages_before = step.before.tree.pages
     pages = step.after.tree.pages
     geometry = step.config.geometry
     key = inserted.key
     for end in page_ends(len(key), geometry.page_size):
         page = pages.get(key[:end])
-        evicted = key[:end] in known and lost(step)
+        evicted = key[:end] in pages_before and gave_up_pages(step)
         if page is not None and (page.has_swa or geometry.window is None or end in tombstones or evicted):
             continue
         start = end - geometry.page_size
@@ -97,9 +97,9 @@ def _missing_state(step: Step, inserted: InsertedKey) -> Failure | None:
     """Return the failure where the node at the end of a new key lacks a state, on a recurrent model."""
     assert step.after.tree is not None
     key = inserted.key
-    before = step.locked_before.get(inserted.holder)
+    before = step.tree_locks_before.get(inserted.holder)
     new = key and (before is None or len(before.key) < len(key))
-    if not step.config.geometry.states or not new or lost_states(step):
+    if not step.config.geometry.states or not new or gave_up_states(step):
         return None
     if key in {node.path for node in step.after.tree.nodes if node.state is not None}:
         return None
@@ -133,7 +133,7 @@ def _inserted_keys(step: Step) -> Iterator[InsertedKey]:
     if isinstance(command, Insert):
         key = _whole_key_pages(key_of(command.prompt, bigram), size)
         yield InsertedKey(command.holder, key, ceil_page(command.evicted, size), command.chunked)
-    elif isinstance(command, Finish) and (was := step.acted) is not None and was.session is None:
+    elif isinstance(command, Finish) and (was := step.named_request) is not None and was.session is None:
         assert was.cursors is not None
         if _inserts_state(step, was, command):
             least, most = _finished_keys(step, was, command)
@@ -164,7 +164,10 @@ def _finished_keys(step: Step, was: Request, command: Finish) -> list[Key]:
 
 
 def _whole_key_pages(key: Key, size: int) -> Key:
-    """Return the whole pages of a key. size: tokens of a page."""
+    """Return the whole pages of a key.
+
+    size: tokens of a page.
+    """
     return key[: len(key) // size * size]
 
 
@@ -182,7 +185,7 @@ def _whole_key_pages(key: Key, size: int) -> Key:
         isinstance(s.command, Finish)
         and s.done
         and s.after.tree is not None
-        and (was := s.acted) is not None
+        and (was := s.named_request) is not None
         and was.cursors is not None
         and was.session is None
         and was.cursors.kv_allocated_len > was.origin + s.command.finished_len
@@ -190,7 +193,7 @@ def _whole_key_pages(key: Key, size: int) -> Key:
 )
 def _finish_brings_no_more_than_the_client_saw(step: Step) -> Failure | None:
     command = step.command
-    was = step.acted
+    was = step.named_request
     if not isinstance(command, Finish) or not step.done or was is None or step.after.tree is None:
         return None
     assert step.before.tree is not None
@@ -239,7 +242,7 @@ def _finish_brings_no_more_than_the_client_saw(step: Step) -> Failure | None:
 def _computed_pages_are_resumable(step: Step) -> Failure | None:
     """Return the failure of the first page that a finished request computed and the tree does not have live,
     or as a tombstone under a lock."""
-    was = step.acted
+    was = step.named_request
     window = step.config.geometry.window
     command = step.command
     if (
@@ -254,7 +257,7 @@ def _computed_pages_are_resumable(step: Step) -> Failure | None:
     if (
         was.session is not None
         or was.evicted >= length
-        or lost(step)
+        or gave_up_pages(step)
         or not _inserts_state(step, was, command)
     ):
         return None
@@ -326,13 +329,13 @@ def _fresh_leaves(step: Step) -> Iterator[NodeFacts]:
     assert step.before.tree is not None
     # A prompt is inserted by its last prefill chunk, or by the first round after it.
     if isinstance(step.command, (Extend, Decode, SpecDecode, Launch, Finish, Insert)):
-        known = step.before.tree.pages
+        pages_before = step.before.tree.pages
         parents = {node.path[: node.start] for node in tree.nodes}
         for node in tree.nodes:
             if (
                 node.live
                 and node.path not in parents
-                and node.path[: node.start + size] not in known
+                and node.path[: node.start + size] not in pages_before
             ):
                 yield node
 

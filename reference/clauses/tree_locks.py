@@ -6,10 +6,10 @@ from reference.clauses.registry import clause
 from reference.clauses.facts import NodeFacts
 from reference.clauses.lock_facts import Locked, Locks
 from reference.clauses.step import Step
-from reference.clauses.tree_shape import WITH_TREE, lost_states, shrank, where
+from reference.clauses.tree_shape import WITH_TREE, gave_up_states, shrank, where
 from reference.commands import Admit, Match
 from reference.cursors import page_ends
-from reference.failures import AtLock, AtNode, AtPosition, AtTreePage, Failure, counted, failure
+from reference.failures import AtLock, AtNode, AtPosition, AtTreePage, Failure, count_text, failure
 from reference.state import text_tokens
 from reference.prefix_cache import key_of, path_text
 from reference.radix_tree import Key
@@ -45,7 +45,7 @@ def _match_is_usable(step: Step) -> Failure | None:
     if length == usable:
         return None
     expected = f"{holder}: {usable} tokens of {path_text(key)} to resume from"
-    hands = f"hands {counted(length, 'token')} to {holder} and must hand {usable}"
+    hands = f"hands {count_text(length, 'token')} to {holder} and must hand {usable}"
     if length > len(key):
         head = f"{hands}: the last token is computed again"
         return failure(expected, f"{length}", AtLock(holder), head=head)
@@ -80,7 +80,7 @@ def _deciding_page(step: Step, key: Key, length: int, usable: int) -> list[AtTre
     source="kvspec",
     scope=WITH_TREE,
     needs=("tree",),
-    trigger=lambda s: locks_anything(s) and (shrank(s) or lost_states(s)),
+    trigger=lambda s: locks_anything(s) and (shrank(s) or gave_up_states(s)),
 )
 def _locked_kv_stays(step: Step) -> Failure | None:
     size = step.config.geometry.page_size
@@ -129,7 +129,7 @@ def _locked_state_stays(step: Step) -> Failure | None:
     why=(
         "A row that names pages which the tree has freed as duplicates reads another request's KV."
     ),
-    rule="prefix_cache.matched, tree_insertion.insert_prompt",
+    rule="prefix_cache.match_and_lock, tree_insertion.insert_prompt",
     source="#20070",
     scope=WITH_TREE,
     needs=("tree",),
@@ -142,14 +142,14 @@ def _protected_prefix_in_tree(step: Step) -> Failure | None:
         return None
     pages = step.after.tree.pages
     size = step.config.geometry.page_size
-    named = {
+    slots_by_holder = {
         **{name: h.prefix for name, h in step.after.holders.items()},
         **step.after.tree.lock_holders,
     }
     for name, (key, *_) in sorted(step.locks.items()):
-        if name not in named:  # it has no row yet
+        if name not in slots_by_holder:  # it has no row yet
             continue
-        slots = named[name]
+        slots = slots_by_holder[name]
         for end in page_ends(len(key), size):
             start = end - size
             page = pages.get(key[:end])
@@ -177,7 +177,9 @@ def usable_length(step: Step, key: Key) -> int:
     full_only = getattr(step.command, "full_only", False)
     needs_state = bool(step.config.geometry.states) and not full_only
     states = {node.path for node in step.before.tree.nodes if node.state is not None}
-    best, run, whole = 0, 0, True
+    best = 0
+    run = 0
+    whole = True
     for end in page_ends(len(key), size):
         if key[:end] not in pages:
             break
@@ -204,7 +206,7 @@ def match_of(step: Step) -> tuple[str, Key, int] | None:
             key,
             len(step.after.tree.lock_holders.get(step.command.holder, ())),
         )
-    request = step.acted
+    request = step.named_request
     if isinstance(step.command, Admit):
         assert request is not None
         session = step.was.session(request.session)
@@ -241,12 +243,14 @@ def match_of(step: Step) -> tuple[str, Key, int] | None:
 )
 def _lock_counts(step: Step) -> Failure | None:
     """Return the failure of the first node whose lock counters are not the number of its holders."""
-    has_swa, has_states = "swa" in step.after.pools, bool(step.config.geometry.states)
+    has_swa = "swa" in step.after.pools
+    has_states = bool(step.config.geometry.states)
     if step.after.tree is None:
         return None
     for node in step.after.tree.nodes:
         mine = _locks_through(step.locks, node)
-        full, swa = [*mine], [name for name, k in mine.items() if k.pinned_from < len(node.path)]
+        full = [*mine]
+        swa = [name for name, k in mine.items() if k.pinned_from < len(node.path)]
         most = sum(k.reaches < len(node.path) for k in mine.values())
         swa_locks = node.swa_locks if has_swa else 0
         states = [name for name, k in mine.items() if has_states and k.state and k.key == node.path]
@@ -263,7 +267,7 @@ def _lock_counts(step: Step) -> Failure | None:
         else:
             pool = "swa"
             due = swa
-        others = {**_locks_through(step.locked_before, node), **mine}.keys() - {*due}
+        others = {**_locks_through(step.tree_locks_before, node), **mine}.keys() - {*due}
         return failure(
             f"{where(node)}: {_holder_names(full)} full, {_holder_names(swa)} SWA",
             f"counters {node.full_locks} full, {swa_locks} SWA",

@@ -168,9 +168,10 @@ def wrong_token(step: Step) -> tuple[NodeFacts, str, int] | None:
     return None
 
 
-def lost(step: Step) -> bool:
+def gave_up_pages(step: Step) -> bool:
     """Return whether the system's tree has given up pages, or their SWA KV. Both views show the tree."""
-    before, after = step.before.tree, step.after.tree
+    before = step.before.tree
+    after = step.after.tree
     assert before is not None and after is not None
     return any(
         path not in after.pages or (page.has_swa and not after.pages[path].has_swa)
@@ -178,9 +179,10 @@ def lost(step: Step) -> bool:
     )
 
 
-def lost_states(step: Step) -> bool:
+def gave_up_states(step: Step) -> bool:
     """Return whether the system's tree has given up states. Their nodes may remain."""
-    before, after = step.before.states, step.after.states
+    before = step.before.states
+    after = step.after.states
     return (
         before is not None and after is not None and not before.nodes.keys() <= after.nodes.keys()
     )

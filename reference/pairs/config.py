@@ -17,7 +17,8 @@ HEARTBEAT = 5  # seconds between two of them
 class PairConfig:
     """Sizes and switches of a pair.
 
-    Raises GeometryError where the two do not fit together."""
+    Raises GeometryError where the two do not fit together.
+    """
 
     #: the two engines. The decode server has a peer (EngineConfig.peer), the other has none; both
     #: have the same groups of layers, in blocks of sizes of their own.

@@ -51,7 +51,9 @@ class PairTransfer(NamedTuple):
 
     reader: D's request.
     moves: (group, block of D, block of P).
-    copied: its bytes have moved; over: it has ended; failed: it ended with an error.
+    copied: its bytes have moved.
+    over: it has ended.
+    failed: it ended with an error.
     """
 
     number: int

@@ -55,8 +55,11 @@ class ServerTexts(RequestTexts):
 
 @dataclass(slots=True)
 class Lease:
-    """The time for which P must keep a promise. ends: the latest end (seconds); rounds: batches that P
-    has scheduled since then."""
+    """The time for which P must keep a promise.
+
+    ends: the latest end (seconds).
+    rounds: batches that P has scheduled since then.
+    """
 
     ends: float
     rounds: int = 0

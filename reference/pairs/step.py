@@ -59,17 +59,18 @@ class PairStep:
         free = (f"{server} has {len(self.after.of(server).free)} blocks free" for server in SERVERS)
         return ", ".join(free)
 
-    def needed(self) -> Iterator[Promise]:
+    def parts_needed(self) -> Iterator[Promise]:
         """Yield promises that a request reads, or may yet be told to."""
         for promise in self.after.promises:
             if self.record.needs(self.after, promise):
                 yield promise
 
-    def lost(self) -> Iterator[Failure]:
+    def losses(self) -> Iterator[Failure]:
         """Yield blocks of promises that are free or were written."""
-        was, now = self.before.prefill, self.after.prefill
+        was = self.before.prefill
+        now = self.after.prefill
         before = {promise.request for promise in self.before.promises}
-        for promise in self.needed():
+        for promise in self.parts_needed():
             for group, row in enumerate(promise.blocks):
                 for block in filter(None, row):
                     if not now.refs[block]:
@@ -85,11 +86,11 @@ class PairStep:
         return failure(f"{keep} for {readers or 'whoever is to read it'}", how, *at_server)
 
     @property
-    def excused(self) -> set[str]:
+    def excused_requests(self) -> set[str]:
         """Requests of P whose KV only a lease frees: the client has gone, or the network has failed."""
         return self.record.dropped | self.record.faulted
 
-    def arrived(self) -> Iterator[tuple[str, int]]:
+    def arrivals(self) -> Iterator[tuple[str, int]]:
         """Yield the requests of D whose KV has arrived with this command, and their computed tokens."""
         waited = {each.request for each in self.before.readers if each.state is ReaderState.WAITS}
         for reader in self.after.readers:
@@ -101,7 +102,7 @@ class PairStep:
         """Yield positions that D counts as computed and that hold other KV."""
         side = self.sides[DECODE]
         texts = self.record.texts[DECODE]
-        for name, computed in self.arrived():
+        for name, computed in self.arrivals():
             bearer = texts.bearers.get(name)
             if bearer is None:
                 continue

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from reference.commands import Abort, Reason
 from reference.state import Phase, State, free
-from reference.prefix_cache import unlocked
+from reference.prefix_cache import unlock_holder
 from reference.rules.rule_definition import (
     NO_REQUEST, Case, RuleContext, known_request, make_room, require, row_goes, rule,
 )  # fmt: skip
@@ -44,7 +44,7 @@ def abort(state: State, command: Abort, context: RuleContext) -> State:
     state = state.without_request(request.name)
     session = state.session(request.session)
     if session is None or session.slot is None or request.started:
-        state = unlocked(state, request.holder)
+        state = unlock_holder(state, request.holder)
     if session is None:
         return state
     return end_turn(state, session._replace(slot=None) if request.started else session)

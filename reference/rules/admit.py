@@ -5,7 +5,7 @@ from __future__ import annotations
 from reference.commands import Admit, Reason
 from reference.cursors import cut, resume
 from reference.state import ZERO, Cursors, Phase, State, text_tokens
-from reference.prefix_cache import matched
+from reference.prefix_cache import match_and_lock
 from reference.rules.rule_definition import (
     NO_REQUEST,
     Case,
@@ -60,7 +60,7 @@ def admit(state: State, command: Admit, context: RuleContext) -> State:
         restored = ZERO
         if state.tree is not None:
             known = tree_key(text_tokens(request.text, key), state.config.geometry.bigram)
-            state, length = matched(state, request.holder, known)
+            state, length = match_and_lock(state, request.holder, known)
             restored = Cursors(length, length, 0, length)
             if length:  # the slot of an admission before this one is given back first
                 state = make_room(

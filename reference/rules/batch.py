@@ -25,8 +25,8 @@ Grown = list[tuple[Request, int]]
 
 
 def batch_of(state: State, names: Sequence[str], *phases: Phase, late: int = 0) -> list[Request]:
-    """Return the requests of a batch: distinct, in one of these phases, and each with at most `late` results
-    in flight; or refuse."""
+    """Return the requests of a batch. Refuses them unless they are distinct, in one of these phases, and each
+    with at most `late` results in flight."""
     require(len(set(names)) == len(names), Reason.DUPLICATE_LANE)
     requests = [known_request(state, name) for name in names]
     require(
@@ -76,7 +76,8 @@ def allocate(
             state = state.with_request(request)
         require(allocated <= geometry.width, Reason.ROW_TOO_SHORT)
         _, had, evicted_to, _ = cursors_of(request)
-        begin, end = -(-had // size), -(-allocated // size)
+        begin = -(-had // size)
+        end = -(-allocated // size)
         pages += end - begin
         swa += end - max(begin, evicted_to // size)  # a tail may begin behind all that was there
         session = state.session(request.session)

@@ -35,10 +35,10 @@ def evict_swa(state: State, command: EvictSwa, context: RuleContext) -> State:
     require(not faithful or command.length <= request.settled_len, Reason.UNFAITHFUL)
     choice = context.choices.get(request.name)
     chosen = None if choice is None else choice.swa_evicted_seqlen
-    return state.with_request(evicted(state, request, command.length, chosen))
+    return state.with_request(evict_request_window(state, request, command.length, chosen))
 
 
-def evicted(state: State, request: Request, length: int, chosen: int | None) -> Request:
+def evict_request_window(state: State, request: Request, length: int, chosen: int | None) -> Request:
     """Return the request after a window eviction with `length`. chosen: where the system stopped."""
     geometry = state.config.geometry
     window = geometry.window
@@ -64,7 +64,7 @@ def evicted(state: State, request: Request, length: int, chosen: int | None) -> 
 def tail_alone(state: State, request: Request, length: int, context: RuleContext) -> Request:
     """Return the request before it grows to `length` with SWA slots only for the last window."""
     choice = context.choices.get(request.name)
-    return evicted(state, request, length, None if choice is None else choice.swa_evicted_seqlen)
+    return evict_request_window(state, request, length, None if choice is None else choice.swa_evicted_seqlen)
 
 
 def own_eviction(
@@ -79,4 +79,4 @@ def own_eviction(
         return request
     if choice.after is not after:
         return request
-    return evicted(state, request, request.settled_len, choice.swa_evicted_seqlen)
+    return evict_request_window(state, request, request.settled_len, choice.swa_evicted_seqlen)

@@ -10,7 +10,7 @@ from reference.rules.rule_definition import (
     NO_REQUEST, NOT_RUNNING, ChoiceNotAllowed, RuleContext, cursors_of, known_request, require, row_goes,
     row_is_cut, rule,
 )  # fmt: skip
-from reference.prefix_cache import unlocked
+from reference.prefix_cache import unlock_holder
 from reference.rules.sessions import end_turn
 
 KEEPS_LESS = (
@@ -71,7 +71,7 @@ def finish(state: State, command: Finish, context: RuleContext) -> State:
         length = min(cursors.kv_committed_len, target)
         geometry = state.config.geometry
         if geometry.states and not geometry.tracks and length != state_of(state, request):
-            return unlocked(state, request.holder)
+            return unlock_holder(state, request.holder)
         state = insert_on_finish(state, request, length, context.effects)
     return state
 

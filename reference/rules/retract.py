@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from reference.commands import Mode, Reason, Retract
 from reference.state import Phase, State, state_of
-from reference.prefix_cache import unlocked
+from reference.prefix_cache import unlock_holder
 from reference.rules.rule_definition import (
     NO_REQUEST, NOT_RUNNING, RuleContext, known_request, require, row_goes, row_is_cut, rule,
 )  # fmt: skip
@@ -46,7 +46,7 @@ def retract(state: State, command: Retract, context: RuleContext) -> State:
         slot = cut_of_turn(state, request, target, context)
         state = state.with_session(session._replace(slot=slot, state=state_of(state, request)))
     else:
-        state = unlocked(state, request.name)
+        state = unlock_holder(state, request.name)
     return state.with_request(
         request._replace(
             phase=Phase.QUEUED,

@@ -36,7 +36,7 @@ class ChoiceNotAllowed(Exception):
 
 @dataclass(slots=True)
 class RuleContext:
-    """A rule's input beside state and command: choices to follow; effects and outcome to fill in."""
+    """A rule's input beside state and command: choices to follow, and effects and outcome to fill in."""
 
     choices: dict[str, Choice]
     effects: Effects
@@ -47,9 +47,11 @@ class RuleContext:
 class Case:
     """The effect of a command on a row in one case, on a server without a radix tree.
 
-    when: the case in words; holds: as an expression over `slot`, `session`, `closing`, `started`, `turn`
-    (what there is before the command). after: cursor -> formula, of those that move; None where the
-    row is given back. full, swa: positions whose pages of that pool are given back.
+    when: the case in words.
+    holds: as an expression over `slot`, `session`, `closing`, `started`, `turn` (what there is before the
+        command).
+    after: cursor -> formula, of those that move; None where the row is given back.
+    full, swa: positions whose pages of that pool are given back.
     """
 
     when: str

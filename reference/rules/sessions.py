@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from reference.commands import Abort, Close, Finish, Open, Reason, Retract, Submit, prompt_len
 from reference.state import Request, Session, State, text_len
-from reference.prefix_cache import extended, is_text, unlocked, well_formed
+from reference.prefix_cache import extend_text, is_text, unlock_holder, well_formed
 from reference.rules.rule_definition import (
     NAME_TAKEN,
     Case,
@@ -38,7 +38,7 @@ def end_turn(state: State, session: Session) -> State:
     """End the session's turn; `session` says what it keeps. A session that a close waits for is
     removed, with everything it has."""
     if session.closing:
-        return unlocked(state.without_session(session.name), session.name)
+        return unlock_holder(state.without_session(session.name), session.name)
     return state.with_session(session._replace(turn=None))
 
 
@@ -80,7 +80,7 @@ def submit(state: State, command: Submit, _: RuleContext) -> State:
     require(origin <= state.config.geometry.width, Reason.ROW_TOO_SHORT)
     counted = state.serial + 1
     serial = text_serial(command.answers, counted)
-    text = extended(history, command.prompt)
+    text = extend_text(history, command.prompt)
     state = state._replace(serial=counted).with_request(
         Request(command.request, command.session, serial, text, origin)
     )

@@ -17,7 +17,14 @@ from reference.commands import (
 from reference.cursors import eviction_limit, floor_page
 from reference.tree_insertion import insert_by_lock_holder
 from reference.state import IN_BATCH, State
-from reference.prefix_cache import evicted, key_of, lock_holders, matched, unlocked, well_formed
+from reference.prefix_cache import (
+    evict_from_cache,
+    key_of,
+    lock_holders,
+    match_and_lock,
+    unlock_holder,
+    well_formed,
+)
 from reference.rules.rule_definition import (
     NAME_TAKEN, RuleContext, cursors_of, is_taken, make_room, require, rule,
 )  # fmt: skip
@@ -55,7 +62,7 @@ def match(state: State, command: Match, _: RuleContext) -> State:
     require(state.tree is not None, Reason.NO_TREE)
     require(prompt_len(command.prompt) <= state.config.geometry.width, Reason.ROW_TOO_SHORT)
     key = key_of(command.prompt, state.config.geometry.bigram)
-    return matched(state, command.holder, key, command.full_only)[0]
+    return match_and_lock(state, command.holder, key, command.full_only)[0]
 
 
 @rule(
@@ -72,7 +79,7 @@ def match(state: State, command: Match, _: RuleContext) -> State:
 )
 def unlock(state: State, command: Unlock, _: RuleContext) -> State:
     require(command.holder in lock_holders(state), Reason.UNKNOWN_REQUEST)
-    return unlocked(state, command.holder)
+    return unlock_holder(state, command.holder)
 
 
 @rule(
@@ -235,6 +242,6 @@ def evict(state: State, command: Evict, context: RuleContext) -> State:
     require(command.states == 0 or state.config.geometry.states, Reason.NO_STATES)
     require(state.tree is not None, Reason.NO_TREE)
     require(command.full >= 0 and command.swa >= 0 and command.states >= 0, Reason.BAD_LENGTH)
-    state, freed = evicted(state, command.full, command.swa, context.effects, command.states)
+    state, freed = evict_from_cache(state, command.full, command.swa, context.effects, command.states)
     context.done = Done(freed=freed)
     return state

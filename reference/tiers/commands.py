@@ -5,10 +5,10 @@ Match, Unlock, Insert, Evict are as without a host tier, Copy and Complete as of
 that does not apply is refused and changes nothing, so that a trace still has a meaning when commands are left
 out of it.
 
-A thread of the storage runs when a command lets it: it takes its next operation and goes on to its first call
-of the backend; then, command by command, through that call to the next, or to the end of the operation. So a
-slow backend is one whose command comes late; a full one, or one that has lost pages, does less of a call.
-Only Tick lets time pass.
+A thread of the storage runs when a command lets it. The first command takes it into the first call of the
+backend for its next operation. Each further command takes it through that call, into the next one or to the
+end of the operation. A backend is slow where its command comes late. A backend that is full or has lost pages
+does less of a call. Only Tick lets time pass.
 
 A server that only decodes takes requests in place of Match, Load and Insert, and so does one that only
 prefills: Extend is then a round of its loop with a batch, Poll a round without.
@@ -90,9 +90,9 @@ class Query:
 
 @dataclass(frozen=True, slots=True)
 class Fetch:
-    """The thread that reads pages into host memory proceeds. pages: as in Query. With vLLM's connector:
-    the oldest job that reads chunks from the storage is done; where a file is too short after so many,
-    the job fails."""
+    """The thread that reads pages into host memory proceeds. pages: as in Query. With vLLM's connector the
+    oldest job that reads chunks from the storage is done. Where a file is too short after so many, the job
+    fails."""
 
     pages: int = ALL
 

@@ -17,18 +17,25 @@ MAX_SLOTS = 1 << 12  # tokens of a pool: every slot is looked at after every com
 
 @dataclass(frozen=True, slots=True)
 class TierConfig:
-    """Sizes and switches of one tree with a host tier. Pages are whole pages of `page_size` tokens.
+    """Sizes and switches of one tree with a host tier. Pages are whole pages of `page_size` tokens. Raises
+    GeometryError when a size is out of bounds or the sizes do not fit together.
 
-    window: positions that a query sees (tokens), None: one pool, no SWA. full_pages, swa_pages: of the
-    device; host_pages, host_swa_pages: of the host. width: the longest text (tokens). policy: when KV is
-    copied to the host. namespaces: texts b, d, f are asked for in a namespace; bigram: the tree knows pairs
-    of tokens. storage: how long a request waits for pages of a storage behind the host, "" for none. decode:
-    the server only decodes, with a radix tree ("radix": no host tier) or without ("plain": the host keeps KV
-    of retracted requests). prefill: the server only prefills, with a radix tree or without, and without a
-    host tier; overlap: it processes a result one round late; attempts: how often it computes a prompt before
-    the decode server has answered. rows: of a server that only decodes or prefills. states, host_states:
-    slots of recurrent state on the device and on the host, 0 of a model without; only the state at the end of
-    a text is kept. Raises GeometryError when a size is out of bounds or the sizes do not fit together.
+    window: positions that a query sees (tokens), None for one pool without SWA.
+    full_pages, swa_pages: of the device.
+    host_pages, host_swa_pages: of the host.
+    width: the longest text (tokens).
+    policy: when KV is copied to the host.
+    namespaces: texts b, d, f are asked for in a namespace.
+    bigram: the tree knows pairs of tokens.
+    storage: how long a request waits for pages of a storage behind the host, "" for none.
+    decode: the server only decodes, with a radix tree ("radix": no host tier) or without ("plain": the host
+        keeps KV of retracted requests).
+    prefill: the server only prefills, with a radix tree or without, and without a host tier.
+    overlap: it processes a result one round late.
+    attempts: how often it computes a prompt before the decode server has answered.
+    rows: of a server that only decodes or prefills.
+    states, host_states: slots of recurrent state on the device and on the host, 0 of a model without; only
+        the state at the end of a text is kept.
     """
 
     page_size: int

@@ -17,7 +17,8 @@ METADATA = "metadata"  # the pool of what the last page of a prompt brings along
 class TierNode(NamedTuple):
     """A node of the tree, without the root.
 
-    start: position of its first token; stamps: its tokens.
+    start: position of its first token.
+    stamps: its tokens.
     device, host: its slots, by pool; none where it has no KV there.
     locks, pins: its lock counts on the device and on the host.
     storing: number of the store that it waits for, -1 for none.
@@ -58,7 +59,9 @@ class TierTransfer(NamedTuple):
     load: from the host; otherwise to it.
     acks: numbers under which the cache waits for it.
     sent: to the copy engine; otherwise queued.
-    copied: its KV has moved. completed: by the engine. stale: it is from before a reset.
+    copied: its KV has moved.
+    completed: by the engine.
+    stale: it is from before a reset.
     """
 
     job: int
@@ -71,14 +74,17 @@ class TierTransfer(NamedTuple):
     stale: bool = False
 
     @property
-    def called(self) -> str:
+    def label(self) -> str:
         """Its name, such as "store 3"."""
         return f"{'load' if self.load else 'store'} {self.job}"
 
 
 class TierRecord(NamedTuple):
-    """The cache's record of a transfer until it is acknowledged. ack: its number, that of a node;
-    nodes: those that it then publishes."""
+    """The cache's record of a transfer until it is acknowledged.
+
+    ack: its number, that of a node.
+    nodes: those that it then publishes.
+    """
 
     load: bool
     ack: int
@@ -89,7 +95,8 @@ class TierUser(NamedTuple):
     """The holder of a lock.
 
     host: on host KV; otherwise on device KV.
-    node: the last of its path; lock: the number of the lock.
+    node: the last of its path.
+    lock: the number of the lock.
     full_only: it has locked no SWA KV, or unlocked it since.
     """
 
@@ -101,8 +108,10 @@ class TierUser(NamedTuple):
 
 
 class TierLock(NamedTuple):
-    """A lock on device KV that the command took. path: the nodes of its path before the command split
-    any of them."""
+    """A lock on device KV that the command took.
+
+    path: the nodes of its path before the command split any of them.
+    """
 
     lock: int
     path: tuple[TierNode, ...]
@@ -128,7 +137,7 @@ class TierOperation(NamedTuple):
     moving: Slots
 
     @property
-    def called(self) -> str:
+    def label(self) -> str:
         """Its name, such as "prefetch 3 of h1"."""
         return f"backup {self.job}" if self.back else f"prefetch {self.job} of {self.name}"
 
@@ -188,7 +197,8 @@ class TierPage(NamedTuple):
     """A page that a command has written to the storage.
 
     key: number of its hash.
-    slots: host slots; found: their stamps.
+    slots: host slots.
+    found: their stamps.
     wanted: stamps of the tokens that the hash stands for.
     """
 
@@ -223,9 +233,12 @@ class TierRequest(NamedTuple):
 class TierSend(NamedTuple):
     """Slots of one pool that were handed in to be sent to a decode server and are not read yet.
 
-    job: its number. name: the request. position: position of the first slot, in the prompt.
-    wanted: stamps of the prompt there, fewer than slots at its end; found: stamps in the slots.
-    In the pool "metadata", slots are the request's row and stamps the numbers of rooms.
+    job: its number.
+    name: the request.
+    position: position of the first slot, in the prompt.
+    wanted: stamps of the prompt there, fewer than slots at its end.
+    found: stamps in the slots. In the pool "metadata", slots are the request's row and stamps the numbers of
+        rooms.
     """
 
     job: int
@@ -238,7 +251,10 @@ class TierSend(NamedTuple):
 
 
 class TierRead(NamedTuple):
-    """The KV that a forward pass finds at a position of its prefix. slot: -1 where there is none."""
+    """The KV that a forward pass finds at a position of its prefix.
+
+    slot: -1 where there is none.
+    """
 
     holder: str
     pool: str
@@ -251,16 +267,22 @@ class TierRead(NamedTuple):
 class TierFacts(NamedTuple):
     """A tree with a host tier at rest after a command.
 
-    free, host_free: free slots by pool, as often as the lists have them. evictable: tokens that count as such
-    on the device, by pool. memory, host_memory: the stamp of each slot. nodes: parents before children.
-    reads: of an Insert whose request had a prefix. complaint: of the release's own check at rest, "" for
-    none. loose: how its locks differ, see locks.py.
-    With a storage: operations; stored: pages that the command has written; returned: host slots that wait to
-    be freed; asked: requests that the cache has a record of; reserved: tokens that count as being fetched.
-    On a server that only decodes or prefills: requests, each transfer that is not over with its request;
-    free_rows, free_first: free rows, and free slots of first tokens, or rows of metadata; sends: what is to
-    be read for decode servers; begun: requests of which it has a record that a part was sent; taken: locks of
-    a round, which may split what it has locked.
+    free, host_free: free slots by pool, as often as the lists have them.
+    evictable: tokens that count as such on the device, by pool.
+    memory, host_memory: the stamp of each slot.
+    nodes: parents before children.
+    reads: of an Insert whose request had a prefix.
+    complaint: of the release's own check at rest, "" for none.
+    loose: how its locks differ, see locks.py. With a storage: operations.
+    stored: pages that the command has written.
+    returned: host slots that wait to be freed.
+    asked: requests that the cache has a record of.
+    reserved: tokens that count as being fetched. On a server that only decodes or prefills: requests, each
+        transfer that is not over with its request.
+    free_rows, free_first: free rows, and free slots of first tokens, or rows of metadata.
+    sends: what is to be read for decode servers.
+    begun: requests of which it has a record that a part was sent.
+    taken: locks of a round, which may split what it has locked.
     """
 
     nodes: tuple[TierNode, ...]

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Iterator
 from reference.failures import AtCount, AtTransfer, AtTreeNode, Failure, failure
 from reference.tiers.facts import RECORD_ONLY, TierRequestState
 from reference.tiers.slot_owners import SlotOwners
-from reference.tiers.slots import at_slot, called
+from reference.tiers.slots import at_slot, slot_name
 
 
 class Leaks(SlotOwners):
@@ -16,44 +16,44 @@ class Leaks(SlotOwners):
 
     waiting: Collection[str]
 
-    def left_over(self) -> Iterator[Failure]:
+    def leftovers(self) -> Iterator[Failure]:
         """Yield records, marks, pins and slots of transfers and requests that have ended."""
         if self.config.role:
-            yield from self._unowned()
+            yield from self._unowned_failures()
         yield from self._unowned_slots({"state"} & {*self.config.pools})
         for name in self.after.asked:
             if name not in self.waiting:
-                at = AtCount(name, "record")
-                yield failure(f"no record of {name}, which waits no more", "there is one", at)
+                place = AtCount(name, "record")
+                yield failure(f"no record of {name}, which waits no more", "there is one", place)
         for operation in self.after.operations:
             if operation.state == RECORD_ONLY:
-                expected = f"{operation.called} is in flight, for it has a record"
+                expected = f"{operation.label} is in flight, for it has a record"
                 yield failure(expected, "it is not", AtTransfer(operation.job))
         if self.after.in_flight:
             return
         expected = "nothing is in flight: no record, no mark, no pin on the host"
         if self.after.reserved:
-            at = AtCount("storage", "tokens being fetched", 0)
+            place = AtCount("storage", "tokens being fetched", 0)
             yield failure(
                 "nothing is in flight: no token counts as being fetched",
                 f"{self.after.reserved} do",
-                at,
+                place,
             )
         for record in self.after.records:
             what = f"the {'load' if record.load else 'store'} of node {record.ack}"
             yield failure(expected, f"there is a record of {what}", AtTreeNode(record.ack))
         for node in self.after.nodes:
-            for wrong, host, got in (
+            for wrong, host, observed in (
                 (node.storing != -1, True, "waits for a store"),
                 (node.loading != -1, False, "waits for a load"),
                 (any(node.pins.values()), True, "is pinned on the host"),
             ):
                 if wrong:
                     yield failure(
-                        expected, f"node {node.node} {got}", AtTreeNode(node.node, host=host)
+                        expected, f"node {node.node} {observed}", AtTreeNode(node.node, host=host)
                     )
 
-    def _unowned(self) -> Iterator[Failure]:
+    def _unowned_failures(self) -> Iterator[Failure]:
         """Yield rows, slots of first tokens and device slots without an owner, on a server with one
         role."""
         after = self.after
@@ -80,7 +80,7 @@ class Leaks(SlotOwners):
             for number in range(page, (self.config.pages(pool) + 1) * page):
                 slot = False, pool, number
                 if not self.who_has(slot):
-                    want = f"{called(slot)} is free, a node's or a request's"
+                    want = f"{slot_name(slot)} is free, a node's or a request's"
                     yield failure(want, "nobody has it", at_slot(slot))
 
 
@@ -93,15 +93,18 @@ _WRONG_STATES = {
 
 
 def _ownership_failures(
-    what: str, size: int, free: Iterable[int], owned: Iterable[int]
+    resource: str, size: int, free: Iterable[int], owned: Iterable[int]
 ) -> Iterator[Failure]:
-    """Yield the numbers with several owners, and how many have none. size: how many there are; owned:
-    numbers that requests own, -1 for none."""
+    """Yield the numbers with several owners, and how many have none.
+
+    size: how many there are.
+    owned: numbers that requests own, -1 for none.
+    """
     owners = Counter([*free, *(number for number in owned if number >= 0)])
     for number, times in owners.items():
         if times > 1:
-            want = f"{what} {number} is free or of one request"
-            yield failure(want, f"{times} have it", AtCount("server", what, 1))
+            want = f"{resource} {number} is free or of one request"
+            yield failure(want, f"{times} have it", AtCount("server", resource, 1))
     if len(owners) != size:
-        want = f"each {what} of {size} is free or of one request"
-        yield failure(want, f"{size - len(owners)} are lost", AtCount("server", what, size))
+        want = f"each {resource} of {size} is free or of one request"
+        yield failure(want, f"{size - len(owners)} are lost", AtCount("server", resource, size))

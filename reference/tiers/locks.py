@@ -1,9 +1,9 @@
 """Locks on ranges of positions of a path. A split changes no range.
 
-A user locks a range of positions of one path, fixed when it locks: on the device full KV from the root on,
-SWA KV in the nodes that cover a window before its end, the state of the last node; on the host full KV of
-the last node, SWA KV and state as on the device. Every node in the range counts the user, however the path
-has been split since.
+A user locks a range of positions of one path, which is fixed when it locks. On the device these are full KV
+from the root on, SWA KV in the nodes that cover a window before its end, and the state of the last node. On
+the host these are full KV of the last node, and SWA KV and state as on the device. Every node in the range
+counts the user, however the path has been split since.
 
 Older releases are looser (TierFacts.loose). "tombstones": an SWA lock leaves out what has no SWA KV when it
 is taken. "host end": a FULL lock on the host stays with the last part of a node that is split.
@@ -44,7 +44,8 @@ class LockRanges:
     """The ranges of all users, by the number of their lock.
 
     prompts: prompts of lock holders, by name.
-    waiting: prompts of requests that have asked a storage, by name. waits: how long they have waited.
+    waiting: prompts of requests that have asked a storage, by name.
+    waits: how long they have waited.
     sessions: open sessions on a decode server.
     seen: prompts of the last inserts.
     lengths: lengths of the last prompts awaited (tokens), by name.
@@ -108,13 +109,13 @@ class LockRanges:
         for taken in facts.taken:
             self.take_lock(users[taken.lock], {node.node: node for node in taken.path})
         nodes = {node.node: node for node in facts.nodes}
-        known = self.ranges
+        ranges_before = self.ranges
         self.ranges = {}
         were = self._nodes
         self._nodes = nodes
         for user in facts.users:
             key = user.lock, user.host
-            was = known.get(key)
+            was = ranges_before.get(key)
             if was is not None:
                 self.ranges[key] = was._replace(user=user)
                 continue

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from reference.failures import AtCount, Failure, Place, failure
 from reference.tiers.facts import METADATA, TierFacts, TierRequest, TierRequestState, TierSend
 from reference.tiers.slot_owners import SlotOwners
-from reference.tiers.slots import at_slot, called
+from reference.tiers.slots import at_slot, slot_name
 
 
 class SentParts(SlotOwners):
@@ -16,11 +16,11 @@ class SentParts(SlotOwners):
 
     before: TierFacts
 
-    def needed(self) -> Iterator[TierSend]:
+    def parts_needed(self) -> Iterator[TierSend]:
         """Yield parts that were handed in to be sent and are not read yet."""
         yield from self.after.sends
 
-    def arrived(self) -> Iterator[TierSend | TierRequest]:
+    def arrivals(self) -> Iterator[TierSend | TierRequest]:
         """Yield parts that this command handed in, and requests whose last part was handed in."""
         yield from self._parts_handed_in()
         for request in self.after.requests:
@@ -32,7 +32,7 @@ class SentParts(SlotOwners):
         known = {send.job for send in self.before.sends}
         return [send for send in self.after.sends if send.job not in known]
 
-    def lost(self) -> Iterator[Failure]:
+    def losses(self) -> Iterator[Failure]:
         """Yield slots of parts not read yet that are free, or were written."""
         was = {send.job: send.found for send in self.before.sends}
         for send in self.after.sends:
@@ -53,31 +53,32 @@ class SentParts(SlotOwners):
         """Yield parts with other KV than their position has, and requests of which too little or too
         much was handed in."""
         for send in self._parts_handed_in():
-            for at, (found, wanted) in enumerate(zip(send.found, send.wanted, strict=True)):
+            for index, (found, wanted) in enumerate(zip(send.found, send.wanted, strict=True)):
                 if found != wanted:
-                    slot = send.slots[at]
-                    want = f"{_part_slot_text(send, at)} is sent as {_part_place(send, at)} of {send.name}"
-                    got = "KV of another token" if found else "nothing"
+                    slot = send.slots[index]
+                    place = _part_place(send, index)
+                    expected = f"{_part_slot_text(send, index)} is sent as {place} of {send.name}"
+                    observed = "KV of another token" if found else "nothing"
                     if send.pool == METADATA:
-                        got = "what another request left" if found else "nothing"
-                    yield failure(want, f"it holds {got}", _slot_place(send, slot))
+                        observed = "what another request left" if found else "nothing"
+                    yield failure(expected, f"it holds {observed}", _slot_place(send, slot))
         for request in self.after.requests:
             if request.due < 0 or (request.due and request.state == TierRequestState.SENDS):
-                want = f"each page that the decode server of {request.name} expects is handed in once"
+                expected = f"each page that the decode server of {request.name} expects is handed in once"
                 more = "too few" if request.due > 0 else "too many"
-                got = f"{abs(request.due)} {more}"
-                yield failure(want, got, AtCount(request.name, "pages to send"))
+                observed = f"{abs(request.due)} {more}"
+                yield failure(expected, observed, AtCount(request.name, "pages to send"))
 
 
-def _part_slot_text(send: TierSend, at: int) -> str:
+def _part_slot_text(send: TierSend, index: int) -> str:
     """Return the name of a part's slot at an index, such as "device full slot 5"."""
     if send.pool == METADATA:
-        return f"row {send.slots[at]} of metadata"
-    return called((False, send.pool, send.slots[at]))
+        return f"row {send.slots[index]} of metadata"
+    return slot_name((False, send.pool, send.slots[index]))
 
 
-def _part_place(send: TierSend, at: int) -> str:
-    return METADATA if send.pool == METADATA else f"position {send.position + at}"
+def _part_place(send: TierSend, index: int) -> str:
+    return METADATA if send.pool == METADATA else f"position {send.position + index}"
 
 
 def _slot_place(send: TierSend, slot: int) -> Place:

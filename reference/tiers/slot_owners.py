@@ -43,21 +43,21 @@ class SlotOwners:
         return found
 
     @memoized
-    def held_back(self) -> dict[Slot, list[str]]:
+    def pending_slots(self) -> dict[Slot, list[str]]:
         """Host slots of storage operations, and slots that wait to be freed, each with its owners in
         words."""
-        found: dict[Slot, list[str]] = {}
+        owners_by_slot: dict[Slot, list[str]] = {}
         for operation in self.after.operations:
             if operation.back:
                 continue
             for slot in host_slots(operation.slots):
-                found.setdefault(slot, []).append(operation.called)
+                owners_by_slot.setdefault(slot, []).append(operation.label)
         for slot in host_slots(self.after.returned):
-            found.setdefault(slot, []).append("the queue of slots to free")
+            owners_by_slot.setdefault(slot, []).append("the queue of slots to free")
         for request in self.after.requests:
             for slot in host_slots(request.kept):
-                found.setdefault(slot, []).append(f"{request.name}, which is retracted,")
-        return found
+                owners_by_slot.setdefault(slot, []).append(f"{request.name}, which is retracted,")
+        return owners_by_slot
 
     @memoized
     def holders(self) -> dict[Slot, list[int]]:
@@ -80,7 +80,7 @@ class SlotOwners:
         owners = len(self.owners.get(slot, ())) + len(self.holders.get(slot, ()))
         return owners + self.free.get(slot, 0) > 1
 
-    def had_by(self, slot: Slot) -> str:
+    def owners_text(self, slot: Slot) -> str:
         """Return the owners of a device slot, as the observation of a failure."""
         names = self.who_has(slot)
         return f"{' and '.join(names) or 'nobody'} {'have' if len(names) > 1 else 'has'} it"
@@ -91,7 +91,7 @@ class SlotOwners:
         return {target(job, part) for job, part in self.moving(lambda job: not job.copied)}
 
     @memoized
-    def unfinished(self) -> set[Slot]:
+    def slots_being_written(self) -> set[Slot]:
         """Slots that transfers write which have not completed."""
         return {target(job, part) for job, part in self.moving(lambda job: not job.completed)}
 

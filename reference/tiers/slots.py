@@ -18,7 +18,7 @@ def host_slots(slots: Slots) -> Iterator[Slot]:
             yield True, pool, slot
 
 
-def held(facts: TierFacts, slot: Slot) -> int:
+def stamp_in_slot(facts: TierFacts, slot: Slot) -> int:
     """Return the stamp in a slot, 0 for none."""
     host, pool, at = slot
     return (facts.host_memory if host else facts.memory)[pool][at]
@@ -35,7 +35,7 @@ def target(job: TierTransfer, part: TierPart) -> Slot:
 
 
 @cache
-def called(slot: Slot) -> str:
+def slot_name(slot: Slot) -> str:
     """Return the name of a slot, such as "host swa slot 5"."""
     return f"{'host' if slot[0] else 'device'} {slot[1]} slot {slot[2]}"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from reference.failures import counted
+from reference.failures import count_text
 from reference.standstill_detector import Standstill
 from reference.tiers.commands import TierCommand
 from reference.tiers.config import TierConfig
@@ -50,5 +50,5 @@ class TierStep(HostRecords, Leaks, SentParts):
         free = {pool: len(slots) for pool, slots in self.after.free.items()}
         for pool, tokens in self.after.evictable.items():
             free[pool] = free.get(pool, 0) + tokens
-        rows = counted(len(self.after.free_rows), "row")
+        rows = count_text(len(self.after.free_rows), "row")
         return f"{', '.join(f'{pool} {tokens}' for pool, tokens in free.items())} tokens and {rows} free"

@@ -17,7 +17,8 @@ class AdmissionAttempt:
     """An attempt to admit a request that has asked the storage.
 
     name: of the request.
-    waited: since it asked (s). blocked: since an attempt first failed (s), -1 if none has.
+    waited: since it asked (s).
+    blocked: since an attempt first failed (s), -1 if none has.
     most: the time that it may be blocked (s).
     pages_due: before the attempt its prefetch had still to ask for pages, or to read some.
     """
@@ -51,7 +52,7 @@ class StorageWaits:
         return self.config.storage == "timeout"
 
     @property
-    def held_back(self) -> dict[str, bool]:
+    def waiting_requests(self) -> dict[str, bool]:
         """Requests that an attempt to admit has found waiting, and whether the time of each is over."""
         return {
             name: self.now - wait.blocked > self._most(wait)
@@ -68,33 +69,33 @@ class StorageWaits:
         """Record a command. Returns the attempt to admit a request that it was; None for any other."""
         if not self.ends_in_time:
             return None
-        done = isinstance(outcome, Done)
+        is_done = isinstance(outcome, Done)
         match command:
-            case Tick(seconds) if done:
+            case Tick(seconds) if is_done:
                 self.now += seconds
-            case Prefetch(name, prompt) if done:
+            case Prefetch(name, prompt) if is_done:
                 known = {operation.job for operation in before.operations}
                 own = (op.job for op in after.operations if not op.back and op.job not in known)
                 self.waits[name] = _Wait(prompt, self.now, next(own, -1))
-            case Abort(name) if done:
+            case Abort(name) if is_done:
                 self.waits.pop(name, None)
             case Match(name, prompt, full_only=False) | Load(name, prompt):
                 wait = self.waits.get(name)
                 held_back = outcome == Refused(Reason.WRONG_PHASE)  # else it was not tried
-                if wait is not None and wait.prompt == prompt and (done or held_back):
-                    return self._attempt(name, wait, done, before)
+                if wait is not None and wait.prompt == prompt and (is_done or held_back):
+                    return self._attempt(name, wait, is_done, before)
         return None
 
-    def _attempt(self, name: str, wait: _Wait, done: bool, before: TierFacts) -> AdmissionAttempt:
-        found = next((op for op in before.operations if op.job == wait.prefetch), None)
+    def _attempt(self, name: str, wait: _Wait, is_done: bool, before: TierFacts) -> AdmissionAttempt:
+        operation = next((op for op in before.operations if op.job == wait.prefetch), None)
         admission = AdmissionAttempt(
             name,
             self.now - wait.asked,
             self.now - wait.blocked if wait.blocked >= 0 else -1,
             self._most(wait),
-            found is not None and found.state in _IN_PROGRESS,
+            operation is not None and operation.state in _IN_PROGRESS,
         )
-        if done:
+        if is_done:
             del self.waits[name]
         elif wait.blocked < 0:
             wait.blocked = self.now

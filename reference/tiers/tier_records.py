@@ -14,7 +14,8 @@ from reference.failures import Failure, Place
 class HostUnit(NamedTuple):
     """A chunk or a slot of host memory.
 
-    called: its name. at: its place.
+    called: its name.
+    at: its place.
     owners: number of keys or nodes that have it.
     free: how often the free list has it.
     moving: a transfer in flight uses it.
@@ -34,8 +35,10 @@ class KeptCopy(NamedTuple):
 
     holds: its required content, in words.
     wanted, found: stamps, slot by slot.
-    slot: name of the slot at an index; at: its place.
-    missing: the fault of an empty slot; another: of a slot with another stamp.
+    slot: name of the slot at an index.
+    at: its place.
+    missing: the fault of an empty slot.
+    another: of a slot with another stamp.
     """
 
     holds: str
@@ -48,7 +51,10 @@ class KeptCopy(NamedTuple):
 
 
 class Count(NamedTuple):
-    """A pin or lock count. wanted, got: the two values in words."""
+    """A pin or lock count.
+
+    wanted, got: the two values in words.
+    """
 
     called: str
     at: Place
@@ -90,15 +96,15 @@ class HasTier(Protocol):
 
     def sources(self) -> Iterator[Source]: ...
 
-    def taken(self) -> Iterator[Failure]:
+    def taken_destinations(self) -> Iterator[Failure]:
         """Yield destinations of transfers that have another owner."""
         ...
 
-    def left_over(self) -> Iterator[Failure]:
+    def leftovers(self) -> Iterator[Failure]:
         """Yield what is kept for transfers and requests that are over."""
         ...
 
     @property
-    def reached(self) -> frozenset[str]:
+    def clauses_reached(self) -> frozenset[str]:
         """Clauses of a second tier that could fail at this step."""
         ...

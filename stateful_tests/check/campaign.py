@@ -19,12 +19,11 @@ from impl.adapter import AnySystem, UnusableImplementation
 from impl.process.failures import fails_at_start
 from impl.system_spec import system_spec
 from stateful_tests.check.run_counts import Counted
-from stateful_tests.check.run_driver import (
-    HANG, HANGS, Driven, Named, RunBatch, broken, drive, drive_named,
-)  # fmt: skip
+from stateful_tests.check.run_driver import drive, drive_named
+from stateful_tests.check.run_batches import HANG, HANGS, BatchResult, Named, RunBatch, broken
 from stateful_tests.check.executors import SERIAL, Executor
 from stateful_tests.check.finder import Finder, Found
-from stateful_tests.check.undriven_parts import left_out
+from stateful_tests.check.undriven_parts import parts_left_out
 from stateful_tests.check.known_faults.lookup import Lookup
 from stateful_tests.check.known_faults.masks import Mask
 from stateful_tests.check.check_plans import CORPUS, Plan, for_system
@@ -55,22 +54,23 @@ def run(
     """Carry the plan out on `system`.
 
     The configurations of the plan take turns, a few runs each, so that every kind of fault comes up
-    early.
-    base: the system before the change; violations that it shows as well end nothing, and for each
-        clause a trace is searched in which it conforms.
+    early. An interrupt ends the check with the findings until then. Raises UnusableImplementation when no
+    configuration fits.
+
+    base: the system before the change; violations that it shows as well end nothing, and for each clause a
+        trace is searched in which it conforms.
     masks: known faults; violations that they explain are counted, and neither shrunk nor a finding.
-    executor: where runs execute, on systems that are made from `named`; without one, all runs use
-        `system` itself.
+    executor: where runs execute, on systems that are made from `named`; without one, all runs use `system`
+        itself.
     found: called with a violation before it is shrunk, and with each smaller trace.
-    early: earlier runs, each with a violation. interrupted: report these, and drive no more.
+    early: earlier runs, each with a violation.
+    interrupted: report these, and drive no more.
     began: `time.monotonic()` when the check began; its seconds and time limit count from there.
     lookup: looks findings up in other releases.
-    An interrupt ends the check with the findings until then. Raises UnusableImplementation when no
-    configuration fits.
     """
-    asked = plan
+    plan_asked = plan
     plan = for_system(plan, system)
-    work: Callable[[RunBatch], Driven] = partial(drive, system, plan)
+    work: Callable[[RunBatch], BatchResult] = partial(drive, system, plan)
     if named is None:
         executor = SERIAL
     elif executor is not SERIAL:
@@ -83,7 +83,7 @@ def run(
     comparable = system_spec(system).checkout and type(base) is type(system)
     if base is not None and comparable and not result.new and not result.interrupted:
         guessed = lookup is not None and lookup.may_excuse
-        result.left_out = left_out(system, base, asked, result.unfit, guessed=guessed)
+        result.left_out = parts_left_out(system, base, plan_asked, result.unfit, guessed=guessed)
     return result
 
 
@@ -117,13 +117,17 @@ class _Campaign:
     def run(
         self,
         executor: Executor,
-        work: Callable[[RunBatch], Driven],
+        work: Callable[[RunBatch], BatchResult],
         early: Sequence[Run],
         *,
         interrupted: bool,
     ) -> CheckResult:
-        """Drive all batches of runs and return the result of the check. work: drives a batch; early: runs
-        with violations that came before; interrupted: the user ended the check before this began."""
+        """Drive all batches of runs and return the result of the check.
+
+        work: drives a batch.
+        early: runs with violations that came before.
+        interrupted: the user ended the check before this began.
+        """
         result = CheckResult(self.system.name, self.plan.tier, self.plan.seed)
         can = self.system.capabilities
         machines = {
@@ -143,13 +147,13 @@ class _Campaign:
                 self.finder.take(each.violation, each.trace)
             if interrupted:
                 raise KeyboardInterrupt
-            with closing(executor.map(work, ahead)) as driven:
+            with closing(executor.map(work, ahead)) as results:
                 for batch in now:
                     if self._is_over(result):
                         break
                     if batch.config.machine == CORPUS:
                         self.lines -= len(batch.examples)
-                    self._add_batch(machines[batch.config], next(driven))
+                    self._add_batch(machines[batch.config], next(results))
         except KeyboardInterrupt:
             result.interrupted = True
             self.finder.give_up()
@@ -168,11 +172,11 @@ class _Campaign:
         if self.lookup is not None:
             try:
                 if not result.interrupted:
-                    result.findings = self.lookup.told(result.findings)
+                    result.findings = self.lookup.look_up(result.findings)
             except KeyboardInterrupt:
                 result.interrupted = True
             if result.interrupted:
-                result.findings = self.lookup.interrupted(result.findings)
+                result.findings = self.lookup.note_interrupt(result.findings)
         result.masked = dict(self.finder.masked)
         for machine in result.machines:
             add_tallies(result.tallies, machine.tallies)
@@ -213,7 +217,7 @@ class _Campaign:
         hangs = [times for broke, times in self.broke.items() if broke.startswith(HANG)]
         return max(hangs, default=0) >= HANGS or self.counted.runs == unstarted >= _UNSTARTED
 
-    def _add_batch(self, result: MachineResult, driven: Driven) -> None:
+    def _add_batch(self, result: MachineResult, driven: BatchResult) -> None:
         """Add the results of a batch, and shrink its violations."""
         self.counted.add(driven)
         add_tallies(result.tallies, driven.tallies)
@@ -221,7 +225,7 @@ class _Campaign:
         for commands, violations in driven.runs:
             result.examples += 1
             result.commands += commands
-            self.counted.ran(commands, directed=result.name == CORPUS)
+            self.counted.count_run(commands, directed=result.name == CORPUS)
             self.finder.commands = self.counted.commands
             for violation, trace in violations:
                 result.violated.update(violation.clauses)

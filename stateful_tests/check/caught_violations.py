@@ -68,14 +68,14 @@ def finding_of(
     """Return the finding of a name in a report, with a replay of its trace."""
     clause = name.split()[0]
     run, flaky = _replay_finding(system, caught, clause)
-    seen = run.violation or caught.violation
-    if clause in seen.clauses:
-        seen = seen.with_headline(clause)
-    noted = seen.with_note(FLAKY) if flaky else seen
+    violation = run.violation or caught.violation
+    if clause in violation.clauses:
+        violation = violation.with_headline(clause)
+    noted = violation.with_note(FLAKY) if flaky else violation
     run = with_calls(system, replace(run, violation=noted))
     no_witness = ""
     if caught.stands is Standing.UNTOLD:
-        no_witness = beside(base, masks, run.trace, seen, clause).why
+        no_witness = beside(base, masks, run.trace, violation, clause).why
     modes = tuple(mode for mode in Mode if mode in caught.modes)
     return Finding(
         clause, run, modes, caught.times, caught.after_s, caught.after_commands,
@@ -90,7 +90,7 @@ def _replay_finding(system: AnySystem, caught: Caught, clause: str) -> tuple[Run
     A flaky violation is reported too. If no replay shows it, the run is reported as it was found.
     """
     times = 1 if clause == "BROKEN" else _REPLAYS  # a crash takes a new worker, a hang its time
-    shown: list[Run] = []
+    runs_shown: list[Run] = []
     try:
         for trace in (caught.trace, caught.first):
             runs = [replay(system, replace(trace, clause=clause)) for _ in range(times)]
@@ -101,11 +101,11 @@ def _replay_finding(system: AnySystem, caught: Caught, clause: str) -> tuple[Run
             ]
             if len(shows) == times:
                 return shows[0], False
-            shown += shows
+            runs_shown += shows
     except UnusableImplementation:  # it cannot be driven any more
         not_run = Run(replace(caught.trace, clause=clause), system.name, (), None)
         return _run_as_found(not_run, caught), False
-    return (shown[0] if shown else _run_as_found(runs[0], caught)), True
+    return (runs_shown[0] if runs_shown else _run_as_found(runs[0], caught)), True
 
 
 def _run_as_found(run: Run, caught: Caught) -> Run:

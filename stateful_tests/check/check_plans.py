@@ -142,24 +142,26 @@ def sizes_for(machine: str, name: str) -> Any:
 
 def fit_sizes(system: AnySystem, machine: str, sizes: Any, exactly: bool = False) -> Any:
     """Return these sizes with the smallest change that lets this machine drive the system: the window,
-    the size of a page, rows, the width. exactly: change nothing. Raises UnusableImplementation where
-    nothing helps."""
+    the size of a page, rows, the width. Raises UnusableImplementation where nothing helps.
+
+    exactly: change nothing.
+    """
     can = system.capabilities
     missing = {"Match", "Insert"} - can.commands
     if machine == "tree" and missing:
         raise UnusableImplementation(f"{system.name} does not offer {', '.join(sorted(missing))}")
     if exactly or not kind_of_config(sizes).modelled or not can.system_kind.modelled:
         check_fits(system, sizes)
-        return taken(system, [sizes])
+        return first_fitting(system, [sizes])
     if sizes.window is not None and not can.swa:
         sizes = replace(sizes, window=None, swa_pages=0)
     elif sizes.window is None and not can.full_only:
         sizes = replace(sizes, window=sizes.page_size + 1, swa_pages=max(2, sizes.full_pages - 2))
     check_fits(system, sizes)
-    return taken(system, chain([sizes], _similar_sizes(sizes)))
+    return first_fitting(system, chain([sizes], _similar_sizes(sizes)))
 
 
-def taken(system: AnySystem, candidates: Iterable[Any]) -> Any:
+def first_fitting(system: AnySystem, candidates: Iterable[Any]) -> Any:
     """Return the first of these sizes that the system can be built with. Raises UnusableImplementation,
     with the reason for the first, where there is none."""
     reason: UnusableImplementation | None = None

@@ -58,7 +58,7 @@ class CorpusLine(NamedTuple):
         )
 
 
-def written(line: CorpusLine) -> str:
+def line_text(line: CorpusLine) -> str:
     """Return the line as text."""
     g = line.trace.sizes(Geometry)
     sizes = zip(_SIZES, (g.page_size, g.window or 0, g.full_pages, g.swa_pages, g.rows, g.width))
@@ -124,7 +124,7 @@ def meets(line: CorpusLine) -> int | None:
     return None
 
 
-def driven(
+def select_lines(
     machines: tuple[str, ...],
     modes: tuple[Mode, ...],
     mode: Mode,

@@ -23,7 +23,10 @@ _Handle = TypeVar("_Handle")
 
 
 class Executor(Protocol):
-    """Runs tasks. at_once: number of tasks at a time."""
+    """Runs tasks.
+
+    at_once: number of tasks at a time.
+    """
 
     at_once: int
 

@@ -19,7 +19,7 @@ from stateful_tests.check.caught_violations import Caught, finding_of
 from stateful_tests.check.finding_order import is_milder, report_order
 from stateful_tests.check.known_faults.causes import lacks, needs
 from stateful_tests.check.known_faults.explanation import (
-    Explained, clauses_of, counted_under, needs_of, unexplained_needs,
+    Explained, clauses_of, explaining_masks, needs_of, unexplained_needs,
 )  # fmt: skip
 from stateful_tests.check.known_faults.masks import (
     Mask, Standing, beside, do_the_same, holding, how_it_breaks,
@@ -90,7 +90,7 @@ class Finder:
 
     def take(self, violation: Violation, trace: Trace) -> None:
         """Count a violation, and shrink it if it may be a new finding or give a smaller trace."""
-        masks = counted_under(self.system, self.base, self.masks, trace, violation, self._explained)
+        masks = explaining_masks(self.system, self.base, self.masks, trace, violation, self._explained)
         if masks:
             self.masked[tuple(mask.fault.id for mask in masks), violation.clause] += 1
         elif not self._finds_another_cause(violation, trace):
@@ -159,13 +159,13 @@ class Finder:
 
     def _is_worth_shrinking(self, clause: str, stands: Standing, mode: Mode) -> bool:
         """Return whether to shrink a violation of a clause. Count it if the clause has a trace already."""
-        known = self._caught.get(clause)
-        if known is None:
+        best = self._caught.get(clause)
+        if best is None:
             return True
-        known.times += 1
-        if self.once or stands is not known.stands:
-            return stands > known.stands
-        return mode not in known.modes or self._may_get_smaller(known, mode)
+        best.times += 1
+        if self.once or stands is not best.stands:
+            return stands > best.stands
+        return mode not in best.modes or self._may_get_smaller(best, mode)
 
     def _smallest(
         self,
@@ -173,14 +173,15 @@ class Finder:
         clause: str,
         allowed: Allowed | None,
         other: Trace | None,
-        known: Sequence[Trace],
+        earlier: Sequence[Trace],
     ) -> Trace:
         """Return the smallest trace of a clause.
 
-        other: the smallest trace of another clause of the same violation. known: traces of its other
-        clauses that were found before. One of these is returned if it violates this clause too.
+        other: the smallest trace of another clause of the same violation.
+        earlier: traces of its other clauses that were found before. One of these is returned if it violates
+            this clause too.
         """
-        for each in filter(None, (other, *known)):
+        for each in filter(None, (other, *earlier)):
             if each is not trace and self._failing_commands(each, clause, allowed) is not None:
                 return each
         budget = BUDGET if other is None else _BESIDE_BUDGET
@@ -209,17 +210,17 @@ class Finder:
     def _keep_if_best(self, clause: str, caught: Caught, allowed: Allowed | None) -> None:
         """Keep a trace of a clause if it is the best one so far."""
         self._prefer_faithful(caught, clause, allowed)
-        known = self._caught.get(clause)
-        if known is None or known.stands < caught.stands:
+        best = self._caught.get(clause)
+        if best is None or best.stands < caught.stands:
             self._caught[clause] = caught
             self.last_new = self.commands
             self._shrinking.pop(clause, None)
         else:
-            known.modes |= caught.modes
+            best.modes |= caught.modes
             # A faithful scheduler's trace is better evidence than a shorter one of a free scheduler.
             # With several traces of the clause, a smaller one may have the cause of another.
-            if len(self._caught_for(clause)) < 2:
-                known.trace = min(known.trace, caught.trace, key=self._rank)
+            if len(self._catches_of(clause)) < 2:
+                best.trace = min(best.trace, caught.trace, key=self._rank)
         self._report_traces()
 
     def _failing_commands(
@@ -253,21 +254,21 @@ class Finder:
                 return not alike or do_the_same(system, base, trace, violation)
 
             return keeps_standing
-        known = clauses_of(masks, was)
+        known_clauses = clauses_of(masks, was)
         breaks: set[str] = set()
         if clause == "BROKEN":
             breaks = {how for mask in masks for how in mask.breaks}
-        if not known and not breaks:
+        if not known_clauses and not breaks:
             return None
 
         def shows_no_known_fault(_: Trace, violation: Violation) -> bool:
-            if violation.clause in known:
+            if violation.clause in known_clauses:
                 return False
             return violation.clause != clause or how_it_breaks(violation.observed) not in breaks
 
         return shows_no_known_fault
 
-    def _caught_for(self, clause: str) -> list[Caught]:
+    def _catches_of(self, clause: str) -> list[Caught]:
         return [caught for name, caught in self._caught.items() if name.split()[0] == clause]
 
     def _finds_another_cause(self, violation: Violation, trace: Trace) -> bool:
@@ -276,20 +277,20 @@ class Finder:
         clause = violation.clause
         if self.once or self.base is not None:
             return False
-        known = self._caught_for(clause)
+        earlier_catches = self._catches_of(clause)
         masks = holding(self.masks, violation, clause)
-        if not (known or masks) or len(known) == MAX_TRACES_PER_CLAUSE:
+        if not (earlier_catches or masks) or len(earlier_catches) == MAX_TRACES_PER_CLAUSE:
             return False
-        if known and self._searches[clause] == MAX_ALTERNATIVE_SEARCHES:
+        if earlier_catches and self._searches[clause] == MAX_ALTERNATIVE_SEARCHES:
             return False
-        if known:
+        if earlier_catches:
             self._searches[clause] += 1
         system = self.system
         found_after_s = time.monotonic() - self.started
-        for each in known:
+        for each in earlier_catches:
             if each.needs is None:
                 each.needs = needs(system, each.trace, clause)
-        needed = [each.needs or () for each in known] + needs_of(masks, clause)
+        needed = [each.needs or () for each in earlier_catches] + needs_of(masks, clause)
         still_new = self._allowed_shrinks(violation, clause, Standing.NEW)
         as_new = (lambda _: True) if still_new is None else partial(still_new, trace)
         prefix = None if clause == "BROKEN" else unexplained_needs(system, trace, clause, needed, as_new)
@@ -297,15 +298,15 @@ class Finder:
             return False
         without, candidate = prefix
 
-        def allowed(smaller: Trace, seen: Violation) -> bool:
+        def may_shrink_to(smaller: Trace, seen: Violation) -> bool:
             if still_new is not None and not still_new(smaller, seen):
                 return False
             return lacks(system, without, smaller)
 
         smallest = minimise(
-            system, candidate, clause, budget=ALTERNATIVE_SHRINK_BUDGET, allowed=allowed
+            system, candidate, clause, budget=ALTERNATIVE_SHRINK_BUDGET, allowed=may_shrink_to
         )
-        number = 1 + len(known)
+        number = 1 + len(earlier_catches)
         self._caught[finding_name(clause, number)] = Caught(
             smallest,
             first=candidate,
@@ -329,13 +330,13 @@ class Finder:
             standings = {name: each.stands for name, each in together.items() if each.is_compared}
             self.found({name: together[name].trace for name in names}, standings)
 
-    def _may_get_smaller(self, known: Caught, mode: Mode) -> bool:
+    def _may_get_smaller(self, best: Caught, mode: Mode) -> bool:
         """Return whether to shrink another violation of a clause, because its trace is long or has an
         impatient client."""
-        known.retries += 1
-        if known.retries > _RETRIES:
+        best.retries += 1
+        if best.retries > _RETRIES:
             return False
-        free, impatient, length = self._rank(known.trace)
+        free, impatient, length = self._rank(best.trace)
         return (impatient or length > _SHORT) and free == (mode is Mode.FREE)
 
     def _rank(self, trace: Trace) -> tuple[bool, bool, int]:

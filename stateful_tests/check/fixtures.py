@@ -56,13 +56,13 @@ def _with_stated_outcomes(system: AnySystem, trace: Trace, clause: str) -> Run:
         outcomes = ((at, row.outcome) for at, row in enumerate(rows))
         stated = tuple((at, outcome) for at, outcome in outcomes if not isinstance(outcome, Broken))
         return replay(system, replace(trace, expected=stated))
-    run = replay(system, _stated_by_reference(trace))
+    run = replay(system, _with_reference_outcomes(trace))
     if run.violation is not None and clause in run.violation.clauses:
         return run
     return replay(system, replace(trace, expected=()))
 
 
-def _stated_by_reference(trace: Trace) -> Trace:
+def _with_reference_outcomes(trace: Trace) -> Trace:
     """Return the trace with the reference's outcome at every step."""
     state = model.initial(trace.sizes(Geometry), trace.mode)
     expected = []
@@ -103,9 +103,9 @@ def fixture(
     healthy: systems on which it must conform.
     clause: None for the first violated one. Raises NotPossible.
     """
-    made = replace(trace, expected=())
+    fixture_trace = replace(trace, expected=())
     if faulty is not None:
-        run = replay(faulty, replace(made, clause=clause or made.clause))
+        run = replay(faulty, replace(fixture_trace, clause=clause or fixture_trace.clause))
         if run.violation is None:
             raise NotPossible(f"conforms on {faulty.name}: it shows no fault there")
         clause = clause or run.violation.clause
@@ -113,16 +113,18 @@ def fixture(
             raise NotPossible(
                 f"violates {run.violation.clause} first on {faulty.name}, not {clause}"
             )
-        made = replace(made, clause=clause, commands=made.commands[: run.violation.step + 1])
-    if kind_of_config(made.geometry).modelled:
-        made = _stated_by_reference(made)
+        fixture_trace = replace(
+            fixture_trace, clause=clause, commands=fixture_trace.commands[: run.violation.step + 1]
+        )
+    if kind_of_config(fixture_trace.geometry).modelled:
+        fixture_trace = _with_reference_outcomes(fixture_trace)
     for system in healthy:
-        violation = replay(system, made).violation
+        violation = replay(system, fixture_trace).violation
         if violation is not None:
             raise NotPossible(
                 f"violates {violation.clause} at step {violation.step} on {system.name} too"
             )
     if faulty is None:
-        return replay(healthy[0], made)
+        return replay(healthy[0], fixture_trace)
     assert clause is not None
-    return _with_stated_outcomes(faulty, made, clause)
+    return _with_stated_outcomes(faulty, fixture_trace, clause)

@@ -12,7 +12,8 @@ from typing import Any
 
 from impl.adapter import AnySystem, Misfit, UnusableImplementation
 from reference.geometry import GeometryError
-from stateful_tests.check.run_driver import Configuration, RunBatch, lines_of
+from stateful_tests.check.run_driver import lines_of
+from stateful_tests.check.run_batches import Configuration, RunBatch
 from stateful_tests.check.check_plans import CORPUS, Plan, fit_sizes, sizes_for
 
 # runs of one configuration before the next has its turn; of other machines 3

@@ -13,7 +13,8 @@ from reference.commands import kind_name
 from reference.geometry import Geometry
 from reference.system_kinds import kind_of_config
 from stateful_tests.check.corpus import FIXTURE, CorpusLine
-from stateful_tests.check.run_driver import Configuration, Declined, Driven, lines_of
+from stateful_tests.check.run_driver import lines_of
+from stateful_tests.check.run_batches import Configuration, DeclinedCommands, BatchResult
 from stateful_tests.check.check_plans import CORPUS, Plan
 from stateful_tests.generate.run_profile import MACHINES
 from stateful_tests.lockstep.driven_kinds import check_fits
@@ -25,7 +26,8 @@ NO_MORE = 10
 # What it refuses often it may refuse in all of the last runs by chance: one check in a million.
 _BY_CHANCE = 1e-6
 # commands: a shorter run takes as much effort; effort for each that is carried out
-_SHORT, _MOST = 30, 3
+_SHORT = 30
+_MOST = 3
 
 
 @dataclass(slots=True)
@@ -41,7 +43,7 @@ class Counted:
     runs: int = 0
     #: kinds that the system alone refuses since it last carried one out, with runs numbered from
     #: the start
-    declined: dict[str, Declined] = field(default_factory=dict)
+    declined: dict[str, DeclinedCommands] = field(default_factory=dict)
     #: runs with a command of the kind that the system could carry out
     tried: Counter[str] = field(default_factory=Counter)
     #: runs that carried one out
@@ -52,7 +54,7 @@ class Counted:
     #: runs that never ended, because a request got no answer
     unanswered: int = 0
 
-    def add(self, driven: Driven) -> None:
+    def add(self, driven: BatchResult) -> None:
         """Add the results of a batch. Its runs come one by one."""
         self.refusals += driven.refusals
         self.kinds += driven.kinds
@@ -67,12 +69,15 @@ class Counted:
             self.declined.pop(kind, None)
         for kind, declined in driven.declined.items():
             so_far = self.declined.setdefault(
-                kind, Declined(declined.name, self.commands + declined.since)
+                kind, DeclinedCommands(declined.name, self.commands + declined.since)
             )
             so_far.runs |= {self.runs + run for run in declined.runs}
 
-    def ran(self, commands: int, *, directed: bool = False) -> None:
-        """Count a run. directed: it is a line of the corpus, which is as short as possible."""
+    def count_run(self, commands: int, *, directed: bool = False) -> None:
+        """Count a run.
+
+        directed: it is a line of the corpus, which is as short as possible.
+        """
         self.runs += 1
         self.commands += commands
         self.effort += commands if directed else max(commands, _SHORT)

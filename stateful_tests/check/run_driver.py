@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import gc
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import lru_cache, partial
 from itertools import chain
 from multiprocessing.util import Finalize
@@ -16,28 +15,28 @@ from typing import Any, NamedTuple, cast
 
 from impl.adapter import AnySystem, Capabilities, Misfit, UnusableImplementation
 from impl.engines import DriveOptions
-from impl.process.remote_system import LIMITS, Limits
-from impl.system_spec import SystemSpec
 from reference import model
 from reference.clauses.step import Step
 from reference.commands import (
-    Command, Done, Extend, Mode, Outcome, Reason, Refused, SpecDecode, kind_name,
+    Command, Done, Extend, Mode, Outcome, Reason, Refused, SpecDecode,
 )  # fmt: skip
 from reference.geometry import Geometry
 from reference.state import State
 from reference.system_kinds import BLOCKS, PAIRS, TIERS, AnyCommand, AnyConfig, kind_of_config
 from reference.token_ids import SHARED
-from stateful_tests.check.check_plans import CORPUS, Plan, fit_sizes, sizes_for
+from stateful_tests.check.check_plans import CORPUS, Plan, fit_sizes
 from stateful_tests.check import corpus
 from stateful_tests.check.corpus import FIXTURE, CorpusLine
+from stateful_tests.check.run_batches import (
+    HANG, HANGS, BatchResult, Configuration, Named, RunBatch, broken,
+)  # fmt: skip
 from stateful_tests.coverage.situations import situations
 from impl.choices import Choices, RandomChoices, pick
-from stateful_tests.generate.engine_commands import (
+from stateful_tests.generate.engine_commands import engine_finale, propose_engine_command
+from stateful_tests.generate.engine_profile import (
     draw_engine_config,
     draw_engine_profile,
-    engine_finale,
-    fitted,
-    propose_engine_command,
+    fit_config,
 )
 from stateful_tests.generate.next_command import finale, propose
 from stateful_tests.generate.pair_commands import (
@@ -63,132 +62,30 @@ from stateful_tests.lockstep.any_lockstep import AnyLockstep
 from stateful_tests.lockstep.driven_kinds import check_fits, lockstep_on, new_tallies
 from stateful_tests.lockstep.lockstep import Lockstep
 from stateful_tests.lockstep.final_closes import violations
-from stateful_tests.lockstep.check_results import Tally
-from stateful_tests.lockstep.run_results import Trace, Violation
 
 
-class Named(NamedTuple):
-    """A system by name, as `system_names.driven` takes it: every process can make it for itself.
-
-    also_checked: clauses that are checked although its release is known to violate them.
-    """
-
-    spec: SystemSpec
-    device: str = "cpu"
-    checkout: str | None = None
-    limits: Limits = LIMITS
-    in_process: bool = True
-    also_checked: frozenset[str] = frozenset()
-
-
-class Configuration(NamedTuple):
-    """One machine on one preset in one mode. sizes: those of the preset, fitted to the system; None for
-    the corpus, whose lines have their own."""
-
-    machine: str
-    preset: str
-    mode: Mode
-    sizes: AnyConfig | None = None
-
-    @property
-    def name(self) -> str:
-        """Its name, such as "both page2"; the mode does not matter."""
-        return f"{self.machine} {self.preset}"
-
-
-def with_stated_sizes(machine: str, preset: str, mode: Mode) -> Configuration:
-    """Return the configuration with the sizes that the preset states."""
-    return Configuration(machine, preset, mode, sizes_for(machine, preset))
-
-
-class RunBatch(NamedTuple):
-    """A few runs of one configuration, or lines of the corpus, by their numbers."""
-
-    config: Configuration
-    examples: range
-
-
-@dataclass(slots=True)
-class Declined:
-    """Commands of a kind that a system refuses. since: commands before the first; runs: number of runs
-    with one."""
-
-    name: str
-    since: int
-    runs: set[int] = field(default_factory=set)
-
-
-@dataclass(slots=True)
-class Driven:
-    """The results of a batch."""
-
-    tallies: dict[str, Tally]
-    #: for each its number of commands and the violation that ended it, if any, with its trace; then
-    #: the one that came up when all was closed
-    runs: list[tuple[int, list[tuple[Violation, Trace]]]] = field(default_factory=list)
-    refusals: Counter[str] = field(default_factory=Counter)
-    #: commands by kind
-    kinds: Counter[str] = field(default_factory=Counter)
-    #: without refused ones
-    carried_out: Counter[str] = field(default_factory=Counter)
-    #: kinds that the system, unlike the reference, refuses since it last carried one out
-    declined: dict[str, Declined] = field(default_factory=dict)
-    #: kind -> the runs that had one, and whether a run carried one out
-    runs_of: dict[str, dict[int, bool]] = field(default_factory=dict)
-    situations: Counter[str] = field(default_factory=Counter)
-    #: situation -> why its line could not be driven
-    unfit: dict[str, str] = field(default_factory=dict)
-    #: runs that never ended, because a request waits
-    unanswered: int = 0
-    seconds: float = 0.0
-
-    def count(self, command: object, outcome: Outcome, declined: bool) -> None:
-        """Count a command of the run that comes next in `runs`. declined: the system refused it, and the
-        reference did not."""
-        kind = type(command).__name__
-        if not isinstance(outcome, Refused):
-            self.carried_out[kind] += 1
-            self.declined.pop(kind, None)
-            self.runs_of.setdefault(kind, {})[len(self.runs)] = True
-        elif declined:
-            self.runs_of.setdefault(kind, {}).setdefault(len(self.runs), False)
-            since = self.declined.setdefault(
-                kind, Declined(kind_name(type(command)), self.kinds.total())
-            )
-            since.runs.add(len(self.runs))
-        self.kinds[kind] += 1
-
-
-HANG = "hang:"
-HANGS = 2
 # Commands more than a run had: a run that has not ended by then never will. Chunks of two tokens, one request
 # at a time, take some 700 of them.
-LAST = 1_000
+_LAST = 1_000
 
 
-def broken(violated: tuple[Violation, Trace]) -> str:
-    """Return the failure of a system at a violation; "" where it did not fail."""
-    violation, _ = violated
-    return violation.failure_of("BROKEN").observed if "BROKEN" in violation.clauses else ""
-
-
-def drive(system: AnySystem, plan: Plan, batch: RunBatch) -> Driven:
+def drive(system: AnySystem, plan: Plan, batch: RunBatch) -> BatchResult:
     """Run a batch on a system."""
-    driven = Driven(new_tallies(system.capabilities))
+    record = BatchResult(new_tallies(system.capabilities))
     began = time.monotonic()
     machines: dict[str, Any] = {**dict.fromkeys(_DRAWS, _run_judged_example), CORPUS: _run_line}
     for example in batch.examples:
-        machines.get(batch.config.machine, _run_example)(system, plan, batch.config, example, driven)
+        machines.get(batch.config.machine, _run_example)(system, plan, batch.config, example, record)
         if (
-            sum(broke.startswith(HANG) for _, found in driven.runs for broke in map(broken, found))
+            sum(broke.startswith(HANG) for _, found in record.runs for broke in map(broken, found))
             == HANGS
         ):
             break  # each takes its time
-    driven.seconds = time.monotonic() - began
-    return driven
+    record.seconds = time.monotonic() - began
+    return record
 
 
-def drive_named(named: Named, plan: Plan, batch: RunBatch) -> Driven:
+def drive_named(named: Named, plan: Plan, batch: RunBatch) -> BatchResult:
     """Drive a batch of runs on a system of this process, given by its name."""
     return drive(_system(named), plan, batch)
 
@@ -198,7 +95,7 @@ def _system(named: Named) -> AnySystem:
     """Return the system of this process, which is closed when the process ends. Its objects stay out of
     garbage collection: torch has many."""
     options = DriveOptions(named.checkout, named.device, limits=named.limits)
-    system: AnySystem = system_names.driven(named.spec, options, named.in_process)
+    system: AnySystem = system_names.driven_system(named.spec, options, named.in_process)
     check_also(system, named.also_checked)
     Finalize(None, partial(_close, system), exitpriority=1)
     gc.freeze()
@@ -247,10 +144,12 @@ def lines_of(system: AnySystem, plan: Plan, mode: Mode) -> list[CorpusLine]:
     return _lines(plan.machines, plan.modes or system.capabilities.modes, mode, plan.first)
 
 
-_lines = lru_cache(maxsize=4)(corpus.driven)
+_lines = lru_cache(maxsize=4)(corpus.select_lines)
 
 
-def _run_line(system: AnySystem, plan: Plan, config: Configuration, example: int, driven: Driven) -> None:
+def _run_line(
+    system: AnySystem, plan: Plan, config: Configuration, example: int, driven: BatchResult
+) -> None:
     """Run a line of the corpus, by its number. Every other line of a system with a reference model is
     closed at its end."""
     line = lines_of(system, plan, config.mode)[example]
@@ -261,25 +160,25 @@ def _run_line(system: AnySystem, plan: Plan, config: Configuration, example: int
     try:
         check_fits(system, line.geometry, line.commands)
         lockstep = _start_lockstep(system, line.geometry, config, driven)
-        done: list[AnyCommand] = []
+        commands_run: list[AnyCommand] = []
         can = system.capabilities
         offered = line.commands
         if can.system_kind.schedules:
             offered = tuple(filter(can.offers, offered))
-        _carry_out(lockstep, offered, done, driven)
+        _carry_out(lockstep, offered, commands_run, driven)
         if example % 2:
-            _end_run(lockstep, done, driven)
-        new_violations = violations(lockstep, done, "generated")
+            _end_run(lockstep, commands_run, driven)
+        new_violations = violations(lockstep, commands_run, "generated")
     except Misfit:
         raise
     except UnusableImplementation as error:
         driven.unfit[line.situation] = str(error).removeprefix(system.name).lstrip(": ")
     else:
-        driven.runs.append((len(done), new_violations))
+        driven.runs.append((len(commands_run), new_violations))
 
 
 def _start_lockstep(
-    system: AnySystem, geometry: AnyConfig, config: Configuration, driven: Driven
+    system: AnySystem, geometry: AnyConfig, config: Configuration, driven: BatchResult
 ) -> AnyLockstep:
     return lockstep_on(
         system, geometry, config.mode, tallies=driven.tallies, refusals=driven.refusals
@@ -287,13 +186,13 @@ def _start_lockstep(
 
 
 def _carry_out(
-    lockstep: AnyLockstep, commands: Iterable[AnyCommand], done: list[AnyCommand], driven: Driven
+    lockstep: AnyLockstep, commands: Iterable[AnyCommand], commands_run: list[AnyCommand], driven: BatchResult
 ) -> None:
     """Run commands up to a violation; with a reference model, count the situations that they meet."""
     for command in commands:
         was = lockstep.state if isinstance(lockstep, Lockstep) else None
         outcome = lockstep.do(command)
-        done.append(command)
+        commands_run.append(command)
         driven.count(command, outcome, _is_declined(lockstep.system, was, command, outcome))
         if lockstep.violation is not None:
             return
@@ -301,11 +200,11 @@ def _carry_out(
             driven.situations.update(situations(was, cast(Command, command), outcome, lockstep.state))
 
 
-def _end_run(lockstep: AnyLockstep, done: list[AnyCommand], driven: Driven) -> None:
+def _end_run(lockstep: AnyLockstep, commands_run: list[AnyCommand], driven: BatchResult) -> None:
     """End everything that runs; systems without a reference model end by last commands of their own."""
     if lockstep.violation is None and isinstance(lockstep, Lockstep):
         _carry_out(
-            lockstep, finale(lockstep.state, lockstep.system.capabilities), done, driven
+            lockstep, finale(lockstep.state, lockstep.system.capabilities), commands_run, driven
         )
 
 
@@ -360,7 +259,9 @@ def _round_kinds(commands: tuple[Command, ...]) -> set[str]:
     return kinds & {"Decode", "SpecDecode", "Launch"}
 
 
-def _run_example(system: AnySystem, plan: Plan, config: Configuration, example: int, driven: Driven) -> None:
+def _run_example(
+    system: AnySystem, plan: Plan, config: Configuration, example: int, driven: BatchResult
+) -> None:
     if example % 4 == 2 and plan.corpus:  # what is rare by itself has a sequel
         run, number = _continue_line(system, config, start_run(system, plan, config, example))
         if number:
@@ -375,26 +276,37 @@ def _run(
     plan: Plan,
     config: Configuration,
     example: int,
-    driven: Driven,
+    driven: BatchResult,
     run: StartedRun,
     first_commands: tuple[Command, ...] = (),
 ) -> None:
-    """Carry out one run. first_commands: its first commands."""
-    done = list[AnyCommand]()
+    """Carry out one run.
+
+    first_commands: its first commands.
+    """
+    commands_run = list[AnyCommand]()
     lockstep = _start_lockstep(system, run.geometry, config, driven)
     assert isinstance(lockstep, Lockstep)
-    _carry_out(lockstep, chain(first_commands, _propose_commands(run, lockstep, plan, example)), done, driven)
+    _carry_out(
+        lockstep,
+        chain(first_commands, _propose_commands(run, lockstep, plan, example)),
+        commands_run,
+        driven,
+    )
     if example % 4 != 1:  # else the next run starts on what this one leaves
-        _end_run(lockstep, done, driven)
-    driven.runs.append((len(done), violations(lockstep, done, "generated")))
+        _end_run(lockstep, commands_run, driven)
+    driven.runs.append((len(commands_run), violations(lockstep, commands_run, "generated")))
 
 
 class _Draws(NamedTuple):
     """The generators for a kind of system without a reference model.
 
     record: returns the record of a run, which the commands are drawn from.
-    profile: draws a profile; sizes: draws a configuration; fitted: fits it to the profile.
-    propose: draws the next command; finale: returns the next of those that end a run.
+    profile: draws a profile.
+    sizes: draws a configuration.
+    fitted: fits it to the profile.
+    propose: draws the next command.
+    finale: returns the next of those that end a run.
     """
 
     record: Callable[[Any], Any]
@@ -407,7 +319,7 @@ class _Draws(NamedTuple):
 
 _DRAWS = {
     BLOCKS.machine: _Draws(
-        attrgetter("texts"), draw_engine_profile, draw_engine_config, fitted, propose_engine_command,
+        attrgetter("texts"), draw_engine_profile, draw_engine_config, fit_config, propose_engine_command,
         engine_finale,
     ),
     TIERS.machine: _Draws(
@@ -422,13 +334,13 @@ _DRAWS = {
 
 
 def _run_judged_example(
-    system: AnySystem, plan: Plan, config: Configuration, example: int, driven: Driven
+    system: AnySystem, plan: Plan, config: Configuration, example: int, driven: BatchResult
 ) -> None:
     """Drive one run of a kind that is judged only by clauses, and add it to `driven`. Every fourth example
     has drawn sizes."""
     source = RandomChoices(f"{plan.seed}/{config.preset}/{example}/{config.machine}")
     draws = _DRAWS[config.machine]
-    done = list[AnyCommand]()
+    commands_run = list[AnyCommand]()
     profile = draws.profile(source, system.capabilities)
     sizes = config.sizes
     assert sizes is not None
@@ -442,10 +354,10 @@ def _run_judged_example(
     record = draws.record(lockstep)
     steps = plan.steps * (8 if example % 32 == 8 else 1)
 
-    def proposed() -> Iterator[AnyCommand]:
+    def propose_commands() -> Iterator[AnyCommand]:
         for _ in range(steps):
             yield draws.propose(record, lockstep.facts, source, profile)
-        for _ in range(steps + LAST):
+        for _ in range(steps + _LAST):
             if (command := draws.finale(record, lockstep.facts)) is None:
                 return
             yield command
@@ -453,5 +365,5 @@ def _run_judged_example(
             if lockstep.step.unanswered:
                 driven.unanswered += 1
 
-    _carry_out(lockstep, proposed(), done, driven)
-    driven.runs.append((len(done), violations(lockstep, done, "generated")))
+    _carry_out(lockstep, propose_commands(), commands_run, driven)
+    driven.runs.append((len(commands_run), violations(lockstep, commands_run, "generated")))

@@ -26,7 +26,7 @@ _AROUND = 2  # releases next to that of a tree
 Refuses = Callable[[Any], str | None]  # why a system refuses something; None where it does not
 
 
-def left_out(
+def parts_left_out(
     system: AnySystem, base: AnySystem, asked: Plan, unfit: Collection[str], *, guessed: bool = False
 ) -> dict[str, str]:
     """Return the parts of a plan that run on the base and not on the system, each with the reason.
@@ -38,7 +38,8 @@ def left_out(
     """
     reason_by_part: dict[str, str] = {}
     refusals: dict[str, Refuses] = {}
-    plan, of_base = for_system(asked, system), for_system(asked, base)
+    plan = for_system(asked, system)
+    of_base = for_system(asked, base)
     for name in of_base.presets:
         if guessed and name not in plan.presets:
             continue

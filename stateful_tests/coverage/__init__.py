@@ -1,2 +1,2 @@
-"""Coverage of runs: the case of a rule that a command met; and scopes, small enough to see every state.
+"""Coverage of runs: the cases of rules that commands met. A scope is small enough to see every state.
 Nothing is searched or driven here."""

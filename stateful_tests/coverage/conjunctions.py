@@ -20,7 +20,7 @@ from reference.commands import (
 from reference.cursors import floor_page
 from reference.prefix_cache import shares_lock
 from reference.radix_tree import (
-    Insertion, Key, Lock, Node, Placed, Tree, full_locked, lock_of, nodes, path_of, shared, state_paths,
+    Insertion, Key, Lock, Node, Placed, Tree, full_locked, lock_of, nodes, path_of, shared_len, state_paths,
 )  # fmt: skip
 from reference.rules.rule_definition import cursors_of
 from reference.state import IN_BATCH, Phase, Request, Session, State, text_tokens
@@ -33,26 +33,26 @@ from stateful_tests.generate.enabled_commands import full_alone, slot_source
 def conjunctions(was: State, command: Command, outcome: Outcome, now: State) -> set[str]:
     """Return the conjunctions of one step of the reference, such as "two locks, windowed goes over a cut:
     windowed"."""
-    reached = set(_of_tracked(was, command, outcome))
+    situations = set(_of_tracked(was, command, outcome))
     if isinstance(outcome, Refused):
-        return reached
-    reached |= {*_of_request(was, command, now), *_at_once(was, command)}
+        return situations
+    situations |= {*_of_request(was, command, now), *_at_once(was, command)}
     if isinstance(command, Decode | Extend):
-        reached |= set(_slots(was, command))
+        situations |= set(_slots(was, command))
     if was.tree is None or now.tree is None:
-        return reached
+        return situations
     if was.tree is not now.tree:
         if was.tree.locks:
-            reached |= {*_cuts(was.tree, now.tree), *_unlocks(was.tree, now.tree)}
-        reached |= {*_by_own_moment(was.tree, now.tree), *_passes(was.tree, now.tree, command)}
-        reached |= set(_drops(was.tree, now.tree))
+            situations |= {*_cuts(was.tree, now.tree), *_unlocks(was.tree, now.tree)}
+        situations |= {*_by_own_moment(was.tree, now.tree), *_passes(was.tree, now.tree, command)}
+        situations |= set(_drops(was.tree, now.tree))
         if was.tree.states and not isinstance(command, Evict):
-            reached |= set(_room_for_a_state(was.tree, now.tree, command))
+            situations |= set(_room_for_a_state(was.tree, now.tree, command))
         if isinstance(command, UnlockSwa):
-            reached |= set(_second_swa_part(was, command))
+            situations |= set(_second_swa_part(was, command))
     if isinstance(command, Extend) and len(command.lanes) > 1 and not evicts(was, now):
-        reached |= set(_batch(was, command, now))
-    return reached
+        situations |= set(_batch(was, command, now))
+    return situations
 
 
 def _of_request(was: State, command: Command, now: State) -> Iterator[str]:
@@ -185,16 +185,16 @@ def _in_full(tree: Tree, lock: Lock) -> int:
 
 def _cuts(was: Tree, now: Tree) -> Iterator[str]:
     """Yield the situations in which a node is split that one has locked, or two."""
-    paths = {placed.path for placed in nodes(was)}
-    new = [placed for placed in nodes(now) if placed.path not in paths]
+    paths = {placed_node.path for placed_node in nodes(was)}
+    new = [placed_node for placed_node in nodes(now) if placed_node.path not in paths]
     if not new:
         return
-    for placed in nodes(was):
+    for placed_node in nodes(was):
         for head in new:
-            if placed.start < head.end and head.path == placed.path[: head.end]:
-                kinds = [_beside(was, lock, placed, head.end) for lock in _over(was, placed)]
+            if placed_node.start < head.end and head.path == placed_node.path[: head.end]:
+                kinds = [_beside(was, lock, placed_node, head.end) for lock in _over(was, placed_node)]
                 for kind in kinds:
-                    yield f"a locked node is cut: {kind}, {_upper_half(placed.node, head.node)}"
+                    yield f"a locked node is cut: {kind}, {_upper_half(placed_node.node, head.node)}"
                 for pair in combinations(sorted(kinds), 2):
                     yield f"two locks, a node is cut: {' and '.join(pair)}"
 
@@ -216,7 +216,8 @@ def _beside(tree: Tree, lock: Lock, placed: Placed, index: int) -> str:
 
 
 def _unlocks(was: Tree, now: Tree) -> Iterator[str]:
-    """One of two locks goes, over a node that was cut since: a fresh lock would pin less SWA KV."""
+    """Yield that one of two locks goes, over a node that was cut since: a fresh lock would pin less SWA
+    KV."""
     stay = [lock for lock in was.locks if lock in now.locks]
     if len(stay) >= len(was.locks):
         return
@@ -325,18 +326,18 @@ def _came_across(was: Tree, placed: Placed) -> str:
 
 def _drops(was: Tree, now: Tree) -> Iterator[str]:
     """Yield the situations in which a node goes, with what becomes of the one above it."""
-    had, has = ({placed.path: placed for placed in nodes(tree)} for tree in (was, now))
-    if has.keys() > had.keys():
+    nodes_before, nodes_after = ({placed.path: placed for placed in nodes(tree)} for tree in (was, now))
+    if nodes_after.keys() > nodes_before.keys():
         return
-    for path in had.keys() - has.keys():
-        above = had.get(path[: had[path].start])
+    for path in nodes_before.keys() - nodes_after.keys():
+        above = nodes_before.get(path[: nodes_before[path].start])
         if above is not None:
-            fate = "goes too" if above.path not in has else "stays"
+            fate = "goes too" if above.path not in nodes_after else "stays"
             if fate == "stays" and full_locked(was, above):
                 fate = "is read"
             elif fate == "stays" and len(above.node.children) > 1:
                 fate = "has another child"
-            one, two = ("live" if p.node.live else "a tombstone" for p in (had[path], above))
+            one, two = ("live" if p.node.live else "a tombstone" for p in (nodes_before[path], above))
             yield f"a node goes: {one}, and above it {two} {fate}"
 
 
@@ -360,14 +361,15 @@ def _slots(was: State, command: Decode | Extend) -> Iterator[str]:
 
 
 def _batch(was: State, command: Extend, now: State) -> Iterator[str]:
-    """Two entries of a batch: what each brings to the tree, one after the other, and of the same pages what
-    becomes of them."""
+    """Yield for two entries of a batch what each brings to the tree, one after the other, and of the same
+    pages what becomes of them."""
     assert was.tree is not None
     tree = was.tree
     brought = list[tuple[Key, int, str]]()
     parts = list[tuple[int, str]]()
     for lane in command.lanes:
-        before, request = request_of(was, lane.request), request_of(now, lane.request)
+        before = request_of(was, lane.request)
+        request = request_of(now, lane.request)
         session = was.session(request.session)
         bigram = was.config.geometry.bigram
         prefix = before.cursors.cache_protected_len if before.cursors is not None else 0
@@ -396,7 +398,7 @@ def _batch(was: State, command: Extend, now: State) -> Iterator[str]:
             yield f"two of a batch: one {one}, the next {part}{than}"
         parts.append((end, part))
         for other, r, said in brought:
-            if shared(other, key, tree.page_size) > max(r, prefix):
+            if shared_len(other, key, tree.page_size) > max(r, prefix):
                 yield f"two of a batch, the same pages: one {said}, the next {says}"
         brought.append((key, prefix, says))
 

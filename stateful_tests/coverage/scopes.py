@@ -11,7 +11,7 @@ from reference.geometry import Geometry
 from stateful_tests.generate.exploration_scope import Scope
 
 
-def spelt_in(texts: str, longest: int, block: int = 1) -> tuple[str, ...]:
+def texts_in(texts: str, longest: int, block: int = 1) -> tuple[str, ...]:
     """Return every prompt up to `longest` tokens made of blocks of `block` tokens, each block in
     one of `texts`."""
     prompts = []
@@ -105,26 +105,26 @@ _ALL: Sequence[Scope] = (
           _sizes(1, 2, 7, 5, 2, 6), sessions=2, ahead=4, takes="nightly"),
     # The radix tree by itself.
     Scope("tree-tiny", "one lock holder, two texts, room for two pages",
-          _cached(1, 1, 2, 2, 1, 2), lock_holders=1, texts="ab", prompts=spelt_in("ab", 2)),
+          _cached(1, 1, 2, 2, 1, 2), lock_holders=1, texts="ab", prompts=texts_in("ab", 2)),
     Scope("tree-two-holders", "two lock holders, two texts, room for two pages",
-          _cached(1, 1, 2, 2, 1, 2), lock_holders=2, texts="ab", prompts=spelt_in("ab", 2)),
+          _cached(1, 1, 2, 2, 1, 2), lock_holders=2, texts="ab", prompts=texts_in("ab", 2)),
     Scope("tree-small-window-pool",
           "one lock holder, two texts, more room in the full pool than in the other",
-          _cached(1, 1, 3, 2, 1, 2), lock_holders=1, texts="ab", prompts=spelt_in("ab", 2)),
+          _cached(1, 1, 3, 2, 1, 2), lock_holders=1, texts="ab", prompts=texts_in("ab", 2)),
     Scope("tree-window2", "one lock holder, a window of two, prompts past it",
           _cached(1, 2, 3, 3, 1, 3), lock_holders=1, texts="ab", prompts=("a1", "a2", "a3", "b1", "a1b1")),
     Scope("tree-page2", "one lock holder, pages of two, prompts that end inside one",
-          _cached(2, 1, 2, 2, 1, 4), lock_holders=1, texts="ab", prompts=("a1", "a3", *spelt_in("ab", 4, 2))),
+          _cached(2, 1, 2, 2, 1, 4), lock_holders=1, texts="ab", prompts=("a1", "a3", *texts_in("ab", 4, 2))),
     Scope("tree-no-window", "two lock holders, pages of two, one pool",
-          _cached(2, None, 3, 0, 1, 4), lock_holders=2, texts="ab", prompts=("a3", *spelt_in("ab", 4, 2))),
+          _cached(2, None, 3, 0, 1, 4), lock_holders=2, texts="ab", prompts=("a3", *texts_in("ab", 4, 2))),
     Scope("tree-two-holders-long", "two lock holders, one text, prompts of up to three, an SWA pool for two",
           _cached(1, 1, 3, 2, 1, 3), lock_holders=2, texts="a", prompts=("a1", "a2", "a3")),
     Scope("tree-page2-long", "one lock holder, one text, prompts of up to three pages of two",
           _cached(2, 1, 3, 3, 1, 6), lock_holders=1, texts="a", prompts=("a2", "a4", "a6")),
     Scope("tree-long", "one lock holder, window 1, prompts of up to three: fresh nodes outside of the window",
-          _cached(1, 1, 3, 3, 1, 3), lock_holders=1, texts="ab", prompts=spelt_in("ab", 3), takes="minutes"),
+          _cached(1, 1, 3, 3, 1, 3), lock_holders=1, texts="ab", prompts=texts_in("ab", 3), takes="minutes"),
     Scope("tree-three-pages", "two lock holders, two texts, room for three pages",
-          _cached(1, 1, 3, 3, 1, 2), lock_holders=2, texts="ab", prompts=spelt_in("ab", 2), takes="minutes"),
+          _cached(1, 1, 3, 3, 1, 2), lock_holders=2, texts="ab", prompts=texts_in("ab", 2), takes="minutes"),
     Scope("tree-parts", "two lock holders that give parts of their locks back, or have locked full KV alone",
           _cached(1, 1, 2, 2, 1, 2), lock_holders=2, texts="a", prompts=("a1", "a2"), parts=True),
     # Both together.
@@ -165,7 +165,7 @@ _ALL: Sequence[Scope] = (
     Scope("states-session", "one session on a recurrent model, up to 3 ahead: a cut cannot take a state back",
           _recurrent(1, None, 5, 0, 1, 5, tree=False), sessions=1, ahead=3, submits=(1,), late=True),
     Scope("states-tree", "two lock holders, two texts, fewer slots of recurrent state than prefixes",
-          _recurrent(2, None, 3, 0, 1, 2), lock_holders=2, texts="ab", prompts=spelt_in("ab", 2)),
+          _recurrent(2, None, 3, 0, 1, 2), lock_holders=2, texts="ab", prompts=texts_in("ab", 2)),
     Scope("states-tree-window", "a lock holder, one text, a window of one and two slots of recurrent state",
           _recurrent(2, 1, 3, 3, 1, 3), lock_holders=1, texts="a", prompts=("a1", "a2", "a3"), parts=True,
           takes="minutes"),

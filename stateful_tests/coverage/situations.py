@@ -16,7 +16,7 @@ from stateful_tests.generate.commands.shared_cases import LATE
 
 
 def situations(was: State, command: Command, outcome: Outcome, now: State) -> set[str]:
-    """All that a step meets: its situation, and what meets in it of several."""
+    """Return all that a step meets: its situation, and what meets in it of several."""
     return {situation(was, command, outcome, now), *conjunctions(was, command, outcome, now)}
 
 
@@ -27,7 +27,7 @@ def situation(was: State, command: Command, outcome: Outcome, now: State) -> str
         text = _PLAIN.get((kind, outcome.reason))
         if text is None:
             case = HARNESSES[kind].refusals.get(outcome.reason)
-            text = _refused(kind, outcome.reason, case is not None and case.applies(was, command))
+            text = _refusal_text(kind, outcome.reason, case is not None and case.applies(was, command))
             if case is None:
                 _PLAIN[kind, outcome.reason] = text
         return text
@@ -42,7 +42,7 @@ _TEXTS: dict[object, str] = {}
 _PLAIN: dict[tuple[type, Reason], str] = {}  # of refusals that are all alike
 
 
-def _refused(kind: type, reason: Reason, special: bool = False) -> str:
+def _refusal_text(kind: type, reason: Reason, special: bool = False) -> str:
     key = (kind, reason, special)
     if key not in _TEXTS:
         label = f", {HARNESSES[kind].refusals[reason].label}" if special else ""

@@ -24,7 +24,7 @@ def kinds(scope: Scope) -> tuple[type, ...]:
     return tuple(kind for kind in COMMANDS if HARNESSES[kind].is_in(scope))
 
 
-def _used(scope: Scope) -> Iterator[Harness[Any]]:
+def _harnesses(scope: Scope) -> Iterator[Harness[Any]]:
     return (HARNESSES[kind] for kind in kinds(scope))
 
 
@@ -32,47 +32,47 @@ def of_session(
     scope: Scope, session: Session, turn: Request | None, fresh: Names
 ) -> Iterator[Command]:
     """Return commands about a session and its turn."""
-    for harness in _used(scope):
+    for harness in _harnesses(scope):
         yield from harness.of_session(scope, session, turn, fresh)
-    yield from _misnamed(scope, session.name, session)
+    yield from _misnamed_commands(scope, session.name, session)
     if turn is not None:
         yield from of_request(scope, turn)
 
 
 def of_request(scope: Scope, request: Request) -> Iterator[Command]:
     """Return commands about a request."""
-    for harness in _used(scope):
+    for harness in _harnesses(scope):
         yield from harness.of_request(scope, request)
-    yield from _misnamed(scope, request.name, request)
+    yield from _misnamed_commands(scope, request.name, request)
 
 
 def of_two(scope: Scope, one: Request, two: Request) -> Iterator[Command]:
     """Return batches of two requests."""
     if not scope.batches:
         return
-    for harness in _used(scope):
+    for harness in _harnesses(scope):
         yield from harness.of_two(scope, one, two)
 
 
 def of_lock_holder(scope: Scope, name: str, locked: Key) -> Iterator[Command]:
-    """Commands about a lock holder that has `locked` locked."""
-    for harness in _used(scope):
+    """Yield commands about a lock holder that has `locked` locked."""
+    for harness in _harnesses(scope):
         yield from harness.of_lock_holder(scope, name, locked)
-    yield from _misnamed(scope, name, None)
+    yield from _misnamed_commands(scope, name, None)
 
 
 def of_nobody(scope: Scope, present: Present, fresh: Names) -> Iterator[Command]:
-    """Commands about whoever is not there yet, about the tree, about everybody; what is ill-formed."""
-    for harness in _used(scope):
+    """Yield commands about whoever is not there yet, about the tree, about everybody; what is ill-formed."""
+    for harness in _harnesses(scope):
         yield from harness.of_nobody(scope, present, fresh)
         if scope.invalid:
             yield from harness.ill_formed(scope, fresh)
 
 
-def _misnamed(scope: Scope, name: str, bearer: Session | Request | None) -> Iterator[Command]:
+def _misnamed_commands(scope: Scope, name: str, bearer: Session | Request | None) -> Iterator[Command]:
     """Return a name that is taken for that of somebody of another kind: by every command, in the scope or
     not."""
     if not scope.invalid:
         return
     for kind in COMMANDS:
-        yield from HARNESSES[kind].misnamed(scope, name, bearer)
+        yield from HARNESSES[kind].misnamed_commands(scope, name, bearer)

@@ -73,9 +73,9 @@ class InductiveStepCheck:
         # facts but for those that a state decides
         self._led_to = {}
 
-    def _known(self, state: State) -> _Known:
-        known = self._states.get(state)
-        if known is None:
+    def _known_state(self, state: State) -> _Known:
+        known_facts = self._states.get(state)
+        if known_facts is None:
             sessions = {
                 s.name: SessionFacts(text_tokens(s.history), s.closing, s.slot)
                 for s in state.sessions
@@ -85,11 +85,11 @@ class InductiveStepCheck:
                 for r in state.requests
             }
             number = self._layouts.setdefault(layout(state), len(self._layouts))
-            known = self._states[state] = _Known(number, sessions, requests)
-        return known
+            known_facts = self._states[state] = _Known(number, sessions, requests)
+        return known_facts
 
     def look_for(self, reached: Iterable[str]) -> None:
-        """From now on note which situations of clauses are reached, but for those that were."""
+        """Note from now on which situations of clauses are reached, but for those that were."""
         self.reached = set()
         self._missing = {*CLAUSES.values()} - {CLAUSES[each] for each in reached}
 
@@ -102,7 +102,8 @@ class InductiveStepCheck:
         """Begin the steps that follow at a state."""
         if max(len(self._states), len(self._led_to)) >= _KEPT:
             self._forget()
-        self._was, self._start = state, self._known(state)
+        self._was = state
+        self._start = self._known_state(state)
         self._before = self._facts(type(None), state, self._start, no_effects())
 
     def violation(
@@ -111,8 +112,8 @@ class InductiveStepCheck:
         """Return the first clause that a step breaks, and what else it breaks. The rules lead to `now`."""
         was = self._was
         after = self._before
-        if done := isinstance(outcome, Done):
-            after = self._facts(type(command), now, self._known(now), effects)
+        if is_done := isinstance(outcome, Done):
+            after = self._facts(type(command), now, self._known_state(now), effects)
             if now == was and after == self._before:
                 after = self._before
         same = after is self._before
@@ -127,25 +128,25 @@ class InductiveStepCheck:
             after=after,
             unchanged=same,
         )
-        if not done and now is was:
+        if not is_done and now is was:
             self._look(step, _REFUSALS)
             return None
         self._look(step, about(step))
         failures = broken(step)
         return violation_of(failures, 0) if failures else None
 
-    def _facts(self, kind: type, now: State, known: _Known, effects: Effects) -> Facts:
+    def _facts(self, kind: type, now: State, known_facts: _Known, effects: Effects) -> Facts:
         """Return the system's facts after a command of a kind."""
         changed = map(frozenset, (*effects.gone.values(), *effects.adopted.values()))
-        change = kind, self._start.layout, known.layout, *changed
+        change = kind, self._start.layout, known_facts.layout, *changed
         if change not in self._led_to:
             self._system.start_in(self._was)
             self._system.carry_out(kind, now, effects)
             facts = facts_of(self._system.view(), now.config.geometry)
-            if (facts.sessions, facts.requests) != (known.sessions, known.requests):
+            if (facts.sessions, facts.requests) != (known_facts.sessions, known_facts.requests):
                 return facts
             self._led_to[change] = facts[2:]
-        return Facts(known.sessions, known.requests, *self._led_to[change])
+        return Facts(known_facts.sessions, known_facts.requests, *self._led_to[change])
 
     def _look(self, step: Step, clauses: Iterable[Clause]) -> None:
         """Note which situations of some clauses this step reaches."""

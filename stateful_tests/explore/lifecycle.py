@@ -29,8 +29,10 @@ Transition = tuple[State, Command, State]  # state before, command, state after
 
 
 class Edge(NamedTuple):
-    """A command that takes a request or a session from one phase to another. before, after: the phases, or
-    NOWHERE."""
+    """A command that takes a request or a session from one phase to another.
+
+    before, after: the phases, or NOWHERE.
+    """
 
     before: str
     command: str
@@ -58,7 +60,7 @@ def edges(steps: Iterable[Transition]) -> tuple[set[Edge], set[Edge]]:
     of_sessions: set[Edge] = set()
     for was, command, now in steps:
         name = kind_name(type(command))
-        of_requests.update(_changes(_phases(was), name, _phases(now), {*_named(command)}))
+        of_requests.update(_changes(_phases(was), name, _phases(now), {*_named_requests(command)}))
         of_sessions.update(_changes(_lives(was), name, _lives(now)))
     return of_requests, of_sessions
 
@@ -66,7 +68,11 @@ def edges(steps: Iterable[Transition]) -> tuple[set[Edge], set[Edge]]:
 def _changes(
     before: dict[str, str], command: str, after: dict[str, str], named: Set[str] = frozenset()
 ) -> Iterator[Edge]:
-    """Yield the edges of one command. before, after: name -> phase. named: whom the command names."""
+    """Yield the edges of one command.
+
+    before, after: name -> phase.
+    named: whom the command names.
+    """
     for name in before.keys() | after.keys():
         edge = Edge(before.get(name, NOWHERE), command, after.get(name, NOWHERE))
         if edge.before != edge.after or name in named:
@@ -91,7 +97,7 @@ def transitions(scope: Scope) -> Iterator[Transition]:
                 yield was, command, now
 
 
-def _named(command: Command) -> Iterator[str]:
+def _named_requests(command: Command) -> Iterator[str]:
     """Yield the requests that a command names."""
     yield getattr(command, "request", "")
     yield from getattr(command, "requests", ())

@@ -12,8 +12,8 @@ Serials and letters of prompts, with a tree. Tokens are compared for equality. T
     decide between two nodes last used at one moment, but those lie on one path, where the upper one goes
     first. Serials in use are numbered from 1 in their order. Letters are exchanged where that leaves the
     prompts of the scope as they are.
-Moments. Rules compare which of two is earlier. So moments become ages: 0 for the clock, -1 for the moment
-    before that anything was used at, and so on; full, SWA and states apart. Without a window no rule reads
+Moments. Rules compare which of two is earlier. So moments become ages, for full, SWA and states apart: 0 is
+the clock, -1 the moment before that anything was used at, and so on. Without a window no rule reads
     swa_used. 0 as the moment of a state says that there is none, so ages of states begin at -1.
 `evicted` and `processed_outputs`. The reason UNFAITHFUL alone needs them, so free mode keeps neither. In
     faithful mode they are compared with targets from origin on, so a `evicted` below origin is none.
@@ -46,8 +46,9 @@ KEPT = 50_000  # parts that are remembered, and representatives
 class Part(NamedTuple):
     """A session with its turn and lock, an ordinary request, or a lock holder, without names.
 
-    lock: key, swa_from and state. history, slot, closing, state: of a session. What there is not is (), so
-    that parts of a kind can be sorted.
+    lock: key, swa_from and state.
+    history, slot, closing, state: of a session. What there is not is (), so that parts of a kind can be
+        sorted.
     """
 
     lock: tuple[Any, ...]
@@ -59,7 +60,7 @@ class Part(NamedTuple):
 
 
 class Parts(NamedTuple):
-    """A state as parts with their names: sessions, ordinary requests, lock holders; and the tree's nodes."""
+    """A state as parts with their names (sessions, ordinary requests, lock holders) and the tree's nodes."""
 
     groups: tuple[list[tuple[Part, str]], ...]
     nodes: tuple[Node, ...]
@@ -93,11 +94,12 @@ class Representatives:
         )
         orders = permutations(range(len(scope.texts))) if scope.geometry.tree else ()
         self._orders = [order for order in orders if self._symmetric(order)]
-        self._made = lru_cache(maxsize=KEPT)(self._built)
+        self._made = lru_cache(maxsize=KEPT)(self._build_state)
         self._first = {"s": 1, "r": 1 + scope.sessions, "h": 1}
 
     def _symmetric(self, order: tuple[int, ...]) -> bool:
-        """Exchanging letters by this order changes something, but not which prompts there are."""
+        """Return whether exchanging letters by this order changes something, but not which prompts there
+        are."""
         letters = str.maketrans(self.scope.texts, "".join(self.scope.texts[i] for i in order))
         prompts = {prompt.translate(letters) for prompt in self.scope.prompts}
         return order != tuple(range(len(order))) and prompts == {*self.scope.prompts}
@@ -122,12 +124,12 @@ class Representatives:
     # -- from a state to its parts ----------------------------------------------------------------
 
     def _least(self, state: State) -> tuple[Parts, Nameless, tuple[int, ...]]:
-        """The parts of a state, in the order of letters that makes them least, without names as well; and
-        that order."""
+        """Return the parts of a state, in the order of letters that makes them least, without names as well;
+        and that order."""
         if state.tree is not None:
-            state = _numbered_from_one(state)
+            state = _renumber(state)
         best = self._parts(state)
-        chosen = tuple[int, ...]()
+        best_order = tuple[int, ...]()
         texts = self.scope.texts
         usual = best
         least = best.nameless
@@ -136,14 +138,14 @@ class Representatives:
                 shared_serial(texts[i]): shared_serial(texts[j]) for i, j in enumerate(order)
             }
             groups = tuple(
-                [(_exchanged(p, serials), name) for p, name in group] for group in usual.groups
+                [(_with_letters(p, serials), name) for p, name in group] for group in usual.groups
             )
             other = Parts(groups, _nodes(usual.nodes, serials))
             if (nameless := other.nameless) < least:
                 best = other
-                chosen = order
+                best_order = order
                 least = nameless
-        return best, least, chosen
+        return best, least, best_order
 
     def _parts(self, state: State) -> Parts:
         locks = {} if state.tree is None else {k.holder: tuple(k[1:]) for k in state.tree.locks}
@@ -184,10 +186,12 @@ class Representatives:
 
     # -- from parts to the representative ---------------------------------------------------------
 
-    def _built(self, nameless: Nameless) -> State:
-        sessions, requests, locks = [], [], []
+    def _build_state(self, nameless: Nameless) -> State:
+        sessions = []
+        requests = []
+        locks = []
         for place, part in self._places(nameless):
-            session, request, lock = _named(self.scope, place, part)
+            session, request, lock = _holders_named(self.scope, place, part)
             sessions += [session] if session is not None else []
             requests += [request] if request is not None else []
             locks += [lock] if lock is not None else []
@@ -238,7 +242,7 @@ class Representatives:
 
 
 @lru_cache(maxsize=KEPT)
-def _named(
+def _holders_named(
     scope: Scope, place: int, part: Part
 ) -> tuple[Session | None, Request | None, Lock | None]:
     """Return session, request and lock of the part in a place, under the names of the place."""
@@ -266,7 +270,7 @@ def _named(
 @lru_cache(maxsize=KEPT)
 def _about(scope: Scope, fresh: Names, parts: tuple[tuple[int, Part], ...]) -> list[Command]:
     """Return commands about one part in its place, or about two."""
-    built = [_named(scope, place, part) for place, part in parts]
+    built = [_holders_named(scope, place, part) for place, part in parts]
     session, request, lock = built[0]
     if len(built) == 2:
         assert request is not None and built[1][1] is not None
@@ -284,7 +288,7 @@ def _of_nobody(scope: Scope, fresh: Names, present: Present) -> list[Command]:
     return list(enumeration.of_nobody(scope, present, fresh))
 
 
-def _exchanged(part: Part, serials: Mapping[int, int]) -> Part:
+def _with_letters(part: Part, serials: Mapping[int, int]) -> Part:
     """Return the part with other letters in its texts."""
     lock = part.lock
     turn = part.turn
@@ -298,7 +302,8 @@ def _exchanged(part: Part, serials: Mapping[int, int]) -> Part:
 def with_ages(tree: Tree) -> tuple[Node, ...]:
     """Return the nodes with ages for moments: 0 is the clock."""
     every = list(_every(tree.children))
-    full, swa = {node.full_used for node in every}, {node.swa_used for node in every}
+    full = {node.full_used for node in every}
+    swa = {node.swa_used for node in every}
     ages = {moment: -age for age, moment in enumerate(sorted(full, reverse=True))}
     start = 0 if tree.clock in swa else 1
     swa_ages = {moment: -age for age, moment in enumerate(sorted(swa, reverse=True), start)}
@@ -307,16 +312,16 @@ def with_ages(tree: Tree) -> tuple[Node, ...]:
     states = sorted({node.state_used for node in every} - {0}, reverse=True)
     state_ages = {0: 0} | {moment: age for age, moment in zip(count(-1, -1), states)}
 
-    def aged(children: tuple[Node, ...]) -> tuple[Node, ...]:
+    def nodes_with_ages(children: tuple[Node, ...]) -> tuple[Node, ...]:
         return tuple(sorted(
             Node(
-                n.key, n.live, ages[n.full_used], swa_ages[n.swa_used], aged(n.children),
+                n.key, n.live, ages[n.full_used], swa_ages[n.swa_used], nodes_with_ages(n.children),
                 state_ages[n.state_used],
             )
             for n in children
         ))  # fmt: skip
 
-    return aged(tree.children)
+    return nodes_with_ages(tree.children)
 
 
 def _every(children: tuple[Node, ...]) -> Iterator[Node]:
@@ -326,7 +331,7 @@ def _every(children: tuple[Node, ...]) -> Iterator[Node]:
 
 
 def _serials(state: State) -> set[int]:
-    """Serials of Submits that some text in the state has tokens of."""
+    """Return the serials of Submits that some text in the state has tokens of."""
     serials = {serial for s in state.sessions for serial, _ in s.history}
     for request in state.requests:
         serials.add(request.serial)
@@ -340,7 +345,7 @@ def _serials(state: State) -> set[int]:
     return {serial for serial in serials if serial < SHARED}
 
 
-def _numbered_from_one(state: State) -> State:
+def _renumber(state: State) -> State:
     """Return the state with the serials that are in use numbered from 1, in their order."""
     used = sorted(_serials(state)) if state.serial else []
     if not used or used[-1] == len(used):
@@ -389,7 +394,7 @@ def relabel(command: Command, renaming: Renaming, state: State) -> Command:
     Whoever is not there yet gets the first name that nobody has.
     """
     names = dict(renaming.names)
-    taken = (
+    names_in_use = (
         {s.name for s in state.sessions}
         | {r.name for r in state.requests}
         | set(lock_holders(state))
@@ -402,10 +407,10 @@ def relabel(command: Command, renaming: Renaming, state: State) -> Command:
             return replace(value, request=name(value.request))
         if value not in names:
             number = 1
-            while f"{value[0]}{number}" in taken:
+            while f"{value[0]}{number}" in names_in_use:
                 number += 1
             names[value] = f"{value[0]}{number}"
-            taken.add(names[value])
+            names_in_use.add(names[value])
         return names[value]
 
     changed: dict[str, Any] = {}

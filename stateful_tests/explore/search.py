@@ -75,9 +75,9 @@ class Exploration:
 class Expansion:
     """The states that commands in some states lead to.
 
-    targets: of each state, (number of the first command that leads there, representative). violated: the
-    place of the state among them, the number of the command, and what it violates; nothing after it was
-    looked at.
+    targets: of each state, (number of the first command that leads there, representative).
+    violated: the place of the state among them, the number of the command, and what it violates; nothing
+        after it was looked at.
     """
 
     targets: list[list[tuple[int, State]]] = field(default_factory=list)
@@ -89,7 +89,10 @@ class Expansion:
 
 
 class Expander:
-    """Expands states, one by one. check: None checks no clause."""
+    """Expands states, one by one.
+
+    check: None checks no clause.
+    """
 
     def __init__(self, scope: Scope, check: InductiveStepCheck | None) -> None:
         self.states = Representatives(scope)
@@ -120,8 +123,8 @@ class Expander:
         check = self.check
         number = 0
         # equal states are one: it remembers for all
-        known = dict[State, State]()
-        seen = set[State]()
+        representatives = dict[State, State]()
+        states_seen = set[State]()
         targets = expansion.targets[-1]
         situations = expansion.situations
         if check is not None:
@@ -131,10 +134,10 @@ class Expander:
             situations[situation(state, command, outcome, now)] += 1
             if isinstance(outcome, Done):
                 expansion.transitions += 1
-                if now not in known and (target := self.states.of(now)) not in seen:
-                    seen.add(target)
+                if now not in representatives and (target := self.states.of(now)) not in states_seen:
+                    states_seen.add(target)
                     targets.append((number, target))
-                now = known.setdefault(now, now)
+                now = representatives.setdefault(now, now)
             else:
                 expansion.refused += 1
                 if check is None or (now is state and not check.seeks_refusals):
@@ -159,10 +162,12 @@ def _expand(scope: Scope, clauses: bool, search: float, task: _Task) -> Expansio
 
 
 class Explorer:
-    """A search that can be stopped. queue: representatives in the order in which they came up; seen: where.
+    """A search that can be stopped.
 
-    clauses: False for a caller that needs only the states. system: in place of the reference's own;
-    then everything runs in this process.
+    queue: representatives in the order in which they came up.
+    seen: where.
+    clauses: False for a caller that needs only the states.
+    system: in place of the reference's own; then everything runs in this process.
     """
 
     def __init__(
@@ -173,8 +178,11 @@ class Explorer:
         executor: Executor = SERIAL,
         system: ReferenceInState | None = None,
     ) -> None:
-        """Begin at the initial state. clauses: check them at each step. system: check its facts as well, in
-        this process."""
+        """Begin at the initial state.
+
+        clauses: check them at each step.
+        system: check its facts as well, in this process.
+        """
         self.scope = scope
         self.states = Representatives(scope)
         self.queue: list[State] = [self.states.of(self.states.initial)]
@@ -196,7 +204,7 @@ class Explorer:
         self._violated: tuple[int, Command, Violation] | None = None
 
     def moves(self, state: State) -> Iterator[tuple[Command, Outcome, State]]:
-        """Every command in a representative, what becomes of it, and the state it leads to."""
+        """Return every command in a representative, what becomes of it, and the state it leads to."""
         for command in self.states.commands(state):
             now, outcome = model.step(state, command)
             yield command, outcome, now

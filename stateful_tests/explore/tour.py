@@ -66,7 +66,7 @@ class Tour:
 
 
 def kinds_of(system: System) -> tuple[frozenset[str], ...]:
-    """Names of the kinds of commands that may meet in one run, for each pass that is needed."""
+    """Return the names of the kinds of commands that may meet in one run, for each pass that is needed."""
     can = system.capabilities
     if can.mixed_decode:
         return (can.commands,)
@@ -93,13 +93,13 @@ class _Runner:
         self.done = []
 
     def do(self, command: Command) -> Outcome:
-        """Carry out one command. `violated` may be set afterwards."""
+        """Carry out one command. `current_violation` may be set afterwards."""
         self.done.append(command)
         self.tour.commands += 1
         return self.lockstep.do(command)
 
     @property
-    def violated(self) -> Violation | None:
+    def current_violation(self) -> Violation | None:
         return self.lockstep.violation
 
     def catch(self, shortest: tuple[Command, ...] | None) -> frozenset[type]:
@@ -194,7 +194,7 @@ class _TourRun:
         return place
 
     def run(self, kinds: frozenset[str]) -> bool:
-        """One pass with these kinds of commands. False: it was given up."""
+        """Make one pass with these kinds of commands. Returns False where it was given up."""
         self.kinds = kinds
         self.allowed = [
             [type(c).__name__ in kinds for c in self.states.commands(state)]
@@ -229,14 +229,15 @@ class _TourRun:
         self.at = 0
 
     def _usable(self, at: int) -> Iterator[int]:
-        """Commands not run yet that may be run here: first those that stay, then those that lead on."""
+        """Return the commands not run yet that may be run here: first those that stay, then those that lead
+        on."""
         place = self.places[at]
         allowed = self.allowed[at]
         for number in sorted(place.pending, key=lambda n: (n not in place.pending_here, n)):
-            if allowed[number] and not self._left_out(place, number):
+            if allowed[number] and not self._is_left_out(place, number):
                 yield number
 
-    def _left_out(self, place: _Place, number: int) -> bool:
+    def _is_left_out(self, place: _Place, number: int) -> bool:
         """Return whether to leave out a command in a situation that mostly violates: one more says nothing
         new."""
         like = place.situations[number]
@@ -266,7 +267,7 @@ class _TourRun:
                     steps.append(number)
                 return steps[::-1]
             for number, to in self.places[place].successors.items():
-                usable = self.allowed[place][number] and not self._left_out(self.places[place], number)
+                usable = self.allowed[place][number] and not self._is_left_out(self.places[place], number)
                 if to not in came and usable and not self._ends(place, number):
                     came[to] = (place, number)
                     queue.append(to)
@@ -295,9 +296,9 @@ class _TourRun:
             where = f"{tour.scope}: {tour.followed + tour.refused} of {tour.transitions + tour.refusals}"
             self.progress(where, tour.commands, len(self.runner.finder))
         kind = kind_name(type(listed))
-        tally = self.right if self.runner.violated is None else self.wrong
+        tally = self.right if self.runner.current_violation is None else self.wrong
         tally[place.situations[number]] += 1
-        if self.runner.violated is not None:
+        if self.runner.current_violation is not None:
             path = self.explorer.path(current, listed)
             mixes = not {type(c).__name__ for c in path} <= self.kinds
             before = self.runner.catch(None if mixes else path)
@@ -346,7 +347,7 @@ class _TourRun:
                 kind = type(commands[number])
                 offered = kind.__name__ in self.runner.system.capabilities.commands
                 reason = tour.stopped or "nothing that it follows leads there"
-                if self._left_out(place, number):
+                if self._is_left_out(place, number):
                     reason = "left out: steps of its situation violate"
                 tour.lost[kind_name(kind), reason if offered else "it does not offer that"] += 1
         return tour

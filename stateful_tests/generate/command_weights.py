@@ -52,7 +52,7 @@ def _weights(c: Enabled, applying: Set[type]) -> Weights:
     if c.tree_alone:
         return weights
     _allocate_ahead(c, weights)
-    if len(c.settled) > 1:
+    if len(c.settled_requests) > 1:
         _mixed_slot_sources(c, weights)
     _late_results_and_clients(c, weights)
     if c.profile.machine == "both":
@@ -77,7 +77,7 @@ def _allocate_ahead(c: Enabled, weights: Weights) -> None:
         weights[CheckBusy] = 6
     if c.profile.allocate_ahead and state.config.mode is Mode.FREE:
         if any(may_overshoot(state, r) for r in c.running):  # let it, before it ends
-            weights[SpecDecode] = weight_if(c.settled, 24)
+            weights[SpecDecode] = weight_if(c.settled_requests, 24)
             weights[Finish] = 1
         if any(ahead_of(r) > 0 for r in c.running):
             weights[EvictSwa] = 20
@@ -130,7 +130,7 @@ def _full_pool(c: Enabled, weights: Weights) -> None:
 def _gather_crowd(c: Enabled, weights: Weights) -> None:
     """Let several requests run before one ends, as far as there is room."""
     weights[Submit] += weight_if(not c.waiting, 6)
-    weights[Admit] += weight_if(c.queued, 8)
+    weights[Admit] += weight_if(c.queued_requests, 8)
     weights[Extend] += weight_if(c.extending, 10)
     for kind in (Finish, Retract, Abort, Close):
         weights[kind] = min(1, weights[kind])
@@ -139,13 +139,13 @@ def _gather_crowd(c: Enabled, weights: Weights) -> None:
 def _no_free_state(c: Enabled, weights: Weights) -> None:
     """Favour admissions behind a prefix while every state is in use: each needs one, and another is
     evicted."""
-    weights[Submit] += weight_if(not c.queued, 6)
-    weights[Admit] += weight_if(c.queued, 16)
+    weights[Submit] += weight_if(not c.queued_requests, 6)
+    weights[Admit] += weight_if(c.queued_requests, 16)
 
 
 def _mix_batches(c: Enabled, weights: Weights) -> None:
     """While a request decodes, extend another in the same batch."""
-    weights[Submit] += weight_if(not c.queued, 6)
+    weights[Submit] += weight_if(not c.queued_requests, 6)
     weights[Admit] += 6
     weights[Extend] += weight_if(c.extending, 40)
 
@@ -153,8 +153,8 @@ def _mix_batches(c: Enabled, weights: Weights) -> None:
 def _synchronise(c: Enabled, weights: Weights) -> None:
     """Let requests wait for each other, so that batches are large."""
     weights[Submit] *= 2
-    if c.queued:
+    if c.queued_requests:
         weights[Extend] = min(1, weights[Extend])
-    if c.queued or c.extending:
+    if c.queued_requests or c.extending:
         for kind in (Decode, SpecDecode, Launch, Finish, Retract):
             weights[kind] = min(1, weights[kind])

@@ -30,7 +30,8 @@ def draw_decode_config(source: Choices, like: TierConfig) -> TierConfig:
     windowed = like.window is not None
     page = pick(source, (2, 2, 4) if windowed else (1, 2, 4))
     full = 8 + source.upto(16)
-    swa, window = 0, None
+    swa = 0
+    window = None
     if windowed:
         swa = 6 + source.upto(full)
         window = 1 + source.upto(2 * page + 3)
@@ -59,7 +60,7 @@ def propose_decode_command(
     greeted = by_state.get(TierRequestState.GREETED, [])
     receives = by_state.get(TierRequestState.RECEIVES, [])
     runs = by_state.get(TierRequestState.RUNS, [])
-    held = by_state.get(TierRequestState.HELD, [])
+    held_requests = by_state.get(TierRequestState.HELD, [])
     writing = [request for request in facts.requests if _awaits_kv(users, request)]
     failing = [*waits, *greeted, *receives]
     # The profile has no weights of this server's commands: await and greet take that of a match, decode and
@@ -71,7 +72,7 @@ def propose_decode_command(
         "arrive": weight_if(writing, profile.complete),
         "fail": weight_if(failing, profile.abort),
         "abort": weight_if(names_in_use, 1 + profile.abort),
-        "expire": weight_if(held, profile.abort),
+        "expire": weight_if(held_requests, profile.abort),
         "decode": weight_if(runs, profile.insert),
         "end": weight_if(runs, profile.insert),
         "retract": weight_if(runs, profile.send),

@@ -80,11 +80,11 @@ class Enabled:
         return self.state.tree is not None and bool(self.state.tree.children)
 
     @property
-    def queued(self) -> list[Request]:
+    def queued_requests(self) -> list[Request]:
         return self._in_phases(Phase.QUEUED)
 
     @property
-    def admitted(self) -> list[Request]:
+    def admitted_requests(self) -> list[Request]:
         return self._in_phases(Phase.ADMITTED)
 
     @property
@@ -100,7 +100,7 @@ class Enabled:
         return self._in_phases(Phase.RUNNING)
 
     @property
-    def settled(self) -> list[Request]:
+    def settled_requests(self) -> list[Request]:
         """The running requests without results in flight."""
         return [r for r in self.running if not r.in_flight]
 
@@ -109,7 +109,7 @@ class Enabled:
         """The settled requests, by the source of the slot of their next token."""
         size = self.state.config.geometry.page_size
         requests_of = dict[str, list[Request]]()
-        for request in self.settled:
+        for request in self.settled_requests:
             requests_of.setdefault(slot_source(cursors_of(request), size), []).append(request)
         return requests_of
 
@@ -121,7 +121,7 @@ class Enabled:
         waits = sources.pop("a fresh page", [])
         if waits and sources and not once_in(self.source, 4):
             return [request for found in sources.values() for request in found]
-        return self.settled
+        return self.settled_requests
 
     @property
     def launchable(self) -> list[Request]:
@@ -132,7 +132,7 @@ class Enabled:
         return [r for r in self.running if r.in_flight]
 
     @property
-    def held(self) -> list[Request]:
+    def requests_in_batch(self) -> list[Request]:
         return self._in_phases(*IN_BATCH)
 
     @property
@@ -170,18 +170,18 @@ class Enabled:
         return bool(r.cursors and r.cursors.cache_protected_len) and later
 
     @property
-    def wiped(self) -> list[Session]:
+    def wiped_sessions(self) -> list[Session]:
         """The sessions without a slot after an abort: the next turn computes their history again."""
         return [s for s in self.state.sessions if s.history and s.slot is None and not s.closing]
 
     @property
     def closable(self) -> list[Session]:
         """The sessions with a queued turn that has not started."""
-        waiting = {r.session for r in self.queued if not r.started}
+        waiting = {r.session for r in self.queued_requests if not r.started}
         return [s for s in self.state.sessions if s.name in waiting and not s.closing]
 
     @property
-    def crowded(self) -> list[Session]:
+    def crowded_sessions(self) -> list[Session]:
         """The idle sessions with a prefix that another holder has locked too."""
         return [s for s in self.idle if shares_lock(self.state, s.name)]
 
@@ -203,7 +203,7 @@ class Enabled:
             return []
         return [
             r
-            for r in self.held
+            for r in self.requests_in_batch
             if (r.session is None or state.config.mode is Mode.FAITHFUL)
             and cursors_of(r).kv_committed_len - window >= cursors_of(r).cache_protected_len > 0
         ]
@@ -225,7 +225,7 @@ class Enabled:
     def swa_unlocked(self) -> list[Request]:
         """The requests that pin only the full KV of their prefix, before their first window eviction."""
         alone = full_alone(self.state)
-        held = ((r, cursors_of(r)) for r in self.held if r.holder in alone)
+        held = ((r, cursors_of(r)) for r in self.requests_in_batch if r.holder in alone)
         return [r for r, c in held if c.swa_evicted_seqlen < c.cache_protected_len]
 
     @property
@@ -261,8 +261,10 @@ class Enabled:
         return names
 
     def prompt(self, longest: int, *, fresh: bool = False) -> Prompt:
-        """Draw a prompt; when invalid, perhaps an empty one or one with an empty piece. fresh: drawn
-        independently of the prompts in the state."""
+        """Draw a prompt; when invalid, perhaps an empty one or one with an empty piece.
+
+        fresh: drawn independently of the prompts in the state.
+        """
         if self.invalid and once_in(self.source, 3):
             return pick(self.source, ((), (Piece("a", 0),), (Piece("a", 4), Piece("b", -1))))
         if fresh:

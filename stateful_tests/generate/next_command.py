@@ -20,8 +20,10 @@ from stateful_tests.generate.command_weights import kind_weights
 def propose(
     state: State, source: Choices, profile: RunProfile, last: type | None = None
 ) -> Command:
-    """Draw the next command for `state`; one in so many ignores its precondition. last: the kind of the
-    previous one."""
+    """Draw the next command for `state`; one in so many ignores its precondition.
+
+    last: the kind of the previous one.
+    """
     invalid = once_in(source, profile.invalid_rate)
     return next_of(Enabled(state, source, profile, invalid, last))
 

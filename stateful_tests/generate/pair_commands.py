@@ -17,7 +17,7 @@ from reference.pairs.config import DECODE, HEARTBEAT, LEASE, PREFILL, SERVERS, P
 from reference.pairs.facts import PairFacts
 from reference.tiers.commands import Tick
 from impl.choices import Choices, by_weight, once_in, pick, weight_if
-from stateful_tests.generate.engine_commands import draw_engine_config
+from stateful_tests.generate.engine_profile import draw_engine_config
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,16 +285,16 @@ def pair_finale(record: PairRecord, facts: PairFacts) -> PairCommand | None:
     awake = [name for name in SERVERS if name not in facts.idle]
     if not awake:
         return None
-    done = record.done
+    outcomes = record.done
     if _stands_still(record, facts) and all(record.loops[name] for name in awake):
         return Tick(LEASE + 1 if record.config.late else HEARTBEAT)
     if record.config.push:
         for name in SERVERS:
             # The thread of a server whose loop rests has as many turns as that of the other one.
-            turns = done[Advance, name] if name in awake else max(done[Write, each] for each in awake)
-            if done[Write, name] <= turns:
+            turns = outcomes[Advance, name] if name in awake else max(outcomes[Write, each] for each in awake)
+            if outcomes[Write, name] <= turns:
                 return Write(name)
-    return Advance(min(awake, key=lambda name: done[Advance, name]))
+    return Advance(min(awake, key=lambda name: outcomes[Advance, name]))
 
 
 def _stands_still(record: PairRecord, facts: PairFacts) -> bool:

@@ -26,7 +26,8 @@ def draw_prefill_config(source: Choices, like: TierConfig) -> TierConfig:
     windowed = like.window is not None
     page = pick(source, (1, 2, 2, 4))
     full = 6 + source.upto(14)
-    swa, window = 0, None
+    swa = 0
+    window = None
     if windowed:
         swa = 5 + source.upto(full)
         window = 1 + source.upto(2 * page + 3)

@@ -18,7 +18,7 @@ from impl.choices import Choices, once_in, pick
 
 
 @lru_cache(maxsize=1 << 14)
-def spelt(key: Key) -> Prompt:
+def spell_prompt(key: Key) -> Prompt:
     """Return the prompt that spells `key`, as far as its texts are shared ones."""
     tokens = [token_of(known) for known in key]
     if key and key[-1] != tokens[-1]:  # of bigrams
@@ -60,13 +60,13 @@ def join_prompts(*prompts: Prompt) -> Prompt:
     return tuple(pieces)
 
 
-def known(state: State) -> list[Prompt]:
+def known_prompts(state: State) -> list[Prompt]:
     """Return prompts that lead somewhere: to the ends of nodes and of locks, and the inputs of
     requests."""
     prompts: dict[Prompt, None] = {}
     if state.tree is not None:
-        prompts.update((spelt(placed.path), None) for placed in nodes(state.tree))
-        prompts.update((spelt(lock.key), None) for lock in state.tree.locks)
+        prompts.update((spell_prompt(placed.path), None) for placed in nodes(state.tree))
+        prompts.update((spell_prompt(lock.key), None) for lock in state.tree.locks)
     prompts.update((input_of(request), None) for request in state.requests)
     prompts.pop((), None)
     return list(prompts)
@@ -98,12 +98,12 @@ def draw_prompt(
     start = after or ()
     if after is None and once_in(source, 3) and (corners := _boundary_prompts(state, longest)):
         start = pick(source, pick(source, corners))
-        if (left := longest - prompt_len(start)) and once_in(source, 2):
-            more = Piece(pick(source, texts), draw_length(state, source, left))
+        if (tokens_left := longest - prompt_len(start)) and once_in(source, 2):
+            more = Piece(pick(source, texts), draw_length(state, source, tokens_left))
             start = join_prompts(start, (more,))
         return start
     familiar = [
-        p for p in known(state) if after is None or shorten(p, prompt_len(after)) == after
+        p for p in known_prompts(state) if after is None or shorten(p, prompt_len(after)) == after
     ]
     page_size = state.config.geometry.page_size
     # diverging inside a page
@@ -126,9 +126,11 @@ def draw_prompt(
         if start != after and once_in(source, 2):
             return shorten(start, longest)
     for _ in range(1 + once_in(source, 3)):
-        left = longest - prompt_len(start)
-        if left > 0:
-            start = join_prompts(start, (Piece(pick(source, texts), draw_length(state, source, left)),))
+        tokens_left = longest - prompt_len(start)
+        if tokens_left > 0:
+            start = join_prompts(
+                start, (Piece(pick(source, texts), draw_length(state, source, tokens_left)),)
+            )
     return shorten(start, longest)
 
 
@@ -147,26 +149,26 @@ def _boundary_prompts(state: State, longest: int) -> list[list[Prompt]]:
     window = state.tree.window
     alone, twice, overlong, tombstones, paths, states = groups = [list[Prompt]() for _ in range(6)]
     if state.tree.states:
-        states += (spelt(path) for path in state_paths(state.tree))
+        states += (spell_prompt(path) for path in state_paths(state.tree))
     for lock in state.tree.locks:
         if len(path_of(state.tree, lock.key)) > 1:
-            paths.append(spelt(lock.key))
+            paths.append(spell_prompt(lock.key))
     if state.tree.locks:
-        for placed in nodes(state.tree):
-            locks = [k for k in state.tree.locks if k.key[: placed.end] == placed.path]
-            if not locks or serial_of(token_of(placed.path[0])) < SHARED:
+        for placed_node in nodes(state.tree):
+            locks = [k for k in state.tree.locks if k.key[: placed_node.end] == placed_node.path]
+            if not locks or serial_of(token_of(placed_node.path[0])) < SHARED:
                 continue
-            cuts = range(placed.start + size, placed.end, size)
+            cuts = range(placed_node.start + size, placed_node.end, size)
             if window is not None:
-                if any(lock.swa_from >= placed.end for lock in locks):
-                    alone += (spelt(placed.path[:end]) for end in cuts)
+                if any(lock.swa_from >= placed_node.end for lock in locks):
+                    alone += (spell_prompt(placed_node.path[:end]) for end in cuts)
                 for lock in locks:
                     fits = (end for end in cuts if lock.swa_from < end <= len(lock.key) - window)
-                    overlong += (spelt(placed.path[:end]) for end in fits)
-                if not placed.node.live:
-                    tombstones.append(spelt(placed.path))
+                    overlong += (spell_prompt(placed_node.path[:end]) for end in fits)
+                if not placed_node.node.live:
+                    tombstones.append(spell_prompt(placed_node.path))
             if len(locks) > 1:
-                twice += (spelt(placed.path[:end]) for end in cuts)
+                twice += (spell_prompt(placed_node.path[:end]) for end in cuts)
     fitting = ([p for p in prompts if 0 < prompt_len(p) <= longest] for prompts in groups)
     return [prompts for prompts in fitting if prompts]
 
@@ -180,9 +182,9 @@ def _draw_inner_length(state: State, source: Choices, length: int) -> int:
 
 
 def draw_evicted(state: State, source: Choices, key: Key, prefix: int, limit: int) -> int:
-    """Draw how far a window eviction has freed the SWA KV of a holder that inserts `key`: often not at
-    all, else to a position that matters: the limit, its prefix, around tombstones and into long ones.
-    At most `limit`."""
+    """Draw how far a window eviction has freed the SWA KV of a holder that inserts `key`. Often nothing is
+    freed, else up to a position that matters: the limit, its prefix, around tombstones and into long ones. At
+    most `limit`."""
     assert state.tree is not None
     page_size = state.tree.page_size
     dead = [placed for placed in path_of(state.tree, key) if not placed.node.live]

@@ -1,4 +1,4 @@
-"""The profile of a run: its commands, names and lengths; and sizes that no preset has."""
+"""The profile of a run (its commands, names and lengths) and sizes that no preset has."""
 
 from __future__ import annotations
 

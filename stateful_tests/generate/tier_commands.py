@@ -129,8 +129,11 @@ def _draw_command(
     kind: str, users: LockRanges, facts: TierFacts, source: Choices, profile: TierProfile,
     holders: list[str], absent: list[str], moving: list[TierTransfer], queued: list[TierTransfer],
 ) -> TierCommand:  # fmt: skip
-    """Draw a command of a kind that the facts allow. holders, absent: names with and without a lock; moving,
-    queued: transfers on the device and before it."""
+    """Draw a command of a kind that the facts allow.
+
+    holders, absent: names with and without a lock.
+    moving, queued: transfers on the device and before it.
+    """
     match kind:
         case "match":
             prompt = _draw_prompt_to_load(users, facts, source, profile)
@@ -183,7 +186,7 @@ def _weights_of_slow_storage(
     """Return weights that bring a run closer to a prefetch that ends by time with some pages read: an attempt
     to admit the request fails, the thread reads, a poll takes the pages over, the time of the request passes.
     """
-    held_back = users.waits.held_back
+    held_back = users.waits.waiting_requests
     if not held_back:
         return {"admit": 4 * profile.match}
     if any(held_back.values()):

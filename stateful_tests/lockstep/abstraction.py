@@ -65,13 +65,13 @@ def same(a: View, b: View) -> bool:
         one = getattr(a, name)
         other = getattr(b, name)
         if one != other and (
-            one is None or other is None or _unordered(name, one) != _unordered(name, other)
+            one is None or other is None or _sorted_value(name, one) != _sorted_value(name, other)
         ):
             return False
     return True
 
 
-def _unordered(name: str, value: Any) -> object:
+def _sorted_value(name: str, value: Any) -> object:
     """Return the value of a field of View with its lists sorted where order has no meaning."""
     if name == "tree":
         return sorted(value.nodes, key=_PATH), value.lock_holders, value.sizes
@@ -184,13 +184,13 @@ class _Reader:
         page_size = self.page_size
         cells = view.rows.get(row, ())
         length = max(0, min(cursors.kv_allocated_len, len(cells)))
-        slots = _bounded(cells[:length], len(view.full_stamps))
+        slots = _clip_slots(cells[:length], len(view.full_stamps))
         own_begin = max(0, cursors.cache_protected_len)
         self.full += self._note_pages(name, "full", slots, own_begin, self.torn)
         full_read = [*map(view.full_stamps.__getitem__, slots)]
         swa_read: list[int | None] = []
         if self.has_swa:
-            mapped = _bounded([*map(view.full_to_swa.__getitem__, slots)], len(view.swa_stamps))
+            mapped = _clip_slots([*map(view.full_to_swa.__getitem__, slots)], len(view.swa_stamps))
             swa_read = [view.swa_stamps[m] if m else None for m in mapped]
             dead = max(own_begin, cursors.swa_evicted_seqlen)
             start = -(-dead // page_size) * page_size
@@ -215,32 +215,33 @@ class _Reader:
                 self.unused_mapped.append((slot, swa))
 
     def _read_states(self) -> StateFacts | None:
-        """Slots of recurrent state; a session and the turn that borrows its slot are one holder."""
-        shown = self.view.states
-        if shown is None:
+        """Return the slots of recurrent state; a session and the turn that borrows its slot are one
+        holder."""
+        states_view = self.view.states
+        if states_view is None:
             return None
-        holders = dict(shown.sessions)
+        holders = dict(states_view.sessions)
         holder_of = dict[str, str]()  # request -> its name, or that of its session
-        for name, slot in shown.requests.items():
+        for name, slot in states_view.requests.items():
             request = self.view.requests.get(name)
             owner = request.session or name if request is not None else name
             holder_of[name] = owner if holders.get(owner, slot) == slot else f"{owner}/{name}"
             holders[holder_of[name]] = slot
-        buffers = {holder_of.get(name, name): slots for name, slots in shown.buffers.items()}
-        tracked = {holder_of.get(name, name): slots for name, slots in shown.tracked.items()}
+        buffers = {holder_of.get(name, name): slots for name, slots in states_view.buffers.items()}
+        tracked = {holder_of.get(name, name): slots for name, slots in states_view.tracked.items()}
         nodes = self.view.tree.nodes if self.view.tree is not None else ()
         of_nodes = {tuple(node.path): node.state for node in nodes if node.state is not None}
         return StateFacts(
             size=self.geometry.states,
-            free=shown.free,
-            stamps=shown.stamps,
+            free=states_view.free,
+            stamps=states_view.stamps,
             holders=holders,
             nodes=of_nodes,
-            read=shown.read,
+            read=states_view.read,
             buffers=buffers,
             tracked=tracked,
-            reached=shown.reached,
-            verifies=shown.verifies,
+            reached=states_view.reached,
+            verifies=states_view.verifies,
         )
 
     def _read_tree(self) -> TreeFacts:
@@ -261,8 +262,8 @@ class _Reader:
         view = self.view
         size = self.page_size
         path = tuple(node.path)
-        slots = _bounded(node.slots, len(view.full_stamps))
-        swa = _bounded(node.swa_slots, len(view.swa_stamps))
+        slots = _clip_slots(node.slots, len(view.full_stamps))
+        swa = _clip_slots(node.swa_slots, len(view.swa_stamps))
         mapped = [view.full_to_swa[s] for s in slots] if self.has_swa else []
         start = len(path) - len(slots)
         for pool, own, owned, torn in (
@@ -328,7 +329,7 @@ def _in_order(slots: Sequence[int], heads: Sequence[int], page_size: int) -> boo
     return list(slots) == expected[: len(slots)]
 
 
-def _bounded(slots: Sequence[int], size: int) -> Sequence[int]:
+def _clip_slots(slots: Sequence[int], size: int) -> Sequence[int]:
     """Return the slots, with 0 in the place of each that is outside of a pool of `size` slots."""
     if not slots or (min(slots) >= 0 and max(slots) < size):
         return slots

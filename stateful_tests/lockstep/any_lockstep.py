@@ -113,7 +113,7 @@ class AnyLockstep(ABC):
         self.steps += 1
         self.step = None
 
-    def _carried_out(self, command: Any) -> Outcome:
+    def _carry_out(self, command: Any) -> Outcome:
         """Return the system's outcome and read its facts; Broken where either fails."""
         try:
             outcome = self._unstarted or checked_outcome(self.system.apply(command))
@@ -148,8 +148,10 @@ class AnyLockstep(ABC):
     def _judge(
         self, step: AnyStep, failures: Failures, clauses: Iterable[Clause], *, comparable: bool = True
     ) -> None:
-        """Record the clauses that a step violates, and count those that it could have. comparable: its
-        outcome is of the expected kind; otherwise no situation counts as reached."""
+        """Record the clauses that a step violates, and count those that it could have.
+
+        comparable: its outcome is of the expected kind; otherwise no situation counts as reached.
+        """
         if self._tallies is not None:
             tally_up(self._tallies, clauses, step, self._reached if comparable else None)
         if failures:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from reference.clauses import Clause
 from reference.commands import Mode
-from reference.failures import counted
+from reference.failures import count_text
 from stateful_tests.lockstep.exit_codes import Ending, ending
 from stateful_tests.lockstep.run_results import Run
 
@@ -50,7 +50,10 @@ class LookedUp(NamedTuple):
     changed: str = ""
 
     def text(self, clause: str, observed: str) -> str:
-        """Return the look-up in words. observed: the observed behaviour of the finding."""
+        """Return the look-up in words.
+
+        observed: the observed behaviour of the finding.
+        """
         if self.fault:
             having = self.first if self.first == self.last else f"{self.first} to {self.last}"
             fixed = f"fixed in {self.fixed}" if self.fixed else f"in {having}"
@@ -255,7 +258,7 @@ class CheckResult:
         return sum(m.examples for m in self.machines)
 
     @property
-    def done(self) -> int:
+    def executed_count(self) -> int:
         """The number of commands that were executed."""
         return sum(self.carried_out.values())
 
@@ -283,7 +286,7 @@ class CheckResult:
     def so_far(self) -> str:
         """The executed part of the plan, in words."""
         if self.asked:
-            return f"{self.done:,} of {self.asked:,} commands"
+            return f"{self.executed_count:,} of {self.asked:,} commands"
         return f"{self.examples:,} of {self.planned:,} runs"
 
     @property
@@ -292,10 +295,10 @@ class CheckResult:
         reasons = []
         if self.timed_out:
             reasons.append(f"the time limit came after {self.so_far}")
-        elif self.done < self.asked and not self.stopped and not self.interrupted:
+        elif self.executed_count < self.asked and not self.stopped and not self.interrupted:
             reasons.append(f"only {self.so_far} were carried out")
-        elif self.done < FEW:
-            reasons.append(f"only {self.done} commands were carried out")
+        elif self.executed_count < FEW:
+            reasons.append(f"only {self.executed_count} commands were carried out")
         reasons += self._ended_early()
         since: dict[int, list[str]] = {}
         for kind, command in self.declined.items():
@@ -314,7 +317,7 @@ class CheckResult:
         if self.system in OWN and missed and not self.stopped:
             reasons.append(f"{missed} of {len(self.required)} situations were not met")
         if self.unanswered:
-            runs = counted(self.unanswered, "run")
+            runs = count_text(self.unanswered, "run")
             reasons.append(f"{runs} never came to an end: somebody who waits got no answer")
         if self.uncalled:
             more = f" and {len(self.uncalled) - _NAMED} more" if len(self.uncalled) > _NAMED else ""

@@ -91,7 +91,10 @@ def _example(geometry: Geometry | JudgedConfig) -> str:
 
 
 def new_tallies(can: Capabilities | None = None) -> dict[str, Tally]:
-    """Return one empty tally per clause. can: only clauses that such a system can violate."""
+    """Return one empty tally per clause.
+
+    can: only clauses that such a system can violate.
+    """
     if can is None:
         return {name: Tally() for name in CLAUSES}
     capabilities = {

@@ -13,11 +13,12 @@ from impl.process.wire import copied_facts
 from reference.blocks.clauses import BLOCK_CLAUSES, BlockStep, broken, broken_off
 from reference.blocks.commands import EngineCommand
 from reference.tiers.commands import ResetCache
-from reference.blocks.config import ENGINE_PRESETS, EngineConfig
+from reference.blocks.config import EngineConfig
+from reference.blocks.presets import ENGINE_PRESETS
 from reference.blocks.facts import BlockFacts
 from reference.blocks.request_texts import RequestTexts
 from reference.commands import Broken, Done, Mode, Outcome, Reason, Refused
-from reference.failures import Failure, counted
+from reference.failures import Failure, count_text
 from stateful_tests.lockstep.any_lockstep import AnyLockstep
 from stateful_tests.lockstep.run_moments import EngineMoment
 from stateful_tests.lockstep.check_results import Tally
@@ -28,7 +29,10 @@ _NOTHING = BlockFacts((), (), (), (), {}, {})
 
 
 class EngineLockstep(AnyLockstep):
-    """One run of an engine. texts: the texts of its requests."""
+    """One run of an engine.
+
+    texts: the texts of its requests.
+    """
 
     system: EngineSystem
     facts: BlockFacts
@@ -95,7 +99,7 @@ class EngineLockstep(AnyLockstep):
             return self._count(Refused(Reason.UNFAITHFUL))
         texts = self.texts
         before = self.facts
-        outcome = self._carried_out(command)
+        outcome = self._carry_out(command)
         if isinstance(outcome, Broken):
             self.violation = self._break(
                 Failure("the engine carries it out", outcome.error),
@@ -112,16 +116,17 @@ class EngineLockstep(AnyLockstep):
                 broken_off,
             )
             return outcome
-        done = isinstance(outcome, Done)
-        if done:
+        is_done = isinstance(outcome, Done)
+        if is_done:
             lanes, outputs = texts.follow(command, self.facts)
         else:
             texts.follow_refused(command, self.facts)
-            lanes, outputs = [], []
+            lanes = []
+            outputs = []
         step = self.step = BlockStep(
             texts.config,
             command,
-            refused=not done,
+            refused=not is_done,
             before=before,
             after=self.facts,
             lanes=lanes,
@@ -194,10 +199,11 @@ def changes(before: BlockFacts, now: BlockFacts) -> list[str]:
         lines.append(f"{lane.request} computes [{lane.start}, {end}){drafts}{sampled}")
     for output in now.outputs:
         ends = f" and ends: {output.finished}" if output.finished else ""
-        tokens = counted(len(output.tokens), "token")
+        tokens = count_text(len(output.tokens), "token")
         lines.append(f"{output.request} gets {tokens}{ends}")
     for name in {**before.requests, **now.requests}:
-        was, fact = before.requests.get(name), now.requests.get(name)
+        was = before.requests.get(name)
+        fact = now.requests.get(name)
         if fact is None:
             lines.append(f"{name} is gone")
         elif was is None or was._replace(tokens=()) != fact._replace(tokens=()):
@@ -231,7 +237,8 @@ def _transfer_changes(before: BlockFacts, now: BlockFacts) -> Iterator[str]:
     were = {job.job: job for job in before.transfers}
     are = {job.job: job for job in now.transfers}
     for number in sorted(were | are):
-        was, job = were.get(number), are.get(number) or were[number]
+        was = were.get(number)
+        job = are.get(number) or were[number]
         transfer = f"{'load' if job.load else 'store'} {number}"
         if was is None:
             blocks = "blocks " + " ".join(str(part[1]) for part in job.parts)
@@ -262,11 +269,12 @@ def _storage_changes(before: BlockFacts, now: BlockFacts) -> Iterator[str]:
     if now.host is None:
         return
     if now.host.lookups:
-        yield f"the storage is asked for {counted(now.host.lookups, 'chunk')}"
+        yield f"the storage is asked for {count_text(now.host.lookups, 'chunk')}"
     were = {job.job: job for job in before.host.jobs} if before.host is not None else {}
     are = {job.job: job for job in now.host.jobs}
     for number in sorted(were | are):
-        was, job = were.get(number), are.get(number) or were[number]
+        was = were.get(number)
+        job = are.get(number) or were[number]
         job_text = f"storage {'read' if job.load else 'write'} {number}"
         if was is None:
             yield f"{job_text}: chunks {' '.join(map(str, job.chunks))}"

@@ -52,10 +52,10 @@ def ending(
     incomplete: bool = False,
 ) -> Ending:
     """Return the gravest ending whose condition holds; CONFORMS where none does."""
-    held = {
+    conditions = {
         Ending.BROKE: broke,
         Ending.VIOLATED: violated,
         Ending.INTERRUPTED: interrupted,
         Ending.INCOMPLETE: incomplete,
     }
-    return gravest([Ending.CONFORMS, *(each for each, holds in held.items() if holds)])
+    return gravest([Ending.CONFORMS, *(each for each, holds in conditions.items() if holds)])

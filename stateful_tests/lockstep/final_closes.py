@@ -19,20 +19,20 @@ _CLOSED = "SES-4"
 
 
 def violations(
-    lockstep: AnyLockstep, done: Sequence[Any], origin: str
+    lockstep: AnyLockstep, commands_run: Sequence[Any], origin: str
 ) -> list[tuple[Violation, Trace]]:
     """Return the violation at the end of a run, if any, and a close that does not happen when
     everything is closed then; each with its trace. The run takes no command afterwards."""
     geometry, mode = lockstep.config
-    driven = []
+    closes = []
     if lockstep.violation is not None:
-        driven.append((lockstep.violation, Trace(geometry, mode, tuple(done), origin)))
+        closes.append((lockstep.violation, Trace(geometry, mode, tuple(commands_run), origin)))
         if not isinstance(lockstep, Lockstep):
-            return driven
-        done = (*done, *_sessions_all_close(lockstep))
+            return closes
+        commands_run = (*commands_run, *_sessions_all_close(lockstep))
         if lockstep.violation is not None:
-            driven.append((lockstep.violation, Trace(geometry, mode, done, origin)))
-    return driven
+            closes.append((lockstep.violation, Trace(geometry, mode, commands_run, origin)))
+    return closes
 
 
 def _sessions_all_close(lockstep: Lockstep) -> list[Command]:

@@ -70,7 +70,7 @@ class KnownFault(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     passed_over: bool = False
 
     def __post_init__(self) -> None:
-        """Raises ValueError where fields contradict each other."""
+        """Raise ValueError where fields contradict each other."""
         fixed = () if self.fixed is None else (self.fixed,)
         for version in (self.first, *fixed, *self.unified.values(), *self.elsewhere):
             _version_key(version)
@@ -94,11 +94,11 @@ class KnownFault(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     def is_in(self, release: str) -> bool:
         """Return whether a release has it. Raises ValueError where `release` is no version."""
         if self.fixed is None:
-            return _version_key(self.first) <= _version_key(release) and looked_for(self.engine, release)
+            return _version_key(self.first) <= _version_key(release) and is_looked_for(self.engine, release)
         return _version_key(self.first) <= _version_key(release) < _version_key(self.fixed)
 
-    def shown(self, clause: str, release: str) -> str | None:
-        """Return the clause that a trace of `clause` violates in that release; None: it conforms."""
+    def clause_shown(self, clause: str, release: str) -> str | None:
+        """Return the clause that a trace of `clause` violates in that release, None where it conforms."""
         dates: dict[str, str | None] = {self.first: clause}
         if self.fixed is not None:
             dates[self.fixed] = None
@@ -175,10 +175,11 @@ def label(release: str, fault: str) -> str | None:
     return fault if _VERSION.match(release) and known.is_in(release) else None
 
 
-def looked_for(engine: str, release: str) -> bool:
+def is_looked_for(engine: str, release: str) -> bool:
     """Return whether the faults of this release were searched for: it lies between the oldest driven
     release and the newest."""
-    oldest, newest = releases(engine)[0], releases(engine)[-1]
+    oldest = releases(engine)[0]
+    newest = releases(engine)[-1]
     if not _VERSION.match(release):
         return False
     return _version_key(oldest)[:3] <= _version_key(release)[:3] <= _version_key(newest)[:3]
@@ -223,7 +224,7 @@ def has_in_ways(fault: KnownFault, release: str, ways: Iterable[str]) -> bool:
     return not fault.traces or any(apart <= {*ways_of(path)} <= {*ways} for path in fault.traces)
 
 
-def passed_over(engine: str, release: str, ways: Iterable[str] = ()) -> dict[str, str]:
+def skipped_clauses(engine: str, release: str, ways: Iterable[str] = ()) -> dict[str, str]:
     """Return clause id -> (known fault, its trace) for each clause that a check of that release, driven
     in these ways, skips because of a known fault."""
     tree = _tree_of_ways(ways)

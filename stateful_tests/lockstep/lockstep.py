@@ -132,7 +132,7 @@ class Lockstep(AnyLockstep):
         check_offered(self.system, was, command)
         if isinstance(expected, Refused) and expected.reason is Reason.UNFAITHFUL:
             return self._count(expected)  # no scheduler would do it: the system does not run it
-        outcome = self._carried_out(command)
+        outcome = self._carry_out(command)
 
         def step_to(now: State, expected: Outcome, outcome: Outcome, overreach: str = "") -> Step:
             return Step(
@@ -156,7 +156,7 @@ class Lockstep(AnyLockstep):
             self.violation = self.first_violation or broke
             return expected
         follow = self.facts if self.first_violation is None else None
-        agreed = self._policy.agreed(was, command, Answers(now, expected, outcome), follow)
+        agreed = self._policy.answers_to_compare(was, command, Answers(now, expected, outcome), follow)
         step = self.step = step_to(*agreed)
         self.state = agreed.now
         if self.first_violation is None:
@@ -223,7 +223,8 @@ def row_of(command: Command, outcome: Outcome, was: State, now: State) -> Row:
     cursors = []
     freed = []
     for name in sorted({*before, *after}):
-        a, b = before.get(name), after.get(name)
+        a = before.get(name)
+        b = after.get(name)
         for field in ("kv_committed_len", "kv_allocated_len", "swa_evicted_seqlen"):
             old = getattr(a, field) if a is not None else 0
             new = getattr(b, field) if b is not None else 0
@@ -243,10 +244,10 @@ def row_of(command: Command, outcome: Outcome, was: State, now: State) -> Row:
 
 
 def _freed_range(
-    name: str, pool: str, had: range, pages: range, page_size: int
+    name: str, pool: str, pages_before: range, pages: range, page_size: int
 ) -> list[tuple[str, str, int, int]]:
-    """Return the range of positions by which `had` and `pages` differ, if pages were freed."""
-    gone = [p for p in had if p not in pages]
+    """Return the range of positions by which `pages_before` and `pages` differ, if pages were freed."""
+    gone = [p for p in pages_before if p not in pages]
     if not gone:
         return []
     return [(name, pool, gone[0] * page_size, ceil_page((gone[-1] + 1) * page_size, page_size))]

@@ -78,7 +78,7 @@ class PairLockstep(AnyLockstep):
         """Run one command; sets `violation` if it leaves the specification."""
         self._begin()
         before = self.facts
-        outcome = self._carried_out(command)
+        outcome = self._carry_out(command)
         if isinstance(outcome, Broken):
             self.violation = self._break(
                 Failure("the pair carries it out", outcome.error),
@@ -123,7 +123,8 @@ class PairLockstep(AnyLockstep):
 
     def row(self, command: PairCommand, outcome: Outcome, before: PairMoment) -> Row:
         """Return the changes of a command on each server and between them."""
-        was, now = before.facts, self.facts
+        was = before.facts
+        now = self.facts
         lines = [
             f"{server}: {line}"
             for server in SERVERS

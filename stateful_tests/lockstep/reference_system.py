@@ -95,7 +95,8 @@ class ReferenceSystem:
         if self.geometry.states:
             self._assign_states(was)
         if kind in (Extend, Decode, SpecDecode, Launch):
-            then, turns = dict(turns_of(was)), dict(turns_of(now))
+            then = dict(turns_of(was))
+            turns = dict(turns_of(now))
             for row in rows_of(now):
                 if row.holder in turns and then.get(row.holder, row.computed) < row.computed:
                     self._write_row(row, then[row.holder])
@@ -166,14 +167,14 @@ class ReferenceSystem:
         tree = self.state.tree
         if tree is None:
             return
-        for placed in radix.nodes(tree):
-            for end in page_ends(placed.end, size, placed.start):
-                key = page_name(placed.path[:end]), end // size - 1
+        for placed_node in radix.nodes(tree):
+            for end in page_ends(placed_node.end, size, placed_node.start):
+                key = page_name(placed_node.path[:end]), end // size - 1
                 for pool, pages in self.pages.items():
                     if key in pages:
                         first_slot = pages[key] * size
                         self.stamps[pool][first_slot : first_slot + size] = map(
-                            token_of, placed.path[end - size : end]
+                            token_of, placed_node.path[end - size : end]
                         )
 
     def _write_row(self, row: RowInUse, start: int) -> None:
@@ -287,7 +288,10 @@ class ReferenceSystem:
 
 
 class RowInUse(NamedTuple):
-    """A row in use. text: the content of its positions, of which the first `computed` are computed."""
+    """A row in use.
+
+    text: the content of its positions, of which the first `computed` are computed.
+    """
 
     holder: str
     cursors: Cursors

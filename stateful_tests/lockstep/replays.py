@@ -20,7 +20,7 @@ from stateful_tests.lockstep.run_results import HISTORY_LIMIT, Run, Trace, Viola
 _IMPATIENT = (Reason.TURN_IN_FLIGHT, Reason.SHRINKING_PREFIX)
 
 
-def driven_through(
+def drive_through(
     system: AnySystem, trace: Trace, *, patient: bool = False
 ) -> tuple[AnyLockstep, tuple[AnyCommand, ...]]:
     """Drive a trace up to its first violation, and record nothing. Returns the run and the trace's
@@ -90,7 +90,7 @@ def with_calls(system: AnySystem, run: Run) -> Run:
     if "BROKEN" in violation.clauses and not failed_in_command(violation.failure_of("BROKEN").observed):
         return run  # what the command calls has no part in it
     commands = run.trace.commands[: violation.step + 1]
-    return replace(run, called=system.called(run.trace.geometry, commands))
+    return replace(run, called=system.functions_called(run.trace.geometry, commands))
 
 
 def _first_failing_step(system: AnySystem, trace: Trace, violation: Violation) -> int | None:

@@ -37,23 +37,24 @@ class Moment(NamedTuple):
 
 
 class EngineMoment(NamedTuple):
-    """An engine that schedules by itself, at rest: its facts, and the step that led there; None at the
-    start, and where the engine broke."""
+    """An engine that schedules by itself, at rest: its facts, and the step that led there. The step is None
+    at the start, and where the engine broke."""
 
     facts: BlockFacts
     step: BlockStep | None
 
 
 class TierMoment(NamedTuple):
-    """A tree with a host tier at rest: its facts, and the step that led there; None at the start, and
-    where the release broke."""
+    """A tree with a host tier at rest: its facts, and the step that led there. The step is None at the start,
+    and where the release broke."""
 
     facts: TierFacts
     step: TierStep | None
 
 
 class PairMoment(NamedTuple):
-    """A pair at rest: its facts, and the step that led there; None at the start, and where it broke."""
+    """A pair at rest: its facts, and the step that led there. The step is None at the start, and where the
+    pair broke."""
 
     facts: PairFacts
     step: PairStep | None

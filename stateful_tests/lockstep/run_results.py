@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar, cast
 
+from impl.process.system_functions import SystemFunction
 from reference.clauses import Clause
 from reference.commands import Account, Command, Mode, Outcome
 from reference.failures import Failure
@@ -51,9 +52,11 @@ class Trace:
 class Violation:
     """One step at which a system left the specification.
 
-    clause: id of the headline (see by_cause in reference/clauses), or "BROKEN" where the system itself
-        failed and no clause did. also: further clauses broken at the same step.
-    failure: of that clause, with the places that it is about; others: of each of `also`.
+    clause: id of the headline (see by_cause in reference/clauses), or "BROKEN" where the system itself failed
+        and no clause did.
+    also: further clauses broken at the same step.
+    failure: of that clause, with the places that it is about.
+    others: of each of `also`.
     since: index of the first step after which the failing command would have failed with this clause.
     first_violation: the first of the run, which went on past it to check only this clause.
     """
@@ -104,7 +107,7 @@ class Violation:
         return replace(self.with_headline(clause), also=(), others=())
 
     def with_note(self, note: str) -> Violation:
-        """This violation with a note behind what was observed."""
+        """Return this violation with a note behind what was observed."""
         return replace(self, failure=replace(self.failure, observed=f"{self.observed} {note}"))
 
     def with_break(self, failure: Failure) -> Violation:
@@ -151,7 +154,7 @@ class Run:
     history: the start, then the moment after each row; of long runs only the end. `moments` has their
         type.
     waived: clauses that were not checked.
-    called: calls of each command in files of the system, as "FILE: FUNCTION, ...".
+    called: the functions of the system that each command calls.
     """
 
     trace: Trace
@@ -160,7 +163,7 @@ class Run:
     violation: Violation | None
     history: tuple[AnyMoment, ...] = field(default=(), compare=False, repr=False)
     waived: frozenset[str] = frozenset()
-    called: tuple[tuple[str, ...], ...] = field(default=(), compare=False)
+    called: tuple[tuple[SystemFunction, ...], ...] = field(default=(), compare=False)
 
     @property
     def history_start(self) -> int:

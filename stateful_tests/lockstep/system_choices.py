@@ -1,4 +1,4 @@
-"""Decisions of a system: the reference follows them as far as that is allowed; the rest is compared."""
+"""Decisions of a system. The reference follows them as far as that is allowed, and compares the rest."""
 
 from __future__ import annotations
 
@@ -33,12 +33,14 @@ class ServerPolicy:
     def __init__(self, can: Capabilities) -> None:
         self._can = can
 
-    def agreed(
+    def answers_to_compare(
         self, was: State, command: Command, answers: Answers, facts: Facts | None
     ) -> Answers:
         """Return the answers that are left to compare: the reference has followed the system's choices,
-        and the shape of its tree where that has rules of its own. facts: the system's; None where the
-        two differ already, and the reference follows nothing."""
+        and the shape of its tree where that has rules of its own.
+
+        facts: the system's; None where the two differ already, and the reference follows nothing.
+        """
         outcome = answers.outcome
         if facts is not None and isinstance(outcome, Done) and outcome.choices:
             try:

@@ -11,10 +11,10 @@ from impl.adapter import AnySystem, System, UnusableImplementation
 from impl.engines import DEFAULTS, DriveOptions, engine
 from impl.process import fork_server
 from impl.process.remote_system import LIMITS, Limits, StrangerSystem
-from impl.process.worker import made
+from impl.process.worker import make_system
 from impl.system_spec import ENGINES, SystemSpec, option
 from reference.all_clauses import ALL_CLAUSES
-from stateful_tests.lockstep.known_faults import passed_over
+from stateful_tests.lockstep.known_faults import skipped_clauses
 
 
 def resolve(
@@ -26,21 +26,23 @@ def resolve(
     limits: Limits = LIMITS,
     in_process: bool = True,
 ) -> AnySystem:
-    """Return the system of a name: a System, or an EngineSystem. Raises as `driven` does.
+    """Return the system of a name: a System, or an EngineSystem. Raises as `driven_system` does.
 
     reference | torch | torch+BUG | module:factory | sglang==VERSION | vllm==VERSION | transformers==VERSION
     lmdeploy==VERSION
     sglang | vllm | transformers | lmdeploy, with a `checkout` of it
     After an engine the ways to run, such as `+rust+overlap` of SGLang and `+async` of vLLM: see the record of
     the engine.
-    calls: it notes them (see SGLangSystem). limits: of a worker process. in_process: false drives a factory's
-    system in one.
+
+    calls: it notes them (see SGLangSystem).
+    limits: of a worker process.
+    in_process: false drives a factory's system in one.
     """
     options = DriveOptions(checkout, device, calls, limits)
-    return driven(SystemSpec.parse(name), options, in_process)
+    return driven_system(SystemSpec.parse(name), options, in_process)
 
 
-def driven(spec: SystemSpec, options: DriveOptions = DEFAULTS, in_process: bool = True) -> AnySystem:
+def driven_system(spec: SystemSpec, options: DriveOptions = DEFAULTS, in_process: bool = True) -> AnySystem:
     """Return the system that `spec` names. Raises UnusableImplementation with a one-line reason."""
     is_engine = spec.engine in ENGINES
     if options.checkout is not None and not (is_engine and spec.version is None):
@@ -83,13 +85,13 @@ def _resolve_release(spec: SystemSpec, options: DriveOptions) -> AnySystem:
     if options.device == "cpu":
         fork_server.start_early()
     system = record.drive(spec, options)
-    if known := passed_over(record.name, system.release, spec.ways):
+    if known := skipped_clauses(record.name, system.release, spec.ways):
         system.capabilities = replace(system.capabilities, known=known)
     return system
 
 
 def _resolve_factory(spec: str, limits: Limits, in_process: bool) -> AnySystem:
-    stranger: AnySystem = made(spec) if in_process else StrangerSystem(spec, limits)
+    stranger: AnySystem = make_system(spec) if in_process else StrangerSystem(spec, limits)
     excused = {*stranger.capabilities.waived, *stranger.capabilities.known}
     if unknown := sorted(excused - ALL_CLAUSES.keys()):
         raise UnusableImplementation(

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 
 from reference.cursors import Cursors, ceil_page, window_start
-from reference.failures import counted
+from reference.failures import count_text
 from reference.radix_tree import Lock, Tree
 from reference.state import full_pages, swa_pages
 
@@ -75,7 +75,10 @@ def span(start: int, end: int) -> str:
 
 
 def swa_of(live: bool | None) -> str:
-    """Name a node's SWA KV; None: there is no window."""
+    """Name a node's SWA KV.
+
+    live: None without a window.
+    """
     if live is None:
         return ""
     return "live" if live else "tombstone"
@@ -88,8 +91,11 @@ def node(
     full: Sequence[str] = (),
     swa: Sequence[str] = (),
 ) -> str:
-    """Draw a node of the tree as a line. place: its positions; full, swa: holders whose locks pin its
-    KV in that pool."""
+    """Draw a node of the tree as a line.
+
+    place: its positions.
+    full, swa: holders whose locks pin its KV in that pool.
+    """
     parts = [f"{span(*place)} {text}", "SWA live" if live else swa_of(live)]
     for pool, names in ("full", full), ("SWA", swa):
         if names:
@@ -98,7 +104,10 @@ def node(
 
 
 def tree(nodes: Iterable[tuple[int, Sequence[str]]]) -> str:
-    """Draw a tree, each node below its parent. nodes: depth of each (0: below the root), and its lines."""
+    """Draw a tree, each node below its parent.
+
+    nodes: depth of each (0: below the root), and its lines.
+    """
     lines = ["radix tree"]
     for depth, (first, *more) in nodes:
         lines.append(f"{'   ' * depth}└─ {first}")
@@ -107,7 +116,10 @@ def tree(nodes: Iterable[tuple[int, Sequence[str]]]) -> str:
 
 
 def lock(tree: Tree, lock: Lock, text: str = "") -> str:
-    """Draw a lock and the KV that it pins. text: its prefix in words, where it is to be shown."""
+    """Draw a lock and the KV that it pins.
+
+    text: its prefix in words, where it is to be shown.
+    """
     if not lock.key:
         return "has nothing locked"
     locked = f"locks {span(0, len(lock.key))}{text and f' {text}'}"
@@ -115,7 +127,7 @@ def lock(tree: Tree, lock: Lock, text: str = "") -> str:
         return locked
     if not (pins := swa_pinned(lock)):
         return f"{locked}: full KV alone"
-    return f"{locked}: pins {counted(pins, 'SWA token')}, a window needs {swa_needed(tree, lock)}"
+    return f"{locked}: pins {count_text(pins, 'SWA token')}, a window needs {swa_needed(tree, lock)}"
 
 
 def swa_pinned(lock: Lock) -> int:

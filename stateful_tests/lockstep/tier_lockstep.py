@@ -26,7 +26,10 @@ _NOTHING = TierFacts((), NO_SLOTS, NO_SLOTS, {}, NO_SLOTS, NO_SLOTS)
 
 
 class TierLockstep(AnyLockstep):
-    """One run of a tree with a host tier. users: the locks of its users, and their texts."""
+    """One run of a tree with a host tier.
+
+    users: the locks of its users, and their texts.
+    """
 
     system: TieredSystem
     facts: TierFacts
@@ -78,7 +81,7 @@ class TierLockstep(AnyLockstep):
         """Run one command, and set `violation` if the outcome violates the specification."""
         self._begin()
         before = self.facts
-        outcome = self._carried_out(command)
+        outcome = self._carry_out(command)
         if isinstance(outcome, Broken):
             failure = Failure("the tree carries it out", outcome.error)
             self.violation = self._break(
@@ -119,7 +122,8 @@ class TierLockstep(AnyLockstep):
 
     def row(self, command: TierCommand, outcome: Outcome, before: TierMoment) -> Row:
         """Return the changes by a command."""
-        was, now = before.facts, self.facts
+        was = before.facts
+        now = self.facts
         lines = (
             *_request_changes(was, now, self.users.config.prefill),
             *_send_changes(was, now),
@@ -142,7 +146,8 @@ def _node_changes(before: TierFacts, now: TierFacts) -> Iterator[str]:
     were = {node.node: node for node in before.nodes}
     are = {node.node: node for node in now.nodes}
     for number in sorted(were | are):
-        was, node = were.get(number), are.get(number)
+        was = were.get(number)
+        node = are.get(number)
         if node is None:
             yield f"node {number} is gone"
             continue
@@ -197,20 +202,21 @@ def _transfer_changes(before: TierFacts, now: TierFacts) -> Iterator[str]:
     were = {job.job: job for job in before.transfers}
     are = {job.job: job for job in now.transfers}
     for number in sorted(were | are):
-        was, job = were.get(number), are.get(number)
+        was = were.get(number)
+        job = are.get(number)
         if job is None:
             old = were[number]
-            yield f"{old.called} {'is acknowledged' if old.sent else 'is sent with others'}"
+            yield f"{old.label} {'is acknowledged' if old.sent else 'is sent with others'}"
             continue
         if was is None:
             nodes = ", ".join(dict.fromkeys(f"node {ack}" for ack in job.acks))
             count = len(job.parts)
             state = "sent" if job.sent else "queued"
-            yield f"{job.called} of {nodes or 'no node'}, {count} slots: {state}"
+            yield f"{job.label} of {nodes or 'no node'}, {count} slots: {state}"
         if job.copied and not job.completed and not (was and was.copied):
-            yield f"{job.called} has copied"
+            yield f"{job.label} has copied"
         if job.completed and not (was and was.completed):
-            yield f"{job.called} completes"
+            yield f"{job.label} completes"
 
 
 def _request_changes(before: TierFacts, now: TierFacts, prefill: str) -> Iterator[str]:
@@ -252,14 +258,15 @@ def _operation_changes(before: TierFacts, now: TierFacts) -> Iterator[str]:
     were = {op.job: op for op in before.operations}
     are = {op.job: op for op in now.operations}
     for number in sorted(were | are):
-        was, operation = were.get(number), are.get(number)
+        was = were.get(number)
+        operation = are.get(number)
         if operation is None:
-            yield f"{were[number].called} is over"
+            yield f"{were[number].label} is over"
         elif was is None or was != operation:
             has = " ".join(_slot_lists("host", operation.slots))
             moves = " ".join(_slot_lists("host", operation.moving))
             parts = [operation.state, has, f"the backend still moves {moves}" if moves else ""]
-            yield f"{operation.called}: {', '.join(filter(None, parts))}"
+            yield f"{operation.label}: {', '.join(filter(None, parts))}"
     for page in now.stored:
         where = f"host {page.pool} {_range_text(page.slots)}"
         content = "a state" if page.pool == "state" else path_text(page.found)

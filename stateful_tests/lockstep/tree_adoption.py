@@ -31,7 +31,7 @@ def adopt_tree_shape(was: State, state: State, command: Command, facts: Facts) -
     """
     assert state.tree is not None and facts.tree is not None
     shape = [(n.path, n.start, n.live, n.state is not None) for n in facts.tree.nodes]
-    tree = radix.reshaped(state.tree, shape)
+    tree = radix.reshape(state.tree, shape)
     state = state._replace(tree=_widen_new_locks(was, tree))
     for name in requests_of_batch(command):
         state = _adopt_prompt(was, state, command, name, facts)
@@ -72,16 +72,16 @@ def _adopt_prompt(was: State, state: State, command: Command, name: str, facts: 
     """Return the state with as much of a request's text in the tree as the system's tree has."""
     before = was.request(name)
     request = state.request(name)
-    seen = facts.requests.get(name)
+    request_facts = facts.requests.get(name)
     assert state.tree is not None and before is not None and request is not None
     session = state.session(request.session)
     has_slot = session is not None and session.slot is not None
-    if seen is None or seen.cursors is None or has_slot:
+    if request_facts is None or request_facts.cursors is None or has_slot:
         return state
     assert before.cursors is not None and request.cursors is not None
     tree = state.tree
     cursors = request.cursors
-    length = seen.cursors.cache_protected_len
+    length = request_facts.cursors.cache_protected_len
     computed = (cursors if isinstance(command, Extend) else before.cursors).kv_committed_len
     whole = length % tree.page_size == 0
     taken = before.cursors.cache_protected_len <= length <= computed
@@ -89,7 +89,7 @@ def _adopt_prompt(was: State, state: State, command: Command, name: str, facts: 
         key = tree_key(text_tokens(request.text), state.config.geometry.bigram)[:length]
         state = state._replace(tree=_lock_at(tree, was, request.holder, key))
         cursors = cursors._replace(cache_protected_len=length)
-    evicted = seen.cursors.swa_evicted_seqlen
+    evicted = request_facts.cursors.swa_evicted_seqlen
     if max(evicted, cursors.swa_evicted_seqlen) <= cursors.cache_protected_len:
         cursors = cursors._replace(swa_evicted_seqlen=evicted)
     if cursors != request.cursors:
@@ -97,18 +97,18 @@ def _adopt_prompt(was: State, state: State, command: Command, name: str, facts: 
     return state
 
 
-def _adopt_insert(was: State, state: State, command: Insert, shown: TreeFacts) -> State:
+def _adopt_insert(was: State, state: State, command: Insert, tree_facts: TreeFacts) -> State:
     """Return the state in which a continuing lock owner locks as much as in the system."""
     assert state.tree is not None
     locked = lock_holders(was).get(command.holder, ())
-    length = len(shown.lock_holders.get(command.holder, ()))
+    length = len(tree_facts.lock_holders.get(command.holder, ()))
     if len(locked) > length or length % state.tree.page_size:
         return state
     key = key_of(command.prompt, state.config.geometry.bigram)[:length]
     return state._replace(tree=_lock_at(state.tree, was, command.holder, key))
 
 
-def _drop_returned_locks(state: State, shown: TreeFacts) -> State:
+def _drop_returned_locks(state: State, tree_facts: TreeFacts) -> State:
     """Return the state without the SWA part of locks that the system has released because the holder's
     window has passed it, and without the state of such a lock if that is released as well."""
     tree = state.tree
@@ -118,8 +118,8 @@ def _drop_returned_locks(state: State, shown: TreeFacts) -> State:
     window_starts = {
         r.holder: r.settled_len - tree.window for r in state.requests if r.cursors
     }
-    pins = {n.path: n.swa_locks for n in shown.nodes}
-    state_pins = {n.path: n.state_locks for n in shown.nodes}
+    pins = {n.path: n.swa_locks for n in tree_facts.nodes}
+    state_pins = {n.path: n.state_locks for n in tree_facts.nodes}
     for lock in tree.locks:
         end = len(lock.key)
         pinning = sum(

@@ -17,7 +17,8 @@ def tree_changes(was: State, now: State) -> tuple[str, ...]:
     after = {p.path: p for p in nodes(now.tree)}
     lines: list[str] = []
     for path in sorted({*before, *after}, key=lambda p: (len(p), p)):
-        a, b = before.get(path), after.get(path)
+        a = before.get(path)
+        b = after.get(path)
         if a is not None and b is not None:
             lines += _node_changes(a, b)
         elif b is not None:
@@ -53,7 +54,8 @@ def _lock_changes(was: Tree, now: Tree) -> list[str]:
 
 def state_changes(was: State, now: State) -> tuple[str, ...]:
     """Describe slots of recurrent state that holders have got or given back; empty on a model without."""
-    had, has = state_lens(was).keys(), state_lens(now).keys()
+    had = state_lens(was).keys()
+    has = state_lens(now).keys()
     taken = [f"{name} takes a state slot" for name in sorted(has - had)]
     return (*taken, *(f"{name} has no state slot any more" for name in sorted(had - has)))
 

@@ -40,7 +40,10 @@ class DrawnChoices:
 
 
 class Start(NamedTuple):
-    """A run before its first command. profile: which commands are frequent, how many names there are."""
+    """A run before its first command.
+
+    profile: which commands are frequent, how many names there are.
+    """
 
     geometry: Geometry
     mode: Mode
@@ -66,15 +69,16 @@ THRESHOLDS = st.integers(0, 99)
 
 @st.composite
 def commands(draw: _Draw, kind: type | None) -> Command:
-    """Return a command of one kind for the state now; OUT_OF_TURN: of any kind, and it need not apply.
+    """Return a command of one kind for the state now. OUT_OF_TURN returns one of any kind, which need not
+    apply.
 
     Draws `machine.threshold` as well, by which the next rules are offered.
     """
     machine = draw(st.runner())
     choices = DrawnChoices(draw)
     if kind is OUT_OF_TURN:
-        command = next_of(machine.enabled(choices, invalid=True))
+        command = next_of(machine.enabled_commands(choices, invalid=True))
     else:
-        command = HARNESSES[kind].draw(machine.enabled(choices))
+        command = HARNESSES[kind].draw(machine.enabled_commands(choices))
     machine.threshold = draw(THRESHOLDS)
     return command

@@ -174,8 +174,11 @@ class ServerMachine(RuleBasedStateMachine):
 
     # -- how a rule runs --------------------------------------------------------------------------
 
-    def enabled(self, choices: Choices, *, invalid: bool = False) -> Enabled:
-        """Return the enabled commands of the state. invalid: the command need not apply."""
+    def enabled_commands(self, choices: Choices, *, invalid: bool = False) -> Enabled:
+        """Return the enabled commands of the state.
+
+        invalid: the command need not apply.
+        """
         last = type(self.commands[-1]) if self.commands else None
         return Enabled(self.lockstep.state, choices, self.profile, invalid, last)
 
@@ -192,7 +195,7 @@ class ServerMachine(RuleBasedStateMachine):
 
     def _offer(self) -> None:
         """Which rules may run next: those that are called for at least as much as `threshold` says."""
-        weights: dict[Any, int] = {**kind_weights(self.enabled(_NOBODY))}
+        weights: dict[Any, int] = {**kind_weights(self.enabled_commands(_NOBODY))}
         weights[OUT_OF_TURN] = sum(weights.values()) // self.profile.invalid_rate
         enough = self.threshold * max(weights.values())
         self.offered = {kind for kind, weight in weights.items() if 100 * weight > enough}

@@ -27,8 +27,9 @@ class MachineTarget:
     """The target of a machine. The system is made when the first run begins.
 
     machines, sizes, modes: what its runs may be, the sizes fitted to the system, or exactly those; no modes
-    stands for the system's own. vary: one run in four has drawn sizes. base: what was there before; a
-    violation that it shows as well fails no run.
+        stands for the system's own.
+    vary: one run in four has drawn sizes.
+    base: what was there before; a violation that it shows as well fails no run.
     """
 
     def __init__(

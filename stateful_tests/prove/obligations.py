@@ -56,8 +56,8 @@ class Obligation:
 class Proof:
     """The result of an obligation.
 
-    counterexample: arguments for which a line of the contract fails (tokens). note: that line, or why nothing
-    is decided.
+    counterexample: arguments for which a line of the contract fails (tokens).
+    note: that line, or why nothing is decided.
     """
 
     obligation: Obligation
@@ -76,7 +76,7 @@ def _obligations() -> Iterator[Obligation]:
 OBLIGATIONS = {obligation.name: obligation for obligation in _obligations()}
 
 
-def chosen(names: Iterable[str]) -> list[Obligation]:
+def select_obligations(names: Iterable[str]) -> list[Obligation]:
     """Return the obligations with these names or of these kinds, such as "contract/cut", "cut" or "window";
     all of them for no name. Raises KeyError for a name that selects none."""
     selected: dict[str, Obligation] = {}
@@ -91,8 +91,10 @@ def chosen(names: Iterable[str]) -> list[Obligation]:
 def prove(
     obligations: Iterable[Obligation], sources: Mapping[str, str] = SOURCES
 ) -> Iterator[Proof]:
-    """Prove obligations one after the other. sources: the text of both modules; a test passes one with a
-    fault in it."""
+    """Prove obligations one after the other.
+
+    sources: the text of both modules; a test passes one with a fault in it.
+    """
     for obligation in obligations:
         proof = Proof(obligation)
         began = time.perf_counter()
@@ -114,23 +116,23 @@ def _prove(proof: Proof, sources: Mapping[str, str]) -> None:
         names: dict[str, Any] = {name: z3.Int(name) for name in contract.arguments}
         names |= {"c": Cursors(*map(z3.Int, "CAER"))} if "c" in names else {}
         names |= {"margin": margin} if margin is not None else {}
-        given = [translation.expression(line, names) for line in contract.pre]
+        preconditions = [translation.expression(line, names) for line in contract.pre]
         result = translation.call(contract.name, names)
         promised = [translation.expression(line, names | {"_": result}) for line in contract.post]
-        given += [*translation.facts, *translation.lemmas()]
-        if (satisfiable := _check(given)) != z3.sat:
+        preconditions += [*translation.facts, *translation.lemmas()]
+        if (satisfiable := _check(preconditions)) != z3.sat:
             proof.verdict = ProofVerdict.UNDECIDED
             proof.note = "no arguments meet what the contract asks for"
             if satisfiable == z3.unknown:
                 proof.note = "z3 cannot tell whether any arguments meet what the contract asks for"
             return
         for line, goal in zip(contract.post, promised):
-            verdict = _check([*given, z3.Not(goal)])
+            verdict = _check([*preconditions, z3.Not(goal)])
             if verdict == z3.unknown:
                 proof.verdict = ProofVerdict.UNDECIDED
                 proof.note = f"z3 gives no answer for: {line}"
             elif verdict == z3.sat:
-                _refute(proof, line, [*given, z3.Not(goal)], margin)
+                _refute(proof, line, [*preconditions, z3.Not(goal)], margin)
                 return
 
 

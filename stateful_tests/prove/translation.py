@@ -69,7 +69,11 @@ def contracts(source: str) -> dict[str, Contract]:
 
 @dataclass
 class Translation:
-    """Calls of functions as z3 terms. functions: by name; facts: of the quotients that came up."""
+    """Calls of functions as z3 terms.
+
+    functions: by name.
+    facts: of the quotients that came up.
+    """
 
     functions: Mapping[str, ast.FunctionDef]
     facts: list[z3.BoolRef] = field(default_factory=list)
@@ -93,7 +97,8 @@ class Translation:
         """Return what holds for the quotients, pair by pair, where the divisor is positive."""
         lemmas = []
         for one, other in combinations([*self._quotients.values(), (z3.IntVal(0), None)], 2):
-            (quotient, divisor), (less, other_divisor) = one, other
+            (quotient, divisor) = one
+            (less, other_divisor) = other
             if other_divisor is not None and divisor is not other_divisor:
                 continue
             for k in (-1, 0, 1, 2):
@@ -122,7 +127,10 @@ class Translation:
     # -- expressions ------------------------------------------------------------------------------
 
     def _value(self, node: ast.expr, names: dict[str, Any]) -> Any:
-        """Return an expression as a term of z3. names: the terms of its variables. Raises NotTranslated."""
+        """Return an expression as a term of z3. Raises NotTranslated.
+
+        names: the terms of its variables.
+        """
         match node:
             case ast.Constant(value):
                 return value
@@ -156,27 +164,27 @@ class Translation:
             case ast.BinOp(left, how, right) if type(how) in _ARITHMETIC:
                 return _ARITHMETIC[type(how)](self._value(left, names), self._value(right, names))
             case ast.Call():
-                return self._called(node, names)
+                return self._translate_call(node, names)
         raise NotTranslated(ast.unparse(node))
 
-    def _called(self, node: ast.Call, names: dict[str, Any]) -> Any:
-        given = [self._value(argument, names) for argument in node.args if not _is_range(argument)]
-        named = {str(keyword.arg): self._value(keyword.value, names) for keyword in node.keywords}
+    def _translate_call(self, node: ast.Call, names: dict[str, Any]) -> Any:
+        positional = [self._value(argument, names) for argument in node.args if not _is_range(argument)]
+        keywords = {str(keyword.arg): self._value(keyword.value, names) for keyword in node.keywords}
         match node.func:
             case ast.Name("min" | "max" as name):
-                best = given[0]
-                for value in given[1:]:
+                best = positional[0]
+                for value in positional[1:]:
                     best = _either(value < best if name == "min" else value > best, value, best)
                 return best
             case ast.Name("len") if _is_range(node.args[0]):
                 start, stop = (self._value(end, names) for end in node.args[0].args)  # type: ignore[attr-defined]
                 return _either(stop > start, stop - start, 0)
             case ast.Name("Cursors"):
-                return Cursors(*given)
+                return Cursors(*positional)
             case ast.Attribute(owner, "_replace"):
-                return self._value(owner, names)._replace(**named)
+                return self._value(owner, names)._replace(**keywords)
             case ast.Name(name) if name in self.functions:
-                return self.call(name, dict(zip(_arguments(self.functions[name]), given)) | named)
+                return self.call(name, dict(zip(_arguments(self.functions[name]), positional)) | keywords)
         raise NotTranslated(ast.unparse(node))
 
     def _quotient(self, value: Any, by: Any) -> Any:

@@ -26,8 +26,10 @@ MARGINS = (1, 0)
 class Policy:
     """How far window eviction goes, and the conditions as a clause may quote them.
 
-    They are over p, L, P, W, R and target. never: no hole, whatever the alignment; cap: when the cap of E at
-    target changes E (#22900).
+    They are over p, L, P, W, R and target.
+
+    never: no hole, whatever the alignment.
+    cap: when the cap of E at target changes E (#22900).
     """
 
     name: str

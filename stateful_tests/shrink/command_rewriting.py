@@ -39,7 +39,7 @@ def with_names_in_order(commands: Commands) -> Commands:
     letters: dict[str, str] = {}
     for command in commands:
         for attribute, letter in _NAMING.items():
-            for name in named(getattr(command, attribute, None)):
+            for name in names_in_attribute(getattr(command, attribute, None)):
                 if name not in names:
                     counts[letter] += 1
                     names[name] = f"{letter}{counts[letter]}"
@@ -52,24 +52,24 @@ def with_names_in_order(commands: Commands) -> Commands:
 
 def lives_apart(commands: Commands) -> Commands:
     """Give each life of a request a name of its own, so that a change to one leaves the others alone."""
-    taken = set().union(*map(names_in, commands))
-    seen: set[str] = set()
+    names_in_use = set().union(*map(names_in, commands))
+    names_seen: set[str] = set()
     names: dict[str, str] = {}
     apart = []
     for command in commands:
         if isinstance(command, Submit):
             name = command.request
-            if name in seen:
+            if name in names_seen:
                 names[name] = next(
-                    n for i in range(len(taken) + 1) if (n := f"r{i + 1}") not in taken
+                    n for i in range(len(names_in_use) + 1) if (n := f"r{i + 1}") not in names_in_use
                 )
-                taken.add(names[name])
-            seen.add(name)
+                names_in_use.add(names[name])
+            names_seen.add(name)
         apart.append(with_names(command, names))
     return tuple(apart)
 
 
-def named(value: Any) -> list[str]:
+def names_in_attribute(value: Any) -> list[str]:
     """Return the names in an attribute: one, or those of a batch, or of its entries."""
     if isinstance(value, tuple):
         return [str(getattr(lane, "request", lane)) for lane in value]
@@ -78,7 +78,7 @@ def named(value: Any) -> list[str]:
 
 def names_in(command: AnyCommand) -> set[str]:
     """Return the sessions, requests and lock owners that a command names."""
-    return {name for attribute in _NAMING for name in named(getattr(command, attribute, None))}
+    return {name for attribute in _NAMING for name in names_in_attribute(getattr(command, attribute, None))}
 
 
 def texts_in(command: AnyCommand) -> set[str]:

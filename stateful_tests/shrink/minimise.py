@@ -16,7 +16,7 @@ from reference.geometry import Geometry, GeometryError
 from reference.system_kinds import BLOCKS, PAIRS, ROWS, TIERS, kind_of_config
 from reference.pairs.config import PairConfig
 from reference.tiers.config import POLICIES, TierConfig
-from stateful_tests.lockstep.replays import driven_through, replay
+from stateful_tests.lockstep.replays import drive_through, replay
 from stateful_tests.lockstep.run_results import Trace, Violation
 from stateful_tests.shrink.optional_parts import Failing, without_parts
 from stateful_tests.shrink.shrink_passes import BUDGET, StillFails, drop, shrink
@@ -31,7 +31,7 @@ def violation_of_clause(system: AnySystem, trace: Trace, clause: str) -> tuple[s
     """Return the violation of a trace that is about `clause` on a system; None if it cannot be driven
     through it."""
     try:
-        lockstep, _ = driven_through(system, replace(trace, clause=clause))
+        lockstep, _ = drive_through(system, replace(trace, clause=clause))
     except UnusableImplementation:
         return None
     seen = lockstep.violation or lockstep.first_violation
@@ -51,11 +51,11 @@ def minimise(
     budget: the most candidates of each `shrink`.
     allowed: returns whether a smaller trace may be considered.
     """
-    with system.hurried() if isinstance(system, WorkerSystem) else nullcontext():
-        return _minimised(system, trace, clause, budget, allowed)
+    with system.short_timeouts() if isinstance(system, WorkerSystem) else nullcontext():
+        return _minimise(system, trace, clause, budget, allowed)
 
 
-def _minimised(
+def _minimise(
     system: AnySystem, trace: Trace, clause: str, budget: int, allowed: Allowed | None
 ) -> Trace:
     smallest = trace
@@ -198,7 +198,7 @@ def _shrink_config(_: AnySystem, failing: Failing, trace: Trace) -> Trace:
     """Return the trace with the plainest configuration of an engine with which the clause still fails:
     groups, switches, sizes."""
 
-    def tried(**changes: Any) -> bool:
+    def try_changes(**changes: Any) -> bool:
         nonlocal trace
         try:
             simpler = replace(trace, geometry=replace(trace.sizes(EngineConfig), **changes))
@@ -210,10 +210,13 @@ def _shrink_config(_: AnySystem, failing: Failing, trace: Trace) -> Trace:
         return commands is not None
 
     for index in reversed(range(len(trace.sizes(EngineConfig).groups))):
-        tried(groups=trace.sizes(EngineConfig).groups[:index] + trace.sizes(EngineConfig).groups[index + 1 :])
+        try_changes(
+            groups=trace.sizes(EngineConfig).groups[:index]
+            + trace.sizes(EngineConfig).groups[index + 1 :]
+        )
     for name, plain in _PLAIN.items():
         if getattr(trace.sizes(EngineConfig), name) != plain:
-            tried(**{name: plain})
+            try_changes(**{name: plain})
     for index, group in enumerate(trace.sizes(EngineConfig).groups):
         kinds = [(size, group.window) for size in range(1, group.block_size)]
         kinds += [(group.block_size, window) for window in (None, *range(1, group.window or 1))]
@@ -221,14 +224,14 @@ def _shrink_config(_: AnySystem, failing: Failing, trace: Trace) -> Trace:
             groups = list(trace.sizes(EngineConfig).groups)
             ring = group.ring and window is not None
             groups[index] = LayerGroup(size, window, drafter=group.drafter, ring=ring)
-            if groups[index] != group and tried(groups=tuple(groups)):
+            if groups[index] != group and try_changes(groups=tuple(groups)):
                 break
     for name in _LENGTHS:
         for size in range(getattr(trace.sizes(EngineConfig), name)):
             changes: dict[str, Any] = {name: size}
             if changes == {"host_chunks": 0}:
                 changes |= _NO_CONNECTOR
-            if tried(**changes):
+            if try_changes(**changes):
                 break
     return trace
 
@@ -374,7 +377,7 @@ def failing_prefix(
     patient: leave out turns that the rules reject, but not the last command.
     """
     try:
-        lockstep, commands = driven_through(system, replace(trace, clause=clause), patient=patient)
+        lockstep, commands = drive_through(system, replace(trace, clause=clause), patient=patient)
     except UnusableImplementation:
         return None
     if (seen := lockstep.violation) is None:

@@ -92,7 +92,7 @@ def _may_depend(a: AnyCommand, b: AnyCommand) -> bool:
     return isinstance(a, Evict) or isinstance(b, Evict) or bool(together)
 
 
-def _replaced_at(commands: Commands, index: int, *instead: AnyCommand) -> Commands:
+def _replace_at(commands: Commands, index: int, *instead: AnyCommand) -> Commands:
     """Return the commands with others in the place of one."""
     return (*commands[:index], *instead, *commands[index + 1 :])
 
@@ -118,7 +118,7 @@ def _pairs_dropped(commands: Commands) -> Iterator[Commands]:
     """Yield lists without two related commands that depend on each other, such as retract and admit."""
     for i, j in combinations(range(len(commands)), 2):
         if _may_depend(commands[i], commands[j]):
-            yield _replaced_at(_replaced_at(commands, j), i)
+            yield _replace_at(_replace_at(commands, j), i)
 
 
 def _without_lane(commands: Commands) -> Iterator[Commands]:
@@ -127,7 +127,7 @@ def _without_lane(commands: Commands) -> Iterator[Commands]:
         for name in ("lanes", "requests"):
             lanes = getattr(command, name, ())
             for index in range(len(lanes) if len(lanes) > 1 else 0):
-                yield _replaced_at(
+                yield _replace_at(
                     commands, i, with_changes(command, **{name: lanes[:index] + lanes[index + 1 :]})
                 )
         if isinstance(command, Extend) and len(command.lanes) == 1:
@@ -135,7 +135,7 @@ def _without_lane(commands: Commands) -> Iterator[Commands]:
             for j, other in enumerate(commands[i + 1 :], i + 1):
                 if isinstance(other, Extend) and [n.request for n in other.lanes] == [lane.request]:
                     merged = Extend((Chunk(lane.request, lane.tokens + other.lanes[0].tokens),))
-                    yield _replaced_at(_replaced_at(commands, j), i, merged)
+                    yield _replace_at(_replace_at(commands, j), i, merged)
 
 
 def _rounds_merged(commands: Commands) -> Iterator[Commands]:
@@ -143,7 +143,7 @@ def _rounds_merged(commands: Commands) -> Iterator[Commands]:
     or a retract that is admitted again as a decode."""
     for i, command in enumerate(commands):
         if isinstance(command, Launch):
-            yield _replaced_at(commands, i, SpecDecode(command.lanes))
+            yield _replace_at(commands, i, SpecDecode(command.lanes))
         if (single_round := _single_round(command)) is not None:
             for j, later in enumerate(commands[i + 1 :], i + 1):
                 other = _single_round(later)
@@ -152,7 +152,7 @@ def _rounds_merged(commands: Commands) -> Iterator[Commands]:
                     merged = SpecDecode(
                         (Draft(other.request, allocate, single_round.accept + other.accept),)
                     )
-                    yield _replaced_at(_replaced_at(commands, j, merged), i)
+                    yield _replace_at(_replace_at(commands, j, merged), i)
                     break
         if isinstance(command, Retract) and command.in_flight == 0:
             again = Admit(command.request), Extend((Chunk(command.request, 1),))
@@ -182,7 +182,8 @@ def _turns_fused(commands: Commands) -> Iterator[Commands]:
         submits = [c for c in commands[:i] if isinstance(c, Submit) and c.request == finish.request]
         if not submits or submits[-1].session is None:
             continue
-        first_submit, rest = submits[-1], commands[i + 1 :]
+        first_submit = submits[-1]
+        rest = commands[i + 1 :]
         after = next(
             (c for c in rest if isinstance(c, Submit) and c.session == first_submit.session), None
         )
@@ -213,7 +214,7 @@ def _ordinary_requests(commands: Commands) -> Iterator[Commands]:
     """Yield lists with an ordinary request in the place of a session's turn."""
     for i, command in enumerate(commands):
         if isinstance(command, Submit) and command.session is not None:
-            plain = _replaced_at(commands, i, replace(command, session=None))
+            plain = _replace_at(commands, i, replace(command, session=None))
             yield tuple(c for c in plain if c != Open(command.session))
 
 
@@ -255,7 +256,7 @@ def _busy_checks(commands: Commands) -> Iterator[Commands]:
     """Yield lists with a busy check in the place of an idle one: nothing has to end before it."""
     for i, command in enumerate(commands):
         if isinstance(command, CheckIdle):
-            yield _replaced_at(commands, i, CheckBusy(2))
+            yield _replace_at(commands, i, CheckBusy(2))
 
 
 def _plainer_prompts(commands: Commands) -> Iterator[Commands]:
@@ -271,13 +272,13 @@ def _plainer_prompts(commands: Commands) -> Iterator[Commands]:
             for text in (c for c in ascii_lowercase if c < piece.text):
                 fewer.append((*prompt[:index], Piece(text, piece.tokens), *prompt[index + 1 :]))
         if isinstance(command, Submit) and command.answers:
-            yield _replaced_at(commands, i, replace(command, answers=""))
+            yield _replace_at(commands, i, replace(command, answers=""))
         if isinstance(command, Submit) and prompt:
-            yield _replaced_at(
+            yield _replace_at(
                 commands, i, replace(command, prompt=(), tokens=command.tokens + prompt_len(prompt))
             )
         for plainer in fewer:
-            yield _replaced_at(commands, i, with_changes(command, prompt=plainer))
+            yield _replace_at(commands, i, with_changes(command, prompt=plainer))
     texts = sorted(set().union(*map(texts_in, commands)))
     for other, text in combinations(texts, 2):
         yield tuple(with_texts(c, {text: other}) for c in commands)
@@ -305,21 +306,22 @@ def _plainer_steps(commands: Commands) -> Iterator[Commands]:
             accept = command.accept
             stop = command.stop
             for index in range(len(stop)):
-                yield _replaced_at(commands, i, with_changes(command, stop=stop[:index] + stop[index + 1 :]))
+                yield _replace_at(commands, i, with_changes(command, stop=stop[:index] + stop[index + 1 :]))
             if accept:
-                yield _replaced_at(commands, i, with_changes(command, accept=accept[:-1]))
+                yield _replace_at(commands, i, with_changes(command, accept=accept[:-1]))
             for index in (index for index, count in enumerate(accept) if count):
                 fewer = (*accept[:index], accept[index] - 1, *accept[index + 1 :])
-                yield _replaced_at(commands, i, with_changes(command, accept=fewer))
+                yield _replace_at(commands, i, with_changes(command, accept=fewer))
 
 
 def _smaller_numbers(commands: Commands) -> Iterator[Commands]:
-    """Yield lists with smaller numbers: all towards 0, at once, by half, by one; equal ones together."""
+    """Yield lists with smaller numbers. All go towards 0, at once, by half or by one, and equal numbers
+    together."""
     for i, command in enumerate(commands):
         for path, value in numbers(command):
             for smaller in dict.fromkeys((0, 1, value // 2, value - 1)):
                 if 0 <= smaller < value:
-                    yield _replaced_at(commands, i, with_number(command, path, smaller))
+                    yield _replace_at(commands, i, with_number(command, path, smaller))
     # What several commands have in common shrinks only together: all equal lengths, all that are as long.
     values = sorted({value for c in commands for _, value in numbers(c) if value > 1}, reverse=True)
     for value in values:
@@ -328,7 +330,8 @@ def _smaller_numbers(commands: Commands) -> Iterator[Commands]:
             yield tuple(all_less(c, less, value, values[0]) for c in commands)
     # A prompt and the chunk that prefills it as well.
     for i, j in combinations(range(len(commands)), 2):
-        one, two = commands[i], commands[j]
+        one = commands[i]
+        two = commands[j]
         if _may_depend(one, two):
             for (path, value), (other_path, other) in product(numbers(one), numbers(two)):
                 most = min(value, other) - 1
@@ -336,5 +339,5 @@ def _smaller_numbers(commands: Commands) -> Iterator[Commands]:
                     continue
                 for less in dict.fromkeys((most, most // 2, 1)):
                     if less:
-                        reduced = _replaced_at(commands, i, with_number(one, path, value - less))
-                        yield _replaced_at(reduced, j, with_number(two, other_path, other - less))
+                        reduced = _replace_at(commands, i, with_number(one, path, value - less))
+                        yield _replace_at(reduced, j, with_number(two, other_path, other - less))

@@ -57,18 +57,18 @@ def _releases(package: str) -> Iterator[Callable[[str], Any]]:
     from impl.adapter import UnusableImplementation
     from stateful_tests.lockstep.system_names import resolve
 
-    started: dict[str, Any] = {}
+    systems: dict[str, Any] = {}
 
     def start(version: str) -> Any:
-        if version not in started:
+        if version not in systems:
             try:
-                started[version] = resolve(f"{package}=={version}")
+                systems[version] = resolve(f"{package}=={version}")
             except UnusableImplementation as error:
                 pytest.skip(str(error))
-        return started[version]
+        return systems[version]
 
     yield start
-    for system in started.values():
+    for system in systems.values():
         system.close()
 
 

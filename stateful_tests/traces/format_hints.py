@@ -65,7 +65,7 @@ def _type_at(kind: Any, data: bytes, path: str) -> types.Type | None:
     """Return the type at a path; None where it is unknown. Among several kinds of objects, the one
     whose tag the file has."""
     kind_at_path, raw = _place_at(kind, data, path)
-    chosen = [
+    structs = [
         member
         for member in _members(kind_at_path)
         if isinstance(member, types.StructType)
@@ -73,7 +73,7 @@ def _type_at(kind: Any, data: bytes, path: str) -> types.Type | None:
         and member.tag is not None
         and raw.get(str(member.tag_field)) == member.tag
     ]
-    return chosen[0] if chosen else kind_at_path
+    return structs[0] if structs else kind_at_path
 
 
 def _place_at(kind: Any, data: bytes, path: str) -> tuple[types.Type | None, Any]:

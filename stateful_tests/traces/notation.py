@@ -34,8 +34,10 @@ class NotationError(ValueError):
 class NotationPart(NamedTuple):
     """A part of a command: its usage for people, its pattern, and how it is written and read.
 
-    usage and pattern begin with the blank before the part. write: "" where it is left out. read: makes the
-    values of fields from the groups of the pattern.
+    usage and pattern begin with the blank before the part.
+
+    write: "" where it is left out.
+    read: makes the values of fields from the groups of the pattern.
     """
 
     usage: str
@@ -68,7 +70,8 @@ def _number(
 ) -> NotationPart:
     """Return the part for a word and a number; without the two it is the default, which is not written
     unless `always`."""
-    pattern, usage = rf" {word} (?P<{field}>{_LENGTH})", f" {word} N"
+    pattern = rf" {word} (?P<{field}>{_LENGTH})"
+    usage = f" {word} N"
 
     def write(command: Any) -> str:
         value = getattr(command, field)
@@ -92,7 +95,7 @@ def _flag(field: str, words: str) -> NotationPart:
     )
 
 
-def _named(field: str) -> NotationPart:
+def _field_part(field: str) -> NotationPart:
     """Return the part for the field and a name; nothing where the name is empty."""
     return NotationPart(
         f" [{field} NAME]",
@@ -105,17 +108,19 @@ def _named(field: str) -> NotationPart:
 def _lanes(
     field: str, usage: str, lane: str, write: Callable[[Any], str], read: Callable[..., Any]
 ) -> NotationPart:
-    """Return the part for the entries of a batch, between commas. read: makes an entry of its words,
-    without those of the notation."""
+    """Return the part for the entries of a batch, between commas.
+
+    read: makes an entry of its words, without those of the notation.
+    """
     return NotationPart(
         f" {usage}, ...",
         rf" (?P<{field}>{lane}(?:\s*,\s*{lane})*|\(no lanes\))",
         lambda command: " " + (", ".join(map(write, getattr(command, field))) or "(no lanes)"),
-        lambda found: {field: tuple(read(*lane.split()) for lane in _listed(found[field] or ""))},
+        lambda found: {field: tuple(read(*lane.split()) for lane in _parse_list(found[field] or ""))},
     )
 
 
-def _listed(text: str) -> Sequence[str]:
+def _parse_list(text: str) -> Sequence[str]:
     return () if text.startswith("(") else text.split(",")
 
 
@@ -186,7 +191,7 @@ _DRAFTS = _lanes(
     lambda name, tokens, _, accept: Draft(name, int(tokens), int(accept)),
 )
 _IN_OTHER_WORDS: dict[type, tuple[NotationPart, ...]] = {
-    Submit: (_REQUEST, _OF_SESSION, _INPUT, _number("rewind", "rewind", default=0), _named("answers")),
+    Submit: (_REQUEST, _OF_SESSION, _INPUT, _number("rewind", "rewind", default=0), _field_part("answers")),
     Extend: (_lanes(
         "lanes", "REQUEST +TOKENS [tail]", rf"{_NAME} {_LENGTH}(?: tail)?",
         lambda lane: f"{lane.request} {lane.tokens:+}" + " tail" * lane.tail,
@@ -201,8 +206,8 @@ _IN_OTHER_WORDS: dict[type, tuple[NotationPart, ...]] = {
     CheckBusy: (_number("level", "level", default=1, always=True),),
     Add: (
         _REQUEST, _INPUT, _number("max_tokens", "for"), _number("priority", "priority", default=0),
-        _flag("resumable", "(session)"), _number("remote", "remote", default=0), _named("adapter"),
-        _named("salt"), _number("children", "children", default=0),
+        _flag("resumable", "(session)"), _number("remote", "remote", default=0), _field_part("adapter"),
+        _field_part("salt"), _number("children", "children", default=0),
     ),
     More: (_REQUEST, _INPUT, _number("max_tokens", "for")),
     Schedule: (_listing("accept", int), _listing("stop", str)),

@@ -195,8 +195,10 @@ class TraceBody(Protocol):
 class TraceFormat(NamedTuple):
     """The format of a kind's traces.
 
-    struct: type of a whole file. step: type of one of its steps.
-    field: name of the field with its sizes; sizes: their form.
+    struct: type of a whole file.
+    step: type of one of its steps.
+    field: name of the field with its sizes.
+    sizes: their form.
     """
 
     struct: type[Struct]

@@ -76,7 +76,7 @@ def load(path: str | os.PathLike[str]) -> Trace:
     return loads(read(path), os.fspath(path))
 
 
-def shipped(path: str | os.PathLike[str]) -> str | os.PathLike[str]:
+def shipped_path(path: str | os.PathLike[str]) -> str | os.PathLike[str]:
     """Return the path of a file: `@NAME` is the fixture of that name, in a clone and in an installation
     alike."""
     name = os.fspath(path).removeprefix("@")
@@ -108,7 +108,7 @@ def _nearest_names(name: str, names: Iterable[str]) -> list[str]:
 def read(path: str | os.PathLike[str]) -> bytes:
     """Return the content of a file, or the beginning of one that is too large. Raises TraceError."""
     try:
-        path = shipped(path)
+        path = shipped_path(path)
         # Checked before opening: a pipe would block, a device would never end.
         if not stat.S_ISREG(os.stat(path).st_mode):
             raise TraceError(path, "", "not a regular file")
@@ -165,7 +165,10 @@ def _upgrade(data: bytes, kind: Kind) -> bytes:
 
 @contextmanager
 def _one_line_errors(data: bytes, name: str, kind: Any) -> Iterator[None]:
-    """Raise any fault of this JSON as a TraceError. kind: the expected kind of file."""
+    """Raise any fault of this JSON as a TraceError.
+
+    kind: the expected kind of file.
+    """
     try:
         data.decode("utf-8")
         yield

@@ -16,7 +16,7 @@ from impl.sglang.server.clients import POLICIES, Config
 from impl.sglang.server.events import Released, WatchHeader
 from impl.sglang.server.outcome import OUTDATED, UNSENT
 from impl.sglang.server.pair.choices import NetworkChoice
-from impl.sglang.server.kept import OF_A_ROOM
+from impl.sglang.server.server_leftovers import OF_A_ROOM
 from impl.sglang.server.progress import StallKind
 from reference.commands import Command, Finish, Retract
 from reference.pairs.config import DECODE
@@ -59,14 +59,14 @@ _FAULT_OF_NOTE = {
 _PREFIX_IN_CHUNKS = re.compile("AssertionError: +at srt/managers/schedule_policy.py")
 
 
-def fault_of_end(release: str, error: str, config: Config, seen: Validated, pool: str = "") -> str:
+def fault_of_end(release: str, error: str, config: Config, result: Validated, pool: str = "") -> str:
     """Return the known fault by which a server ends with an error, "" for none.
 
     error: the error in one line.
-    seen: facts of its log.
+    result: facts of its log.
     pool: the pool in which a granted allocation failed, "" for another error.
     """
-    reached = seen.reached
+    reached = result.reached
     slot_error = "already has a slot" in error or error.startswith(
         "AssertionError:  at srt/session/"
     )
@@ -90,11 +90,11 @@ def fault_of_end(release: str, error: str, config: Config, seen: Validated, pool
             _SECOND_CHUNK.match(error) and config.window and reached[PREEMPTION]
         ),
         "session-asks-the-storage": _VIRTUAL_NODE_IN_TREE.match(error) and config.storage,
-        "stores-pin-every-state": pool == "states" and seen.states_in_stores,
+        "stores-pin-every-state": pool == "states" and result.states_in_stores,
         "evictable-above-a-backup": _counts_enough_memory(error) and writes_back,
-        "mixed-without-room": no_memory and config.mixed and seen.prepared,
-        "chunk-without-room": no_memory and config.mixed and not config.window and seen.next_chunk,
-        "parked-chunk": leak and seen.parked,
+        "mixed-without-room": no_memory and config.mixed and result.prepared,
+        "chunk-without-room": no_memory and config.mixed and not config.window and result.next_chunk,
+        "parked-chunk": leak and result.parked,
         "swept-too-far": leak and too_far,
     }
     name = next((name for name, holds in faults.items() if holds), "")
@@ -257,8 +257,10 @@ def fault_of_stall(release: str, kind: StallKind, config: Config, preemptions: i
 
 
 def fault_of_pair(release: str, key: str, config: Config, choices: Sequence[NetworkChoice]) -> str:
-    """Return the known fault that a judge's note on a pair shows, "" for none. key: the key of the
-    note."""
+    """Return the known fault that a judge's note on a pair shows, "" for none.
+
+    key: the key of the note.
+    """
     name = _FAULT_OF_NOTE.get(key, "")
     if config.prefill_complete and key == "PD-5 D keeps deferred_abort_ack_tracker":
         name = "unnamed-pages-wait-for-acknowledgement"
@@ -277,9 +279,12 @@ def fault_of_pair(release: str, key: str, config: Config, choices: Sequence[Netw
     return (label(release, name) or "") if name else ""
 
 
-def kept_for_a_peer(header: WatchHeader, part: str, *, sent: bool) -> str | None:
+def fault_of_kept_tokens(header: WatchHeader, part: str, *, sent: bool) -> str | None:
     """Return the fault by which a server of a pair keeps tokens, or an entry of a table, that nobody
-    needs. sent: the room had KV on its way."""
+    needs.
+
+    sent: the room had KV on its way.
+    """
     if header.role == "decode":
         waits = part == "_deferred_abort_ack_tracker"
         name = "unnamed-pages-wait-for-acknowledgement" if waits else ""
@@ -290,7 +295,7 @@ def kept_for_a_peer(header: WatchHeader, part: str, *, sent: bool) -> str | None
     return label(header.release, name) if name else None
 
 
-def replaced_before_sent(header: WatchHeader) -> str | None:
+def fault_of_replaced_page(header: WatchHeader) -> str | None:
     """Return the fault by which a page that was sent is no longer the request's: the tree holds less
     than a chunk, as its keys are pairs of tokens, or it ends where a recurrent state is kept."""
     holds_less = header.speculative or header.tracks
@@ -332,7 +337,8 @@ def are_row_cursors(logged: Cursors, mine: Cursors) -> bool:
     """Return whether the server's cursors are possible for a row, so that the reference can go on with
     them.
 
-    logged: cursors of the server. mine: cursors that the reference expects.
+    logged: cursors of the server.
+    mine: cursors that the reference expects.
     """
     committed, allocated, evicted, protected = logged
     return (

@@ -57,13 +57,16 @@ class KeptStates:
     def judge(
         self, step: int | None, e: Paged, sessions: Container[str]
     ) -> Iterator[tuple[Verdict, str | None]]:
-        """Yield the faults of a step, each with the known fault that explains it. sessions: those that
-        keep KV. The states that these track may have drafts that a turn did not take, and hardly ever
-        go into the tree."""
+        """Yield the faults of a step, each with the known fault that explains it. States that sessions track
+        may have drafts that a turn did not take, and hardly ever go into the tree.
+
+        sessions: those that keep KV.
+        """
         before = self._kept if step is not None and self._step == step - 1 else {}
         self._step = step
         self._kept = {}
-        ended, self._ended = self._ended, {}
+        ended = self._ended
+        self._ended = {}
         if e.states is None:
             return
         for name, (slot, length) in e.states.tracked.items():

@@ -11,7 +11,10 @@ HELD = 64  # lines behind a missing one that are waited with: it may stand a lit
 
 
 class Line(NamedTuple):
-    """One line of a log: its file and number, and its event. lost: lines that are missing before it."""
+    """One line of a log: its file and number, and its event.
+
+    lost: lines that are missing before it.
+    """
 
     file: str
     number: int
@@ -28,7 +31,10 @@ class LineOrder:
     """
 
     def __init__(self, first: int | None) -> None:
-        """first: the number of the first line; None where the log goes on from a part that is not there."""
+        """Begin at the first line.
+
+        first: its number; None where the log goes on from a part that is not there.
+        """
         self._next = first
         self._held: dict[int, Line] = {}
         self.lost = self.repeated = self.moved = 0
@@ -44,10 +50,10 @@ class LineOrder:
             if self._held and number < max(self._held):
                 self.moved += 1
             self._held[number] = line
-            yield from self._released(HELD)
-        yield from self._released(0)
+            yield from self._release_lines(HELD)
+        yield from self._release_lines(0)
 
-    def _released(self, most: int) -> Iterator[Line]:
+    def _release_lines(self, most: int) -> Iterator[Line]:
         """Yield the lines that are next in order; where more than `most` wait, also those behind a gap."""
         while self._held:
             number = min(self._held)

@@ -15,8 +15,11 @@ MAX_ROOMS = 1 << 16  # of a log of a server of a pair, in memory
 
 
 class RoundSeen(NamedTuple):
-    """A prepared round of a request. counted: outputs that the reference counts before its result;
-    mixed: it is a decode entry of a mixed batch."""
+    """A prepared round of a request.
+
+    counted: outputs that the reference counts before its result.
+    mixed: it is a decode entry of a mixed batch.
+    """
 
     counted: int
     mixed: bool = False
@@ -80,11 +83,11 @@ class StepSeen:
     evictions: dict[str, Choice] = field(default_factory=dict)
     #: sessions that a client closed since, while no turn was in flight
     due: dict[str, None] = field(default_factory=dict)
-    #: admits, evicts: since the last step it has looked at waiting requests, or evicted a window:
-    #: it decides on a batch
+    #: since the last step it has looked at waiting requests, because it decides on a batch
     admits: bool = False
     #: the last event queued a retracted request again
     requeues: bool = False
+    #: since the last step it has evicted a window, because it decides on a batch
     evicts: bool = False
     #: the pages of the last step are to come
     unpaged: bool = False
@@ -99,7 +102,11 @@ class StepSeen:
 
 
 class TierSeen:
-    """The host tier of one log. locks: locks of its users; facts: the last ones shown."""
+    """The host tier of one log.
+
+    locks: locks of its users.
+    facts: the last ones shown.
+    """
 
     def __init__(self, header: WatchHeader) -> None:
         """Take the sizes of a server with a host tier from the header of its log."""
@@ -154,14 +161,18 @@ class Crossing:
     def goes_on(self, end: int, pages: list[int] | None, *, last: bool) -> None:
         """Add the next tokens that are sent, up to `end`."""
         self.pages = pages if not self.parts or pages is None else [*(self.pages or ()), *pages]
-        self.end, self.is_sent = end, last
+        self.end = end
+        self.is_sent = last
         self.parts += 1
 
 
 @dataclass(slots=True)
 class TransfersSeen:
-    """The transfers of a server of a pair, by room, the oldest first. kept: what it kept at its last
-    rest; told: the part of it that was reported."""
+    """The transfers of a server of a pair, by room, the oldest first.
+
+    kept: what it kept at its last rest.
+    told: the part of it that was reported.
+    """
 
     rooms: dict[int, Crossing] = field(default_factory=dict)
     kept: set[str] = field(default_factory=set)
@@ -181,5 +192,7 @@ class TransfersSeen:
         crossing = self.rooms.setdefault(room, Crossing(request))
         if not crossing.is_open:
             crossing.start = crossing.end = start
-            crossing.parts, crossing.pages, crossing.is_open = 0, None, True
+            crossing.parts = 0
+            crossing.pages = None
+            crossing.is_open = True
         return crossing

@@ -27,7 +27,8 @@ from stateful_tests.watched.log_reader import Line
 from stateful_tests.watched.validation_results import Mismatch, Validated
 from stateful_tests.watched.log_facts import RequestSeen, SessionSeen, StepSeen, TierSeen, TransfersSeen
 
-MAX_FOUND, MAX_OF_KNOWN = 1000, 20  # mismatches that are kept, unexplained and of each known fault
+MAX_FOUND = 1000  # unexplained mismatches that are kept
+MAX_OF_KNOWN = 20  # mismatches of each known fault that are kept
 NOTHING = Shown({}, {})
 # Events that are not judged, and why.
 AFTER_A_MISMATCH = "events after a mismatch, up to the next snapshot"
@@ -111,17 +112,17 @@ class LogFollower:
         if isinstance(outcome, Refused):
             expected = f"refused: {outcome.reason.value} ({outcome.reason.says})"
             raise Diverged("OUT-1", expected, "done", command)
-        if not self.result.found and len(self._done) <= MAX_STEPS:
+        if not self.result.unexplained and len(self._done) <= MAX_STEPS:
             self._done.append((command, choices))
         if beyond or not self._same(now, shown):
             divergence = verdict(command, was, now, outcome, shown, beyond)
-            known = deviations.fault_of_cursors(self.header, command, was, now, shown)
-            shows = None if beyond or known else deviations.adopt_shown_cursors(now, shown)
+            known_fault = deviations.fault_of_cursors(self.header, command, was, now, shown)
+            shows = None if beyond or known_fault else deviations.adopt_shown_cursors(now, shown)
             if shows is not None:
                 self.report(Diverged(*divergence, command))
                 now = shows
             else:
-                self.note_deviation(known, *divergence, command)
+                self.note_deviation(known_fault, *divergence, command)
                 now = deviations.adopt_shown_slots(now, shown)
         self.state = now
 
@@ -156,18 +157,18 @@ class LogFollower:
     def report(self, divergence: Diverged) -> None:
         """Keep a mismatch, or count it where enough are kept."""
         result = self.result
-        known = divergence.known
-        if known is not None:
-            result.known[known] += 1
-            if result.known[known] > MAX_OF_KNOWN:
+        known_fault = divergence.known
+        if known_fault is not None:
+            result.known[known_fault] += 1
+            if result.known[known_fault] > MAX_OF_KNOWN:
                 return
-        elif len(result.found) >= MAX_FOUND:
+        elif len(result.unexplained) >= MAX_FOUND:
             result.more += 1
             return
         event = type(self._line.event).__struct_config__.tag
         text = format_command(divergence.command) if divergence.command is not None else ""
         result.mismatches.append(Mismatch(
-            self._line.file, self._line.number, str(event), text, *divergence.verdict, known,
+            self._line.file, self._line.number, str(event), text, *divergence.verdict, known_fault,
             self._about(divergence.command), self.step.at,
         ))  # fmt: skip
 
@@ -237,7 +238,7 @@ class LogFollower:
         None where the vocabulary cannot say it: a log that begins in the middle, a tree of unknown content,
         sizes or names that no trace may have, more commands than fit.
         """
-        if self.result.given or self.header.tree or not self.result.found:
+        if self.result.given or self.header.tree or not self.result.unexplained:
             return None
         if len(self._done) > MAX_STEPS:
             return None
@@ -246,7 +247,7 @@ class LogFollower:
             sizes = Geometry(g.page_size, g.window, g.full_pages, g.swa_pages, g.rows, g.width)
         except GeometryError:
             return None
-        mismatch = self.result.found[0]
+        mismatch = self.result.unexplained[0]
         commands = tuple(command for command, _ in self._done)
         expected = tuple(
             (index, Done(choices)) for index, (_, choices) in enumerate(self._done) if choices

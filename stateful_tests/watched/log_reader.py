@@ -16,7 +16,7 @@ from typing import IO
 import msgspec
 
 from impl.sglang.server.events import FORMAT, NUMBERED, READABLE, Event, WatchHeader
-from reference.failures import counted
+from reference.failures import count_text
 from stateful_tests.watched.line_order import Line as Line
 from stateful_tests.watched.line_order import LineOrder
 
@@ -35,7 +35,8 @@ class LogError(ValueError):
 class WatchLog:
     """One server process's log.
 
-    files: its parts in order; header: that of the first.
+    files: its parts in order.
+    header: that of the first.
     damaged: lines that are no whole event, where running numbers tell which are missing.
     order: order of those lines.
     """
@@ -56,7 +57,7 @@ class WatchLog:
         if self.order is None:
             return ""
         counts = {"stood twice": self.order.repeated, "stood in another place": self.order.moved}
-        return ", ".join(f"{counted(n, 'line')} {what}" for what, n in counts.items() if n)
+        return ", ".join(f"{count_text(n, 'line')} {what}" for what, n in counts.items() if n)
 
     @property
     def name(self) -> str:
@@ -68,8 +69,10 @@ class WatchLog:
         )
 
     def lines(self, growing: Callable[[], bool] | None = None) -> Iterator[Line]:
-        """Yield every event. growing: at the end wait for more for as long as this returns True, in
-        later parts too."""
+        """Yield every event.
+
+        growing: at the end wait for more for as long as this returns True, in later parts too.
+        """
         lines = self._all_lines(growing)
         if self.order is not None:
             yield from self.order.in_order(lines)
@@ -88,8 +91,10 @@ class WatchLog:
     def _lines_of(
         self, path: Path, growing: Callable[[], bool] | None, offset: int
     ) -> Iterator[tuple[int, Line]]:
-        """Yield the events of a file with their number in the log, 0 where events have none. growing: more
-        lines may come. Raises LogError."""
+        """Yield the events of a file with their number in the log, 0 where events have none. Raises LogError.
+
+        growing: more lines may come.
+        """
         if offset and growing is not None:
             _wait_for_header(path, growing)
         if _header_of(path).process != self.header.process:

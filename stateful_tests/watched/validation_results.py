@@ -34,7 +34,8 @@ class Mismatch:
 class Validated:
     """The result of validating a log.
 
-    What deviations.py needs to recognise known faults:"""
+    What deviations.py needs to recognise known faults:
+    """
 
     events: int = 0
     steps: int = 0
@@ -71,11 +72,11 @@ class Validated:
     situation: str = ""
 
     @property
-    def found(self) -> list[Mismatch]:
+    def unexplained(self) -> list[Mismatch]:
         """Mismatches that no known fault explains."""
         return [mismatch for mismatch in self.mismatches if mismatch.known is None]
 
-    def reach(self, decision: str, taken: bool = True) -> None:
+    def reach(self, decision: str, is_reached: bool = True) -> None:
         """Count a decision of the scheduler, if it was taken."""
-        if taken:
+        if is_reached:
             self.reached[decision] += 1

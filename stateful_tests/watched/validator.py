@@ -62,7 +62,8 @@ class Validator(LogFollower):
                 self.result.skipped[self.skipping] += 1
         except Diverged as found:
             self.report(found)
-            self.follows, self.skipping = False, AFTER_A_MISMATCH
+            self.follows = False
+            self.skipping = AFTER_A_MISMATCH
             self.result.ended = found.known
             if isinstance(event, log.Snapshot) and not found.known:
                 snapshots.resume_at_snapshot(self, event)

@@ -55,7 +55,8 @@ def verdict(
 ) -> Verdict:
     """Return the first clause that the server violates with the cursors it shows; REF-1 if none of
     these applies."""
-    before, after = _facts(was, Shown({}, {})), _facts(now, shown)
+    before = _facts(was, Shown({}, {}))
+    after = _facts(now, shown)
     step = Step(
         config=was.config,
         command=command,
@@ -203,7 +204,8 @@ class PageJudge:
                 expected = f"the node of {len(path)} tokens has slots of the pool"
                 yield Verdict("TREE-3", expected, f"has {strange}")
         owners = {owner.name: owner.cursors for owner in holders(state)}
-        rows, self._rows = self._rows, {}
+        rows = self._rows
+        self._rows = {}
         for name, (row, cells, slots) in e.owners.items():
             cursors = Cursors(*cells)
             if owners.get(name, cursors) != cursors:
@@ -215,17 +217,17 @@ class PageJudge:
             if nowhere is not None:
                 expected = f"{name} has a slot of the pool at position {nowhere}, which is committed"
                 yield Verdict("READ-1", expected, f"its row names {slots[nowhere]} there")
-            before, had, had_row = rows.get(name, (cursors, slots, row))
-            if row != had_row:
-                yield Verdict("OWN-4", f"{name} keeps row {had_row}", f"has row {row}")
+            before, slots_before, row_before = rows.get(name, (cursors, slots, row))
+            if row != row_before:
+                yield Verdict("OWN-4", f"{name} keeps row {row_before}", f"has row {row}")
             # between the two the tree has taken over pages
             ahead, start = sorted((before.cache_protected_len, cursors.cache_protected_len))
             # a turn's end has cut `before`
-            end = min(before.kv_committed_len, len(had), len(slots))
+            end = min(before.kv_committed_len, len(slots_before), len(slots))
             stays = (*range(min(ahead, end)), *range(start, end))
-            moved = next((at for at in stays if had[at] != slots[at]), None)
+            moved = next((at for at in stays if slots_before[at] != slots[at]), None)
             if moved is not None:
-                expected = f"{name} keeps slot {had[moved]} at position {moved}, which is committed"
+                expected = f"{name} keeps slot {slots_before[moved]} at position {moved}, which is committed"
                 yield Verdict("READ-1", expected, f"its row names {slots[moved]} there")
             self._rows[name] = cursors, slots, row
 

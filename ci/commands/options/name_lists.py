@@ -33,10 +33,10 @@ def _mentions(row: Data, word: str) -> bool:
     return any(stem in text.lower() for text in texts if isinstance(text, str))
 
 
-def _as_spelled(name: str, known: Iterable[str]) -> str:
+def _as_spelled(name: str, known_names: Iterable[str]) -> str:
     """Return a name as it is written, where only capitals and hyphens differ: free-1 and free1 are
     FREE-1."""
-    like = [each for each in known if _without_hyphens(each) == _without_hyphens(name)]
+    like = [each for each in known_names if _without_hyphens(each) == _without_hyphens(name)]
     return like[0] if len(like) == 1 else name
 
 
@@ -54,9 +54,9 @@ def list_rows(
     mention it; FREE lists those that begin with FREE-."""
     from ci.report import text_output
 
-    known = {row["id"]: row for row in rows}
-    names = tuple(_as_spelled(name, known) for name in names)
-    if names and not known.keys() & {*names}:
+    rows_by_id = {row["id"]: row for row in rows}
+    names = tuple(_as_spelled(name, rows_by_id) for name in names)
+    if names and not rows_by_id.keys() & {*names}:
         family = [row for row in rows if row["id"].startswith(f"{names[0]}-") and len(names) == 1]
         matching = family or [row for row in rows if all(_mentions(row, word) for word in names)]
         if matching:
@@ -67,18 +67,18 @@ def list_rows(
             each = ", ".join(f"{word:.40} {count}" for word, count in counts.items())
             raise Unusable(f"no {columns['id']} mentions all of these words; of each: {each}")
     for name in names:
-        if name not in known:
-            listed = f"without a name all are listed{similar_names(name, known)}"
+        if name not in rows_by_id:
+            listed = f"without a name all are listed{similar_names(name, rows_by_id)}"
             raise Unusable(
                 f"no {columns['id']} has the name or mentions {quoted_text(name)}; {listed}"
             )
-    if out.file in known:
+    if out.file in rows_by_id:
         raise Unusable(
             f"--json {out.file}: is a {columns['id']}, not a file; names come before --json"
         )
     for name in names:
-        text_output.record(out.console, known[name])
+        text_output.record(out.console, rows_by_id[name])
         out.console.print()
     if not names:
         text_output.listing(out.console, rows, columns)
-    return out.end([known[name] for name in names] or rows)
+    return out.end([rows_by_id[name] for name in names] or rows)

@@ -48,7 +48,8 @@ class ServeCheckCommand(click.Command):
         groups: dict[str, list[tuple[str, str]]] = {}
         for field, annotated in get_type_hints(Config, include_extras=True).items():
             heading = headings.get(field) or [*groups][-1]
-            kind, (described,) = annotated.__origin__, annotated.__metadata__
+            kind = annotated.__origin__
+            (described,) = annotated.__metadata__
             value = "0|1" if kind is bool else "N"
             groups.setdefault(heading, []).append((f"{field}={value}", described.description))
         for heading, rows in groups.items():
@@ -75,7 +76,10 @@ def field_of(text: str) -> tuple[str, int | bool]:
 
 
 def require_canary(release: str, again: str | None) -> None:
-    """Raise Unusable where the release's own canary cannot check a saved run. again: its file."""
+    """Raise Unusable where the release's own canary cannot check a saved run.
+
+    again: its file.
+    """
     from impl.sglang.server.tried_releases import CANARY
 
     if again is None:
@@ -86,146 +90,146 @@ def require_canary(release: str, again: str | None) -> None:
         )
 
 
-def require_live(given: dict[str, int | bool]) -> None:
+def require_live(settings: dict[str, int | bool]) -> None:
     """Raise Unusable for a setting that a live server has only on a GPU."""
     for field, reason in NOT_LIVE.items():
-        if given.get(field):
+        if settings.get(field):
             raise Unusable(f"--set {field}: not in a live server on a CPU: {reason}")
 
 
-def require_small_pages(release: str, given: dict[str, int | bool]) -> None:
+def require_small_pages(release: str, settings: dict[str, int | bool]) -> None:
     """Raise Unusable for pages that a live server of the release has only on a GPU."""
-    if release in PAGES_NEED_A_GPU and given.setdefault("page_size", 1) > 1:
+    if release in PAGES_NEED_A_GPU and settings.setdefault("page_size", 1) > 1:
         raise Unusable(f"--set page_size: not in a live {release} on a CPU: its kernels need a GPU")
 
 
-def require_fitting(release: str, given: dict[str, int | bool]) -> None:
+def require_fitting(release: str, settings: dict[str, int | bool]) -> None:
     """Raise Unusable for settings that the release does not run with, or that exclude each other."""
-    _require_pages(given)
-    _require_states(release, given)
-    _require_tier(release, given)
-    _require_priorities(release, given)
-    _require_pair(release, given)
+    _require_pages(settings)
+    _require_states(release, settings)
+    _require_tier(release, settings)
+    _require_priorities(release, settings)
+    _require_pair(release, settings)
 
 
-def _require_pages(given: dict[str, int | bool]) -> None:
+def _require_pages(settings: dict[str, int | bool]) -> None:
     """Refuse pages that are larger than a chunk, and a chunk of no whole pages."""
-    page = _page_size(given)
+    page = _page_size(settings)
     if page > MOST_PAGE:
         raise Unusable(f"--set page_size: at most {MOST_PAGE}: chunks and windows here are no larger")
-    if given.get("chunk", 0) % page:
+    if settings.get("chunk", 0) % page:
         raise Unusable("--set chunk: a multiple of --set page_size: a chunk is whole pages")
 
 
-def _require_priorities(release: str, given: dict[str, int | bool]) -> None:
+def _require_priorities(release: str, settings: dict[str, int | bool]) -> None:
     """Refuse settings for priorities where there are none, and those that the release lacks."""
     from impl.sglang.server.clients import PRIORITIES
     from impl.sglang.server.tried_releases import LOWEST
 
-    _require_known("priority", PRIORITIES, given)
-    if not given.get("priority"):
+    _require_known("priority", PRIORITIES, settings)
+    if not settings.get("priority"):
         for field in ("threshold", "lowest"):
-            if given.get(field):
+            if settings.get(field):
                 raise Unusable(f"--set {field}: a setting of priorities; needs --set priority=1 or 2")
-    if given.get("lowest") and release not in LOWEST:
+    if settings.get("lowest") and release not in LOWEST:
         raise Unusable(f"--set lowest: {', '.join(LOWEST)} retracts so; this is {release}")
 
 
-def _require_known(field: str, known: Sequence[str], given: dict[str, int | bool]) -> None:
+def _require_known(field: str, known: Sequence[str], settings: dict[str, int | bool]) -> None:
     """Refuse a value that is not the index of a name in `known`."""
-    if given.get(field, 0) >= len(known):
+    if settings.get(field, 0) >= len(known):
         names = ", ".join(f"{index} {name or 'none'}" for index, name in enumerate(known))
-        raise Unusable(f"--set {field}: one of {names}; not {given[field]}")
+        raise Unusable(f"--set {field}: one of {names}; not {settings[field]}")
 
 
-def _require_states(release: str, given: dict[str, int | bool]) -> None:
+def _require_states(release: str, settings: dict[str, int | bool]) -> None:
     """Refuse recurrent layers that the release cannot run, or that other settings exclude."""
     from impl.sglang.server.tried_releases import STATES
 
-    if given.get("track") and not given.get("states"):
+    if settings.get("track") and not settings.get("states"):
         raise Unusable("--set track: a setting of recurrent states; needs --set states=N")
-    if given.get("lazy") and not given.get("track"):
+    if settings.get("lazy") and not settings.get("track"):
         raise Unusable("--set lazy: a setting of kept recurrent states; needs --set track=N")
-    if given.get("lazy") and given.get("overlap") == 0:
+    if settings.get("lazy") and settings.get("overlap") == 0:
         raise Unusable("--set lazy=1: needs overlap, and --set overlap=0 takes it away")
-    if not given.get("states"):
+    if not settings.get("states"):
         return
     if release not in STATES:
         raise Unusable(
             f"--set states: recurrent layers run in {', '.join(STATES)}; this is {release}"
         )
-    if given.get("window"):
+    if settings.get("window"):
         raise Unusable("--set window: a server with --set states has none")
-    if 0 < given.get("track", 0) < 2 * given.get("draft", 0):
+    if 0 < settings.get("track", 0) < 2 * settings.get("draft", 0):
         raise Unusable(
             "--set track: at least twice --set draft; below, it is tracked-slot-is-written-again that shows"
         )
-    if given.get("track", 0) % _page_size(given):
+    if settings.get("track", 0) % _page_size(settings):
         raise Unusable("--set track: a multiple of --set page_size: a state is kept at a page's end")
-    if given.get("track") == 0 and (given.get("overlap") or _page_size(given) > 1):
+    if settings.get("track") == 0 and (settings.get("overlap") or _page_size(settings) > 1):
         raise Unusable(
             "--set track=0: states at the end of a text alone go with neither overlap nor pages"
         )
-    if given["states"] < LEAST_STATES:
+    if settings["states"] < LEAST_STATES:
         raise Unusable(
             f"--set states: at least {LEAST_STATES}, as many as SGLang wants for one request"
         )
 
 
-def _page_size(given: dict[str, int | bool]) -> int:
-    return given.get("page_size", 1)
+def _page_size(settings: dict[str, int | bool]) -> int:
+    return settings.get("page_size", 1)
 
 
-def _require_tier(release: str, given: dict[str, int | bool]) -> None:
+def _require_tier(release: str, settings: dict[str, int | bool]) -> None:
     """Refuse a host tier that the release lacks, or that other settings exclude."""
     from impl.sglang.server.clients import POLICIES, STORAGES
     from impl.sglang.server.tried_releases import TIERS
 
-    if not any(given.get(field) for field in ("hicache", "decode_hicache", "host_backup")):
+    if not any(settings.get(field) for field in ("hicache", "decode_hicache", "host_backup")):
         for field in ("host", "policy", "storage", "rust"):
-            if field in given:
+            if field in settings:
                 raise Unusable(f"--set {field}: a setting of a host tier; needs --set hicache=1")
         return
     if release not in TIERS:
         raise Unusable(f"--set hicache: a host tier runs in {', '.join(TIERS)}; this is {release}")
-    if given.get("states"):
-        misfits = [name for name in ("track", "storage", "mixed", "overlap") if given.get(name)]
-        if _page_size(given) > 1:
+    if settings.get("states"):
+        misfits = [name for name in ("track", "storage", "mixed", "overlap") if settings.get(name)]
+        if _page_size(settings) > 1:
             misfits.append("page_size")
         if misfits:
             raise Unusable(
                 f"--set {misfits[0]}: a server with --set hicache=1 and --set states keeps states at the end"
                 " of a text alone, without storage, mixed batches, overlap and pages"
             )
-    if given.get("hicache") and given.get("tree") == 0:
+    if settings.get("hicache") and settings.get("tree") == 0:
         raise Unusable("--set tree=0: a host tier is one of the tree's KV")
-    _require_known("policy", POLICIES, given)
-    _require_known("storage", STORAGES, given)
-    if not given.get("host", 1):
+    _require_known("policy", POLICIES, settings)
+    _require_known("storage", STORAGES, settings)
+    if not settings.get("host", 1):
         raise Unusable("--set host: the host's pools in tenths of the device's, at least 1")
 
 
-def _require_pair(release: str, given: dict[str, int | bool]) -> None:
+def _require_pair(release: str, settings: dict[str, int | bool]) -> None:
     """Refuse a pair that the release cannot run, and settings with which no pair was driven."""
     from impl.sglang.server.pair.choices import NOT_OF_A_PAIR, OF_A_PAIR
     from impl.sglang.server.tried_releases import PAIRS
 
-    if not given.get("pair"):
+    if not settings.get("pair"):
         for field in OF_A_PAIR:
-            if field in given:
+            if field in settings:
                 raise Unusable(f"--set {field}: a setting of a pair; needs --set pair=1")
         return
     if release not in PAIRS:
         raise Unusable(f"--set pair: a pair runs in {', '.join(PAIRS)}; this is {release}")
     for field, reason in NOT_OF_A_PAIR.items():
-        if given.get(field):
+        if settings.get(field):
             raise Unusable(f"--set {field}: not in a pair: {reason}")
-    if given.get("prefill_draft") and not given.setdefault("draft", 2):
+    if settings.get("prefill_draft") and not settings.setdefault("draft", 2):
         raise Unusable("--set prefill_draft: a setting of speculation; needs --set draft=N")
-    _require_pair_tiers(given)
-    if given.get("prefill_complete"):
+    _require_pair_tiers(settings)
+    if settings.get("prefill_complete"):
         for field, off in (("window", 0), ("decode_tree", False), ("states", 0)):
-            if given.setdefault(field, off):
+            if settings.setdefault(field, off):
                 raise Unusable(f"--set {field}: SGLang has no prefill_complete with it")
 
 
@@ -236,15 +240,15 @@ _UNSUPPORTED_WITH: dict[str, dict[str, int | bool]] = {
 }
 
 
-def _require_pair_tiers(given: dict[str, int | bool]) -> None:
+def _require_pair_tiers(settings: dict[str, int | bool]) -> None:
     """Refuse host tiers of a pair that other settings exclude."""
-    if given.get("decode_hicache") and not given.setdefault("decode_tree", True):
+    if settings.get("decode_hicache") and not settings.setdefault("decode_tree", True):
         raise Unusable("--set decode_hicache: a setting of D's tree; needs --set decode_tree=1")
     for field, others in _UNSUPPORTED_WITH.items():
-        if not given.get(field):
+        if not settings.get(field):
             continue
         for other, off in others.items():
-            if given.setdefault(other, off):
+            if settings.setdefault(other, off):
                 raise Unusable(f"--set {other}: not in a pair with --set {field}")
-    if given.get("hicache") and given.get("prefill_complete") and given.setdefault("policy", 2) != 2:
+    if settings.get("hicache") and settings.get("prefill_complete") and settings.setdefault("policy", 2) != 2:
         raise Unusable("--set policy: SGLang has prefill_complete with policy=2 (write_back) alone")

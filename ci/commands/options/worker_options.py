@@ -41,7 +41,11 @@ def parallel_options(command: Callable[..., Any]) -> Callable[..., Any]:
 def executor(
     jobs: int | None, ray_address: str | None, *, pays: bool = True, fork: bool = True
 ) -> Iterator[Executor]:
-    """Yield the executor of the work. pays: without -j all cores are used; fork: processes may be forked."""
+    """Yield the executor of the work.
+
+    pays: without -j all cores are used.
+    fork: processes may be forked.
+    """
     from stateful_tests.check.executors import SERIAL, Processes, cores
 
     if ray_address is not None:

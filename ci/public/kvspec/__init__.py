@@ -33,7 +33,8 @@ _NAMES = {
     "kvspec.testing": ("ClauseViolated", "Incomplete", "check", "machine", "replay"),  # loads Hypothesis
     # and every command
     "reference.blocks.commands": ("EngineCommand", "STOP_TOKEN", "client_tokens"),
-    "reference.blocks.config": ("ENGINE_PRESETS", "EngineConfig", "LayerGroup", "engine_preset"),
+    "reference.blocks.config": ("EngineConfig", "LayerGroup"),
+    "reference.blocks.presets": ("ENGINE_PRESETS", "engine_preset"),
     "reference.blocks.facts": (
         "BlockFacts", "HostFacts", "HostKey", "Lane", "Output", "Published", "RequestFact", "StateUse",
         "StorageJob", "StoredChunk",

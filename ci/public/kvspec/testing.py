@@ -31,20 +31,24 @@ from stateful_tests.generate.run_profile import MACHINES
 from stateful_tests.lockstep import replays
 from stateful_tests.lockstep.check_results import CheckResult, Finding
 from stateful_tests.lockstep.run_results import Run, Trace
-from stateful_tests.lockstep.system_names import as_base, driven
+from stateful_tests.lockstep.system_names import as_base, driven_system
 from stateful_tests.machines.server_machine import ServerMachine, Violated
 from stateful_tests.machines.shrinking import bounded_shrinking
 from stateful_tests.machines.targets import MachineTarget
 from stateful_tests.traces import trace_files
 
-# A factory, a system, or what `kvspec check --impl` takes; None: torch. `--kvspec-impl` overrides them all.
+# A factory, a system, or what `kvspec check --impl` takes. None stands for torch. `--kvspec-impl` overrides
+# all.
 Make = Union[Callable[[], System], System, str, None]
 
 _EXAMPLES = {"smoke": 50, "pr": 500, "nightly": 5000}  # runs of a machine, where a tier is given
 
 
 class ClauseViolated(AssertionError):
-    """A system left the specification. The message has the smallest trace; runs: a replay of each."""
+    """A system left the specification. The message has the smallest trace.
+
+    runs: a replay of each.
+    """
 
     def __init__(self, message: str, runs: Sequence[Run]) -> None:
         super().__init__(message)
@@ -65,12 +69,15 @@ def machine(
 ) -> type[ServerMachine]:
     """A Hypothesis machine that drives what `make` returns beside the reference; its `TestCase` is a test.
 
-    machines: sessions, tree, both. presets: sizes to run with, fitted to the system; without them all, and
-    drawn sizes. geometry: these sizes and no others; a system that refuses them fails the test. modes: free,
-    faithful; without them those of the system. What it cannot do is left out. Hypothesis's settings hold,
-    given as ever (a profile, `@settings`), but for deadlines. Its shrinker runs first, for three seconds at
-    most; then commands, sizes and lengths are shrunk until none can be spared. An engine that schedules by
-    itself has no machine: `check` is its test.
+    machines: sessions, tree, both.
+    presets: sizes to run with, fitted to the system; without them all, and drawn sizes.
+    geometry: these sizes and no others; a system that refuses them fails the test.
+    modes: free, faithful; without them those of the system.
+
+    What the system cannot do is left out. Hypothesis's settings hold, given as ever (a profile, `@settings`),
+    but for deadlines. Its shrinker runs first, for three seconds at most; then commands, sizes and lengths
+    are shrunk until none can be spared. An engine that schedules by itself has no machine: `check` is its
+    test.
     """
     sizes = [geometry] if geometry is not None else [preset(name) for name in presets or PRESETS]
     vary = presets is None and geometry is None
@@ -101,25 +108,25 @@ class _MachineTest(unittest.TestCase):
         target = self.machine.target
         self._fits(target)
         target.base = _base()
-        driven = self.machine
+        machine_class = self.machine
         began = time.monotonic()
-        driven.forget()
+        machine_class.forget()
         notes: list[str] = []
         try:
             with bounded_shrinking():
-                run_state_machine_as_test(driven, settings=_for_one_failure(self.settings))
+                run_state_machine_as_test(machine_class, settings=_for_one_failure(self.settings))
         except (Violated, Flaky) as error:
-            if not driven.found:
+            if not machine_class.found:
                 raise
             notes = getattr(error, "__notes__", [])
-        if not driven.found:
+        if not machine_class.found:
             return
         finder = Finder(target.system, target.base, once=True)
         finder.started = began
-        finder.commands = driven.driven
-        for clause, (violation, trace) in driven.found.items():
+        finder.commands = machine_class.driven
+        for clause, (violation, trace) in machine_class.found.items():
             finder.take(violation.only(clause), trace)
-        findings = sorted(finder.findings(), key=lambda found: [*driven.found].index(found.clause))
+        findings = sorted(finder.findings(), key=lambda found: [*machine_class.found].index(found.clause))
         blob = re.search(r"reproduce_failure\(.*?\)", "\n".join(notes))
         again = f"again   {blob[0]}(kvspec.machine(...)).TestCase" if blob else ""
         raise _failure(findings, type(self).make(), again) from None
@@ -245,7 +252,7 @@ def _resolve_target(name: str, checkout: str | None = None, *, base_of: str | No
         spec = SystemSpec.parse(name)
         if base_of is not None:
             spec = as_base(spec, SystemSpec.parse(base_of))
-        system: AnySystem = driven(spec, DriveOptions(checkout, plugin.chosen.device))
+        system: AnySystem = driven_system(spec, DriveOptions(checkout, plugin.chosen.device))
     except (
         UnusableImplementation
     ) as error:  # a name that names nothing is an error, never a skipped test

@@ -35,7 +35,7 @@ def _state(run: Run, step_index: int, was: EngineMoment, now: EngineMoment, hues
     if violation is not None:
         stake = blocks_of(violation.failure.at, now)
         chunks_at_stake = chunks_of(violation.failure.at)
-    requests, pool = drawn(config, was, now, stake, hues)
+    requests, pool = draw_engine(config, was, now, stake, hues)
     return {
         "step": step_index, "command": format_command(row.command), "outcome": format_outcome(row.outcome),
         "violates": violation is not None, "changes": list(row.tree), "requests": requests, "pool": pool,
@@ -45,14 +45,17 @@ def _state(run: Run, step_index: int, was: EngineMoment, now: EngineMoment, hues
     }  # fmt: skip
 
 
-def drawn(
+def draw_engine(
     config: EngineConfig,
     was: EngineMoment,
     now: EngineMoment,
     stake: set[int],
     hues: dict[str, str],
 ) -> tuple[list[Data], list[Data]]:
-    """Return the requests of an engine with their tables, and its pool. stake: blocks of a failure."""
+    """Return the requests of an engine with their tables, and its pool.
+
+    stake: blocks of a failure.
+    """
     facts = now.facts
     published = {block.block for block in facts.published}
     owners: dict[int, list[str]] = {}
@@ -66,7 +69,7 @@ def drawn(
         bearer = now.step.bearers.get(name) if now.step is not None else None
         groups = []
         for group, (layers, table) in enumerate(zip(config.groups, fact.tables)):
-            had = before.tables[group] if before is not None else ()
+            blocks_before = before.tables[group] if before is not None else ()
             cells = []
             for index, block in enumerate(table):
                 owners.setdefault(block, []).append(name)
@@ -74,7 +77,7 @@ def drawn(
                 cells.append({
                     "number": span, "tags": [str(block)] if block else ["null"], "wrong": block in stake,
                     "hue": hues[name] if block else "free", "hash": block in published and block > 0,
-                    "changed": index >= len(had) or had[index] != block,
+                    "changed": index >= len(blocks_before) or blocks_before[index] != block,
                     "title": _block_content(facts, block),
                 })  # fmt: skip
             title = "full" if layers.window is None else f"window {layers.window}"
@@ -109,16 +112,16 @@ def _host_cells(facts: BlockFacts, was: BlockFacts, stake: set[int]) -> list[Dat
     cells = []
     before = was.host.memory if was.host is not None else ()
     keys = {key.chunk: key for key in facts.host.keys}
-    for chunk, held in enumerate(facts.host.memory):
+    for chunk, chunk_facts in enumerate(facts.host.memory):
         key = keys.get(chunk)
         pins = ""
         if key is not None and key.pins:
             pins = "writing" if key.pins < 0 else f"pinned {key.pins}"
-        groups = ", ".join("nothing" if group < 0 else f"KV of group {group}" for group, _ in held)
+        groups = ", ".join("nothing" if group < 0 else f"KV of group {group}" for group, _ in chunk_facts)
         cells.append({
             "number": chunk, "tags": [pins or ("kept" if key else "free")], "wrong": chunk in stake,
             "hue": f"o{key.group % HUES}" if key else "free", "hash": key is not None,
-            "changed": before[chunk : chunk + 1] != (held,), "title": f"chunk {chunk}: {groups}",
+            "changed": before[chunk : chunk + 1] != (chunk_facts,), "title": f"chunk {chunk}: {groups}",
         })  # fmt: skip
     return cells
 
@@ -149,8 +152,10 @@ def content(data: Data, run: Run) -> Data:
 
 
 def template_values(data: Data, run: Run, steps: list[Data], config: EngineConfig) -> Data:
-    """Return the values for the template of a page with such steps. config: tells whether windows are
-    shown."""
+    """Return the values for the template of a page with such steps.
+
+    config: tells whether windows are shown.
+    """
     return {
         "steps": steps,
         "left_out": len(run.rows) - len(steps),

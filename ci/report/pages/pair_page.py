@@ -5,7 +5,7 @@ from itertools import pairwise
 from ci import Data
 from ci.explain.block_places import blocks_of
 from ci.explain.pair_places import on_server, wire
-from ci.report.pages.engine_page import HUES, MAX_STEPS, drawn, template_values
+from ci.report.pages.engine_page import HUES, MAX_STEPS, draw_engine, template_values
 from reference.failures import AtServer
 from reference.pairs.config import SERVERS, PairConfig
 from stateful_tests.lockstep.run_moments import PairMoment
@@ -38,9 +38,10 @@ def _state(run: Run, step_index: int, was: PairMoment, now: PairMoment, hues: di
         mine = (
             place.place for place in places if isinstance(place, AtServer) and place.server == server
         )
-        before, after = on_server(was, server), on_server(now, server)
+        before = on_server(was, server)
+        after = on_server(now, server)
         stake = blocks_of(tuple(mine), after)
-        shown, pools[server] = drawn(config.of(server), before, after, stake, hues)
+        shown, pools[server] = draw_engine(config.of(server), before, after, stake, hues)
         requests += [request | {"name": f"{server}: {request['name']}"} for request in shown]
     prefill = now.facts.of("P")
     flying = sum(now.facts.of(server).steps_in_flight for server in SERVERS)

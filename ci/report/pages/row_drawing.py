@@ -15,7 +15,7 @@ CHARACTER = 6.6  # width of a character in a mark (px)
 
 
 def drawing(
-    who: str,
+    owner: str,
     state: Data,
     physical: bool,
     geometry: Geometry,
@@ -24,21 +24,21 @@ def drawing(
 ) -> Data:
     """Return the data that the template draws for the row of a holder.
 
-    who: the holder.
+    owner: the holder.
     state: a snapshot of both sides (ci/compare/snapshot.py).
     physical: the row of the system is drawn; otherwise that of the reference.
     length: positions for which the page has room.
     cut: (holder, position, name of that position) if the command cuts a row.
     """
     sides = ("system", "reference") if physical else ("reference", "system")
-    holder, other = (state[name]["holders"].get(who) for name in sides)
+    holder, other = (state[name]["holders"].get(owner) for name in sides)
     size = geometry.page_size
     cursors = holder["cursors"]
     pages = max(1, -(-length // size))
     unit = min(UNIT, DRAWING_WIDTH / (pages * size))
     keys = [d["key"] for d in state["differences"]]
     # Pages of the prefix that are not those of the tree.
-    foreign = {int(key[3]) for key in keys if key[:3] == ["holders", who, "prefix"]}
+    foreign = {int(key[3]) for key in keys if key[:3] == ["holders", owner, "prefix"]}
     theirs = {pool: set(other[pool]) if other is not None else set() for pool in geometry.pools}
     pool_pages = state["system"]["pools"] if physical else None
     row = _Row(holder, theirs, foreign, pool_pages, geometry, unit)
@@ -49,7 +49,7 @@ def drawing(
     ]
     target = holder["target"]
     target_name = "target"
-    if cut is not None and cut[0] == who:
+    if cut is not None and cut[0] == owner:
         _, target, target_name = cut
     differing = {k for k in CURSORS if other is not None and other["cursors"][k] != cursors[k]}
     marks = _marks(cursors, differing, geometry, unit)
@@ -65,7 +65,7 @@ def drawing(
         else {"x": target * unit, "text": f"{target_name} {target}"},
         "window": _window(cursors, geometry, unit),
         "bounds": _page_bounds(cursors, size, unit),
-        "label": _description(who, holder, geometry),
+        "label": _description(owner, holder, geometry),
     }
 
 
@@ -207,7 +207,10 @@ def _segment_bounds(
 
 
 def _stack_marks(marks: Iterable[tuple[float, str, bool]]) -> list[Data]:
-    """Return the marks, with overlapping ones on different levels. marks: (x, text, differs)."""
+    """Return the marks, with overlapping ones on different levels.
+
+    marks: (x, text, differs).
+    """
     ends: list[float] = []  # by level
     stacked = []
     for x, text, differs in marks:
@@ -218,10 +221,10 @@ def _stack_marks(marks: Iterable[tuple[float, str, bool]]) -> list[Data]:
     return stacked
 
 
-def _description(who: str, holder: Data, geometry: Geometry) -> str:
+def _description(owner: str, holder: Data, geometry: Geometry) -> str:
     """Describe the drawing in words, for screen readers."""
     c = holder["cursors"]
-    parts = [f"row of {who}: {CURSORS['C']} {c['C']}, {CURSORS['A']} {c['A']}"]
+    parts = [f"row of {owner}: {CURSORS['C']} {c['C']}, {CURSORS['A']} {c['A']}"]
     if geometry.window:
         parts.append(f"{CURSORS['E']} {c['E']}")
     if geometry.tree:

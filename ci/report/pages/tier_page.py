@@ -70,13 +70,13 @@ def _node_row(node: TierNode, was: TierFacts, stake: Stake) -> Data:
     for host, slots in ((False, node.device), (True, node.host)):
         for pool, own in slots.items():
             counted = (node.pins if host else node.locks)[pool]
-            had: tuple[int, ...] = ()
+            slots_before: tuple[int, ...] = ()
             if before is not None:
-                had = (before.host if host else before.device)[pool]
+                slots_before = (before.host if host else before.device)[pool]
             cells = [{
                 "number": node.start + i, "tags": [str(slot)], "hue": f"o{node.node % HUES}", "hash": False,
                 "wrong": (host, pool, slot) in stake[0] or node.node in stake[1],
-                "changed": slot not in had, "title": f"position {node.start + i}",
+                "changed": slot not in slots_before, "title": f"position {node.start + i}",
             } for i, slot in enumerate(own)]  # fmt: skip
             locked = f", locked {counted} times" if counted else ""
             groups.append(
@@ -103,8 +103,10 @@ def _node_row(node: TierNode, was: TierFacts, stake: Stake) -> Data:
 def _pool_slots(
     slots: range, facts: TierFacts, was: TierFacts, stake: Stake, *, host: bool
 ) -> list[Data]:
-    """Return slots of full KV, and the nodes that have them. host: they are in host memory, otherwise on the
-    device."""
+    """Return slots of full KV, and the nodes that have them.
+
+    host: they are in host memory, otherwise on the device.
+    """
     owners = _slot_owners(facts, host)
     before = _slot_owners(was, host)
     memory = (facts.host_memory if host else facts.memory)["full"]
@@ -136,13 +138,13 @@ def _transfer_text(job: TierTransfer) -> str:
     reached = {"completed": job.completed, "copied": job.copied, "sent": job.sent, "queued": True}
     state = next(word for word, holds in reached.items() if holds)
     parts = ", ".join(f"{part.pool} {part.device}:{part.host}" for part in job.parts)
-    return f"{job.called} ({state}), device:host {parts}"
+    return f"{job.label} ({state}), device:host {parts}"
 
 
 def _operation_text(operation: TierOperation) -> str:
     """Return an operation of the storage, in words."""
     slots = ", ".join(f"{pool} {slot}" for pool, own in operation.slots.items() for slot in own)
-    return f"{operation.called} ({operation.state}), host {slots or 'nothing yet'}"
+    return f"{operation.label} ({operation.state}), host {slots or 'nothing yet'}"
 
 
 def _request_text(request: TierRequest) -> str:

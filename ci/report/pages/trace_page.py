@@ -19,7 +19,7 @@ from ci.compare.step_table import cursor_letters, step_table
 from ci.compare.snapshot import snapshots
 from ci.report import text_output
 from ci.report.pages.row_drawing import DRAWING_WIDTH, UNIT, drawing
-from ci.shown_kinds import shown_of
+from ci.shown_kinds import shown_kind_of
 from impl.bugs import BUGS
 from reference.all_clauses import ALL_CLAUSES
 from reference.commands import Admit
@@ -28,26 +28,31 @@ from stateful_tests.lockstep.run_moments import Moment
 from stateful_tests.lockstep.run_results import Run
 
 MAX_STEPS = 200  # a page of a long trace shows its end
-MAX_COLUMNS, MAX_NODES = 5, 8  # of the step table
+MAX_COLUMNS = 5  # of the step table
+MAX_NODES = 8  # of the step table
 MAX_DEPTH = 24  # of a drawn tree
 HUES = 6
-SMALL, FEW = 48, 16  # pages of a pool that are shown whole, and of a larger one without a reason
+SMALL = 48  # pages of a pool that is shown whole
+FEW = 16  # pages of a larger pool that are shown without a reason
 MAX_CELLS = 40_000  # pages drawn, all steps together
 FREE: Data = {"owners": [], "free": 1}
 
 
 def page(data: Data, run: Run) -> str:
-    """Return the page of a run. data: by `ci.report.report_data`. The same run gives the same bytes."""
+    """Return the page of a run. The same run gives the same bytes.
+
+    data: by `ci.report.report_data`.
+    """
     script = _source("replay.js")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    alone = shown_of(run.trace.geometry).draws()
-    drawn = alone.content(data, run) if alone is not None else _content(data, run)
+    alone = shown_kind_of(run.trace.geometry).draws()
+    content = alone.content(data, run) if alone is not None else _content(data, run)
     violation = data["violation"]
     return (
         templates(escape=True)
         .get_template("replay.html" if alone is None else "engine.html")
         .render(
-            **drawn,
+            **content,
             data=data,
             title=violation["clause"] if violation is not None else _trace_name(data),
             because=_with_capital(data["because"] or violation["observed"])
@@ -74,25 +79,29 @@ def _inert_json(value: Any) -> str:
 
 def states(run: Run) -> list[Data]:
     """Return the data of a page."""
-    alone = shown_of(run.trace.geometry).draws()
+    alone = shown_kind_of(run.trace.geometry).draws()
     return snapshots(run, MAX_STEPS) if alone is None else alone.states(run)
 
 
 def _content(data: Data, run: Run) -> Data:
     """Return the template's data of a page: each shown step with both sides and their pools, and the table of
     steps."""
-    shown = states(run)
+    states_shown = states(run)
     geometry = run.trace.sizes(Geometry)
-    owners = _owners(shown)
+    owners = _owners(states_shown)
     two_sided = run.system != "reference"  # the reference has no physical pages
-    rows = step_table(run, shown, MAX_COLUMNS, MAX_NODES) if shown else {"columns": [], "rows": []}
-    length = max(
-        (_positions_needed(side) for s in shown for side in (s["reference"], s["system"])), default=1
+    rows = (
+        step_table(run, states_shown, MAX_COLUMNS, MAX_NODES)
+        if states_shown
+        else {"columns": [], "rows": []}
     )
-    used = {pool: _used_pages(shown, pool, geometry.pages(pool)) for pool in geometry.pools}
+    length = max(
+        (_positions_needed(side) for s in states_shown for side in (s["reference"], s["system"])), default=1
+    )
+    used = {pool: _used_pages(states_shown, pool, geometry.pages(pool)) for pool in geometry.pools}
     steps = []
     before = None
-    for state in shown:
+    for state in states_shown:
         differs = {tuple(d["key"]) for d in state["differences"]}
         row = data["rows"][state["step"]]
         names = ("reference", "system") if two_sided else ("reference",)
@@ -114,8 +123,8 @@ def _content(data: Data, run: Run) -> Data:
     policy_is_free = any(step.tree_policy_is_free for step in steps_taken)
     return {
         "steps": steps,
-        "left_out": len(run.rows) - len(shown),
-        "start": _start_step(shown, data["violation"] is not None),
+        "left_out": len(run.rows) - len(states_shown),
+        "start": _start_step(states_shown, data["violation"] is not None),
         "step_table": rows,
         "owners": owners,
         "two_sided": two_sided,
@@ -127,7 +136,7 @@ def _content(data: Data, run: Run) -> Data:
         "tree": geometry.tree,
         "tree_policy_is_free": policy_is_free,
         "story_open": policy_is_free,
-        "letters": cursor_letters(run, shown),
+        "letters": cursor_letters(run, states_shown),
     }
 
 
@@ -170,13 +179,13 @@ def _violated_clauses(violation: Data) -> list[Data]:
     return clauses
 
 
-def _start_step(shown: list[Data], violated: bool) -> int:
+def _start_step(states: list[Data], violated: bool) -> int:
     """Return the step that the page opens with: the violation, or else the last step after which a
     holder has something."""
     busy = [
-        i for i, state in enumerate(shown) if state["system"]["holders"] or state["system"]["nodes"]
+        i for i, state in enumerate(states) if state["system"]["holders"] or state["system"]["nodes"]
     ]
-    return len(shown) - 1 if violated or not busy else busy[-1]
+    return len(states) - 1 if violated or not busy else busy[-1]
 
 
 def _owners(states: list[Data]) -> dict[str, Data]:
@@ -217,9 +226,13 @@ def _cut_of_command(run: Run, index: int, side: Data) -> tuple[str, int, str] | 
 
 
 def _side_data(name: str, state: Data, run: Run, owners: dict[str, Data], length: int) -> Data:
-    """Return the template's data of one side of a step. name: "reference" or "system". length: positions of
-    the longest row that is drawn."""
-    side, other = state[name], state["system" if name == "reference" else "reference"]
+    """Return the template's data of one side of a step.
+
+    name: "reference" or "system".
+    length: positions of the longest row that is drawn.
+    """
+    side = state[name]
+    other = state["system" if name == "reference" else "reference"]
     cut = _cut_of_command(run, state["step"], side)
     geometry = run.trace.sizes(Geometry)
     physical = name == "system"
@@ -259,19 +272,19 @@ def _nested_tree(nodes: dict[str, Data]) -> list[Data]:
         parent = node["parent"] if node["parent"] in nodes and node["parent"] != path else ""
         below.setdefault(parent, []).append(path)
 
-    def grown(path: str, depth: int) -> list[Data]:
+    def grow_forest(path: str, depth: int) -> list[Data]:
         forest: list[Data] = []
         waiting = list(reversed(below.get(path, ())))
         while waiting:
             child = waiting.pop()
             deeper = depth < MAX_DEPTH
-            children = grown(child, depth + 1) if deeper else []
+            children = grow_forest(child, depth + 1) if deeper else []
             forest.append({"path": child, **nodes[child], "children": children})
             if not deeper:  # set no further in
                 waiting += reversed(below.get(child, ()))
         return forest
 
-    return grown("", 1)
+    return grow_forest("", 1)
 
 
 def _positions_needed(side: Data) -> int:
@@ -296,20 +309,23 @@ def _pool_data(
     before: Data | None,
     geometry: Geometry,
     owners: dict[str, Data],
-    shown: list[int],
+    pages_shown: list[int],
 ) -> Data:
-    """Return the template's data of a pool of the system: its pages with owners and faults. before: the step
-    shown before, None for the first. shown: the numbers of the pages."""
+    """Return the template's data of a pool of the system: its pages with owners and faults.
+
+    before: the step shown before, None for the first.
+    pages_shown: the numbers of the pages.
+    """
     pages = state["system"]["pools"][pool]
     was = before["system"]["pools"][pool] if before is not None else {}
     cells = []
-    for number in shown:
+    for number in pages_shown:
         cell = pages.get(number, FREE)
         if cell is FREE and not 1 <= number <= geometry.pages(pool):
             continue
         wrong = page_fault(number, geometry.pages(pool), len(cell["owners"]), cell["free"])
-        who = [_owner(name, owners) for name, _ in cell["owners"]]
-        tags = [*(o["tag"] for o in who), *(["free"] * cell["free"] if wrong else [])][:3]
+        owner_names = [_owner(name, owners) for name, _ in cell["owners"]]
+        tags = [*(o["tag"] for o in owner_names), *(["free"] * cell["free"] if wrong else [])][:3]
         without_owner = "free" if cell["free"] else "lost"
         size = geometry.page_size
         places = [
@@ -320,9 +336,9 @@ def _pool_data(
         cells.append(
             {
                 "number": number,
-                "hue": who[0]["hue"] if who else without_owner,
-                "hue2": who[1]["hue"] if len(who) > 1 else "",
-                "tags": tags if wrong or who else [],
+                "hue": owner_names[0]["hue"] if owner_names else without_owner,
+                "hue2": owner_names[1]["hue"] if len(owner_names) > 1 else "",
+                "tags": tags if wrong or owner_names else [],
                 "wrong": wrong,
                 "changed": before is not None and was.get(number, FREE) != cell,
                 "title": f"{POOL[pool]} page {number}: {owners_text}"
@@ -333,6 +349,6 @@ def _pool_data(
         "pool": POOL[pool],
         "cells": cells,
         "total": geometry.pages(pool),
-        "left_out": geometry.pages(pool) - sum(1 for p in shown if 1 <= p <= geometry.pages(pool)),
+        "left_out": geometry.pages(pool) - sum(1 for p in pages_shown if 1 <= p <= geometry.pages(pool)),
         "free": state["system"]["free"][pool],
     }

@@ -22,11 +22,17 @@ _PREFILL = "sglang.srt.disaggregation.prefill"
 
 
 class Aborts:
-    """abort: the method, of a scheduler and what a client asks for. prefills: for a server that only does."""
+    """The aborts of a scheduler.
+
+    abort: the method, of a scheduler and what a client asks for.
+    prefills: for a server that only prefills.
+    """
 
     def __init__(self, root: Path, release: Any, prefills: bool = False) -> None:
-        """Load the scheduler's methods for aborts from the release's file. prefills: those of a server that
-        only prefills, too."""
+        """Load the scheduler's methods for aborts from the release's file.
+
+        prefills: those of a server that only prefills, too.
+        """
         env = {
             **vars(importlib.import_module("sglang.srt.mem_cache.base_prefix_cache")),
             **vars(release.common),

@@ -38,9 +38,11 @@ _COMPILED = "sglang/srt/mem_cache/rust_tree_core/"
 
 
 def release_root(version: str, newer: str = "") -> Path:
-    """Return the folder that holds `sglang/` of this release (`impl.loading.fetch`). newer: one of its
-    files, which is added to a folder from before it was fetched."""
-    downloaded = partial(_downloaded, f"sglang=={version}")
+    """Return the folder that holds `sglang/` of this release (`impl.loading.fetch`).
+
+    newer: one of its files, which is added to a folder from before it was fetched.
+    """
+    downloaded = partial(_download, f"sglang=={version}")
     root = fetch.release_root("sglang", version, downloaded)
     if not (root / newer).exists():
         fetch.complete(root, downloaded)
@@ -62,16 +64,16 @@ def checkout_root(path: str | os.PathLike[str]) -> Path:
 
 def unpack(wheel: Path, target: Path) -> None:
     """Unpack what is needed of `wheel` into the new folder `target`. Raises UnusableImplementation."""
-    fetch.unpack(wheel.name, wheel, target, _needed)
+    fetch.unpack(wheel.name, wheel, target, _is_needed)
     if not any(target.iterdir()):
         raise UnusableImplementation(f"{wheel.name}: there is no sglang/srt in it")
 
 
-def _needed(path: PurePosixPath) -> bool:
+def _is_needed(path: PurePosixPath) -> bool:
     return path.as_posix().startswith({".py": _NEEDED, ".so": (_COMPILED,)}.get(path.suffix, ()))
 
 
-def _downloaded(release: str, work: Path, target: Path) -> None:
+def _download(release: str, work: Path, target: Path) -> None:
     """Have pip put the wheel into `work`; the ways to ask are tried in turn."""
     output = ""
     for i, options in enumerate(_ways_to_ask()):
@@ -87,7 +89,8 @@ def _downloaded(release: str, work: Path, target: Path) -> None:
 
 
 def _ways_to_ask() -> list[list[str]]:
-    """Return pip options: for this host; then, as the Python files are the same, for hosts of the wheels."""
+    """Return pip options for this host, then for hosts of the wheels, because the Python files are the
+    same."""
     ways: list[list[str]] = [[]]
     for python in ("311", "312", "310"):
         options = ["--implementation", "cp", "--python-version", python]

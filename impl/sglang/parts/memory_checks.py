@@ -100,7 +100,7 @@ class Scheduler:
         if self.last_batch is None:
             return Report(self.idle_accounts())
         os.environ["SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY"] = str(level)
-        return _checked(self.self_check_during_busy, self.busy_accounts)
+        return _run_check(self.self_check_during_busy, self.busy_accounts)
 
     def idle(self, waiting: Sequence[Any], locked: bool) -> Report:
         """Run the check of an idle scheduler, which has no batch left.
@@ -108,12 +108,13 @@ class Scheduler:
         waiting: the queue.
         locked: lock holders or waiting requests have locks in the radix tree. A real scheduler never gets
         there, and the releases' inspection of the tree (nothing may be locked when idle) is left out
-        then."""
+        then.
+        """
         self.last_batch = None
         self.running_batch = self._batch([], ForwardMode.IDLE)
         self.waiting_queue = list(waiting)
         self.waiting_locked = locked
-        return _checked(self.on_idle, self.idle_accounts)
+        return _run_check(self.on_idle, self.idle_accounts)
 
     def idle_rows(self) -> Account:
         rows = self.req_to_token_pool
@@ -168,7 +169,7 @@ class Scheduler0510(Scheduler):
 
     def busy_accounts(self) -> tuple[Account, ...]:
         available, evictable = self._get_token_info()[2:]
-        held = self._session_held_tokens()
+        session_held = self._session_held_tokens()
         # The check, which ran just before, has added up the batches that it counts.
         uncached = self.uncached
         self.uncached = 0
@@ -180,7 +181,7 @@ class Scheduler0510(Scheduler):
                 available=available,
                 evictable=evictable,
                 protected=protected,
-                session_held=held,
+                session_held=session_held,
                 uncached=uncached,
                 total=total,
             ),
@@ -192,14 +193,14 @@ class Scheduler0510(Scheduler):
         cache = self.tree_cache
         if not self.is_hybrid_swa:
             available, evictable = self._get_token_info()[2:]
-            held = self._session_held_tokens()
+            session_held = self._session_held_tokens()
             total = self.max_total_num_tokens
             full = Account(
                 "full",
                 available=available,
                 evictable=evictable,
                 protected=cache.protected_size(),
-                session_held=held,
+                session_held=session_held,
                 uncached=0,
                 total=total,
             )
@@ -336,7 +337,7 @@ class Scheduler0513(Scheduler0511):
         return (*self._take_sums(), self.idle_rows())
 
 
-def _checked(check: Callable[[], None], accounts: Callable[[], tuple[Account, ...]]) -> Report:
+def _run_check(check: Callable[[], None], accounts: Callable[[], tuple[Account, ...]]) -> Report:
     """Run a release's check. Returns its alarm, "" for none, and its terms.
 
     The releases raise AssertionError (busy), ValueError (idle) or a plain Exception (inspection of the tree)

@@ -89,7 +89,9 @@ def install(
     """Hook the imports of this process up to the SGLang under `root`.
 
     Besides what is provided, the utilities are those functions of the release's own file that can run as they
-    are. modules: what is real, SGLANG unless it is given.
+    are.
+
+    modules: what is real, SGLANG unless it is given.
     """
     modules = modules or SGLANG
     install_hook(root, replace(modules, absent=modules.absent[:1]) if gpu else modules, provided)

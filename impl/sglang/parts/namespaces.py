@@ -51,7 +51,7 @@ def key_fields(setting: str) -> list[str]:
     return [name if name != "lora_id" else "extra_key" for name in setting.split(_PAIR) if name]
 
 
-def exchanged(tokens: Iterable[int]) -> list[int]:
+def exchange_texts(tokens: Iterable[int]) -> list[int]:
     """Return the tokens with the texts of each pair exchanged; twice is none."""
     other = 1 << POSITION_BITS
     return [token ^ other if serial_of(token) >= SHARED else token for token in tokens]
@@ -67,4 +67,4 @@ def elements_of(key: Any) -> list[int]:
     if tokens and isinstance(tokens[0], tuple):
         tokens = [first for first, _ in tokens] + [tokens[-1][1]]
         bigram = True
-    return list(tree_key(exchanged(tokens) if inside else tokens, bigram))
+    return list(tree_key(exchange_texts(tokens) if inside else tokens, bigram))

@@ -123,7 +123,7 @@ def take_defaults(root: Path) -> None:
     SERVER_ARGS.tree_defaults = defaults
 
 
-# The server's command line: a CPU (see use_gpu), no disaggregation; the rest is set for each server.
+# The server's command line, with a CPU (see use_gpu) and no disaggregation. The rest is set for each server.
 SERVER_ARGS: Any = Settings(
     attention_backend="torch_native",  # selects the plain torch paths
     kernel=Bag(attention_backend="torch_native"),

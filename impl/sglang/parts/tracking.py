@@ -17,8 +17,8 @@ from impl.sglang.parts.stand_ins import Bag
 def tracker_class(module: ModuleType, at_end: dict[str, bool]) -> type:
     """Return the release's class, of which only `_handle_finish_state_updated_req` runs.
 
-    module: of that class. at_end: gets, for each finished request by its id, whether the tree keeps what it
-        has computed.
+    module: of that class.
+    at_end: gets, for each finished request by its id, whether the tree keeps what it has computed.
     """
 
     def release_kv_cache(req: Any, cache: Any, *, checkpoint: bool) -> None:
@@ -37,7 +37,7 @@ def tracker_class(module: ModuleType, at_end: dict[str, bool]) -> type:
         }.items():
             object.__setattr__(self, name, value)
 
-    def processed(self: Any, req: Any, batch: Any, at: int, tokens: int) -> None:
+    def note_processed(self: Any, req: Any, batch: Any, at: int, tokens: int) -> None:
         """Note that the result of entry `at` of a batch, with so many tokens, is in the request's outputs."""
         drafts = None if batch.spec_algorithm.is_none() else {at: tokens - 1}
         result = Bag(num_non_draft_tokens_per_req=1, num_correct_drafts_per_req_cpu=drafts)
@@ -46,7 +46,7 @@ def tracker_class(module: ModuleType, at_end: dict[str, bool]) -> type:
     others = (
         f"_maybe_collect_{what}" for what in ("routed_experts", "indexer_topk", "customized_info")
     )
-    own = {"__init__": start, "processed": processed, **dict.fromkeys(others, _nothing)}
+    own = {"__init__": start, "note_processed": note_processed, **dict.fromkeys(others, _nothing)}
     return type("Tracker", (module.SchedulerBatchResultProcessor,), own)
 
 
@@ -73,7 +73,7 @@ def buffers_of(kv: Any) -> list[int]:
     return [slot for slot in kv.mamba_ping_pong_track_buffer.tolist() if slot >= 0]
 
 
-def tracked_by(kv: Any) -> list[tuple[int, int]]:
+def tracked_states(kv: Any) -> list[tuple[int, int]]:
     """Return the slot of the last state that is kept for the tree, and after how many tokens that is."""
     if kv.mamba_ping_pong_track_buffer is None or kv.mamba_last_track_seqlen is None:
         return []

@@ -75,13 +75,13 @@ class ReleaseTree:
     def evict(self, full: int, swa: int, states: int = 0) -> Freed:
         """Evict this many tokens and states. Returns how many the release says that it freed."""
         params = {"mamba_num": states} if states else {}
-        done = self.cache.evict(
+        eviction = self.cache.evict(
             self._base.EvictParams(num_tokens=full, swa_num_tokens=swa, **params)
         )
         return Freed(
-            int(done.num_tokens_evicted),
-            int(done.swa_num_tokens_evicted),
-            int(done.mamba_num_evicted) if self.has_states else 0,
+            int(eviction.num_tokens_evicted),
+            int(eviction.swa_num_tokens_evicted),
+            int(eviction.mamba_num_evicted) if self.has_states else 0,
         )
 
     def sizes(self) -> TreeSizes:
@@ -203,7 +203,8 @@ class ReceiptTree(NumberedTree):
 
 
 class UnifiedTree(ReceiptTree):
-    """UnifiedRadixCache of 0.5.23: a lock is an object; a request keeps no slots of its matched prefix."""
+    """UnifiedRadixCache of 0.5.23. A lock is an object, and a request keeps no slots of its matched
+    prefix."""
 
     def __init__(self, cache: Any, mapping: Any) -> None:
         super().__init__(cache, mapping)

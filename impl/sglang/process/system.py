@@ -8,10 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from impl.adapter import Capabilities, UnusableImplementation
-from impl.loading.used_names import lost
+from impl.loading.used_names import lost_names
 from impl.process.remote_system import LIMITS, Limits, WorkerSystem
 from impl.sglang.parts.fetch import STATES_ON_GPU, checkout_root, release_root
-from impl.sglang.releases.catalogue import TABLE, detect, spec_of, supported
+from impl.sglang.releases.catalogue import TABLE, detect, spec_of, supported_release
 from impl.sglang.releases.copied import COPIED
 from impl.sglang.releases.settings import OUR_WORDS, settings_of
 from impl.sglang.releases.variants import variant
@@ -79,13 +79,17 @@ class SGLangSystem(WorkerSystem):
         calls: bool = False,
         limits: Limits = LIMITS,
     ) -> None:
-        """Choose a release, or the checkout at `path`, and the capabilities that it has. tree: a variant of
-        its tree. calls: each command's calls are logged. Raises UnusableImplementation."""
+        """Choose a release, or the checkout at `path`, and the capabilities that it has. Raises
+        UnusableImplementation.
+
+        tree: a variant of its tree.
+        calls: each command's calls are logged.
+        """
         super().__init__(limits)
         if (version is None) == (path is None):
             raise UnusableImplementation("sglang: give a version or the path of a checkout")
         if version is not None:
-            release = supported(version)
+            release = supported_release(version)
         else:
             assert path is not None
             self.root = checkout_root(path)
@@ -106,7 +110,7 @@ class SGLangSystem(WorkerSystem):
         self.name = str(self.spec)
         settings = dict(settings_of(release.version, list(TABLE)))
         if path is not None:
-            for lost_name in lost("sglang", self.root, release.version):
+            for lost_name in lost_names("sglang", self.root, release.version):
                 name = lost_name.name
                 if name in settings and name not in OUR_WORDS:
                     del settings[name]

@@ -18,8 +18,8 @@ from impl.loading.function_cuts import cut
 from impl.loading.isolation import Provided, source_of
 from impl.sglang.parts import modules, stand_ins
 from impl.sglang.parts.modules import ASSEMBLER, SGLANG, WITH_TIERS, install
-from impl.sglang.releases.catalogue import supported
-from impl.sglang.releases.names import called
+from impl.sglang.releases.catalogue import supported_release
+from impl.sglang.releases.names import name_in_release
 from impl.sglang.releases.v0_5_10_to_14 import Release0510
 
 
@@ -40,7 +40,7 @@ class _Missing(importlib.abc.MetaPathFinder):
             raise ModuleNotFoundError(f"No module named {fullname!r}", name=fullname)
 
 
-def tiered(root: Path, version: str) -> None:
+def import_tiered(root: Path, version: str) -> None:
     """Have this process import the release, with the modules of its host tier."""
     hook(root, version, tiers=True)
 
@@ -67,11 +67,14 @@ def wide(root: Path, version: str) -> None:
 
 
 def hook(root: Path, version: str, tiers: bool = False) -> None:
-    """Have this process import the release under `root`. tiers: with what its host tier needs."""
+    """Have this process import the release under `root`.
+
+    tiers: with what its host tier needs.
+    """
     provided = _provided_modules()
     install(root, provided, modules=WITH_TIERS if tiers else None)
     sys.meta_path.insert(0, _Missing(root))
-    release = supported(version)
+    release = supported_release(version)
     spec_module = _provide_draft_sizing(root, release, provided)
     names_in_scope = _scheduler_names()
     _provide_aborts(root, release, provided, names_in_scope)
@@ -142,7 +145,7 @@ def _provide_aborts(
 ) -> None:
     """Provide a scheduler class with the methods of the release that abort a request, compiled in `env`."""
     methods = ("Scheduler.abort_request", "Scheduler._release_aborted_request")
-    names = frozenset(called(name, release) for name in methods)
+    names = frozenset(name_in_release(name, release) for name in methods)
     aborts = cut(root / "sglang/srt/managers/scheduler.py", names, env)
     provided["sglang.srt.managers.scheduler"] = {"Scheduler": type("Scheduler", (), aborts)}
 

@@ -33,7 +33,7 @@ def main(arguments: list[str]) -> int:
 
         torch.set_num_threads(1)
         torch.set_grad_enabled(False)
-        from impl.sglang.releases.catalogue import supported
+        from impl.sglang.releases.catalogue import supported_release
         from impl.sglang.releases.variants import VARIANTS, variant
         from impl.sglang.scheduler.call_log import Calls
         from impl.sglang.scheduler.driver import Driver
@@ -44,7 +44,7 @@ def main(arguments: list[str]) -> int:
             from impl.sglang.parts.stand_ins import use_gpu
 
             use_gpu()
-        release = supported(spec)
+        release = supported_release(spec)
         for tree in VARIANTS:
             if f"--tree={tree}" in options:
                 release = variant(release, tree)

@@ -14,8 +14,8 @@ from typing import NamedTuple
 from impl.loading import probe, used_names
 from impl.adapter import UnusableImplementation
 from impl.loading.nearest import Nearest, differing, distances, nearest_of
-from impl.sglang.releases.api import files
-from impl.sglang.releases.facts import composed, facts_of
+from impl.sglang.releases.api_lines import files
+from impl.sglang.releases.facts import compose_release, facts_of
 from impl.sglang.releases import v0_5_10_to_14 as v10, v0_5_15_to_21 as v15, v0_5_22_to_23 as v22
 from impl.sglang.releases.v0_5_10_to_14 import Release0510
 
@@ -61,7 +61,7 @@ _CANNOT = {
 }
 
 
-def supported(spec: str) -> type[Release0510]:
+def supported_release(spec: str) -> type[Release0510]:
     """Return the class of a release by its version, or of a tree by `spec_of` its class; raises
     UnusableImplementation that names the releases there are."""
     version, *others = spec.split(",")
@@ -70,11 +70,11 @@ def supported(spec: str) -> type[Release0510]:
             f"sglang=={version[:40]} is not supported; these are: {SUPPORTED}"
         )
     pairs = [other.partition("=") for other in others]
-    return composed(TABLE, version, {fact: as_in for fact, _, as_in in pairs})
+    return compose_release(TABLE, version, {fact: as_in for fact, _, as_in in pairs})
 
 
 def spec_of(release: type[Release0510]) -> str:
-    """Return the argument of `supported` for this class, such as "0.5.14,chunks=0.5.12"."""
+    """Return the argument of `supported_release` for this class, such as "0.5.14,chunks=0.5.12"."""
     return ",".join(
         [release.version, *(f"{fact}={as_in}" for fact, as_in in release.facts.items())]
     )
@@ -87,15 +87,15 @@ class Detected(NamedTuple):
     release: type[Release0510]
     remark: str = ""
 
-    def taken_for(self, root: Path) -> str:
+    def release_text(self, root: Path) -> str:
         """Return the first part of the remark, such as "taken for 0.5.14 (435 lines differ)"; "" without a
         remark."""
         return self.remark.removeprefix(f"{root}: ").partition(";")[0]
 
 
 def detect(root: Path) -> Detected:
-    """How the files under `root` (which holds `sglang/`) are driven: as the nearest release, and in each fact
-    of the API as the release that they have it of.
+    """Return how the files under `root` (which holds `sglang/`) are driven: as the nearest release, and in
+    each fact of the API as the release that they have it of.
 
     What `_version.py` states decides between releases that are equally near. The remark says how near, which
     facts are of other releases, and what is missing of the API that is not driven. Raises
@@ -117,18 +117,18 @@ def detect(root: Path) -> Detected:
     if missing:
         reason = _refusal([*missing, *lacks], reason, taken, root)
         raise UnusableImplementation(f"sglang checkout {root}: {reason}")
-    release = composed(TABLE, taken, others)
+    release = compose_release(TABLE, taken, others)
     for by, cannot in _CANNOT.items():
         if without := [each for each in lacks if each.by == by]:
-            reason += f"; {cannot} ({probe.named(without)})"
+            reason += f"; {cannot} ({probe.missing_text(without)})"
     exact = near.lines == 0 and stated in (None, taken) and not lacks and not others
     return Detected(release, "" if exact else f"{root}: {reason}")
 
 
-def _why_taken(taken: str, lines: int, stated: str | None, others: Mapping[str, str]) -> str:
+def _why_taken(taken_for: str, lines: int, stated: str | None, others: Mapping[str, str]) -> str:
     """Return the reason in words, such as "taken for 0.5.14 (435 lines differ), with chunks, token ids as
     in 0.5.12"."""
-    reason = f"taken for {taken} ({differing(lines)})"
+    reason = f"taken for {taken_for} ({differing(lines)})"
     by_release: dict[str, list[str]] = {}
     for fact, as_in in others.items():
         by_release.setdefault(as_in, []).append(fact)
@@ -137,7 +137,7 @@ def _why_taken(taken: str, lines: int, stated: str | None, others: Mapping[str, 
             f"{', '.join(facts)} as in {as_in}" for as_in, facts in by_release.items()
         )
         reason += f", with {facts}"
-    if stated not in (None, taken) and not str(stated).startswith("0.0.0"):
+    if stated not in (None, taken_for) and not str(stated).startswith("0.0.0"):
         reason += f"; its files state {stated}"
     return reason
 
@@ -145,17 +145,17 @@ def _why_taken(taken: str, lines: int, stated: str | None, others: Mapping[str, 
 def _refusal(missing: list[probe.Missing], taken_for: str, taken: str, root: Path) -> str:
     """Say what is missing, and where to read on."""
     order = list(TABLE)
-    named = probe.named(missing)
+    missing_names = probe.missing_text(missing)
     if len(missing) > _STRANGE:
-        named = f"{probe.named(missing[:1])} (and {len(missing) - 1} more)"
+        missing_names = f"{probe.missing_text(missing[:1])} (and {len(missing) - 1} more)"
     age = ""
     if taken == order[0]:
         age = f"; it may be older than {taken}, the first release that is driven"
     elif taken == order[-1]:
         age = f"; it may be newer than {taken}, the last release that is driven"
-    others = used_names.also_lost("sglang", root, taken, named)
+    others = used_names.also_lost("sglang", root, taken, missing_names)
     follow = "CONTRIBUTING.md, 'A new release of SGLang', says how to follow it"
-    return f"{named}; {taken_for}{age}{others}. Nothing was driven: {follow}"
+    return f"{missing_names}; {taken_for}{age}{others}. Nothing was driven: {follow}"
 
 
 def stated_version(root: Path) -> str | None:

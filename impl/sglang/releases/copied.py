@@ -34,7 +34,7 @@ RULES = {
             "inflight_middle_chunks",
             "is_chunked -= 1",
         ),
-        "Prefills._settled, Results.process: the function streams outputs and logprobs",
+        "Prefills._process_results, Results.process: the function streams outputs and logprobs",
     ),
     "a chunk that goes on": CopiedRule(
         ("sglang/srt/managers/schedule_policy.py",),

@@ -16,11 +16,11 @@ from impl.loading.nearest import Nearest
 from impl.sglang.releases.v0_5_10_to_14 import Release0510
 
 FACTS: dict[str, tuple[str, ...]] = {
-    "chunks": ("set_chunk", "_filled", "chunk_ends", "keeps_slots", "prefix"),
+    "chunks": ("set_chunk", "_mark_prefilled", "chunk_ends", "keeps_slots", "prefix"),
     "chunk counter": ("chunks",),
     "finish check": ("looks",),
     "token ids": ("ids",),
-    "cursors": ("places", "cells", "computed", "eviction_cursor"),
+    "cursors": ("places", "cells", "mark_computed", "eviction_cursor"),
     "checkpoints": ("checkpoints", "checkpoint"),
     "release": ("keeping", "keeps"),
     "retraction": ("retract", "retract_decode"),
@@ -28,7 +28,7 @@ FACTS: dict[str, tuple[str, ...]] = {
     "session modules": ("session_cache", "session_controller"),
     "session slots": ("slot",),
     "deferred close": ("closing",),
-    "history": ("committed",),
+    "history": ("committed_len",),
     "allocation": ("_load_allocation",),
     "allocators": ("paged_allocator",),
     "SWA allocators": ("swa_allocators",),
@@ -43,7 +43,7 @@ FACTS: dict[str, tuple[str, ...]] = {
     "namespaces": (),
     "rounds": ("spec_file", "spec_prepare", "prepare_spec"),
     "round ends": ("spec_end",),
-    "claims": ("claimed", "commit", "skipped"),
+    "claims": ("claimed", "commit", "skip_round"),
     "received prompts": ("swa_tail", "received_tail", "_load_received"),
     "states": (
         "recurrent",
@@ -54,7 +54,7 @@ FACTS: dict[str, tuple[str, ...]] = {
         "_load_states",
     ),
     "aborts": (),
-    "batch plan": ("planned",),
+    "batch plan": ("planned_batch",),
     "prefill results": ("groups_prefill",),
     "window evictions": ("eviction_limit",),
     # What a release does that no name tells: as in the nearest release.
@@ -64,17 +64,19 @@ FACTS: dict[str, tuple[str, ...]] = {
 _AROUND = 3  # releases on either side that a checkout may have facts of
 # A checkout that differs from its release by so many lines may be from before a fact that the release added;
 # it has it then as one of so many releases before.
-_FAR, _NEIGHBOURS = 150, 2
+_FAR = 150
+_NEIGHBOURS = 2
 R = TypeVar("R", bound=Release0510)
 
 
-def composed(
+def compose_release(
     kinds: Mapping[str, type[R]], nearest: str, others: Mapping[str, str]
 ) -> type[Release0510]:
     """Return the class of the release `nearest`, with some facts as other releases have them.
 
-    kinds: all classes by version, from old to new. others: name of a fact -> version. A fact of a release
-    that is not among `kinds` is as in the last one before it.
+    kinds: all classes by version, from old to new.
+    others: name of a fact -> version. A fact of a release that is not among `kinds` is as in the last one
+        before it.
     """
     if not others:
         return kinds[nearest]
@@ -94,7 +96,10 @@ def facts_of(
     checkout: probe.Checkout, order: list[str], near: Nearest
 ) -> tuple[dict[str, str], list[probe.Missing]]:
     """Return the facts that a checkout has as another release than the nearest one, and what it lacks of
-    every release. order: all versions, from old to new."""
+    every release.
+
+    order: all versions, from old to new.
+    """
     nearest = near.release
     others: dict[str, str] = {}
     missing: list[probe.Missing] = []

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from impl.adapter import UnusableImplementation
 from impl.lazy import torch
 from impl.loading.function_cuts import cut
-from impl.loading.isolation import loaded
+from impl.loading.isolation import note_loaded
 from impl.sglang.parts import memory_checks, stand_ins
 from impl.sglang.parts.aborts import Aborts
 from impl.sglang.parts.modules import install
@@ -23,8 +23,9 @@ from impl.sglang.releases.objects import Objects
 class LoadedModules(Objects):
     """The part of a release's class that says where modules are, and imports them.
 
-    checker: module and class of the memory checks. observer: those of the class that counts the sizes of
-    pools, if apart. scheduler: the stand-in that the checks run on.
+    checker: module and class of the memory checks.
+    observer: those of the class that counts the sizes of pools, if apart.
+    scheduler: the stand-in that the checks run on.
     spec_file, spec_prepare: the file and the function that prepare a verify round.
     core: what its tree is written in.
     """
@@ -79,7 +80,7 @@ class LoadedModules(Objects):
             self._import(root)
             if not stand_ins.on_gpu():
                 self._without_kernels()
-            loaded("impl/sglang/parts/modules.py")
+            note_loaded("impl/sglang/parts/modules.py")
         except (ImportError, AttributeError, KeyError, OSError, SyntaxError) as error:
             raise UnusableImplementation(
                 f"sglang {self.version}: its bookkeeping does not load: {type(error).__name__}: {error}"

@@ -6,12 +6,12 @@ import importlib
 
 from impl.adapter import UnusableImplementation
 from impl.loading import renamed
-from impl.sglang.releases.api import uses
+from impl.sglang.releases.api_lines import uses
 from impl.sglang.releases.catalogue import TABLE
 from impl.sglang.releases.v0_5_10_to_14 import Release0510
 
 
-def called(name: str, release: type[Release0510]) -> str:
+def name_in_release(name: str, release: type[Release0510]) -> str:
     """Return a release's name for `Class.member`, or for a function or a class of a module."""
     return renamed.in_uses(name, release.renamed)
 

@@ -78,17 +78,17 @@ class Objects:
         for node in session.req_nodes.values():
             last = node.req
             outputs = last.output_ids[: last.sampling_params.max_new_tokens]
-            return [*last.origin_input_ids[: self.committed(session)], *outputs]
+            return [*last.origin_input_ids[: self.committed_len(session)], *outputs]
         return []
 
-    def committed(self, session: Any) -> int | None:
+    def committed_len(self, session: Any) -> int | None:
         """Return how many tokens of the last turn's input count, None for all."""
         del session
         return None
 
     # -- a whole scheduler ------------------------------------------------------------------------
 
-    def planned(self, plan: Any) -> Any:
+    def planned_batch(self, plan: Any) -> Any:
         """Return the batch that get_next_batch_to_run has decided on, None for none."""
         return plan
 

@@ -35,11 +35,11 @@ class ReleasePools(LoadedModules):
         return False
 
     def make_allocator(self, full: int, swa: int | None, page_size: int, need_sort: bool) -> Any:
-        """Return the allocator of one pool, or of two.
+        """Return the allocator of one pool, or of two. Raises UnusableImplementation on a GPU if page_size is
+        not a power of two: the kernels are compiled for those alone.
 
-        full, swa: their sizes (tokens). need_sort: pages are allocated in ascending order. Raises
-        UnusableImplementation on a GPU if page_size is not a power of two: the kernels are compiled for those
-        alone.
+        full, swa: their sizes (tokens).
+        need_sort: pages are allocated in ascending order.
         """
         if page_size & (page_size - 1) and stand_ins.on_gpu():
             raise UnusableImplementation(

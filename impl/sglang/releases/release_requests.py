@@ -38,7 +38,7 @@ class ReleaseRequests(LoadedModules):
     swa_tail = False
 
     def prefix(self, req: Any) -> int:
-        """Tokens that the next chunk finds in the cache."""
+        """Return the number of tokens that the next chunk finds in the cache."""
         return len(req.prefix_indices)
 
     def hold(self, cache: Any, req: Any) -> None:
@@ -54,7 +54,7 @@ class ReleaseRequests(LoadedModules):
         del req
         return {}
 
-    def prefilled(self, req: Any) -> bool:
+    def is_prefilled(self, req: Any) -> bool:
         """Return whether its prefill is over: not if it is aborted between two chunks, and then it keeps
         nothing (process_pending_chunked_abort)."""
         return bool(self.chunk_end(req) >= len(req.full_untruncated_fill_ids))
@@ -117,7 +117,10 @@ class ReleaseRequests(LoadedModules):
         req.fill_ids = req.fill_ids[:end]
 
     def in_chunks(self, req: Any, more: int) -> None:
-        """Count chunks of the request that are under way and not its last. more: 1 or -1."""
+        """Count chunks of the request that are under way and not its last.
+
+        more: 1 or -1.
+        """
         setattr(req, self.chunks, getattr(req, self.chunks) + more)
 
     def check_finished(self, req: Any, accepted: int = 1) -> None:
@@ -128,11 +131,13 @@ class ReleaseRequests(LoadedModules):
         """Allocate slots for positions [start, end), and evict if there are too few, as alloc_for_extend
         does.
 
-        start: a page boundary. before: slots of the positions below it.
+        start: a page boundary.
+        before: slots of the positions below it.
         """
         if cache.page_size == 1:
             return self.allocation.alloc_token_slots(cache, end - start)
-        first, last = torch.tensor([start]), torch.tensor([end])
+        first = torch.tensor([start])
+        last = torch.tensor([end])
         return self.allocation.alloc_paged_token_slots_extend(
             tree_cache=cache,
             prefix_lens=first.to(before.device),
@@ -143,10 +148,10 @@ class ReleaseRequests(LoadedModules):
             extend_num_tokens=end - start,
         )
 
-    def computed(self, req: Any, tokens: Sequence[int], row: int, evicted: int) -> None:
+    def mark_computed(self, req: Any, tokens: Sequence[int], row: int, evicted: int) -> None:
         """Leave `req` as a request that has computed `tokens` in `row`, and was evicted up to `evicted`."""
         req.origin_input_ids = self.ids(tokens)
-        self._filled(req)
+        self._mark_prefilled(req)
         self.put(req, "req_pool_idx", row)
         self.put(req, "kv_committed_len", len(tokens))
         self.put(req, "kv_allocated_len", len(tokens))
@@ -156,7 +161,7 @@ class ReleaseRequests(LoadedModules):
         """Have the request's swa_evicted_seqlen at `evicted`."""
         self.put(req, "swa_evicted_seqlen", evicted)
 
-    def _filled(self, req: Any) -> None:
+    def _mark_prefilled(self, req: Any) -> None:
         """Mark all of the request's input as prefilled."""
         req.fill_ids = req.origin_input_ids
 
@@ -185,7 +190,7 @@ class ReleaseRequests(LoadedModules):
             req, "kv_committed_len", self.cursors(req).kv_committed_len + tokens - self.claimed
         )
 
-    def skipped(self, req: Any, tokens: int) -> None:
+    def skip_round(self, req: Any, tokens: int) -> None:
         """Process a verify round of a request that has finished, or was retracted, as the scheduler does.
 
         _resolve_spec_overlap_token_ids asks for neither and commits it.

@@ -35,7 +35,10 @@ OUR_WORDS = frozenset({"namespaces"})
 
 
 def settings_of(version: str, order: Sequence[str]) -> Mapping[str, tuple[str, ...]]:
-    """Return the settings of a release, each with the values that a check tries. order: all releases."""
+    """Return the settings of a release, each with the values that a check tries.
+
+    order: all releases.
+    """
     version_index = order.index(version)
     return {
         name: values

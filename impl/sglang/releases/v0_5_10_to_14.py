@@ -65,7 +65,7 @@ class Release0512(Release0511):
     version = "0.5.12"
     swa_tail = True
 
-    def skipped(self, req: Any, tokens: int) -> None:
+    def skip_round(self, req: Any, tokens: int) -> None:
         del tokens
         if req.finished():  # what preparing the round claimed is given back
             self.commit(req, 0)
@@ -105,7 +105,7 @@ class Release0513(Release0512):
         req.set_extend_input_len(end - start)
         req.fill_len = end
 
-    def _filled(self, req: Any) -> None:
+    def _mark_prefilled(self, req: Any) -> None:
         req.full_untruncated_fill_ids = req.origin_input_ids
         req.fill_len = len(req.origin_input_ids)
 
@@ -117,9 +117,9 @@ class Release0514(Release0513):
     chunk_ends = "fill_len"
 
     def keeps(self, req: Any) -> dict[str, bool]:
-        return {self.keeping: self.prefilled(req)}
+        return {self.keeping: self.is_prefilled(req)}
 
-    def committed(self, session: Any) -> int | None:
+    def committed_len(self, session: Any) -> int | None:
         # A turn appends to the array of the last one; what counts of that is noted apart.
         length: int = session.committed_origin_len
         return length

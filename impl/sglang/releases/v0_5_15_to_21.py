@@ -68,7 +68,7 @@ class Release0515(Release0514):
     def set_chunk(self, req: Any, start: int, end: int) -> None:
         req.set_extend_range(start, end)
 
-    def _filled(self, req: Any) -> None:
+    def _mark_prefilled(self, req: Any) -> None:
         req.full_untruncated_fill_ids = req.origin_input_ids
         self.set_chunk(req, 0, len(req.origin_input_ids))
 
@@ -82,7 +82,7 @@ class Release0515(Release0514):
     def spec_end(self, cursors: Cursors, draft_len: int, page_size: int) -> int:
         return max(cursors.kv_allocated_len, super().spec_end(cursors, draft_len, page_size))
 
-    def skipped(self, req: Any, tokens: int) -> None:
+    def skip_round(self, req: Any, tokens: int) -> None:
         """Do nothing: no round claims tokens (_resolve_spec_v2_tokens)."""
 
 
@@ -103,12 +103,12 @@ class Release0516(Unified, Release0515):
         del rows, tree
         cache.cache_finished_req(req, kv_len_to_handle=self.cursors(req).kv_committed_len)
 
-    def computed(self, req: Any, tokens: Sequence[int], row: int, evicted: int) -> None:
+    def mark_computed(self, req: Any, tokens: Sequence[int], row: int, evicted: int) -> None:
         if req.kv is None:
             req.kv = self.batch.ReqKvInfo(kv_allocated_len=0, swa_evicted_seqlen=0)
-        super().computed(req, tokens, row, evicted)
+        super().mark_computed(req, tokens, row, evicted)
 
-    def planned(self, plan: Any) -> Any:
+    def planned_batch(self, plan: Any) -> Any:
         return plan.batch_to_run
 
     def spec_end(self, cursors: Cursors, draft_len: int, page_size: int) -> int:

@@ -73,8 +73,8 @@ class Release0522(Release0521):
         req.finished_reason = self.batch.FINISH_LENGTH(length=0)
         super().hand_in(req, cache, rows, tree)
 
-    def computed(self, req: Any, tokens: Sequence[int], row: int, evicted: int) -> None:
-        super().computed(req, tokens, row, evicted)
+    def mark_computed(self, req: Any, tokens: Sequence[int], row: int, evicted: int) -> None:
+        super().mark_computed(req, tokens, row, evicted)
         if evicted:  # in decode, before which the checkpoint of its prefill has used this
             req.swa_branching_seqlen = None
 
@@ -116,8 +116,8 @@ class Release0522(Release0521):
         return self._tracker(cache)
 
     def verify(self, batch: Any, accepted: Sequence[int]) -> list[tuple[int, int]]:
-        """Before a verify round and after it: for each entry the slot that gets a state for the tree, and
-        after how many of its accepted tokens that is; 0 for none."""
+        """Prepare a verify round, and note what it has tracked. Returns for each entry the slot that gets a
+        state for the tree, 0 for none, and after how many of its accepted tokens that is."""
         self._verify["prepare_mamba_track_for_verify"](batch)
         most = max(accepted)
         device = SERVER_ARGS.device

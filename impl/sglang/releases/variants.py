@@ -18,7 +18,7 @@ from typing import Any
 from impl.adapter import UnusableImplementation
 from impl.sglang.parts import trees
 from impl.sglang.releases.catalogue import TABLE
-from impl.sglang.releases.facts import composed
+from impl.sglang.releases.facts import compose_release
 from impl.sglang.releases.v0_5_10_to_14 import Release0510, Release0511
 from impl.sglang.releases.v0_5_15_to_21 import Release0519, Unified
 from reference.geometry import Geometry
@@ -39,7 +39,7 @@ class _Flagged(Unified):
         return geometry.tree
 
 
-def _flagged(release: type[Release0510]) -> type[Release0510]:
+def _flagged_release(release: type[Release0510]) -> type[Release0510]:
     return type(f"Flagged{release.__name__}", (_Flagged, release), {"__doc__": release.__doc__})
 
 
@@ -75,7 +75,7 @@ def _in_rust(release: type[Release0519]) -> type[Release0510]:
 # Name -> version -> the release with that tree.
 VARIANTS: dict[str, dict[str, type[Release0510]]] = {
     "unified": {
-        version: _flagged(release)
+        version: _flagged_release(release)
         for version, release in TABLE.items()
         if issubclass(release, Release0511) and not issubclass(release, Release0519)
     },
@@ -90,4 +90,4 @@ def variant(release: type[Release0510], tree: str) -> type[Release0510]:
         raise UnusableImplementation(
             f"sglang {release.version}: +{tree} is no choice there; it is in {', '.join(mixin)}"
         )
-    return composed(mixin, release.version, release.facts)
+    return compose_release(mixin, release.version, release.facts)

@@ -14,7 +14,7 @@ from itertools import groupby
 from typing import Any
 
 from impl.sglang.parts.stand_ins import SERVER_ARGS, Bag, ForwardMode, SamplingParams
-from impl.sglang.releases.names import called
+from impl.sglang.releases.names import name_in_release
 from impl.sglang.scheduler.live_requests import LiveRequest, LockHolder
 from reference.token_ids import SHARED, position_of, serial_of
 
@@ -36,7 +36,7 @@ def ids_text(tokens: Sequence[int]) -> str:
     return f"[{', '.join(parts)}]"
 
 
-def quoted(text: str) -> str:
+def quote(text: str) -> str:
     """Return a string as Python, in double quotes."""
     return json.dumps(text)
 
@@ -88,15 +88,15 @@ class Calls:
         for owner in (batch.Req, SamplingParams):
             self._watch(owner)
         self._wrap(driver, "_compute", self._compute)
-        if hasattr(driver, "_loaded"):  # with a host tier
-            self._wrap(driver, "_loaded", lambda req, _: f"load_back(server, {self._name(req)})")
+        if hasattr(driver, "_load_prefix"):  # with a host tier
+            self._wrap(driver, "_load_prefix", lambda req, _: f"load_back(server, {self._name(req)})")
             self._wrap(driver, "_promise", lambda _: "")
 
-    def started(self) -> None:
+    def begin_server(self) -> None:
         """Begin the lines of another server of the driver."""
         server = self._driver.server
         if (results := getattr(self._driver, "results", None)) is not None:
-            self._wrap(results, "sampled", self._sampled)
+            self._wrap(results, "add_outputs", self._sampled_line)
         if (copies := getattr(self._driver, "copies", None)) is not None:
             for name in filter(partial(hasattr, server.cache), _OF_CACHE):
                 self._wrap(server.cache, name, lambda name=name: f"server.cache.{name}()")
@@ -138,7 +138,7 @@ class Calls:
             for result in (r for r in turn.pending if r.visible):
                 if server.spec and not result.prefill:
                     lines.append((name, self._commit(turn.req, len(result.tokens))))
-                lines.append((name, self._sampled(turn, result.tokens)))
+                lines.append((name, self._sampled_line(turn, result.tokens)))
         return tuple(lines)
 
     # -- wrapping ---------------------------------------------------------------------------------
@@ -146,7 +146,10 @@ class Calls:
     def _wrap(
         self, owner: Any, name: str, line_of: Callable[..., str], *, after: bool = False
     ) -> None:
-        """Note calls of `owner.name`; `line_of` gives the line, if any. after: it takes the result first."""
+        """Note calls of `owner.name`; `line_of` gives the line, if any.
+
+        after: it takes the result first.
+        """
         call = getattr(owner, name)
 
         def noting(*args: Any, **kwargs: Any) -> Any:
@@ -169,7 +172,7 @@ class Calls:
             return f"{self._name(this)}.{name}({', '.join(map(self._text, args))})"
 
         kind = type(self._driver.release)
-        self._wrap(owner, called(f"{owner.__name__}.{name}", kind).rpartition(".")[2], line_of)
+        self._wrap(owner, name_in_release(f"{owner.__name__}.{name}", kind).rpartition(".")[2], line_of)
 
     def _watch(self, owner: type) -> None:
         """Note assignments to attributes of objects that have a name."""
@@ -203,7 +206,7 @@ class Calls:
         if type(value).__name__ == "FINISH_ABORT":
             return "FINISH_ABORT()"
         return self._names.get(id(value)) or (
-            quoted(value) if isinstance(value, str) else repr(value)
+            quote(value) if isinstance(value, str) else repr(value)
         )
 
     def _call_it(self, this: Any, name: str) -> None:
@@ -276,14 +279,14 @@ class Calls:
 
     # -- what the server is -------------------------------------------------------------------------
 
-    def _sampled(self, turn: LiveRequest, tokens: Sequence[int]) -> str:
+    def _sampled_line(self, turn: LiveRequest, tokens: Sequence[int]) -> str:
         return f"sampled({self._name(turn.req)}, {ids_text(tokens)})"
 
     def _open(self, ask: Any) -> str:
-        return f"server.open({quoted(ask.session_id)})"
+        return f"server.open({quote(ask.session_id)})"
 
     def _close(self, ask: Any) -> str:
-        return f"server.close({quoted(ask.session_id)})"
+        return f"server.close({quote(ask.session_id)})"
 
     def _reap(self, *_: float) -> str:
         return "server.reap()"
@@ -301,12 +304,12 @@ class Calls:
         name = variable(rid.partition("#")[0].removeprefix(LOCK_HOLDER))
         self._call_it(req, name)
         self._call_it(req.sampling_params, f"{name}.sampling_params")
-        whose = "" if session is None else f", session={quoted(session)}"
+        whose = "" if session is None else f", session={quote(session)}"
         if undo is not None:
             whose += f", drop_previous_output={undo.drop_previous_output}, offset={undo.offset}"
         if namespace:
-            whose += "".join(f", {field}={quoted(value)}" for field, value in namespace.items())
-        return f"{name} = server.request({quoted(rid.removeprefix(LOCK_HOLDER))}, {ids_text(tokens)}{whose})"
+            whose += "".join(f", {field}={quote(value)}" for field, value in namespace.items())
+        return f"{name} = server.request({quote(rid.removeprefix(LOCK_HOLDER))}, {ids_text(tokens)}{whose})"
 
     def _batch(self, batch: Any, turns: Sequence[LiveRequest], mode: ForwardMode) -> str:
         mixes = mode is ForwardMode.DECODE and self._lines[-1:] == ["batch.prepare_for_extend()"]
@@ -365,12 +368,12 @@ class Calls:
         running = scheduler.running_batch
         if last is None:
             return ""
-        others = f", others={self._listed(running)}" if running is not last and running.reqs else ""
+        others = f", others={self._request_list(running)}" if running is not last and running.reqs else ""
         mode = f"ForwardMode.{last.forward_mode.name}"
-        return f"checks = memory_checks(server, {mode}, {self._listed(last)}{others})"
+        return f"checks = memory_checks(server, {mode}, {self._request_list(last)}{others})"
 
     def _idle(self, *_: Any) -> str:
         return "checks = memory_checks(server, ForwardMode.IDLE, [])"
 
-    def _listed(self, batch: Any) -> str:
+    def _request_list(self, batch: Any) -> str:
         return f"[{', '.join(map(self._name, batch.reqs))}]"

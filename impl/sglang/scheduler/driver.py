@@ -41,7 +41,7 @@ from reference.token_ids import token_id
 class CallLog(Protocol):
     """Notes what the driver calls of a release, as Python (call_log.py)."""
 
-    def started(self) -> None:
+    def begin_server(self) -> None:
         """Note that the driver has started another server."""
 
     def take(self) -> tuple[str, ...]:
@@ -88,7 +88,7 @@ class Driver(Prefills, Ends, TreeCommands):
             self.results = (LateResults if self.overlap else Results)(self.server)
         self.serial = 0
         if self.calls is not None:
-            self.calls.started()
+            self.calls.begin_server()
 
     def apply(self, command: Command) -> Outcome:
         """Carry a command out, or refuse it.
@@ -164,7 +164,7 @@ class Driver(Prefills, Ends, TreeCommands):
         before = [] if name is None else server.history(name)
         namespace = server.namespace_of([*before, *tokens])
         in_namespace = server.is_in_namespace([*before, *tokens])
-        ids = namespaces.exchanged(tokens) if in_namespace else tokens
+        ids = namespaces.exchange_texts(tokens) if in_namespace else tokens
         req = server.new_request(f"{command.request}#{counted}", ids, name, undo, **namespace)
         if req.to_finish is not None:
             taken_back = command.rewind and not (name is not None and server.in_flight(name))
@@ -190,18 +190,18 @@ class Driver(Prefills, Ends, TreeCommands):
         self.server.require_room([(t.fill - 1, t.fill) for t in turns], extend=False)
         self._kind_of_run(spec=False)
 
-        evicted = self._evicted(turns)
+        evicted = self._eviction_lengths(turns)
         for turn in turns:
             self.results.before_round(turn)
         batch = server.new_batch(turns, ForwardMode.DECODE)
         batch.prepare_for_decode()
         self._launch(turns, ForwardMode.DECODE)
-        launched = self._evicted(turns)
+        launched = self._eviction_lengths(turns)
         with server.results_of_prefill():
             server.forward_batch(batch, turns, [(turn.fill - 1, turn.fill) for turn in turns])
             for at, turn in enumerate(turns):
                 result = Result(server.sample(turn, 1), batch=batch, batch_index=at)
-                self.results.arrived(turn, result)
+                self.results.note_launch(turn, result)
         return self._own_evictions(turns, evicted, launched)
 
     def spec_decode(self, command: c.SpecDecode) -> list[Choice]:
@@ -212,11 +212,14 @@ class Driver(Prefills, Ends, TreeCommands):
 
     def settle(self, command: c.Settle) -> None:
         [turn] = self._lanes([command.request], RequestPhase.RUNNING, late=2)
-        require(turn.unsettled, Reason.WRONG_PHASE)
-        turn.unsettled[0].visible = True
+        require(turn.unsettled_results, Reason.WRONG_PHASE)
+        turn.unsettled_results[0].visible = True
 
     def _verify(self, lanes: Sequence[c.Draft], late: int = 0) -> list[Choice]:
-        """A verify round; late: of each entry so many results may be in flight, as this one is then."""
+        """Run a verify round.
+
+        late: of each entry so many results may be in flight, as this one is then.
+        """
         server = self.server
         require(lanes and all(n.allocate >= 1 and n.accept >= 1 for n in lanes), Reason.EMPTY)
         turns = self._lanes([n.request for n in lanes], RequestPhase.RUNNING, late=late)
@@ -238,7 +241,7 @@ class Driver(Prefills, Ends, TreeCommands):
             for result in newest
         ]
         mosts = [  # past all that rounds in flight may accept
-            t.origin + t.visible_output - 1 + sum(r.drafted for r in t.unsettled) + lane.allocate
+            t.origin + t.visible_output - 1 + sum(r.drafted for r in t.unsettled_results) + lane.allocate
             for t, lane in zip(turns, lanes, strict=True)
         ]
         draft_len = max(
@@ -258,28 +261,28 @@ class Driver(Prefills, Ends, TreeCommands):
         )
         self._kind_of_run(spec=True)
 
-        evicted = self._evicted(turns)
+        evicted = self._eviction_lengths(turns)
         for turn in turns:
             self.results.before_round(turn)
         batch = server.new_batch(turns, ForwardMode.DECODE)
         SERVER_ARGS.speculative_num_draft_tokens = draft_len
         self.release.prepare_spec(batch, draft_len)
-        kept = [(0, 0)] * len(lanes)
+        state_choices = [(0, 0)] * len(lanes)
         if server.tracker is not None:
-            kept = self.release.verify(batch, [lane.accept for lane in lanes])
+            state_choices = self.release.verify(batch, [lane.accept for lane in lanes])
         self._launch(turns, ForwardMode.DECODE)
-        launched = self._evicted(turns)
+        launched = self._eviction_lengths(turns)
         ahead = []
         with server.results_of_prefill():
-            for at, (turn, lane) in enumerate(zip(turns, lanes, strict=True)):
+            for lane_index, (turn, lane) in enumerate(zip(turns, lanes, strict=True)):
                 tokens = server.sample(turn, lane.accept)
                 allocated = self.release.cursors(turn.req).kv_allocated_len
                 # The last accepted token is the bonus: sampled, without KV yet.
-                server.forward(turn, turn.fill - 1, allocated, tokens[:-1], kept[at])
+                server.forward(turn, turn.fill - 1, allocated, tokens[:-1], state_choices[lane_index])
                 result = Result(
-                    tokens, visible=not late, drafted=lane.allocate, batch=batch, batch_index=at
+                    tokens, visible=not late, drafted=lane.allocate, batch=batch, batch_index=lane_index
                 )
-                self.results.arrived(turn, result)
+                self.results.note_launch(turn, result)
                 claimed = server.cursors(turn).kv_committed_len if late else None
                 ahead.append(Choice(turn.name, None, allocated, False, claimed))
         reached = {

@@ -1,4 +1,4 @@
-"""How a turn ends: it finishes, is retracted or aborted; also what becomes of one that was rejected."""
+"""The ends of turns: finishes, retracts and aborts, and what becomes of a turn that was rejected."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from reference.commands import Choice, Reason
 class Ends(OnServer):
     """Finish, Retract and Abort."""
 
-    def _kept(
+    def _kept_choices(
         self, turn: LiveRequest, allocated: int, target: int, first: int | None
     ) -> list[Choice]:
         """Return what the slot of a turn with so many slots has kept of it, if that is less than up to
@@ -32,7 +32,7 @@ class Ends(OnServer):
     @staticmethod
     def _first_in_flight(turn: LiveRequest) -> int | None:
         """Return the position behind the first token that the oldest round in flight computes."""
-        return turn.origin + turn.visible_output if turn.unsettled else None
+        return turn.origin + turn.visible_output if turn.unsettled_results else None
 
     def finish(self, command: c.Finish) -> list[Choice]:
         turn = self._turn(command.request)
@@ -49,7 +49,7 @@ class Ends(OnServer):
             turn.req.sampling_params.max_new_tokens = command.finished_len
         allocated = self.release.cursors(turn.req).kv_allocated_len
         self._end(turn, command.finished_len if stops else None)
-        return self._kept(turn, allocated, turn.origin + command.finished_len, first)
+        return self._kept_choices(turn, allocated, turn.origin + command.finished_len, first)
 
     def _ends_by_stop(self, turn: LiveRequest, outputs: int) -> bool:
         """The result that ends the turn has outputs behind the end: after an even number a stop token ends
@@ -77,8 +77,10 @@ class Ends(OnServer):
             self.release.retract(self.server.new_batch([turn], ForwardMode.DECODE))
 
     def _fits(self, turns: Sequence[LiveRequest], evicting: bool = False) -> bool:
-        """Return whether the next step of these requests has room. evicting: evictable pages of the radix
-        tree count as well."""
+        """Return whether the next step of these requests has room.
+
+        evicting: evictable pages of the radix tree count as well.
+        """
         page = self.server.geometry.page_size
         server = self.server
         pools = [
@@ -127,7 +129,7 @@ class Ends(OnServer):
         self.results.skip(turn)
         turn.phase = RequestPhase.QUEUED
         turn.session_had_no_slot = False
-        return self._kept(turn, allocated, target, first)
+        return self._kept_choices(turn, allocated, target, first)
 
     def abort(self, command: c.Abort) -> None:
         turn = self._turn(command.request)
@@ -158,8 +160,10 @@ class Ends(OnServer):
             self._end(turn)
 
     def _end(self, turn: LiveRequest, stop: int | None = None) -> None:
-        """Process the last result of a running request: it is found finished and is released. stop: of its
-        outputs the one that is a stop token."""
+        """Process the last result of a running request: it is found finished and is released.
+
+        stop: of its outputs the one that is a stop token.
+        """
         req = turn.req
         allocator = self.server.allocator
         allocator.free_group_begin()
@@ -174,13 +178,13 @@ class Ends(OnServer):
         """Prefill the one token of a queued request that was marked aborted."""
         server = self.server
         req = turn.req
-        self._matched(turn)
+        self._match_and_lock(turn)
         self.release.set_chunk(req, turn.prefix, turn.fill)
         batch = server.new_batch([turn], ForwardMode.EXTEND)
         batch.prepare_for_extend()
         self._launch([turn], ForwardMode.EXTEND)
         if server.states is not None:
-            server.states.deferred(batch)
+            server.states.run_deferred(batch)
         server.forward_batch(batch, [turn], [(turn.prefix, turn.fill)])
         req.output_ids.extend(server.sample(turn, 1))
         self.release.check_finished(req)

@@ -67,17 +67,17 @@ class LiveRequest:
         return len(self.req.output_ids) + sum(len(result.tokens) for result in self.pending)
 
     @property
-    def unsettled(self) -> list[Result]:
+    def unsettled_results(self) -> list[Result]:
         """Results of a Launch that no Settle has made visible."""
         return [result for result in self.pending if not result.visible]
 
     @property
     def visible_output(self) -> int:
         """Output tokens that the view shows."""
-        return self.output - sum(len(result.tokens) for result in self.unsettled)
+        return self.output - sum(len(result.tokens) for result in self.unsettled_results)
 
     @property
-    def processed(self) -> int:
+    def processed_len(self) -> int:
         """Tokens that it has computed, as far as their results are processed."""
         return self.origin + max(len(self.req.output_ids) - 1, 0)
 
@@ -89,7 +89,7 @@ class LiveRequest:
 
     def exchange_tokens(self, tokens: list[int]) -> list[int]:
         """Translate token ids of the specification to those of the release, or back."""
-        return namespaces.exchanged(tokens) if self.in_namespace else tokens
+        return namespaces.exchange_texts(tokens) if self.in_namespace else tokens
 
     @property
     def fill(self) -> int:

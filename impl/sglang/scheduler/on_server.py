@@ -15,7 +15,13 @@ from reference.commands import Choice, Reason
 
 
 class OnServer:
-    """release: what is driven; server: the one that runs; results: of its batches; overlap: they are late."""
+    """A part of the driver of a running server.
+
+    release: what is driven.
+    server: the one that runs.
+    results: of its batches.
+    overlap: they are late.
+    """
 
     overlap: bool
     release: Release0510
@@ -34,7 +40,7 @@ class OnServer:
         require(len(set(names)) == len(names), Reason.DUPLICATE_LANE)
         turns = [self._turn(name) for name in names]
         require(
-            all(t.phase in phases and len(t.unsettled) <= late for t in turns), Reason.WRONG_PHASE
+            all(t.phase in phases and len(t.unsettled_results) <= late for t in turns), Reason.WRONG_PHASE
         )
         return turns
 
@@ -45,9 +51,9 @@ class OnServer:
             self.server.tree.unlock(turn.req)
             turn.locked = False
         if self.server.states is not None and turn.phase is RequestPhase.ADMITTED:
-            self.server.states.reverted(turn.req)
+            self.server.states.revert_match(turn.req)
 
-    def _matched(self, turn: LiveRequest) -> None:
+    def _match_and_lock(self, turn: LiveRequest) -> None:
         """Match and lock in the very cycle in which the request extends, as the scheduler does."""
         server = self.server
         turn.req.init_next_round_input(server.cache)
@@ -94,14 +100,14 @@ class OnServer:
             own = evicted > cursors.cache_protected_len
             require(not own or evicted <= max(0, position - window), Reason.WINDOW_LOST)
 
-    def _evicted(self, turns: Iterable[LiveRequest]) -> list[int]:
+    def _eviction_lengths(self, turns: Iterable[LiveRequest]) -> list[int]:
         return [self.release.cursors(t.req).swa_evicted_seqlen for t in turns]
 
     def _window_evictions(
         self, turns: Sequence[LiveRequest], before: Sequence[int]
     ) -> list[Choice]:
         """Return the window evictions that the release made by itself since `before` was noted."""
-        after = zip(turns, before, self._evicted(turns), strict=True)
+        after = zip(turns, before, self._eviction_lengths(turns), strict=True)
         return [Choice(turn.name, now) for turn, then, now in after if now != then]
 
     def _own_evictions(

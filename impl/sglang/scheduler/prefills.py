@@ -28,8 +28,11 @@ class _Chunk(NamedTuple):
 
 
 class _Batch(NamedTuple):
-    """The batch of a prefill. decodes: entries of one token each beside the chunks; received: another server
-    has computed the one chunk."""
+    """The batch of a prefill.
+
+    decodes: entries of one token each beside the chunks.
+    received: another server has computed the one chunk.
+    """
 
     entries: list[LiveRequest]  # all, in the order of the command
     chunks: list[_Chunk]
@@ -57,11 +60,11 @@ class Prefills(OnServer):
 
     def extend(self, command: c.Extend) -> list[Choice]:
         batch = self._batch_of(command)
-        evicted = self._evicted(batch.entries)
-        spans = self._planned(batch)
-        self._launched(batch, spans)
-        launched = self._evicted(batch.entries)
-        self._settled(batch)
+        evicted = self._eviction_lengths(batch.entries)
+        spans = self._plan_chunks(batch)
+        self._run_prefill(batch, spans)
+        launched = self._eviction_lengths(batch.entries)
+        self._process_results(batch)
         late = {choice.request for choice in self._window_evictions(batch.entries, launched)}
         evictions = self._own_evictions(batch.entries, evicted, launched)
         if batch.received and not evictions:
@@ -114,7 +117,7 @@ class Prefills(OnServer):
             copies += self.server.owed_states()
             self.server.states.require_for_prefill([chunk.turn.req for chunk in chunks], copies)
 
-    def _planned(self, batch: _Batch) -> list[tuple[int, int]]:
+    def _plan_chunks(self, batch: _Batch) -> list[tuple[int, int]]:
         """Match and lock the prefixes of the requests, and set the positions that each chunk computes
         (PrefillAdder)."""
         spans = []
@@ -123,7 +126,7 @@ class Prefills(OnServer):
                 # matched when it was admitted; from here on the lock goes with the row
                 turn.locked = False
             elif turn.phase is RequestPhase.ADMITTED:
-                self._matched(turn)
+                self._match_and_lock(turn)
             else:  # it goes on with what it has
                 turn.req.init_next_round_input()
             spans.append((turn.prefix, end))
@@ -132,7 +135,7 @@ class Prefills(OnServer):
                 self.release.in_chunks(turn.req, 1)
         return spans
 
-    def _launched(self, batch: _Batch, spans: Sequence[tuple[int, int]]) -> None:
+    def _run_prefill(self, batch: _Batch, spans: Sequence[tuple[int, int]]) -> None:
         """Prepare the batch, and run it (Scheduler._get_new_batch_prefill)."""
         server = self.server
         turns = [chunk.turn for chunk in batch.chunks]
@@ -156,10 +159,10 @@ class Prefills(OnServer):
             prefill.mix_with_running(running)
         self._launch(batch.entries, ForwardMode.EXTEND)
         if server.states is not None:
-            server.states.deferred(prefill)
+            server.states.run_deferred(prefill)
         server.forward_batch(prefill, turns, spans)
 
-    def _settled(self, batch: _Batch) -> None:
+    def _process_results(self, batch: _Batch) -> None:
         """Process the results of the batch, and insert the chunks that are not the last of their prompt
         into the tree."""
         server = self.server
@@ -169,14 +172,14 @@ class Prefills(OnServer):
                 turn.started = True
                 if chunk.last:
                     turn.phase = RequestPhase.RUNNING
-                    self.results.arrived(turn, Result(server.sample(turn, 1), prefill=True))
+                    self.results.note_launch(turn, Result(server.sample(turn, 1), prefill=True))
                 else:
                     self.release.in_chunks(turn.req, -1)
                     turn.phase = RequestPhase.EXTENDING
                     self.release.checkpoint(turn.req, server.cache, chunked=True)
             for turn in batch.decodes:
                 server.forward(turn, turn.fill - 1, turn.fill)
-                self.results.arrived(turn, Result(server.sample(turn, 1)))
+                self.results.note_launch(turn, Result(server.sample(turn, 1)))
 
     def _is_received(self, chunks: Sequence[_Chunk]) -> bool:
         """Return whether the command is a whole input by itself, of which only the tree has a part: as on a

@@ -25,12 +25,13 @@ from reference.commands import Reason
 
 
 class Results:
-    """event_loop_normal: processed as soon as they are there, all of them as of a turn that goes on."""
+    """Results of event_loop_normal. They are processed as soon as they are there, all of them as of a turn
+    that goes on."""
 
     def __init__(self, server: Server) -> None:
         self.server = server
 
-    def arrived(self, turn: LiveRequest, result: Result) -> None:
+    def note_launch(self, turn: LiveRequest, result: Result) -> None:
         """Note the tokens that a launched batch will have sampled for the request."""
         self.process(turn, result)
 
@@ -41,14 +42,14 @@ class Results:
         release = self.server.release
         if self.server.spec and not result.prefill:
             release.commit(req, len(result.tokens))
-        self.sampled(turn, result.tokens)
+        self.add_outputs(turn, result.tokens)
         if self.server.tracker is not None and result.batch is not None:
-            self.server.tracker.processed(req, result.batch, result.batch_index, len(result.tokens))
+            self.server.tracker.note_processed(req, result.batch, result.batch_index, len(result.tokens))
         if result.prefill and not req.finished():
             with self.server.results_of_prefill():
                 release.checkpoint(req, self.server.cache, chunked=False)
 
-    def sampled(self, turn: LiveRequest, tokens: list[int]) -> None:
+    def add_outputs(self, turn: LiveRequest, tokens: list[int]) -> None:
         """Add the tokens to the request's outputs, which may end the turn."""
         turn.req.output_ids.extend(tokens)
         turn.last_result_len = len(tokens)
@@ -96,13 +97,13 @@ class Results:
 
 
 class LateResults(Results):
-    """event_loop_overlap: the result of N is processed when N+1 has been launched.
+    """Results of event_loop_overlap. The result of N is processed when N+1 has been launched.
 
     A prefill whose result hands the prompt to the radix tree is processed as soon as a round of the request
     is launched, for that shows; until then nothing else that would show it may happen to the request.
     """
 
-    def arrived(self, turn: LiveRequest, result: Result) -> None:
+    def note_launch(self, turn: LiveRequest, result: Result) -> None:
         if self._prompt_waits(turn):
             self.process(turn, turn.pending.pop(0))
         turn.pending.append(result)
@@ -110,15 +111,15 @@ class LateResults(Results):
     def _prompt_waits(self, turn: LiveRequest) -> bool:
         return any(result.prefill for result in turn.pending) and self.server.hands_prompt_in(turn)
 
-    def _process_all_but(self, turn: LiveRequest, left: int) -> None:
-        while len(turn.pending) > left and turn.pending[0].visible:
+    def _process_all_but(self, turn: LiveRequest, left_count: int) -> None:
+        while len(turn.pending) > left_count and turn.pending[0].visible:
             self.process(turn, turn.pending.pop(0))
 
     def before_round(self, turn: LiveRequest) -> None:
         self._process_all_but(turn, 1)
 
     def before_eviction(self, turn: LiveRequest, length: int) -> None:
-        require(not self._prompt_waits(turn) and len(turn.unsettled) < 2, Reason.UNFAITHFUL)
+        require(not self._prompt_waits(turn) and len(turn.unsettled_results) < 2, Reason.UNFAITHFUL)
         # it is the window eviction of the next launch, whatever its result will be
         if turn.pending:
             require(length <= turn.fill - 1 - len(turn.pending[-1].tokens), Reason.UNFAITHFUL)
@@ -133,19 +134,19 @@ class LateResults(Results):
             if turn.pending and outputs == done + len(turn.pending[0].tokens)
             else ()
         )
-        require(all(self._counted(turn, result) for result in ahead), Reason.UNFAITHFUL)
+        require(all(self._is_counted(turn, result) for result in ahead), Reason.UNFAITHFUL)
         while turn.pending and len(turn.req.output_ids) + len(turn.pending[0].tokens) < outputs:
             self.process(turn, turn.pending.pop(0))
 
     def before_retract(self, turn: LiveRequest, lost: bool) -> None:
         if lost:
             require(turn.pending and len(turn.pending[-1].tokens) == 1, Reason.UNFAITHFUL)
-            require(self._counted(turn, turn.pending[-1]), Reason.UNFAITHFUL)
+            require(self._is_counted(turn, turn.pending[-1]), Reason.UNFAITHFUL)
         else:
             require(not self._prompt_waits(turn), Reason.UNFAITHFUL)
         self._process_all_but(turn, int(lost))
 
-    def _counted(self, turn: LiveRequest, last: Result) -> bool:
+    def _is_counted(self, turn: LiveRequest, last: Result) -> bool:
         """Return whether the slot will count the token that this batch in flight computes first.
 
         A slot that does not may lawfully keep a token less, which no command says.
@@ -164,5 +165,5 @@ class LateResults(Results):
     def skip(self, turn: LiveRequest) -> None:
         for result in turn.pending:
             if self.server.spec and not result.prefill:
-                self.server.release.skipped(turn.req, len(result.tokens))
+                self.server.release.skip_round(turn.req, len(result.tokens))
         turn.pending.clear()

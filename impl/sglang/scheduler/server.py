@@ -127,7 +127,8 @@ class Server:
         The pages of each span must be free or evictable in both pools. Some releases have a paged two-pool
         allocator that declines an extend without one spare page per entry; that page must be there as well.
         Pages that a window eviction inside the call would free do not count, as in the scheduler's
-        budget."""
+        budget.
+        """
         page = self.geometry.page_size
         require(all(end <= self.geometry.width for _, end in spans), Reason.ROW_TOO_SHORT)
         free_rows, full, swa = self.free_counts()
@@ -144,7 +145,7 @@ class Server:
         require(pages <= swa, Reason.OUT_OF_SWA)
 
     def has_room_for_one(self) -> bool:
-        """Whether a prefill of one token fits without an eviction. Releases ask for one page more."""
+        """Return whether a prefill of one token fits without an eviction. Releases ask for one page more."""
         pools = [self.full_pool] if self.swa_pool is None else [self.full_pool, self.swa_pool]
         page = self.geometry.page_size
         need = page * (1 + (page > 1 or self.release.spare_page_per_lane))
@@ -158,7 +159,7 @@ class Server:
         )
 
     def is_name_taken(self, name: str) -> bool:
-        """Whether a session, request or lock holder has the name: they share one namespace."""
+        """Return whether a session, request or lock holder has the name: they share one namespace."""
         return any(
             name in names for names in (self.controller.sessions, self.turns, self.lock_holders)
         )
@@ -180,10 +181,10 @@ class Server:
             tokens = list(turn.req.origin_input_ids[: turn.history])
         else:
             tokens = self.release.history(self.controller.get(session))
-        return namespaces.exchanged(tokens) if self.session_in_namespace.get(session) else tokens
+        return namespaces.exchange_texts(tokens) if self.session_in_namespace.get(session) else tokens
 
     def hands_prompt_in(self, turn: LiveRequest) -> bool:
-        """Whether processing the result of the prefill inserts the prompt into the radix tree."""
+        """Return whether processing the result of the prefill inserts the prompt into the radix tree."""
         session_has_slot = turn.session is not None and self.slot(turn.session) is not None
         return self.tree is not None and not session_has_slot
 
@@ -216,7 +217,8 @@ class Server:
         return namespaces.fields_of(self.namespace, tokens)
 
     def is_in_namespace(self, tokens: Sequence[int]) -> bool:
-        """Whether a text that begins with these tokens is looked up in the namespace (namespaces.py)."""
+        """Return whether a text that begins with these tokens is looked up in the namespace
+        (namespaces.py)."""
         return bool(self.namespace) and namespaces.begins_other(tokens)
 
     def new_request(
@@ -293,7 +295,7 @@ class Server:
     ) -> None:
         """Run a forward pass in which each request computes its span of positions."""
         for index, (turn, (start, end)) in enumerate(zip(turns, spans, strict=True)):
-            kept = self.states.kept(batch, index, start, end) if self.states is not None else (0, 0)
+            kept = self.states.kept_state(batch, index, start, end) if self.states is not None else (0, 0)
             self.forward(turn, start, end, kept=kept)
 
     def forward(
@@ -355,7 +357,7 @@ class Server:
         page = self.geometry.page_size
         sessions: dict[str, SessionView] = {}
         requests: dict[str, RequestView] = {}
-        held: set[int] = set()
+        slots_held: set[int] = set()
         for name, session in self.controller.sessions.items():
             slot = self.slot(name)
             row = None if slot is None else release.row(slot)
@@ -366,7 +368,7 @@ class Server:
                 cursors=None if slot is None else release.cursors(slot),
             )
             if row is not None:
-                held.add(row)
+                slots_held.add(row)
         for name, turn in self.turns.items():
             row = release.row(turn.req)
             requests[name] = RequestView(
@@ -377,14 +379,14 @@ class Server:
                 cursors=self._cursors(turn),
             )
             if row is not None:
-                held.add(row)
+                slots_held.add(row)
         swa = self.swa_pool
         return View(
             sessions=sessions,
             requests=requests,
             free_full=release.free_pages(self.full_pool),
             free_rows=list(self.rows.free_slots),
-            rows={row: self.rows.req_to_token[row].tolist() for row in held},
+            rows={row: self.rows.req_to_token[row].tolist() for row in slots_held},
             full_stamps=self.full_stamps,
             free_swa=() if swa is None else release.free_pages(swa),
             # The mapping has one entry behind those of the slots, which maps "no slot" to itself.
@@ -402,15 +404,15 @@ class Server:
         if self.states is None:
             return None
         slots = {name: self.slot(name) for name in self.controller.sessions}
-        kept = {name: slot.kv for name, slot in slots.items() if slot is not None}
+        kv_by_session = {name: slot.kv for name, slot in slots.items() if slot is not None}
         turns = self.turns.items()
-        reached = {
-            name: (turn.processed, turn.origin + max(turn.output - 1, 0))
+        lengths_reached = {
+            name: (turn.processed_len, turn.origin + max(turn.output - 1, 0))
             for name, turn in turns
             if turn.phase is RequestPhase.RUNNING
         }
         holders = {name: turn.req.kv for name, turn in turns}
-        return self.states.view(holders, kept, reached, bool(self.spec))
+        return self.states.view(holders, kv_by_session, lengths_reached, bool(self.spec))
 
     def cursors(self, turn: LiveRequest) -> Cursors:
         """Return cursors of a request with a row, with the kv_committed_len that its visible results lead

@@ -3,9 +3,9 @@ that are tracked while their request goes on (extra_buffer).
 
 Slots and nodes are the release's own: `HybridReqToTokenPool`, `MambaSlotAllocator`, the MAMBA component of
 its tree. A slot holds a stamp (reference.recurrent_states), in the pool's own tensor, so that the release's
-copies move it. Stand-ins, each after what a server does: the forward pass (`fold`, `kept`), what the worker
-does before it (`deferred`: ModelRunner, model_runner.py:1920 in 0.5.23), and what the scheduler does with the
-slot of a request that it has matched and does not run (`reverted`: scheduler.py:4285).
+copies move it. Stand-ins, each after what a server does: the forward pass (`fold`, `kept_state`), what the
+worker does before it (`run_deferred`: ModelRunner, model_runner.py:1920 in 0.5.23), and what the scheduler
+does with the slot of a request that it has matched and does not run (`revert_match`: scheduler.py:4285).
 
 A server has slots enough for every request that runs (kv_cache_configurator.py). A run of kvspec has fewer:
 what would find none is refused before anything moves. With a second slot on demand (extra_buffer_lazy) a
@@ -22,7 +22,7 @@ from impl.lazy import torch
 from impl.adapter import StatesView
 from impl.loading.optional import optional
 from impl.sglang.parts.stand_ins import state_chunk
-from impl.sglang.parts.tracking import buffers_of, tracked_by
+from impl.sglang.parts.tracking import buffers_of, tracked_states
 from impl.vocabulary import require
 from reference.commands import Reason
 from reference.recurrent_states import chained, stamp_after
@@ -58,31 +58,34 @@ class States:
         """Slots that a request takes with its row, besides the one of its own."""
         return int(self.rows.mamba_initial_tracking_slots)
 
-    def left(self) -> int:
-        """Slots that are free or evictable."""
+    def slots_left(self) -> int:
+        """Return the number of slots that are free or evictable."""
         evictable = 0 if self.tree is None else self.tree.cache.mamba_evictable_size()
         return int(self.rows.mamba_allocator.available_size()) + int(evictable)
 
     def has(self, slots: int, more: int = 1) -> bool:
-        """Whether there are so many slots, where the second is on demand: those of `more` requests."""
+        """Return whether there are so many slots, where the second is on demand: those of `more` requests."""
         if self.bearers is not None:
             size = int(self.rows.mamba_pool.size)
             return LAZY_RATIO * (self.bearers() + more) <= size
-        return slots <= self.left()
+        return slots <= self.slots_left()
 
     def require(self, slots: int, more: int = 1) -> None:
         require(self.has(slots, more), Reason.OUT_OF_STATES)
 
     def require_for_match(self, req: Any, lent: bool, owed: int, new: bool) -> None:
         """Refuse an admission that may find no slot for its copy: the state that it matches must stay.
-        lent: the request runs on the slot of its session. owed: slots that the tree gets. new: it waited
-        without a slot until now."""
+
+        lent: the request runs on the slot of its session.
+        owed: slots that the tree gets.
+        new: it waited without a slot until now.
+        """
         if self.bearers is not None:
             self.require(0, int(new))
             return
         if req.kv.holds_mamba or self.rows.mamba_allocator.available_size() > owed:
             return
-        require(lent or self.tree is None or self.left() > 1 + owed, Reason.OUT_OF_STATES)
+        require(lent or self.tree is None or self.slots_left() > 1 + owed, Reason.OUT_OF_STATES)
 
     def require_for_prefill(self, reqs: Sequence[Any], copies: int) -> None:
         """Refuse a batch that needs more slots: for whoever has none, and `copies` that the tree gets."""
@@ -92,7 +95,7 @@ class States:
 
     # -- what a server does -----------------------------------------------------------------------
 
-    def reverted(self, req: Any) -> None:
+    def revert_match(self, req: Any) -> None:
         """Undo the match of a request that the scheduler does not run."""
         req.kv.mamba_cow_src_index = None
         req.kv.mamba_needs_clear = False
@@ -107,7 +110,7 @@ class States:
             self.rows.mamba_allocator.free(buffer[buffer >= 0])
             req.kv.mamba_ping_pong_track_buffer = None
 
-    def deferred(self, batch: Any) -> None:
+    def run_deferred(self, batch: Any) -> None:
         """Carry out the clears and copies that a prefill has deferred to its forward pass."""
         pool = self.rows
         if batch.mamba_clear_indices is not None:
@@ -121,8 +124,10 @@ class States:
         self, name: str, row: Any, tokens: Sequence[int], kept: tuple[int, int] = (-1, 0)
     ) -> list[int]:
         """Fold these tokens into a request's state, as the recurrent layers of a forward pass do. Returns
-        the state's stamp after each. kept: the slot that also gets one of these states, and the number
-        of tokens before it; 0 for none."""
+        the state's stamp after each.
+
+        kept: the slot that also gets one of these states, and the number of tokens before it; 0 for none.
+        """
         slot, self.read[name] = self.stamp_of(row)
         stamps = chained(tokens, self.read[name])
         self.cells[slot] = stamps[-1]
@@ -136,22 +141,22 @@ class States:
         return slot, int(self.cells[slot])
 
     def put(self, slot: int, stamp: int) -> None:
-        """Have this state in a slot; -1: in none."""
+        """Have this state in a slot. Nothing happens for slot -1."""
         if slot != -1:
             self.cells[slot] = stamp
 
-    def kept(self, batch: Any, at: int, start: int, end: int) -> tuple[int, int]:
+    def kept_state(self, batch: Any, index: int, start: int, end: int) -> tuple[int, int]:
         """Return the slot that gets a state for the tree and the number of tokens of the entry before that
-        state, if the batch says so of its entry `at`, which computes [start, end): all tokens, or of a
+        state, if the batch says so of its entry `index`, which computes [start, end): all tokens, or of a
         prefill whole chunks (_init_track_ssm_indices). 0 for none."""
-        if batch.mamba_track_mask is None or not batch.mamba_track_mask[at]:
+        if batch.mamba_track_mask is None or not batch.mamba_track_mask[index]:
             return 0, 0
         count = end - start
         if batch.mamba_track_seqlens is not None:
-            asked = int(batch.mamba_track_seqlens[at]) - start
+            asked = int(batch.mamba_track_seqlens[index]) - start
             chunk = state_chunk()
             count = asked // chunk * chunk if asked % chunk else count
-        return int(batch.mamba_track_indices[at]), count
+        return int(batch.mamba_track_indices[index]), count
 
     def compute(self, req: Any, tokens: Sequence[int]) -> None:
         """Give a lock holder a slot with the state after these tokens."""
@@ -199,8 +204,11 @@ class States:
         reached: Mapping[str, tuple[int, int]],
         verifies: bool,
     ) -> StatesView:
-        """requests, sessions: the records of KV (`kv`) by the names of who holds them. reached, verifies: see
-        StatesView."""
+        """Return the slots of recurrent state as the view shows them.
+
+        requests, sessions: the records of KV (`kv`) by the names of who holds them.
+        reached, verifies: see StatesView.
+        """
         return StatesView(
             free=self.rows.mamba_allocator.free_slots.tolist(),
             stamps=self.cells.tolist(),
@@ -214,5 +222,5 @@ class States:
             reached=reached,
             verifies=verifies,
             buffers={name: buffers_of(kv) for name, kv in [*requests.items(), *sessions.items()]},
-            tracked={name: tracked_by(kv) for name, kv in [*requests.items(), *sessions.items()]},
+            tracked={name: tracked_states(kv) for name, kv in [*requests.items(), *sessions.items()]},
         )

@@ -36,13 +36,13 @@ class TreeCommands(OnServer):
         holder = self._newcomer(command.holder)
         tree.unlock(holder.req)
         self._enter(holder, tokens)
-        holder.slots = self._found(holder, self.release.ids(self.named_tokens(tokens)))
+        holder.slots = self._match_prefix(holder, self.release.ids(self.named_tokens(tokens)))
         self.release.put(holder.req, "cache_protected_len", len(holder.slots))
         tree.lock(holder.req)
         holder.tokens = self._spelling(tokens, len(holder.slots))
         server.lock_holders[command.holder] = holder
 
-    def _found(self, holder: LockHolder, ids: Any) -> Tensor:
+    def _match_prefix(self, holder: LockHolder, ids: Any) -> Tensor:
         """Return the slots of what the tree has of a text."""
         return self._tree().match(holder.req, ids)
 
@@ -128,7 +128,7 @@ class TreeCommands(OnServer):
 
     def named_tokens(self, tokens: list[int]) -> list[int]:
         """Return the tokens in the release's ids."""
-        return namespaces.exchanged(tokens) if self.server.is_in_namespace(tokens) else tokens
+        return namespaces.exchange_texts(tokens) if self.server.is_in_namespace(tokens) else tokens
 
     def _newcomer(self, name: str) -> LockHolder:
         """Return a lock holder without a lock."""
@@ -156,4 +156,4 @@ class TreeCommands(OnServer):
         boundary = -(-evicted // page) * page if evicted > prefix else 0
         if boundary:
             server.allocator.free_swa(cells[prefix : min(boundary, self._whole(end))].long())
-        self.release.computed(req, self.named_tokens(list(tokens)), row, boundary)
+        self.release.mark_computed(req, self.named_tokens(list(tokens)), row, boundary)

@@ -32,8 +32,10 @@ def model_folder(
     folder: Path, window: int = 0, *, eos: int = EOS, config: Config | None = None
 ) -> Path:
     """Return a folder that says what the model is; there are no weights. window 0: full attention alone.
-    eos: the token that ends a turn; one past the vocabulary never does. config: says whether it has
-    recurrent layers, and the chunk in which these compute a prompt."""
+
+    eos: the token that ends a turn; one past the vocabulary never does.
+    config: says whether it has recurrent layers, and the chunk in which these compute a prompt.
+    """
     more: dict[str, Any] = {"eos_token_id": eos}
     if config is not None and config.states:
         more |= _RECURRENT | ({"mamba_chunk_size": config.track} if config.track else {})
@@ -60,7 +62,10 @@ def _strategy(config: Config) -> str:
 
 
 def build_scheduler(config: Config, model: Path, settings: dict[str, Any]) -> Any:
-    """Return the release's Scheduler, built as its own process does. settings: further server arguments."""
+    """Return the release's Scheduler, built as its own process does.
+
+    settings: further server arguments.
+    """
     import sglang.srt.managers.scheduler as module
     from sglang.srt.server_args import PortArgs, ServerArgs
 
@@ -98,7 +103,7 @@ def build_scheduler(config: Config, model: Path, settings: dict[str, Any]) -> An
         more["max_queued_requests"] = config.queue
     if config.lowest:
         more["retraction_policy"] = "priority"
-    given = dict[str, Any](
+    server_arguments = dict[str, Any](
         model_path=str(model), load_format="dummy", device="cpu", skip_tokenizer_init=True,
         attention_backend="torch_native", sampling_backend="pytorch", dtype="float32", random_seed=1,
         disable_overlap_schedule=not config.overlap, disable_radix_cache=not config.tree,
@@ -109,7 +114,7 @@ def build_scheduler(config: Config, model: Path, settings: dict[str, Any]) -> An
         disable_cuda_graph=True, watchdog_timeout=100000, log_level="error", host="127.0.0.1",
         port=20000 + os.getpid() % 20000,
     )  # fmt: skip
-    args = ServerArgs(**{**given, **more})
+    args = ServerArgs(**{**server_arguments, **more})
     ports = PortArgs.init_new(args)
     if hasattr(module, "SpawnRanks"):
         module.publish(

@@ -23,8 +23,13 @@ _MOST = 500  # violations that are kept of a run
 
 
 class ForwardPass(NamedTuple):
-    """The work of a forward pass. mode: the canary's name for it; of each entry its request, the tokens
-    that are there and those that are computed; of all computed tokens id and slot."""
+    """The work of a forward pass.
+
+    It has of each entry its request, the tokens that are there and those that are computed, and of all
+    computed tokens id and slot.
+
+    mode: the canary's name for it.
+    """
 
     mode: str
     requests: Sequence[Any]
@@ -51,7 +56,10 @@ def install() -> None:
 
 
 class Canary:
-    """The canary of one scheduler. seen: its violations, the first _MOST."""
+    """The canary of one scheduler.
+
+    seen: its violations, the first _MOST.
+    """
 
     def __init__(self, scheduler: Any, release: Release0510, draft: int) -> None:
         self.release = release

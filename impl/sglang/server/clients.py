@@ -17,12 +17,14 @@ from msgspec import Meta
 from impl.choices import KeyedChoices
 
 EOS = 2  # the token that ends a turn
-FIRST, TOKENS = 10, 990  # token ids in use: [FIRST, FIRST + TOKENS)
+# Token ids in use are [FIRST, FIRST + TOKENS).
+FIRST = 10
+TOKENS = 990
 POLICIES = "write_through", "write_through_selective", "write_back"  # when KV is copied to the host
 # How long a request waits for a storage behind the host.
 STORAGES = "", "best_effort", "wait_complete", "timeout"
-# The cache is emptied once nothing runs or waits; all requests are aborted; nothing is computed for a while;
-# the same, and what runs is retracted before; the same, and the cache is emptied, as for new weights.
+# The cache is emptied once nothing runs or waits. All requests are aborted. Nothing is computed for a while;
+# in "retract" what runs is retracted before, and in "update" the cache is emptied too, as for new weights.
 OPERATIONS = "flush", "abort", "pause", "retract", "update"
 PRIORITIES = "", "greatest", "smallest"  # the number that goes first, "" without priorities
 FLUSH = "flush"  # what is answered when the cache is empty
@@ -92,10 +94,16 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Turn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """wait: rounds since the turn before was answered (of an impatient client: sent); tokens: of its prompt,
-    the first `shared` of which are those of text number `text`; limit: outputs at most; stop: the output that
-    is the end token, 0 for none; abort: rounds after it was sent until the client disconnects, 0 for
-    never; ignore_eos: the end token does not end it; priority: that the client states, 0 for none."""
+    """A turn of a client.
+
+    wait: rounds since the turn before was answered (of an impatient client: sent).
+    tokens: of its prompt, the first `shared` of which are those of text number `text`.
+    limit: outputs at most.
+    stop: the output that is the end token, 0 for none.
+    abort: rounds after it was sent until the client disconnects, 0 for never.
+    ignore_eos: the end token does not end it.
+    priority: that the client states, 0 for none.
+    """
 
     wait: int
     tokens: int
@@ -109,10 +117,15 @@ class Turn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Client(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """name: of its session, or of its requests; session False: each turn is an ordinary request. resends: its
-    input begins with the conversation before it. impatient: sends without waiting, and closes at any moment.
-    close: rounds after its last turn until it closes the session. operator: it is one instead, and what it
-    has done once (OPERATIONS); a pause lasts `close` rounds."""
+    """A client of a server, or its operator.
+
+    name: of its session, or of its requests.
+    session: its turns are those of a session; otherwise each is an ordinary request.
+    resends: its input begins with the conversation before it.
+    impatient: sends without waiting, and closes at any moment.
+    close: rounds after its last turn until it closes the session.
+    operator: it is one instead, and what it has done once (OPERATIONS); a pause lasts `close` rounds.
+    """
 
     name: str
     start: int
@@ -126,8 +139,9 @@ class Client(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Message(msgspec.Struct, frozen=True):
-    """One thing that a client says: opens or closes a session, sends a turn, disconnects; or an operator:
-    aborts all (mode), pauses the server (mode: how), has it go on, or has its cache emptied (mode: when)."""
+    """One thing that a client or an operator says. A client opens or closes a session, sends a turn, or
+    disconnects. An operator aborts all (mode), pauses the server (mode: how), has it go on, or has its cache
+    emptied (mode: when)."""
 
     kind: Literal["open", "close", "submit", "abort", "pause", "go on", "flush"]
     name: str
@@ -154,8 +168,8 @@ class _Doing:
 class Clients:
     """All clients of a run.
 
-    seed: of the clients' and the model's tokens. stalled: called with the requests that clients wait for,
-    when nothing has happened for long.
+    seed: of the clients' and the model's tokens.
+    stalled: called with the requests that clients wait for, when nothing has happened for long.
     """
 
     def __init__(
@@ -215,16 +229,19 @@ class Clients:
         """Whether a client has asked for a flush and has no answer."""
         return any(each.waits == FLUSH for each in self._doing)
 
-    def answered(self, request: str, now: int) -> None:
+    def note_answer(self, request: str, now: int) -> None:
         """Note that the server has reported the end of a request."""
         for each in self._doing:
             each.disconnects.pop(request, None)
             if each.waits == request:
-                each.waits, each.due = None, now + self._wait(each)
+                each.waits = None
+                each.due = now + self._wait(each)
 
     def round(self, now: int, forwards: int) -> list[Message]:
-        """Return the messages of clients in this round; forwards: 0 if the server computed nothing since
-        the last one."""
+        """Return the messages of clients in this round.
+
+        forwards: 0 if the server computed nothing since the last one.
+        """
         messages = [message for each in self._doing for message in self._says(each, now)]
         self._idle = 0 if forwards or messages else self._idle + 1
         if self._idle > PATIENCE:

@@ -26,7 +26,9 @@ from impl.loading.fetch import cache_folder, pip_trouble
 from impl.process import child
 
 RELEASES = ("0.5.14", "0.5.18", "0.5.20", "0.5.23")  # what was tried
-DISK_MB, DOWNLOAD_MB, MINUTES = 1500, 400, 2
+DISK_MB = 1500
+DOWNLOAD_MB = 400
+MINUTES = 2
 # What a text-only scheduler and its HTTP server import, by the names of the release's own requirements.
 _NAMES = """
     aiohttp anthropic apache-tvm-ffi einops fastapi interegular openai openai-harmony orjson
@@ -58,7 +60,7 @@ def python_of(release: str) -> Path:
 
     Raises UnusableImplementation when there is none, with the command that makes it.
     """
-    supported(release)
+    supported_version(release)
     folder = folder_of(release)
     if not (folder / _READY).is_file():
         raise UnusableImplementation(
@@ -80,7 +82,7 @@ def python_of(release: str) -> Path:
     return python
 
 
-def supported(release: str) -> str:
+def supported_version(release: str) -> str:
     """Return the release, if it can be installed as a whole server."""
     if release not in RELEASES:
         raise UnusableImplementation(
@@ -95,7 +97,7 @@ def make(release: str, say: Say, *, again: bool = False) -> Path:
     say: called with each progress line. One process makes it, others wait. Raises UnusableImplementation: no
     index, no space, no such wheel for this Python.
     """
-    supported(release)
+    supported_version(release)
     folder = folder_of(release)
     try:
         with _alone(folder, say):
@@ -121,7 +123,7 @@ def _alone(folder: Path, say: Say) -> Iterator[None]:
 
 
 def _build(release: str, folder: Path, say: Say) -> Path:
-    started = time.monotonic()
+    began = time.monotonic()
     say(
         f"sglang {release} into {folder}: some {DOWNLOAD_MB} MB to download, {DISK_MB} MB on disk,"
         f" {MINUTES} minutes"
@@ -151,7 +153,7 @@ def _build(release: str, folder: Path, say: Say) -> Path:
     size = (
         sum(f.stat().st_size for f in folder.rglob("*") if f.is_file() and not f.is_symlink()) >> 20
     )
-    say(f"ready: {size} MB, {time.monotonic() - started:.0f} s")
+    say(f"ready: {size} MB, {time.monotonic() - began:.0f} s")
     return _python(folder)
 
 
@@ -205,13 +207,13 @@ def _pip(folder: Path, packages: Sequence[str]) -> None:
         "--quiet", "--only-binary=:all:", "--constraint", str(held), *packages,
     ]  # fmt: skip
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             command, capture_output=True, text=True, timeout=_PIP_TIMEOUT_S, check=False
         )
     except subprocess.TimeoutExpired:
         raise UnusableImplementation(f"pip did not end in {_PIP_TIMEOUT_S} s") from None
-    if done.returncode:
-        raise UnusableImplementation(f"{packages[-1]}: {pip_trouble(done.stderr + done.stdout)}")
+    if process.returncode:
+        raise UnusableImplementation(f"{packages[-1]}: {pip_trouble(process.stderr + process.stdout)}")
 
 
 def _try(folder: Path) -> None:

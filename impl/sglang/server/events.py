@@ -16,8 +16,8 @@ from reference.tiers.facts import TierFacts, TierNode
 
 FORMAT = "kvspec-watch"
 VERSION = 8
-# 3: no step says when it was; 4: no pages have slots of recurrent state; 5: no flush is noted; 6: a line is
-# an event without a number; 7: servers of pairs are not watched
+# In version 3 no step says when it was, in 4 no pages have slots of recurrent state, in 5 no flush is noted,
+# in 6 a line is an event without a number, in 7 servers of pairs are not watched.
 READABLE = (3, 4, 5, 6, 7, 8)
 NUMBERED = 7  # the first version whose lines have running numbers
 
@@ -26,8 +26,13 @@ Lane = tuple[str, int, int, int, int]  # a request and its cursors
 
 
 class TierHeader(Struct, forbid_unknown_fields=True):
-    """A host tier. full_tokens, swa_tokens: of the host; policy: when KV is copied there; storage: how long a
-    request waits for pages of a storage behind it, "" for none; states: slots of the host."""
+    """A host tier.
+
+    full_tokens, swa_tokens: of the host.
+    policy: when KV is copied there.
+    storage: how long a request waits for pages of a storage behind it, "" for none.
+    states: slots of the host.
+    """
 
     full_tokens: int
     swa_tokens: int
@@ -37,11 +42,16 @@ class TierHeader(Struct, forbid_unknown_fields=True):
 
 
 class WatchHeader(Struct, forbid_unknown_fields=True):
-    """The first line of each file. Pools and widths in tokens; part: which file of its process this is.
-    claims: tokens of a verify round that are committed as it is launched, before any result; states: slots of
-    recurrent state; tracks: those that a request has besides its own, where its state is kept on the way;
-    lazy: it may have one more for a while; tier: in host memory, where the log shows it; role: of a server
-    of a pair, whose log has its transfers and no batches; fields: of each event.
+    """The first line of each file. Pools and widths in tokens.
+
+    part: which file of its process this is.
+    claims: tokens of a verify round that are committed as it is launched, before any result.
+    states: slots of recurrent state.
+    tracks: those that a request has besides its own, where its state is kept on the way.
+    lazy: it may have one more for a while.
+    tier: in host memory, where the log shows it.
+    role: of a server of a pair, whose log has its transfers and no batches.
+    fields: of each event.
     """
 
     format: str
@@ -74,7 +84,11 @@ class _Event(Struct, tag_field="event", array_like=True, forbid_unknown_fields=T
 
 
 class SessionOpened(_Event, tag="open"):
-    """A client wants a streaming session; done: it was opened. times_out: it may close by itself."""
+    """A client wants a streaming session.
+
+    done: it was opened.
+    times_out: it may close by itself.
+    """
 
     session: str
     done: bool
@@ -94,8 +108,11 @@ class SessionClosed(_Event, tag="closed"):
 
 
 class Submitted(_Event, tag="submit"):
-    """A request was queued. tokens: of its input, `new` of them from the client. rejected: it runs a prefill
-    of one token by itself, and its client gets an error."""
+    """A request was queued.
+
+    tokens: of its input, `new` of them from the client.
+    rejected: it runs a prefill of one token by itself, and its client gets an error.
+    """
 
     request: str
     session: str | None
@@ -149,9 +166,14 @@ class Checkpointed(_Event, tag="insert"):
 
 
 class Released(_Event, tag="release"):
-    """A request gave its row back, or to its session. reason: why it ended, None for a retract; counted:
-    outputs that count where it is known; limit: the most outputs that its client wants; before: its
-    cursors; after: those of its session's slot, if that keeps a row."""
+    """A request gave its row back, or to its session.
+
+    reason: why it ended, None for a retract.
+    counted: outputs that count where it is known.
+    limit: the most outputs that its client wants.
+    before: its cursors.
+    after: those of its session's slot, if that keeps a row.
+    """
 
     request: str
     session: str | None
@@ -172,15 +194,20 @@ class QueueAborted(_Event, tag="abort"):
 
 
 class Flushed(_Event, tag="flush"):
-    """The cache was emptied: the tree, and what sessions kept between their turns. tree: tokens that the tree
-    still has, of both pools."""
+    """The cache was emptied: the tree, and what sessions kept between their turns.
+
+    tree: tokens that the tree still has, of both pools.
+    """
 
     tree: int
 
 
 class SessionState(Struct, forbid_unknown_fields=True):
-    """A session in a snapshot. cursors: of its slot, if it keeps a row; turn: the unfinished request whose
-    text it has."""
+    """A session in a snapshot.
+
+    cursors: of its slot, if it keeps a row.
+    turn: the unfinished request whose text it has.
+    """
 
     session: str
     tokens: int
@@ -192,8 +219,12 @@ class SessionState(Struct, forbid_unknown_fields=True):
 
 
 class RequestState(Struct, forbid_unknown_fields=True):
-    """An unfinished request in a snapshot. extends: a part of its prefill is to come; rounds: those whose
-    results are to come, the oldest first; mixed: a decode entry beside a prefill."""
+    """An unfinished request in a snapshot.
+
+    extends: a part of its prefill is to come.
+    rounds: those whose results are to come, the oldest first.
+    mixed: a decode entry beside a prefill.
+    """
 
     request: str
     session: str | None
@@ -218,10 +249,14 @@ class Snapshot(_Event, tag="snapshot"):
 
 class Stepped(_Event, tag="step"):
     """The scheduler has decided on a batch: its size, who waits, open sessions, free tokens and rows, tokens
-    that the tree holds and that locks pin (full). lanes: of a round of one token each (in a mixed batch
-    beside the prefill that an `extend` has), request and cursors after; with speculation slots were
-    taken for a verify round, and what is accepted comes with its result. states: slots of recurrent state
-    that are free or the tree's. at: Unix time in seconds."""
+    that the tree holds and that locks pin (full).
+
+    lanes: of a round of one token each (in a mixed batch beside the prefill that an `extend` has), request
+        and cursors after; with speculation slots were taken for a verify round, and what is accepted comes
+        with its result.
+    states: slots of recurrent state that are free or the tree's.
+    at: Unix time in seconds.
+    """
 
     number: int
     batch: int
@@ -239,9 +274,13 @@ class Stepped(_Event, tag="step"):
 
 
 class ShownStates(Struct, forbid_unknown_fields=True):
-    """Slots of recurrent state at a step. held: of a request, or of a session that may lend it, the slot of
-    its own state, and those of states for the tree behind it; tracked: which of these has one now, and after
-    how many tokens; nodes: of each node of the tree, None of one without."""
+    """Slots of recurrent state at a step.
+
+    held: of a request, or of a session that may lend it, the slot of its own state, and those of states for
+        the tree behind it.
+    tracked: which of these has one now, and after how many tokens.
+    nodes: of each node of the tree, None of one without.
+    """
 
     free: list[int]
     held: dict[str, list[int]]
@@ -250,8 +289,12 @@ class ShownStates(Struct, forbid_unknown_fields=True):
 
 
 class Paged(_Event, tag="pages"):
-    """The pages at a step, at level `pages`. owners: row, cursors and slots of everybody who has a row;
-    nodes: path, slots, SWA slots, locks per pool; states: of a model with recurrent layers."""
+    """The pages at a step, at level `pages`.
+
+    owners: row, cursors and slots of everybody who has a row.
+    nodes: path, slots, SWA slots, locks per pool.
+    states: of a model with recurrent layers.
+    """
 
     owners: dict[str, tuple[int, Cells, list[int]]]
     free_full: list[int]
@@ -263,16 +306,23 @@ class Paged(_Event, tag="pages"):
 
 
 class Tiered(_Event, tag="tier"):
-    """The tree with its host tier, after its transfers were polled. locked: of each new lock its number,
-    whether it is on the host, and the nodes that it was taken on, from the root."""
+    """The tree with its host tier, after its transfers were polled.
+
+    locked: of each new lock its number, whether it is on the host, and the nodes that it was taken on, from
+        the root.
+    """
 
     facts: TierFacts
     locked: list[tuple[int, bool, list[TierNode]]]
 
 
 class Queued(_Event, tag="queue"):
-    """A server of a pair was asked. room: under which both servers know the request; tokens: of its input;
-    at: Unix time in seconds."""
+    """A server of a pair was asked.
+
+    room: under which both servers know the request.
+    tokens: of its input.
+    at: Unix time in seconds.
+    """
 
     request: str
     room: int
@@ -281,8 +331,11 @@ class Queued(_Event, tag="queue"):
 
 
 class KVSent(_Event, tag="send"):
-    """A prefill server has given the KV of tokens [start, end) to its transfer engine. last: nothing follows.
-    pages: of the full pool, None at level `lengths`."""
+    """A prefill server has given the KV of tokens [start, end) to its transfer engine.
+
+    last: nothing follows.
+    pages: of the full pool, None at level `lengths`.
+    """
 
     request: str
     room: int
@@ -293,7 +346,10 @@ class KVSent(_Event, tag="send"):
 
 
 class KVNamed(_Event, tag="name"):
-    """A decode server has told its peer where to write the KV of tokens [start, end). pages: as of `send`."""
+    """A decode server has told its peer where to write the KV of tokens [start, end).
+
+    pages: as of `send`.
+    """
 
     request: str
     room: int
@@ -303,7 +359,10 @@ class KVNamed(_Event, tag="name"):
 
 
 class KVArrived(_Event, tag="arrive"):
-    """A decode server counts what it has named as received. pages: that the request has there now."""
+    """A decode server counts what it has named as received.
+
+    pages: that the request has there now.
+    """
 
     request: str
     room: int
@@ -311,8 +370,11 @@ class KVArrived(_Event, tag="arrive"):
 
 
 class KVGivenBack(_Event, tag="give_back"):
-    """A request whose KV was sent or named gives it back. status: of its room at this server, "" where there
-    is none; pages: that the request has there until then."""
+    """A request whose KV was sent or named gives it back.
+
+    status: of its room at this server, "" where there is none.
+    pages: that the request has there until then.
+    """
 
     request: str
     room: int
@@ -321,9 +383,13 @@ class KVGivenBack(_Event, tag="give_back"):
 
 
 class Rested(_Event, tag="rest"):
-    """A server of a pair has nothing to do. tokens: of the full pool that are neither free nor evictable;
-    kept: what else it keeps, and how much; rooms: by table of its connection to the peer; at: as of
-    `queue`."""
+    """A server of a pair has nothing to do.
+
+    tokens: of the full pool that are neither free nor evictable.
+    kept: what else it keeps, and how much.
+    rooms: by table of its connection to the peer.
+    at: as of `queue`.
+    """
 
     tokens: int
     kept: dict[str, str]

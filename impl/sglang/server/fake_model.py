@@ -34,7 +34,7 @@ from impl.sglang.server.outcome import Misread
 from impl.sglang.server.tier import stamp
 from impl.sglang.server.progress import RequestHeadway, Stall, excess
 from impl.sglang.tiers.copy_engine import StateStamps
-from reference.recurrent_states import chained, seen, stamp_after
+from reference.recurrent_states import chained, describe_stamp, stamp_after
 
 MOST = 500  # wrong reads that are kept of a run
 UNCLEAN = -1  # the stamp of a slot before its first use
@@ -50,7 +50,7 @@ class Read(NamedTuple):
     text: list[int]
 
 
-def _stamped(tokens: Sequence[int], start: int = 0) -> list[int]:
+def _stamped_tokens(tokens: Sequence[int], start: int = 0) -> list[int]:
     """Return tokens from a position on, as their KV is stamped."""
     return [stamp(token, at) for at, token in enumerate(tokens, start)]
 
@@ -65,8 +65,12 @@ class Fold(NamedTuple):
 
 
 class FakeModel:
-    """The forward pass of one scheduler. draft: tokens of a verify round; chunk: those after which recurrent
-    layers have a state that can be kept; misread: wrong reads, each position of a request once."""
+    """The forward pass of one scheduler.
+
+    draft: tokens of a verify round.
+    chunk: those after which recurrent layers have a state that can be kept.
+    misread: wrong reads, each position of a request once.
+    """
 
     def __init__(
         self, scheduler: Any, release: Release0510, clients: Clients, draft: int, chunk: int = 0
@@ -153,8 +157,10 @@ class FakeModel:
             self._read_all(own=True)
 
     def _read_all(self, own: bool = False) -> None:
-        """Read what the round in flight has not read yet; its own tokens as well, or not: a kernel has them
-        at hand. The result of who has ended since is nobody's."""
+        """Read what the round in flight has not read yet. The result of who has ended since is nobody's.
+
+        own: its own tokens as well, which a kernel has at hand.
+        """
         reads = self._to_read
         self._to_read = []
         for request, row, start, text in reads:
@@ -190,11 +196,11 @@ class FakeModel:
         forward pass come first."""
         if self.states is None:
             return
-        self.states.deferred(batch)
+        self.states.run_deferred(batch)
         for lane in lanes:
             self._continues(lane)
         stamps = [
-            self.states.fold(each.request.rid, each.row, _stamped(each.tokens, each.start))
+            self.states.fold(each.request.rid, each.row, _stamped_tokens(each.tokens, each.start))
             for each in lanes
         ]
         if batch.mamba_track_mask is not None:
@@ -219,7 +225,7 @@ class FakeModel:
             self._continues(lane)
         own = [self.states.stamp_of(each.row) for each in lanes]
         stamps = [
-            chained(_stamped(each.tokens, each.start), stamp)
+            chained(_stamped_tokens(each.tokens, each.start), stamp)
             for each, (_, stamp) in zip(lanes, own)
         ]
 
@@ -263,16 +269,16 @@ class FakeModel:
         assert self.states is not None
         name = lane.request.rid
         start = lane.start
-        slot, got = self.states.stamp_of(lane.row)
-        text = chained(_stamped(self._texts[name]))
+        slot, actual_stamp = self.states.stamp_of(lane.row)
+        text = chained(_stamped_tokens(self._texts[name]))
         key = (name, "state", start)
-        if got == (want := stamp_after(text, start)):
+        if actual_stamp == (expected_stamp := stamp_after(text, start)):
             return
         last = (self._texts[name][start - 1], start - 1) if start else (0, -1)
         self.misread[key] = Misread(
-            self.forwards, *key, last, None, found=f"slot {slot} {seen(got, text)}"
+            self.forwards, *key, last, None, found=f"slot {slot} {describe_stamp(actual_stamp, text)}"
         )
-        self.states.put(slot, want)
+        self.states.put(slot, expected_stamp)
 
     # -- forward passes -----------------------------------------------------------------------------
 
@@ -304,21 +310,21 @@ class FakeModel:
         entries of one token follow, which continue their text."""
         ids = batch.input_ids.tolist()
         slots = batch.out_cache_loc
-        done = 0
+        written_len = 0
         lanes = list(zip(batch.reqs, batch.prefix_lens, batch.extend_lens))
         decoded = len(lanes) - len(batch.decoding_reqs or ())
         folds = list[Fold]()
         for at, (request, start, tokens) in enumerate(lanes):
             name = request.rid
-            new = ids[done : done + tokens]
+            new = ids[written_len : written_len + tokens]
             if at < decoded:
                 self._texts[name] = [*request.origin_input_ids, *request.output_ids][:start]
             self._texts[name][start:] = new
             self._inputs[name] = len(request.origin_input_ids)
             self._decoded[name] = 0
-            self._write(slots[done : done + tokens], new, start, name)
+            self._write(slots[written_len : written_len + tokens], new, start, name)
             folds.append(Fold(request, self._row(request), start, new))
-            done += tokens
+            written_len += tokens
         self._folds(batch, folds)
         self._shows("is_extend", batch.reqs, batch.prefix_lens, batch.extend_lens, ids, slots)
         self._reads(
@@ -357,7 +363,8 @@ class FakeModel:
     def verify(self, batch: Any, draft: int) -> tuple[list[list[int]], list[int]]:
         """Run a verify round. Returns the tokens that each entry samples, and how many were accepted."""
         rows = self.scheduler.req_to_token_pool.req_to_token
-        sampled, accepted = [], []
+        sampled_tokens = []
+        accepted = []
         computed: list[int] = []
         slots: list[torch.Tensor] = []
         folds: list[Fold] = []
@@ -374,7 +381,7 @@ class FakeModel:
             self._write(slots[-1], written, length, name)
             self._texts[name][length:] = written[: accepted[-1]]
             folds.append(Fold(request, row, length, written))
-            sampled.append(right[: accepted[-1]])
+            sampled_tokens.append(right[: accepted[-1]])
         self._verifies(batch, folds, accepted)
         starts = [length for _, _, length in lanes]
         self._shows(
@@ -384,7 +391,7 @@ class FakeModel:
         self._reads(
             (request, row, length, length + count) for request, (_, row, length), count in ends
         )
-        return sampled, accepted
+        return sampled_tokens, accepted
 
     def __call__(self, batch: Any, *_: Any, **__: Any) -> Any:
         """Run a forward pass, as TpModelWorker.forward_batch_generation does."""

@@ -60,7 +60,7 @@ class StampedSlots:
 class PlacedHashes(Hashes):
     """Hashes of pages of a server, whose stamps have the position."""
 
-    def spelt(self, tokens: list[int], inside: bool, start: int) -> tuple[int, ...]:
+    def stamps_of(self, tokens: list[int], inside: bool, start: int) -> tuple[int, ...]:
         del inside  # its clients are in no namespace
         return tuple(stamp(token, at) for at, token in enumerate(tokens, start))
 
@@ -74,8 +74,11 @@ def before_storage() -> PlacedHashes:
 
 
 class FakeTier:
-    """Transfers of one scheduler. slots: the stamps in a pool of the device of this size, as numbers.
-    hashes: of a storage's pages."""
+    """Transfers of one scheduler.
+
+    slots: the stamps in a pool of the device of this size, as numbers.
+    hashes: of a storage's pages.
+    """
 
     def __init__(
         self,
@@ -119,7 +122,7 @@ class FakeTier:
     ) -> tuple[bool, str]:
         """Attach the storage by the scheduler's own command of an operator."""
         messages: Any = importlib.import_module("sglang.srt.managers.io_struct")
-        done = self.scheduler.attach_hicache_storage_wrapped(
+        attach_reply = self.scheduler.attach_hicache_storage_wrapped(
             messages.AttachHiCacheStorageReqInput(
                 hicache_storage_backend=backend,
                 hicache_storage_backend_extra_config_json=settings,
@@ -127,7 +130,7 @@ class FakeTier:
                 hicache_write_policy=policy,
             )
         )
-        return done.success, done.message
+        return attach_reply.success, attach_reply.message
 
     def _threads(self, now: int, last: bool) -> None:
         """Let the threads of the storage continue, each by a few stops; the backend may lose pages."""
@@ -153,7 +156,7 @@ class FakeTier:
                 self.engine.copy(job)
 
     def _moves(self, *about: int) -> bool:
-        """Whether a transfer moves on in a round."""
+        """Return whether a transfer moves on in a round."""
         return KeyedChoices(self.seed, *about).upto(15) < self.often
 
     @property

@@ -120,7 +120,7 @@ def _amounts_held(reader: Reader, pool: Pool) -> Iterator[tuple[str, int]]:
     for name, slot in slots.items():
         if reader.holds(slot):
             yield f"session {name}", _amount_of(reader, pool, slot)
-    for request, queued in reader.unfinished():
+    for request, queued in reader.unfinished_requests():
         if not queued and reader.holds(request) and session_of(request) not in slots:
             yield request.rid, _amount_of(reader, pool, request)
     if pool == "full" and reader.shares:

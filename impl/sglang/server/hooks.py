@@ -13,7 +13,7 @@ from impl.adapter import UnusableImplementation
 from impl.sglang.releases import names
 from impl.sglang.releases.catalogue import TABLE
 from impl.sglang.releases.v0_5_10_to_14 import Release0510
-from impl.sglang.server.reading import installed
+from impl.sglang.server.reading import installed_release
 from impl.sglang.server.transfers import POINTS as POINTS_OF_PAIRS
 from impl.sglang.server.transfers import TransferHooks
 from impl.sglang.server.watch import Steps, Watcher
@@ -42,7 +42,8 @@ POINTS: tuple[tuple[str, str, str], ...] = (
 
 
 def around(watcher: Watcher | TransferHooks, name: str) -> Callable[..., Any]:
-    """A hook around a function: what the watcher notes before and after, whose failures harm nobody."""
+    """Return a hook around a function, by which the watcher notes what is before and after. Its failures harm
+    nobody."""
     note: Callable[..., Any] = getattr(watcher, name)
 
     def after(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -51,7 +52,7 @@ def around(watcher: Watcher | TransferHooks, name: str) -> Callable[..., Any]:
             try:
                 note(result, *args, **kwargs)
             except Exception as error:
-                watcher.failed(name, error)
+                watcher.note_failure(name, error)
         return result
 
     def both(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -63,7 +64,7 @@ def around(watcher: Watcher | TransferHooks, name: str) -> Callable[..., Any]:
             next(noting)
         except Exception as error:
             noting = None
-            watcher.failed(name, error)
+            watcher.note_failure(name, error)
         result = original(*args, **kwargs)
         if noting is not None:
             try:
@@ -71,7 +72,7 @@ def around(watcher: Watcher | TransferHooks, name: str) -> Callable[..., Any]:
             except StopIteration:
                 pass
             except Exception as error:
-                watcher.failed(name, error)
+                watcher.note_failure(name, error)
         return result
 
     return functools.wraps(note)(both if inspect.isgeneratorfunction(note) else after)
@@ -113,11 +114,11 @@ def targets(release: Release0510) -> Iterator[tuple[str, str]]:
     """Yield the places of the hooks in a release, and their names."""
     for module, target, name in POINTS:
         if name != "insert" or target == release.checkpoints:
-            yield f"sglang.srt.{module}.{names.called(target, type(release))}", name
+            yield f"sglang.srt.{module}.{names.name_in_release(target, type(release))}", name
 
 
 def register() -> None:
-    """Called by SGLang in each of its processes: hook the scheduler, if the environment asks for it.
+    """Hook the scheduler, if the environment asks for it. SGLang calls this in each of its processes.
 
     A release whose names are not known is not watched, nor is one with unusable settings: one line on the
     log says why.
@@ -125,7 +126,7 @@ def register() -> None:
     if not os.environ.get("KVSPEC_WATCH"):
         return
     try:
-        watcher = Watcher(installed(), dict(os.environ))
+        watcher = Watcher(installed_release(), dict(os.environ))
     except (UnusableImplementation, ValueError) as error:
         _LOG.error("KVSPEC_WATCH: this server is not watched: %s", error)
         return

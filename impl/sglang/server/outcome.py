@@ -16,9 +16,12 @@ OUTDATED = "a page that P has sent from one that it had already given back"
 
 class Misread(NamedTuple):
     """Attention would have read something else: at `position` of a request, in a pool, for the first time in
-    this forward pass. writer: the request that wrote what is there. In the pool "state" the request goes on
-    at `position` from another state than the one before it; found: what that is, in words; in a window
-    UNSENT, OUTDATED or nothing."""
+    this forward pass.
+
+    writer: the request that wrote what is there. In the pool "state" the request goes on at `position` from
+        another state than the one before it.
+    found: what that is, in words; in a window UNSENT, OUTDATED or nothing.
+    """
 
     forward: int
     request: str
@@ -41,7 +44,10 @@ class Complaint(NamedTuple):
 
 
 class PairNote(NamedTuple):
-    """A note of a judge of two servers. key: the same of another run means the same fault."""
+    """A note of a judge of two servers.
+
+    key: the same of another run means the same fault.
+    """
 
     key: str
     request: str
@@ -49,7 +55,10 @@ class PairNote(NamedTuple):
 
 
 class PairEvent(NamedTuple):
-    """Something that happens in a pair, for a reader. where: "P", "D" or "wire"."""
+    """Something that happens in a pair, for a reader.
+
+    where: "P", "D" or "wire".
+    """
 
     step: int
     where: str
@@ -57,12 +66,19 @@ class PairEvent(NamedTuple):
 
 
 class RunOutcome(msgspec.Struct, frozen=True):
-    """The outcome of a run. error: the server broke, in one line; stuck: it was ended after too many rounds;
-    stalls: where it went on with nothing, and could; cpu_s: of the event loop, and of the watcher if there is
-    one; blocks_s: of each block of rounds; canary: what the release's own KV canary saw, None without it;
-    preemptions: how often a request that waits preempted others for its priority; grant: the one that could
-    not be allocated, where that broke the server; noted, events: of a pair; unusable: code of kvspec failed,
-    so that the run says nothing of the server."""
+    """The outcome of a run.
+
+    error: the server broke, in one line.
+    stuck: it was ended after too many rounds.
+    stalls: where it went on with nothing, and could.
+    cpu_s: of the event loop, and of the watcher if there is one.
+    blocks_s: of each block of rounds.
+    canary: what the release's own KV canary saw, None without it.
+    preemptions: how often a request that waits preempted others for its priority.
+    grant: the one that could not be allocated, where that broke the server.
+    noted, events: of a pair.
+    unusable: code of kvspec failed, so that the run says nothing of the server.
+    """
 
     forwards: int
     rounds: int

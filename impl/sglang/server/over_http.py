@@ -1,4 +1,4 @@
-"""A live server from outside: a process that is started, driven over HTTP, and stopped; and its clients."""
+"""A live server from outside: a process that is started, driven over HTTP and stopped, and its clients."""
 
 from __future__ import annotations
 
@@ -116,7 +116,8 @@ class LiveServer:
 
 
 def _in_one_line(trace: str) -> str:
-    """A traceback, and what follows it, as `whole_scheduler` gives an error: with its last line of SGLang."""
+    """Return a traceback, and what follows it, as `whole_scheduler` gives an error: with its last line of
+    SGLang."""
     lines = trace.partition("\n\n")[0].splitlines()
     end = max((at for at, line in enumerate(lines) if _ERROR.match(line)), default=len(lines) - 1)
     kind, _, message = " ".join(lines[end:]).partition(":")
@@ -129,7 +130,8 @@ class HttpClients:
     """Clients that send over HTTP what their scripts say, a thread for each. Each knows the text of its
     session, and so how long its input must be and how many tokens it is owed.
 
-    counts: what was done, and how often; wrong: answers that are not as they should be.
+    counts: what was done, and how often.
+    wrong: answers that are not as they should be.
     """
 
     def __init__(self, server: LiveServer, clients: tuple[Client, ...], seed: int) -> None:

@@ -78,9 +78,9 @@ class Room(NamedTuple):
         """Return both together."""
         return Room(*(mine + other for mine, other in zip(self, more, strict=True)))
 
-    def minus(self, held: Room) -> Room:
+    def minus(self, other: Room) -> Room:
         """Return what is left of it."""
-        return Room(*(max(0, mine - own) for mine, own in zip(self, held, strict=True)))
+        return Room(*(max(0, mine - own) for mine, own in zip(self, other, strict=True)))
 
 
 class RequestHeadway:
@@ -118,7 +118,7 @@ def explain_stall(reader: Reader, waited_for: Sequence[str]) -> Stall | None:
         return None
     free = _free_or_evictable(reader)
     there = _pool_sizes(reader)
-    idle = _held_by_idle_sessions(reader, running)
+    idle = _idle_session_room(reader, running)
     for request in waiting.values():
         own = _held_between_chunks(reader, request, scheduler.chunked_req)
         needed = _most_ever_held(reader, request).minus(own)
@@ -133,7 +133,7 @@ def explain_stall(reader: Reader, waited_for: Sequence[str]) -> Stall | None:
             kind = StallKind.CHUNKS if there.holds(at_once) else StallKind.NEVER
             return Stall(kind, request.rid, f"{says}, and there are {_text(there)} in all")
         if free == there:
-            too_strict = there.holds(_asked_by_admission(reader, request))
+            too_strict = there.holds(_admission_needs(reader, request))
             says += ", which is all that there is"
             kind = StallKind.STRICT if too_strict else StallKind.MARGIN
             return Stall(kind, request.rid, says)
@@ -148,7 +148,7 @@ def explain_stall(reader: Reader, waited_for: Sequence[str]) -> Stall | None:
     return Stall(StallKind.ROOM, request.rid, says)
 
 
-def unflushed(scheduler: Any) -> Stall | None:
+def stalled_flush(scheduler: Any) -> Stall | None:
     """Return the client that has asked for a flush, without a timeout, and has no answer; None while a
     request runs or waits, because those keep the cache."""
     batches = (scheduler.running_batch, scheduler.last_batch)
@@ -186,7 +186,7 @@ def _free_or_evictable(reader: Reader) -> Room:
     return Room(full + tree - locked, swa, rows)
 
 
-def _held_by_idle_sessions(reader: Reader, running: Collection[str]) -> Room:
+def _idle_session_room(reader: Reader, running: Collection[str]) -> Room:
     """Return what sessions hold, less what is the tree's, while none of their turns runs: the next one may
     wait itself. A turn that is gone and does not count as finished keeps its session busy: SES-4 says
     so."""
@@ -234,7 +234,7 @@ def _most_ever_held(reader: Reader, request: Any) -> Room:
     return Room(tokens, tokens if reader.swa else 0, 1)
 
 
-def _asked_by_admission(reader: Reader, request: Any) -> Room:
+def _admission_needs(reader: Reader, request: Any) -> Room:
     """Return the tokens that admission asks for: a request's text, all its outputs, a page, and one token
     that stays free."""
     tokens = len(request.origin_input_ids) + request.sampling_params.max_new_tokens

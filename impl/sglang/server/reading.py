@@ -9,13 +9,13 @@ from typing import Any
 
 from impl.sglang.releases.catalogue import TABLE, detect
 from impl.sglang.releases.v0_5_10_to_14 import Release0510
-from impl.sglang.parts.tracking import buffers_of, tracked_by
+from impl.sglang.parts.tracking import buffers_of, tracked_states
 from impl.sglang.server.events import (
     Cells, Paged, RequestState, SessionState, Snapshot, ShownStates,
 )  # fmt: skip
 
 
-def installed() -> Release0510:
+def installed_release() -> Release0510:
     """Return the class of the SGLang of this process. A checkout, or a version that is not known here, is
     taken for the release that has the same names. Raises UnusableImplementation that names what it lacks."""
     spec = find_spec("sglang")
@@ -26,7 +26,10 @@ def installed() -> Release0510:
 
 
 class Reader:
-    """Reads one scheduler; changes nothing. release: what it calls things."""
+    """Reads one scheduler; changes nothing.
+
+    release: what it calls things.
+    """
 
     def __init__(self, scheduler: Any, release: Release0510) -> None:
         self.scheduler = scheduler
@@ -112,7 +115,7 @@ class Reader:
             ))  # fmt: skip
         requests: dict[str, RequestState] = {}
         rounds = self._in_flight(plan)
-        for request, queued in self.unfinished(self.release.planned(plan)):
+        for request, queued in self.unfinished_requests(self.release.planned_batch(plan)):
             if request.rid in requests or (not queued and not self.holds(request)):
                 continue
             requests[request.rid] = RequestState(
@@ -133,7 +136,7 @@ class Reader:
     def _in_flight(self, plan: Any) -> dict[str, list[Any]]:
         """Return the rounds without results, the oldest first."""
         found: dict[str, list[Any]] = {}
-        for batch in (*self._launched(), self.release.planned(plan)):
+        for batch in (*self._launched_batches(), self.release.planned_batch(plan)):
             if batch is None:
                 continue
             kind = "decode" if batch.forward_mode.is_decode() else "prefill"
@@ -148,17 +151,17 @@ class Reader:
         running = len(scheduler.running_batch.reqs)
         return len(scheduler.session_controller.sessions) + len(scheduler.waiting_queue) + running
 
-    def _launched(self) -> list[Any]:
+    def _launched_batches(self) -> list[Any]:
         """Return the batches without processed results; only an overlapped loop has them."""
         return [batch for batch, _ in vars(self.scheduler).get("result_queue", ())]
 
-    def unfinished(self, planned: Any = None) -> list[tuple[Any, bool]]:
+    def unfinished_requests(self, planned: Any = None) -> list[tuple[Any, bool]]:
         """Return the requests of the planned batch, of the batches before it and of the queue, and the
         names of those in the queue."""
         scheduler = self.scheduler
         found = []
         batches = (planned, scheduler.running_batch, scheduler.last_batch)
-        for batch in (*batches, *self._launched()):
+        for batch in (*batches, *self._launched_batches()):
             found += [(request, False) for request in (batch.reqs if batch is not None else ())]
         if scheduler.chunked_req is not None:
             found.append((scheduler.chunked_req, False))
@@ -175,7 +178,9 @@ class Reader:
             if self.holds(slot):
                 owners[name] = slot
         unfinished = [
-            request for request, queued in self.unfinished(self.release.planned(plan)) if not queued
+            request
+            for request, queued in self.unfinished_requests(self.release.planned_batch(plan))
+            if not queued
         ]
         running = filter(self.holds, unfinished)
         for request in sorted(running, key=lambda each: each.to_finish is not None):
@@ -212,7 +217,7 @@ class Reader:
         slots = self.release.slots(self.tree).items()
         owners: list[tuple[str, str | None, Any]] = [(name, None, slot) for name, slot in slots]
         owners += [
-            (r.rid, session_of(r), r) for r, _ in self.unfinished(self.release.planned(plan))
+            (r.rid, session_of(r), r) for r, _ in self.unfinished_requests(self.release.planned_batch(plan))
         ]
         for name, lender, owner in owners:
             if owner.kv.holds_mamba:
@@ -220,7 +225,7 @@ class Reader:
                 if lender is not None and found.held.get(lender) == own:
                     name = lender
                 found.held[name] = own
-                for last in tracked_by(owner.kv):
+                for last in tracked_states(owner.kv):
                     found.tracked[name] = last
         return found
 
@@ -235,7 +240,7 @@ class Reader:
         return [int(page) for page in self.release.free_pages(pool)]
 
     def holds(self, owner: Any) -> bool:
-        """Whether a request or a slot has a row."""
+        """Return whether a request or a slot has a row."""
         return self.release.row(owner) is not None
 
     def slot(self, session: str | None) -> Any:

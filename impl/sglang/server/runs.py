@@ -21,9 +21,10 @@ HOME = Path(__file__).resolve().parents[3]
 
 
 def outside(root: Path | None, settings: dict[str, str] | None = None) -> dict[str, str]:
-    """Return the environment of a process in a server environment; root: a folder with another `sglang/`.
+    """Return the environment of a process in a server environment. Raises UnusableImplementation for a part
+    of the package, because Python would take the environment's instead.
 
-    Raises UnusableImplementation for a part of the package: Python would take the environment's instead.
+    root: a folder with another `sglang/`.
     """
     if root is not None and not (root / "sglang" / "__init__.py").is_file():
         raise UnusableImplementation(
@@ -42,10 +43,11 @@ def last_words(output: bytes) -> str:
 
 
 class WholeScheduler:
-    """A release's scheduler, ready to serve one run after the other. python: of the server environment; root:
-    a folder with another `sglang/` than the environment's, such as a checkout's.
+    """A release's scheduler, ready to serve one run after the other. Raises UnusableImplementation when the
+    release does not load.
 
-    Raises UnusableImplementation when the release does not load.
+    python: of the server environment.
+    root: a folder with another `sglang/` than the environment's, such as a checkout's.
     """
 
     def __init__(self, python: Path, root: Path | None = None) -> None:

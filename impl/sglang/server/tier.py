@@ -1,8 +1,8 @@
 """The host tier of a whole scheduler (HiCache): what the watcher notes of it.
 
 When the scheduler has polled its transfers, and when it has decided on a batch, the log gets the tree's facts
-(reference.tiers.facts), if they have changed: nodes, slots, locks, transfers, records; and of each new lock
-the path that it was taken on. So every node and slot is looked at in every round: for tests.
+(reference.tiers.facts), if they have changed: nodes, slots, locks, transfers and records. A new lock is noted
+with the path that it was taken on. Every node and slot is looked at in every round, so this is for tests.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ def stamp(token: int, position: int) -> int:
 
 
 def has_tier(scheduler: Any, release: Release0510) -> bool:
-    """Whether the scheduler has a host tier that can be looked at: one of a test's size, and with states only
-    what the clauses know."""
+    """Return whether the scheduler has a host tier that can be looked at: one of a test's size, and with
+    states only what the clauses know."""
     tried = release.version in TIERS and bool(scheduler.enable_hierarchical_cache)
     tree = scheduler.tree_cache
     if not tried or (tree.supports_mamba() and (scheduler.page_size > 1 or tree.enable_storage)):
@@ -77,8 +77,10 @@ class _Submitted:
 
 
 class _Noted:
-    """The release's own copy engine, watched: its transfers, in the shape of ours. pools: the device's pool,
-    its slots and the host's, by name; what slots hold is not known."""
+    """The release's own copy engine, watched: its transfers, in the shape of ours.
+
+    pools: the device's pool, its slots and the host's, by name; what slots hold is not known.
+    """
 
     def __init__(self, engine: Any, pools: dict[str, tuple[Any, int, int]]) -> None:
         self.queues: dict[bool, deque[_Submitted]] = {False: deque(), True: deque()}
@@ -110,7 +112,11 @@ class _Noted:
 
 
 class TierReader(Gatherer):
-    """Notes one scheduler's host tier. put: has an event written; failed: notes that this failed."""
+    """Notes one scheduler's host tier.
+
+    put: has an event written.
+    failed: notes that this failed.
+    """
 
     def __init__(
         self,
@@ -164,7 +170,7 @@ class TierReader(Gatherer):
         core = self.core
         base = importlib.import_module("sglang.srt.mem_cache.base_prefix_cache")
         for name in ("inc_lock_ref", "inc_host_lock_ref"):
-            setattr(core, name, self._after(getattr(core, name), self._locked))
+            setattr(core, name, self._after(getattr(core, name), self._note_lock))
         kind = base.IncLockRefResult
         kind.to_dec_params = self._after(kind.to_dec_params, _keeps_path)
 
@@ -180,7 +186,7 @@ class TierReader(Gatherer):
 
         return noting
 
-    def _locked(self, result: Any, node_id: int, *_: Any) -> None:
+    def _note_lock(self, result: Any, node_id: int, *_: Any) -> None:
         """Note the path that a lock pins, from the root."""
         path = list[Any]()
         start = 0
@@ -195,7 +201,10 @@ class TierReader(Gatherer):
         setattr(result, _PATH, found)
 
     def note(self, batch: Any, *_: Any) -> None:
-        """Look at the tree. batch: the next one, if the scheduler has decided on it."""
+        """Look at the tree.
+
+        batch: the next one, if the scheduler has decided on it.
+        """
         self._paths = []
         self._batch = batch
         facts = self.gather(())

@@ -17,7 +17,7 @@ from impl.sglang.server.events import (
     Event, KVArrived, KVGivenBack, KVNamed, KVSent, Queued, Rested, Snapshot,
 )  # fmt: skip
 from impl.sglang.server.log import EventLog
-from impl.sglang.server.kept import held, kept, rooms_kept, waits
+from impl.sglang.server.server_leftovers import held_tokens, leftovers, rooms_kept, waits
 from reference.pairs.config import DECODE, PREFILL
 
 ROLES = {"prefill": PREFILL, "decode": DECODE}
@@ -44,12 +44,15 @@ def role_of(scheduler: Any) -> str:
 
 
 class TransferHooks:
-    """The hooks of one server of a pair. failed: notes that a hook failed."""
+    """The hooks of one server of a pair.
+
+    note_failure: notes that a hook failed.
+    """
 
     on = False
 
-    def __init__(self, failed: Callable[[str, Exception], None]) -> None:
-        self.failed = failed
+    def __init__(self, note_failure: Callable[[str, Exception], None]) -> None:
+        self.note_failure = note_failure
         self._rooms: dict[int, tuple[int, int]] = {}  # open ones -> tokens that cross
         self._changed = False
         self._looked_s = 0.0
@@ -58,7 +61,9 @@ class TransferHooks:
 
     def begin(self, scheduler: Any, log: EventLog, *, pages: bool) -> None:
         """Begin to watch this scheduler's server."""
-        self.scheduler, self.log, self.pages = scheduler, log, pages
+        self.scheduler = scheduler
+        self.log = log
+        self.pages = pages
         self.server = ROLES[role_of(scheduler)]
         self.on = True
 
@@ -66,7 +71,8 @@ class TransferHooks:
 
     def queue(self, _: Any, scheduler: Any, request: Any, *__: Any, **___: Any) -> None:
         if scheduler is self.scheduler and request.bootstrap_room is not None:
-            tokens, now = len(request.origin_input_ids), round(time.time(), 3)
+            tokens = len(request.origin_input_ids)
+            now = round(time.time(), 3)
             self._put(Queued(request.rid, int(request.bootstrap_room), tokens, now))
 
     def send(
@@ -74,7 +80,8 @@ class TransferHooks:
     ) -> Steps:
         start = int(request.start_send_idx)
         yield
-        end, room = int(request.start_send_idx), request.bootstrap_room
+        end = int(request.start_send_idx)
+        room = request.bootstrap_room
         if scheduler is not self.scheduler or (end == start and not last_chunk):
             return
         begin = self._rooms.get(room, (start, end))[0]
@@ -85,7 +92,8 @@ class TransferHooks:
         request = waiting.req
         if queue.scheduler is not self.scheduler:
             return
-        start, end = int(how.get("decode_prefix_len", 0)), len(request.origin_input_ids)
+        start = int(how.get("decode_prefix_len", 0))
+        end = len(request.origin_input_ids)
         self._rooms[request.bootstrap_room] = start, end
         pages = self._pages(request, start, end)
         self._put(KVNamed(request.rid, request.bootstrap_room, start, end, pages))
@@ -110,7 +118,9 @@ class TransferHooks:
         if scheduler is not self.scheduler:
             return
         if self.log.wants_snapshot:  # a new file begins here, or events were lost
-            self.log.wants_snapshot, dropped, self.log.dropped = False, self.log.dropped, 0
+            self.log.wants_snapshot = False
+            dropped = self.log.dropped
+            self.log.dropped = 0
             self.log.put(Snapshot(dropped, [], []))
         now = time.monotonic()
         if plan.batch_to_run is not None:
@@ -123,17 +133,19 @@ class TransferHooks:
             return
         self._changed = False
         rooms = {table: sorted(of) for table, of in rooms_kept(self._manager(), self.server)}
-        left = dict(kept(scheduler, self.server))
-        keeps = held(scheduler), left, {table: of for table, of in rooms.items() if of}
+        left = dict(leftovers(scheduler, self.server))
+        keeps = held_tokens(scheduler), left, {table: of for table, of in rooms.items() if of}
         stays = keeps == self._keeps
         if not stays or (any(keeps) and self._kept_s < now - _STAYS_S):
-            self._keeps, self._kept_s = keeps, math.inf if stays else now
+            self._keeps = keeps
+            self._kept_s = math.inf if stays else now
             self.log.put(Rested(*keeps, round(time.time(), 3)))
 
     # -- what they read -----------------------------------------------------------------------------
 
     def _put(self, event: Event) -> None:
-        self._changed, self._keeps = True, None
+        self._changed = True
+        self._keeps = None
         self.log.put(event)
 
     def _manager(self) -> Any:

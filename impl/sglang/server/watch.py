@@ -38,15 +38,18 @@ if TYPE_CHECKING:
     from impl.sglang.server.tier import TierReader
 
 _LOG = logging.getLogger("kvspec")
-# of a snapshot: one entry for so many lines; entries, which take 3 us each
-SHARE, MAX_ENTRIES = 20, 1024
+SHARE = 20  # a snapshot has one entry for so many lines
+MAX_ENTRIES = 1024  # of a snapshot; each takes 3 us
 # What a hook does before the function, and after it with its result. A plain method is given the result.
 Steps = Generator[None, Any, None]
 
 
 class Watcher:
-    """The hooks of one process. kind: whose names they read by; log: None until a scheduler does something:
-    other processes have none."""
+    """The hooks of one process.
+
+    kind: whose names they read by.
+    log: None until a scheduler does something: other processes have none.
+    """
 
     def __init__(self, release: Release0510, settings: dict[str, str] | None = None) -> None:
         self.kind = release
@@ -65,7 +68,7 @@ class Watcher:
         self._evicted: dict[str, int] = {}  # request -> how far its window evictions were written
         self._retracted: set[str] = set()  # requests, until they are queued again
         self._branching: set[str] = set()  # sessions of the other kind, which are not specified
-        self.transfers = TransferHooks(self.failed)
+        self.transfers = TransferHooks(self.note_failure)
         self._steps = self._failures = 0
         self._written = 0  # events up to the last step
         self._next_snapshot = 0  # lines before it is due
@@ -93,7 +96,7 @@ class Watcher:
         if len(self._first) < 4096:
             self._first.append(event)
 
-    def failed(self, where: str, error: Exception) -> None:
+    def note_failure(self, where: str, error: Exception) -> None:
         """Note that a hook failed, the first times."""
         self._failures += 1
         if self._failures <= 20:
@@ -210,10 +213,10 @@ class Watcher:
             if has_tier(scheduler, self.kind):
                 self._tier_header = {"tier": header(scheduler)}
                 self.tier = tier_reader(
-                    scheduler, self.kind, lambda event: self.put(event), self.failed
+                    scheduler, self.kind, lambda event: self.put(event), self.note_failure
                 )
         except Exception as error:
-            self.failed("tier", error)
+            self.note_failure("tier", error)
 
     def ask_storage(self, *_: Any, **__: Any) -> Steps:
         """A request is matched to see what to ask a storage for, and not to be admitted."""
@@ -304,20 +307,20 @@ class Watcher:
         if queued:
             self._forget_queued(queued)
 
-    def flush(self, done: bool, *_: Any, **__: Any) -> None:
-        if done and self.log is not None:
+    def flush(self, is_done: bool, *_: Any, **__: Any) -> None:
+        if is_done and self.log is not None:
             self._looked_at.clear()
             self.put(Flushed(sum(self._counts()[3:5])))
             if self.tier is not None:
                 self.tier.again()
 
     def step(self, plan: Any, scheduler: Any, *_: Any, **__: Any) -> None:
-        """Every forward pass has this one, so it touches as little as can be."""
+        """Note a forward pass. Every one comes here, so this touches as little as can be."""
         log = self.log
         size = 0
         self._retracted.clear()  # who is not queued by now was given up
         lanes: list[Lane] = []
-        batch = self.kind.planned(plan)
+        batch = self.kind.planned_batch(plan)
         if log is None:
             if batch is None and not self._first:
                 return
@@ -349,7 +352,7 @@ class Watcher:
         self._written = log.events
 
     def _snapshot(self, log: EventLog, plan: Any) -> None:
-        """The whole state: now and then, where a file begins, and where events were lost.
+        """Note the whole state: now and then, where a file begins, and where events were lost.
 
         One that nothing asks for has at most MAX_ENTRIES sessions and requests, and no more than a SHARE of
         the lines before it.

@@ -23,7 +23,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from impl.sglang.releases.names import called
+from impl.sglang.releases.names import name_in_release
 from impl.sglang.releases.v0_5_10_to_14 import Release0510
 from impl.sglang.server import boot
 from impl.sglang.server.build import build_scheduler, model_folder
@@ -31,8 +31,8 @@ from impl.sglang.server.clients import FLUSH, Client, Clients, Config, Message
 from impl.sglang.server.grants import broken_grant
 from impl.sglang.server.hooks import hook, hook_transfers
 from impl.sglang.server.outcome import RunOutcome
-from impl.sglang.server.progress import explain_stall, unflushed
-from impl.sglang.server.reading import Reader, installed
+from impl.sglang.server.progress import explain_stall, stalled_flush
+from impl.sglang.server.reading import Reader, installed_release
 from impl.sglang.server.transfers import TransferHooks
 from impl.sglang.server.watch import Watcher
 
@@ -64,13 +64,13 @@ def prepare() -> None:
     del _models  # every model that there is, some seconds
     from sglang.srt.plugins.hook_registry import HookRegistry
 
-    watcher = Watcher(installed())
+    watcher = Watcher(installed_release())
     _stand_ins(watcher.kind)
     _WATCHERS.append(watcher)
     hook(watcher)
     TRANSFERS.append(watcher.transfers)
     if watcher.kind.watches_pairs:  # of which both servers are in this process
-        TRANSFERS.append(TransferHooks(watcher.failed))
+        TRANSFERS.append(TransferHooks(watcher.note_failure))
         hook_transfers(TRANSFERS[-1])
     HookRegistry.apply_hooks()
     gc.collect()
@@ -90,7 +90,7 @@ def _channels(cls: type[Any], /, **_: Any) -> Any:
     return cls(**{f: _SINK if f in senders else None for f in cls.__dataclass_fields__})
 
 
-def replaced(release: Release0510) -> Iterator[tuple[str, Any]]:
+def replacements(release: Release0510) -> Iterator[tuple[str, Any]]:
     """Return, by this release's names, the methods that every release has and their replacements."""
     for method, double in (
         ("managers.scheduler_components.ipc_channels.SchedulerIpcChannels.create", classmethod(_channels)),
@@ -98,7 +98,7 @@ def replaced(release: Release0510) -> Iterator[tuple[str, Any]]:
          lambda _: _FEED[0]()),
         ("speculative.spec_info.SpeculativeAlgorithm.create_worker", lambda *_: _spec_worker()),
     ):  # fmt: skip
-        yield f"sglang.srt.{called(method, type(release))}", double
+        yield f"sglang.srt.{name_in_release(method, type(release))}", double
 
 
 def _stand_ins(release: Release0510) -> None:
@@ -110,11 +110,11 @@ def _stand_ins(release: Release0510) -> None:
     from impl.sglang.server import fake_tier
     from impl.sglang.tiers.copy_engine import CopyEngine
 
-    for method, double in replaced(release):
+    for method, double in replacements(release):
         owner, _, name = method.rpartition(".")
         setattr(pkgutil.resolve_name(owner), name, double)
     adder = importlib.import_module("sglang.srt.managers.schedule_policy").PrefillAdder
-    adder.preempt_to_schedule = _noted(adder.preempt_to_schedule)
+    adder.preempt_to_schedule = _count_preemptions(adder.preempt_to_schedule)
     without_kernels(importlib.import_module("sglang.srt.mem_cache.allocator.paged"))
     setattr(torch.Tensor, "record_stream", lambda *_: None)  # noqa: B010  (a CPU has no streams)
     setattr(torch.Tensor, "pin_memory", lambda tensor, *_: tensor)  # noqa: B010  (nor an accelerator)
@@ -137,7 +137,7 @@ def _stand_ins(release: Release0510) -> None:
             setattr(owner, name, double)
 
 
-def _noted(preempt: Callable[..., bool]) -> Callable[..., bool]:
+def _count_preemptions(preempt: Callable[..., bool]) -> Callable[..., bool]:
     """Return the function that decides on a preemption, with a count of the preemptions."""
 
     def preempts(adder: Any, *requests: Any) -> bool:
@@ -222,7 +222,8 @@ def _spec_worker() -> type:
             if on_publish:
                 on_publish(lengths)
             hidden = torch.zeros(count, 16)  # of the newest token, before its own KV
-            hidden[:, 0], hidden[:, 1] = newest, lengths
+            hidden[:, 0] = newest
+            hidden[:, 1] = lengths
             following = EagleDraftInput(
                 topk_p=torch.ones(count, 1),
                 topk_index=torch.zeros(count, 1, dtype=torch.int64),
@@ -298,11 +299,11 @@ def run(
     answers = {}
     stalls = []
 
-    def stalled(waited_for: list[str]) -> None:
+    def note_stall(waited_for: list[str]) -> None:
         if found := explain_stall(Reader(scheduler, watcher.kind), waited_for):
             stalls.append(found)
 
-    script = Clients(clients, seed, stalled)
+    script = Clients(clients, seed, note_stall)
     if canary:
         kv_canary.install()
     hashes = fake_tier.before_storage() if config.storage else None
@@ -337,7 +338,7 @@ def run(
         for request, reason in _answers():
             if request != FLUSH:
                 answers[request] = reason
-            script.answered(request, now[0])
+            script.note_answer(request, now[0])
         computed = model.forwards - last[0]
         last[0] = model.forwards
         rest[0] = rest[0] + 1 if script.done and not computed else 0
@@ -347,8 +348,8 @@ def run(
             stalls.append(found)
             rest[0] = REST + 1
         if rest[0] == REST + 1:
-            stalled([])  # an impatient client may have left a request behind
-            if script.awaits_flush and (found := unflushed(scheduler)):
+            note_stall([])  # an impatient client may have left a request behind
+            if script.awaits_flush and (found := stalled_flush(scheduler)):
                 stalls.append(found)
         if rest[0] > REST or now[0] > ROUNDS:
             scheduler.gracefully_exit = True

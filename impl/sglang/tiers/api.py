@@ -26,7 +26,7 @@ _LOCK_DEVIATIONS = {"tombstones": "0.5.20", "host end": "0.5.22"}
 def require_tier_api(root: Path, name: str, release: str, taken_for: str = "") -> None:
     """Raise UnusableImplementation that names what the files under `root` lack of the release's host tier.
 
-    taken_for: the release that a checkout is taken for, in words (Detected.taken_for); "" for a release.
+    taken_for: the release that a checkout is taken for, in words (Detected.release_text); "" for a release.
     """
     table = tuple(probe.entries(TIERED))
     missing = probe.Checkout(root, "sglang/srt", WITH_TIERS, table).missing(release, list(TABLE))
@@ -35,7 +35,7 @@ def require_tier_api(root: Path, name: str, release: str, taken_for: str = "") -
         missing += used_names.not_given("sglang", root, Nearest(release, 0), ("hicache",), renamed)
     if not missing:
         return
-    named = probe.named(missing)
+    named = probe.missing_text(missing)
     taken = ""
     if taken_for:
         taken = f"; {taken_for}{used_names.also_lost('sglang', root, release, named)}"

@@ -18,7 +18,10 @@ _READERS = (
 
 
 class ServerClock:
-    """The time of one server. now: since its start (s)."""
+    """The time of one server.
+
+    now: since its start (s).
+    """
 
     def __init__(self) -> None:
         self.now = 0.0

@@ -76,7 +76,7 @@ class CopyJob:
 class CopyEngine:
     """A stand-in for `L2TransferEngine`.
 
-    queues: transfers in flight, oldest first: loads under True, stores under False.
+    queues: transfers in flight, oldest first, loads under True and stores under False.
     completed: completed transfers that the cache has not acknowledged, the oldest first.
     memory: device stamps by pool and slot.
     host: host stamps by pool and slot.
@@ -178,7 +178,10 @@ class StateStamps:
 
 
 def parts_of(pool: str, device: Any, host: Any) -> list[TierPart]:
-    """Return the parts of a transfer of one pool, token by token. device, host: tensors of slots."""
+    """Return the parts of a transfer of one pool, token by token.
+
+    device, host: tensors of slots.
+    """
     return [TierPart(pool, *pair) for pair in zip(device.tolist(), host.tolist(), strict=True)]
 
 

@@ -48,7 +48,10 @@ def take_role(config: TierConfig) -> None:
 
 
 class DecodeSide(OnServer):
-    """The driver's part for requests of a server that only decodes. arrivals: by name."""
+    """The driver's part for requests of a server that only decodes.
+
+    arrivals: by name.
+    """
 
     decode: Any
     peers: Peers
@@ -59,7 +62,10 @@ class DecodeSide(OnServer):
 
     def start_decode_side(self, config: TierConfig, memory: dict[str, list[int]]) -> None:
         """Make the queues of a server that only decodes, over stand-ins for its event loop and its connection
-        to prefill servers (SchedulerDisaggregationDecodeMixin). memory: the device's KV, by pool."""
+        to prefill servers (SchedulerDisaggregationDecodeMixin).
+
+        memory: the device's KV, by pool.
+        """
         server = self.server
         cache = self.server.cache
         decode: Any = importlib.import_module(_DECODE)
@@ -222,7 +228,7 @@ class DecodeSide(OnServer):
         self.server.new_batch(turns, ForwardMode.DECODE).prepare_for_decode()
         return turns
 
-    def sampled(self, turns: Sequence[LiveRequest]) -> None:
+    def sample_tokens(self, turns: Sequence[LiveRequest]) -> None:
         for turn in turns:
             self.server.forward(turn, turn.fill - 1, turn.fill)
             turn.req.output_ids.extend(self.server.sample(turn, 1))

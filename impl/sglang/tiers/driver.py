@@ -37,7 +37,7 @@ from impl.sglang.tiers.decode_side import (
     take_role,
 )
 from impl.sglang.tiers.gathering import Gatherer
-from impl.sglang.tiers.loading import tiered
+from impl.sglang.tiers.loading import tiered_release
 from impl.sglang.tiers.prefill_side import FIRST_THAT_SENDS, PrefillSide
 from impl.sglang.tiers.rust_gathering import RustGatherer
 from impl.sglang.tiers.storage import BACKUP, FETCH, FIRST_WITH_STORAGE, QUERY, IOThread, Storage
@@ -138,7 +138,7 @@ class TierDriver(DecodeSide, TreeCommands):
             )
             self._reads = ()
         if self.calls is not None:
-            self.calls.started()
+            self.calls.begin_server()
 
     def _start_tier(self) -> None:
         """Start the tier as the scheduler does after it has made its tree."""
@@ -188,8 +188,8 @@ class TierDriver(DecodeSide, TreeCommands):
         self.sends = sends = PrefillSide(self.release, self.server, config)
         self._of_prefill_side = {
             Await: sends.await_prompt, Greet: sends.greet, Arrive: sends.arrive, FailPeer: sends.fail_peer,
-            Abort: lambda c: sends.abort(c.request), Evict: self.evict, Extend: self._computed,
-            Poll: self._computed,
+            Abort: lambda c: sends.abort(c.request), Evict: self.evict, Extend: self._run_round,
+            Poll: self._run_round,
         }  # fmt: skip
 
     def apply(self, command: TierCommand) -> Outcome:
@@ -262,7 +262,7 @@ class TierDriver(DecodeSide, TreeCommands):
             self.copies.finish_loads()
         self.unlock(command)
         if has_slot:
-            states.reverted(holder.req)  # type: ignore[union-attr]
+            states.revert_match(holder.req)  # type: ignore[union-attr]
 
     def _insert(self, command: Insert) -> None:
         require(command.holder not in self._waiting, Reason.WRONG_PHASE)
@@ -291,16 +291,16 @@ class TierDriver(DecodeSide, TreeCommands):
         require(not command.marked, Reason.UNFAITHFUL)
         self.cache.release_aborted_request(self._waiting.pop(command.request).cache_request_handle)
 
-    def _found(self, holder: LockHolder, ids: Any) -> Tensor:
+    def _match_prefix(self, holder: LockHolder, ids: Any) -> Tensor:
         """Match a prefix as PrefillAdder.add_one_req does: the match is locked while a load is prepared."""
-        slots = super()._found(holder, ids)
+        slots = super()._match_prefix(holder, ids)
         req = holder.req
         if self.release.keeps_slots:
             self._promise(req)
         if not (self._loads and req.needs_host_load_back()):
             return slots
         with self.held(req.last_node):
-            return self._loaded(req, slots)
+            return self._load_prefix(req, slots)
 
     def _promise(self, req: Any) -> None:
         """Match the prefix of a request as Req.init_next_round_input does, or match_kv_cache in later
@@ -308,7 +308,7 @@ class TierDriver(DecodeSide, TreeCommands):
         for name in ("best_match_node", "host_hit_length", "swa_host_hit_length", "last_host_node"):
             setattr(req, name, optional(self._tree().match_result, f"MatchResult.{name}", 0))
 
-    def _loaded(self, req: Any, slots: Tensor) -> Tensor:
+    def _load_prefix(self, req: Any, slots: Tensor) -> Tensor:
         """Load the part of a match that is on the host (init_load_back), and return the slots of the whole
         prefix. Raises RuntimeError as the release's scheduler does where only a part is loaded."""
         params = self.release.base.InitLoadBackParams(
@@ -406,11 +406,11 @@ class TierDriver(DecodeSide, TreeCommands):
         self._reads = tuple(
             read for turn in turns for read in self.facts.decoding(turn, turn.fill - 1)
         )
-        self.sampled(turns)
+        self.sample_tokens(turns)
 
     # -- a server that only prefills ---------------------------------------------------------------
 
-    def _computed(self, command: Extend | Poll) -> None:
+    def _run_round(self, command: Extend | Poll) -> None:
         """Run a round of the event loop. The reads of its forward pass are noted before the pass writes."""
         assert self.sends is not None
         reads: list[TierRead] = []
@@ -457,7 +457,7 @@ def main(arguments: list[str]) -> int:
     def make() -> Any:
         torch.set_num_threads(1)
         torch.set_grad_enabled(False)
-        driver = TierDriver(tiered(version, core)(root), root)
+        driver = TierDriver(tiered_release(version, core)(root), root)
         driver.calls = Calls(driver) if "--calls" in options else None
         return driver
 

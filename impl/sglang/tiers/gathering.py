@@ -45,8 +45,11 @@ class Gatherer:
         side: DecodeSide | None = None,
         sends: PrefillSide | None = None,
     ) -> None:
-        """Keep the parts of a server whose facts are gathered. storage: the one behind its host tier. side,
-        sends: what a server has that only decodes or only prefills."""
+        """Keep the parts of a server whose facts are gathered.
+
+        storage: the one behind its host tier.
+        side, sends: what a server has that only decodes or only prefills.
+        """
         self.release = release
         self.server = server
         self.config = config
@@ -100,7 +103,8 @@ class Gatherer:
         parent = start = 0
         for node in reversed(nodes):
             fact = self.node(node, parent, start)
-            parent, start = fact.node, fact.end
+            parent = fact.node
+            start = fact.end
             yield fact
 
     @property
@@ -114,8 +118,10 @@ class Gatherer:
         return _id(self.core.root_node)
 
     def gather(self, reads: tuple[TierRead, ...]) -> TierFacts:
-        """Return the facts of the tree, of both tiers and of what moves between them. reads: what the last
-        command's request read."""
+        """Return the facts of the tree, of both tiers and of what moves between them.
+
+        reads: what the last command's request read.
+        """
         transfers = tuple(self._transfers())
         operations = () if self.behind is None else self.behind.operations()
         memory = {pool: tuple(self.copies.memory[pool]) for pool in self.kinds}
@@ -133,7 +139,7 @@ class Gatherer:
             complaint="" if transfers or operations else self._complaint(),
             loose=lock_deviations(self.release.version),
             operations=operations,
-            **({} if self.behind is None else self.behind.kept()),
+            **({} if self.behind is None else self.behind.storage_facts()),
             **self._of_requests(),
         )
 
@@ -177,7 +183,7 @@ class Gatherer:
             pins={pool: part.host_lock_ref for pool, part in parts.items()},
             storing=self._mark(node, "write_through_pending_id"),
             loading=self._mark(node, "load_back_pending_id"),
-            hashed=self._hashed(node.hash_value),
+            hashed=self._text_of_hashes(node.hash_value),
             following=tokens_of(elements_of(node.key))[len(node.key) :],
         )
 
@@ -186,7 +192,7 @@ class Gatherer:
         del start
         return tuple(map(token_of, elements_of(node.key)))
 
-    def _hashed(self, hashes: Sequence[str] | None) -> tuple[int, ...] | None:
+    def _text_of_hashes(self, hashes: Sequence[str] | None) -> tuple[int, ...] | None:
         """Return the text that a node's hashes stand for; of two that do not follow each other both."""
         if self.storage is None or hashes is None:
             return None
@@ -356,8 +362,8 @@ class Gatherer:
             )
 
     def _state_behind(self, req: Any) -> int:
-        """Return the slot of the state that a request continues from behind its prefix: its own if one was
-        loaded for it, otherwise that of the matched node; 0 for none."""
+        """Return the slot of the state that a request continues from behind its prefix, 0 for none. This is
+        its own slot if a state was loaded for it, otherwise that of the matched node."""
         if req.kv.holds_mamba:
             return int(req.kv.mamba_pool_idx)
         own = self.core.get_component_device_value(_id(req.last_node), self.kinds["state"])

@@ -20,7 +20,10 @@ def session_of(name: str) -> str:
 
 
 class _RoleGatherer:
-    """Looks at a server with one role. side: what the adapter plays of it."""
+    """Looks at a server with one role.
+
+    side: what the adapter plays of it.
+    """
 
     side: DecodeSide | PrefillSide
 
@@ -84,7 +87,7 @@ class DecodeGatherer(_RoleGatherer):
                     row=req.kv.req_pool_idx if holds else -1,
                     first=token_rows.get(id(req), -1),
                     slots=self._own(req) if holds else {},
-                    kept=self._retracted(req),
+                    kept=self._retracted_slots(req),
                     writing=self._writing(room),
                 )
             )
@@ -95,7 +98,7 @@ class DecodeGatherer(_RoleGatherer):
             if slot is not None and slot.kv.holds_kv:
                 row = slot.kv.req_pool_idx
                 own = self._own(slot)
-                retracted = self._retracted(slot)
+                retracted = self._retracted_slots(slot)
             if slot is not None or state is TierRequestState.BUSY:
                 requests.append(
                     TierRequest(
@@ -135,7 +138,7 @@ class DecodeGatherer(_RoleGatherer):
                 slots_of.setdefault(pool, []).append(slot)
         return {pool: tuple(slots) for pool, slots in slots_of.items()}
 
-    def _retracted(self, req: Any) -> dict[str, tuple[int, ...]]:
+    def _retracted_slots(self, req: Any) -> dict[str, tuple[int, ...]]:
         backup = optional(req.kv, "ReqKvInfo.retraction_backup")
         if backup is None or backup.host_indices is None:
             return {}

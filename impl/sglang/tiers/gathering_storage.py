@@ -13,7 +13,11 @@ from reference.tiers.facts import RECORD_ONLY, TierOperation
 
 
 class StorageGatherer:
-    """Looks at what a tree has a storage do. jobs: the run's numbers of transfers; pools: of the tree."""
+    """Looks at what a tree has a storage do.
+
+    jobs: the run's numbers of transfers.
+    pools: of the tree.
+    """
 
     def __init__(
         self, cache: Any, storage: Storage, copies: CopyEngine, jobs: Numbers, pools: Sequence[str]
@@ -67,7 +71,10 @@ class StorageGatherer:
 
     def _operation(self, operation: Any, state: str) -> TierOperation:
         """Return the fact of a backup or a prefetch, with the host slots that it has and those that its
-        thread still moves. state: where it stands, in words."""
+        thread still moves.
+
+        state: where it stands, in words.
+        """
         handle = optional(operation, "PrefetchOperation.handle")
         host = operation.host_indices
         if handle is None:
@@ -99,7 +106,7 @@ class StorageGatherer:
                     self.copies.host[pool][slot] = 0
         return TierOperation(number, back=False, name=handle.rid, state=state, slots=slots, moving=moving)
 
-    def kept(self) -> dict[str, Any]:
+    def storage_facts(self) -> dict[str, Any]:
         """Return the facts of what is stored, given back, asked for and reserved."""
         cache = self.cache
         controller = self.controller

@@ -17,7 +17,7 @@ from impl.sglang.parts import stand_ins
 from impl.sglang.parts.aborts import Aborts
 from impl.sglang.parts.modules import ASSEMBLER, WITH_TIERS, install
 from impl.sglang.parts.stand_ins import Bag
-from impl.sglang.releases.catalogue import TABLE, supported
+from impl.sglang.releases.catalogue import TABLE, supported_release
 from impl.sglang.releases.v0_5_15_to_21 import Unified
 from impl.sglang.releases.variants import variant
 from impl.sglang.tiers.copy_engine import CopyEngine, Event, Stream
@@ -94,10 +94,13 @@ class _Tiered(Unified):
         )
 
 
-def tiered(spec: str, core: str = "") -> Any:
+def tiered_release(spec: str, core: str = "") -> Any:
     """Return the release with its host tier, with the core of its tree in Rust where `core` is "rust";
-    raises UnusableImplementation where it is not driven so. spec: as `supported` takes it."""
-    release = supported(spec)
+    raises UnusableImplementation where it is not driven so.
+
+    spec: as `supported_release` takes it.
+    """
+    release = supported_release(spec)
     order = list(TABLE)
     version = release.version
     if core:
@@ -151,7 +154,7 @@ def _host_pool(base: Any, slots: int, page_size: int) -> Any:
     return kind()
 
 
-def _made(kind: Any, **values: Any) -> Any:
+def _make_object(kind: Any, **values: Any) -> Any:
     """Return an object of a release's class, of those arguments that it takes."""
     names = inspect.signature(kind).parameters
     return kind(**{name: value for name, value in values.items() if name in names})
@@ -186,7 +189,7 @@ def _attach(cache: Any, params: Any, server_args: Any, *, load_cache_event: Any,
     pools = {
         pool: _host_pool(host.HostKVCache, config.host_slots(pool), page) for pool in config.pools
     }
-    entry: Any = partial(_made, group.PoolEntry)
+    entry: Any = partial(_make_object, group.PoolEntry)
     entries = [
         entry(
             name=names.KV,
@@ -197,7 +200,8 @@ def _attach(cache: Any, params: Any, server_args: Any, *, load_cache_event: Any,
         )
     ]
     if config.window is not None:
-        kv.full_kv_pool, kv.swa_kv_pool = device["full"], device["swa"]
+        kv.full_kv_pool = device["full"]
+        kv.swa_kv_pool = device["swa"]
         swa = allocator.swa_attn_allocator
         entries.append(entry(
             name=names.SWA, host_pool=pools["swa"], device_pool=device["swa"], layer_mapper=lambda _: 0,
@@ -213,7 +217,7 @@ def _attach(cache: Any, params: Any, server_args: Any, *, load_cache_event: Any,
         ))  # fmt: skip
     cache.host_pool_group = group.HostPoolGroup(entries)
     controller = load(f"{_CACHE}.hybrid_cache.hybrid_cache_controller").HybridCacheController
-    cache.cache_controller = _made(
+    cache.cache_controller = _make_object(
         controller, token_to_kv_pool_allocator=allocator, mem_pool_host=cache.host_pool_group, page_size=page,
         tp_group=None, load_cache_event=load_cache_event, write_policy=config.policy, io_backend="direct",
         transfer_layer_id_max=1, transfer_layer_num=1,
@@ -232,10 +236,10 @@ def _function(file: Path, name: str) -> Callable[..., Any] | None:
     return cut(file, frozenset({name}), env).get(name.rpartition(".")[2])
 
 
-def _room(cache: Any, files: Path, kind: str, asked: str) -> Callable[[int], Any]:
+def _room(cache: Any, files: Path, kind: str, parameter: str) -> Callable[[int], Any]:
     """Return the function that makes room for SWA KV, or a state, that is loaded back."""
     file = files.joinpath(*ASSEMBLER.split(".")).with_suffix(".py")
     if (own := _function(file, f"_evict_{kind}_for_device_alloc")) is not None:
         return partial(own, cache)
     params = importlib.import_module(f"{_CACHE}.base_prefix_cache").EvictParams
-    return lambda n: cache.evict(params(**{asked: n}))
+    return lambda n: cache.evict(params(**{parameter: n}))

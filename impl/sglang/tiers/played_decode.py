@@ -14,9 +14,14 @@ from reference.tiers.facts import METADATA
 
 @dataclass
 class HandedPart:
-    """Slots of one pool that the network has still to read. position: of the first; wanted: the stamps of the
-    request's text there, fewer than slots at the end of the text; of metadata the room of the request. early:
-    slots that were handed in before a forward pass had written them, and without an event to wait for."""
+    """Slots of one pool that the network has still to read.
+
+    position: of the first.
+    wanted: the stamps of the request's text there, fewer than slots at the end of the text; of metadata the
+        room of the request.
+    early: slots that were handed in before a forward pass had written them, and without an event to wait
+        for.
+    """
 
     job: int
     pool: str
@@ -29,9 +34,12 @@ class HandedPart:
 class Sender:
     """The sender of one request: what the prefill server sees of the decode server and the network.
 
-    name, text: the request, and its prompt. state: of KVPoll. prefix: tokens that the decode server has
-    already. pages: how many it expects, None until it is told; handed: how many it was given. parts: what is
-    not read yet.
+    name, text: the request, and its prompt.
+    state: of KVPoll.
+    prefix: tokens that the decode server has already.
+    pages: how many it expects, None until it is told.
+    handed: how many it was given.
+    parts: what is not read yet.
     """
 
     supports_host_tensor_indices = False
@@ -128,8 +136,11 @@ class Sender:
 
 
 class Senders:
-    """The manager of the transfers. prompts: the name and the prompt of the request in each room; unfinished:
-    slots of a pool that a forward pass has still to write."""
+    """The manager of the transfers.
+
+    prompts: the name and the prompt of the request in each room.
+    unfinished: slots of a pool that a forward pass has still to write.
+    """
 
     enable_all_cp_ranks_for_transfer = False
     is_dummy_cp_rank = False

@@ -31,7 +31,10 @@ class Writing:
 
 
 class Peer:
-    """The receiver of one request: what the decode server sees of the prefill server. state: of KVPoll."""
+    """The receiver of one request: what the decode server sees of the prefill server.
+
+    state: of KVPoll.
+    """
 
     supports_host_destination = False
     bootstrap_infos = (1,)  # ranks of the prefill server

@@ -43,7 +43,12 @@ class _Unmeasured:
 
 
 class PrefillSide(OnServer):
-    """arrivals: requests by name. loop: the scheduler. late: batches whose results are not processed."""
+    """A server that only prefills.
+
+    arrivals: requests by name.
+    loop: the scheduler.
+    late: batches whose results are not processed.
+    """
 
     release: Any
 
@@ -59,7 +64,7 @@ class PrefillSide(OnServer):
         cuda = Bag(Event=Event, current_stream=lambda: None)
         module.torch = Bag(**{**vars(importlib.import_module("torch")), "cuda": cuda})
         self.mixin = module.SchedulerDisaggregationPrefillMixin
-        self.senders = Senders(config, module.KVPoll, module.StateType.SWA, self._unfinished)
+        self.senders = Senders(config, module.KVPoll, module.StateType.SWA, self._slots_being_written)
         self.rows_of_metadata = MetadataRows(config.metadata_rows)
         self.arrivals: dict[str, LiveRequest] = {}
         self.aborted: set[str] = set()
@@ -111,7 +116,7 @@ class PrefillSide(OnServer):
         self.release.prefill_aborts.lend(loop)
         loop.abort_request = lambda asked: self.release.prefill_aborts.abort(loop, asked)
         loop.collect_inflight_reqs = lambda: {*loop.last_reqs}
-        loop.get_new_batch_prefill = self._planned
+        loop.get_new_batch_prefill = self._plan_batch
         return loop
 
     # -- commands ---------------------------------------------------------------------------------
@@ -192,10 +197,10 @@ class PrefillSide(OnServer):
 
     # -- the loop ---------------------------------------------------------------------------------
 
-    def _round(self, asked: list[tuple[LiveRequest, int]]) -> None:
+    def _round(self, requests: list[tuple[LiveRequest, int]]) -> None:
         """Run event_loop_normal_disagg_prefill or event_loop_overlap_disagg_prefill once."""
         loop = self.loop
-        self._batch = asked
+        self._batch = requests
         loop.waiting_queue.extend(loop.disagg_prefill_bootstrap_queue.pop_bootstrapped())
         # Of the last batch a round looks only at whom to leave out where it would decode.
         plan = loop.get_next_disagg_prefill_batch_to_run(loop.running_batch, None)
@@ -211,7 +216,7 @@ class PrefillSide(OnServer):
         loop.last_reqs = [] if batch is None else [*batch.reqs]
         self._forget_ended()
 
-    def _planned(self, running: Any) -> Any:
+    def _plan_batch(self, running: Any) -> Any:
         """Plan a batch of the requests that a command names (Scheduler.get_new_batch_prefill)."""
         loop = self.loop
         batch = None
@@ -245,7 +250,7 @@ class PrefillSide(OnServer):
             if goes_on:
                 req.init_next_round_input()
             else:
-                self._matched(turn)
+                self._match_and_lock(turn)
             end = min(turn.prefix + tokens, turn.fill)
             if end < turn.fill:
                 end = end // size * size
@@ -267,7 +272,7 @@ class PrefillSide(OnServer):
                 break
         return entries
 
-    def _unfinished(self, pool: str) -> set[int]:
+    def _slots_being_written(self, pool: str) -> set[int]:
         """Return slots that forward passes write whose results are not processed."""
         unread: set[int] = set()
         for batch, _ in self.late:

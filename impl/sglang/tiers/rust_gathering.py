@@ -68,7 +68,7 @@ class RustGatherer(Gatherer):
                 number,
                 parent=parent,
                 start=start,
-                stamps=self.stamps(self._told(handle), start),
+                stamps=self.stamps(self._describe_node(handle), start),
                 device={
                     pool: slots_of(core.get_component_device_value(handle, kind))
                     for pool, kind in self.kinds.items()
@@ -78,10 +78,10 @@ class RustGatherer(Gatherer):
                 pins={},
                 storing=marks.get((False, number), -1),
                 loading=marks.get((True, number), -1),
-                hashed=self._hashed(core.get_hash_values(handle)),
+                hashed=self._text_of_hashes(core.get_hash_values(handle)),
             )
 
-    def _told(self, handle: int) -> Any:
+    def _describe_node(self, handle: int) -> Any:
         """Return a node with its key, as the core describes it for a store from either tier."""
         core = self.core
         if (snapshot := core.snapshot_buffer_backup(handle, False)) is not None:

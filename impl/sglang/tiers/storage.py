@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar
 
 from impl.loading.optional import optional
-from impl.sglang.parts.namespaces import exchanged
+from impl.sglang.parts.namespaces import exchange_texts
 from impl.sglang.parts.stand_ins import Bag
 from impl.sglang.tiers.copy_engine import POOLS
 from reference.recurrent_states import chained
@@ -42,8 +42,9 @@ class _Over(BaseException):
 class IOThread:
     """`threading.Thread` of the cache controller: one runs at a time, while a command waits for it.
 
-    operation: the one that it works on. call: slots of the host, by pool, that its call of the backend will
-    read or write; None between calls. done: slots that its calls have read or written, of this operation.
+    operation: the one that it works on.
+    call: slots of the host, by pool, that its call of the backend will read or write; None between calls.
+    done: slots that its calls have read or written, of this operation.
     pages: those that the backend handles in the next call at most.
     """
 
@@ -55,7 +56,8 @@ class IOThread:
         self._body = target
         self.ended = False
         self._give_up = False
-        self._turn, self._back = threading.Lock(), threading.Lock()
+        self._turn = threading.Lock()
+        self._back = threading.Lock()
         self._turn.acquire()
         self._back.acquire()
         self._error: BaseException | None = None
@@ -178,19 +180,19 @@ class Hashes:
         if size:
             for index in range(0, len(elements) - size + 1, size):
                 page = elements[index : index + size]
-                last = hashlib.sha256(last + _packed(page, bigram)).digest()
-                text += self.spelt([*map(token_of, page)], inside, len(text))
+                last = hashlib.sha256(last + _pack_page(page, bigram)).digest()
+                text += self.stamps_of([*map(token_of, page)], inside, len(text))
                 self.texts[last.hex()] = inside, text
                 hashes.append(last.hex())
         return hashes if page_size else hashes[0]
 
-    def spelt(self, tokens: list[int], inside: bool, start: int) -> tuple[int, ...]:
+    def stamps_of(self, tokens: list[int], inside: bool, start: int) -> tuple[int, ...]:
         """Return the stamps of the KV of these tokens, from a position on."""
         del start
-        return tuple(exchanged(tokens) if inside else tokens)
+        return tuple(exchange_texts(tokens) if inside else tokens)
 
 
-def _packed(page: Sequence[int], bigram: bool) -> bytes:
+def _pack_page(page: Sequence[int], bigram: bool) -> bytes:
     """Return the elements of a page as they are hashed: tokens of 32 bits, of a bigram both."""
     tokens = (
         [half for each in page for half in (each >> TOKEN_BITS, second_of(each))]
@@ -203,7 +205,9 @@ def _packed(page: Sequence[int], bigram: bool) -> bytes:
 class Storage:
     """The storage of one server: what the backend has, and how its threads go on.
 
-    host: stamps of the host, by pool; written: pages since the last command."""
+    host: stamps of the host, by pool.
+    written: pages since the last command.
+    """
 
     def __init__(
         self, cache: Any, host: dict[str, list[int]], page_size: int, hashes: Hashes
@@ -219,8 +223,10 @@ class Storage:
     def attach(
         self, how_long: str, policy: str, by: Callable[..., tuple[bool, str]] | None = None
     ) -> None:
-        """Attach the backend as the release's command of an operator does. by: the method that it calls; of
-        a tree without a scheduler the tree's own."""
+        """Attach the backend as the release's command of an operator does.
+
+        by: the method that it calls; of a tree without a scheduler the tree's own.
+        """
         backend = importlib.import_module("sglang.srt.mem_cache.hicache_storage").HiCacheFile
         made = type("Backend", (Backend, backend), {})(self)
         module: Any = importlib.import_module("sglang.srt.mem_cache.storage")
@@ -247,7 +253,7 @@ class Storage:
     def thread(self, body: str) -> IOThread:
         return IOThread.known[body]
 
-    def called(self, slots: dict[str, list[int]]) -> int:
+    def begin_call(self, slots: dict[str, list[int]]) -> int:
         """Pause at the beginning of a call of the backend. Returns the number of pages that it handles."""
         thread: IOThread | None = getattr(_RUNNING, "thread", None)
         if thread is None:
@@ -291,7 +297,7 @@ class Storage:
             self.written.append(TierPage(number, pool, tuple(slots), content, wanted))
         return True
 
-    def paged(self, slots: Any) -> Iterator[list[int]]:
+    def pages_of(self, slots: Any) -> Iterator[list[int]]:
         size = self.page_size
         every = slots.tolist()
         return (every[index : index + size] for index in range(0, len(every), size))
@@ -320,14 +326,14 @@ class Backend:
         }
 
     def batch_exists(self, keys: list[str], _: Any = None) -> int:
-        most = self._storage.called({})
+        most = self._storage.begin_call({})
         are_stored = (("full", key) in self._storage.pages for key in keys[: max(0, most)])
         return next((i for i, found in enumerate(are_stored) if not found), min(most, len(keys)))
 
     def batch_exists_v2(
         self, keys: list[str], pool_transfers: Any = None, extra_info: Any = None
     ) -> Any:
-        most = self._storage.called({})
+        most = self._storage.begin_call({})
         known: Any = super()
         return known.batch_exists_v2(keys[:most], pool_transfers, extra_info)
 
@@ -351,8 +357,8 @@ class Backend:
         return self._each(_pool(transfer.name), keys, slots, act)
 
     def _each(self, pool: str, keys: list[str], slots: Any, act: Any) -> list[bool]:
-        most = self._storage.called({pool: slots.tolist()})
-        pages = enumerate(zip(keys, self._storage.paged(slots)))
+        most = self._storage.begin_call({pool: slots.tolist()})
+        pages = enumerate(zip(keys, self._storage.pages_of(slots)))
         return [i < most and act(pool, key, page) for i, (key, page) in pages]
 
 

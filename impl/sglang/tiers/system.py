@@ -12,7 +12,7 @@ from impl.adapter import Capabilities, UnusableImplementation
 from impl.process.remote_system import LIMITS, Limits, WorkerSystem
 from impl.sglang.parts.fetch import DECODES, PREFILLS, checkout_root, release_root
 from impl.sglang.releases.catalogue import detect, spec_of
-from impl.sglang.tiers.loading import tiered
+from impl.sglang.tiers.loading import tiered_release
 from impl.sglang.tiers.api import require_tier_api
 from impl.system_spec import SystemSpec
 from reference.commands import Mode
@@ -25,8 +25,10 @@ PREFILL = frozenset({PrefillCommand.__name__})
 
 
 class TierSystem(WorkerSystem):
-    """A release (`version`) or a checkout (`path`) of SGLang, its tree with a host tier. core: "rust" for the
-    tree's core that a wheel has compiled, else the one in Python. calls: as of SGLangSystem.
+    """A release (`version`) or a checkout (`path`) of SGLang, its tree with a host tier.
+
+    core: "rust" for the tree's core that a wheel has compiled, else the one in Python.
+    calls: as of SGLangSystem.
 
     The wheel is fetched here, the worker starts with the first `reset`. Raises UnusableImplementation when
     the release is unavailable, or is not driven with a host tier.
@@ -55,8 +57,11 @@ class TierSystem(WorkerSystem):
         calls: bool = False,
         limits: Limits = LIMITS,
     ) -> None:
-        """Choose a release, or the checkout at `path`, and the capabilities of its host tier. core: the tree
-        in Rust. Raises UnusableImplementation."""
+        """Choose a release, or the checkout at `path`, and the capabilities of its host tier. Raises
+        UnusableImplementation.
+
+        core: the tree in Rust.
+        """
         super().__init__(limits)
         if (version is None) == (path is None):
             raise UnusableImplementation("sglang: give a version or the path of a checkout")
@@ -74,7 +79,7 @@ class TierSystem(WorkerSystem):
             assert version is not None
             self.release = self._spec = version
         self.calls = calls
-        self.kind = kind = tiered(self._spec, core)
+        self.kind = kind = tiered_release(self._spec, core)
         without = frozenset[str]() if kind.stores else STORAGE
         without |= frozenset[str]() if kind.receives else DECODE
         without |= frozenset[str]() if kind.sends else PREFILL
@@ -91,7 +96,7 @@ class TierSystem(WorkerSystem):
             self.root = release_root(version, newer if kind.receives else "")
         kind.require(self.root)
         if path is not None:  # a test looks up what releases have
-            require_tier_api(self.root, self.name, self.release, detected.taken_for(self.root))
+            require_tier_api(self.root, self.name, self.release, detected.release_text(self.root))
 
     def command_line(self) -> list[str]:
         return [

@@ -295,7 +295,8 @@ class PairDriver:
 
     def view(self) -> PairFacts:
         """Return the facts of the pair after the last command."""
-        prefill, decode = self.servers[PREFILL], self.servers[DECODE]
+        prefill = self.servers[PREFILL]
+        decode = self.servers[DECODE]
         readers = tuple(
             PairReader(name, prefilled, self._state(name))
             for name, prefilled in self._readers.items()
@@ -371,7 +372,8 @@ class PairDriver:
 
     def _moves(self, job: PostedTransfer, groups: dict[int, int]) -> list[tuple[int, int, int]]:
         """Return the (group, target block, source block) of each region of a transfer."""
-        prefill, decode = self.servers[PREFILL], self.servers[DECODE]
+        prefill = self.servers[PREFILL]
+        decode = self.servers[DECODE]
         moves = []
         for own, theirs, _ in job.pairs:
             if job.writes:
@@ -380,7 +382,8 @@ class PairDriver:
             else:
                 decode_address = own
                 prefill_address = theirs
-            target, source = decode.memory.block_at(decode_address), prefill.memory.block_at(prefill_address)
+            target = decode.memory.block_at(decode_address)
+            source = prefill.memory.block_at(prefill_address)
             if target is None or source is None:
                 raise SystemFailed("a transfer has an address outside of the KV of both servers")
             moves.append((groups.get(target, 0), target, source))

@@ -13,7 +13,7 @@ import numpy as np
 
 from impl.loading.function_cuts import cut
 from impl.loading.isolation import install as install_hook
-from impl.stand_ins import Values, taken
+from impl.stand_ins import Values, accepted_arguments
 from impl.vllm import modules, offload
 from impl.vllm.bare_connectors import CONNECTORS
 from impl.vllm.pair import NIXL, REAL
@@ -77,7 +77,7 @@ class Factory:
     @classmethod
     def create_connector(cls, config: Any, role: Any, kv_cache_config: Any = None) -> Any:
         given = {"vllm_config": config, "role": role, "kv_cache_config": kv_cache_config}
-        return cls.kind()(**taken(cls.kind().__init__, given))
+        return cls.kind()(**accepted_arguments(cls.kind().__init__, given))
 
     @classmethod
     def get_connector_class(cls, *_: Any) -> Any:
@@ -120,7 +120,7 @@ def install(root: Path) -> None:
 def _stand_ins_by_module(root: Path) -> Any:
     """Return the stand-ins for names that the connector imports from modules that are not loaded, by
     module."""
-    provided: dict[str, dict[str, Any]] = {**modules.provided(), **offload.stand_ins_by_module()}
+    provided: dict[str, dict[str, Any]] = {**modules.provided_names(), **offload.stand_ins_by_module()}
     maps = cut(root / _TABLES, frozenset({"BlockTable.map_to_kernel_blocks"}), {"np": np})  # to 0.31
     of_tables = {name.rpartition(".")[2]: function for name, function in maps.items()}
     provided["vllm.v1.worker.block_table"] = {"BlockTable": Values(**of_tables)}

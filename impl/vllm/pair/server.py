@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from impl.loading.optional import optional
-from impl.stand_ins import taken
+from impl.stand_ins import accepted_arguments
 from impl.vllm.drafter import Drafter
 from impl.vllm.driver import EngineDriver
 from impl.vllm.engine import start
@@ -38,7 +38,7 @@ class NixlWorker:
         given = {
             "vllm_config": scheduler.vllm_config, "role": role, "kv_cache_config": scheduler.kv_cache_config,
         }  # fmt: skip
-        self.connector = kind(**taken(kind.__init__, given))
+        self.connector = kind(**accepted_arguments(kind.__init__, given))
         self.worker = self.connector.connector_worker
         if Factory.push:
             self.worker._push_writer_thread = NoThread()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from reference.blocks.clauses.step import BlockStep, clause
 from reference.blocks.commands import Schedule
 from reference.blocks.request_texts import LaneNote
-from reference.failures import AtCount, AtNamed, Failure, counted, failure
+from reference.failures import AtCount, AtNamed, Failure, count_text, failure
 
 
 @clause(
@@ -109,11 +109,11 @@ def _inputs_are_text(step: BlockStep) -> Failure | None:
             expected = f"{lane.request} computes its text at [{lane.start}, {end})"
             return failure(expected, "other tokens, or none", AtCount(lane.request, "inputs"))
         if bool(lane.sampled) != (end == len(note.text)):
-            whole = counted(len(note.text), "token")
+            whole = count_text(len(note.text), "token")
             expected = f"no token of {lane.request} is due: its text of {whole} is computed up to {end}"
             if end == len(note.text):
                 expected = f"a token of {lane.request} is due: its text of {whole} is computed"
-            sampled = counted(len(lane.sampled), "sampled token")
+            sampled = count_text(len(lane.sampled), "sampled token")
             return failure(expected, sampled, AtCount(lane.request, "samples"))
         if lane.drafts and end != len(note.text):
             expected = f"drafts of {lane.request} follow the text of {len(note.text)} tokens"

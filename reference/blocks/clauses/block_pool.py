@@ -7,7 +7,7 @@ from collections import Counter
 from reference.blocks.clauses.step import BlockStep, clause
 from reference.blocks.commands import NewWeights
 from reference.tiers.commands import ResetCache
-from reference.failures import AtBlock, AtChunk, AtCount, AtTable, Failure, counted, failure
+from reference.failures import AtBlock, AtChunk, AtCount, AtTable, Failure, count_text, failure
 
 
 @clause(
@@ -72,8 +72,8 @@ def _swap_has_unheld_blocks(step: BlockStep) -> Failure | None:
     for block in range(1, len(swap.memory)):
         if times[block] + owners[block] != 1:
             expected = f"block {block} of host memory must be free, or of one request"
-            observed = f"tables name it {counted(owners[block], 'time')}"
-            observed += f", and it is free {counted(times[block], 'time')}"
+            observed = f"tables name it {count_text(owners[block], 'time')}"
+            observed += f", and it is free {count_text(times[block], 'time')}"
             return failure(expected, observed, AtCount("swap", "free"))
     return None
 
@@ -149,7 +149,7 @@ def _hash_names_content(step: BlockStep) -> Failure | None:
             )
         if step.config.groups[group].state or isinstance(step.command, NewWeights):
             continue  # STA-3, PUB-3
-        if block in step.awaited:
+        if block in step.awaited_blocks:
             continue
         owner, slots = step.after.memory[block]
         slots = slots[: len(stamps)]
@@ -178,10 +178,10 @@ def _map_agrees_with_blocks(step: BlockStep) -> Failure | None:
     bears = Counter(published.block for published in step.after.published)
     for block in {*bears, *step.after.mapped}:
         if (mapped := step.after.mapped.get(block, 0)) != bears[block]:
-            bear = f"block {block} bears {counted(bears[block], 'hash', 'es')}"
+            bear = f"block {block} bears {count_text(bears[block], 'hash', 'es')}"
             expected = f"the map must name it once for each: {bear}"
             return failure(
-                expected, f"the map names block {block} {counted(mapped, 'time')}", AtBlock(block)
+                expected, f"the map names block {block} {count_text(mapped, 'time')}", AtBlock(block)
             )
     return None
 
@@ -208,7 +208,7 @@ def _reset_empties_cache(step: BlockStep) -> Failure | None:
     if step.after.reset and (left or len(step.after.free) < len(step.after.refs) - 1):
         free = len(step.after.free)
         blocks = len(step.after.refs) - 1
-        observed = f"it leaves {counted(left, 'hash', 'es')}, and {free} of {blocks} blocks are free"
+        observed = f"it leaves {count_text(left, 'hash', 'es')}, and {free} of {blocks} blocks are free"
         return failure(
             "a reset must leave no hash and all blocks free", observed, AtCount("cache", "hashes")
         )

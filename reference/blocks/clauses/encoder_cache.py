@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from reference.blocks.clauses.step import BlockStep, clause
-from reference.failures import AtCount, AtNamed, Failure, counted, failure
+from reference.failures import AtCount, AtNamed, Failure, count_text, failure
 from reference.token_ids import embeddings_of, image_of, position_of
 
 _ENCODED = AtCount("encoder", "encoded")
@@ -30,11 +30,11 @@ def _cache_adds_up(step: BlockStep) -> Failure | None:
     size = step.config.encoder_cache
     free = size - sum(entry.embeds for entry in encoder.entries)
     if encoder.free != free or free < 0:
-        expected = f"{counted(max(0, free), 'embedding')} of {size} must be free beside the images kept"
+        expected = f"{count_text(max(0, free), 'embedding')} of {size} must be free beside the images kept"
         return failure(expected, f"{encoder.free} are", AtCount("encoder", "free", free))
     evictable = free + sum(entry.embeds for entry in encoder.entries if not entry.users)
     if encoder.evictable != evictable:
-        expected = f"{counted(evictable, 'embedding')} must be free or of images that nobody needs"
+        expected = f"{count_text(evictable, 'embedding')} must be free or of images that nobody needs"
         return failure(expected, f"{encoder.evictable} are", AtCount("encoder", "evictable", evictable))
     return None
 
@@ -132,7 +132,7 @@ def _step_encodes_what_it_lacks(step: BlockStep) -> Failure | None:
     budget = step.config.encoder_budget
     total = sum(len(embeddings_of(image)) for image in encoder.encoded)
     if total > budget:
-        expected = f"a step encodes at most {counted(budget, 'embedding')}"
+        expected = f"a step encodes at most {count_text(budget, 'embedding')}"
         return failure(expected, f"this one encodes {total}", _ENCODED)
     before = step.before.encoder.entries if step.before.encoder is not None else ()
     needed = {entry.image for entry in before if entry.users}
@@ -199,8 +199,9 @@ def _image_is_kept_until_it_is_computed(step: BlockStep) -> Failure | None:
 
 def _images_under_way(step: BlockStep) -> Iterator[tuple[str, str]]:
     """Yield each running request whose confirmed length ends within an image, and that image."""
-    for name, bearer, _ in step.held():
-        text, end = bearer.text, bearer.sure
+    for name, bearer, _ in step.held_tables():
+        text = bearer.text
+        end = bearer.sure
         if step.after.requests[name].status != "RUNNING" or end >= len(text):
             continue
         start = end - position_of(text[end])

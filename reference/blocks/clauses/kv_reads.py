@@ -5,7 +5,7 @@ from __future__ import annotations
 from reference.blocks.clauses.step import NOT_WRITTEN, BlockStep, clause, window_start
 from reference.blocks.config import EngineConfig, LayerGroup
 from reference.blocks.request_texts import LaneNote
-from reference.failures import AtBlock, AtCount, AtTable, Failure, counted, failure
+from reference.failures import AtBlock, AtCount, AtTable, Failure, count_text, failure
 
 
 @clause(
@@ -77,7 +77,7 @@ def _wrong_attention(step: BlockStep, note: LaneNote, end: int) -> Failure | Non
             position = next((at for at, (observed, due) in pairs if observed != due), start)
             entry, _ = layers.slot_of(position)
             expected = f"attention gets the KV of {lane.request} at [{start}, {end}) in group {group}"
-            observed = f"{counted(len(stamps), 'position')} from {first_position} on, wrong at {position}"
+            observed = f"{count_text(len(stamps), 'position')} from {first_position} on, wrong at {position}"
             return failure(expected, observed, AtTable(lane.request, group, entry, position, lane.start))
     return None
 
@@ -95,12 +95,12 @@ def _wrong_attention(step: BlockStep, note: LaneNote, end: int) -> Failure | Non
     source="vllm#47728",
     trigger=lambda s: any(
         layers.window is not None and bearer.sure >= layers.window
-        for _, bearer, _ in s.held()
+        for _, bearer, _ in s.held_tables()
         for layers in s.config.groups
     ),
 )
 def _confirmed_window_stays(step: BlockStep) -> Failure | None:
-    for name, bearer, tables in step.held():
+    for name, bearer, tables in step.held_tables():
         sure = bearer.sure
         for group, layers in enumerate(step.config.groups):
             row = tables[group]
@@ -129,10 +129,10 @@ def _confirmed_window_stays(step: BlockStep) -> Failure | None:
     why="A wrong write is caught at the write, not at a later read.",
     rule="blocks.request_texts",
     source="kvspec",
-    trigger=lambda s: any(b.sure > 0 for _, b, _ in s.held()),
+    trigger=lambda s: any(b.sure > 0 for _, b, _ in s.held_tables()),
 )
 def _held_content_stays(step: BlockStep) -> Failure | None:
-    for name, bearer, tables in step.held():
+    for name, bearer, tables in step.held_tables():
         sure = bearer.sure
         if bearer.void:
             continue
@@ -172,10 +172,10 @@ def _wrong_copy(step: BlockStep) -> Failure | None:
     rule="blocks.request_texts",
     source="as LEN-1",
     scope="Requests that run.",
-    trigger=lambda s: any(s.after.requests[name].status == "RUNNING" for name, _, _ in s.held()),
+    trigger=lambda s: any(s.after.requests[name].status == "RUNNING" for name, _, _ in s.held_tables()),
 )
 def _counts_in_order(step: BlockStep) -> Failure | None:
-    for name, bearer, tables in step.held():
+    for name, bearer, tables in step.held_tables():
         fact = step.after.requests[name]
         if fact.status != "RUNNING":
             continue
@@ -265,17 +265,17 @@ def _writes_own_blocks(step: BlockStep) -> Failure | None:
     trigger=lambda s: any(
         window_start(layers, bearer.sure)
         >= layers.block_size * (max_blocks_behind_window(s.config, layers) + 1)
-        for _, bearer, _ in s.held()
+        for _, bearer, _ in s.held_tables()
         for layers in s.config.groups
         if layers.window is not None
     ),
 )
 def _frees_blocks_behind_window(step: BlockStep) -> Failure | None:
-    for name, bearer, tables in step.held():
+    for name, bearer, tables in step.held_tables():
         for group, layers in enumerate(step.config.groups):
             if layers.ring:
                 if len(tables[group]) > (most := step.config.most_blocks(layers)):
-                    limit = f"at most {counted(most, 'block')}"
+                    limit = f"at most {count_text(most, 'block')}"
                     expected = f"{name} must have {limit} in the ring of group {group}"
                     place = AtTable(name, group, most, query=bearer.sure)
                     return failure(expected, f"its table has {len(tables[group])}", place)
@@ -283,8 +283,8 @@ def _frees_blocks_behind_window(step: BlockStep) -> Failure | None:
             behind = tables[group][: window_start(layers, bearer.sure) // layers.block_size]
             unfreed = [index for index, block in enumerate(behind) if block]
             if len(unfreed) > (most := max_blocks_behind_window(step.config, layers)):
-                expected = f"{name} must keep at most {counted(most, 'block')} behind its window"
-                blocks = counted(len(unfreed), "block")
+                expected = f"{name} must keep at most {count_text(most, 'block')} behind its window"
+                blocks = count_text(len(unfreed), "block")
                 observed = f"{name} keeps {blocks} of group {group}, from entry {unfreed[0]} of its table on"
                 return failure(expected, observed, AtTable(name, group, unfreed[0], query=bearer.sure))
     return None

@@ -20,13 +20,13 @@ from reference.failures import AtCount, AtNamed, AtText, Failure, failure
 )
 def _outputs_are_sampled_behind_the_text(step: BlockStep) -> Failure | None:
     for note in step.outputs:
-        given = note.given.tokens if note.given is not None else ()
-        if given != note.tokens and not (note.optional and not given):
+        output_tokens = note.given.tokens if note.given is not None else ()
+        if output_tokens != note.tokens and not (note.optional and not output_tokens):
             expected = f"{note.name} gets {list(note.tokens)}"
-            return failure(expected, f"it gets {list(given)}", AtText(note.name))
-        if given and not note.current:
+            return failure(expected, f"it gets {list(output_tokens)}", AtText(note.name))
+        if output_tokens and not note.current:
             expected = f"{note.name} gets what was sampled behind its text"
-            observed = f"{list(given)} was sampled behind another"
+            observed = f"{list(output_tokens)} was sampled behind another"
             return failure(expected, observed, AtCount(note.name, "sampled behind"))
     return None
 

@@ -9,7 +9,7 @@ from reference.blocks.clauses.step import IN_FLIGHT, BlockStep, clause
 from reference.blocks.facts import Lane, Published, StateUse
 from reference.failures import AtBlock, AtCount, AtNamed, Failure, Place, failure
 from reference.recurrent_states import (
-    EMPTY, GOES_ON, HIT, KEPT, NAMED, NOWHERE, misread, seen, stamp_after,
+    EMPTY, GOES_ON, HIT, KEPT, NAMED, NOWHERE, misread, describe_stamp, stamp_after,
 )  # fmt: skip
 
 
@@ -158,14 +158,14 @@ def _written_blocks(lane: Lane) -> list[tuple[int, int]]:
     rule="states",
     source="vllm MambaManager.remove_skipped_blocks; vllm#55178",
     scope="A session between turns may have taken back tokens: its next turn may start earlier.",
-    trigger=lambda s: bool(s.config.recurrent) and any(b.computed for _, b, _ in s.held()),
+    trigger=lambda s: bool(s.config.recurrent) and any(b.computed for _, b, _ in s.held_tables()),
 )
 def _request_keeps_its_state(step: BlockStep) -> Failure | None:
     """Return the failure of the first request in whose blocks the state after its computed tokens, or the
     convolution window of it, is missing."""
     if not step.config.recurrent:
         return None
-    for name, bearer, tables in step.held():
+    for name, bearer, tables in step.held_tables():
         count = bearer.computed
         stamps = bearer.ahead()[1]
         if not count or count > len(stamps) or bearer.idle or bearer.turned:
@@ -180,7 +180,10 @@ def _request_keeps_its_state(step: BlockStep) -> Failure | None:
             }
             for part, stamps_kept in stamps_by_part.items():
                 if due_stamp not in stamps_kept:
-                    others = [f"one {seen(stamp, stamps)}" for stamp in sorted(stamps_kept - {EMPTY})]
+                    others = [
+                        f"one {describe_stamp(stamp, stamps)}"
+                        for stamp in sorted(stamps_kept - {EMPTY})
+                    ]
                     observed = f"of its blocks {', '.join(others) or 'none'}"
                     expected = (
                         f"{name} keeps the {part} after its first {count} tokens in group {group}"

@@ -14,7 +14,7 @@ from reference.blocks.request_texts import Bearer, LaneNote, OutputNote
 from reference.clauses.registry import Clause, register
 from reference.clauses.progress import Admission
 from reference.commands import Reason, prompt_len
-from reference.failures import AtTable, Failure, counted, failure
+from reference.failures import AtTable, Failure, count_text, failure
 from reference.standstill_detector import Standstill
 from reference.memoization import memoized
 from reference.kv_sources import KvSource
@@ -61,19 +61,19 @@ class BlockStep(HostView):
 
         A block that is pinned, or kept for a step or a transfer in flight, has an entry of group -1.
         """
-        named: dict[int, list[tuple[str, int, int]]] = {}
+        entries_by_block: dict[int, list[tuple[str, int, int]]] = {}
         for name, fact in self.after.requests.items():
             for group, blocks in enumerate(fact.tables):
                 for index, block in enumerate(blocks):
                     if block:
-                        named.setdefault(block, []).append((name, group, index))
+                        entries_by_block.setdefault(block, []).append((name, group, index))
         outside = *((IN_FLIGHT, block) for block in self.after.kept), *self.after.pinned
         for name, block in outside:
-            named.setdefault(block, []).append((name, *OUTSIDE))
-        return named
+            entries_by_block.setdefault(block, []).append((name, *OUTSIDE))
+        return entries_by_block
 
     @memoized
-    def awaited(self) -> frozenset[int]:
+    def awaited_blocks(self) -> frozenset[int]:
         """Blocks whose load within a step has failed. A block stays here until the engine is notified,
         and then until the requests that hold it have computed it."""
         if self.after.host is None or not self.config.sync_loads:
@@ -99,7 +99,7 @@ class BlockStep(HostView):
     @property
     def room(self) -> str:
         """The free blocks, in words."""
-        return f"{counted(len(self.after.free), 'block')} free"
+        return f"{count_text(len(self.after.free), 'block')} free"
 
     @property
     def admission(self) -> Admission | None:
@@ -125,7 +125,7 @@ class BlockStep(HostView):
             if each.block == block
         )
 
-    def held(self) -> Iterator[tuple[str, Bearer, Table]]:
+    def held_tables(self) -> Iterator[tuple[str, Bearer, Table]]:
         """Return requests with KV, and the cache manager's tables of each."""
         for name, bearer in self.bearers.items():
             fact = self.after.requests.get(name)
@@ -164,16 +164,16 @@ class BlockStep(HostView):
             start = layers.first_kept(window_start(layers, first_query), end)
             read = self.reads(tables, group, start, end)
             if read != stamps[start:end]:
-                at = next(
+                first_wrong = next(
                     i
                     for i, value in enumerate(read)
                     if [value] != stamps[start + i : start + i + 1]
                 )
-                expected = f"{name} finds its own KV at position {start + at} in group {group}"
-                position = start + at
+                expected = f"{name} finds its own KV at position {start + first_wrong} in group {group}"
+                position = start + first_wrong
                 entry, _ = layers.slot_of(position)
                 place = AtTable(name, group, entry, position, max(first_query, position))
-                seen = self._describe_read(name, tables, group, position, read[at])
+                seen = self._describe_read(name, tables, group, position, read[first_wrong])
                 return failure(expected, seen, place)
         return None
 

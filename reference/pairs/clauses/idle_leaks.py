@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from reference.failures import AtCount, AtNamed, AtServer, Failure, counted, failure
+from reference.failures import AtCount, AtNamed, AtServer, Failure, count_text, failure
 from reference.standstill_detector import FOR_EVER
 from reference.pairs.clauses.registry import clause
 from reference.pairs.config import PREFILL
@@ -27,7 +27,7 @@ def _keeps_nothing_for_lease(step: PairStep) -> Failure | None:
     if step.refused or not step.record.is_quiet(step.after):
         return None
     for promise in step.after.promises:
-        if promise.held and promise.request not in step.excused:
+        if promise.held and promise.request not in step.excused_requests:
             readers = step.after.readers_of(promise.request)
             states = " and ".join(f"{reader.request} {reader.state.value}" for reader in readers)
             expected = f"P gives back what {promise.request} left, for nobody will read it: {states}"
@@ -61,7 +61,7 @@ def _no_wait_for_timeout(step: PairStep) -> Failure | None:
     if any(p.held and p.request in step.record.dropped for p in step.after.promises):
         return None
     waiting = ", ".join(f"{name} {state}" for name, state in step.unanswered.items())
-    calls = counted(standstill.turns, "call")
+    calls = count_text(standstill.turns, "call")
     return failure(
         "somebody who waits must get further without a timeout: nothing has failed",
         f"{calls} of the schedulers later nothing has run and nothing has changed; {step.room}; {waiting}",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from reference.failures import AtCount, AtTreeNode, Failure, counted, failure
+from reference.failures import AtCount, AtTreeNode, Failure, count_text, failure
 from reference.tiers.clauses.registry import clause
 from reference.tiers.tier_records import HasTier
 from reference.tiers.step import TierStep
@@ -17,13 +17,13 @@ from reference.tiers.step import TierStep
     needs=("tier",),
     rule="tiers.facts",
     source="vllm CPUOffloadingManager._free_list; sglang HostKVCache.free_slots",
-    trigger=lambda s: "HOST-1" in s.reached,
+    trigger=lambda s: "HOST-1" in s.clauses_reached,
 )
 def _slot_has_one_owner(step: HasTier) -> Failure | None:
     for room in step.rooms():
         owners = room.owners + room.free
         if owners > 1 or not (owners or room.moving):
-            observed = f"{room.owned}, {counted(room.free, 'time')} in the free list"
+            observed = f"{room.owned}, {count_text(room.free, 'time')} in the free list"
             return failure(f"{room.called} has one owner", observed, room.at)
     return None
 
@@ -40,18 +40,19 @@ def _slot_has_one_owner(step: HasTier) -> Failure | None:
     source="vllm#54193, vllm#54288, sglang#38480",
     scope="In a group with a window or a state, blocks of a chunk that no hit needs may be left out. On a"
     " server that only decodes: full KV.",
-    trigger=lambda s: "HOST-2" in s.reached,
+    trigger=lambda s: "HOST-2" in s.clauses_reached,
 )
 def _copy_holds_its_kv(step: HasTier) -> Failure | None:
     for copy in step.copies():
         if copy.found == copy.wanted:
             continue
-        at = next((i for i, (a, b) in enumerate(zip(copy.found, copy.wanted)) if a != b), None)
-        if at is None:
-            found, wanted = counted(len(copy.found), "slot"), counted(len(copy.wanted), "token")
+        first_wrong = next((i for i, (a, b) in enumerate(zip(copy.found, copy.wanted)) if a != b), None)
+        if first_wrong is None:
+            found = count_text(len(copy.found), "slot")
+            wanted = count_text(len(copy.wanted), "token")
             return failure(copy.holds, f"{found} for {wanted}", copy.at(0))
-        got = copy.another if copy.found[at] else copy.missing
-        return failure(copy.holds, f"{copy.slot(at)} holds {got}", copy.at(at))
+        got = copy.another if copy.found[first_wrong] else copy.missing
+        return failure(copy.holds, f"{copy.slot(first_wrong)} holds {got}", copy.at(first_wrong))
     return None
 
 
@@ -66,7 +67,7 @@ def _copy_holds_its_kv(step: HasTier) -> Failure | None:
     rule="tiers.locks",
     source="vllm ChunkStatus.ref_cnt; sglang inc_lock_ref, inc_host_lock_ref, sglang#38138",
     scope="A tree with its core in Rust tells only the locks of full KV on the device.",
-    trigger=lambda s: "HOST-3" in s.reached,
+    trigger=lambda s: "HOST-3" in s.clauses_reached,
 )
 def _pins_are_users(step: HasTier) -> Failure | None:
     for count in step.pins():
@@ -109,6 +110,6 @@ def _evicted_kv_is_on_host(step: TierStep) -> Failure | None:
         expected = f"node {node.node} has left the device: its copy on the host is complete"
         if not node.host["full"]:
             return failure(expected, "it has none", at)
-        if any((True, "full", slot) in step.unfinished for slot in node.host["full"]):
+        if any((True, "full", slot) in step.slots_being_written for slot in node.host["full"]):
             return failure(expected, "its store is in flight", at)
     return None

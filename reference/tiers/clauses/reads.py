@@ -25,14 +25,14 @@ def _pass_reads_own_text(step: TierStep) -> Failure | None:
             what = f"{read.pool} KV at position {read.position}"
             if read.pool == "state":
                 what = f"state after token {read.position + 1}"
-            want = f"{read.holder} finds its own {what}"
+            expected = f"{read.holder} finds its own {what}"
             if read.slot <= 0 and read.pool != "full":
                 return failure(
-                    want, "it has no slot there", AtCount(read.holder, "position", read.position)
+                    expected, "it has no slot there", AtCount(read.holder, "position", read.position)
                 )
             got = "KV of another token" if read.found else "nothing"
             return failure(
-                want, f"slot {read.slot} holds {got}", AtSlot(read.pool, read.slot, host=False)
+                expected, f"slot {read.slot} holds {got}", AtSlot(read.pool, read.slot, host=False)
             )
     return None
 
@@ -79,14 +79,14 @@ def _evictable_count_is_reachable(step: TierStep) -> Failure | None:
     if not isinstance(step.command, Evict) or step.refused:
         return None
     asked_for = {"full": step.command.full, "swa": step.command.swa, "state": step.command.states}
-    for pool, asked in asked_for.items():
+    for pool, asked_count in asked_for.items():
         if pool not in step.config.pools:
             continue
         count = step.before.evictable[pool]
         freed = len(step.after.free[pool]) - len(step.before.free[pool])
-        if freed < min(asked, count):
+        if freed < min(asked_count, count):
             what = "states" if pool == "state" else f"{pool} tokens"
-            want = f"{min(asked, count)} of {count} evictable {what} are freed"
+            want = f"{min(asked_count, count)} of {count} evictable {what} are freed"
             return failure(want, f"{freed} are", AtCount("tree", f"{pool} evictable", count))
     return None
 

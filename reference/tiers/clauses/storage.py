@@ -23,16 +23,18 @@ from reference.token_ids import POSITION_BITS, token_of
 )
 def _page_matches_hash(step: TierStep) -> Failure | None:
     for page in step.after.stored:
-        at = next((i for i, (a, b) in enumerate(zip(page.found, page.wanted)) if a != b), None)
-        if at is None and len(page.found) == len(page.wanted):
+        first_wrong = next((i for i, (a, b) in enumerate(zip(page.found, page.wanted)) if a != b), None)
+        if first_wrong is None and len(page.found) == len(page.wanted):
             continue
-        want = f"hash {page.key} is that of the {page.pool} KV that is stored under it"
-        if at is None:
-            got = f"it is of {len(page.wanted)} tokens, and {len(page.found)} are stored"
-            return failure(want, got)
-        kv = f"KV of {_token_text(page.found[at])}" if page.found[at] else "nothing"
-        got = f"it stands for {_token_text(page.wanted[at])}; host slot {page.slots[at]} holds {kv}"
-        return failure(want, got, AtSlot(page.pool, page.slots[at], host=True))
+        expected = f"hash {page.key} is that of the {page.pool} KV that is stored under it"
+        if first_wrong is None:
+            observed = f"it is of {len(page.wanted)} tokens, and {len(page.found)} are stored"
+            return failure(expected, observed)
+        host_slot = page.slots[first_wrong]
+        kv = f"KV of {_token_text(page.found[first_wrong])}" if page.found[first_wrong] else "nothing"
+        wanted = _token_text(page.wanted[first_wrong])
+        observed = f"it stands for {wanted}; host slot {host_slot} holds {kv}"
+        return failure(expected, observed, AtSlot(page.pool, host_slot, host=True))
     return None
 
 
@@ -76,14 +78,14 @@ def _node_hash_is_its_text(step: TierStep) -> Failure | None:
     trigger=lambda s: s.admission_attempt is not None,
 )
 def _wait_ends_in_time(step: TierStep) -> Failure | None:
-    tried = step.admission_attempt
-    if tried is None:
+    attempt = step.admission_attempt
+    if attempt is None:
         return None
-    at = AtNamed("request", tried.name)
-    if step.refused and tried.pages_due and tried.blocked > tried.most:
-        want = f"{tried.name} is held back for {tried.most} s at most, then admitted with what was read"
-        return failure(want, f"it is held back after {tried.blocked} s", at)
-    if not step.refused and tried.pages_due and tried.waited <= WAIT_BASE_S:
-        want = f"{tried.name} waits for pages of the storage: its prefetch is in progress"
-        return failure(want, f"it is admitted without them after {tried.waited} s", at)
+    place = AtNamed("request", attempt.name)
+    if step.refused and attempt.pages_due and attempt.blocked > attempt.most:
+        want = f"{attempt.name} is held back for {attempt.most} s at most, then admitted with what was read"
+        return failure(want, f"it is held back after {attempt.blocked} s", place)
+    if not step.refused and attempt.pages_due and attempt.waited <= WAIT_BASE_S:
+        want = f"{attempt.name} waits for pages of the storage: its prefetch is in progress"
+        return failure(want, f"it is admitted without them after {attempt.waited} s", place)
     return None

@@ -19,7 +19,7 @@ from reference.tiers.step import TierStep
     rule="tiers.facts",
     source="vllm#42761, vllm#29870, sglang#26728",
     scope="vLLM may free a block of a store; who takes it waits for the store first.",
-    trigger=lambda s: "XFER-1" in s.reached,
+    trigger=lambda s: "XFER-1" in s.clauses_reached,
 )
 def _source_stays(step: HasTier) -> Failure | None:
     for source in step.sources():
@@ -44,10 +44,10 @@ def _source_stays(step: HasTier) -> Failure | None:
     rule="tiers.facts",
     source="vllm Scheduler._update_waiting_for_remote_kv; sglang HybridCacheController.load,"
     " DecodeTransferQueue._defer_release",
-    trigger=lambda s: "XFER-2" in s.reached,
+    trigger=lambda s: "XFER-2" in s.clauses_reached,
 )
 def _destination_is_exclusive(step: HasTier) -> Failure | None:
-    return next(step.taken(), None)
+    return next(step.taken_destinations(), None)
 
 
 @clause(
@@ -59,10 +59,10 @@ def _destination_is_exclusive(step: HasTier) -> Failure | None:
     needs=("tier",),
     rule="tiers.facts",
     source="vllm OffloadingConnectorScheduler._req_status; sglang ongoing_write_through, ongoing_load_back",
-    trigger=lambda s: "XFER-3" in s.reached,
+    trigger=lambda s: "XFER-3" in s.clauses_reached,
 )
 def _no_stale_records(step: HasTier) -> Failure | None:
-    return next(step.left_over(), None)
+    return next(step.leftovers(), None)
 
 
 @clause(
@@ -77,7 +77,7 @@ def _no_stale_records(step: HasTier) -> Failure | None:
     trigger=lambda s: any(not record.load for record in s.after.records),
 )
 def _stored_nodes_are_marked(step: TierStep) -> Failure | None:
-    named = {
+    ack_by_node = {
         node: record.ack
         for record in step.after.records
         if not record.load
@@ -87,18 +87,18 @@ def _stored_nodes_are_marked(step: TierStep) -> Failure | None:
     for job, part in step.moving(lambda job: not job.load):
         written |= dict.fromkeys(step.owners.get(target(job, part), ()), job.job)
     for node in step.after.nodes:
-        at = AtTreeNode(node.node, "full", host=True)
-        mark = named.get(node.node, -1)
+        place = AtTreeNode(node.node, "full", host=True)
+        mark = ack_by_node.get(node.node, -1)
         both = mark, node.storing
         if node.storing != mark:
-            want, got = (f"marked for the store of {n}" if n != -1 else "not marked" for n in both)
+            expected, observed = (f"marked for the store of {n}" if n != -1 else "not marked" for n in both)
             return failure(
-                f"node {node.node} is {want}, as the records name it", f"it is {got}", at
+                f"node {node.node} is {expected}, as the records name it", f"it is {observed}", place
             )
-        if node.node in written and node.node not in named:
-            want = f"a record names node {node.node}, which store {written[node.node]} writes"
-            return failure(want, "none does", at, AtTransfer(written[node.node]))
-    if gone := sorted({*named} - {*step.nodes}):
+        if node.node in written and node.node not in ack_by_node:
+            expected = f"a record names node {node.node}, which store {written[node.node]} writes"
+            return failure(expected, "none does", place, AtTransfer(written[node.node]))
+    if gone := sorted({*ack_by_node} - {*step.nodes}):
         return failure(
             "records name nodes of the tree", f"node {gone[0]} is gone", AtTreeNode(gone[0])
         )

@@ -73,7 +73,7 @@ class Explained:
         return [explaining(system, under, trace, violation.clause)]
 
 
-def counted_under(
+def explaining_masks(
     system: AnySystem,
     base: AnySystem | None,
     masks: Sequence[Mask],
@@ -165,7 +165,7 @@ def known_fault_beside(
     if run.violation is None or mostly_refused(run):
         return None
     clause = run.violation.clause
-    under = counted_under(system, base, beside_base, run.trace, run.violation)
+    under = explaining_masks(system, base, beside_base, run.trace, run.violation)
     if len(under) < 2:
         return under[0].fault if under else None
     # Beside a base masks do not say what their traces need, which tells several faults apart.

@@ -15,7 +15,7 @@ from functools import partial
 from typing import NamedTuple
 
 from impl.adapter import AnySystem, UnusableImplementation
-from impl.engines import driven_in
+from impl.engines import driven_releases
 from impl.loading.nearest import release_lines
 from impl.process.remote_system import LIMITS, Limits
 from impl.system_spec import ENGINES, SystemSpec, release_name, system_spec
@@ -77,7 +77,7 @@ class Lookup:
         from the tree's history, and one that the user has named, has the fix."""
         return self.base.kind is BaseKind.RELEASE
 
-    def told(self, findings: Sequence[Finding]) -> list[Finding]:
+    def look_up(self, findings: Sequence[Finding]) -> list[Finding]:
         """Return the findings; new ones with the observations on the releases."""
         new = [finding.run.trace for finding in findings if not (finding.old or finding.flaky)]
         self._replay(new)
@@ -90,9 +90,10 @@ class Lookup:
             told.append(finding)
         return told
 
-    def interrupted(self, findings: Sequence[Finding]) -> list[Finding]:
+    def note_interrupt(self, findings: Sequence[Finding]) -> list[Finding]:
         """Return the findings of an interrupted check; new ones say that no release was replayed."""
-        left, told = LookedUp(left=len(self._releases())), []
+        left = LookedUp(left=len(self._releases()))
+        told = []
         for finding in findings:
             trace = finding.run.trace
             if left.left and not (finding.old or finding.flaky):
@@ -151,7 +152,7 @@ class Lookup:
                 break
             began = time.monotonic()
             replayed = self.executor.map(
-                partial(shown_by, unknown, self.limits), names[index : index + _AT_A_TIME]
+                partial(behaviours_by_name, unknown, self.limits), names[index : index + _AT_A_TIME]
             )
             with closing(replayed) as shown:
                 for of_release in shown:
@@ -174,7 +175,7 @@ class Lookup:
             return told
         fault = known_faults()[faulty.fault]
         engine = system_spec(self.system).engine
-        having = [version for version in driven_in(engine, ()) if fault.is_in(version)]
+        having = [version for version in driven_releases(engine, ()) if fault.is_in(version)]
         return told._replace(
             fault=fault.id,
             first=having[0] if having else fault.first,
@@ -207,7 +208,7 @@ class Lookup:
         return lies_between(tree, release_lines(faulty.engine, faulty.version), before)
 
 
-def caused_by(findings: Sequence[Finding], differing: Changes) -> list[Finding]:
+def name_causes(findings: Sequence[Finding], differing: Changes) -> list[Finding]:
     """Return the findings, each with the function that differs from the base in the file in which it
     fails. differing: functions that differ from a release, which a tree may leave in many places: other
     files say nothing."""
@@ -232,12 +233,11 @@ def _changed_cause(finding: Finding, changed: Changes, near: bool = False) -> st
     if violation is None or violation.step >= len(called):
         return ""
     frame = violation.failure.observed.rpartition(" at ")[2].partition(":")[0]
-    every = changed.among([called[violation.step]])
-    running = [each for each in every if each[0] == frame or not near]
+    every = changed.callers([called[violation.step]])
+    running = [function for function in every if function.file == frame or not near]
     if not running:
         return ""
-    file, name = max(reversed(running), key=lambda each: each[0] == frame)
-    return f"{file}: {name}"
+    return str(max(reversed(running), key=lambda function: function.file == frame))
 
 
 def _fault_shown(seen: Sequence[SeenOnRelease]) -> bool:
@@ -247,25 +247,25 @@ def _fault_shown(seen: Sequence[SeenOnRelease]) -> bool:
 
 def nearest_first(engine: str, release: str, ways: Sequence[str]) -> list[str]:
     """Return the names of the releases that are driven in these ways, those next to `release` first."""
-    versions = list(driven_in(engine, ways))
+    versions = list(driven_releases(engine, ways))
     release_index = versions.index(release) if release in versions else len(versions) - 1
     order = sorted(versions, key=lambda version: abs(versions.index(version) - release_index))
     return [release_name(engine, version, ways) for version in order]
 
 
-def shown_by(traces: Sequence[Trace], limits: Limits, name: str) -> list[SeenOnRelease]:
+def behaviours_by_name(traces: Sequence[Trace], limits: Limits, name: str) -> list[SeenOnRelease]:
     """Return the behaviour of a release, by name, in each trace."""
     try:
         system = system_names.resolve(name, limits=limits)
     except UnusableImplementation:  # such as a wheel that cannot be fetched
         return [SeenOnRelease(name, Shows.UNDRIVEN)] * len(traces)
     try:
-        return [shown_on(system, trace) for trace in traces]
+        return [behaviour_on(system, trace) for trace in traces]
     finally:
         system.close()
 
 
-def shown_on(system: AnySystem, trace: Trace) -> SeenOnRelease:
+def behaviour_on(system: AnySystem, trace: Trace) -> SeenOnRelease:
     """Return the behaviour of a system in a trace that violates `trace.clause` elsewhere."""
     clause = trace.clause or ""
     nothing = SeenOnRelease(system.name, Shows.UNDRIVEN)

@@ -133,7 +133,7 @@ def masks(system: AnySystem, base: AnySystem | None = None, clause: str | None =
             continue  # its traces need recurrent states, which the release lacks in this way
         masking = _Masking(fault, system, base)
         for file, trace in loaded.items():
-            shown = fault.shown(trace.clause or "", release)
+            shown = fault.clause_shown(trace.clause or "", release)
             if shown is not None:
                 masking.replay(file, replace(trace, clause=shown), shown)
         yield masking.mask(otherwise=all({*ways_of(file)} != {*spec.ways} for file in fault.traces))

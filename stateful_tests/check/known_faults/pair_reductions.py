@@ -134,7 +134,8 @@ def equal_blocks(system: AnySystem, trace: Trace) -> Trace:
     """Give both servers blocks of one size."""
     del system
     sizes = trace.sizes(PairConfig)
-    prefill, decode = sizes.prefill, sizes.decode
+    prefill = sizes.prefill
+    decode = sizes.decode
     need = sum(map(decode.most_blocks, prefill.groups))
     try:
         same = replace(decode, groups=prefill.groups, blocks=max(decode.blocks, need))

@@ -23,7 +23,7 @@ from reference.tiers.commands import Backup, Fetch, Prefetch, Query, Reattach, T
 from reference.tiers.config import TierConfig
 from reference.token_ids import is_image
 from stateful_tests.lockstep.driven_kinds import check_fits, lockstep_on
-from stateful_tests.lockstep.replays import driven_through
+from stateful_tests.lockstep.replays import drive_through
 from stateful_tests.lockstep.run_results import Trace
 
 Less = Callable[[AnySystem, Trace], Trace]  # a trace without a need
@@ -67,7 +67,7 @@ def no_rejected_turn(system: AnySystem, trace: Trace) -> Trace:
     if not any(isinstance(command, Submit) for command in trace.commands):
         return trace
     try:
-        _, driven = driven_through(system, trace, patient=True)
+        _, driven = drive_through(system, trace, patient=True)
     except UnusableImplementation:
         return trace
     return replace(trace, commands=driven)

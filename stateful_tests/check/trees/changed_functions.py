@@ -16,11 +16,12 @@ from typing import NamedTuple, cast
 
 from impl.adapter import AnySystem, UnusableImplementation
 from impl.process.remote_system import WorkerSystem
-from reference.failures import counted
+from impl.process.system_functions import SystemFunction
+from reference.failures import count_text
 from stateful_tests.check.corpus import FIXTURE, CorpusLine
 from stateful_tests.check.trees.base_selection import Base, root_of
 from stateful_tests.check.trees.tree_history import git, new_files
-from stateful_tests.check.trees.way_map import NOTHING, OUTSIDE, Function, WayMap, functions_of
+from stateful_tests.check.trees.way_map import NOTHING, OUTSIDE, WayMap
 from stateful_tests.lockstep.driven_kinds import check_fits
 from stateful_tests.lockstep.replays import replay, with_calls
 from stateful_tests.lockstep.run_results import Run
@@ -40,9 +41,9 @@ class Changes(NamedTuple):
 
     revision: str
     first: frozenset[CorpusLine]
-    called: dict[Function, int]
-    missed: tuple[Function, ...]
-    ignored: tuple[Function, ...] = ()
+    called: dict[SystemFunction, int]
+    missed: tuple[SystemFunction, ...]
+    ignored: tuple[SystemFunction, ...] = ()
 
     @property
     def text(self) -> str:
@@ -67,30 +68,34 @@ class Changes(NamedTuple):
         if self.called or self.missed or not self.ignored:
             return ""
         first_file, *others = dict.fromkeys(file for file, _ in self.ignored)
-        more = f" and {counted(len(others), 'more file')}" if others else ""
+        more = f" and {count_text(len(others), 'more file')}" if others else ""
         return f"no function that kvspec drives, only {first_file}{more}"
 
-    def also_called(self, functions: Collection[Function]) -> Changes:
+    def also_called(self, functions: Collection[SystemFunction]) -> Changes:
         """Return the changes with `functions` counted as called, by other runs than `first`."""
         calls = dict.fromkeys((each for each in self.missed if each in functions), 0)
         missed = tuple(each for each in self.missed if each not in functions)
         return self._replace(called=self.called | calls, missed=missed)
 
-    def among(self, called: Sequence[Sequence[str]]) -> dict[Function, list[int]]:
-        """Map each changed function that a run calls to the numbers of the commands that call it. called: the
-        calls of each command."""
+    def callers(
+        self, called: Sequence[Sequence[SystemFunction]]
+    ) -> dict[SystemFunction, list[int]]:
+        """Map each changed function that a run calls to the numbers of the commands that call it.
+
+        called: the functions that each command calls.
+        """
         changed = {*self.called, *self.missed}
-        callers: dict[Function, list[int]] = {}
-        for number, calls in enumerate(called):
-            for function in dict.fromkeys(functions_of(calls)):
+        callers: dict[SystemFunction, list[int]] = {}
+        for number, functions in enumerate(called):
+            for function in dict.fromkeys(functions):
                 if function in changed:
                     callers.setdefault(function, []).append(number)
         return callers
 
 
-def function_names_text(functions: Sequence[Function], most: int = 5) -> str:
+def function_names_text(functions: Sequence[SystemFunction], most: int = 5) -> str:
     """Return functions as text: the first `most` by name, and the number of the others."""
-    names = ", ".join(f"{file}: {name}" for file, name in functions[:most])
+    names = ", ".join(map(str, functions[:most]))
     more = len(functions) - most
     return f"{names} and {more} more" if more > 0 else names
 
@@ -99,13 +104,13 @@ def changes(
     system: AnySystem,
     revision: str,
     lines: Sequence[CorpusLine],
-    found: Callable[[CorpusLine], None] | None = None,
+    note_line: Callable[[CorpusLine], None] | None = None,
     way_map: WayMap = NOTHING,
     way: str = "",
 ) -> Changes:
     """Search for lines that call changed functions of `system`'s checkout, the shortest first.
 
-    found: called with each of them as soon as it is found.
+    note_line: called with each of them as soon as it is found.
     way_map: the functions that runs of the engine's releases call, and the files that these load.
     way: the way in which the system is driven. Raises ValueError where git cannot tell.
     """
@@ -117,10 +122,10 @@ def changes(
     )
     # Every run executes code outside of functions when its file is loaded: no line has to be found for it.
     loaded = {
-        each for each in changed if each[1] == OUTSIDE and way in way_map.functions.get(each, {way})
+        each for each in changed if each.name == OUTSIDE and way in way_map.functions.get(each, {way})
     }
     wanted = {each for each in changed if each not in ignored and each not in loaded}
-    called: Counter[Function] = Counter()
+    called: Counter[SystemFunction] = Counter()
     changed_files = set()
     for tried, line in enumerate(_interleave_kinds(lines)):
         sought = {function for function in wanted if called[function] < ENOUGH}
@@ -130,27 +135,27 @@ def changes(
             break
         try:
             check_fits(system, line.geometry, line.commands)
-            calls = sought & {*functions_of(chain(*checkout.called(line.geometry, line.commands)))}
+            calls = sought & {*chain(*checkout.functions_called(line.geometry, line.commands))}
         except UnusableImplementation:
             continue
         called.update(calls)
         if calls:
             changed_files.add(line)
-            if found is not None:
-                found(line)
+            if note_line is not None:
+                note_line(line)
     missed = tuple(sorted(wanted - called.keys()))
     return Changes(revision, frozenset(changed_files), dict(called), missed, ignored)
 
 
-def _by_relevance(functions: Iterable[Function], driven: Collection[str]) -> list[Function]:
+def _by_relevance(functions: Iterable[SystemFunction], driven: Collection[str]) -> list[SystemFunction]:
     """Order functions of files that are not loaded: those of driven files first, then those of files beside
     these, then others, tests last."""
     folders = {Path(file).parent for file in driven}
 
-    def place(function: Function) -> tuple[bool, bool, bool]:
-        file = Path(function[0])
+    def place(function: SystemFunction) -> tuple[bool, bool, bool]:
+        file = Path(function.file)
         of_tests = file.name.startswith("test_") or not {"test", "tests"}.isdisjoint(file.parts)
-        return of_tests, file.parent not in folders, function[0] not in driven
+        return of_tests, file.parent not in folders, function.file not in driven
 
     return sorted(functions, key=place)
 
@@ -188,7 +193,7 @@ def new_fault(system: AnySystem, base: AnySystem | None, line: CorpusLine) -> Ru
     return None if known else with_calls(system, replace(run, trace=ends))
 
 
-def changed_functions(root: Path, revision: str) -> Iterator[Function]:
+def changed_functions(root: Path, revision: str) -> Iterator[SystemFunction]:
     """Return the functions under `root` that changed since `revision`. Raises ValueError where git
     cannot tell."""
     plain = ("--name-only", "--relative", "--no-ext-diff", "-z")
@@ -201,10 +206,11 @@ def changed_functions(root: Path, revision: str) -> Iterator[Function]:
             before = git(root, "show", f"{revision}:./{name}")
         except ValueError:
             before = ""  # a new file
-        yield from ((name, function) for function in _different_functions(before, file.read_bytes()))
+        for function in _different_functions(before, file.read_bytes()):
+            yield SystemFunction(name, function)
 
 
-def beside(base: Base, system: AnySystem, called: Iterable[Function]) -> Changes:
+def beside(base: Base, system: AnySystem, called: Iterable[SystemFunction]) -> Changes:
     """Compare a checkout with its base, where no git history shows the changes: the functions that
     differ, in the files of those in `called`. Nothing differs where one of the two is no folder of
     files."""
@@ -212,7 +218,7 @@ def beside(base: Base, system: AnySystem, called: Iterable[Function]) -> Changes
     base_root = root_of(base.system)
     if root is None or base_root is None or root == base_root:
         return Changes("", frozenset(), {}, ())
-    different: list[Function] = []
+    different: list[SystemFunction] = []
     for name in sorted({file for file, _ in called}):
         file = root / name
         base_file = base_root / name
@@ -220,7 +226,8 @@ def beside(base: Base, system: AnySystem, called: Iterable[Function]) -> Changes
         if base_file.is_file():
             before = base_file.read_text(encoding="utf-8", errors="replace")
         if file.is_file():
-            different += ((name, function) for function in _different_functions(before, file.read_bytes()))
+            functions = _different_functions(before, file.read_bytes())
+            different += (SystemFunction(name, function) for function in functions)
     return Changes("", frozenset(), dict.fromkeys(different, 0), ())
 
 

@@ -9,10 +9,11 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from impl.engines import driven_in
+from impl.engines import driven_releases
+from impl.process.system_functions import SystemFunction
 from impl.system_spec import ways_in
 from stateful_tests.check.check_plans import Plan
-from stateful_tests.check.trees.way_map import Function, WayMap
+from stateful_tests.check.trees.way_map import WayMap
 
 SHARE = 3  # one in so many commands of a plan is for other ways, or for the own one where no change runs
 LEAST = 3_000  # commands for a way: with fewer a run says little
@@ -21,9 +22,10 @@ LEAST = 3_000  # commands for a way: with fewer a run says little
 class OtherWays(NamedTuple):
     """Other ways for a check to drive.
 
-    driven: ways that the check drives besides its own, the most relevant first; named: ways for which
-        the plan has no room.
-    plan: the plan of the tree's own way; each: the plan of each other way.
+    driven: ways that the check drives besides its own, the most relevant first.
+    named: ways for which the plan has no room.
+    plan: the plan of the tree's own way.
+    each: the plan of each other way.
     """
 
     driven: tuple[str, ...]
@@ -37,8 +39,8 @@ def other_ways(
     engine: str,
     release: str,
     own: str,
-    changed: Collection[Function],
-    uncalled: Collection[Function],
+    changed: Collection[SystemFunction],
+    uncalled: Collection[SystemFunction],
     plan: Plan,
 ) -> OtherWays:
     """Return the other ways in which changed functions run.
@@ -64,30 +66,30 @@ def other_ways(
 
 
 def _is_driven(engine: str, release: str, way: str) -> bool:
-    return release in driven_in(engine, ways_in(way))
+    return release in driven_releases(engine, ways_in(way))
 
 
 def _relevant_ways(
-    way_map: WayMap, own: str, changed: Collection[Function], uncalled: Collection[Function]
+    way_map: WayMap, own: str, changed: Collection[SystemFunction], uncalled: Collection[SystemFunction]
 ) -> Sequence[str]:
     """Return the ways in which changed functions run: ways that call functions no other way does first,
     then plain ways, among these those whose own file has changed, then several at once."""
-    calling = way_map.calling(changed)
-    homes = way_map.homes({file for file, _ in changed}, own)
-    left = {*uncalled}
-    waiting = [way for way in way_map.ways if way != own and calling[way]]
-    chosen: list[str] = []
+    running = way_map.by_way(changed)
+    own_files = way_map.own_files({function.file for function in changed}, own)
+    uncalled_left = {*uncalled}
+    waiting = [way for way in way_map.ways if way != own and running[way]]
+    ordered: list[str] = []
     while waiting:
         best = min(
             waiting,
             key=lambda way: (
-                -len(left & calling[way]),
+                -len(uncalled_left & running[way]),
                 way.count("+"),
-                -homes[way],
+                -own_files[way],
                 way_map.ways.index(way),
             ),
         )
         waiting.remove(best)
-        chosen.append(best)
-        left -= calling[best]
-    return chosen
+        ordered.append(best)
+        uncalled_left -= running[best]
+    return ordered

@@ -46,13 +46,13 @@ def git_bytes(root: Path, *arguments: str) -> bytes:
     """Return what git prints, as bytes. Raises ValueError with git's first line where it fails."""
     command = ["git", "-C", str(root), *arguments]
     try:
-        done = subprocess.run(command, capture_output=True, check=False)
+        process = subprocess.run(command, capture_output=True, check=False)
     except OSError as error:
         raise ValueError(f"git: {error.strerror}") from None
-    if done.returncode:
-        words = done.stderr.decode(errors="replace").strip().splitlines() or ["git failed"]
+    if process.returncode:
+        words = process.stderr.decode(errors="replace").strip().splitlines() or ["git failed"]
         raise ValueError(words[0].removeprefix("fatal: "))
-    return done.stdout
+    return process.stdout
 
 
 def has_history(root: Path, package: str) -> bool:

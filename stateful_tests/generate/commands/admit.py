@@ -16,7 +16,10 @@ from stateful_tests.generate.exploration_scope import Scope
 @harness(
     Admit,
     applies=lambda c: c.waiting,
-    weight=lambda c: weight_if(c.queued, 8) + weight_if(c.admitted, 8 if c.wiped else 2),
+    weight=lambda c: (
+        weight_if(c.queued_requests, 8)
+        + weight_if(c.admitted_requests, 8 if c.wiped_sessions else 2)
+    ),
     is_in=lambda scope: scope.served,
 )
 class AdmitHarness(Harness[Admit]):
@@ -33,7 +36,8 @@ class AdmitHarness(Harness[Admit]):
     def case(self, was: State, command: Admit, now: State) -> Labels:
         """Label whether a slot is restored or the tree has a prefix, how its commit and the key compare, and
         the tail that is freed."""
-        before, after = request_of(was, command.request), request_of(now, command.request)
+        before = request_of(was, command.request)
+        after = request_of(now, command.request)
         again = "again" if before.phase is Phase.ADMITTED else ""
         session = was.session(before.session)
         c = cursors_of(after)

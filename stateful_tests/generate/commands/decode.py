@@ -46,7 +46,7 @@ _PAGE_OF_TREE = RefusalCase("and a page only from the tree", _tree_could_give)
 @harness(
     Decode,
     applies=lambda c: c.running,
-    weight=lambda c: weight_if(c.settled, 5),
+    weight=lambda c: weight_if(c.settled_requests, 5),
     is_in=lambda scope: scope.served and scope.decode,
     refusals={Reason.WRONG_PHASE: LATE, Reason.WINDOW_LOST: _PAGE_OF_TREE},
 )
@@ -91,7 +91,7 @@ class _VerifyRound(Harness[V]):
 @harness(
     SpecDecode,
     applies=lambda c: c.running,
-    weight=lambda c: weight_if(c.settled, 6),
+    weight=lambda c: weight_if(c.settled_requests, 6),
     is_in=lambda scope: scope.served and scope.ahead > 0,
     refusals={
         Reason.WRONG_PHASE: LATE,
@@ -103,7 +103,7 @@ class SpecDecodeHarness(_VerifyRound[SpecDecode]):
     batch = SpecDecode
 
     def draw(self, c: Enabled) -> SpecDecode:
-        return SpecDecode(draw_drafts(c, c.running if c.invalid else c.settled))
+        return SpecDecode(draw_drafts(c, c.running if c.invalid else c.settled_requests))
 
     def case(self, was: State, command: SpecDecode, now: State) -> Labels:
         size = "batch" if len(command.lanes) > 1 else ""

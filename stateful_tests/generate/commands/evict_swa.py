@@ -14,7 +14,7 @@ from stateful_tests.generate.exploration_scope import Scope
 
 @harness(
     EvictSwa,
-    applies=lambda c: bool(c.held) and c.state.config.geometry.window is not None,
+    applies=lambda c: bool(c.requests_in_batch) and c.state.config.geometry.window is not None,
     weight=lambda c: 5 + weight_if(c.swa_unlocked, 10),
     is_in=lambda scope: scope.served and scope.window_evictions,
     tells_late=True,
@@ -24,7 +24,7 @@ class EvictSwaHarness(Harness[EvictSwa]):
         """Draw a target near the end of the computed text, or where the first page leaves the window."""
         over = [r for r in c.running if ahead_of(r) > 0] if c.profile.allocate_ahead else []
         unlocked = c.swa_unlocked
-        fitting = unlocked if unlocked and once_in(c.source, 2) else over or c.held
+        fitting = unlocked if unlocked and once_in(c.source, 2) else over or c.requests_in_batch
         name = c.request(fitting)
         request = c.state.request(name)
         cursors = request.cursors if request is not None else None
@@ -62,7 +62,8 @@ class EvictSwaHarness(Harness[EvictSwa]):
 
     def case(self, was: State, command: EvictSwa, now: State) -> Labels:
         request = request_of(was, command.request)
-        before, after = cursors_of(request), cursors_of(request_of(now, command.request))
+        before = cursors_of(request)
+        after = cursors_of(request_of(now, command.request))
         reach = "past the commit" if command.length > request.settled_len else ""
         if after.swa_evicted_seqlen == before.swa_evicted_seqlen:
             return reach, "does not move"

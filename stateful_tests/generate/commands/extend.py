@@ -37,40 +37,40 @@ class ExtendHarness(Harness[Extend]):
         """Draw the requests that decode in a mixed batch: often all, where slots come from different
         places."""
         if len(c.sources) > 1 and not c.windowless and once_in(c.source, 2):
-            return [request.name for request in c.settled]
+            return [request.name for request in c.settled_requests]
         return c.lanes(c.windowless or c.decoding)
 
     def _chunk(self, c: Enabled, name: str) -> Chunk:
         request = c.state.request(name)
         done = request.cursors.kv_committed_len if request is not None and request.cursors else 0
-        left = request.origin + request.output - done if request is not None else 1
+        tokens_left = request.origin + request.output - done if request is not None else 1
         retracted = request is not None and request.started
         whole = not once_in(c.source, 2 if retracted else 3)
         shared = c.profile.machine != "sessions"
-        tokens = left if whole else self._chunk_length(c, done, left)
+        tokens = tokens_left if whole else self._chunk_length(c, done, tokens_left)
         tail = c.profile.tails and self._may_be_tail(c, request) and not once_in(c.source, 3)
         if tail and not whole:
-            tokens = max(1, left - 1 - c.source.upto(1))
+            tokens = max(1, tokens_left - 1 - c.source.upto(1))
         elif request is not None and shared and not tail and not once_in(c.source, 3):
             tokens = max(1, min(tokens, room_of(c.state, request.cursors)))
             # a chunk for which the tree makes room
-            if tokens == left > 1 and free(c.state).full < 2:
-                tokens = c.length(left - 1)
+            if tokens == tokens_left > 1 and free(c.state).full < 2:
+                tokens = c.length(tokens_left - 1)
         if c.invalid and once_in(c.source, 3):
-            tokens = pick(c.source, (left + 1, 0, -1))
+            tokens = pick(c.source, (tokens_left + 1, 0, -1))
         return Chunk(name, tokens, tail)
 
-    def _chunk_length(self, c: Enabled, done: int, left: int) -> int:
-        """Draw the length of a chunk out of `left` tokens, often up to the end of a page."""
+    def _chunk_length(self, c: Enabled, computed_len: int, tokens_left: int) -> int:
+        """Draw the length of a chunk out of `tokens_left` tokens, often up to the end of a page."""
         size = c.state.config.geometry.page_size
-        to_page = size - done % size
-        if size > 1 and to_page < left and once_in(c.source, 2):
-            return to_page + size * c.source.upto((left - 1 - to_page) // size)
-        return c.length(left)
+        to_page = size - computed_len % size
+        if size > 1 and to_page < tokens_left and once_in(c.source, 2):
+            return to_page + size * c.source.upto((tokens_left - 1 - to_page) // size)
+        return c.length(tokens_left)
 
     def _may_be_tail(self, c: Enabled, request: Request | None) -> bool:
-        """Return whether a chunk may be a tail: there is a window, and the request has computed nothing
-        of its own; or the command may be invalid."""
+        """Return whether a chunk may be a tail. Either there is a window and the request has computed nothing
+        of its own, or the command may be invalid."""
         windowless = c.state.config.geometry.window is None
         if c.invalid or windowless or request is None or request.cursors is None:
             return c.invalid
@@ -125,7 +125,8 @@ class ExtendHarness(Harness[Extend]):
             mixed = any(request_of(was, name).phase is Phase.RUNNING for name in names)
             chunks = "last chunks" if all(last) else "chunks"
             return "mixed batch" if mixed else "batch", chunks, "", tail, *room
-        before, after = request_of(was, names[0]), request_of(now, names[0])
+        before = request_of(was, names[0])
+        after = request_of(now, names[0])
         session = was.session(before.session)
         slotless = session is None or session.slot is None
         if before.phase is not Phase.ADMITTED:

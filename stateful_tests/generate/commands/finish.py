@@ -48,14 +48,14 @@ class FinishHarness(Harness[Finish]):
     def case(self, was: State, command: Finish, now: State) -> Labels:
         request = request_of(was, command.request)
         session = was.session(request.session)
-        *taken, tail = cut(was, cursors_of(request), request.origin + command.finished_len)
+        *cut_cases, tail = cut(was, cursors_of(request), request.origin + command.finished_len)
         if session is not None and not session.closing:
-            return "turn", *taken, tail, ""
+            return "turn", *cut_cases, tail, ""
         if session is None and was.tree is not None and now.tree is not None:
             grew = page_ends(now.tree).keys() - page_ends(was.tree).keys()
             return (
                 "ordinary",
-                *taken,
+                *cut_cases,
                 "",
                 "leaves pages in the tree" if grew else "leaves the tree as it is",
             )

@@ -85,9 +85,11 @@ class Harness(ABC, Generic[C]):
         """Return commands about a name that is not in use, about the tree, or about all."""
         return ()
 
-    def misnamed(self, scope: Scope, name: str, bearer: Session | Request | None) -> Commands:
-        """Return invalid commands with the name of a holder of another kind. bearer: None for a lock
-        owner."""
+    def misnamed_commands(self, scope: Scope, name: str, bearer: Session | Request | None) -> Commands:
+        """Return invalid commands with the name of a holder of another kind.
+
+        bearer: None for a lock owner.
+        """
         return ()
 
     def ill_formed(self, scope: Scope, fresh: Names) -> Commands:
@@ -116,7 +118,7 @@ def harness(
     """Register the decorated class as the harness of a kind of command.
 
     applies: returns whether the command applies to anything in the state.
-    weight: how often it comes then: 3 a retract, 10 a batch that prefills.
+    weight: how often it comes then, such as 3 for a retract and 10 for a batch that prefills.
     is_in: returns whether a scope has it.
     refusals: reasons whose refusals have two cases.
     tells_late: situations distinguish whether results of the request were in flight.

@@ -21,7 +21,7 @@ def _holds_anything(was: State) -> str:
 
 @harness(
     CheckBusy,
-    applies=lambda c: c.tree_alone or c.held or c.resumable,
+    applies=lambda c: c.tree_alone or c.requests_in_batch or c.resumable,
     weight=lambda c: 1 if c.tree_alone else 3,
     is_in=lambda scope: scope.checks,
 )
@@ -43,7 +43,7 @@ class CheckBusyHarness(Harness[CheckBusy]):
 
 @harness(
     CheckIdle,
-    applies=lambda c: c.tree_alone or (bool(c.resumable) and not c.held),
+    applies=lambda c: c.tree_alone or (bool(c.resumable) and not c.requests_in_batch),
     weight=lambda c: 1 if c.tree_alone else 2,
     is_in=lambda scope: scope.checks,
 )

@@ -31,7 +31,7 @@ class OpenHarness(Harness[Open]):
         if present.sessions < scope.sessions:
             yield Open(fresh.session)
 
-    def misnamed(self, scope: Scope, name: str, bearer: Session | Request | None) -> Commands:
+    def misnamed_commands(self, scope: Scope, name: str, bearer: Session | Request | None) -> Commands:
         if not isinstance(bearer, Request):
             yield Open(name)
 
@@ -45,7 +45,7 @@ def _submit_weight(c: Enabled) -> int:
 
 def _close_weight(c: Enabled) -> int:
     """Return how often a Close is drawn: more often where one is due, or locks a node with others."""
-    return 1 + (2 if c.closable else 0) + (3 if c.crowded else 0)
+    return 1 + (2 if c.closable else 0) + (3 if c.crowded_sessions else 0)
 
 
 @harness(
@@ -61,7 +61,7 @@ class SubmitHarness(Harness[Submit]):
         name = pick(c.source, names if c.invalid or not free else free)
         if c.busy and once_in(c.source, 3):
             return Submit(name, pick(c.source, c.busy).name, 1)
-        wiped = [s for s in c.wiped if s.turn is None]
+        wiped = [s for s in c.wiped_sessions if s.turn is None]
         session = (
             pick(c.source, (*c.profile.sessions, None)) if c.invalid else self._draw_session(c, wiped)
         )
@@ -75,7 +75,8 @@ class SubmitHarness(Harness[Submit]):
         )
 
     def _draw_session(self, c: Enabled, wiped: list[Session]) -> str | None:
-        """Draw the session of a turn: one that was wiped, if there is one; None for an ordinary request."""
+        """Draw the session of a turn, one that was wiped if there is one. None stands for an ordinary
+        request."""
         # More ordinary requests where there is a tree: every request can match what they insert.
         one_in = 5 if c.profile.machine == "sessions" or c.profile.allocate_ahead else 2
         ordinary = not c.idle or once_in(c.source, one_in)
@@ -135,7 +136,7 @@ class SubmitHarness(Harness[Submit]):
                     Submit(fresh.request, None, tokens, 0, prompt) for tokens in (0, *scope.submits)
                 )
 
-    def misnamed(self, scope: Scope, name: str, bearer: Session | Request | None) -> Commands:
+    def misnamed_commands(self, scope: Scope, name: str, bearer: Session | Request | None) -> Commands:
         if not isinstance(bearer, Session):
             yield Submit(name, None, 1)
 
@@ -165,7 +166,7 @@ class SubmitHarness(Harness[Submit]):
 )
 class CloseHarness(Harness[Close]):
     def draw(self, c: Enabled) -> Close:
-        preferred = c.crowded if once_in(c.source, 2) else []
+        preferred = c.crowded_sessions if once_in(c.source, 2) else []
         candidates = preferred or c.closable or c.state.sessions
         known = [session.name for session in candidates]
         return Close(pick(c.source, known if known and not c.invalid else c.profile.sessions))

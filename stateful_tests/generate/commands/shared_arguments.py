@@ -17,8 +17,10 @@ PREFILLS = (Phase.ADMITTED, Phase.EXTENDING)
 
 
 def chunk_sizes(scope: Scope, request: Request, over: int = 0) -> range:
-    """Return the sizes of the next chunk (tokens). over: how many sizes past the end of the text are
-    added where the scope has invalid commands."""
+    """Return the sizes of the next chunk (tokens).
+
+    over: how many sizes past the end of the text are added where the scope has invalid commands.
+    """
     left = request.origin + request.output - cursors_of(request).kv_committed_len
     longest = left if scope.chunks is None else min(left, scope.chunks)
     if scope.invalid and longest == left:
@@ -61,7 +63,10 @@ def prompts_of(scope: Scope) -> tuple[Prompt, ...]:
 
 
 def draw_drafts(c: Enabled, fitting: list[Request]) -> tuple[Draft, ...]:
-    """Draw the batch entries of a verify round. fitting: requests to choose from."""
+    """Draw the batch entries of a verify round.
+
+    fitting: requests to choose from.
+    """
     drafts = []
     geometry = c.state.config.geometry
     for name in c.lanes(fitting):

@@ -65,7 +65,8 @@ def grows(was: State, now: State, names: Iterable[str]) -> Labels:
     page_size = was.config.geometry.page_size
     opened = False
     for name in names:
-        before, after = cursors_of(request_of(was, name)), cursors_of(request_of(now, name))
+        before = cursors_of(request_of(was, name))
+        after = cursors_of(request_of(now, name))
         opened |= pages(after.kv_allocated_len, page_size) > pages(
             before.kv_allocated_len, page_size
         )

@@ -12,7 +12,7 @@ from reference.cursors import eviction_limit, floor_page
 from reference.geometry import Geometry
 from reference.prefix_cache import key_of, lock_holders
 from reference.radix_tree import (
-    Key, Node, Sizes, Tree, nodes, path_of, shared, sizes, state_paths, usable,
+    Key, Node, Sizes, Tree, nodes, path_of, shared_len, sizes, state_paths, usable,
 )  # fmt: skip
 from reference.state import IN_BATCH, Request, Session, State
 from impl.choices import once_in, pick
@@ -20,7 +20,7 @@ from stateful_tests.generate.commands.shared_arguments import prompts_of
 from stateful_tests.generate.commands.harness import Commands, Harness, Labels, Names, Present, harness
 from stateful_tests.generate.commands.shared_cases import evicts, page_ends
 from stateful_tests.generate.enabled_commands import Enabled, full_alone, pages_left
-from stateful_tests.generate.prompts import draw_evicted, draw_prompt, spelt
+from stateful_tests.generate.prompts import draw_evicted, draw_prompt, spell_prompt
 from stateful_tests.generate.exploration_scope import Scope
 
 
@@ -34,7 +34,7 @@ def _length_in_tree(tree: Tree, key: Key) -> int:
     path = path_of(tree, key)
     if not path:
         return 0
-    return path[-1].start + shared(path[-1].node.key, key[path[-1].start :], tree.page_size)
+    return path[-1].start + shared_len(path[-1].node.key, key[path[-1].start :], tree.page_size)
 
 
 def _count_nodes(children: tuple[Node, ...]) -> int:
@@ -63,7 +63,7 @@ class MatchHarness(Harness[Match]):
                     Match(fresh.lock_holder, prompt, alone) for alone in {False, scope.parts}
                 )
 
-    def misnamed(self, scope: Scope, name: str, bearer: Session | Request | None) -> Commands:
+    def misnamed_commands(self, scope: Scope, name: str, bearer: Session | Request | None) -> Commands:
         if scope.lock_holders:
             yield Match(name, prompts_of(scope)[0])
 
@@ -108,7 +108,7 @@ class UnlockHarness(Harness[Unlock]):
     def of_lock_holder(self, scope: Scope, name: str, locked: Key) -> Commands:
         yield Unlock(name)
 
-    def misnamed(self, scope: Scope, name: str, bearer: Session | Request | None) -> Commands:
+    def misnamed_commands(self, scope: Scope, name: str, bearer: Session | Request | None) -> Commands:
         if scope.lock_holders and bearer is not None:
             yield Unlock(name)
 
@@ -172,7 +172,7 @@ class InsertHarness(Harness[Insert]):
         spellable = {}
         for owner, key in lock_holders(c.state).items():
             length = len(key) + 1 if bigram and key else len(key)
-            if prompt_len(spelt(key)) == length:
+            if prompt_len(spell_prompt(key)) == length:
                 spellable[owner] = key
         new = [g for g in c.profile.lock_holders if g not in lock_holders(c.state)]
         takes_new = bool(new) and (not spellable or once_in(c.source, 2))
@@ -185,7 +185,7 @@ class InsertHarness(Harness[Insert]):
         if c.invalid:
             prompt = c.prompt(longest)
         else:
-            after = spelt(locked) if locked else None
+            after = spell_prompt(locked) if locked else None
             prompt = draw_prompt(c.state, c.source, c.profile.texts, longest, after=after)
         chunked = once_in(c.source, 2)
         if geometry.window is None or c.state.tree is None:
@@ -228,7 +228,7 @@ class InsertHarness(Harness[Insert]):
                 evicted.append(1)
         return (Insert(name, prompt, *rest) for rest in product(evicted, (False, True)))
 
-    def misnamed(self, scope: Scope, name: str, bearer: Session | Request | None) -> Commands:
+    def misnamed_commands(self, scope: Scope, name: str, bearer: Session | Request | None) -> Commands:
         if scope.lock_holders and bearer is not None:
             yield Insert(name, prompts_of(scope)[0])
 
@@ -255,7 +255,8 @@ class InsertHarness(Harness[Insert]):
         return end, presence, tombstone, "kept out" if out else "", room
 
     def _tombstone(self, command: Insert, was: Tree, now: Tree, key: Key) -> str:
-        before, after = page_ends(was), page_ends(now)
+        before = page_ends(was)
+        after = page_ends(now)
         if any(live and before.get(end) is False for end, live in after.items()):
             return "revives a tombstone"
         if all(live or end in before for end, live in after.items()):
@@ -326,11 +327,11 @@ class EvictHarness(Harness[Evict]):
         """Label what was requested, whether it was freed, and which parents, tombstones and leaves went with
         it."""
         assert was.tree is not None and now.tree is not None
-        had = page_ends(was.tree)
+        ends_before = page_ends(was.tree)
         has = page_ends(now.tree)
         size = was.config.geometry.page_size
-        full = (len(had) - len(has)) * size
-        swa = (sum(had.values()) - sum(has.values())) * size
+        full = (len(ends_before) - len(has)) * size
+        swa = (sum(ends_before.values()) - sum(has.values())) * size
         requested = "full" if command.full else "window's pool"
         if command.full and command.swa:
             requested = "both pools"
@@ -344,7 +345,7 @@ class EvictHarness(Harness[Evict]):
         parent = "a parent after its child" if True in gone else ""
         above = "tombstones above go along" if False in gone else ""
         leaves = ((p.path, p.node) for p in nodes(now.tree) if not p.node.children)
-        read = any(not node.live and had[path] for path, node in leaves)
+        read = any(not node.live and ends_before[path] for path, node in leaves)
         stays = "a leaf that is read becomes a tombstone" if read else ""
         return (
             requested,

@@ -13,6 +13,7 @@ from ci.report.check_data import check_data
 from ci.report import text_output, check_text
 from ci.report.pages.trace_page import page
 from impl.adapter import UnusableImplementation
+from impl.process.system_functions import SystemFunction
 from reference.commands import Mode
 from stateful_tests.check import campaign, caught_violations, finder, check_plans
 from stateful_tests.check.trees.changed_functions import Changes
@@ -117,7 +118,8 @@ def test_intermittent_violations_are_found(adapter, says, kvspec):
     spec = f"{bad_adapters.__name__}:{adapter}"
     options = ("--examples", "13", *QUICK[2:], "-v", "--json", "report.json")
     code, out, _ = kvspec("check", "--impl", spec, *options)
-    verdict, flaky = " ".join(out.split()), adapter == "ComesAndGoes"
+    verdict = " ".join(out.split())
+    flaky = adapter == "ComesAndGoes"
     assert (
         code == 1 and says in verdict and ("flaky: OUT-1, not in every replay" in verdict) is flaky
     ), out
@@ -239,14 +241,15 @@ def test_a_report_names_commands_to_which_no_replay_came(cut, monkeypatch):
     """A fork's change runs in the last command of a finding, and the replay that is shown ends before it."""
 
     def replayed(system, trace):
-        run, half = replay(system, trace), len(trace.commands) // 2
+        run = replay(system, trace)
+        half = len(trace.commands) // 2
         if cut == "cannot be driven":
             raise UnusableImplementation("its worker does not start any more")
         rows = run.rows[:half] if cut == "ends early" else run.rows
         return replace(run, violation=None, rows=rows, history=run.history[: len(rows) + 1])
 
     def with_calls(_, run):
-        return replace(run, called=(("a.py: f",),) * (run.violation.step + 1))
+        return replace(run, called=((SystemFunction("a.py", "f"),),) * (run.violation.step + 1))
 
     system = bad_adapters.AdmitsNobody()
     plan = check_plans.plan(
@@ -264,7 +267,7 @@ def test_a_report_names_commands_to_which_no_replay_came(cut, monkeypatch):
         patch.setattr(caught_violations, "replay", replayed)
         patch.setattr(caught_violations, "with_calls", with_calls)
         result = campaign.run(system, plan)
-    changed = Changes("HEAD", frozenset(), {("a.py", "f"): 1}, ())
+    changed = Changes("HEAD", frozenset(), {SystemFunction("a.py", "f"): 1}, ())
     data = check_data(result, plan, capabilities=system.capabilities, changed=changed)
     for detailed in (False, True):
         check_text.check(text_output.console(io.StringIO()), data, detailed=detailed)

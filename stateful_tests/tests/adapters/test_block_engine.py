@@ -13,7 +13,7 @@ from reference.tiers.commands import ResetCache
 from reference.commands import Reason, Refused
 from stateful_tests.check import campaign, check_plans
 from stateful_tests.lockstep.engine_lockstep import EngineLockstep
-from reference.blocks.config import engine_preset
+from reference.blocks.presets import engine_preset
 
 PLAN = replace(check_plans.plan("smoke"), commands=1200)
 
@@ -81,10 +81,10 @@ class KeepsTheHash(BlockEngine):
 class HitsAWholeWindowOnly(BlockEngine):
     """A hit is good where full attention has it."""
 
-    def _hit(self, group, stamps, length):
+    def _find_hit(self, group, stamps, length):
         if self.groups[group].window is not None:
             return [NULL] * (length // self.groups[group].block_size)
-        return super()._hit(group, stamps, length)
+        return super()._find_hit(group, stamps, length)
 
 
 @pytest.mark.parametrize(

@@ -38,11 +38,11 @@ def parsed(monkeypatch):
     names: list[str] = []
     parse = ast.parse
 
-    def noted(source, filename):
+    def note_cut(source, filename):
         names.append(Path(filename).name)
         return parse(source, filename)
 
-    monkeypatch.setattr(function_cuts.ast, "parse", noted)
+    monkeypatch.setattr(function_cuts.ast, "parse", note_cut)
     return names
 
 

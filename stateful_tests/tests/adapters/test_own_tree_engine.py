@@ -31,7 +31,8 @@ def test_an_engine_with_another_tree_conforms():
 
 
 def test_a_lock_stays_whole_within_the_window_of_settled_tokens():
-    insert, a2 = Insert("h", (Piece("a", 3),)), (Piece("a", 2),)
+    insert = Insert("h", (Piece("a", 3),))
+    a2 = (Piece("a", 2),)
     prefilled = Submit("r", None, 0, 0, a2), Admit("r"), Extend((Chunk("r", 2),))
     lockstep = Lockstep(make(), Geometry(1, 3, 12, 10, 1, 7, tree=True), Mode.FAITHFUL)
     for command in (*prefilled, insert, Launch((Draft("r", 4, 1),)), insert):
@@ -113,7 +114,8 @@ class ReleasesLessOfASlot(OwnTreeEngine):
 
     def release_pages(self, holder):
         if isinstance(holder, Slot) and holder.cursors.cache_protected_len:
-            size, cursors = self.page_size, holder.cursors
+            size = self.page_size
+            cursors = holder.cursors
             holder.cursors = cursors._replace(kv_allocated_len=cursors.kv_allocated_len - size)
             self.put(holder, holder.cursors)
         super().release_pages(holder)
@@ -163,9 +165,10 @@ BEGUN = Submit("r", None, 7), Admit("r"), Extend((Chunk("r", 6),))
 ENDED = (*BEGUN, Extend((Chunk("r", 1),)), Decode(("r",)))
 
 
-def followed_with(step: Step, rules: dict[str, int], system: dict[str, int]) -> Cursors:
+def follow_cursors(step: Step, rules: dict[str, int], system: dict[str, int]) -> Cursors:
     """r's cursors in the reference, which follows a system, where both have these."""
-    request, seen = step.now.request("r"), step.after.requests["r"]
+    request = step.now.request("r")
+    seen = step.after.requests["r"]
     state = step.now.with_request(request._replace(cursors=request.cursors._replace(**rules)))
     requests = step.after.requests | {"r": seen._replace(cursors=seen.cursors._replace(**system))}
     now = adopt_tree_shape(step.was, state, step.command, step.after._replace(requests=requests))
@@ -184,8 +187,9 @@ def followed_with(step: Step, rules: dict[str, int], system: dict[str, int]) -> 
     ],
 )  # fmt: skip
 def test_the_amount_inserted_is_followed_within_bounds(commands, length, taken):
-    step, here = step_of(*commands), {"cache_protected_len": 2}
-    found = followed_with(step, here, {"cache_protected_len": length})
+    step = step_of(*commands)
+    here = {"cache_protected_len": 2}
+    found = follow_cursors(step, here, {"cache_protected_len": length})
     assert found.cache_protected_len == (length if taken else 2)
 
 
@@ -200,7 +204,7 @@ def test_the_length_of_a_lock_holder_is_followed_within_bounds(length, followed_
 def test_a_later_turn_is_outside_of_the_tree():
     first = script("open s; submit q in s +4; admit q; extend q +4; finish q keep 1")
     step = step_of(*first, *script("submit r in s +4; admit r; extend r +4"))
-    found = followed_with(step, {"cache_protected_len": 4}, {"cache_protected_len": 6})
+    found = follow_cursors(step, {"cache_protected_len": 4}, {"cache_protected_len": 6})
     assert found.cache_protected_len == 4
 
 
@@ -240,7 +244,7 @@ def test_an_unmoved_lock_keeps_its_given_back_pages():
     "rules, system, want", [(0, 4, 4), (4, 0, 0), (6, 0, 6), (0, 6, 0), (6, 8, 6)]
 )
 def test_a_window_eviction_is_followed_inside_of_the_prefix_alone(rules, system, want):
-    found = followed_with(
+    found = follow_cursors(
         step_of(*BEGUN), {"swa_evicted_seqlen": rules}, {"swa_evicted_seqlen": system}
     )
     assert (found.cache_protected_len, found.swa_evicted_seqlen) == (4, want)

@@ -10,20 +10,29 @@ import impl
 from impl.adapter import UnusableImplementation
 from impl.lmdeploy import api as lmdeploy
 from impl.loading import nearest
-from impl.sglang.releases import api as sglang
+from impl.sglang.releases import api_lines as sglang
 from impl.sglang.releases.catalogue import TABLE
 from impl.transformers_paging import api as transformers
 from impl.vllm import api as vllm
 from stateful_tests.lockstep.system_names import resolve
-from stateful_tests.tests.support.adapter_reads import OPTIONAL, attributes, calls, defined, tabled
+from stateful_tests.tests.support.adapter_reads import (
+    OPTIONAL,
+    attributes,
+    calls,
+    defined_names,
+    names_in_tables,
+)
 
 IMPL = Path(impl.__file__).parent
 FREE = "a method of lists, dictionaries and deques"
 
 
 class Adapter(NamedTuple):
-    """table: of the API. accepted: names that releases define as well, and that are read of something else ->
-    of what. silent: calls of getattr and hasattr that need no line of the table -> why.
+    """An adapter and the table of the API that it uses.
+
+    table: of the API.
+    accepted: names that releases define as well, and that are read of something else -> of what.
+    silent: calls of getattr and hasattr that need no line of the table -> why.
     """
 
     engine: str
@@ -84,7 +93,7 @@ ADAPTERS = (
             "v0_5_22_to_23.py: getattr(self.common, self.checkpoints)": "no default; the table has it",
             "v0_5_22_to_23.py: hasattr(rows, 'mamba_allocator')": "whether it is the class of the table",
             "variants.py: getattr(trees, f'Rust{release.tree.__name__}')": "of our classes",
-            "call_log.py: hasattr(driver, '_loaded')": "of our driver",
+            "call_log.py: hasattr(driver, '_load_prefix')": "of our driver",
             "call_log.py: getattr(owner, name)": "no default",
             "call_log.py: getattr(self, f'_{name}')": "of our driver",
             "call_log.py: getattr(self._driver, 'results', None)": "of our driver",
@@ -115,7 +124,7 @@ ADAPTERS = (
                  "model.py: getattr(kv, 'full_kv_pool', kv)", "model.py: getattr(kv, 'swa_kv_pool', None)"),
                 "of one server of a pair, with a window or without, of either side",
             ),
-            "kept.py: getattr(manager, table)": "no default",
+            "server_leftovers.py: getattr(manager, table)": "no default",
             "stand_ins.py: getattr(common, owner)": "no default",
             "stand_ins.py: getattr(owner, name)": "no default",
             "loading.py: hasattr(host, 'HostPoolGroup')": "in which of two modules it is",
@@ -132,7 +141,7 @@ ADAPTERS = (
                 ("append", "insert", "pop", "popleft", "clear", "get", "keys", "update"), FREE
             ),
             "__getitem__": "of Inert",
-            "__init__": "for its parameters: `taken` passes what there is",
+            "__init__": "for its parameters: `accepted_arguments` passes what there is",
             "block_ids": "of WorkerRequest, which the release fills, and of the jobs of a device",
             **dict.fromkeys(("store", "waiting"), "of our storage"),
             **dict.fromkeys(("chunks", "counts", "events"), "of copies to a pool"),
@@ -217,10 +226,10 @@ def files(adapter):
     return sorted((IMPL / adapter.folder).rglob("*.py"))
 
 
-def untabled(adapter, root, code):
+def names_without_table(adapter, root, code):
     """Names that the code reads, that files of the release define, and that no table has."""
     driven = [root / file for file in nearest.read(adapter.engine).files]
-    names = defined(file for file in driven if file.is_file()) - tabled(adapter.table)
+    names = defined_names(file for file in driven if file.is_file()) - names_in_tables(adapter.table)
     return {name: at for name, at in attributes(code).items() if name in names}
 
 
@@ -233,7 +242,7 @@ def test_every_attribute_of_a_release_stands_in_a_table(adapter, tmp_path):
         pytest.skip(str(error))
     left = {
         n: at
-        for n, at in untabled(adapter, root, files(adapter)).items()
+        for n, at in names_without_table(adapter, root, files(adapter)).items()
         if n not in adapter.accepted
     }
     assert left == {}
@@ -241,7 +250,7 @@ def test_every_attribute_of_a_release_stands_in_a_table(adapter, tmp_path):
         "x.resumable; x.end_session; x._true_initial_tokens; x.kv_committed_len; x.extra\n"
     )
     bare = adapter._replace(table="")
-    assert "extra" not in (found := untabled(bare, root, [code]))
+    assert "extra" not in (found := names_without_table(bare, root, [code]))
     assert found
 
 

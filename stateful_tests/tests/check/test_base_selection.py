@@ -158,13 +158,13 @@ def with_core(clone):
     return clone
 
 
-def extracted(clone, revision, into):
+def extract_release(clone, revision, into):
     tree_history.extract(clone / "python", revision, "sglang", into)
     return into
 
 
 def test_extract_adds_built_files_to_the_files_of_a_commit(with_core, tmp_path):
-    past = extracted(with_core, "HEAD~1", tmp_path / "past")
+    past = extract_release(with_core, "HEAD~1", tmp_path / "past")
     assert (past / SCHEDULER).read_text() == "number one\n"
     assert (past / "sglang/_version.py").is_file() and (past / "sglang/core.so").is_file()
 
@@ -172,14 +172,14 @@ def test_extract_adds_built_files_to_the_files_of_a_commit(with_core, tmp_path):
 def test_extract_leaves_out_a_core_whose_sources_changed(with_core, tmp_path):
     (with_core / "core.rs").write_text("")
     git(with_core, "add", ".")
-    assert not (extracted(with_core, "HEAD", tmp_path / "past") / "sglang/core.so").exists()
+    assert not (extract_release(with_core, "HEAD", tmp_path / "past") / "sglang/core.so").exists()
 
 
 def test_extract_takes_a_core_that_is_committed(with_core, tmp_path):
     git(with_core, "add", "--force", "python/sglang/core.so")
     git(with_core, "commit", "-m", "a core")
     (with_core / "python/sglang/core.so").write_text("compiled anew")
-    past = extracted(with_core, "HEAD", tmp_path / "past")
+    past = extract_release(with_core, "HEAD", tmp_path / "past")
     assert (past / "sglang/core.so").read_text() == "compiled"
 
 
@@ -187,10 +187,13 @@ class Past:
     """Stand-in for a resolved checkout: its root, its release, and whether it was closed."""
 
     spec = SystemSpec("sglang", ways=("overlap",), checkout=True)
-    name, release, capabilities = str(spec), "0.5.23", None
+    name = str(spec)
+    release = "0.5.23"
+    capabilities = None
 
     def __init__(self, root):
-        self.root, self.closed = root, False
+        self.root = root
+        self.closed = False
 
     def close(self):
         self.closed = True
@@ -199,17 +202,17 @@ class Past:
 @pytest.fixture
 def resolved(clone, monkeypatch):
     """Checkouts resolve to Past, releases to a name; says what was resolved."""
-    asked = []
+    specs = []
 
     def resolve(selector, *, quiet=False):
-        asked.append(selector)
+        specs.append(selector)
         if selector.checkout is None:
             return SimpleNamespace(name=str(selector.spec), close=lambda: None)
         return Past(Path(selector.checkout) / "python")
 
     monkeypatch.setattr(SystemSelector, "resolve", resolve)
     monkeypatch.setattr(commands, "_start_once", lambda system: None)
-    return asked
+    return specs
 
 
 def base_of_check(clone, named=None, since=None):
@@ -317,7 +320,7 @@ def trees(tmp_path, monkeypatch):
     return write
 
 
-def numbered(first, end):
+def number_folders(first, end):
     return [f"line number {number}" for number in range(first, end)]
 
 
@@ -338,13 +341,13 @@ def test_a_tree_is_as_far_from_its_base_as_from_the_release_it_is_taken_for(tmp_
     scheduler = "vllm/v1/core/sched/scheduler.py"
     shutil.copytree(root / "vllm/v1/core", tmp_path / "vllm/v1/core")
     (tmp_path / scheduler).write_text("a_line_of_the_fork = 1\n" * 2)
-    taken = nearest.nearest("vllm", tmp_path)
+    nearest_release = nearest.nearest("vllm", tmp_path)
     tree = SimpleNamespace(name="vllm@checkout", root=tmp_path)
     # The folder of the base in the cache counts for nothing.
-    base = SimpleNamespace(name=f"vllm=={taken.release}+async", root=tmp_path)
-    assert taken.lines and base_selection.lines_between(tree, base) == taken.lines
-    told = Base(base, BaseKind.RELEASE, lines=taken.lines)
-    assert told.text.endswith(f", {nearest.differing(taken.lines)}")
+    base = SimpleNamespace(name=f"vllm=={nearest_release.release}+async", root=tmp_path)
+    assert nearest_release.lines and base_selection.lines_between(tree, base) == nearest_release.lines
+    told = Base(base, BaseKind.RELEASE, lines=nearest_release.lines)
+    assert told.text.endswith(f", {nearest.differing(nearest_release.lines)}")
 
 
 @pytest.mark.parametrize(
@@ -360,17 +363,18 @@ def test_a_distance_in_words(count, says):
     [(0, 0.0, False), (9, 0.09, False), (10, 0.1, True), (100, 1.0, True)],
 )
 def test_a_tree_between_two_releases_has_much_of_the_other(trees, own_lines, share, between):
-    base = trees("base", numbered(0, 50))
-    release = trees("release", numbered(50, 150))
-    tree = trees("tree", numbered(0, 50) + numbered(50, 50 + own_lines))
+    base = trees("base", number_folders(0, 50))
+    release = trees("release", number_folders(50, 150))
+    tree = trees("tree", number_folders(0, 50) + number_folders(50, 50 + own_lines))
     lines = [*map(base_selection.lines_of, (tree, release, base))]
     assert base_selection.share_of_lines(*lines) == pytest.approx(share)
     assert base_selection.lies_between(*lines) is between
 
 
 def test_a_small_share_is_a_coincidence(trees):
-    base, release = trees("base", []), trees("release", numbered(0, 1000))
-    tree = trees("tree", numbered(0, 20))
+    base = trees("base", [])
+    release = trees("release", number_folders(0, 1000))
+    tree = trees("tree", number_folders(0, 20))
     assert not base_selection.lies_between(*map(base_selection.lines_of, (tree, release, base)))
 
 

@@ -14,9 +14,9 @@ from reference.commands import (
 )  # fmt: skip
 from reference.geometry import PRESETS
 from reference.state import Phase
-from stateful_tests.check import run_driver, plan_order
+from stateful_tests.check import run_driver, plan_order, run_batches
 from stateful_tests.check.campaign import run
-from stateful_tests.check.run_driver import Named
+from stateful_tests.check.run_batches import Named
 from stateful_tests.check.executors import Processes
 from stateful_tests.check.check_plans import for_system, plan
 from stateful_tests.check.run_counts import Counted
@@ -79,7 +79,7 @@ def test_runs_begin_only_with_lines_that_the_system_supports(kind):
     """Runs 2, 6, 10 and so on begin so."""
     begin_so = range(2, 40, 4)
     for name in ("page1", "page2", "page4", "tight"):
-        batch = run_driver.RunBatch(run_driver.with_stated_sizes("both", name, Mode.FAITHFUL), begin_so)
+        batch = run_batches.RunBatch(run_batches.with_stated_sizes("both", name, Mode.FAITHFUL), begin_so)
         driven = run_driver.drive(kind(), plan("smoke", steps=20), batch)
         assert [found for _, found in driven.runs] == [[]] * len(begin_so)
 
@@ -91,7 +91,8 @@ class Asserts(ReferenceSystem):
 
 def test_an_assertion_without_a_message_shows_its_source_line():
     violation = replay(Asserts(), Trace(PRESETS["page1"], Mode.FREE, (Open("s1"),))).violation
-    assert violation is not None and violation.observed.startswith(
+    assert violation is not None
+    assert violation.observed.startswith(
         "AssertionError: raise AssertionError  # as of a bare assert, which pytest would give a message"
         " at test_campaign.py:"
     )
@@ -125,20 +126,21 @@ class RetractsNobody(ReferenceSystem):
     "kind, commands, found", [(RetractsNobody, 5_000, True), (ReferenceSystem, 700, False)]
 )
 def test_the_same_seed_gives_the_same_check_however_many_processes_run_it(kind, commands, found):
-    chosen = plan("smoke", presets=["page1", "page2"], steps=25, seed=4, machines=["sessions"])
-    chosen = replace(chosen, after_finding=150, commands=commands)
+    small_plan = plan("smoke", presets=["page1", "page2"], steps=25, seed=4, machines=["sessions"])
+    small_plan = replace(small_plan, after_finding=150, commands=commands)
     name = "reference" if kind is ReferenceSystem else f"{__name__}:{kind.__name__}"
-    system, processes = kind(), Processes(2)
+    system = kind()
+    processes = Processes(2)
     try:
         results = [
-            run(system, chosen),
-            run(system, chosen, executor=processes, named=Named(SystemSpec(name))),
+            run(system, small_plan),
+            run(system, small_plan, executor=processes, named=Named(SystemSpec(name))),
         ]
     finally:
         processes.close()
     for result in results:
         assert bool(result.findings) is result.stopped is found
-        assert found or (700 <= result.done < 1_000 and result.exit_code == 0)
+        assert found or (700 <= result.executed_count < 1_000 and result.exit_code == 0)
         result.seconds = 0
         result.findings = [replace(f, found_after_s=0) for f in result.findings]
         for machine in result.machines:
@@ -228,7 +230,8 @@ def test_lines_of_the_corpus_that_were_not_driven_are_no_runs():
     result = run(system, replace(FEW, machines=("sessions",), modes=(Mode.FREE,)))
     corpus_runs, *others = result.machines
     assert corpus_runs.examples < 30 and corpus_runs.commands >= corpus_runs.examples
-    assert {*result.carried_out} == {"Open", "Close"} and [
+    assert {*result.carried_out} == {"Open", "Close"}
+    assert [
         machine.examples for machine in others
     ] == [1] * 10
 
@@ -239,10 +242,10 @@ def test_an_interrupt_while_processes_end_leaves_none(monkeypatch):
     processes = Processes(1)
     [mine] = {*active_children()} - before
 
-    def interrupted(**_):
+    def interrupt_check(**_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(processes._pool, "shutdown", interrupted)
+    monkeypatch.setattr(processes._pool, "shutdown", interrupt_check)
     with pytest.raises(KeyboardInterrupt):
         processes.close()
     assert wait([mine.sentinel], 10)  # not exitcode: the pool's thread may be the one that reaps it
@@ -254,8 +257,8 @@ def test_lines_of_the_corpus_take_no_effort_from_the_runs_after_them():
     """A share of a plan is as small as the corpus: its short lines would be all that is driven."""
     counted = Counted()
     for _ in range(1000):
-        counted.ran(5, directed=True)
+        counted.count_run(5, directed=True)
     assert not counted.enough(10_000)
     for _ in range(1000):
-        counted.ran(5)
+        counted.count_run(5)
     assert counted.enough(10_000)

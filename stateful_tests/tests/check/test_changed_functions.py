@@ -12,6 +12,7 @@ from ci.commands.shared import SystemSelector
 from ci.report import report_data as report
 from ci.report.verdict import check_verdict
 from impl.adapter import UnusableImplementation
+from impl.process.system_functions import SystemFunction
 from impl.system_spec import SystemSpec
 from reference.commands import Finish, Mode
 from stateful_tests.check import campaign, corpus, run_driver, check_plans
@@ -38,6 +39,11 @@ class Cache:
 def gone():
     return 3
 """
+
+FREE = SystemFunction("cache.py", "Cache.free")
+SIZE = SystemFunction("cache.py", "Cache.size")
+GONE = SystemFunction("cache.py", "gone")
+REST = SystemFunction("cache.py", OUTSIDE)
 
 
 @pytest.fixture
@@ -70,7 +76,9 @@ def root(tmp_path):
 )
 def test_a_changed_function_is_named(root, old, new, found):
     (root / "cache.py").write_text(BEFORE.replace(old, new))
-    assert {*changed_functions.changed_functions(root, "HEAD")} == {("cache.py", name) for name in found}
+    assert {*changed_functions.changed_functions(root, "HEAD")} == {
+        SystemFunction("cache.py", name) for name in found
+    }
 
 
 def test_differences_to_a_base_without_history_are_named_for_called_files(tmp_path):
@@ -83,63 +91,76 @@ def test_differences_to_a_base_without_history_are_named_for_called_files(tmp_pa
         (folders[0] / name).write_text(BEFORE.replace("return 1", "return 4"))
     tree, release = (SimpleNamespace(root=folder, name=folder.name) for folder in folders)
     base = Base(release, BaseKind.RELEASE)
-    called = [("cache.py", "Cache.size"), ("cache.py", "Cache.free"), ("gone.py", "f")]
+    called = [SIZE, FREE, SystemFunction("gone.py", "f")]
     differ = changed_functions.beside(base, tree, called)
-    assert set(differ.called) == {("cache.py", "Cache.free")}
-    assert differ.among([["cache.py: Cache.size"], ["cache.py: Cache.free"]]) == {
-        ("cache.py", "Cache.free"): [1]
-    }
-    whole = changed_functions.beside(base, tree, [("new.py", "Cache.free")])
-    assert ("new.py", "Cache.size") in whole.called
+    assert set(differ.called) == {FREE}
+    assert differ.callers([[SIZE], [FREE]]) == {FREE: [1]}
+    whole = changed_functions.beside(base, tree, [SystemFunction("new.py", "Cache.free")])
+    assert SystemFunction("new.py", "Cache.size") in whole.called
     for pair in ((base, release), (Base(ReferenceSystem(), BaseKind.STATED), tree)):
         assert changed_functions.beside(*pair, called).called == {}
 
 
 def test_every_function_of_a_new_file_has_changed(root):
     (root / "new.py").write_text("def one(): ...")
-    assert [*changed_functions.changed_functions(root, "HEAD")] == [("new.py", "one")]
+    assert [*changed_functions.changed_functions(root, "HEAD")] == [SystemFunction("new.py", "one")]
 
 
 class Checkout(ReferenceSystem):
     """Says that a finish calls Cache.free."""
 
-    def called(self, geometry, commands):
-        return [("cache.py: Cache.free, Cache.size",) * isinstance(c, Finish) for c in commands]
+    def functions_called(self, geometry, commands):
+        return [(FREE, SIZE) if isinstance(command, Finish) else () for command in commands]
 
 
-def test_corpus_lines_that_call_a_changed_function_come_first(root):
+@pytest.fixture
+def two_changes(root):
+    """A checkout in which Cache.free and gone have changed, of which the corpus calls the first. Returns it,
+    the changes, and the lines that call one as they were found."""
     (root / "cache.py").write_text(
         BEFORE.replace("return 1", "return 4").replace("return 3", "return 5")
     )
     system = Checkout()
     system.root = root
-    told = []
-    changes = changed_functions.changes(system, "HEAD", corpus.load(), told.append)
-    assert (
-        {*told} == changes.first
-        and len(told) == changed_functions.ENOUGH
-        and changes.missed == (("cache.py", "gone"),)
-    )
-    assert {line.machine for line in told[:10]} >= {"sessions", "both"}, "in turns"
+    lines = []
+    return system, changed_functions.changes(system, "HEAD", corpus.load(), lines.append), lines
+
+
+def test_corpus_lines_that_call_a_changed_function_are_found(two_changes):
+    _, changes, lines = two_changes
+    assert {*lines} == changes.first
+    assert len(lines) == changed_functions.ENOUGH
+    assert {line.machine for line in lines[:10]} >= {"sessions", "both"}, "in turns"
+
+
+def test_a_changed_function_that_nothing_calls_is_missed(two_changes):
+    system, changes, _ = two_changes
+    assert changes.missed == (GONE,)
     assert (
         f"{changed_functions.ENOUGH} directed runs come first, which call 1 of 2 changes; none calls"
         in changes.text
     )
-    assert changes.also_called({("cache.py", "gone")}).missed == ()
+    assert changes.also_called({GONE}).missed == ()
     result = CheckResult("checkout", "smoke", 0, uncalled=("cache.py: gone",))
     verdict = check_verdict(result, (), system.capabilities, None)
-    assert "no run calls cache.py: gone, which changed" in verdict and result.exit_code == 4
-    called = [
-        (),
-        ("cache.py: Cache.free, gone", "other.py: gone"),
-        ("cache.py: Cache.size, Cache.free",),
-    ]
-    assert changes.among(called) == {("cache.py", "Cache.free"): [1, 2], ("cache.py", "gone"): [1]}
+    assert "no run calls cache.py: gone, which changed" in verdict
+    assert result.exit_code == 4
+
+
+def test_the_commands_that_call_a_changed_function_are_numbered(two_changes):
+    _, changes, _ = two_changes
+    called = [(), (FREE, GONE, SystemFunction("other.py", "gone")), (SIZE, FREE)]
+    assert changes.callers(called) == {FREE: [1, 2], GONE: [1]}
+
+
+def test_corpus_lines_that_call_a_changed_function_come_first(two_changes):
+    system, changes, _ = two_changes
     plan = replace(check_plans.plan("smoke"), first=changes.first)
     driven = [
         line for mode in Mode for line in run_driver.lines_of(system, plan, mode)[: changed_functions.ENOUGH]
     ]
-    assert changes.first < {*driven} and {
+    assert changes.first < {*driven}
+    assert {
         *run_driver.lines_of(system, check_plans.plan("smoke"), Mode.FREE)
     } == {*run_driver.lines_of(system, plan, Mode.FREE)}
 
@@ -180,7 +201,8 @@ def test_a_line_that_the_system_cannot_be_driven_through_shows_nothing():
 
 def test_a_finding_printed_at_once_is_in_the_report():
     """Also where the runs of the plan do not come to it."""
-    system, before = resolve(FAULTY), resolve("reference")
+    system = resolve(FAULTY)
+    before = resolve("reference")
     [line] = (
         n for n in corpus.fault_lines() if n.situation == "a_capped_frontier_counts_whole_pages"
     )
@@ -195,7 +217,8 @@ def test_a_finding_printed_at_once_is_in_the_report():
 def test_an_interrupt_reports_findings_printed_at_once():
     """And nothing is driven."""
     line = next(n for n in corpus.fault_lines() if "capped_frontier" in n.situation)
-    run, guard = changed_functions.new_fault(resolve(FAULTY), resolve("reference"), line), InterruptGuard({})
+    run = changed_functions.new_fault(resolve(FAULTY), resolve("reference"), line)
+    guard = InterruptGuard({})
     with pytest.raises(KeyboardInterrupt), guard:
         raise KeyboardInterrupt
     guard.reported = [run]
@@ -204,7 +227,9 @@ def test_an_interrupt_reports_findings_printed_at_once():
     result = campaign.run(
         resolve(FAULTY), check_plans.plan("smoke"), early=guard.reported, interrupted=guard.interrupted
     )
-    assert result.findings[0].clause == "FREE-1" and result.interrupted and not result.commands
+    assert result.findings[0].clause == "FREE-1"
+    assert result.interrupted
+    assert not result.commands
 
 
 def test_an_edit_that_is_not_committed_is_seen(root, tmp_path_factory):
@@ -223,22 +248,21 @@ def test_a_failure_of_git_is_one_line(root, kvspec):
 
 def test_without_since_the_changes_are_those_since_the_base(root):
     (root / "cache.py").write_text(BEFORE.replace("return 1", "return 4"))
-    system, how = Checkout(), system_check.CheckOptions(lambda: None, "traces", None, None, html=False)
+    system = Checkout()
+    how = system_check.CheckOptions(lambda: None, "traces", None, None, html=False)
     system.root = root
-    selector, plan = SystemSelector(SystemSpec("sglang"), str(root)), check_plans.plan("smoke")
+    selector = SystemSelector(SystemSpec("sglang"), str(root))
+    plan = check_plans.plan("smoke")
 
-    def changed(base):
+    def change_log(base):
         return system_check._find_changes(system, selector, base, plan, how, {}, InterruptGuard({}))
 
-    result = changed(Base(resolve("reference"), BaseKind.HISTORY, commit="HEAD"))
-    assert {*result.called} == {("cache.py", "Cache.free")} and result.revision == "reference"
-    assert changed(Base(resolve("reference"), BaseKind.RELEASE)) is None, "a base of no history"
+    result = change_log(Base(resolve("reference"), BaseKind.HISTORY, commit="HEAD"))
+    assert {*result.called} == {FREE} and result.revision == "reference"
+    assert change_log(Base(resolve("reference"), BaseKind.RELEASE)) is None, "a base of no history"
     (root / "cache.py").write_text(BEFORE)
-    text = changed(Base(resolve("reference"), BaseKind.HISTORY, commit="HEAD")).text
+    text = change_log(Base(resolve("reference"), BaseKind.HISTORY, commit="HEAD")).text
     assert text == "since reference: no function that kvspec drives changed"
-
-
-FREE, GONE = ("cache.py", "Cache.free"), ("cache.py", "gone")
 
 
 def test_files_that_no_run_loads_are_left_to_others(root):
@@ -246,21 +270,22 @@ def test_files_that_no_run_loads_are_left_to_others(root):
         BEFORE.replace("return 1", "return 4").replace("LIMIT = 1", "LIMIT = 2")
     )
     (root / "other.py").write_text("def one(): ...")
-    system, lines = Checkout(), [line for line in corpus.load()[:40] if line.geometry.tree]
+    system = Checkout()
+    lines = [line for line in corpus.load()[:40] if line.geometry.tree]
     system.root = root
 
-    def found(way, ways):
+    def changes_in_way(way, ways):
         way_map_of = WayMap(
-            ("", "hicache"), {FREE: frozenset({""}), ("cache.py", OUTSIDE): frozenset(ways)}
+            ("", "hicache"), {FREE: frozenset({""}), REST: frozenset(ways)}
         )
         return changed_functions.changes(system, "HEAD", lines, None, way_map_of, way)
 
-    here = found("", {"", "hicache"})
-    assert here.ignored == (("other.py", "one"),) and "does not load other.py: one" in here.text
+    here = changes_in_way("", {"", "hicache"})
+    assert here.ignored == (SystemFunction("other.py", "one"),) and "does not load other.py: one" in here.text
     assert here.missed == () and {*here.called} == {FREE}, (
         "the rest of a file runs when it is loaded"
     )
-    assert found("", {"hicache"}).missed == (("cache.py", OUTSIDE),), "which it is not in this way"
+    assert changes_in_way("", {"hicache"}).missed == (REST,), "which it is not in this way"
 
 
 def test_files_beside_driven_ones_are_named_before_others_and_tests_last(root):
@@ -270,9 +295,9 @@ def test_files_beside_driven_ones_are_named_before_others_and_tests_last(root):
         (root / file).write_text("def one(): ...")
     system = Checkout()
     system.root = root
-    way_map_of = WayMap(("",), {("srt/cache.py", "free"): frozenset({""})})
+    way_map_of = WayMap(("",), {SystemFunction("srt/cache.py", "free"): frozenset({""})})
     changes = changed_functions.changes(system, "HEAD", [], None, way_map_of)
-    files = [file for file, _ in changes.ignored]
+    files = [function.file for function in changes.ignored]
     assert files == ["srt/pool.py", "b/kernel.py", "srt/test_pool.py", "test/unit.py"]
     result = CheckResult("checkout", "smoke", 0)
 
@@ -291,13 +316,15 @@ def test_functions_that_no_run_calls_are_not_searched_without_end(root, monkeypa
     """What a run is known to call is."""
     monkeypatch.setattr(changed_functions, "PATIENCE", 3)
     (root / "cache.py").write_text(BEFORE.replace("return 3", "return 5"))
-    system, lines, tried = Checkout(), corpus.load()[:20], []
+    system = Checkout()
+    lines = corpus.load()[:20]
+    traces_tried = []
     system.root = root
-    monkeypatch.setattr(system, "called", lambda *trace: tried.append(trace) or [])
+    monkeypatch.setattr(system, "functions_called", lambda *trace: traces_tried.append(trace) or [])
 
-    def looked_at(way):
-        tried.clear()
+    def count_traces(way):
+        traces_tried.clear()
         changed_functions.changes(system, "HEAD", lines, None, WayMap(("",), {GONE: frozenset({""})}), way)
-        return len(tried)
+        return len(traces_tried)
 
-    assert (looked_at("overlap"), looked_at("")) == (3, 20)
+    assert (count_traces("overlap"), count_traces("")) == (3, 20)

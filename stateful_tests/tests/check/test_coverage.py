@@ -10,7 +10,7 @@ README = Path(__file__).parents[3] / "ci" / "README.md"
 
 def test_the_corpus_is_written_as_it_is_read():
     lines = corpus.FILE.read_text(encoding="utf-8").splitlines()
-    assert [corpus.written(line) for line in corpus.load()] == lines
+    assert [corpus.line_text(line) for line in corpus.load()] == lines
 
 
 def test_the_document_has_the_number_of_situations():

@@ -24,7 +24,7 @@ def violation(*clauses: str, step: int = 1) -> Violation:
     return Violation(clauses[0], step, failures[0], clauses[1:], failures[1:])
 
 
-def found(*clauses: str, trace: Trace = TRACE) -> Finding:
+def finding_of(*clauses: str, trace: Trace = TRACE) -> Finding:
     """A finding of the first clause; the others fail at the same step of its trace."""
     run = Run(replace(trace, clause=clauses[0]), "torch", (), violation(*clauses))
     return Finding(clauses[0], run, (Mode.FAITHFUL,), 1, 0.0, 0)
@@ -33,19 +33,19 @@ def found(*clauses: str, trace: Trace = TRACE) -> Finding:
 @pytest.fixture
 def shrunk(monkeypatch):
     """The clauses whose traces a finder shrinks. Each trace violates whatever clause is asked about."""
-    asked = []
+    clauses_asked = []
 
     def minimise(system, trace, clause, **options):
-        asked.append(clause)
+        clauses_asked.append(clause)
         return replace(trace, commands=trace.commands[:1])
 
     monkeypatch.setattr(finder, "minimise", minimise)
-    monkeypatch.setattr(finder, "counted_under", lambda *_: [])
+    monkeypatch.setattr(finder, "explaining_masks", lambda *_: [])
     monkeypatch.setattr(Finder, "_failing_commands", lambda self, trace, *_: trace.commands)
     monkeypatch.setattr(Finder, "_may_get_smaller", lambda *_: False)
     monkeypatch.setattr(Finder, "_rank", lambda *_: 0)
     monkeypatch.setattr(Finder, "_finds_another_cause", lambda *_: False)
-    return asked
+    return clauses_asked
 
 
 def test_the_trace_of_wrong_kv_is_shrunk_and_shows_the_rest(shrunk):
@@ -87,16 +87,17 @@ def test_a_cause_stands_where_its_gravest_finding_does():
     """The smaller trace of RUN-3 shows PUB-1 as well, so both are one cause."""
     longer = replace(TRACE, commands=(*TRACE.commands, Open("s2")))
     other = replace(TRACE, commands=(*TRACE.commands, Open("s3")))
-    of_pub = found("PUB-1", "RUN-3", trace=longer)
-    of_run = found("RUN-3", "PUB-1")
-    of_hit = found("OWN-3", trace=other)
+    of_pub = finding_of("PUB-1", "RUN-3", trace=longer)
+    of_run = finding_of("RUN-3", "PUB-1")
+    of_hit = finding_of("OWN-3", trace=other)
     assert group_by_cause([of_pub, of_hit, of_run]) == [[of_run, of_pub], [of_hit]]
     assert group_by_cause([of_hit, of_pub, of_run]) == [[of_hit], [of_run, of_pub]]
 
 
 def test_the_headline_of_a_trace_is_the_cause_of_its_violations():
     """A page that is freed too early comes before the read of it."""
-    of_read, of_free = found("READ-2", "FREE-1"), found("FREE-1", "READ-2")
+    of_read = finding_of("READ-2", "FREE-1")
+    of_free = finding_of("FREE-1", "READ-2")
     assert group_by_cause([of_read, of_free]) == [[of_free, of_read]]
 
 

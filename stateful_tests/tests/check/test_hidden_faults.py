@@ -35,7 +35,9 @@ def test_a_clause_that_comes_beside_another_is_shrunk_with_less_effort(monkeypat
     monkeypatch.setattr(finder, "failing_prefix", lambda *_: None)
     run(resolve("torch+pr22900"), replace(plan("smoke", machines=["sessions"]), after_finding=0))
     first, *others = budgets.values()
-    assert first == BUDGET and others and set(others) == {finder._BESIDE_BUDGET}
+    assert first == BUDGET
+    assert others
+    assert set(others) == {finder._BESIDE_BUDGET}
 
 
 RETRACTED_ABORTED_CLOSED = script(
@@ -44,15 +46,15 @@ RETRACTED_ABORTED_CLOSED = script(
 
 
 def test_a_fault_that_comes_first_does_not_hide_a_close_that_never_happens():
-    chosen = plan(
+    small_plan = plan(
         "smoke", presets=["page1"], machines=["sessions"], modes=[Mode.FAITHFUL], examples=40
     )
-    result = run(WaitsForEver(), chosen)
+    result = run(WaitsForEver(), small_plan)
     closed = next(f.run for f in result.findings if f.clause == "SES-4")
     violation = closed.violation
     assert (violation.clauses, violation.first_violation.clause) == (("SES-4",), "SES-2")
     assert [type(c) for c in closed.trace.commands] == [type(c) for c in RETRACTED_ABORTED_CLOSED]
-    another = run(resolve("torch+abort-keeps-retracted-kv"), chosen)
+    another = run(resolve("torch+abort-keeps-retracted-kv"), small_plan)
     assert [f.clause for f in another.findings] == ["SES-2"]
 
 
@@ -106,7 +108,7 @@ def test_of_known_traces_one_need_each_is_avoided():
 
 
 def test_a_fault_hides_no_other_of_its_clause(monkeypatch):
-    chosen = plan(
+    small_plan = plan(
         "smoke",
         presets=["page1", "tight"],
         machines=["sessions"],
@@ -114,13 +116,13 @@ def test_a_fault_hides_no_other_of_its_clause(monkeypatch):
         seed=1,
         examples=13,
     )
-    close, abort = run(KeepsOnThreeWays(), chosen).findings
+    close, abort = run(KeepsOnThreeWays(), small_plan).findings
     assert (close.name, abort.name) == ("SES-2", "SES-2 (2)")
     assert abort.without == ("a close",)
     assert rejected_turns(close.run) and not rejected_turns(abort.run)
     assert [type(c) for c in abort.run.trace.commands][-2:] == [Retract, Abort]
     monkeypatch.setattr(finder, "MAX_TRACES_PER_CLAUSE", 1)
-    assert [f.name for f in run(KeepsOnThreeWays(), chosen).findings] == ["SES-2"]
+    assert [f.name for f in run(KeepsOnThreeWays(), small_plan).findings] == ["SES-2"]
 
 
 class RefusesDecode(ReferenceSystem):
@@ -142,15 +144,16 @@ class RefusesDecode(ReferenceSystem):
 
 def test_a_fault_of_the_base_hides_no_other_of_its_clause_and_ends_no_run(monkeypatch):
     monkeypatch.setattr(finder, "_SHORT", 0)  # all traces are shrunk, also after the best is found
-    chosen = plan(
+    small_plan = plan(
         "smoke", presets=["page2"], machines=["sessions"], modes=[Mode.FAITHFUL], examples=13
     )
-    change, base = RefusesDecode(always=True), RefusesDecode(always=False)
+    change = RefusesDecode(always=True)
+    base = RefusesDecode(always=False)
     for before, kinds in ((None, []), (base, [Open])):
-        [finding] = run(change, chosen, base=before).findings
+        [finding] = run(change, small_plan, base=before).findings
         assert finding.clause == "OUT-1"
         assert [type(c) for c in finding.run.trace.commands if isinstance(c, Open)] == kinds
-    same = run(base, replace(chosen, after_finding=0), base=RefusesDecode(always=False))
+    same = run(base, replace(small_plan, after_finding=0), base=RefusesDecode(always=False))
     assert len(same.findings) == 1 and not same.stopped
 
 
@@ -165,12 +168,12 @@ class CannotEnd(WaitsForEver):
 
 def test_an_adapter_that_fails_behind_a_violation_ends_that_run_alone():
     lockstep = Lockstep(CannotEnd(), preset("page1"), Mode.FAITHFUL)
-    done = script(
+    first_commands = script(
         "open s1; submit r1 in s1 +2; admit r1; extend r1 +2; retract r1;"
         " submit r2 (no session) +2; admit r2; abort r1"
     )
-    for command in done:
+    for command in first_commands:
         lockstep.do(command)
     first = lockstep.violation
     assert first is not None
-    assert [found for found, _ in violations(lockstep, done, "")] == [first]
+    assert [found for found, _ in violations(lockstep, first_commands, "")] == [first]

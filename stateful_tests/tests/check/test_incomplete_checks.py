@@ -22,7 +22,7 @@ from reference.commands import (
 from reference.tiers.clauses import OF_CONNECTORS
 from stateful_tests.check import run_driver
 from stateful_tests.check.campaign import run
-from stateful_tests.check.run_driver import Driven, Named
+from stateful_tests.check.run_batches import BatchResult, Named
 from stateful_tests.check.executors import Processes
 from stateful_tests.check.check_plans import plan
 from stateful_tests.check.run_counts import Counted
@@ -36,7 +36,7 @@ from stateful_tests.tests.check.test_campaign import FEW
 def test_every_situation_is_reached_on_any_seed_and_the_model_satisfies_all_clauses():
     processes = Processes(2)
     try:
-        found = run(
+        result = run(
             ReferenceSystem(),
             replace(FEW, seed=4242),
             executor=processes,
@@ -44,12 +44,12 @@ def test_every_situation_is_reached_on_any_seed_and_the_model_satisfies_all_clau
         )
     finally:
         processes.close()
-    assert (found.findings, found.unreached) == ([], ())
-    assert (found.incomplete, found.exit_code) == ([], 0)
-    tracked = {text for text in found.unfit if text.startswith("tracked states, ")}
-    assert tracked == {*found.unfit}, "the reference tracks none inside a text"
-    assert {*found.required} | tracked == {line.situation for line in corpus.load()}
-    assert len({*found.required} - tracked) > 430
+    assert (result.findings, result.unreached) == ([], ())
+    assert (result.incomplete, result.exit_code) == ([], 0)
+    tracked = {text for text in result.unfit if text.startswith("tracked states, ")}
+    assert tracked == {*result.unfit}, "the reference tracks none inside a text"
+    assert {*result.required} | tracked == {line.situation for line in corpus.load()}
+    assert len({*result.required} - tracked) > 430
 
 
 def test_a_situation_that_is_not_reached_makes_a_check_of_our_own_incomplete(monkeypatch):
@@ -117,11 +117,13 @@ def test_a_plan_that_reaches_its_time_limit_is_incomplete(monkeypatch):
     """A plan without a time limit ends after its number of commands."""
     seconds = count(time.monotonic(), 6)
     monkeypatch.setattr(time, "monotonic", lambda: next(seconds))
-    chosen = replace(FEW, machines=("sessions",), presets=("page1",))
-    result = run(ReferenceSystem(), replace(chosen, time_limit_s=300.0))
-    assert result.timed_out and result.examples and result.exit_code == 4
+    small_plan = replace(FEW, machines=("sessions",), presets=("page1",))
+    result = run(ReferenceSystem(), replace(small_plan, time_limit_s=300.0))
+    assert result.timed_out
+    assert result.examples
+    assert result.exit_code == 4
     assert result.incomplete[0].startswith("the time limit came after")
-    assert not run(ReferenceSystem(), chosen).timed_out
+    assert not run(ReferenceSystem(), small_plan).timed_out
 
 
 class StopsServing(ReferenceSystem):
@@ -177,11 +179,11 @@ def test_a_command_that_is_often_refused_may_end_with_refusals(
 ):
     counted = Counted()
     for number in range(100 + last_refused):
-        driven = Driven({})
+        driven = BatchResult({})
         done = number < 100 and carried_out(number)
         driven.count(EvictSwa("r1", 4), Done() if done else Refused(Reason.UNFAITHFUL), not done)
         counted.add(driven)
-        counted.ran(1)
+        counted.count_run(1)
     result = CheckResult("reference", "smoke", 0)
     counted.enter(result, ReferenceSystem(), plan("smoke"), [])
     assert ("evict_swa" in result.declined) == is_declined

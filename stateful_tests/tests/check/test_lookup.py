@@ -12,6 +12,7 @@ from ci.report.junit import text_of
 from impl.adapter import UnusableImplementation
 from impl.loading.nearest import release_lines
 from impl.torch_kv import TorchKV
+from impl.process.system_functions import SystemFunction
 from reference.commands import Mode
 from reference.failures import Failure
 from reference.geometry import PRESETS
@@ -29,18 +30,22 @@ PLAN = check_plans.plan("smoke", presets=["page1"], machines=["sessions"], modes
 PLAN = replace(PLAN, examples=13, after_finding=0)
 
 
-def named(kind, name, **more):
+def named_faults(kind, name, **more):
     return type(kind.__name__, (kind,), {"name": name, **more})()
 
 
 class Releases:
-    """Releases of SGLang by version; asked: which were replayed on."""
+    """Releases of SGLang by version.
+
+    asked: which were replayed on.
+    """
 
     def __init__(self, monkeypatch, **kinds):
-        self.asked, self.kinds = [], kinds
+        self.asked = []
+        self.kinds = kinds
         monkeypatch.setattr(lookup.system_names, "resolve", self.resolve)
         monkeypatch.setattr(
-            lookup, "driven_in", lambda *_: ["0.5.20", "0.5.21", "0.5.22", "0.5.23"]
+            lookup, "driven_releases", lambda *_: ["0.5.20", "0.5.21", "0.5.22", "0.5.23"]
         )
 
     def resolve(self, name, **_):
@@ -48,12 +53,12 @@ class Releases:
         kind = self.kinds.get(name.rpartition(".")[2], TorchKV)
         if kind is None:
             raise UnusableImplementation(f"{name}: not in the cache")
-        return named(kind, name)
+        return named_faults(kind, name)
 
 
-def checked(tree, kind, base=TorchKV):
-    system = named(tree, "sglang==0.5.21")
-    before = named(base, "sglang==0.5.23")
+def check_tree(tree, kind, base=TorchKV):
+    system = named_faults(tree, "sglang==0.5.21")
+    before = named_faults(base, "sglang==0.5.23")
     chosen = Base(before, kind)
     result = campaign.run(system, PLAN, base=before, lookup=Lookup(chosen, system))
     data = check_data(result, PLAN, capabilities=system.capabilities, base=chosen)
@@ -71,7 +76,7 @@ def test_a_known_fault_of_another_release_is_named(monkeypatch, kind, between):
     releases = Releases(monkeypatch, **{"22": KeepsOnThreeWays})
     compared = []
     monkeypatch.setattr(lookup, "lies_between", lambda *trees: compared.append(trees) or between)
-    result, data, text = checked(KeepsOnThreeWays, kind)
+    result, data, text = check_tree(KeepsOnThreeWays, kind)
     excused = between and kind is BaseKind.RELEASE
     assert {*releases.asked} == {"sglang==0.5.20", "sglang==0.5.22"}, (
         "neither the base nor the tree"
@@ -110,9 +115,9 @@ def test_only_a_tree_of_a_faulty_release_may_be_older_than_the_fix(monkeypatch, 
     """A tree that comes behind a commit without the fault is not older than the fix, whatever it states."""
     fault = replace_fields(known_faults()["rejection-ends-turn"], fixed="0.5.22")
     monkeypatch.setattr(lookup, "known_faults", lambda: {fault.id: fault})
-    monkeypatch.setattr(lookup, "driven_in", lambda *_: ["0.5.20", "0.5.21", "0.5.22", "0.5.23"])
-    system = named(TorchKV, f"sglang=={tree}", release=tree)
-    looked = Lookup(Base(named(TorchKV, "sglang==0.5.23"), kind), system)
+    monkeypatch.setattr(lookup, "driven_releases", lambda *_: ["0.5.20", "0.5.21", "0.5.22", "0.5.23"])
+    system = named_faults(TorchKV, f"sglang=={tree}", release=tree)
+    looked = Lookup(Base(named_faults(TorchKV, "sglang==0.5.23"), kind), system)
     trace = Trace(PRESETS["page1"], Mode.FREE, ())
     shown = lookup.SeenOnRelease("sglang==0.5.20", lookup.Shows.FAULT, fault.id)
     looked._shown[trace] = [shown]
@@ -129,21 +134,23 @@ class ClosesLateInManyRows(KeepsOnThreeWays):
 
     def must_defer_close(self, session):
         if self.rows == PRESETS["page1"].rows:
-            self.rejected = False
+            self.has_rejected = False
         return super().must_defer_close(session)
 
 
 def test_a_known_fault_that_the_base_has_in_other_traces_is_not_new(monkeypatch):
     """The two part in the trace, for another reason."""
     Releases(monkeypatch, **{"22": KeepsOnThreeWays})
-    result, _, text = checked(KeepsOnThreeWays, BaseKind.HISTORY, ClosesLateInManyRows)
-    assert result.exit_code == 0 and not result.new and not result.stopped
+    result, _, text = check_tree(KeepsOnThreeWays, BaseKind.HISTORY, ClosesLateInManyRows)
+    assert result.exit_code == 0
+    assert not result.new
+    assert not result.stopped
     assert "the base has it too, and does something else in this trace" in text
 
 
 def test_a_finding_that_no_release_shows_is_first_seen_here(monkeypatch):
     releases = Releases(monkeypatch, **{"20": None})
-    result, data, text = checked(KeepsOnThreeWays, BaseKind.RELEASE)
+    result, data, text = check_tree(KeepsOnThreeWays, BaseKind.RELEASE)
     assert result.exit_code == 1
     assert releases.asked == ["sglang==0.5.20", "sglang==0.5.22"]
     assert "looked up first seen here: none of 1 releases violates it" in text
@@ -158,7 +165,7 @@ def test_an_interrupted_check_says_that_no_release_was_replayed(monkeypatch):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(lookup.Lookup, "_replay", interrupt)
-    result, _, text = checked(KeepsOnThreeWays, BaseKind.STATED)
+    result, _, text = check_tree(KeepsOnThreeWays, BaseKind.STATED)
     assert result.interrupted and releases.asked == []
     assert "looked up the check was interrupted before 2 releases could be replayed" in text
 
@@ -170,9 +177,9 @@ class BreaksOnRetract(TorchKV):
 
 def test_a_lookup_without_time_for_all_releases_says_so(monkeypatch):
     releases = Releases(monkeypatch)
-    monkeypatch.setattr(lookup, "driven_in", lambda *_: [f"0.5.{minor}" for minor in range(14, 24)])
+    monkeypatch.setattr(lookup, "driven_releases", lambda *_: [f"0.5.{minor}" for minor in range(14, 24)])
     monkeypatch.setattr(lookup, "MOST_S", 0.0)
-    _, data, text = checked(KeepsOnThreeWays, BaseKind.STATED)
+    _, data, text = check_tree(KeepsOnThreeWays, BaseKind.STATED)
     assert len(releases.asked) == 4  # of the eight that are neither the base nor the tree
     [finding] = data["findings"]
     assert (finding["looked_up"]["driven"], finding["looked_up"]["left"]) == (4, 4)
@@ -181,7 +188,7 @@ def test_a_lookup_without_time_for_all_releases_says_so(monkeypatch):
 
 def test_a_break_of_only_this_tree_may_be_caused_by_the_adapter(monkeypatch):
     Releases(monkeypatch)
-    result, _, text = checked(BreaksOnRetract, BaseKind.HISTORY)
+    result, _, text = check_tree(BreaksOnRetract, BaseKind.HISTORY)
     assert result.exit_code == 3
     assert "none of 2 releases breaks: kvspec's adapter may be the cause." in text
 
@@ -191,11 +198,11 @@ def test_known_faults_leave_room_for_other_traces(monkeypatch, fault, looked_up)
     shown = lookup.Shows.FAULT if fault else lookup.Shows.CONFORMS
     monkeypatch.setattr(
         lookup,
-        "shown_by",
+        "behaviours_by_name",
         lambda traces, _, name: [lookup.SeenOnRelease(name, shown, fault) for _ in traces],
     )
-    system = named(TorchKV, "sglang==0.5.21", release="0.5.21")
-    looked = Lookup(Base(named(TorchKV, "sglang==0.5.23"), BaseKind.RELEASE), system)
+    system = named_faults(TorchKV, "sglang==0.5.21", release="0.5.21")
+    looked = Lookup(Base(named_faults(TorchKV, "sglang==0.5.23"), BaseKind.RELEASE), system)
     sizes = PRESETS["page1"]
     traces = [Trace(replace(sizes, rows=rows), Mode.FREE, ()) for rows in range(1, 10)]
     looked._replay(traces)
@@ -209,13 +216,14 @@ def test_an_interrupt_during_replays_on_releases_reports_all_findings(monkeypatc
         raise KeyboardInterrupt
 
     monkeypatch.setattr(lookup.system_names, "resolve", interrupt)
-    result, _, _ = checked(KeepsOnThreeWays, BaseKind.HISTORY)
+    result, _, _ = check_tree(KeepsOnThreeWays, BaseKind.HISTORY)
     assert result.interrupted and result.exit_code == 1
 
 
 def test_nothing_is_replayed_for_an_engine_without_releases(monkeypatch):
     releases = Releases(monkeypatch)
-    system, before = named(KeepsOnThreeWays, "torch+x"), TorchKV()
+    system = named_faults(KeepsOnThreeWays, "torch+x")
+    before = TorchKV()
     looked = Lookup(Base(before, BaseKind.STATED), system)
     assert campaign.run(system, PLAN, base=before, lookup=looked).exit_code == 1
     assert not releases.asked
@@ -247,10 +255,13 @@ def test_each_outcome_of_a_lookup_has_a_sentence(told, clause, says):
 
 def test_a_changed_function_of_the_failing_command_is_the_first_cause(monkeypatch):
     Releases(monkeypatch)
-    result, _, _ = checked(BreaksOnRetract, BaseKind.HISTORY)
+    result, _, _ = check_tree(BreaksOnRetract, BaseKind.HISTORY)
     [finding] = result.findings
-    schedule, cache = "sglang/srt/managers/schedule_batch.py", "sglang/cache.py"
-    called = ((f"{cache}: insert",), (f"{schedule}: release_req", f"{cache}: free, evict"))
+    schedule = "sglang/srt/managers/schedule_batch.py"
+    cache = "sglang/cache.py"
+    insert, free, evict = (SystemFunction(cache, name) for name in ("insert", "free", "evict"))
+    release = SystemFunction(schedule, "release_req")
+    called = ((insert,), (release, free, evict))
     failure = Failure("done", f"KeyError: 'x' at {schedule}:12 in release_req")
     violation = replace(finding.run.violation, step=1, failure=failure)
     finding = replace(finding, run=replace(finding.run, called=called, violation=violation))
@@ -259,17 +270,17 @@ def test_a_changed_function_of_the_failing_command_is_the_first_cause(monkeypatc
         changed = Changes("HEAD", frozenset(), dict.fromkeys(functions, 1), ())
         return Lookup(Base(TorchKV(), BaseKind.HISTORY), TorchKV(), changed=changed)._changed_cause(finding)
 
-    assert cause((cache, "free"), (schedule, "release_req")) == f"{schedule}: release_req"
-    assert cause((cache, "evict"), (cache, "free")) == f"{cache}: evict", "the last that is called"
-    assert cause((cache, "insert")) == "", "it runs in another command"
+    assert cause(free, release) == f"{schedule}: release_req"
+    assert cause(evict, free) == f"{cache}: evict", "the last that is called"
+    assert cause(insert) == "", "it runs in another command"
 
     def beside_a_release(*functions):
         differing = Changes("", frozenset(), dict.fromkeys(functions, 1), ())
-        [named] = lookup.caused_by([replace(finding, looked_up=LookedUp())], differing)
+        [named] = lookup.name_causes([replace(finding, looked_up=LookedUp())], differing)
         return named.looked_up.changed
 
-    assert beside_a_release((cache, "free"), (schedule, "release_req")) == f"{schedule}: release_req"
-    assert beside_a_release((cache, "free")) == "", "much may differ from a release"
+    assert beside_a_release(free, release) == f"{schedule}: release_req"
+    assert beside_a_release(free) == "", "much may differ from a release"
 
 
 @pytest.mark.parametrize(
@@ -289,7 +300,7 @@ def test_a_clause_that_comes_with_a_known_fault_is_a_part_of_it(monkeypatch, cla
     monkeypatch.setattr(
         lookup, "known_fault", lambda _, run: fault if run.violation.clause == "TREE-3" else None
     )
-    assert lookup.shown_on(named(TorchKV, "sglang==0.5.10"), trace).what is what
+    assert lookup.behaviour_on(named_faults(TorchKV, "sglang==0.5.10"), trace).what is what
 
 
 def test_the_nearest_releases_come_first():

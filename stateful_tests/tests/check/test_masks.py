@@ -26,15 +26,16 @@ from stateful_tests.check import finder
 from stateful_tests.check.known_faults import explanation, masks as masking
 from stateful_tests.check.trees.base_selection import Base, BaseKind
 from stateful_tests.check.campaign import run
-from stateful_tests.check.run_driver import Named, check_also
-from stateful_tests.check.known_faults.explanation import counted_under, known_fault
+from stateful_tests.check.run_driver import check_also
+from stateful_tests.check.run_batches import Named
+from stateful_tests.check.known_faults.explanation import explaining_masks, known_fault
 from stateful_tests.check.finder import Finder
 from stateful_tests.check.known_faults.masks import (
     Standing, also_checked, beside, do_the_same, how_it_breaks, masks,
 )  # fmt: skip
 from stateful_tests.check.check_plans import plan
 from stateful_tests.check.known_faults.causes import without_needs
-from stateful_tests.lockstep.known_faults import FOLDER, passed_over
+from stateful_tests.lockstep.known_faults import FOLDER, skipped_clauses
 from stateful_tests.lockstep.replays import replay, rejected_turns
 from stateful_tests.lockstep.check_results import CheckResult
 from stateful_tests.lockstep.run_results import Row, Run, Trace, Violation
@@ -55,15 +56,16 @@ class ClosesAtOnce(KeepsOnThreeWays):
         return super().must_defer_close(session) and not session.history
 
 
-def called(kind, release="0.5.23", **more):
+def violation_of(kind, release="0.5.23", **more):
     """A system that goes by the name of a release, whose known faults it may have."""
     return type(kind.__name__, (kind,), {"name": f"sglang=={release}", **more})()
 
 
-THREE = called(KeepsOnThreeWays)
+THREE = violation_of(KeepsOnThreeWays)
 
 
-KEEPS, KNOWN = ["retract-ends-turn", "rejection-ends-turn"], [m for m in masks(THREE) if m.holds]
+KEEPS = ["retract-ends-turn", "rejection-ends-turn"]
+KNOWN = [m for m in masks(THREE) if m.holds]
 
 
 def named_base(name):
@@ -75,33 +77,39 @@ def by_id(system, base=None):
 
 
 def test_a_known_fault_is_reported_first_and_explains_its_consequences():
-    known = list(masks(THREE))
-    lines = [mask.line for mask in known if not mask.fault.only.startswith("recurrent state")]
+    known_masks = list(masks(THREE))
+    lines = [mask.line for mask in known_masks if not mask.fault.only.startswith("recurrent state")]
     assert lines[0].startswith(
         "known: last-token (LEN-2, READ-1), not there any more on this tree: "
     )
     summary = "(OUT-1, SES-1, SES-2, SES-4), still there: A retract counts as the end of the turn"
     assert lines[1] == f"known: retract-ends-turn {summary}"
-    result = run(THREE, PLAN, masks=known)
-    assert not result.findings and result.exit_code == 0 and not result.stopped
+    result = run(THREE, PLAN, masks=known_masks)
+    assert not result.findings
+    assert result.exit_code == 0
+    assert not result.stopped
     assert {ids for ids, _ in result.masked} == {("retract-ends-turn",), ("rejection-ends-turn",)}
-    data = check_data(result, PLAN, capabilities=THREE.capabilities, masks=known)
+    data = check_data(result, PLAN, capabilities=THREE.capabilities, masks=known_masks)
     holding = "retract-ends-turn, rejection-ends-turn"
     assert data["verdict"].startswith(f"sglang==0.5.23: nothing new; known faults: {holding} (")
     [first] = [each for each in data["known"] if each["id"] == "retract-ends-turn"]
-    assert first["masked"] and first["times"] and first["state"] == "still there"
+    assert first["masked"]
+    assert first["times"]
+    assert first["state"] == "still there"
     assert "#40252" in first["upstream"]
     check_text.check(out := text_output.console(io.StringIO()), data)
     assert "known: last-token (LEN-2, READ-1), not there any more" in out.file.getvalue()
 
 
 def test_another_cause_of_a_clause_that_a_known_fault_violates_is_new():
-    system = called(ClosesAtOnce)
+    system = violation_of(ClosesAtOnce)
     at_once = replace(PLAN, after_finding=0)
     [finding] = run(system, at_once, masks=list(masks(system))).findings
     assert (finding.name, finding.old) == ("SES-2", False)
     kinds = [type(command) for command in finding.run.trace.commands]
-    assert kinds[-1] is Close and Retract not in kinds and not rejected_turns(finding.run)
+    assert kinds[-1] is Close
+    assert Retract not in kinds
+    assert not rejected_turns(finding.run)
     assert known_fault(system, finding.run) is None
     found = run(system, at_once, base=THREE, masks=list(masks(system, THREE))).findings
     assert [each.name for each in found] == ["SES-2"] and not found[0].old
@@ -121,14 +129,15 @@ def test_a_trace_that_gets_smaller_does_not_become_one_of_a_known_fault():
 @pytest.mark.parametrize("where", [explanation, finder])
 def test_a_trace_without_a_need_does_not_become_one_of_a_known_fault(where, monkeypatch):
     """Without drafts, a text that is not the client's may be that of a turn which ends too early."""
-    asked, trace = [], KNOWN[0].there[0][0]
-    monkeypatch.setattr(where, "unexplained_needs", lambda *arguments: asked.append(arguments[-1]))
+    questions = []
+    trace = KNOWN[0].there[0][0]
+    monkeypatch.setattr(where, "unexplained_needs", lambda *arguments: questions.append(arguments[-1]))
     begins = Violation("LEN-4", 1, Failure("x", "y"))
     if where is explanation:
-        counted_under(THREE, None, KNOWN, trace, begins)
+        explaining_masks(THREE, None, KNOWN, trace, begins)
     else:
         assert not Finder(THREE, masks=KNOWN)._finds_another_cause(begins, trace)
-    assert asked[0](begins) and not asked[0](replace(begins, clause="SES-2", also=("LEN-4",)))
+    assert questions[0](begins) and not questions[0](replace(begins, clause="SES-2", also=("LEN-4",)))
 
 
 def test_a_break_that_gets_smaller_does_not_become_one_of_a_known_fault():
@@ -144,7 +153,7 @@ def test_a_break_that_gets_smaller_does_not_become_one_of_a_known_fault():
 
 
 def test_a_violation_of_the_base_is_known_by_its_fault_or_listed():
-    again = called(KeepsOnThreeWays)
+    again = violation_of(KeepsOnThreeWays)
     same = run(again, PLAN, base=THREE, masks=list(masks(again, THREE)))
     assert not same.findings
     same.masked[("retract-ends-turn", "rejection-ends-turn"), "FREE-1"] = 1
@@ -155,56 +164,74 @@ def test_a_violation_of_the_base_is_known_by_its_fault_or_listed():
         [known] = [fault for fault in data["known"] if fault["id"] == one]
         assert known["times"] == sum(same.masked.values()) and known["among"] == [two]
     check_text.check(out := text_output.console(io.StringIO()), data)
-    may_be, text = (
-        "times (some of them may be rejection-ends-turn)",
-        " ".join(out.file.getvalue().split()),
-    )
+    may_be = "times (some of them may be rejection-ends-turn)"
+    text = " ".join(out.file.getvalue().split())
     assert f"{may_be}; where the base shows it, this tree violates FREE-1" in text
     [finding] = run(again, PLAN, base=THREE).findings
     assert finding.old
 
 
-def failed(clause, step, *also, observed="y"):
+def failing_trace(clause, step, *also, observed="y"):
     failure = Failure("x", observed)
     return Violation(clause, step, failure, also, (failure,) * len(also))
 
 
 def alone(clause, step, first):
     """A violation of a clause that is checked past another's."""
-    return replace(failed(clause, step), first_violation=failed(first, step))
+    return replace(failing_trace(clause, step), first_violation=failing_trace(first, step))
 
 
 @pytest.mark.parametrize(
     ("shown", "seen", "stands", "under"),
     [
-        (failed("SES-2", 4), None, Standing.NEW, []),
-        (failed("SES-2", 4), failed("SES-2", 4), Standing.KNOWN, KEEPS),
-        (failed("SES-2", 4), failed("SES-2", 2, "LEN-4", observed="12"), Standing.KNOWN, KEEPS),
-        (failed("SES-2", 4), failed("LEN-4", 2), Standing.KNOWN, KEEPS),
-        (failed("SES-2", 4), UnusableImplementation(), Standing.KNOWN, KEEPS),
+        (failing_trace("SES-2", 4), None, Standing.NEW, []),
+        (failing_trace("SES-2", 4), failing_trace("SES-2", 4), Standing.KNOWN, KEEPS),
+        (
+            failing_trace("SES-2", 4),
+            failing_trace("SES-2", 2, "LEN-4", observed="12"),
+            Standing.KNOWN,
+            KEEPS,
+        ),
+        (failing_trace("SES-2", 4), failing_trace("LEN-4", 2), Standing.KNOWN, KEEPS),
+        (failing_trace("SES-2", 4), UnusableImplementation(), Standing.KNOWN, KEEPS),
         # No known fault violates the clause.
-        (failed("END-1", 4), None, Standing.NEW, []),
-        (failed("END-1", 4), failed("END-1", 3), Standing.KNOWN, []),
-        (failed("END-1", 4), UnusableImplementation(), Standing.UNTOLD, []),
+        (failing_trace("END-1", 4), None, Standing.NEW, []),
+        (failing_trace("END-1", 4), failing_trace("END-1", 3), Standing.KNOWN, []),
+        (failing_trace("END-1", 4), UnusableImplementation(), Standing.UNTOLD, []),
         # The base violates less.
-        (failed("SES-2", 4, "END-1"), failed("SES-2", 4), Standing.NEW, KEEPS),
-        (failed("SES-2", 4, "END-1"), failed("SES-2", 4, "MAP-1"), Standing.KNOWN, KEEPS),
-        (alone("END-1", 4, "SES-2"), failed("SES-2", 4), Standing.UNTOLD, KEEPS),
-        (failed("END-1", 4), failed("SES-2", 4), Standing.KNOWN, KEEPS),  # the tree gets past it
-        (failed("END-1", 4), failed("SES-2", 3), Standing.KNOWN, KEEPS),
-        (failed("END-1", 4), failed("MAP-1", 3), Standing.UNTOLD, []),  # of no known fault
+        (failing_trace("SES-2", 4, "END-1"), failing_trace("SES-2", 4), Standing.NEW, KEEPS),
+        (
+            failing_trace("SES-2", 4, "END-1"),
+            failing_trace("SES-2", 4, "MAP-1"),
+            Standing.KNOWN,
+            KEEPS,
+        ),
+        (alone("END-1", 4, "SES-2"), failing_trace("SES-2", 4), Standing.UNTOLD, KEEPS),
+        (
+            failing_trace("END-1", 4),
+            failing_trace("SES-2", 4),
+            Standing.KNOWN,
+            KEEPS,
+        ),  # the tree gets past it
+        (failing_trace("END-1", 4), failing_trace("SES-2", 3), Standing.KNOWN, KEEPS),
+        (
+            failing_trace("END-1", 4),
+            failing_trace("MAP-1", 3),
+            Standing.UNTOLD,
+            [],
+        ),  # of no known fault
         # Another crash is no known one.
-        (failed("BROKEN", 4), failed("BROKEN", 4), Standing.KNOWN, []),
-        (failed("BROKEN", 4), failed("BROKEN", 4, observed="z"), Standing.UNTOLD, []),
-        (failed("BROKEN", 4), failed("SES-2", 3), Standing.KNOWN, KEEPS),
+        (failing_trace("BROKEN", 4), failing_trace("BROKEN", 4), Standing.KNOWN, []),
+        (failing_trace("BROKEN", 4), failing_trace("BROKEN", 4, observed="z"), Standing.UNTOLD, []),
+        (failing_trace("BROKEN", 4), failing_trace("SES-2", 3), Standing.KNOWN, KEEPS),
     ],
 )
 def test_a_new_finding_has_a_witness(shown, seen, stands, under, monkeypatch):
     """Else it is counted where a known fault violates the clause, or shows in the trace."""
-    asked = []
+    questions = []
 
     def replayed(base, trace):
-        asked.append(trace)
+        questions.append(trace)
         if isinstance(seen, Exception):
             raise seen
         return SimpleNamespace(violation=seen, rows=[])
@@ -213,7 +240,7 @@ def test_a_new_finding_has_a_witness(shown, seen, stands, under, monkeypatch):
     trace = load(FOLDER / "sglang-0.5.11" / "a_turn_retracted_twice_loses_its_session.json")
     found = beside(THREE, list(KNOWN), trace, shown, shown.clauses[-1])
     assert (found.stands, [mask.fault.id for mask in found.under]) == (stands, under)
-    [part] = asked
+    [part] = questions
     assert (len(part.commands), part.clause) == (5, shown.clauses[-1])
 
 
@@ -228,7 +255,7 @@ def test_a_new_finding_has_a_witness(shown, seen, stands, under, monkeypatch):
 def test_a_base_that_did_something_else_before_is_no_witness(was, now, stands, monkeypatch):
     """A tree with a mend goes on where its base refuses a turn, and comes to another known fault."""
     outcomes = {"done": Done(), "refused": Refused(Reason.WRONG_PHASE)}
-    shown = failed("SES-2", 1)
+    violation = failing_trace("SES-2", 1)
 
     def replayed(system, trace):
         said = (now if system is THREE else was).split()
@@ -238,8 +265,8 @@ def test_a_base_that_did_something_else_before_is_no_witness(was, now, stands, m
     monkeypatch.setattr(masking, "replay", replayed)
     trace = load(FOLDER / "sglang-0.5.11" / "a_turn_retracted_twice_loses_its_session.json")
     base = SimpleNamespace(name="b")
-    assert beside(base, list(KNOWN), trace, shown, "SES-2", THREE).stands is stands
-    assert beside(base, [], trace, shown, "SES-2", THREE).stands is Standing.NEW
+    assert beside(base, list(KNOWN), trace, violation, "SES-2", THREE).stands is stands
+    assert beside(base, [], trace, violation, "SES-2", THREE).stands is Standing.NEW
 
 
 @pytest.mark.parametrize("known, stands", [(KNOWN, Standing.KNOWN), ([], Standing.UNTOLD)])
@@ -248,7 +275,7 @@ def test_a_base_in_which_no_scheduler_runs_the_last_command_is_no_witness(known,
     rows = [SimpleNamespace(outcome=Done()), SimpleNamespace(outcome=Refused(Reason.UNFAITHFUL))]
     monkeypatch.setattr(masking, "replay", lambda *_: SimpleNamespace(violation=None, rows=rows))
     trace = load(FOLDER / "sglang-0.5.11" / "a_turn_retracted_twice_loses_its_session.json")
-    compared = beside(THREE, list(known), trace, failed("SES-2", 1), "SES-2")
+    compared = beside(THREE, list(known), trace, failing_trace("SES-2", 1), "SES-2")
     assert compared.stands is stands and "no scheduler runs the last command" in compared.why
 
 
@@ -273,15 +300,15 @@ def test_a_store_of_too_much_is_no_other_schedule(line, same, monkeypatch):
     monkeypatch.setattr(masking, "replay", replayed)
     can = SimpleNamespace(system_kind=BLOCKS)
     tree, base = (SimpleNamespace(name=name, capabilities=can) for name in "tb")
-    assert do_the_same(tree, base, trace, failed("XFER-1", 2)) is same
+    assert do_the_same(tree, base, trace, failing_trace("XFER-1", 2)) is same
 
 
 @pytest.mark.parametrize(
     "clauses, seen, old, says",
     [
         # The base violates MAP-1 there: a known fault's clause, or nobody's.
-        (("MAP-1",), failed("MAP-1", 0), None, "; where the base shows it, this tree violates SES-2"),
-        (("MAP-2",), failed("MAP-1", 0), True, "(no witness: b violates MAP-1 in the trace as well)"),
+        (("MAP-1",), failing_trace("MAP-1", 0), None, "; where the base shows it, this tree violates SES-2"),
+        (("MAP-2",), failing_trace("MAP-1", 0), True, "(no witness: b violates MAP-1 in the trace as well)"),
         (("MAP-2",), UnusableImplementation("no pool"), False, "none: b cannot be driven through the trace"),
     ],
 )  # fmt: skip
@@ -301,7 +328,7 @@ def test_a_finding_without_a_witness_at_the_end_says_so(clauses, seen, old, says
 
     monkeypatch.setattr(masking, "replay", replayed)
     looked = Finder(THREE, SimpleNamespace(name="b"), [mask])
-    looked.take(replace(shown, first_violation=failed("MAP-1", shown.step)), trace)
+    looked.take(replace(shown, first_violation=failing_trace("MAP-1", shown.step)), trace)
     assert looked.has_new == (old is False)
     result = CheckResult("tree", "smoke", 0, [], findings=looked.findings(), masked=looked.masked)
     found = [(finding.clause, finding.old) for finding in result.findings if finding.clause == "SES-2"]
@@ -318,13 +345,16 @@ def test_a_finding_without_a_witness_at_the_end_says_so(clauses, seen, old, says
 
 
 def test_a_fault_that_is_fixed_on_one_path_and_not_on_the_other_is_told_and_is_not_new(monkeypatch):
-    before, half = called(WaitsForEver), called(BUGS["abort-keeps-retracted-kv"].system)
+    before = violation_of(WaitsForEver)
+    half = violation_of(BUGS["abort-keeps-retracted-kv"].system)
     mask = by_id(half, before)["retract-ends-turn"]
     path = "a_close_after_a_retract_and_an_abort_never_happens"
     assert mask.in_part
     assert mask.state == f"fixed in part: {path} conforms, and another trace violates SES-2"
     result = run(half, replace(PLAN, after_finding=0), base=before, masks=[mask])
-    assert not result.new and result.exit_code == 0 and not result.stopped
+    assert not result.new
+    assert result.exit_code == 0
+    assert not result.stopped
     data = check_data(
         result, PLAN, capabilities=half.capabilities, base=named_base("before"), masks=[mask]
     )
@@ -336,9 +366,9 @@ def test_a_fault_that_is_fixed_on_one_path_and_not_on_the_other_is_told_and_is_n
     monkeypatch.setattr(masking, "of_system", lambda *_: [fault])
     assert by_id(half, before)["retract-ends-turn"].state == "still there"
     monkeypatch.undo()
-    fixed = by_id(called(TorchKV), before)["retract-ends-turn"]
+    fixed = by_id(violation_of(TorchKV), before)["retract-ends-turn"]
     assert fixed.state == "not there any more on this tree"
-    neither = by_id(called(TorchKV), called(TorchKV))["retract-ends-turn"]
+    neither = by_id(violation_of(TorchKV), violation_of(TorchKV))["retract-ends-turn"]
     assert neither.state == "not there on this tree, nor on its base", "a base before the fault"
     assert by_id(before, before)["retract-ends-turn"].holds
 
@@ -355,14 +385,14 @@ def test_a_trace_shows_its_fault_by_another_of_its_clauses():
 
 
 def test_traces_of_another_way_to_run_do_not_say_that_a_fault_is_gone():
-    state = by_id(called(TorchKV, "0.5.23+overlap"))["last-token"].state
+    state = by_id(violation_of(TorchKV, "0.5.23+overlap"))["last-token"].state
     assert state == "not shown by its traces, which are of another way to run"
 
 
 def test_a_clause_is_passed_over_only_where_its_fault_is_still_there():
-    known = passed_over("sglang", "0.5.13") | {"LEN-1": "a stranger's own"}
-    can = replace(called(TorchKV).capabilities, known=known)
-    system, again = (called(TorchKV, "0.5.13", capabilities=can) for _ in range(2))
+    known = skipped_clauses("sglang", "0.5.13") | {"LEN-1": "a stranger's own"}
+    can = replace(violation_of(TorchKV).capabilities, known=known)
+    system, again = (violation_of(TorchKV, "0.5.13", capabilities=can) for _ in range(2))
     assert also_checked(system, list(masks(system))) == {"TREE-7", "MAP-4"}
     assert system.capabilities.known.keys() == {"LEN-1"}
     check_also(again, Named(SystemSpec("x"), also_checked=frozenset({"MAP-4"})).also_checked)
@@ -379,16 +409,17 @@ class TakesNoExtend(TorchKV):
 
 
 def test_a_fault_whose_trace_could_not_be_replayed_does_not_count_as_gone():
-    known = passed_over("sglang", "0.5.13")
-    system = called(
+    known = skipped_clauses("sglang", "0.5.13")
+    system = violation_of(
         TakesNoExtend, "0.5.13", capabilities=replace(TorchKV().capabilities, known=known)
     )
     found = by_id(system)
-    pinned, ends = found["lock-pins-a-whole-leaf"], found["retract-ends-turn"]
+    pinned = found["lock-pins-a-whole-leaf"]
+    ends = found["retract-ends-turn"]
     assert ends.state == "could not be replayed on this tree (there is no alloc_for_extend)"
     assert not (ends.holds or ends.gone) and pinned.state.startswith("could not be replayed")
     assert "TREE-7" not in also_checked(system, list(found.values()))
-    assert by_id(called(TorchKV))["retract-ends-turn"].gone
+    assert by_id(violation_of(TorchKV))["retract-ends-turn"].gone
 
 
 def test_a_tree_that_does_not_load_has_no_masks():
@@ -396,7 +427,7 @@ def test_a_tree_that_does_not_load_has_no_masks():
         raise DoesNotStart("SyntaxError")
 
     with pytest.raises(DoesNotStart):
-        list(masks(called(TorchKV, reset=reset)))
+        list(masks(violation_of(TorchKV, reset=reset)))
 
 
 def test_two_failures_of_a_system_are_alike_but_for_lines_and_numbers():
@@ -416,10 +447,10 @@ def test_a_trace_that_cannot_run_without_a_need_is_kept(monkeypatch):
     """A release decodes plainly or in verify rounds; a run without some of its turns may have both."""
     system = TorchKV()
 
-    def mixed(_):
+    def mix_batch(_):
         raise UnusableImplementation("a run cannot mix Decode and SpecDecode")
 
-    monkeypatch.setattr(system, "apply", mixed)
+    monkeypatch.setattr(system, "apply", mix_batch)
     trace = Trace(preset("page1"), Mode.FAITHFUL, (Open("s1"),))
     assert without_needs(system, trace, ("a rejected turn",)) == trace
 

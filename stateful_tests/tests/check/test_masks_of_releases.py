@@ -20,7 +20,7 @@ from reference.failures import Failure
 
 from stateful_tests.check.known_faults import explanation
 from stateful_tests.check.campaign import run
-from stateful_tests.check.known_faults.explanation import Explained, counted_under, known_fault
+from stateful_tests.check.known_faults.explanation import Explained, explaining_masks, known_fault
 from stateful_tests.check.known_faults.masks import (
     masks,
 )  # fmt: skip
@@ -31,7 +31,7 @@ from stateful_tests.lockstep.replays import replay
 from stateful_tests.lockstep.run_results import Violation
 from stateful_tests.lockstep.system_names import resolve
 from stateful_tests.tests.support.night import at_night
-from stateful_tests.tests.support.patched_code import replaced
+from stateful_tests.tests.support.patched_code import replace_once
 from stateful_tests.tests.support.planted_faults import checkout_with, planted_faults
 from stateful_tests.traces.trace_files import load, prompt_of, save
 from stateful_tests.tests.check.test_masks import KNOWN, THREE
@@ -40,7 +40,7 @@ from stateful_tests.tests.check.test_masks import KNOWN, THREE
 @pytest.mark.parametrize("name", ["0.5.23", "0.5.23+overlap", "0.5.14"])
 def test_the_known_faults_of_a_release_reproduce_and_state_their_needs(name, release):
     system = release(name)
-    known = list(masks(system))
+    known_masks = list(masks(system))
     requested = [fault.id for fault in of_system("sglang", system.release, name.split("+")[1:])]
     can = system.capabilities
     shown = {  # of every way, by traces with recurrent state alone
@@ -48,8 +48,8 @@ def test_the_known_faults_of_a_release_reproduce_and_state_their_needs(name, rel
         "second-retract-takes-a-second-state": can.recurrent,
     }
     requested = [fault for fault in requested if shown.get(fault, True)]
-    assert [mask.fault.id for mask in known] == requested
-    gone = [mask.fault.id for mask in known if not mask.holds]
+    assert [mask.fault.id for mask in known_masks] == requested
+    gone = [mask.fault.id for mask in known_masks if not mask.holds]
     assert gone == []
 
 
@@ -75,7 +75,8 @@ def test_a_prompt_may_wait_for_the_blocks_that_its_window_leaves_out(vllm):
     """The pool runs full where it has room for the window alone."""
     name = "a_prompt_waits_for_blocks_that_its_window_would_leave_out"
     trace = load(FOLDER / f"vllm-0.19.0/{name}.json")
-    [add, schedule], pool = trace.commands, replace(trace.geometry, blocks=6, max_model_len=8)
+    [add, schedule] = trace.commands
+    pool = replace(trace.geometry, blocks=6, max_model_len=8)
     longer = replace(add, prompt=prompt_of("a7"))
     trace = replace(trace, commands=(longer, schedule), geometry=pool, expected=())
     assert needs(vllm("0.19.0"), trace, "RUN-4") == ("a window", "pools that run full")
@@ -96,7 +97,9 @@ def test_no_rejected_turn_is_left_but_for_the_last_command():
 
 def test_violations_of_one_shape_are_explained_in_full_now_and_then(monkeypatch):
     """The first three, and each eighth: a fault that looks the same is found by one of these."""
-    [retracts, rejects], looked, told = KNOWN, [], []
+    [retracts, rejects] = KNOWN
+    looked = []
+    told = []
 
     def explains(*_):
         looked.append(explained.shapes.total())
@@ -104,7 +107,8 @@ def test_violations_of_one_shape_are_explained_in_full_now_and_then(monkeypatch)
 
     monkeypatch.setattr(explanation, "explains", explains)
     monkeypatch.setattr(explanation, "explaining", lambda *_: told.append(1) or retracts)
-    (trace, _), explained = retracts.there[0], Explained()
+    (trace, _) = retracts.there[0]
+    explained = Explained()
 
     def under(number, masks=(retracts, rejects), command=Abort):
         commands = (*trace.commands[:-1], command("r1"))
@@ -115,7 +119,9 @@ def test_violations_of_one_shape_are_explained_in_full_now_and_then(monkeypatch)
     assert [under(number) for number in range(3, 17)] == [(retracts, rejects)] * 14
     assert looked == [0, 1, 2, 8, 16] and len(told) == 3
     assert under(0, command=Retract) == []  # another shape, which nothing explains
-    assert looked[5:] == [17] and under(17) == (retracts, rejects) and len(looked) == 6
+    assert looked[5:] == [17]
+    assert under(17) == (retracts, rejects)
+    assert len(looked) == 6
 
 
 def test_a_fault_behind_a_switch_needs_it(release):
@@ -143,21 +149,22 @@ def test_a_fault_of_received_prompts_is_told_from_one_of_every_prompt(file, faul
 
 def test_a_known_stall_is_known_where_the_base_happens_not_to_stall(vllm):
     """A stall without what the known ones need is new."""
-    system, known = vllm("0.33.0"), list(masks(vllm("0.33.0")))
+    system = vllm("0.33.0")
+    known_masks = list(masks(vllm("0.33.0")))
     trace = load(FOLDER / "vllm-0.15.0" / "two_waiting_turns_hold_each_others_blocks.json")
     violation = replay(system, trace).violation
     fault = "turns-wait-for-each-other"
     for base in (None, vllm("0.14.0")):
-        assert [each.fault.id for each in counted_under(system, base, known, trace, violation)] == [
+        assert [each.fault.id for each in explaining_masks(system, base, known_masks, trace, violation)] == [
             fault
         ]
     assert fault in {
-        each.fault.id for each in counted_under(system, system, known, trace, violation)
+        each.fault.id for each in explaining_masks(system, system, known_masks, trace, violation)
     }
     short = [
-        replace(mask, there=tuple((t, (*n, "priorities")) for t, n in mask.there)) for mask in known
+        replace(mask, there=tuple((t, (*n, "priorities")) for t, n in mask.there)) for mask in known_masks
     ]
-    assert not counted_under(system, vllm("0.14.0"), short, trace, violation)
+    assert not explaining_masks(system, vllm("0.14.0"), short, trace, violation)
 
 
 def test_a_replayed_trace_names_the_known_fault_that_explains_it(release):
@@ -181,7 +188,7 @@ def test_nothing_is_new_in_the_newest_releases(name, release, vllm):
     engine, _, version = name.partition("==")
     system = {"sglang": release, "vllm": vllm}[engine](version)
     result = run(system, plan("smoke"), masks=list(masks(system)))
-    assert not result.findings and result.done >= 30_000
+    assert not result.findings and result.executed_count >= 30_000
 
 
 FAULTS = planted_faults("check/masked_faults.toml").values()
@@ -228,7 +235,7 @@ def test_a_replay_on_a_checkout_is_decided_by_its_base(kvspec, release, tmp_path
     checkout = tmp_path / "checkout"
     shutil.copytree(release("0.5.23").root, checkout, copy_function=os.symlink)
     (edited := checkout / file.relative_to(release("0.5.23").root)).unlink()
-    edited.write_text(replaced(file, line, "        assert False\n"))
+    edited.write_text(replace_once(file, line, "        assert False\n"))
     trace_file = FOLDER / "sglang-0.5.11" / "a_turn_comes_back_to_nothing.json"
     known = load(trace_file)
     save(replace(known, commands=known.commands[:4]), plain := tmp_path / "plain.json")

@@ -24,7 +24,7 @@ def two_releases(tmp_path, monkeypatch):
         for line in nearest.checksums([tmp_path / release / "a.py"]):
             lines[line] = lines.get(line, 0) | 1 << number
     sketch = nearest.Sketch(tuple(texts), ("a.py",), lines)
-    (tmp_path / "engine.txt").write_text(nearest.written(sketch))
+    (tmp_path / "engine.txt").write_text(nearest.sketch_text(sketch))
     yield tmp_path
     nearest.read.cache_clear()
 
@@ -39,7 +39,7 @@ def test_the_nearest_release_has_the_fewest_differing_lines(two_releases):
 
 def test_a_sketch_is_read_as_it_was_written(two_releases):
     sketch = nearest.read("engine")
-    assert nearest.written(sketch) == (two_releases / "engine.txt").read_text()
+    assert nearest.sketch_text(sketch) == (two_releases / "engine.txt").read_text()
 
 
 @pytest.mark.parametrize("engine", ENGINES)

@@ -7,12 +7,13 @@ from dataclasses import replace
 
 import pytest
 
-from reference.blocks.config import EngineConfig, LayerGroup, engine_preset
+from reference.blocks.config import EngineConfig, LayerGroup
+from reference.blocks.presets import engine_preset
 from reference.system_kinds import BLOCKS, PAIRS, ROWS, TIERS
 from reference.pairs.config import PAIR_PRESETS
 from reference.tiers.config import tier_preset
 from stateful_tests.tests.support.planted_faults import (
-    TESTS, PlantedFaultError, checkout_with, config_of, planted, read_faults, stated,
+    TESTS, PlantedFaultError, checkout_with, config_of, plant_fault, read_faults, stated_sizes,
 )  # fmt: skip
 
 FILES = sorted(TESTS.rglob("*faults.toml"))
@@ -67,7 +68,7 @@ def test_a_fault_inherits_the_fields_of_its_file(read):
     (TIERS, replace(tier_preset("tier-window"), host_pages=3, policy="write_back")),
 ])  # fmt: skip
 def test_printed_sizes_are_read_back(kind, sizes):
-    assert config_of(kind, tomllib.loads(f"sizes = {stated(sizes)}")["sizes"]) == sizes
+    assert config_of(kind, tomllib.loads(f"sizes = {stated_sizes(sizes)}")["sizes"]) == sizes
 
 
 @pytest.mark.parametrize("system, kind", [
@@ -114,7 +115,7 @@ def test_a_fault_in_loaded_code_is_taken_out_again(read, code):
     from some.module import A
 
     [fault] = read(TABLE).values()
-    with planted(code, fault.edits):
+    with plant_fault(code, fault.edits):
         assert A().b() == 2
     assert A().b() == 1
 

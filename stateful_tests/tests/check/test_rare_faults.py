@@ -94,7 +94,7 @@ class CountsComputedTokens(TorchKV):
 
     def window_lost(self, requests):
         computed = [(r.cursors, r.cursors.kv_committed_len - r.rejected) for r in requests]
-        return not all(self.window_live(self.lost_below(cursors), end) for cursors, end in computed)
+        return not all(self.window_live(self.evicted_end(cursors), end) for cursors, end in computed)
 
 
 class ResumesInWholePages(TorchKV):

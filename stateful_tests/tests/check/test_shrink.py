@@ -13,7 +13,7 @@ from reference.commands import (
     Abort, Chunk, Close, Decode, Done, Evict, Extend, Finish, Insert, Match, Mode, Open, Reason, Submit,
     Unlock, prompt_len,
 )  # fmt: skip
-from reference.blocks.config import engine_preset
+from reference.blocks.presets import engine_preset
 from reference.geometry import Geometry, preset
 from reference.tiers.commands import Poll, Query
 from reference.tiers.config import tier_preset
@@ -110,7 +110,8 @@ def test_the_budget_bounds_the_candidates():
 
 
 def test_lock_holders_and_texts_are_renamed_in_the_order_of_appearance():
-    insert, match = Insert("h3", prompt_of("c2b1")), Match("r1", prompt_of("c2"))
+    insert = Insert("h3", prompt_of("c2b1"))
+    match = Match("r1", prompt_of("c2"))
     start = (insert, match, Submit("r1", None, 0), Unlock("h3"))
 
     def fails(commands):
@@ -120,7 +121,8 @@ def test_lock_holders_and_texts_are_renamed_in_the_order_of_appearance():
                 return commands if a == o and r == s and c.text == d.text and apart else None
         return None
 
-    insert, match = Insert("h1", prompt_of("a2b1")), Match("h2", prompt_of("a2"))
+    insert = Insert("h1", prompt_of("a2b1"))
+    match = Match("h2", prompt_of("a2"))
     assert shrink(start, fails) == (insert, match, Submit("h2", None, 0), Unlock("h1"))
 
 
@@ -147,7 +149,8 @@ def test_a_shared_prefix_shrinks_in_all_commands_at_once():
         return commands if shared and len(set(prompts)) == 3 else None
 
     start = script("insert h1 b8a4; insert h2 b8c4; match h3 b8")
-    insert, match = Insert("h1", prompt_of("a2b1")), Match("h3", prompt_of("a2"))
+    insert = Insert("h1", prompt_of("a2b1"))
+    match = Match("h3", prompt_of("a2"))
     assert shrink(start, fails) == (insert, Insert("h2", prompt_of("a2a1")), match)
 
 
@@ -181,7 +184,8 @@ def test_a_page_has_a_size_that_servers_have_and_a_row_holds_one():
         start = replace(trace, geometry=replace(trace.geometry, page_size=size))
         shrunk = minimise(system, start, "FREE-1")
         assert "FREE-1" in (violation_of_clause(system, shrunk, "FREE-1") or ()), size
-        page_size, width = shrunk.geometry.page_size, shrunk.geometry.width
+        page_size = shrunk.geometry.page_size
+        width = shrunk.geometry.width
         assert page_size in (2, 4) and width >= page_size, size
 
 
@@ -261,7 +265,8 @@ def test_an_eviction_stands_for_those_who_press():
 
     def fails(commands):
         pressed = Evict(0, 1) in commands or {Submit, Extend} <= {type(c) for c in commands}
-        first, last = commands[0], commands[-1]
+        first = commands[0]
+        last = commands[-1]
         ends = isinstance(first, Insert) and isinstance(last, Insert) and last.evicted > 1
         return commands if pressed and ends and len(commands) > 2 else None
 
@@ -293,14 +298,14 @@ def test_the_story_is_kept():
 def test_a_part_that_a_fault_does_not_need_is_dropped_before_anything_else(sizes, part):
     """All of it: a storage goes with what its threads do."""
     trace = Trace(sizes, Mode.FAITHFUL, (Poll(), Query(-1)) if part == "storage" else (Poll(),))
-    seen = []
+    commands_seen = []
 
     def fails(candidate):
-        seen.append(candidate.geometry)
+        commands_seen.append(candidate.geometry)
         return candidate.commands
 
     simpler = without_parts(fails, trace)
-    assert getattr(seen[0], part) != getattr(sizes, part)
+    assert getattr(commands_seen[0], part) != getattr(sizes, part)
     assert getattr(simpler.geometry, part) != getattr(sizes, part)
     assert simpler.commands == (Poll(),)
 

@@ -10,7 +10,7 @@ from impl.adapter import UnusableImplementation
 from reference.commands import Mode, Retract
 from stateful_tests.check import campaign, corpus, check_plans
 from stateful_tests.check import undriven_parts
-from stateful_tests.check.undriven_parts import left_out
+from stateful_tests.check.undriven_parts import parts_left_out
 from stateful_tests.check.trees.base_selection import Base, BaseKind
 from stateful_tests.lockstep.reference_system import ReferenceSystem
 
@@ -18,7 +18,10 @@ PLAN = check_plans.plan("smoke", presets=["page1", "page2"], modes=[Mode.FREE], 
 
 
 class Checkout(ReferenceSystem):
-    """A checkout that cannot be built with some sizes. refused: whether it refuses a geometry."""
+    """A checkout that cannot be built with some sizes.
+
+    refused: whether it refuses a geometry.
+    """
 
     def __init__(self, name="sglang@checkout", refused=None):
         super().__init__()
@@ -31,7 +34,7 @@ class Checkout(ReferenceSystem):
         super().reset(geometry)
 
 
-def checked(system, plan=PLAN, **more):
+def check_report(system, plan=PLAN, **more):
     """Check a system against a base that refuses nothing, and return the data of the report."""
     base = Checkout("git:3f2a1b9ab")
     result = campaign.run(system, plan, base=base, **more)
@@ -41,13 +44,13 @@ def checked(system, plan=PLAN, **more):
 
 def test_a_refused_preset_that_the_plan_lacks_is_not_left_out():
     plan = replace(PLAN, examples=5, corpus=False, presets=("page1",))
-    data = checked(Checkout(refused=lambda sizes: sizes.page_size != 1), plan)
+    data = check_report(Checkout(refused=lambda sizes: sizes.page_size != 1), plan)
     assert data["left_out"] == {}
 
 
 def test_a_preset_that_the_tree_alone_refuses_is_named():
     plan = replace(PLAN, examples=5, corpus=False, presets=("page1", "no-swa"))
-    data = checked(Checkout(refused=lambda sizes: sizes.window is None), plan)
+    data = check_report(Checkout(refused=lambda sizes: sizes.window is None), plan)
     reason = "sglang@checkout: its config has no such sizes"
     assert data["left_out"] == {"preset no-swa": reason}
     assert data["exit_code"] == 4
@@ -56,7 +59,7 @@ def test_a_preset_that_the_tree_alone_refuses_is_named():
 
 
 def test_a_command_that_the_tree_alone_lacks_is_named():
-    data = checked(tree_without_retract(), replace(PLAN, examples=5, corpus=False))
+    data = check_report(tree_without_retract(), replace(PLAN, examples=5, corpus=False))
     assert data["exit_code"] == 4
     assert [*data["left_out"]] == ["commands Retract"]
 
@@ -76,25 +79,28 @@ def test_lines_of_the_corpus_that_the_tree_alone_refuses_are_counted():
     }
     tree = Checkout(refused=lambda sizes: sizes.page_size == 4)
     base = Checkout("git:3f2a1b9ab")
-    [(what, reason)] = left_out(tree, base, PLAN, unfit).items()
+    [(what, reason)] = parts_left_out(tree, base, PLAN, unfit).items()
     assert what.endswith("of the corpus")
     assert reason == "its config has no such sizes"
-    assert left_out(base, tree, PLAN, unfit) == {}
+    assert parts_left_out(base, tree, PLAN, unfit) == {}
 
 
 def test_a_command_that_a_tree_between_releases_does_not_offer_is_not_left_out():
-    """Neither are its lines of the corpus. guessed: the base is the nearest release."""
+    """Neither are its lines of the corpus.
+
+    guessed: the base is the nearest release.
+    """
     unfit = situations_with_retract()
     tree = tree_without_retract()
     base = Checkout("sglang==0.5.12")
-    assert {*left_out(tree, base, PLAN, unfit)} > {"commands Retract"}
-    assert left_out(tree, base, PLAN, unfit, guessed=True) == {}
+    assert {*parts_left_out(tree, base, PLAN, unfit)} > {"commands Retract"}
+    assert parts_left_out(tree, base, PLAN, unfit, guessed=True) == {}
 
 
 def test_a_part_that_an_intermediate_tree_offers_and_refuses_is_left_out():
     tree = Checkout(refused=lambda sizes: sizes.page_size == 4)
     base = Checkout("sglang==0.5.12")
-    assert left_out(tree, base, PLAN, situations_with_retract(), guessed=True)
+    assert parts_left_out(tree, base, PLAN, situations_with_retract(), guessed=True)
 
 
 def situations_with_retract():
@@ -127,12 +133,12 @@ def test_a_part_that_a_neighbour_refuses_for_the_same_reason_is_not_left_out(mon
     tree.release = "0.5.12"
     base = Checkout("sglang==0.5.12")
     plan = replace(PLAN, presets=("page1", "no-swa"))
-    assert bool(left_out(tree, base, plan, (), guessed=True)) is not same_reason
+    assert bool(parts_left_out(tree, base, plan, (), guessed=True)) is not same_reason
     assert resolved and "sglang==0.5.12" not in resolved, "the base itself is not asked again"
-    assert left_out(tree, base, plan, ()), "a base of the tree's history has the preset"
+    assert parts_left_out(tree, base, plan, ()), "a base of the tree's history has the preset"
 
 
 @pytest.mark.parametrize("name", ["sglang==0.5.23", "torch"])
 def test_a_system_that_is_no_checkout_leaves_nothing_out(name):
     tree = Checkout(name, refused=lambda sizes: sizes.window is None)
-    assert not checked(tree, replace(PLAN, examples=5, presets=("page1", "no-swa")))["left_out"]
+    assert not check_report(tree, replace(PLAN, examples=5, presets=("page1", "no-swa")))["left_out"]

@@ -10,7 +10,7 @@ from impl.bare import bare, is_bare
 from impl.loading import used_names
 from impl.loading.fetch import cache_folder
 from impl.loading.nearest import Nearest, neighbours
-from impl.loading.used_names import NameSketch, UsedName, lost
+from impl.loading.used_names import NameSketch, UsedName, lost_names
 from impl.process.failures import Guarded
 from impl.system_spec import ENGINES
 from stateful_tests.lockstep.known_faults import releases
@@ -85,15 +85,15 @@ def test_a_setting_that_a_tree_does_not_read_makes_a_check_incomplete(renamed):
 @pytest.mark.parametrize("engine", ENGINES)
 def test_the_sketch_has_the_names_that_the_adapter_uses(engine):
     """Else `python -m ci.sketches` was not run after the adapter had changed."""
-    known = {each.name: each.ways for each in used_names.read(engine).names}
+    ways_in_sketch = {each.name: each.ways for each in used_names.read(engine).names}
     now = names_given_to_releases(engine)
-    assert {name: now.get(name) for name in known} == known
+    assert {name: now.get(name) for name in ways_in_sketch} == ways_in_sketch
     root = cache_folder() / f"{engine}-{releases(engine)[-1]}"
     if not root.is_dir():
         pytest.skip(f"the newest release of {engine} is not in the cache")
     words = used_names.words(root / file for file in used_names.read(engine).files)
     given = {name for name, ways in now.items() if ways}
-    assert (given & words) - known.keys() == set()
+    assert (given & words) - ways_in_sketch.keys() == set()
 
 
 @at_night
@@ -119,8 +119,8 @@ def test_a_name_is_lost_where_the_releases_nearby_have_it(tmp_path, monkeypatch)
     used_names.write("engine", NameSketch(("1.0", "2.0", "3.0"), ("a.py", "b.py"), names))
     assert used_names.read("engine").names == names
     (tmp_path / "a.py").write_text("other = 1\n")
-    assert [each.name for each in lost("engine", tmp_path, "1.0")] == ["always", "read"]
-    assert [each.name for each in lost("engine", tmp_path, "2.0")] == ["always", "new", "read"]
+    assert [each.name for each in lost_names("engine", tmp_path, "1.0")] == ["always", "read"]
+    assert [each.name for each in lost_names("engine", tmp_path, "2.0")] == ["always", "new", "read"]
     near = Nearest("2.0", 7)
     [missing] = used_names.not_given("engine", tmp_path, near)
     assert missing.what == "there is no always"  # the tree may be older than the new name
@@ -128,7 +128,7 @@ def test_a_name_is_lost_where_the_releases_nearby_have_it(tmp_path, monkeypatch)
     assert used_names.not_given("engine", tmp_path, Nearest("1.0", 301)) == ()
     assert used_names.also_lost("engine", tmp_path, "1.0", missing.what).endswith("uses: read")
     (tmp_path / "b.py").write_text("always = read = new\n")
-    assert [*lost("engine", tmp_path, "2.0")] == [*lost("engine", tmp_path, "4.0")] == []
+    assert [*lost_names("engine", tmp_path, "2.0")] == [*lost_names("engine", tmp_path, "4.0")] == []
     used_names.read.cache_clear()
 
 
@@ -150,7 +150,9 @@ def test_an_attribute_that_the_adapter_did_not_set_is_its_own_omission(tmp_path)
     assert is_bare(loop) and loop.other == 1
 
     class Driver:
-        name, capabilities, close = "engine", None, None
+        name = "engine"
+        capabilities = None
+        close = None
 
         def view(self):
             return loop.run()

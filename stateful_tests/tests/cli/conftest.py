@@ -22,7 +22,7 @@ class FakeSystem:
 def fake(monkeypatch, tmp_path):
     """Run in an empty folder, on a system that does nothing."""
     system = FakeSystem()
-    monkeypatch.setattr(registry, "driven", lambda *_: system)
+    monkeypatch.setattr(registry, "driven_system", lambda *_: system)
     monkeypatch.chdir(tmp_path)
     return system
 

@@ -16,10 +16,11 @@ from impl.loading.wheel_parts import unpack_parts
 def folders(engine: str, table: dict[str, Any]) -> list[Path]:
     """The folder of the release, and one of the files that no adapter reads: `table["more"]`, fetched once.
     Raises UnusableImplementation and OSError without an index."""
-    release, beginnings = table["release"], tuple(table.get("more", ()))
-    found = [cache_folder() / f"{engine}-{release}"]
+    release = table["release"]
+    beginnings = tuple(table.get("more", ()))
+    folders_found = [cache_folder() / f"{engine}-{release}"]
     if beginnings:
-        found.append(more := cache_folder() / f"configs-{engine}-{release}")
+        folders_found.append(more := cache_folder() / f"configs-{engine}-{release}")
         if not more.is_dir():
             with tempfile.TemporaryDirectory(prefix=".fetch-", dir=more.parent) as work:
                 unpack_parts(
@@ -28,13 +29,13 @@ def folders(engine: str, table: dict[str, Any]) -> list[Path]:
                     lambda path: path.as_posix().startswith(beginnings),
                 )
                 (Path(work) / "unpacked").rename(more)
-    return found
+    return folders_found
 
 
 def names(table: dict[str, Any], roots: Iterable[Path]) -> set[str]:
     """All names that `found` and `fields` of a table find below the folders."""
     roots = list(roots)
-    found = {
+    names_found = {
         name
         for files, pattern in table.get("found", ())
         for root in roots
@@ -43,8 +44,8 @@ def names(table: dict[str, Any], roots: Iterable[Path]) -> set[str]:
     }
     for files, kind in table.get("fields", ()):
         for file in (file for root in roots for file in root.glob(files)):
-            found |= set(_fields(file.read_text(encoding="utf-8"), kind))
-    return found
+            names_found |= set(_fields(file.read_text(encoding="utf-8"), kind))
+    return names_found
 
 
 def _fields(text: str, kind: str) -> Iterator[str]:
@@ -52,19 +53,19 @@ def _fields(text: str, kind: str) -> Iterator[str]:
     and without that what its constructor takes."""
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.ClassDef) and node.name == kind:
-            declared = list(_declared(node))
-            for name, default in declared or _taken(node):
+            declared = list(_declarations(node))
+            for name, default in declared or _parameters_taken(node):
                 if not name.startswith("_") and not name.isupper():
-                    yield f"{kind}.{name}" + (f"={_told(default)}" if default else "")
+                    yield f"{kind}.{name}" + (f"={_report_text(default)}" if default else "")
 
 
-def _declared(node: ast.ClassDef) -> Iterator[tuple[str, ast.expr | None]]:
+def _declarations(node: ast.ClassDef) -> Iterator[tuple[str, ast.expr | None]]:
     for each in node.body:
         if isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name):
             yield each.target.id, each.value
 
 
-def _taken(node: ast.ClassDef) -> Iterator[tuple[str, ast.expr | None]]:
+def _parameters_taken(node: ast.ClassDef) -> Iterator[tuple[str, ast.expr | None]]:
     for each in node.body:
         if isinstance(each, ast.FunctionDef) and each.name == "__init__":
             plain = [*each.args.posonlyargs, *each.args.args][1:]
@@ -76,7 +77,7 @@ def _taken(node: ast.ClassDef) -> Iterator[tuple[str, ast.expr | None]]:
             yield from zip(keywords, each.args.kw_defaults, strict=True)
 
 
-def _told(default: ast.expr) -> str:
+def _report_text(default: ast.expr) -> str:
     """A default; of `field(default=..)` and `field(default_factory=..)` what it says."""
     said = {}
     if isinstance(default, ast.Call):

@@ -13,6 +13,7 @@ from impl import engines
 from impl.adapter import Capabilities
 from impl.sglang.releases.catalogue import TABLE
 from impl.system_spec import SystemSpec
+from impl.process.system_functions import SystemFunction
 from reference.failures import Failure
 from stateful_tests.check.trees.changed_functions import Changes
 from stateful_tests.lockstep import system_names as registry
@@ -26,14 +27,14 @@ from stateful_tests.tests.support.made_up_check import (
     ROWS,
     RUN,
     TRACE,
-    checked,
+    check_result,
     finding,
 )
 from stateful_tests.traces import trace_files as traces
 
 
 def test_a_finding_that_cannot_be_saved_is_reported(finds, kvspec, monkeypatch):
-    finds(checked(finding()))
+    finds(check_result(finding()))
 
     def fail(trace, path):
         raise OSError("disk full")
@@ -45,31 +46,37 @@ def test_a_finding_that_cannot_be_saved_is_reported(finds, kvspec, monkeypatch):
 
 
 def test_options_of_the_implementation_are_in_the_replay_command(finds, kvspec):
-    finds(checked(finding()))
+    finds(check_result(finding()))
     _, out, _ = kvspec("check", "--impl", "sglang", "--sglang-path", "a b", "--device", "cuda")
     assert "json --impl sglang --sglang-path 'a b' --device cuda\n" in out
 
 
 def test_a_verdict_counts_no_presets_where_the_corpus_alone_was_driven():
     corpus = MachineResult(CORPUS, "", "faithful", examples=21)
-    result = checked(machines=[corpus], carried_out={"Open": 49})
+    result = check_result(machines=[corpus], carried_out={"Open": 49})
     assert verdict.driven_text(result).startswith("49 commands of 1 kind in 21 runs, ")
-    assert verdict.driven_text(checked(machines=[], carried_out={})).startswith("0 commands, ")
+    assert verdict.driven_text(check_result(machines=[], carried_out={})).startswith("0 commands, ")
 
 
 @pytest.mark.parametrize("named, impl", [((), "vllm"), (("--impl", "vllm+async"), "vllm+async")])
 def test_a_checkout_selects_its_engine(named, impl, finds, kvspec):
-    finds(checked(finding()))
+    finds(check_result(finding()))
     _, out, _ = kvspec("check", *named, "--vllm-path", "clone")
     assert f"json --impl {impl} --vllm-path clone\n" in out
 
 
-def test_json_has_every_figure(finds, kvspec):
-    finds(checked(finding()))
+def test_json_has_the_verdict_and_the_text_goes_to_stderr(finds, kvspec):
+    finds(check_result(finding()))
     code, out, err = kvspec("check", "--json", "-")
     data = json.loads(out)
-    assert data["exit_code"] == code == 1 and data["ended"] == "violated"
-    assert "violation: LEN-2" in err, "the text goes to stderr"
+    assert data["exit_code"] == code == 1
+    assert data["ended"] == "violated"
+    assert "violation: LEN-2" in err
+
+
+def test_json_has_the_figures_of_machines_and_clauses(finds, kvspec):
+    finds(check_result(finding()))
+    data = json.loads(kvspec("check", "--json", "-")[1])
     assert data["machines"][0]["commands_per_s"] == 800
     clause = {
         "id": "FREE-2",
@@ -78,17 +85,26 @@ def test_json_has_every_figure(finds, kvspec):
     }
     clause |= {"waived": None}
     assert data["clauses"][1] == {**clause, "evaluated": 400, "runs_reached": 0, "reached": False}
-    [found] = data["findings"]
+
+
+def test_json_has_the_trace_of_a_finding(finds, kvspec):
+    finds(check_result(finding()))
+    [found] = json.loads(kvspec("check", "--json", "-")[1])["findings"]
     assert found["saved"] == "traces/len-2-torch-pr22900.json"
     assert found["violation"]["observed"] == BAD.observed
     assert found["rows"][5]["freed"][1] == {"holder": "s1", "pool": "swa", "start": 42, "end": 44}
     assert traces.loads(json.dumps(found["trace"]).encode(), "json") == TRACE
+
+
+def test_json_in_a_file_leaves_the_text_on_stdout(finds, kvspec):
+    finds(check_result(finding()))
+    data = json.loads(kvspec("check", "--json", "-")[1])
     assert kvspec("check", "--json", "out.json")[1].startswith(f"torch+pr22900: {data['said']}\n")
     assert json.loads(Path("out.json").read_text()) == data
 
 
 def test_the_first_line_names_what_another_way_has_found(finds, kvspec):
-    finds(checked())
+    finds(check_result())
     kvspec("check", "--json", "out.json")
     green = json.loads(Path("out.json").read_text())
     red = green | {"implementation": "vllm@checkout+offload", "exit_code": 1}
@@ -103,26 +119,26 @@ def test_clauses_that_fail_at_the_step_of_another_are_one_finding(finds, kvspec)
     longer = Run(replace(TRACE, commands=(*COMMANDS, *COMMANDS[:1])), "torch+pr22900", ROWS, BAD)
     shorter = replace(longer, trace=replace(TRACE, commands=COMMANDS[:-1]))
     apart = replace(finding("READ-1", shorter), number=2)
-    finds(checked(finding("LEN-2"), finding("FREE-2", longer), finding("OWN-1", longer), apart))
-    shown, _ = kvspec("check", "--json", "out.json")[1:]
+    finds(check_result(finding("LEN-2"), finding("FREE-2", longer), finding("OWN-1", longer), apart))
+    output, _ = kvspec("check", "--json", "out.json")[1:]
     first, second = json.loads(Path("out.json").read_text())["findings"]
     traces = ["len-2-torch-pr22900", "len-2-torch-pr22900", "own-1-torch-pr22900"]
     assert [c["saved"] for c in first["clauses"]] == [f"traces/{name}.json" for name in traces]
     assert [c["name"] for c in second["clauses"]] == ["READ-1 (2)"]
-    assert "violation 1 of 2: LEN-2, FREE-2, OWN-1" in shown
-    assert "saved traces/own-1-torch-pr22900.json, for OWN-1" in " ".join(shown.split())
+    assert "violation 1 of 2: LEN-2, FREE-2, OWN-1" in output
+    assert "saved traces/own-1-torch-pr22900.json, for OWN-1" in " ".join(output.split())
     # The first has its steps, the others how they are replayed; with -v all have them.
-    assert shown.count("minimised trace, mode") == 1 and shown.count("replay  kvspec") == 2
-    assert "-v has the steps of all" in shown
-    shown = kvspec("check", "-v")[1]
-    assert shown.count("minimised trace, mode") == 2 and "has the steps" not in shown
+    assert output.count("minimised trace, mode") == 1 and output.count("replay  kvspec") == 2
+    assert "-v has the steps of all" in output
+    output = kvspec("check", "-v")[1]
+    assert output.count("minimised trace, mode") == 2 and "has the steps" not in output
 
 
 def test_known_faults_that_were_passed_over_are_named(finds, fake, kvspec):
     fake.capabilities = Capabilities(
         waived={"LEN-2": "harmless"}, known={"FREE-2": "#1, some_trace.json"}
     )
-    finds(checked())
+    finds(check_result())
     code, out, _ = kvspec("check", "--json", "out.json")
     assert code == 0
     not_checked = "not checked LEN-2 (harmless) FREE-2 (known fault: #1, some_trace.json)"
@@ -151,9 +167,9 @@ def test_a_base_that_is_none_is_refused_before_anything_starts(
         file.parent.mkdir(parents=True, exist_ok=True)
         file.touch()
     resolved: list[str] = []
-    find = registry.driven
+    find = registry.driven_system
     monkeypatch.setattr(
-        registry, "driven", lambda spec, *more: resolved.append(str(spec)) or find(spec, *more)
+        registry, "driven_system", lambda spec, *more: resolved.append(str(spec)) or find(spec, *more)
     )
     code, _, err = kvspec(*command, "--base", base)
     assert (code, len(resolved), err.count("\n")) == (2, 1, 1)
@@ -194,59 +210,59 @@ MISSED = tuple(f"open, case {number}" for number in range(10, 22))
     ("result", "code", "says"),
     [
         (
-            checked(timed_out=True),
+            check_result(timed_out=True),
             4,
             "nothing was found, but the time limit came after 10 of 10 runs",
         ),
         (
-            checked(finding("LEN-2"), timed_out=True),
+            check_result(finding("LEN-2"), timed_out=True),
             1,
             "violates LEN-2; 10 of 10 runs until the time limit",
         ),
-        (checked(finding("BROKEN", BROKE)), 3, "torch+pr22900: the system broke"),
+        (check_result(finding("BROKEN", BROKE)), 3, "torch+pr22900: the system broke"),
         (
-            checked(timed_out=True, asked=30_000),
+            check_result(timed_out=True, asked=30_000),
             4,
             "the time limit came after 400 of 30,000 commands",
         ),
         (
-            checked(asked=30_000),
+            check_result(asked=30_000),
             4,
             "nothing was found, but only 400 of 30,000 commands were carried out",
         ),
         (
-            checked(finding("LEN-2"), stopped=True, asked=30_000),
+            check_result(finding("LEN-2"), stopped=True, asked=30_000),
             1,
             "LEN-2 driven 400 commands of 2 kinds in",
         ),
         (
-            checked(interrupted=True, asked=30_000),
+            check_result(interrupted=True, asked=30_000),
             130,
             "interrupted after 400 of 30,000 commands",
         ),
         (
-            checked(untriggered=("FREE-2",)),
+            check_result(untriggered=("FREE-2",)),
             4,
             "incomplete: nothing was found, but never triggered FREE-2",
         ),
-        (checked(excused=("LEN-2",)), 4, "known or waived are 1 of the 1 clauses that came up"),
+        (check_result(excused=("LEN-2",)), 4, "known or waived are 1 of the 1 clauses that came up"),
         (
-            checked(declined={"admit": 312, "abort": 0}),
+            check_result(declined={"admit": 312, "abort": 0}),
             4,
             "refused from command 312 on: admit; refused every time: abort",
         ),
         (
-            checked(carried_out={"Open": 3}),
+            check_result(carried_out={"Open": 3}),
             4,
             "nothing was found, but only 3 commands were carried out",
         ),
         (
-            checked(never_done=("close",)),
+            check_result(never_done=("close",)),
             4,
             "incomplete: nothing was found, but never carried out: close",
         ),
-        (checked(system="torch", required=MISSED), 4, "12 of 12 situations were not met"),
-        (checked(system="sglang==0.5.23", required=MISSED), 0, "conforms"),
+        (check_result(system="torch", required=MISSED), 4, "12 of 12 situations were not met"),
+        (check_result(system="sglang==0.5.23", required=MISSED), 0, "conforms"),
     ],
 )
 def test_other_ends(finds, kvspec, result, code, says):
@@ -257,7 +273,7 @@ def test_other_ends(finds, kvspec, result, code, says):
 
 
 def test_situations_that_were_not_reached_are_named(finds, kvspec):
-    finds(checked(system="torch", required=MISSED))
+    finds(check_result(system="torch", required=MISSED))
     brief = " ".join(kvspec("check")[1].split())
     assert brief.count("situation never reached: ") == 10
     assert f"situation never reached: {MISSED[9]} and 2 more (-v)" in brief
@@ -265,16 +281,16 @@ def test_situations_that_were_not_reached_are_named(finds, kvspec):
 
 
 def test_a_finding_is_not_buried_under_situations(finds, kvspec):
-    finds(checked(finding(), system="torch", required=MISSED))
+    finds(check_result(finding(), system="torch", required=MISSED))
     assert "situation never reached: " not in kvspec("check")[1]
     assert kvspec("check", "-v")[1].count("situation never reached: ") == 12
 
 
 @pytest.mark.parametrize("detailed", [False, True])
 def test_a_detailed_finding_names_the_edit_and_the_releases_too(detailed):
-    edited = "pool.py", "free"
+    edited = SystemFunction("pool.py", "free")
     found = replace(
-        finding(run=replace(RUN, called=((),) * 5 + (("pool.py: free",),))),
+        finding(run=replace(RUN, called=((),) * 5 + ((edited,),))),
         looked_up=LookedUp(conform=2, driven=2),
     )
     data = report.finding_data([found], None, Changes("HEAD", frozenset(), {edited: 1}, ()))
@@ -299,37 +315,56 @@ def names_of(impl):
     return [str(spec) for spec in engines.every_release(SystemSpec.parse(impl))]
 
 
-def test_all_stands_for_the_releases_that_have_the_way():
-    assert names_of("sglang==all") == [f"sglang=={version}" for version in TABLE]
-    assert names_of("sglang==all+overlap")[-1] == "sglang==0.5.23+overlap"
-    rust = names_of("sglang==all+rust+overlap")
-    assert rust[0] == "sglang==0.5.19+rust+overlap" and len(rust) == 5
-    assert names_of("vllm==all+offload")[0] == "vllm==0.21.0+offload"
-    assert names_of("lmdeploy==all")[-1] == "lmdeploy==0.18.0"
-    assert names_of("transformers==all") == ["transformers==5.23.0", "transformers==5.24.0"]
-    assert names_of("sglang==all+rust+hicache")[0] == "sglang==0.5.20+rust+hicache"
-    assert names_of("sglang==0.5.23") == names_of("torch==all") == []
+@pytest.mark.parametrize(
+    ("name", "first", "last", "count"),
+    [
+        ("sglang==all", "sglang==0.5.10", "sglang==0.5.23", len(TABLE)),
+        ("sglang==all+overlap", "sglang==0.5.10+overlap", "sglang==0.5.23+overlap", len(TABLE)),
+        ("sglang==all+rust+overlap", "sglang==0.5.19+rust+overlap", "sglang==0.5.23+rust+overlap", 5),
+        ("sglang==all+rust+hicache", "sglang==0.5.20+rust+hicache", "sglang==0.5.23+rust+hicache", 4),
+        ("vllm==all+offload", "vllm==0.21.0+offload", "vllm==0.33.0+offload", None),
+        ("lmdeploy==all", None, "lmdeploy==0.18.0", None),
+        ("transformers==all", "transformers==5.23.0", "transformers==5.24.0", 2),
+    ],
+)
+def test_all_stands_for_the_releases_that_have_the_way(name, first, last, count):
+    names = names_of(name)
+    assert first in (None, names[0])
+    assert names[-1] == last
+    assert count in (None, len(names))
 
 
-def test_an_unavailable_release_is_one_line_and_the_gravest_exit_code_counts(
-    kvspec, monkeypatch, tmp_path
-):
+@pytest.mark.parametrize("name", ["sglang==0.5.23", "torch==all"])
+def test_other_names_stand_for_one_system(name):
+    assert names_of(name) == []
+
+
+@pytest.mark.parametrize(
+    ("systems", "exit_code"),
+    [
+        (["torch+pr22900", "sglang==9.9.9", "torch"], 1),
+        (["torch+pr22900", "reference"], 1),
+        (["sglang==9.9.9", "reference"], 2),
+    ],
+)
+def test_the_gravest_exit_code_of_the_releases_counts(kvspec, monkeypatch, systems, exit_code):
+    monkeypatch.setattr(engines, "every_release", lambda _: specs_of(systems))
+    assert kvspec(*ASKED)[0] == exit_code
+
+
+def test_an_unavailable_release_is_one_line(kvspec, monkeypatch, tmp_path):
     systems = ["torch+pr22900", "sglang==9.9.9", "torch"]
     monkeypatch.setattr(engines, "every_release", lambda _: specs_of(systems))
-    code, out, err = kvspec(*ASKED, "--json", "row.json")
-    assert code == 1
+    _, out, err = kvspec(*ASKED, "--json", "row.json")
     assert "kvspec: sglang==9.9.9 is not supported" in err
     rows = [line.split("|") for line in out.splitlines() if line.startswith("|")]
     assert [row[1].strip() for row in rows[2:]] == ["torch+pr22900", "9.9.9", "torch"]
-    assert "-" not in rows[2][4].split() and rows[4][4].strip() == "-"
+    assert "-" not in rows[2][4].split(), "the faulty one has findings"
+    assert rows[4][4].strip() == "-", "the other has none"
     assert "9.9.9 is not supported" in rows[3][5]
     data = json.loads((tmp_path / "row.json").read_text())
     assert [row["exit_code"] for row in data["releases"]] == [1, 2, 0]
     assert data["releases"][2]["check"]["implementation"] == "torch"
-    monkeypatch.setattr(engines, "every_release", lambda _: specs_of(["torch+pr22900", "reference"]))
-    assert kvspec(*ASKED)[0] == 1
-    monkeypatch.setattr(engines, "every_release", lambda _: specs_of(["sglang==9.9.9", "reference"]))
-    assert kvspec(*ASKED)[0] == 2
 
 
 def test_known_faults_are_named_in_their_line():

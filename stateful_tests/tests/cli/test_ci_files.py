@@ -31,7 +31,7 @@ from stateful_tests.lockstep.known_faults import known_faults
 from stateful_tests.lockstep.driven_kinds import new_tallies
 from stateful_tests.lockstep.check_results import Tally
 from stateful_tests.lockstep.run_results import Violation
-from stateful_tests.tests.support.made_up_check import RUN, checked, finding
+from stateful_tests.tests.support.made_up_check import RUN, check_result, finding
 
 HOME = Path(__file__).parents[3]
 ACTION = HOME / ".github" / "actions" / "kvspec"
@@ -43,7 +43,8 @@ def read(path: Path) -> Any:
 
 
 def test_the_action_sets_all_variables_that_its_steps_read():
-    action, script = read(ACTION / "action.yml"), (ACTION / "run.sh").read_text()
+    action = read(ACTION / "action.yml")
+    script = (ACTION / "run.sh").read_text()
     steps = action["runs"]["steps"]
     given = {name for step in steps for name in step.get("env", {})}
     assert given == set(re.findall(r"\bKVSPEC_[A-Z_]+", script))
@@ -62,7 +63,8 @@ def workflow() -> dict[str, Any]:
 
 
 def test_the_workflow_passes_only_inputs_of_the_action():
-    jobs, inputs = workflow(), read(ACTION / "action.yml")["inputs"]
+    jobs = workflow()
+    inputs = read(ACTION / "action.yml")["inputs"]
     steps = [step for job in jobs.values() for step in job["steps"]]
     given = [step["with"] for step in steps if step.get("uses", "").endswith("actions/kvspec")]
     assert len(given) == 3
@@ -105,14 +107,14 @@ def step(tmp_path):
         calls.unlink(missing_ok=True)
         env = {"PATH": f"{programs}:{os.environ['PATH']}", **environment}
         script = [ACTION / "run.sh", name]
-        done = subprocess.run(script, cwd=tmp_path, env=env, capture_output=True, text=True)
-        lines = calls.read_text().splitlines() if calls.exists() else done.stdout.splitlines()
+        process = subprocess.run(script, cwd=tmp_path, env=env, capture_output=True, text=True)
+        lines = calls.read_text().splitlines() if calls.exists() else process.stdout.splitlines()
         lines = [call for call in lines if "annotations.py" not in call]
         for call in lines:
             if call.startswith("kvspec "):  # the real one knows these options
                 command, *options = shlex.split(call)[1:]
                 cli.commands[command].make_context(command, options)
-        return done.returncode, lines
+        return process.returncode, lines
 
     return run
 
@@ -196,7 +198,7 @@ def written(
     tmp_path: Path, *findings: Any, base: str | None = None, masks: Sequence[Mask] = (), **more: Any
 ) -> Any:
     """The document of a check in which one machine met what was found, and what the known faults explain."""
-    result = checked(*findings, **more)
+    result = check_result(*findings, **more)
     result.machines[0].tallies = {"LEN-2": Tally(400, 21)}
     masked = {clause for mask in masks for clause in mask.fault.clauses}
     result.machines[0].violated = {f.clause for f in findings} | masked
@@ -207,7 +209,8 @@ def written(
     before = base and Base(SimpleNamespace(name=base), BaseKind.STATED)
     data = check_data(result, plan, capabilities=can, masks=masks, base=before)
     for found in data["findings"]:
-        found["saved"], found["replay"] = "t.json", "kvspec replay t.json"
+        found["saved"] = "t.json"
+        found["replay"] = "kvspec replay t.json"
     (tmp_path / "junit.xml").write_bytes(junit.text_of(data))
     document = JUnitXml.fromfile(str(tmp_path / "junit.xml"))
     cases = {case.name: case for suite in document for case in suite}

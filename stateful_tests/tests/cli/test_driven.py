@@ -79,7 +79,9 @@ def test_driven_command_counts_names_by_the_reason_what_is_not_driven_first(kvsp
     lines = out.splitlines()
     first, second = (next(at for at, line in enumerate(lines) if re.search(rf" {word} ", line))
                      for word in ("no", "yes"))  # fmt: skip
-    assert code == 0 and first < second and "kvspec driven WORD" in err
+    assert code == 0
+    assert first < second
+    assert "kvspec driven WORD" in err
     counts = [int(count) for count in re.findall(r"==\S+ +(?:yes|no) +(\d+)$", out, re.MULTILINE)]
     _, data, _ = kvspec("driven", "--json", "-")
     assert sum(counts) == len(json.loads(data)) > len(counts)
@@ -87,6 +89,8 @@ def test_driven_command_counts_names_by_the_reason_what_is_not_driven_first(kvsp
 
 def test_driven_command_prints_the_names_that_match(kvspec):
     code, out, _ = kvspec("driven", "vllm")
-    assert code == 0 and "AsyncScheduler" in out and "FIFOScheduler" not in out
+    assert code == 0
+    assert "AsyncScheduler" in out
+    assert "FIFOScheduler" not in out
     code, out, _ = kvspec("driven", "cpu_offload_space_safety")
     assert code == 0 and "the size of host memory" in out

@@ -38,7 +38,7 @@ def test_a_check_that_is_ended(number, tmp_path):
         stderr=subprocess.PIPE,
         stdout=subprocess.PIPE,
     ) as process:
-        reported = _found(process.stderr)
+        reported = _found_line(process.stderr)
         process.send_signal(number)
         process.send_signal(number)  # as timeout(1) does
         out, _ = process.communicate(timeout=120)
@@ -77,15 +77,15 @@ def test_a_clause_is_said_once(tmp_path):
 def test_a_finding_beside_a_base_is_reported_after_the_replay_on_the_base(standings, said, tmp_path):
     """The trace is there before."""
     one = trace_files.load(REGRESSIONS / "a_trim_inside_a_page_keeps_the_page.json")
-    told: list[str] = []
-    saved = Saved("torch+pr22900", str(tmp_path), told.append, "torch")
+    lines: list[str] = []
+    saved = Saved("torch+pr22900", str(tmp_path), lines.append, "torch")
     traces = {"FREE-1": one, "OWN-3": one}
     saved(traces)
     saved(traces, {"FREE-1": standings[0]})
-    assert not told and len([*tmp_path.iterdir()]) == 1
+    assert not lines and len([*tmp_path.iterdir()]) == 1
     saved(traces, (asked := dict(zip(traces, standings))))
     saved(traces, asked)
-    assert told == [f"found FREE-1, OWN-3{said}: a trace is saved in {tmp_path}, and is being minimised"]
+    assert lines == [f"found FREE-1, OWN-3{said}: a trace is saved in {tmp_path}, and is being minimised"]
 
 
 def test_a_tour_that_is_ended(tmp_path):
@@ -100,18 +100,16 @@ def test_a_tour_that_is_ended(tmp_path):
         stderr=subprocess.PIPE,
         stdout=subprocess.PIPE,
     ) as process:
-        clause, _, _ = _found(process.stderr).removeprefix("found ").partition(": ")
+        clause, _, _ = _found_line(process.stderr).removeprefix("found ").partition(": ")
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=120)
     assert trace_files.load(next((tmp_path / "traces").glob("*.json"))).clause == clause
     data = json.loads((tmp_path / "report.json").read_text())
-    assert (
-        data["tours"][0]["stopped"] == "an interrupt"
-        and process.returncode == data["exit_code"] == 1
-    )
+    assert data["tours"][0]["stopped"] == "an interrupt"
+    assert process.returncode == data["exit_code"] == 1
 
 
-def _found(lines: IO[str]) -> str:
+def _found_line(lines: IO[str]) -> str:
     """The first line that says what was found; a slow machine tells of its progress before."""
     return next(line for line in lines if line.startswith("found "))
 
@@ -144,7 +142,8 @@ QUICK = ("--examples", "1", "--steps", "5", "--mode", "faithful")
 
 
 def test_a_report_that_cannot_be_written_keeps_the_verdict(kvspec):
-    impl, full = f"{bad_adapters.__name__}:Raises", "/dev/full"
+    impl = f"{bad_adapters.__name__}:Raises"
+    full = "/dev/full"
     code, out, err = kvspec("check", "--impl", impl, *QUICK, "--json", full, "--junit", full)
     assert code == 3 and "IndexError: page 99" in out
     assert {

@@ -42,24 +42,24 @@ def _loaded():
     mutant_judges.prepare()
 
 
-def named(name: str) -> Mutant:
+def named_mutant(name: str) -> Mutant:
     [mutant], _ = sample((name,), None, 0)
     return mutant
 
 
 def test_docstrings_asserts_factories_and_text_functions_have_no_mutants():
-    found = mutants_of("a.py", SOURCE)
-    assert [m.change for m in found][: len(CHANGES)] == CHANGES
-    rest = {m.change for m in found[len(CHANGES) :]}
+    mutants_found = mutants_of("a.py", SOURCE)
+    assert [m.change for m in mutants_found][: len(CHANGES)] == CHANGES
+    rest = {m.change for m in mutants_found[len(CHANGES) :]}
     assert {
         "always: if x is not None",
         "-(-x // 2) -> x // 2",
         "x is not None -> x is None",
         "True -> False in sorted(a, reverse=True)",
     } <= rest
-    assert {m.function for m in found} == {"cut"}
-    for mutant in found:
-        compile(mutant.applied(SOURCE), "a.py", "exec")
+    assert {m.function for m in mutants_found} == {"cut"}
+    for mutant in mutants_found:
+        compile(mutant.apply_to(SOURCE), "a.py", "exec")
 
 
 def test_a_seed_fixes_the_sample_and_a_larger_sample_extends_it():
@@ -67,7 +67,9 @@ def test_a_seed_fixes_the_sample_and_a_larger_sample_extends_it():
     again, _ = sample(("reference/rules",), 10, 3)
     other, _ = sample(("reference/rules",), 10, 4)
     more, _ = sample(("reference/rules",), 11, 3)
-    assert some == again != other and of > 300 and some == more[:10]
+    assert some == again != other
+    assert of > 300
+    assert some == more[:10]
 
 
 def test_accepted_mutants_exist_and_have_a_reason():
@@ -88,13 +90,13 @@ def test_accepted_mutants_exist_and_have_a_reason():
     ],
 )  # fmt: skip
 def test_a_mutant_is_noticed(name, by):
-    assert judge(PLAN, 60, named(name)).by == by
+    assert judge(PLAN, 60, named_mutant(name)).by == by
 
 
 def test_a_mutant_that_gives_no_answer_is_noticed(monkeypatch):
     monkeypatch.setattr(mutant_judges, "_fixture_runs", lambda: mutant_judges.time.sleep(60))
     name = "reference/clauses/sessions.py _close_happens: always: if session.closing"
-    assert judge(PLAN, 0.2, named(name)).by == "no answer"
+    assert judge(PLAN, 0.2, named_mutant(name)).by == "no answer"
 
 
 @at_night
@@ -131,7 +133,7 @@ def test_a_survivor_is_shown(monkeypatch, capsys):
 
 def test_no_verdict_counts_where_unchanged_code_is_noticed(monkeypatch, capsys):
     name = "reference/cursors.py cut: min(c.swa_evicted_seqlen, target) -> c.swa_evicted_seqlen"
-    for asked in ("judge", "unchanged"):
+    for asked in ("judge", "notice_unchanged"):
         monkeypatch.setattr(mutant_judges, asked, lambda *_: Noticed("READ-1", "random runs on torch"))
     assert run(["--only", name, "-j", "1"], mutants) == 2
     assert (

@@ -40,20 +40,20 @@ def test_replay(fake, kvspec, monkeypatch):
     monkeypatch.setattr(replays, "replay", run)
     code, out, err = kvspec("replay", "t.json", "t.json", "t.json", "t.json", "--json", "r.json")
     assert (code, err, fake.closed) == (3, "", 1)
-    seen = printed_lines(out)
-    assert seen[:3] == [
+    lines = printed_lines(out)
+    assert lines[:3] == [
         "t.json on torch+pr22900",
         "bug pr22900, clause LEN-2",
         "First this. Then that.",
     ]
-    assert [line for line in seen if " of 6 steps" in line or "conforms" in line] == [
+    assert [line for line in lines if " of 6 steps" in line or "conforms" in line] == [
         "violates LEN-2, FREE-2 after 6 of 6 steps",
         "t.json: conforms (the trace is there to show pr22900, and does not;"
         " 1 of 6 commands refused, and not stated so)",
         "violates OWN-1, FREE-2 after 6 of 6 steps (first; the trace names LEN-2)",
         "broke after 6 of 6 steps",
     ]
-    assert "".join(seen).endswith("4 traces: 1 conform, 3 do not: t.json, t.json, t.json")
+    assert "".join(lines).endswith("4 traces: 1 conform, 3 do not: t.json, t.json, t.json")
     data = json.loads(Path("r.json").read_text())
     assert [one["exit_code"] for one in data["replays"]] == [1, 0, 1, 3]
     assert data["exit_code"] == 3
@@ -89,9 +89,8 @@ def test_replay_says_what_a_trace_does_in_every_release(fake, kvspec, monkeypatc
     monkeypatch.setattr(replays, "replay", run)
     monkeypatch.setattr(explanation, "known_fault", lambda system, run: next(labels))
     code, out, err = kvspec("replay", "t.json", "--impl", "sglang==all", "--json", "r.json")
-    assert (code, fake.closed) == (1, 4) and printed_lines(err)[
-        -1
-    ] == "kvspec: 4 of 4 releases: sglang==0.5.13"
+    assert (code, fake.closed) == (1, 4)
+    assert printed_lines(err)[-1] == "kvspec: 4 of 4 releases: sglang==0.5.13"
     said = " ".join(printed_lines(out)[:3])
     assert said.startswith(
         "t.json 1 of 6 commands refused, and not stated so. The first: command 2 ("

@@ -95,26 +95,40 @@ def test_the_specification_is_short_and_says_every_clause_command_and_fault(text
         assert f"[{bug}](fixtures/regressions/" in rest, bug
 
 
-def test_the_page_is_one_file_with_everything(kvspec, full, tmp_path):
+@pytest.fixture
+def page(kvspec, tmp_path):
+    """The HTML page of the specification."""
     assert kvspec("spec", "--html", "--out", "spec.html") == (0, "", "")
-    page = (tmp_path / "spec.html").read_text(encoding="utf-8")
+    return (tmp_path / "spec.html").read_text(encoding="utf-8")
+
+
+def test_the_page_is_one_file_whose_links_lead_somewhere(full, page):
     assert not re.search(r"\b(src|href)=\"(?!#|https://)", page), "it needs no other file"
     anchors = re.findall(r'<h[123] id="([^"]+)"', page)
     assert len({*anchors}) == len(anchors)
     assert {"findings", "what-is-driven", "the-command-line"} <= {*anchors}
     assert {*map(spec.anchor, re.findall(r"^#+ (.*)$", full, re.MULTILINE))} <= {*anchors}
     assert {*re.findall(r'href="#([^"]+)"', page)} <= {*anchors}
-    assert page.count('class="drawing"') >= full.count("```text\n") and "stateDiagram" not in page
-    assert page.count('<svg class="states"') == full.count("```mermaid\n") == 2
+
+
+def test_the_page_has_every_known_fault(page):
     rows = re.findall(r'<tr data-in="([^"]+)"', page)
-    assert len(rows) == len(known_faults()) and sum(
-        "sglang==0.5.23 " in row for row in rows
-    ) == sum(
+    assert len(rows) == len(known_faults())
+    assert sum("sglang==0.5.23 " in row for row in rows) == sum(
         fault.engine == "sglang" and fault.is_in("0.5.23") for fault in known_faults().values()
     )
+
+
+def test_the_page_draws_what_the_text_draws(full, page):
+    assert page.count('class="drawing"') >= full.count("```text\n") and "stateDiagram" not in page
+    assert page.count('<svg class="states"') == full.count("```mermaid\n") == 2
     drawings = "\n".join(re.findall(r"```text\n(.*?)```", full, re.DOTALL))
     drawn = len(re.findall(r"\|[-#+t.|]+\|", drawings))
-    assert drawn > 50 and len(re.findall(r'\|(?:<i class="\w+">.</i>|\|)+\|', page)) == drawn
+    assert drawn > 50
+    assert len(re.findall(r'\|(?:<i class="\w+">.</i>|\|)+\|', page)) == drawn
+
+
+def test_the_page_is_not_checked(kvspec):
     code, _, err = kvspec("spec", "--html", "--check")
     assert code == 2 and "without --html" in err
 
@@ -157,7 +171,8 @@ def test_lines_of_the_readme_can_be_pasted():
     names = {*re.findall(r"kvspec \w+ (@\w+)", text)}
     assert len(names) >= 2 and all(traces.load(name).commands for name in names)
     [shown] = {*re.findall(r"check --impl torch\+([\w-]+) --mode faithful", text)}
-    assert Mode.FAITHFUL in BUGS[shown].modes and BUGS[shown].source.startswith(
+    assert Mode.FAITHFUL in BUGS[shown].modes
+    assert BUGS[shown].source.startswith(
         "sgl-project/sglang#"
     )
     assert "OWNER" not in text

@@ -66,13 +66,13 @@ def installed(unpacked, tmp_path):
 
     def run(*lines, without=""):
         site = sysconfig.get_path("purelib")
-        done = subprocess.run(
+        process = subprocess.run(
             [sys.executable, "-u", "-S", "-c", RUN, site, str(unpacked), without, json.dumps(lines)],
             cwd=tmp_path, check=False, timeout=300, text=True, stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT, env={"PYTHONIOENCODING": "ascii", "FORCE_COLOR": "1"},
         )  # fmt: skip
-        assert done.returncode == 0 and "Traceback" not in done.stdout, done.stdout
-        parts = [part.rpartition("\nexit code ") for part in done.stdout.split("\0")[:-1]]
+        assert process.returncode == 0 and "Traceback" not in process.stdout, process.stdout
+        parts = [part.rpartition("\nexit code ") for part in process.stdout.split("\0")[:-1]]
         return [(int(code), out) for out, _, code in parts]
 
     return run

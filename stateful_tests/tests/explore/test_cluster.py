@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from impl.system_spec import SystemSpec
-from stateful_tests.check import campaign, run_driver, check_plans
+from stateful_tests.check import campaign, check_plans, run_batches
 from stateful_tests.check.ray_cluster import RayCluster
 from stateful_tests.coverage.scopes import SCOPES
 from stateful_tests.explore import search
@@ -55,8 +55,8 @@ def test_a_cluster_that_loses_a_node_agrees_with_one_process(nodes, monkeypatch)
 
 def test_a_check_on_a_cluster_is_the_same_check(nodes):
     plan = check_plans.plan("smoke", examples=4, presets=["page1"], machines=["sessions"], seed=5)
-    named = run_driver.Named(SystemSpec("torch", ways=("pr22862-tail",)))
-    system = registry.driven(named.spec)
+    named = run_batches.Named(SystemSpec("torch", ways=("pr22862-tail",)))
+    system = registry.driven_system(named.spec)
     result = campaign.run(system, plan, executor=nodes.executor, named=named)
     here = campaign.run(system, plan)
     assert result.findings and [f.run for f in result.findings] == [f.run for f in here.findings]

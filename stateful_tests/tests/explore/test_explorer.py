@@ -19,7 +19,7 @@ from reference.commands import (
 from reference.geometry import Geometry
 from stateful_tests.check import corpus
 from stateful_tests.check.executors import Processes
-from stateful_tests.coverage.scopes import SCOPES, spelt_in
+from stateful_tests.coverage.scopes import SCOPES, texts_in
 from stateful_tests.generate.exploration_scope import Scope
 from stateful_tests.coverage.situations import situation
 from stateful_tests.explore import inductive_check, search
@@ -27,7 +27,7 @@ from stateful_tests.explore.representative import Representatives, relabel
 from stateful_tests.explore.inductive_check import ReferenceInState
 from stateful_tests.explore.search import Exploration, Explorer
 from stateful_tests.lockstep.abstraction import facts_of
-from stateful_tests.tests.support.accepted import accepted, read
+from stateful_tests.tests.support.accepted import accepted_values, read
 from stateful_tests.tests.support.night import some_at_night
 
 README = Path(__file__).parents[3] / "ci" / "README.md"
@@ -52,7 +52,7 @@ TREE = Scope(
     Geometry(page_size=1, window=2, full_pages=2, swa_pages=2, rows=1, width=2, tree=True),
     lock_holders=1,
     texts="ab",
-    prompts=spelt_in("ab", 2),
+    prompts=texts_in("ab", 2),
     evicts=False,
 )
 BOTH = Scope(
@@ -79,7 +79,8 @@ HOLDERS = replace(
 
 
 def test_the_table_of_scopes_has_these_counts(request):
-    rows, text = 0, README.read_text(encoding="utf-8")
+    rows = 0
+    text = README.read_text(encoding="utf-8")
 
     def row(found):
         nonlocal rows
@@ -99,7 +100,7 @@ def test_counts(name):
     result = search.run(SCOPES[name])
     assert result.complete
     counts = {name: [result.states, result.transitions, result.refused, result.depth]}
-    assert accepted("explore_counts", counts) == counts
+    assert accepted_values("explore_counts", counts) == counts
     assert result.situations.keys() <= corpus.situations(), "python -m ci.corpus"
 
 
@@ -138,7 +139,8 @@ def test_clauses_hold_where_they_are_not_checked(name, monkeypatch):
 def test_states_lead_where_their_representatives_lead(scope):
     """Every command, in states as runs leave them (names as they came, serials and moments that only grow),
     leads where it leads in the representative."""
-    explorer, draw = Explorer(scope, clauses=False), random.Random(0)
+    explorer = Explorer(scope, clauses=False)
+    draw = random.Random(0)
     states = explorer.states
     for _ in range(5):
         state = states.initial
@@ -166,8 +168,9 @@ def test_states_lead_where_their_representatives_lead(scope):
 def test_letters_are_alike():
     """Two nodes were never used at one moment unless one is above the other: no letter decides."""
     geometry = Geometry(page_size=1, window=1, full_pages=6, swa_pages=6, rows=1, width=3, tree=True)
-    scope = Scope("letters", "", geometry, lock_holders=1, texts="ab", prompts=spelt_in("ab", 3))
-    states, keys = Representatives(scope), []
+    scope = Scope("letters", "", geometry, lock_holders=1, texts="ab", prompts=texts_in("ab", 3))
+    states = Representatives(scope)
+    keys = []
     for first, then in ("ab", "ba"):
         state = states.initial
         for command in (
@@ -234,10 +237,10 @@ def test_a_violation_is_reported_by_a_shortest_trace(monkeypatch):
         trace = result.finding.run.trace
         assert trace.origin == "exhaustive"
         assert [type(c).__name__ for c in trace.commands] == ["Submit", "Admit", "Extend", "Finish"]
-    assert seen(results[0]) == seen(results[1])
+    assert visited_states(results[0]) == visited_states(results[1])
 
 
-def seen(result: Exploration) -> tuple[object, ...]:
+def visited_states(result: Exploration) -> tuple[object, ...]:
     finding = result.finding.run.trace if result.finding is not None else None
     return (
         result.states, result.expanded, result.transitions, result.refused, result.depth, result.stopped,
@@ -251,7 +254,7 @@ def test_several_processes_agree_with_one(scope, bound, monkeypatch):
     processes = Processes(3)
     try:
         one = search.run(scope, states=bound)
-        assert seen(search.run(scope, states=bound, executor=processes)) == seen(one)
+        assert visited_states(search.run(scope, states=bound, executor=processes)) == visited_states(one)
     finally:
         processes.close()
 
@@ -266,7 +269,9 @@ class Faulty(ReferenceInState):
     after = False
 
     def __init__(self, kind, does, shows):
-        self.kind, self.does, self.shows = kind, does, shows
+        self.kind = kind
+        self.does = does
+        self.shows = shows
 
     def carry_out(self, kind, now, effects):
         before = [*self.free["full"]]
@@ -334,7 +339,8 @@ WITH_FACTS = [SMALL, BOTH, SCOPES["late-two"], SCOPES["tree-parts"], SCOPES["bot
 @pytest.mark.parametrize("scope", WITH_FACTS, ids=lambda s: s.name)
 def test_facts_that_are_remembered_are_those_of_every_step(scope, monkeypatch):
     """The system is put into the state before each step, and carries it out."""
-    system, checked = ReferenceInState(), 0
+    system = ReferenceInState()
+    checked = 0
 
     def step_of(**parts):
         nonlocal checked

@@ -41,7 +41,7 @@ def with_fixes(version: str, folder: Path) -> Path:
     return checkout_with(root_of(version), folder, *FIXES, release=version)
 
 
-def asserted_in(text: str) -> list[str]:
+def assertions_in(text: str) -> list[str]:
     """The assertions of a test, without their message."""
     text = re.sub(r"\n +(?=.*,$)|(?<=message),\n +(?=\)$)", " ", text, flags=re.MULTILINE)
     text = text.replace("( ", "(")
@@ -62,7 +62,8 @@ def run_alike(system: SGLangSystem, number: int, folder: Path) -> Path:
     can = replace(system.capabilities, swa_tail=False)  # which cannot be exported
     geometry = with_settings(RandomChoices(f"settings {number}"), geometry, can)
     profile = draw_profile(source, can, machine)
-    lockstep, steps = Lockstep(system, geometry, Mode.FAITHFUL), []
+    lockstep = Lockstep(system, geometry, Mode.FAITHFUL)
+    steps = []
     while len(steps) < 30 and lockstep.violation is None:
         command = propose(lockstep.state, source, profile)
         if type(command).__name__ not in {"CheckBusy", "CheckIdle"}:
@@ -71,15 +72,18 @@ def run_alike(system: SGLangSystem, number: int, folder: Path) -> Path:
             steps += export.lines_of_command(
                 format_command(command), outcome, system.noted.calls, sessions=True
             )
-    view, places = system.view(), system.kind.places
+    view = system.view()
+    places = system.kind.places
     facts = {"server.rows.free_slots": list(view.free_rows)}
     for name, request in view.requests.items():
-        var, cursors = variable(name), request.cursors
+        var = variable(name)
+        cursors = request.cursors
         facts[f"[*{var}.origin_input_ids, *{var}.output_ids]"] = list(
             map(small, tokens_of_release(geometry, request.text))
         )
         if request.row is not None and cursors is not None:
-            row, end = f"{var}.{places['req_pool_idx']}", cursors.kv_allocated_len
+            row = f"{var}.{places['req_pool_idx']}"
+            end = cursors.kv_allocated_len
             facts[f"server.rows.req_to_token[{row}, :{end}].tolist()"] = list(
                 view.rows[request.row][:end]
             )
@@ -96,7 +100,8 @@ def run_alike(system: SGLangSystem, number: int, folder: Path) -> Path:
             known = [list(pairwise(path) if geometry.bigram else path) for path in paths]
             facts["sorted(path for _, path in nodes(server.cache))"] = sorted(known)
         for node in view.tree.nodes:
-            slots, collected = list(node.slots), in_tree(geometry, node.path)
+            slots = list(node.slots)
+            collected = in_tree(geometry, node.path)
             facts[f"tree_slots(server.cache, {collected})[{-len(slots)}:]"] = slots
     lines = [line for _, line in system.noted.late]
     lines += [f"self.assertEqual({code}, {value})" for code, value in facts.items()]

@@ -18,17 +18,18 @@ from reference.commands import Open
 from reference.token_ids import shared_serial, token_id
 from stateful_tests.lockstep import system_names as registry
 from stateful_tests.lockstep.run_results import Trace
-from stateful_tests.tests.support.accepted import accepted
+from stateful_tests.tests.support.accepted import accepted_values
 from stateful_tests.tests.support.commands import script
 from stateful_tests.tests.support.night import NIGHT
 from stateful_tests.tests.support.planted_faults import checkout_with, planted_faults
-from stateful_tests.tests.export.exports import ALIKE, asserted_in, root_of, run_alike, with_fixes
+from stateful_tests.tests.export.exports import ALIKE, assertions_in, root_of, run_alike, with_fixes
 from stateful_tests.traces.trace_files import load
 
 
 FIXTURES = Path(__file__).parents[3] / "fixtures"
 PLANTED = planted_faults("export/faults.toml")
-OLD, NEW = FIXTURES / "releases" / "sglang-0.5.10", FIXTURES / "releases" / "sglang-0.5.11"
+OLD = FIXTURES / "releases" / "sglang-0.5.10"
+NEW = FIXTURES / "releases" / "sglang-0.5.11"
 BUG = FIXTURES / "regressions" / "retract_then_retry_frees_the_reserved_token.json"
 OVERSHOOT = OLD / "overshoot_stays_after_a_finish.json"
 LAST = FIXTURES / "releases" / "sglang-0.5.15" / "a_slot_keeps_a_token_that_nobody_computed.json"
@@ -81,7 +82,7 @@ class Exported:
     fixed: export.ReleaseTarget
 
 
-def made_on(version: str, traces: dict[str, Trace], folder: Path) -> Iterator[Exported]:
+def exports_on(version: str, traces: dict[str, Trace], folder: Path) -> Iterator[Exported]:
     planted = {name: fault for name, fault in PLANTED.items() if fault.edits_in(version)}
     faulty = checkout_with(root_of(version), folder / "faulty", *planted.values(), release=version)
     base = {"0.5.10": "0.5.14"}.get(version, version)
@@ -104,7 +105,10 @@ def made_on(version: str, traces: dict[str, Trace], folder: Path) -> Iterator[Ex
 
 
 def they_fail_and_pass(made: Exported, *alike: Path) -> None:
-    """On the release, and on the checkout that has fixed it. alike: fail at their end on the release."""
+    """On the release, and on the checkout that has fixed it.
+
+    alike: fail at their end on the release.
+    """
     (code, output), (fixed, fixed_output) = run_test.outcomes(
         (made.system.root, made.system.release, [*made.files, *alike]),
         (made.fixed.root, made.fixed.version, made.files),
@@ -118,7 +122,7 @@ def they_fail_and_pass(made: Exported, *alike: Path) -> None:
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory):
     traces = {name: load(OLD / f"{name}.json") for name in MENDED}
-    yield from made_on("0.5.10", traces, tmp_path_factory.mktemp("exported"))
+    yield from exports_on("0.5.10", traces, tmp_path_factory.mktemp("exported"))
 
 
 def test_exported_tests_fail_on_the_faulty_release_and_pass_on_the_fixed_one(exported, tmp_path):
@@ -132,7 +136,7 @@ def test_exports_of_the_newest_release_fail_and_pass(tmp_path):
     tree = replace(traces[twice].geometry, tree=True)
     # LEN-3 is violated as well
     traces[twice] = replace(traces[twice], clause="TREE-6", geometry=tree)
-    for made in made_on("0.5.23", traces, tmp_path):
+    for made in exports_on("0.5.23", traces, tmp_path):
         they_assert_one_fact(made)
         they_fail_and_pass(made, *run_alike_all(made.system, (1, 3, 49, 76), tmp_path))
 
@@ -148,9 +152,9 @@ def run_alike_all(system: SGLangSystem, numbers: tuple[int, ...], folder: Path) 
 def they_assert_one_fact(made: Exported) -> None:
     """The fact that the clause is about, in the release's own terms; read what is accepted."""
     found = {
-        f"{made.system.release} {name}": asserted_in(text) for name, text in made.texts.items()
+        f"{made.system.release} {name}": assertions_in(text) for name, text in made.texts.items()
     }
-    assert found == accepted("exported_assertions", found)
+    assert found == accepted_values("exported_assertions", found)
     assert [
         line for text in made.texts.values() for line in text.splitlines() if len(line) > 110
     ] == []
@@ -188,7 +192,7 @@ def test_the_test_stands_first(exported):
         assert lines_said, text
 
 
-def changed(path: Path, **changes: object) -> Trace:
+def change_trace(path: Path, **changes: object) -> Trace:
     return replace(load(path), **changes)
 
 
@@ -204,13 +208,13 @@ def test_a_trace_that_no_class_of_the_release_shows_is_refused(exported):
 def test_a_received_prompt_is_refused(exported):
     commands = script("submit r1 (no session) +9; admit r1; extend r1 +9 tail")
     with pytest.raises(NotExportable, match="a prompt that another server has computed"):
-        export.unit_test(changed(OVERSHOOT, commands=commands, expected=()), "x", exported.system)
+        export.unit_test(change_trace(OVERSHOOT, commands=commands, expected=()), "x", exported.system)
 
 
 def test_a_trace_that_conforms_is_refused(exported):
     with pytest.raises(NotExportable, match="conforms on sglang@checkout"):
         export.unit_test(
-            changed(OVERSHOOT, commands=(Open("s1"),), expected=()), "x", exported.system
+            change_trace(OVERSHOOT, commands=(Open("s1"),), expected=()), "x", exported.system
         )
 
 

@@ -102,10 +102,11 @@ def test_tests_in_a_folder_share_one_module(kvspec, made, monkeypatch):
 
 def test_a_folder_gets_a_test_of_each_trace_of_a_bug(kvspec, made, monkeypatch):
     """A trace without a test has a line that says why; --name is of the first."""
-    seen, refused = [], set()
+    exports = []
+    refused = set()
 
     def unit_test(trace, file, system, fixed, titles, beside):
-        seen.append((file, titles.name))
+        exports.append((file, titles.name))
         if file in refused:
             raise NotExportable("nothing of the release shows it")
         return "def test_a(self): ...\n"
@@ -114,7 +115,7 @@ def test_a_folder_gets_a_test_of_each_trace_of_a_bug(kvspec, made, monkeypatch):
     options = ("export", str(OVERSHOOT), "--as", "pytest", "--impl", "sglang==0.5.10", "--name", "a")
     other = "@overshoot_stays_in_the_history"
     code, _, err = kvspec(*options, "--out", "both/")
-    assert code == 0 and seen == [(str(OVERSHOOT), "a"), (other, None)]
+    assert code == 0 and exports == [(str(OVERSHOOT), "a"), (other, None)]
     assert f"{other}: sglang==0.5.10: the test fails, as it should" in err
     names = {path.name for path in Path("both").iterdir()}
     assert names == {f"{SHARED}.py", "test_a.py", "test_a_2.py"}
@@ -125,10 +126,12 @@ def test_a_folder_gets_a_test_of_each_trace_of_a_bug(kvspec, made, monkeypatch):
     refused ^= {other, str(OVERSHOOT)}
     code, _, err = kvspec(*options, "--out", "its/")
     assert code == 0 and f"{OVERSHOOT}: no test is made: nothing of the release shows it" in err
-    assert seen[-1] == (other, "a")
+    assert exports[-1] == (other, "a")
     refused |= {other}
     code, _, err = kvspec(*options, "--out", "none/")
-    assert code == 2 and "Nor of 1 other trace of this bug." in err and not Path("none").exists()
+    assert code == 2
+    assert "Nor of 1 other trace of this bug." in err
+    assert not Path("none").exists()
 
 
 @pytest.mark.parametrize(
@@ -260,7 +263,8 @@ SHRINKS = "if slot.kv.holds_mamba and len(params.key) < slot.kv.kv_committed_len
 )  # fmt: skip
 @at_night
 def test_the_mended_side_is_a_commit_of_the_checkout(kvspec, clone, trace, way, was, becomes):
-    released, text = git(clone, "rev-parse", "HEAD"), (clone / SESSIONS).read_text()
+    released = git(clone, "rev-parse", "HEAD")
+    text = (clone / SESSIONS).read_text()
     assert was in text
     (clone / SESSIONS).write_text(text.replace(was, becomes))
     git(clone, "commit", "-qam", "mended")
@@ -272,7 +276,8 @@ def test_the_mended_side_is_a_commit_of_the_checkout(kvspec, clone, trace, way, 
 
 
 def test_a_commit_that_mends_nothing_or_does_not_exist_is_refused(kvspec, clone):
-    trace, released = "@a_slot_keeps_a_token_that_nobody_computed", git(clone, "rev-parse", "HEAD")
+    trace = "@a_slot_keeps_a_token_that_nobody_computed"
+    released = git(clone, "rev-parse", "HEAD")
     options = "--as", "pytest", "--impl", "sglang", "--sglang-path", str(clone)
     code, _, err = kvspec("export", trace, *options, "--fixed", "git:HEAD")
     assert code == 2 and f"it fails on git:{released} as well" in err

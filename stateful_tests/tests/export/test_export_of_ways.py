@@ -15,12 +15,12 @@ from impl.sglang.releases.catalogue import ALIKE as SETS
 from impl.sglang.releases.catalogue import TABLE
 from stateful_tests.lockstep import system_names as registry
 from stateful_tests.tests.support.night import at_night
-from stateful_tests.tests.export.exports import ALIKE, asserted_in, run_alike, with_fixes
+from stateful_tests.tests.export.exports import ALIKE, assertions_in, run_alike, with_fixes
 from stateful_tests.traces.trace_files import load
 from stateful_tests.tests.export.test_export import FAULTS, FIXTURES, NEW, OLD, OVERSHOOT, run_alike_all
 
 
-def driven(implementation: str) -> SGLangSystem:
+def release_with_calls(implementation: str) -> SGLangSystem:
     """A release that notes its calls; skips where it is unavailable."""
     try:
         system = registry.resolve(f"sglang=={implementation}", calls=True)
@@ -36,7 +36,8 @@ def test_exports_of_intermediate_releases_and_ways_fail_and_pass(tmp_path):
     runs: list[run_test.Run] = []
     wanted = []  # exit status, and random runs
     for implementation in (*FAULTS, "0.5.20+overlap"):
-        system, faults = driven(implementation), FAULTS.get(implementation, {})
+        system = release_with_calls(implementation)
+        faults = FAULTS.get(implementation, {})
         (folder := tmp_path / implementation).mkdir()
         alike = run_alike_all(system, (14, 67, 86), folder)
         assert any("late=" in file.read_text() for file in alike) is system.overlap
@@ -46,7 +47,7 @@ def test_exports_of_intermediate_releases_and_ways_fail_and_pass(tmp_path):
             for name, asserted in faults.items():
                 trace = load(FIXTURES / "releases" / f"sglang-{implementation}" / f"{name}.json")
                 text = export.unit_test(trace, f"{name}.json", system, fixed)
-                assert (asserted_in(text), max(map(len, text.splitlines())) <= 110) == (
+                assert (assertions_in(text), max(map(len, text.splitlines())) <= 110) == (
                     [asserted],
                     True,
                 )
@@ -63,14 +64,12 @@ def test_exports_of_intermediate_releases_and_ways_fail_and_pass(tmp_path):
 
 def test_a_crash_is_a_call_that_must_not_raise(tmp_path):
     """And a node of bigrams is known by its tokens, with the one that follows."""
-    folder, (of_bigrams, crash) = (
-        FIXTURES / "releases" / "sglang-0.5.22",
-        (
-            "an_insert_of_bigrams_frees_a_page_that_the_tree_keeps",
-            "a_shorter_answer_to_the_same_prompt_fails_an_assertion",
-        ),
-    )
-    system, fixed, files = driven("0.5.22"), export.target("0.5.23"), []
+    folder = FIXTURES / "releases" / "sglang-0.5.22"
+    of_bigrams = "an_insert_of_bigrams_frees_a_page_that_the_tree_keeps"
+    crash = "a_shorter_answer_to_the_same_prompt_fails_an_assertion"
+    system = release_with_calls("0.5.22")
+    fixed = export.target("0.5.23")
+    files = []
     for name in (of_bigrams, crash):
         text = export.unit_test(load(folder / f"{name}.json"), f"{name}.json", system, fixed)
         files.append(tmp_path / f"{name}.py")
@@ -91,7 +90,7 @@ def test_a_crash_is_a_call_that_must_not_raise(tmp_path):
 
 def test_with_the_core_in_rust(tmp_path):
     """A trace that needs its nodes is refused."""
-    system = driven("0.5.23+rust")
+    system = release_with_calls("0.5.23+rust")
     files = [run_alike(system, number, tmp_path) for number in (0, 10)]
     twice = load(NEW / "a_turn_retracted_twice_loses_its_session.json")
     twice = replace(twice, clause="TREE-6", geometry=replace(twice.geometry, tree=True))
@@ -105,7 +104,7 @@ def test_with_the_core_in_rust(tmp_path):
 @at_night
 def test_an_older_core_in_rust_tells_no_slots():
     trace = load(OLD / "a_finish_caches_overshoot.json")
-    system = driven("0.5.20+rust")
+    system = release_with_calls("0.5.20+rust")
     with pytest.raises(NotExportable, match="TREE-15: the tree's core in Rust hands out no nodes"):
         export.unit_test(trace, "x", system)
     system.close()
@@ -121,4 +120,4 @@ def test_releases_with_too_many_differences_are_refused():
         with pytest.raises(
             NotExportable, match=f"no one test runs on {alike[-1]} and {others[0]}: too many"
         ):
-            export.unit_test(load(OVERSHOOT), "x", driven(alike[-1]), newer)
+            export.unit_test(load(OVERSHOOT), "x", release_with_calls(alike[-1]), newer)

@@ -10,7 +10,7 @@ from ci.export.recorded_run import NotExportable
 from impl.process import run_test
 from impl.sglang.tiers.system import TierSystem
 from reference.system_kinds import TIERS
-from stateful_tests.tests.export.exports import asserted_in, root_of
+from stateful_tests.tests.export.exports import assertions_in, root_of
 from stateful_tests.tests.support.night import some_at_night
 from stateful_tests.tests.support.planted_faults import checkout_with, planted_faults, trace_of
 from stateful_tests.traces.trace_files import load
@@ -19,7 +19,7 @@ from stateful_tests.tests.export.test_export import FIXTURES
 TIER_FAULTS = planted_faults("tiers/faults.toml")
 VERSION = "0.5.23"
 OTHER_KEYS = " of other keys"
-HOOK = "impl.sglang.process.testing:tiered"
+HOOK = "impl.sglang.process.testing:import_tiered"
 NODE = "server.cache, text), text"
 # What the test of a planted fault asserts.
 PLANTED = {
@@ -71,12 +71,13 @@ def made(system, trace, name, folder):
     system.close()
     file = folder / f"test_{re.sub(r'[^a-z]+', '_', name)}.py"
     file.write_text(text, encoding="utf-8")
-    return file, [re.sub(r"^self\.assert\w+\((.*)\)$", r"\1", line) for line in asserted_in(text)]
+    return file, [re.sub(r"^self\.assert\w+\((.*)\)$", r"\1", line) for line in assertions_in(text)]
 
 
 @pytest.mark.parametrize("at_night", some_at_night((False, True), bool))
 def test_exported_tests_fail_with_planted_faults_and_pass_without(at_night, tmp_path):
-    root, runs = root_of(VERSION), []
+    root = root_of(VERSION)
+    runs = []
     for name in PLANTED:
         if (name in DAILY) == at_night:
             continue
@@ -96,7 +97,8 @@ def test_exported_tests_show_known_faults(at_night, tmp_path):
     for name in KNOWN:
         if (name in DAILY) == at_night:
             continue
-        release, core = name.split("+")[0], "rust" if "+rust" in name else ""
+        release = name.split("+")[0]
+        core = "rust" if "+rust" in name else ""
         trace = load(FIXTURES / "releases" / f"sglang-{name}.json")
         root = root_of(release)
         file, asserts = made(TierSystem(release, core=core, calls=True), trace, name, tmp_path)

@@ -9,12 +9,14 @@ import pytest
 from impl.adapter import UnusableImplementation
 from impl.lmdeploy.copied import COPIED
 from reference.blocks.commands import Add, More, NewWeights, Schedule, Update
-from reference.blocks.config import EngineConfig, LayerGroup, engine_preset
+from reference.blocks.config import EngineConfig, LayerGroup
+from reference.blocks.presets import engine_preset
 from reference.commands import Abort, Done, Mode, Piece, Reason, Refused
 from reference.system_kinds import BLOCKS
 from stateful_tests.check import check_plans
-from stateful_tests.check.run_driver import RunBatch, drive
-from stateful_tests.check.known_faults.explanation import counted_under, known_fault
+from stateful_tests.check.run_driver import drive
+from stateful_tests.check.run_batches import RunBatch
+from stateful_tests.check.known_faults.explanation import explaining_masks, known_fault
 from stateful_tests.check.known_faults.masks import masks
 from stateful_tests.check.known_faults.trace_reductions import no_paused_request
 from stateful_tests.check.plan_order import configurations, planned_runs
@@ -22,7 +24,7 @@ from stateful_tests.lockstep.known_faults import FOLDER
 from stateful_tests.lockstep.replays import replay
 from stateful_tests.lockstep.run_results import Trace
 from stateful_tests.lockstep.system_names import resolve
-from stateful_tests.tests.support.modules_run import printed_by
+from stateful_tests.tests.support.modules_run import output_of
 from stateful_tests.tests.support.planted_faults import checkout_with, planted_faults
 from stateful_tests.traces import trace_files as traces
 from stateful_tests.traces.notation import parse
@@ -49,7 +51,7 @@ def with_store(system):
     made.close()
 
 
-def carried_out(system, *commands, config=None):
+def carry_out(system, *commands, config=None):
     run = replay(system, Trace(config or engine_preset("full"), Mode.FAITHFUL, commands))
     assert run.violation is None
     return run
@@ -67,13 +69,13 @@ def test_a_worker_that_sleeps_forgets_its_batch(system):
     """Else it goes on with an aborted request beside the first one of the new weights."""
     first, second = (Add(name, 2, 0, (Piece("a", 1),)) for name in ("r1", "r2"))
     aborted = first, Schedule(), Abort("r1"), Schedule(), Update(), NewWeights()
-    run = carried_out(system, *aborted, second, Schedule(), Schedule(), Update())
+    run = carry_out(system, *aborted, second, Schedule(), Schedule(), Update())
     assert "r2 computes [1, 2); samples 1" in run.rows[-2].tree
 
 
 def test_a_batch_is_dispatched_before_the_output_of_the_one_before(system):
     add = Add("r1", 2, 0, (Piece("a", 5),))
-    run = carried_out(system, add, Schedule(), Schedule(), Update(), Schedule(), Update())
+    run = carry_out(system, add, Schedule(), Schedule(), Update(), Schedule(), Update())
     assert "r1 computes [0, 5); samples 1" in run.rows[1].tree
     assert "r1 computes [5, 6); samples 1" in run.rows[2].tree
     assert run.rows[3].tree == ("r1 gets 1 token",)
@@ -81,9 +83,10 @@ def test_a_batch_is_dispatched_before_the_output_of_the_one_before(system):
 
 
 def test_a_second_request_goes_on_behind_the_blocks_of_the_first(system):
-    first, second = Add("r1", 1, 0, (Piece("a", 5),)), Add("r2", 1, 0, (Piece("a", 5),))
+    first = Add("r1", 1, 0, (Piece("a", 5),))
+    second = Add("r2", 1, 0, (Piece("a", 5),))
     step = Schedule(), Update()
-    run = carried_out(
+    run = carry_out(
         system, first, Schedule(), *step, Schedule(), second, Update(), Schedule(), *step
     )
     assert {type(row.outcome) for row in run.rows} == {Done}
@@ -91,15 +94,16 @@ def test_a_second_request_goes_on_behind_the_blocks_of_the_first(system):
 
 
 def test_a_state_is_kept_where_a_prompt_ends_also_within_a_block(system):
-    first, second = Add("r1", 1, 0, (Piece("a", 5),)), Add("r2", 1, 0, (Piece("a", 7),))
+    first = Add("r1", 1, 0, (Piece("a", 5),))
+    second = Add("r2", 1, 0, (Piece("a", 7),))
     step = Schedule(), Update()
-    run = carried_out(system, first, Schedule(), *step, Schedule(), second, Update(), Schedule(), *step,
+    run = carry_out(system, first, Schedule(), *step, Schedule(), second, Update(), Schedule(), *step,
                       config=replace(engine_preset("state"), retention=-1))  # fmt: skip
     assert any("r2 computes [5, 7); samples 1" in row.tree for row in run.rows)
 
 
 def test_clients_are_heard_while_the_loop_waits(system):
-    run = carried_out(
+    run = carry_out(
         system, Add("r1", 4, 3), More("r1", 1, 1), Update(), Schedule(), Schedule(), Update(), Abort("r1"),
         Schedule(), Abort("r1"),
     )  # fmt: skip
@@ -113,7 +117,7 @@ def test_a_paused_request_keeps_its_blocks_until_others_need_them(system):
         (LayerGroup(2),), blocks=5, max_model_len=8, max_batched_tokens=4, max_seqs=2, caching=False
     )
     step = Schedule(), Update()
-    run = carried_out(
+    run = carry_out(
         system, Add("r1", 5, 2), Add("r2", 5, 2), Schedule(), *step * 16, config=config
     )
     lines = [line for row in run.rows for line in row.tree]
@@ -134,7 +138,7 @@ SMALL = EngineConfig(
 
 def lines_after_a_load_begins(system, text):
     commands = [parse(line, BLOCKS) for line in f"{LOADING}; {text}".split("; ")]
-    rows = carried_out(system, *commands, config=SMALL).rows
+    rows = carry_out(system, *commands, config=SMALL).rows
     begins = next(at for at, row in enumerate(rows) if any(" to blocks " in line for line in row.tree))
     return [line for row in rows[begins:] for line in row.tree]
 
@@ -189,7 +193,7 @@ def test_a_fault_near_a_known_one_is_new_where_the_base_does_the_same(system, tm
         assert violation is not None and violation.clause == "STA-3"
         known = list(masks(tree, system))
         assert any(mask.holds and "STA-3" in mask.fault.clauses for mask in known)
-        assert counted_under(tree, system, known, trace, violation) == []
+        assert explaining_masks(tree, system, known, trace, violation) == []
 
 
 def test_a_fault_beside_a_known_one_is_new_where_it_violates_more(with_store, tmp_path):
@@ -201,7 +205,7 @@ def test_a_fault_beside_a_known_one_is_new_where_it_violates_more(with_store, tm
         known = list(masks(tree, with_store))
         assert any(mask.holds and "PUB-1" in mask.fault.clauses for mask in known)
         assert {"PUB-1", "HIT-1"} <= {*run.violation.clauses}
-        assert counted_under(tree, with_store, known, run.trace, run.violation) == []
+        assert explaining_masks(tree, with_store, known, run.trace, run.violation) == []
         assert known_fault(tree, run) is None
 
 
@@ -238,7 +242,7 @@ def test_a_known_fault_is_still_there(path, system, with_store):
 
 
 def test_each_fault_is_seen_first_by_its_clause_and_the_release_conforms(system):
-    seen = json.loads(printed_by("stateful_tests.tests.support.fault_runs", "lmdeploy", "--replay"))
+    seen = json.loads(output_of("stateful_tests.tests.support.fault_runs", "lmdeploy", "--replay"))
     assert {name: each["with"][:1] for name, each in seen.items()} == {
         name: [fault.clause] for name, fault in FAULTS.items() if not fault.mended
     }

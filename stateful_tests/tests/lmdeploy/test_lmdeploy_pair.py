@@ -13,7 +13,7 @@ from stateful_tests.lockstep.replays import replay
 from stateful_tests.lockstep.run_results import Trace
 from stateful_tests.lockstep.system_names import resolve
 from stateful_tests.tests.support.commands import script
-from stateful_tests.tests.support.modules_run import printed_by
+from stateful_tests.tests.support.modules_run import output_of
 from stateful_tests.tests.support.planted_faults import planted_faults
 from stateful_tests.traces import trace_files as traces
 
@@ -102,7 +102,7 @@ def test_a_known_fault_is_still_there(path, pair):
 
 
 def test_each_fault_is_seen_first_by_its_clause_and_the_release_conforms(pair):
-    seen = json.loads(printed_by("stateful_tests.tests.support.fault_runs", "lmdeploy+pair", "--replay"))
+    seen = json.loads(output_of("stateful_tests.tests.support.fault_runs", "lmdeploy+pair", "--replay"))
     faults = planted_faults("lmdeploy/pair_faults.toml")
     assert {name: each["with"][:1] for name, each in seen.items()} == {
         name: [fault.clause] for name, fault in faults.items()

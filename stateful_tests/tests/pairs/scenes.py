@@ -40,7 +40,10 @@ def server(
     table: tuple[int, ...] | None = None, status: str = "WAITING", computed: int = 0, name: str = "r1",
     kept: tuple[int, ...] = (), memory: Any = NONE, **more: Any,
 ) -> BlockFacts:  # fmt: skip
-    """A server with one request or none; memory: of block 1."""
+    """A server with one request or none.
+
+    memory: of block 1.
+    """
     there = table is not None
     held = {*(table or ()), *kept}
     requests = {name: RequestFact(status, TOKENS, computed, (table or (),))} if there else {}
@@ -53,13 +56,14 @@ def server(
 
 
 EMPTY = server()
-KEEPS, GAVE_BACK = server(kept=(1,), memory=KV), server(memory=KV)
+KEEPS = server(kept=(1,), memory=KV)
+GAVE_BACK = server(memory=KV)
 PROMISE = Promise("r1", ((1,),), 0.0, held=True)
 TRANSFER = PairTransfer(0, "r2", ((0, 1, 1),), copied=False, over=False, failed=False)
 READ = PairMessage("P", renews=False, requests=("r1",))
 
 
-def given(state: ReaderState, decode: BlockFacts, **more: Any) -> PairFacts:
+def facts_of(state: ReaderState, decode: BlockFacts, **more: Any) -> PairFacts:
     """P has answered, and D has its request."""
     made = PairFacts(KEEPS, decode, (PROMISE,), (PairReader("r2", "r1", state),), idle=())
     return made._replace(**more)
@@ -84,13 +88,13 @@ LIFE: list[tuple[PairCommand, PairFacts]] = [
             KEEPS._replace(outputs=(Output("r1", (), "length"),)), EMPTY, (PROMISE,), idle=("D",)
         ),
     ),
-    (Forward("r2", "r1"), given(S.GIVEN, server((), name="r2"))),
-    (Advance("D"), given(S.WAITS, WAITING, handshakes=("D",))),
-    (Shake("D"), given(S.WAITS, WAITING)),
-    (Advance("D"), given(S.WAITS, WAITING, transfers=(TRANSFER,))),
+    (Forward("r2", "r1"), facts_of(S.GIVEN, server((), name="r2"))),
+    (Advance("D"), facts_of(S.WAITS, WAITING, handshakes=("D",))),
+    (Shake("D"), facts_of(S.WAITS, WAITING)),
+    (Advance("D"), facts_of(S.WAITS, WAITING, transfers=(TRANSFER,))),
     (
         Move(),
-        given(
+        facts_of(
             S.WAITS,
             WAITING._replace(memory=HAS.memory),
             transfers=(TRANSFER._replace(copied=True),),
@@ -98,19 +102,19 @@ LIFE: list[tuple[PairCommand, PairFacts]] = [
     ),
     (
         Land(),
-        given(
+        facts_of(
             S.WAITS,
             WAITING._replace(memory=HAS.memory),
             messages=(READ,),
             transfers=(TRANSFER._replace(copied=True, over=True),),
         ),
     ),
-    (Advance("D"), given(S.READ, HAS, messages=(READ,))),
-    (Advance("D"), given(S.GONE, server(memory=KV), messages=(READ,), idle=("D",))),
-    (Deliver("P"), given(S.GONE, server(memory=KV), idle=("D",))),
+    (Advance("D"), facts_of(S.READ, HAS, messages=(READ,))),
+    (Advance("D"), facts_of(S.GONE, server(memory=KV), messages=(READ,), idle=("D",))),
+    (Deliver("P"), facts_of(S.GONE, server(memory=KV), idle=("D",))),
     (
         Advance("P"),
-        given(
+        facts_of(
             S.GONE,
             server(memory=KV),
             prefill=GAVE_BACK,
@@ -120,7 +124,7 @@ LIFE: list[tuple[PairCommand, PairFacts]] = [
     ),
     (
         Advance("P"),
-        given(
+        facts_of(
             S.GONE,
             server(memory=KV),
             prefill=GAVE_BACK,
@@ -151,7 +155,8 @@ NOTATION = Notation(
 
 def life_of(lines: Sequence[str]) -> list[tuple[PairCommand, PairFacts]]:
     """The commands of a row, each with the facts after it."""
-    life, facts = list[tuple[PairCommand, PairFacts]](), PairFacts(EMPTY, EMPTY)
+    life = list[tuple[PairCommand, PairFacts]]()
+    facts = PairFacts(EMPTY, EMPTY)
     for line in lines:
         if line.startswith("life "):
             life = LIFE[: int(line.removeprefix("life "))]
@@ -162,7 +167,7 @@ def life_of(lines: Sequence[str]) -> list[tuple[PairCommand, PairFacts]]:
             if change.startswith("as at "):
                 facts = LIFE[int(change.removeprefix("as at ")) - 1][1]
             else:
-                facts = NOTATION.changed(facts, change)
+                facts = NOTATION.change_facts(facts, change)
         life = [*life, (parse(command, PAIRS), facts)]
     return life
 
@@ -171,7 +176,8 @@ def steps(
     life: list[tuple[PairCommand, PairFacts]], config: PairConfig = PAIR
 ) -> Iterator[PairStep]:
     """The steps of a life."""
-    beside, before = PairRecord(config), PairFacts(EMPTY, EMPTY)
+    beside = PairRecord(config)
+    before = PairFacts(EMPTY, EMPTY)
     for command, after in life:
         sides = beside.follow(command, before, after)
         yield PairStep(config, command, refused=False, before=before, after=after, sides=sides, record=beside)

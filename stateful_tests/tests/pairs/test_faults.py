@@ -12,12 +12,13 @@ from reference.commands import Mode
 from reference.system_kinds import PAIRS
 from reference.pairs.config import PAIR_PRESETS, PairConfig
 from stateful_tests.check import check_plans
-from stateful_tests.check.run_driver import RunBatch, drive, with_stated_sizes
+from stateful_tests.check.run_driver import drive
+from stateful_tests.check.run_batches import RunBatch, with_stated_sizes
 from stateful_tests.generate.pair_commands import pair_finale
 from stateful_tests.lockstep.driven_kinds import lockstep_on
 from stateful_tests.lockstep.replays import replay
 from stateful_tests.lockstep.system_names import resolve
-from stateful_tests.tests.support.modules_run import printed_by
+from stateful_tests.tests.support.modules_run import output_of
 from stateful_tests.tests.support.planted_faults import planted_faults, trace_of
 from stateful_tests.traces import trace_files as traces
 from stateful_tests.traces.notation import format_command, parse
@@ -40,7 +41,7 @@ def pair():
 
 
 def test_each_fault_violates_its_clause_and_the_release_conforms():
-    shown = json.loads(printed_by("stateful_tests.tests.support.fault_runs", "pairs", "--replay"))
+    shown = json.loads(output_of("stateful_tests.tests.support.fault_runs", "pairs", "--replay"))
     assert {name: each["with"][:1] for name, each in shown.items()} == {
         name: [fault.clause] for name, fault in FAULTS.items()
     }

@@ -25,7 +25,9 @@ from stateful_tests.tests.support.planted_faults import trace_of
 
 RECURRENT = {name: config for name, config in PAIR_PRESETS.items() if config.recurrent}
 STAMPS = chained(range(7, 12))
-KV, STATE = 0, 1  # groups
+# groups
+KV = 0
+STATE = 1
 CONFIG = EngineConfig(
     (LayerGroup(4), LayerGroup(4, state=True)), blocks=24, max_model_len=12, max_batched_tokens=12,
     drafts=2,
@@ -73,7 +75,8 @@ def test_a_state_sent_in_part_does_not_count(memory, moved, found):
     sender = PairStateMemory(CONFIG)
     sender.write_state(3, STATE, 41)
     sender.write_windows(3, STATE, [41, 42, 43])
-    source, target = sender.tensor[3, moved], memory.tensor[6, moved]
+    source = sender.tensor[3, moved]
+    target = memory.tensor[6, moved]
     ctypes.memmove(target.data_ptr(), source.data_ptr(), 8 * len(source))
     parts = memory.state(6, STATE), *(memory.window(6, STATE, index) for index in range(3))
     assert parts == found

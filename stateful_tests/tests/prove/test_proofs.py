@@ -24,7 +24,7 @@ from reference.state import swa_pages
 from stateful_tests.prove import obligations as proofs
 from stateful_tests.prove import window_theorem
 from stateful_tests.prove.obligations import (
-    OBLIGATIONS, ProofVerdict, SOURCES, chosen, prove,
+    OBLIGATIONS, ProofVerdict, SOURCES, select_obligations, prove,
 )  # fmt: skip
 from stateful_tests.prove.translation import NotTranslated, Translation, contracts
 from stateful_tests.tests.support.night import NIGHT, some_at_night
@@ -55,9 +55,10 @@ def test_a_fault_is_refuted_with_small_numbers(fault):
     faulty = ModuleType("faulty")
     exec(faulty_source(fault), vars(faulty))
     sources = {**SOURCES, "contract": faulty_source(fault)}
-    for proof in prove(chosen(fault.caught_by), sources):
+    for proof in prove(select_obligations(fault.caught_by), sources):
         assert proof.verdict == ProofVerdict.REFUTED and max(map(abs, proof.counterexample.values())) <= 8
-        contract, numbers = proof.obligation.contract, dict(proof.counterexample)
+        contract = proof.obligation.contract
+        numbers = dict(proof.counterexample)
         if "c" in contract.arguments:
             numbers["c"] = faulty.Cursors(*(numbers.pop(name) for name in "CAER"))
         assert all(eval(line, vars(faulty), numbers) for line in contract.pre)
@@ -72,7 +73,7 @@ def test_a_wrong_theorem_is_refuted():
         "(2 * page_size if margin == 1", "(3 * page_size if margin == 1", 1
     )
     refuted = ["window/cap-moves", "window/hole-resume", "window/hole-only-if"][: 3 if NIGHT else 1]
-    for proof in prove(chosen([*refuted, "window/hole-if"]), {**SOURCES, "window": wrong}):
+    for proof in prove(select_obligations([*refuted, "window/hole-if"]), {**SOURCES, "window": wrong}):
         is_refuted = proof.obligation.name in refuted
         assert proof.verdict == (ProofVerdict.REFUTED if is_refuted else ProofVerdict.PROVED)
         assert proof.obligation.name not in refuted or proof.counterexample["margin"] == 1
@@ -87,7 +88,7 @@ def test_an_undecided_obligation_is_reported():
     assert proof.verdict == ProofVerdict.UNDECIDED and "no arguments" in proof.note
     rounds_up = "    return -(-length // page_size) * page_size"
     strange = SOURCES["contract"].replace(rounds_up, "    return pow(2, 3)")
-    (proof,) = prove(chosen(["contract/ceil-page"]), {**SOURCES, "contract": strange})
+    (proof,) = prove(select_obligations(["contract/ceil-page"]), {**SOURCES, "contract": strange})
     assert proof.verdict == ProofVerdict.UNDECIDED and proof.note == "NotTranslated: pow(2, 3)"
 
 
@@ -102,7 +103,8 @@ def test_assumptions_about_quotients_hold_in_python():
         "(y // P - x // P) * P",
     )
     for size, x, y in itertools.product((1, 2, 3), (-4, -1, 0, 3, 5), (-2, 0, 4)):
-        translation, names = Translation({}), {name: z3.Int(name) for name in ("x", "y", "P")}
+        translation = Translation({})
+        names = {name: z3.Int(name) for name in ("x", "y", "P")}
         numbers = {"x": x, "y": y, "P": size}
         solver = z3.Solver()
         solver.add(
@@ -119,7 +121,8 @@ def test_assumptions_about_quotients_hold_in_python():
 @pytest.mark.parametrize("margin", window_theorem.MARGINS)
 def test_the_window_theorem_on_every_small_case(margin):
     """The condition as it is printed, the functions, and the reference in plain numbers."""
-    policy, holes = window_theorem.POLICIES[margin], 0
+    policy = window_theorem.POLICIES[margin]
+    holes = 0
     for size, window in itertools.product((1, 2, 3), (1, 2, 4)):
         lengths = itertools.product(range(7), range(14), range(7), (0, size))
         for committed, length, target, protected in lengths:
@@ -216,7 +219,9 @@ def test_prove_by_name(kvspec):
     assert code == 0 and not err
     data = json.loads(Path("p.json").read_text())
     assert [o["name"] for o in data["obligations"]] == ["contract/cut", "window/cap-moves"]
-    assert data["format"] == "kvspec-proofs" and data["proved"] == 2 and data["theorem"] is None
+    assert data["format"] == "kvspec-proofs"
+    assert data["proved"] == 2
+    assert data["theorem"] is None
     assert "2 of 2 proved" in out
 
 
@@ -225,5 +230,7 @@ def test_a_refuted_obligation_is_exit_1(kvspec, monkeypatch):
     monkeypatch.setattr(proofs, "prove", partial(prove, sources=faulty))
     code, out, _ = kvspec("prove", "contract/cut", "contract/ceil-page")
     text = " ".join(out.split())
-    assert code == 1 and "REFUTED contract/cut" in text and "1 of 2 proved, 1 refuted" in text
+    assert code == 1
+    assert "REFUTED contract/cut" in text
+    assert "1 of 2 proved, 1 refuted" in text
     assert re.search(r"fails: .*; with C \d+, A \d+, E \d+, R \d+, target \d+", text)

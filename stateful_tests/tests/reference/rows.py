@@ -30,8 +30,8 @@ from reference.geometry import Geometry
 from reference.state import ZERO, Cursors
 from reference.recurrent_states import chained
 from stateful_tests.tests.reference.spoilt_facts import (
-    ONE, PLAIN, TREE, also_owned, as_refused, changed, free_pages, freed_less, handed_over, in_tree, moved,
-    node, one_lost, one_twice, pages, path, reads, step_of, without,
+    ONE, PLAIN, TREE, also_owned, as_refused, change_facts, free_pages, freed_less, hand_over, in_tree,
+    move_slots, node, one_lost, one_twice, pages, path, reads, step_of, without,
 )  # fmt: skip
 from stateful_tests.traces.notation import parse
 
@@ -68,15 +68,15 @@ def value(text: str, was: Any = None) -> Any:
         return int(text)
     if text[0].isalpha() and text[1:].isdigit():
         return path(text)
-    found: list[Any] = []
+    values: list[Any] = []
     for part in filter(None, text.split(",")):
         if ".." in part:
-            found += range(*map(int, part.split("..")))
+            values += range(*map(int, part.split("..")))
             continue
         each, _, times = part.partition("*")
         for _ in range(int(times or 1)):
-            found.append(was[len(found)] if each == "_" else value(each))
-    return tuple(found)
+            values.append(was[len(values)] if each == "_" else value(each))
+    return tuple(values)
 
 
 def _fields(words: list[str], of: Any = None) -> dict[str, Any]:
@@ -88,13 +88,14 @@ def _bearer(what: str, step: Step, name: str, *words: str, before: bool = False)
     """Other facts of a request or a session, or of its cursors."""
     fields = _fields(list(words), getattr(step.after, what).get(name))
     if fields.keys() <= set(Cursors._fields):
-        return changed(step, before=before, **{what: moved(name, **fields)})
-    return changed(step, **{what: lambda has: has | {name: has[name]._replace(**fields)}})
+        return change_facts(step, before=before, **{what: move_slots(name, **fields)})
+    return change_facts(step, **{what: lambda has: has | {name: has[name]._replace(**fields)}})
 
 
-def _followed(step: Step, *words: str) -> Step:
+def _follow_step(step: Step, *words: str) -> Step:
     """The reference has followed a choice: its first request is another, or has other cursors."""
-    request, fields = step.now.requests[0], _fields(list(words))
+    request = step.now.requests[0]
+    fields = _fields(list(words))
     if fields.keys() <= set(Cursors._fields):
         fields = {"cursors": request.cursors._replace(**fields)}
     return replace(step, now=step.now.with_request(request._replace(**fields)))
@@ -114,25 +115,27 @@ def _states(step: Step, field: str, key: Any, to: Any, *, before: bool = False) 
     old = (step.before if before else step.after).states
     kept = {k: v for k, v in getattr(old, field).items() if k != key}
     entries = kept if to is None else kept | {key: to}
-    return changed(step, before=before, states=old._replace(**{field: entries}))
+    return change_facts(step, before=before, states=old._replace(**{field: entries}))
 
 
-def _stamped(step: Step, slot: str, text: str) -> Step:
+def _stamp_slots(step: Step, slot: str, text: str) -> Step:
     stamps = [*step.after.states.stamps]
     stamps[int(slot)] = _stamp(text)
-    return changed(step, states=step.after.states._replace(stamps=stamps))
+    return change_facts(step, states=step.after.states._replace(stamps=stamps))
 
 
-def _torn(step: Step, what: str, holder: str, start: str, slots: str, *end: str) -> Step:
-    """what: torn or torn_swa; end: of the page, if it is the tree's."""
-    pool, whose = "full" if what == "torn" else "swa", holder.replace("_", " ")
+def _tear_page(step: Step, what: str, holder: str, start: str, slots: str, *end: str) -> Step:
+    """Return the step with slots of a page that form none. what: torn or torn_swa. end: of the page, if it is
+    the tree's."""
+    pool = "full" if what == "torn" else "swa"
+    whose = holder.replace("_", " ")
     torn = Torn(whose, pool, int(start), value(slots), *map(path, end))
-    return changed(step, **{what: (torn,)})
+    return change_facts(step, **{what: (torn,)})
 
 
 def _none(step: Step, what: str, side: str = "after") -> Step:
     nothing = None if what in ("tree", "states") else {}
-    return changed(step, before=side == "before", **{what: nothing})
+    return change_facts(step, before=side == "before", **{what: nothing})
 
 
 SPOILS: dict[str, Callable[..., Step]] = {
@@ -143,14 +146,14 @@ SPOILS: dict[str, Callable[..., Step]] = {
     "told": lambda step, full, swa: replace(step, outcome=Done(freed=Freed(int(full), int(swa)))),
     "told_nothing": lambda step: replace(step, outcome=Done()),
     "chose": _chose,
-    "followed": _followed,
+    "followed": _follow_step,
     "no": _none,
     "request": partial(_bearer, "requests"),
     "session": partial(_bearer, "sessions"),
     "session_before": partial(_bearer, "sessions", before=True),
     "reads": lambda step, name, *words: reads(step, name, **_fields(list(words), step.after.holders[name])),
     "tree": lambda step, *words: in_tree(step, **_fields(list(words))),
-    "tree_as_before": lambda step: changed(step, tree=step.before.tree),
+    "tree_as_before": lambda step: change_facts(step, tree=step.before.tree),
     "node": lambda step, number, *words: node(
         step, int(number), **_fields(list(words), step.after.tree.nodes[int(number)])),
     "first_node_gone": lambda step: in_tree(step, nodes=lambda nodes: nodes[1:]),
@@ -162,22 +165,22 @@ SPOILS: dict[str, Callable[..., Step]] = {
     "pages_before": lambda step, pattern: pages(step, pattern, before=True),
     "locks": lambda step, name, slots: in_tree(step, lock_holders={name: value(slots)}),
     "freed_less": freed_less,
-    "handed_over": lambda step, holder, at: handed_over(step, holder, int(at)),
+    "handed_over": lambda step, holder, at: hand_over(step, holder, int(at)),
     "lost": one_lost,
     "twice": one_twice,
     "nowhere": lambda step, pool, page: without(step, pool, int(page)),
     "free": lambda step, pool, page: free_pages(step, int(page), pool=pool),
-    "free_lists": lambda step, listed: changed(
+    "free_lists": lambda step, listed: change_facts(
         step, pools=lambda pools: {name: pool._replace(free=value(listed)) for name, pool in pools.items()}),
-    "free_rows": lambda step, rows: changed(step, free_rows=value(rows, step.after.free_rows)),
-    "torn": _torn,
-    "entries": lambda step, what, *pairs: changed(step, **{what: tuple(map(value, pairs))}),
-    "unmapped": lambda step, name, *at: changed(step, unmapped=tuple((name, int(each)) for each in at)),
-    "request_more": lambda step, name, like: changed(step, requests=lambda has: has | {name: has[like]}),
-    "session_more": lambda step, name, like: changed(step, sessions=lambda has: has | {name: has[like]}),
+    "free_rows": lambda step, rows: change_facts(step, free_rows=value(rows, step.after.free_rows)),
+    "torn": _tear_page,
+    "entries": lambda step, what, *pairs: change_facts(step, **{what: tuple(map(value, pairs))}),
+    "unmapped": lambda step, name, *at: change_facts(step, unmapped=tuple((name, int(each)) for each in at)),
+    "request_more": lambda step, name, like: change_facts(step, requests=lambda has: has | {name: has[like]}),
+    "session_more": lambda step, name, like: change_facts(step, sessions=lambda has: has | {name: has[like]}),
     "read": lambda step, name, text: _states(step, "read", name, _stamp(text)),
     "unread": lambda step, name: _states(step, "read", name, None),
-    "stamp": _stamped,
+    "stamp": _stamp_slots,
     "slot": lambda step, name, slot: _states(step, "holders", name, int(slot)),
     "no_slot": lambda step, name: _states(step, "holders", name, None),
     "node_state": lambda step, key, slot: _states(step, "nodes", path(key), int(slot)),
@@ -188,8 +191,8 @@ SPOILS: dict[str, Callable[..., Step]] = {
     "buffer_before": lambda step, name, slot: _states(step, "buffers", name, [int(slot)], before=True),
     "tracked": lambda step, name, slot, length: _states(step, "tracked", name, [(int(slot), int(length))]),
     "reached": lambda step, name, *counts: _states(step, "reached", name, (*map(int, counts),)),
-    "verifies": lambda step: changed(step, states=step.after.states._replace(verifies=True)),
-    "free_states": lambda step, listed: changed(
+    "verifies": lambda step: change_facts(step, states=step.after.states._replace(verifies=True)),
+    "free_states": lambda step, listed: change_facts(
         step, states=lambda states: states._replace(free=value(listed))),
     "owned": lambda step, pool, holder, at, page: also_owned(
         step, pool, Owned(holder.replace("_", " "), int(at), int(page))),
@@ -210,7 +213,11 @@ def _sizes(text: str) -> Geometry:
 
 
 class Rows:
-    """A file of rows. scripts, steps: by name; tables: heading (a clause, or another) -> rows by name."""
+    """A file of rows.
+
+    scripts, steps: by name.
+    tables: heading (a clause, or another) -> rows by name.
+    """
 
     def __init__(self, file: Path) -> None:
         self.scripts: dict[str, list[str]] = {}

@@ -26,12 +26,14 @@ PLAIN = Geometry(page_size=2, window=2, full_pages=12, swa_pages=12, rows=3, wid
 
 def step_of(geometry: Geometry, *commands: Command | str) -> Step:
     """The last of these commands, some of them as text, on the reference as a system."""
-    system, state = ReferenceSystem(), model.initial(geometry)
+    system = ReferenceSystem()
+    state = model.initial(geometry)
     system.reset(geometry)
     for command in (
         c for each in commands for c in (script(each) if isinstance(each, str) else (each,))
     ):
-        before, was = facts_of(system.view(), geometry), state
+        before = facts_of(system.view(), geometry)
+        was = state
         state, expected = model.step(was, command)
         outcome = system.apply(command)
         after = facts_of(system.view(), geometry)
@@ -48,7 +50,7 @@ def step_of(geometry: Geometry, *commands: Command | str) -> Step:
     )
 
 
-def changed(step: Step, *, before: bool = False, **facts: Any) -> Step:
+def change_facts(step: Step, *, before: bool = False, **facts: Any) -> Step:
     """The step with other facts after it (or before it). A function is given what there is."""
     side = "before" if before else "after"
     old: Facts = getattr(step, side)
@@ -66,7 +68,7 @@ def in_tree(step: Step, *, before: bool = False, **parts: Any) -> Step:
         name: value(getattr(old, name)) if callable(value) else value
         for name, value in parts.items()
     }
-    return changed(step, before=before, tree=old._replace(**new))
+    return change_facts(step, before=before, tree=old._replace(**new))
 
 
 def node(step: Step, number: int, **parts: Any) -> Step:
@@ -89,7 +91,7 @@ def pages(step: Step, pattern: str, *, before: bool = False) -> Step:
     return in_tree(step, before=before, pages=marked)
 
 
-def moved(name: str, **cursors: int) -> Callable[[dict], dict]:
+def move_slots(name: str, **cursors: int) -> Callable[[dict], dict]:
     """Requests or sessions with other cursors of one of them."""
 
     def change(has: dict) -> dict:
@@ -103,7 +105,7 @@ def moved(name: str, **cursors: int) -> Callable[[dict], dict]:
 
 def cursors(step: Step, **values: int) -> Step:
     """The step with other cursors of r1."""
-    return changed(step, requests=moved("r1", **values))
+    return change_facts(step, requests=move_slots("r1", **values))
 
 
 def text(letters: str) -> Any:
@@ -123,16 +125,17 @@ def freed_less(step: Step, pool: str) -> Step:
     """A page that the step freed is still owned."""
 
     def change(pools: dict) -> dict:
-        was, now = step.before.pools[pool], pools[pool]
+        was = step.before.pools[pool]
+        now = pools[pool]
         page = next(o for o in was.owned if o.page in now.free)
         rest = [p for p in now.free if p != page.page]
         return pools | {pool: now._replace(free=rest, owned=[*now.owned, page])}
 
-    return changed(step, pools=change)
+    return change_facts(step, pools=change)
 
 
 def also_owned(step: Step, pool: str, owned: Owned) -> Step:
-    return changed(
+    return change_facts(
         step, pools=lambda ps: ps | {pool: ps[pool]._replace(owned=[*ps[pool].owned, owned])}
     )
 
@@ -140,7 +143,7 @@ def also_owned(step: Step, pool: str, owned: Owned) -> Step:
 def free_pages(step: Step, *pages: int, pool: str = "full") -> Step:
     """The free list with other pages at its end."""
     free = step.after.pools[pool].free
-    return changed(
+    return change_facts(
         step, pools=lambda ps: ps | {pool: ps[pool]._replace(free=[*free[: -len(pages)], *pages])}
     )
 
@@ -150,35 +153,36 @@ def without(step: Step, pool: str, page: int) -> Step:
 
     def change(pools: dict) -> dict:
         now = pools[pool]
-        free, owned = [p for p in now.free if p != page], [o for o in now.owned if o.page != page]
+        free = [p for p in now.free if p != page]
+        owned = [o for o in now.owned if o.page != page]
         return pools | {pool: now._replace(free=free, owned=owned)}
 
-    return changed(step, pools=change)
+    return change_facts(step, pools=change)
 
 
-def handed_over(step: Step, holder: str, at: int) -> Step:
+def hand_over(step: Step, holder: str, at: int) -> Step:
     """A full page that the step freed is the tree's."""
     page = next(o.page for o in step.before.pools["full"].owned if o[:2] == (holder, at))
-    text = next(h.text for h in step.held_before if h.name == holder)
+    text = next(h.text for h in step.holders_before if h.name == holder)
     name = page_name(tuple(text_tokens(text))[: 2 * at + 2])
     return also_owned(without(step, "full", page), "full", Owned(name, at, page))
 
 
 def one_lost(step: Step, pool: str) -> Step:
     """A free page is nowhere."""
-    return changed(step, pools=lambda ps: ps | {pool: ps[pool]._replace(free=ps[pool].free[1:])})
+    return change_facts(step, pools=lambda ps: ps | {pool: ps[pool]._replace(free=ps[pool].free[1:])})
 
 
 def one_twice(step: Step, pool: str) -> Step:
     """A free page is nowhere, another there twice."""
     free = step.after.pools[pool].free
-    return changed(
+    return change_facts(
         step, pools=lambda ps: ps | {pool: ps[pool]._replace(free=[*free[1:], free[-1]])}
     )
 
 
 def reads(step: Step, name: str, **reads: Any) -> Step:
-    return changed(step, holders=lambda hs: hs | {name: hs[name]._replace(**reads)})
+    return change_facts(step, holders=lambda hs: hs | {name: hs[name]._replace(**reads)})
 
 
 def assert_clause(clause: str, step: Step, says: str | None, places: str = "") -> None:

@@ -115,12 +115,12 @@ CASES: dict[str, tuple[Fault, Geometry, Sequence[Command], str, str]] = {
 @pytest.mark.parametrize("name", CASES)
 def test_a_fault_of_the_reference_is_named(name, impl, monkeypatch):
     plant, geometry, commands, on_reference, on_torch = CASES[name]
-    assert violated(impl, geometry, commands) == "", "there is no fault yet"
+    assert violated_clause(impl, geometry, commands) == "", "there is no fault yet"
     plant(monkeypatch)
-    assert violated(impl, geometry, commands) == (on_reference if impl == "reference" else on_torch)
+    assert violated_clause(impl, geometry, commands) == (on_reference if impl == "reference" else on_torch)
 
 
-def violated(impl: str, geometry: Geometry, commands: Sequence[Command]) -> str:
+def violated_clause(impl: str, geometry: Geometry, commands: Sequence[Command]) -> str:
     lockstep = Lockstep(resolve(impl), geometry, Mode.FREE)
     for command in commands:
         if lockstep.violation is None:

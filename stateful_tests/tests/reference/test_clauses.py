@@ -15,7 +15,7 @@ from stateful_tests.tests.reference.rows import Rows, spoilt
 from stateful_tests.tests.reference.spoilt_facts import (
     ONE,
     assert_clause,
-    changed,
+    change_facts,
     node,
     pages,
     path,
@@ -54,9 +54,10 @@ def test_a_lost_page_is_located_by_its_number_or_by_its_place_in_the_row():
 
 
 def test_swa_2_ignores_a_request_without_cursors():
-    queued, prefilled = CLAUSE_ROWS.step("plain: submit r1 (no session) +5"), STEPS["PREFILLED"].after
+    queued = CLAUSE_ROWS.step("plain: submit r1 (no session) +5")
+    prefilled = STEPS["PREFILLED"].after
     assert_clause(
-        "SWA-2", changed(queued, requests=prefilled.requests, holders=prefilled.holders), None
+        "SWA-2", change_facts(queued, requests=prefilled.requests, holders=prefilled.holders), None
     )
 
 

@@ -15,11 +15,13 @@ from reference.state import Cursors, Round
 from stateful_tests.tests.support.commands import script
 from stateful_tests.tests.reference.rows import Rows, spoilt
 from stateful_tests.tests.reference.spoilt_facts import (
-    TREE, as_refused, assert_clause, changed, freed_less, node, step_of, without,
+    TREE, as_refused, assert_clause, change_facts, freed_less, node, step_of, without,
 )  # fmt: skip
 
 FILE = Rows(Path(__file__).with_name("clauses_of_owners.txt"))
-STEPS, FREED, LOCKS = FILE.steps, FILE.tables["freed"], FILE.tables["locks"]
+STEPS = FILE.steps
+FREED = FILE.tables["freed"]
+LOCKS = FILE.tables["locks"]
 
 
 @pytest.mark.parametrize("clause, step, says, places", FILE.of_clauses())
@@ -29,7 +31,8 @@ def test_a_spoilt_fact_is_reported(clause, step, says, places):
 
 def _stay(step: Step, pool: str) -> Iterator[Owned]:
     """Pages of rows that are where they were."""
-    before, after = step.before.pools[pool].owned, step.after.pools[pool].owned
+    before = step.before.pools[pool].owned
+    after = step.after.pools[pool].owned
     return (o for o in before if o in after and not o.holder.startswith("tree "))
 
 
@@ -42,10 +45,10 @@ def freed_more(step: Step, pool: str) -> Step:
         kept = [o for o in now.owned if o != page]
         return pools | {pool: now._replace(free=[*now.free, page.page], owned=kept)}
 
-    return changed(step, pools=change)
+    return change_facts(step, pools=change)
 
 
-def leaked(step: Step, pool: str) -> Step | None:
+def leak_page(step: Step, pool: str) -> Step | None:
     """A page that the step freed is nowhere; none where all are somebody's again."""
     had = {o.page for o in step.before.pools[pool].owned}
     page = next((p for p in step.after.pools[pool].free if p in had), None)
@@ -66,7 +69,7 @@ def test_a_page_more_or_less_is_reported(name, clause, pool):
     assert pages_owed(as_refused(step))[pool] == {}
     assert not as_refused(step).progress
     assert_clause(clause, step, None)
-    wrongs = [found] if (found := leaked(step, pool)) is not None else []
+    wrongs = [found] if (found := leak_page(step, pool)) is not None else []
     if any(not holder.startswith("tree ") for holder in pages_owed(step)[pool]):
         wrongs.append(freed_less(step, pool))
     if any(_stay(step, pool)):
@@ -99,26 +102,25 @@ def test_a_waived_clause_is_not_checked():
         "another clause speaks"
     )
     shared = spoilt(STEPS["RUNS"], "owned full r9 0 12")
-    failed, waived = {clause.id for clause, _ in broken_off(shared)}, frozenset({"OWN-1"})
-    assert (
-        "OWN-1" in failed
-        and {clause.id for clause, _ in broken_off(shared, waived)} == failed - waived
-    )
+    failed = {clause.id for clause, _ in broken_off(shared)}
+    waived = frozenset({"OWN-1"})
+    assert "OWN-1" in failed
+    assert {clause.id for clause, _ in broken_off(shared, waived)} == failed - waived
 
 
 def test_a_mismatch_of_a_gone_session_is_about_its_turn():
     turns = "submit r1 in s1 +5; submit r2 in s2 +5"
     step = FILE.step(f"plain: open s1; open s2; {turns}; submit r3 (no session) +5")
-    gone = changed(step, sessions=lambda has: {"s2": has["s2"]})
+    gone = change_facts(step, sessions=lambda has: {"s2": has["s2"]})
     failure = CLAUSES["SES-2"].check(gone)
     assert failure.at == (AtNamed("session", "s1"), AtNamed("request", "r1"))
     assert failure.head == "must keep session s1"
-    more = changed(step, sessions=lambda has: {**has, "s9": has["s2"]})
+    more = change_facts(step, sessions=lambda has: {**has, "s9": has["s2"]})
     assert CLAUSES["SES-2"].check(more).head == "must end session s9"
 
 
 def test_a_refusal_is_about_missing_and_unexpected_owners():
-    gone = changed(STEPS["TURNED_AWAY"], requests={}, sessions={})
+    gone = change_facts(STEPS["TURNED_AWAY"], requests={}, sessions={})
     assert CLAUSES["OUT-2"].check(gone).at == (AtNamed("request", "r1"), AtNamed("session", "s1"))
     kept = spoilt(STEPS["TURNED_AWAY"], "session s1 slot=zero")
     assert CLAUSES["OUT-2"].check(kept).at == (AtNamed("slot", "s1"),)
@@ -128,7 +130,7 @@ def test_a_refusal_is_about_missing_and_unexpected_owners():
 def test_a_request_that_is_not_shown_has_no_cut_and_owes_no_page(shown):
     for step in (STEPS["RETRIED"], FILE.step("tree: CHUNK; extend r1 +4")):
         seen = step.after.requests
-        hidden = changed(
+        hidden = change_facts(
             step, requests={name: seen[name]._replace(cursors=at) for name, at in shown.items()}
         )
         assert hidden.cut_at is None and pages_owed(hidden)["full"] == {}
@@ -172,7 +174,7 @@ def test_a_round_in_flight_computes_one_token_that_nobody_has_claimed():
 
 def test_a_duplicate_that_stays_is_reported_where_nothing_moves():
     step = freed_less(FILE.step("tree: CHUNK; insert h1 a4; extend r1 +4"), "full")
-    assert_clause("FREE-1", changed(step, before=True, pools=step.after.pools), "full pages of r1")
+    assert_clause("FREE-1", change_facts(step, before=True, pools=step.after.pools), "full pages of r1")
 
 
 def test_a_lock_that_is_split_later_holds_with_another_text_there():

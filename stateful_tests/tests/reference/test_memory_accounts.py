@@ -8,7 +8,7 @@ import pytest
 
 from impl.bugs import broken
 from impl.torch_kv import TorchKV
-from reference.clauses.memory_checks import TERMS, expected_report, miscounted
+from reference.clauses.memory_checks import TERMS, expected_report, miscount_lines
 from reference.clauses.step import Step
 from reference.commands import (
     Admit, CheckBusy, CheckIdle, Chunk, Command, Done, Entry, Extend, Finish, Mode, Open, Reason, Refused,
@@ -21,7 +21,7 @@ from stateful_tests.tests.reference.spoilt_facts import (
     PLAIN,
     TREE,
     assert_clause,
-    changed,
+    change_facts,
     step_of,
     text,
 )
@@ -55,7 +55,7 @@ def account(pool: str, **terms: int) -> Callable[[Report], Report]:
     return tell
 
 
-def violated(system: TorchKV, *commands: Command) -> tuple[str, ...]:
+def violated_clauses(system: TorchKV, *commands: Command) -> tuple[str, ...]:
     lockstep = Lockstep(system, PAGE4, Mode.FREE)
     for command in commands:
         lockstep.do(command)
@@ -87,7 +87,7 @@ def violated(system: TorchKV, *commands: Command) -> tuple[str, ...]:
 )
 def test_a_wrong_report_is_seen(tell, clauses, check):
     end = (Finish("r1", 1),) if isinstance(check, CheckIdle) else ()
-    assert violated(AlteredReport(tell), *TURN, *end, check) == clauses
+    assert violated_clauses(AlteredReport(tell), *TURN, *end, check) == clauses
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_a_level_2_check_without_entries_violates_chk2_if_holders_are_listed(lev
             return replace(super().capabilities, lists_holders=lists)
 
     silent = Silent(lambda report: replace(report, entries=()))
-    assert violated(silent, *TURN, CheckBusy(level)) == (("CHK-2",) if level == 2 and lists else ())
+    assert violated_clauses(silent, *TURN, CheckBusy(level)) == (("CHK-2",) if level == 2 and lists else ())
 
 
 @pytest.mark.parametrize(("alarm", "clauses"), [("", ("CHK-2",)), ("leak", ("CHK-1", "CHK-2"))])
@@ -128,7 +128,7 @@ def test_a_report_at_level_0_violates_chk2(alarm, clauses):
         def check_busy(self, command):
             return replace(self.report(), alarm=alarm)
 
-    assert violated(Eager(), *TURN, CheckBusy(0)) == clauses
+    assert violated_clauses(Eager(), *TURN, CheckBusy(0)) == clauses
 
 
 def test_an_idle_check_that_changes_something_is_seen():
@@ -138,7 +138,7 @@ def test_an_idle_check_that_changes_something_is_seen():
             self.sessions["s1"].history.pop()
             return found
 
-    assert violated(Tidy(), *TURN, Finish("r1", 1), CheckIdle())[0] == "CHK-3"
+    assert violated_clauses(Tidy(), *TURN, Finish("r1", 1), CheckIdle())[0] == "CHK-3"
 
 
 @pytest.mark.parametrize(("uncounted", "clauses"), [({"rows"}, ()), (set(), ("CHK-2",))])
@@ -151,7 +151,7 @@ def test_an_uncounted_pool_may_lack_an_account(uncounted, clauses):
     def without_rows(report):
         return Report(report.accounts[:2], tuple(e for e in report.entries if e.pool != "rows"))
 
-    assert violated(NoRows(without_rows), *TURN, CheckBusy(2)) == clauses
+    assert violated_clauses(NoRows(without_rows), *TURN, CheckBusy(2)) == clauses
 
 
 @pytest.mark.parametrize(
@@ -182,7 +182,8 @@ def test_a_false_alarm_is_explained(fixture, bug, since, expected):
 SEEN = step_of(
     PLAIN, Open("s1"), Submit("r1", "s1", 5), Admit("r1"), Extend((Chunk("r1", 5),)), Finish("r1", 1),
     Submit("r2", None, 3), Admit("r2"), Extend((Chunk("r2", 3),)), CheckBusy(2))  # fmt: skip
-S1, R2 = Entry("full", "session_held", "s1", 6), Entry("full", "uncached", "r2", 4)
+S1 = Entry("full", "session_held", "s1", 6)
+R2 = Entry("full", "uncached", "r2", 4)
 AS = {"s1": "as session_held of s1", "r2": "as uncached of r2"}
 COUNTED_NOWHERE = {name: f"counted nowhere, to be counted {AS[name]}" for name in AS}
 TO_BE_COUNTED_ONCE = {name: f"to be counted once, {AS[name]}" for name in AS}
@@ -210,7 +211,7 @@ TO_BE_COUNTED_ONCE = {name: f"to be counted once, {AS[name]}" for name in AS}
 )
 def test_a_wrongly_counted_owner_is_reported(entries, sums, expected):
     account = replace(SEEN.outcome.report.accounts[0], session_held=sums[0], uncached=sums[1])
-    lines = [line.split(": ", 1) for line in miscounted(SEEN, Report((account,), entries), account)]
+    lines = [line.split(": ", 1) for line in miscount_lines(SEEN, Report((account,), entries), account)]
     assert {where.split(" of ")[1][:2]: line for where, line in lines} == expected
     assert all(where.endswith(("of s1 at [0, 6)", "of r2 at [0, 4)")) for where, _ in lines)
 
@@ -222,7 +223,7 @@ def test_a_request_whose_kv_is_all_the_trees_need_not_be_counted():
     )
     step = step_of(TREE, *given)  # all of it is the tree's
     report = replace(step.outcome.report, entries=())
-    assert miscounted(step, report, report.accounts[0]) == []
+    assert miscount_lines(step, report, report.accounts[0]) == []
 
 
 def test_chk1_says_how_many_tokens_are_missing_or_too_many():
@@ -234,27 +235,29 @@ def test_chk1_says_how_many_tokens_are_missing_or_too_many():
         assert_clause("CHK-2", step, f"available {pages} ")
 
 
-def told(report: Report, **changes: object) -> Step:
+def with_report(report: Report, **changes: object) -> Step:
     return replace(SEEN, outcome=Done(report=report), **changes)
 
 
 def test_which_terms_are_wrong_is_reported():
     report = account("full", available=0)(SEEN.outcome.report)
-    assert_clause("CHK-2", told(report), "available is 0, not 14", "counter full available 14")
-    fewer = told(replace(report, accounts=SEEN.outcome.report.accounts[1:]))
+    assert_clause("CHK-2", with_report(report), "available is 0, not 14", "counter full available 14")
+    fewer = with_report(replace(report, accounts=SEEN.outcome.report.accounts[1:]))
     assert_clause("CHK-2", fewer, "full: not counted; .")
-    assert_clause("CHK-1", told(report), "has its one owner: available is 0, not 14")
-    level_0 = told(report, expected=Done(), command=CheckBusy(0))
+    assert_clause("CHK-1", with_report(report), "has its one owner: available is 0, not 14")
+    level_0 = with_report(report, expected=Done(), command=CheckBusy(0))
     assert_clause("CHK-1", level_0, "though every page has its one owner.")
 
 
 def test_an_alarm_is_reported_verbatim():
-    assert_clause("CHK-1", told(replace(SEEN.outcome.report, alarm="leak")), "a false alarm\nleak")
+    assert_clause("CHK-1", with_report(replace(SEEN.outcome.report, alarm="leak")), "a false alarm\nleak")
 
 
 @pytest.mark.parametrize("clause", ["CHK-1", "CHK-2", "CHK-3"])
 def test_memory_clauses_hold_for_refused_and_other_commands(clause):
-    step, refused, done = changed(SEEN, sessions={}), Refused(Reason.NOT_IDLE), Done()
+    step = change_facts(SEEN, sessions={})
+    refused = Refused(Reason.NOT_IDLE)
+    done = Done()
     assert_clause(clause, replace(step, outcome=refused), None)
     assert_clause(clause, replace(step, expected=refused), None)
     assert_clause(clause, replace(step, command=Open("s9"), outcome=done, expected=done), None)

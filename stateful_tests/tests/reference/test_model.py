@@ -12,7 +12,7 @@ from reference import radix_tree
 from reference.commands import Choice, Done, Freed, Mode, Piece, Reason, Refused, Submit, prompt_of
 from reference.cursors import counted_full, counted_swa, in_order, may_stop_at
 from reference.geometry import Geometry, GeometryError, preset
-from reference.prefix_cache import extended, key_of, path_text, shares_lock
+from reference.prefix_cache import extend_text, key_of, path_text, shares_lock
 from reference.radix_tree import Insertion
 from reference.state import Cursors, State, full_pages, holders, swa_pages, text_cut, text_tokens
 from reference.model import ChoiceNotAllowed, initial, step, step_with_effects
@@ -217,13 +217,15 @@ def test_which_nodes_there_are(sizes, given, nodes):
 
 
 def test_evicted_pages_are_given_back():
-    was, [evict] = after("insert h a4", sizes=WITH_TREE), script("evict full 4")
+    was = after("insert h a4", sizes=WITH_TREE)
+    [evict] = script("evict full 4")
     gone = step_with_effects(was, evict)[2].gone
     assert gone["full"] == gone["swa"] == {("tree a4", 0)}
 
 
 def test_tombstones_alone_are_recovered():
-    tree, key = after("insert g a2; evict full 0 swa 1", sizes=ONE).tree, key_of(prompt_of("a3"))
+    tree = after("insert g a2; evict full 0 swa 1", sizes=ONE).tree
+    key = key_of(prompt_of("a3"))
     assert radix_tree.insert(tree, key, 0)[1] == Insertion(2, 3, ((0, 1),))
 
 
@@ -245,7 +247,8 @@ TWENTY = "open s1; submit r1 in s1 +20; admit r1"
 
 def test_choices_are_followed_within_their_bounds():
     state = after(f"{TWENTY}; extend r1 +20")
-    evict, ahead = "evict_swa r1 at length 20", "spec_decode r1 +2 accept 1"
+    evict = "evict_swa r1 at length 20"
+    ahead = "spec_decode r1 +2 accept 1"
     for chosen in (0, 4, 8, 12):  # less than the default, the default, all that no window reaches
         assert (
             does(state, evict, Choice("r1", swa_evicted_seqlen=chosen)).swa_evicted_seqlen == chosen
@@ -291,8 +294,8 @@ def test_a_server_may_claim_less_of_a_round_in_flight():
         assert both == Cursors(claimed, 26, 0, 0), "slots for both, whatever is claimed"
         settled, _ = step(second, settle)
         assert settled.request("r1").cursors.kv_committed_len == 22, "of the first all is known now"
-        kept, _ = step(first, finish, [Choice("r1", kv_committed_len=21)])
-        assert kept.sessions[0].slot == Cursors(21, 21, 0, 0), "the round computes that token first"
+        after_finish, _ = step(first, finish, [Choice("r1", kv_committed_len=21)])
+        assert after_finish.sessions[0].slot == Cursors(21, 21, 0, 0), "the round computes that token first"
         for ends, wrong in ((first, 19), (settled, 23)):
             with pytest.raises(ChoiceNotAllowed):
                 step(ends, finish, [Choice("r1", kv_committed_len=wrong)])
@@ -300,8 +303,8 @@ def test_a_server_may_claim_less_of_a_round_in_flight():
         with pytest.raises(ChoiceNotAllowed):
             step(state, launch, [Choice("r1", kv_committed_len=claimed)])
     more = after(f"{TWENTY}; extend r1 +20; spec_decode r1 +3 accept 3")
-    kept, _ = step(more, finish, [Choice("r1", kv_committed_len=21)])
-    assert kept.sessions[0].slot == Cursors(21, 21, 0, 0), "all that the cut keeps"
+    after_finish, _ = step(more, finish, [Choice("r1", kv_committed_len=21)])
+    assert after_finish.sessions[0].slot == Cursors(21, 21, 0, 0), "all that the cut keeps"
     first, _ = step(state, launch, [Choice("r1", kv_allocated_len=23)])
     assert first.request("r1").cursors.kv_committed_len == 23, "without a claim all of it"
     with pytest.raises(ChoiceNotAllowed):  # with nothing in flight nobody computes it
@@ -309,7 +312,8 @@ def test_a_server_may_claim_less_of_a_round_in_flight():
 
 
 def test_a_prefill_may_be_evicted_after_its_forward_pass():
-    state, command = after(TWENTY), "extend r1 +20"
+    state = after(TWENTY)
+    command = "extend r1 +20"
     evicted = does(state, command, Choice("r1", swa_evicted_seqlen=12, after=True))
     assert evicted == Cursors(20, 20, 12, 0)
     assert does(state, f"{command} tail", Choice("r1", swa_evicted_seqlen=12)) == evicted
@@ -325,7 +329,8 @@ def test_a_cut_may_keep_less_where_its_window_was_evicted():
     ahead = f"{TWENTY}; extend r1 +20; spec_decode r1 +9 accept 1"
     evict = "evict_swa r1 at length 29"
     finish, later = script("finish r1 keep 1; finish r1 keep 2")
-    live, evicted = after(ahead), after(f"{ahead}; {evict}")
+    live = after(ahead)
+    evicted = after(f"{ahead}; {evict}")
     # or past the cut, where all is accepted and live; or with a window of 1
     past = after(f"{TWENTY}; extend r1 +20; spec_decode r1 +9 accept 9; {evict}")
     short = after(f"{ahead}; {evict}", sizes=replace(PAGE4, window=1))
@@ -367,7 +372,7 @@ def test_texts():
     text = ((1, 3), (4, 5))
     assert text_tokens(text) == (1 << 20, 1 << 20 | 1, 1 << 20 | 2, 4 << 20 | 3, 4 << 20 | 4)
     assert text_cut((*text, (5, 7)), 4) == ((1, 3), (4, 4))
-    assert extended(text, prompt_of("a2a3b1")) == (*text, (4000, 10), (4001, 11))
+    assert extend_text(text, prompt_of("a2a3b1")) == (*text, (4000, 10), (4001, 11))
     assert [text_cut(text, n) for n in (0, 2, 3, 4)] == [(), ((1, 2),), ((1, 3),), ((1, 3), (4, 4))]
 
 

@@ -152,19 +152,19 @@ def test_each_command_is_refused_for_the_reasons_listed_and_no_other():
     listed = {
         (kind_name(kind), reason.value) for kind, rule in RULES.items() for reason in rule.refused
     }
-    seen = set()
+    reasons_seen = set()
     for scope in _REFUSING:
         explorer = Explorer(scope, clauses=False)
         assert explorer.run() == "fixed point"
         for situation in explorer.found.situations:
             kind, refused, reason = situation.partition(", refused: ")
             if refused:
-                seen.add((kind, reason.partition(", ")[0]))
+                reasons_seen.add((kind, reason.partition(", ")[0]))
     for command in _SAID:
         _, outcome = model.step(model.initial(_ONE.geometry), command)
         assert isinstance(outcome, Refused)
-        seen.add((kind_name(type(command)), outcome.reason.value))
-    assert seen == listed
+        reasons_seen.add((kind_name(type(command)), outcome.reason.value))
+    assert reasons_seen == listed
     assert RULES.keys() == set(COMMANDS)
     for rule in RULES.values():
         assert list(rule.refused) == [reason for reason in Reason if reason in rule.refused], (
@@ -176,11 +176,11 @@ def test_each_command_is_refused_for_the_reasons_listed_and_no_other():
 
 
 def _value(formula: str, names: dict[str, Any]) -> Any:
-    return eval(_compiled(formula), names)
+    return eval(_compile_formula(formula), names)
 
 
 @cache
-def _compiled(formula: str) -> CodeType:
+def _compile_formula(formula: str) -> CodeType:
     return compile(formula, "<formula>", "eval")
 
 
@@ -269,7 +269,8 @@ def _names(
     state: State, request: Request | None, session: Session | None, given: dict[str, int]
 ) -> dict[str, Any]:
     """What a formula may use."""
-    window, slot = state.config.geometry.window, session.slot if session is not None else None
+    window = state.config.geometry.window
+    slot = session.slot if session is not None else None
     late = request is not None and request.in_flight
     c = request.cursors if request is not None and request.cursors is not None else slot or ZERO
     return {
@@ -319,14 +320,15 @@ def _wrong(rule: Rule, was: State, command: Command, now: State) -> str:
                 return "its row is still there"
             continue
         want = [_value(case.after.get(name, name), names) for name in "CAER"]
-        if any(list(cursors) != want for cursors in _shown(now, request, holder)):
+        if any(list(cursors) != want for cursors in _cursors_in_table(now, request, holder)):
             return f"cursors {want}"
     return _wrong_pages(was, now, expected)
 
 
-def _shown(now: State, request: Request | None, holder: str) -> list[Cursors]:
+def _cursors_in_table(now: State, request: Request | None, holder: str) -> list[Cursors]:
     """The cursors of a request, and those of its session's slot where both show."""
-    then, slot = now.request(request.name) if request else None, now.session(holder)
+    then = now.request(request.name) if request else None
+    slot = now.session(holder)
     shown = [then.cursors] if then is not None and then.cursors is not None else []
     if slot is not None and slot.slot is not None and (not shown or then.phase is Phase.ADMITTED):
         shown.append(slot.slot)
@@ -335,7 +337,8 @@ def _shown(now: State, request: Request | None, holder: str) -> list[Cursors]:
 
 def _wrong_pages(was: State, now: State, expected: dict[tuple[str, str], set[int]]) -> str:
     """A pool in which other pages went back than expected."""
-    size, window = was.config.geometry.page_size, was.config.geometry.window
+    size = was.config.geometry.page_size
+    window = was.config.geometry.window
     before, after = ({h.name: h.cursors for h in holders(state)} for state in (was, now))
     for holder, cursors in before.items():
         for pool, pages in (("full", full_pages), ("swa", swa_pages)):
@@ -353,7 +356,8 @@ def test_the_diagrams_have_every_change_of_larger_scopes_and_no_other(transition
 
 
 def test_the_table_of_turns_lists_the_commands_that_end_them(transitions):
-    cleared, touched = set(), set()
+    cleared = set()
+    touched = set()
     for was, command, now in transitions:
         for session in was.sessions:
             after = now.session(session.name)
@@ -374,7 +378,9 @@ def test_the_tables_of_rows_agree_with_the_model(transitions):
 
 def test_a_formula_that_is_not_so_is_found(transitions):
     """Literal rules of the reports, and a case that is left out."""
-    finish, evict, abort = RULES[Finish], RULES[EvictSwa], RULES[Abort]
+    finish = RULES[Finish]
+    evict = RULES[EvictSwa]
+    abort = RULES[Abort]
     cut = finish.cases[0]
     for rule in (
         replace(finish, cases=(replace(cut, full=("target", "ceil(A)")), *finish.cases[1:])),

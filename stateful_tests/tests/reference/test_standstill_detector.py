@@ -5,7 +5,7 @@ import pytest
 from reference.standstill_detector import FOR_EVER, StandstillDetector
 
 
-def visited(*states):
+def visit_states(*states):
     """The last standstill of these states: (state, what is due, whether it runs)."""
     detector = StandstillDetector()
     for state, due, runs in states:
@@ -16,7 +16,9 @@ def visited(*states):
     return still
 
 
-IDLE, RUNS, TOKEN = ("a", (), False), ("a", (), True), ("token", (), False)
+IDLE = ("a", (), False)
+RUNS = ("a", (), True)
+TOKEN = ("token", (), False)
 OTHER = ("b", (), True)
 
 
@@ -34,14 +36,14 @@ OTHER = ("b", (), True)
     ],
 )
 def test_a_state_counts_again_after_its_due_work_is_done(states, times, turns, ran):
-    still = visited(*states)
+    still = visit_states(*states)
     assert (still.times, still.turns, still.ran) == (times, turns, ran)
 
 
 def test_a_state_says_what_runs_and_what_ran_since_the_last_progress():
-    assert not visited(OTHER, OTHER, IDLE).runs
-    assert visited(OTHER, OTHER, IDLE).passes == 2
-    assert visited(OTHER, TOKEN, RUNS).passes == 1
+    assert not visit_states(OTHER, OTHER, IDLE).runs
+    assert visit_states(OTHER, OTHER, IDLE).passes == 2
+    assert visit_states(OTHER, TOKEN, RUNS).passes == 1
 
 
 def test_nothing_counts_while_a_client_could_go_away():

@@ -15,7 +15,8 @@ from stateful_tests.tests.tiers.scenes import RECEIVED
 JOB = Transfer(1, load=False, parts=((0, 1, 0, 0),), submitted=True)
 HOST = HostFacts(1, (2,), (), (HostKey(chunk=0, group=0, stamps=(5,), pins=0),), (JOB,))
 REQUEST = RequestFact("RUNNING", (5, 6), 1, ((1, 0),))
-NOTHING, TOKEN = Output("r1", (), ""), Output("r2", (5,), "")
+NOTHING = Output("r1", (), "")
+TOKEN = Output("r2", (5,), "")
 BLOCKS = BlockFacts((0, 1, 0), (2,), (), (), {}, {"r1": REQUEST}, steps_in_flight=1, host=HOST)
 
 
@@ -55,7 +56,8 @@ def test_a_state_of_an_engine_has_no_numbers_of_blocks_or_jobs():
      ((NOTHING._replace(finished="length"),), True)],
 )  # fmt: skip
 def test_an_output_for_anybody_is_an_answer(outputs, begins_anew):
-    progress, rest = of_blocks.EngineProgress(), BLOCKS._replace(host=None, steps_in_flight=0)
+    progress = of_blocks.EngineProgress()
+    rest = BLOCKS._replace(host=None, steps_in_flight=0)
     for command, facts in ((Schedule(), rest), (Update(), rest._replace(outputs=outputs))):
         progress.follow(command, facts, waits=True, idle=False)
     still = progress.follow(Schedule(), rest, waits=True, idle=False)

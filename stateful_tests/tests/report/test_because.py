@@ -40,7 +40,7 @@ BUGS = {
 
 
 @cache
-def violated(name: str) -> Run:
+def violating_run(name: str) -> Run:
     """A fixture on the implementation with its bug."""
     trace = BUGS[name]
     system = resolve(f"torch+{trace.bug}")
@@ -50,33 +50,35 @@ def violated(name: str) -> Run:
         system.close()
 
 
-def explained(name: str) -> Because:
-    return because(violated(name))
+def explain_trace(name: str) -> Because:
+    return because(violating_run(name))
 
 
 @pytest.mark.parametrize("name", BUGS)
 def test_statements_about_the_past_are_true(name):
-    run, told = violated(name), explained(name)
-    for claim in told.claims:
+    run = violating_run(name)
+    explained_run = explain_trace(name)
+    for claim in explained_run.claims:
         held = [claim.holds(moment) for moment in run.history]
         first = claim.since - run.history_start
         end = len(held) if claim.until is None else claim.until - run.history_start
         assert all(held[first:end]), claim.what
         assert first == 0 or not held[first - 1], claim.what
-    dates = {claim.since for claim in told.claims}
-    assert {int(index) for index in re.findall(r"since command (\d+)", told.text)} <= dates
-    ends = {claim.until for claim in told.claims}
-    assert {int(index) for index in re.findall(r"let go at command (\d+)", told.text)} <= ends
-    for index, what in re.findall(r"command (\d+) \(((?:[^()]|\([^()]*\))*)\)", told.text):
+    dates = {claim.since for claim in explained_run.claims}
+    assert {int(index) for index in re.findall(r"since command (\d+)", explained_run.text)} <= dates
+    ends = {claim.until for claim in explained_run.claims}
+    assert {int(index) for index in re.findall(r"let go at command (\d+)", explained_run.text)} <= ends
+    for index, what in re.findall(r"command (\d+) \(((?:[^()]|\([^()]*\))*)\)", explained_run.text):
         assert what == describe(run.trace.commands[int(index)])
-    for index in re.findall(r"command (\d+)", told.text):
-        assert f"command {index} (" in told.text, "told once in full"
+    for index in re.findall(r"command (\d+)", explained_run.text):
+        assert f"command {index} (" in explained_run.text, "told once in full"
 
 
 @pytest.mark.parametrize("name", BUGS)
 def test_free_lists_say_the_same(name):
     """What can be read off the view by other means than the told's own."""
-    run, text = violated(name), re.sub(r" \((?:[^()]|\([^()]*\))*\)", "", explained(name).text)
+    run = violating_run(name)
+    text = re.sub(r" \((?:[^()]|\([^()]*\))*\)", "", explain_trace(name).text)
     page = r"(full|swa) page (\d+) is "
     for pool, number, since in re.findall(
         page + r"in the free list since command (\d+)", text.lower()
@@ -94,11 +96,11 @@ def test_the_sentences_and_the_end_of_the_step_tables(request):
     """Of every fixture, as text: read them. `*` is what the command changed, `!` what differs."""
     texts = []
     for name, trace in BUGS.items():
-        text = re.sub(r" at \w+\.py:\d+ in \w+", "", explained(name).text)
+        text = re.sub(r" at \w+\.py:\d+ in \w+", "", explain_trace(name).text)
         lines = textwrap.wrap(
             text, 100, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False
         )
-        table = report.run_data(violated(name))["step_table"]
+        table = report.run_data(violating_run(name))["step_table"]
         rows = [table["columns"], *(row["cells"] for row in table["rows"][-3:])]
         lines += [f"    {' | '.join(row)}".rstrip() for row in rows]
         texts.append("\n".join([f"{name} [{trace.clause}]", *lines, ""]))
@@ -246,10 +248,10 @@ SAID_BESIDE = "CHK-1", "CHK-2", "OUT-3", "TREE-1", "TREE-7", "TREE-10", "TREE-15
 
 
 def test_each_clause_names_its_subject_and_the_expected_value():
-    assert [name for name in BUGS if "; observed: " in explained(name).text] == []
+    assert [name for name in BUGS if "; observed: " in explain_trace(name).text] == []
     due = re.compile(r" must | expected: ")
     without = {
-        violated(name).violation.clause for name in BUGS if not due.search(explained(name).text)
+        violating_run(name).violation.clause for name in BUGS if not due.search(explain_trace(name).text)
     }
     assert without <= {*SAID_BESIDE}
 
@@ -278,7 +280,7 @@ def test_an_input_of_other_tokens():
 def test_the_step_table_fits_and_marks_wrong_values(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     for name in BUGS:
-        data = report.replay_data(name, violated(name))
+        data = report.replay_data(name, violating_run(name))
         rows = data["step_table"]["rows"]
         assert [row["step"] for row in rows[-2:]] == [len(data["rows"]) - 1] * 2
         assert any("!" in cell for cell in rows[-1]["cells"]), name
@@ -311,15 +313,15 @@ def test_a_conforming_run_has_nothing_to_argue():
 
 def test_the_history_of_a_long_run_keeps_its_end(monkeypatch):
     monkeypatch.setattr(replays, "HISTORY_LIMIT", 2)
-    violated.cache_clear()
+    violating_run.cache_clear()
     try:
-        run = violated("finish_behind_the_window_sweep_caps_all_three_lengths")
+        run = violating_run("finish_behind_the_window_sweep_caps_all_three_lengths")
         assert run.history_start == 5
-        text = explained("finish_behind_the_window_sweep_caps_all_three_lengths").text
+        text = explain_trace("finish_behind_the_window_sweep_caps_all_three_lengths").text
         since = "since command 5 (evict_swa r1 at length 44) or before"
         assert f"becomes 42, which r1 had {since}, and must be 38" in text
     finally:
-        violated.cache_clear()
+        violating_run.cache_clear()
 
 
 def test_a_view_that_is_odd_leaves_expected_and_observed(monkeypatch):
@@ -327,7 +329,7 @@ def test_a_view_that_is_odd_leaves_expected_and_observed(monkeypatch):
         raise KeyError("a name that nobody knows")
 
     monkeypatch.setitem(refusal_reasons._REASONS, "SES-1", odd)
-    assert explained("history_ends_where_the_client_stopped").text == (
+    assert explain_trace("history_ends_where_the_client_stopped").text == (
         "after command 5 (finish r1 keep 1) expected: history of s1: 2 tokens; observed: 3 tokens."
     )
 

@@ -29,7 +29,7 @@ FIXTURES = sorted((ROOT / "fixtures/regressions").glob("*.json"))
 UNCLOSED = {"meta", "input", "br"}
 
 
-def replayed(system: str, trace: Trace) -> Run:
+def replay_on(system: str, trace: Trace) -> Run:
     found = resolve(system)
     try:
         return replays.replay(found, trace)
@@ -41,7 +41,7 @@ def fixture(name: str) -> Trace:
     return traces.load(ROOT / f"fixtures/regressions/{name}.json")
 
 
-def shown(run: Run) -> str:
+def page_of(run: Run) -> str:
     data = report.replay_data("t.json", run) | {"replay": "kvspec replay t.json --impl torch"}
     return trace_page.page(data, run)
 
@@ -85,20 +85,21 @@ class Reader(HTMLParser):
 def test_differences_are_there_where_a_clause_is_violated_and_nowhere_else(path):
     trace = traces.load(path)
     assert [
-        s["differences"] for s in snapshots(replayed("torch", trace), 99) if s["differences"]
+        s["differences"] for s in snapshots(replay_on("torch", trace), 99) if s["differences"]
     ] == []
     if trace.bug is not None:
-        *before, last = snapshots(replayed(f"torch+{trace.bug}", trace), 99)
+        *before, last = snapshots(replay_on(f"torch+{trace.bug}", trace), 99)
         assert last["differences"]
         assert not any(s["differences"] for s in before)
 
 
 def test_both_sides_as_data():
-    run = replayed(
+    run = replay_on(
         "torch+lanes-share-new-pages", fixture("lanes_of_a_batch_get_pages_of_their_own")
     )
     last = json.loads(json.dumps(snapshots(run, 1)[-1]))
-    ours, theirs = last["reference"], last["system"]
+    ours = last["reference"]
+    theirs = last["system"]
     assert ours["holders"]["r2"]["full"] == {"0": None}
     assert theirs["holders"]["r2"] == {
         "who": "r2 running", "target": 2, "cursors": {"C": 1, "A": 1, "E": 0, "R": 0}, "row": 0,
@@ -119,12 +120,12 @@ def test_both_sides_as_data():
 
 def test_free_pages_by_the_rules_are_unknown_when_pages_are_shared(monkeypatch):
     """As in a release where row and tree share pages, after the reference has taken the tree over."""
-    run = replayed("torch+pr22862-tail", fixture("retract_then_retry_frees_the_reserved_token"))
+    run = replay_on("torch+pr22862-tail", fixture("retract_then_retry_frees_the_reserved_token"))
     monkeypatch.setattr(snapshot, "free", lambda _: Free(-2, 0, 3))
     states = snapshots(run, 2)
     assert states[-1]["reference"]["free"] == {"full": None, "swa": None, "rows": 3}
     assert [d["about"] for d in states[-1]["differences"] if d["key"][0] == "free"] == []
-    assert "free: full pages ? · SWA pages ? · rows 3" in Reader(shown(run)).text
+    assert "free: full pages ? · SWA pages ? · rows 3" in Reader(page_of(run)).text
     wide = step_table(run, states, columns=99)
     free = wide["columns"].index("free")
     free_cells = [row["cells"][free] for row in wide["rows"][-2:]]
@@ -142,10 +143,15 @@ PAGES = [
 
 
 @pytest.mark.parametrize("system, name", PAGES)
-def test_the_page_is_whole_and_asks_nobody(system, name):
-    run = replayed(system, fixture(name))
-    text = shown(run)
-    assert text == shown(run), "the same run gives the same bytes"
+def test_the_same_run_gives_the_same_page(system, name):
+    run = replay_on(system, fixture(name))
+    assert page_of(run) == page_of(run)
+
+
+@pytest.mark.parametrize("system, name", PAGES)
+def test_the_page_refers_to_nothing_outside_of_itself(system, name):
+    run = replay_on(system, fixture(name))
+    text = page_of(run)
     read = Reader(text)
     assert len(set(read.ids)) == len(read.ids)
     assert [i for i in read.ids if i.startswith("step-")] == [
@@ -158,12 +164,24 @@ def test_the_page_is_whole_and_asks_nobody(system, name):
         assert attribute != "href" or (value[:1] == "#" and value[1:] in read.ids)
         assert attribute not in ("aria-labelledby", "for") or value in read.ids
     assert not re.search(r"url\(|@import|https?:|//[a-z]", text)
+
+
+@pytest.mark.parametrize("system, name", PAGES)
+def test_the_page_allows_its_own_script_alone(system, name):
+    read = Reader(page_of(replay_on(system, fixture(name))))
     policy = next(
         v for t, a, v in read.attributes if (t, a) == ("meta", "content") and "default-src" in v
     )
-    trace, script = read.scripts
+    _, script = read.scripts
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     assert policy == f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
+
+
+@pytest.mark.parametrize("system, name", PAGES)
+def test_the_page_has_the_trace_and_its_verdict(system, name):
+    run = replay_on(system, fixture(name))
+    read = Reader(page_of(run))
+    trace, _ = read.scripts
     assert traces.loads(trace.encode(), "page") == run.trace
     page_text = " ".join(read.text.split())
     assert report.run_data(run)["rows"][-1]["command"] in page_text
@@ -172,10 +190,10 @@ def test_the_page_is_whole_and_asks_nobody(system, name):
 
 
 def test_differences_are_marked_on_both_sides():
-    run = replayed(
+    run = replay_on(
         "torch+pr22900", fixture("finish_behind_the_window_sweep_caps_all_three_lengths")
     )
-    text = shown(run)
+    text = page_of(run)
     last = text[text.index('id="step-6"') : text.index('id="steps"')]
     earlier = text[text.index('id="step-0"') : text.index('id="step-6"')]
     assert "differs" not in earlier
@@ -188,9 +206,10 @@ def test_differences_are_marked_on_both_sides():
 
 def test_the_rule_is_on_the_page():
     """A page may lie anywhere: what SPEC.md says of the clause is in it, and what the others expected."""
-    run = replayed("torch+pr22862-align", fixture("a_trim_inside_a_page_keeps_the_page"))
-    page_text = " ".join(Reader(shown(run)).text.split())
-    clause, data = CLAUSES["FREE-1"], report.run_data(run)
+    run = replay_on("torch+pr22862-align", fixture("a_trim_inside_a_page_keeps_the_page"))
+    page_text = " ".join(Reader(page_of(run)).text.split())
+    clause = CLAUSES["FREE-1"]
+    data = report.run_data(run)
     for text in (clause.sentence, clause.why, clause.decision, clause.assumption, clause.source):
         assert page_text.count(text) == 1, text
     assert "pr22862-align freeing starts inside a page" in page_text
@@ -203,18 +222,19 @@ def test_the_rule_is_on_the_page():
 
 def test_both_sides_show_where_the_turn_resumes():
     name = "a_turn_behind_its_window_starts_again"
-    text = shown(replayed("torch+resume-on-dead-window", fixture(name)))
+    text = page_of(replay_on("torch+resume-on-dead-window", fixture(name)))
     assert re.findall(r">(resumes at \d+)</text>", text)[-2:] == ["resumes at 0", "resumes at 2"]
 
 
 @pytest.mark.parametrize("tree_policy_is_free", [False, True])
 def test_the_page_says_whose_shape_the_reference_tree_has(monkeypatch, tree_policy_is_free):
     """A release's tree is taken over; then the story tells what the sentence cannot."""
-    system, trace = resolve("torch+pr26919"), fixture("a_fresh_leaf_pins_one_window")
+    system = resolve("torch+pr26919")
+    trace = fixture("a_fresh_leaf_pins_one_window")
     can = replace(system.capabilities, tree_policy_is_free=tree_policy_is_free)
     monkeypatch.setattr(type(system), "capabilities", can)
     run = replays.replay(system, trace)
-    text = shown(run)
+    text = page_of(run)
     assert run.violation is not None
     assert text.count("(the shape that the system's has)") == len(run.rows) * tree_policy_is_free
     assert ('<details class="story" open>' in text) is tree_policy_is_free
@@ -222,7 +242,7 @@ def test_the_page_says_whose_shape_the_reference_tree_has(monkeypatch, tree_poli
 
 def test_a_row_with_an_unknown_node_is_drawn():
     name = "a_row_names_the_slots_of_the_tree"
-    text = shown(replayed(f"torch+{fixture(name).bug}", fixture(name)))
+    text = page_of(replay_on(f"torch+{fixture(name).bug}", fixture(name)))
     marked = r"<g class=\"tree differs\"><rect[^>]*><title>(.*?)</title>"
     assert re.findall(marked, text) == [
         "full [2, 4): the radix tree&#39;s, page 3 (not the page that the tree has)"
@@ -232,7 +252,7 @@ def test_a_row_with_an_unknown_node_is_drawn():
 def test_a_trace_of_a_stranger_stays_text():
     hostile = "</script><script>alert(1)</script> <!-- <b title='x\">& {{ 7 * 7 }} {% raw %} \u2028"
     trace = replace(fixture("finish_behind_the_window_sweep_caps_all_three_lengths"), story=hostile)
-    text = shown(replayed("torch+pr22900", trace))
+    text = page_of(replay_on("torch+pr22900", trace))
     read = Reader(text)
     assert len(read.scripts) == 2
     assert "<" not in read.scripts[0], "nothing there can begin or end an element"
@@ -245,33 +265,33 @@ def test_a_trace_of_a_stranger_stays_text():
 def test_a_large_system_makes_no_large_page():
     trace = fixture("a_trim_frees_both_pools")
     large = replace(trace, geometry=replace(trace.geometry, full_pages=1 << 14, swa_pages=1 << 14))
-    text = shown(replayed("reference", large))
+    text = page_of(replay_on("reference", large))
     assert len(text) < 200_000
-    run = replayed("torch", large)
-    assert len(shown(run)) < 300_000
-    assert "are left out here" in shown(run)
+    run = replay_on("torch", large)
+    assert len(page_of(run)) < 300_000
+    assert "are left out here" in page_of(run)
 
 
 def test_a_deep_tree_and_no_commands():
     trace = fixture("an_unlock_remembers_where_its_lock_stopped")
     geometry = replace(trace.geometry, full_pages=200, swa_pages=200, width=200)
     deep = tuple(Insert("h1", prompt_of(f"a{n}")) for n in range(1, 61))
-    run = replayed(
+    run = replay_on(
         "reference", replace(trace, geometry=geometry, commands=deep, bug=None, clause=None)
     )
-    read = Reader(shown(run))
+    read = Reader(page_of(run))
     assert "reference: + [59, 60)" in read.text
     assert read.text.count("[59, 60)") == 2, "in the tree as well"
     assert (
         "The trace has no commands."
-        in Reader(shown(replayed("torch", replace(trace, commands=())))).text
+        in Reader(page_of(replay_on("torch", replace(trace, commands=())))).text
     )
 
 
 def test_the_page_of_a_long_trace_shows_its_end(monkeypatch):
     monkeypatch.setattr(trace_page, "MAX_STEPS", 3)
-    run = replayed("torch", fixture("three_turns_of_one_conversation"))
-    read = Reader(shown(run))
+    run = replay_on("torch", fixture("three_turns_of_one_conversation"))
+    read = Reader(page_of(run))
     assert [i for i in read.ids if i.startswith("step-")] == ["step-14", "step-15", "step-16"]
     assert "Commands 0 to 13 are left out here" in read.text
 

@@ -269,7 +269,8 @@ def test_a_rejected_draft_leaves_no_token_s_kv(real):
 def test_the_terms_of_a_check_are_the_release_s(real):
     lockstep = play(real, "page4", FIRST_TURN, tree=False)
     outcome = real.apply(CheckIdle())
-    assert lockstep.violation is None and set(outcome.report.accounts) == {
+    assert lockstep.violation is None
+    assert set(outcome.report.accounts) == {
         Account("full", 40, 0, 0, 8, 0, 48),
         Account("swa", 28, 0, 0, 8, 0, 36),
         Account("rows", 3, 0, 0, 1, 0, 4),

@@ -9,10 +9,10 @@ from impl.adapter import UnusableImplementation
 from impl.loading.nearest import Nearest
 from impl.sglang.parts.fetch import release_root
 from impl.loading.copied_rules import statements
-from impl.sglang.releases import api
+from impl.sglang.releases import api_lines
 from impl.sglang.releases.copied import COPIED
-from impl.sglang.releases.catalogue import TABLE, detect, spec_of, supported
-from impl.sglang.releases.facts import FACTS, composed, facts_of
+from impl.sglang.releases.catalogue import TABLE, detect, spec_of, supported_release
+from impl.sglang.releases.facts import FACTS, compose_release, facts_of
 from impl.sglang.releases.v0_5_10_to_14 import Release0510
 from stateful_tests.tests.support.night import some_at_night
 
@@ -36,17 +36,17 @@ def test_each_member_that_releases_differ_in_is_of_one_fact():
 
 
 def test_each_line_of_the_api_is_of_a_fact():
-    assert {line.fact for line in api.lines() if line.by == "driven"} <= {"all", *FACTS}
+    assert {line.fact for line in api_lines.lines() if line.by == "driven"} <= {"all", *FACTS}
 
 
 def test_a_composed_class_has_its_facts_of_other_releases():
-    kind = composed(TABLE, "0.5.14", {"chunks": "0.5.12", "claims": "0.5.15"})
+    kind = compose_release(TABLE, "0.5.14", {"chunks": "0.5.12", "claims": "0.5.15"})
     assert kind.version == "0.5.14"
     assert kind.set_chunk is TABLE["0.5.12"].set_chunk
     assert kind.claimed == TABLE["0.5.15"].claimed == 0
     assert kind.chunks == TABLE["0.5.14"].chunks
     assert kind.recurrent is False
-    assert supported(spec_of(kind)).facts == kind.facts
+    assert supported_release(spec_of(kind)).facts == kind.facts
 
 
 def checkout_of(version):
@@ -54,7 +54,7 @@ def checkout_of(version):
         root = release_root(version)
     except UnusableImplementation as error:
         pytest.skip(str(error))
-    return api.files(root, TABLE)
+    return api_lines.files(root, TABLE)
 
 
 class Without(probe.Checkout):
@@ -136,4 +136,4 @@ def test_the_statements_of_copied_rules_are_those_of_the_releases():
             pytest.skip(str(error))
     for rule in COPIED.rules.values():
         assert any(True for root in cached for _ in statements(root, rule))
-    assert {*COPIED.written(cached).splitlines()} <= {*COPIED.file.read_text().splitlines()}
+    assert {*COPIED.rules_text(cached).splitlines()} <= {*COPIED.file.read_text().splitlines()}

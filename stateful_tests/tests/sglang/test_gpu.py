@@ -16,11 +16,10 @@ from stateful_tests.lockstep.system_names import resolve
 
 def play_both(here: System, there: System, machine: str, preset: str) -> int:
     """Random commands, until the release breaks. Returns how many."""
-    source, geometry = RandomChoices(f"{machine} {preset}"), sizes_for(machine, preset)
-    profile, state = (
-        draw_profile(source, here.capabilities, machine),
-        model.initial(geometry, Mode.FAITHFUL),
-    )
+    source = RandomChoices(f"{machine} {preset}")
+    geometry = sizes_for(machine, preset)
+    profile = draw_profile(source, here.capabilities, machine)
+    state = model.initial(geometry, Mode.FAITHFUL)
     here.reset(geometry)
     there.reset(geometry)
     for number in range(30):
@@ -40,14 +39,15 @@ def play_both(here: System, there: System, machine: str, preset: str) -> int:
     "version", ["0.5.10", "0.5.15", "0.5.22+overlap", "0.5.23", "0.5.23+overlap"]
 )
 def test_a_release_on_a_gpu_agrees_with_the_cpu(version, release):
-    here, there = release(version), resolve(f"sglang=={version}", device="cuda")
+    here = release(version)
+    on_gpu = resolve(f"sglang=={version}", device="cuda")
     played = [
-        play_both(here, there, machine, name)
+        play_both(here, on_gpu, machine, name)
         for machine in MACHINES
         for name, sizes in PRESETS.items()
         if here.capabilities.keeps_states(sizes)
     ]
-    there.close()
+    on_gpu.close()
     assert sum(played) > 15 * len(played)
 
 

@@ -20,7 +20,8 @@ from stateful_tests.lockstep.known_faults import KnownFault
 from stateful_tests.lockstep.replays import replay
 from stateful_tests.lockstep.run_results import Trace
 from stateful_tests.tests.support.release_faults import (
-    AGAIN, BEGIN, ENDS, NEXT, NOT_YET, OVERLAP, RELEASES, TRACES, decode, found, overlapped, since,
+    AGAIN, BEGIN, ENDS, NEXT, NOT_YET, OVERLAP, RELEASES, TRACES, decode, fault_shown,
+    overlapped_releases, since,
     verify,
 )  # fmt: skip
 from stateful_tests.traces.trace_files import load
@@ -187,7 +188,7 @@ def test_ends_with_results_in_flight_conform(ends, system, version):
 def trace_under_overlap(path: Path, fault: KnownFault, version: str) -> Trace | None:
     """The trace of a known fault as this release shows it under overlap; None for another release."""
     own = path.parent.name.endswith("+overlap")
-    if version not in (overlapped(path) if own else since(fault)) or path.stem in NOT_YET:
+    if version not in (overlapped_releases(path) if own else since(fault)) or path.stem in NOT_YET:
         return None
     trace = load(path)
     if own:
@@ -209,9 +210,9 @@ def test_known_faults_of_a_release_show_under_overlap(system, version):
         if (trace := trace_under_overlap(path, fault, version)) is None:
             continue
         judged += 1
-        clause = fault.shown(trace.clause, version)
+        clause = fault.clause_shown(trace.clause, version)
         expected = None if clause is None else (clause, len(trace.commands) - 1)
-        shown = found(system, trace)
+        shown = fault_shown(system, trace)
         if clause not in (None, trace.clause):  # another clause than the trace's: at any step
             expected = clause
             shown = shown and shown[0]
@@ -238,7 +239,7 @@ def test_known_faults_of_the_tree_show_after_a_launched_round(system, version, c
     sizes = Geometry(3, 1, 10, 6, 2, 12, tree=True)
     fixed = RELEASES.index(version) > RELEASES.index("0.5.14")
     expected = None if fixed else (clause, len(commands) - 1)
-    assert found(system, Trace(sizes, Mode.FAITHFUL, commands, clause=clause)) == expected
+    assert fault_shown(system, Trace(sizes, Mode.FAITHFUL, commands, clause=clause)) == expected
 
 
 def test_a_running_request_receives_no_tail(system):
@@ -252,4 +253,4 @@ def test_a_running_request_receives_no_tail(system):
         Admit("b"),
         Extend((Chunk("b", 1), Chunk("a", 1, tail=True))),
     )
-    assert found(system, Trace(SIZES, Mode.FAITHFUL, commands)) is None
+    assert fault_shown(system, Trace(SIZES, Mode.FAITHFUL, commands)) is None

@@ -22,9 +22,12 @@ from reference.geometry import preset
 from stateful_tests.tests.support import release_faults
 from stateful_tests.tests.support.night import some_at_night
 
-BATCH, COMMON = "managers/schedule_batch.py", "mem_cache/common.py"
-SESSION, SLOTS = "session/session_controller.py", "session/streaming_session.py"
-TREE, ALLOCATION = "mem_cache/unified_radix_cache.py", "mem_cache/allocation.py"
+BATCH = "managers/schedule_batch.py"
+COMMON = "mem_cache/common.py"
+SESSION = "session/session_controller.py"
+SLOTS = "session/streaming_session.py"
+TREE = "mem_cache/unified_radix_cache.py"
+ALLOCATION = "mem_cache/allocation.py"
 
 
 class Mutant(NamedTuple):
@@ -198,13 +201,13 @@ def test_undriven_parts_are_named_before_the_run(copy):
         change(copy, *mutant[:3])
     kind = detect(copy)
     assert kind.release is TABLE["0.5.23"]
-    said = [
+    remarks = [
         f"{cannot} ({'; '.join(f'sglang/srt/{mutant.reported}' for mutant in mutants)})"
         for cannot, mutants in WITHOUT.items()
     ]
     taken, *cannot = kind.remark.removeprefix(f"{copy}: ").split("; ", 1)
     assert re.fullmatch(r"taken for 0\.5\.23 \(\d+ lines differ\)", taken)
-    assert cannot == ["; ".join(said)]
+    assert cannot == ["; ".join(remarks)]
 
 
 @pytest.mark.parametrize("name", FAILS)

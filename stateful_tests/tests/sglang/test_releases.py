@@ -16,7 +16,7 @@ from stateful_tests.lockstep.replays import replay
 from stateful_tests.lockstep.run_results import Trace
 from stateful_tests.lockstep.system_names import resolve
 from stateful_tests.tests.support.release_faults import (
-    BEGIN, DRIVEN, ENDS, NOT_YET, TRACES, UNIFIED, found, since,
+    BEGIN, DRIVEN, ENDS, NOT_YET, TRACES, UNIFIED, fault_shown, since,
 )  # fmt: skip
 from stateful_tests.traces.trace_files import load
 
@@ -40,7 +40,7 @@ def test_torch_conforms(path):
 def test_a_release_has_the_fault_until_it_is_fixed(path, fault, version, release):
     trace = load(path)
     run = replay(release(version), trace)
-    shown = fault.shown(trace.clause, version)
+    shown = fault.clause_shown(trace.clause, version)
     assert (run.violation and run.violation.clause) == shown
     if shown == trace.clause and fault.is_in(version):
         assert run.violation.step == len(trace.commands) - 1
@@ -57,7 +57,7 @@ def test_a_setting_of_the_trace_is_that_of_the_release(version, value, shows, re
         trace, geometry=replace(trace.geometry, settings=((name, value), ("PATH", "x")))
     )
     for played, fault in ((trace, not shows), (switched, shows), (trace, not shows)):
-        assert (found(release(version), played) is not None) is fault
+        assert (fault_shown(release(version), played) is not None) is fault
 
 
 @pytest.mark.parametrize("name", ["0.5.13+overlap", "0.5.14", "0.5.18", "0.5.23", "0.5.23+overlap"])
@@ -66,7 +66,7 @@ def test_the_last_resort_is_taken_where_the_next_verify_round_does_not_fit(name,
     turn = Open("s"), Submit("a", "s", 1), Admit("a"), Extend((Chunk("a", 1),)), *rounds
     for pages, seen in ((4, ("SES-2", 5)), (9, None)):
         sizes = Geometry(1, None, pages, 0, 2, 12)
-        assert found(release(name), Trace(sizes, Mode.FAITHFUL, turn)) == seen
+        assert fault_shown(release(name), Trace(sizes, Mode.FAITHFUL, turn)) == seen
 
 
 def test_the_cause_of_a_page_with_two_owners_is_reported(release):
@@ -85,7 +85,8 @@ def test_the_cause_of_a_page_with_two_owners_is_reported(release):
 @pytest.mark.parametrize("fault", [fault for fault in known_faults().values() if fault.passed_over])
 def test_only_a_trace_that_names_the_clause_is_checked_for_it(fault, release):
     for path in fault.traces:
-        trace, system = load(FOLDER / path), release(path.partition("/")[0].removeprefix("sglang-"))
+        trace = load(FOLDER / path)
+        system = release(path.partition("/")[0].removeprefix("sglang-"))
         assert system.capabilities.known.keys() >= {trace.clause}
         assert replay(system, replace(trace, clause=None)).violation is None
 
@@ -107,7 +108,7 @@ def test_a_run_goes_on_past_a_known_fault():
     trace = load(FOLDER.parent / "regressions" / "a_fresh_leaf_pins_one_window.json")
     faulty = Known(resolve(f"torch+{trace.bug}"), "TREE-7")
     assert replay(faulty, replace(trace, clause=None)).violation is None
-    violation = found(faulty, trace)
+    violation = fault_shown(faulty, trace)
     assert violation is not None and violation[0] == "TREE-7"
 
 
@@ -126,18 +127,19 @@ def real(request, release):
 def test_the_faults_of_a_release_are_there(real):
     """But for those of the older trees; and the fault of this one."""
     overlap = real.name.endswith("+overlap")
-    seen, known = {}, {}
+    actual = {}
+    expected = {}
     for path, fault in (*TRACES, *UNIFIED):
         if real.release not in since(fault) or (overlap and path.stem in NOT_YET):
             continue
         trace = load(path)
-        seen[path.stem] = found(real, trace)
-        clause = fault.on("unified").shown(trace.clause, real.release)
-        known[path.stem] = None if clause is None else (clause, len(trace.commands) - 1)
-    assert seen == known
+        actual[path.stem] = fault_shown(real, trace)
+        clause = fault.on("unified").clause_shown(trace.clause, real.release)
+        expected[path.stem] = None if clause is None else (clause, len(trace.commands) - 1)
+    assert actual == expected
 
 
 def test_turns_in_a_tree_that_has_the_sessions_conform(real):
     sizes = replace(preset("page4"), width=40, tree=True)
     for end, rest in ENDS.items():
-        assert found(real, Trace(sizes, Mode.FAITHFUL, (*BEGIN, *rest))) is None, end
+        assert fault_shown(real, Trace(sizes, Mode.FAITHFUL, (*BEGIN, *rest))) is None, end

@@ -18,7 +18,7 @@ from impl.sglang.process import worker
 from impl.sglang.process.system import SGLangSystem
 from impl.sglang.releases.catalogue import TABLE, detect
 from impl.sglang.server.hooks import targets
-from impl.sglang.server.whole_scheduler import replaced
+from impl.sglang.server.whole_scheduler import replacements
 from stateful_tests.lockstep.replays import replay
 from stateful_tests.traces.trace_files import load
 
@@ -93,7 +93,7 @@ def test_hooks_and_stand_ins_go_where_the_functions_are():
     assert places["queue"] == "sglang.srt.managers.scheduler.Scheduler._enqueue"
     assert places["open_session"] == "sglang.srt.session.session_controller.SessionRegistry.open"
     receiver = "sglang.srt.managers.scheduler_components.request_receiver.SchedulerRequestReceiver"
-    assert f"{receiver}._pull" in dict(replaced(Invented()))
+    assert f"{receiver}._pull" in dict(replacements(Invented()))
 
 
 if __name__ == "__main__":

@@ -158,7 +158,8 @@ def test_other_ways_to_run_have_no_state(release):
     "fault", some_at_night(FAULTS, [*FAULTS][3:].__contains__), ids=lambda fault: fault.name
 )
 def test_a_fault_in_a_copy_is_named(real, tmp_path, fault):
-    sizes, found = replace(preset(fault.sizes), tree=True), set()
+    sizes = replace(preset(fault.sizes), tree=True)
+    clauses = set()
     root = checkout_with(real.root, tmp_path / "root", fault)
     system = SGLangSystem(path=root, overlap=sizes.lazy)
     runs = []
@@ -171,6 +172,6 @@ def test_a_fault_in_a_copy_is_named(real, tmp_path, fault):
                 lockstep.do(command)
         runs.append(lockstep)
     for lockstep in runs:
-        found |= {*lockstep.violation.clauses} if lockstep.violation is not None else set()
+        clauses |= {*lockstep.violation.clauses} if lockstep.violation is not None else set()
     system.close()
-    assert {*fault.caught_by} <= found, found
+    assert {*fault.caught_by} <= clauses, clauses

@@ -10,7 +10,7 @@ FOLDER = Path(__file__).parents[1] / "accepted"
 ACCEPT = "KVSPEC_ACCEPT"  # set by --accept
 
 
-def accepted(name: str, found: dict[str, Any]) -> dict[str, Any]:
+def accepted_values(name: str, found: dict[str, Any]) -> dict[str, Any]:
     """Return the accepted values for the keys of `found`. With --accept, store `found` and return it."""
     path = FOLDER / f"{name}.json"
     if not os.environ.get(ACCEPT):

@@ -9,7 +9,7 @@ from impl.loading import probe
 OPTIONAL = ("optional", "either")  # read what a release may lack
 
 
-def tabled(table: str) -> set[str]:
+def names_in_tables(table: str) -> set[str]:
     """The names in uses of a table: of classes, members and parameters."""
     uses = [use for line in probe.entries(table) for use in line.uses]
     nodes = [node for use in uses for node in ast.walk(use)]
@@ -18,7 +18,7 @@ def tabled(table: str) -> set[str]:
     return names | {str(node.arg) for node in nodes if isinstance(node, ast.keyword)}
 
 
-def defined(files: Iterable[Path]) -> set[str]:
+def defined_names(files: Iterable[Path]) -> set[str]:
     """Methods and fields of the classes in these files."""
     names = set()
     for file in files:
@@ -37,13 +37,13 @@ def defined(files: Iterable[Path]) -> set[str]:
 
 def attributes(files: Iterable[Path]) -> dict[str, str]:
     """The attributes that the code in these files reads of others than `self`, and where it first does."""
-    found: dict[str, str] = {}
+    attributes_found: dict[str, str] = {}
     for file in files:
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
                 if not (isinstance(node.value, ast.Name) and node.value.id == "self"):
-                    found.setdefault(node.attr, f"{file.name}:{node.lineno}")
-    return found
+                    attributes_found.setdefault(node.attr, f"{file.name}:{node.lineno}")
+    return attributes_found
 
 
 def calls(files: Iterable[Path], *functions: str) -> Iterator[tuple[str, ast.Call]]:

@@ -28,11 +28,11 @@ class KeepsOnThreeWays(TorchKV):
     follows a rejected turn does not wait."""
 
     name = "torch+keeps-on-three-ways"
-    rejected = False
+    has_rejected = False
 
     def reset(self, geometry):
         super().reset(geometry)
-        self.rejected = False
+        self.has_rejected = False
 
     def wipes(self, request):
         retracted = request.started and request.phase is RequestPhase.QUEUED
@@ -40,8 +40,8 @@ class KeepsOnThreeWays(TorchKV):
 
     def turn_in_flight(self, session):
         busy = super().turn_in_flight(session)
-        self.rejected |= busy
+        self.has_rejected |= busy
         return busy
 
     def must_defer_close(self, session):
-        return super().must_defer_close(session) and not self.rejected
+        return super().must_defer_close(session) and not self.has_rejected

@@ -20,19 +20,19 @@ from ci.export import engine_test
 from ci.export.recorded_run import NotExportable
 from reference.commands import Mode
 from reference.system_kinds import PAIRS, TIERS
-from stateful_tests.check import run_driver, check_plans
+from stateful_tests.check import run_driver, check_plans, run_batches
 from stateful_tests.lockstep.replays import replay
 from stateful_tests.lockstep.run_results import Trace, Violation
 from stateful_tests.shrink.minimise import failing_prefix, minimise, violation_of_clause
 from stateful_tests.shrink.shrink_passes import shrink
-from stateful_tests.tests.support.loaded_releases import loaded, planted_in
+from stateful_tests.tests.support.loaded_releases import loaded_release, plant_in
 from stateful_tests.tests.support.planted_faults import (
     Edit,
     PlantedFault,
     PlantedFaultError,
     config_of,
     planted_faults,
-    stated,
+    stated_sizes,
 )
 from stateful_tests.traces.notation import format_command
 
@@ -41,9 +41,10 @@ from stateful_tests.traces.notation import format_command
 class Suite:
     """The faults of a file, and how they are looked for.
 
-    core: of a tree with a host tier, "rust" where it is in Rust. images: of an engine, those of prompts
-    with images, which a process of their own loads.
-    runs: random runs of each preset. seeds: how often they are drawn anew.
+    core: of a tree with a host tier, "rust" where it is in Rust.
+    images: of an engine, those of prompts with images, which a process of their own loads.
+    runs: random runs of each preset.
+    seeds: how often they are drawn anew.
     exports: the unit tests that the commands export as are run too.
     """
 
@@ -75,7 +76,7 @@ class Suite:
     def system(self, fault: PlantedFault) -> Any:
         """The release that a fault is put into."""
         ways = (self.core, *fault.spec.ways) if self.core else fault.spec.ways
-        return loaded(fault.spec.in_way("+".join(ways)))
+        return loaded_release(fault.spec.in_way("+".join(ways)))
 
 
 SUITES = {
@@ -91,7 +92,10 @@ SUITES = {
 
 
 class Found(NamedTuple):
-    """A run that violates something. runs, commands: driven until then, or all in vain."""
+    """A run that violates something.
+
+    runs, commands: driven until then, or all in vain.
+    """
 
     trace: Trace | None
     violation: Violation | None
@@ -118,20 +122,22 @@ def presets_for(fault: PlantedFault) -> Sequence[str]:
 
 def look_for(suite: Suite, fault: PlantedFault, seed: int) -> Found:
     """The first random run that violates with a fault what it does not without."""
-    system, presets = suite.system(fault), presets_for(fault)
+    system = suite.system(fault)
+    presets = presets_for(fault)
     plan = check_plans.plan("smoke", presets=presets, examples=suite.runs, seed=seed)
     ran = commands = 0
     for example in range(suite.runs):
         for preset in presets:
-            config = run_driver.with_stated_sizes(fault.kind.machine, preset, Mode.FAITHFUL)
-            batch = run_driver.RunBatch(config, range(example, example + 1))
-            with planted_in(system, [*suite.mends, *fault.edits]):
+            config = run_batches.with_stated_sizes(fault.kind.machine, preset, Mode.FAITHFUL)
+            batch = run_batches.RunBatch(config, range(example, example + 1))
+            with plant_in(system, [*suite.mends, *fault.edits]):
                 [(count, violations)] = run_driver.drive(system, plan, batch).runs
-            ran, commands = ran + 1, commands + count
+            ran = ran + 1
+            commands = commands + count
             for violation, trace in violations:
                 if fault.kind is PAIRS and trace.geometry != config.sizes:
                     continue
-                with planted_in(system, suite.mends):
+                with plant_in(system, suite.mends):
                     conforms = violation_of_clause(system, trace, violation.clause) == ()
                 if conforms:
                     return Found(trace, violation, ran, commands)
@@ -141,7 +147,7 @@ def look_for(suite: Suite, fault: PlantedFault, seed: int) -> Found:
 def smallest(suite: Suite, fault: PlantedFault, trace: Trace, clause: str) -> Trace:
     """The fewest commands that show a fault; of two servers on the sizes of its preset."""
     system = suite.system(fault)
-    with planted_in(system, [*suite.mends, *fault.edits]):
+    with plant_in(system, [*suite.mends, *fault.edits]):
         if fault.kind is not PAIRS:
             return minimise(system, trace, clause, budget=300)
 
@@ -151,38 +157,41 @@ def smallest(suite: Suite, fault: PlantedFault, trace: Trace, clause: str) -> Tr
         return replace(trace, commands=shrink(trace.commands, still_fails, budget=500))
 
 
-def seen_by_commands(suite: Suite, fault: PlantedFault) -> dict[str, Any]:
+def see_by_commands(suite: Suite, fault: PlantedFault) -> dict[str, Any]:
     """Run the commands of a fault with it and without it, and the unit tests that they export as."""
-    system, trace, ends, text = suite.system(fault), fault.trace(), [], ""
-    with planted_in(system, [*suite.mends, *fault.edits]):
-        seen = replay(system, trace).violation
+    system = suite.system(fault)
+    trace = fault.trace()
+    ends = []
+    text = ""
+    with plant_in(system, [*suite.mends, *fault.edits]):
+        violation = replay(system, trace).violation
         if suite.exports:
-            text = _exported(system, trace)
-            ends.append(_tested(text))
-    with planted_in(system, suite.mends):
+            text = _export_suite(system, trace)
+            ends.append(_test_text(text))
+    with plant_in(system, suite.mends):
         healthy = replay(system, trace).violation
         if suite.exports:
-            ends.append(_tested(text))
-    return {"with": _clauses(seen), "without": _clauses(healthy), "exported": ends}
+            ends.append(_test_text(text))
+    return {"with": _clauses(violation), "without": _clauses(healthy), "exported": ends}
 
 
-def seen(suite: Suite) -> dict[str, dict[str, Any]]:
+def faults_seen(suite: Suite) -> dict[str, dict[str, Any]]:
     """Do that for each fault of the suite, by its name."""
-    return {name: seen_by_commands(suite, fault) for name, fault in suite.faults.items()}
+    return {name: see_by_commands(suite, fault) for name, fault in suite.faults.items()}
 
 
 def _clauses(violation: Violation | None) -> list[str]:
     return [] if violation is None else [*violation.clauses]
 
 
-def _exported(system: Any, trace: Trace) -> str:
+def _export_suite(system: Any, trace: Trace) -> str:
     try:
         return engine_test.unit_test(trace, "trace.json", system)
     except NotExportable as why:
         return f"# {why}"
 
 
-def _tested(text: str) -> str:
+def _test_text(text: str) -> str:
     """How an exported test ends in this process."""
     if text.startswith("#"):
         return text
@@ -202,9 +211,10 @@ def _tested(text: str) -> str:
     return "fails" if result.failures else "passes"
 
 
-def _looked_for(suite: Suite, fault: PlantedFault) -> bool:
+def _is_looked_for(suite: Suite, fault: PlantedFault) -> bool:
     """Look for a fault with each seed, and print what was found. False if it survives one."""
-    verdicts, survives = [], False
+    verdicts = []
+    survives = False
     for seed in range(suite.seeds):
         began = time.monotonic()
         trace, violation, runs, commands = look_for(suite, fault, seed)
@@ -218,7 +228,7 @@ def _looked_for(suite: Suite, fault: PlantedFault) -> bool:
             small = smallest(suite, fault, trace, violation.clause)
             shown = "; ".join(map(format_command, small.commands))
             print(f"[{fault.name}]\ncaught_by = {violation.clause!r}", file=sys.stderr)
-            print(f"sizes = {stated(small.geometry)}\ncommands = {shown!r}", file=sys.stderr)
+            print(f"sizes = {stated_sizes(small.geometry)}\ncommands = {shown!r}", file=sys.stderr)
     print(f"| {fault.name} | {' | '.join(verdicts)} |", flush=True)
     return not survives
 
@@ -229,12 +239,12 @@ def main(name: str = "", *names: str) -> int:
         raise SystemExit(f"no suite is called {name!r}; one of {', '.join(SUITES)}")
     suite = SUITES[name]
     if names == ("--replay",):
-        print(json.dumps(seen(suite)))
+        print(json.dumps(faults_seen(suite)))
         return 0
     for each in names:
         if each not in suite.faults:
             raise SystemExit(f"{suite.file} has no fault {each!r} for {name}")
-    found = [_looked_for(suite, suite.faults[each]) for each in names or suite.faults]
+    found = [_is_looked_for(suite, suite.faults[each]) for each in names or suite.faults]
     return 0 if all(found) else 1
 
 

@@ -16,7 +16,7 @@ from impl.lmdeploy.pair.driver import LMDeployPair
 from impl.lmdeploy.engine_methods import ENGINE, longest_session_of
 from impl.sglang.parts import fetch as sglang_files
 from impl.sglang.tiers.driver import TierDriver
-from impl.sglang.tiers.loading import tiered
+from impl.sglang.tiers.loading import tiered_release
 from impl.sglang.tiers.system import TierSystem
 from impl.system_spec import SystemSpec
 from impl.transformers_paging.driver import PagingDriver
@@ -30,7 +30,7 @@ from impl.vllm.sources import CORE, reset_caches
 from impl.vllm.system import VLLMSystem
 from reference.system_kinds import BLOCKS
 from stateful_tests.lockstep.system_names import resolve
-from stateful_tests.tests.support.planted_faults import Edit, planted
+from stateful_tests.tests.support.planted_faults import Edit, plant_fault
 
 DRAFTER = (PROPOSER, DRAFT_KERNELS, SPECULATOR)
 
@@ -48,7 +48,7 @@ class LoadedEngine(EngineDriver):
         )
 
     @contextmanager
-    def planted(self, edits: Iterable[Edit]) -> Iterator[None]:
+    def plant(self, edits: Iterable[Edit]) -> Iterator[None]:
         """Have the release run with these edits; as it was after the context."""
         cut_out = [edit for edit in edits if edit.file in (RUNNER, CORE)]
         methods = self._methods
@@ -61,7 +61,7 @@ class LoadedEngine(EngineDriver):
                     self._reset_caches = reset_caches(folder)
         of_drafter = [edit for edit in edits if edit.file in DRAFTER]
         loaded_edits = [edit for edit in edits if edit not in (*cut_out, *of_drafter)]
-        with ExitStack() as kept, planted(self.root, loaded_edits):
+        with ExitStack() as kept, plant_fault(self.root, loaded_edits):
             for edit in of_drafter:
                 files = [file for file in DRAFTER if (self.root / file).is_file()]
                 self.drafter_root = kept.enter_context(edited_folder(edit, self.root, *files))
@@ -77,7 +77,7 @@ class LoadedLMDeploy(LMDeployDriver):
     root: Path
 
     @contextmanager
-    def planted(self, edits: Iterable[Edit]) -> Iterator[None]:
+    def plant(self, edits: Iterable[Edit]) -> Iterator[None]:
         """Have the release run with these edits; as it was after the context."""
         longest_session = self._longest_session
         loaded_edits = []
@@ -87,7 +87,7 @@ class LoadedLMDeploy(LMDeployDriver):
                 continue
             with edited_folder(edit, self.root) as folder:
                 self._longest_session = longest_session_of(folder)
-        with planted(self.root, loaded_edits):
+        with plant_fault(self.root, loaded_edits):
             yield
         self._longest_session = longest_session
 
@@ -107,7 +107,7 @@ def edited_folder(edit: Edit, root: Path, *others: str) -> Iterator[Path]:
 
 
 @cache
-def loaded(spec: SystemSpec) -> Any:
+def loaded_release(spec: SystemSpec) -> Any:
     """Return a release that is loaded into this process, with its `root`."""
     logging.disable(logging.CRITICAL)
     version = spec.version or ""
@@ -126,17 +126,18 @@ def loaded(spec: SystemSpec) -> Any:
     elif "hicache" in spec.ways:
         root = sglang_files.release_root(version)
         core = "rust" if "rust" in spec.ways else ""
-        system = TierDriver(tiered(version, core)(root), root)
+        system = TierDriver(tiered_release(version, core)(root), root)
         system.capabilities = TierSystem.capabilities
     else:
         root = resolve(str(spec)).root
         driver = {"lmdeploy": LoadedLMDeploy, "transformers": PagingDriver}[spec.engine]
         system = driver(root, str(spec))
-    system.root, system.name = root, str(spec)
+    system.root = root
+    system.name = str(spec)
     return system
 
 
-def planted_in(system: Any, edits: Iterable[Edit]) -> Any:
+def plant_in(system: Any, edits: Iterable[Edit]) -> Any:
     """Return a context in which a loaded release runs with these edits."""
     edits = list(edits)
-    return system.planted(edits) if hasattr(system, "planted") else planted(system.root, edits)
+    return system.plant(edits) if hasattr(system, "plant") else plant_fault(system.root, edits)

@@ -38,7 +38,10 @@ Make = Callable[[random.Random], list[Line]]  # what stands at a place instead
 
 
 class Change(NamedTuple):
-    """at: index of the first line that is not as it was."""
+    """A change of a log.
+
+    at: index of the first line that is not as it was.
+    """
 
     kind: str
     at: int
@@ -46,31 +49,35 @@ class Change(NamedTuple):
 
 
 class ChangedLog:
-    """A log of fixtures/watched. begins: the snapshot that it begins with, None for all of it."""
+    """A log of fixtures/watched.
+
+    begins: the snapshot that it begins with, None for all of it.
+    """
 
     def __init__(self, name: str, begins: int | None = None) -> None:
         (log,) = logs_of([FOLDER / f"{name}.jsonl"])
-        self.header, self.lines = log.header, list(log.lines())
+        self.header = log.header
+        self.lines = list(log.lines())
         snapshots = [at for at, line in enumerate(self.lines) if tag(line) == "snapshot"]
         self.lines = self.lines[0 if begins is None else snapshots[begins] :]
 
-    def validated(self, lines: list[Line]) -> Validated:
+    def validate(self, lines: list[Line]) -> Validated:
         """What validation finds in these lines."""
         return Validator(self.header).run(lines)
 
     def changes(self) -> Iterator[Change]:
         """One of each kind, at a random place of it."""
         places: dict[str, list[tuple[int, int, Make]]] = {}
-        for at, line in enumerate(self.lines[:-TAIL]):
+        for index, line in enumerate(self.lines[:-TAIL]):
             for kind, make in _changes_of(line):
-                places.setdefault(kind, []).append((at, 1, make))
-        for at, (one, other) in enumerate(pairwise(self.lines[:-TAIL])):
+                places.setdefault(kind, []).append((index, 1, make))
+        for index, (one, other) in enumerate(pairwise(self.lines[:-TAIL])):
             kind = f"{tag(other)} before {tag(one)}"
-            places.setdefault(kind, []).append((at, 2, lambda _, two=(other, one): list(two)))
+            places.setdefault(kind, []).append((index, 2, lambda _, two=(other, one): list(two)))
         for kind, found in sorted(places.items()):
             rng = random.Random(kind)
-            at, instead_of, make = rng.choice(found)
-            yield Change(kind, at, [*self.lines[:at], *make(rng), *self.lines[at + instead_of :]])
+            index, instead_of, make = rng.choice(found)
+            yield Change(kind, index, [*self.lines[:index], *make(rng), *self.lines[index + instead_of :]])
 
 
 def tag(line: Line) -> str:
@@ -83,7 +90,7 @@ def _changes_of(line: Line) -> Iterator[tuple[str, Make]]:
     name, *parts = msgspec.json.decode(msgspec.json.encode(line.event))
     fields = line.event.__struct_fields__
 
-    def changed(*changes: tuple[tuple[Any, ...], Any]) -> list[Line]:
+    def change_log(*changes: tuple[tuple[Any, ...], Any]) -> list[Line]:
         values = dict(zip(fields, msgspec.json.decode(msgspec.json.encode(parts))))
         for path, value in changes:
             *above, last = path
@@ -93,12 +100,12 @@ def _changes_of(line: Line) -> Iterator[tuple[str, Make]]:
     yield f"{name} left out", lambda _: []
     values = dict(zip(fields, parts))
     for kind, path, value in leaves(values, name):
-        yield kind, lambda rng, path=path, value=value: changed((path, _another(value, rng)))
+        yield kind, lambda rng, path=path, value=value: change_log((path, _another(value, rng)))
     for one, other in pairwise(values.get("owners") or ()):
         both = [
             (("owners", to, 2), values["owners"][of][2]) for to, of in ((one, other), (other, one))
         ]
-        yield "two rows swapped", lambda _, both=both: changed(*both)
+        yield "two rows swapped", lambda _, both=both: change_log(*both)
 
 
 def _another(value: int | bool, rng: random.Random) -> int | bool:

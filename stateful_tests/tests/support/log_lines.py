@@ -67,7 +67,7 @@ def spoilt(log: list[JsonLine], changes: str) -> list[JsonLine]:
     copy = deepcopy(log)
     for change in filter(None, changes.split("; ")):
         number, _, words = change.partition(" ")
-        copy[int(number) - 1] = changed(copy[int(number) - 1], words)
+        copy[int(number) - 1] = change_line(copy[int(number) - 1], words)
     return copy
 
 
@@ -78,7 +78,7 @@ def header_fields(text: str) -> Fields:
     return said | {"tier": _read(_words(tier), get_type_hints(TierHeader))} if tier else said
 
 
-def changed(was: JsonLine, change: str) -> JsonLine:
+def change_line(was: JsonLine, change: str) -> JsonLine:
     """An event with other fields, in the words of a line: `full 28`, `c1.1 C3 A3`, `session c1 tokens 6`."""
     tag, *values = deepcopy(was)
     types = _types(tag)
@@ -180,7 +180,10 @@ def _optional(hint: Any) -> bool:
 
 
 def _enter(tag: str, fields: Fields, words: list[str], instead: bool = False) -> None:
-    """An entry of a batch, a snapshot or pages; instead: of the one that has its name."""
+    """An entry of a batch, a snapshot or pages.
+
+    instead: of the one that has its name.
+    """
     if tag in _LANES:
         _enter_lane(tag, fields["lanes"], words, instead)
     elif tag == "snapshot":

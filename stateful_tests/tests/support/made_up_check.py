@@ -45,8 +45,8 @@ def finding(
     return Finding(clause, run, modes, 3, 1.25, 1234)
 
 
-def checked(*findings: Finding, **more: Any) -> CheckResult:
-    made = CheckResult(
+def check_result(*findings: Finding, **more: Any) -> CheckResult:
+    result = CheckResult(
         "torch+pr22900",
         "smoke",
         7,
@@ -60,7 +60,7 @@ def checked(*findings: Finding, **more: Any) -> CheckResult:
         seconds=2.0,
         carried_out={"Open": 300, "Close": 100},
     )
-    return replace(made, **more)
+    return replace(result, **more)
 
 
 def printed_lines(text: str) -> list[str]:

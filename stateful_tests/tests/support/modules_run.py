@@ -8,7 +8,7 @@ from impl import HOME
 from impl.process import child, fork_server
 
 
-def printed_by(module: str, *arguments: str) -> str:
+def output_of(module: str, *arguments: str) -> str:
     """Return what `python -m MODULE ARGUMENT...` prints. Raises CalledProcessError for another end than 0."""
     command = [sys.executable, "-m", module, *arguments]
     environment = child.environment([HOME, *sys.path], OMP_NUM_THREADS="1")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 
-def replaced(path: Path, old: str, new: str) -> str:
+def replace_once(path: Path, old: str, new: str) -> str:
     """The text of a file with `new` in the one place of `old`."""
     source = path.read_text(encoding="utf-8")
     assert source.count(old) == 1, f"{old!r} is in {source.count(old)} places of {path}"
@@ -17,18 +17,19 @@ def replaced(path: Path, old: str, new: str) -> str:
 
 
 @contextmanager
-def patched(path: Path, module: str, old: str, new: str) -> Iterator[None]:
+def patch_function(path: Path, module: str, old: str, new: str) -> Iterator[None]:
     """With the fault, in the function that it is in."""
     source = path.read_text(encoding="utf-8")
     around = _around(source, source.index(old))
-    code: Any = compile(_alone(replaced(path, old, new), around, new.count("\n") - old.count("\n")),
+    code: Any = compile(_alone(replace_once(path, old, new), around, new.count("\n") - old.count("\n")),
                         str(path), "exec", dont_inherit=True)  # fmt: skip
     function: Any = importlib.import_module(module)
     for node in around:
         code = next(c for c in code.co_consts if getattr(c, "co_name", None) == node.name)
         function = vars(function)[node.name]
     function = getattr(function, "_function", getattr(function, "__func__", function))
-    right, function.__code__ = function.__code__, code
+    right = function.__code__
+    function.__code__ = code
     yield
     function.__code__ = right
 
@@ -51,7 +52,10 @@ _parsed = lru_cache(maxsize=16)(ast.parse)
 
 def _alone(source: str, around: list[Any], more: int) -> str:
     """The text of a function in its classes, on the lines that it has in the file: a whole file takes ten
-    times as long to compile. more: lines that the function has more than `around` says."""
+    times as long to compile.
+
+    more: lines that the function has more than `around` says.
+    """
     *classes, function = around
     first = min([function.lineno, *(each.lineno for each in function.decorator_list)])
     heads = ["from __future__ import annotations"] * (

@@ -13,12 +13,12 @@ def in_words(places: Iterable[Place]) -> str:
     parts = []
     for place in places:
         kind = type(place).__name__.removeprefix("At").lower()
-        said = (_said(name, value) for name, value in zip(place._fields, place))
+        said = (_place_words(name, value) for name, value in zip(place._fields, place))
         parts.append(" ".join([kind, *filter(None, said)]))
     return ", ".join(parts)
 
 
-def _said(name: str, value: Any) -> str:
+def _place_words(name: str, value: Any) -> str:
     """A field of a place; a flag by its name."""
     if value is None or isinstance(value, bool):
         return name if value else ""

@@ -36,7 +36,7 @@ from reference.commands import Mode
 from reference.geometry import Geometry
 from reference.system_kinds import BLOCKS, PAIRS, ROWS, TIERS, AnyConfig, Kind, kind_of_config
 from stateful_tests.lockstep.run_results import Trace
-from stateful_tests.tests.support.patched_code import patched, replaced
+from stateful_tests.tests.support.patched_code import patch_function, replace_once
 from stateful_tests.traces.notation import parse
 
 TESTS = Path(__file__).parents[1]
@@ -65,7 +65,8 @@ class Edit(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A change of one file.
 
     file: below the root of the system's code, such as "sglang/srt/mem_cache/common.py".
-    old: text that is there once. new: what stands there instead.
+    old: text that is there once.
+    new: what stands there instead.
     method: instead of `old`, a `Class.method`; `new` is then `def fault(right, this, ...)`, whose `right` is
         what was there. It is called where pages have the size that the fault states.
     release: the one release that has the edit; "" for every one.
@@ -88,7 +89,7 @@ class Edit(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     def text(self, root: Path) -> str:
         """The text of its file with `new` in the one place of `old`."""
-        return replaced(root / self.file, self.old, self.new)
+        return replace_once(root / self.file, self.old, self.new)
 
 
 class PlantedFault(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -202,7 +203,7 @@ def _geometry(page_size: int, window: int | None = None, tree: bool = True) -> G
     return Geometry(page_size, window, 8, swa_pages, 3, 4 * page_size, tree, always)
 
 
-def stated(config: AnyConfig) -> str:
+def stated_sizes(config: AnyConfig) -> str:
     """Sizes as a fault states them: `config_of` reads them again."""
     presets = kind_of_config(config).presets
     if same := [name for name, preset in presets.items() if preset == config]:
@@ -267,11 +268,11 @@ def _fault(path: Path, name: str, table: dict[str, Any]) -> PlantedFault:
 
 
 @contextmanager
-def planted(root: Path, edits: Iterable[Edit]) -> Iterator[None]:
+def plant_fault(root: Path, edits: Iterable[Edit]) -> Iterator[None]:
     """With these edits in the code below `root` that this process has loaded."""
     with ExitStack() as stack:
         for edit in edits:
-            stack.enter_context(patched(root / edit.file, edit.module, edit.old, edit.new))
+            stack.enter_context(patch_function(root / edit.file, edit.module, edit.old, edit.new))
         yield
 
 
@@ -280,9 +281,9 @@ def checkout_with(
 ) -> Path:
     """A checkout of the code below `root`, or of one package of it, with faults in it. Files that have none
     are links."""
-    # `_linked` brings the bytecode of each file, into a folder that copytree would not make again.
+    # `_link_files` brings the bytecode of each file, into a folder that copytree would not make again.
     bytecode = shutil.ignore_patterns("__pycache__")
-    shutil.copytree(root / package, folder / package, copy_function=_linked, ignore=bytecode)
+    shutil.copytree(root / package, folder / package, copy_function=_link_files, ignore=bytecode)
     for fault in faults:
         for edit in fault.edits_in(release):
             text = _with_method(folder, fault, edit) if edit.method else edit.text(folder)
@@ -291,7 +292,7 @@ def checkout_with(
     return folder
 
 
-def _linked(source: str, target: str) -> None:
+def _link_files(source: str, target: str) -> None:
     """A file of the copy; with its bytecode, which is valid for a file of the same time and size."""
     try:
         os.link(source, target)
@@ -309,7 +310,8 @@ def _with_method(root: Path, fault: PlantedFault, edit: Edit) -> str:
     """The text of a file at whose end a method is replaced."""
     text = (root / edit.file).read_text(encoding="utf-8")
     assert isinstance(fault.sizes, dict), f"{fault.name}: a fault in a method states its page_size"
-    size, (kind, _, method) = fault.sizes["page_size"], edit.method.partition(".")
+    size = fault.sizes["page_size"]
+    (kind, _, method) = edit.method.partition(".")
     gate = "" if _GATE in text else _GATE
     put = f"_at_page_size({size}, {kind}, {method!r}, fault)"
     return f"{text}{gate}\n\n{edit.new}\n\n\n{put}\n"

@@ -16,7 +16,7 @@ from typing import Any
 
 from impl.sglang.process import worker
 from impl.sglang.process.system import SGLangSystem
-from impl.sglang.releases.catalogue import supported
+from impl.sglang.releases.catalogue import supported_release
 from impl.sglang.server import reading
 from impl.sglang.server.hooks import POINTS, around, targets
 from impl.sglang.server.watch import Watcher
@@ -30,12 +30,15 @@ NO_SCHEDULERS = {"Match", "Unlock", "Insert", "Evict", "CheckBusy", "CheckIdle",
 
 
 class WatchedRelease(SGLangSystem):
-    """A played release whose runs are watched, each into a folder of its own under `folder`. spec: its rounds
-    are verify rounds, else plain ones."""
+    """A played release whose runs are watched, each into a folder of its own under `folder`.
+
+    spec: its rounds are verify rounds, else plain ones.
+    """
 
     def __init__(self, version: str, folder: Path, *, spec: bool, overlap: bool = False) -> None:
         super().__init__(version, overlap=overlap)
-        self.folder, self.spec = folder, spec
+        self.folder = folder
+        self.spec = spec
         commands = self.capabilities.commands - NO_SCHEDULERS - {"Decode" if spec else "SpecDecode"}
         # A prompt that another server has computed comes by hooks that nobody watches.
         self.capabilities = replace(self.capabilities, commands=commands, swa_tail=False)
@@ -53,12 +56,18 @@ class _Scheduler:
     is_mixed_chunk = False
 
     def __init__(self, driver: Any, spec_algorithm: Any) -> None:
-        server, self.prepared = driver.server, list[Any]()
-        self.server, self.spec_algorithm = server, spec_algorithm
-        self.token_to_kv_pool_allocator, self.req_to_token_pool = server.allocator, server.rows
-        self.tree_cache, self.session_controller = server.cache, server.controller
-        self.is_hybrid_swa, self.enable_overlap = server.swa_pool is not None, driver.overlap
-        self.page_size, self.sliding_window_size = server.geometry.page_size, server.geometry.window
+        server = driver.server
+        self.prepared = list[Any]()
+        self.server = server
+        self.spec_algorithm = spec_algorithm
+        self.token_to_kv_pool_allocator = server.allocator
+        self.req_to_token_pool = server.rows
+        self.tree_cache = server.cache
+        self.session_controller = server.controller
+        self.is_hybrid_swa = server.swa_pool is not None
+        self.enable_overlap = driver.overlap
+        self.page_size = server.geometry.page_size
+        self.sliding_window_size = server.geometry.window
 
     @property
     def waiting_queue(self) -> list[Any]:
@@ -72,11 +81,11 @@ def watched_driver(version: str, folder: Path, spec: bool) -> type:
     from impl.sglang.parts.stand_ins import Bag, SpecAlgorithm
     from impl.sglang.scheduler.driver import Driver
 
-    names = supported(version)()
+    names = supported_release(version)()
     watcher = Watcher(names)
     hooks: dict[str, Callable[..., Any]] = {name: around(watcher, name) for *_, name in POINTS}
 
-    def extended(original: Callable[..., Any], batch: Any) -> Any:
+    def note_extend(original: Callable[..., Any], batch: Any) -> Any:
         result = hooks["extend"](original, batch)
         watched[-1].ends_step(batch, decodes=False)
         lengths = zip(batch.reqs, batch.prefix_lens, batch.extend_lens)
@@ -87,10 +96,10 @@ def watched_driver(version: str, folder: Path, spec: bool) -> type:
         hooks["result"](_nothing, None, SimpleNamespace(reqs=chunks))
         return result
 
-    def opened(original: Callable[..., Any], *args: Any) -> Any:
+    def note_open(original: Callable[..., Any], *args: Any) -> Any:
         return hooks["open_session"](lambda *_: (original(*args), Bag(success=True))[1], *args)
 
-    own = {"open_session": opened, "extend": extended}
+    own = {"open_session": note_open, "extend": note_extend}
     watched: list[Any] = []  # the driver
     count = reading.Reader.counts
 
@@ -117,12 +126,12 @@ def watched_driver(version: str, folder: Path, spec: bool) -> type:
             reading.version = lambda _: release.version  # type: ignore[assignment]
             for target, name in targets(names):
                 if name not in ONLY_IN_A_SERVER:
-                    _hooked(target, own.get(name, hooks[name]))
+                    _hook(target, own.get(name, hooks[name]))
             _after(release, "abort_queued", lambda _, req, __: self._aborted(req))
             _after(
                 release, "prepare_spec", lambda _, batch, *__: self.ends_step(batch, decodes=True)
             )
-            _hooked(_DECODE, self._prepared)
+            _hook(_DECODE, self._prepared)
 
         def reset(self, geometry: Geometry) -> None:
             if watcher.log is not None:
@@ -162,7 +171,7 @@ def watched_driver(version: str, folder: Path, spec: bool) -> type:
         def plan(self, batch: Any) -> Any:
             """A batch, or none, as this release's scheduler says that it has decided on it."""
             plan = SimpleNamespace(batch_to_run=batch)
-            return plan if names.planned(plan) is batch else batch
+            return plan if names.planned_batch(plan) is batch else batch
 
         def _aborted(self, req: Any) -> None:
             recv_req = Bag(rid=req.rid, abort_all=False)
@@ -194,7 +203,7 @@ def _after(owner: Any, name: str, then: Callable[..., Any]) -> None:
     setattr(owner, name, calls)
 
 
-def _hooked(target: str, hook: Callable[..., Any]) -> None:
+def _hook(target: str, hook: Callable[..., Any]) -> None:
     """As SGLang's registry does it, also where others have imported the function."""
     path, _, name = target.rpartition(".")
     try:

@@ -26,7 +26,11 @@ class RecordWordsError(ValueError):
 
 @dataclass(frozen=True)
 class RecordKind:
-    """Records of one kind. field: where they stand; key: the field that names one, "" for its place."""
+    """Records of one kind.
+
+    field: where they stand.
+    key: the field that names one, "" for its place.
+    """
 
     type: Any
     field: str
@@ -35,20 +39,25 @@ class RecordKind:
 
 @dataclass(frozen=True)
 class Notation:
-    """kinds: of records, by their word. tokens: by name. values: those of other types, by name."""
+    """A notation of records in words.
+
+    kinds: of records, by their word.
+    tokens: by name.
+    values: those of other types, by name.
+    """
 
     kinds: Mapping[str, RecordKind]
     tokens: Mapping[str, int] = field(default_factory=dict)
     values: Mapping[str, Any] = field(default_factory=dict)
 
-    def changed(self, facts: Any, line: str) -> Any:
+    def change_facts(self, facts: Any, line: str) -> Any:
         """The facts with what a line says. Raises RecordWordsError."""
         try:
-            return self._changed(facts, line)
+            return self._change_facts(facts, line)
         except (KeyError, IndexError, StopIteration, TypeError, ValueError) as error:
             raise RecordWordsError(f"{line!r}: {error or type(error).__name__}") from None
 
-    def _changed(self, facts: Any, line: str) -> Any:
+    def _change_facts(self, facts: Any, line: str) -> Any:
         head, colon, said = line.partition(": ")
         words = head.split()
         if words[0] == "new":
@@ -68,7 +77,8 @@ class Notation:
 
     def _record(self, facts: Any, words: list[str]) -> tuple[RecordKind, int, list[Any]]:
         """A record that is there: its kind, its place among the others, and all of them."""
-        kind, name = self.kinds[words[0]], " ".join(words[1:])
+        kind = self.kinds[words[0]]
+        name = " ".join(words[1:])
         records = [*getattr(facts, kind.field)]
         if not kind.key:
             return kind, int(name) - 1, records
@@ -76,13 +86,14 @@ class Notation:
         return kind, names.index(name), records
 
     def _fields(self, said: str, of: Any, was: Mapping[str, Any]) -> dict[str, Any]:
-        hints, found = get_type_hints(of), {}
+        hints = get_type_hints(of)
+        values = {}
         for part in said.split(", "):
             name, *words = (word.strip('"') for word in _WORD.findall(part))
             if name not in hints:
                 raise ValueError(f"{name!r} is no field; one of {', '.join(hints)}")
-            found[name] = self._value(words, hints[name], was[name])
-        return found
+            values[name] = self._value(words, hints[name], was[name])
+        return values
 
     def _value(self, words: list[str], hint: Any, was: Any) -> Any:
         """Read the words of a field of this type."""
@@ -105,7 +116,7 @@ class Notation:
             return {**(was or {}), **self._pools(words, get_args(hint)[1], was or {})}
         [of, _] = get_args(hint)
         if of in (int, str):
-            return self._listed(words, was) if of is int else tuple(w for w in words if w != "-")
+            return self._parse_list(words, was) if of is int else tuple(w for w in words if w != "-")
         return tuple(self._part(of, word) for word in words if word != "-")
 
     def _part(self, of: Any, word: str) -> Any:
@@ -114,23 +125,23 @@ class Notation:
         return of(pool, *map(int, slots.split(">")))
 
     def _pools(self, words: list[str], of: Any, was: Mapping[str, Any]) -> dict[str, Any]:
-        said: dict[str, list[str]] = {}
+        slots_by_pool: dict[str, list[str]] = {}
         pool = ""
         for word in words:
             if re.fullmatch(r"full|swa|state", word):
                 pool = word
-                said[pool] = []
+                slots_by_pool[pool] = []
             elif pool:
-                said[pool].append(word)
+                slots_by_pool[pool].append(word)
             else:
                 raise ValueError(f"{word!r} stands before the name of a pool")
         counts = of is int
         return {
-            pool: self._number(values[0]) if counts else self._listed(values, was.get(pool, ()))
-            for pool, values in said.items()
+            pool: self._number(values[0]) if counts else self._parse_list(values, was.get(pool, ()))
+            for pool, values in slots_by_pool.items()
         }
 
-    def _listed(self, words: list[str], was: Any) -> tuple[int, ...]:
+    def _parse_list(self, words: list[str], was: Any) -> tuple[int, ...]:
         """Numbers and tokens; with `at=token` what was there, but for that place."""
         if any("=" in word for word in words):
             slots = list(was)

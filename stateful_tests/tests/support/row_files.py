@@ -16,7 +16,12 @@ from typing import NamedTuple
 
 
 class Paragraph(NamedTuple):
-    """on: what the head has behind ", on ". outcome: "" of a piece. places: "" where none are stated."""
+    """A paragraph of a file of rows.
+
+    on: what the head has behind ", on ".
+    outcome: "" of a piece.
+    places: "" where none are stated.
+    """
 
     title: str
     on: str
@@ -44,8 +49,10 @@ def paragraphs(path: Path) -> Iterator[Paragraph]:
 class ClauseRow(NamedTuple):
     """What the last line violates.
 
-    clause: the headline, "" if all lines conform; also: further clauses, in any order. words: how the
-    headline's expected and observed end. places: of the headline's failure.
+    clause: the headline, "" if all lines conform.
+    also: further clauses, in any order.
+    words: how the headline's expected and observed end.
+    places: of the headline's failure.
     """
 
     title: str

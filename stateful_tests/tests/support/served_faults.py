@@ -15,7 +15,7 @@ from stateful_tests.watched.servers.population import Population
 RUNS = 60
 
 
-def found_in_servers(
+def faults_in_servers(
     fault: PlantedFault, runs: Population | PairPopulation, judge: str, folder: Path
 ) -> set[str]:
     """The judges, and the keys of their new findings, in runs until `judge` is among them."""
@@ -26,15 +26,16 @@ def found_in_servers(
         pytest.skip(f"no server environment: {error}")
     [packages] = python.parents[1].glob("lib/python*/site-packages")
     checkout_with(packages, folder, fault, package="sglang")
-    runner, seen = WholeScheduler(python, folder), set[str]()
+    runner = WholeScheduler(python, folder)
+    faults_seen = set[str]()
     try:
         for _ in range(RUNS):
             judged = scheduler_runs.serve(runner, scheduler_runs.ServedRun(release, *runs.draw()))
             if isinstance(runs, Population):
-                runs.ran(judged.validated.reached)
-            seen |= {name for each in judged.new for name in (each.judge, each.key)}
-            if judge in seen:
+                runs.record_run(judged.validated.reached)
+            faults_seen |= {name for each in judged.new for name in (each.judge, each.key)}
+            if judge in faults_seen:
                 break
     finally:
         runner.close()
-    return seen
+    return faults_seen

@@ -44,27 +44,33 @@ class Copies:
         self._made: dict[int, tuple[str, torch.Tensor, torch.Tensor, list[Any]]] = {}
 
     def of(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
-        """The same tensor in the copy. name: for the report."""
+        """The same tensor in the copy.
+
+        name: for the report.
+        """
         storage = tensor.untyped_storage()
         if (key := storage.data_ptr()) not in self._made:
             here = torch.empty(0, dtype=tensor.dtype).set_(storage)
-            there, moved = here.clone(), list[Any]()
+            there = here.clone()
+            moves = list[Any]()
             if tensor.dtype in (torch.int64, torch.uint64):
                 words = there.view(torch.int64)
                 for at, word in enumerate(words.tolist()):
                     if word in addressed:
                         behind = self.of(addressed[word], f"memory at an address in {name}")
                         words[at] = data_ptr(behind)
-                        moved.append((at, word, data_ptr(behind)))
-            self._made[key] = name, here, there.to(DEVICE), moved
-        copy, there = torch.empty(0, dtype=tensor.dtype, device=DEVICE), self._made[key][2]
+                        moves.append((at, word, data_ptr(behind)))
+            self._made[key] = name, here, there.to(DEVICE), moves
+        copy = torch.empty(0, dtype=tensor.dtype, device=DEVICE)
+        there = self._made[key][2]
         place = tensor.storage_offset(), tensor.shape, tensor.stride()
         return copy.set_(there.untyped_storage(), *place)
 
     def compare(self, kernel: str) -> None:
         """Raises SystemFailed where a copy differs from what it was made of."""
         for name, here, there, moved in self._made.values():
-            ours, real = here.numpy(), there.cpu().numpy()
+            ours = here.numpy()
+            real = there.cpu().numpy()
             for at, old, new in moved:
                 if real[at] == new:  # else an output held an old address by chance
                     real[at] = old
@@ -101,13 +107,15 @@ class Beside(own.Kernel):
             twin.__annotations__ = {
                 name: ANNOTATIONS[kind] for name, kind in function.__annotations__.items()
             }
-            twin.__module__, twin.__qualname__ = function.__module__, function.__qualname__
+            twin.__module__ = function.__module__
+            twin.__qualname__ = function.__qualname__
             self._real = triton.jit(twin)
             scope |= {name: self.known[name].real() for name in scope if name in self.known}
         return self._real
 
     def _launch(self, grid: tuple[int, ...], *given: Any, **constants: Any) -> None:
-        kernel, copies = self._function.__name__, Copies()
+        kernel = self._function.__name__
+        copies = Copies()
         names = inspect.signature(self._function).parameters
         twins = [
             copies.of(each, name) if isinstance(each, torch.Tensor) else each

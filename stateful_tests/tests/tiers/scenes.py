@@ -268,7 +268,10 @@ RECURRENT = TierFacts(
 
 
 class TierScene(NamedTuple):
-    """Facts before and after a poll, which conform. waiting: the requests that wait."""
+    """Facts before and after a poll, which conform.
+
+    waiting: the requests that wait.
+    """
 
     facts: TierFacts
     sizes: TierConfig
@@ -354,7 +357,7 @@ def failures(
     )
 
 
-def violated(change: Callable[[TierFacts], TierFacts], **scene: Any) -> tuple[list[str], str]:
+def violated_at(change: Callable[[TierFacts], TierFacts], **scene: Any) -> tuple[list[str], str]:
     """The clauses of these failures, and what of the first."""
     failed = failures(change, **scene)
     first = failed[0][1] if failed else None
@@ -371,9 +374,9 @@ def failures_of(row: ClauseRow) -> list[tuple[Clause, Failure]]:
     was = now = scene.facts
     for line in row.lines:
         if line.startswith("before "):
-            was = NOTATION.changed(was, line.removeprefix("before "))
+            was = NOTATION.change_facts(was, line.removeprefix("before "))
         else:
-            now = NOTATION.changed(now, line)
+            now = NOTATION.change_facts(now, line)
     return failures(
         lambda _: now,
         was=was,

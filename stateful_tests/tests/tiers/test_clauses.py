@@ -38,7 +38,7 @@ from stateful_tests.tests.support.row_files import clause_rows
 from stateful_tests.tests.tiers.scenes import (
     A, BACKUP, C, DECODING, DEVICE, FACTS, HELD, HOST, NODES, PREFETCH, PREFILLING, RECEIVED,
     RECEIVES, RECURRENT, REST, SENDING, SIZES, STORING, TRANSFERS, WITH_STATES, count, facts,
-    failures, failures_of, kv, node, part, together, violated,
+    failures, failures_of, kv, node, part, together, violated_at,
 )  # fmt: skip
 
 ROWS = list(clause_rows(Path(__file__).with_name("clause_rows.txt")))
@@ -61,15 +61,15 @@ def test_a_retracted_request_keeps_its_kv_on_the_host():
     was = RECEIVED._replace(
         requests=(RECEIVES, HELD, kept), host_free=kv((1,), (0,)), host_memory=kv((A[0], 0), (0,))
     )
-    assert violated(facts(), was=was, sizes=sizes) == ([], "")
-    failed, text = violated(facts(host_free=kv((1, 0), (0,))), was=was, sizes=sizes)
+    assert violated_at(facts(), was=was, sizes=sizes) == ([], "")
+    failed, text = violated_at(facts(host_free=kv((1, 0), (0,))), was=was, sizes=sizes)
     assert failed == ["HOST-1"] and "h3, which is retracted, has it, 1 time in the free list" in text
 
 
 def test_a_lock_of_full_kv_alone_counts_in_one_pool():
     was = RECEIVED._replace(users=(TierUser("h1", host=False, node=1, lock=1, full_only=True),))
-    assert violated(node(1, locks=count(1, 0)), was=was, sizes=DECODING) == ([], "")
-    assert violated(node(1, locks=count(1, 1)), was=was, sizes=DECODING)[0] == ["HOST-3"]
+    assert violated_at(node(1, locks=count(1, 0)), was=was, sizes=DECODING) == ([], "")
+    assert violated_at(node(1, locks=count(1, 1)), was=was, sizes=DECODING)[0] == ["HOST-3"]
 
 
 def test_nothing_is_being_fetched_at_rest():
@@ -177,7 +177,8 @@ def test_clauses_of_handovers_apply_where_kv_is_handed_over():
     assert TIER_CLAUSES["PD-6"].trigger(step)
 
 
-TEXT, MORE = (Piece("a", 1),), (Piece("b", 2),)
+TEXT = (Piece("a", 1),)
+MORE = (Piece("b", 2),)
 
 
 def test_the_holders_of_texts_are_remembered():
@@ -203,17 +204,17 @@ def test_the_holders_of_texts_are_remembered():
 
 
 def test_the_scenes_conform():
-    assert violated(facts()) == ([], "")
-    assert violated(facts(), was=STORING) == ([], "")
-    assert violated(facts(), was=RECEIVED, sizes=DECODING) == ([], "")
-    assert violated(facts(), was=REST) == ([], "")
+    assert violated_at(facts()) == ([], "")
+    assert violated_at(facts(), was=STORING) == ([], "")
+    assert violated_at(facts(), was=RECEIVED, sizes=DECODING) == ([], "")
+    assert violated_at(facts(), was=REST) == ([], "")
 
 
 def test_a_fault_of_two_clauses_is_seen_by_both():
     slots = PREFETCH._replace(slots=kv((4, 5), (5,)), moving=kv((4,)))
     for change in (facts(host_free=kv((5,), ())), facts(operations=(BACKUP, slots))):
-        assert violated(change, was=STORING)[0] == ["HOST-1", "XFER-2"]
-    assert violated(facts(host_free=kv((5, 0), (5,))))[0] == ["HOST-1"]
+        assert violated_at(change, was=STORING)[0] == ["HOST-1", "XFER-2"]
+    assert violated_at(facts(host_free=kv((5, 0), (5,))))[0] == ["HOST-1"]
 
 
 def test_a_parent_and_its_child_leave_the_device_in_one_step():
@@ -221,11 +222,11 @@ def test_a_parent_and_its_child_leave_the_device_in_one_step():
     both = together(
         node(1, device=kv(), locks=count()), node(2, device=kv()), facts(
             users=(), free=kv((5, 6, 1, 2, 3), (5, 6, 1, 2, 3)), reads=()))  # fmt: skip
-    assert violated(both, was=REST) == ([], "")
+    assert violated_at(both, was=REST) == ([], "")
 
 
 def test_a_device_slot_of_nobody_in_the_tree_may_be_that_of_a_running_request():
-    assert violated(facts(free=kv((5,), (5, 6))), was=REST) == ([], "")
+    assert violated_at(facts(free=kv((5,), (5, 6))), was=REST) == ([], "")
 
 
 def split(host=1, swa=1):
@@ -251,13 +252,11 @@ def split(host=1, swa=1):
 
 def test_a_split_changes_no_range():
     was, cut = split()
-    assert violated(cut, was=was) == ([], "")
+    assert violated_at(cut, was=was) == ([], "")
     for less in (split(host=0), split(swa=0)):
-        failed, text = violated(less[1], was=less[0])
-        assert (
-            failed == ["HOST-3"]
-            and "node 5 on the host is locked 1 time; it is locked 0 times" in text
-        )
+        failed, text = violated_at(less[1], was=less[0])
+        assert failed == ["HOST-3"]
+        assert "node 5 on the host is locked 1 time; it is locked 0 times" in text
 
 
 def test_a_split_leaves_the_state_with_the_last_part():
@@ -270,12 +269,12 @@ def test_a_split_leaves_the_state_with_the_last_part():
         parent=7, start=1, stamps=A[1:2], device={"full": (2,), "state": (1,)},
         host={"full": (1,), "state": (0,)},
     )  # fmt: skip
-    assert violated(facts(nodes=(upper, rest)), was=RECURRENT, sizes=WITH_STATES) == ([], "")
+    assert violated_at(facts(nodes=(upper, rest)), was=RECURRENT, sizes=WITH_STATES) == ([], "")
 
 
 def test_an_older_release_leaves_the_lock_on_the_host_with_the_last_part():
     was, cut = split(host=0)
-    assert violated(cut, was=was._replace(loose=("host end",))) == ([], "")
+    assert violated_at(cut, was=was._replace(loose=("host end",))) == ([], "")
 
 
 def test_an_older_release_locks_no_tombstones():
@@ -285,8 +284,8 @@ def test_an_older_release_locks_no_tombstones():
         facts(free=kv((5, 6), (5, 6, 1, 2)), loose=("tombstones",)),
     )
     was = bare(FACTS)
-    assert violated(facts(), was=was) == ([], "")
-    failed, _ = violated(node(1, device=kv((1, 2), ()), locks=count(2, 1)), was=was)
+    assert violated_at(facts(), was=was) == ([], "")
+    failed, _ = violated_at(node(1, device=kv((1, 2), ()), locks=count(2, 1)), was=was)
     assert failed[0] == "HOST-3"
 
 
@@ -299,9 +298,9 @@ def test_a_pin_of_full_kv_counts_present_kv_unless_copied_on_eviction():
     )
     back = replace(SIZES, policy="write_back")
     for was in (FACTS, bare(FACTS)):  # locked with KV on the host, or without
-        assert violated(bare, was=was) == ([], "")
-        assert violated(bare, was=was, sizes=back)[0] == ["HOST-3"]
-    assert violated(together(bare, node(4, pins=count(2, 1))), was=FACTS)[0] == ["HOST-3"]
+        assert violated_at(bare, was=was) == ([], "")
+        assert violated_at(bare, was=was, sizes=back)[0] == ["HOST-3"]
+    assert violated_at(together(bare, node(4, pins=count(2, 1))), was=FACTS)[0] == ["HOST-3"]
 
 
 def test_a_store_that_has_copied_needs_its_source_no_more():
@@ -314,7 +313,7 @@ def test_a_store_that_has_copied_needs_its_source_no_more():
             free=kv((5, 6), (5, 6, 3)),
         ),
     )
-    assert violated(freed) == ([], "")
+    assert violated_at(freed) == ([], "")
 
 
 def test_a_transfer_from_before_a_reset_harms_nobody():
@@ -328,7 +327,7 @@ def test_a_transfer_from_before_a_reset_harms_nobody():
         free=kv(range(1, 7), range(1, 7)),
         host_free=kv(range(6), range(6)),
     )
-    assert violated(lambda _: empty, command=ResetCache()) == ([], "")
+    assert violated_at(lambda _: empty, command=ResetCache()) == ([], "")
 
 
 def test_a_reset_forgets_the_copies():
@@ -337,41 +336,42 @@ def test_a_reset_forgets_the_copies():
     [(clause, failure)] = failures(bare, was=REST, command=ResetCache())
     assert clause.id == "HOST-4" and failure.observed == "4"
     assert failure.at == (AtCount("host", "hashes", 0),)
-    assert violated(facts(), was=REST, command=ResetCache(), refused=True) == ([], "")
+    assert violated_at(facts(), was=REST, command=ResetCache(), refused=True) == ([], "")
 
 
 def test_an_evict_frees_evictable_pages():
     was = REST._replace(evictable=count(2, 1))
-    failed, text = violated(facts(), was=was, command=Evict(1))
+    failed, text = violated_at(facts(), was=was, command=Evict(1))
     assert failed == ["TREE-17"] and text == "1 of 2 evictable full tokens are freed; 0 are"
-    assert violated(facts(), was=was, command=Evict(0, 3))[0] == ["TREE-17"]
-    assert violated(facts(), was=was, command=Evict(1), refused=True) == ([], "")
+    assert violated_at(facts(), was=was, command=Evict(0, 3))[0] == ["TREE-17"]
+    assert violated_at(facts(), was=was, command=Evict(1), refused=True) == ([], "")
     freed = together(node(2, device=kv((), (3,))), facts(free=kv((5, 6, 3), (5, 6))))
-    assert violated(freed, was=was, command=Evict(1)) == ([], "")
-    assert violated(facts(), was=REST._replace(evictable=count()), command=Evict(3)) == ([], "")
+    assert violated_at(freed, was=was, command=Evict(1)) == ([], "")
+    assert violated_at(facts(), was=REST._replace(evictable=count()), command=Evict(3)) == ([], "")
 
 
 def recurrent(**changes):
     """Another node, or other facts, of a model with recurrent layers."""
 
-    def changed(was):
+    def change_log(was):
         [only] = was.nodes
         of_node = {name: changes.pop(name) for name in ("host", "locks") if name in changes}
         return was._replace(nodes=(only._replace(**of_node),), **changes)
 
-    return changed
+    return change_log
 
 
 def test_states_that_are_right_conform_and_an_evict_frees_as_many_as_counted():
-    assert violated(recurrent(), was=RECURRENT, sizes=WITH_STATES, waiting=()) == ([], "")
+    assert violated_at(recurrent(), was=RECURRENT, sizes=WITH_STATES, waiting=()) == ([], "")
     was = RECURRENT._replace(evictable={"full": 0, "state": 1})
-    clauses, says = violated(
+    clauses, says = violated_at(
         recurrent(), command=Evict(full=0, swa=0, states=1), was=was, sizes=WITH_STATES, waiting=()
     )
     assert clauses == ["TREE-17"] and says == "1 of 1 evictable states are freed; 0 are"
 
 
-SENT, ARRIVE = RECEIVES._replace(writing={}), Arrive("h1")
+SENT = RECEIVES._replace(writing={})
+ARRIVE = Arrive("h1")
 
 
 @pytest.mark.parametrize(
@@ -393,7 +393,8 @@ SENT, ARRIVE = RECEIVES._replace(writing={}), Arrive("h1")
     ],
 )
 def test_a_decode_server_that_repeats_its_state_stands_still(commands, requests, found):
-    progress, beside = DecodeProgress(), LockRanges(DECODING)
+    progress = DecodeProgress()
+    beside = LockRanges(DECODING)
     now = RECEIVED._replace(requests=tuple(requests))
     for command in commands:
         beside.note(command)
@@ -422,7 +423,8 @@ def test_a_decode_server_that_repeats_its_state_stands_still(commands, requests,
     ],
 )
 def test_a_server_that_only_prefills_and_comes_into_the_same_state_again(commands, state, sends, found):
-    progress, beside = DecodeProgress(), LockRanges(PREFILLING)
+    progress = DecodeProgress()
+    beside = LockRanges(PREFILLING)
     request = SENDING.requests[0]._replace(state=TierRequestState(state))
     now = SENDING._replace(requests=(request,), sends=sends)
     for command in (*commands, *[Poll()] * 3):

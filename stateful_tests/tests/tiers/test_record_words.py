@@ -39,13 +39,13 @@ def nodes(*instead):
     ],
 )  # fmt: skip
 def test_a_line_changes_the_records_that_it_names(line, other):
-    assert NOTATION.changed(FACTS, line) == other
+    assert NOTATION.change_facts(FACTS, line) == other
 
 
 def test_a_record_is_called_by_its_name():
-    held = NOTATION.changed(RECEIVED, "request h2: name session h2, writing none")
+    held = NOTATION.change_facts(RECEIVED, "request h2: name session h2, writing none")
     assert [(request.name, request.writing) for request in held.requests][1] == ("session h2", {})
-    assert NOTATION.changed(held, "request session h2: row 9").requests[1].row == 9
+    assert NOTATION.change_facts(held, "request session h2: row 9").requests[1].row == 9
 
 
 @pytest.mark.parametrize(
@@ -61,5 +61,5 @@ def test_a_record_is_called_by_its_name():
 )
 def test_a_line_that_changes_nothing_says_why(line, says):
     with pytest.raises(RecordWordsError, match=says) as error:
-        NOTATION.changed(FACTS, line)
+        NOTATION.change_facts(FACTS, line)
     assert str(error.value).startswith(repr(line))

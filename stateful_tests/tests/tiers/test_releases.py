@@ -8,20 +8,20 @@ import pytest
 from ci.report import report_data as report
 from ci.report.pages import trace_page
 from impl.adapter import UnusableImplementation
-from impl.engines import driven_in
+from impl.engines import driven_releases
 from impl.sglang.tiers import api
 from impl.sglang.tiers.system import TierSystem
-from reference.blocks.config import engine_preset
+from reference.blocks.presets import engine_preset
 from reference.commands import Done, Mode, Reason, Refused
 from reference.geometry import preset
 from reference.tiers.config import TIER_PRESETS, tier_preset
-from stateful_tests.check import run_driver, check_plans
+from stateful_tests.check import run_driver, check_plans, run_batches
 from stateful_tests.lockstep.driven_kinds import check_fits
 from stateful_tests.lockstep.replays import replay
 from stateful_tests.lockstep.run_results import Trace
 from stateful_tests.lockstep.system_names import resolve
 from stateful_tests.shrink.minimise import minimise
-from stateful_tests.tests.support.modules_run import printed_by
+from stateful_tests.tests.support.modules_run import output_of
 from stateful_tests.tests.support.night import at_night
 from stateful_tests.tests.support.planted_faults import planted_faults
 from stateful_tests.tests.tiers.lines import NEWEST, ROUND, STORED, commands
@@ -39,8 +39,9 @@ def test_the_newest_release_conforms(newest):
     server that only decodes, whose faults are known."""
     plan = check_plans.plan("smoke", examples=1, steps=20)
     for index, name in enumerate(TIER_PRESETS):
-        config, example = run_driver.with_stated_sizes(check_plans.TIERED, name, Mode.FAITHFUL), index % 2 * 3
-        driven = run_driver.drive(newest, plan, run_driver.RunBatch(config, range(example, example + 1)))
+        config = run_batches.with_stated_sizes(check_plans.TIERED, name, Mode.FAITHFUL)
+        example = index % 2 * 3
+        driven = run_driver.drive(newest, plan, run_batches.RunBatch(config, range(example, example + 1)))
         result = driven.runs[0][1]
         assert all(
             "session" in seen.failure.expected for seen, _ in result if name.startswith("decode")
@@ -70,7 +71,9 @@ def told_by(system, name, lines):
     sizes = tier_preset(name)
     system.reset(sizes)
     for command in commands(lines):
-        outcome, facts, texts = system.apply(command), system.view(), {0: ()}
+        outcome = system.apply(command)
+        facts = system.view()
+        texts = {0: ()}
         collected = []
         for node in facts.nodes:
             texts[node.node] = (*texts[node.parent], *node.stamps)
@@ -118,13 +121,13 @@ def test_the_faults_are_seen_first_by_their_clauses(core, silent):
     else:
         suite = "tiers"
         other = "rust_tree_core/"
-    seen = json.loads(printed_by("stateful_tests.tests.support.fault_runs", suite, "--replay"))
-    assert {name: each["with"][:1] for name, each in seen.items()} == {
+    seen_by = json.loads(output_of("stateful_tests.tests.support.fault_runs", suite, "--replay"))
+    assert {name: each["with"][:1] for name, each in seen_by.items()} == {
         name: [] if name in silent else [fault.clause]
         for name, fault in planted_faults("tiers/faults.toml").items()
         if other not in fault.file
     }
-    assert [name for name, each in seen.items() if each["without"]] == []
+    assert [name for name, each in seen_by.items() if each["without"]] == []
 
 
 def test_a_release_before_the_copy_engine_is_not_driven():
@@ -142,7 +145,7 @@ def test_nothing_else_goes_with_a_host_tier(name):
         resolve(name)
 
 
-@pytest.mark.parametrize("version", driven_in("sglang", ("hicache",)))
+@pytest.mark.parametrize("version", driven_releases("sglang", ("hicache",)))
 def test_a_release_has_the_facts_of_the_table_of_host_tiers(release, version):
     """So that nobody has to look when a release is driven."""
     system = release(f"{version}+hicache")

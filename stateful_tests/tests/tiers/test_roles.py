@@ -44,11 +44,9 @@ def test_a_prompt_is_received_decoded_retracted_and_given_up(newest):
     html = trace_page.page(report.replay_data("t.json", run) | {"replay": "kvspec replay t.json"}, run)
     assert "h1 (receives), device full 2" in html and "slots are still to be written" in html
     message = str(facts_at(AtSlot("full", 2, host=False), run.history[3]))
-    assert (
-        run.history[3].facts.requests[0].writing
-        and "h1" in message
-        and "the prefill server of h1" in message
-    )
+    assert run.history[3].facts.requests[0].writing
+    assert "h1" in message
+    assert "the prefill server of h1" in message
 
 
 @pytest.mark.parametrize(("lines", "reason"), [

@@ -120,7 +120,7 @@ def test_a_release_whose_thread_frees_what_it_has_not_read_is_driven_without_a_s
 def test_functions_that_threads_of_the_storage_run_are_noted(newest):
     with newest.noting_calls() as called:
         replay(newest, Trace(tier_preset("storage"), Mode.FAITHFUL, tuple(commands(STORED))))
-    assert any("HiCacheController._page_transfer" in line for line in called)
+    assert "HiCacheController._page_transfer" in {function.name for function in called}
 
 
 def test_a_storage_is_detached_only_where_nothing_is_in_progress(newest):
@@ -146,16 +146,16 @@ def test_a_storage_in_use_is_not_detached(newest, name, lines, reason):
     assert run.violation is None and run.rows[-1].outcome == Refused(reason)
 
 
-def played(system, name, lines):
+def play_commands(system, name, lines):
     return replay(system, Trace(tier_preset(name), Mode.FAITHFUL, commands(lines)))
 
 
 def test_a_prefetch_that_ends_by_time_gives_the_pages_read_so_far(newest):
     """It takes as long as the trace says. Slots of pages that the thread still reads are freed at its end."""
-    early = played(newest, "storage-timeout", PART_READ + "; tick seconds 5; load h2 a4b1")
+    early = play_commands(newest, "storage-timeout", PART_READ + "; tick seconds 5; load h2 a4b1")
     assert early.violation is None
     assert early.rows[-1].outcome == early.rows[-3].outcome == Refused(Reason.WRONG_PHASE)
-    run = played(
+    run = play_commands(
         newest,
         "storage-timeout",
         PART_READ + "; tick seconds 7; load h2 a4b1; insert h2 a4b1; fetch; poll; poll",
@@ -169,15 +169,15 @@ def test_a_prefetch_that_ends_by_time_gives_the_pages_read_so_far(newest):
 @pytest.mark.parametrize("name", ["storage-timeout-window", "storage-timeout-back"])
 def test_what_came_short_is_discarded_or_kept_in_whole_pages(newest, name):
     lines = PART_READ.replace("a4", "a8") + "; tick seconds 30; load h2 a8b1; fetch; fetch; poll; poll"
-    run = played(newest, name, lines)
+    run = play_commands(newest, name, lines)
     assert run.violation is None
 
 
 @pytest.mark.parametrize("name", ["storage", "storage-wait", "tier"])
 def test_time_passes_only_where_waits_end_in_time(newest, name):
-    assert played(newest, name, "tick").rows[-1].outcome == Refused(Reason.UNFAITHFUL)
+    assert play_commands(newest, name, "tick").rows[-1].outcome == Refused(Reason.UNFAITHFUL)
 
 
 def test_time_does_not_go_back(newest):
-    outcome = played(newest, "storage-timeout", "tick seconds 0").rows[-1].outcome
+    outcome = play_commands(newest, "storage-timeout", "tick seconds 0").rows[-1].outcome
     assert outcome == Refused(Reason.BAD_LENGTH)

@@ -154,9 +154,9 @@ def test_requests_that_were_held_back_are_known_to_be_over_in_time():
     waits = StorageWaits(SIZES)
     for command, outcome, before in (ASKED, HELD_BACK):
         waits.follow(command, outcome, before, PREFETCHING)
-    assert waits.held_back == {"h2": False}
+    assert waits.waiting_requests == {"h2": False}
     waits.follow(Tick(6), Done(), PREFETCHING, PREFETCHING)
-    assert waits.held_back == {"h2": True}
+    assert waits.waiting_requests == {"h2": True}
     assert not StorageWaits(tier_preset("storage")).ends_in_time
 
 
@@ -193,8 +193,8 @@ def test_only_attempts_hold_a_request_back():
     waits = StorageWaits(SIZES)
     waits.follow(Tick(1), DONE, PREFETCHING, PREFETCHING)
     waits.follow(Prefetch("h2", TEXT), DONE, NO_PREFETCH, PREFETCHING)
-    assert waits.held_back == {}
+    assert waits.waiting_requests == {}
     waits.follow(Load("h2", TEXT), WRONG_PHASE, PREFETCHING, PREFETCHING)
     for number, over in ((5, False), (1, True)):
         waits.follow(Tick(number), DONE, PREFETCHING, PREFETCHING)
-        assert waits.held_back == {"h2": over}
+        assert waits.waiting_requests == {"h2": over}

@@ -50,7 +50,8 @@ def test_torch_kv_agrees_with_the_reference(machine, swa):
 
 
 def test_without_a_tree_its_commands_are_refused():
-    a3, served = (Piece("a", 3),), (Submit("r", None, 4), Admit("r"), Extend((Chunk("r", 4),)))
+    a3 = (Piece("a", 3),)
+    served = (Submit("r", None, 4), Admit("r"), Extend((Chunk("r", 4),)))
     tree = Match("h", a3), Insert("h", a3), Evict(1, 1), UnlockSwa("r")
     refused = tuple(
         (index, Refused(Reason.NO_TREE)) for index in range(len(served), len(served) + len(tree))
@@ -292,7 +293,8 @@ def test_the_older_of_two_states_serves_a_text_that_ends_there():
 class KeepsLess(TorchKV):
     """Trims at the page boundary below target if window eviction is past target, as SGLang 0.5.20 does."""
 
-    stopped, kept = 0, None
+    stopped = 0
+    kept = None
 
     def finish(self, command):
         return self._cut(command.request, super().finish(command))
@@ -301,7 +303,8 @@ class KeepsLess(TorchKV):
         return self._cut(command.request, super().retract(command))
 
     def _cut(self, name, verdict):
-        kept, self.kept = self.kept, None
+        kept = self.kept
+        self.kept = None
         return verdict if kept is None else (Choice(name, kv_allocated_len=kept),)
 
     def _trim(self, request, target):

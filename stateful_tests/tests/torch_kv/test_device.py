@@ -35,7 +35,8 @@ THERE = device()
 def random_commands(preset: str, seed: int) -> list[Command]:
     """Commands as a client and a scheduler would give them, then everything ended."""
     source = RandomChoices(f"{preset} {seed}")
-    profile, commands = draw_profile(source, TorchKV().capabilities), list[Command]()
+    profile = draw_profile(source, TorchKV().capabilities)
+    commands = list[Command]()
     state = model.initial(PRESETS[preset], Mode.FREE)
     for _ in range(40):
         commands.append(propose(state, source, profile))

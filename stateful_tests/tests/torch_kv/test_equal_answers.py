@@ -44,8 +44,8 @@ def test_an_answer_that_the_tree_has_is_freed_once_and_matched_by_a_longer_promp
 class KeepsAnswers(TorchKV):
     """A finish frees no page that the tree has by now, where an answer is in it."""
 
-    def owned_from(self, cursors):
-        swa, full = super().owned_from(cursors)
+    def owned_starts(self, cursors):
+        swa, full = super().owned_starts(cursors)
         return swa, max(full, cursors.kv_committed_len if cursors.kv_committed_len > 3 else 0)
 
 

@@ -115,7 +115,7 @@ class TorchKVWithKernels(TorchKV):
 def test_torch_kv_with_kernels_conforms_and_launches_them(monkeypatch):
     launched = []
 
-    def counted(kernel):
+    def count_slots(kernel):
         def launch(*arguments):
             launched.append(kernel.__name__)
             return kernel(*arguments)
@@ -124,7 +124,7 @@ def test_torch_kv_with_kernels_conforms_and_launches_them(monkeypatch):
 
     for name in ("fill", "give"):
         kernel = getattr(impl.torch_kv.kernels, name)
-        monkeypatch.setattr(impl.torch_kv.kernels, name, counted(kernel))
+        monkeypatch.setattr(impl.torch_kv.kernels, name, count_slots(kernel))
     for preset in ("page1", "page4", "page2", "no-swa"):
         for machine in ("sessions", "both"):
             like = replace(PRESETS[preset], tree=machine == "both")

@@ -18,7 +18,7 @@ def system_after(*commands: Command, geometry: Geometry = PAGE4) -> TorchKV:
     return system
 
 
-def found_by(system: TorchKV, command: Command | None = None) -> Report:
+def report_of(system: TorchKV, command: Command | None = None) -> Report:
     return system.apply(command or CheckBusy(1)).report
 
 
@@ -55,6 +55,6 @@ def cursor_astray(system: TorchKV) -> None:
 @pytest.mark.parametrize("level", [1, 2])
 def test_a_memory_check_notices_each_imbalance(fault, pools, level):
     system = system_after(*TURN)
-    assert found_by(system, CheckBusy(level)).alarm == ""
+    assert report_of(system, CheckBusy(level)).alarm == ""
     fault(system)
-    assert found_by(system, CheckBusy(level)).alarm == f"memory leak detected in {pools}"
+    assert report_of(system, CheckBusy(level)).alarm == f"memory leak detected in {pools}"

@@ -44,9 +44,10 @@ def test_the_order_outlives_stale_entries():
         ),
         None,
     )
-    source, used = random.Random(1), dict.fromkeys(range(20), -1)
+    source = random.Random(1)
+    used = dict.fromkeys(range(20), -1)
 
-    def evicted():
+    def evict_nodes():
         before = {node.path for node in tree.view(())}
         tree.evict(1, 0)
         ((letter,),) = before - {node.path for node in tree.view(())}
@@ -57,11 +58,11 @@ def test_the_order_outlives_stale_entries():
         letter = source.randrange(20)
         if moment % 50 == 0:
             letter = min(used, key=lambda other: used[other])
-            assert evicted() == letter
+            assert evict_nodes() == letter
             insert(tree, (letter,))
         tree.match((letter,))
         used[letter] = moment
-    assert [evicted() for _ in used] == sorted(used, key=lambda letter: used[letter])
+    assert [evict_nodes() for _ in used] == sorted(used, key=lambda letter: used[letter])
 
 
 class CountsGives(PagePool):
@@ -84,7 +85,8 @@ def test_an_operation_frees_once_per_pool_and_waits_for_nothing():
             Geometry(page_size=1, window=8, full_pages=256, swa_pages=256, rows=1, width=64),
             device(),
         )
-        tree, operators = RadixTree(store, 8), 0
+        tree = RadixTree(store, 8)
+        operators = 0
         for letter in (2, 3, 4):
             for evicted in (tokens, 0):  # the second recovers what the first left a tombstone of
                 slots = extend(store, [0], [0], [tokens])

@@ -14,7 +14,7 @@ SCHEMA = jsonschema.Draft202012Validator(traces.schema())
 def document(**changes: Any) -> dict[str, Any]:
     """A valid document with some header fields changed; MISSING takes a field out."""
     small = PRESETS["page2"]
-    made = {
+    content = {
         "format": "kvspec-trace",
         "version": 2,
         "spec": "1",
@@ -29,7 +29,7 @@ def document(**changes: Any) -> dict[str, Any]:
             {"do": "extend", "lanes": [{"request": "r1", "tokens": 4}]},
         ],
     }
-    return {k: v for k, v in {**made, **changes}.items() if v is not MISSING}
+    return {k: v for k, v in {**content, **changes}.items() if v is not MISSING}
 
 
 def geometry(**changes: Any) -> dict[str, Any]:

@@ -105,7 +105,9 @@ def test_a_trace_of_version_1_is_read_and_upgraded(file, tmp_path, kvspec):
     assert path.read_text() == now
     path.write_text(json.dumps(old))
     code, _, said = kvspec("upgrade", str(path), str(tmp_path / "none.json"))
-    assert code == 2 and "none.json" in said and json.loads(path.read_text()) == old
+    assert code == 2
+    assert "none.json" in said
+    assert json.loads(path.read_text()) == old
 
 
 def test_a_prompt_is_a_compact_string():
@@ -201,7 +203,9 @@ def test_a_trace_to_start_from_conforms_and_has_a_page(impl, tmp_path, monkeypat
     page = Path("by_hand.md").read_text()
     steps = re.findall(r"^\| \d+ \| .* \| .+ \|$", page, re.MULTILINE)
     assert len(steps) == len(load("by_hand.json").commands)
-    assert "1. " in page and "| `do` | fields |" in page and f"--impl {impl}" in page
+    assert "1. " in page
+    assert "| `do` | fields |" in page
+    assert f"--impl {impl}" in page
     assert cli.run(["new-trace", "--impl", impl]) == 2
 
 

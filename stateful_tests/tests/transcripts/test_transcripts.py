@@ -49,15 +49,13 @@ def steady(text: str, folder: Path) -> str:
     return "".join(f"{line.rstrip()}\n" for line in text.splitlines())
 
 
-def typed(line: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
+def type_command(line: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
     """Run one line. Returns its exit code, stdout and stderr."""
     name, _, rest = line.partition(" ")
     if name != "kvspec":
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-        command, env = (
-            ["bash", "-c", line.replace("KVSPEC/", f"{ROOT}/")],
-            {**os.environ, "PATH": path},
-        )
+        command = ["bash", "-c", line.replace("KVSPEC/", f"{ROOT}/")]
+        env = {**os.environ, "PATH": path}
         done = subprocess.run(command, capture_output=True, text=True, check=False, env=env)
         return done.returncode, done.stdout, done.stderr
     rest = rest.replace("KVSPEC/", f"{ROOT}/").replace(" impl.", f" {INSIDE}impl.")
@@ -69,7 +67,7 @@ def typed(line: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]
     return code, captured.out, captured.err
 
 
-def played(script: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> str:
+def play_transcript(script: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> str:
     """The transcript with what its commands print now."""
     blocks = []
     for block in re.split(r"^(?=\$ )", script, flags=re.MULTILINE):
@@ -78,7 +76,7 @@ def played(script: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> str
             continue
         line = block.partition("\n")[0]
         remarks = re.search(r"\n\n((?:# \S.*\n)+)\Z", block)
-        code, out, err = typed(line.removeprefix("$ "), capsys)
+        code, out, err = type_command(line.removeprefix("$ "), capsys)
         marked = "".join(f"! {text}\n" for text in err.splitlines() if not PROGRESS.match(text))
         ended = f"(exit {code})\n" if code else ""
         blocks.append(
@@ -92,7 +90,7 @@ def test_transcript(path, tmp_path, capsys, monkeypatch, request):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("COLUMNS", raising=False)
     expected = path.read_text(encoding="utf-8")
-    seen = played(expected, tmp_path, capsys)
+    seen = play_transcript(expected, tmp_path, capsys)
     if request.config.getoption("accept"):
         path.write_text(seen, encoding="utf-8")
     assert seen == expected, f"accept what is right: pytest {Path(__file__).parent} --accept"

@@ -7,12 +7,13 @@ import pytest
 
 from impl.adapter import UnusableImplementation
 from reference.blocks.commands import Add, More, Schedule, Update
-from reference.blocks.config import EngineConfig, LayerGroup, engine_preset
+from reference.blocks.config import EngineConfig, LayerGroup
+from reference.blocks.presets import engine_preset
 from reference.commands import Abort, Done, Mode, Piece, Reason, Refused
 from stateful_tests.lockstep.replays import replay
 from stateful_tests.lockstep.run_results import Trace
 from stateful_tests.lockstep.system_names import resolve
-from stateful_tests.tests.support.modules_run import printed_by
+from stateful_tests.tests.support.modules_run import output_of
 from stateful_tests.tests.support.planted_faults import planted_faults
 from stateful_tests.traces import trace_files as traces
 
@@ -49,7 +50,8 @@ def outcomes(system, *commands, config=None):
 
 def test_a_second_request_goes_on_behind_the_blocks_of_the_first(system):
     step = Schedule(), Update()
-    first, second = Add("r1", 2, 0, (Piece("a", 5),)), Add("r2", 3, 0, (Piece("a", 5),))
+    first = Add("r1", 2, 0, (Piece("a", 5),))
+    second = Add("r2", 3, 0, (Piece("a", 5),))
     run = outcomes(system, first, *step, *step, second, *step, *step, *step)
     assert {type(row.outcome) for row in run.rows} == {Done}
     assert "r1 computes [0, 5); samples 1" in run.rows[1].tree
@@ -173,7 +175,8 @@ def test_a_request_that_finds_no_blocks_goes_on_from_its_copy_in_host_memory(sys
     run = outcomes(system, Add("r1", 4, 2), Add("r2", 4, 2), *step * 12, config=config)
     lines = [line for row in run.rows for line in row.tree]
     [swapped] = [line for line in lines if "SWAPPED" in line]
-    name, computed = swapped.split()[0], int(swapped.split("computed ")[1].split(",")[0])
+    name = swapped.split()[0]
+    computed = int(swapped.split("computed ")[1].split(",")[0])
     starts = [int(line.split("[")[1].split(",")[0]) for line in lines if f"{name} computes" in line]
     assert computed in starts and starts == sorted({*starts})  # nothing is computed twice
     assert sum("ends: length" in line for line in lines) == 2
@@ -216,10 +219,10 @@ def test_each_trace_of_asynchronous_batching_violates_its_clause(overlapped, pat
 
 
 def test_each_fault_is_seen_first_by_its_clause_and_the_release_conforms(system):
-    seen = json.loads(
-        printed_by("stateful_tests.tests.support.fault_runs", "transformers", "--replay")
+    seen_by = json.loads(
+        output_of("stateful_tests.tests.support.fault_runs", "transformers", "--replay")
     )
-    assert {name: each["with"][:1] for name, each in seen.items()} == {
+    assert {name: each["with"][:1] for name, each in seen_by.items()} == {
         name: [fault.clause] for name, fault in FAULTS.items() if not fault.mended
     }
-    assert [name for name, each in seen.items() if each["without"]] == []
+    assert [name for name, each in seen_by.items() if each["without"]] == []

@@ -26,11 +26,17 @@ from stateful_tests.tests.vllm.storage_statements import pins_by
 class EngineByHand:
     """The state of an engine after the lines so far.
 
-    texts: of each request with what was sampled for it; given: with what its client got. waiting: tokens of
-    a next turn, until the one before ends. keys, chunks, transfers: of host memory; kept, pinned: blocks.
-    images: that are kept, each with who needs it. lost: blocks that a load within a step has not brought.
+    texts: of each request with what was sampled for it.
+    given: with what its client got.
+    waiting: tokens of a next turn, until the one before ends.
+    keys, chunks, transfers: of host memory.
+    kept, pinned: blocks.
+    images: that are kept, each with who needs it.
+    lost: blocks that a load within a step has not brought.
     storage_jobs, files: of the storage behind host memory.
-    lanes, outputs: of the last command; batch: tokens that its results have; spoilt: changes of its facts.
+    lanes, outputs: of the last command.
+    batch: tokens that its results have.
+    spoilt: changes of its facts.
     """
 
     config: EngineConfig
@@ -77,7 +83,7 @@ class EngineByHand:
 
     def facts(self) -> BlockFacts:
         """Return the facts that follow from what was stated so far."""
-        facts = {name: self._known(name) for name in self.requests}
+        facts = {name: self._request_fact(name) for name in self.requests}
         held = Counter(
             chain.from_iterable(table for fact in facts.values() for table in fact.tables)
         )
@@ -118,17 +124,17 @@ class EngineByHand:
             stored=tuple(self.files),
         )
 
-    def _known(self, name: str) -> RequestFact:
+    def _request_fact(self, name: str) -> RequestFact:
         """Return the fact of a request, with the text that its client has."""
         return self.requests[name]._replace(tokens=tuple(self.given[name]))
 
     def spoil(self, **changes: Callable[[BlockFacts], object]) -> None:
         """Give the facts after this command other values in these fields."""
 
-        def changed(facts: BlockFacts) -> BlockFacts:
+        def change_facts(facts: BlockFacts) -> BlockFacts:
             return facts._replace(**{name: change(facts) for name, change in changes.items()})
 
-        self.spoilt.append(changed)
+        self.spoilt.append(change_facts)
 
     def stamps(self, name: str, tokens: list[int] | None = None) -> list[int]:
         """Return the stamps of these tokens, or of its text, as a request computes them."""

@@ -23,11 +23,11 @@ def encoder_of(size: int, users: dict[str, tuple[str, ...]]) -> EncoderFacts:
     return EncoderFacts(free, evictable, entries, kept)
 
 
-def _kept(scene: Any, image: str, names: str) -> None:
+def _keep_output(scene: Any, image: str, names: str) -> None:
     scene.images[image] = tuple(names.split())
 
 
-def _dropped(scene: Any, image: str) -> None:
+def _drop_output(scene: Any, image: str) -> None:
     del scene.images[image]
 
 
@@ -55,9 +55,9 @@ def _worker_has_other_embeddings(encoder: EncoderFacts, image: str) -> EncoderFa
 
 _IMAGE = r"(?P<value>[A-Z]\d)"
 IMAGE_STATEMENTS: dict[str, Callable[..., None]] = {
-    r"(?P<image>[A-Z]\d) is kept for (?P<names>r\d( r\d)*)": _kept,
-    r"(?P<image>[A-Z]\d) is kept": lambda scene, image: _kept(scene, image, ""),
-    r"(?P<image>[A-Z]\d) is dropped": _dropped,
+    r"(?P<image>[A-Z]\d) is kept for (?P<names>r\d( r\d)*)": _keep_output,
+    r"(?P<image>[A-Z]\d) is kept": lambda scene, image: _keep_output(scene, image, ""),
+    r"(?P<image>[A-Z]\d) is dropped": _drop_output,
     r"the step encodes (?P<value>[A-Z\d ]+)": _spoilt(
         lambda encoder, images: encoder._replace(encoded=tuple(images.split()))
     ),

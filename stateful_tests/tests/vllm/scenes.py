@@ -21,7 +21,8 @@ from stateful_tests.tests.vllm.statements import STATEMENTS
 from stateful_tests.traces.notation import parse
 
 ROWS = Path(__file__).with_name("clause_rows.txt")
-_FULL, _NEAR = LayerGroup(2), LayerGroup(2, 3)
+_FULL = LayerGroup(2)
+_NEAR = LayerGroup(2, 3)
 SIZES = {
     "full": EngineConfig((_FULL,), blocks=12, max_model_len=12, max_batched_tokens=8),
     "near": EngineConfig((_NEAR,), blocks=12, max_model_len=12, max_batched_tokens=8),
@@ -142,7 +143,8 @@ class Scene(EngineByHand):
     ) -> BlockStep:
         """Have the expectation follow a command, and return the step that clauses judge."""
         if refused:
-            lanes, outputs = [], []
+            lanes = []
+            outputs = []
             self.expected.follow_refused(command, after)
         else:
             lanes, outputs = self.expected.follow(command, after)

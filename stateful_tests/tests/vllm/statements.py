@@ -138,7 +138,7 @@ def _forks(scene: EngineByHand, name: str, child: str, computed: str, tables: st
     scene.requests[child] = RequestFact("RUNNING", (), int(computed), scene.tables(tables))
 
 
-def _swapped(
+def _swap_blocks(
     scene: EngineByHand, name: str, blocks: str, count: str, free: str | None, other: str | None
 ) -> None:
     """Have host memory keep a copy of the first positions of a text, or one of another text."""
@@ -340,7 +340,7 @@ STATEMENTS: dict[str, Callable[..., None]] = {
     rf"{_WHO} forks (?P<child>r\d\.\d) at (?P<computed>\d+) in ?{_BLOCKS}": _forks,
     rf"{_WHO} attends (?P<start>\d+)-(?P<end>\d+)(, another at (?P<other>\d+))?": _attends,
     rf"host memory has (?P<other>not )?{_WHO} 0-(?P<count>\d+) in (?P<blocks>[\d ]+?)"
-    r"(, free (?P<free>[\d ]+))?": _swapped,
+    r"(, free (?P<free>[\d ]+))?": _swap_blocks,
     r"host memory is free": lambda scene: scene.spoil(
         swap=lambda _: SwapFacts(
             tuple(range(1, 1 + scene.config.swap)), ((-1, ()),) * (1 + scene.config.swap), {}

@@ -93,13 +93,14 @@ def test_clauses_of_host_memory_apply_where_their_subject_exists(
     hosts = (None if has is None else facts.host._replace(**has) for has in (before, after))
     sides = (facts._replace(host=host) for host in hosts)
     step = BlockStep(SIZES["host"], Copy(), False, *sides, lanes=[], outputs=[], bearers={})
-    assert step.reached == {*reached.split()}
+    assert step.clauses_reached == {*reached.split()}
 
 
 class Breaks:
     """An engine that does what the lines of a scene say, and raises in the last."""
 
-    name, capabilities = "breaks", VLLMSystem.capabilities
+    name = "breaks"
+    capabilities = VLLMSystem.capabilities
 
     def __init__(self, *lines):
         self.lines = list(lines)
@@ -118,10 +119,8 @@ class Breaks:
 
 
 def broken_at(*lines, waived=()):
-    commands, system = (
-        tuple(parse(line.split(";")[0], BLOCKS) for line in lines),
-        Breaks(*lines),
-    )
+    commands = tuple(parse(line.split(";")[0], BLOCKS) for line in lines)
+    system = Breaks(*lines)
     system.capabilities = replace(system.capabilities, waived=dict.fromkeys(waived, "harmless"))
     return replay(system, Trace(SIZES["full"], Mode.FAITHFUL, commands)).violation
 

@@ -12,7 +12,8 @@ from reference.blocks.config import LayerGroup
 from reference.blocks.facts import HostFacts, HostKey, Transfer, chain
 
 CONFIG = Bag(groups=(LayerGroup(2), LayerGroup(4)), chunk_blocks=2, storage=False)
-NOTHING, EMPTY = (-1, ()), 0
+NOTHING = (-1, ())
+EMPTY = 0
 OUTPUTS = "vllm.v1.outputs"
 
 
@@ -38,14 +39,17 @@ def test_the_parts_of_a_job(device, sizes, firsts, parts):
 
 def test_a_store_and_a_load(device):
     blocks = lists((5, 7), (1, 1), (0, 1))
-    assert device.submit_store(1, blocks, lists((2, 3))) and device.transfer_async(
+    assert device.submit_store(1, blocks, lists((2, 3)))
+    assert device.transfer_async(
         2, (lists((2, 3)), blocks)
     )
     assert device.transfer_async(3, (lists((0,), (1, 0), (0, 0)), lists((4,))))
     device.host[2] = [(9, (9,)), (9, (9,))]
     device.blocks[0] = (0, (9, 9))  # the null block
     assert [job.job for job in device.queues[False]] == [1, 3] and [*device.jobs] == [1, 2, 3]
-    assert device.copy(load=False) and device.copy(load=False) and not device.copy(load=False)
+    assert device.copy(load=False)
+    assert device.copy(load=False)
+    assert not device.copy(load=False)
     assert device.host == {
         2: [(0, (11, 12)), NOTHING],
         3: [NOTHING, (1, (1, 2, 3, 4))],
@@ -74,9 +78,13 @@ def test_a_store_of_a_block_that_nobody_wrote(device):
 def test_waiting_completes_earlier_jobs_too(device):
     for job in range(4):
         device.submit(DeviceJob(job, job == 3, ()))
-    assert device.copy(load=False) and device.complete(load=False) and not device.jobs[1].copied
+    assert device.copy(load=False)
+    assert device.complete(load=False)
+    assert not device.jobs[1].copied
     device.wait({1, 7})
-    assert device.completed == [0, 1] and device.jobs[1].copied and not device.jobs[2].copied
+    assert device.completed == [0, 1]
+    assert device.jobs[1].copied
+    assert not device.jobs[2].copied
 
 
 def test_finished_jobs_are_reported_once(device, monkeypatch):
@@ -90,7 +98,8 @@ def test_finished_jobs_are_reported_once(device, monkeypatch):
 def offloads(device):
     worker = Bag(connector_worker=Bag(_unsubmitted_store_jobs=[]))
     of = Offloads.__new__(Offloads)
-    of.transfers, of.worker = device, worker
+    of.transfers = device
+    of.worker = worker
     return of
 
 
@@ -114,7 +123,8 @@ def server(**fields):
 
 
 def test_jobs_are_shown_until_their_end_is_taken(offloads):
-    device, blocks = offloads.transfers, lists((5,), (1, 0), (0, 0))
+    device = offloads.transfers
+    blocks = lists((5,), (1, 0), (0, 0))
     for job in (1, 2, 3, 4):
         device.submit_store(job, blocks, lists((job,)))
     for _ in (1, 2, 3):
@@ -136,15 +146,20 @@ def test_jobs_are_shown_until_their_end_is_taken(offloads):
         job(3, 3, True, True, True),
         job(4, 4, True, False, False, True),
     )
-    assert facts.chunks == 7 and facts.free == (0, 1, 2, 3, 4, 5, 6) and [*device.jobs] == [2, 3, 4]
+    assert facts.chunks == 7
+    assert facts.free == (0, 1, 2, 3, 4, 5, 6)
+    assert [*device.jobs] == [2, 3, 4]
     assert facts.memory[3] == ((0, (11, 12)), NOTHING) and facts.memory[5] == (NOTHING, NOTHING)
 
 
 def test_hashes_and_leftover_records_are_shown(offloads):
-    stamps, group = Stamps(), (1).to_bytes(4, "big")
+    stamps = Stamps()
+    group = (1).to_bytes(4, "big")
     hashed = stamps((bytes(16), tuple(range(9)), None))
-    chunk, other = Bag(chunk_id=2, ref_cnt=1), Bag(block_id=0, ref_cnt=-1)
-    key, ghosts = hashed + b"more" + group, {b"gone": None}
+    chunk = Bag(chunk_id=2, ref_cnt=1)
+    other = Bag(block_id=0, ref_cnt=-1)
+    key = hashed + b"more" + group
+    ghosts = {b"gone": None}
     policy = Bag(
         t1={key: Bag(chunk=chunk)}, ghosts=ghosts, sizes=[3], t2={hashed + bytes(4): other}
     )
@@ -179,7 +194,8 @@ def chain_of(count):
 @pytest.mark.parametrize("sync", [None, False, True])
 def test_a_worker_loads_before_and_stores_after_a_batch(offloads, monkeypatch, sync):
     monkeypatch.setitem(sys.modules, OUTPUTS, Bag(KVConnectorOutput=Bag))
-    did, batch = [], Bag(kv_connector_metadata="meta", finished_req_ids={"r1"})
+    did = []
+    batch = Bag(kv_connector_metadata="meta", finished_req_ids={"r1"})
     if sync is not None:  # releases up to 0.29 have no such loads
         batch.has_sync_kv_loads = sync
     names = ("handle_preemptions", "bind_connector_metadata", "start_load_kv", "wait_for_save")
@@ -220,7 +236,7 @@ def loads(device, monkeypatch):
     return Loads(Bag(connector=peer), device, CONFIG, written)
 
 
-def shown_of(loads):
+def facts_shown(loads):
     gone = Bag(requests={}, finished_recving_kv_req_ids={"r3-0"}, failed_recving_kv_req_ids=set())
     return host_facts(loads, gone, CONFIG, None)
 
@@ -229,7 +245,8 @@ REQUEST = Bag(request_id="r1", _all_token_ids=list(range(8)))
 
 
 def test_a_load_from_the_peer(loads):
-    device, peer = loads.transfers, loads._peer
+    device = loads.transfers
+    peer = loads._peer
     loads.expects("r1", 7)
     assert peer.remote == {"r1": 7}
     peer.started_loads = [(REQUEST, ([1, 2, 3, 4], [5, 0]), 2, 7)]
@@ -238,19 +255,20 @@ def test_a_load_from_the_peer(loads):
     assert device.jobs[0].parts == ((0, 2, 0, 0), (0, 3, 1, 0), (0, 4, 2, 0), (1, 5, 3, 0))
     assert device.host[2] == [(0, (106, EMPTY))] and device.host[3] == [(1, (100, 101, 102, 103))]
     device.copy(load=True)
-    shown = shown_of(loads)
+    shown = facts_shown(loads)
     job = Transfer(0, load=True, parts=device.jobs[0].parts, submitted=True, copied=True)
-    held, gone = tuple(tuple(c) for c in device.host.values()), ("finished_recving of request r3",)
+    held = tuple(tuple(c) for c in device.host.values())
+    gone = ("finished_recving of request r3",)
     assert shown == HostFacts(0, (), held, (), (job,), gone)
     device.complete(load=True)
-    assert shown_of(loads).transfers == (job._replace(completed=True),)
+    assert facts_shown(loads).transfers == (job._replace(completed=True),)
     output = loads.after(None)
     assert (output.finished_recving, output.invalid_block_ids, output.failed_recving) == (
         {"r1"},
         set(),
         None,
     )
-    assert loads.after(None).finished_recving is None and not shown_of(loads).transfers
+    assert loads.after(None).finished_recving is None and not facts_shown(loads).transfers
 
 
 @pytest.mark.parametrize("groups, blocks, names, reported", [
@@ -309,16 +327,16 @@ def test_a_load_within_a_step_that_fails(device, monkeypatch):
     peer.started_loads.append((REQUEST, ([3, 4], []), 0, 4))
     loads.before(None)
     assert device.blocks[3] == (0, [101, 102]) and device.blocks[4] == (0, [EMPTY, EMPTY])
-    assert loads.after(None).invalid_block_ids == {4} and loads.lost == (4,)
+    assert loads.after(None).invalid_block_ids == {4} and loads.blocks_lost == (4,)
     device.blocks[5] = (0, [105, 106])
     loads.spoil([entry(4, 6, 3, 4, 5), entry(2, 4, 3, 6)])
-    assert loads.lost == (4, 5) and device.blocks[5] == (0, [EMPTY, EMPTY])
+    assert loads.blocks_lost == (4, 5) and device.blocks[5] == (0, [EMPTY, EMPTY])
 
     # The next step reads lost blocks as well, and computes one of them anew in its own table.
     loads.spoil([entry(6, 7, 3, 4, 5, 7), entry(0, 2, 5)])
-    assert loads.lost == (4, 7), "whoever computes a block from its first slot on has it whole"
+    assert loads.blocks_lost == (4, 7), "whoever computes a block from its first slot on has it whole"
     loads.results_taken()
-    assert loads.lost == (), "what was computed from lost blocks is known with them"
+    assert loads.blocks_lost == (), "what was computed from lost blocks is known with them"
     peer.started_loads.append((REQUEST, ([8, 9], []), 0, 4))
     loads.before(None)
-    assert loads.lost == () and device.blocks[9] == (0, [103, 104]), "one load fails, not all"
+    assert loads.blocks_lost == () and device.blocks[9] == (0, [103, 104]), "one load fails, not all"

@@ -17,7 +17,7 @@ from reference.blocks.clauses import BLOCK_CLAUSES
 from reference.system_kinds import BLOCKS
 from stateful_tests.lockstep.replays import replay
 from stateful_tests.tests.report.test_page import Reader
-from stateful_tests.tests.support.modules_run import printed_by
+from stateful_tests.tests.support.modules_run import output_of
 from stateful_tests.tests.support.night import at_night, some_at_night
 from stateful_tests.tests.support.planted_faults import config_of, planted_faults
 from stateful_tests.tests.vllm.test_releases import TRACES
@@ -33,7 +33,7 @@ DRAWN = {
 }  # fmt: skip
 
 
-def released(path):
+def release_of(path):
     return path.parent.name.removeprefix("vllm-")
 
 
@@ -47,7 +47,7 @@ FIRST = {fault.id: path for path, fault in reversed(TRACES)}.values()
     ids=lambda path: path.stem,
 )
 def test_the_reason_is_a_true_sentence_and_is_drawn(vllm, path):
-    run = replay(vllm(released(path)), traces.load(path))
+    run = replay(vllm(release_of(path)), traces.load(path))
     explained = because(run)
     assert REASONS[path.stem] in explained.text
     for claim in explained.claims:
@@ -73,8 +73,10 @@ OURS = "kvspec|reference|impl|stateful_tests|ci"
 @pytest.mark.parametrize("release", some_at_night(EXPORTED, EXPORTED[1:].__contains__))
 def test_unit_tests_fail_where_the_fault_is_and_pass_where_it_is_fixed(vllm, release, tmp_path):
     """On the release's own scheduler; nothing of kvspec is imported."""
-    system, runs, wanted = vllm(release), [], []
-    for path, fault in (each for each in TRACES if released(each[0]) == release):
+    system = vllm(release)
+    runs = []
+    wanted = []
+    for path, fault in (each for each in TRACES if release_of(each[0]) == release):
         fixed = engine_test.target(fault.fixed) if fault.fixed else None
         if path.stem in SHOWN_BY_NO_OBJECT:
             with pytest.raises(NotExportable, match=f"{NO_OBJECT}|new weights|pool of blocks"):
@@ -102,7 +104,7 @@ STATES = {
 def test_a_fault_of_recurrent_state_makes_a_test_of_the_scheduler(vllm, name, tmp_path):
     """A state is the tokens that were folded into it, in the block where a worker would have it."""
     [(path, fault)] = [each for each in TRACES if each[0].stem == name]
-    system = vllm(released(path))
+    system = vllm(release_of(path))
     text = engine_test.unit_test(trace := traces.load(path), path.name, system)
     assert f'"{STATES[name]}: expected ' in text
     (file := tmp_path / "test_it.py").write_text(text)
@@ -120,23 +122,19 @@ def test_the_command_line_shows_a_finding(vllm, kvspec, tmp_path):
     vllm("0.33.0")
     [path] = [path for path, _ in TRACES if path.stem == PUBLISHED]
     code, out, _ = kvspec("replay", str(path), "--impl", "vllm==0.33.0", "--html", "page.html")
-    assert (
-        code == 1
-        and "what it did" in out
-        and "because" in out
-        and (tmp_path / "page.html").exists()
-    )
+    assert code == 1
+    assert "what it did" in out
+    assert "because" in out
+    assert (tmp_path / "page.html").exists()
     assert "calls" in out and "vllm/v1/core/sched/scheduler.py: " in out
     code, out, _ = kvspec("replay", str(path), "--impl", "vllm==0.33.0", "--json", "-")
     called = json.loads(out)["replays"][0]["called"]
     [functions] = (line for line in called if line.startswith("vllm/v1/core/sched/scheduler.py"))
     assert "Scheduler.schedule" in functions
     code, out, _ = kvspec("export", str(path), "--as", "story", "--impl", "vllm==0.33.0")
-    assert (
-        code == 0
-        and "slot 0 of block 8 is" in " ".join(out.split())
-        and "kv_committed_len" not in out
-    )
+    assert code == 0
+    assert "slot 0 of block 8 is" in " ".join(out.split())
+    assert "kv_committed_len" not in out
     named = ("--name", "a_name_of_four_words", "--story", "A story of what happens.", "--out", ".")
     code, out, _ = kvspec("new-fixture", str(path), "--impl", "vllm==0.33.0", *named)
     made = traces.load(tmp_path / "a_name_of_four_words.json")
@@ -185,7 +183,7 @@ def test_a_fault_is_seen_first_by_its_clause_and_makes_a_unit_test_and_the_relea
     vllm("0.33.0")  # or it is unavailable
     seen = {}
     for suite in ("vllm", "vllm+images"):
-        text = printed_by("stateful_tests.tests.support.fault_runs", suite, "--replay")
+        text = output_of("stateful_tests.tests.support.fault_runs", suite, "--replay")
         seen |= json.loads(text)
     first = {name: each["with"][:1] for name, each in seen.items()}
     assert first == {name: [fault.clause] for name, fault in FAULTS.items()}

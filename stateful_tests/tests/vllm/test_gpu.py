@@ -11,10 +11,11 @@ import torch
 
 from impl.process.remote_system import Limits
 from impl.vllm.system import VLLMSystem
-from reference.blocks.config import ENGINE_PRESETS
+from reference.blocks.presets import ENGINE_PRESETS
 from reference.commands import Mode
 from stateful_tests.check import check_plans
-from stateful_tests.check.run_driver import RunBatch, broken, drive, with_stated_sizes
+from stateful_tests.check.run_driver import drive
+from stateful_tests.check.run_batches import RunBatch, broken, with_stated_sizes
 
 WORKER = "stateful_tests.tests.support.triton_beside"
 # how the release breaks by itself
@@ -47,7 +48,8 @@ def test_kernels_leave_what_triton_leaves(overlap, vllm, tmp_path):
     vllm("0.33.0+v2")  # else it is skipped
     system = LogFollower("0.33.0", overlap=overlap, v2=True, limits=COMPILING)
     system.counts = tmp_path / "counts"
-    plan, commands = check_plans.plan("smoke", presets=PRESETS), 0
+    plan = check_plans.plan("smoke", presets=PRESETS)
+    commands = 0
     for preset in PRESETS:
         batch = RunBatch(with_stated_sizes(check_plans.CLIENTS, preset, Mode.FAITHFUL), range(RUNS))
         for done, found in drive(system, plan, batch).runs:

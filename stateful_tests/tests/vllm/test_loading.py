@@ -20,7 +20,7 @@ from impl.vllm.api import facts
 from impl.vllm.modules import RUNNER, RUNNER_V2, STATES
 from impl.self_scheduling.toy_model import greedy
 from reference.blocks.commands import ResetConnector, Schedule
-from reference.blocks.config import engine_preset
+from reference.blocks.presets import engine_preset
 from reference.blocks.facts import chain
 from stateful_tests.lockstep.system_names import resolve
 
@@ -84,7 +84,8 @@ def test_the_copies_of_states_are_added_while_others_use_the_folder(monkeypatch,
     (kept := root / RUNNER).write_text("x = 2\n")
     impl.loading.fetch.seal(root)
     answered(monkeypatch, wheel(tmp_path / "w.whl", RUNNER, *STATES))
-    replaced, seen = os.replace, []
+    replaced = os.replace
+    seen = []
 
     def before_the_seal(*names):
         seen.append(all((root / file).is_file() for file in STATES))
@@ -92,7 +93,9 @@ def test_the_copies_of_states_are_added_while_others_use_the_folder(monkeypatch,
 
     monkeypatch.setattr("os.replace", before_the_seal)
     impl.loading.fetch.complete(root, partial(fetch._unpack_wheel, "vllm==0.26.0"))
-    assert seen[-1] and not any(seen[:-1]) and kept.read_text() == "x = 2\n"
+    assert seen[-1]
+    assert not any(seen[:-1])
+    assert kept.read_text() == "x = 2\n"
     assert fetch.release_root("0.26.0") == root
     (root / STATES[0]).write_text("x = 3\n")
     assert "were changed" in unusable(fetch.release_root, "0.26.0")
@@ -123,7 +126,8 @@ def test_a_checkout_names_its_missing_parts(tmp_path):
 
 
 POOL = "vllm/v1/core/block_pool.py"
-QUEUE, SCHEDULER = "vllm/v1/core/kv_cache_utils.py", "vllm/v1/core/sched/scheduler.py"
+QUEUE = "vllm/v1/core/kv_cache_utils.py"
+SCHEDULER = "vllm/v1/core/sched/scheduler.py"
 SESSIONS = "    def has_requests(self) -> bool:\n"
 
 
@@ -207,7 +211,8 @@ def test_a_hash_tells_its_tokens():
     empty = stamps("seed")
     first = stamps((empty, (5, 6), None))
     second = stamps((first, (7, 8), None))
-    a, b = chain(0, 5), chain(chain(0, 5), 6)
+    a = chain(0, 5)
+    b = chain(chain(0, 5), 6)
     c = chain(b, 7)
     assert stamps.of_block(first, 2) == (a, b)
     assert stamps.of_block(second, 4) == (a, b, c, chain(c, 8))

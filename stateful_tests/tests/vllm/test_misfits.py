@@ -11,7 +11,7 @@ from impl.adapter import Misfit, UnusableImplementation
 from impl.stand_ins import Values
 from impl.vllm.bare_scheduler import Questions
 from reference.blocks.commands import Add, Schedule
-from reference.blocks.config import engine_preset
+from reference.blocks.presets import engine_preset
 from reference.commands import Piece
 from stateful_tests.check import check_plans
 from stateful_tests.check.plan_order import configurations
@@ -140,7 +140,8 @@ def test_a_state_block_longer_than_the_model_is_a_server_s_one_block(changed):
 
 def test_a_key_that_a_driver_misses_is_none_of_the_tree(changed):
     """LMDeploy: what was made for a batch has no plans of copies any more."""
-    file, key = "lmdeploy/pytorch/engine/inputs_maker.py", "cache_inputs=result.cache_inputs,"
+    file = "lmdeploy/pytorch/engine/inputs_maker.py"
+    key = "cache_inputs=result.cache_inputs,"
     with closing(changed("lmdeploy==0.18.0", file, "plans=result.cache_inputs,", key)) as system:
         system.reset(engine_preset("full"))
         system.apply(Add("r1", 2, 3))

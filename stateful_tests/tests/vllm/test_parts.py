@@ -34,7 +34,7 @@ def test_a_release_has_the_parts_and_the_lines_that_the_tables_say(vllm, release
     complete(release, root)
     found = api.facts(root)
     assert found.near == (release, 0)
-    assert found.parts == {part for part in api.PARTS if api.TABLES.documented(part, release)}
+    assert found.parts == {part for part in api.PARTS if api.TABLES.is_documented(part, release)}
     checkout = probe.Checkout(root, "vllm", VLLM, ())
     number = api.RELEASES.index(release)
     for part, table in {"": api.CORE, **api.PARTS}.items():
@@ -151,5 +151,5 @@ def test_the_statements_of_copied_rules_are_those_of_the_releases(vllm):
     known = {*COPIED.file.read_text().splitlines()}
     assert {line.partition(" | ")[0] for line in known} == {*COPIED.rules}
     for release in (api.RELEASES[0], api.RELEASES[-1]):
-        written = {*COPIED.written([vllm(release).root]).splitlines()}
+        written = {*COPIED.rules_text([vllm(release).root]).splitlines()}
         assert written and written <= known

@@ -9,7 +9,7 @@ from impl.vllm.api import RELEASES
 from reference.blocks.commands import Add, ResetConnector, Schedule, Update
 from reference.system_kinds import BLOCKS
 from reference.tiers.commands import ResetCache
-from reference.blocks.config import engine_preset
+from reference.blocks.presets import engine_preset
 from reference.commands import Abort, Done, Mode, Reason, Refused
 from stateful_tests.check import campaign, check_plans
 from stateful_tests.check.known_faults.causes import needs
@@ -58,7 +58,8 @@ def test_an_update_with_nothing_in_flight_is_refused(vllm):
 @pytest.mark.parametrize("release, flights", [("0.33.0", 1), ("0.33.0+async", 2)])
 def test_only_aborts_of_clients_come_into_a_step(vllm, release, flights):
     """As in EngineCore: input is read between steps, aborts as soon as the model has run."""
-    refused, done = (Add("r2", 1, 1), ResetCache(), Schedule()), (Abort("r1"), Update())
+    refused = (Add("r2", 1, 1), ResetCache(), Schedule())
+    done = (Abort("r1"), Update())
     filled = [Schedule(), Update(), Schedule()] if flights == 2 else [Schedule()]
     commands = (Add("r1", 5, 3), *filled, *refused, *done)
     run = replay(vllm(release), Trace(engine_preset("full"), Mode.FAITHFUL, commands))
@@ -99,7 +100,7 @@ def test_a_trace_violates_its_clause_and_conforms_where_it_was_fixed(vllm, path,
     later = fault.fixed if fault.fixed and NIGHT else RELEASES[-1]
     for version in (first, later):
         violation = replay(vllm(f"{version}+{way}" if way else version), trace).violation
-        assert (violation and violation.clause) == fault.shown(trace.clause, version)
+        assert (violation and violation.clause) == fault.clause_shown(trace.clause, version)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,8 @@ import pytest
 from impl.vllm.engine import Stamps
 from impl.vllm.simple_offload import CopyingThread, PoolOffloads, pool_facts
 from reference.blocks.commands import NewWeights, ResetConnector
-from reference.blocks.config import EngineConfig, LayerGroup, engine_preset
+from reference.blocks.config import EngineConfig, LayerGroup
+from reference.blocks.presets import engine_preset
 from reference.commands import Done, Mode, Reason, Refused
 from reference.geometry import GeometryError
 from stateful_tests.lockstep.replays import replay
@@ -63,7 +64,9 @@ def offloads(manager, utils):
     worker = Bag(
         _pending_load_event_indices=set(), _pending_store_event_indices={0}, _completed_store_events={}
     )
-    of.worker, of.numbers, of._unused = Bag(worker_handler=worker), {}, iter(range(9))
+    of.worker = Bag(worker_handler=worker)
+    of.numbers = {}
+    of._unused = iter(range(9))
     of.scheduler = scheduler
     return of
 
@@ -83,15 +86,20 @@ def stores(manager, *moves):
 
 def test_a_worker_hears_of_a_copy_once_it_is_made(offloads, manager):
     stores(manager, (1, 1))
-    thread, events = offloads.transfers, []
+    thread = offloads.transfers
+    events = []
     thread.launch_copy([1], [1], is_store=True, event_idx=0, events_list=events)
     assert not events and not thread.copy(load=True)
     assert thread.copy(load=False) and not thread.copy(load=False)
     [(number, event)] = events
-    assert number == 0 and not event.query() and thread.host[0] == [(0, WRITTEN)]
+    assert number == 0
+    assert not event.query()
+    assert thread.host[0] == [(0, WRITTEN)]
     assert facts_of(offloads).transfers[0][2:6] == (((0, 1, 0, 0),), True, True, False)
     event.synchronize()
-    assert event.query() and not thread.complete(load=False) and thread.completed == []
+    assert event.query()
+    assert not thread.complete(load=False)
+    assert thread.completed == []
     assert facts_of(offloads).transfers[0].completed
 
 
@@ -99,7 +107,9 @@ def test_a_store_writes_under_the_hash_that_it_will_have(offloads, manager):
     stores(manager, (1, 1))
     offloads.transfers.launch_copy([1], [1], is_store=True, event_idx=0, events_list=[])
     facts = facts_of(offloads)
-    assert facts.keys == ((0, 0, WRITTEN, -1),) and facts.free == (1, 2) and facts.records == ()
+    assert facts.keys == ((0, 0, WRITTEN, -1),)
+    assert facts.free == (1, 2)
+    assert facts.records == ()
 
 
 def test_a_store_of_which_nobody_knows_goes_on_without_a_hash(offloads, manager):

@@ -9,9 +9,10 @@ import pytest
 
 from impl.choices import RandomChoices
 from reference.blocks import config as engine_config
-from reference.blocks.config import ENGINE_PRESETS, EngineConfig, LayerGroup
+from reference.blocks.config import EngineConfig, LayerGroup
+from reference.blocks.presets import ENGINE_PRESETS
 from reference.geometry import GeometryError
-from stateful_tests.generate.engine_commands import draw_engine_config
+from stateful_tests.generate.engine_profile import draw_engine_config
 
 FULL = LayerGroup(2)
 WINDOW = LayerGroup(2, 3)

@@ -19,6 +19,7 @@ def _copy(source: int, target: int, size: int) -> None:
 
 
 def test_a_kernel_copies_bytes_from_an_address_in_each_lane() -> None:
-    source, target = torch.arange(3, dtype=torch.int16), torch.zeros(4, dtype=torch.int16)
+    source = torch.arange(3, dtype=torch.int16)
+    target = torch.zeros(4, dtype=torch.int16)
     _copy[(1,)](source.data_ptr(), target.data_ptr(), 6)
     assert target.tolist() == [0, 1, 2, 0]

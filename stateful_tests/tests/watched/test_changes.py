@@ -50,15 +50,15 @@ NEVER = {
 
 
 def test_counts_of_validated_logs_stay_as_recorded(request):
-    text = "\n\n".join(_counted(*log) for log in LOGS) + "\n"
+    text = "\n\n".join(_count_text(*log) for log in LOGS) + "\n"
     if request.config.getoption("accept"):
         COUNTED.write_text(text, encoding="utf-8")
     assert text == COUNTED.read_text(encoding="utf-8")
 
 
-def _counted(name: str, begins: int | None) -> str:
+def _count_text(name: str, begins: int | None) -> str:
     log = ChangedLog(name, begins)
-    validated = log.validated(log.lines)
+    validated = log.validate(log.lines)
     values = {
         field.name: getattr(validated, field.name)
         for field in fields(validated)
@@ -77,19 +77,19 @@ def _plain(value: Any) -> str:
 @pytest.mark.parametrize("log", some_at_night(LOGS, LOGS[::-3].count))
 def test_each_change_is_found(log):
     log = ChangedLog(*log)
-    as_it_is = log.validated(log.lines)
-    assert not as_it_is.found
+    as_it_is = log.validate(log.lines)
+    assert not as_it_is.unexplained
     skipped = set(as_it_is.skipped)
     holes = [
-        f"{log.lines[c.at].number}: {c.kind}" for c in log.changes() if not _found(log, c, skipped)
+        f"{log.lines[c.at].number}: {c.kind}" for c in log.changes() if not _is_found(log, c, skipped)
     ]
     assert not holes, holes
 
 
-def _found(log: ChangedLog, change: Change, skipped: set[str]) -> bool:
+def _is_found(log: ChangedLog, change: Change, skipped: set[str]) -> bool:
     """The change is found, or a part of the log is skipped for it, or it is one of NEVER."""
-    validated = log.validated(change.lines)
-    return bool(validated.found or set(validated.skipped) - skipped or _never(log, change))
+    validated = log.validate(change.lines)
+    return bool(validated.unexplained or set(validated.skipped) - skipped or _never(log, change))
 
 
 def _never(log: ChangedLog, change: Change) -> bool:

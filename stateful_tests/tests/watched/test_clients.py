@@ -5,14 +5,14 @@ import msgspec
 from impl.sglang.server.clients import EOS, FLUSH, PATIENCE, Client, Clients, Turn
 
 
-def served(clients: Clients, rounds: int = 200) -> list[str]:
+def serve_clients(clients: Clients, rounds: int = 200) -> list[str]:
     """What they say to a server that answers at once."""
     sent = []
     for now in range(rounds):
         for message in clients.round(now, 1):
             sent.append(f"{message.kind} {message.name}")
             if message.kind == "submit":
-                clients.answered(message.name, now)
+                clients.note_answer(message.name, now)
     return sent
 
 
@@ -22,14 +22,14 @@ def test_clients_wait_for_answers_and_close():
         Client("b", 1, (Turn(wait=0, tokens=2, limit=2),), session=False),
     )
     clients = Clients(two, 1)
-    assert served(clients) == ["open a", "submit a.1", "submit b.1", "submit a.2", "close a"]
+    assert serve_clients(clients) == ["open a", "submit a.1", "submit b.1", "submit a.2", "close a"]
     assert clients.done
 
 
 def test_a_client_may_be_taken_out():
     after = Client("b", 0, (Turn(wait=0, tokens=2, limit=2),), after="a")
-    assert served(Clients((after,), 1)) == ["open b", "submit b.1", "close b"]
-    both = served(Clients((Client("a", 5, (Turn(wait=0, tokens=1, limit=1),)), after), 1))
+    assert serve_clients(Clients((after,), 1)) == ["open b", "submit b.1", "close b"]
+    both = serve_clients(Clients((Client("a", 5, (Turn(wait=0, tokens=1, limit=1),)), after), 1))
     assert both.index("open b") > both.index("close a")
 
 
@@ -37,8 +37,8 @@ def test_an_operator_waits_until_the_flush_is_done():
     operator = Client("o", 3, (), session=False, operator="flush")
     after = Client("b", 0, (Turn(wait=0, tokens=2, limit=2),), session=False, after="o")
     clients = Clients((after, operator), 1)
-    assert served(clients) == ["flush o"]
-    clients.answered(FLUSH, 200)
+    assert serve_clients(clients) == ["flush o"]
+    clients.note_answer(FLUSH, 200)
     assert [said.name for now in range(201, 210) for said in clients.round(now, 1)] == ["b.1"]
 
 
@@ -71,7 +71,8 @@ def test_the_model_says_the_same_again():
             ),
         ),
     )
-    one, two = Clients(clients, 7), Clients(clients, 7)
+    one = Clients(clients, 7)
+    two = Clients(clients, 7)
     assert [one.says("a.1", n) for n in (1, 2, 3)] == [two.says("a.1", n) for n in (1, 2, 3)]
     assert one.says("a.1", 4) == EOS
     assert one.prompt("a.1")[:2] == one.prompt("a.2")[:2] and one.prompt("a.1") != one.prompt("a.2")

@@ -29,26 +29,30 @@ class RunsOut(FaultyRunner):
 
 def test_an_end_is_reported_with_the_events_before_it():
     lines = (WATCHED / "sglang-0.5.23-mixed_batches.jsonl").read_text().splitlines()
-    runner, said = RunsOut(), {}
+    runner = RunsOut()
+    text_by_kind = {}
     for kind in ("admit", "extend", "step"):
         runner.lines = max(index for index, line in enumerate(lines, 1) if line.startswith(f'["{kind}"'))
         (finding,) = scheduler_runs.serve(runner, scheduler_runs.ServedRun(RELEASE, Config(), (), 1)).new
         assert finding.key == "server RuntimeError srt/mem_cache/allocation.py:"
-        said[kind] = finding.says.partition("; ")[2]
-    assert said["admit"] == (
+        text_by_kind[kind] = finding.says.partition("; ")[2]
+    assert text_by_kind["admit"] == (
         "since step 52 admission looked at c5.2 (from the queue, input 46); a batch of 1 has run, in which"
         " c6.2 decode; 1 wait; tokens of KV: c6 40, c5 37; 12 were free at that step, SWA 12, 36 evictable"
     )
-    assert said["extend"].startswith(
+    assert text_by_kind["extend"].startswith(
         "since step 52 a batch of c5.2 (runs, 46 tokens) was prepared; 0 wait"
     )
-    assert said["step"].startswith(
+    assert text_by_kind["step"].startswith(
         "since step 59 0 wait; tokens of KV: nobody holds any; 92 were free"
     )
 
 
-SMALL, ROOM, NOTHING = Room(full=4, swa=4, rows=1), Room(full=9, swa=9, rows=1), Room(full=0, swa=0, rows=0)
-ALL, MORE = Room(full=10, swa=10, rows=2), Room(full=11, swa=11, rows=1)
+SMALL = Room(full=4, swa=4, rows=1)
+ROOM = Room(full=9, swa=9, rows=1)
+NOTHING = Room(full=0, swa=0, rows=0)
+ALL = Room(full=10, swa=10, rows=2)
+MORE = Room(full=11, swa=11, rows=1)
 
 
 @pytest.mark.parametrize(
@@ -72,9 +76,9 @@ ALL, MORE = Room(full=10, swa=10, rows=2), Room(full=11, swa=11, rows=1)
     ],
 )
 def test_why_a_client_waits(queue, runs, free, idle, prompt, kind, monkeypatch):
-    sizes = {"_free_or_evictable": free, "_held_by_idle_sessions": idle, "_pool_sizes": ALL, "_input": prompt}
+    sizes = {"_free_or_evictable": free, "_idle_session_room": idle, "_pool_sizes": ALL, "_input": prompt}
     sizes["_most_ever_held"] = MORE if free == ALL else ROOM
-    sizes["_asked_by_admission"] = ALL if prompt == SMALL else MORE
+    sizes["_admission_needs"] = ALL if prompt == SMALL else MORE
     for name, found in sizes.items():
         monkeypatch.setattr(progress, name, lambda *_, found=found: found)
     waiting, running = ([Bag(rid=name) for name in names] for names in (queue, runs))

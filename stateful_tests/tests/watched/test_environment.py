@@ -36,7 +36,9 @@ def test_an_environment_serves_each_clone_with_its_own_packages(tmp_path):
 
 def test_of_two_that_make_an_environment_one_waits(tmp_path, monkeypatch):
     monkeypatch.setenv("KVSPEC_CACHE", str(tmp_path))
-    waits, made, lines = threading.Event(), [], []
+    waits = threading.Event()
+    releases_made = []
+    lines = []
 
     def build(release, folder, say):
         assert waits.wait(20)
@@ -44,7 +46,7 @@ def test_of_two_that_make_an_environment_one_waits(tmp_path, monkeypatch):
         (folder / "bin").mkdir(parents=True)
         (folder / "bin" / "python").touch()
         (folder / "kvspec-server.json").write_text(json.dumps(info))
-        made.append(release)
+        releases_made.append(release)
         return folder / "bin" / "python"
 
     def say(line):
@@ -55,7 +57,7 @@ def test_of_two_that_make_an_environment_one_waits(tmp_path, monkeypatch):
     with ThreadPoolExecutor(2) as pool:
         futures = [pool.submit(environment.make, "0.5.23", say) for _ in range(2)]
         assert len({each.result() for each in futures}) == 1
-    assert made == ["0.5.23"] and [line.split(": ")[-1] for line in lines] == ["waiting"]
+    assert releases_made == ["0.5.23"] and [line.split(": ")[-1] for line in lines] == ["waiting"]
 
 
 def test_an_environment_for_another_torch_is_one_line(tmp_path, monkeypatch):
@@ -72,10 +74,8 @@ def test_an_environment_for_another_torch_is_one_line(tmp_path, monkeypatch):
 def test_plain_requirements_keep_the_releases_pins(tmp_path):
     info = tmp_path / "sglang-9.dist-info"
     info.mkdir()
-    plain, others = (
-        ("transformers==5.19.0", "pyzmq>=25"),
-        ("torch==2.99", "flashinfer_python[cu13]==0.7"),
-    )
+    plain = ("transformers==5.19.0", "pyzmq>=25")
+    others = ("torch==2.99", "flashinfer_python[cu13]==0.7")
     lines = (*plain, *others, 'tqdm; extra == "test"')
     metadata = "".join(f"Requires-Dist: {line}\n" for line in lines)
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: sglang\nVersion: 9\n{metadata}")

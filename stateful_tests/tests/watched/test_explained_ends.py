@@ -17,11 +17,9 @@ REUSED = "AssertionError: a reused row must carry allocated KV at srt/mem_cache/
 PREFIXED = "AssertionError:  at srt/managers/schedule_policy.py:1368"
 
 
-SLOT, LEAK, OTHER = (
-    "c1 already has a slot",
-    "Full Pool Mem Leak Detected!",
-    "KeyError: 1 at srt/a.py:1",
-)
+SLOT = "c1 already has a slot"
+LEAK = "Full Pool Mem Leak Detected!"
+OTHER = "KeyError: 1 at srt/a.py:1"
 PINNED = "RuntimeError: Out of memory. Try to allocate 8 tokens. Available full tokens: 81 (1 + 80)"
 STAND_IN = (
     "KeyError: <sglang.srt.session.streaming_session._VirtualNode object at 0x7f> at srt/a.py:1"
@@ -39,12 +37,11 @@ POOLS = {
     "Prefill out of memory.": "full",
 }
 FLAGS = "parked", "prepared", "next_chunk", "states_in_stores"
-MIXED, ALONE = Config(mixed=True, tree=False), Config(tree=False)
-RETRACTED, RESUMED, REJECTED = (
-    "a retract before the first result",
-    "a turn that resumes",
-    "a second turn that is rejected",
-)
+MIXED = Config(mixed=True, tree=False)
+ALONE = Config(tree=False)
+RETRACTED = "a retract before the first result"
+RESUMED = "a turn that resumes"
+REJECTED = "a second turn that is rejected"
 
 
 @pytest.mark.parametrize("release, error, seen, config, name", [
@@ -111,7 +108,8 @@ def test_known_faults_explain_only_their_own_ends(release, error, seen, config, 
     [(2, False), (3, False), (4, False), (5, True), (6, True), (7, False), (8, False)],
 )
 def test_a_window_that_a_tree_evicts_too_far(window, far):
-    leak, name = "Full Pool Mem Leak Detected!", "swept-too-far" if far else ""
+    leak = "Full Pool Mem Leak Detected!"
+    name = "swept-too-far" if far else ""
     assert fault_of_end("0.5.22", leak, Config(window=window, page_size=4), Validated()) == name
 
 

@@ -33,7 +33,8 @@ class Batch:
 def server(full=(0, 8, 6), swa=(5, 3), rows=0, states=0):
     """Return what a reader shows of a server in which session s1 and request b.1 hold a row each.
 
-    full: slots that are free, evictable and locked by the tree. swa: slots that are free and evictable.
+    full: slots that are free, evictable and locked by the tree.
+    swa: slots that are free and evictable.
     """
     kv = SimpleNamespace(holds_mamba=True, mamba_ping_pong_track_buffer=None)
     owner = SimpleNamespace(kv=kv, cursors=OWN, session=None)
@@ -49,7 +50,7 @@ def server(full=(0, 8, 6), swa=(5, 3), rows=0, states=0):
         rows=SimpleNamespace(mamba_allocator=SimpleNamespace(available_size=lambda: states)),
         release=SimpleNamespace(slots=lambda _: {"s1": owner}, cursors=lambda each: each.cursors),
         holds=lambda _: True,
-        unfinished=lambda: [(running, False), (running, False), (waiting, True)],
+        unfinished_requests=lambda: [(running, False), (running, False), (waiting, True)],
     )
 
 

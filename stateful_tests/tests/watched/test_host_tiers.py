@@ -38,11 +38,11 @@ def test_a_host_tier_is_judged_by_the_clauses_of_tiers(change, clause, written):
     """At each step; a clause is reported once."""
     shown = [["tier", FACTS, []], ["tier", change(FACTS), []], ["tier", change(FACTS), []]]
     result = validate(written([header(**OF_A_TIER), *shown]))
-    headline = [(found.clause, found.event) for found in result.found][:1]
+    headline = [(found.clause, found.event) for found in result.unexplained][:1]
     assert headline == ([(clause, "tier")] if clause else []) and not result.skipped
-    assert len({found.clause for found in result.found}) == len(result.found)
+    assert len({found.clause for found in result.unexplained}) == len(result.unexplained)
     again = validate(written([header(**OF_A_TIER), *shown, ["flush", 0], shown[-1]]))
-    assert len(again.found) == 2 * len(result.found), "after a flush the tier is another"
+    assert len(again.unexplained) == 2 * len(result.unexplained), "after a flush the tier is another"
 
 
 def test_sources_of_a_transfer_keep_their_kv(written):
@@ -52,17 +52,18 @@ def test_sources_of_a_transfer_keep_their_kv(written):
     for shown, found in (([FACTS, changed], ["HOST-2", "XFER-1"]), ([changed], ["HOST-2"])):
         lines = [["tier", each, []] for each in shown]
         result = validate(written([header(**OF_A_TIER), *lines]))
-        assert [each.clause for each in result.found] == found
+        assert [each.clause for each in result.unexplained] == found
 
 
 def test_pools_of_both_tiers_may_end_within_a_page(written):
-    free, host = (2, 3, 4, 5), (0, 1, 2, 3)
+    free = (2, 3, 4, 5)
+    host = (0, 1, 2, 3)
     empty = TierFacts(
         (), kv(free, free), kv(host, host), count(), kv((0,) * 6, (0,) * 6), kv((0,) * 4, (0,) * 4)
     )
     tier = {"full_tokens": 5, "swa_tokens": 5, "policy": SIZES.policy}
     sizes = {**OF_A_TIER, "page_size": 2, "full_tokens": 5, "swa_tokens": 5, "tier": tier}
-    assert not validate(written([header(**sizes), ["tier", empty, []]])).found
+    assert not validate(written([header(**sizes), ["tier", empty, []]])).unexplained
 
 
 @pytest.mark.parametrize("load", [True, False])
@@ -91,7 +92,7 @@ def test_a_lock_has_the_range_of_the_path_that_it_was_taken_on(written):
     )
     sizes = {**OF_A_TIER, "window": 1}
     memory = (0, *A[:2], 0, 0, 0, 0)
-    held = REST._replace(
+    locked_facts = REST._replace(
         nodes=parts,
         users=(TierUser("h1", host=False, node=1, lock=1),),
         memory=kv(memory, memory),
@@ -99,8 +100,8 @@ def test_a_lock_has_the_range_of_the_path_that_it_was_taken_on(written):
         free=kv((3, 4, 5, 6), (3, 4, 5, 6)),
     )
     for paths, clauses in (([(1, False, [whole])], []), ([], ["HOST-3"])):
-        result = validate(written([header(**sizes), ["tier", held, paths]]))
-        assert [found.clause for found in result.found] == clauses
+        result = validate(written([header(**sizes), ["tier", locked_facts, paths]]))
+        assert [found.clause for found in result.unexplained] == clauses
 
 
 @pytest.mark.parametrize("matched, has_tier, found, loaded", [
@@ -117,7 +118,7 @@ extend: c1 prefix 4 tokens 2 C6 A6 R4
     tier = OF_A_TIER["tier"] if has_tier else None
     sizes = {**OF_A_TIER, "tier": tier, "full_tokens": 32, "swa_tokens": 32}
     result = validate(written([header(**sizes), *lines]))
-    assert [each.clause for each in result.found] == found
+    assert [each.clause for each in result.unexplained] == found
     assert result.reached["a prefix that is loaded from the host"] == loaded
 
 
@@ -132,15 +133,17 @@ BEHIND_IT = {**OF_A_TIER, "tier": {**OF_A_TIER["tier"], "storage": "best_effort"
 
 def test_a_storage_has_records_of_who_waits(written):
     """A mismatch leaves the requests that wait unknown."""
-    asked, ask = REST._replace(asked=("c1",)), event("submit c1: tokens 6, new 6")
+    asked_facts = REST._replace(asked=("c1",))
+    ask = event("submit c1: tokens 6, new 6")
     looks = [ask, event("admit c1: prefix 0")]  # then it may poll the transfers
     for before, found in (
         ([ask], []), (looks, []), ([], ["XFER-3"]), ([event("requeue c2")], ["OUT-1"]),
     ):  # fmt: skip
-        result = validate(written([header(**BEHIND_IT), *before, ["tier", asked, []]]))
-        assert [each.clause for each in result.found] == found
+        result = validate(written([header(**BEHIND_IT), *before, ["tier", asked_facts, []]]))
+        assert [each.clause for each in result.unexplained] == found
     reads = TierOperation(1, back=False, name="c1", state="reads", slots=kv((0,), ()), moving=kv((0,), ()))
-    came, writes = reads._replace(moving=kv()), reads._replace(back=True, name="")
+    came = reads._replace(moving=kv())
+    writes = reads._replace(back=True, name="")
     for shown, name, times in (
         (REST._replace(stored=(PAGE,)), "a page that is stored", 1),
         (REST._replace(operations=(reads,)), "a page that comes from the storage", 1),
@@ -166,14 +169,14 @@ LOCKED, LOOSE, IN_RUST = (
 def test_stores_may_pin_every_state(free, nodes, pinned, written):
     """The core in Rust does not tell who locks a state."""
     (one,) = RECURRENT.nodes
-    shown = RECURRENT._replace(
+    tier_facts = RECURRENT._replace(
         nodes=tuple(
             one._replace(**each | {"node": index, "device": {"full": (1, 2)} | each["device"]})
             for index, each in enumerate(nodes, 1)
         ),
         free=RECURRENT.free | {"state": free},
     )
-    result = validate(written([header(**OF_A_TIER_WITH_STATES), ["tier", shown, []]]))
+    result = validate(written([header(**OF_A_TIER_WITH_STATES), ["tier", tier_facts, []]]))
     assert result.states_in_stores is pinned
 
 
@@ -184,7 +187,7 @@ def test_slots_of_states_of_both_tiers_are_counted(states, of_the_host, found, w
     tier = {**OF_A_TIER_WITH_STATES["tier"], "states": of_the_host}
     head = header(**{**OF_A_TIER_WITH_STATES, "states": states, "tier": tier})
     result = validate(written([head, ["tier", RECURRENT, []]]))
-    assert [each.clause for each in result.found] == found
+    assert [each.clause for each in result.unexplained] == found
 
 
 def test_a_turn_that_is_rejected_is_matched_at_once_where_there_is_a_storage(written):
@@ -195,16 +198,16 @@ submit c1 of s1: tokens 6, new 6
 submit c2 of s1: tokens 1, new 1, rejected, why "Streaming session already has an active request."
 submit c3 of s1: tokens 8, new 2
 """)
-    for tier, known in ((BEHIND_IT, "rejection-ends-turn"), (OF_A_TIER, None)):
+    for tier, known_fault in ((BEHIND_IT, "rejection-ends-turn"), (OF_A_TIER, None)):
         (mismatches,) = validate(written([header(**tier, release="0.5.23"), *lines])).mismatches
-        assert (mismatches.clause, mismatches.known) == ("OUT-1", known)
+        assert (mismatches.clause, mismatches.known) == ("OUT-1", known_fault)
     # or the first turn has the row of the rejected one, and is nobody's from then on
     lines[3:] = [
         event("admit c1 of s1: prefix 1, C1 A1"),
         ["tier", REST._replace(asked=("x",), host_free=kv((), (5,))), []],
     ]
-    for tier, known in ((BEHIND_IT, "rejection-takes-slot"), (OF_A_TIER, None)):
+    for tier, known_fault in ((BEHIND_IT, "rejection-takes-slot"), (OF_A_TIER, None)):
         head = header(**tier, release="0.5.23")
         mismatches = validate(written([head, *lines])).mismatches
-        assert [(each.clause, each.known) for each in mismatches][:1] == [("LEN-4", known)]
-        assert len(mismatches) == 1 or known is None
+        assert [(each.clause, each.known) for each in mismatches][:1] == [("LEN-4", known_fault)]
+        assert len(mismatches) == 1 or known_fault is None

@@ -35,22 +35,24 @@ def steps_of(*shown, nodes=(), cells=(8, 8, 0, 0)):
 def test_a_node_has_the_state_of_a_longer_text(release, length, known):
     """And whoever goes on from it does too, up to the step that shows another state there."""
     keeps = {"tracked": {"c1": (3, length)}}
-    ends, other = {"tracked": {}, "nodes": [3]}, {"tracked": {}, "nodes": [5]}
+    ends = {"tracked": {}, "nodes": [3]}
+    other = {"tracked": {}, "nodes": [5]}
     states = KeptStates(head(release))
-    for number, (step, found, hits) in enumerate(zip(
+    for number, (step, verdicts, hits) in enumerate(zip(
         steps_of(keeps, ends, ends, other, other, nodes=[NODE]), (0, 1, 0, 0, 0), (0, 1, 1, 1, 0),
         strict=True,
     )):  # fmt: skip
         states.note_prefix("c3", NODE[0])
         said = list(states.judge(number, step, ()))
-        assert [(one.clause, by) for one, by in said] == [("STA-3", known)] * found
+        assert [(one.clause, by) for one, by in said] == [("STA-3", known)] * verdicts
         assert list(states.wrong_hits(step)) == [("c3", 4, known or "")] * hits
         assert not list(states.wrong_hits(step))
 
 
 def test_a_node_without_a_state_hides_none_behind_it():
     states = KeptStates(head())
-    above, below = ([8, 8, 8, 8], *NODE[1:]), NODE
+    above = ([8, 8, 8, 8], *NODE[1:])
+    below = NODE
     before, after = steps_of({}, {"tracked": {}, "nodes": [None, 3]}, nodes=[above, below])
     assert not list(states.judge(0, before, ()))
     assert [one.clause for one, _ in states.judge(1, after, ())] == ["STA-3"]

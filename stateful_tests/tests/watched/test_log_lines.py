@@ -5,7 +5,7 @@ import pytest
 
 from impl.sglang.server.events import Event
 from stateful_tests.tests.support.log_lines import (
-    EVENTS, LogLineError, changed, event, events, header_fields, spoilt,
+    EVENTS, LogLineError, change_line, event, events, header_fields, spoilt,
 )  # fmt: skip
 from stateful_tests.tests.watched.test_noticed_changes import PIECES, ROWS
 
@@ -40,17 +40,17 @@ def test_a_line_stands_for_an_event(line):
 
 
 def test_a_snapshot_has_all_fields_that_have_no_default():
-    found = event(
+    snapshot = event(
         "snapshot; session c1 turn r; request r session c1 queued tokens 3 C2 A2 rounds decode"
     )
-    assert found[2:] == [
+    assert snapshot[2:] == [
         [{"session": "c1", "tokens": 0, "closing": False, "cursors": None, "turn": "r"}],
         [{
             "request": "r", "session": "c1", "queued": True, "tokens": 3, "outputs": 0, "rejected": False,
             "retracted": False, "cursors": [2, 2, 0, 0], "rounds": ["decode"],
         }],
     ]  # fmt: skip
-    msgspec.convert(found, Event)
+    msgspec.convert(snapshot, Event)
 
 
 def test_every_event_of_a_server_by_itself_stands_in_a_row():
@@ -83,7 +83,7 @@ def test_every_event_of_a_server_by_itself_stands_in_a_row():
 )
 def test_a_change_is_in_the_words_of_the_line(line, change, as_line):
     was = event(line)
-    assert changed(was, change) == event(as_line)
+    assert change_line(was, change) == event(as_line)
     assert was == event(line), "the event itself stays"
 
 

@@ -99,8 +99,8 @@ def test_a_mismatch_names_the_kept_and_the_shown_value(validate):
 
 
 def first(found: Validated) -> tuple[str, str]:
-    assert found.found, "nothing was noticed"
-    return found.found[0].clause, found.found[0].event
+    assert found.unexplained, "nothing was noticed"
+    return found.unexplained[0].clause, found.unexplained[0].event
 
 
 COUNTS = [
@@ -126,7 +126,7 @@ def test_cursors_after_a_finish_without_output(cursor, by, validate):
     if cursor == 2 and by < 0:
         by = 2
     lines[-2][1 + FIELDS["release"].index("after")][cursor] += by
-    mismatch = validate(lines).found[0]
+    mismatch = validate(lines).unexplained[0]
     assert (mismatch.event, mismatch.command) == ("release", "finish c1.1 keep 0")
 
 
@@ -139,11 +139,12 @@ def test_outputs_of_an_end_are_those_of_its_results(validate):
         line for line in lines if line[0] == "release" and line[-1] and line[3] == "FINISH_LENGTH"
     )
     end[-1][0] += 1
-    mismatch = validate(lines, **head).found[0]
+    mismatch = validate(lines, **head).unexplained[0]
     assert (mismatch.clause, mismatch.event) == (
         "SES-1",
         "release",
-    ) and "outputs of" in mismatch.expected
+    )
+    assert "outputs of" in mismatch.expected
 
 
 @pytest.mark.parametrize(
@@ -162,13 +163,13 @@ def test_a_changed_snapshot_is_a_mismatch(change, clause, validate):
     lines = copy(PIECES["SNAPSHOT"], FINISH)
     change(lines[0])
     in_the_middle = validate([*TURN, *lines])
-    assert in_the_middle.found[0].event == "snapshot" or clause == "SES-1"
-    assert validate(lines).found
+    assert in_the_middle.unexplained[0].event == "snapshot" or clause == "SES-1"
+    assert validate(lines).unexplained
 
 
 def test_the_observed_length_of_a_row_follows_from_its_pages(validate):
     head = {"window": None, "full_tokens": 8, "swa_tokens": 0, "rows": 2, "width": 8}
-    mismatches = validate(events("PAGED: 8 owner c1 C5 A5 R6"), **head).found
+    mismatches = validate(events("PAGED: 8 owner c1 C5 A5 R6"), **head).unexplained
     (mismatch,) = [each for each in mismatches if each.clause == "LEN-4"]
     assert mismatch.expected.startswith("c1: ") and ":" not in mismatch.observed
     assert all(each.expected != each.observed for each in mismatches)
@@ -177,7 +178,7 @@ def test_the_observed_length_of_a_row_follows_from_its_pages(validate):
 def test_the_first_mismatches_are_kept(validate, monkeypatch):
     monkeypatch.setattr("stateful_tests.watched.log_follower.MAX_FOUND", 1)
     validated = validate(events("TURN: 5 rows 9; 8 rows 8"))
-    assert (len(validated.found), validated.more) == (1, 2)
+    assert (len(validated.unexplained), validated.more) == (1, 2)
     monkeypatch.setattr("stateful_tests.watched.log_follower.MAX_OF_KNOWN", 1)
     steps = [event(f"step {at}: full {32 + at}, swa 32, rows 4") for at in (1, 2, 3)]
     validated = validate(steps, tree=True, release="0.5.20", window=6, page_size=4)
@@ -186,7 +187,7 @@ def test_the_first_mismatches_are_kept(validate, monkeypatch):
 
 def test_after_a_mismatch_the_next_snapshot_is_taken(validate):
     validated = validate([*events("TURN: 7 c1.1 tokens 2"), *PIECES["SNAPSHOT"], *FINISH])
-    assert len(validated.found) == 1 and validated.given == 2
+    assert len(validated.unexplained) == 1 and validated.given == 2
     assert validated.skipped[SKIPPED] == 4 and validated.commands["Finish"] == 1
 
 
@@ -206,7 +207,7 @@ def test_which_retracts_are_reached(lines, reached, validate):
 
 
 def test_another_text_differs_at_a_position(validate):
-    mismatch = validate(events("TEXTS 1-7: 7 ids 1 5 3 4")).found[0]
+    mismatch = validate(events("TEXTS 1-7: 7 ids 1 5 3 4")).unexplained[0]
     assert "at position 1 " in mismatch.observed
 
 

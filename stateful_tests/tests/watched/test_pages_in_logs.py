@@ -13,7 +13,7 @@ def test_a_page_that_is_owned_and_free_is_noticed(written):
     line_index = next(n for n, line in enumerate(lines) if line.get("owners"))
     slots = next(iter(lines[line_index]["owners"].values()))[2]
     lines[line_index]["free_full"].append(slots[-1] // lines[0]["page_size"])
-    assert validate(written(lines)).found[0].clause == "OWN-1"
+    assert validate(written(lines)).unexplained[0].clause == "OWN-1"
 
 
 def test_a_mapping_to_a_slot_behind_the_swa_pool_is_none(written):
@@ -21,7 +21,7 @@ def test_a_mapping_to_a_slot_behind_the_swa_pool_is_none(written):
     line_index = next(n for n, line in enumerate(lines) if line.get("owners"))
     slot = next(iter(lines[line_index]["owners"].values()))[2][-1]
     lines[line_index]["mapping"][slot] = lines[0]["swa_tokens"] + lines[0]["page_size"]
-    assert validate(written(lines)).found[0].clause == "MAP-2"
+    assert validate(written(lines)).unexplained[0].clause == "MAP-2"
 
 
 STATES_IN_PAGES = FIXTURES / "sglang-0.5.23-pages_and_states.jsonl"
@@ -40,4 +40,4 @@ def test_slots_of_recurrent_state_are_free_or_have_one_owner(change, written):
         first[0] = first[1]
     else:
         states["nodes"] = [first[0], *states["nodes"][1:]]
-    assert "STA-6" in {each.clause for each in validate(written(lines)).found}
+    assert "STA-6" in {each.clause for each in validate(written(lines)).unexplained}

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from impl.sglang.server.clients import Client, Clients, Config, Turn
-from impl.sglang.server.fake_model import _stamped
+from impl.sglang.server.fake_model import _stamped_tokens
 from impl.sglang.server.outcome import OUTDATED
-from impl.sglang.server import kept
+from impl.sglang.server import server_leftovers
 from impl.sglang.server.pair import judges
 from impl.sglang.server.pair.choices import NetworkChoice
 from impl.sglang.server.pair.model import ServerModel, TensorSlots
@@ -22,7 +22,7 @@ CLIENTS = Clients(
     [Client(name, 0, (Turn(wait=0, tokens=3, limit=2),), session=False) for name in ("c1", "c2")], 5
 )
 PROMPT = CLIENTS.prompt("c1.1")
-TEXT = chained(_stamped(PROMPT))
+TEXT = chained(_stamped_tokens(PROMPT))
 
 
 def server(**more):
@@ -37,7 +37,7 @@ def server(**more):
     return SimpleNamespace(**{**found, **more})
 
 
-def judged(p=None, d=None, **network):
+def judge_page(p=None, d=None, **network):
     """The judges of two servers at rest, of which these differ."""
     said = {"harmed": False, "harmed_by_time": False, "delivered": {}, "told_success": {1}}
     wire = SimpleNamespace(**{**said, **network}, tell=lambda *_: None)
@@ -54,7 +54,7 @@ def judged(p=None, d=None, **network):
     ],
 )  # fmt: skip
 def test_a_request_may_arrive_after_its_notice(delivered, key):
-    judgements = judged(delivered=delivered)
+    judgements = judge_page(delivered=delivered)
     judgements.waiting({"P": ["c1.1"], "D": []})
     assert [*judgements.noted] == [key]
 
@@ -76,7 +76,7 @@ SLOTS = {1: TEXT[-1], 2: stamp_after(TEXT, 2), 3: 77}
 def test_state_that_is_sent(source, target, keeps, key):
     rows = SimpleNamespace(mamba_allocator=SimpleNamespace(free_slots=torch.tensor([4])))
     states = SimpleNamespace(cells={**SLOTS, 4: TEXT[-1]}, rows=rows)
-    judgements = judged(server(states=states), server(states=states))
+    judgements = judge_page(server(states=states), server(states=states))
     request = SimpleNamespace(req=SimpleNamespace(kv=SimpleNamespace(mamba_pool_idx=keeps)))
     judgements._state(SimpleNamespace(room=1, request=request, state=[6]), "c1.1", source, target)
     assert [*judgements.noted] == ([key] if key else [])
@@ -88,7 +88,7 @@ def has_computed(*names, refused=()):
     p.scheduler.disagg_prefill_inflight_queue = [
         SimpleNamespace(rid=name, pending_bootstrap=False) for name in names
     ]
-    judgements = judged(p)
+    judgements = judge_page(p)
     judgements.refused["D"] |= {*refused}
     return judgements
 
@@ -131,7 +131,7 @@ def test_page_that_is_sent(sent, row, free, key):
     p.allocator.page_size = size
     d = server(outdated=set())
     d.scheduler.req_to_token_pool = SimpleNamespace(req_to_token=torch.tensor([[4 * size]]))
-    judgements = judged(p, d)
+    judgements = judge_page(p, d)
     request = SimpleNamespace(req=asks)
     promise = SimpleNamespace(room=1, request=request, pages=[4], prefix=0)
     region = SimpleNamespace(pool="full", tensor=cells)
@@ -141,7 +141,7 @@ def test_page_that_is_sent(sent, row, free, key):
 
 
 def test_prefix_of_a_host_tier_that_is_lost():
-    judgements = judged()
+    judgements = judge_page()
     judgements.aborted["D"].add("c2.1")
     judgements.prefix_is_gone("c2.1")
     assert not judgements.noted
@@ -163,7 +163,7 @@ def test_kv_of_retracted_requests_is_not_left_on_the_host(tree, free, left):
         tree_cache=SimpleNamespace(host_pool_group=SimpleNamespace(entries=[pool]), disable=not tree),
         disagg_prefill_bootstrap_queue=SimpleNamespace(queue=[]), **{name: [] for name in queues},
     )  # fmt: skip
-    assert [*kept.kept(scheduler, "P")] == left
+    assert [*server_leftovers.leftovers(scheduler, "P")] == left
 
 
 def test_records_of_a_storage_and_loads_that_were_not_sent_are_found():
@@ -175,66 +175,71 @@ def test_records_of_a_storage_and_loads_that_were_not_sent_are_found():
         tree_cache=SimpleNamespace(_storage_prefetch_wait=waits, disable=False),
         disagg_prefill_bootstrap_queue=SimpleNamespace(queue=[]), **{name: [] for name in queues},
     )  # fmt: skip
-    assert [*kept.kept(scheduler, "P")] == [("waits for a storage", "1 entries")]
+    assert [*server_leftovers.leftovers(scheduler, "P")] == [("waits for a storage", "1 entries")]
     waits.clear()
-    assert [*kept.kept(scheduler, "P")] == []
-    assert not kept.has_unsent_load(scheduler)
+    assert [*server_leftovers.leftovers(scheduler, "P")] == []
+    assert not server_leftovers.has_unsent_load(scheduler)
     for queue in ([], [object()]):
         scheduler.tree_cache.cache_controller = SimpleNamespace(load_queue=queue)
-        assert kept.has_unsent_load(scheduler) == bool(queue)
+        assert server_leftovers.has_unsent_load(scheduler) == bool(queue)
 
 
 def model(draft=(3, 0)):
     """D, whose only tensors have one token at slot 0: the model's, and its draft's."""
-    made = object.__new__(ServerModel)
+    server_model = object.__new__(ServerModel)
     tensors = [torch.tensor([[[*at, 0.0]]]) for at in ((3, 0), draft)]
-    made.__dict__.update(
+    server_model.__dict__.update(
         tensors={"full": tensors}, target_tensors=1, without_draft=set(), tree=False, server="D",
         outdated=set(), window=None,
         writers={"full": {}}, unsent=set(), misread={}, forwards=1, noted=[],
         network=SimpleNamespace(tell=lambda *_: None),
         allocator=SimpleNamespace(page_size=1),
     )  # fmt: skip
-    return made
+    return server_model
 
 
 def test_draft_kv_counts_until_a_request_is_retracted():
-    right, wrong = model(), model(draft=(9, 0))
+    right = model()
+    wrong = model(draft=(9, 0))
     right._compare("full", "c1.1", 0, [0], [3])
     wrong._compare("full", "c1.1", 0, [0], [3])
     assert not right.misread and [*wrong.misread] == [("c1.1", "full of D", 0)]
     for tree, request in ((False, "c1.1"), (True, "c2.1")):  # with a tree others share its prompt
         wrong = model(draft=(9, 0))
-        wrong.without_draft, wrong.tree = {"c1.1"}, tree
+        wrong.without_draft = {"c1.1"}
+        wrong.tree = tree
         wrong._compare("full", request, 0, [0], [3])
         assert not wrong.misread
 
 
 def test_page_that_had_been_given_back_is_told_at_the_read():
-    made = model(draft=(9, 0))
-    made.outdated = {0}
-    made._compare("full", "c1.1", 0, [0], [3])
-    (misread,) = made.misread.values()
+    server_model = model(draft=(9, 0))
+    server_model.outdated = {0}
+    server_model._compare("full", "c1.1", 0, [0], [3])
+    (misread,) = server_model.misread.values()
     assert misread.found == OUTDATED
     for draft, known in ((2, "sent-page-is-replaced"), (0, "")):
         config = Config(pair=True, draft=draft, prefill_draft=True)
         assert deviations.fault_of_pair_read(RELEASE, OUTDATED, "full of D", config) == known
-    made._write(torch.tensor([0]), [3], 0, "c1.1")
-    assert not made.outdated
+    server_model._write(torch.tensor([0]), [3], 0, "c1.1")
+    assert not server_model.outdated
 
 
 @pytest.mark.parametrize(("hidden", "stained", "notes"), [((7, 2), False, 0), ((7, 1), False, 1),
                                                           ((7, 1), True, 0)])  # fmt: skip
 def test_hidden_state_that_decode_drafts_from(monkeypatch, hidden, stained, notes):
-    made, noted = model(), []
-    made.__dict__.update(sends_draft=True, notes=lambda *what: noted.append(what), _texts={"c1.1": [3]})
+    server_model = model()
+    noted = []
+    server_model.__dict__.update(
+        sends_draft=True, notes=lambda *what: noted.append(what), _texts={"c1.1": [3]}
+    )
     monkeypatch.setattr(ServerModel.__bases__[0], "verify", lambda *_: ([], []))
     info = SimpleNamespace(
         bonus_tokens=torch.tensor([7]), hidden_states=torch.tensor([[*hidden, 0]]).float()
     )
     request = SimpleNamespace(rid="c1.1", retracted_stain=stained)
-    made.verify(SimpleNamespace(reqs=[request], seq_lens=torch.tensor([2]), spec_info=info), 2)
-    assert len(noted) == notes and made.without_draft == ({"c1.1"} if stained else set())
+    server_model.verify(SimpleNamespace(reqs=[request], seq_lens=torch.tensor([2]), spec_info=info), 2)
+    assert len(noted) == notes and server_model.without_draft == ({"c1.1"} if stained else set())
 
 
 def test_slots_of_tensors_are_numbers():

@@ -16,7 +16,7 @@ from impl.sglang.server.pair.choices import MESSAGES, NetworkChoice, NetworkChoi
 from impl.sglang.server.runs import WholeScheduler
 from stateful_tests.tests.support.night import NIGHT, at_night
 from stateful_tests.tests.support.planted_faults import planted_faults
-from stateful_tests.tests.support.served_faults import found_in_servers
+from stateful_tests.tests.support.served_faults import faults_in_servers
 from stateful_tests.watched.servers import server_pairs, scheduler_runs
 
 RELEASE = "0.5.23"
@@ -44,19 +44,38 @@ class Pretends:
         return RunOutcome(10, 20, [], {}, noted=noted, events=events)
 
 
-def test_the_same_seed_gives_the_same_runs_and_each_kind_comes():
+@pytest.fixture(scope="module")
+def runs():
+    """120 runs behind the first of each kind."""
+    population = server_pairs.PairPopulation(3)
+    for _ in server_pairs.KINDS:
+        population.draw()
+    return [population.draw() for _ in range(120)]
+
+
+def test_the_same_seed_gives_the_same_runs():
     one, two = (server_pairs.PairPopulation(3) for _ in range(2))
-    drawn = [one.draw() for _ in server_pairs.KINDS]
-    assert drawn == [two.draw() for _ in server_pairs.KINDS]
-    assert drawn[0][3] == () and all(config.pair for config, *_ in drawn)
+    assert [one.draw() for _ in range(9)] == [two.draw() for _ in range(9)]
+
+
+def test_a_kind_of_run_has_its_failures_and_aborts_alone():
+    population = server_pairs.PairPopulation(3)
+    drawn = [population.draw() for _ in server_pairs.KINDS]
+    assert drawn[0][3] == (), "a calm run"
+    assert all(config.pair for config, *_ in drawn)
     for kind, (_, clients, _, choices) in zip(server_pairs.KINDS, drawn):
         assert harms(choices) <= (kind in ("failures", "time", "death"))
         assert any(t.abort for c in clients for t in c.turns) <= (kind in ("aborts", "alone"))
         assert server_pairs.choices_about(clients, choices) == choices
-    runs = [one.draw() for _ in range(120)]
+
+
+def test_choices_are_about_every_message(runs):
     choices = [choice for *_, choices in runs for choice in choices]
     assert {*MESSAGES} - {"register"} < {choice.what for choice in choices}
     assert max(c.steps for c in choices if c.what == "transfer") == 150
+
+
+def test_every_value_of_a_setting_is_drawn(runs):
     for field in ("overlap", "decode_overlap", "tree", "decode_tree", "pressure", "mixed", "rust",
                   "prefill_draft", "hicache", "decode_hicache", "host_backup"):
         assert {getattr(config, field) for config, *_ in runs} == {False, True}
@@ -66,13 +85,19 @@ def test_the_same_seed_gives_the_same_runs_and_each_kind_comes():
     assert {(bool(config.states), config.track) for config, *_ in runs} == {
         (False, 0), (True, 0), (True, 8)
     }  # fmt: skip
+
+
+def test_drawn_settings_fit_together(runs):
     for config, *_ in runs:
-        given = msgspec.structs.asdict(config).items()
-        require_fitting(RELEASE, {name: n for name, n in given if n != getattr(Config(), name)})
+        settings = msgspec.structs.asdict(config).items()
+        require_fitting(RELEASE, {name: n for name, n in settings if n != getattr(Config(), name)})
     late = [config for config, *_ in runs if config.prefill_complete]
     assert late and not any(config.window or config.decode_tree for config in late)
     assert {bool(turn.priority) for config, clients, *_ in runs if not config.priority
             for client in clients for turn in client.turns} == {False}
+
+
+def test_a_fixed_setting_is_that_of_every_run():
     fixed = server_pairs.PairPopulation(3, fixed={"page_size": 8, "window": 0, "deferred": False})
     assert {(c.page_size, c.window, c.deferred) for c, *_ in (fixed.draw() for _ in range(9))} == {
         (8, 0, False)
@@ -94,7 +119,9 @@ def test_a_run_is_shrunk_to_one_request_and_one_choice():
     assert [client.name for client in run.clients] == ["c2"]
     (choice,) = run.choices
     assert (choice.what, choice.request, choice.steps, choice.at) == ("transfer", "c2.1", 10, 0)
-    assert not run.config.window and not run.config.decode_tree and run.config.pair
+    assert not run.config.window
+    assert not run.config.decode_tree
+    assert run.config.pair
     assert judged.findings[0].judge == "pair" and judged.validated.reached["a transfer"] == 1
     again = msgspec.json.decode(msgspec.json.encode(run), type=scheduler_runs.ServedRun)
     assert again == run
@@ -224,7 +251,8 @@ SERVERS = {
 def test_a_real_pair_conforms_and_repeats_itself(runner, name, choices):
     config = Config(pair=True, **{"page_size": 4, "pressure": False, "running": 4, **SERVERS[name]})
     run = scheduler_runs.ServedRun(RELEASE, config, CLIENTS, 3, choices)
-    one, two = scheduler_runs.serve(runner, run), scheduler_runs.serve(runner, run)
+    one = scheduler_runs.serve(runner, run)
+    two = scheduler_runs.serve(runner, run)
     assert not one.findings and set(one.outcome.answers.values()) == {"length"}
     assert len(one.outcome.answers) == 4 and one.outcome.forwards > 10
     assert one.outcome.events == two.outcome.events
@@ -243,5 +271,5 @@ def test_a_fault_in_a_pair_is_caught(name, tmp_path):
     """By the judge that is named."""
     fault = FAULTS[name]
     runs = server_pairs.PairPopulation(7, fixed=fault.server)
-    seen = found_in_servers(fault, runs, fault.clause, tmp_path)
+    seen = faults_in_servers(fault, runs, fault.clause, tmp_path)
     assert fault.clause in seen

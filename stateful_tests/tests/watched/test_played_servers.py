@@ -26,7 +26,8 @@ from stateful_tests.watched.validator import Validator
 
 FROM_0_5_14 = list(TABLE)[list(TABLE).index("0.5.14") :]
 RELEASES = FROM_0_5_14 if NIGHT else ["0.5.23"]
-SIZES, STEPS = ("page1", "page2", "page4", "no-swa"), 60
+SIZES = ("page1", "page2", "page4", "no-swa")
+STEPS = 60
 Lives = dict[str, list[tuple[object, ...]]]  # of each request, what was done to it
 
 
@@ -67,19 +68,20 @@ def note(lives: Lives, command: Command, name: Any) -> None:
 def comparable(life: list[tuple[object, ...]], claims: bool) -> list[tuple[object, ...]]:
     """As a log has it: who is given up as the last resort is retracted first; where rounds claim a token as
     they are launched, the result accepts the others."""
-    found: list[tuple[object, ...]] = []
+    events: list[tuple[object, ...]] = []
     for what, *more in life:
-        if what == "abort" and found and found[-1][0] == "retract":
-            found.pop()
-        if claims and what == "accept" and found and found[-1][0] == "accept":
-            more = [found.pop()[1] + more[0]]
-        found.append((what, *more))
-    return found
+        if what == "abort" and events and events[-1][0] == "retract":
+            events.pop()
+        if claims and what == "accept" and events and events[-1][0] == "accept":
+            more = [events.pop()[1] + more[0]]
+        events.append((what, *more))
+    return events
 
 
 def play(system: WatchedRelease, number: int, tree: bool) -> tuple[Lives, bool]:
     """A random run, up to a fault of the release; what it did, and whether there was none."""
-    source, names = RandomChoices(f"played {number}"), dict[str, str]()
+    source = RandomChoices(f"played {number}")
+    names = dict[str, str]()
     lives: Lives = defaultdict(list)
     rejected = set[str]()
     lockstep = Lockstep(
@@ -129,7 +131,7 @@ def test_logs_of_played_servers_validate(version, how, tmp_path, monkeypatch):
         (log,) = logs_of([folder])
         recorder = Tells(log.header)
         validated = recorder.run(log.lines())
-        assert not validated.found, (folder.name, validated.found[0])
+        assert not validated.unexplained, (folder.name, validated.unexplained[0])
         if how == "overlap" or validated.ended:
             continue  # results come later than they are played; or anything may have happened
         for name, life in lives.items():

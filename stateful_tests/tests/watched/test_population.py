@@ -3,6 +3,8 @@
 import itertools
 import random
 
+import pytest
+
 from impl.sglang.server.clients import EOS, Client, Clients, Config, Turn
 from stateful_tests.watched.servers import population, random_clients, scheduler_runs
 from stateful_tests.tests.watched.test_scheduler_runs import RELEASE
@@ -28,43 +30,62 @@ def test_every_second_run_is_a_scene():
         assert all(getattr(config, name) == value for name, value in fields.items())
 
 
-def test_runs_between_scenes_are_storms_floods_texts_talks_and_random_clients():
+@pytest.fixture(scope="module")
+def between_scenes():
+    """Six runs between scenes: two storms, shared texts, talks, a storm and random clients."""
     runs = population.Population(1)
-    drawn = [runs.draw() for _ in range(12)][::2]
-    servers = [config for config, _, _ in drawn]
+    return [runs.draw() for _ in range(12)][::2]
+
+
+def test_storms_and_floods_put_a_server_under_pressure(between_scenes):
+    servers = [config for config, _, _ in between_scenes]
     of_storms = [servers[at] for at in (0, 1, 4)]
     assert [storm.tokens for storm in of_storms] == [64, 192, 64]
-    assert all(storm.pressure for storm in of_storms) and servers[1].chunk == 8
+    assert all(storm.pressure for storm in of_storms)
+    assert servers[1].chunk == 8
+
+
+def test_texts_come_back_in_one_run_between_scenes(between_scenes):
     shared = [
-        sum(turn.shared for client in clients for turn in client.turns) for _, clients, _ in drawn
+        sum(turn.shared for client in clients for turn in client.turns)
+        for _, clients, _ in between_scenes
     ]
-    assert max(shared) == shared[2], "texts come back"
-    asking = [[each for each in clients if not each.operator] for _, clients, _ in drawn]
+    assert max(shared) == shared[2]
+
+
+def test_talks_resend_their_conversation(between_scenes):
+    asking = [[each for each in clients if not each.operator] for _, clients, _ in between_scenes]
     assert all(client.resends and not client.session for client in asking[3])
     of_others = [client for at in (0, 1, 2, 5) for client in asking[at]]
     assert {each.resends for each in of_others if not each.session} == {False, True}
     assert not any(each.resends for each in of_others if each.session)
-    again, other = population.Population(1), population.Population(2)
-    assert again.draw()[0] == servers[0] and again.draw()[1:] != other.draw()[1:]
+
+
+def test_another_seed_gives_another_population(between_scenes):
+    again = population.Population(1)
+    other = population.Population(2)
+    assert again.draw()[0] == between_scenes[0][0]
+    assert again.draw()[1:] != other.draw()[1:]
 
 
 def test_in_some_runs_clients_state_priorities():
     """Always where the server has them by a setting, never where it has none by a setting."""
 
-    def drawn(**fixed):
+    def draw_runs(**fixed):
         runs = population.Population(1, fixed=fixed)
         for config, clients, _ in (runs.draw() for _ in range(30)):
             yield config, {turn.priority for client in clients for turn in client.turns}
 
-    preempting = [config for config, stated in drawn() if config.priority and stated - {0}]
+    preempting = [config for config, stated in draw_runs() if config.priority and stated - {0}]
     assert 5 <= len(preempting) <= 15
-    assert {each.priority for each in preempting} == {1, 2} and {e.lowest for e in preempting} == {
+    assert {each.priority for each in preempting} == {1, 2}
+    assert {e.lowest for e in preempting} == {
         True,
         False,
     }
     assert {bool(each.queue) for each in preempting} == {True, False}
-    assert all(config.priority == 2 and stated - {0} for config, stated in drawn(priority=2))
-    assert not any(config.priority for config, _ in drawn(priority=0))
+    assert all(config.priority == 2 and stated - {0} for config, stated in draw_runs(priority=2))
+    assert not any(config.priority for config, _ in draw_runs(priority=0))
     without = population.Population(1, lowest=False)
     assert not any(without.draw()[0].lowest for _ in range(30))
 
@@ -111,70 +132,102 @@ def test_shrunk_runs_are_valid_configurations():
         assert any(not each.states for each in smaller)
 
 
-def test_servers_with_recurrent_layers_have_matching_settings():
-    """A scene of theirs, and one run of eight; where a release or what is fixed has no states, none."""
+def test_a_scene_and_one_run_of_eight_have_recurrent_layers():
     runs = population.Population(1)
     drawn = [runs.draw()[0] for _ in range(40)]
     between = [config.states for config in drawn[6::8]]
     assert {*between} <= {*population.SLOTS} and len({*between}) > 1
     assert [bool(config.states) for config in drawn].count(True) == len(between) + 1
-    for more in ({"states": False}, {"fixed": {"window": 6}}):
-        runs = population.Population(1, **more)
-        assert not any(runs.draw()[0].states for _ in range(20))
+
+
+@pytest.mark.parametrize("settings", [{"states": False}, {"fixed": {"window": 6}}])
+def test_servers_that_cannot_have_recurrent_layers_have_none(settings):
+    runs = population.Population(1, **settings)
+    assert not any(runs.draw()[0].states for _ in range(20))
+
+
+def test_fixed_recurrent_layers_come_with_every_way_to_track_them():
     runs = population.Population(1, fixed={"states": 30})
-    drawn = [runs.draw()[0] for _ in range(80)]
-    assert {config.states for config in drawn} == {30} and not any(c.window for c in drawn)
-    assert {(config.track, config.draft) for config in drawn} >= {
+    configs = [runs.draw()[0] for _ in range(80)]
+    assert {config.states for config in configs} == {30} and not any(c.window for c in configs)
+    assert {(config.track, config.draft) for config in configs} >= {
         *itertools.product((0, 8), (2, 4)),
         (4, 2),
     }
-    assert all(config.track >= 2 * config.draft for config in drawn if config.track)
-    assert not any(config.overlap or config.page_size > 1 for config in drawn if not config.track)
-    runs = population.Population(1, fixed={"states": 30, "overlap": True})
-    assert {runs.draw()[0].track for _ in range(9)} == {4, 8}
-    runs = population.Population(1, fixed={"states": 30, "page_size": 8})
-    assert {runs.draw()[0].track for _ in range(9)} == {8}, "whole pages"
+    assert all(config.track >= 2 * config.draft for config in configs if config.track)
+    assert not any(config.overlap or config.page_size > 1 for config in configs if not config.track)
+
+
+@pytest.mark.parametrize(
+    ("setting", "tracks"), [({"overlap": True}, {4, 8}), ({"page_size": 8}, {8})]
+)
+def test_states_are_tracked_under_overlap_and_at_whole_pages(setting, tracks):
+    runs = population.Population(1, fixed={"states": 30, **setting})
+    assert {runs.draw()[0].track for _ in range(9)} == tracks
+
+
+def test_a_second_slot_on_demand_needs_overlap():
     runs = population.Population(1, fixed={"states": 30, "track": 8, "lazy": True})
     assert all(runs.draw()[0].overlap for _ in range(9))
 
 
-def test_servers_with_a_host_tier_have_matching_settings():
-    """Texts or talks come back in every second run, every fourth is a scene; each policy is drawn."""
+@pytest.fixture(scope="module")
+def tier_runs():
+    """80 runs with a host tier."""
     runs = population.Population(1, fixed={"hicache": True})
-    drawn = [runs.draw() for _ in range(80)]
-    configs = [config for config, *_ in drawn]
+    return [runs.draw() for _ in range(80)]
+
+
+def test_every_setting_of_a_host_tier_is_drawn(tier_runs):
+    configs = [config for config, *_ in tier_runs]
     assert all(c.hicache and c.tree and not c.states for c in configs)
     assert {c.draft for c in configs} == {0, 2, 4}
-    assert {c.policy for c in configs} == {0, 1, 2} and {c.host for c in configs} == {6, 12, 20, 40}
-    for clients in (clients for _, clients, _ in drawn[::2]):
+    assert {c.policy for c in configs} == {0, 1, 2}
+    assert {c.host for c in configs} == {6, 12, 20, 40}
+    assert {c.storage for c in configs} == {0, 1, 2}
+    assert {c.rust for c in configs} == {False, True}
+
+
+def test_texts_or_talks_come_back_in_every_second_run_with_a_host_tier(tier_runs):
+    for clients in (clients for _, clients, _ in tier_runs[::2]):
         assert sum(not each.operator for each in clients) == 12
         assert {t.text for c in clients for t in c.turns} <= {*range(8)}
-    assert {c.storage for c in configs} == {0, 1, 2} and {c.rust for c in configs} == {False, True}
-    for number, (config, clients, _) in enumerate(drawn):
+
+
+def test_sessions_meet_a_storage_in_one_run_of_eight(tier_runs):
+    for number, (config, clients, _) in enumerate(tier_runs):
         sessions = any(client.session for client in clients)
         assert not (sessions and config.storage) or number % 8 == population.SESSIONS_AT
+
+
+def test_every_fourth_run_with_a_host_tier_is_a_scene():
     plain = population.Population(1, fixed={"hicache": True, "storage": 0, "priority": 0})
     drawn = [plain.draw() for _ in range(6)]
     scene = population.of_scene(population.scenes()[0])
-    assert drawn[1][1] == scene and drawn[5][1] == population.of_scene(population.scenes()[1])
+    assert drawn[1][1] == scene
+    assert drawn[5][1] == population.of_scene(population.scenes()[1])
+
+
+def test_states_in_a_host_tier_exclude_what_they_cannot_have():
     states = population.Population(1, fixed={"hicache": True, "states": 20})
     configs = [states.draw()[0] for _ in range(9)]
     assert all(c.states and not (c.track or c.storage or c.mixed or c.overlap) for c in configs)
+
+
+def test_fixed_settings_of_a_host_tier_are_those_of_every_run():
     fixed = population.Population(1, fixed={"hicache": True, "policy": 2, "host": 6})
     assert {(c.policy, c.host) for c, *_ in (fixed.draw() for _ in range(9))} == {(2, 6)}
 
 
 def test_a_triple_of_switches_is_at_work_once_each_has_done_something():
-    runs, config = (
-        population.Population(1),
-        Config(window=4, draft=4, tree=False, chunk=64, pressure=False),
-    )
+    runs = population.Population(1)
+    config = Config(window=4, draft=4, tree=False, chunk=64, pressure=False)
     runs._config, fresh = config, runs._news(config)
     triple = (("window", 3), ("draft", 4), ("tree", False))
     assert triple in population.triples(config)
-    runs.ran({"a window eviction": 3})
+    runs.record_run({"a window eviction": 3})
     assert not runs._at_work[triple] and runs._news(config) < fresh
     assert runs._at_work[("page", 0), ("window", 3), ("overlap", False)] == 1
     tried = runs._news(config)
-    runs.ran({"a window eviction": 1, "a verify round that accepts several": 1})
+    runs.record_run({"a window eviction": 1, "a verify round that accepts several": 1})
     assert runs._at_work[triple] == 1 and runs._news(config) < tried

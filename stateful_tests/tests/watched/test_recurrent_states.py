@@ -45,7 +45,7 @@ OF_STATES = {
 def test_states_add_up_and_turns_resume_where_theirs_are(changes, found, written):
     head = header(release="9.9.9", tree=True, **OF_STATES)
     result = validate(written([head, *spoilt(STATES, changes)]))
-    assert [each.clause for each in result.found] == found
+    assert [each.clause for each in result.unexplained] == found
     assert result.wrong_states == ({("c1.2", 3): ""} if found == ["STA-2"] else {})
 
 
@@ -55,7 +55,7 @@ def test_states_add_up_and_turns_resume_where_theirs_are(changes, found, written
 def test_a_lazy_server_takes_one_slot_more_while_a_state_is_due(free, found, written):
     head = header(release="9.9.9", tree=True, lazy=True, **OF_STATES)
     result = validate(written([head, *spoilt(STATES, f"6 states {free}")]))
-    assert [each.clause for each in result.found] == found
+    assert [each.clause for each in result.unexplained] == found
 
 
 # Verify rounds of c1's first turn, and its second. The last round accepts more than the first turn takes.
@@ -106,7 +106,7 @@ def test_a_turn_resumes_behind_verify_rounds(changes, state, found, new, written
     wrong = [known for clause, known in found if clause == "STA-2"]
     assert result.wrong_states == dict.fromkeys([("c1.2", 4)] if wrong else [], *wrong)
     result = validate(written([header(release="9.9.9", **settings), *lines]))
-    assert [each.clause for each in result.found] == new
+    assert [each.clause for each in result.unexplained] == new
 
 
 def test_a_turn_that_comes_back_resumes_where_it_did(written):
@@ -122,7 +122,7 @@ admit c1.2 of c1: prefix 4, C4 A4
 """)
     head = header(release="0.5.23", overlap=True, speculative=True, **OF_STATES)
     result = validate(written([head, *lines]))
-    assert not result.found and not result.skipped, result.found
+    assert not result.unexplained and not result.skipped, result.unexplained
 
 
 @pytest.mark.parametrize("prefix, wrong", [(0, {("c2.1", 0): "waiting-turn-keeps-state"}), (3, {})])
@@ -143,7 +143,8 @@ def test_a_match_of_a_text_that_ended_in_flight_is_excused(
     release, session, reason, wrong, written
 ):
     """Its node has the state of more than that."""
-    node, states = [[1, 2, 3, 4], [1, 2, 3, 4], [], 0, 0], {"free": [], "tracked": {}, "nodes": [3]}
+    node = [[1, 2, 3, 4], [1, 2, 3, 4], [], 0, 0]
+    states = {"free": [], "tracked": {}, "nodes": [3]}
     of_session = f" of {session}" if session else ""
     count = 1 if session else 0
     opened = events(f"open {session}: done") if session else []

@@ -43,29 +43,28 @@ def test_a_finding_is_shrunk_to_its_clients_and_numbers():
     (client,) = judged.run.clients
     first, second = client.turns
     assert (first.tokens, first.limit, second.tokens, second.limit) == (1, 1, 3, 1)
-    assert (
-        judged.run.config.draft == 0
-        and not judged.run.config.tree
-        and judged.run.config.page_size == 1
-    )
+    assert judged.run.config.draft == 0
+    assert not judged.run.config.tree
+    assert judged.run.config.page_size == 1
     assert judged.run.key == "reads full" and "nothing that was written" in judged.findings[-1].says
 
 
 @pytest.mark.parametrize("at", [0, 1, 2, 30])
 def test_an_interrupt_loses_nothing_that_was_found(at):
     """at: interrupts at that try of the shrinking; 0: between two runs."""
-    kept, tries = [], 0
+    runs_kept = []
+    tries = 0
 
     def say(what, *_):
         nonlocal tries
         tries += what.startswith("shrinks")
-        if kept and (tries == at if at else what.startswith("run")):
+        if runs_kept and (tries == at if at else what.startswith("run")):
             raise KeyboardInterrupt
 
     result = scheduler_runs.check(
-        FaultyRunner(), RELEASE, 1, 5, count=6, say=say, keep=lambda j: kept.append(j.run)
+        FaultyRunner(), RELEASE, 1, 5, count=6, say=say, keep=lambda j: runs_kept.append(j.run)
     )
-    assert result.interrupted and result.found["reads full"].run == kept[-1]
+    assert result.interrupted and result.found["reads full"].run == runs_kept[-1]
     data = server_reports.served_report(result, None, 5)
     assert data["exit_code"] == 1 and data["interrupted"]
 
@@ -82,7 +81,9 @@ def test_shrinking_one_finding_ends_with_its_time(monkeypatch):
     monkeypatch.setattr(scheduler_runs, "SHRINK_S", 20)
     runner = FaultyRunner()
     result = scheduler_runs.check(runner, RELEASE, 1, 5, count=6)
-    assert list(result.found) == ["reads full"] and result.runs == 5 and runner.runs <= 5 + 10
+    assert list(result.found) == ["reads full"]
+    assert result.runs == 5
+    assert runner.runs <= 5 + 10
 
 
 def test_a_conforming_check_finds_nothing_and_counts():
@@ -133,17 +134,18 @@ def test_a_finding_that_the_base_shows_in_the_same_run_is_not_new():
 def test_a_label_holds_for_a_tree_that_still_has_the_fault(monkeypatch, there, was, saved, known):
     """By its traces; without traces by the same run on the release, or by the saved run on the tree."""
 
-    def judged(name, key=""):
+    def judge_run(name, key=""):
         found = [scheduler_runs.ServedFinding("log", "log LEN-2 release", "says", name)]
         return scheduler_runs.JudgedRun(
             scheduler_runs.ServedRun(RELEASE, Config(), (), 1, key=key), None, Validated(), found
         )
 
-    tree, release = FaultyRunner(), FaultyRunner()
+    tree = FaultyRunner()
+    release = FaultyRunner()
     shows = {(tree, "saved"): saved, (release, ""): was}
-    monkeypatch.setattr(scheduler_runs, "serve", lambda at, run: judged(shows[at, run.key]))
-    runs = {"last-token": judged("", "saved").run} if saved else {}
-    compared = scheduler_runs.Before(release, dict(there), runs).compared(judged("last-token"), tree)
+    monkeypatch.setattr(scheduler_runs, "serve", lambda at, run: judge_run(shows[at, run.key]))
+    runs = {"last-token": judge_run("", "saved").run} if saved else {}
+    compared = scheduler_runs.Before(release, dict(there), runs).compare(judge_run("last-token"), tree)
     assert [finding.known for finding in compared.findings] == [known]
     assert len(compared.new) == (not known)
 

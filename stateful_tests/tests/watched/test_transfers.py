@@ -36,8 +36,11 @@ NAMED = KVNamed("r1", 7, 0, 6, [4, 5, 6])
 OVER = KVGivenBack("r1", 7, "success", [1, 2, 3])
 
 
-def validated(role: str, events: Sequence[Event], lost: int = 0, **more: object) -> Validator:
-    """The validator of a log with these events. lost: lines that are missing before the last one."""
+def read_by_validator(role: str, events: Sequence[Event], lost: int = 0, **more: object) -> Validator:
+    """The validator of a log with these events.
+
+    lost: lines that are missing before the last one.
+    """
     about = header(version=VERSION, release=RELEASE, page_size=2, role=role, level="pages")
     validator = Validator(convert({**about, **more}, WatchHeader))
     for number, event in enumerate(events, 2):
@@ -73,8 +76,8 @@ def rest(tokens: int = 0, kept: dict[str, str] | None = None, **rooms: list[int]
     ],
 )  # fmt: skip
 def test_each_side_is_judged_by_the_log_of_that_side(role, events, found):
-    result = validated(role, events).result
-    assert [f"{each.clause} {each.expected}"[: len(found or "")] for each in result.found] == (
+    result = read_by_validator(role, events).result
+    assert [f"{each.clause} {each.expected}"[: len(found or "")] for each in result.unexplained] == (
         [found] if found else []
     )
     assert result.events == len(events) and not result.skipped
@@ -93,27 +96,27 @@ def test_each_side_is_judged_by_the_log_of_that_side(role, events, found):
     ],
 )  # fmt: skip
 def test_known_faults_of_a_side_are_named(role, events, known):
-    result = validated(role, events, speculative=True).result
+    result = read_by_validator(role, events, speculative=True).result
     assert [mismatch.known for mismatch in result.mismatches] == [known]
 
 
 @pytest.mark.parametrize("holds_less", [{"speculative": True}, {"states": 8, "tracks": 1}])
 def test_a_page_is_replaced_where_the_tree_holds_less_than_a_chunk(holds_less):
     replaced = KVGivenBack("r1", 7, "success", [1, 9, 3])
-    result = validated("prefill", (ASKED, FIRST, LAST, replaced), **holds_less).result
+    result = read_by_validator("prefill", (ASKED, FIRST, LAST, replaced), **holds_less).result
     assert [mismatch.known for mismatch in result.mismatches] == ["sent-page-is-replaced"]
 
 
 def test_a_rest_that_stays_is_reported_once():
-    assert len(validated("decode", [rest(kept={"rows": "1 of 4"})] * 5).result.found) == 1
+    assert len(read_by_validator("decode", [rest(kept={"rows": "1 of 4"})] * 5).result.unexplained) == 1
 
 
 @pytest.mark.parametrize("gap", [True, False])
 def test_a_lost_line_may_have_closed_a_room(gap):
     early = KVGivenBack("r1", 7, "waiting")
     events = [ASKED, NAMED, *([] if gap else [Snapshot(3, [], [])]), early]
-    result = validated("decode", events, lost=2 * gap).result
-    assert not result.found and bool(result.skipped) is gap
+    result = read_by_validator("decode", events, lost=2 * gap).result
+    assert not result.unexplained and bool(result.skipped) is gap
 
 
 @pytest.mark.parametrize(
@@ -125,11 +128,13 @@ def test_a_lost_line_may_have_closed_a_room(gap):
     ],
 )
 def test_both_logs_are_joined_by_room(sent, says):
-    prefill = validated("prefill", [ASKED, *sent])
-    decode = validated("decode", [ASKED, NAMED, KVArrived("r1", 7, [4, 5, 6])])
+    prefill = read_by_validator("prefill", [ASKED, *sent])
+    decode = read_by_validator("decode", [ASKED, NAMED, KVArrived("r1", 7, [4, 5, 6])])
     found = [each.verdict.observed for each in compare_pair_logs(prefill, decode)]
     assert found == ([says] if says else [])
-    assert not [*compare_pair_logs(prefill, validated("decode", [ASKED, NAMED]))], "it has not arrived"
+    assert not [*compare_pair_logs(prefill, read_by_validator("decode", [ASKED, NAMED]))], (
+        "it has not arrived"
+    )
 
 
 def test_logs_of_a_pair_are_validated_together(capsys):
@@ -162,7 +167,8 @@ def test_a_request_that_another_has_is_a_mismatch_of_the_pair(tmp_path, capsys):
 class Written:
     """A log in memory."""
 
-    wants_snapshot, dropped = False, 0
+    wants_snapshot = False
+    dropped = 0
 
     def __init__(self):
         self.events = []
@@ -189,23 +195,24 @@ def request(**more):
 
 def hooked(role):
     failures = []
-    hooks, scheduler = TransferHooks(lambda *each: failures.append(each)), server(role)
+    hooks = TransferHooks(lambda *each: failures.append(each))
+    scheduler = server(role)
     hooks.begin(scheduler, Written(), pages=False)
     return hooks, scheduler, failures
 
 
 def test_the_hooks_of_a_prefill_server_write_the_prefill_side():
     hooks, scheduler, failures = hooked("prefill")
-    asked = request()
+    sent_request = request()
 
     def sends(*_, **__):
-        asked.start_send_idx = 6
+        sent_request.start_send_idx = 6
 
-    around(hooks, "queue")(lambda *_: None, scheduler, asked)
-    around(hooks, "send")(sends, scheduler, asked, last_chunk=True)
-    around(hooks, "give_back")(lambda *_: None, asked, scheduler.tree_cache)
-    around(hooks, "give_back")(lambda *_: None, asked, scheduler.tree_cache)
-    around(hooks, "queue")(lambda *_: None, server("prefill"), asked)  # of another scheduler
+    around(hooks, "queue")(lambda *_: None, scheduler, sent_request)
+    around(hooks, "send")(sends, scheduler, sent_request, last_chunk=True)
+    around(hooks, "give_back")(lambda *_: None, sent_request, scheduler.tree_cache)
+    around(hooks, "give_back")(lambda *_: None, sent_request, scheduler.tree_cache)
+    around(hooks, "queue")(lambda *_: None, server("prefill"), sent_request)  # of another scheduler
     assert [type(event) for event in hooks.log.events] == [Queued, KVSent, KVGivenBack]
     _, sent, back = hooks.log.events
     assert (sent.start, sent.end, sent.last, sent.pages) == (0, 6, True, None)
@@ -214,10 +221,11 @@ def test_the_hooks_of_a_prefill_server_write_the_prefill_side():
 
 def test_a_rest_is_written_when_it_changes_and_once_more_when_it_stays(monkeypatch):
     hooks, scheduler, failures = hooked("decode")
-    now, keeps = [100.0], [6]
+    now = [100.0]
+    keeps = [6]
     monkeypatch.setattr(transfers, "time", SimpleNamespace(monotonic=lambda: now[0], time=lambda: 0.0))
-    monkeypatch.setattr(transfers, "held", lambda _: keeps[0])
-    monkeypatch.setattr(transfers, "kept", lambda *_: [])
+    monkeypatch.setattr(transfers, "held_tokens", lambda _: keeps[0])
+    monkeypatch.setattr(transfers, "leftovers", lambda *_: [])
     monkeypatch.setattr(transfers, "waits", lambda *_: False)
     monkeypatch.setattr(transfers, "rooms_kept", lambda *_: [("request_status", [7]), ("others", [])])
 
@@ -232,7 +240,8 @@ def test_a_rest_is_written_when_it_changes_and_once_more_when_it_stays(monkeypat
     scheduler.waiting_queue = [request()]
     keeps[0] = 6
     assert looks(2) == 3 and not failures
-    hooks.log.wants_snapshot, hooks.log.dropped = True, 4
+    hooks.log.wants_snapshot = True
+    hooks.log.dropped = 4
     assert looks(0) == 4 and hooks.log.events[-1] == Snapshot(4, [], [])
 
 
@@ -265,6 +274,6 @@ def test_logs_of_random_pairs_show_nothing_new(seed, level, tmp_path):
             events = [*log.lines()]
             assert not any(isinstance(line.event, HookFailed) for line in events)
             sides[side] = validator = Validator(log.header)
-            assert not validator.run(events).found, (number, side)
+            assert not validator.run(events).unexplained, (number, side)
         assert not [*compare_pair_logs(sides["P"], sides["D"])], number
     runner.close()

@@ -69,13 +69,13 @@ def test_after_a_flush_a_session_keeps_nothing(at, to, found, written):
         lines = [*lines[:to], flush, *lines[to:]]
     head = header(**SMALL)
     result = validate(written([head, *lines]))
-    assert [(mismatch.clause, mismatch.event) for mismatch in result.found] == found
+    assert [(mismatch.clause, mismatch.event) for mismatch in result.unexplained] == found
     assert result.reached["a flush of what sessions keep"] == (to == 7)
 
 
 def test_a_flush_leaves_nothing_in_the_tree(written):
     head = header(**SMALL, tree=True)
-    (mismatches,) = validate(written([head, event("flush: tree 5")])).found
+    (mismatches,) = validate(written([head, event("flush: tree 5")])).unexplained
     assert (mismatches.clause, mismatches.event, mismatches.observed) == ("OUT-1", "flush", "5 are there")
 
 
@@ -119,6 +119,6 @@ def test_a_turn_that_is_retracted_between_two_chunks_keeps_what_it_has_computed(
     lines = spoilt(A_PAUSE, f"6 after C{kept} A{kept}")
     head = header(**SMALL)
     result = validate(written([head, *lines]))
-    assert [(mismatch.clause, mismatch.event) for mismatch in result.found] == found
+    assert [(mismatch.clause, mismatch.event) for mismatch in result.unexplained] == found
     assert result.reached["a retract between two chunks"] == 1
     assert not result.reached["a retract before the first result"]

@@ -96,8 +96,11 @@ def test_a_full_queue_drops_and_asks_for_a_snapshot(tmp_path, monkeypatch):
 
 
 def test_a_snapshot_replaces_a_step_whose_events_were_lost(tmp_path):
-    watcher, log = Watcher(RELEASE), log_in(tmp_path)
-    watcher.every, watcher.log, watcher._counts = 512, log, lambda: (8, 0, 2, 0, 0, 0)
+    watcher = Watcher(RELEASE)
+    log = log_in(tmp_path)
+    watcher.every = 512
+    watcher.log = log
+    watcher._counts = lambda: (8, 0, 2, 0, 0, 0)
     watcher._states = lambda: 0
     watcher.reader = Bag(
         snapshot=lambda _, __, dropped: Snapshot(dropped, [], []), entries=lambda: 0
@@ -147,20 +150,24 @@ print("goes on")
 
 
 def test_a_full_disk_is_one_warning_and_leaves_a_readable_log(tmp_path):
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", FULL, str(tmp_path)], capture_output=True, text=True
     )
-    assert done.stdout == "goes on\n" and done.stderr.count("kvspec watches no longer") == 1, (
-        done.stderr
+    assert process.stdout == "goes on\n" and process.stderr.count("kvspec watches no longer") == 1, (
+        process.stderr
     )
-    assert done.stderr.count("\n") == 1
+    assert process.stderr.count("\n") == 1
     (log_file,) = logs_of([tmp_path])
-    assert len(list(log_file.lines())) > 20 and log_file.cut is not None and log_file.bytes == 4000
+    assert len(list(log_file.lines())) > 20
+    assert log_file.cut is not None
+    assert log_file.bytes == 4000
 
 
 def watching() -> tuple[Watcher, list[Any]]:
-    watcher, noted = Watcher(RELEASE), []
-    watcher.on, watcher.put = True, noted.append
+    watcher = Watcher(RELEASE)
+    noted = []
+    watcher.on = True
+    watcher.put = noted.append
     return watcher, noted
 
 
@@ -204,7 +211,8 @@ def test_a_flush_is_noted_once_it_is_done(tmp_path):
     watcher, noted = watching()
     flush = around(watcher, "flush")
     flush(lambda *_: True, Bag())  # nothing has run: there was nothing to empty
-    watcher.log, watcher._counts = log_in(tmp_path), lambda: (5, 4, 3, 2, 1, 0)
+    watcher.log = log_in(tmp_path)
+    watcher._counts = lambda: (5, 4, 3, 2, 1, 0)
     for done in (False, True):
         assert flush(lambda *_, done=done: done, Bag()) is done
     watcher.log.close()
@@ -271,7 +279,7 @@ def test_a_server_whose_names_are_not_known_is_not_watched(monkeypatch, caplog):
         raise UnusableImplementation("managers/scheduler.py: Scheduler has no waiting_queue")
 
     monkeypatch.setenv("KVSPEC_WATCH", "logs")
-    monkeypatch.setattr(hooks, "installed", lacks)
+    monkeypatch.setattr(hooks, "installed_release", lacks)
     hooks.register()
     [record] = caplog.records
     assert record.levelname == "ERROR"
@@ -288,7 +296,7 @@ def test_a_server_whose_names_are_not_known_is_not_watched(monkeypatch, caplog):
 def test_settings_that_are_none_end_no_server(name, value, says, monkeypatch, caplog):
     monkeypatch.setenv("KVSPEC_WATCH", "logs")
     monkeypatch.setenv(f"KVSPEC_WATCH_{name}", value)
-    monkeypatch.setattr(hooks, "installed", lambda: RELEASE)
+    monkeypatch.setattr(hooks, "installed_release", lambda: RELEASE)
     hooks.register()
     [record] = caplog.records
     assert says in record.message
@@ -345,7 +353,8 @@ def test_a_free_list_has_two_parts_up_to_0_5_19():
 
 def test_transfers_of_the_release_s_own_engine_are_noted():
     """Each is there with its slots once it is submitted; its event says when it is over."""
-    event, pool = Event(), object()
+    event = Event()
+    pool = object()
     event.moving = CopyEngine(), CopyJob(load=False, parts=[], finish=event)
     engine = Bag(
         submit_device_to_host=lambda transfers: Bag(finish_event=event, count=len(transfers)),
@@ -357,8 +366,9 @@ def test_transfers_of_the_release_s_own_engine_are_noted():
     noted = tier._Noted(engine, {"full": (pool, 3, 3)})
     assert engine.submit_device_to_host([moved]).count == 1
     (job,) = noted.completed
-    assert job.parts == [("full", 1, 2), ("full", 2, 0)] and not (
-        job.load or job.copied or job.completed
-    )
+    assert job.parts == [("full", 1, 2), ("full", 2, 0)]
+    assert not (job.load or job.copied or job.completed)
     event.moving = None
-    assert job.copied and job.completed and noted.memory == noted.host == {"full": [0, 0, 0]}
+    assert job.copied
+    assert job.completed
+    assert noted.memory == noted.host == {"full": [0, 0, 0]}

@@ -12,7 +12,7 @@ from impl.sglang.server.runs import WholeScheduler
 from impl.sglang.server.worker import Job
 from stateful_tests.tests.support.night import NIGHT, at_night
 from stateful_tests.tests.support.planted_faults import planted_faults
-from stateful_tests.tests.support.served_faults import found_in_servers
+from stateful_tests.tests.support.served_faults import faults_in_servers
 from stateful_tests.watched.servers import population, random_clients, scheduler_runs
 from stateful_tests.watched.log_reader import WatchLog
 from stateful_tests.watched.validator import Validator
@@ -53,7 +53,8 @@ TURNS = (
 def test_a_real_scheduler_conforms_and_repeats_itself(scheduler, config):
     clients = (Client("a", 0, TURNS), Client("b", 3, TURNS[:2], session=False))
     run = scheduler_runs.ServedRun(RELEASE, config, clients, 1)
-    one, two = scheduler_runs.serve(scheduler, run, "pages"), scheduler_runs.serve(scheduler, run, "pages")
+    one = scheduler_runs.serve(scheduler, run, "pages")
+    two = scheduler_runs.serve(scheduler, run, "pages")
     assert not one.findings and one.outcome.forwards > 15, one.findings
     same = [replace(judged.outcome, cpu_s=0.0) for judged in (one, two)]
     assert same[0] == same[1] and len(one.tail) == len(two.tail)
@@ -102,7 +103,7 @@ def test_a_log_may_begin_at_any_part(scheduler, tmp_path):
     for at in (0, 1, *range(2, len(files), 5)):
         log = WatchLog(files[at:])
         validated = Validator(log.header).run(log.lines())
-        assert not validated.found, (at, validated.found)
+        assert not validated.unexplained, (at, validated.unexplained)
 
 
 # Faults put into a copy of a release's scheduler: each is caught, and by the judges that are named here. That
@@ -119,7 +120,7 @@ def test_a_fault_in_the_scheduler_is_caught(fault, tmp_path):
     judge = "log" if fault in OF_A_TIER else fault.clause
     runs = population.Population(1, fixed=fault.server, impatient=fault.impatient)
     # a run that a busy machine has cut short is seen by another judge, and says nothing
-    assert judge in found_in_servers(fault, runs, judge, tmp_path)
+    assert judge in faults_in_servers(fault, runs, judge, tmp_path)
 
 
 def test_code_of_kvspec_that_fails_accuses_no_server(monkeypatch):

@@ -52,14 +52,14 @@ def apply_drafts(follower: LogFollower, entries: Sequence[log.Lane]) -> None:
         assert mine is not None
         follower.result.compared += 1
         least = max(mine.kv_allocated_len, mine.kv_committed_len + 1)
-        taken = mine._replace(kv_allocated_len=logged.kv_allocated_len)
-        claimed = taken._replace(kv_committed_len=mine.kv_committed_len + claims)
+        after_commit = mine._replace(kv_allocated_len=logged.kv_allocated_len)
+        claimed = after_commit._replace(kv_committed_len=mine.kv_committed_len + claims)
         if logged != claimed or not least <= logged.kv_allocated_len <= width:
             expected = f"{name}: {tuple(mine)} with kv_allocated_len from {least} to {width}"
             raise Diverged("LEN-4", expected, f"shows {tuple(logged)}")
-        follower.set_cursors(name, taken)
+        follower.set_cursors(name, after_commit)
         if claims:
-            draft = Draft(name, taken.kv_allocated_len - taken.kv_committed_len, claims)
+            draft = Draft(name, after_commit.kv_allocated_len - after_commit.kv_committed_len, claims)
             follower.do(SpecDecode((draft,)), shown=Shown({name: logged}, {}))
             after = follower.request(name)  # the round ends with its result
             after = after._replace(processed_outputs=request.processed_outputs)
@@ -95,18 +95,18 @@ def on_resulted(follower: LogFollower, event: log.Resulted) -> None:
     """Follow the results of a batch: verify rounds as SpecDecode, other entries unmoved. Raises Diverged for
     a result of no round in flight."""
     accepted: list[Draft] = []
-    shown: dict[str, Cursors] = {}
+    cursors_shown: dict[str, Cursors] = {}
     for name, _, cells, _ in event.lanes:
         draft = accepted_draft(follower, name, Cursors(*cells))
         logged = Cursors(*cells)
         if draft is not None:
             accepted.append(draft)
-            shown[name] = logged
+            cursors_shown[name] = logged
         else:
             follower.check_unmoved(name, logged)
     follower.result.reach("a verify round that accepts several", any(d.accept > 1 for d in accepted))
     if accepted:
-        follower.do(SpecDecode(tuple(accepted)), shown=Shown(shown, {}))
+        follower.do(SpecDecode(tuple(accepted)), shown=Shown(cursors_shown, {}))
     for name, outputs, _, new in event.lanes:
         rounds = follower.request_seen(name).rounds
         if not rounds and follower.tells_results:
@@ -230,7 +230,8 @@ def note_gaps(follower: LogFollower, event: log.Event) -> None:
     if not isinstance(event, log.Stepped):
         return
     if step.number is not None and event.number != step.number + 1:
-        first, last = step.number + 1, event.number - 1
+        first = step.number + 1
+        last = event.number - 1
         if event.number > step.number:
             missing = f"steps {first} to {last} are" if last > first else f"step {first} is"
             follower.lose_steps(f"{missing} missing")
@@ -288,13 +289,18 @@ def _compare_count(follower: LogFollower, clause: str, noun: str, expected: int,
         return
     before = f", {offsets[noun]:+} at the step before" if offsets[noun] else ""
     offsets[noun] = observed - expected
-    known = None
+    known_fault = None
     if clause in ("OWN-3", "OWN-4"):
-        known = deviations.fault_of_count(
+        known_fault = deviations.fault_of_count(
             follower.header, observed - expected, joined_late=follower.step.joined_late
         )
     follower.report(
-        Diverged(clause, f"{expected} {noun}", f"{observed} ({observed - expected:+}{before})", known=known)
+        Diverged(
+            clause,
+            f"{expected} {noun}",
+            f"{observed} ({observed - expected:+}{before})",
+            known=known_fault,
+        )
     )
 
 

@@ -18,17 +18,17 @@ def on_tiered(follower: LogFollower, event: log.Tiered) -> None:
         return
     if follower.tier is None:
         follower.tier = TierSeen(follower.header)
-    seen = follower.tier
+    tier_seen = follower.tier
     facts = event.facts
-    before = seen.facts or facts
-    seen.facts = facts
+    before = tier_seen.facts or facts
+    tier_seen.facts = facts
     users = {(user.lock, user.host): user for user in facts.users}
     for number, host, path in event.locked:
-        seen.locks.take_lock(users[number, host], {node.node: node for node in path})
-    ranges = seen.locks.follow(facts)
+        tier_seen.locks.take_lock(users[number, host], {node.node: node for node in path})
+    ranges = tier_seen.locks.follow(facts)
     waiting = follower.requests if follower.follows else facts.asked  # else nobody knows
     step = TierStep(
-        seen.config,
+        tier_seen.config,
         Poll(),
         refused=False,
         before=before,
@@ -54,6 +54,6 @@ def on_tiered(follower: LogFollower, event: log.Tiered) -> None:
         any(not operation.back and any(operation.moving.values()) for operation in facts.operations),
     )
     for clause, failure in broken(step):
-        if clause.id not in seen.broken:
-            seen.broken.add(clause.id)
+        if clause.id not in tier_seen.broken:
+            tier_seen.broken.add(clause.id)
             follower.report(Diverged(clause.id, failure.expected, failure.observed))

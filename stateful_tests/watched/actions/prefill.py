@@ -55,21 +55,23 @@ def _check_state_resumes(follower: LogFollower, name: str, session: Session, pre
     """Compare the position at which a turn resumes with that of its session's state, which cannot be
     cut back. Reported once, however often the scheduler looks at the turn before it runs."""
     follower.result.compared += 1
-    seen = follower.session_seen(session.name)
+    session_seen = follower.session_seen(session.name)
     wrong = follower.result.wrong_states
-    known = seen.state_ahead
+    known_fault = session_seen.state_ahead
     resumed = session._replace(state=prefix)
-    if (known is None and session.state == prefix) or (name, prefix) in wrong:
+    if (known_fault is None and session.state == prefix) or (name, prefix) in wrong:
         follower.state = follower.state.with_session(resumed)
         return
     hole = (session.name, session.state) in follower.result.holes
-    known = known or deviations.fault_of_resumed_state(follower.header, prefix - session.state, hole)
-    wrong[name, prefix] = known or ""
-    seen.state_ahead = known
+    known_fault = known_fault or deviations.fault_of_resumed_state(
+        follower.header, prefix - session.state, hole
+    )
+    wrong[name, prefix] = known_fault or ""
+    session_seen.state_ahead = known_fault
     expected = (
         f"{name} resumes at {session.state}, after the tokens that the state of {session.name} has"
     )
-    follower.note_deviation(known, "STA-2", expected, f"resumes at {prefix}", Admit(name))
+    follower.note_deviation(known_fault, "STA-2", expected, f"resumes at {prefix}", Admit(name))
     follower.state = follower.state.with_session(resumed)
 
 
@@ -78,14 +80,14 @@ def detach_orphan(follower: LogFollower, request: Request) -> Request:
     its text. Returns the request without its session."""
     session = follower.turn_session(request)
     assert session is not None
-    known = deviations.fault_of_orphaned_turn(follower.header, follower.request_seen(request.name))
+    known_fault = deviations.fault_of_orphaned_turn(follower.header, follower.request_seen(request.name))
     expected = f"{request.name} goes on as the turn of {session.name}"
-    follower.note_deviation(known, "SES-2", expected, "as a request of nobody's", Admit(request.name))
+    follower.note_deviation(known_fault, "SES-2", expected, "as a request of nobody's", Admit(request.name))
     request = request._replace(session=None)
     follower.state = follower.state.with_request(request).with_session(session._replace(turn=None))
     seen = follower.session_seen(session.name)
     seen.text_unknown = True
-    seen.stays_busy = known  # a close waits for it
+    seen.stays_busy = known_fault  # a close waits for it
     follower.request_seen(request.name).orphan_of = session.name
     return request
 
@@ -106,9 +108,9 @@ def on_extended(follower: LogFollower, event: log.Extended) -> None:
             follower.request_seen(waiting.name).passed_over = True
     follower.result.next_chunk = False
     for name, prefix, tokens, cells in event.lanes:
-        seen = follower.request_seen(name)
-        admitted_at = seen.matched
-        seen.matched = None
+        request_seen = follower.request_seen(name)
+        admitted_at = request_seen.matched
+        request_seen.matched = None
         if admitted_at is None:
             expected = f"refused: {Reason.WRONG_PHASE.value}, as nobody admitted {name}"
             raise Diverged("OUT-1", expected, f"goes on at {prefix}")
@@ -117,9 +119,9 @@ def on_extended(follower: LogFollower, event: log.Extended) -> None:
         if admitted_at != prefix and not loaded:
             expected = f"{name} goes on at {admitted_at}, as it was admitted"
             raise Diverged("OUT-1", expected, f"goes on at {prefix}")
-        if (known := deviations.fault_of_stale_state(follower.header, seen, prefix)) is not None:
+        if (known := deviations.fault_of_stale_state(follower.header, request_seen, prefix)) is not None:
             follower.result.wrong_states[name, prefix] = known
-        seen.has_state = False
+        request_seen.has_state = False
         if text := follower.texts.inputs.get(name):
             follower.kept_states.note_prefix(name, text[:prefix])
         if follower.request(name).phase is Phase.QUEUED:

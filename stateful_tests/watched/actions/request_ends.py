@@ -22,7 +22,8 @@ from stateful_tests.watched.actions.batch_rounds import apply_unlogged_result, c
 def on_released(follower: LogFollower, event: log.Released) -> None:
     """Follow the release of a request: its finish, abort or retraction. Raises Diverged where outputs, texts
     or cursors differ."""
-    before, after = Cursors(*event.before), Cursors(*event.after) if event.after else None
+    before = Cursors(*event.before)
+    after = Cursors(*event.after) if event.after else None
     follower.note_interruption(event.request)
     queued = Phase.QUEUED, Phase.ADMITTED
     if event.reason is None and follower.request(event.request).phase in queued:
@@ -39,26 +40,26 @@ def on_released(follower: LogFollower, event: log.Released) -> None:
     follower.check_unmoved(event.request, before)
     _check_output_counts(follower, event, accepted)
     request = follower.request(event.request)
-    seen = follower.request_seen(event.request)
-    if seen.rejected_by is not None and event.session is not None:
+    request_seen = follower.request_seen(event.request)
+    if request_seen.rejected_by is not None and event.session is not None:
         expected = f"{event.session} has nothing of {event.request}, which it has rejected"
         known = deviations.fault_of_rejected_turn(follower.header)
         raise Diverged("SES-2", expected, "releases it as its turn", known=known)
-    shown = Shown({}, {} if request.session is None else {request.session: after})
+    shown_after = Shown({}, {} if request.session is None else {request.session: after})
     follower.result.reach("overshoot that is trimmed", (event.counted or event.outputs) < request.output)
     if event.reason is None:
-        _apply_retract(follower, request, event.outputs, shown)
+        _apply_retract(follower, request, event.outputs, shown_after)
     elif event.reason == "FINISH_ABORT":
-        follower.result.reach("an abort midway", seen.rejected_by is None)
-        if request.session is not None and seen.retracts:
+        follower.result.reach("an abort midway", request_seen.rejected_by is None)
+        if request.session is not None and request_seen.retracts:
             follower.session_seen(request.session).text_unknown = True
-        follower.do(Abort(event.request), shown=shown)
+        follower.do(Abort(event.request), shown=shown_after)
     elif event.counted == 0 and request.phase is Phase.RUNNING:
         state = _finished_without_output(follower.state, request)
-        follower.follow_to(state, Finish(event.request, 0), shown)
+        follower.follow_to(state, Finish(event.request, 0), shown_after)
     else:
         counted = event.outputs if event.counted is None else event.counted
-        follower.do(Finish(event.request, counted), shown=shown)
+        follower.do(Finish(event.request, counted), shown=shown_after)
     for divergence in follower.texts.check_end(event.request, event.ids, goes_on=event.reason is None):
         raise Diverged(*divergence)
     session = follower.turn_session(request)
@@ -77,8 +78,10 @@ def on_released(follower: LogFollower, event: log.Released) -> None:
 def _follow_state(
     follower: LogFollower, event: log.Released, request: Request, session: Session | None, ahead: str | None
 ) -> None:
-    """Follow the recurrent state, which stays with the session or goes to the tree. ahead: the known
-    fault by which it is of a longer text."""
+    """Follow the recurrent state, which stays with the session or goes to the tree.
+
+    ahead: the known fault by which it is of a longer text.
+    """
     if session is not None and session.slot is not None:
         follower.session_seen(session.name).state_ahead = ahead
         if ahead is not None:
@@ -94,18 +97,18 @@ def _follow_queued_finish(follower: LogFollower, event: log.Released, after: Cur
     """Follow a known fault: a waiting turn that its client aborts counts as its session's last."""
     request = follower.request(event.request)
     session = follower.turn_session(request)
-    known = deviations.fault_of_queued_abort(follower.header)
+    known_fault = deviations.fault_of_queued_abort(follower.header)
     if session is None:
         raise Diverged("OUT-1", f"{event.request} waits, and has no row", "gives one back")
     expected = f"{session.name} has nothing of {event.request}, which waits"
     follower.note_deviation(
-        known, "SES-2", expected, "keeps its text as that of a finished turn", Abort(event.request)
+        known_fault, "SES-2", expected, "keeps its text as that of a finished turn", Abort(event.request)
     )
     history = text_cut(request.text, request.origin + event.outputs)
     ended = session._replace(history=history, slot=after)
     follower.state = end_turn(follower.state.without_request(event.request), ended)
     follower.texts.note_history(event.request, session.name, event.ids, text_len(history))
-    follower.session_seen(session.name).stays_busy = known
+    follower.session_seen(session.name).stays_busy = known_fault
     del follower.requests[event.request]
 
 
@@ -125,15 +128,15 @@ def _check_output_counts(follower: LogFollower, event: log.Released, accepted: i
 
 
 def _apply_retract(follower: LogFollower, request: Request, outputs: int, shown: Shown) -> None:
-    seen = follower.request_seen(request.name)
+    request_seen = follower.request_seen(request.name)
     reach = follower.result.reach
     follower.step.outside[request.name] = None
-    seen.retracts += 1
-    seen.matched = None
-    seen.rounds.clear()
+    request_seen.retracts += 1
+    request_seen.matched = None
+    request_seen.rounds.clear()
     reach("a retract")
     reach("a retract of a session's turn", request.session is not None)
-    reach("a second retract of one request", seen.retracts == 2)
+    reach("a second retract of one request", request_seen.retracts == 2)
     reach("a retract before the first result", request.output == 1 and outputs == 0)
     # an operator who pauses the server has it retract prefills as well
     if request.phase is Phase.EXTENDING:

@@ -114,7 +114,8 @@ def _adopt_shown_text(follower: LogFollower, session: Session, event: log.Submit
     shows."""
     follower.session_seen(session.name).text_unknown = False
     follower.texts.history.pop(session.name, None)
-    had, has = text_len(session.history), event.tokens - event.new
+    had = text_len(session.history)
+    has = event.tokens - event.new
     if had == has or has < 0:
         return
     known = deviations.fault_of_orphaned_text(follower.header)

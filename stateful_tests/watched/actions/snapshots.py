@@ -30,22 +30,21 @@ def on_snapshot(follower: LogFollower, event: log.Snapshot) -> None:
         ):
             detach_orphan(follower, request)
     result = follower.result
-    given = _state_of(follower, event)
+    state_shown = _state_of(follower, event)
     if event.dropped:
         result.skipped["events that the watcher dropped"] += event.dropped
     if result.events > 1 and follower.follows and not event.dropped:
         unknown = {name for name, seen in follower.sessions.items() if seen.text_unknown}
-        mine, theirs = _shown_values(follower.state, unknown), _shown_values(given, unknown)
+        mine = _shown_values(follower.state, unknown)
+        theirs = _shown_values(state_shown, unknown)
         result.compared += len(theirs)
         for clause, value_name in mine | theirs:
-            expected, observed = (
-                mine.get((clause, value_name), "none"),
-                theirs.get((clause, value_name), "none"),
-            )
+            expected = mine.get((clause, value_name), "none")
+            observed = theirs.get((clause, value_name), "none")
             if expected != observed:
                 raise Diverged(clause, f"{value_name}: {expected}", observed)
     elif not result.ended:  # two turns write into one row: no state is that
-        _resume(follower, event, given)
+        _resume(follower, event, state_shown)
     if not result.ended:
         _compare_snapshot(follower, event)
 
@@ -64,7 +63,9 @@ def resume_when_idle(follower: LogFollower, event: log.Stepped) -> None:
     empty = log.Snapshot(0, [], [])
     step = follower.step
     _resume(follower, empty, _state_of(follower, empty))
-    follower.step.number, follower.step.at, follower.step.judged = step.number, step.at, step.judged
+    follower.step.number = step.number
+    follower.step.at = step.at
+    follower.step.judged = step.judged
 
 
 def _compare_snapshot(follower: LogFollower, event: log.Snapshot) -> None:
@@ -93,8 +94,10 @@ def _compare_snapshot(follower: LogFollower, event: log.Snapshot) -> None:
 
 
 def _shown_values(state: State, unknown: set[str]) -> dict[tuple[str, str], str]:
-    """Return the values that a snapshot shows of a state, by clause and subject. unknown: sessions with
-    unknown text."""
+    """Return the values that a snapshot shows of a state, by clause and subject.
+
+    unknown: sessions with unknown text.
+    """
     values = {}
     for r in state.requests:
         waits = r.phase in (Phase.QUEUED, Phase.ADMITTED)
@@ -139,12 +142,12 @@ def _state_of(follower: LogFollower, event: log.Snapshot) -> State:
     return state._replace(serial=serial)
 
 
-def _resume(follower: LogFollower, event: log.Snapshot, given: State) -> None:
+def _resume(follower: LogFollower, event: log.Snapshot, state: State) -> None:
     """Resume with the values of a snapshot."""
     # what came before is not known
     stays_busy = deviations.fault_of_busy_session(follower.header, retracted=True)
     requests = {r.request: r for r in event.requests}
-    follower.requests = {name: _request_facts(follower, r, given) for name, r in requests.items()}
+    follower.requests = {name: _request_facts(follower, r, state) for name, r in requests.items()}
     follower.sessions = {}
     for s in event.sessions:
         of_another = s.turn is not None and (
@@ -154,14 +157,14 @@ def _resume(follower: LogFollower, event: log.Snapshot, given: State) -> None:
     follower.texts.begin(event)
     mismatches = len(follower.result.mismatches)
     follower.step = StepSeen(number=None, joined_late=True, at=follower.step.at, judged=mismatches)
-    follower.state = given
+    follower.state = state
     follower.follows = True
     follower.result.given += len(event.requests) + len(event.sessions)
 
 
-def _request_facts(follower: LogFollower, r: log.RequestState, given: State) -> RequestSeen:
+def _request_facts(follower: LogFollower, r: log.RequestState, state: State) -> RequestSeen:
     """Return the facts that a log of a request's whole life would show."""
-    request = given.request(r.request)
+    request = state.request(r.request)
     assert request is not None
     ahead = request.output - r.outputs
     rounds = []

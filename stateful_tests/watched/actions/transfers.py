@@ -48,7 +48,8 @@ def on_arrived(follower: LogFollower, event: log.KVArrived) -> None:
     crossing = follower.transfers.rooms.get(event.room)
     if crossing is not None:
         _check_pages_held(follower, "XFER-2", crossing, event.pages)
-        crossing.is_open, crossing.arrived = False, True
+        crossing.is_open = False
+        crossing.arrived = True
 
 
 @action(log.KVGivenBack, compared="the transfer is over; pages: those that were sent or named")
@@ -65,7 +66,8 @@ def on_given_back(follower: LogFollower, event: log.KVGivenBack) -> None:
         follower.report(Diverged(clause, expected, f"gives it back, and the room is {event.status}"))
     elif event.status != "failed":
         _check_pages_held(follower, clause, crossing, event.pages)
-    crossing.is_open, crossing.status = False, event.status
+    crossing.is_open = False
+    crossing.status = event.status
 
 
 @action(
@@ -77,26 +79,26 @@ def on_rested(follower: LogFollower, event: log.Rested) -> None:
     before."""
     follower.step.at = event.at
     follower.result.compared += 1
-    seen: dict[str, tuple[str, str, Crossing | None]] = {}
+    faults_seen: dict[str, tuple[str, str, Crossing | None]] = {}
     transfers = follower.transfers
     if event.tokens > 0:
-        seen[f"keeps {event.tokens} tokens"] = "PD-2", "tokens", None
+        faults_seen[f"keeps {event.tokens} tokens"] = "PD-2", "tokens", None
     for part, much in event.kept.items():
-        seen[f"keeps {part}: {much}"] = "PD-5", part, None
+        faults_seen[f"keeps {part}: {much}"] = "PD-5", part, None
     for table, rooms in event.rooms.items():
         for room in rooms:
             crossing = transfers.rooms.get(room)
             if crossing is not None and table != _BY_A_THREAD:  # else the peer was first
-                seen[f"{table} has the room of {crossing.request}"] = "PD-5", table, crossing
-    for says, (clause, part, crossing) in seen.items():
+                faults_seen[f"{table} has the room of {crossing.request}"] = "PD-5", table, crossing
+    for says, (clause, part, crossing) in faults_seen.items():
         if says in transfers.kept and says not in transfers.told:
             transfers.told.add(says)
             known = None
             if crossing is None or crossing.status != "success":  # none of them ends so
                 sent = crossing is not None and crossing.parts > 0
-                known = deviations.kept_for_a_peer(follower.header, part, sent=sent)
+                known = deviations.fault_of_kept_tokens(follower.header, part, sent=sent)
             follower.report(Diverged(clause, "keeps nothing of requests that have ended", says, known=known))
-    transfers.kept = {*seen}
+    transfers.kept = {*faults_seen}
 
 
 # Rooms that a thread takes out, once what it still writes for them has left.
@@ -114,7 +116,7 @@ def _check_pages_held(
         if due_page != held_page:
             position = crossing.start + index * follower.header.page_size
             wanted = f"{crossing.request}: page {due_page} at position {position}, which crosses"
-            known = deviations.replaced_before_sent(follower.header)
+            known = deviations.fault_of_replaced_page(follower.header)
             follower.report(Diverged(clause, wanted, f"page {held_page} is there", known=known))
             return
 

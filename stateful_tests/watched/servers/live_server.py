@@ -50,25 +50,27 @@ def watch_live(
     say: Callable[[str], None],
     keep: Path,
 ) -> LiveRun:
-    """Start a server, run clients, validate its log, stop it. keep: where its logs go if anything was
-    wrong."""
+    """Start a server, run clients, validate its log, stop it.
+
+    keep: where its logs go if anything was wrong.
+    """
     with tempfile.TemporaryDirectory(prefix="kvspec-") as folder:
-        started = time.monotonic()
+        began = time.monotonic()
         server = start(Path(folder))
         try:
             up = time.monotonic()
-            say(f"it answers on port {server.port} after {up - started:.0f} s")
+            say(f"it answers on port {server.port} after {up - began:.0f} s")
             asking = HttpClients(server, clients, seed)
             (log,) = _logs(server)
             validator = Validator(log.header)
-            done = 0.0
+            last_done = 0.0
 
             def goes_on() -> bool:
-                nonlocal done
+                nonlocal last_done
                 now = time.monotonic()
-                if asking.done and not done:
-                    done = now
-                return server.alive and now < up + limit_s and not (done and now > done + REST_S)
+                if asking.done and not last_done:
+                    last_done = now
+                return server.alive and now < up + limit_s and not (last_done and now > last_done + REST_S)
 
             judged = time.monotonic()
             for line in log.lines(goes_on):
@@ -81,9 +83,9 @@ def watch_live(
             )
             died = "" if server.alive else server.last_words()
             release = log.header.release
-            known = deviations.fault_of_end(release, died, config, validator.result)
+            known_fault = deviations.fault_of_end(release, died, config, validator.result)
             server.stop()
-            if died or wrong or validator.result.found:
+            if died or wrong or validator.result.unexplained:
                 shutil.rmtree(keep, ignore_errors=True)
                 shutil.copytree(server.folder, keep)
         finally:
@@ -91,13 +93,13 @@ def watch_live(
     return LiveRun(
         header=log.header,
         validated=validator.result,
-        start_s=up - started,
-        seconds=(done or judged) - up,
-        behind_s=max(0.0, judged - done) if done else 0.0,
+        start_s=up - began,
+        seconds=(last_done or judged) - up,
+        behind_s=max(0.0, judged - last_done) if last_done else 0.0,
         counts=dict(asking.counts),
         wrong=wrong,
         died=died,
-        known=known,
+        known=known_fault,
     )
 
 

@@ -103,16 +103,16 @@ class Population:
         kind = KINDS[number // 2 % len(KINDS)] if not tier else KINDS_OF_A_TIER[number % 4]
         each = 4 if tier else 2
         scene = known[number // each % len(known)] if number % each == 1 else None
-        given = dict(scene["server"] if scene else STORMS.get(kind, {}))
+        settings = dict(scene["server"] if scene else STORMS.get(kind, {}))
         if scene is None and number % 8 == STATES_AT:
-            given["states"] = random.Random(f"{self.seed} {number} states").choice(SLOTS)
+            settings["states"] = random.Random(f"{self.seed} {number} states").choice(SLOTS)
         if not self.states or self.fixed.get("window"):
-            given.pop("states", None)
+            settings.pop("states", None)
         if self.fixed.get("states"):  # it does not go with a window
-            given.pop("window", None)
+            settings.pop("window", None)
         if tier:
-            given = {name: value for name, value in given.items() if name not in NOT_OF_A_TIER}
-        drawn = [configuration(rng, **{**given, **self.fixed}) for _ in range(TRIES)]
+            settings = {name: value for name, value in settings.items() if name not in NOT_OF_A_TIER}
+        drawn = [configuration(rng, **{**settings, **self.fixed}) for _ in range(TRIES)]
         config = self._config = max(drawn, key=self._news)
         if scene is not None:
             candidate = of_scene(scene)
@@ -168,7 +168,7 @@ class Population:
             for client in clients
         )
 
-    def ran(self, reached: Mapping[str, int]) -> None:
+    def record_run(self, reached: Mapping[str, int]) -> None:
         """Record what the last run reached. A triple was at work if each of its switches has done
         something."""
         for triple in triples(self._config):
@@ -249,8 +249,10 @@ def _one_by_one(client: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def configuration(rng: random.Random, **fixed: int | bool) -> Config:
-    """Draw a server that is small enough to be short of memory. fixed: fields that chance does not
-    choose."""
+    """Draw a server that is small enough to be short of memory.
+
+    fixed: fields that chance does not choose.
+    """
     page = rng.choice((1, 1, 1, 2, 2, 4, 4, 8))
     settings: dict[str, int | bool] = {
         "page_size": page,

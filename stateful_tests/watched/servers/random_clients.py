@@ -22,12 +22,11 @@ def storm(
     flood: bool = False,
     impatient: bool = False,
 ) -> tuple[Client, ...]:
-    """Draw clients that arrive at once and want long answers to short prompts, so that the pool runs
-    out while they decode. flood: half of the prompts are long, so that chunks of prefill compete with
-    decode.
+    """Draw clients that arrive at once and want long answers to short prompts, so that the pool runs out
+    while they decode. Every third client has many tiny turns. The server still admits these when hardly
+    anything is free, and retracts them before their first result.
 
-    Every third client has many tiny turns. The server still admits these when hardly anything is free,
-    and retracts them before their first result.
+    flood: half of the prompts are long, so that chunks of prefill compete with decode.
     """
     sixth = config.tokens // 6
     at_a_time = config.running + 1
@@ -176,10 +175,10 @@ def hardly_fits(rng: random.Random, client: Client, config: Config) -> Client:
 def clients(
     rng: random.Random, config: Config, *, count: int = 6, impatient: bool = False
 ) -> tuple[Client, ...]:
-    """Return `count` plain clients. impatient: some of them do not wait for answers.
+    """Return `count` plain clients. About as many are there at a time as the server has rows: an idle session
+    keeps its row, so more clients would wait for ever.
 
-    About as many are there at a time as the server has rows: an idle session keeps its row, so more clients
-    would wait for ever.
+    impatient: some of them do not wait for answers.
     """
     longest = max(4, config.tokens // 5)
     at_a_time = rng.randint(max(2, config.running - 1), config.running + 1)
@@ -189,8 +188,11 @@ def clients(
 def _client(
     rng: random.Random, number: int, at_a_time: int, longest: int, impatient: bool
 ) -> Client:
-    """Draw a client. at_a_time: clients before it that may still be there. longest: of a prompt and an answer
-    (tokens)."""
+    """Draw a client.
+
+    at_a_time: clients before it that may still be there.
+    longest: of a prompt and an answer (tokens).
+    """
     turns = tuple(_turn(rng, longest) for _ in range(rng.randint(1, 5)))
     return Client(
         f"c{number}",

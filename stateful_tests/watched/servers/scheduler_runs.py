@@ -81,7 +81,10 @@ class ServedFinding:
 
 @dataclass(slots=True)
 class JudgedRun:
-    """One run and its judges' findings. tail: the last lines of its log."""
+    """One run and its judges' findings.
+
+    tail: the last lines of its log.
+    """
 
     run: ServedRun
     outcome: RunOutcome
@@ -130,7 +133,7 @@ def serve(runner: Runner, run: ServedRun, level: str = "") -> JudgedRun:
     """
     if run.config.pair:
         outcome = runner.run(Job(run.config, run.clients, run.seed, choices=run.choices))
-        validated = Validated(reached=server_pairs.reached(outcome.events))
+        validated = Validated(reached=server_pairs.count_reached(outcome.events))
         return JudgedRun(run, outcome, validated, list(_findings(run, outcome, validated)))
     level = level or ("pages" if run.config.states and not run.config.hicache else "lengths")
     with tempfile.TemporaryDirectory(prefix="kvspec-") as folder:
@@ -164,7 +167,7 @@ class Before:
     there: dict[str, bool]
     saved: Mapping[str, ServedRun] = field(default_factory=dict)
 
-    def compared(self, judged: JudgedRun, tree: Runner) -> JudgedRun:
+    def compare(self, judged: JudgedRun, tree: Runner) -> JudgedRun:
         """Return the run of the tree, with its findings compared with the same run of the release."""
         if not judged.findings:
             return judged
@@ -182,8 +185,10 @@ class Before:
         return judged
 
     def _has(self, tree: Runner, fault: str, shown: Container[str]) -> bool:
-        """Return whether the tree has a known fault. shown: faults that the release has shown in the same
-        run."""
+        """Return whether the tree has a known fault.
+
+        shown: faults that the release has shown in the same run.
+        """
         if fault not in self.there:
             if fault in shown:
                 return True
@@ -226,7 +231,7 @@ def second_opinion(runner: Runner, judged: JudgedRun) -> dict[str, str]:
 def judge(runner: Runner, run: ServedRun, before: Before | None = None) -> JudgedRun:
     """Serve one run, judge it, and compare it with the release before the change."""
     judged = serve(runner, run)
-    return judged if before is None else before.compared(judged, runner)
+    return judged if before is None else before.compare(judged, runner)
 
 
 def _findings(run: ServedRun, outcome: RunOutcome, validated: Validated) -> Iterator[ServedFinding]:
@@ -239,19 +244,19 @@ def _findings(run: ServedRun, outcome: RunOutcome, validated: Validated) -> Iter
     reads: dict[tuple[str, str], list[Misread]] = {}
     for misread in outcome.misread:
         hole = (misread.request.rpartition(".")[0], misread.position) in validated.holes
-        known = "last-token" if hole else ended
+        known_fault = "last-token" if hole else ended
         if misread.pool == "state":
-            known = validated.wrong_states.get((misread.request, misread.position), ended)
+            known_fault = validated.wrong_states.get((misread.request, misread.position), ended)
         elif run.config.pair:
             config = run.config
             pool = misread.pool
-            known = deviations.fault_of_pair_read(run.release, misread.found, pool, config)
-        reads.setdefault((misread.pool, known), []).append(misread)
-    for (pool, known), (first_misread, *more) in reads.items():
+            known_fault = deviations.fault_of_pair_read(run.release, misread.found, pool, config)
+        reads.setdefault((misread.pool, known_fault), []).append(misread)
+    for (pool, known_fault), (first_misread, *more) in reads.items():
         if pool == "state":
             says = f"{first_misread.request} must go on at position {first_misread.position}"
             says += f" from the state after the tokens before it, and {first_misread.found}"
-            yield ServedFinding("reads", "reads state", says, known)
+            yield ServedFinding("reads", "reads state", says, known_fault)
             continue
         read_token = "nothing that was written"
         if first_misread.got is not None:
@@ -261,30 +266,30 @@ def _findings(run: ServedRun, outcome: RunOutcome, validated: Validated) -> Iter
         says += f" reads {read_token}"
         says += f"; its text has token {first_misread.want[0]} ({1 + len(more)} positions are wrong)"
         says += f"; it is {first_misread.found}" if first_misread.found else ""
-        yield ServedFinding("reads", f"reads {pool}", says, known)
+        yield ServedFinding("reads", f"reads {pool}", says, known_fault)
     for noted in outcome.noted:
-        known = deviations.fault_of_pair(run.release, noted.key, run.config, run.choices)
-        yield ServedFinding("pair", noted.key, noted.says, known)
+        known_fault = deviations.fault_of_pair(run.release, noted.key, run.config, run.choices)
+        yield ServedFinding("pair", noted.key, noted.says, known_fault)
     if outcome.error:
         grant = outcome.grant
         pool = grant.pool if grant is not None else ""
-        known = ended or deviations.fault_of_end(
+        known_fault = ended or deviations.fault_of_end(
             run.release, outcome.error, run.config, validated, pool
         )
         situations = filter(None, (outcome.error, validated.situation))
         if grant is not None:
             says = "; ".join((grant.says, *situations))
-            yield ServedFinding("grants", f"grants: {pool}", says, known)
+            yield ServedFinding("grants", f"grants: {pool}", says, known_fault)
         else:
             where = re.sub(r"[0-9]+(?=[^:]*$)|(?<=at ).*/", "", outcome.error.rpartition(" at ")[2])
             key = f"server {outcome.error.partition(':')[0]} {where or 'ended'}"
-            yield ServedFinding("server", key, "; ".join(situations), known)
+            yield ServedFinding("server", key, "; ".join(situations), known_fault)
     for kind, stall in {each.kind: each for each in reversed(outcome.stalls)}.items():
-        known = (
+        known_fault = (
             deviations.fault_of_stall(run.release, kind, run.config, outcome.preemptions) or ended
         )
         says = f"{stall.clause}: {stall.says}" if stall.clause else stall.says
-        yield ServedFinding("progress", f"stalls: {kind}", says, known)
+        yield ServedFinding("progress", f"stalls: {kind}", says, known_fault)
     if outcome.stuck:
         yield ServedFinding("server", "server stuck", f"{outcome.rounds} rounds and no end", ended)
 
@@ -299,26 +304,26 @@ def check(
     keep: called with the run of a new finding, and with each smaller run. An interrupt ends the check with
     the findings up to then.
     """
-    started = time.monotonic()
+    began = time.monotonic()
     checking = _Check(
-        runner, before, say, keep, Served(release, seed), started + (limit_s or math.inf)
+        runner, before, say, keep, Served(release, seed), began + (limit_s or math.inf)
     )
     result = checking.result
-    drawn: population.Population | server_pairs.PairPopulation = population.Population(
+    drawn_population: population.Population | server_pairs.PairPopulation = population.Population(
         seed, fixed=fixed, count=count, impatient=impatient, states=release in STATES,
         lowest=release in LOWEST,
     )  # fmt: skip
     if fixed and fixed.get("pair"):
-        drawn = server_pairs.PairPopulation(seed, fixed=fixed, count=count)
+        drawn_population = server_pairs.PairPopulation(seed, fixed=fixed, count=count)
     try:
         for number in range(runs):
             if checking.over():
                 break
-            drawn.ran(checking.take(ServedRun(release, *drawn.draw())))
+            drawn_population.record_run(checking.take(ServedRun(release, *drawn_population.draw())))
             checking.tell(f"run {number + 1} of {runs}")
     except KeyboardInterrupt:
         result.interrupted = True
-    result.seconds = time.monotonic() - started
+    result.seconds = time.monotonic() - began
     return result
 
 
@@ -355,11 +360,11 @@ class _Check:
             result.times[key] += 1
             if key not in result.found:
                 judged.run = msgspec.structs.replace(run, key=key)
-                self._found(judged)
+                self._note_finding(judged)
                 self._shrink(judged.run)
         return judged.validated.reached
 
-    def _found(self, judged: JudgedRun) -> None:
+    def _note_finding(self, judged: JudgedRun) -> None:
         self.result.found[judged.run.key] = judged
         self.keep(judged)
 
@@ -375,7 +380,7 @@ class _Check:
             judged = judge(self.runner, smaller, self.before)
             if all(each.key != run.key for each in judged.new):
                 return None
-            self._found(judged)
+            self._note_finding(judged)
             return smaller
 
         first_improvement(run, Search(still_shows, SHRINKS), _smaller)

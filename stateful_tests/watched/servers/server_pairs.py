@@ -13,15 +13,17 @@ from impl.sglang.server.pair.choices import NetworkChoice
 from reference.pairs.config import DECODE, PREFILL, SERVERS
 
 Settings = Mapping[str, int | bool]
-# What a run is about, run by run. calm: nothing is slow; late: everything may be; aborts: clients leave;
-# failures: transfers fail; time: timeouts end in the middle; death: a server dies; alone: an abort reaches
-# only one server.
+# What a run is about, run by run. In `calm` nothing is slow, in `late` everything may be. In `aborts` clients
+# leave, in `failures` transfers fail, in `time` timeouts end in the middle, in `death` a server dies, and in
+# `alone` an abort reaches only one server.
 KINDS = (
     "calm", "late", "aborts", "failures", "late", "aborts", "time", "late", "aborts", "death",
     "late", "alone", "aborts", "failures", "late",
 )  # fmt: skip
 SIZES = 1, 3, 8, 9, 16, 17, 25, 33, 40  # of prompts
-SHORT, LONG = (1, 2, 5, 12, 30), (20, 60, 100, 150)  # steps; a decode round takes one
+# Rests in steps. A decode round takes one.
+SHORT = (1, 2, 5, 12, 30)
+LONG = (20, 60, 100, 150)
 # What a reader wants to know that a check has reached, by the words of the events.
 _REACHED = {
     "a prompt part": "computes a prompt part", "a decode batch": "decodes:",
@@ -58,7 +60,7 @@ class PairPopulation:
         asking = clients(rng, config, self.count, aborts=kind in ("aborts", "alone"))
         return config, asking, rng.randrange(1 << 30), environment(rng, kind, asking)
 
-    def ran(self, reached: Mapping[str, int]) -> None:
+    def record_run(self, reached: Mapping[str, int]) -> None:
         """Do nothing: draws do not depend on what earlier runs reached."""
 
 
@@ -269,7 +271,7 @@ def choices_about(
     return tuple(choice for choice in choices if not choice.request or choice.request in names)
 
 
-def reached(events: Iterable[PairEvent]) -> Counter[str]:
+def count_reached(events: Iterable[PairEvent]) -> Counter[str]:
     """Count the events that a run has reached."""
     return Counter(
         what for event in events for what, words in _REACHED.items() if re.search(words, event.says)

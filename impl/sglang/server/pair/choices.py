@@ -13,9 +13,9 @@ import msgspec
 
 from reference.pairs.config import DECODE, PREFILL
 
-# Messages between the servers: KV addresses of D; destinations of a request; D gives a request up; how the
-# transfer of a request ended; P writes no more for a request that was given up.
-# With prefill_complete: where D waits for a request, and that P has computed its prompt.
+# Messages between the servers. They carry KV addresses of D, destinations of a request, that D gives a
+# request up, how the transfer of a request ended, and that P writes no more for a request that was given up.
+# With prefill_complete they also carry where D waits for a request, and that P has computed its prompt.
 MESSAGES = "register", "metadata", "notice", "status", "ack", "endpoint", "ready"
 RECEIVER = {
     "register": PREFILL,
@@ -51,14 +51,16 @@ What = Literal[
 class NetworkChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One choice of the environment.
 
-    what: a request or an abort reaches `side`; one of MESSAGES reaches its receiver; a transfer of the
-    request, or the one that carries its metadata row; D looks for the address of P; the scheduler of
-    `side` calls its manager for the request, or begins a round; the clock; the end of a server. request:
-    whom it is about, "" for nobody. number: which of these, from 1; of the clock and of a death the step.
-    steps: for which it rests; of the clock seconds that pass at once. at: tenths of a transfer's blocks
-    that are copied before it rests or fails. fails: an abort does not reach this side, a lookup gets no
-    answer, a transfer ends with an error. late: the blocks that are left are copied all the same, at the
-    end of `steps`.
+    what: the event. "request" and "abort" reach `side`, and a message (MESSAGES) its receiver. "transfer" is
+        one of the request, "row" the one that carries its metadata row. In "lookup" D looks for the address
+        of P. In "call" the scheduler of `side` calls its manager for the request, in "round" it begins a
+        round. "clock" is the time, "death" the end of a server.
+    request: whom it is about, "" for nobody.
+    number: which of these, from 1; of the clock and of a death the step.
+    steps: for which it rests; of the clock seconds that pass at once.
+    at: tenths of a transfer's blocks that are copied before it rests or fails.
+    fails: an abort does not reach this side, a lookup gets no answer, a transfer ends with an error.
+    late: the blocks that are left are copied all the same, at the end of `steps`.
     """
 
     what: What
@@ -92,7 +94,7 @@ class NetworkChoices:
 
 
 def harms(choices: Iterable[NetworkChoice]) -> bool:
-    """Whether something fails by these choices, or a timeout may end in the middle."""
+    """Return whether something fails by these choices, or a timeout may end in the middle."""
     return any(
         choice.what in ("clock", "death") or (choice.fails and choice.what != "abort") for choice in choices
     )

@@ -13,20 +13,30 @@ import torch
 
 from impl.sglang.server.clients import Clients
 from impl.sglang.server.outcome import PairNote
-from impl.sglang.server.kept import OF_A_ROOM, full_size, has_unsent_load, held, kept, rooms_kept
+from impl.sglang.server.server_leftovers import (
+    OF_A_ROOM,
+    full_size,
+    has_unsent_load,
+    held_tokens,
+    leftovers,
+    rooms_kept,
+)
 from impl.sglang.server.pair.model import Region, ServerModel
 from impl.sglang.server.pair.network import Block, PlayedNetwork
 from impl.sglang.server.pair.stand_ins import NamedPages
-from impl.sglang.server.fake_model import _stamped
+from impl.sglang.server.fake_model import _stamped_tokens
 from reference.pairs.config import DECODE, PREFILL
-from reference.recurrent_states import chained, seen, stamp_after
+from reference.recurrent_states import chained, describe_stamp, stamp_after
 
 _FAILED = 0  # KVPoll.Failed
 RESERVED = 8  # tokens that D reserves for decoding, for each request
 
 
 class Judges:
-    """The judges of one run. deferred: D keeps what it has named for a transfer until P writes no more."""
+    """The judges of one run.
+
+    deferred: D keeps what it has named for a transfer until P writes no more.
+    """
 
     def __init__(
         self, network: PlayedNetwork, models: dict[str, ServerModel], managers: dict[str, Any],
@@ -45,8 +55,8 @@ class Judges:
         self.refused: dict[str, set[str]] = {
             server: set() for server in models
         }  # by server, at once
-        network.copies = self.copied
-        network.names = self.named
+        network.copies = self.judge_copy
+        network.names = self.note_named_pages
         network.carries_row = self.carries_row
         for model in models.values():
             model.notes = self.note
@@ -59,7 +69,7 @@ class Judges:
 
     # -- a block is copied --------------------------------------------------------------------------
 
-    def named(self, promise: NamedPages) -> None:
+    def note_named_pages(self, promise: NamedPages) -> None:
         """Note that D has named pages. Pages of the window in its row that it has not named hold no KV
         yet."""
         model = self.models[DECODE]
@@ -74,14 +84,15 @@ class Judges:
         model.unsent |= pages - set(promise.swa)
 
     def carries_row(self, blocks: Sequence[Block]) -> bool:
-        """Whether a transfer is that of a metadata row."""
+        """Return whether a transfer is that of a metadata row."""
         place = self._place(PREFILL, blocks[0][0]) if blocks else None
         return place is not None and place[0].pool == "metadata"
 
-    def copied(self, chunk: Any, source: int, target: int, length: int) -> None:
+    def judge_copy(self, chunk: Any, source: int, target: int, length: int) -> None:
         """Judge a block of a transfer at the moment it is copied."""
         name = self.network.rooms.get(chunk.room, "")
-        from_, to = self._place(PREFILL, source), self._place(DECODE, target)
+        from_ = self._place(PREFILL, source)
+        to = self._place(DECODE, target)
         if (
             from_ is None
             or to is None
@@ -135,35 +146,35 @@ class Judges:
         if not self._can_succeed(promise.room):
             return
         prompt = self.script.prompt(name)
-        want = [
+        expected = [
             (float(t), float(at)) for at, t in enumerate(prompt[position:][: self.page], position)
         ]
         if pool == "swa":  # before the window nothing is read
             skip = max(0, len(prompt) - (self.models[PREFILL].window or 0) - position)
-            want = want[skip:]
+            expected = expected[skip:]
         else:
             skip = 0
         assert region.tensor is not None
-        rows = region.tensor[source * self.page + skip :][: len(want), 0, :2]
-        got = [tuple(each) for each in rows.tolist()]
+        rows = region.tensor[source * self.page + skip :][: len(expected), 0, :2]
+        actual = [tuple(each) for each in rows.tolist()]
         is_free = source in self.models[PREFILL].free_pages(pool)
-        if (got != want or is_free) and self._replaced(name, region, source, position, want):
-            if got != want:
+        if (actual != expected or is_free) and self._is_replaced(name, region, source, position, expected):
+            if actual != expected:
                 self.models[DECODE].outdated.add(target)
             says = f"page {source} of P, position {position} of {name}, is sent and has been given back:"
             says += " the tree's is in its place"
             self.note(f"PD-1 {pool} page of P is replaced before it is sent", name, says)
-        elif got != want:
-            self._wrong_source(name, pool, source, position, want, got)
+        elif actual != expected:
+            self._wrong_source(name, pool, source, position, expected, actual)
         elif is_free:
             says = f"page {source} of P, position {position} of {name}, is free when it is sent"
             self.note(f"PD-1 {pool} page of P is free", name, says)
 
-    def _replaced(
-        self, name: str, region: Region, source: int, position: int, want: list[tuple[float, float]]
+    def _is_replaced(
+        self, name: str, region: Region, source: int, position: int, expected: list[tuple[float, float]]
     ) -> bool:
-        """Whether P's row of the request leads to another page for this position, and that page is right: an
-        insert has found it in the tree, and has given `source` back."""
+        """Return whether P's row of the request leads to another page for this position, and that page is
+        right: an insert has found it in the tree, and has given `source` back."""
         if region.pool != "full":
             return False
         assert region.tensor is not None
@@ -172,24 +183,24 @@ class Judges:
             if request.rid == name and request.kv.req_pool_idx is not None:
                 row = model.scheduler.req_to_token_pool.req_to_token[int(request.kv.req_pool_idx)]
                 page = int(row[position]) // self.page
-                there = region.tensor[page * self.page :][: len(want), 0, :2].tolist()
-                return page != source and [tuple(each) for each in there] == want
+                there = region.tensor[page * self.page :][: len(expected), 0, :2].tolist()
+                return page != source and [tuple(each) for each in there] == expected
         return False
 
     def _wrong_source(
-        self, name: str, pool: str, source: int, position: int, want: Any, got: Any
+        self, name: str, pool: str, source: int, position: int, expected: Any, actual: Any
     ) -> None:
         prompt = self.script.prompt(name)
-        token, at = got[0]
-        own = 0 <= at < len(prompt) and prompt[int(at)] == token
+        token, token_position = actual[0]
+        own = 0 <= token_position < len(prompt) and prompt[int(token_position)] == token
         writer = self.models[PREFILL].writers[pool].get(source * self.page, "nobody")
         says = f"page {source} of P is sent for position {position} of {name}, which"
-        if own and at != position:
+        if own and token_position != position:
             key = f"PD-6 another {pool} page is sent"
-            says += f" is that of position {int(at)}"
+            says += f" is that of position {int(token_position)}"
         else:
             key = f"PD-1 {pool} page of P is rewritten"
-            says += f" {writer} has written: {got} and not {want}"
+            says += f" {writer} has written: {actual} and not {expected}"
         self.note(key, name, says)
 
     def _window_start(self, promise: NamedPages, name: str) -> int:
@@ -198,7 +209,7 @@ class Judges:
         return max(promise.prefix, len(self.script.prompt(name)) - window) // self.page * self.page
 
     def _still_kept(self, promise: NamedPages, pool: str, position: int, page: int) -> bool:
-        """Whether D's row of the request still leads to this page."""
+        """Return whether D's row of the request still leads to this page."""
         row = promise.request.req.kv.req_pool_idx
         if row is None:
             return False
@@ -212,7 +223,7 @@ class Judges:
         return int(slot) // self.page == page
 
     def _can_succeed(self, room: int) -> bool:
-        """Whether D may still use what P sends: P has told D success, or has not failed."""
+        """Return whether D may still use what P sends: P has told D success, or has not failed."""
         if room in self.network.told_success:  # P may have cleared the room already
             return True
         status = self.managers[PREFILL].request_status.get(room)
@@ -243,7 +254,8 @@ class Judges:
         """Judge a copied recurrent state: P's is that after the prompt, and D still keeps the slot for this
         request."""
         states = {server: model.states for server, model in self.models.items()}
-        from_, to = states[PREFILL], states[DECODE]
+        from_ = states[PREFILL]
+        to = states[DECODE]
         assert from_ is not None and to is not None
         if target not in promise.state:
             says = f"state {target} of D is written for {name}, which has named {promise.state}"
@@ -256,10 +268,10 @@ class Judges:
         if not self._can_succeed(promise.room):
             return
         prompt = self.script.prompt(name)
-        text = chained(_stamped(prompt))
+        text = chained(_stamped_tokens(prompt))
         got = int(from_.cells[source])
         if got != stamp_after(text, len(prompt)):
-            says = f"state {source} of P is sent for {name}, which {seen(got, text)}"
+            says = f"state {source} of P is sent for {name}, which {describe_stamp(got, text)}"
             kind = "another state is sent" if got in text else "state of P is rewritten"
             self.note(f"{'PD-6' if got in text else 'PD-1'} {kind}", name, says)
         elif source in from_.rows.mamba_allocator.free_slots.tolist():
@@ -269,19 +281,21 @@ class Judges:
     # -- nothing more happens -----------------------------------------------------------------------
 
     def waiting(self, unanswered: dict[str, list[str]]) -> None:
-        """Judge the pair when nothing more can happen without a timeout. unanswered: for each server, the
-        requests without an answer."""
+        """Judge the pair when nothing more can happen without a timeout.
+
+        unanswered: for each server, the requests without an answer.
+        """
         if (
             self._timed_out or self.network.harmed
         ):  # what a timeout has ended may leave others waiting
             return
         self._timed_out = True
-        if self._too_large(unanswered) or self._parked(unanswered):
+        if self._too_large(unanswered) or self._is_parked(unanswered):
             return
         refused = sorted(self.refused[PREFILL] & set(unanswered.get(DECODE, ())))
         if refused:  # others may wait for the pages that D keeps for it
             unanswered = {DECODE: refused}
-        elif in_vain := self._computed_in_vain(unanswered):  # others may wait for that KV
+        elif in_vain := self._wasted_prompts(unanswered):  # others may wait for that KV
             unanswered = {PREFILL: in_vain}
         for server, names in unanswered.items():
             if names:
@@ -295,21 +309,21 @@ class Judges:
                     self.note(key, names[0], says)
                 else:
                     self.note(f"PD-4 {server} waits for a timeout", names[0], says)
-            elif tokens := held(self.models[server].scheduler):
+            elif tokens := held_tokens(self.models[server].scheduler):
                 says = f"{server} keeps {tokens} tokens until a timeout, and nobody waits there"
                 self.note(f"PD-2 {server} keeps KV until a timeout", "", says)
 
-    def _computed_in_vain(self, unanswered: dict[str, list[str]]) -> list[str]:
+    def _wasted_prompts(self, unanswered: dict[str, list[str]]) -> list[str]:
         """Return the prompts that P has computed and keeps, and that D has refused."""
         computed = {each.rid for each in self.models[PREFILL].scheduler.disagg_prefill_inflight_queue}
         return sorted(computed & self.refused[DECODE] & set(unanswered.get(PREFILL, ())))
 
     def _given_up_before(self, name: str) -> bool:
-        """Whether P heard that D has given a request up before it had the request itself."""
+        """Return whether P heard that D has given a request up before it had the request itself."""
         heard, asked = (self.network.delivered.get((what, name)) for what in ("notice", "request"))
         return heard is not None and asked is not None and heard <= asked
 
-    def ended(self, unanswered: dict[str, list[str]]) -> None:
+    def judge_end(self, unanswered: dict[str, list[str]]) -> None:
         """Judge the pair when every timeout has passed and nothing happens."""
         if self._too_large(unanswered):
             return
@@ -318,7 +332,7 @@ class Judges:
                 says = f"{server} never answers {names[0]}: every timeout has passed"
                 self.note(f"PRO-1 {server} never answers", names[0], says)
             else:
-                self._left(server)
+                self._judge_leftovers(server)
 
     def _too_large(self, unanswered: dict[str, list[str]]) -> bool:
         """Note a server that waits for room which its pools never have. Returns whether there is one: other
@@ -344,7 +358,7 @@ class Judges:
                     return True
         return False
 
-    def _parked(self, unanswered: dict[str, list[str]]) -> bool:
+    def _is_parked(self, unanswered: dict[str, list[str]]) -> bool:
         """Note that P keeps KV of prompts that it has computed before D named pages, while a prompt that D
         has admitted waits for that room and D waits for P. Returns whether that is so."""
         scheduler = self.models[PREFILL].scheduler
@@ -359,7 +373,7 @@ class Judges:
         self.note("PD-4 P keeps KV of prompts that D has not admitted", admitted[0], says)
         return True
 
-    def _left(self, server: str) -> None:
+    def _judge_leftovers(self, server: str) -> None:
         """Judge what a server without work has not freed."""
         model = self.models[server]
         manager = self.managers[server]
@@ -370,10 +384,10 @@ class Judges:
                 self.note(
                     f"OWN-1 {server} frees twice", "", f"pages {twice} of {server} are free twice"
                 )
-        if tokens := held(scheduler):
+        if tokens := held_tokens(scheduler):
             what = "KV of a load that it does not send" if has_unsent_load(scheduler) else "KV"
             self.note(f"PD-2 {server} keeps {what}", "", f"{server} keeps {tokens} tokens for nobody")
-        for what, number in kept(scheduler, server):
+        for what, number in leftovers(scheduler, server):
             self.note(
                 f"PD-5 {server} keeps {what}", "", f"{server} keeps {what} of what is gone: {number}"
             )
@@ -392,7 +406,8 @@ class Judges:
                 self.note(f"PD-5 {server} keeps {what}", which[0], says)
 
     def _comes_late(self, name: str) -> bool:
-        """Whether D's pages were named to P after it had ended the request, or for one that it refused."""
+        """Return whether D's pages were named to P after it had ended the request, or for one that it
+        refused."""
         if name in self.refused[PREFILL]:
             return True
         arrived = self.network.delivered.get(("metadata", name), 0)
@@ -405,7 +420,7 @@ class Judges:
             says = f"D fails {name}, as it has lost the prefix that it told P not to send"
             self.note("PD-1 D loses a prefix of its host tier", name, says)
 
-    def answered(self, name: str, tokens: Sequence[int], reason: str) -> None:
+    def judge_answer(self, name: str, tokens: Sequence[int], reason: str) -> None:
         """Judge an answer of D. A server may cut an answer short where memory is short: its tokens must be
         right."""
         turn = self.script.turns[name]

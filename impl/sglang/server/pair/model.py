@@ -33,7 +33,10 @@ class Region(NamedTuple):
 
 
 def _buffers(pool: str, infos: tuple[Any, Any, Any]) -> list[Region]:
-    """Return buffers as memory. infos: their addresses, sizes and sizes of an item (bytes)."""
+    """Return buffers as memory.
+
+    infos: their addresses, sizes and sizes of an item (bytes).
+    """
     return [
         Region(pool, number, start, size, item, None)
         for number, (start, size, item) in enumerate(zip(*infos, strict=True))
@@ -69,11 +72,17 @@ class TensorSlots:
 
 
 class ServerModel(FakeModel):
-    """The forward pass of `server`. regions: its KV tensors and metadata rows. unsent: pages of the SWA pool
-    that hold the place of a position of a received prompt, and that nobody has written. outdated: pages of
-    the full pool whose KV P has sent from a page that it had given back, and that another has written to.
+    """The forward pass of `server`.
+
+    regions: its KV tensors and metadata rows.
+    unsent: pages of the SWA pool that hold the place of a position of a received prompt, and that nobody has
+        written.
+    outdated: pages of the full pool whose KV P has sent from a page that it had given back, and that another
+        has written to.
     sends_draft: P has the draft model as well, so that D receives its KV, and the hidden state that D drafts
-    from. notes: called with what a judge would note."""
+        from.
+    notes: called with what a judge would note.
+    """
 
     def __init__(
         self, scheduler: Any, release: Any, clients: Clients, server: str, network: PlayedNetwork,
@@ -121,7 +130,7 @@ class ServerModel(FakeModel):
         return TensorSlots(self.tensors[pool], self.writers[pool])
 
     def free_pages(self, pool: str = "full") -> list[int]:
-        """The free list of a pool."""
+        """Return the free list of a pool."""
         allocator = self.allocator
         names = {"full": "full_attn_allocator", "swa": "swa_attn_allocator"}
         return self.release.free_pages(getattr(allocator, names[pool], allocator))
@@ -164,7 +173,10 @@ class ServerModel(FakeModel):
     def _register_received_prompts(
         self, requests: Iterable[Any], lengths: Iterable[int]
     ) -> None:
-        """Register requests whose prompt the peer computed. lengths: how many tokens of each have KV."""
+        """Register requests whose prompt the peer computed.
+
+        lengths: how many tokens of each have KV.
+        """
         for request, length in zip(requests, lengths):
             if request.rid not in self._texts:
                 text = [*request.origin_input_ids, *request.output_ids]
@@ -189,31 +201,31 @@ class ServerModel(FakeModel):
     def _compare(
         self, pool: str, request: str, first: int, slots: list[int], text: list[int]
     ) -> None:
-        want = [(token, at) for at, token in enumerate(text[first:], first)]
-        if not want:
+        expected = [(token, slot_tensor) for slot_tensor, token in enumerate(text[first:], first)]
+        if not expected:
             return
-        wanted = torch.tensor(want, dtype=torch.float32)
-        at = torch.tensor(slots, dtype=torch.int64)
+        wanted = torch.tensor(expected, dtype=torch.float32)
+        slot_tensor = torch.tensor(slots, dtype=torch.int64)
         name = f"{pool} of {self.server}"
         tensors = self.tensors[pool]
         # The tree shares pages of a request without draft KV with others.
         if request in self.without_draft or (self.without_draft and self.tree):
             tensors = tensors[: self.target_tensors]
         for tensor in tensors:
-            found = tensor[at, 0, :2]
-            for mismatch in (found != wanted).any(1).nonzero().flatten().tolist():
-                position = want[mismatch][1]
+            read_rows = tensor[slot_tensor, 0, :2]
+            for mismatch in (read_rows != wanted).any(1).nonzero().flatten().tolist():
+                position = expected[mismatch][1]
                 key = request, name, position
                 if not any(told[:2] == (request, name) for told in self.misread):
                     says = f"FOUND {request} reads wrong KV, {name}, at {position}"
                     self.network.tell(self.server, says)
                 if key not in self.misread and len(self.misread) < MOST:
-                    token, of = (int(value) for value in found[mismatch].tolist())
-                    got = (token, of) if token else None
+                    token, of = (int(value) for value in read_rows[mismatch].tolist())
+                    actual = (token, of) if token else None
                     writer = self.writers[pool].get(slots[mismatch], "") or "the peer"
                     page = slots[mismatch] // self.allocator.page_size
                     why = UNSENT if pool == "swa" and page in self.unsent else ""
                     why = OUTDATED if pool == "full" and page in self.outdated else why
                     self.misread[key] = Misread(
-                        self.forwards, *key, want[mismatch], got, writer, why
+                        self.forwards, *key, expected[mismatch], actual, writer, why
                     )

@@ -15,12 +15,16 @@ from reference.pairs.config import DECODE, PREFILL, SERVERS
 
 STEP_S = 0.001  # of the clock
 EVENTS = 3000  # that are kept of a run
-READY, SUCCESS = 2, 4  # KVPoll.WaitingForInput, and Success
+READY = 2  # KVPoll.WaitingForInput
+SUCCESS = 4  # KVPoll.Success
 Block = tuple[int, int, int]  # source address, target address, length in bytes
 
 
 class _Letter(NamedTuple):
-    """A message on its way. due: the step from which on it can be taken."""
+    """A message on its way.
+
+    due: the step from which on it can be taken.
+    """
 
     due: int
     kind: str
@@ -39,12 +43,20 @@ class _Late(NamedTuple):
 class PlayedNetwork:
     """The wire of one run.
 
-    rooms: room -> request; told_success: rooms of which P has told D success; harmed: something fails, or a
-    timeout may end in the middle; harmed_by_time: a timeout may; seconds: of both servers' clocks; step:
-    of the conductor; gone: servers that have died; promises: room -> what D keeps for its transfer;
-    copies: whoever looks at each block before it is copied; names: whoever looks at each promise;
-    carries_row: whether a transfer is that of a metadata row; delivered: (kind of message, request) ->
-    last step; forgotten: (server, request) -> first step; events: what has happened, for a reader.
+    rooms: room -> request.
+    told_success: rooms of which P has told D success.
+    harmed: something fails, or a timeout may end in the middle.
+    harmed_by_time: a timeout may.
+    seconds: of both servers' clocks.
+    step: of the conductor.
+    gone: servers that have died.
+    promises: room -> what D keeps for its transfer.
+    copies: whoever looks at each block before it is copied.
+    names: whoever looks at each promise.
+    carries_row: whether a transfer is that of a metadata row.
+    delivered: (kind of message, request) -> last step.
+    forgotten: (server, request) -> first step.
+    events: what has happened, for a reader.
     """
 
     def __init__(self, stage: Stage, choices: Sequence[NetworkChoice]) -> None:
@@ -109,7 +121,7 @@ class PlayedNetwork:
     def is_gone(self, server: str) -> bool:
         return server in self.gone
 
-    def sent(self, receiver: str, parts: list[bytes]) -> None:
+    def send_message(self, receiver: str, parts: list[bytes]) -> None:
         """Send a message to a server."""
         kind, room = _kind(receiver, parts)
         request = self.rooms.get(room, "")
@@ -125,8 +137,8 @@ class PlayedNetwork:
             due = max(self.step + rest, box[-1].due if box else 0)
             box.append(_Letter(due, kind, request, parts))
 
-    def arrived(self, server: str) -> bool:
-        """Whether a message has arrived at a server."""
+    def has_arrived(self, server: str) -> bool:
+        """Return whether a message has arrived at a server."""
         box = self._inboxes[server]
         return bool(box) and box[0].due <= self.step
 
@@ -140,32 +152,32 @@ class PlayedNetwork:
 
     def transfer(self, chunk: Any, blocks: Sequence[Block]) -> int:
         """Write blocks into D's memory for P's engine. Returns 0, or -1 if it fails."""
-        who = self._who(chunk)
-        number = self._number("transfer", who)
+        receiver_name = self._who(chunk)
+        number = self._number("transfer", receiver_name)
         self.transfers += 1
         self.moves += 1
-        self.tell("wire", f"transfer {number} of {who} begins: {len(blocks)} blocks")
+        self.tell("wire", f"transfer {number} of {receiver_name} begins: {len(blocks)} blocks")
         if DECODE in self.gone:
             return -1
-        done = 0
-        made = self.choices.of("transfer", who, "", number)
+        done_count = 0
+        made = self.choices.of("transfer", receiver_name, "", number)
         if self.carries_row(blocks):
-            made = [*made, *self.choices.of("row", who)]
+            made = [*made, *self.choices.of("row", receiver_name)]
         for choice in sorted(made, key=lambda each: each.at):
-            upto = max(done, len(blocks) * choice.at // 10)
-            self._copy(chunk, blocks[done:upto])
-            done = upto
+            upto = max(done_count, len(blocks) * choice.at // 10)
+            self._copy(chunk, blocks[done_count:upto])
+            done_count = upto
             if choice.fails and choice.late:
-                self._late.append(_Late(self.step + choice.steps, chunk, blocks[done:]))
+                self._late.append(_Late(self.step + choice.steps, chunk, blocks[done_count:]))
             else:
                 self._rest(choice.steps)
             if choice.fails:
-                self.tell("wire", f"transfer {number} of {who} fails after {done} blocks")
+                self.tell("wire", f"transfer {number} of {receiver_name} fails after {done_count} blocks")
                 return -1
         if DECODE in self.gone:
             return -1
-        self._copy(chunk, blocks[done:])
-        self.tell("wire", f"transfer {number} of {who} ends")
+        self._copy(chunk, blocks[done_count:])
+        self.tell("wire", f"transfer {number} of {receiver_name} ends")
         return 0
 
     def lookup_fails(self) -> bool:
@@ -174,7 +186,7 @@ class PlayedNetwork:
         return any(each.fails for each in made)
 
     def calls(self, room: int) -> None:
-        """A thread calls its sender or receiver for a request, or is about to: others may run."""
+        """Let others run: a thread calls its sender or receiver for a request, or is about to."""
         if self.stage.current is None:
             return
         request = self.rooms.get(room, "")
@@ -182,12 +194,12 @@ class PlayedNetwork:
         number = self._number("call", request, server)
         self._rest(self.choices.steps("call", request, server, number))
 
-    def cleared(self, room: int) -> None:
+    def note_clear(self, room: int) -> None:
         """Note that a server has forgotten a room."""
         if (key := (self.stage.server, self.rooms.get(room, ""))) not in self.forgotten:
             self.forgotten[key] = self.step
 
-    def promised(self, promise: NamedPages) -> None:
+    def note_promise(self, promise: NamedPages) -> None:
         """Note that D has named pages and a metadata row for a transfer."""
         self.promises[promise.room] = promise
         self.names(promise)
@@ -226,7 +238,7 @@ _TO_PREFILL = {b"ABORT": "notice", b"BOOTSTRAP": "endpoint"}
 
 
 def _kind(receiver: str, parts: list[bytes]) -> tuple[str, int]:
-    """Which of MESSAGES this is, and its room, -1 for none."""
+    """Return which of MESSAGES this is, and its room, -1 for none."""
     if receiver == PREFILL:
         if parts[0] == b"None":
             return "register", -1

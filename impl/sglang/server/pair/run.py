@@ -25,12 +25,12 @@ from impl.sglang.server.outcome import RunOutcome
 from impl.sglang.server.pair import stand_ins
 from impl.sglang.server.pair.choices import NetworkChoice
 from impl.sglang.server.pair.judges import RESERVED, Judges
-from impl.sglang.server.kept import held
+from impl.sglang.server.server_leftovers import held_tokens
 from impl.sglang.server.pair.model import ServerModel
 from impl.sglang.server.pair.network import PlayedNetwork
 from impl.sglang.server.pair.turns import Stage, ServerThread
 from impl.sglang.server.log import EventLog
-from impl.sglang.server.reading import installed
+from impl.sglang.server.reading import installed_release
 from impl.sglang.server.watch import Watcher
 from reference.pairs.config import DECODE, PREFILL, SERVERS
 
@@ -38,8 +38,9 @@ STEPS = 20_000  # of the conductor, at most
 QUIET = 30  # steps without any event, after which only a timeout can change anything
 HEARTBEAT = 50  # steps after the death of P until D's heartbeats have failed
 PROBE = 40  # steps between two probes of a session that has failed
-# Seconds by which the clock moves each time that everything is quiet: past the release of pages that P may
-# still write, past both servers' timeouts of a request, and again; past retries of a lookup.
+# Seconds by which the clock moves each time that everything is quiet. It moves past the release of pages that
+# P may still write and past both servers' timeouts of a request, three times over, and then past retries of a
+# lookup.
 TIMEOUTS = (35.0, 310.0, 35.0, 310.0, 35.0, 310.0, *[1.1] * 20)
 _DEFERRED = "SGLANG_DISAGGREGATION_DEFERRED_DECODE_KV_RELEASE"
 _NO_PREFIX = "HiCache local restore failed"  # what D answers who waits for a prefix of its host tier
@@ -75,23 +76,27 @@ def run(
                 why = f"{server} does not start: {whole_scheduler._one_line(error)}"
                 return RunOutcome(0, 0, [], {}, why, traceback.format_exc())
     pair.judges = Judges(network, pair.models, pair.managers, script, config.deferred)
-    logs = [_watched(pair, server, watch) for server in SERVERS] if watch else []
+    logs = [_start_log(pair, server, watch) for server in SERVERS] if watch else []
     outcome = Conductor(pair, choices).play()
     for log in logs:
         log.close()
     return outcome
 
 
-def _watched(pair: Pair, server: str, watch: Mapping[str, str]) -> EventLog:
+def _start_log(pair: Pair, server: str, watch: Mapping[str, str]) -> EventLog:
     """Have a log of a server written, in a folder of its name."""
-    watcher = Watcher(installed(), {**watch, "KVSPEC_WATCH": f"{watch['KVSPEC_WATCH']}/{server}"})
+    watcher = Watcher(installed_release(), {**watch, "KVSPEC_WATCH": f"{watch['KVSPEC_WATCH']}/{server}"})
     hooks = whole_scheduler.TRANSFERS[SERVERS.index(server)]
     return watcher.watch_transfers(pair.schedulers[server], hooks)
 
 
 class Pair:
-    """Both servers. inboxes: what clients have sent; taken: request -> step in which its server last took a
-    message about it; hashes: of pages in a storage, which one of the servers has."""
+    """Both servers.
+
+    inboxes: what clients have sent.
+    taken: request -> step in which its server last took a message about it.
+    hashes: of pages in a storage, which one of the servers has.
+    """
 
     judges: Judges
     hashes: PlacedHashes | None = None
@@ -120,7 +125,7 @@ class Pair:
         self.schedulers[server] = scheduler
         self.managers[server] = queue.kv_manager
         self.models[server] = model = ServerModel(
-            scheduler, installed(), self.script, server, self.network, mine.draft, mine.track,
+            scheduler, installed_release(), self.script, server, self.network, mine.draft, mine.track,
             bool(config.draft and config.prefill_draft),
         )  # fmt: skip
         if mine.draft:
@@ -168,7 +173,7 @@ def _of_one(server: str, config: Config) -> Config:
 
 def _settings(server: str, config: Config) -> dict[str, Any]:
     """Return the further settings of a server of a pair."""
-    found: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "disaggregation_mode": "prefill" if server == PREFILL else "decode",
         "disaggregation_transfer_backend": "mooncake",
         "num_reserved_decode_tokens": RESERVED,
@@ -176,17 +181,17 @@ def _settings(server: str, config: Config) -> dict[str, Any]:
         "log_level": "critical",
     }
     if config.prefill_complete:
-        found["disaggregation_decode_allocation_policy"] = "prefill_complete"
+        settings["disaggregation_decode_allocation_policy"] = "prefill_complete"
     if server == PREFILL:
-        found["optimistic_prefill_attempts"] = config.optimistic
-        return found
-    found |= {
+        settings["optimistic_prefill_attempts"] = config.optimistic
+        return settings
+    settings |= {
         "disable_overlap_schedule": not config.decode_overlap,
         "disaggregation_decode_retraction_backup": "host_pool" if config.host_backup else "cpu_tensor",
         "disaggregation_decode_enable_radix_cache": config.decode_tree,
         "max_total_tokens": config.decode_tokens or config.tokens,
     }
-    return found
+    return settings
 
 
 class Conductor:
@@ -225,8 +230,10 @@ class Conductor:
             if quiet <= QUIET or self._timed or self._heartbeat:
                 continue
             quiet = 0
-            unanswered = self._unanswered()
-            waiting = any(unanswered.values()) or any(held(pair.schedulers[at]) for at in self._alive())
+            unanswered = self._unanswered_requests()
+            waiting = any(unanswered.values()) or any(
+                held_tokens(pair.schedulers[at]) for at in self._alive()
+            )
             if not waiting and self.script.done:
                 break
             if (answered := sum(map(len, self.answers.values()))) > before:
@@ -238,7 +245,7 @@ class Conductor:
             network.seconds += (seconds := timeouts.popleft())
             network.tell("wire", f"nothing happens: the clock moves by {seconds:g} s")
         if not self.error and network.step < STEPS:
-            pair.judges.ended(self._unanswered())
+            pair.judges.judge_end(self._unanswered_requests())
         return self._outcome(time.process_time() - started)
 
     def _outcome(self, cpu_s: float) -> RunOutcome:
@@ -258,7 +265,7 @@ class Conductor:
     def _alive(self) -> list[str]:
         return [server for server in SERVERS if server not in self.network.gone]
 
-    def _unanswered(self) -> dict[str, list[str]]:
+    def _unanswered_requests(self) -> dict[str, list[str]]:
         """Return the requests without an answer, by server."""
         return {at: sorted(self.asked[at] - self.answers[at].keys()) for at in self._alive()}
 
@@ -402,8 +409,8 @@ class Conductor:
             if server == PREFILL:
                 self.pair.judges.answered_at.setdefault(name, self.network.step)
             if server == DECODE:
-                self.script.answered(name, self.network.step)
-                self.pair.judges.answered(name, self.outputs.get(name, []), reason)
+                self.script.note_answer(name, self.network.step)
+                self.pair.judges.judge_answer(name, self.outputs.get(name, []), reason)
         return found
 
     def _broke(self, turn: ServerThread) -> None:

@@ -48,15 +48,15 @@ class Wire(Protocol):
     stage: Stage
     seconds: float
 
-    def sent(self, receiver: str, parts: list[bytes]) -> None: ...
-    def arrived(self, server: str) -> bool: ...
+    def send_message(self, receiver: str, parts: list[bytes]) -> None: ...
+    def has_arrived(self, server: str) -> bool: ...
     def next_message(self, server: str) -> list[bytes]: ...
     def transfer(self, chunk: Any, blocks: Sequence[tuple[int, int, int]]) -> int: ...
     def lookup_fails(self) -> bool: ...
     def is_gone(self, server: str) -> bool: ...
     def calls(self, room: int) -> None: ...
-    def cleared(self, room: int) -> None: ...
-    def promised(self, promise: NamedPages) -> None: ...
+    def note_clear(self, room: int) -> None: ...
+    def note_promise(self, promise: NamedPages) -> None: ...
     def tell(self, where: str, says: str) -> None: ...
 
 
@@ -86,7 +86,7 @@ class _Inbox:
         self._server = server
 
     def recv_multipart(self, *_: Any) -> list[bytes]:
-        self._wire.stage.hand_over(lambda: self._wire.arrived(self._server))
+        self._wire.stage.hand_over(lambda: self._wire.has_arrived(self._server))
         return self._wire.next_message(self._server)
 
 
@@ -98,7 +98,7 @@ class _Outbox:
         self._receiver = next(name for name, at in _ADDRESS.items() if f"{at}:" in f"{endpoint}:")
 
     def send_multipart(self, parts: Sequence[Any], *_: Any, **__: Any) -> None:
-        self._wire.sent(self._receiver, [bytes(part) for part in parts])
+        self._wire.send_message(self._receiver, [bytes(part) for part in parts])
 
     def close(self, *_: Any, **__: Any) -> None:
         pass
@@ -197,7 +197,7 @@ def install(wire: Wire) -> None:
 
 
 def _one_process(bootstrap: Any) -> None:
-    """The groups of one rank are built once; the second server has them as well."""
+    """Build the groups of one rank once: the second server has them as well."""
     context = importlib.import_module("sglang.srt.runtime_context")
     build = bootstrap.init_parallel_runtime
     built = list[Any]()
@@ -215,7 +215,7 @@ def _one_process(bootstrap: Any) -> None:
 
 
 def _draft_model(algorithm: Any) -> None:
-    """A draft model has KV of its own, which P sends with the rest."""
+    """Have P send the KV of a draft model with the rest."""
     create = algorithm.create_worker
 
     def with_pool(*args: Any) -> Any:
@@ -300,31 +300,32 @@ def _threads(wire: Wire, common: Any, mooncake: Any) -> None:
 
 
 def _calls(wire: Wire, common: Any, decode: Any) -> None:
-    """Points at which another thread may run, and what D promises to keep for a transfer."""
+    """Add points at which another thread may run, and note what D promises to keep for a transfer."""
     for owner, methods in _ROOM_CALLS.items():
         for name in methods:
             _pauses(getattr(common, owner), name, wire)
     queue = decode.DecodePreallocQueue
     receiver = common.CommonKVReceiver
-    send, publish = queue._send_kv_metadata, receiver.send_metadata
+    send = queue._send_kv_metadata
+    publish = receiver.send_metadata
     in_hand: list[Any] = [None]
 
     def sends(self: Any, request: Any, *args: Any, **more: Any) -> Any:
         in_hand[0] = request
         return send(self, request, *args, **more)
 
-    def named(
+    def publish_pages(
         self: Any, pages: Any, row: Any = None, states: Any = None, prefix: Any = None, **more: Any
     ) -> Any:
         prefix = more.pop("decode_prefix_len", prefix) or 0
         promised = [int(at) for at in pages]
         sent = {str(kind.value): at for kind, at in zip(self.kv_mgr.kv_args.state_types, states or ())}
         swa, state = ([int(at) for at in sent.get(kind, ())] for kind in ("swa", "mamba"))
-        wire.promised(NamedPages(self.bootstrap_room, in_hand[0], promised, prefix, row, swa, state))
+        wire.note_promise(NamedPages(self.bootstrap_room, in_hand[0], promised, prefix, row, swa, state))
         return publish(self, pages, row, states, decode_prefix_len=prefix, **more)
 
     queue._send_kv_metadata = sends
-    receiver.send_metadata = named
+    receiver.send_metadata = publish_pages
     restored = decode.DecodeTransferQueue._commit_hicache_local_restore_to_req
 
     def commits(self: Any, request: Any) -> None:
@@ -344,7 +345,7 @@ def _pauses(owner: Any, name: str, wire: Wire) -> None:
         wire.calls(self.bootstrap_room)
         result = call(self, *args, **named)
         if name == "clear":
-            wire.cleared(self.bootstrap_room)
+            wire.note_clear(self.bootstrap_room)
         wire.calls(self.bootstrap_room)
         return result
 

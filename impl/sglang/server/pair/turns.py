@@ -13,8 +13,12 @@ from typing import Any
 
 
 class ServerThread:
-    """One thread of a server. name: what it does; error: what it ended with; may_run: what it waits for,
-    None if it may run."""
+    """One thread of a server.
+
+    name: what it does.
+    error: what it ended with.
+    may_run: what it waits for, None if it may run.
+    """
 
     def __init__(self, stage: Stage, server: str, name: str, work: Callable[[], object]) -> None:
         self.stage = stage
@@ -41,7 +45,7 @@ class ServerThread:
         self.stage.current = None
 
     def hand_over(self, until: Callable[[], bool] | None) -> None:
-        """Called by the thread itself: others run, until it may and gets its turn."""
+        """Let others run, until this thread may run and gets its turn. The thread itself calls this."""
         self.may_run = until
         self.stage.back.release()
         self._mine.acquire()
@@ -58,8 +62,11 @@ class ServerThread:
 
 
 class Stage:
-    """All threads of a pair; they end with the process. current: the one whose turn it is; server: whose
-    globals are in place."""
+    """All threads of a pair; they end with the process.
+
+    current: the one whose turn it is.
+    server: whose globals are in place.
+    """
 
     def __init__(self) -> None:
         self.back = threading.Semaphore(0)
@@ -70,7 +77,10 @@ class Stage:
         self._module: Any = importlib.import_module("sglang.srt.runtime_context")
 
     def enter(self, server: str, *, anew: bool = False) -> None:
-        """Put the globals of a server in place. anew: those of a process that has built nothing."""
+        """Put the globals of a server in place.
+
+        anew: those of a process that has built nothing.
+        """
         module = self._module
         if self.server:
             self._contexts[self.server] = module._CONTEXT
@@ -88,6 +98,6 @@ class Stage:
         return turn
 
     def hand_over(self, until: Callable[[], bool] | None = None) -> None:
-        """The thread that calls this lets others run; the conductor itself goes on."""
+        """Let others run in the place of the thread that calls this. The conductor itself goes on."""
         if self.current is not None:
             self.current.hand_over(until)

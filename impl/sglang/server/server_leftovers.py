@@ -43,9 +43,10 @@ def full_size(scheduler: Any) -> int:
     return int(allocator.size_full if scheduler.is_hybrid_swa else allocator.size)
 
 
-def held(scheduler: Any) -> int:
+def held_tokens(scheduler: Any) -> int:
     """Return tokens of the full pool that are neither free nor the tree's to give back."""
-    allocator, tree = scheduler.token_to_kv_pool_allocator, scheduler.tree_cache
+    allocator = scheduler.token_to_kv_pool_allocator
+    tree = scheduler.tree_cache
     if scheduler.is_hybrid_swa:
         left = allocator.full_available_size() + tree.full_evictable_size()
     else:
@@ -54,19 +55,20 @@ def held(scheduler: Any) -> int:
 
 
 def has_unsent_load(scheduler: Any) -> bool:
-    """Whether a load from the host was queued and not sent: the next request that is restored sends it."""
+    """Return whether a load from the host was queued and not sent: the next request that is restored sends
+    it."""
     controller = optional(scheduler.tree_cache, "UnifiedRadixCache.cache_controller")
     return controller is not None and bool(controller.load_queue)
 
 
 def waits(scheduler: Any, server: str) -> bool:
-    """Whether requests wait on a server for their peer or for room, or its host tier copies KV."""
+    """Return whether requests wait on a server for their peer or for room, or its host tier copies KV."""
     copies = [optional(scheduler.tree_cache, f"UnifiedRadixCache.{name}", ()) for name in _COPIES]
     queues = [queue for name, queue in _queues(scheduler, server) if name != _PENDING]
     return any(map(len, (*copies, *queues)))
 
 
-def kept(scheduler: Any, server: str) -> Iterator[tuple[str, str]]:
+def leftovers(scheduler: Any, server: str) -> Iterator[tuple[str, str]]:
     """Yield the rows, metadata rows and places in queues that a server keeps."""
     rows = scheduler.req_to_token_pool
     size = optional(rows, "DecodeReqToTokenPool._alloc_size", rows.size + 1) - 1
