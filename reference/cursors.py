@@ -91,6 +91,18 @@ def may_stop_at(c: Cursors, target: int, stop: int, window: int, page_size: int)
     return c.cache_protected_len <= stop <= target and stop % page_size == 0
 
 
+def has_all_kv(c: Cursors, target: int, stop: int) -> bool:
+    """A cut at `target` may stop at `stop` already: what it gives back besides has no KV.
+
+    pre: in_order(c)
+    pre: target >= c.cache_protected_len
+    post: not _ or in_order(cut(c, stop))
+    post: not _ or cut(c, stop)[0] == cut(c, target)[0]
+    """
+    slot = cut(c, target)
+    return max(slot.kv_committed_len, slot.swa_evicted_seqlen) <= stop <= slot.kv_allocated_len
+
+
 def owed_full(c: Cursors, target: int, page_size: int) -> tuple[int, int]:
     """Positions whose full pages a cut at `target` frees: [ceil(target), ceil(A)), may be empty.
 

@@ -28,8 +28,9 @@ def cap_cursors(c: Cursors, target: int) -> Cursors:
     "LEN-2",
     "finish and retract cap at target",
     "After finish and retract, kv_committed_len, kv_allocated_len and swa_evicted_seqlen of the "
-    "slot are each capped at target = origin + outputs that count, and none goes up. If the window "
-    "behind the cut was evicted, the slot may keep less: a page boundary from cache_protected_len on. With "
+    "slot are each capped at target = origin + outputs that count, and none goes up. The slot may give "
+    "back what has no KV. If the window behind the cut was evicted, it may keep less: a page boundary from "
+    "cache_protected_len on. With "
     "results in flight the slot may count the first token of the oldest round.",
     why=(
         "A cursor above target skips freed slots; one that goes up counts tokens that nobody computed,"
@@ -40,7 +41,8 @@ def cap_cursors(c: Cursors, target: int) -> Cursors:
         "extend 1, spec_decode 12, evict_swa 13, finish 1 (P 1, W 3). A retract cuts as a finish "
         "does; otherwise the slot keeps a tail that should make room (#22213). Where eviction "
         "went past target, nothing past R can be resumed (SWA-2), so a server may keep less; E "
-        "stays a page boundary."
+        "stays a page boundary. The slot of the last token, which has no KV yet, may go as well (A = C, as "
+        "between 0.5.10 and 0.5.11): the next turn allocates it again."
     ),
     assumption=(
         "If no eviction uses L >= W + 2P + floor(target) tokens, E is not above target and needs "

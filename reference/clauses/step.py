@@ -140,14 +140,19 @@ class Step:
         return None
 
     def _stop_position(self, session: str, c: Cursors, target: int) -> int:
-        """Return `target`, or the page boundary at which the system's slot ends if no position past the
-        tree's prefix can be resumed."""
+        """Return `target`, or where the system's slot ends if that has all KV of the turn, or is a page
+        boundary and no position past the tree's prefix can be resumed."""
         geometry = self.config.geometry
         after = self.after.sessions.get(session)
-        if geometry.window is None or after is None or after.slot is None:
+        if after is None or after.slot is None:
+            return target
+        stop = after.slot.kv_allocated_len
+        kept = [min(length, target) for length in (c.kv_committed_len, c.swa_evicted_seqlen)]
+        if max(kept) <= stop < min(c.kv_allocated_len, target):
+            return stop
+        if geometry.window is None:
             return target
         resumed = min(c.kv_committed_len, target)
-        stop = after.slot.kv_allocated_len
         if swa_start(c) <= max(0, resumed - geometry.window) or stop % geometry.page_size:
             return target
         return stop if c.cache_protected_len <= stop < min(c.kv_allocated_len, target) else target

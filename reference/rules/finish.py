@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from reference.commands import Finish, Mode, Reason
-from reference.cursors import Cursors, cut, may_stop_at
+from reference.cursors import Cursors, cut, has_all_kv, may_stop_at
 from reference.tree_insertion import insert_on_finish
 from reference.state import Phase, Request, State, state_of, text_cut
 from reference.rules.rule_definition import (
@@ -14,9 +14,9 @@ from reference.prefix_cache import unlock_holder
 from reference.rules.sessions import end_turn
 
 KEEPS_LESS = (
-    "Without the window of min(C, target) nothing past R can be resumed: the slot may keep less, up "
-    "to any page boundary from R to target. With a result in flight the slot may count the first "
-    "token of its round."
+    "The slot may give back what lies behind C. Without the window of min(C, target) nothing past R can be"
+    " resumed: it may keep less, up to any page boundary from R to target. With a result in flight it may"
+    " count the first token of its round."
 )
 
 
@@ -93,7 +93,8 @@ def cut_of_turn(state: State, request: Request, target: int, context: RuleContex
     if chosen is None or chosen == slot.kv_allocated_len:
         return slot
     geometry = state.config.geometry
-    if not may_stop_at(before, target, chosen, geometry.window or 0, geometry.page_size):
+    window, page_size = geometry.window or 0, geometry.page_size
+    if not (has_all_kv(before, target, chosen) or may_stop_at(before, target, chosen, window, page_size)):
         raise ChoiceNotAllowed(
             f"{request.name}: kv_allocated_len {chosen} after a cut at {target} that keeps"
             f" {slot.kv_allocated_len}"

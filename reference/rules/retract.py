@@ -8,7 +8,7 @@ from reference.prefix_cache import unlock_holder
 from reference.rules.rule_definition import (
     NO_REQUEST, NOT_RUNNING, RuleContext, known_request, require, row_goes, row_is_cut, rule,
 )  # fmt: skip
-from reference.rules.finish import KEEPS_LESS, cut_of_turn
+from reference.rules.finish import cut_of_turn
 
 
 @rule(
@@ -26,7 +26,7 @@ from reference.rules.finish import KEEPS_LESS, cut_of_turn
     },
     where=(("target", "origin + output - in_flight"),),
     cases=(row_is_cut("a turn", "session"), row_goes("an ordinary request", "not session")),
-    choice=KEEPS_LESS,
+    choice="As for finish.",
     tree="An ordinary request inserts nothing and releases its lock; a session keeps its lock.",
     states="An ordinary request gives its slot back; a session's slot keeps the state as it is.",
 )

@@ -49,9 +49,10 @@ DRIVEN = """
 0.5.19 ...    managers/schedule_batch.py | ScheduleBatch.release_req(_, _); ScheduleBatch.retract_decode()
 [checks]
 0.5.10 ...    {checker} | {Checker}.self_check_during_busy()
+0.5.10 0.5.11 {checker} | {Checker}.check_tree_cache(); {Checker}.self_check_during_idle(); {Checker}._get_batch_uncached_size(_)
 0.5.13 ...    {checker} | {Checker}._check_req_pool()
 0.5.13 ...    {checker} | {Checker}._check_all_pools(_); {Checker}._report_leak(_, _)
-0.5.13 ...    {checker} | {Checker}._check_tree_cache(); {Checker}._check_pool_invariant(_, _, _, _, _, _, _)
+0.5.11 ...    {checker} | {Checker}._check_tree_cache(); {Checker}._check_pool_invariant(_, _, _, _, _, _, _)
 0.5.13 ...    {observer} | {Observer}.get_pool_stats(); {Observer}.session_held_req_count()
 [session modules]
 0.5.10 ...    {controller} | SessionController(_); SessionController.open(_); SessionController.close(_)
