@@ -31,7 +31,7 @@ def cap_cursors(c: Cursors, target: int) -> Cursors:
     "slot are each capped at target = origin + outputs that count, and none goes up. The slot may give "
     "back what has no KV. If the window behind the cut was evicted, it may keep less: a page boundary from "
     "cache_protected_len on. With "
-    "results in flight the slot may count the first token of the oldest round.",
+    "results in flight it may count the oldest round's first token.",
     why=(
         "A cursor above target skips freed slots; one that goes up counts tokens that nobody computed,"
         " which the next turn reads."

@@ -16,7 +16,7 @@ from reference.rules.sessions import end_turn
 KEEPS_LESS = (
     "The slot may give back what lies behind C. Without the window of min(C, target) nothing past R can be"
     " resumed: it may keep less, up to any page boundary from R to target. With a result in flight it may"
-    " count the first token of its round."
+    " count its round's first token."
 )
 
 
