@@ -12,12 +12,12 @@ from reference.pairs.pair_record import START, PairRecord
 from reference.pairs.clauses import (
     OF_PAIRS,
     PAIR_CLAUSES,
-    SERVER_CLAUSES,
     PairStep,
     broken,
     broken_off,
+    clauses_of,
 )
-from reference.pairs.commands import PairCommand
+from reference.pairs.commands import CopyHost, PairCommand
 from reference.pairs.config import PAIR_PRESETS, SERVERS, PairConfig
 from reference.pairs.facts import PairMessage, PairFacts, PairTransfer
 from stateful_tests.lockstep.any_lockstep import AnyLockstep
@@ -54,16 +54,21 @@ class PairLockstep(AnyLockstep):
 
     @staticmethod
     def lacking(can: Capabilities, config: PairConfig, _: Sequence[PairCommand]) -> str:
-        """Say that a pair lacks recurrent layers; other sizes all fit."""
+        """Say that a pair lacks recurrent layers or host memory; other sizes all fit."""
         if config.recurrent and not can.recurrent:
             return "is driven without recurrent state: the trace has it"
+        if config.with_host and not _has_host(can):
+            return "is driven without host memory: the trace has it"
         return ""
 
     @staticmethod
     def presets_for(can: Capabilities) -> tuple[str, ...]:
-        """Return all presets, those with recurrent layers only where the release has them."""
+        """Return all presets, those with recurrent layers or host memory only where the release has
+        them."""
         return tuple(
-            name for name, config in PAIR_PRESETS.items() if can.recurrent or not config.recurrent
+            name
+            for name, config in PAIR_PRESETS.items()
+            if (can.recurrent or not config.recurrent) and (_has_host(can) or not config.with_host)
         )
 
     @property
@@ -86,8 +91,9 @@ class PairLockstep(AnyLockstep):
         if step.refused:
             return self._count(outcome)
         if self._tallies is not None:
-            for side in step.sides.values():
-                tally_up(self._tallies, SERVER_CLAUSES.values(), side, self._reached)
+            for server, side in step.sides.items():
+                of_server = clauses_of(step.config, server).values()
+                tally_up(self._tallies, of_server, side, self._reached)
         self._judge(step, broken(step, self.waived), OF_PAIRS.values())
         return self._count(outcome)
 
@@ -126,6 +132,10 @@ class PairLockstep(AnyLockstep):
             for line in changes(was.of(server), now.of(server))
         ]
         return Row(command, outcome, tree=(*lines, *_network_changes(was, now)))
+
+
+def _has_host(can: Capabilities) -> bool:
+    return CopyHost.__name__ in can.commands
 
 
 def _network_changes(was: PairFacts, now: PairFacts) -> Iterator[str]:
