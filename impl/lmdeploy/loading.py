@@ -22,7 +22,6 @@ from impl.self_scheduling.release_system import REQUESTS_ALONE, ReleaseSystem
 from impl.stand_ins import Values
 from reference.blocks.commands import Fail
 from reference.commands import Mode
-from reference.pairs.commands import PAIR_COMMANDS
 from reference.system_kinds import PAIRS
 from reference.tiers.commands import Complete, Copy
 
@@ -47,7 +46,9 @@ _MOVES = {kind.__name__ for kind in (Copy, Complete, Fail)}
 PAIR = "pair"  # the way to run it as a prefill and a decode server
 AS_PAIR = Capabilities(
     PAIRS.name,
-    frozenset(kind.__name__ for kind in PAIR_COMMANDS) - {"Forget", "Lose", "Shake", "Write"},
+    frozenset(
+        {"Prefill", "Forward", "Drop", "Serve", "Cancel", "Advance", "Move", "Land", "Deliver", "Tick"}
+    ),
     modes=(Mode.FAITHFUL,),
     first_token=True,
 )

@@ -251,6 +251,15 @@ PARTS = {
 0.26.0 0.30.0 distributed/kv_transfer/kv_connector/v1/nixl/connector.py | NixlBaseConnector.get_finished(_)
 0.30.0 ... distributed/kv_transfer/kv_connector/v1/nixl/connector.py | NixlBaseConnector.get_transfer_results(_)
 """,
+    "both connectors": """
+0.26.0 ... distributed/kv_transfer/kv_connector/v1/multi_connector.py | MultiConnector._connectors; MultiConnector.all_children_support_hma(_)
+0.26.0 ... distributed/kv_transfer/kv_connector/v1/multi_connector.py | MultiConnector._requests_to_connector; MultiConnector._extra_async_saves
+0.26.0 ... distributed/kv_transfer/kv_connector/v1/multi_connector.py | MultiConnector.handle_preemptions(_); MultiConnector.register_kv_caches(_); MultiConnector.get_handshake_metadata()
+0.26.0 ... distributed/kv_transfer/kv_connector/v1/multi_connector.py | MultiConnector.set_xfer_handshake_metadata_pp_aware(_); MultiConnector.get_block_ids_with_load_errors()
+0.26.0 ... distributed/kv_transfer/kv_connector/v1/multi_connector.py | MultiConnector.get_kv_connector_stats(); MultiConnector.build_connector_worker_meta()
+0.26.0 ... distributed/kv_transfer/kv_connector/v1/offloading/scheduler.py | TransferJobStatus.is_store
+0.26.0 ... distributed/kv_transfer/kv_connector/v1/base.py | supports_hma
+""",
     "published handshakes": """
 0.33.0 ... distributed/kv_transfer/kv_connector/v1/nixl/base_scheduler.py | NixlBaseConnectorScheduler._handshake_data
 """,
@@ -266,11 +275,12 @@ _SAYS = {
     "reset": "resets of host memory",
     "sync loads": "loads within a step",
     "failed loads": "failed loads of several groups",
+    "both connectors": "a pair's host memory",
 }
 TABLES = parts.Tables("vllm", below="vllm", releases=RELEASES, core=CORE, parts=PARTS, says=_SAYS, guide="A new release of vLLM")
 EVERY = TABLES.every
 _OF_CONNECTORS = frozenset({"offload", "reset", "sync loads", "failed loads", "storage", "simple", "pinned hits", "resets of a pool", "stores of the finished"})
-_OF_PAIRS = frozenset({"pair", "published handshakes"})
+_OF_PAIRS = frozenset({"pair", "both connectors", "published handshakes"})
 _OF_IMAGES = frozenset({"images", "resets of images", "images+v2", "updates of images"})
 _OF_V2 = frozenset({"v2", "state+v2", "drafter+v2", "images+v2", "updates of images", "retained windows", "skipped drafts", "drafts of a batch"})
 # Old name -> new name (`Class.member`, a function or a class) for a change that is nothing but a rename. A release

@@ -21,10 +21,11 @@ from impl.process.failures import Guarded, SystemFailed
 from impl.process.worker import serve
 from impl.vllm import storage
 from impl.vllm.api import WAYS
-from impl.vllm.bare_connectors import Loads, Offloads
+from impl.vllm.bare_connectors import Loads
 from impl.vllm.bare_scheduler import results
 from impl.vllm.client_calls import ClientCalls
 from impl.vllm.gathering import FactGatherer
+from impl.vllm.offload import offloading_scheduler
 from impl.vllm.simple_offload import resets_host, transfers_of
 from impl.vocabulary import CommandRefused, require
 from reference.blocks.commands import (
@@ -158,11 +159,11 @@ class EngineDriver(ClientCalls, FactGatherer):
         require(read, Reason.EMPTY)
 
     def _reset_connector(self, _: ResetConnector) -> None:
-        require(isinstance(self._mover, Offloads), Reason.EMPTY)
+        require(self.config.host_chunks, Reason.EMPTY)
         if self.config.simple:
             self._reset_pool()
             return
-        manager = self.scheduler.connector.connector_scheduler.manager
+        manager = offloading_scheduler(self.scheduler).manager
         reset_cache = optional(manager, "CPUOffloadingManager.reset_cache", None)
         # 0.21 has no reset_cache: reset_connector_cache() then logs a warning and resets nothing.
         require(reset_cache is not None, Reason.UNFAITHFUL)

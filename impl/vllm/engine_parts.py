@@ -38,7 +38,10 @@ class EngineParts:
     offloads: with its OffloadingConnector.
     encodes: prompts have images.
     stores: the connector may have a storage behind host memory.
+    has_both: it may have two connectors, to its peer and to its host.
     """
+
+    has_both = False
 
     config: EngineConfig
     _stamps: Stamps
@@ -104,6 +107,8 @@ class EngineParts:
             raise UnusableImplementation(
                 "host_chunks, peer: driven without a connector; +offload has one"
             )
+        if geometry.host_chunks and geometry.peer and not self.has_both:
+            raise UnusableImplementation("peer: goes without host_chunks but in a pair")
         if geometry.storage and not self._stores:
             raise UnusableImplementation("storage: this vLLM is driven without one")
         if geometry.simple and not (self.root / SIMPLE).is_file():

@@ -18,6 +18,7 @@ from impl.vllm.offload import CONNECTOR
 from impl.vllm.offload import FILES as OFFLOAD
 from impl.vllm.pair import CONNECTOR as NIXL
 from impl.vllm.pair import FILES as PAIR
+from impl.vllm.pair import MULTI_CONNECTOR
 from impl.vllm.simple_offload import CONNECTOR as SIMPLE
 from impl.loading.wheel_parts import unpack_parts
 
@@ -31,7 +32,7 @@ _NEEDED = (
 # A part of the API -> a file that stands for all files of the part.
 OF_WAYS = {
     "v2": RUNNER_V2[0], "offload": CONNECTOR, "pair": NIXL, "images": IMAGES[0], "images+v2": IMAGES_V2[0],
-    "state": STATES[0], "drafter+v2": SPECULATOR, "simple": SIMPLE,
+    "state": STATES[0], "drafter+v2": SPECULATOR, "simple": SIMPLE, "both connectors": MULTI_CONNECTOR,
 }  # fmt: skip
 # A file -> the first release that has it, where the way of the file is driven only later.
 _HAS = {NIXL: "0.20.0", IMAGES_V2[1]: "0.15.0", SIMPLE: "0.19.0"}
@@ -57,6 +58,7 @@ def release_root(
         "images+v2": encodes and v2, "state": drives(version, "state"),
         "drafter+v2": v2 and drives(version, "drafter+v2"),
         "simple": offloads and drives(version, "simple"),
+        "both connectors": pair and drives(version, "both connectors"),
     }  # fmt: skip
     if not all((root / file).is_file() for part, file in OF_WAYS.items() if asked[part]):
         fetch.complete(root, unpacked)

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, MutableMapping, MutableSequence, 
 from pathlib import Path
 from typing import Any
 
-from impl.loading.optional import either
+from impl.loading.optional import either, optional
 from impl.vllm.bare_connectors import (
     CONNECTORS, Loads, Offloads, Transfers, chunks_of, connector_class, create_connector,
 )  # fmt: skip
@@ -23,6 +23,7 @@ from reference.blocks.config import EngineConfig
 from reference.blocks.facts import HostFacts, HostKey, Transfer
 
 _V1 = f"{CONNECTORS}.v1"
+OFFLOADING = "OffloadingConnector"
 REAL = (
     f"{_V1}.base",
     f"{_V1}.metrics",
@@ -88,6 +89,17 @@ def expose(root: Path | None = None) -> None:
 CONNECTOR = "vllm/distributed/kv_transfer/kv_connector/v1/offloading_connector.py"
 
 
+def children(connector: Any) -> list[Any]:
+    """Return the connectors below a MultiConnector, or a connector of another kind itself."""
+    return list(optional(connector, "MultiConnector._connectors", (connector,)))
+
+
+def offloading_scheduler(scheduler: Any) -> Any:
+    """Return the scheduler's side of the OffloadingConnector of a scheduler that has one."""
+    connectors = children(scheduler.connector)
+    return next(each for each in connectors if type(each).__name__ == OFFLOADING).connector_scheduler
+
+
 def host_facts(
     mover: Offloads | Loads, scheduler: Any, config: EngineConfig, stamps: Stamps
 ) -> HostFacts:
@@ -113,7 +125,7 @@ def host_facts(
             failed=failed,
             lost=mover.blocks_lost,
         )
-    connector = scheduler.connector.connector_scheduler
+    connector = offloading_scheduler(scheduler)
     manager = storage.primary_of(connector.manager)
     moving = (
         *_unsubmitted_stores(mover, connector),

@@ -19,7 +19,7 @@ from reference.blocks.commands import (
 )  # fmt: skip
 from reference.commands import Mode
 from reference.system_kinds import BLOCKS, PAIRS
-from reference.pairs.commands import PAIR_COMMANDS
+from reference.pairs.commands import HOST_COMMANDS, PAIR_COMMANDS
 
 
 class VLLMSystem(WorkerSystem):
@@ -105,6 +105,7 @@ class VLLMSystem(WorkerSystem):
             )  # fmt: skip
         for part, kinds in (
             ("sessions", {"More", "End"}), ("reset", {"ResetConnector"}),
+            ("both connectors", {kind.__name__ for kind in HOST_COMMANDS}),
             ("storage", {kind.__name__ for kind in STORAGE_COMMANDS}),
         ):
             if part not in self.parts:

@@ -118,7 +118,8 @@ class EngineConfig:
     simple: bool = False
     #: A block is offloaded when it is about to be evicted, not once it is computed.
     lazy: bool = False
-    #: A peer has computed prompts, whose KV is loaded from it.
+    #: A peer has computed prompts, whose KV is loaded from it. With host_chunks as well only a server of a
+    #: pair has both.
     peer: bool = False
     #: A load that fails ends its request; otherwise the request is computed here.
     fail_requests: bool = False
@@ -253,12 +254,7 @@ class EngineConfig:
             "must be 1 where groups have blocks of several sizes",
         )
         _require(
-            not (self.host_chunks and self.peer),
-            "peer",
-            "goes without host_chunks: an engine has one connector",
-        )
-        _require(
-            not (self.peer and self.sync_loads)
+            not (self.peer and self.sync_loads and not self.host_chunks)
             or (len(self.groups) == 1 and not self.groups[0].window),
             "sync_loads",
             "with peer: needs a single group without window; only there does vLLM name the blocks that a load"

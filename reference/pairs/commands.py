@@ -128,7 +128,34 @@ class Deliver:
     server: str
 
 
+@dataclass(frozen=True, slots=True)
+class CopyHost:
+    """The oldest load of a server from its host memory, or store to it, that has not moved its KV moves
+    it. load: a load; otherwise a store."""
+
+    server: str
+    load: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class CompleteHost:
+    """The oldest transfer between a server and its host memory completes. load: of the loads, otherwise of
+    the stores."""
+
+    server: str
+    load: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ResetHost:
+    """A server empties its host memory."""
+
+    server: str
+
+
 PairCommand = Union[
-    Prefill, Forward, Drop, Serve, Cancel, Forget, Advance, Write, Shake, Move, Land, Lose, Deliver, Tick
+    Prefill, Forward, Drop, Serve, Cancel, Forget, Advance, Write, Shake, Move, Land, Lose, Deliver, Tick,
+    CopyHost, CompleteHost, ResetHost,
 ]  # fmt: skip
 PAIR_COMMANDS: tuple[type, ...] = get_args(PairCommand)
+HOST_COMMANDS = CopyHost, CompleteHost, ResetHost

@@ -21,7 +21,8 @@ class PairConfig:
     """
 
     #: the two engines. The decode server has a peer (EngineConfig.peer), the other has none; both
-    #: have the same groups of layers, in blocks of sizes of their own.
+    #: have the same groups of layers, in blocks of sizes of their own. Either may have host memory
+    #: (host_chunks): it then has two connectors, to its peer and to its host.
     prefill: EngineConfig
     decode: EngineConfig
     #: asynchronous scheduling
@@ -36,13 +37,20 @@ class PairConfig:
     shared: bool = False
     #: D takes over the token that P has sampled: it stands at the end of the prompt that D is given
     first_token: bool = False
+    #: of two connectors, that to the host is asked first
+    host_first: bool = False
 
     def __post_init__(self) -> None:
         """Check that the two engines fit together."""
         for name in ("prefill", "decode"):
             config: EngineConfig = getattr(self, name)
-            if config.host_chunks:
-                raise GeometryError(name, "goes without host_chunks")
+            for size in ("storage", "simple"):
+                if getattr(config, size):
+                    raise GeometryError(f"{name}.{size}", "goes without a peer")
+            if config.host_chunks and config.recurrent:
+                raise GeometryError(f"{name}.host_chunks", "goes without recurrent state in a pair")
+        if self.host_first and not (self.prefill.host_chunks or self.decode.host_chunks):
+            raise GeometryError("host_first", "needs host_chunks of a server")
         if self.prefill.peer or not self.decode.peer:
             raise GeometryError("decode.peer", "must be true, and prefill.peer false")
         windows = [[group.window for group in each.groups] for each in (self.prefill, self.decode)]
@@ -66,6 +74,11 @@ class PairConfig:
     def overlaps(self, server: str) -> bool:
         """Return whether the scheduler of a server is asynchronous."""
         return self.prefill_overlap if server == PREFILL else self.decode_overlap
+
+    @property
+    def with_host(self) -> tuple[str, ...]:
+        """The servers that have host memory."""
+        return tuple(server for server in SERVERS if self.of(server).host_chunks)
 
     @property
     def recurrent(self) -> bool:
@@ -100,6 +113,9 @@ _EAGLE = EngineConfig(
     (_TWO, _NEAR), blocks=24, max_model_len=18, max_batched_tokens=12, max_seqs=3, drafts=2,
     eagle=True,
 )
+_HOST = replace(_FULL, host_chunks=8)
+_HOST_TIGHT = replace(_TIGHT, host_chunks=5, chunk_blocks=2)
+_HOST_HYBRID = replace(_HYBRID, host_chunks=10)
 _PRIORITY = replace(_TIGHT, priority=True, long_prefill=3)
 _STATES = LayerGroup(2, state=True)
 _STATE = EngineConfig(
@@ -157,6 +173,14 @@ PAIR_PRESETS: dict[str, PairConfig] = {
     "pair-token-tight": _pair(_TIGHT, first_token=True),
     "pair-token-uncached": _pair(_TIGHT, replace(_TIGHT, caching=False), first_token=True),
     "pair-push": _pair(_FULL, push=True),
+    "pair-host": _pair(_HOST),
+    "pair-host-prefill": _pair(_HOST, _FULL),
+    "pair-host-first": _pair(_TIGHT, _HOST_TIGHT, host_first=True),
+    "pair-host-window": _pair(_HOST_HYBRID),
+    "pair-host-fails": _pair(_HOST, replace(_HOST, peer=True, fail_requests=True), host_first=True),
+    "pair-host-overlap": _pair(_HOST_TIGHT, _HOST, prefill_overlap=True, decode_overlap=True),
+    "pair-host-push": _pair(_HOST, push=True, host_first=True),
+    "pair-host-late": _pair(_HOST, late=True),
     "pair-state": _pair(_STATE),
     "pair-state-tight": _pair(_STATE_TIGHT, replace(_STATE_TIGHT, priority=True, long_prefill=3)),
     "pair-state-fine": _pair(_STATE_FINE),

@@ -10,20 +10,25 @@ from collections.abc import Container
 from dataclasses import dataclass, field
 
 from reference.blocks.clauses import BlockStep
-from reference.blocks.commands import Add, EngineCommand, More, Schedule, Update, client_tokens
+from reference.blocks.commands import (
+    Add, EngineCommand, More, ResetConnector, Schedule, Update, client_tokens,
+)  # fmt: skip
 from reference.blocks.config import EngineConfig
 from reference.blocks.facts import BlockFacts, HostFacts, Transfer
 from reference.blocks.request_texts import LaneNote, OutputNote, RequestTexts
 from reference.commands import Abort
 from reference.pairs.commands import (
-    Advance, Cancel, Deliver, Drop, Forget, Forward, Lose, PairCommand, Prefill, Serve, Shake, Write,
+    Advance, Cancel, CompleteHost, CopyHost, Deliver, Drop, Forget, Forward, Lose, PairCommand, Prefill,
+    ResetHost, Serve, Shake, Write,
 )  # fmt: skip
 from reference.pairs.config import DECODE, LEASE, PREFILL, RENEWAL, SERVERS, PairConfig
 from reference.pairs.facts import PairFacts, Promise, PairReader, ReaderState
 from reference.pairs.progress import PairProgress
-from reference.tiers.commands import Copy, ResetCache, Tick
+from reference.tiers.commands import Complete, Copy, ResetCache, Tick
 
 NETWORK = Copy(load=True)  # in the place of a server's command where it has none
+# On a server with host memory: the first number of transfers between the servers.
+NETWORK_JOBS = 1000
 NOTHING = BlockFacts((), (), (), (), {}, {})
 START = PairFacts(NOTHING, NOTHING)
 
@@ -116,6 +121,12 @@ class PairRecord:
                 return server, Abort(request)
             case Forget(server, running):
                 return server, ResetCache(running)
+            case CopyHost(server, load):
+                return server, Copy(load)
+            case CompleteHost(server, load):
+                return server, Complete(load)
+            case ResetHost(server):
+                return server, ResetConnector()
             case Advance(server, accept, stop, drafts):
                 facts = before.of(server)
                 due = facts.in_step or facts.results_due
@@ -262,6 +273,7 @@ class PairRecord:
     def _is_at_rest(self, facts: PairFacts) -> bool:
         """Return whether no server has a request, nothing is under way, and no promise has a reader."""
         busy = any(facts.of(name).requests or facts.of(name).steps_in_flight for name in SERVERS)
+        busy = busy or any(facts.of(name).kv_moves for name in SERVERS)
         needed = any(self.needs(facts, promise) for promise in facts.promises)
         return facts.network_rests and not busy and not needed
 
@@ -297,23 +309,21 @@ class PairRecord:
         return self.config.late and lease is not None and facts.clock >= lease.ends
 
     def _with_network(self, server: str, facts: PairFacts) -> BlockFacts:
-        """Return the facts of a server with the network as its second tier: D loads from the blocks of
-        P."""
+        """Return the facts of a server with the network as its second tier, besides its host memory: D loads
+        from the blocks of P. Beside chunks of the host these are numbered from the end, block 0 being -1."""
         own = facts.of(server)
-        failed = own.host.failed if own.host is not None else ()
+        host = own.host or HostFacts(0, (), (), (), ())
+        memory: tuple[tuple[tuple[int, tuple[int, ...]], ...], ...] = ()
         if server == PREFILL:
-            return own._replace(host=HostFacts(0, (), (), (), tuple(self._promised_stores(facts))))
-        memory = tuple((block,) for block in facts.prefill.memory)
+            jobs = self._promised_stores(facts)
+        else:
+            jobs = _decode_loads(facts)
+            memory = tuple((block,) for block in facts.prefill.memory)
+        if self.config.of(server).host_chunks:
+            jobs = [_beside_host(job) for job in jobs]
+            memory = (*host.memory, *memory[::-1])
         return own._replace(
-            host=HostFacts(
-                chunks=0,
-                free=(),
-                memory=memory,
-                keys=(),
-                transfers=tuple(_decode_loads(facts)),
-                records=(),
-                failed=failed,
-            )
+            host=host._replace(memory=memory, transfers=(*host.transfers, *jobs))
         )
 
     def _promised_stores(self, facts: PairFacts) -> list[Transfer]:
@@ -339,6 +349,12 @@ class PairRecord:
                     )
                 )
         return jobs
+
+
+def _beside_host(job: Transfer) -> Transfer:
+    """Return a transfer between the servers, with numbers that no transfer and no chunk of a host has."""
+    parts = tuple((group, block, -1 - chunk, at) for group, block, chunk, at in job.parts)
+    return job._replace(job=NETWORK_JOBS + job.job, parts=parts)
 
 
 def _will_read(facts: PairFacts, reader: PairReader) -> bool:

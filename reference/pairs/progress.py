@@ -13,12 +13,14 @@ from collections.abc import Hashable, Iterator
 from reference.blocks.commands import EngineCommand, Schedule, Update
 from reference.blocks.progress import state_of
 from reference.standstill_detector import StandstillDetector, Standstill
-from reference.pairs.commands import Advance, Deliver, Land, Move, PairCommand, Shake, Write
+from reference.pairs.commands import (
+    Advance, CompleteHost, CopyHost, Deliver, Land, Move, PairCommand, Shake, Write,
+)  # fmt: skip
 from reference.pairs.config import LEASE, SERVERS
 from reference.pairs.facts import PairFacts
 from reference.tiers.commands import Tick
 
-_BY_ITSELF = Advance, Write, Move, Land, Deliver, Tick, Shake
+_BY_ITSELF = Advance, Write, Move, Land, Deliver, Tick, Shake, CopyHost, CompleteHost
 EPOCH = 2 * LEASE  # seconds in which every timeout ends
 
 
@@ -80,6 +82,9 @@ class PairProgress:
                 yield "schedules", server, self._done[Schedule, server]
             if facts.of(server).steps_in_flight:
                 yield "takes results", server, self._done[Update, server]
+            for job in facts.of(server).transfers:
+                if job.submitted and not job.completed:
+                    yield "host transfer", server, job.job
         yield from (("transfer", job.number, job.copied) for job in facts.under_way)
         if facts.messages:
             yield "message", self._done[Deliver, ""]

@@ -10,8 +10,8 @@ from reference.commands import Piece, Prompt
 from reference.standstill_detector import FOR_EVER
 from reference.pairs.pair_record import PairRecord
 from reference.pairs.commands import (
-    Advance, Cancel, Deliver, Drop, Forget, Forward, Land, Lose, Move, PairCommand, Prefill, Serve, Shake,
-    Write,
+    Advance, Cancel, CompleteHost, CopyHost, Deliver, Drop, Forget, Forward, Land, Lose, Move, PairCommand,
+    Prefill, ResetHost, Serve, Shake, Write,
 )  # fmt: skip
 from reference.pairs.config import DECODE, HEARTBEAT, LEASE, PREFILL, SERVERS, PairConfig
 from reference.pairs.facts import PairFacts
@@ -161,20 +161,46 @@ def propose_pair_command(
     if kind is Tick:
         late = record.config.late
         return Tick(pick(source, (3, 6, 12, LEASE + 1) if late else (1, 3, HEARTBEAT)))
+    if kind in (CopyHost, CompleteHost):
+        return _draw_host_transfer(facts, server, kind, source)
     made: PairCommand = kind(server)
     return made
+
+
+def _draw_host_transfer(
+    facts: PairFacts, server: str, kind: type, source: Choices
+) -> CopyHost | CompleteHost:
+    """Draw the direction in which the oldest transfer of a server and its host moves its KV, or ends."""
+    waiting = _waiting_copies if kind is CopyHost else _waiting_ends
+    made: CopyHost | CompleteHost = kind(server, pick(source, sorted(waiting(facts, server))))
+    return made
+
+
+def _waiting_copies(facts: PairFacts, server: str) -> set[bool]:
+    """Return the directions in which a transfer of a server and its host has not moved its KV."""
+    jobs = facts.of(server).transfers
+    return {job.load for job in jobs if job.submitted and not job.copied}
+
+
+def _waiting_ends(facts: PairFacts, server: str) -> set[bool]:
+    """Return the directions in which a transfer of a server and its host has not completed."""
+    jobs = facts.of(server).transfers
+    return {job.load for job in jobs if job.submitted and not job.completed}
 
 
 def _draw_rare_command(
     record: PairRecord, facts: PairFacts, source: Choices, profile: PairProfile
 ) -> PairCommand | None:
-    """Draw an abort, a dropped answer, a cache reset or a failed transfer; None in most cases."""
+    """Draw an abort, a dropped answer, a reset of a cache or a failed transfer; None in most cases."""
     if profile.cancel and once_in(source, profile.cancel):
         server = pick(source, SERVERS)
         if requests := list(facts.of(server).requests):
             return Cancel(server, pick(source, requests))
     if profile.forget and once_in(source, profile.forget):
         return Forget(pick(source, SERVERS), once_in(source, 2))
+    with_host = record.config.with_host
+    if with_host and profile.forget and once_in(source, profile.forget):
+        return ResetHost(pick(source, with_host))
     if profile.drop and once_in(source, profile.drop):
         if waiting := record.unforwarded(facts):
             return Drop(pick(source, waiting))
@@ -188,6 +214,8 @@ def _command_weights(
 ) -> dict[tuple[type, str], int]:
     """Return the weight of each kind of command and server."""
     network = 6 // profile.slow + weight_if(profile.slow < 12, 1)
+    # A host is slow in other runs than the network.
+    host = 1 + 6 // (1 + profile.slow * profile.crowd % 7)
     uncopied = any(not job.copied for job in facts.under_way)
     weights: dict[tuple[type, str], int] = {
         (Forward, ""): weight_if(_forwardable_answers(record, facts, profile), 10),
@@ -204,6 +232,9 @@ def _command_weights(
         has_mail = any(each.to == server for each in facts.messages)
         weights[Deliver, server] = weight_if(has_mail, network + 1)
         weights[Write, server] = weight_if(record.config.push, 6)
+        if record.config.of(server).host_chunks:
+            weights[CopyHost, server] = weight_if(_waiting_copies(facts, server), 2)
+            weights[CompleteHost, server] = weight_if(_waiting_ends(facts, server), host)
     admits = len(facts.prefill.requests) < profile.crowd and not facts.prefill.in_step
     weights[Prefill, ""] = weight_if(admits, 4)
     if not sum(weights.values()):
@@ -282,6 +313,9 @@ def pair_finale(record: PairRecord, facts: PairFacts) -> PairCommand | None:
         return Land()
     if facts.messages:
         return Deliver(facts.messages[0].to)
+    for name in record.config.with_host:
+        for load in sorted(_waiting_ends(facts, name)):
+            return CompleteHost(name, load)
     awake = [name for name in SERVERS if name not in facts.idle]
     if not awake:
         return None

@@ -45,7 +45,7 @@ class KnownFault(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     clauses: tuple[str, ...]
     #: the first release without it, None where the newest still has it
     fixed: str | None = None
-    #: only `+way` has it
+    #: only `+way` has it; and a pair whose trace shows it, for a server of a pair may have what the way adds
     way: str = ""
     #: settings that it takes
     only: str = ""
@@ -206,7 +206,7 @@ def of_system(engine: str, release: str, ways: Iterable[str] = ()) -> Iterator[K
         return
     for fault in known_faults().values():
         fault = fault.on(_tree_of_ways(ways))
-        if fault.engine != engine or not {fault.way} <= {"", *ways} or not fault.is_in(release):
+        if fault.engine != engine or not _is_of(fault, ways) or not fault.is_in(release):
             continue
         apart = APART & ways
         shown = [path for path in fault.traces if apart <= {*ways_of(path)} <= ways]
@@ -218,10 +218,16 @@ def has_in_ways(fault: KnownFault, release: str, ways: Iterable[str]) -> bool:
     """Return whether a release driven in these ways has the fault. A fault without a trace counts where
     it needs no other way."""
     fault = fault.on(_tree_of_ways(ways))
-    if not {fault.way} <= {"", *ways} or not fault.is_in(release):
+    if not _is_of(fault, {*ways}) or not fault.is_in(release):
         return False
     apart = APART & {*ways}
     return not fault.traces or any(apart <= {*ways_of(path)} <= {*ways} for path in fault.traces)
+
+
+def _is_of(fault: KnownFault, ways: set[str]) -> bool:
+    """Return whether these ways add what a fault takes."""
+    in_a_pair = "pair" in ways and any("pair" in ways_of(path) for path in fault.traces)
+    return fault.way in ("", *ways) or in_a_pair
 
 
 def skipped_clauses(engine: str, release: str, ways: Iterable[str] = ()) -> dict[str, str]:

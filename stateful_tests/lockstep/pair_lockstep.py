@@ -12,12 +12,12 @@ from reference.pairs.pair_record import START, PairRecord
 from reference.pairs.clauses import (
     OF_PAIRS,
     PAIR_CLAUSES,
-    SERVER_CLAUSES,
     PairStep,
     broken,
     broken_off,
+    clauses_of,
 )
-from reference.pairs.commands import PairCommand
+from reference.pairs.commands import CopyHost, PairCommand
 from reference.pairs.config import PAIR_PRESETS, SERVERS, PairConfig
 from reference.pairs.facts import PairMessage, PairFacts, PairTransfer
 from stateful_tests.lockstep.any_lockstep import AnyLockstep
@@ -54,10 +54,12 @@ class PairLockstep(AnyLockstep):
 
     @staticmethod
     def lacking(can: Capabilities, config: PairConfig, _: Sequence[PairCommand]) -> str:
-        """Say that a pair lacks recurrent layers, or takes over the first token where the trace does not, or
-        the other way round."""
+        """Say that a pair lacks recurrent layers or host memory, or takes over the first token where the
+        trace does not, or the other way round."""
         if config.recurrent and not can.recurrent:
             return "is driven without recurrent state: the trace has it"
+        if config.with_host and not _has_host(can):
+            return "is driven without host memory: the trace has it"
         if config.first_token and not can.first_token:
             return "has a decode server that computes the last token of a prompt again: the trace has another"
         if can.first_token and not config.first_token:
@@ -90,8 +92,9 @@ class PairLockstep(AnyLockstep):
         if step.refused:
             return self._count(outcome)
         if self._tallies is not None:
-            for side in step.sides.values():
-                tally_up(self._tallies, SERVER_CLAUSES.values(), side, self._reached)
+            for server, side in step.sides.items():
+                of_server = clauses_of(step.config, server).values()
+                tally_up(self._tallies, of_server, side, self._reached)
         self._judge(step, broken(step, self.waived), OF_PAIRS.values())
         return self._count(outcome)
 
@@ -131,6 +134,10 @@ class PairLockstep(AnyLockstep):
             for line in changes(was.of(server), now.of(server))
         ]
         return Row(command, outcome, tree=(*lines, *_network_changes(was, now)))
+
+
+def _has_host(can: Capabilities) -> bool:
+    return CopyHost.__name__ in can.commands
 
 
 def _network_changes(was: PairFacts, now: PairFacts) -> Iterator[str]:

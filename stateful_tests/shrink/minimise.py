@@ -272,7 +272,7 @@ def _shrink_tiers(_: AnySystem, failing: Failing, trace: Trace) -> Trace:
 def _shrink_pair(system: AnySystem, failing: Failing, trace: Trace) -> Trace:
     """Return the trace with the plainest pair with which the clause still fails: each server as an
     engine by itself."""
-    for name in ("late", "push", "prefill_overlap", "decode_overlap"):
+    for name in ("late", "push", "prefill_overlap", "decode_overlap", "host_first"):
         trace = _with_smaller_sizes(failing, trace, **{name: False})
     sizes = trace.sizes(PairConfig)
     for index in reversed(range(len(sizes.prefill.groups))):  # both servers have the same groups

@@ -18,15 +18,16 @@ from impl.process.worker import serve
 from impl.vllm.pair.loading import Factory, Layout, install
 from impl.vllm.pair.memory import WORDS
 from impl.vllm.pair.network import NETWORK, START, Clock, NixlState, PostedTransfer
-from impl.vllm.pair.server import PairServer
+from impl.vllm.pair.both_connectors import nixl_of
+from impl.vllm.pair.server import WAITS, PairServer
 from impl.vllm.pair.states import page_tokens, words_of_state
 from impl.vllm.pair.tables import kept_records
 from impl.vocabulary import CommandRefused, require, well_formed
-from reference.blocks.commands import Schedule, Update, client_tokens
+from reference.blocks.commands import ResetConnector, Schedule, Update, client_tokens
 from reference.commands import Abort, Done, Outcome, Prompt, Reason, Refused
 from reference.pairs.commands import (
-    Advance, Cancel, Deliver, Drop, Forget, Forward, Land, Lose, Move, PairCommand, Prefill, Serve, Shake,
-    Write,
+    Advance, Cancel, CompleteHost, CopyHost, Deliver, Drop, Forget, Forward, Land, Lose, Move, PairCommand,
+    Prefill, ResetHost, Serve, Shake, Write,
 )  # fmt: skip
 from reference.pairs.config import DECODE, HEARTBEAT, PREFILL, SERVERS, PairConfig
 from reference.pairs.facts import (
@@ -37,14 +38,12 @@ from reference.pairs.facts import (
     PairReader,
     ReaderState,
 )
-from reference.tiers.commands import ResetCache, Tick
+from reference.tiers.commands import Complete, Copy, ResetCache, Tick
 
 ASKS = {
     "do_remote_decode": True, "do_remote_prefill": False, "remote_engine_id": None, "remote_block_ids": None,
     "remote_host": None, "remote_port": None,
 }  # fmt: skip
-WAITS = "WAITING_FOR_REMOTE_KVS"
-
 
 class PairDriver:
     """Two servers of the release under `root`, in this process."""
@@ -70,7 +69,8 @@ class PairDriver:
             Prefill: self._prefill, Forward: self._forward, Drop: self._drop, Serve: self._serve,
             Cancel: self._cancel, Forget: self._forget, Advance: self._advance, Write: self._write,
             Shake: self._shake, Move: self._move, Land: self._land, Lose: self._lose,
-            Deliver: self._deliver, Tick: self._tick,
+            Deliver: self._deliver, Tick: self._tick, CopyHost: self._copy_host,
+            CompleteHost: self._complete_host, ResetHost: self._reset_host,
         }  # fmt: skip
 
     def reset(self, geometry: PairConfig) -> None:
@@ -82,6 +82,7 @@ class PairDriver:
         Layout.kernel_blocks = _kernel_blocks(geometry)
         for name, server in self.servers.items():
             server.overlap = geometry.overlaps(name)
+            server.host_first = geometry.host_first
             server.reset(geometry.of(name))
         self._prompts = {}
         self._asked = set()  # requests of P for D
@@ -103,6 +104,8 @@ class PairDriver:
             return Refused(refused.reason)
         self._note_promises()
         self._note_owners()
+        for server in self.servers.values():
+            server.note_host_loads()
         return outcome
 
     def close(self) -> None:
@@ -179,7 +182,7 @@ class PairDriver:
         if not self.config.push:
             require(prefilled in self._promises, Reason.WRONG_PHASE)
             return dict(prefill.answers[prefilled])
-        connector = prefill.scheduler.connector.connector_scheduler
+        connector = nixl_of(prefill.scheduler.connector).connector_scheduler
         return {
             "do_remote_prefill": True, "do_remote_decode": False, "remote_engine_id": connector.engine_id,
             "remote_request_id": prefill.ident(prefilled), "remote_host": connector.side_channel_host,
@@ -213,6 +216,17 @@ class PairDriver:
         server = self._server(command.server)
         require(self.config.push, Reason.UNFAITHFUL)
         server.mover.write()
+
+    # -- host memory ------------------------------------------------------------------------------
+
+    def _copy_host(self, command: CopyHost) -> Outcome:
+        return self._server(command.server).apply(Copy(command.load))
+
+    def _complete_host(self, command: CompleteHost) -> Outcome:
+        return self._server(command.server).apply(Complete(command.load))
+
+    def _reset_host(self, command: ResetHost) -> Outcome:
+        return self._server(command.server).apply(ResetConnector())
 
     # -- the network ------------------------------------------------------------------------------
 
@@ -302,7 +316,7 @@ class PairDriver:
             for name, prefilled in self._readers.items()
         )
         return PairFacts(
-            prefill=prefill.view()._replace(host=None),
+            prefill=prefill.view() if self.config.prefill.host_chunks else prefill.view()._replace(host=None),
             decode=decode.view(),
             promises=tuple(
                 Promise(name, blocks, at, self._held(name))
@@ -337,7 +351,8 @@ class PairDriver:
             return ReaderState.LINGERS
         if (request.kv_transfer_params or {}).get("do_remote_prefill"):
             return ReaderState.GIVEN
-        if request.status.name != WAITS or ident in decode.scheduler.finished_recving_kv_req_ids:
+        received = ident in decode.scheduler.finished_recving_kv_req_ids
+        if request.status.name != WAITS or received or decode.loads_from_host(ident):
             return ReaderState.READ
         return ReaderState.WAITS
 

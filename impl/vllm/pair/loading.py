@@ -15,8 +15,9 @@ from impl.loading.function_cuts import cut
 from impl.loading.isolation import install as install_hook
 from impl.stand_ins import Values, accepted_arguments
 from impl.vllm import modules, offload
-from impl.vllm.bare_connectors import CONNECTORS
-from impl.vllm.pair import NIXL, REAL
+from impl.vllm.bare_connectors import CONNECTORS, connector_class
+from impl.vllm.pair import MULTI, MULTI_CONNECTOR, NIXL, REAL
+from impl.vllm.pair.both_connectors import MULTI_NAME, NIXL_NAME, TransferConfig, both
 from impl.vllm.pair.network import Agent, Clock, Handshakes, SideChannel, Telemetry
 from reference.blocks.config import EngineConfig
 from reference.pairs.config import DECODE, LEASE, PREFILL
@@ -69,7 +70,12 @@ class Factory:
     push = False
 
     @classmethod
-    def kind(cls) -> Any:
+    def get_connector_class(cls, config: Any) -> Any:
+        """Return the class of a connector."""
+        if config.kv_connector == MULTI_NAME:
+            return importlib.import_module(MULTI).MultiConnector
+        if config.kv_connector != NIXL_NAME:
+            return connector_class(config.kv_connector)
         names = ("NixlPushConnector",) if cls.push else ("NixlPullConnector", "NixlConnector")
         known = vars(importlib.import_module(NIXL))
         return next(known[name] for name in names if name in known)
@@ -77,15 +83,16 @@ class Factory:
     @classmethod
     def create_connector(cls, config: Any, role: Any, kv_cache_config: Any = None) -> Any:
         given = {"vllm_config": config, "role": role, "kv_cache_config": kv_cache_config}
-        return cls.kind()(**accepted_arguments(cls.kind().__init__, given))
+        kind = cls.get_connector_class(config.kv_transfer_config)
+        return kind(**accepted_arguments(kind.__init__, given))
 
     @classmethod
-    def get_connector_class(cls, *_: Any) -> Any:
-        return cls.kind()
-
-    @staticmethod
-    def supports_hma_config(*_: Any) -> bool:
-        return True
+    def supports_hma_config(cls, config: Any) -> bool:
+        """Return whether a connector takes several groups, as the release's factory does."""
+        kind = cls.get_connector_class(config)
+        if config.kv_connector == MULTI_NAME:
+            return bool(kind.all_children_support_hma(config))
+        return bool(importlib.import_module(f"{CONNECTORS}.v1.base").supports_hma(kind))
 
 
 def install(root: Path) -> None:
@@ -104,6 +111,8 @@ def install(root: Path) -> None:
     package.envs = importlib.import_module("vllm.envs")
     offload.expose()
     importlib.import_module(NIXL)
+    if (root / MULTI_CONNECTOR).is_file():
+        importlib.import_module(MULTI)
     played = {
         "time": Clock, "ThreadPoolExecutor": Handshakes, "zmq_ctx": SideChannel,
         "get_current_attn_backends": lambda *_: [AttentionBackend],
@@ -136,6 +145,7 @@ def _stand_ins_by_module(root: Path) -> Any:
     return provided | {
         "vllm": {"__version__": "0"},
         f"{CONNECTORS}.factory": {"KVConnectorFactory": Factory},
+        "vllm.config.kv_transfer": {"KVTransferConfig": TransferConfig},
         "vllm.distributed.nixl_utils": {
             "NixlWrapper": Agent, "check_nixl_version": _none, "nixl_agent_config": None,
             "nixlXferTelemetry": Telemetry, "is_nixl_available": lambda: True,
@@ -161,17 +171,18 @@ def address(scheme: str, host: str, port: int | None = None) -> str:
     return f"{scheme}://{host}:{port}"
 
 
-def connect(settings: Any, config: EngineConfig, server: str) -> None:
+def connect(settings: Any, config: EngineConfig, server: str, host_first: bool) -> None:
     """Add the settings of a server of a pair to those of a server with a connector."""
-    extra = {"kv_lease_duration": LEASE, "kv_recompute_threshold": 0}
+    extra: dict[str, Any] = {"kv_lease_duration": LEASE, "kv_recompute_threshold": 0}
+    role = "kv_producer" if server == PREFILL else "kv_consumer"
+    if config.host_chunks:
+        of_host = settings.kv_transfer_config.kv_connector_extra_config
+        extra = both(extra, of_host, role, host_first)
     layers = len(config.groups)
-    vars(settings)["kv_transfer_config"] = Values(
-        kv_connector_extra_config=extra,
-        get_from_extra_config=lambda key, default=None: extra.get(key, default),
-        kv_connector="NixlConnector", kv_role="kv_producer" if server == PREFILL else "kv_consumer",
-        engine_id=f"engine-{server}", kv_load_failure_policy="fail" if config.fail_requests else "recompute",
-        is_kv_consumer=server == DECODE, is_kv_producer=server == PREFILL, kv_buffer_device="cuda",
-        enable_permute_local_kv=False,
+    vars(settings)["kv_transfer_config"] = TransferConfig(
+        kv_connector_extra_config=extra, kv_connector=MULTI_NAME if config.host_chunks else NIXL_NAME,
+        kv_role=role, engine_id=f"engine-{server}",
+        kv_load_failure_policy="fail" if config.fail_requests else "recompute",
     )  # fmt: skip
     vars(settings.parallel_config).update(
         nnodes_within_dp=1, data_parallel_index=int(server == DECODE), tensor_parallel_size=1, world_size=1,

@@ -10,10 +10,13 @@ from typing import Any
 
 from impl.loading.optional import optional
 from impl.stand_ins import accepted_arguments
+from impl.vllm.bare_connectors import Offloads, Transfers
 from impl.vllm.drafter import Drafter
 from impl.vllm.driver import EngineDriver
 from impl.vllm.engine import start
+from impl.vllm.offload import host_facts, offloading_scheduler
 from impl.vllm.pair import V1
+from impl.vllm.pair.both_connectors import attach_host, nixl_of
 from impl.vllm.pair.loading import Factory, Layout, address, connect
 from impl.vllm.pair.memory import TensorMemory
 from impl.vllm.pair.network import NETWORK, Agent, Handshakes
@@ -24,26 +27,33 @@ from reference.blocks.facts import BlockFacts, HostFacts
 from reference.commands import Done, Outcome, Reason, Refused
 from reference.pairs.config import PREFILL
 
+WAITS = "WAITING_FOR_REMOTE_KVS"
+
 
 class NixlWorker:
     """The worker's side of the release's own connector, called in the order of its model runner.
 
+    worker: the worker's side of the NixlConnector. host: the OffloadingConnector, None without host memory.
+    transfers: the device between blocks and host memory; it has no transfers without.
     failed: engine names of the requests with a failed load in the last batch: reported by name, or waiting
         for an invalid block.
     """
 
-    def __init__(self, scheduler: Any, memory: TensorMemory, layers: int) -> None:
+    def __init__(self, scheduler: Any, memory: TensorMemory, config: EngineConfig) -> None:
         role = importlib.import_module(f"{V1}.base").KVConnectorRole.WORKER
         kind = type(scheduler.connector)
         given = {
             "vllm_config": scheduler.vllm_config, "role": role, "kv_cache_config": scheduler.kv_cache_config,
         }  # fmt: skip
         self.connector = kind(**accepted_arguments(kind.__init__, given))
-        self.worker = self.connector.connector_worker
+        blocks: Any = memory
+        self.transfers = Transfers(blocks, config, 0)
+        self.host = attach_host(self.connector, self.transfers)
+        self.worker = nixl_of(self.connector).connector_worker
         if Factory.push:
             self.worker._push_writer_thread = NoThread()
             self.worker._push_writer_stop = self.worker._push_writer_wake = LoopPasses()
-        caches = memory.caches(layers, Layout.tokens_first, Layout.kernel_blocks)
+        caches = memory.caches(len(config.groups), Layout.tokens_first, Layout.kernel_blocks)
         self.connector.register_kv_caches(caches)
         self.agent: Agent = self.worker.nixl_wrapper
         self.handshakes: Handshakes = self.worker._handshake_initiation_executor
@@ -54,7 +64,7 @@ class NixlWorker:
 
     def _listen(self, connector: Any) -> None:
         """Give the handshake metadata to the scheduler's side, and answer handshakes, as a server does."""
-        scheduler_side = connector.connector_scheduler
+        scheduler_side = nixl_of(connector).connector_scheduler
         metadata = self.connector.get_handshake_metadata()
         scheduler_side._nixl_handshake_listener_t = NoThread()
         connector.set_xfer_handshake_metadata_pp_aware({(0, 0): metadata})
@@ -91,7 +101,9 @@ class NixlWorker:
             output.finished_recving = received or None
         output.invalid_block_ids = self.connector.get_block_ids_with_load_errors()
         self.failed = frozenset(failed.union(self._loading({*output.invalid_block_ids})))
-        self.connector.get_kv_connector_stats()
+        stats = self.connector.get_kv_connector_stats()
+        if self.host is not None:  # they are merged with those of the scheduler's side
+            output.kv_connector_stats = stats
         output.kv_connector_worker_meta = self.connector.build_connector_worker_meta()
         self.connector.clear_connector_metadata()
         return output
@@ -102,7 +114,7 @@ class NixlWorker:
         if not invalid:
             return
         for ident, request in self._scheduler.requests.items():
-            if request.status.name == "WAITING_FOR_REMOTE_KVS":
+            if request.status.name == WAITS:
                 tables = self._scheduler.kv_cache_manager.get_block_ids(ident)
                 if any(block in invalid for table in tables for block in table):
                     yield ident
@@ -111,6 +123,14 @@ class NixlWorker:
         """Run one pass of the thread that writes KV to the peer."""
         self.worker._push_writer_stop.left = 1
         self.worker._push_writer_loop()
+
+
+class HostSide(Offloads):
+    """The worker's side of an OffloadingConnector that another connector has made."""
+
+    def __init__(self, worker: Any, transfers: Transfers) -> None:
+        self.worker = worker
+        self.transfers = transfers
 
 
 class NoThread:
@@ -144,7 +164,11 @@ class PairServer(EngineDriver):
     """The prefill server P or the decode server D.
 
     answers: finished request -> its transfer parameters for the peer.
+    host_first: of two connectors, that to the host is asked first.
     """
+
+    has_both = True
+    host_first = False
 
     _mover: NixlWorker
     answers: dict[str, Any]
@@ -163,11 +187,12 @@ class PairServer(EngineDriver):
         else:
             self.memory = TensorMemory(geometry.blocks + 1, page_tokens(geometry))
         self.answers = {}
+        self._from_host: set[str] = set()
         super().reset(geometry)
 
     def _start(self, config: EngineConfig) -> tuple[Any, Callable[..., Any]]:
         def connect_server(settings: Any) -> None:
-            connect(settings, config, self.server)
+            connect(settings, config, self.server, self.host_first)
 
         with_peer = replace(config, peer=True)
         scheduler, new_request = start(
@@ -191,7 +216,7 @@ class PairServer(EngineDriver):
         return super()._drafter(replace(config, peer=False, fail_requests=False))
 
     def _move(self) -> NixlWorker:
-        return NixlWorker(self.scheduler, self.memory, len(self.config.groups))
+        return NixlWorker(self.scheduler, self.memory, self.config)
 
     def _held(self) -> list[Any]:
         sizes = [group.block_size for group in self.config.groups]
@@ -202,9 +227,29 @@ class PairServer(EngineDriver):
 
     def _host(self) -> HostFacts:
         failed = sorted(self._names[ident] for ident in self._mover.failed)
-        return HostFacts(
-            chunks=0, free=(), memory=(), keys=(), transfers=(), records=(), failed=tuple(failed)
-        )
+        facts = HostFacts(chunks=0, free=(), memory=(), keys=(), transfers=(), records=())
+        if self._mover.host is not None:
+            mover = HostSide(self._mover.host, self._mover.transfers)
+            facts = host_facts(mover, self.scheduler, self.config, self._stamps)
+            memory = (tuple(map(self._without_drafter, chunk)) for chunk in facts.memory)
+            facts = facts._replace(memory=tuple(memory))
+        return facts._replace(failed=tuple(failed))
+
+    def note_host_loads(self) -> None:
+        """Note the requests that wait for a load from host memory."""
+        known = self.scheduler.requests
+        self._from_host = {
+            ident
+            for ident in self._from_host
+            if ident in known and known[ident].status.name == WAITS
+        }
+        if self._mover.host is not None:
+            jobs = offloading_scheduler(self.scheduler)._jobs.values()
+            self._from_host |= {job.req_id for job in jobs if not job.is_store}
+
+    def loads_from_host(self, ident: str) -> bool:
+        """Return whether a request waits for a load from host memory."""
+        return ident in self._from_host
 
     def _take(self, outputs: Any) -> None:
         for of_client in outputs.values():

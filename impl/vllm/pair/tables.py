@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from impl.vllm.pair.both_connectors import chosen_and_awaited, nixl_of
 from impl.vllm.pair.server import PairServer
 
 # Tables of requests, transfers, leases and notifications. Every release has some of them.
@@ -27,12 +28,15 @@ def kept_records(servers: Mapping[str, PairServer]) -> Iterator[str]:
     for name, server in servers.items():
         places = (
             (server.mover.worker, _OF_WORKER),
-            (server.scheduler.connector.connector_scheduler, _OF_SCHEDULER),
+            (nixl_of(server.scheduler.connector).connector_scheduler, _OF_SCHEDULER),
             (server.scheduler, _OF_CORE),
         )
         for owner, tables in places:
             for table in tables:
                 for entry in getattr(owner, table, ()):
                     yield f"{name} {table.lstrip('_')}: {server.named(str(entry))}"
+        connectors = server.scheduler.connector, server.mover.connector
+        for name_of_table, entries in chosen_and_awaited(connectors).items():
+            yield from (f"{name} {name_of_table}: {server.named(str(entry))}" for entry in entries)
         if server.mover.agent.handles:
             yield f"{name} transfer handles: {len(server.mover.agent.handles)}"

@@ -4,7 +4,7 @@ peer."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 from reference.blocks.clauses import BLOCK_CLAUSES
 from reference.blocks.clauses import broken as broken_on_server
@@ -15,18 +15,28 @@ from reference.clauses.progress import PROGRESS
 from reference.failures import AtServer, Failure
 from reference.pairs.clauses import idle_leaks, stale_promises
 from reference.pairs.clauses.registry import REGISTERED
+from reference.pairs.config import PairConfig
 from reference.pairs.step import PairStep
 
-__all__ = ["OF_PAIRS", "PAIR_CLAUSES", "SERVER_CLAUSES", "PairStep", "broken", "broken_off"]
+__all__ = ["OF_PAIRS", "PAIR_CLAUSES", "PairStep", "broken", "broken_off", "clauses_of"]
 OF_PAIRS = (
     HANDED_OVER
     | in_order(REGISTERED, (stale_promises, idle_leaks))
     | {name: PROGRESS[name] for name in ("PRO-1", "PRO-2")}
 )
-# Of host memory, which a pair has not; progress is asked of both servers together.
-_ELSEWHERE = {name for name in BLOCK_CLAUSES if name.startswith("HOST-")} | PROGRESS.keys()
-SERVER_CLAUSES = {name: each for name, each in BLOCK_CLAUSES.items() if name not in _ELSEWHERE}
-PAIR_CLAUSES = OF_PAIRS | SERVER_CLAUSES
+# Progress is asked of both servers together.
+_SERVER_CLAUSES = {name: each for name, each in BLOCK_CLAUSES.items() if name not in PROGRESS}
+_WITHOUT_HOST = {name: each for name, each in _SERVER_CLAUSES.items() if not name.startswith("HOST-")}
+PAIR_CLAUSES = OF_PAIRS | _SERVER_CLAUSES
+
+
+def clauses_of(config: PairConfig, server: str) -> Mapping[str, Clause]:
+    """Return the clauses by which a server is judged alone: those of host memory only where it has some."""
+    return _SERVER_CLAUSES if config.of(server).host_chunks else _WITHOUT_HOST
+
+
+def _elsewhere(config: PairConfig, server: str) -> set[str]:
+    return BLOCK_CLAUSES.keys() - clauses_of(config, server).keys()
 
 
 def broken(step: PairStep, waived: Collection[str] = ()) -> list[tuple[Clause, Failure]]:
@@ -37,7 +47,7 @@ def broken(step: PairStep, waived: Collection[str] = ()) -> list[tuple[Clause, F
         if each.id not in waived and (failure := each.check(step)) is not None:
             failures[each.id] = each, failure
     for server, side in step.sides.items():
-        for each, failure in broken_on_server(side, {*waived, *_ELSEWHERE}):
+        for each, failure in broken_on_server(side, {*waived, *_elsewhere(step.config, server)}):
             failures.setdefault(each.id, (each, on_server(server, failure)))
     return by_cause(list(failures.values()))
 
@@ -46,7 +56,7 @@ def broken_off(step: PairStep, waived: Collection[str] = ()) -> list[tuple[Claus
     """Return the clauses that fail in the facts left by a pair that has failed, the headline first."""
     failures: dict[str, tuple[Clause, Failure]] = {}
     for server, side in step.sides.items():
-        for each, failure in broken_off_on_server(side, {*waived, *_ELSEWHERE}):
+        for each, failure in broken_off_on_server(side, {*waived, *_elsewhere(step.config, server)}):
             failures.setdefault(each.id, (each, on_server(server, failure)))
     return by_cause(list(failures.values()))
 

@@ -86,6 +86,8 @@ _NEEDS: dict[str, Less] = {
         tiers=partial(leave.no_state, host_states=0),
         pairs=pairs.no_state_of_servers,
     ),
+    "a host's memory": _reduction_by_kind(pairs=pairs.no_host_of_servers),
+    "the host asked first": _reduction_by_kind(pairs=partial(leave.sized, host_first=False)),
     "a setting": _reduction_by_kind(rows=partial(leave.sized, settings=())),
     "a reset of host memory": partial(leave.none_of, (ResetConnector, NewWeights)),
     "a failed load": leave.no_failure,

@@ -10,9 +10,9 @@ from impl.adapter import AnySystem
 from reference.blocks.config import BOUNDS, EngineConfig
 from reference.commands import prompt_len
 from reference.geometry import GeometryError
-from reference.pairs.commands import Forward, Prefill, Serve
+from reference.pairs.commands import HOST_COMMANDS, Forward, Prefill, Serve
 from reference.pairs.config import PairConfig
-from stateful_tests.check.known_faults.trace_reductions import with_sizes
+from stateful_tests.check.known_faults.trace_reductions import none_of, with_sizes
 from stateful_tests.lockstep.run_results import Trace
 
 SERVERS = "prefill", "decode"  # of a PairConfig
@@ -94,8 +94,9 @@ def no_drafts_of_servers(system: AnySystem, trace: Trace) -> Trace:
 def uncached_servers(system: AnySystem, trace: Trace) -> Trace:
     """Turn prefix caching off on both servers: a request then has one state, whatever the length of its
     text."""
-    del system
     longest_prompt = trace.sizes(PairConfig).prefill.max_model_len
+
+    trace = no_host_of_servers(system, trace)  # a host keeps what is cached
 
     def uncached(config: EngineConfig) -> EngineConfig:
         longest = max(config.max_model_len, longest_prompt)
@@ -105,6 +106,19 @@ def uncached_servers(system: AnySystem, trace: Trace) -> Trace:
         return replace(config, groups=groups, caching=False, match=0, retention=0, checkpoints=0)
 
     return with_servers(trace, uncached)
+
+
+def no_host_of_servers(system: AnySystem, trace: Trace) -> Trace:
+    """Remove the host memory of both servers."""
+    servers = {name: _without_host(getattr(trace.geometry, name)) for name in SERVERS}
+    return none_of(HOST_COMMANDS, system, with_sizes(trace, **servers, host_first=False))
+
+
+def _without_host(config: EngineConfig) -> EngineConfig:
+    return replace(
+        config, host_chunks=0, chunk_blocks=1, arc=False, prompt_only=False,
+        sync_loads=config.sync_loads and not config.host_chunks,
+    )  # fmt: skip
 
 
 def no_state_of_servers(system: AnySystem, trace: Trace) -> Trace:

@@ -63,7 +63,7 @@ FOUND = {
 }
 # Words for which no bug is known -> what the answer must mention.
 UNKNOWN = {
-    "server hangs after abort offloading connector": "fenced-victims-preempt-for-ever",
+    "server hangs after abort offloading connector": "reset-blocks-new-requests",
     "index of states wrong units": "not reachable",
     "image prompts": "images of other engines are not",
     "LMCache": "OffloadingConnector and NixlConnector are driven",

@@ -126,6 +126,7 @@ def test_every_pair_command_survives_a_trace_file():
         "prefill r1 a2b1 +3 priority 2", "forward r2 of r1 for 3", "drop r1", "serve P r3 +2 for 4",
         "cancel D r2", "forget P (running)", "advance D accept 2 1 drafts 0 stop r2", "write P",
         "shake D (fails)", "move at 1", "land", "lose at 2", "deliver P", "tick seconds 5",
+        "copy_host P", "complete_host D (load)", "reset_host D",
     ]  # fmt: skip
     trace = trace_of(PAIRS, "; ".join(lines), "pair-eagle")
     assert [*map(format_command, trace.commands)] == lines

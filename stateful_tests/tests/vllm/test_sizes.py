@@ -48,7 +48,6 @@ REFUSALS = [
     ({"peer": True, "arc": True}, "arc", "needs host_chunks"),
     ({"sync_loads": True}, "sync_loads", "needs host_chunks or peer"),
     ({"groups": (FULL, LayerGroup(4)), "chunk_blocks": 2, **HOST}, "chunk_blocks", "several sizes"),
-    ({"peer": True, **HOST}, "peer", "goes without host_chunks"),
     ({"peer": True, "sync_loads": True, "groups": (WINDOW,)}, "sync_loads", "a single group without window"),
     ({"peer": True, "sync_loads": True, "groups": (FULL, FULL)}, "sync_loads", "a single group"),
     ({"storage": True}, "storage", "needs host_chunks"),
