@@ -95,9 +95,12 @@ def children(connector: Any) -> list[Any]:
 
 
 def offloading_scheduler(scheduler: Any) -> Any:
-    """Return the scheduler's side of the OffloadingConnector of a scheduler that has one."""
+    """Return the scheduler's side of a scheduler's OffloadingConnector, which it has alone or among
+    others."""
     connectors = children(scheduler.connector)
-    return next(each for each in connectors if type(each).__name__ == OFFLOADING).connector_scheduler
+    if len(connectors) > 1:
+        connectors = [each for each in connectors if type(each).__name__ == OFFLOADING]
+    return connectors[0].connector_scheduler
 
 
 def host_facts(
