@@ -17,7 +17,8 @@ from reference.pairs.pair_record import NETWORK_JOBS, PairRecord
 from reference.system_kinds import PAIRS
 from stateful_tests.check import check_plans
 from stateful_tests.check.known_faults.causes import without_needs
-from stateful_tests.check.run_driver import RunBatch, drive, with_stated_sizes
+from stateful_tests.check.run_batches import RunBatch, with_stated_sizes
+from stateful_tests.check.run_driver import drive
 from reference.commands import Mode
 from stateful_tests.generate.pair_commands import draw_pair_config
 from stateful_tests.lockstep.pair_lockstep import PairLockstep
