@@ -36,7 +36,11 @@ QUICK = ("--examples", "1", "--steps", "9", "--mode", "faithful", "--memory", "2
         ("Aborts", "SIGABRT: the process crashed at bad_adapters.py:"),
         ("Segfaults", "SIGSEGV: the process crashed at bad_adapters.py:"),
         ("Hangs", "hang: nothing in answer to Submit in 0.4 s at bad_adapters.py:"),
-        ("Eats", "memory: more than 200 MB in answer to Submit at bad_adapters.py:"),
+        pytest.param(
+            "Eats",
+            "memory: more than 200 MB in answer to Submit at bad_adapters.py:",
+            marks=at_night,
+        ),
         ("WrongType", "TypeError: apply(): gave 'done', not Done, Refused or Broken"),
         ("Garbage", "TypeError: view().free_full[0]: expected int, got None"),
         ("RaisesInView", "KeyError: 'r1' at bad_adapters.py:"),

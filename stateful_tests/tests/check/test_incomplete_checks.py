@@ -31,8 +31,10 @@ from stateful_tests.lockstep.driven_kinds import new_tallies
 from stateful_tests.lockstep.reference_system import ReferenceSystem
 from stateful_tests.lockstep.check_results import CheckResult
 from stateful_tests.tests.check.test_campaign import FEW
+from stateful_tests.tests.support.night import at_night
 
 
+@at_night
 def test_every_situation_is_reached_on_any_seed_and_the_model_satisfies_all_clauses():
     processes = Processes(2)
     try:

@@ -20,7 +20,7 @@ from stateful_tests.lockstep import system_names as registry
 from stateful_tests.lockstep.run_results import Trace
 from stateful_tests.tests.support.accepted import accepted_values
 from stateful_tests.tests.support.commands import script
-from stateful_tests.tests.support.night import NIGHT
+from stateful_tests.tests.support.night import at_night, NIGHT
 from stateful_tests.tests.support.planted_faults import checkout_with, planted_faults
 from stateful_tests.tests.export.exports import ALIKE, assertions_in, root_of, run_alike, with_fixes
 from stateful_tests.traces.trace_files import load
@@ -130,6 +130,7 @@ def test_exported_tests_fail_on_the_faulty_release_and_pass_on_the_fixed_one(exp
     they_fail_and_pass(exported, *run_alike_all(exported.system, (1, 3, 7, 5), tmp_path))
 
 
+@at_night
 def test_exports_of_the_newest_release_fail_and_pass(tmp_path):
     traces = {path.stem: load(path) for path in NEWEST}
     twice = "a_turn_retracted_twice_loses_its_session"

@@ -20,6 +20,7 @@ from stateful_tests.machines.server_machine import ServerMachine, Violated
 from stateful_tests.machines.targets import MachineTarget
 from stateful_tests.shrink.minimise import minimise
 from stateful_tests.tests.support.closing import WaitsForEver
+from stateful_tests.tests.support.night import at_night
 
 TestSessions = kvspec.machine(machines=["sessions"]).TestCase
 TestTree = kvspec.machine(machines=["tree"]).TestCase
@@ -101,6 +102,7 @@ class LosesAnyTurn(WaitsForEver):
         return False
 
 
+@at_night
 def test_machines_close_sessions_after_the_end_of_a_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # the traces are saved here
     buggy = kvspec.machine(
