@@ -22,6 +22,7 @@ from stateful_tests.lockstep.system_names import resolve
 from stateful_tests.shrink.shrink_passes import BUDGET
 from stateful_tests.tests.support.closing import KeepsOnThreeWays, WaitsForEver
 from stateful_tests.tests.support.commands import script
+from stateful_tests.tests.support.night import at_night
 
 
 def test_a_clause_that_comes_beside_another_is_shrunk_with_less_effort(monkeypatch):
@@ -45,6 +46,7 @@ RETRACTED_ABORTED_CLOSED = script(
 )
 
 
+@at_night
 def test_a_fault_that_comes_first_does_not_hide_a_close_that_never_happens():
     small_plan = plan(
         "smoke", presets=["page1"], machines=["sessions"], modes=[Mode.FAITHFUL], examples=40

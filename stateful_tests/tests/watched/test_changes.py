@@ -74,7 +74,7 @@ def _plain(value: Any) -> str:
     return str(sorted(value) if isinstance(value, set) else value)
 
 
-@pytest.mark.parametrize("log", some_at_night(LOGS, LOGS[::-3].count))
+@pytest.mark.parametrize("log", some_at_night(LOGS, lambda log: log not in LOGS[::3]))
 def test_each_change_is_found(log):
     log = ChangedLog(*log)
     as_it_is = log.validate(log.lines)
