@@ -15,7 +15,7 @@ from ci import TEMPLATES
 from impl.adapter import Capabilities
 from impl.system_spec import SystemSpec
 from reference.commands import kind_name
-from reference.system_kinds import BLOCKS, KINDS, ROWS, Kind
+from reference.system_kinds import BLOCKS, KINDS, PAIRS, ROWS, Kind
 from reference.model import SPEC_VERSION
 from stateful_tests.lockstep.run_results import Trace
 from stateful_tests.traces.trace_files import loads
@@ -34,7 +34,12 @@ class TraceSkeleton(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 # Whose recipes a variant has.
-_BASE = {"overlap": "blocks", "overlap_offload": "offload", "overlap_images": "images"}
+_BASE = {
+    "overlap": "blocks",
+    "overlap_offload": "offload",
+    "overlap_images": "images",
+    "pairs_first_token": "pairs",
+}
 
 
 @cache
@@ -47,6 +52,8 @@ def skeletons() -> dict[str, TraceSkeleton]:
 
 def skeleton_for(spec: SystemSpec, kind: Kind) -> str:
     """Return the name of the skeleton for a system: that of its kind, or of a variant."""
+    if kind is PAIRS and spec.engine == "lmdeploy":
+        return "pairs_first_token"
     if kind is not BLOCKS:
         return kind.name
     variants = []

@@ -105,15 +105,15 @@ class LMDeployPair:
         outcome = self.servers[PREFILL].serve(name, tokens, 1, asked=True)
         if isinstance(outcome, Done):
             self._asked.add(name)
-        return self._accepted(name, tokens, outcome)
+        return self._note_prompt(name, tokens, outcome)
 
     def _serve(self, command: Serve) -> Outcome:
         name = command.request
         tokens = self._prompt(name, command.prompt, command.tokens)
         outcome = self._server(command.server).serve(name, tokens, command.max_tokens)
-        return self._accepted(name, tokens, outcome)
+        return self._note_prompt(name, tokens, outcome)
 
-    def _accepted(self, name: str, tokens: list[int], outcome: Outcome) -> Outcome:
+    def _note_prompt(self, name: str, tokens: list[int], outcome: Outcome) -> Outcome:
         if isinstance(outcome, Done):
             self._sent += 1
             self._prompts[name] = tokens

@@ -190,7 +190,7 @@ def test_the_readme_has_the_recipe_of_each_kind(request):
         "torch", "sglang==0.5.23", "sglang==0.5.23+overlap", "sglang==0.5.23+hicache", "vllm==0.33.0",
         "vllm==0.33.0+async", "vllm==0.33.0+v2", "vllm==0.33.0+offload", "vllm==0.33.0+async+offload",
         "vllm==0.33.0+images", "vllm==0.33.0+async+images", "vllm==0.33.0+pair", "lmdeploy==0.18.0",
-        "transformers==5.23.0",
+        "lmdeploy==0.18.0+pair", "transformers==5.23.0",
     ],
 )  # fmt: skip
 def test_a_trace_to_start_from_conforms_and_has_a_page(impl, tmp_path, monkeypatch, capsys):
