@@ -10,7 +10,7 @@ import pytest
 
 from reference import radix_tree
 from reference.commands import Choice, Done, Freed, Mode, Piece, Reason, Refused, Submit, prompt_of
-from reference.cursors import counted_full, counted_swa, in_order, may_stop_at
+from reference.cursors import counted_full, counted_swa, has_all_kv, in_order, may_stop_at
 from reference.geometry import Geometry, GeometryError, preset
 from reference.prefix_cache import extend_text, key_of, path_text, shares_lock
 from reference.radix_tree import Insertion
@@ -416,3 +416,14 @@ def test_bad_geometries_name_the_field(field, value):
     with pytest.raises(GeometryError) as caught:
         Geometry(**sizes)
     assert caught.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("committed", "evicted", "target", "stops"),
+    [(5, 0, 8, {5, 6, 7, 8}), (5, 7, 8, {7, 8}), (5, 0, 3, {3}), (5, 0, 12, {5, 6, 7, 8, 9})],
+    ids=["a reserve behind C", "evicted past C", "cut below C", "target past A"],
+)
+def test_a_cut_may_give_back_what_has_no_kv(committed, evicted, target, stops):
+    """Of nine allocated tokens: nothing below C or the end of window eviction, nothing past the cut."""
+    cursors = Cursors(committed, 9, evicted, 1)
+    assert {stop for stop in range(14) if has_all_kv(cursors, target, stop)} == stops
