@@ -143,7 +143,7 @@ AREAS = (
 
 @dataclass(frozen=True, slots=True)
 class Noticed:
-    """What noticed a mutant.
+    """A judge that has noticed a mutant.
 
     by: the clause, BROKEN, fixture, test or "no answer"; "" where nothing did.
     where: the system.

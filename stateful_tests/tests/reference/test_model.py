@@ -424,6 +424,6 @@ def test_bad_geometries_name_the_field(field, value):
     ids=["a reserve behind C", "evicted past C", "cut below C", "target past A"],
 )
 def test_a_cut_may_give_back_what_has_no_kv(committed, evicted, target, stops):
-    """Of nine allocated tokens: nothing below C or the end of window eviction, nothing past the cut."""
+    """A cut keeps each token below C and below the end of window eviction, and none past itself."""
     cursors = Cursors(committed, 9, evicted, 1)
     assert {stop for stop in range(14) if has_all_kv(cursors, target, stop)} == stops

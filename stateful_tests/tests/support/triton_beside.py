@@ -44,7 +44,7 @@ class Copies:
         self._made: dict[int, tuple[str, torch.Tensor, torch.Tensor, list[Any]]] = {}
 
     def of(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
-        """The same tensor in the copy.
+        """Return the same tensor in the copy.
 
         name: for the report.
         """
