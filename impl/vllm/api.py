@@ -252,13 +252,13 @@ PARTS = {
 0.30.0 ... distributed/kv_transfer/kv_connector/v1/nixl/connector.py | NixlBaseConnector.get_transfer_results(_)
 """,
     "both connectors": """
-0.26.0 ... distributed/kv_transfer/kv_connector/v1/multi_connector.py | MultiConnector._connectors; MultiConnector.all_children_support_hma(_)
-0.26.0 ... distributed/kv_transfer/kv_connector/v1/multi_connector.py | MultiConnector._requests_to_connector; MultiConnector._extra_async_saves
-0.26.0 ... distributed/kv_transfer/kv_connector/v1/multi_connector.py | MultiConnector.handle_preemptions(_); MultiConnector.register_kv_caches(_); MultiConnector.get_handshake_metadata()
-0.26.0 ... distributed/kv_transfer/kv_connector/v1/multi_connector.py | MultiConnector.set_xfer_handshake_metadata_pp_aware(_); MultiConnector.get_block_ids_with_load_errors()
-0.26.0 ... distributed/kv_transfer/kv_connector/v1/multi_connector.py | MultiConnector.get_kv_connector_stats(); MultiConnector.build_connector_worker_meta()
-0.26.0 ... distributed/kv_transfer/kv_connector/v1/offloading/scheduler.py | TransferJobStatus.is_store
-0.26.0 ... distributed/kv_transfer/kv_connector/v1/base.py | supports_hma
+0.23.0 ... distributed/kv_transfer/kv_connector/v1/multi_connector.py | MultiConnector._connectors; MultiConnector.all_children_support_hma(_)
+0.11.0 ... distributed/kv_transfer/kv_connector/v1/multi_connector.py | MultiConnector._requests_to_connector; MultiConnector._extra_async_saves
+0.16.0 ... distributed/kv_transfer/kv_connector/v1/multi_connector.py | MultiConnector.handle_preemptions(_); MultiConnector.register_kv_caches(_); MultiConnector.get_handshake_metadata()
+0.23.0 ... distributed/kv_transfer/kv_connector/v1/multi_connector.py | MultiConnector.set_xfer_handshake_metadata_pp_aware(_); MultiConnector.get_block_ids_with_load_errors()
+0.18.0 ... distributed/kv_transfer/kv_connector/v1/multi_connector.py | MultiConnector.get_kv_connector_stats(); MultiConnector.build_connector_worker_meta()
+0.21.0 ... distributed/kv_transfer/kv_connector/v1/offloading/scheduler.py | TransferJobStatus.is_store
+0.12.0 ... distributed/kv_transfer/kv_connector/v1/base.py | supports_hma
 """,
     "published handshakes": """
 0.33.0 ... distributed/kv_transfer/kv_connector/v1/nixl/base_scheduler.py | NixlBaseConnectorScheduler._handshake_data

@@ -35,7 +35,7 @@ OF_WAYS = {
     "state": STATES[0], "drafter+v2": SPECULATOR, "simple": SIMPLE, "both connectors": MULTI_CONNECTOR,
 }  # fmt: skip
 # A file -> the first release that has it, where the way of the file is driven only later.
-_HAS = {NIXL: "0.20.0", IMAGES_V2[1]: "0.15.0", SIMPLE: "0.19.0"}
+_HAS = {NIXL: "0.20.0", IMAGES_V2[1]: "0.15.0", SIMPLE: "0.19.0", MULTI_CONNECTOR: "0.11.0"}
 
 
 def release_root(

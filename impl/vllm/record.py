@@ -93,6 +93,7 @@ ENGINE = Engine(
         *IMAGES_V2,
         # +pair
         "vllm/distributed/kv_transfer/kv_connector/v1/base.py",
+        "vllm/distributed/kv_transfer/kv_connector/v1/multi_connector.py",
         "vllm/distributed/kv_transfer/kv_connector/v1/nixl/*.py",
         "vllm/distributed/kv_transfer/kv_connector/v1/ssm_conv_transfer_utils.py",
         *RUNNER_V2,

@@ -138,7 +138,7 @@ ADAPTERS = (
         vllm.EVERY,
         {
             **dict.fromkeys(
-                ("append", "insert", "pop", "popleft", "clear", "get", "keys", "update"), FREE
+                ("append", "insert", "pop", "popleft", "clear", "get", "keys", "update", "__setitem__"), FREE
             ),
             "__getitem__": "of Inert",
             "__init__": "for its parameters: `accepted_arguments` passes what there is",
@@ -229,7 +229,9 @@ def files(adapter):
 def names_without_table(adapter, root, code):
     """Names that the code reads, that files of the release define, and that no table has."""
     driven = [root / file for file in nearest.read(adapter.engine).files]
-    names = defined_names(file for file in driven if file.is_file()) - names_in_tables(adapter.table)
+    names = defined_names(file for file in driven if file.is_file()) - names_in_tables(
+        adapter.table
+    )
     return {name: at for name, at in attributes(code).items() if name in names}
 
 

@@ -96,9 +96,6 @@ UNSKETCHED = {
     },
     "vllm": {
         "vllm/distributed/kv_transfer/kv_connector/utils.py": OTHER_REASONS,
-        "vllm/distributed/kv_transfer/kv_connector/v1/multi_connector.py": (
-            "of pairs with host memory alone: it is not unpacked of releases before 0.26"
-        ),
         "vllm/v1/engine/core.py": "of which `_reset_caches` alone runs",
         "vllm/v1/worker/gpu_model_runner.py": "a few functions are cut out of it",
         "vllm/v1/worker/mamba_utils.py": "a few functions are cut out of it",
