@@ -72,7 +72,8 @@ def _parts_seen_before(result: CheckResult, masks: Sequence[Mask], base: Base | 
     old = sorted({finding.clause for finding in of_base if not finding.no_witness})
     untold = sorted({finding.clause for finding in of_base if finding.no_witness})
     elsewhere = [f.looked_up.fault for f in result.known_elsewhere if f.looked_up is not None]
-    alike = [f.looked_up.fault for f in result.new if f.looked_up is not None and f.looked_up.fault]
+    seen = [f.looked_up for f in result.new if f.looked_up is not None]
+    alike = [each.fault or each.alike for each in seen if each.fault or each.alike]
     in_part = [mask.fault.id for mask in masks if mask.in_part]
     fault_ids = [mask.fault.id for mask in masks if mask.holds and not mask.in_part]
     return [

@@ -48,6 +48,8 @@ class LookedUp(NamedTuple):
     left: int = 0
     #: a function that changed in the tree and runs in the failing command
     changed: str = ""
+    #: a known fault of tree and base that explains the violation on the tree, where no release shows one
+    alike: str = ""
 
     def text(self, clause: str, observed: str) -> str:
         """Return the look-up in words.
@@ -75,6 +77,8 @@ class LookedUp(NamedTuple):
                 return f"{replayed}. {self.changed} changed and runs in this command: look there first{end}."
             hint = f" Look at {frame}." if frame else ""
             return f"{replayed}: kvspec's adapter may be the cause.{hint}"
+        if self.alike:
+            return f"{replayed}; {self.alike}, which tree and base have, violates {clause} likewise"
         return f"first seen here: {replayed}"
 
     @property

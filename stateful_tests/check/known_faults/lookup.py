@@ -172,6 +172,9 @@ class Lookup:
         )
         faulty = next((each for each in shown if each.what is Shows.FAULT), None)
         if faulty is None:
+            on_tree = self._fault_on_tree(trace)
+            if on_tree is not None and self._base_has(on_tree, trace):
+                return told._replace(alike=on_tree.id)
             return told
         fault = known_faults()[faulty.fault]
         engine = system_spec(self.system).engine
@@ -191,13 +194,19 @@ class Lookup:
         """Return whether tree and base share a known fault: the tree shows it in this trace, and the
         base in the fault's own. The two may evict or admit differently."""
         if trace not in self._shared:
-            run = replay(self.system, trace)
-            on_tree = known_fault(self.system, run) if run.violation is not None else None
-            of_base = masks(self.base.system, clause=trace.clause)
-            self._shared[trace] = on_tree == fault and any(
-                mask.holds and mask.fault == fault for mask in of_base
-            )
+            on_tree = self._fault_on_tree(trace)
+            self._shared[trace] = on_tree == fault and self._base_has(fault, trace)
         return self._shared[trace]
+
+    def _fault_on_tree(self, trace: Trace) -> KnownFault | None:
+        """Return the known fault that explains what the tree does in a trace."""
+        run = replay(self.system, trace)
+        return known_fault(self.system, run) if run.violation is not None else None
+
+    def _base_has(self, fault: KnownFault, trace: Trace) -> bool:
+        """Return whether the base shows a known fault in the fault's own trace."""
+        of_base = masks(self.base.system, clause=trace.clause)
+        return any(mask.holds and mask.fault == fault for mask in of_base)
 
     def _lies_between(self, faulty: SystemSpec) -> bool:
         """Return whether the tree lies between its base and a release that shows a known fault."""

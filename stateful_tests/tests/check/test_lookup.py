@@ -148,6 +148,17 @@ def test_a_known_fault_that_the_base_has_in_other_traces_is_not_new(monkeypatch)
     assert "the base has it too, and does something else in this trace" in text
 
 
+def test_a_known_fault_of_tree_and_base_that_no_release_shows_is_named_and_new(monkeypatch):
+    """A new fault may violate the clause likewise: the reader decides."""
+    Releases(monkeypatch)
+    result, data, text = check_tree(KeepsOnThreeWays, BaseKind.RELEASE, ClosesLateInManyRows)
+    assert result.exit_code == 1
+    alike = result.new[0].looked_up.alike
+    says = f"{alike}, which tree and base have, violates SES-2 likewise"
+    assert f"none of 2 releases violates it; {says}" in text
+    assert f"like known: {alike}" in data["verdict"]
+
+
 def test_a_finding_that_no_release_shows_is_first_seen_here(monkeypatch):
     releases = Releases(monkeypatch, **{"20": None})
     result, data, text = check_tree(KeepsOnThreeWays, BaseKind.RELEASE)
